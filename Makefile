@@ -1,0 +1,108 @@
+# `make help` lists the targets. Nothing here reads standard input, so every target works in a pipe or from cron
+# (only `make lab` wants a terminal).
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules
+
+# Settings are for make's command line; from the environment names this short would be accidents.
+VENV = .venv
+WORKERS = $(if $(HAS_GPU),0,2)
+ARGS =
+
+BIN := $(VENV)/bin
+HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ' | head -1)
+# An environment names its own path in every script, so a copy of it elsewhere still runs the original.
+MOVED := $(filter-out $(CURDIR),$(file <$(VENV)/.a2lib-where))
+# One stamp for each kind of build, so that a machine that gains a GPU gets the CUDA build.
+STAMP := $(VENV)/.a2lib-$(if $(HAS_GPU),cuda,cpu)
+
+NOTEBOOKS := $(patsubst notebooks/%.ipynb,%,$(wildcard notebooks/*.ipynb))
+RAN := $(NOTEBOOKS:%=build/data/.ran-%)
+BOOK := book/_build/.complete
+INDEX := book/_build/html/index.html
+
+FIND = find $(1) -type f ! -path '*/_build/*' ! -path '*/__pycache__/*' ! -path '*/.ipynb_checkpoints/*' \
+	! -name '.*' ! -name '*.lock' ! -name '*.tmp' 2>/dev/null | LC_ALL=C sort
+LIBRARY := $(shell $(call FIND,src/a2lib))
+# What a page is made from: the report reads data/ and what this machine measured, build/data.
+BOOK_INPUTS := $(LIBRARY) _config.yml _toc.yml \
+	$(shell $(call FIND,book notebooks data build/data))
+# A change of the report or of theory measures nothing new.
+EXPERIMENT_INPUTS := $(filter-out src/a2lib/report/%,$(LIBRARY))
+# What is set on make's own command line and is no setting of this file is a parameter of the notebook.
+PARAMETERS = $(filter-out VENV=% WORKERS=% ARGS=% PYTHON=% TORCH=% PINS=% A2LIB_DATA=% CUDA_VISIBLE_DEVICES=%, \
+	$(MAKEOVERRIDES))
+
+.PHONY: help install book html test lint lab pins clean distclean FORCE $(NOTEBOOKS)
+
+help:
+	@echo 'make book                 run every notebook at the size of this machine, then build the book'
+	@echo 'make html                 build the book from the data there is; measure nothing'
+	@echo 'make test                 every test            (ARGS="tests/setup -x" to choose, WORKERS=n)'
+	@echo 'make lint                 ruff, and the direction of imports'
+	@echo 'make lab                  JupyterLab'
+	@echo 'make flash SEQ_LEN=65536  measure into data/: any parameter of the notebook, in capitals'
+	@echo '                          (notebooks: $(NOTEBOOKS))'
+	@echo 'make install              the environment alone (PYTHON=python3.12, TORCH=torch==2.11.0, PINS= for the newest)'
+	@echo 'make pins                 write the versions installed here to dev/constraints.txt'
+	@echo 'make clean, distclean     remove what can be made again; distclean: also $(VENV). Measured rows stay'
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml dev/constraints.txt dev/install.sh $(if $(MOVED),FORCE)
+	@dev/install.sh $(VENV)
+	@touch $(VENV)/.a2lib-cpu $(if $(HAS_GPU),$(VENV)/.a2lib-cuda)
+
+book: $(RAN)
+	@$(MAKE) --no-print-directory html
+
+# Measured rows go to build/data, beside the committed ones, never into them.
+$(RAN): build/data/.ran-%: notebooks/%.ipynb $(EXPERIMENT_INPUTS) $(STAMP)
+	@mkdir -p build/runs build/data
+	A2LIB_DATA='$(CURDIR)/build/data' $(BIN)/papermill $< build/runs/$*.ipynb </dev/null
+	@touch $@
+
+html: $(BOOK)
+	@echo 'The book: $(CURDIR)/$(INDEX)'
+
+# Built from nothing each time: Sphinx does not know that a page reads data/, and -W is silent about pages it skips.
+$(BOOK): $(BOOK_INPUTS) build/.book-inputs $(STAMP)
+	@for link in _config.yml _toc.yml notebooks; do \
+		[ -L book/$$link ] && [ -e book/$$link ] || { \
+			echo "make: book/$$link is not the symbolic link to ../$$link that git holds. Checked out as text (a zip file, or Windows): run 'git config core.symlinks true && git checkout -- book/$$link', or: ln -sfn ../$$link book/$$link" >&2; \
+			exit 1; }; \
+	done
+	@rm -rf book/_build
+	env -u A2LIB_DATA $(BIN)/jupyter-book build book/ -W -n --keep-going </dev/null
+	@touch $@
+
+# Changes when a file is added or removed, which no file's own time shows.
+build/.book-inputs: FORCE
+	@mkdir -p build
+	@echo $(BOOK_INPUTS) | cmp -s - $@ || echo $(BOOK_INPUTS) >$@
+
+# exec: pytest's last line is the last line.
+test: $(STAMP)
+	@exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) </dev/null
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/python dev/check_imports.py
+
+lab: $(STAMP)
+	@exec $(BIN)/jupyter lab $(ARGS)
+
+$(NOTEBOOKS): $(STAMP)
+	@exec $(BIN)/python dev/run_notebook.py $@ $(PARAMETERS) </dev/null
+
+pins: $(STAMP)
+	@$(BIN)/python dev/pins.py
+
+clean:
+	rm -rf book/_build build/runs build/.book-inputs build/data/.ran-* .jupyter_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) src/a2lib.egg-info

@@ -1,0 +1,89 @@
+#!/bin/sh
+# Make the environment: dev/install.sh [VENV]   (`make install` calls it, and again when the pins change)
+#
+#   PYTHON    the interpreter to build on, 3.11 or newer          (python3)
+#   TORCH     what to ask pip for instead of the choice below     (say 'torch==2.11.0')
+#   PINS      file of exact versions; empty for the newest        (dev/constraints.txt)
+#
+# Without a GPU torch is the pinned CPU build, asked for by its full name: a plain 'torch' is several GB of CUDA
+# packages on Linux. With one it is the newest CUDA build that the pins allow, and the triton that it brings.
+# Nothing is read from standard input, so it may be closed.
+set -eu
+exec </dev/null
+cd "$(dirname "$0")/.."
+venv=${1:-.venv}
+python=${PYTHON:-python3}
+pins=${PINS-dev/constraints.txt}
+say() { printf 'install: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# --- the environment itself -----------------------------------------------------------------------------------
+where=$venv/.a2lib-where
+case $venv in
+    /*) ;;  # someone else's, conda's say, and used from anywhere
+    *) if [ -f "$where" ] && [ "$(cat "$where")" != "$(pwd -P)" ]; then
+           say "$venv is a copy of one made in another folder; making it anew"
+           rm -rf "$venv"
+       fi ;;
+esac
+if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    command -v "$python" >/dev/null || die "no '$python' here; install Python 3.11 or newer, or run: make PYTHON=/path/to/python3"
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        die "a2lib needs Python 3.11 or newer, '$python' is $("$python" -c 'import platform; print(platform.python_version())'); run: make PYTHON=/path/to/python3.11"
+    "$python" -c 'import venv, ensurepip' 2>/dev/null || die "'$python' cannot make environments; on Debian or Ubuntu: apt install python3-venv"
+    say "making $venv with $("$python" --version)"
+    "$python" -m venv --clear "$venv"
+fi
+bin=$venv/bin
+pip() { "$bin/python" -m pip --disable-pip-version-check "$@"; }
+"$bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    die "$venv is of a Python older than 3.11: remove it (make distclean) and run make again"
+
+# --- which torch ----------------------------------------------------------------------------------------------
+has_gpu() { nvidia-smi -L 2>/dev/null | grep -q '^GPU '; }
+torch_here() { "$bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true; }
+own_source() { pip config list 2>/dev/null | grep -Eq "(find-links|index-url)='..*'"; }
+
+used_pins=$venv/a2lib-constraints.txt
+if [ -n "$pins" ]; then cat "$pins" >"$used_pins"; else : >"$used_pins"; fi
+pinned() { sed -n "s/^$1==//p" dev/constraints.txt; }
+unpin() { sed '/^torch==/d; /^triton==/d' "$used_pins" >"$used_pins.new"; mv "$used_pins.new" "$used_pins"; }
+quiet=; [ -t 1 ] || quiet=-qq
+
+build=cpu
+if has_gpu; then
+    build=cuda
+else
+    # A file system shared with machines that have a GPU: what serves them serves here too.
+    case $(torch_here) in ''|*+cpu) ;; *) [ "$(uname)" != Linux ] || build=cuda ;; esac
+fi
+
+if [ "$build" = cuda ]; then
+    unpin
+    case $(torch_here) in *+cpu) pip uninstall -q -y torch triton ;; esac
+    torch=${TORCH:-torch>=2.11}
+    say "installing $torch, the CUDA build (several GB)"
+    pip install $quiet -c "$used_pins" "$torch" || die "pip could not install $torch"
+else
+    version=$(pinned torch)
+    [ "$(uname)" = Linux ] && version=$version+cpu
+    torch=${TORCH:-torch==$version}
+    [ -z "${TORCH:-}" ] || unpin
+    cpu_index=https://download.pytorch.org/whl/cpu
+    say "installing $torch and everything else (some minutes)"
+    # pip's own configuration first, where it names a source: a mirror, or a folder of packages.
+    if own_source && pip install -qq -c "$used_pins" "$torch" 2>"$venv/a2lib-torch.log"; then
+        :
+    else
+        pip install $quiet -c "$used_pins" --extra-index-url "$cpu_index" "$torch" || {
+            [ ! -s "$venv/a2lib-torch.log" ] || cat "$venv/a2lib-torch.log" >&2
+            die "no $torch in pip's sources nor at $cpu_index; to take another: make TORCH='torch>=2.11'"
+        }
+    fi
+    rm -f "$venv/a2lib-torch.log"
+fi
+
+# --- everything else; torch is named again so that nothing can replace it ---------------------------------------
+pip install $quiet -c "$used_pins" -e '.[dev]' "torch==$(torch_here)" || die "pip could not install a2lib and its dependencies"
+pwd -P >"$where"
+say "done: torch $(torch_here) in $venv"

@@ -1,0 +1,98 @@
+"""Time tiles of the attention kernels on this GPU, as the table in a2lib.attention.tiles was.
+
+    python dev/tune_attention.py candidates.json results.jsonl
+
+candidates.json maps "kernel/family/BD/causal" (forward/16bit/64/True) to tiles
+[Bq, Bk, warps, stages]. Each is timed on one head (few programs) and on sixteen (many; eight in
+fp32). Compilation runs ahead in other processes, one candidate each, so that one that brings its
+compiler down costs only itself.
+"""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from triton.testing import do_bench
+
+from a2lib.attention import flash_attention, kernels, tiles
+
+SHAPES = {"16bit": [(1, 1, 8192), (1, 16, 8192)], "fp32": [(1, 1, 4096), (1, 8, 4096)]}
+SMALL = [(1, 1, 256), (1, 16, 256)]
+
+
+def last_launch(fn, fixed, call):
+    """Positional and keyword arguments of the last launch of fn, with these constants, in call."""
+    launches = []
+    original = fn.run
+
+    def record(*args, **kwargs):
+        launches.append((args, kwargs))
+        return original(*args, **kwargs)
+
+    fn.run = record
+    try:
+        call()
+    finally:
+        fn.run = original
+    return next(x for x in reversed(launches) if fixed.items() <= x[1].items())
+
+
+def run(key, tile, shapes, rep):
+    """Milliseconds of one kernel with one tile, by shape; rep is do_bench's, 0 only compiles."""
+    kernel, family, BD, causal = key.split("/")
+    BD, causal = int(BD), causal == "True"
+    tiles.TILES[kernel, family, BD, causal] = (tiles.Tile(*tile),)
+    tiles.WHEN_FEW.clear()
+    dtype = torch.bfloat16 if family == "16bit" else torch.float32
+    name, fixed = tiles.SPECIALISED[kernel]
+    fn = getattr(kernels, name)
+    times = {}
+    for batch, heads, n in shapes:
+        q, k, v, do = (torch.randn(batch, heads, n, BD, device="cuda").to(dtype) for _ in range(4))
+
+        def call(q=q, k=k, v=v, do=do):
+            for x in (q, k, v):
+                x.requires_grad_(kernel != "forward")
+            o = flash_attention(q, k, v, is_causal=causal)
+            if kernel != "forward":
+                torch.autograd.grad(o, (q, k, v), do)
+
+        args, kwargs = last_launch(fn, fixed, call)
+        if rep:
+            times[f"{heads}x{n}"] = do_bench(
+                lambda args=args, kwargs=kwargs: fn.run(*args, **kwargs),
+                warmup=5,
+                rep=rep,
+                return_mode="median",
+            )
+    return times
+
+
+def precompile(job):
+    """Fill Triton's cache with one candidate, in a process of its own."""
+    code = f"import sys; sys.path.insert(0, 'dev'); import tune_attention as t; t.run(*{job!r}, "
+    subprocess.run(
+        [sys.executable, "-c", code + "t.SMALL, 0)"], stderr=subprocess.DEVNULL, timeout=240
+    )
+
+
+def main(candidates_path, results_path):
+    with open(candidates_path) as f:
+        jobs = [(key, tile) for key, candidates in json.load(f).items() for tile in candidates]
+    # All compiled before any is timed: another process on the GPU would show in the times.
+    with ThreadPoolExecutor(14) as pool:
+        list(pool.map(precompile, jobs))
+    with open(results_path, "a") as results:
+        for key, tile in jobs:
+            row = {"kernel": key, "tile": tile}
+            try:
+                row["ms"] = run(key, tile, SHAPES[key.split("/")[1]], 30)
+            except Exception as error:
+                row["error"] = str(error)[:300]
+            print(json.dumps(row), file=results, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

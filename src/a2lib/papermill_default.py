@@ -1,0 +1,135 @@
+"""Lets `papermill notebooks/flash.ipynb -p seq_len 65536` work as it stands, with no output path.
+
+papermill 2.7 alone refuses that line in a terminal, and where its standard input is a pipe it reads
+the pipe as the notebook and takes the named file as the place to *write*. This module, which
+papermill imports as a `papermill.io` entry point before it reads its command line, adds the missing
+path `build/runs/<name>.ipynb`. It does so only where the one path given is a notebook in this
+repository's `notebooks/`; every other use of papermill is left alone, and so is
+`papermill notebooks/flash.ipynb -`, which writes the executed notebook to standard output.
+`A2LIB_PAPERMILL_DEFAULT=0` switches it off.
+"""
+
+import atexit
+import os
+import sys
+from pathlib import Path
+
+from a2lib.paths import ROOT, runs_dir
+
+SWITCH = "A2LIB_PAPERMILL_DEFAULT"
+
+# How many values each option of papermill takes. papermill's own table cannot be asked: it does not
+# exist yet when this module is imported. An option that is not here makes us leave the line alone.
+OPTION_VALUES = {
+    **dict.fromkeys(("-p", "--parameters", "-r", "--parameters_raw"), 2),
+    **dict.fromkeys(("-f", "--parameters_file", "-y", "--parameters_yaml"), 1),
+    **dict.fromkeys(("-b", "--parameters_base64", "-k", "--kernel", "-l", "--language"), 1),
+    **dict.fromkeys(("--engine", "--autosave-cell-every", "--cwd", "--log-level"), 1),
+    **dict.fromkeys(("--stdout-file", "--stderr-file", "--execution-timeout"), 1),
+    **dict.fromkeys(("--start-timeout", "--start_timeout"), 1),
+    **dict.fromkeys(("--inject-input-path", "--inject-output-path", "--inject-paths"), 0),
+    **dict.fromkeys(("--request-save-on-cell-execute", "--no-request-save-on-cell-execute"), 0),
+    **dict.fromkeys(("--prepare-only", "--prepare-execute"), 0),
+    **dict.fromkeys(("--progress-bar", "--no-progress-bar"), 0),
+    **dict.fromkeys(("--log-output", "--no-log-output"), 0),
+    **dict.fromkeys(("--report-mode", "--no-report-mode"), 0),
+}
+# With one of these papermill runs nothing, so there is nothing to write.
+INFORMATION = ("-h", "--help", "--help-notebook", "--version")
+
+
+def positionals(args: list[str]) -> list[str] | None:
+    """Positional arguments of a papermill command line, or None where it is not ours to judge.
+
+    `args` is the line without the program's name. None means: it asks for information, an option is
+    unknown, or an option lacks its values, which papermill itself reports better.
+    """
+    found: list[str] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return found + rest
+        if word == "-" or not word.startswith("-"):
+            found.append(word)
+            continue
+        if word in INFORMATION:
+            return None
+        n_values = OPTION_VALUES.get(word)
+        if n_values is None:  # the value may be attached: --cwd=here, -pseq_len 128, -k=python3
+            name = word.split("=", 1)[0] if word.startswith("--") else word[:2]
+            n_values = OPTION_VALUES.get(name, 0) - 1
+            if n_values < 0:
+                return None
+        if n_values > len(rest):
+            return None
+        del rest[:n_values]
+    return found
+
+
+def default_output(args: list[str]) -> Path | None:
+    """Path to add to a papermill command line, or None where it needs none or is not about us.
+
+    `args` is the line without the program's name.
+    """
+    paths = positionals(args)
+    if paths is None or len(paths) != 1:
+        return None
+    notebook = Path(paths[0])
+    if notebook.suffix != ".ipynb" or not notebook.is_file():
+        return None
+    if notebook.resolve().parent != (ROOT / "notebooks").resolve():
+        return None
+    return runs_dir() / notebook.name
+
+
+def is_papermill_command() -> bool:
+    """Whether this process is the `papermill` command, not some program that imports papermill."""
+    name = os.path.basename(sys.argv[0] if sys.argv else "")
+    if name == "-m":  # `python -m papermill`: argv[0] names the package only once it is imported
+        return "papermill" in sys.orig_argv or "-mpapermill" in sys.orig_argv
+    return name in ("papermill", "papermill.exe")
+
+
+def _say(message: str) -> None:
+    if sys.stderr is not None:
+        print(f"a2lib: {message}", file=sys.stderr, flush=True)
+
+
+def _modified(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _say_where(path: Path, shown: str, before: int | None) -> None:
+    if _modified(path) != before:
+        _say(f"the executed notebook is in {shown}")
+
+
+def add_default_output() -> None:
+    """Add the output path to this process's command line where one is missing and ours to give."""
+    if os.environ.get(SWITCH, "").lower() in ("0", "off", "no", "false"):
+        return
+    if not is_papermill_command():
+        return
+    output = default_output(sys.argv[1:])
+    if output is None:
+        return
+    try:
+        os.fstat(0)
+    except OSError:
+        # papermill asks what standard input is, and fails where it was closed (cron, `<&-`).
+        os.open(os.devnull, os.O_RDONLY)
+    shown = os.path.relpath(output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"a2lib: cannot make the folder of {shown}: {error.strerror}") from None
+    _say(f"no output path given; the executed notebook goes to {shown} ({SWITCH}=0: ask for one)")
+    sys.argv.append(shown)
+    atexit.register(_say_where, output, shown, _modified(output))
+
+
+# papermill wants a handler from its entry point, and never calls it: no path has that prefix.
+no_handler = None
+
+add_default_output()

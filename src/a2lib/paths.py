@@ -1,0 +1,23 @@
+"""Where this repository keeps things, whatever folder the caller stands in."""
+
+import os
+from pathlib import Path
+
+# Right for the editable install, the only one supported: notebooks and data are not in the package.
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def data_dir() -> Path:
+    """Folder of the measured data: `$A2LIB_DATA` if set and not empty, else `data/`."""
+    chosen = os.environ.get("A2LIB_DATA")
+    return Path(chosen).expanduser().absolute() if chosen else ROOT / "data"
+
+
+def build_dir() -> Path:
+    """Folder of everything that can be made again and is not committed."""
+    return ROOT / "build"
+
+
+def runs_dir() -> Path:
+    """Folder of the executed notebooks."""
+    return build_dir() / "runs"

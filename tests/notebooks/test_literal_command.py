@@ -1,0 +1,285 @@
+"""`papermill notebooks/<name>.ipynb -p ...` with no output path, however it is called.
+
+Each test runs the real `papermill` program in a throw-away repository of one tiny notebook. Its own
+copy of a2lib stands first on the path, so that the notebooks of that repository are "ours".
+"""
+
+import csv
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import papermill.cli
+import pytest
+
+from a2lib import papermill_default
+from a2lib.paths import ROOT
+
+PAPERMILL = str(Path(sys.executable).with_name("papermill"))
+LITERAL = [PAPERMILL, "notebooks/tiny.ipynb", "-p", "seq_len", "65536"]
+OUTPUT = "build/runs/tiny.ipynb"
+
+
+def write_notebook(path, text="seq_len: int = 16  # tokens per sequence"):
+    """A notebook of two cells that prints its parameter; `path` and its folder are made."""
+    cells = [
+        nbformat.v4.new_code_cell(text, metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell("print('measured at', seq_len)"),
+    ]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    package = tmp_path / "src" / "a2lib"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "paths.py", "papermill_default.py"):
+        shutil.copy(ROOT / "src" / "a2lib" / name, package)
+    write_notebook(tmp_path / "notebooks" / "tiny.ipynb")
+    return tmp_path
+
+
+def environment(repository, **changes):
+    names = ("TRITON_INTERPRET", papermill_default.SWITCH, "A2LIB_DATA", "PYTHONWARNINGS")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    # The fixture's a2lib, not the installed one, is what the entry point then loads.
+    return {**kept, "PYTHONPATH": str(repository / "src"), **changes}
+
+
+def run(repository, command=LITERAL, *, cwd=None, env=None, **streams):
+    """Run a command with both outputs captured; `streams` says what standard input is."""
+    return subprocess.run(
+        command,
+        cwd=cwd or repository,
+        env=environment(repository, **(env or {})),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        **(streams or {"stdin": subprocess.DEVNULL}),
+    )
+
+
+def in_terminal(repository, command):
+    """Run a command on a terminal of its own; returns the exit code and all that it showed."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        command,
+        cwd=repository,
+        env=environment(repository),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(leader, 65536)
+        except OSError:  # Linux says so when the last process on the terminal has gone
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(leader)
+    return process.wait(timeout=120), shown.decode()
+
+
+def assert_ran(repository, said, output=OUTPUT, value=65536):
+    """The executed notebook is at `output` with the parameter in it, and `said` names it."""
+    notebook = nbformat.read(repository / output, as_version=4)
+    assert notebook.cells[1].metadata.tags == ["injected-parameters"]
+    assert f"seq_len = {value}" in notebook.cells[1].source
+    assert notebook.cells[2].outputs[0].text == f"measured at {value}\n"
+    assert f"the executed notebook goes to {output}" in said
+    last = said.strip().splitlines()[-1]
+    assert last == f"a2lib: the executed notebook is in {output}"
+
+
+def assert_untouched(repository, before):
+    assert (repository / "notebooks" / "tiny.ipynb").read_bytes() == before
+    assert not (repository / "build").exists()
+
+
+def test_in_a_terminal(repository):
+    code, shown = in_terminal(repository, LITERAL)
+    assert code == 0, shown
+    assert_ran(repository, shown)
+
+
+def test_with_standard_output_piped(repository):
+    done = run(repository)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert_ran(repository, done.stderr)
+
+
+def test_with_an_empty_pipe_as_standard_input(repository):
+    done = run(repository, input="")
+    assert done.returncode == 0, done.stderr
+    assert_ran(repository, done.stderr)
+
+
+def test_with_a_notebook_piped_in_overwrites_nothing(repository):
+    before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
+    write_notebook(repository / "other.ipynb", "seq_len: int = 7")
+    done = run(repository, input=(repository / "other.ipynb").read_text())
+    assert done.returncode == 0, done.stderr
+    assert (repository / "notebooks" / "tiny.ipynb").read_bytes() == before
+    assert_ran(repository, done.stderr)
+
+
+def test_with_standard_input_closed(repository):
+    shell = ["sh", "-c", 'exec "$@" <&-', "sh", *LITERAL]
+    done = run(repository, shell)
+    assert done.returncode == 0, done.stderr
+    assert_ran(repository, done.stderr)
+
+
+@pytest.mark.parametrize("module", [["-m", "papermill"], ["-mpapermill"]])
+def test_as_a_module(repository, module):
+    done = run(repository, [sys.executable, *module, *LITERAL[1:]], input="")
+    assert done.returncode == 0, done.stderr
+    assert_ran(repository, done.stderr)
+
+
+def test_from_another_folder_and_through_a_link(repository):
+    elsewhere = repository / "book"
+    elsewhere.mkdir()
+    (elsewhere / "notebooks").symlink_to("../notebooks")
+    done = run(repository, [*LITERAL, "--cwd", "notebooks"], cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert "a2lib: the executed notebook is in ../build/runs/tiny.ipynb" in done.stderr
+    assert (repository / OUTPUT).is_file()
+
+
+def test_a_run_that_fails_says_so_and_where_its_notebook_is(repository):
+    done = run(repository, [*LITERAL[:2], "-r", "seq_len", "x", "-y", "{seq_len: [1, 2"])
+    assert done.returncode != 0
+    assert "the executed notebook is in" not in done.stderr  # papermill stopped before it wrote one
+
+    write_notebook(repository / "notebooks" / "tiny.ipynb", "seq_len: int = 1\nassert False")
+    done = run(repository)
+    assert done.returncode == 1
+    assert f"the executed notebook is in {OUTPUT}" in done.stderr
+    assert "AssertionError" in (repository / OUTPUT).read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(repository):
+    (repository / "build").write_text("a file where a folder belongs")
+    done = run(repository)
+    assert done.returncode == 1
+    assert done.stderr.strip() == f"a2lib: cannot make the folder of {OUTPUT}: Not a directory"
+
+
+@pytest.mark.parametrize("value", ["0", "off", "No", "false"])
+def test_switched_off_papermill_is_as_it_was(repository, value):
+    before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
+    done = run(repository, env={papermill_default.SWITCH: value}, input="")
+    assert done.returncode == 1
+    assert "Notebook does not appear to be JSON" in done.stderr
+    assert "a2lib" not in done.stderr.replace(str(repository), "")
+    assert_untouched(repository, before)
+
+
+def test_a_notebook_elsewhere_is_untouched(repository):
+    for place in ("elsewhere/tiny.ipynb", "notebooks/deeper/tiny.ipynb"):
+        write_notebook(repository / place)
+        done = run(repository, [PAPERMILL, place])
+        assert done.returncode == 0, done.stderr
+        assert nbformat.reads(done.stdout, as_version=4).cells[-1].outputs[0].text == (
+            "measured at 16\n"
+        )
+        assert "a2lib:" not in done.stderr
+    code, shown = in_terminal(repository, [PAPERMILL, "elsewhere/tiny.ipynb"])
+    assert code == 2
+    assert "Missing argument 'OUTPUT_PATH'" in shown
+    assert not (repository / "build").exists()
+
+
+def test_an_output_that_is_given_is_used(repository):
+    done = run(repository, [*LITERAL, "mine.ipynb"])
+    assert done.returncode == 0, done.stderr
+    assert "a2lib:" not in done.stderr
+    assert json.loads((repository / "mine.ipynb").read_text())["cells"]
+    done = run(repository, [*LITERAL, "-"])
+    assert done.returncode == 0, done.stderr
+    assert "measured at 65536" in done.stdout
+    assert not (repository / "build").exists()
+
+
+@pytest.mark.parametrize("option", ["--help", "-h", "--help-notebook", "--version"])
+def test_asking_for_information_runs_nothing(repository, option):
+    before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
+    done = run(repository, [*LITERAL, option])
+    assert done.stdout
+    assert "a2lib:" not in done.stderr
+    assert_untouched(repository, before)
+
+
+def test_a_program_that_imports_papermill_keeps_its_arguments(repository):
+    program = "import sys, papermill; print(sys.argv[1:])"
+    done = run(repository, [sys.executable, "-c", program, *LITERAL[1:]])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(LITERAL[1:])
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["a.ipynb"], ["a.ipynb"]),
+        (["-p", "a.ipynb", "b.ipynb", "c.ipynb"], ["c.ipynb"]),
+        (["a.ipynb", "-y", "{x: 1}", "-k", "python3", "--cwd", "d", "-f", "p.yml"], ["a.ipynb"]),
+        (["a.ipynb", "--cwd=d", "-kpython3", "-pname", "3", "--no-progress-bar"], ["a.ipynb"]),
+        (["-p", "n", "-1", "a.ipynb"], ["a.ipynb"]),
+        (["--", "a.ipynb", "-p"], ["a.ipynb", "-p"]),
+        (["a.ipynb", "-"], ["a.ipynb", "-"]),
+        (["a.ipynb", "--unknown", "x"], None),
+        (["a.ipynb", "--progress-bar=yes"], None),
+        (["a.ipynb", "-p", "seq_len"], None),
+        (["a.ipynb", "--help-notebook"], None),
+        ([], []),
+    ],
+)
+def test_positionals(args, expected):
+    assert papermill_default.positionals(args) == expected
+
+
+def test_the_options_are_those_of_the_installed_papermill():
+    expected, information = {}, {"-h", "--help"}
+    for option in papermill.cli.papermill.params:
+        if option.param_type_name != "option":
+            continue
+        names = [*option.opts, *option.secondary_opts]
+        if option.name in ("help_notebook", "version"):
+            information.update(names)
+        else:
+            expected |= dict.fromkeys(names, 0 if option.is_flag else option.nargs)
+    assert papermill_default.OPTION_VALUES == expected
+    assert set(papermill_default.INFORMATION) == information
+
+
+def test_the_flash_notebook_itself(tmp_path):
+    """The line of the README at a size for a CPU, in a copy, which spares the reader's own runs."""
+    shutil.copytree(
+        ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+    )
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(ROOT / "notebooks" / "flash.ipynb", tmp_path / "notebooks")
+    command = [PAPERMILL, "notebooks/flash.ipynb", "-p", "seq_len", "128"]
+    done = run(tmp_path, command, env={"A2LIB_GIT": "0" * 12})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("a2lib: the executed notebook is in build/runs/flash.ipynb\n")
+    assert "seq_len = 128" in (tmp_path / "build" / "runs" / "flash.ipynb").read_text()
+    [measured] = (tmp_path / "data" / "measured" / "flash").glob("*.csv")
+    with open(measured, newline="") as lines:
+        assert {row["seq_len"] for row in csv.DictReader(lines)} == {"128"}

@@ -1,0 +1,84 @@
+"""Rules about every file of the repository."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from a2lib.paths import ROOT
+
+VENDORED = "book/_static/mathjax/"
+TEXT = {".py", ".md", ".ipynb", ".csv", ".toml", ".yml", ".cff", ".txt", ".sh", ".js", ".css", ""}
+# A folder of one person's machine; somebody and someone are the names for examples.
+LOCAL = re.compile(r"(?<![\w./-])/(?:home|Users|root|work|workspace)/(?!some(?:body|one)\b)[\w.-]+")
+
+
+def repository_files():
+    """Every file that git tracks or would add, but for what is vendored or deleted."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        names = listed.stdout.split("\0")
+    else:  # a source archive: no git, and so nothing built beside it yet but what `make` makes
+        made = {".venv", "build", "_build", "__pycache__", ".pytest_cache", ".hypothesis"}
+        walk = (path.relative_to(ROOT) for path in ROOT.rglob("*"))
+        names = [str(path) for path in walk if not made & set(path.parts)]
+    paths = {ROOT / name for name in names if name and not name.startswith(VENDORED)}
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def texts():
+    for path in repository_files():
+        if path.suffix in TEXT:
+            yield path.relative_to(ROOT), path.read_text()
+
+
+def test_no_file_names_a_folder_of_one_machine():
+    personal = {str(ROOT.parent), os.path.expanduser("~")} - {os.sep, "/root", "/tmp"}
+    found = [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name, text in texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if name != Path("tests/setup/test_files.py")
+        and (LOCAL.search(line) or any(place + os.sep in line for place in personal))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_pattern_of_local_folders():
+    assert LOCAL.search("see /home/ann/notes") and LOCAL.search('"/root/.cache/x"')
+    assert not LOCAL.search("https://example.org/home/index.html")
+    assert not LOCAL.search("book/work/x, ../work/y")
+
+
+def test_no_python_file_is_long():
+    long = {
+        str(name): len(text.splitlines())
+        for name, text in texts()
+        if name.suffix == ".py" and len(text.splitlines()) > 500
+    }
+    assert not long
+
+
+def test_the_library_synchronises_only_where_it_measures():
+    """The rule of .pre-commit-config.yaml, for those who do not use it."""
+    call = "torch.cuda." + "synchronize"
+    allowed = Path("src/a2lib/measure")
+    found = [
+        str(name)
+        for name, text in texts()
+        if name.parts[0] == "src" and call in text and allowed not in name.parents
+    ]
+    assert not found
+
+
+def test_every_link_of_the_documents_leads_somewhere():
+    for name in ("README.md", "CONTRIBUTING.md"):
+        links = re.findall(r"\]\(([^)#]+)", (ROOT / name).read_text())
+        missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
+        assert not missing, name

@@ -1,0 +1,107 @@
+"""Imports point one way, and what a reader without a GPU needs brings no torch."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from a2lib.paths import ROOT
+
+CHECK = [sys.executable, str(ROOT / "dev" / "check_imports.py")]
+
+
+def run(*command):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """Writes modules of a throw-away a2lib, `{"measure/store.py": source}`, and checks it."""
+
+    def check(files):
+        for name, source in {"__init__.py": "", **files}.items():
+            path = tmp_path / "a2lib" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source)
+        return run(*CHECK, str(tmp_path))
+
+    return check
+
+
+def test_the_library_itself():
+    done = run(*CHECK)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        (
+            {"theory/a.py": "from a2lib import measure", "measure/__init__.py": ""},
+            "a2lib.theory.a imports a2lib.measure, which is no lower floor",
+        ),
+        (
+            {"report/a.py": "import a2lib.experiments.flash", "experiments/flash.py": ""},
+            "a2lib.report.a imports a2lib.experiments.flash, which is no lower floor",
+        ),
+        (
+            {"model/a.py": "def f():\n    from ..experiments import b", "experiments/b.py": ""},
+            "a.py:2: a2lib.model.a imports a2lib.experiments.b, which is no lower floor",
+        ),
+        ({"extra.py": ""}, "'extra' stands on no floor"),
+        (
+            {"measure/a.py": "from . import b", "measure/b.py": "def f():\n    from .a import g"},
+            "circle: a2lib.measure.a -> a2lib.measure.b -> a2lib.measure.a",
+        ),
+        (
+            {"attention/a.py": "import a2lib.model", "model.py": "import a2lib.attention.a"},
+            "circle: a2lib.attention.a -> a2lib.model -> a2lib.attention.a",
+        ),
+        ({"theory/a.py": "import torch.nn"}, "loads torch when imported: a2lib.theory.a -> torch"),
+        ({"measure/a.py": "try:\n    from triton import x\nexcept ImportError: ..."}, "-> triton"),
+        (
+            {"report/a.py": "import a2lib.measure.b", "measure/__init__.py": "import torch"},
+            "a2lib.report.a -> a2lib.measure -> torch",
+        ),
+        ({"__init__.py": "import torch"}, "loads torch when imported: a2lib -> torch"),
+    ],
+)
+def test_a_breach_is_named(package, files, complaint):
+    done = package(files)
+    assert done.returncode == 1
+    assert complaint in done.stdout
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"measure/a.py": "def f():\n    import torch"},
+        {"measure/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"},
+        {"attention/a.py": "import torch, triton"},
+        {"parallel/a.py": "import a2lib.model", "model/__init__.py": "import torch"},
+        {"measure/__init__.py": "from a2lib.measure.a import f", "measure/a.py": "import json"},
+        {"experiments/a.py": "from a2lib import paths, theory", "theory.py": "", "paths.py": ""},
+    ],
+)
+def test_what_is_allowed(package, files):
+    done = package(files)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".paths", ".papermill_default", ".theory", ".measure", ".report"]
+)
+def test_importing_brings_no_torch(name):
+    module = f"a2lib{name}"
+    program = f"import sys, {module}; print(*sorted({{'torch', 'triton'}} & set(sys.modules)))"
+    # From a folder of no importance, so that nothing is found by standing next to it.
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=os.sep,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

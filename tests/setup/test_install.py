@@ -1,0 +1,163 @@
+"""Which torch dev/install.sh asks pip for, with a stand-in for the environment's Python and pip."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from a2lib.paths import ROOT
+
+CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
+# Answers the questions of install.sh; `pip install` notes its line and the torch it would bring.
+PYTHON = """#!/bin/sh
+case "$*" in
+    *"import pip"*) exit 0 ;;
+    *version_info*) exit 0 ;;
+    *'version("torch")'*) cat torch-here 2>/dev/null || exit 1 ;;
+    *"config list"*) cat pip-config ;;
+    *" uninstall "*) echo "uninstall" >>calls; rm -f torch-here ;;
+    *" install "*)
+        echo "$*" | sed 's/.*pip-version-check install //; s/-qq //' >>calls
+        case "$*" in
+            *download.pytorch.org* | *" -e "*) ;;
+            *+cpu*) [ ! -e no-cpu-build ] || exit 1 ;;
+        esac
+        case "$*" in *+cpu*) echo 2.13.0+cpu >torch-here ;; *) echo 2.14.0 >torch-here ;; esac ;;
+esac
+"""
+
+
+@pytest.fixture
+def repository(tmp_path):
+    for name in ("install.sh", "constraints.txt"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "dev" / name, tmp_path / "dev")
+    write_program(tmp_path / ".venv" / "bin" / "python", PYTHON)
+    write_program(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\nexit 9\n")
+    write_program(tmp_path / "bin" / "uname", "#!/bin/sh\necho Linux\n")
+    (tmp_path / "pip-config").write_text("global.timeout='60'\n")
+    return tmp_path
+
+
+def write_program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def install(repository, **env):
+    settings = ("PYTHON", "TORCH", "PINS")
+    kept = {name: value for name, value in os.environ.items() if name not in settings}
+    return subprocess.run(
+        ["dev/install.sh"],
+        cwd=repository,
+        env={**kept, "PATH": f"{repository / 'bin'}:{kept['PATH']}", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def asked(repository, **env):
+    """The lines with which pip was called; the installation succeeds."""
+    done = install(repository, **env)
+    assert done.returncode == 0, done.stderr
+    return (repository / "calls").read_text().splitlines()
+
+
+def pins(repository):
+    return (repository / ".venv" / "a2lib-constraints.txt").read_text()
+
+
+def with_gpu(repository):
+    write_program(repository / "bin" / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H200'\n")
+
+
+def test_without_a_gpu_it_is_the_cpu_build_from_its_index(repository):
+    assert asked(repository) == [
+        f"-c .venv/a2lib-constraints.txt {CPU_INDEX} torch==2.13.0+cpu",
+        "-c .venv/a2lib-constraints.txt -e .[dev] torch==2.13.0+cpu",
+    ]
+    assert pins(repository) == (ROOT / "dev" / "constraints.txt").read_text()
+
+
+@pytest.mark.parametrize("setting", [":env:.find-links='w'", "global.extra-index-url='https://x'"])
+def test_a_source_of_ones_own_comes_first(repository, setting):
+    (repository / "pip-config").write_text(setting + "\n")
+    assert asked(repository)[0] == "-c .venv/a2lib-constraints.txt torch==2.13.0+cpu"
+
+
+def test_a_source_of_ones_own_without_the_cpu_build_is_no_dead_end(repository):
+    (repository / "pip-config").write_text("global.index-url='https://mirror'\n")
+    (repository / "no-cpu-build").write_text("")
+    lines = asked(repository)
+    assert [CPU_INDEX in line for line in lines] == [False, True, False]
+
+
+def test_without_a_gpu_nothing_asks_for_a_plain_torch(repository):
+    """A plain `torch` on Linux is several GB of CUDA packages."""
+    for line in asked(repository):
+        assert "torch==2.13.0+cpu" in line.split()
+
+
+def test_on_a_mac_there_is_one_build(repository):
+    write_program(repository / "bin" / "uname", "#!/bin/sh\necho Darwin\n")
+    assert asked(repository)[0].split()[-1] == "torch==2.13.0"
+
+
+def test_with_a_gpu_it_is_the_cuda_build_and_the_triton_that_it_brings(repository):
+    with_gpu(repository)
+    assert asked(repository) == [
+        "-c .venv/a2lib-constraints.txt torch>=2.11",
+        "-c .venv/a2lib-constraints.txt -e .[dev] torch==2.14.0",
+    ]
+    names = {line.split("==")[0] for line in pins(repository).splitlines()}
+    assert names.isdisjoint({"torch", "triton"}) and "papermill" in names
+
+
+def test_a_gpu_that_turns_up_replaces_the_cpu_build(repository):
+    asked(repository)
+    with_gpu(repository)
+    assert "uninstall" in asked(repository)
+
+
+def test_a_cuda_build_stays_where_no_gpu_is_seen(repository):
+    """An environment on a file system shared by machines with and without a GPU."""
+    (repository / "torch-here").write_text("2.14.0\n")
+    assert "uninstall" not in asked(repository)
+    assert (repository / "torch-here").read_text() == "2.14.0\n"
+
+
+def test_another_torch_and_no_pins_can_be_asked_for(repository):
+    lines = asked(repository, TORCH="torch==2.11.0", PINS="")
+    assert lines[0].endswith(f"{CPU_INDEX} torch==2.11.0")
+    assert pins(repository) == ""
+
+
+def test_an_environment_copied_from_elsewhere_is_made_anew(repository):
+    asked(repository)
+    where = repository / ".venv" / ".a2lib-where"
+    assert where.read_text() == f"{repository}\n"
+    where.write_text("/somewhere/else\n")
+    write_program(repository / "bin" / "old-python", "#!/bin/sh\nexit 1\n")
+    done = install(repository, PYTHON="old-python")  # stops it before it makes a real one
+    assert done.stderr.startswith("install: .venv is a copy of one made in another folder")
+    assert not (repository / ".venv").exists()
+
+
+def test_a_python_that_is_too_old_or_missing_is_one_line(repository):
+    shutil.rmtree(repository / ".venv")
+    old = '#!/bin/sh\ncase "$*" in *version_info*) exit 1 ;; *) echo 3.9.2 ;; esac\n'
+    write_program(repository / "bin" / "old-python", old)
+    done = install(repository, PYTHON="old-python")
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "install: a2lib needs Python 3.11 or newer, 'old-python' is 3.9.2"
+    )
+    assert done.stderr.count("\n") == 1
+    done = install(repository, PYTHON="no-such-python")
+    assert done.returncode == 1
+    assert done.stderr.startswith("install: no 'no-such-python' here; install Python 3.11")
+    assert not (repository / ".venv").exists()

@@ -1,0 +1,300 @@
+"""What `make` runs, in which order and when it has nothing to do.
+
+Real make in a throw-away repository whose environment holds stand-ins for papermill, Jupyter Book
+and Python; each writes what it was called with to `calls`. No notebook and no book is made.
+"""
+
+import os
+import pty
+import re
+import runpy
+import shutil
+import subprocess
+
+import pytest
+
+from a2lib.paths import ROOT
+
+# $0 is the stand-in's own name; the last words of its line, its data folder and its input are kept.
+RECORD = """#!/bin/sh
+echo "$(basename "$0") $* data=${A2LIB_DATA:-unset} in=$(readlink /proc/self/fd/0)" >>calls
+"""
+STAND_INS = {
+    "papermill": RECORD
+    + '[ ! -e papermill-fails ] && echo "{}" >"$2" && echo row >build/data/x.csv\n',
+    "jupyter-book": RECORD
+    + "mkdir -p book/_build/html && echo >book/_build/html/index.html && [ ! -e book-fails ]\n",
+    "python": RECORD + "echo '2 passed in 0.10s'\n",
+    "ruff": RECORD,
+    "jupyter": RECORD,
+}
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository of two notebooks and a book of one page, installed and never built."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in (
+        "pyproject.toml _config.yml _toc.yml dev/constraints.txt dev/install.sh book/index.md "
+        "data/measured/flash/nvidia-h200.csv notebooks/flash.ipynb notebooks/ddp.ipynb "
+        "src/a2lib/__init__.py src/a2lib/report/tables.py src/a2lib/experiments/flash.py"
+    ).split():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    for name in ("_config.yml", "_toc.yml", "notebooks"):
+        (tmp_path / "book" / name).symlink_to(f"../{name}")
+    for name, script in STAND_INS.items():
+        path = tmp_path / ".venv" / "bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script)
+        path.chmod(0o755)
+    (tmp_path / "no-gpu").mkdir()
+    (tmp_path / "no-gpu" / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "no-gpu" / "nvidia-smi").chmod(0o755)
+    age(tmp_path)
+    for stamp in (".a2lib-cpu", ".a2lib-cuda"):
+        (tmp_path / ".venv" / stamp).write_text("")
+    return tmp_path
+
+
+def age(repository):
+    """Make every file of the repository an hour old, so that what is touched next is newer."""
+    for path in repository.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            before = path.stat().st_mtime - 3600
+            os.utime(path, (before, before))
+
+
+def environment(repository):
+    # The tests may themselves run under make, whose settings would reach the make under test.
+    dropped = ("MAKE", "MFLAGS", "A2LIB_DATA")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {**kept, "PATH": f"{repository / 'no-gpu'}:{os.environ['PATH']}"}
+
+
+def make(repository, *args, env=None, **streams):
+    (repository / "calls").unlink(missing_ok=True)
+    return subprocess.run(
+        ["make", *args],
+        cwd=repository,
+        env={**environment(repository), **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        **(streams or {"stdin": subprocess.DEVNULL}),
+    )
+
+
+def calls(repository):
+    """What the stand-ins were called with, in order, one line each."""
+    path = repository / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def programs(repository):
+    return [line.split()[0] for line in calls(repository)]
+
+
+def test_book_measures_into_build_data_and_builds_without_it(repository):
+    done = make(repository, "book", env={"A2LIB_DATA": "/elsewhere"})
+    assert done.returncode == 0, done.stderr
+    own = repository / "build" / "data"
+    assert calls(repository) == [
+        f"papermill notebooks/ddp.ipynb build/runs/ddp.ipynb data={own} in=/dev/null",
+        f"papermill notebooks/flash.ipynb build/runs/flash.ipynb data={own} in=/dev/null",
+        "jupyter-book build book/ -W -n --keep-going data=unset in=/dev/null",
+    ]
+    index = repository / "book" / "_build" / "html" / "index.html"
+    assert done.stdout.splitlines()[-1] == f"The book: {index}"
+
+
+def test_a_second_book_does_nothing_and_still_says_where_it_is(repository):
+    first = make(repository, "book")
+    second = make(repository, "book")
+    assert second.returncode == 0, second.stderr
+    assert calls(repository) == []
+    assert second.stdout == first.stdout.splitlines()[-1] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ("book/index.md", ["jupyter-book"]),
+        ("_toc.yml", ["jupyter-book"]),
+        ("data/measured/flash/nvidia-h200.csv", ["jupyter-book"]),
+        ("build/data/x.csv", ["jupyter-book"]),
+        ("src/a2lib/report/tables.py", ["jupyter-book"]),
+        ("src/a2lib/experiments/flash.py", ["papermill", "papermill", "jupyter-book"]),
+        ("notebooks/ddp.ipynb", ["papermill", "jupyter-book"]),
+        ("README.md", []),
+        ("book/.index.md.swp", []),
+        ("build/runs/flash.ipynb", []),
+    ],
+)
+def test_a_change_runs_what_depends_on_it(repository, changed, expected):
+    assert make(repository, "book").returncode == 0
+    age(repository)
+    (repository / changed).write_text("changed")
+    done = make(repository, "book")
+    assert done.returncode == 0, done.stderr
+    assert programs(repository) == expected
+
+
+def test_a_file_that_goes_away_builds_the_book_again(repository):
+    assert make(repository, "book").returncode == 0
+    (repository / "data/measured/flash/nvidia-h200.csv").unlink()
+    assert make(repository, "book").returncode == 0
+    assert programs(repository) == ["jupyter-book"]
+
+
+@pytest.mark.parametrize("broken", ["papermill-fails", "book-fails"])
+def test_what_failed_is_not_taken_as_done(repository, broken):
+    (repository / broken).write_text("")
+    assert make(repository, "book").returncode == 2
+    (repository / broken).unlink()
+    assert make(repository, "book").returncode == 0
+    assert programs(repository)[-1] == "jupyter-book"
+
+
+def test_html_measures_nothing(repository):
+    done = make(repository, "html")
+    assert done.returncode == 0, done.stderr
+    assert programs(repository) == ["jupyter-book"]
+
+
+@pytest.mark.parametrize("name", ["_config.yml", "_toc.yml", "notebooks"])
+def test_links_checked_out_as_text_are_named(repository, name):
+    (repository / "book" / name).unlink()
+    (repository / "book" / name).write_text(f"../{name}")
+    done = make(repository, "html")
+    assert done.returncode == 2
+    assert f"make: book/{name} is not the symbolic link to ../{name} that git holds" in done.stderr
+    assert calls(repository) == []
+
+
+def test_test_ends_with_the_line_of_pytest(repository):
+    done = make(repository, "test", "ARGS=-x tests/setup")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2 passed in 0.10s\n"
+    assert done.stderr == ""
+    [call] = calls(repository)
+    assert call.startswith("python -m pytest -n 2 --dist loadfile -x tests/setup ")
+
+
+def test_parameters_of_a_notebook_are_handed_on(repository):
+    done = make(repository, "flash", "SEQ_LEN=65536", "HEAD_DIM=[64,128]", "A2LIB_DATA=here")
+    assert done.returncode == 0, done.stderr
+    [call] = calls(repository)
+    assert call.startswith("python dev/run_notebook.py flash ")
+    assert sorted(call.split()[3:5]) == ["HEAD_DIM=[64,128]", "SEQ_LEN=65536"]
+    assert "A2LIB_DATA=" not in call and " data=here " in call
+
+
+def test_parameters_become_options_of_papermill():
+    module = runpy.run_path(str(ROOT / "dev" / "run_notebook.py"))
+    options = module["papermill_options"](["SEQ_LEN=65536", "HEAD_DIM=[64,128]", "note=a=b"])
+    assert options == [
+        *("-p", "seq_len", "65536"),
+        *("-y", "{head_dim: [64,128]}"),
+        *("-p", "note", "a=b"),
+    ]
+    with pytest.raises(SystemExit, match="'SEQ-LEN=3' is not of the form NAME=value"):
+        module["papermill_options"](["SEQ-LEN=3"])
+    with pytest.raises(SystemExit, match="name one of these notebooks: .*flash"):
+        module["main"](["flsh"])
+
+
+def test_a_stamp_older_than_the_pins_installs_again(repository):
+    install = repository / "dev" / "install.sh"
+    install.write_text("#!/bin/sh\necho install $* >>calls\n")
+    install.chmod(0o755)
+    age(repository)
+    (repository / "dev" / "constraints.txt").write_text("torch==2.13.0\n")
+    assert make(repository, "test").returncode == 0
+    assert programs(repository) == ["install", "python"]
+    assert make(repository, "test").returncode == 0
+    assert programs(repository) == ["python"]
+
+
+def test_a_copy_of_a_checkout_installs_again(repository, tmp_path_factory):
+    install = repository / "dev" / "install.sh"
+    install.write_text("#!/bin/sh\necho install $* >>calls\npwd -P >.venv/.a2lib-where\n")
+    install.chmod(0o755)
+    (repository / ".venv" / ".a2lib-cpu").touch()
+    (repository / ".venv" / ".a2lib-where").write_text(f"{repository}\n")
+    assert make(repository, "test").returncode == 0
+    assert programs(repository) == ["python"]
+    copy = tmp_path_factory.mktemp("copy") / "a2lib"
+    shutil.copytree(repository, copy, symlinks=True)
+    for expected in (["install", "python"], ["python"]):
+        assert make(copy, "test").returncode == 0
+        assert programs(copy) == expected
+
+
+def test_a_machine_with_a_gpu_has_a_stamp_of_its_own_and_tests_in_one_process(repository):
+    (repository / ".venv" / ".a2lib-cuda").unlink()
+    smi = repository / "no-gpu" / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-0)'\n")
+    done = make(repository, "-n", "test")
+    assert done.stdout.splitlines()[0] == "dev/install.sh .venv"
+    assert "touch .venv/.a2lib-cpu .venv/.a2lib-cuda" in done.stdout
+    assert "-m pytest -n 0 " in done.stdout
+
+
+def test_clean_and_distclean_keep_what_was_measured(repository):
+    assert make(repository, "book").returncode == 0
+    for target in ("clean", "distclean"):
+        assert make(repository, target).returncode == 0
+        assert (repository / "build" / "data" / "x.csv").exists()
+        assert not (repository / "book" / "_build").exists()
+    assert not (repository / ".venv").exists()
+
+
+def test_input_closed(repository):
+    done = make(repository, "book", preexec_fn=lambda: os.close(0))
+    assert done.returncode == 0, done.stderr
+    assert programs(repository) == ["papermill", "papermill", "jupyter-book"]
+
+
+def test_input_from_a_pipe(repository):
+    done = make(repository, "book", input="{}")
+    assert done.returncode == 0, done.stderr
+    assert all("in=/dev/null" in line for line in calls(repository))
+
+
+def test_in_a_terminal(repository):
+    leader, follower = pty.openpty()
+    done = make(repository, "book", stdin=follower)
+    os.close(follower)
+    os.close(leader)
+    assert done.returncode == 0, done.stderr
+    assert programs(repository) == ["papermill", "papermill", "jupyter-book"]
+
+
+def test_every_make_command_in_the_documents_is_a_target():
+    text = (ROOT / "Makefile").read_text()
+    targets = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
+    targets |= {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    for name in ("README.md", "CONTRIBUTING.md"):
+        named = re.findall(r"(?:^|`|&& )make ([a-z_]+)", (ROOT / name).read_text(), re.MULTILINE)
+        assert named, name
+        assert set(named) <= targets, name
+
+
+def test_help_lists_every_target():
+    text = (ROOT / "Makefile").read_text()
+    targets = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
+    shown = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True)
+    missing = {
+        name for name in targets - {"help", "FORCE", "$(NOTEBOOKS)"} if name not in shown.stdout
+    }
+    assert not missing
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text().splitlines()[-1] == "exec make test"
+    assert "`make test`" in (ROOT / "README.md").read_text()

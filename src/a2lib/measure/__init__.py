@@ -1,0 +1,27 @@
+"""Timing, memory and the result store. Importing this needs no torch; measuring does."""
+
+from a2lib.measure.device import device_slug
+from a2lib.measure.memory import peak_bytes
+from a2lib.measure.runs import read_runs, start_run
+from a2lib.measure.sections import CEILING, COMMON, FLASH, SECTIONS, STATUSES, Section
+from a2lib.measure.store import Store, StoreError, read_section
+from a2lib.measure.timing import Timing, time_call, time_many
+
+__all__ = [
+    "CEILING",
+    "COMMON",
+    "FLASH",
+    "SECTIONS",
+    "STATUSES",
+    "Section",
+    "Store",
+    "StoreError",
+    "Timing",
+    "device_slug",
+    "peak_bytes",
+    "read_runs",
+    "read_section",
+    "start_run",
+    "time_call",
+    "time_many",
+]

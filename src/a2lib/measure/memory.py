@@ -1,0 +1,24 @@
+"""How much device memory a call needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def peak_bytes(fn: Callable[[], object], *, device: str = "cuda") -> int | None:
+    """Peak CUDA memory of ``fn()`` above what was allocated when it was entered, in bytes.
+
+    Counts what tensors occupy, not what the caching allocator keeps in reserve. None, without
+    calling ``fn``, for ``device="cpu"`` or where there is no CUDA device. An exception of ``fn``
+    passes through.
+    """
+    import torch
+
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    torch.cuda.synchronize()
+    at_entry = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    fn()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - at_entry

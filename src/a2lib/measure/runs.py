@@ -1,0 +1,186 @@
+"""Where a figure comes from: ``data/measured/runs.csv``, one row per run of an experiment.
+
+Each measured row names its run, and the run names the device, the versions and the commit. Nothing
+here identifies the machine: no column holds a host name, and local paths are shortened.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import secrets
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from a2lib import paths
+from a2lib.measure.device import check_slug
+from a2lib.measure.table import Row, StoreError, Table, clean
+
+COLUMNS = (
+    "run", "started", "device", "n_devices", "driver", "torch", "triton", "cuda", "cudnn", "nccl",
+    "python", "git", "command", "parameters",
+)  # fmt: skip
+
+_ABSOLUTE_PATH = re.compile(r"(?<![\w/.~-])/(?!/)(?:[^\s/\"'=:,;]+/)+([^\s/\"'=:,;]*)")
+_COMMAND_TIMEOUT_S = 20
+
+
+def start_run(
+    *,
+    command: str,
+    parameters: Mapping[str, object],
+    device: str,
+    n_devices: int = 1,
+    data: Path | None = None,
+) -> str:
+    """Record a new run in runs.csv and return its id, ``<UTC time>-<device>-<random suffix>``.
+
+    ``command`` is what a reader would type to repeat it, ``parameters`` what it was given (anything
+    JSON holds, and paths). Driver, versions and commit are found here; what this machine does not
+    have is blank. Raises StoreError if the parameters are not JSON or the row cannot be written.
+    """
+    try:
+        check_slug(device)
+    except ValueError as error:
+        raise StoreError(str(error)) from None
+    try:
+        text = json.dumps(_scrub_values(parameters), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"parameters of the run: {error}; give numbers, text and lists") from error
+    row = {
+        **dict.fromkeys(COLUMNS, ""),
+        "device": device,
+        "n_devices": str(n_devices),
+        "python": platform.python_version(),
+        "git": git_version(),
+        "command": clean(scrub(command)),
+        "parameters": text,
+        **_torch_versions(),
+    }
+    table = runs_table(data)
+    stored = False
+    while not stored:
+        now = datetime.now(UTC)
+        row["started"] = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        row["run"] = f"{now:%Y%m%dT%H%M%SZ}-{device}-{secrets.token_hex(3)}"
+        stored = table.put(row, replace=False)
+    return row["run"]
+
+
+def read_runs(data: Path | None = None) -> list[Row]:
+    """All runs, oldest first, every value as text; [] where nothing was measured.
+
+    Raises StoreError naming file and line for a broken runs.csv.
+    """
+    return runs_table(data).rows()
+
+
+def git_version() -> str:
+    """$A2LIB_GIT, else the short commit of this checkout, ``-dirty`` if its code was changed.
+
+    Blank where the package does not lie in a git checkout of its own.
+    """
+    given = os.environ.get("A2LIB_GIT")
+    if given:
+        return clean(given)
+    # The prefix is blank only where ROOT is the top of the checkout, not a folder of another one.
+    found = _git("rev-parse", "--show-prefix", "--short=12", "HEAD").split("\n")
+    if len(found) != 2 or found[0]:
+        return ""
+    # Results are written while measuring: they say nothing about the code that wrote them.
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)data")
+    return found[1] + ("-dirty" if changed else "")
+
+
+def scrub(text: str) -> str:
+    """``text`` with local absolute paths shortened: relative to the repository, ``~`` for the home
+    folder, and ``.../name`` for any other."""
+    for folder, inside, alone in ((str(paths.ROOT), "", "."), (os.path.expanduser("~"), "~/", "~")):
+        if len(folder) > 1:
+            begin = rf"(?<![\w.~-]){re.escape(folder)}"
+            text = re.sub(rf"{begin}/+(?=\S)", inside, text)
+            text = re.sub(rf"{begin}(?![\w.-])", alone, text)
+    return _ABSOLUTE_PATH.sub(r".../\1", text)
+
+
+def _scrub_values(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {scrub(str(name)): _scrub_values(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_scrub_values(item) for item in value]
+    if isinstance(value, str | os.PathLike):
+        return scrub(os.fspath(value))
+    return value
+
+
+def runs_table(data: Path | None) -> Table:
+    """The table behind runs.csv in ``data`` (default ``paths.data_dir()``)."""
+    folder = Path(data).absolute() if data is not None else paths.data_dir()
+    return Table(folder / "measured" / "runs.csv", COLUMNS, ("run",), _check_run)
+
+
+def _check_run(row: Row) -> None:
+    for column in ("run", "started", "device"):
+        if not row[column]:
+            raise ValueError(f"{column} is blank")
+    if not (row["n_devices"].isascii() and row["n_devices"].isdigit()):
+        raise ValueError(f"n_devices is {row['n_devices']!r}, not a whole number")
+    try:
+        parameters = json.loads(row["parameters"])
+    except json.JSONDecodeError as error:
+        raise ValueError(f"parameters are not JSON: {error.msg}") from None
+    if not isinstance(parameters, dict):
+        raise ValueError("parameters are not a JSON object")
+
+
+def _torch_versions() -> dict[str, str]:
+    try:
+        import torch
+    except ImportError:
+        return {}
+    found = {"torch": str(torch.__version__)}
+    try:
+        found["triton"] = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    if torch.cuda.is_available():
+        found["driver"] = _driver_version()
+        found["cuda"] = str(torch.version.cuda or "")
+        found["cudnn"] = str(torch.backends.cudnn.version() or "")
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return found
+
+
+def _driver_version() -> str:
+    output = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return clean(output.split("\n")[0])
+
+
+def _git(*arguments: str) -> str:
+    # A hook runs with GIT_DIR set, which would answer for another checkout.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    environment["GIT_OPTIONAL_LOCKS"] = "0"  # asking must not get in the way of a commit
+    return _output("git", "-C", str(paths.ROOT), *arguments, env=environment)
+
+
+def _output(*command: str, env: dict[str, str] | None = None) -> str:
+    """The standard output of ``command`` less its last line end; "" if it fails or is not there."""
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.removesuffix("\n") if done.returncode == 0 else ""

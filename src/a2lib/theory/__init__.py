@@ -1,0 +1,1 @@
+"""Closed forms that need neither torch nor a GPU."""

@@ -1,0 +1,218 @@
+"""runs.csv: what a run records, and what it must not."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from a2lib import paths
+from a2lib.measure import StoreError, read_runs, runs, start_run
+
+COLUMNS = (
+    "run started device n_devices driver torch triton cuda cudnn nccl python git command parameters"
+).split()
+
+
+@pytest.fixture
+def new(tmp_path):
+    """Start a run in an empty data folder and return its row."""
+
+    def start(**given) -> dict:
+        given = {"command": "test", "parameters": {}, "device": "cpu"} | given
+        run = start_run(data=tmp_path / "data", **given)
+        return {row["run"]: row for row in read_runs(tmp_path / "data")}[run]
+
+    return start
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A git checkout in place of this one, with one commit; returns it and a git command."""
+    root = tmp_path / "checkout"
+    (root / "data").mkdir(parents=True)
+
+    def git(*arguments):
+        identity = ["-c", "user.name=n", "-c", "user.email=e@e", "-c", "commit.gpgsign=false"]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        return subprocess.run(
+            ["git", *identity, *arguments], cwd=root, env=environment, check=True,
+            capture_output=True, text=True,
+        ).stdout.strip()  # fmt: skip
+
+    for name in ("code.py", "data/cpu.csv"):
+        (root / name).write_text("1\n")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "one")
+    monkeypatch.setattr(paths, "ROOT", root)
+    monkeypatch.delenv("A2LIB_GIT", raising=False)
+    return root, git
+
+
+def test_a_run_records_where_it_ran(new, monkeypatch):
+    monkeypatch.setenv("A2LIB_GIT", "abc123")
+    row = new(command="papermill notebooks/flash.ipynb", parameters={"seq_len": 16}, n_devices=2)
+    assert list(row) == COLUMNS
+    assert re.fullmatch(r"\d{8}T\d{6}Z-cpu-[0-9a-f]{6}", row["run"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["started"])
+    assert row["run"].startswith(row["started"].replace("-", "").replace(":", ""))
+    assert (row["device"], row["n_devices"], row["git"]) == ("cpu", "2", "abc123")
+    assert row["torch"] == torch.__version__
+    assert row["python"] == ".".join(map(str, __import__("sys").version_info[:3]))
+    assert row["command"] == "papermill notebooks/flash.ipynb"
+    assert json.loads(row["parameters"]) == {"seq_len": 16}
+
+
+def test_on_a_gpu_the_driver_and_libraries_are_recorded(new, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91300)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "nccl", types.SimpleNamespace(version=lambda: (2, 28, 3)))
+    real = runs._output
+
+    def output(*command, **options):
+        if command[0] == "nvidia-smi":
+            return "580.95.05\n580.95.05"
+        return real(*command, **options)
+
+    monkeypatch.setattr(runs, "_output", output)
+    row = new(device="nvidia-h200")
+    found = {name: row[name] for name in ("driver", "cuda", "cudnn", "nccl")}
+    assert found == {"driver": "580.95.05", "cuda": "13.0", "cudnn": "91300", "nccl": "2.28.3"}
+
+
+def test_a_command_that_is_missing_or_fails_gives_blank():
+    assert runs._output("a2lib-there-is-no-such-command") == ""
+    assert runs._output("sh", "-c", "echo half an answer; exit 3") == ""
+    assert runs._output("sh", "-c", "echo all") == "all"
+
+
+def test_runs_in_the_same_second_differ(new):
+    assert len({new()["run"] for _ in range(20)}) == 20
+
+
+def test_a_clash_of_suffixes_is_not_one_run(new, monkeypatch):
+    suffixes = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
+    monkeypatch.setattr(runs.secrets, "token_hex", lambda n: next(suffixes))
+    fixed = types.SimpleNamespace(now=lambda zone: real.datetime(2026, 1, 2, tzinfo=zone))
+    real = __import__("datetime")
+    monkeypatch.setattr(runs, "datetime", fixed)
+    assert [new()["run"][-6:], new()["run"][-6:]] == ["aaaaaa", "bbbbbb"]
+
+
+def test_no_host_name_and_no_local_path_is_recorded(new, monkeypatch, tmp_path):
+    monkeypatch.setattr(socket, "gethostname", lambda: "secret-host")
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(["a", "secret-host", "c", "d", "e"]))
+    monkeypatch.setenv("HOSTNAME", "secret-host")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    root = str(paths.ROOT)
+    row = new(
+        command=f"{root}/.venv/bin/papermill {root}/notebooks/flash.ipynb /scratch/me/out.ipynb",
+        parameters={
+            "data": paths.ROOT / "build" / "data",
+            "nested": [{"cache": "/home/somebody/.cache", root: "here"}],
+            "log": f"{tmp_path}/log.txt",
+        },
+    )
+    assert row["command"] == ".venv/bin/papermill notebooks/flash.ipynb .../out.ipynb"
+    assert json.loads(row["parameters"]) == {
+        "data": "build/data",
+        "nested": [{"cache": "~/.cache", ".": "here"}],
+        "log": ".../log.txt",
+    }
+    everything = " ".join(row.values())
+    for secret in ("secret-host", "somebody", "/scratch", str(tmp_path)):
+        assert secret not in everything
+
+
+@pytest.mark.parametrize(
+    ("text", "shortened"),
+    [
+        ("ROOT/build/x.csv", "build/x.csv"),
+        ("--out=ROOT/x", "--out=x"),
+        ("cd ROOT && make", "cd . && make"),
+        ("ROOT-other/x", ".../x"),
+        ('File "/usr/lib/python3/x.py", line 3', 'File ".../x.py", line 3'),
+        ("error:/tmp/me/x: gone", "error:.../x: gone"),
+        ("HOME/x HOME", "~/x ~"),
+        ("ROOT/ HOME/", "./ ~/"),
+        ("file://HOME/x", "file://~/x"),
+        ("https://pytorch.org/docs/x", "https://pytorch.org/docs/x"),
+        ("5 TFLOP/s and/or 1/2/3", "5 TFLOP/s and/or 1/2/3"),
+        ("notebooks/flash.ipynb ./a/b ../a/b ~/a/b", "notebooks/flash.ipynb ./a/b ../a/b ~/a/b"),
+    ],
+)
+def test_local_paths_are_shortened_and_nothing_else(text, shortened, monkeypatch):
+    monkeypatch.setattr(paths, "ROOT", Path("/srv/checkouts/a2lib"))
+    monkeypatch.setenv("HOME", "/home/somebody")
+    text = text.replace("ROOT", "/srv/checkouts/a2lib").replace("HOME", "/home/somebody")
+    assert runs.scrub(text) == shortened
+
+
+def test_a_home_at_the_root_of_the_disk_shortens_nothing(monkeypatch):
+    monkeypatch.setenv("HOME", "/")
+    assert runs.scrub("5 TFLOP/s / 2") == "5 TFLOP/s / 2"
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}, object()])
+def test_parameters_that_are_not_json_are_refused(new, value, tmp_path):
+    with pytest.raises(StoreError, match="parameters of the run: ") as raised:
+        new(parameters={"seq_len": value})
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_device_that_is_not_a_slug_is_refused(new):
+    with pytest.raises(StoreError, match="device 'NVIDIA H200': must be lower-case"):
+        new(device="NVIDIA H200")
+
+
+def test_the_commit_is_that_of_the_checkout(checkout, new):
+    _, git = checkout
+    commit = git("rev-parse", "--short=12", "HEAD")
+    assert re.fullmatch(r"[0-9a-f]{12}", commit)
+    assert new()["git"] == commit
+
+
+def test_changed_code_is_dirty_and_changed_data_is_not(checkout):
+    root, git = checkout
+    commit = git("rev-parse", "--short=12", "HEAD")
+    (root / "data" / "cpu.csv").write_text("2\n")
+    (root / "untracked.txt").write_text("2\n")
+    assert runs.git_version() == commit
+    (root / "code.py").write_text("2\n")
+    assert runs.git_version() == f"{commit}-dirty"
+
+
+def test_the_environment_names_the_commit_first(checkout, monkeypatch):
+    monkeypatch.setenv("A2LIB_GIT", "0123456789ab")
+    assert runs.git_version() == "0123456789ab"
+
+
+def test_another_checkout_around_or_before_this_one_is_not_named(checkout, monkeypatch, tmp_path):
+    root, git = checkout
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    assert runs.git_version() == git("rev-parse", "--short=12", "HEAD")
+    (root / "inner").mkdir()
+    monkeypatch.setattr(paths, "ROOT", root / "inner")
+    assert runs.git_version() == ""
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    assert runs.git_version() == ""
+
+
+def test_without_git_or_a_commit_it_is_blank(checkout, monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert runs.git_version() == ""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    subprocess.run(["git", "init", "--quiet", empty], check=True)
+    monkeypatch.setattr(paths, "ROOT", empty)
+    assert runs.git_version() == ""

@@ -1,0 +1,240 @@
+"""FlashAttention-2 with Triton kernels as a PyTorch function.
+
+    o = flash_attention(q, k, v, is_causal=True)          # what a model calls
+    o = FlashAttentionTriton.apply(q, k, v, True)         # the handout's interface
+
+Both run the kernels of ``a2lib.attention.kernels``, forward and backward, or raise
+``UnsupportedError`` saying why not: no other implementation ever answers in their name.
+"""
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from a2lib.attention.shapes import UnsupportedError, as_batched_heads, check_inputs
+from a2lib.attention.tiles import HEAD_DIM_MAX, SPECIALISED, TILES, WHEN_FEW, precision_of
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Exact attention ``softmax(scale * q @ k.T) @ v`` without the N x N matrix, differentiable.
+
+    q: ``(..., n_queries, d)``; k, v: ``(..., n_keys, d)``. The last leading dimension counts
+    heads; q may have a whole multiple of the heads of k and v (grouped-query attention). d is 1
+    to 128; lengths are any, and may differ; strides are any (a copy is made only where d is not
+    contiguous). bfloat16, float16 or float32; sums are fp32, and fp32 inputs are multiplied as
+    fp32 unless ``torch.backends.cuda.matmul.allow_tf32`` asks for TF32. With ``is_causal`` query
+    i sees the keys j <= i. ``scale`` defaults to ``1 / sqrt(d)``. A query that sees no key gives
+    a row of zeros. Gradients are deterministic.
+
+    Returns ``(..., n_queries, d)``. Raises ValueError where the inputs do not fit each other,
+    UnsupportedError where the kernels cannot run them. Source: FlashAttention-2 (Dao, 2023).
+    """
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number; got {scale}")
+    if scale is not None and scale <= 0:
+        # The kernels mask and take maxima before they scale, which needs a scale > 0.
+        q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
+    return _FlashAttention.apply(q, k, v, is_causal, scale)
+
+
+class FlashAttentionTriton(torch.autograd.Function):
+    """``FlashAttentionTriton.apply(q, k, v, is_causal=False)``, forward and backward in Triton.
+
+    Shapes, dtypes and errors as ``flash_attention`` with its default scale. Saves q, k, v, o and
+    one tensor of shape ``q.shape[:-1]``: the natural-log log-sum-exp of each score row, fp32.
+    """
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        return _forward(ctx, q, k, v, is_causal, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do: Tensor):
+        return *_backward(ctx, do), None
+
+
+class _FlashAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal, scale):
+        return _forward(ctx, q, k, v, is_causal, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do):
+        return *_backward(ctx, do), None, None
+
+
+def _forward(ctx, q, k, v, is_causal, scale):
+    check_inputs(q, k, v)
+    _check_supported(q)
+    ctx.is_causal = bool(is_causal)
+    ctx.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    ctx.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+    q4, k4, v4 = (as_batched_heads(x) for x in (q, k, v))
+    o = torch.empty_like(q4)
+    lse = torch.empty(q4.shape[:-1], dtype=torch.float32, device=q.device)
+    _Problem(q4, k4, ctx).forward(q4, k4, v4, o, lse)
+    o, lse = o.view(q.shape), lse.view(q.shape[:-1])
+    ctx.save_for_backward(q, k, v, o, lse)
+    return o
+
+
+def _backward(ctx, do):
+    q, k, v, o, lse = ctx.saved_tensors
+    q4, k4, v4, o4, do4 = (as_batched_heads(x) for x in (q, k, v, o, do))
+    dq4, dk4, dv4 = (
+        torch.empty_like(x) if needed else None
+        for x, needed in zip((q4, k4, v4), ctx.needs_input_grad[:3], strict=True)
+    )
+    lse = lse.view(q4.shape[:-1])
+    _Problem(q4, k4, ctx).backward(q4, k4, v4, o4, do4, lse, dq4, dk4, dv4)
+    return tuple(
+        None if dx is None else dx.view(x.shape)
+        for dx, x in zip((dq4, dk4, dv4), (q, k, v), strict=True)
+    )
+
+
+def _check_supported(q: Tensor) -> None:
+    """Raise UnsupportedError, in one line, where the kernels cannot run tensors like q."""
+    if q.dtype not in DTYPES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise UnsupportedError(f"flash_attention runs {names}; got {q.dtype}")
+    if not 1 <= q.shape[-1] <= HEAD_DIM_MAX:
+        raise UnsupportedError(
+            f"flash_attention runs head_dim 1 to {HEAD_DIM_MAX}; got {q.shape[-1]}"
+        )
+    try:
+        from a2lib.attention.kernels import INTERPRETED
+    except ImportError as error:
+        raise UnsupportedError(f"flash_attention needs Triton, which is missing: {error}") from None
+    if not q.is_cuda and not INTERPRETED.value:
+        raise UnsupportedError(
+            f"flash_attention's Triton kernels need a CUDA GPU, and q is on {q.device}; on the CPU "
+            "use FlashAttentionPyTorch or attention_reference (TRITON_INTERPRET=1 runs the "
+            "kernels there, for tests)"
+        )
+
+
+class _Problem:
+    """One call's sizes and the launches that serve it; tensors are (B, H, N, d)."""
+
+    def __init__(self, q, k, ctx):
+        self.dtype = DTYPES[q.dtype]
+        self.batch, self.heads, self.n_queries, self.head_dim = q.shape
+        self.kv_heads, self.n_keys = k.shape[1:3]
+        self.group = self.heads // self.kv_heads if self.kv_heads else 1
+        self.is_causal, self.scale = ctx.is_causal, ctx.scale
+        self.precision = precision_of(self.dtype, ctx.allow_tf32)
+        self.device = q.device
+
+    def forward(self, q, k, v, o, lse):
+        """Fill o and lse."""
+        from a2lib.attention import kernels
+
+        scale = self.scale * kernels.LOG2E.value
+        n_heads = self.batch * self.heads
+        strides = _strides(q, k, v, o)
+        sizes = (scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
+        self._launch("forward", self.n_queries, n_heads, (q, k, v, o, lse, *strides, *sizes))
+
+    def backward(self, q, k, v, o, do, lse, dq, dk, dv):
+        """Fill dq, dk and dv, each unless None."""
+        n_heads = self.batch * self.heads
+        delta = torch.empty_like(lse)
+        dq_out = q if dq is None else dq
+        tensors = (q, k, v, o, do, dq_out, lse, delta)
+        strides = _strides(q, k, v, o, do, dq_out)
+        sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
+        arguments = (*tensors, *strides, *sizes)
+        self._launch("backward_dq", self.n_queries, n_heads, arguments, NEEDS_DQ=dq is not None)
+
+        if dk is None and dv is None:
+            return
+        dk_out, dv_out = k if dk is None else dk, v if dv is None else dv
+        tensors = (q, k, v, do, dk_out, dv_out, lse, delta)
+        strides = _strides(q, k, v, do, dk_out, dv_out)
+        sizes = (self.scale, self.kv_heads, self.batch * self.kv_heads, *sizes[3:])
+        arguments = (*tensors, *strides, *sizes)
+        together = self._key("backward_dkdv") in TILES
+        for name, NEEDS_DK, NEEDS_DV in (
+            [("backward_dkdv", dk is not None, dv is not None)]
+            if together
+            else [("backward_dk", True, False)] * (dk is not None)
+            + [("backward_dv", False, True)] * (dv is not None)
+        ):
+            n_kv_heads = self.batch * self.kv_heads
+            self._launch(
+                name, self.n_keys, n_kv_heads, arguments, NEEDS_DK=NEEDS_DK, NEEDS_DV=NEEDS_DV
+            )
+
+    def _key(self, name):
+        """Where the table has this problem's tiles for a kernel."""
+        family = "fp32" if self.dtype == "fp32" else "16bit"
+        return name, family, max(16, 1 << (self.head_dim - 1).bit_length()), self.is_causal
+
+    def _launch(self, name, length, n_heads, arguments, **constants):
+        """Run one kernel with the first tile of the table that fits this GPU."""
+        from triton import cdiv
+        from triton.runtime.errors import OutOfResources
+
+        from a2lib.attention import kernels
+
+        if length == 0 or n_heads == 0:
+            return
+        kernel = getattr(kernels, SPECIALISED[name][0])
+        key = self._key(name)
+        over_queries = name in ("forward", "backward_dq")
+
+        def n_programs(tile):
+            return cdiv(length, tile.Bq if over_queries else tile.Bk) * n_heads
+
+        tiles = TILES[key]
+        if key in WHEN_FEW and n_programs(tiles[0]) < _n_multiprocessors(self.device):
+            tiles = WHEN_FEW[key], *tiles
+        for tile in tiles:
+            if (key, tile, self.device) in _does_not_fit:
+                continue
+            try:
+                with torch.cuda.device_of(arguments[0]):
+                    kernel[(n_programs(tile),)](
+                        *arguments,
+                        d=self.head_dim,
+                        BD=key[2],
+                        Bq=tile.Bq,
+                        Bk=tile.Bk,
+                        CAUSAL=self.is_causal,
+                        PRECISION=self.precision,
+                        STAGES=tile.stages,
+                        num_warps=tile.warps,
+                        num_stages=tile.stages,
+                        **constants,
+                    )
+                return
+            except OutOfResources:
+                _does_not_fit.add((key, tile, self.device))
+        raise UnsupportedError(
+            f"flash_attention has no {name} tile for head_dim {self.head_dim} in {self.dtype} that "
+            f"fits the shared memory of {self.device}"
+        )
+
+
+_does_not_fit: set[tuple] = set()
+
+
+@functools.cache
+def _n_multiprocessors(device) -> int:
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _strides(*tensors):
+    return [stride for x in tensors for stride in x.stride()[:3]]

@@ -1,0 +1,375 @@
+"""FlashAttention-2 in Triton: one forward kernel, two backward kernels.
+
+Legend, with the handout's names: a program owns a tile of ``Bq`` queries or ``Bk`` keys of one
+head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD`` the power of two
+that holds it. Scores live in base 2: ``qk_scale`` is ``scale * log2(e)``, so that each
+exponential is the hardware's ``ex2``.
+
+Every loop over tiles is written twice, once without any mask for the tiles that all rows see
+whole, once masked for those on the diagonal or at the ragged end. No length has to be a multiple
+of a tile. The masked loop has few turns and is not pipelined: with both loops pipelined, ptxas
+serialises the wgmma instructions of both (its note C7515).
+
+Source: Dao, "FlashAttention-2" (2023), algorithms 1 and 2. The backward pass here runs as two
+kernels, ``backward_dq_kernel`` over query tiles and ``backward_dkdv_kernel`` over key tiles:
+each recomputes the scores, and neither needs atomics, so gradients are the same bits every run.
+"""
+
+import os
+
+import triton
+import triton.language as tl
+
+# Triton's interpreter multiplies the bit patterns of bfloat16 operands, and has no bf16x6.
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _dot(a, b, PRECISION: tl.constexpr, acc=None):
+    """``a @ b``, plus ``acc`` if given, in fp32; PRECISION is how fp32 operands are multiplied."""
+    if INTERPRETED:
+        product = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        product = tl.dot(a, b, acc, input_precision=PRECISION)
+    return product
+
+
+@triton.jit
+def _int64(x):
+    # A loop counter is a plain int in the interpreter, and a tensor in a compiled kernel.
+    return tl.zeros([], tl.int64) + x
+
+
+@triton.jit
+def _float32(x):
+    # torch.compile passes a Python float as fp64; the interpreter passes it as it is.
+    if INTERPRETED:
+        return x
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def _load_rows(
+    ptr, row0, n_rows, stride,
+    B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Rows ``row0 .. row0 + B`` of a (n_rows, d) matrix as (B, BD); zero outside of it."""
+    offs_r = tl.arange(0, B)
+    offs_d = tl.arange(0, BD)
+    # The tile's origin in 64 bits, offsets within a tile in 32: long sequences do not overflow.
+    ptrs = ptr + _int64(row0) * stride + offs_r[:, None] * stride + offs_d[None, :]
+    if MASK and d != BD:
+        x = tl.load(ptrs, mask=(row0 + offs_r < n_rows)[:, None] & (offs_d < d)[None, :], other=0.0)
+    elif MASK:
+        x = tl.load(ptrs, mask=(row0 + offs_r < n_rows)[:, None], other=0.0)
+    elif d != BD:
+        x = tl.load(ptrs, mask=(offs_d < d)[None, :], other=0.0)
+    else:
+        x = tl.load(ptrs)
+    return x
+
+
+@triton.jit
+def _store_rows(
+    ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr
+):
+    """The inverse of ``_load_rows``; elements outside of the matrix are dropped."""
+    offs_r = tl.arange(0, B)
+    offs_d = tl.arange(0, BD)
+    ptrs = ptr + _int64(row0) * stride + offs_r[:, None] * stride + offs_d[None, :]
+    mask = (row0 + offs_r < n_rows)[:, None]
+    if d != BD:
+        mask = mask & (offs_d < d)[None, :]
+    tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _tile_and_head(n_tiles, n_heads_total, LONGEST_FIRST: tl.constexpr, REVERSE: tl.constexpr):
+    """This program's tile and flat (batch, head) index.
+
+    With a causal mask tiles differ in work: the longest of every head start first, so that no
+    long tile is left alone at the end. Otherwise neighbours share a head and its cached keys.
+    """
+    pid = tl.program_id(0)
+    if LONGEST_FIRST:
+        tile = pid // n_heads_total
+        if REVERSE:
+            tile = n_tiles - 1 - tile
+        head = pid % n_heads_total
+    else:
+        tile = pid % n_tiles
+        head = pid // n_tiles
+    return tile, head
+
+
+@triton.jit
+def _visible_keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr):
+    """Ends of the keys that all queries of tile m0 see whole, and of those that any sees."""
+    if CAUSAL:
+        stop = tl.minimum(m0 + Bq, Nk)
+        whole = tl.minimum(m0 + 1, Nk) // Bk * Bk
+    else:
+        stop = Nk
+        whole = Nk // Bk * Bk
+    return whole, stop
+
+
+@triton.jit
+def _forward_tiles(
+    acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, start, stop, Nk, qk_scale,
+    Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over the key tiles in [start, stop)."""
+    for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
+        k = _load_rows(K, n0, Nk, stride_kn, Bk, d, BD, MASK)
+        s = _dot(q, tl.trans(k), PRECISION)
+        if MASK:
+            offs_n = n0 + tl.arange(0, Bk)
+            visible = (offs_n < Nk)[None, :]
+            if CAUSAL:
+                visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
+            s = tl.where(visible, s, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)
+        # A row that has seen only -inf so far: -inf - -inf would be NaN.
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        p = tl.math.exp2(s * qk_scale - m_safe[:, None])
+        alpha = tl.math.exp2(m_i - m_safe)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, MASK)
+        acc = _dot(p.to(V.dtype.element_ty), v, PRECISION, acc * alpha[:, None])
+        m_i = m_new
+    return acc, m_i, l_i
+
+
+# Sizes that need no kernel of their own: 1 and multiples of 16 compile to the same code.
+SIZES = ["H", "n_heads_total", "Nq", "Nk"]
+
+
+@triton.jit(do_not_specialize=SIZES)
+def forward_kernel(
+    Q, K, V, O, LSE,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
+    qk_scale, H, n_heads_total, GROUP, Nq, Nk,
+    d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """O = softmax(scale Q K^T) V and LSE, the natural-log log-sum-exp of each score row.
+
+    Q, O: (B, H, Nq, d); K, V: (B, H / GROUP, Nk, d); LSE: (B, H, Nq) contiguous fp32.
+    FlashAttention-2, algorithm 1: one program per (query tile, head), keys streamed.
+    """
+    qk_scale = _float32(qk_scale)
+    tile, bh = _tile_and_head(tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
+    b = (bh // H).to(tl.int64)
+    h = (bh % H).to(tl.int64)
+    m0 = tile * Bq
+    Q += b * stride_qb + h * stride_qh
+    K += b * stride_kb + (h // GROUP) * stride_kh
+    V += b * stride_vb + (h // GROUP) * stride_vh
+    O += b * stride_ob + h * stride_oh
+
+    q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
+    m_i = tl.full([Bq], float("-inf"), tl.float32)
+    l_i = tl.zeros([Bq], tl.float32)
+    acc = tl.zeros([Bq, BD], tl.float32)
+    whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
+    acc, m_i, l_i = _forward_tiles(
+        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, qk_scale,
+        Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
+    )  # fmt: skip
+    acc, m_i, l_i = _forward_tiles(
+        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, qk_scale,
+        Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
+    )  # fmt: skip
+
+    # A row without a visible key has l = 0: its output is 0 and its log-sum-exp -inf.
+    l_safe = tl.where(l_i == 0.0, 1.0, l_i)
+    _store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
+    offs_m = m0 + tl.arange(0, Bq)
+    lse = (m_i + tl.math.log2(l_safe)) * LN2
+    tl.store(LSE + bh.to(tl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
+
+
+@triton.jit
+def _load_lse2(LSE, offs, n, MASK: tl.constexpr):
+    """The log-sum-exp in base 2; +inf for rows with no score, which makes their weights 0."""
+    if MASK:
+        lse = tl.load(LSE + offs, mask=offs < n, other=float("inf"))
+    else:
+        lse = tl.load(LSE + offs)
+    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+
+
+@triton.jit
+def _dq_tiles(
+    dq, q, do, lse2, delta, K, V, stride_kn, stride_vn, m0, start, stop, Nk, qk_scale,
+    Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dQ / scale of one query tile over the key tiles in [start, stop)."""
+    for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
+        k = _load_rows(K, n0, Nk, stride_kn, Bk, d, BD, MASK)
+        v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, MASK)
+        s = _dot(q, tl.trans(k), PRECISION)
+        dp = _dot(do, tl.trans(v), PRECISION)
+        p = tl.math.exp2(s * qk_scale - lse2[:, None])
+        if MASK:
+            offs_n = n0 + tl.arange(0, Bk)
+            visible = (offs_n < Nk)[None, :]
+            if CAUSAL:
+                visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
+            p = tl.where(visible, p, 0.0)
+        ds = p * (dp - delta[:, None])
+        dq = _dot(ds.to(K.dtype.element_ty), k, PRECISION, dq)
+    return dq
+
+
+@triton.jit(do_not_specialize=SIZES)
+def backward_dq_kernel(
+    Q, K, V, O, DO, DQ, LSE, DELTA,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
+    stride_dob, stride_doh, stride_don, stride_dqb, stride_dqh, stride_dqn,
+    scale, H, n_heads_total, GROUP, Nq, Nk,
+    d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
+    CAUSAL: tl.constexpr, NEEDS_DQ: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """DELTA = rowsum(dO * O), then dQ: one program per (query tile, head), keys streamed.
+
+    DELTA: (B, H, Nq) contiguous fp32, read by ``backward_dkdv_kernel``, which must run after.
+    """
+    scale = _float32(scale)
+    tile, bh = _tile_and_head(tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
+    b = (bh // H).to(tl.int64)
+    h = (bh % H).to(tl.int64)
+    m0 = tile * Bq
+    O += b * stride_ob + h * stride_oh
+    DO += b * stride_dob + h * stride_doh
+    offs_m = m0 + tl.arange(0, Bq)
+    do = _load_rows(DO, m0, Nq, stride_don, Bq, d, BD, True)
+    o = _load_rows(O, m0, Nq, stride_on, Bq, d, BD, True)
+    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    tl.store(DELTA + bh.to(tl.int64) * Nq + offs_m, delta, mask=offs_m < Nq)
+    if NEEDS_DQ:
+        Q += b * stride_qb + h * stride_qh
+        K += b * stride_kb + (h // GROUP) * stride_kh
+        V += b * stride_vb + (h // GROUP) * stride_vh
+        DQ += b * stride_dqb + h * stride_dqh
+        q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
+        lse2 = _load_lse2(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True)
+        dq = tl.zeros([Bq, BD], tl.float32)
+        whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
+        dq = _dq_tiles(
+            dq, q, do, lse2, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale * LOG2E,
+            Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
+        )  # fmt: skip
+        dq = _dq_tiles(
+            dq, q, do, lse2, delta, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale * LOG2E,
+            Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
+        )  # fmt: skip
+        _store_rows(DQ, dq * scale, m0, Nq, stride_dqn, Bq, d, BD)
+
+
+@triton.jit
+def _dkdv_tiles(
+    dk, dv, k, v, Q, DO, LSE, DELTA, stride_qn, stride_don,
+    n0, start, stop, jump, skip, Nq, qk_scale,
+    Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dK / scale and dV of one key tile over query tiles, with transposed scores.
+
+    The tiles start at start, start + Bq, ... below stop; with MASK those from jump on lie skip
+    further, so that one loop serves the diagonal and the ragged end. Keys past Nk need no mask:
+    row j of dK and dV depends on key j alone, and is not stored.
+    """
+    for at in tl.range(start, stop, Bq, num_stages=1 if MASK else STAGES):
+        if MASK:
+            m0 = at + tl.where(at >= jump, skip, 0)
+        else:
+            m0 = at
+        offs_m = m0 + tl.arange(0, Bq)
+        q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, MASK)
+        do = _load_rows(DO, m0, Nq, stride_don, Bq, d, BD, MASK)
+        lse2 = _load_lse2(LSE, offs_m, Nq, MASK)
+        st = _dot(k, tl.trans(q), PRECISION)
+        if NEEDS_DK:
+            delta = tl.load(DELTA + offs_m, mask=offs_m < Nq, other=0.0)
+            dpt = _dot(v, tl.trans(do), PRECISION)
+        pt = tl.math.exp2(st * qk_scale - lse2[None, :])
+        if MASK and CAUSAL:
+            pt = tl.where((n0 + tl.arange(0, Bk))[:, None] <= offs_m[None, :], pt, 0.0)
+        if NEEDS_DV:
+            dv = _dot(pt.to(Q.dtype.element_ty), do, PRECISION, dv)
+        if NEEDS_DK:
+            dst = pt * (dpt - delta[None, :])
+            dk = _dot(dst.to(Q.dtype.element_ty), q, PRECISION, dk)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=SIZES)
+def backward_dkdv_kernel(
+    Q, K, V, DO, DK, DV, LSE, DELTA,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
+    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    scale, H, n_heads_total, GROUP, Nq, Nk,
+    d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
+    CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dK, dV or both: one program per (key tile, key head), which sums its group's query heads.
+
+    H and n_heads_total count heads of K and V; query heads are GROUP times as many.
+    """
+    scale = _float32(scale)
+    tile, bh = _tile_and_head(tl.cdiv(Nk, Bk), n_heads_total, CAUSAL, False)
+    b = (bh // H).to(tl.int64)
+    h_kv = (bh % H).to(tl.int64)
+    n0 = tile * Bk
+    K += b * stride_kb + h_kv * stride_kh
+    V += b * stride_vb + h_kv * stride_vh
+    DK += b * stride_dkb + h_kv * stride_dkh
+    DV += b * stride_dvb + h_kv * stride_dvh
+    k = _load_rows(K, n0, Nk, stride_kn, Bk, d, BD, True)
+    v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, True)
+    dk = tl.zeros([Bk, BD], tl.float32)
+    dv = tl.zeros([Bk, BD], tl.float32)
+
+    if CAUSAL:
+        first = n0 // Bq * Bq
+        # From here on every query sees every key of the tile.
+        diagonal_end = tl.cdiv(n0 + Bk - 1, Bq) * Bq
+    else:
+        first = 0
+        diagonal_end = 0
+    whole_end = Nq // Bq * Bq
+    diagonal_end = tl.maximum(tl.minimum(diagonal_end, whole_end), first)
+    tail_start = tl.maximum(diagonal_end, whole_end)
+    tail = tl.maximum(Nq - tail_start, 0)
+    for g in range(GROUP):
+        h = h_kv * GROUP + g
+        Q_h = Q + b * stride_qb + h * stride_qh
+        DO_h = DO + b * stride_dob + h * stride_doh
+        row = (b * H * GROUP + h) * Nq
+        dk, dv = _dkdv_tiles(
+            dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
+            n0, diagonal_end, whole_end, 0, 0, Nq, scale * LOG2E,
+            Bq, Bk, d, BD, CAUSAL, False, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
+        )  # fmt: skip
+        dk, dv = _dkdv_tiles(
+            dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
+            n0, first, diagonal_end + tail, diagonal_end, tail_start - diagonal_end,
+            Nq, scale * LOG2E,
+            Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
+        )  # fmt: skip
+    if NEEDS_DK:
+        _store_rows(DK, dk * scale, n0, Nk, stride_dkn, Bk, d, BD)
+    if NEEDS_DV:
+        _store_rows(DV, dv, n0, Nk, stride_dvn, Bk, d, BD)

@@ -1,0 +1,47 @@
+"""What every attention here asks of its inputs, and the one layout the kernels read."""
+
+from torch import Tensor
+
+
+class UnsupportedError(RuntimeError):
+    """This implementation cannot run these inputs here; the message says why and what can."""
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """Check q ``(..., H, Nq, d)`` against k, v ``(..., H_kv, Nk, d)``; returns ``H // H_kv``.
+
+    Raises ValueError, in one line, where shapes, dtypes or devices do not fit each other.
+    """
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.dim() < 2 or k.dim() != q.dim():
+        raise ValueError(f"q, k and v must be (..., length, head_dim) of one rank; got {shapes}")
+    if k.shape != v.shape:
+        raise ValueError(f"k and v must have the same shape; got {shapes}")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q, k and v must have the same head_dim; got {shapes}")
+    if len({q.dtype, k.dtype, v.dtype}) > 1:
+        raise ValueError(f"q, k and v must have one dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
+    if len({q.device, k.device, v.device}) > 1:
+        devices = f"{q.device}, {k.device}, {v.device}"
+        raise ValueError(f"q, k and v must be on one device; got {devices}")
+    if not q.is_floating_point():
+        raise ValueError(f"attention takes floating-point tensors; got {q.dtype}")
+    if q.dim() == 2:
+        return 1
+    heads, kv_heads = q.shape[-3], k.shape[-3]
+    grouped = heads == kv_heads or (kv_heads > 0 and heads % kv_heads == 0)
+    if q.shape[:-3] != k.shape[:-3] or not grouped:
+        raise ValueError(
+            "q's leading dimensions must be those of k and v, the last (heads) or a whole "
+            f"multiple of it; got {shapes}"
+        )
+    return heads // kv_heads if kv_heads else 1
+
+
+def as_batched_heads(x: Tensor) -> Tensor:
+    """View ``(..., H, N, d)`` as ``(B, H, N, d)`` with d contiguous, copying only if it must."""
+    if x.dim() < 4:
+        x = x[(None,) * (4 - x.dim())]
+    elif x.dim() > 4:
+        x = x.reshape(-1, *x.shape[-3:]) if x.numel() else x.new_empty(0, *x.shape[-3:])
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

@@ -1,0 +1,109 @@
+"""FlashAttention-2 tile by tile in plain PyTorch: the algorithm, readable, on any device.
+
+The loops are those of algorithms 1 and 2 of Dao, "FlashAttention-2" (2023), in the same order as
+the Triton kernels run them. It is slow (a handful of launches a tile) and small in memory.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from a2lib.attention.shapes import check_inputs
+
+TILE = 64  # queries and keys a tile
+
+
+def _tiles(n: int):
+    return [slice(start, min(start + TILE, n)) for start in range(0, n, TILE)]
+
+
+def _scores(q: Tensor, k: Tensor, rows: slice, cols: slice, scale: float, is_causal: bool):
+    """Scaled, masked scores of one tile, in the accumulation dtype."""
+    s = _accumulate(q[..., rows, :]) @ _accumulate(k[..., cols, :]).transpose(-1, -2) * scale
+    if is_causal and cols.stop - 1 > rows.start:
+        i = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
+        j = torch.arange(cols.start, cols.stop, device=q.device)
+        s = s.masked_fill(j > i, float("-inf"))
+    return s
+
+
+def _accumulate(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _visible(rows: slice, n_keys: int, is_causal: bool):
+    """The key tiles that any query of these rows sees."""
+    return _tiles(min(rows.stop, n_keys) if is_causal else n_keys)
+
+
+class FlashAttentionPyTorch(torch.autograd.Function):
+    """``FlashAttentionPyTorch.apply(q, k, v, is_causal=False)``: FlashAttention-2 without Triton.
+
+    q: ``(..., n_queries, d)``; k, v: ``(..., n_keys, d)`` with the same leading dimensions, but
+    that the last (heads) may be a whole fraction of q's. Any floating dtype; sums are kept in
+    fp32 (float64 for float64). Saves q, k, v, o and one tensor of shape ``q.shape[:-1]``: the
+    natural-log log-sum-exp of each score row. Raises ValueError where inputs do not fit.
+    """
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        group = check_inputs(q, k, v)
+        scale = 1 / math.sqrt(q.shape[-1])
+        k_all, v_all = _expand(k, group), _expand(v, group)
+        o = torch.zeros_like(q)
+        lse = _accumulate(q.new_empty(0)).new_full(q.shape[:-1], float("-inf"))
+        for rows in _tiles(q.shape[-2]):
+            m = lse[..., rows].clone()
+            l_sum = torch.zeros_like(m)
+            acc = torch.zeros_like(_accumulate(q[..., rows, :]))
+            for cols in _visible(rows, k.shape[-2], is_causal):
+                s = _scores(q, k_all, rows, cols, scale, is_causal)
+                m_new = torch.maximum(m, s.amax(-1))
+                m_safe = m_new.masked_fill(m_new == float("-inf"), 0.0)
+                p = torch.exp(s - m_safe[..., None])
+                alpha = torch.exp(m - m_safe)
+                l_sum = l_sum * alpha + p.sum(-1)
+                acc = acc * alpha[..., None] + p @ _accumulate(v_all[..., cols, :])
+                m = m_new
+            l_safe = l_sum.masked_fill(l_sum == 0, 1.0)
+            o[..., rows, :] = (acc / l_safe[..., None]).to(o.dtype)
+            lse[..., rows] = m + torch.log(l_safe)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.is_causal = is_causal
+        return o
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do: Tensor):
+        q, k, v, o, lse = ctx.saved_tensors
+        group = check_inputs(q, k, v)
+        scale = 1 / math.sqrt(q.shape[-1])
+        k_all, v_all = _expand(k, group), _expand(v, group)
+        # +inf makes the weights of a row without visible keys 0 instead of NaN.
+        lse = lse.masked_fill(lse == float("-inf"), float("inf"))
+        delta = (_accumulate(do) * _accumulate(o)).sum(-1)
+        dq = torch.zeros_like(_accumulate(q))
+        dk, dv = torch.zeros_like(_accumulate(k_all)), torch.zeros_like(_accumulate(v_all))
+        for rows in _tiles(q.shape[-2]):
+            q_rows, do_rows = _accumulate(q[..., rows, :]), _accumulate(do[..., rows, :])
+            for cols in _visible(rows, k.shape[-2], ctx.is_causal):
+                s = _scores(q, k_all, rows, cols, scale, ctx.is_causal)
+                p = torch.exp(s - lse[..., rows, None])
+                dv[..., cols, :] += p.transpose(-1, -2) @ do_rows
+                dp = do_rows @ _accumulate(v_all[..., cols, :]).transpose(-1, -2)
+                ds = p * (dp - delta[..., rows, None]) * scale
+                dq[..., rows, :] += ds @ _accumulate(k_all[..., cols, :])
+                dk[..., cols, :] += ds.transpose(-1, -2) @ q_rows
+        dk, dv = _reduce(dk, group), _reduce(dv, group)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+
+
+def _expand(x: Tensor, group: int) -> Tensor:
+    return x if group == 1 else x.repeat_interleave(group, dim=-3)
+
+
+def _reduce(dx: Tensor, group: int) -> Tensor:
+    """Sum the gradients of the query heads that shared one key head."""
+    return dx if group == 1 else dx.unflatten(-3, (-1, group)).sum(-3)

@@ -1,0 +1,70 @@
+"""Which tile each kernel uses: chosen by measurement on an H200, none by search at run time.
+
+A row of ``TILES`` lists tiles in order of preference. The first is what a Hopper GPU runs, and
+compiles there without spills and without serialised wgmma (tests/attention/test_compile.py).
+The later ones need less shared memory: a GPU where the first does not fit takes the next.
+"""
+
+from typing import NamedTuple
+
+# What the table chooses tiles for: a kernel, and what it is asked to compute.
+SPECIALISED = {
+    "forward": ("forward_kernel", {}),
+    "backward_dq": ("backward_dq_kernel", {"NEEDS_DQ": True}),
+    "backward_dkdv": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": True}),
+    "backward_dk": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": False}),
+    "backward_dv": ("backward_dkdv_kernel", {"NEEDS_DK": False, "NEEDS_DV": True}),
+}
+HEAD_DIM_MAX = 128
+
+
+class Tile(NamedTuple):
+    """Bq queries by Bk keys, the warps that share it, and the depth of the load pipeline."""
+
+    Bq: int
+    Bk: int
+    warps: int
+    stages: int
+
+
+TILES = {}
+_SMALLER = Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)
+
+
+def _add(kernel, family, BD, causal, full=None):
+    TILES[kernel, family, BD, True] = (Tile(*causal), *_SMALLER)
+    TILES[kernel, family, BD, False] = (Tile(*(full or causal)), *_SMALLER)
+
+
+for _kernel in ("forward", "backward_dq", "backward_dkdv"):
+    for _BD in (16, 32, 64, 128):
+        _add(_kernel, "16bit", _BD, (64, 64, 4, 3))
+_add("backward_dq", "16bit", 128, (128, 64, 8, 3))
+_add("backward_dkdv", "16bit", 128, (32, 64, 4, 3))
+
+for _BD in (16, 32):
+    _add("forward", "fp32", _BD, (64, 64, 4, 1))
+    _add("backward_dkdv", "fp32", _BD, (32, 64, 4, 1))
+for _BD in (16, 32, 64):
+    _add("backward_dq", "fp32", _BD, (64, 32, 4, 1))
+_add("forward", "fp32", 64, (64, 32, 4, 1))
+_add("backward_dkdv", "fp32", 64, (32, 128, 8, 1))
+# At 128 columns the fp32 sums of dK and dV do not fit the registers together: a kernel each.
+_add("forward", "fp32", 128, (64, 16, 4, 1))
+_add("backward_dq", "fp32", 128, (64, 16, 4, 1))
+_add("backward_dk", "fp32", 128, (16, 128, 8, 1))
+_add("backward_dv", "fp32", 128, (16, 64, 4, 1), full=(16, 128, 8, 1))
+
+# Where the table's tile would leave multiprocessors idle, a smaller one can be faster.
+WHEN_FEW = {("backward_dq", "16bit", 128, causal): Tile(64, 64, 4, 3) for causal in (True, False)}
+
+
+def precision_of(dtype, allow_tf32):
+    """How ``tl.dot`` multiplies operands of this dtype ("fp32", "bf16", "fp16").
+
+    fp32 is split into three bf16 terms, six products (bf16x6): as exact as fp32 multiplication
+    and on the tensor cores; TF32 keeps 10 bits of the mantissa and is for those who ask for it.
+    """
+    if dtype != "fp32":
+        return "ieee"
+    return "tf32" if allow_tf32 else "bf16x6"

@@ -1,0 +1,104 @@
+"""Names, errors, and the definition itself."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_compare import random_inputs
+
+from a2lib.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    UnsupportedError,
+    attention_reference,
+    flash_attention,
+)
+
+EVERY = [attention_reference, FlashAttentionPyTorch.apply, FlashAttentionTriton.apply]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("n_queries, n_keys", [(30, 30), (20, 50), (50, 20)])
+def test_reference_is_pytorchs_attention(n_queries, n_keys, is_causal):
+    q, k, v, _ = random_inputs((2, 4, n_queries, 8), (2, 2, n_keys, 8), torch.float64)
+    want = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+    torch.testing.assert_close(attention_reference(q, k, v, is_causal), want)
+
+
+def test_tiled_gradients_by_finite_differences():
+    inputs = random_inputs((1, 2, 70, 3), (1, 1, 66, 3), torch.float64)[:3]
+    for x in inputs:
+        x.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, True), inputs, fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("attention", EVERY)
+@pytest.mark.parametrize(
+    "shapes, complaint",
+    [
+        ([(2, 8, 16), (2, 8, 32), (2, 8, 32)], "same head_dim"),
+        ([(2, 8, 16), (2, 8, 16), (2, 9, 16)], "k and v must have the same shape"),
+        ([(2, 8, 16), (8, 16), (8, 16)], "one rank"),
+        ([(16,), (16,), (16,)], "one rank"),
+        ([(3, 8, 16), (2, 8, 16), (2, 8, 16)], "whole multiple"),
+        ([(2, 4, 8, 16), (1, 4, 8, 16), (1, 4, 8, 16)], "leading dimensions"),
+        ([(2, 4, 8, 16), (2, 0, 8, 16), (2, 0, 8, 16)], "whole multiple"),
+    ],
+)
+def test_shapes_that_do_not_fit(attention, shapes, complaint):
+    with pytest.raises(ValueError, match=complaint) as raised:
+        attention(*(torch.zeros(s) for s in shapes), False)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("attention", EVERY)
+def test_dtypes_that_do_not_fit(attention):
+    x = torch.zeros(1, 8, 16)
+    with pytest.raises(ValueError, match="one dtype"):
+        attention(x, x.half(), x.half(), False)
+    with pytest.raises(ValueError, match="floating-point"):
+        attention(x.int(), x.int(), x.int(), False)
+
+
+@pytest.mark.parametrize(
+    "dtype, head_dim, complaint",
+    [(torch.float64, 16, "bfloat16, float16, float32"), (torch.float32, 129, "head_dim 1 to 128")],
+)
+def test_what_the_kernels_do_not_run(dtype, head_dim, complaint):
+    x = torch.zeros(1, 8, head_dim, dtype=dtype)
+    with pytest.raises(UnsupportedError, match=complaint) as raised:
+        flash_attention(x, x, x)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_scale_must_be_finite(scale):
+    x = torch.zeros(1, 8, 16)
+    with pytest.raises(ValueError, match="finite"):
+        flash_attention(x, x, x, scale=scale)
+
+
+def test_cpu_tensors_are_refused_and_never_run_by_something_else():
+    code = (
+        "import torch; from a2lib.attention import *\n"
+        "x = torch.zeros(1, 8, 16)\n"
+        "for f in (flash_attention, FlashAttentionTriton.apply):\n"
+        "    try: f(x, x, x)\n"
+        "    except UnsupportedError as e: assert 'need a CUDA GPU' in str(e), e\n"
+        "    else: raise SystemExit('ran on the CPU')\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+def test_tf32_is_only_for_those_who_ask(monkeypatch):
+    from a2lib.attention.tiles import precision_of
+
+    assert precision_of("fp32", allow_tf32=False) == "bf16x6"
+    assert precision_of("fp32", allow_tf32=True) == "tf32"
+    assert not torch.backends.cuda.matmul.allow_tf32, "PyTorch's default has changed"

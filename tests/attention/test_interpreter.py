@@ -1,0 +1,191 @@
+"""The Triton kernels in Triton's interpreter against float64, over shapes, strides and dtypes."""
+
+import math
+
+import pytest
+import torch
+from attention_compare import NAMES, errors, in_float64, random_inputs, with_gradients
+from hypothesis import given
+from hypothesis import strategies as st
+
+from a2lib.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    attention_reference,
+    flash_attention,
+)
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
+
+# A few keys cancel to less than they were rounded at, and the interpreter truncates to bfloat16:
+# loose bounds that any wrong index or missing term exceeds. tests/gpu holds the tight ones.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
+def assert_close(results, truth, dtype):
+    for name, error in errors(results, truth).items():
+        assert error <= TOLERANCE[dtype], f"{name} is off by {error:.2e}"
+
+
+@st.composite
+def problems(draw):
+    """Shapes, dtype and strides, with lengths on and beside the edges of tiles."""
+    length = st.integers(1, 150) | st.sampled_from([1, 16, 31, 32, 33, 64, 127, 128, 129, 256])
+    kv_heads = draw(st.integers(1, 2))
+    return {
+        "batch": draw(st.integers(1, 2)),
+        "kv_heads": kv_heads,
+        "heads": kv_heads * draw(st.integers(1, 2)),
+        "n_queries": draw(length),
+        # Through a softmax over a single key no gradient flows: nothing to be relative to.
+        "n_keys": draw(length.filter(lambda n: n > 1)),
+        "head_dim": draw(st.integers(16, 128) | st.sampled_from([16, 32, 64, 80, 96, 128])),
+        "dtype": draw(st.sampled_from(list(TOLERANCE))),
+        "is_causal": draw(st.booleans()),
+        "layout": draw(st.sampled_from(["contiguous", "transposed", "d_strided", "sliced"])),
+        "seed": draw(st.integers(0, 2**16)),
+    }
+
+
+def laid_out(x, layout):
+    """The same values under other strides; a slice lies in the midst of NaN."""
+    if layout == "transposed":  # (B, N, H, d) in memory, as a model's projection leaves it
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "d_strided":
+        return x.transpose(2, 3).contiguous().transpose(2, 3)
+    if layout == "sliced":
+        big = torch.full([x.shape[0], x.shape[1] + 1, x.shape[2] + 7, x.shape[3] + 5], math.nan)
+        big = big.to(x.dtype)
+        big[:, 1:, 3:-4, 2:-3] = x
+        return big[:, 1:, 3:-4, 2:-3]
+    return x
+
+
+@given(problems())
+def test_matches_float64(p):
+    generator = torch.Generator().manual_seed(p["seed"])
+    q_shape = (p["batch"], p["heads"], p["n_queries"], p["head_dim"])
+    kv_shape = (p["batch"], p["kv_heads"], p["n_keys"], p["head_dim"])
+    inputs = random_inputs(q_shape, kv_shape, p["dtype"], generator=generator)
+    truth = in_float64(*inputs, p["is_causal"])
+    inputs = [laid_out(x, p["layout"]) for x in inputs]
+    # Deterministic mode fills new tensors with NaN: an element that is not written shows.
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = with_gradients(FlashAttentionTriton.apply, *inputs, p["is_causal"])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_close(results, truth, p["dtype"])
+
+
+@pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
+def test_a_single_key_takes_all_the_weight(attention):
+    inputs = random_inputs((2, 40, 16), (2, 1, 16), torch.float32)
+    results = with_gradients(attention.apply, *inputs, False)
+    for name, truth in in_float64(*inputs, False).items():
+        torch.testing.assert_close(results[name].double(), truth, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
+def test_any_number_of_leading_dimensions(attention, leading):
+    inputs = random_inputs((*leading, 40, 16), (*leading, 50, 16), torch.float32)
+    results = with_gradients(attention.apply, *inputs, True)
+    assert_close(results, in_float64(*inputs, True), torch.float32)
+
+
+@pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
+def test_saves_the_log_sum_exp_and_nothing_else_of_its_shape(attention):
+    q, k, v, _ = random_inputs((2, 70, 32), (2, 50, 32), torch.float32)
+    o = attention.apply(q.requires_grad_(), k, v, True)
+    saved = [x for x in o.grad_fn.saved_tensors if x.shape == q.shape[:-1]]
+    assert len(saved) == 1
+    scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(32)
+    scores = scores.masked_fill(torch.arange(50) > torch.arange(70)[:, None], -math.inf)
+    torch.testing.assert_close(saved[0].double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 0.0, -0.7])
+def test_scale(scale):
+    inputs = random_inputs((2, 40, 16), (2, 40, 16), torch.float32)
+    truth = with_gradients(
+        lambda q, k, v, c: attention_reference(q, k, v, c, scale=scale),
+        *(x.double() for x in inputs),
+        True,
+    )
+    results = with_gradients(
+        lambda q, k, v, c: flash_attention(q, k, v, is_causal=c, scale=scale), *inputs, True
+    )
+    assert_close(results, truth, torch.float32)
+
+
+def test_only_the_gradients_asked_for():
+    q, k, v, do = random_inputs((2, 40, 16), (2, 40, 16), torch.float32)
+    truth = in_float64(q, k, v, do, False)
+    for wanted in ("q", "k", "v", "qk", "kv"):
+        tensors = {"q": q.clone(), "k": k.clone(), "v": v.clone()}
+        for name in wanted:
+            tensors[name].requires_grad_()
+        o = flash_attention(*tensors.values())
+        gradients = torch.autograd.grad(o, [tensors[n] for n in wanted], do)
+        for name, gradient in zip(wanted, gradients, strict=True):
+            error = (gradient.double() - truth["d" + name]).norm() / truth["d" + name].norm()
+            assert error <= TOLERANCE[torch.float32]
+
+
+def test_an_expanded_output_gradient():
+    q, k, v, _ = random_inputs((2, 40, 16), (2, 40, 16), torch.float32)
+    q.requires_grad_()
+    flash_attention(q, k, v).sum().backward()
+    expected = q.detach().double().requires_grad_()
+    attention_reference(expected, k.double(), v.double()).sum().backward()
+    torch.testing.assert_close(q.grad.double(), expected.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
+@pytest.mark.parametrize("n_queries, n_keys", [(5, 0), (0, 5), (0, 0)])
+def test_empty_lengths(attention, n_queries, n_keys):
+    inputs = random_inputs((2, n_queries, 16), (2, n_keys, 16), torch.float32)
+    results = with_gradients(attention.apply, *inputs, True)
+    assert all((results[name] == 0).all() for name in NAMES)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_huge_logits_are_finite(attention, dtype, is_causal):
+    q, k, v, do = random_inputs((1, 70, 16), (1, 70, 16), dtype)
+    q, k = q * 100, k * 100
+    assert (q.double() @ k.double().mT / 4).abs().max() > 1e4
+    results = with_gradients(attention.apply, q, k, v, do, is_causal)
+    assert all(x.isfinite().all() for x in results.values())
+    # The softmax is all but one-hot: outputs are rows of v to within rounding.
+    assert errors(results, in_float64(q, k, v, do, is_causal))["o"] < 0.05
+
+
+@pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
+@pytest.mark.parametrize("hidden", [slice(0, 64), slice(20, 90), slice(0, 99)])
+def test_keys_at_minus_infinity_weigh_nothing(attention, hidden):
+    """Scores of -inf, whole tiles of them first, as an additive mask would leave them."""
+    q, k, v, _ = random_inputs((1, 50, 16), (1, 100, 16), torch.float32)
+    q[..., 0] = q[..., 0].abs() + 0.1
+    k[..., hidden, 0] = -math.inf
+    o = attention.apply(q, k, v, False)
+    want = attention_reference(q, k, v)
+    assert want.isfinite().all()
+    torch.testing.assert_close(o, want, atol=1e-5, rtol=1e-5)
+
+
+def test_same_bits_every_run():
+    inputs = random_inputs((1, 4, 150, 32), (1, 2, 150, 32), torch.float16)
+    first, second = (with_gradients(FlashAttentionTriton.apply, *inputs, True) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in NAMES)
+
+
+def test_no_double_backward():
+    q, k, v, _ = random_inputs((1, 20, 16), (1, 20, 16), torch.float32)
+    o = flash_attention(q.requires_grad_(), k, v)
+    do = torch.ones_like(o, requires_grad=True)
+    (dq,) = torch.autograd.grad(o, q, do, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dq.sum().backward()

@@ -1,0 +1,41 @@
+"""Run an attention and its gradients, and measure how far they are from float64."""
+
+import torch
+
+from a2lib.attention import attention_reference
+
+NAMES = ("o", "dq", "dk", "dv")
+
+
+def with_gradients(attention, q, k, v, do, is_causal):
+    """``{o, dq, dk, dv}`` of attention(q, k, v, is_causal) at the output gradient do."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    o = attention(q, k, v, is_causal)
+    return dict(zip(NAMES, (o.detach(), *torch.autograd.grad(o, (q, k, v), do)), strict=True))
+
+
+def in_float64(q, k, v, do, is_causal):
+    """The same of the reference on the same values in float64."""
+    return with_gradients(attention_reference, *(x.double() for x in (q, k, v, do)), is_causal)
+
+
+def errors(results, truth):
+    """Relative Frobenius error of each named result; absolute where the truth is nearly zero.
+
+    NaN where the result is NaN and the truth is not, so that no comparison with it passes.
+    """
+    out = {}
+    for name in NAMES:
+        got, want = results[name].double(), truth[name]
+        if got.shape != want.shape:
+            raise AssertionError(f"{name} has shape {tuple(got.shape)}, not {tuple(want.shape)}")
+        # Gradients through a softmax over one key vanish; those of unit size do not.
+        norm = want.norm().clamp(min=0.1 * want.numel() ** 0.5)
+        out[name] = ((got - want).norm() / norm).item()
+    return out
+
+
+def random_inputs(q_shape, kv_shape, dtype, device="cpu", generator=None):
+    """q, k, v, do from the unit normal distribution."""
+    shapes = (q_shape, kv_shape, kv_shape, q_shape)
+    return [torch.randn(s, device=device, generator=generator).to(dtype) for s in shapes]

@@ -1,0 +1,161 @@
+"""The Triton kernels on a real GPU: against float64, and against PyTorch's own error."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_compare import NAMES, errors, in_float64, random_inputs, with_gradients
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from a2lib.attention import FlashAttentionTriton, attention_reference, flash_attention
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+ours = FlashAttentionTriton.apply
+
+
+def cudnn(q, k, v, is_causal):
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 128])
+@pytest.mark.parametrize("length", [333, 2048])
+def test_bf16_error_is_at_most_a_quarter_above_cudnn(length, head_dim, is_causal):
+    """Relative error to float64 on the same bf16 inputs, by name; a fresh draw each run."""
+    shape = (2, 4, length, head_dim)
+    inputs = random_inputs(shape, shape, torch.bfloat16, "cuda")
+    truth = in_float64(*inputs, is_causal)
+    ours_error = errors(with_gradients(ours, *inputs, is_causal), truth)
+    cudnn_error = errors(with_gradients(cudnn, *inputs, is_causal), truth)
+    for name in NAMES:
+        assert ours_error[name] <= 1.25 * cudnn_error[name], (name, ours_error, cudnn_error)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 128])
+@pytest.mark.parametrize("length", [333, 1024])
+def test_fp32_error_is_at_most_twice_eager(length, head_dim, is_causal):
+    shape = (2, 2, length, head_dim)
+    inputs = random_inputs(shape, shape, torch.float32, "cuda")
+    truth = in_float64(*inputs, is_causal)
+    ours_error = errors(with_gradients(ours, *inputs, is_causal), truth)
+    eager_error = errors(with_gradients(attention_reference, *inputs, is_causal), truth)
+    for name in NAMES:
+        assert ours_error[name] <= 2 * eager_error[name], (name, ours_error, eager_error)
+
+
+def test_tf32_when_asked_for(monkeypatch):
+    inputs = random_inputs((2, 256, 64), (2, 256, 64), torch.float32, "cuda")
+    truth = in_float64(*inputs, True)
+    exact = errors(with_gradients(ours, *inputs, True), truth)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    rough = errors(with_gradients(ours, *inputs, True), truth)
+    for name in NAMES:
+        assert 10 * exact[name] < rough[name] < 5e-3, (name, exact, rough)
+
+
+@st.composite
+def problems(draw):
+    length = st.integers(1, 700) | st.sampled_from([1, 63, 64, 65, 127, 128, 129, 256, 512, 1024])
+    kv_heads = draw(st.integers(1, 3))
+    return (
+        (draw(st.integers(1, 2)), kv_heads * draw(st.sampled_from([1, 2, 4])), draw(length)),
+        (kv_heads, draw(length.filter(lambda n: n > 1))),
+        draw(st.integers(16, 128) | st.sampled_from([16, 32, 48, 64, 80, 96, 128])),
+        draw(st.sampled_from(list(TOLERANCE))),
+        draw(st.booleans()),
+        draw(st.sampled_from(["contiguous", "transposed", "d_strided", "sliced"])),
+    )
+
+
+def laid_out(x, layout):
+    if layout == "transposed":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "d_strided":
+        return x.transpose(2, 3).contiguous().transpose(2, 3)
+    if layout == "sliced":
+        shape = [x.shape[0], x.shape[1] + 1, x.shape[2] + 7, x.shape[3] + 5]
+        big = torch.full(shape, math.nan, dtype=x.dtype, device=x.device)
+        big[:, 1:, 3:-4, 2:-3] = x
+        return big[:, 1:, 3:-4, 2:-3]
+    return x
+
+
+@settings(max_examples=60)
+@given(problems())
+def test_matches_float64(problem):
+    (batch, heads, n_queries), (kv_heads, n_keys), head_dim, dtype, is_causal, layout = problem
+    q_shape, kv_shape = (batch, heads, n_queries, head_dim), (batch, kv_heads, n_keys, head_dim)
+    inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
+    truth = in_float64(*inputs, is_causal)
+    inputs = [laid_out(x, layout) for x in inputs]
+    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
+    try:
+        results = with_gradients(ours, *inputs, is_causal)
+        again = with_gradients(ours, *inputs, is_causal)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, error in errors(results, truth).items():
+        assert error <= TOLERANCE[dtype], f"{name} is off by {error:.2e}"
+        assert torch.equal(results[name], again[name]), f"{name} differs between two runs"
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_huge_logits_are_finite(dtype, is_causal):
+    q, k, v, do = random_inputs((1, 2, 500, 64), (1, 2, 500, 64), dtype, "cuda")
+    results = with_gradients(ours, q * 60, k * 60, v, do, is_causal)
+    truth = in_float64(q * 60, k * 60, v, do, is_causal)
+    assert all(x.isfinite().all() for x in results.values())
+    assert errors(results, truth)["o"] < 0.05
+
+
+def test_keys_at_minus_infinity_weigh_nothing():
+    q, k, v, _ = random_inputs((1, 300, 64), (1, 400, 64), torch.bfloat16, "cuda")
+    q[..., 0] = q[..., 0].abs() + 0.1
+    k[..., :290, 0] = -math.inf
+    o, want = flash_attention(q, k, v), attention_reference(q.double(), k.double(), v.double())
+    assert want.isfinite().all()
+    torch.testing.assert_close(o.double(), want, atol=2e-2, rtol=2e-2)
+
+
+def test_offsets_beyond_31_bits():
+    """Row offsets of more than 2**31 elements, in a view that costs little to attend over."""
+    n, width = 2**17 + 40, 2**14 + 128
+    big = torch.empty(1, n, width, dtype=torch.float16, device="cuda")
+    q = torch.randn(1, 64, 64, dtype=torch.float16, device="cuda")
+    k, v = big[..., :64], big[..., 64:128]
+    assert k.stride(1) * (n - 1) > 2**31
+    k.normal_()
+    v.normal_()
+    want = attention_reference(q.double(), k.double(), v.double())
+    assert errors_of(flash_attention(q, k, v), want) < TOLERANCE[torch.float16]
+
+
+def errors_of(got, want):
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def test_memory_grows_with_length_not_its_square():
+    def peak(n):
+        inputs = random_inputs((1, 4, n, 64), (1, 4, n, 64), torch.bfloat16, "cuda")
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with_gradients(ours, *inputs, True)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    assert peak(8192) <= 2.5 * peak(4096)
+
+
+def test_autocast_and_compile():
+    q, k, v, _ = random_inputs((1, 2, 256, 64), (1, 2, 256, 64), torch.bfloat16, "cuda")
+    compiled = torch.compile(lambda q, k, v: flash_attention(q * 1.0, k, v, is_causal=True))
+    torch.testing.assert_close(compiled(q, k, v), flash_attention(q, k, v, is_causal=True))

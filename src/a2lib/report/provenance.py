@@ -1,0 +1,94 @@
+"""Where figures come from: the lines under a table or a figure that name run, versions and file."""
+
+from __future__ import annotations
+
+import os
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.data import runs_file
+from a2lib.report.tables import Markdown, Table
+
+VERSIONS = ("driver", "torch", "triton", "cuda", "cudnn")
+
+
+def hardware(rows: pd.DataFrame, runs: pd.DataFrame) -> str:
+    """Device, versions, dates and commits of the runs behind `rows`, in one phrase.
+
+    Several values of one field are all named: a mixture is worth seeing.
+    """
+    used = runs.loc[sorted(set(rows["run"]))]
+    if not len(used):
+        return "no run yet"
+    names = {
+        f"{n} × {style.device_name(d)}"
+        for d, n in zip(used["device"], used["n_devices"], strict=True)
+    }
+    parts = [", ".join(sorted(names))]
+    for field in VERSIONS:
+        values = sorted({_version(field, v) for v in used[field] if v})
+        if values:
+            parts.append(f"{_title(field)} {' and '.join(values)}")
+    days = sorted({started[:10] for started in used["started"]})
+    parts.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
+    commits = sorted({commit for commit in used["git"] if commit})
+    if commits:
+        parts.append("commit " + ", ".join(f"`{commit}`" for commit in commits))
+    return ", ".join(parts)
+
+
+def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str | None = None) -> Markdown:
+    """The line under a figure or table: its data file, its GPU and versions, its command.
+
+    `command` repeats it; without one, the commands that the runs recorded.
+    """
+    if not len(rows):
+        return Markdown(block("No rows yet. " + (f"To measure: `{command}`." if command else "")))
+    used = runs.loc[sorted(set(rows["run"]))]
+    commands = [command] if command else sorted({c for c in used["command"] if c})
+    text = f"Data: {', '.join(link(file) for file in sorted(set(rows['file'])))}. "
+    text += f"Measured on {hardware(rows, runs)}. "
+    if commands:
+        text += "To repeat: " + ", then ".join(f"`{c}`" for c in commands) + "."
+    return Markdown(block(text))
+
+
+def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) -> Table:
+    """Every run behind `rows`, oldest first: when, on what, with which versions and command."""
+    used = runs.loc[sorted(set(rows["run"]))] if len(rows) else runs.iloc[:0]
+    lines = [
+        [f"`{run}`", int((rows["run"] == run).sum()), style.device_name(r["device"]),
+         *(_version(field, r[field]) or "–" for field in VERSIONS), r["python"],
+         f"`{r['git']}`" if r["git"] else "–", f"`{r['command']}`"]
+        for run, r in used.iterrows()
+    ]  # fmt: skip
+    columns = ["run", "rows", "device", *map(_title, VERSIONS), "Python", "commit", "command"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
+def link(file: str) -> str:
+    """A download link to a file, relative to the page that is being built (its folder)."""
+    return f"{{download}}`{os.path.basename(file)} <{os.path.relpath(file)}>`"
+
+
+def runs_link(rows: pd.DataFrame) -> str:
+    """Download links to runs.csv of every root that `rows` come from."""
+    return ", ".join(link(runs_file(file)) for file in sorted(set(rows["file"])))
+
+
+def block(text: str) -> str:
+    """Text in a block of its own, set small under what it belongs to."""
+    return f":::{{div}} a2-source\n{text}\n:::\n"
+
+
+def _version(field: str, value: str) -> str:
+    if field == "cudnn" and value.isdigit() and len(value) >= 4:  # 91900 is 9.19.0
+        major, minor = (int(value[:-4]), value[-4:-2]) if len(value) > 4 else (value[0], value[1:2])
+        return f"{major}.{int(minor)}.{int(value[-2:])}"
+    return value
+
+
+def _title(field: str) -> str:
+    names = {"torch": "PyTorch", "triton": "Triton", "cuda": "CUDA", "cudnn": "cuDNN"}
+    return names.get(field, field)

@@ -1,0 +1,70 @@
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from a2lib.paths import ROOT
+
+EMPTY_NOTEBOOK = {
+    "cells": [{"cell_type": "markdown", "metadata": {}, "source": ["# Lab record\n"]}],
+    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+    "nbformat": 4,
+    "nbformat_minor": 4,
+}
+
+
+class Book:
+    """A copy of the repository's book with invented data, built into HTML."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.html = root / "book" / "_build" / "html"
+        ignore = shutil.ignore_patterns("_build", "__pycache__", "measured", "*.egg-info")
+        for folder in ("src", "book", "data"):
+            shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=ignore)
+        for file in ("_config.yml", "_toc.yml"):
+            shutil.copy(ROOT / file, root)
+        (root / "notebooks").mkdir()
+        for notebook in ("flash.ipynb",):
+            if (ROOT / "notebooks" / notebook).is_file():
+                shutil.copy(ROOT / "notebooks" / notebook, root / "notebooks")
+            else:
+                (root / "notebooks" / notebook).write_text(json.dumps(EMPTY_NOTEBOOK))
+
+    def build(self) -> subprocess.CompletedProcess:
+        """Build as a reader does, warnings being errors."""
+        unset = ("A2LIB_DATA", "TRITON_INTERPRET")
+        env = {name: value for name, value in os.environ.items() if name not in unset}
+        env |= {"PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1"}
+        command = Path(sys.executable).with_name("jupyter-book")
+        return subprocess.run(
+            [command, "build", "book/", "-W", "-n", "--keep-going"], cwd=self.root, env=env,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+
+    def pages(self) -> list[Path]:
+        """Every HTML page; the theme leaves templates of its own in _static."""
+        pages = sorted(self.html.rglob("*.html"))
+        return [page for page in pages if "_static" not in page.parts]
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    """The book built once with a complete synthetic sweep and tiny CPU rows of `make book`."""
+    file = ROOT / "tests" / "report" / "synthetic.py"
+    spec = importlib.util.spec_from_file_location("a2lib_tests_synthetic", file)
+    synthetic = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(synthetic)
+
+    book = Book(tmp_path_factory.mktemp("book"))
+    synthetic.write(book.root / "data")
+    synthetic.write(book.root / "build" / "data", device="cpu", ceiling=False,
+                    keep=lambda shape: shape[0] == "eager" and shape[4] <= 256)  # fmt: skip
+    done = book.build()
+    assert done.returncode == 0, done.stdout + done.stderr
+    return book

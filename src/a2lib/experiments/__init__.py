@@ -1,0 +1,1 @@
+"""One module per notebook: parameters in, measured rows out. Nothing here draws for the book."""

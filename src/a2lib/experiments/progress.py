@@ -1,0 +1,72 @@
+"""A progress bar of text that leaves one line in a saved notebook."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+WIDTH = 100
+EVERY_S = 0.5
+
+
+class Progress:
+    """``total`` steps. In a notebook the bar is one output that is replaced in place (tqdm's own
+    would leave every state it had in the file); elsewhere it is a line per tenth on stderr."""
+
+    def __init__(self, total: int, what: str, unit: str) -> None:
+        self.total, self.what, self.unit, self.n = total, what, unit, 0
+        self._text = ""
+        self._started = self._shown = time.monotonic()
+        self._handle = _display(self._line())
+
+    def step(self, text: str | None = None) -> None:
+        self._text = self._text if text is None else text
+        before, self.n = self.n, self.n + 1
+        self._show(tenth=self.n * 10 // max(1, self.total) > before * 10 // max(1, self.total))
+
+    def say(self, text: str) -> None:
+        """Show ``text``, what is going on, behind the bar."""
+        self._text = text
+        self._show()
+
+    def close(self, text: str = "") -> None:
+        """Leave the bar as it is, with a last word."""
+        self._text = text
+        self._show(tenth=True, last=True)
+
+    def _show(self, *, tenth: bool = False, last: bool = False) -> None:
+        now = time.monotonic()
+        if self._handle is None:
+            if tenth:
+                print(self._line(), file=sys.stderr)
+        elif last or now - self._shown >= EVERY_S:
+            self._shown = now
+            self._handle.update({"text/plain": self._line()}, raw=True)
+
+    def _line(self) -> str:
+        from tqdm import tqdm
+
+        elapsed = time.monotonic() - self._started
+        bar = tqdm.format_meter(
+            self.n,
+            self.total,
+            elapsed,
+            prefix=self.what,
+            unit=f" {self.unit}",
+            ncols=WIDTH,
+            ascii=False,
+        )
+        return f"{bar} {self._text}".rstrip()
+
+
+def _display(line: str):
+    """A handle on an output of the running notebook cell; None outside of a notebook."""
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        return None
+    shell = get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    return display({"text/plain": line}, raw=True, display_id=True)

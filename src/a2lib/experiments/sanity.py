@@ -1,0 +1,93 @@
+"""Is an implementation's answer right? Checked cheaply at each shape before anything is timed.
+
+A few query rows decide: their outputs need ``rows * N`` scores, not ``N * N``. With a do that is
+zero outside those rows, all of dq, dk and dv follow from the same few rows of weights. Everything
+here is float64 on the implementation's own inputs, so what is left is its own rounding.
+"""
+
+from __future__ import annotations
+
+import math
+
+ROWS = 8
+# Largest error of a row, relative to the root of the sum of squares of the terms it adds up: what
+# rounding explains. Eager bf16 rounds the scores and the weights too; fp32 has to be fp32, not TF32.
+TOLERANCE = {"bf16": 6e-2, "fp16": 1e-2, "fp32": 1e-4}
+# Rows whose terms are smaller than this may lose them to 0: fp16 ends early.
+TINY = {"bf16": 1e-6, "fp16": 1e-4, "fp32": 1e-6}
+
+
+class WrongResult(RuntimeError):
+    """An implementation's output or gradient differs from attention by more than rounding."""
+
+
+class Expected:
+    """The right o on a few rows, and the right dq, dk, dv for a do that is zero on the others.
+
+    q, k, v, do: ``(B, H, N, d)``. ``self.do`` is that do. Costs O(rows * N * d) for each head.
+    """
+
+    def __init__(self, q, k, v, do, *, causal: bool, dtype: str) -> None:
+        import torch
+
+        self.tolerance, self.tiny = TOLERANCE[dtype], TINY[dtype]
+        with torch.no_grad():
+            n = q.shape[-2]
+            self.rows = torch.linspace(0, n - 1, min(ROWS, n), dtype=torch.float64)
+            self.rows = self.rows.round().long().unique().to(q.device)
+            self.do = torch.zeros_like(do)
+            self.do[..., self.rows, :] = do[..., self.rows, :]
+            q, do = (x[..., self.rows, :].double() for x in (q, do))
+            k, v = k.double(), v.double()
+            scale = 1 / math.sqrt(q.shape[-1])
+            scores = q @ k.transpose(-1, -2) * scale
+            if causal:
+                later = torch.arange(n, device=q.device) > self.rows[:, None]
+                scores = scores.masked_fill(later, float("-inf"))
+            p = torch.softmax(scores, dim=-1)
+            dp = do @ v.transpose(-1, -2)
+            delta = (p * dp).sum(-1, keepdim=True)
+            ds = p * (dp - delta) * scale
+            # What ds adds up cancels, within dp and between dp and delta; its rounding does not.
+            typical = do.norm(dim=-1)[..., None] * v.norm(dim=-1)[..., None, :] * scale
+            terms = p * (dp.abs() + delta.abs() + typical) * scale
+            self.right = {
+                "o": (p @ v, _size(p, v)),
+                "dq": (ds @ k, _size(terms, k)),
+                "dk": (ds.mT @ q, _size(terms.mT, q)),
+                "dv": (p.mT @ do, _size(p.mT, do)),
+            }
+
+    def check_output(self, o) -> None:
+        """Raise WrongResult unless o ``(B, H, N, d)`` is finite and right on the chosen rows."""
+        self._check("o", o, o[..., self.rows, :])
+
+    def check_gradients(self, dq, dk, dv) -> None:
+        """Raise WrongResult unless these are the gradients for ``self.do``, and finite."""
+        self._check("dq", dq, dq[..., self.rows, :])
+        self._check("dk", dk, dk)
+        self._check("dv", dv, dv)
+
+    def _check(self, name: str, whole, checked) -> None:
+        check_finite(name, whole)
+        expected, size = self.right[name]
+        if checked.shape != expected.shape:
+            raise WrongResult(f"{name} has shape {tuple(whole.shape)}")
+        # A key that no chosen row sees has terms of 0 and must have a gradient of 0.
+        error = (checked.double() - expected).norm(dim=-1) / size.clamp_min(self.tiny)
+        if not error.max().item() <= self.tolerance:
+            raise WrongResult(
+                f"wrong {name}: error {error.max().item():.2g} relative to float64, allowed"
+                f" {self.tolerance:g}"
+            )
+
+
+def _size(weights, vectors):
+    """``sqrt(sum_j weights_ij^2 |vectors_j|^2)``: (..., i, j), (..., j, d) -> (..., i)."""
+    return (weights.square() @ vectors.square().sum(-1, keepdim=True)).sqrt().squeeze(-1)
+
+
+def check_finite(name: str, tensor) -> None:
+    """Raise WrongResult where ``tensor`` holds an infinity or a NaN."""
+    if not tensor.isfinite().all().item():
+        raise WrongResult(f"{name} is not finite")

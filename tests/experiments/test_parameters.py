@@ -1,0 +1,154 @@
+"""Parameters: every wrong one stops with one line that says what is allowed."""
+
+import dataclasses
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from a2lib.experiments.parameters import ParameterError, cell_source, check, closest
+from a2lib.experiments.shapes import DTYPES, IMPLEMENTATIONS, SWEEPS, Parameters, Shape
+from a2lib.theory.attention import PASSES
+
+FIELDS = {field.name: field for field in dataclasses.fields(Parameters)}
+DEFAULTS = {name: field.default for name, field in FIELDS.items()}
+WHOLE = [name for name, field in FIELDS.items() if field.metadata["kind"] is int]
+TEXT = [name for name, field in FIELDS.items() if field.metadata["kind"] is str]
+
+
+def refused(**given) -> str:
+    with pytest.raises(ParameterError) as caught:
+        check({**DEFAULTS, **given}, Parameters)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_defaults_pass_and_ipython_is_ignored():
+    shell = {"In": [""], "Out": {}, "_i1": "x = 1", "exit": None, "PAPERMILL_INPUT_PATH": "a"}
+    assert check({**DEFAULTS, **shell, "pytest": pytest}, Parameters) == Parameters()
+
+
+@given(name=st.sampled_from(WHOLE), value=st.integers(-(10**6), 10**6))
+def test_whole_numbers_are_bounded_and_may_come_as_floats(name, value):
+    minimum = FIELDS[name].metadata["minimum"]
+    if value < minimum:
+        message = refused(**{name: value})
+        assert message.startswith(f"{name} = {value}: ") and str(minimum) in message
+    else:
+        for form in (value, float(value)):
+            checked = getattr(check({**DEFAULTS, name: form}, Parameters), name)
+            assert checked == value and type(checked) is int
+
+
+@given(
+    name=st.sampled_from(WHOLE),
+    value=st.one_of(st.text(), st.booleans(), st.floats(), st.lists(st.integers())),
+)
+def test_what_is_no_whole_number_is_refused(name, value):
+    assume(not (isinstance(value, float) and value.is_integer()))
+    assert name in refused(**{name: value})
+
+
+@given(name=st.sampled_from(TEXT), value=st.text(max_size=12))
+def test_unknown_names_are_refused_with_the_allowed_ones(name, value):
+    rules = FIELDS[name].metadata
+    allowed = (*rules["choices"], *rules["many"])
+    assume(value not in allowed and not {p.strip() for p in value.split(",")} <= set(rules["many"]))
+    message = refused(**{name: value})
+    assert name in message and all(word in message for word in allowed)
+
+
+@given(st.lists(st.sampled_from(IMPLEMENTATIONS), min_size=1))
+def test_several_names_with_commas_or_as_a_list(chosen):
+    wanted = tuple(dict.fromkeys(chosen))
+    for form in (",".join(chosen), " , ".join(chosen), chosen):
+        checked = check({**DEFAULTS, "implementations": form}, Parameters)
+        shape = checked.shapes("cuda")[0]
+        assert checked.chosen_implementations(shape, "cuda") == wanted
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_misspelt_name_is_refused_with_the_right_one(name):
+    for wrong in {name.replace("_", ""), name.upper(), name + "s"} - {name}:
+        message = refused(**{wrong: 1})
+        assert wrong in message and f"did you mean {name}?" in message
+
+
+def test_any_other_name_is_refused_in_a_fresh_kernel_alone():
+    namespace = dict(DEFAULTS)
+    assert all(name in refused(colour="red") for name in FIELDS)
+    check(namespace, Parameters)
+    namespace["scratch"] = 3
+    check(namespace, Parameters)
+    namespace["seqlen"] = 3
+    with pytest.raises(ParameterError, match="did you mean seq_len"):
+        check(namespace, Parameters)
+
+
+def test_a_missing_parameter_is_named():
+    with pytest.raises(ParameterError, match="causal is missing"):
+        check({k: v for k, v in DEFAULTS.items() if k != "causal"}, Parameters)
+
+
+@pytest.mark.parametrize("form, meant", [("False", False), ("false", False), ("TRUE", True)])
+def test_flags_may_come_as_words(form, meant):
+    assert check({**DEFAULTS, "causal": form}, Parameters).causal is meant
+    for wrong in ("no", 0, None):
+        assert "True and False" in refused(causal=wrong)
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_a_sweep_takes_no_shape(sweep):
+    for name, value in {"seq_len": 64, "dtype": "fp32", "causal": False, "heads": 2}.items():
+        message = refused(sweep=sweep, **{name: value})
+        assert name in message and sweep in message
+
+
+def test_ipython_shows_the_line_alone():
+    assert ParameterError("seq_len = 0")._render_traceback_() == ["ParameterError: seq_len = 0"]
+
+
+def test_cell_source_is_executable_and_annotated():
+    namespace = {}
+    exec(cell_source(Parameters), namespace)
+    assert check(namespace, Parameters) == Parameters()
+    lines = cell_source(Parameters).splitlines()
+    assert all(" = " in line and "  # " in line and len(line) <= 100 for line in lines)
+
+
+@pytest.mark.parametrize("wrong, right", [("sdpa-cudnn", "sdpa_cudnn"), ("Eager", "eager")])
+def test_closest(wrong, right):
+    assert closest(wrong, IMPLEMENTATIONS) == right
+    assert closest("zzzz", IMPLEMENTATIONS) is None
+
+
+def test_full_sweep_is_the_handout_the_leaderboard_and_the_paper():
+    shapes = Parameters(sweep="all").shapes("cuda")
+    assert shapes[0] == Shape("bf16", 1, 16, 16384, 64, True)
+    rest = shapes[1:]
+    assert [s.cost for s in rest] == sorted(s.cost for s in rest)
+    handout = {s for s in rest if (s.batch, s.heads) == (1, 1)}
+    assert handout == {
+        Shape(dtype, 1, 1, 2**n, d, True)
+        for n in range(7, 17) for d in (16, 32, 64, 128) for dtype in ("bf16", "fp32")
+    }  # fmt: skip
+    paper = set(rest) - handout
+    assert len(paper) == 24 and len(set(shapes)) == len(shapes)
+    assert all((s.batch * s.seq_len, s.heads * s.head_dim) == (16384, 2048) for s in paper)
+    assert {s.causal for s in paper} == {True, False}
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_on_the_cpu_a_sweep_is_tiny(sweep):
+    assert max(s.cost for s in Parameters(sweep=sweep).shapes("cpu")) < 1e9
+
+
+def test_defaults_follow_the_machine():
+    (gpu,), (cpu,) = Parameters().shapes("cuda"), Parameters().shapes("cpu")
+    assert (gpu.seq_len, gpu.dtype, cpu.seq_len, cpu.dtype) == (16384, "bf16", 128, "fp32")
+    assert set(Parameters().chosen_passes()) == set(PASSES)
+    assert gpu.dtype in DTYPES
+    long = Parameters(seq_len=65536).shapes("cpu")[0]
+    assert "tiled" in Parameters().chosen_implementations(cpu, "cpu")
+    assert "tiled" not in Parameters().chosen_implementations(long, "cpu")

@@ -27,7 +27,8 @@ for line in sys.stdin:
         if part == "fail": emit(failed="no")
         time.sleep(parts.get("seconds", 0))
         with open(parts["log"], "a") as log:
-            log.write(json.dumps([task["implementation"], task["shape"]["seq_len"], os.getpid()]) + "\\n")
+            done = [task["implementation"], task["shape"]["seq_len"], os.getpid()]
+            log.write(json.dumps(done) + "\\n")
         emit(done=True)
         continue
     store = Store(FLASH, task["slug"], data=Path(task["data"]))

@@ -42,7 +42,7 @@ class BackwardFails(torch.autograd.Function):
 
 @pytest.fixture
 def compare(monkeypatch):
-    """``compare(name=forward, ...)`` measures fakes and returns {(name, pass): row}, announcements."""
+    """``compare(name=forward, ...)`` measures fakes: {(name, pass): row}, and who was begun."""
 
     def measure(shape=SHAPE, passes=PASSES, expired=lambda: False, in_turns=True, **forwards):
         monkeypatch.setattr(peers, "unsupported", lambda name, device: None)

@@ -55,8 +55,11 @@ _add("backward_dq", "fp32", 128, (64, 16, 4, 1))
 _add("backward_dk", "fp32", 128, (16, 128, 8, 1))
 _add("backward_dv", "fp32", 128, (16, 64, 4, 1), full=(16, 128, 8, 1))
 
-# Where the table's tile would leave multiprocessors idle, a smaller one can be faster.
-WHEN_FEW = {("backward_dq", "16bit", 128, causal): Tile(64, 64, 4, 3) for causal in (True, False)}
+# Where the table's tile would leave multiprocessors idle, another can be faster.
+WHEN_FEW = {}
+for _causal in (True, False):
+    WHEN_FEW["forward", "16bit", 64, _causal] = Tile(64, 128, 4, 3)
+    WHEN_FEW["backward_dq", "16bit", 128, _causal] = Tile(64, 64, 4, 3)
 
 
 def precision_of(dtype, allow_tf32):

@@ -36,6 +36,8 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     for cell in notebook.cells:
         for name in ("papermill", "execution", "collapsed", "scrolled"):
             cell.metadata.pop(name, None)
+        if not cell.metadata.get("tags"):
+            cell.metadata.pop("tags", None)
         if cell.cell_type != "code":
             continue
         if cell.execution_count is None and cell.source.strip():

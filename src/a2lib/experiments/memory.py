@@ -1,10 +1,9 @@
-"""How much memory there is, and how much a call takes."""
+"""How much memory there is."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 # Left to the rest of the machine where a computed size decides what is run on the CPU.
@@ -32,13 +31,6 @@ def free_bytes(device: str) -> int:
     import torch
 
     return torch.cuda.mem_get_info()[0]
-
-
-def peak_bytes(call: Callable[[], object], device: str) -> int | None:
-    """``a2lib.measure.peak_bytes``; None on the CPU."""
-    from a2lib import measure
-
-    return measure.peak_bytes(call, device=device)
 
 
 def _free_on_host() -> int:

@@ -59,7 +59,6 @@ def configure() -> None:
     torch._dynamo.config.error_on_recompile = True
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
 
 
 def inputs(shape: Shape, device: str, seed: int) -> tuple:

@@ -19,7 +19,7 @@ from a2lib.experiments.process import WORKER, Worker, WorkerDied
 from a2lib.experiments.shapes import Shape, needed_bytes
 
 COMPILED = ("a2lib", *peers.COMPILED)
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 # Fewer than this many compilations per process are sooner done than a process is started.
 TASKS_PER_WORKER = 4
 # CUDA context and loaded libraries of one process.
@@ -74,7 +74,8 @@ class Outcome:
 def worker_count(n_tasks: int, asked: int = 0) -> int:
     """Processes for ``n_tasks`` compilations; 0 where the measuring process may as well do it."""
     wanted = asked or min(max(1, len(os.sched_getaffinity(0)) - 1), n_tasks // TASKS_PER_WORKER)
-    return min(wanted, n_tasks) if wanted > 1 else 0
+    count = min(wanted, n_tasks)
+    return count if count > 1 else 0
 
 
 def compile_ahead(

@@ -11,7 +11,7 @@ import math
 
 ROWS = 8
 # Largest error of a row, relative to the root of the sum of squares of the terms it adds up: what
-# rounding explains. Eager bf16 rounds the scores and the weights too; fp32 has to be fp32, not TF32.
+# rounding explains. Eager bf16 rounds scores and weights too; fp32 has to be fp32, not TF32.
 TOLERANCE = {"bf16": 6e-2, "fp16": 1e-2, "fp32": 1e-4}
 # Rows whose terms are smaller than this may lose them to 0: fp16 ends early.
 TINY = {"bf16": 1e-6, "fp16": 1e-4, "fp32": 1e-6}

@@ -14,7 +14,7 @@ from a2lib.measure import FLASH, Store, StoreError
 from a2lib.theory.attention import PASSES
 
 # The longest step without an event is one compilation or the timing of one pass.
-SILENCE_S = {"cuda": 180, "cpu": 1800}
+SILENCE_S = {"cuda": 300, "cpu": 1800}
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ def figure(rows: Sequence[Row], ceilings: Sequence[Row], one_shape: bool, device
         for row in known:
             if row["dtype"] in dtypes:
                 axes[1].axhline(_matmul_tflops(row), color="black", linestyle=":", label="matmul")
-        axes[0].legend(fontsize="small")
+        if rows:
+            axes[0].legend(fontsize="small")
         drawn.suptitle(f"{shape_of(rows[0])} on {device}" if rows else device)
         plt.close(drawn)  # or the notebook shows it twice
         return drawn

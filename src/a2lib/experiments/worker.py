@@ -15,6 +15,7 @@ take over; {"fatal": why} that going on makes no sense, for instance since the d
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import queue
@@ -81,6 +82,7 @@ def compile_(task: dict, emit: Emit) -> None:
     import torch
 
     from a2lib.experiments import peers
+    from a2lib.measure import synchronize
 
     try:
         shape = Shape(**task["shape"])
@@ -88,14 +90,14 @@ def compile_(task: dict, emit: Emit) -> None:
         q, k, v, do = peers.inputs(shape, task["device"], task["seed"])
         o = peers.build(task["implementation"], shape, task["device"])(q, k, v)
         torch.autograd.grad(o, (q, k, v), do)
-        if task["device"] == "cuda":
-            torch.cuda.synchronize()
+        synchronize(task["device"])
     except Exception as error:
         # Measuring meets the same error and makes the row.
         emit({"failed": peers.note(str(error))})
         if peers.is_lost(error):
             _leave(emit, {"lost": "CUDA error"})
     o = q = k = v = do = None
+    gc.collect()
     if task["device"] == "cuda":
         torch.cuda.empty_cache()
 

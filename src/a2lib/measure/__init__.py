@@ -1,6 +1,6 @@
 """Timing, memory and the result store. Importing this needs no torch; measuring does."""
 
-from a2lib.measure.device import device_slug
+from a2lib.measure.device import device_slug, synchronize
 from a2lib.measure.memory import peak_bytes
 from a2lib.measure.runs import read_runs, start_run
 from a2lib.measure.sections import CEILING, COMMON, FLASH, SECTIONS, STATUSES, Section
@@ -22,6 +22,7 @@ __all__ = [
     "read_runs",
     "read_section",
     "start_run",
+    "synchronize",
     "time_call",
     "time_many",
 ]

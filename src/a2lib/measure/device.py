@@ -14,6 +14,14 @@ def device_slug() -> str:
     return slugify(torch.cuda.get_device_name())
 
 
+def synchronize(device: str) -> None:
+    """Wait for all work on the current CUDA device; nothing where ``device`` is "cpu"."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
 def slugify(name: str) -> str:
     """``name`` in lower case, with single hyphens between its runs of letters and digits."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,0 +1,126 @@
+"""What the notebook's cells print, draw and record."""
+
+import dataclasses
+
+import pytest
+
+from a2lib.experiments import flash, precompile, view
+from a2lib.experiments.shapes import PUBLISHED, Parameters, Shape
+from a2lib.measure import CEILING, Store
+from a2lib.theory.attention import PASSES
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch, capsys):
+    """``started(**parameters)`` is a run that stores under its own data folder, on the CPU."""
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    def start(**given):
+        return flash.start(Parameters(**given))
+
+    return start
+
+
+def measured(run, *, status="ok", names=PUBLISHED):
+    for shape in run.parameters.shapes(run.device):
+        for name in names:
+            for pass_ in run.parameters.chosen_passes():
+                row = {"status": status, "note": "why", "run": run.id}
+                if status == "ok":
+                    row |= {"ms": 2.0, "ms_p20": 1.0, "ms_p80": 3.0, "n": 5, "peak_bytes": 2**20}
+                run.store.put(shape.key(name, pass_) | row)
+
+
+def test_the_command_repeats_the_run():
+    given = Parameters(seq_len=65536, causal=False, implementations="a2lib,eager", time_limit_s=60)
+    assert flash.command(given) == (
+        "papermill notebooks/flash.ipynb -p seq_len 65536 -p causal False"
+        " -p implementations a2lib,eager -p time_limit_s 60"
+    )
+    assert flash.command(Parameters()) == "papermill notebooks/flash.ipynb"
+
+
+def test_the_cpu_is_labelled(started, capsys):
+    started()
+    assert "CPU: tiny sizes" in capsys.readouterr().out
+    run = started(seq_len=4096)
+    assert "tiny" not in capsys.readouterr().out
+    assert run.store.device == run.ceilings.device == "cpu"
+
+
+@pytest.mark.parametrize("sweep", ["shape", "handout", "leaderboard", "fa3", "all"])
+@pytest.mark.parametrize("status", ["ok", "oom"])
+def test_tables_and_figure_of_every_sweep(started, capsys, sweep, status):
+    run = started(sweep=sweep, implementations=",".join(PUBLISHED))
+    measured(run, status=status)
+    capsys.readouterr()
+    for quantity in view.QUANTITIES:
+        flash.show_table(run, quantity)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in PUBLISHED)
+    assert ("median time, ms" in printed) and (status == "ok" or "oom" in printed)
+    axes = [axis for axis in flash.draw(run).axes if axis.axison]
+    assert len(axes) == {"shape": 2, "handout": 8, "leaderboard": 1, "fa3": 4, "all": 12}[sweep]
+    if status == "ok":
+        assert all(axis.lines or axis.patches for axis in axes)
+
+
+def test_tables_without_rows(started, capsys):
+    run = started()
+    capsys.readouterr()
+    flash.show_table(run, "ms")
+    assert capsys.readouterr().out == "Nothing measured yet.\n"
+    flash.draw(run)
+
+
+def test_rates_are_operations_over_time_beside_the_ceiling(started, capsys):
+    run = started(seq_len=1024, heads=4, causal=False, implementations="eager")
+    measured(run, names=["eager"])
+    row = {"operation": "matmul", "dtype": "fp32", "size": 1000, "status": "ok", "run": run.id}
+    Store(CEILING, "cpu").put(row | {"ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 1})
+    capsys.readouterr()
+    flash.show_table(run, "TFLOP/s")
+    printed = capsys.readouterr().out
+    forward = 4 * 4 * 1024**2 * 64 / 2e-3 / 1e12
+    for times in (1, 2.5, 3.5):
+        assert f"{forward * times:.4g}" in printed
+    assert "fp32 1000^3 matmul: 2 TFLOP/s" in printed
+
+
+def test_only_what_was_asked_for_is_shown(started):
+    run = started(seq_len=64, implementations="eager,tiled", passes="forward")
+    measured(run, names=["eager", "tiled", "flex"])
+    other = dataclasses.replace(run, parameters=Parameters(seq_len=96, implementations="eager"))
+    measured(other, names=["eager"])
+    shown = {(row["implementation"], row["pass"], row["seq_len"]) for row in flash.rows(run)}
+    assert shown == {("eager", "forward", "64"), ("tiled", "forward", "64")}
+
+
+def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
+    run = started(sweep="fa3", implementations="eager", time_limit_s=1)
+    run.until = 0.0
+    flash.sweep(run)
+    assert run.left == len(run.parameters.shapes("cpu")) * len(PASSES)
+    flash.say_where(run)
+    printed = capsys.readouterr().out
+    assert f"{run.left} rows are left" in printed
+    assert (
+        printed.count("papermill notebooks/flash.ipynb -p implementations eager -p sweep fa3") >= 2
+    )
+    assert "$A2LIB_DATA/measured/flash/cpu.csv" in printed and str(run.store.data) not in printed
+
+
+def test_ceilings_that_cannot_be_measured_do_not_end_the_run(started, monkeypatch, play, capsys):
+    run = started()
+    command = [*play()[:2], "print('{\"ready\": true}', flush=True); input(); raise SystemExit(4)"]
+    monkeypatch.setattr(flash, "Worker", lambda: precompile.Worker(command))
+    flash.measure_ceilings(run)
+    assert "Ceilings not measured: its process died (exit code 4)" in capsys.readouterr().out
+    assert run.worker.closed
+
+
+def test_shapes_come_back_from_rows(started):
+    run = started(seq_len=48, causal=False, dtype="bf16")
+    measured(run, names=["eager"])
+    assert {view.shape_of(row) for row in run.store.rows()} == {Shape("bf16", 1, 1, 48, 64, False)}

@@ -39,3 +39,20 @@ def random_inputs(q_shape, kv_shape, dtype, device="cpu", generator=None):
     """q, k, v, do from the unit normal distribution."""
     shapes = (q_shape, kv_shape, kv_shape, q_shape)
     return [torch.randn(s, device=device, generator=generator).to(dtype) for s in shapes]
+
+
+LAYOUTS = ("contiguous", "transposed", "d_strided", "sliced")
+
+
+def laid_out(x, layout):
+    """A (B, H, N, d) tensor's values under other strides; a slice lies in the midst of NaN."""
+    if layout == "transposed":  # (B, N, H, d) in memory, as a model's projection leaves it
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "d_strided":
+        return x.transpose(2, 3).contiguous().transpose(2, 3)
+    if layout == "sliced":
+        shape = [x.shape[0], x.shape[1] + 1, x.shape[2] + 7, x.shape[3] + 5]
+        big = torch.full(shape, torch.nan, dtype=x.dtype, device=x.device)
+        big[:, 1:, 3:-4, 2:-3] = x
+        return big[:, 1:, 3:-4, 2:-3]
+    return x

@@ -4,7 +4,15 @@ import math
 
 import pytest
 import torch
-from attention_compare import NAMES, errors, in_float64, random_inputs, with_gradients
+from attention_compare import (
+    LAYOUTS,
+    NAMES,
+    errors,
+    in_float64,
+    laid_out,
+    random_inputs,
+    with_gradients,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,23 +50,9 @@ def problems(draw):
         "head_dim": draw(st.integers(16, 128) | st.sampled_from([16, 32, 64, 80, 96, 128])),
         "dtype": draw(st.sampled_from(list(TOLERANCE))),
         "is_causal": draw(st.booleans()),
-        "layout": draw(st.sampled_from(["contiguous", "transposed", "d_strided", "sliced"])),
+        "layout": draw(st.sampled_from(LAYOUTS)),
         "seed": draw(st.integers(0, 2**16)),
     }
-
-
-def laid_out(x, layout):
-    """The same values under other strides; a slice lies in the midst of NaN."""
-    if layout == "transposed":  # (B, N, H, d) in memory, as a model's projection leaves it
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    if layout == "d_strided":
-        return x.transpose(2, 3).contiguous().transpose(2, 3)
-    if layout == "sliced":
-        big = torch.full([x.shape[0], x.shape[1] + 1, x.shape[2] + 7, x.shape[3] + 5], math.nan)
-        big = big.to(x.dtype)
-        big[:, 1:, 3:-4, 2:-3] = x
-        return big[:, 1:, 3:-4, 2:-3]
-    return x
 
 
 @given(problems())

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_compare import NAMES, errors, in_float64, random_inputs, with_gradients
+from attention_compare import (
+    LAYOUTS,
+    NAMES,
+    errors,
+    in_float64,
+    laid_out,
+    random_inputs,
+    with_gradients,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -70,21 +78,8 @@ def problems(draw):
         draw(st.integers(16, 128) | st.sampled_from([16, 32, 48, 64, 80, 96, 128])),
         draw(st.sampled_from(list(TOLERANCE))),
         draw(st.booleans()),
-        draw(st.sampled_from(["contiguous", "transposed", "d_strided", "sliced"])),
+        draw(st.sampled_from(LAYOUTS)),
     )
-
-
-def laid_out(x, layout):
-    if layout == "transposed":
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    if layout == "d_strided":
-        return x.transpose(2, 3).contiguous().transpose(2, 3)
-    if layout == "sliced":
-        shape = [x.shape[0], x.shape[1] + 1, x.shape[2] + 7, x.shape[3] + 5]
-        big = torch.full(shape, math.nan, dtype=x.dtype, device=x.device)
-        big[:, 1:, 3:-4, 2:-3] = x
-        return big[:, 1:, 3:-4, 2:-3]
-    return x
 
 
 @settings(max_examples=60)

@@ -122,7 +122,7 @@ class Flash:
 
     def results(self, caption: str, name: str) -> Table:
         """The chapter's results for the landing page: ours, the best peer, eager, the evidence."""
-        at = f"{style.tokens(LONGEST)} tokens, one head of 64"
+        at = f"{style.tokens(LONGEST)} tokens, 1 head of 64"
         longest = pick(self.handout, head_dim=64, seq_len=LONGEST)
         shapes = [
             ("2025 leaderboard shape, bf16", self.leaderboard, "fig-flash-leaderboard"),
@@ -135,7 +135,7 @@ class Flash:
             peers = rows[~rows["implementation"].isin([OURS, "eager"])].dropna(subset=["ms"])
             best = peers.loc[peers["ms"].idxmin()] if len(peers) else None
             peer = tables.MISSING if best is None else (
-                f"{style.digits(best['ms'])} ms, {style.look(best['implementation']).label}")
+                f"{style.digits(best['ms'])} ms, {style.SHORT[best['implementation']]}")
             cells = []
             for implementation in (OURS, "eager"):
                 row = find(rows, implementation=implementation)

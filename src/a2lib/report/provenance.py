@@ -46,7 +46,7 @@ def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str | None = None) -
     if not len(rows):
         return Markdown(block("No rows yet. " + (f"To measure: `{command}`." if command else "")))
     used = runs.loc[sorted(set(rows["run"]))]
-    commands = [command] if command else sorted({c for c in used["command"] if c})
+    commands = [command] if command else list(dict.fromkeys(c for c in used["command"] if c))
     text = f"Data: {', '.join(link(file) for file in sorted(set(rows['file'])))}. "
     text += f"Measured on {hardware(rows, runs)}. "
     if commands:

@@ -120,6 +120,17 @@ def test_keys_at_minus_infinity_weigh_nothing():
     torch.testing.assert_close(o.double(), want, atol=2e-2, rtol=2e-2)
 
 
+def test_a_misaligned_tensor_after_an_aligned_one_of_the_same_shape():
+    """The compiled kernel kept for the first reads 16 bytes at a time, which the second cannot."""
+    shape = (1, 2, 200, 64)
+    storage = torch.randn(4, 2 * 200 * 64 + 8, device="cuda").to(torch.bfloat16)
+    for offset in (0, 1, 8, 3, 0):
+        inputs = [x[offset : offset + 2 * 200 * 64].view(shape) for x in storage]
+        results = with_gradients(ours, *inputs, True)
+        for name, error in errors(results, in_float64(*inputs, True)).items():
+            assert error <= TOLERANCE[torch.bfloat16], f"{name} is off by {error:.2e} at {offset}"
+
+
 def test_offsets_beyond_31_bits():
     """Row offsets of more than 2**31 elements, in a view that costs little to attend over."""
     n, width = 2**17 + 40, 2**14 + 128

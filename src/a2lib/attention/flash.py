@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from a2lib.attention.launch import launch
 from a2lib.attention.shapes import UnsupportedError, as_batched_heads, check_inputs
 from a2lib.attention.tiles import HEAD_DIM_MAX, SPECIALISED, TILES, WHEN_FEW, precision_of
 
+LOG2E = 1 / math.log(2)
+_NOTHING = {}
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -111,16 +114,22 @@ def _check_supported(q: Tensor) -> None:
         raise UnsupportedError(
             f"flash_attention runs head_dim 1 to {HEAD_DIM_MAX}; got {q.shape[-1]}"
         )
-    try:
-        from a2lib.attention.kernels import INTERPRETED
-    except ImportError as error:
-        raise UnsupportedError(f"flash_attention needs Triton, which is missing: {error}") from None
-    if not q.is_cuda and not INTERPRETED.value:
+    interpreted = _interpreted()
+    if not q.is_cuda and not interpreted:
         raise UnsupportedError(
             f"flash_attention's Triton kernels need a CUDA GPU, and q is on {q.device}; on the CPU "
             "use FlashAttentionPyTorch or attention_reference (TRITON_INTERPRET=1 runs the "
             "kernels there, for tests)"
         )
+
+
+@functools.cache
+def _interpreted() -> bool:
+    try:
+        from a2lib.attention.kernels import INTERPRETED
+    except ImportError as error:
+        raise UnsupportedError(f"flash_attention needs Triton, which is missing: {error}") from None
+    return bool(INTERPRETED.value)
 
 
 class _Problem:
@@ -137,88 +146,78 @@ class _Problem:
 
     def forward(self, q, k, v, o, lse):
         """Fill o and lse."""
-        from a2lib.attention import kernels
-
-        scale = self.scale * kernels.LOG2E.value
         n_heads = self.batch * self.heads
-        strides = _strides(q, k, v, o)
-        sizes = (scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
-        self._launch("forward", self.n_queries, n_heads, (q, k, v, o, lse, *strides, *sizes))
+        sizes = (self.scale * LOG2E, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
+        self._launch("forward", self.n_queries, n_heads, (q, k, v, o), (lse,), sizes)
 
     def backward(self, q, k, v, o, do, lse, dq, dk, dv):
         """Fill dq, dk and dv, each unless None."""
         n_heads = self.batch * self.heads
-        delta = torch.empty_like(lse)
-        dq_out = q if dq is None else dq
-        tensors = (q, k, v, o, do, dq_out, lse, delta)
-        strides = _strides(q, k, v, o, do, dq_out)
+        rows = (lse, torch.empty_like(lse))
+        tensors = (q, k, v, o, do, q if dq is None else dq)
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
-        arguments = (*tensors, *strides, *sizes)
-        self._launch("backward_dq", self.n_queries, n_heads, arguments, NEEDS_DQ=dq is not None)
+        needs = {"NEEDS_DQ": dq is not None}
+        self._launch("backward_dq", self.n_queries, n_heads, tensors, rows, sizes, needs)
 
         if dk is None and dv is None:
             return
-        dk_out, dv_out = k if dk is None else dk, v if dv is None else dv
-        tensors = (q, k, v, do, dk_out, dv_out, lse, delta)
-        strides = _strides(q, k, v, do, dk_out, dv_out)
-        sizes = (self.scale, self.kv_heads, self.batch * self.kv_heads, *sizes[3:])
-        arguments = (*tensors, *strides, *sizes)
-        together = self._key("backward_dkdv") in TILES
-        for name, NEEDS_DK, NEEDS_DV in (
-            [("backward_dkdv", dk is not None, dv is not None)]
-            if together
-            else [("backward_dk", True, False)] * (dk is not None)
-            + [("backward_dv", False, True)] * (dv is not None)
-        ):
-            n_kv_heads = self.batch * self.kv_heads
-            self._launch(
-                name, self.n_keys, n_kv_heads, arguments, NEEDS_DK=NEEDS_DK, NEEDS_DV=NEEDS_DV
-            )
+        n_heads = self.batch * self.kv_heads
+        tensors = (q, k, v, do, k if dk is None else dk, v if dv is None else dv)
+        sizes = (self.scale, self.kv_heads, n_heads, self.group, self.n_queries, self.n_keys)
+        both = {"NEEDS_DK": dk is not None, "NEEDS_DV": dv is not None}
+        if self._key("backward_dkdv") in TILES:
+            self._launch("backward_dkdv", self.n_keys, n_heads, tensors, rows, sizes, both)
+            return
+        for name in ("backward_dk", "backward_dv"):
+            needs = {flag: both[flag] and on for flag, on in SPECIALISED[name][1].items()}
+            if any(needs.values()):
+                self._launch(name, self.n_keys, n_heads, tensors, rows, sizes, needs)
 
     def _key(self, name):
         """Where the table has this problem's tiles for a kernel."""
         family = "fp32" if self.dtype == "fp32" else "16bit"
         return name, family, max(16, 1 << (self.head_dim - 1).bit_length()), self.is_causal
 
-    def _launch(self, name, length, n_heads, arguments, **constants):
+    def _launch(self, name, length, n_heads, tensors, rows, sizes, needs=_NOTHING):
         """Run one kernel with the first tile of the table that fits this GPU."""
-        from triton import cdiv
-        from triton.runtime.errors import OutOfResources
-
-        from a2lib.attention import kernels
-
         if length == 0 or n_heads == 0:
             return
-        kernel = getattr(kernels, SPECIALISED[name][0])
         key = self._key(name)
         over_queries = name in ("forward", "backward_dq")
 
         def n_programs(tile):
-            return cdiv(length, tile.Bq if over_queries else tile.Bk) * n_heads
+            return -(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads
 
         tiles = TILES[key]
         if key in WHEN_FEW and n_programs(tiles[0]) < _n_multiprocessors(self.device):
             tiles = WHEN_FEW[key], *tiles
+        strides = [stride for x in tensors for stride in x.stride()[:3]]
         for tile in tiles:
             if (key, tile, self.device) in _does_not_fit:
                 continue
+            constants = {
+                "d": self.head_dim,
+                "BD": key[2],
+                "Bq": tile.Bq,
+                "Bk": tile.Bk,
+                "CAUSAL": self.is_causal,
+                "PRECISION": self.precision,
+                "STAGES": tile.stages,
+                **needs,
+            }
+            apart = (name, self.dtype, self.device, self.group, *strides, *constants.values(), tile)
             try:
-                with torch.cuda.device_of(arguments[0]):
-                    kernel[(n_programs(tile),)](
-                        *arguments,
-                        d=self.head_dim,
-                        BD=key[2],
-                        Bq=tile.Bq,
-                        Bk=tile.Bk,
-                        CAUSAL=self.is_causal,
-                        PRECISION=self.precision,
-                        STAGES=tile.stages,
-                        num_warps=tile.warps,
-                        num_stages=tile.stages,
-                        **constants,
-                    )
+                launch(
+                    _kernel(name),
+                    apart,
+                    n_programs(tile),
+                    (*tensors, *rows),
+                    (*strides, *sizes),
+                    constants,
+                    {"num_warps": tile.warps, "num_stages": tile.stages},
+                )
                 return
-            except OutOfResources:
+            except _out_of_resources():
                 _does_not_fit.add((key, tile, self.device))
         raise UnsupportedError(
             f"flash_attention has no {name} tile for head_dim {self.head_dim} in {self.dtype} that "
@@ -229,12 +228,24 @@ class _Problem:
 _does_not_fit: set[tuple] = set()
 
 
+# Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
+@functools.cache
+def _kernel(name):
+    from a2lib.attention import kernels
+
+    return getattr(kernels, SPECIALISED[name][0])
+
+
+@functools.cache
+def _out_of_resources():
+    from triton.runtime.errors import OutOfResources
+
+    return OutOfResources
+
+
 @functools.cache
 def _n_multiprocessors(device) -> int:
     if device.type != "cuda":
         return 0
     return torch.cuda.get_device_properties(device).multi_processor_count
 
-
-def _strides(*tensors):
-    return [stride for x in tensors for stride in x.stride()[:3]]

@@ -12,13 +12,13 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
 
     Raises ValueError, in one line, where shapes, dtypes or devices do not fit each other.
     """
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() < 2 or k.dim() != q.dim():
-        raise ValueError(f"q, k and v must be (..., length, head_dim) of one rank; got {shapes}")
+        wanted = "(..., length, head_dim) of one rank"
+        raise ValueError(f"q, k and v must be {wanted}; got {_shapes(q, k, v)}")
     if k.shape != v.shape:
-        raise ValueError(f"k and v must have the same shape; got {shapes}")
+        raise ValueError(f"k and v must have the same shape; got {_shapes(q, k, v)}")
     if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"q, k and v must have the same head_dim; got {shapes}")
+        raise ValueError(f"q, k and v must have the same head_dim; got {_shapes(q, k, v)}")
     if len({q.dtype, k.dtype, v.dtype}) > 1:
         raise ValueError(f"q, k and v must have one dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
     if len({q.device, k.device, v.device}) > 1:
@@ -33,9 +33,13 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
     if q.shape[:-3] != k.shape[:-3] or not grouped:
         raise ValueError(
             "q's leading dimensions must be those of k and v, the last (heads) or a whole "
-            f"multiple of it; got {shapes}"
+            f"multiple of it; got {_shapes(q, k, v)}"
         )
     return heads // kv_heads if kv_heads else 1
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
 def as_batched_heads(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from a2lib.attention import kernels  # noqa: E402
-from a2lib.attention.tiles import SPECIALISED, TILES, WHEN_FEW, Tile, precision_of  # noqa: E402
+from a2lib.attention.tiles import SPECIALISED, TILES, WHEN_FEW, Tile, options_of, precision_of  # noqa: E402
 
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
@@ -61,7 +61,7 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
     compiled = triton.compile(
         ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attrs),
         target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": tile.warps, "num_stages": tile.stages},
+        options=options_of(tile, constants["PRECISION"]),
     )
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
         ptx.write(compiled.asm["ptx"])

@@ -16,6 +16,7 @@ from a2lib.attention import (
     attention_reference,
     flash_attention,
 )
+from a2lib.attention.tiles import precision_of
 
 EVERY = [attention_reference, FlashAttentionPyTorch.apply, FlashAttentionTriton.apply]
 
@@ -48,6 +49,7 @@ def test_tiled_gradients_by_finite_differences():
         ([(3, 8, 16), (2, 8, 16), (2, 8, 16)], "whole multiple"),
         ([(2, 4, 8, 16), (1, 4, 8, 16), (1, 4, 8, 16)], "leading dimensions"),
         ([(2, 4, 8, 16), (2, 0, 8, 16), (2, 0, 8, 16)], "whole multiple"),
+        ([(2, 0, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16)], "whole multiple"),
     ],
 )
 def test_shapes_that_do_not_fit(attention, shapes, complaint):
@@ -96,9 +98,27 @@ def test_cpu_tensors_are_refused_and_never_run_by_something_else():
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
 
 
-def test_tf32_is_only_for_those_who_ask(monkeypatch):
-    from a2lib.attention.tiles import precision_of
+@pytest.mark.parametrize(
+    "setting", ["fp32_precision", "allow_tf32", "set_float32_matmul_precision"]
+)
+def test_tf32_is_only_for_those_who_ask(setting):
+    """In a process of its own: PyTorch's older and newer settings exclude each other."""
+    ask = {
+        "fp32_precision": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "allow_tf32": "torch.backends.cuda.matmul.allow_tf32 = True",
+        "set_float32_matmul_precision": "torch.set_float32_matmul_precision('high')",
+    }[setting]
+    code = (
+        "import torch; from a2lib.attention import flash, flash_attention\n"
+        f"before = flash._allow_tf32(); {ask}; after = flash._allow_tf32()\n"
+        "assert (before, after) == (False, True), (before, after)\n"
+        "for dtype in (torch.float32, torch.bfloat16):\n"
+        "    x = torch.zeros(1, 8, 16, dtype=dtype); flash_attention(x, x, x)\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
 
+
+def test_precision_of_fp32():
     assert precision_of("fp32", allow_tf32=False) == "bf16x6"
     assert precision_of("fp32", allow_tf32=True) == "tf32"
-    assert not torch.backends.cuda.matmul.allow_tf32, "PyTorch's default has changed"

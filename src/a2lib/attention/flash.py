@@ -15,10 +15,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from a2lib.attention.launch import launch
-from a2lib.attention.shapes import UnsupportedError, as_batched_heads, check_inputs
-from a2lib.attention.tiles import HEAD_DIM_MAX, SPECIALISED, TILES, WHEN_FEW, precision_of
+from a2lib.attention.shapes import UnsupportedError, as_batched_heads, check_inputs, empty_like
+from a2lib.attention.tiles import (
+    HEAD_DIM_MAX,
+    SPECIALISED,
+    TILES,
+    WHEN_FEW,
+    options_of,
+    precision_of,
+)
 
-LOG2E = 1 / math.log(2)
 _NOTHING = {}
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -31,10 +37,11 @@ def flash_attention(
     q: ``(..., n_queries, d)``; k, v: ``(..., n_keys, d)``. The last leading dimension counts
     heads; q may have a whole multiple of the heads of k and v (grouped-query attention). d is 1
     to 128; lengths are any, and may differ; strides are any (a copy is made only where d is not
-    contiguous). bfloat16, float16 or float32; sums are fp32, and fp32 inputs are multiplied as
-    fp32 unless ``torch.backends.cuda.matmul.allow_tf32`` asks for TF32. With ``is_causal`` query
-    i sees the keys j <= i. ``scale`` defaults to ``1 / sqrt(d)``. A query that sees no key gives
-    a row of zeros. Gradients are deterministic.
+    contiguous, or more than two leading dimensions cannot be merged in place). One dtype of
+    bfloat16, float16 or float32; sums are fp32, and fp32 inputs are multiplied as fp32 unless
+    PyTorch is set to TF32 (``torch.backends.cuda.matmul.fp32_precision``, or the older
+    ``allow_tf32``). With ``is_causal`` query i sees the keys j <= i. ``scale`` defaults to
+    ``1 / sqrt(d)``. A query that sees no key gives a row of zeros. Gradients are deterministic.
 
     Returns ``(..., n_queries, d)``. Raises ValueError where the inputs do not fit each other,
     UnsupportedError where the kernels cannot run them. Source: FlashAttention-2 (Dao, 2023).
@@ -80,9 +87,9 @@ def _forward(ctx, q, k, v, is_causal, scale):
     _check_supported(q)
     ctx.is_causal = bool(is_causal)
     ctx.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    ctx.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+    ctx.allow_tf32 = q.dtype == torch.float32 and _allow_tf32()
     q4, k4, v4 = (as_batched_heads(x) for x in (q, k, v))
-    o = torch.empty_like(q4)
+    o = empty_like(q4)
     lse = torch.empty(q4.shape[:-1], dtype=torch.float32, device=q.device)
     _Problem(q4, k4, ctx).forward(q4, k4, v4, o, lse)
     o, lse = o.view(q.shape), lse.view(q.shape[:-1])
@@ -94,7 +101,7 @@ def _backward(ctx, do):
     q, k, v, o, lse = ctx.saved_tensors
     q4, k4, v4, o4, do4 = (as_batched_heads(x) for x in (q, k, v, o, do))
     dq4, dk4, dv4 = (
-        torch.empty_like(x) if needed else None
+        empty_like(x) if needed else None
         for x, needed in zip((q4, k4, v4), ctx.needs_input_grad[:3], strict=True)
     )
     lse = lse.view(q4.shape[:-1])
@@ -103,6 +110,14 @@ def _backward(ctx, do):
         None if dx is None else dx.view(x.shape)
         for dx, x in zip((dq4, dk4, dv4), (q, k, v), strict=True)
     )
+
+
+def _allow_tf32() -> bool:
+    """Whether PyTorch's own fp32 products on a GPU may be TF32, by its newer or older setting."""
+    precision = torch.backends.cuda.matmul.fp32_precision
+    if precision == "none":
+        precision = torch.backends.fp32_precision
+    return precision == "tf32"
 
 
 def _check_supported(q: Tensor) -> None:
@@ -147,7 +162,7 @@ class _Problem:
     def forward(self, q, k, v, o, lse):
         """Fill o and lse."""
         n_heads = self.batch * self.heads
-        sizes = (self.scale * LOG2E, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
+        sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         self._launch("forward", self.n_queries, n_heads, (q, k, v, o), (lse,), sizes)
 
     def backward(self, q, k, v, o, do, lse, dq, dk, dv):
@@ -214,7 +229,7 @@ class _Problem:
                     (*tensors, *rows),
                     (*strides, *sizes),
                     constants,
-                    {"num_warps": tile.warps, "num_stages": tile.stages},
+                    options_of(tile, self.precision),
                 )
                 return
             except _out_of_resources():

@@ -2,8 +2,13 @@
 
 Legend, with the handout's names: a program owns a tile of ``Bq`` queries or ``Bk`` keys of one
 head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD`` the power of two
-that holds it. Scores live in base 2: ``qk_scale`` is ``scale * log2(e)``, so that each
-exponential is the hardware's ``ex2``.
+that holds it.
+
+In 16 bits, and in TF32, scores live in base 2, so that an exponential is one multiply-add and the
+hardware's ``ex2``. In fp32 (``PRECISION`` bf16x6) they stay natural, as they are saved: a
+log-sum-exp carried to base 2 and back is rounded twice, and for a row of large scores that alone
+is more than the error of eager attention. Multiply-adds are kept apart there
+(``enable_fp_fusion=False``), so that forward and backward round the same score alike.
 
 Every loop over tiles is written twice, once without any mask for the tiles that all rows see
 whole, once masked for those on the diagonal or at the ragged end. No length has to be a multiple
@@ -11,17 +16,16 @@ of a tile. The masked loop has few turns and is not pipelined: with both loops p
 serialises the wgmma instructions of both (its note C7515).
 
 Source: Dao, "FlashAttention-2" (2023), algorithms 1 and 2. The backward pass here runs as two
-kernels, ``backward_dq_kernel`` over query tiles and ``backward_dkdv_kernel`` over key tiles:
+kernels (three where the sums of dK and dV do not fit the registers together),
+``backward_dq_kernel`` over query tiles and ``backward_dkdv_kernel`` over key tiles:
 each recomputes the scores, and neither needs atomics, so gradients are the same bits every run.
 """
-
-import os
 
 import triton
 import triton.language as tl
 
 # Triton's interpreter multiplies the bit patterns of bfloat16 operands, and has no bf16x6.
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -49,6 +53,15 @@ def _float32(x):
         return x
     else:
         return x.to(tl.float32)
+
+
+@triton.jit
+def _exp(s, shift, scale, PRECISION: tl.constexpr):
+    """``exp(scale * s - shift)`` of scores s; shift is natural in fp32 and in base 2 otherwise."""
+    if PRECISION == "bf16x6":
+        return tl.math.exp2((s * scale - shift) * LOG2E)
+    else:
+        return tl.math.exp2(s * (scale * LOG2E) - shift)
 
 
 @triton.jit
@@ -119,7 +132,7 @@ def _visible_keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constex
 
 @triton.jit
 def _forward_tiles(
-    acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, start, stop, Nk, qk_scale,
+    acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, start, stop, Nk, scale,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -133,11 +146,17 @@ def _forward_tiles(
             if CAUSAL:
                 visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
             s = tl.where(visible, s, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)
+        if PRECISION == "bf16x6":
+            m_new = tl.maximum(m_i, tl.max(s, 1) * scale)
+        else:
+            m_new = tl.maximum(m_i, tl.max(s, 1) * (scale * LOG2E))
         # A row that has seen only -inf so far: -inf - -inf would be NaN.
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        p = tl.math.exp2(s * qk_scale - m_safe[:, None])
-        alpha = tl.math.exp2(m_i - m_safe)
+        p = _exp(s, m_safe[:, None], scale, PRECISION)
+        if PRECISION == "bf16x6":
+            alpha = tl.math.exp2((m_i - m_safe) * LOG2E)
+        else:
+            alpha = tl.math.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(p, 1)
         v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, MASK)
         acc = _dot(p.to(V.dtype.element_ty), v, PRECISION, acc * alpha[:, None])
@@ -154,7 +173,7 @@ def forward_kernel(
     Q, K, V, O, LSE,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
-    qk_scale, H, n_heads_total, GROUP, Nq, Nk,
+    scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -163,7 +182,7 @@ def forward_kernel(
     Q, O: (B, H, Nq, d); K, V: (B, H / GROUP, Nk, d); LSE: (B, H, Nq) contiguous fp32.
     FlashAttention-2, algorithm 1: one program per (query tile, head), keys streamed.
     """
-    qk_scale = _float32(qk_scale)
+    scale = _float32(scale)
     tile, bh = _tile_and_head(tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
@@ -179,11 +198,11 @@ def forward_kernel(
     acc = tl.zeros([Bq, BD], tl.float32)
     whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
     acc, m_i, l_i = _forward_tiles(
-        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, qk_scale,
+        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
         Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
     )  # fmt: skip
     acc, m_i, l_i = _forward_tiles(
-        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, qk_scale,
+        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
         Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
     )  # fmt: skip
 
@@ -191,23 +210,28 @@ def forward_kernel(
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     _store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
     offs_m = m0 + tl.arange(0, Bq)
-    lse = (m_i + tl.math.log2(l_safe)) * LN2
+    if PRECISION == "bf16x6":
+        lse = m_i + tl.math.log2(l_safe) * LN2
+    else:
+        lse = (m_i + tl.math.log2(l_safe)) * LN2
     tl.store(LSE + bh.to(tl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
 
 
 @triton.jit
-def _load_lse2(LSE, offs, n, MASK: tl.constexpr):
-    """The log-sum-exp in base 2; +inf for rows with no score, which makes their weights 0."""
+def _load_lse(LSE, offs, n, MASK: tl.constexpr, PRECISION: tl.constexpr):
+    """The log-sum-exp as ``_exp`` wants it; +inf for rows with no score: their weights are 0."""
     if MASK:
         lse = tl.load(LSE + offs, mask=offs < n, other=float("inf"))
     else:
         lse = tl.load(LSE + offs)
-    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+    if PRECISION != "bf16x6":
+        lse *= LOG2E
+    return tl.where(lse == float("-inf"), float("inf"), lse)
 
 
 @triton.jit
 def _dq_tiles(
-    dq, q, do, lse2, delta, K, V, stride_kn, stride_vn, m0, start, stop, Nk, qk_scale,
+    dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, start, stop, Nk, scale,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -217,7 +241,7 @@ def _dq_tiles(
         v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, MASK)
         s = _dot(q, tl.trans(k), PRECISION)
         dp = _dot(do, tl.trans(v), PRECISION)
-        p = tl.math.exp2(s * qk_scale - lse2[:, None])
+        p = _exp(s, lse[:, None], scale, PRECISION)
         if MASK:
             offs_n = n0 + tl.arange(0, Bk)
             visible = (offs_n < Nk)[None, :]
@@ -261,15 +285,15 @@ def backward_dq_kernel(
         V += b * stride_vb + (h // GROUP) * stride_vh
         DQ += b * stride_dqb + h * stride_dqh
         q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
-        lse2 = _load_lse2(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True)
+        lse = _load_lse(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True, PRECISION)
         dq = tl.zeros([Bq, BD], tl.float32)
         whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
         dq = _dq_tiles(
-            dq, q, do, lse2, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale * LOG2E,
+            dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
             Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
         )  # fmt: skip
         dq = _dq_tiles(
-            dq, q, do, lse2, delta, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale * LOG2E,
+            dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
         )  # fmt: skip
         _store_rows(DQ, dq * scale, m0, Nq, stride_dqn, Bq, d, BD)
@@ -278,7 +302,7 @@ def backward_dq_kernel(
 @triton.jit
 def _dkdv_tiles(
     dk, dv, k, v, Q, DO, LSE, DELTA, stride_qn, stride_don,
-    n0, start, stop, jump, skip, Nq, qk_scale,
+    n0, start, stop, jump, skip, Nq, scale,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -297,12 +321,12 @@ def _dkdv_tiles(
         offs_m = m0 + tl.arange(0, Bq)
         q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, MASK)
         do = _load_rows(DO, m0, Nq, stride_don, Bq, d, BD, MASK)
-        lse2 = _load_lse2(LSE, offs_m, Nq, MASK)
+        lse = _load_lse(LSE, offs_m, Nq, MASK, PRECISION)
         st = _dot(k, tl.trans(q), PRECISION)
         if NEEDS_DK:
             delta = tl.load(DELTA + offs_m, mask=offs_m < Nq, other=0.0)
             dpt = _dot(v, tl.trans(do), PRECISION)
-        pt = tl.math.exp2(st * qk_scale - lse2[None, :])
+        pt = _exp(st, lse[None, :], scale, PRECISION)
         if MASK and CAUSAL:
             pt = tl.where((n0 + tl.arange(0, Bk))[:, None] <= offs_m[None, :], pt, 0.0)
         if NEEDS_DV:
@@ -360,13 +384,13 @@ def backward_dkdv_kernel(
         row = (b * H * GROUP + h) * Nq
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
-            n0, diagonal_end, whole_end, 0, 0, Nq, scale * LOG2E,
+            n0, diagonal_end, whole_end, 0, 0, Nq, scale,
             Bq, Bk, d, BD, CAUSAL, False, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
             n0, first, diagonal_end + tail, diagonal_end, tail_start - diagonal_end,
-            Nq, scale * LOG2E,
+            Nq, scale,
             Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
         )  # fmt: skip
     if NEEDS_DK:

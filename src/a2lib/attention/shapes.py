@@ -1,6 +1,12 @@
 """What every attention here asks of its inputs, and the one layout the kernels read."""
 
+import math
+
+import torch
 from torch import Tensor
+
+# Within a tile (at most 128 rows) the kernels' offsets are 32-bit.
+ROW_STRIDE_MAX = 2**31 // 128 - 1
 
 
 class UnsupportedError(RuntimeError):
@@ -29,7 +35,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
     if q.dim() == 2:
         return 1
     heads, kv_heads = q.shape[-3], k.shape[-3]
-    grouped = heads == kv_heads or (kv_heads > 0 and heads % kv_heads == 0)
+    grouped = heads == kv_heads or (heads > 0 and kv_heads > 0 and heads % kv_heads == 0)
     if q.shape[:-3] != k.shape[:-3] or not grouped:
         raise ValueError(
             "q's leading dimensions must be those of k and v, the last (heads) or a whole "
@@ -43,9 +49,22 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 
 def as_batched_heads(x: Tensor) -> Tensor:
-    """View ``(..., H, N, d)`` as ``(B, H, N, d)`` with d contiguous, copying only if it must."""
+    """View ``(..., H, N, d)`` as ``(B, H, N, d)`` with d contiguous, copying only if it must.
+
+    It must where d is not contiguous, where leading dimensions cannot be merged in place, and
+    where rows lie more than ROW_STRIDE_MAX elements apart.
+    """
     if x.dim() < 4:
         x = x[(None,) * (4 - x.dim())]
     elif x.dim() > 4:
-        x = x.reshape(-1, *x.shape[-3:]) if x.numel() else x.new_empty(0, *x.shape[-3:])
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+        x = x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+    fits = (x.stride(-1) == 1 or x.shape[-1] == 1) and x.stride(-2) <= ROW_STRIDE_MAX
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def empty_like(x: Tensor) -> Tensor:
+    """An uninitialised tensor of x's shape, in x's layout where that has d contiguous."""
+    out = torch.empty_like(x)
+    if out.stride(-1) == 1 or out.shape[-1] == 1:
+        return out
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -4,6 +4,7 @@ The loops are those of algorithms 1 and 2 of Dao, "FlashAttention-2" (2023), in 
 the Triton kernels run them. It is slow (a handful of launches a tile) and small in memory.
 """
 
+import functools
 import math
 
 import torch
@@ -38,6 +39,17 @@ def _visible(rows: slice, n_keys: int, is_causal: bool):
     return _tiles(min(rows.stop, n_keys) if is_causal else n_keys)
 
 
+def _outside_autocast(function):
+    """Autocast would run the fp32 products of the tiles in 16 bits."""
+
+    @functools.wraps(function)
+    def run(ctx, x, *args):
+        with torch.autocast(x.device.type, enabled=False):
+            return function(ctx, x, *args)
+
+    return run
+
+
 class FlashAttentionPyTorch(torch.autograd.Function):
     """``FlashAttentionPyTorch.apply(q, k, v, is_causal=False)``: FlashAttention-2 without Triton.
 
@@ -48,6 +60,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     """
 
     @staticmethod
+    @_outside_autocast
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         group = check_inputs(q, k, v)
         scale = 1 / math.sqrt(q.shape[-1])
@@ -76,6 +89,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_outside_autocast
     def backward(ctx, do: Tensor):
         q, k, v, o, lse = ctx.saved_tensors
         group = check_inputs(q, k, v)

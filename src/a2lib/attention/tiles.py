@@ -1,8 +1,9 @@
 """Which tile each kernel uses: chosen by measurement on an H200, none by search at run time.
 
-A row of ``TILES`` lists tiles in order of preference. The first is what a Hopper GPU runs, and
-compiles there without spills and without serialised wgmma (tests/attention/test_compile.py).
-The later ones need less shared memory: a GPU where the first does not fit takes the next.
+A row of ``TILES`` lists tiles in order of preference. The first is what a Hopper GPU runs (or that
+of ``WHEN_FEW``), and compiles there without spills and without serialised wgmma
+(tests/attention/test_compile.py). The later ones need less shared memory: a GPU where the first
+does not fit takes the next.
 """
 
 from typing import NamedTuple
@@ -71,3 +72,12 @@ def precision_of(dtype, allow_tf32):
     if dtype != "fp32":
         return "ieee"
     return "tf32" if allow_tf32 else "bf16x6"
+
+
+def options_of(tile, precision):
+    """Triton's compile options for a tile; why fp32 keeps multiply-adds apart: see kernels.py."""
+    return {
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        "enable_fp_fusion": precision != "bf16x6",
+    }

@@ -43,7 +43,7 @@ help:
 	@echo 'make test                 every test            (ARGS="tests/setup -x" to choose, WORKERS=n)'
 	@echo 'make lint                 ruff, and the direction of imports'
 	@echo 'make lab                  JupyterLab'
-	@echo 'make flash SEQ_LEN=65536  measure into data/: any parameter of the notebook, in capitals'
+	@echo 'make flash SEQ_LEN=65536  measure into data/ (no GPU: build/data/): any parameter of the notebook, in capitals'
 	@echo '                          (notebooks: $(NOTEBOOKS))'
 	@echo 'make install              the environment alone (PYTHON=python3.12, TORCH=torch==2.11.0, PINS= for the newest)'
 	@echo 'make pins                 write the versions installed here to dev/constraints.txt'

@@ -3,14 +3,15 @@
     python dev/run_notebook.py flash SEQ_LEN=65536 HEAD_DIMS=[64,128]
 
 A parameter's name is that of the notebook in capitals; the notebook itself refuses what it does
-not know. Rows go where a direct run puts them ($A2LIB_DATA, else data/), the executed copy goes to
-build/runs/.
+not know. Rows go where a direct run puts them ($A2LIB_DATA, else data/, on a CPU build/data/), the
+executed copy goes to build/runs/. What its last cell printed, where the rows are, is shown.
 """
 
 import subprocess
 import sys
 from pathlib import Path
 
+from a2lib.papermill_default import modified, say_last_words
 from a2lib.paths import ROOT, runs_dir
 
 
@@ -38,7 +39,10 @@ def main(args: list[str]) -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     papermill = Path(sys.executable).with_name("papermill")
     command = [papermill, source, output, *papermill_options(args[1:])]
+    before = modified(output)
     code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+    if modified(output) != before:
+        say_last_words(output)
     print(f"the executed notebook is in {output.relative_to(ROOT)}", file=sys.stderr)
     return code
 

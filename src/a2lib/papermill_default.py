@@ -10,6 +10,7 @@ repository's `notebooks/`; every other use of papermill is left alone, and so is
 """
 
 import atexit
+import json
 import os
 import sys
 from pathlib import Path
@@ -96,12 +97,39 @@ def _say(message: str) -> None:
         print(f"a2lib: {message}", file=sys.stderr, flush=True)
 
 
-def _modified(path: Path) -> int | None:
+def modified(path: Path) -> int | None:
+    """When `path` was last written, in ns; None where there is no such file."""
     return path.stat().st_mtime_ns if path.exists() else None
 
 
+def last_words(path: Path) -> str:
+    """What the last code cell of the executed notebook at `path` printed to standard output.
+
+    A notebook ends by saying where its rows are, which papermill shows nowhere. "" where that cell
+    printed nothing, did not run, or there is no such notebook.
+    """
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        return "".join(
+            "".join(output["text"])
+            for output in code[-1]["outputs"]
+            if output["output_type"] == "stream" and output["name"] == "stdout"
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def say_last_words(path: Path) -> None:
+    """Print `last_words` on standard error, if there are any."""
+    words = last_words(path).strip()
+    if words and sys.stderr is not None:
+        print(words, file=sys.stderr, flush=True)
+
+
 def _say_where(path: Path, shown: str, before: int | None) -> None:
-    if _modified(path) != before:
+    if modified(path) != before:
+        say_last_words(path)
         _say(f"the executed notebook is in {shown}")
 
 
@@ -126,7 +154,7 @@ def add_default_output() -> None:
         raise SystemExit(f"a2lib: cannot make the folder of {shown}: {error.strerror}") from None
     _say(f"no output path given; the executed notebook goes to {shown} ({SWITCH}=0: ask for one)")
     sys.argv.append(shown)
-    atexit.register(_say_where, output, shown, _modified(output))
+    atexit.register(_say_where, output, shown, modified(output))
 
 
 # papermill wants a handler from its entry point, and never calls it: no path has that prefix.

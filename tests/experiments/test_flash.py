@@ -124,3 +124,15 @@ def test_shapes_come_back_from_rows(started):
     run = started(seq_len=48, causal=False, dtype="bf16")
     measured(run, names=["eager"])
     assert {view.shape_of(row) for row in run.store.rows()} == {Shape("bf16", 1, 1, 48, 64, False)}
+
+
+def test_rows_of_a_cpu_leave_the_committed_data_alone(started, monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("A2LIB_DATA")
+    monkeypatch.setattr("a2lib.paths.ROOT", tmp_path)
+    run = started(seq_len=64)
+    flash.say_where(run)
+    assert run.store.data == run.ceilings.data == tmp_path / "build" / "data"
+    assert "Rows: build/data/measured/flash/cpu.csv and " in capsys.readouterr().out
+    assert (tmp_path / "build" / "data" / "measured" / "runs.csv").is_file()
+    assert not (tmp_path / "data").exists()
+    assert flash.data_folder("cuda") == tmp_path / "data"

@@ -98,6 +98,12 @@ def test_flags_may_come_as_words(form, meant):
         assert "True and False" in refused(causal=wrong)
 
 
+@pytest.mark.parametrize("form", [None, "null", "none", "None"])
+def test_no_value_may_come_as_a_word_where_it_is_allowed(form):
+    assert check({**DEFAULTS, "seq_len": form}, Parameters).seq_len is None
+    assert "heads" in refused(heads=form)
+
+
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_a_sweep_takes_no_shape(sweep):
     for name, value in {"seq_len": 64, "dtype": "fp32", "causal": False, "heads": 2}.items():

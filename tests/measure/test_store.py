@@ -224,6 +224,17 @@ def test_check_writable_leaves_only_folders(store):
     assert list(store.path.parent.iterdir()) == []
 
 
+def test_a_linked_file_is_written_and_stays_linked(data, store, make_row, tmp_path):
+    target = tmp_path / "shared" / "mine.csv"
+    store.path.parent.mkdir(parents=True)
+    store.path.symlink_to(target)
+    for seq_len in (128, 256):
+        store.put(make_row(seq_len=seq_len))
+    assert store.path.is_symlink() and len(store.rows()) == 2
+    assert [path.name for path in target.parent.iterdir()] == ["mine.csv"]
+    assert len(target.read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=list(SECTIONS))
 def test_sections_end_in_the_common_columns_and_name_each_once(section):
     assert section.columns[-6:] == ("status", "ms", "ms_p20", "ms_p80", "n", "run")

@@ -100,7 +100,8 @@ def assert_ran(repository, said, output=OUTPUT, value=65536):
     assert f"seq_len = {value}" in notebook.cells[1].source
     assert notebook.cells[2].outputs[0].text == f"measured at {value}\n"
     assert f"the executed notebook goes to {output}" in said
-    last = said.strip().splitlines()[-1]
+    *_, printed, last = said.strip().splitlines()
+    assert printed.strip() == f"measured at {value}"
     assert last == f"a2lib: the executed notebook is in {output}"
 
 
@@ -171,6 +172,7 @@ def test_a_run_that_fails_says_so_and_where_its_notebook_is(repository):
     assert done.returncode == 1
     assert f"the executed notebook is in {OUTPUT}" in done.stderr
     assert "AssertionError" in (repository / OUTPUT).read_text()
+    assert "measured at" not in done.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(repository):
@@ -233,6 +235,28 @@ def test_a_program_that_imports_papermill_keeps_its_arguments(repository):
     assert done.stderr == ""
 
 
+def test_make_shows_the_last_words_too(repository):
+    (repository / "dev").mkdir()
+    shutil.copy(ROOT / "dev" / "run_notebook.py", repository / "dev")
+    command = [sys.executable, "dev/run_notebook.py", "tiny", "SEQ_LEN=65536"]
+    done = run(repository, command)
+    assert done.returncode == 0, done.stderr
+    where = f"the executed notebook is in {OUTPUT}"
+    assert done.stderr.splitlines()[-2:] == ["measured at 65536", where]
+    done = run(repository, [*command, "X"])  # stops before papermill: nothing was said, or run
+    assert done.returncode == 1 and "measured at" not in done.stderr
+
+
+def test_last_words_of_what_is_no_executed_notebook(tmp_path):
+    path = tmp_path / "a.ipynb"
+    assert papermill_default.last_words(path) == ""
+    for text in ("", "[]", "{}", '{"cells": []}', '{"cells": [{"cell_type": "code"}]}', "\0"):
+        path.write_text(text)
+        assert papermill_default.last_words(path) == ""
+    write_notebook(path)
+    assert papermill_default.last_words(path) == ""
+
+
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
@@ -280,6 +304,9 @@ def test_the_flash_notebook_itself(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith("a2lib: the executed notebook is in build/runs/flash.ipynb\n")
     assert "seq_len = 128" in (tmp_path / "build" / "runs" / "flash.ipynb").read_text()
-    [measured] = (tmp_path / "data" / "measured" / "flash").glob("*.csv")
+    [measured] = tmp_path.rglob("measured/flash/*.csv")
+    place = "build/data" if measured.stem == "cpu" else "data"  # a CPU's rows are not for commits
+    assert measured.relative_to(tmp_path) == Path(place, "measured", "flash", measured.name)
+    assert f"\nRows: {measured.relative_to(tmp_path)} and " in done.stderr
     with open(measured, newline="") as lines:
         assert {row["seq_len"] for row in csv.DictReader(lines)} == {"128"}

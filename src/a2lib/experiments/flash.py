@@ -16,6 +16,7 @@ Rows go to the result store the moment they are measured. ``comparison`` says wh
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import time
 from collections.abc import MutableMapping
@@ -65,6 +66,17 @@ def command(given: Parameters) -> str:
     return " ".join(["papermill", NOTEBOOK, *options])
 
 
+def data_folder(device: str) -> Path:
+    """Where rows of ``device`` ("cuda" or "cpu") go: $A2LIB_DATA if set, else data/ for a GPU.
+
+    Those of a CPU go to build/data, which the report reads too: data/ is committed, and a trial of
+    the notebook leaves it as it was.
+    """
+    if device == "cpu" and not os.environ.get("A2LIB_DATA"):
+        return paths.build_dir() / "data"
+    return paths.data_dir()
+
+
 def start(given: Parameters) -> Run:
     """Record the run and print what it runs on.
 
@@ -73,11 +85,15 @@ def start(given: Parameters) -> Run:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    store, ceilings = (Store(section, device_slug()) for section in (FLASH, CEILING))
+    data = data_folder(device)
+    store, ceilings = (Store(section, device_slug(), data) for section in (FLASH, CEILING))
     store.check_writable()
     ceilings.check_writable()
     run_id = start_run(
-        command=command(given), parameters=dataclasses.asdict(given), device=store.device
+        command=command(given),
+        parameters=dataclasses.asdict(given),
+        device=store.device,
+        data=data,
     )
     until = time.time() + given.time_limit_s if given.time_limit_s else None
     if device == "cuda":

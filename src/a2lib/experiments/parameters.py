@@ -108,7 +108,9 @@ def names(value: str) -> tuple[str, ...]:
 
 
 def _value(name: str, value: Any, rules: Mapping[str, Any]) -> Any:
-    if value is None and rules["optional"]:
+    # `-p seq_len null` arrives as the text "null": papermill itself translates None alone.
+    blank = value is None or (isinstance(value, str) and value.lower() in ("null", "none"))
+    if blank and rules["optional"]:
         return None
     if rules["kind"] is bool:
         return _bool(name, value)

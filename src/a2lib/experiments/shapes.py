@@ -177,7 +177,7 @@ def sweep_shapes(sweep: str, *, tiny: bool = False) -> list[Shape]:
     handout: batch 1, one head, causal, 2^7 to 2^16 tokens, heads of 16 to 128, bf16 and fp32.
     leaderboard: 16 heads of 64, 16,384 tokens, causal, bf16 (the course's leaderboard of 2025).
     fa3: 16,384 tokens in all, hidden size 2048, heads of 64 and 128 (FlashAttention-3, section
-    4.1). ``tiny`` shrinks lengths, tokens and hidden size to what a CPU does in seconds.
+    4.1). ``tiny`` shrinks lengths, tokens and hidden size to what a CPU does in minutes.
     """
     leaderboard = [
         Shape("bf16", 1, 2, 256, 64, True) if tiny else Shape("bf16", 1, 16, 16384, 64, True)

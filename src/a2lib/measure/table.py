@@ -49,6 +49,7 @@ class _Entry(NamedTuple):
 class Table:
     """The CSV file ``path`` with the header ``columns``, at most one row per value of ``key``.
 
+    Where ``path`` is a symbolic link, the file that it leads to is written and the link stays.
     ``check`` takes a row (column -> text) and raises ValueError where it is not a valid one.
     """
 
@@ -131,6 +132,10 @@ class Table:
             raise ValueError("unprintable characters")
         return _Entry(key, order, line, row)
 
+    def _target(self) -> Path:
+        # os.path: Path.resolve raises RuntimeError for a loop of links, which open() names better.
+        return Path(os.path.realpath(self.path))
+
     def _stat(self) -> tuple | None:
         try:
             found = self.path.stat()
@@ -211,8 +216,9 @@ class Table:
                 f"{self.path}: writing needs POSIX file locks (fcntl), which this system lacks;"
                 " run under Linux, macOS or WSL"
             )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = self.path.with_name(f".{self.path.name}.lock")
+        target = self._target()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = target.with_name(f".{target.name}.lock")
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -241,17 +247,18 @@ class Table:
     def _write(self, content: bytes) -> None:
         temporary = self._write_temporary(content)
         try:
-            os.replace(temporary, self.path)
+            os.replace(temporary, self._target())
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(self.path.parent)
+        _sync_folder(self._target().parent)
 
     def _write_temporary(self, content: bytes) -> Path:
         # Only the holder of the lock writes one, so any that is here was left by a killed process.
-        for stale in self.path.parent.glob(f".{self.path.name}.*.tmp"):
+        target = self._target()
+        for stale in target.parent.glob(f".{target.name}.*.tmp"):
             stale.unlink(missing_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with open(os.open(temporary, flags, 0o666), "wb") as file:

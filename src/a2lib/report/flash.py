@@ -99,7 +99,7 @@ class Flash:
             words.append(f"{_beside(times[OURS], peers.iloc[0], peers.index[0])}, the fastest peer")
         if "eager" in times:
             words.append(_beside(times[OURS], times["eager"], "eager"))
-        return f"It is {listed(words)}." if words else "No peer is measured at this shape yet."
+        return f"It is {', and '.join(words)}." if words else "No peer is measured at this shape yet."
 
     def _memory_sentence(self) -> str:
         ours, eager = self._memory(OURS), self._memory("eager")
@@ -201,12 +201,12 @@ class Flash:
         for name in style.implementations(rows["implementation"]):
             last = metrics.flat_until(rows, name)
             if last is not None:
-                words.append(f"{_subject(name)} to {style.tokens(last)}")
+                words.append(f"{_subject(name)} {style.tokens(last)}")
         if not words:
             return Markdown("Up to which length that is so is not measured yet.")
         return Markdown(
-            "In bf16 with d = 64, end to end, a time stays within a quarter of the time at "
-            f"{style.tokens(rows['seq_len'].min())} tokens up to this length: {listed(words)}."
+            "In bf16 with d = 64, end to end, the longest sequence that takes at most a quarter more "
+            f"than the least time at any length: {listed(words)}."
         )
 
     def paper_answer(self) -> Markdown:

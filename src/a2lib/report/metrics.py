@@ -78,17 +78,14 @@ def fastest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def flat_until(rows: pd.DataFrame, implementation: str, within: float = 1.25) -> int | None:
-    """The longest sequence whose time is within a factor of the time at the shortest one.
+    """The longest sequence whose time is within a factor of the least at any length.
 
-    `rows` are those of one dtype, head size and pass. Up to there the launch is the cost.
+    `rows` are those of one dtype, head size and pass. Up to there the launch is the cost: work
+    only grows with length, so what is shorter and takes longer does so by the host's scatter.
     """
     times = pick(rows, implementation=implementation).dropna(subset=["ms"]).sort_values("seq_len")
-    last = None
-    for r in times.itertuples():
-        if r.ms > within * times["ms"].iloc[0]:
-            break
-        last = int(r.seq_len)
-    return last
+    flat = times[times["ms"] <= within * times["ms"].min()]
+    return int(flat["seq_len"].max()) if len(flat) else None
 
 
 def compare(ours: float | None, theirs: float | None) -> str:

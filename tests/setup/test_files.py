@@ -59,7 +59,7 @@ def test_no_file_names_a_folder_of_one_machine():
 def test_the_pattern_of_local_folders():
     assert LOCAL.search("see /home/ann/notes") and LOCAL.search('"/root/.cache/x"')
     assert not LOCAL.search("https://example.org/home/index.html")
-    assert not LOCAL.search("book/work/x, ../work/y")
+    assert not LOCAL.search("book/home/x, ../home/y")
 
 
 def test_folders_of_this_machine_are_found_as_paths_alone():

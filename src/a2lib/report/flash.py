@@ -99,7 +99,9 @@ class Flash:
             words.append(f"{_beside(times[OURS], peers.iloc[0], peers.index[0])}, the fastest peer")
         if "eager" in times:
             words.append(_beside(times[OURS], times["eager"], "eager"))
-        return f"It is {', and '.join(words)}." if words else "No peer is measured at this shape yet."
+        if not words:
+            return "No peer is measured at this shape yet."
+        return f"It is {', and '.join(words)}."
 
     def _memory_sentence(self) -> str:
         ours, eager = self._memory(OURS), self._memory("eager")
@@ -205,8 +207,8 @@ class Flash:
         if not words:
             return Markdown("Up to which length that is so is not measured yet.")
         return Markdown(
-            "In bf16 with d = 64, end to end, the longest sequence that takes at most a quarter more "
-            f"than the least time at any length: {listed(words)}."
+            "In bf16 with d = 64, end to end, the longest sequence that takes at most a quarter "
+            f"more than the least time at any length: {listed(words)}."
         )
 
     def paper_answer(self) -> Markdown:

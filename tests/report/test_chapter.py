@@ -18,7 +18,8 @@ def flash(request, tmp_path):
 def texts(flash):
     return [
         flash.answer(), flash.completeness(), flash.who_wins(), flash.launch_bound(),
-        flash.paper_answer(), beside.published_backward(flash), beside.local_tables(flash),
+        flash.paper_answer(), beside.published_gain(flash, "backward"),
+        beside.local_tables(flash),
         flash.results("Results", "tab-r"), beside.published(flash, "Beside", "tab-b"),
         tables.latency(flash.handout, "Times", "tab-t", ("pass", "head_dim", "seq_len")),
         tables.winners(pick(flash.handout, dtype="bf16", pass_="end_to_end"), "Best", "tab-w"),

@@ -33,17 +33,17 @@ def published(flash: Flash, caption: str, name: str, head_dim: int = 64) -> Tabl
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
 
-def published_backward(flash: Flash) -> Markdown:
-    """How the published backward compares with eager on its own machine."""
-    rows = pick(flash.reference, device="H800", pass_="backward", implementation=PUBLISHED_FLASH)
+def published_gain(flash: Flash, pass_: str) -> Markdown:
+    """How a pass of the published implementation compares with eager on its own machine."""
+    rows = pick(flash.reference, device="H800", pass_=pass_, implementation=PUBLISHED_FLASH)
     text = []
     for dtype in DTYPES:
         ratio = pick(rows, dtype=dtype)["speedup_over_eager"].dropna()
         text.append(
-            f"in {dtype} it is slower than eager's at {(ratio < 1).sum()} of {len(ratio)} "
+            f"in {dtype} it is slower than eager at {(ratio < 1).sum()} of {len(ratio)} "
             f"shapes (speed-up from {ratio.min():.2f} to {ratio.max():.2f})"
         )
-    return Markdown(f"As for the published backward, {listed(text)}.")
+    return Markdown(f"As published, {style.PASSES[pass_]}, {listed(text)}.")
 
 
 def local_rows(flash: Flash) -> pd.DataFrame:

@@ -47,16 +47,10 @@ class Flash:
     def numbers(self) -> dict[str, str]:
         """The chapter's glued numbers, with units; UNKNOWN for what has not been measured."""
         shape = self.leaderboard
-        found: dict[str, float | None] = {}
-        text: dict[str, str] = {"device": self.device}
-        for pass_ in style.PASSES:
-            found[pass_] = time_of(shape, implementation=OURS, pass_=pass_)
-            text[f"leaderboard_{pass_}"] = _ms(found[pass_])
-        ours = found["end_to_end"]
-        for peer in COMPARED[1:]:
-            theirs = time_of(shape, implementation=peer, pass_="end_to_end")
-            text[f"leaderboard_{peer}"] = _ms(theirs)
-            text[f"leaderboard_over_{peer}"] = _times(theirs / ours if ours and theirs else None)
+        text = {
+            f"leaderboard_{pass_}": _ms(time_of(shape, implementation=OURS, pass_=pass_))
+            for pass_ in style.PASSES
+        }
         rate = with_tflops(pick(shape, implementation=OURS, pass_="end_to_end"))["tflops"].dropna()
         text["leaderboard_tflops"] = _unit(rate.iloc[0] if len(rate) else None, "TFLOP/s")
         for dtype in DTYPES:
@@ -264,7 +258,3 @@ def _ms(value: float | None) -> str:
 
 def _unit(value: float | None, unit: str) -> str:
     return UNKNOWN if value is None else f"{style.digits(value)} {unit}"
-
-
-def _times(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f} times"

@@ -7,7 +7,6 @@ import os
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.data import runs_file
 from a2lib.report.tables import Markdown, Table
 
 VERSIONS = ("driver", "torch", "triton", "cuda", "cudnn")
@@ -70,11 +69,6 @@ def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) 
 def link(file: str) -> str:
     """A download link to a file, relative to the page that is being built (its folder)."""
     return f"{{download}}`{os.path.basename(file)} <{os.path.relpath(file)}>`"
-
-
-def runs_link(rows: pd.DataFrame) -> str:
-    """Download links to runs.csv of every root that `rows` come from."""
-    return ", ".join(link(runs_file(file)) for file in sorted(set(rows["file"])))
 
 
 def block(text: str) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from a2lib.papermill_default import modified, say_where
+from a2lib.papermill_default import modified, say_last_words
 from a2lib.paths import ROOT, runs_dir
 
 
@@ -41,7 +41,9 @@ def main(args: list[str]) -> int:
     command = [papermill, source, output, *papermill_options(args[1:])]
     before = modified(output)
     code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
-    say_where(output, str(output.relative_to(ROOT)), before)
+    if modified(output) != before:
+        say_last_words(output)
+        print(f"the executed notebook is in {output.relative_to(ROOT)}", file=sys.stderr)
     return code
 
 

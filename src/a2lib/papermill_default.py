@@ -127,8 +127,7 @@ def say_last_words(path: Path) -> None:
         print(words, file=sys.stderr, flush=True)
 
 
-def say_where(path: Path, shown: str, before: int | None) -> None:
-    """Say what a run that wrote `path` after `before` (its `modified`) ended with, and the path."""
+def _say_where(path: Path, shown: str, before: int | None) -> None:
     if modified(path) != before:
         say_last_words(path)
         _say(f"the executed notebook is in {shown}")
@@ -155,7 +154,7 @@ def add_default_output() -> None:
         raise SystemExit(f"a2lib: cannot make the folder of {shown}: {error.strerror}") from None
     _say(f"no output path given; the executed notebook goes to {shown} ({SWITCH}=0: ask for one)")
     sys.argv.append(shown)
-    atexit.register(say_where, output, shown, modified(output))
+    atexit.register(_say_where, output, shown, modified(output))
 
 
 # papermill wants a handler from its entry point, and never calls it: no path has that prefix.

@@ -6,9 +6,9 @@ that holds it.
 
 In 16 bits, and in TF32, scores live in base 2, so that an exponential is one multiply-add and the
 hardware's ``ex2``. In fp32 (``PRECISION`` bf16x6) they stay natural, as they are saved: a
-log-sum-exp carried to base 2 and back is rounded twice, and for a row of large scores that alone
-is more than the error of eager attention. Multiply-adds are kept apart there
-(``enable_fp_fusion=False``), so that forward and backward round the same score alike.
+log-sum-exp carried to base 2 and back is rounded twice, which the gradients of large scores show.
+Multiply-adds are kept apart there (``enable_fp_fusion=False``), so that forward and backward
+scale and shift the same score alike.
 
 Every loop over tiles is written twice, once without any mask for the tiles that all rows see
 whole, once masked for those on the diagonal or at the ragged end. No length has to be a multiple

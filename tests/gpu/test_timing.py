@@ -1,4 +1,4 @@
-"""CUDA graphs on a real GPU: a replay is the whole call, and a failed capture costs nothing else."""
+"""CUDA graphs on a real GPU: a replay is the whole call, a failed capture harms nothing else."""
 
 import functools
 import time

@@ -109,8 +109,8 @@ def test_tf32_is_only_for_those_who_ask(setting):
         "set_float32_matmul_precision": "torch.set_float32_matmul_precision('high')",
     }[setting]
     code = (
-        "import torch; from a2lib.attention import flash, flash_attention\n"
-        f"before = flash._allow_tf32(); {ask}; after = flash._allow_tf32()\n"
+        "import torch; from a2lib.attention import passes, flash_attention\n"
+        f"before = passes._allow_tf32(); {ask}; after = passes._allow_tf32()\n"
         "assert (before, after) == (False, True), (before, after)\n"
         "for dtype in (torch.float32, torch.bfloat16):\n"
         "    x = torch.zeros(1, 8, 16, dtype=dtype); flash_attention(x, x, x)\n"

@@ -229,12 +229,3 @@ def test_same_bits_every_run():
     inputs = random_inputs((1, 4, 150, 32), (1, 2, 150, 32), torch.float16)
     first, second = (with_gradients(FlashAttentionTriton.apply, *inputs, True) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in NAMES)
-
-
-def test_no_double_backward():
-    q, k, v, _ = random_inputs((1, 20, 16), (1, 20, 16), torch.float32)
-    o = flash_attention(q.requires_grad_(), k, v)
-    do = torch.ones_like(o, requires_grad=True)
-    (dq,) = torch.autograd.grad(o, q, do, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dq.sum().backward()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from a2lib.attention import operators, passes
 from a2lib.attention.shapes import (
-    UnsupportedError,
+    check_distinct,
     check_first_derivative,
     check_inputs,
     check_is_causal,
@@ -93,18 +93,15 @@ class _FlashAttention(torch.autograd.Function):
 
 
 def _forward(ctx, q, k, v, is_causal, scale):
-    twice = q is k or q is v or k is v
     if torch.compiler.is_compiling():
-        if twice:
-            raise UnsupportedError(
-                "torch.compile of FlashAttentionTriton.apply needs three different tensors, since "
-                "PyTorch may lose a gradient of one given twice; call flash_attention"
-            )
+        check_distinct(q, k, v)
         check_inputs(q, k, v)
         run = operators.flash_forward
+    elif q is k or q is v or k is v:
+        # A compiled caller that was refused goes on in eager: the kernels are not traced there.
+        run = _untraced_forward()
     else:
-        # After that error a compiled caller goes on in eager, and would trace the kernels from here.
-        run = _untraced_forward() if twice else passes.forward
+        run = passes.forward
     o, lse = run(q, k, v, is_causal, scale)
     ctx.is_causal, ctx.scale = is_causal, scale
     ctx.save_for_backward(q, k, v, o, lse)

@@ -74,9 +74,7 @@ def flash_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
 def flash_backward(do, q, k, v, o, lse, is_causal, scale, needs):
     """The backward operator as a ``Function``'s backward wants it: None for what is not needed."""
     needs = list(needs)
-    gradients = torch.ops.a2lib.flash_backward.default(
-        do, q, k, v, o, lse, is_causal, scale, needs
-    )
+    gradients = torch.ops.a2lib.flash_backward.default(do, q, k, v, o, lse, is_causal, scale, needs)
     return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
 
 

@@ -202,4 +202,3 @@ def _n_multiprocessors(device) -> int:
     if device.type != "cuda":
         return 0
     return torch.cuda.get_device_properties(device).multi_processor_count
-

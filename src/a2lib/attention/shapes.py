@@ -73,6 +73,18 @@ def check_is_causal(is_causal) -> bool:
     return bool(is_causal)
 
 
+def check_distinct(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Called by an ``autograd.Function`` while it is compiled; raises UnsupportedError.
+
+    torch 2.11 merges arguments of a Function that are one tensor, and loses a gradient in silence.
+    """
+    if q is k or q is v or k is v:
+        raise UnsupportedError(
+            "torch.compile of an autograd.Function needs three different tensors q, k and v, since "
+            "PyTorch may lose a gradient of one given twice; call flash_attention"
+        )
+
+
 def check_first_derivative() -> None:
     """Called by a backward pass that cannot itself be differentiated; raises RuntimeError.
 

@@ -10,7 +10,12 @@ import math
 import torch
 from torch import Tensor
 
-from a2lib.attention.shapes import check_first_derivative, check_inputs, check_is_causal
+from a2lib.attention.shapes import (
+    check_distinct,
+    check_first_derivative,
+    check_inputs,
+    check_is_causal,
+)
 
 TILE = 64  # queries and keys a tile
 
@@ -66,6 +71,8 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     @staticmethod
     @_outside_autocast
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        if torch.compiler.is_compiling():
+            check_distinct(q, k, v)
         group = check_inputs(q, k, v)
         is_causal = check_is_causal(is_causal)
         scale = 1 / math.sqrt(q.shape[-1])

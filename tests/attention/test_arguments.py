@@ -1,0 +1,171 @@
+"""Arguments that cannot be meant, derivatives that are not there, and what autocast does."""
+
+import numpy as np
+import pytest
+import torch
+from attention_compare import LAYOUTS, NAMES, laid_out, random_inputs, with_gradients
+
+from a2lib.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    attention_reference,
+    flash_attention,
+)
+
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
+
+
+def keyword(q, k, v, is_causal=False):
+    return flash_attention(q, k, v, is_causal=is_causal)
+
+
+EVERY = {
+    "reference": attention_reference,
+    "tiled": FlashAttentionPyTorch.apply,
+    "triton": FlashAttentionTriton.apply,
+    "flash_attention": keyword,
+}
+every = pytest.mark.parametrize("attention", EVERY.values(), ids=EVERY)
+once = {name: attention for name, attention in EVERY.items() if name != "reference"}
+differentiable_once = pytest.mark.parametrize("attention", once.values(), ids=once)
+
+
+def refused(kind, complaint, call, *args, **kwargs):
+    with pytest.raises(kind, match=complaint) as raised:
+        call(*args, **kwargs)
+    assert type(raised.value) is kind and "\n" not in str(raised.value)
+
+
+def three(*shape):
+    return torch.randn(3, *shape).unbind(0)
+
+
+@every
+@pytest.mark.parametrize("value", ["False", "True", "", None, 0, 1, 1.0, torch.tensor(True)])
+def test_is_causal_is_a_bool(attention, value):
+    refused(TypeError, "is_causal must be True or False; got", attention, *three(2, 8, 16), value)
+
+
+@on_cpu
+@every
+def test_a_bool_of_numpy_is_one(attention):
+    q, k, v = three(2, 8, 16)
+    for value in (True, False):
+        got, want = attention(q, k, v, np.bool_(value)), attention_reference(q, k, v, value)
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", [attention_reference, flash_attention])
+@pytest.mark.parametrize(
+    "scale, kind, complaint",
+    [
+        (torch.tensor(0.5), TypeError, "no gradient"),
+        (torch.tensor(0.5, requires_grad=True), TypeError, "no gradient"),
+        ("0.5", TypeError, "a number or None; got '0.5'"),
+        (True, TypeError, "a number or None"),
+        (1j, TypeError, "a number or None"),
+        (float("nan"), ValueError, "finite number; got nan"),
+        (float("-inf"), ValueError, "finite number; got -inf"),
+    ],
+)
+def test_scale_is_a_finite_number(attention, scale, kind, complaint):
+    refused(kind, f"scale must be .*{complaint}", attention, *three(2, 8, 16), scale=scale)
+
+
+@on_cpu
+@pytest.mark.parametrize("scale", [1, np.float32(0.5), np.float64(0.5), np.int64(2)])
+def test_scale_may_be_any_number(scale):
+    q, k, v = three(2, 8, 16)
+    got = flash_attention(q, k, v, scale=scale)
+    want = attention_reference(q, k, v, scale=float(scale))
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+@every
+def test_heads_without_width(attention):
+    refused(ValueError, "head_dim must be at least 1; got q", attention, *three(2, 8, 0))
+
+
+@every
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("value", [None, [[1.0]], np.zeros((2, 8, 16))], ids=["None", "list", "np"])
+def test_what_is_no_tensor(attention, at, value):
+    inputs = list(three(2, 8, 16))
+    inputs[at] = value
+    kind = type(value).__name__
+    refused(TypeError, f"q, k and v must be PyTorch tensors; got.* {kind}|got {kind}",
+            attention, *inputs)  # fmt: skip
+
+
+@on_cpu
+@differentiable_once
+def test_gradients_are_not_computed_for_differentiating_them(attention):
+    """Each would be missing the part that goes through the saved q, k, v, or be zero."""
+    q, k, v = three(2, 8, 16)
+    q.requires_grad_()
+    complaint = "no second derivative.*attention_reference"
+
+    def gradient(create_graph):
+        return torch.autograd.grad(attention(q, k, v).sum(), q, create_graph=create_graph)
+
+    assert not gradient(False)[0].requires_grad
+    refused(RuntimeError, complaint, gradient, True)
+    refused(RuntimeError, complaint, attention(q, k, v).sum().backward, create_graph=True)
+
+    def loss(x):
+        return attention(x, k, v).square().sum()
+
+    for derivative in (torch.autograd.functional.hessian, torch.autograd.functional.hvp):
+        directions = (q,) if derivative is torch.autograd.functional.hvp else ()
+        refused(RuntimeError, complaint, derivative, loss, q, *directions)
+
+
+def test_the_reference_has_a_second_derivative():
+    q, k, v = (x.double() for x in three(1, 3, 2))
+    q.requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda q: attention_reference(q, k, v, True), (q,))
+
+
+@on_cpu
+@every
+def test_autocast(attention):
+    """The reference is made of products, which autocast runs in 16 bits; the others stay as is."""
+    inputs = random_inputs((2, 8, 16), (2, 8, 16), torch.float32)
+    outside = with_gradients(attention, *inputs, True)
+    with torch.autocast("cpu", torch.bfloat16):
+        o = attention(*inputs[:3], True)
+        with pytest.raises(ValueError, match="one dtype"):
+            attention(inputs[0], *(x.bfloat16() for x in inputs[1:3]), True)
+    assert o.dtype == (torch.bfloat16 if attention is attention_reference else torch.float32)
+    assert torch.equal(o, outside["o"]) == (attention is not attention_reference)
+
+
+def expected_strides(shape):
+    """Of a tensor (..., H, N, d) that lies in memory as (..., N, H, d); contiguous below rank 4."""
+    if len(shape) < 4:
+        return torch.empty(shape).stride()
+    *batch, H, N, d = shape
+    return torch.empty(*batch, N, H, d).transpose(-2, -3).stride()
+
+
+@on_cpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+def test_results_lie_as_their_shape_says(rank, layout):
+    """Whatever the strides of the inputs; torch.compile relies on it, and models merge heads."""
+    q, k, v, do = (
+        laid_out(x, layout)[(0,) * max(0, 4 - rank)][(None,) * max(0, rank - 4)]
+        for x in random_inputs((2, 4, 9, 16), (2, 2, 7, 16), torch.float32)
+    )
+    if rank == 5:
+        q, k, v, do = (x.expand(3, *x.shape[1:]) for x in (q, k, v, do))
+    results = with_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    for name, like in zip(NAMES, (q, q, k, v), strict=True):
+        assert results[name].stride() == expected_strides(like.shape), name
+
+
+@on_cpu
+def test_merging_heads_copies_nothing():
+    q, k, v = three(2, 4, 9, 16)
+    o = flash_attention(q, k, v)
+    assert o.transpose(1, 2).reshape(2, 9, 64).data_ptr() == o.data_ptr()

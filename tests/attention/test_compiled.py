@@ -1,0 +1,305 @@
+"""Attention under torch.compile, with the kernels in Triton's interpreter: gradients by name."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from attention_blocks import (
+    DISTINCT,
+    FORMS,
+    all_one,
+    assert_close,
+    by_name,
+    fused,
+    gqa,
+    handout,
+    inputs,
+    ours,
+    pair,
+    q_is_k,
+    rms_norm,
+    rope,
+    three_dimensions,
+    tiled,
+)
+from attention_compare import LAYOUTS, laid_out, random_inputs
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from a2lib.attention import FlashAttentionTriton, flash_attention, passes
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
+
+# Against the definition in float64, and against the same code in eager, which rounds alike but for
+# what Inductor fuses.
+TRUTH = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
+EAGER = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def named(value):
+    return getattr(value, "__name__", None)
+
+
+def check(form, attention, lengths, dtype=torch.float32, autocast=False, **options):
+    block, truth = pair(form, attention, dtype, heads=2)
+    call = torch.compile(block, fullgraph=True, **options)
+    rounding = torch.bfloat16 if autocast else dtype
+    for length in lengths:
+        x, dy = inputs(block, length)
+        cell = f"{form.__name__}, {attention.__name__}, {length}"
+        got = by_name(call, block, x, dy, autocast)
+        assert_close(got, by_name(truth, truth, x, dy), TRUTH[rounding], f"{cell}, float64")
+        assert_close(got, by_name(block, block, x, dy, autocast), EAGER[rounding], f"{cell}, eager")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=named)
+def test_gradients_as_the_length_changes(form):
+    """The first call is static, the second compiles again, the third runs what the second made."""
+    check(form, ours, (20, 33, 48), backend="aot_eager")
+
+
+@pytest.mark.parametrize("form", DISTINCT, ids=named)
+def test_gradients_of_the_function(form):
+    check(form, handout, (33,), backend="aot_eager")
+
+
+def test_gradients_of_the_tiled_function():
+    """Nothing of it is opaque: Dynamo traces its passes line by line."""
+    check(fused, tiled, (70,), backend="aot_eager")
+
+
+@pytest.mark.parametrize("form", [fused, gqa, rope, rms_norm], ids=named)
+def test_gradients_under_autocast(form):
+    check(form, ours, (33,), autocast=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize("attention", [ours, handout])
+def test_gradients_in_bfloat16_with_every_size_dynamic(attention):
+    check(fused, attention, (33, 48), torch.bfloat16, backend="aot_eager", dynamic=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form, attention", [(fused, ours), (three_dimensions, handout)], ids=named)
+def test_gradients_with_inductor(form, attention):
+    check(form, attention, (33,), autocast=form is fused)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_the_function_itself_compiled(dynamic):
+    """``torch.compile(FlashAttentionTriton.apply)`` and the gradient of a sum."""
+    call = torch.compile(FlashAttentionTriton.apply, backend="aot_eager", dynamic=dynamic)
+    for length in (33, 64, 40):
+        results = []
+        for apply in (call, FlashAttentionTriton.apply):
+            torch.manual_seed(0)
+            q, k, v = (torch.randn(3, length, 16, requires_grad=True) for _ in range(3))
+            o = apply(q, k, v, True)
+            o.sum().backward()
+            results.append({"o": o.detach(), "q": q.grad, "k": k.grad, "v": v.grad})
+        assert_close(*results, 1e-6, f"length {length}")
+
+
+@pytest.mark.parametrize("attention", [handout, tiled])
+@pytest.mark.parametrize("form", [q_is_k, all_one], ids=named)
+def test_one_tensor_given_twice_to_a_function(form, attention):
+    """One graph refuses it with our words; with graph breaks the gradient is the right one."""
+    block, truth = pair(form, attention, torch.float32, heads=2)
+    x, dy = inputs(block, 33)
+    with pytest.raises(Exception, match="three different tensors|UnsupportedError|duplicate"):
+        torch.compile(block, backend="aot_eager", fullgraph=True)(x)
+    got = by_name(torch.compile(block, backend="aot_eager"), block, x, dy)
+    assert_close(got, by_name(truth, truth, x, dy), 1e-5, form.__name__)
+
+
+def test_scale_that_changes_or_follows_from_the_shape():
+    def following(q, scale):
+        return flash_attention(q, q * 1.1, q + 1, scale=scale or 1 / q.shape[-1] ** 0.5)
+
+    call = torch.compile(following, backend="aot_eager", fullgraph=True)
+    q = torch.randn(2, 20, 16)
+    for scale in (None, 0.3, 0.4, 0.5, -0.6):
+        got, want = (f(q, scale) for f in (call, following))
+        torch.testing.assert_close(got, want)
+    torch._dynamo.reset()
+    call = torch.compile(following, backend="aot_eager", fullgraph=True, dynamic=True)
+    torch.testing.assert_close(call(q, None), following(q, None))
+
+
+@pytest.mark.parametrize("attention", [ours, handout])
+@pytest.mark.parametrize(
+    "x, complaint",
+    [
+        (torch.zeros(1, 8, 16, dtype=torch.float64), "bfloat16, float16, float32"),
+        (torch.zeros(1, 8, 129), "head_dim 1 to 128"),
+    ],
+    ids=["float64", "head_dim"],
+)
+def test_what_the_kernels_do_not_run_is_refused_when_traced(attention, x, complaint, monkeypatch):
+    monkeypatch.setattr(passes, "forward", None)  # never reached
+    call = torch.compile(lambda x: attention(x, x + 1, x + 2), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match=complaint):
+        call(x)
+
+
+@pytest.mark.parametrize("attention", [ours, handout, tiled])
+def test_no_second_derivative_compiled(attention):
+    call = torch.compile(lambda x: attention(x, x + 1, x + 2), backend="aot_eager")
+    x = torch.randn(1, 8, 16, requires_grad=True)
+    with pytest.raises(RuntimeError, match="derivative|double backward"):
+        (g,) = torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
+        torch.autograd.grad(g.square().sum(), x)
+
+
+def cases():
+    """Inputs of the operators: views, permuted dense tensors, grouped heads, other ranks."""
+    for layout in LAYOUTS:
+        inputs = random_inputs((2, 4, 20, 16), (2, 2, 33, 16), torch.float32)
+        yield layout, [laid_out(x, layout) for x in inputs]
+    qkv = torch.randn(2, 20, 3, 2, 16).permute(2, 0, 3, 1, 4)
+    yield "fused", [*qkv.unbind(0), torch.randn(2, 2, 20, 16)]
+    for shape in ((20, 16), (3, 20, 16), (2, 3, 2, 20, 16)):
+        yield f"rank {len(shape)}", random_inputs(shape, shape, torch.float32)
+
+
+CASES = dict(cases())
+WANTED = {"all": [True, True, True], "q": [True, False, False], "v": [False, False, True]}
+
+
+def operator_arguments(case):
+    q, k, v, do = CASES[case]
+    o, lse = torch.ops.a2lib.flash_forward(q, k, v, True, None)
+    return (q, k, v, True, None), (do, q, k, v, o, lse, True, None)
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("case", CASES)
+def test_operators_say_the_strides_they_have(case, wanted):
+    """opcheck of torch 2.11 does not look at strides."""
+    forward, backward = operator_arguments(case)
+    backward = *backward, WANTED[wanted]
+    for operator, arguments in (
+        (torch.ops.a2lib.flash_forward.default, forward),
+        (torch.ops.a2lib.flash_backward.default, backward),
+    ):
+        with FakeTensorMode() as mode:
+            said = operator(
+                *(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments)
+            )
+        for real, fake in zip(operator(*arguments), said, strict=True):
+            assert (real.shape, real.stride(), real.dtype) == (
+                fake.shape,
+                fake.stride(),
+                fake.dtype,
+            ), operator
+        assert torch.Tag.needs_exact_strides in operator.tags
+
+
+@pytest.mark.parametrize("case", ["transposed", "fused"])
+def test_opcheck(case):
+    forward, backward = operator_arguments(case)
+    q, k, v, *rest = forward
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    torch.library.opcheck(torch.ops.a2lib.flash_forward.default, (*leaves, *rest))
+    frozen = [leaves[0], k, v]
+    torch.library.opcheck(torch.ops.a2lib.flash_forward.default, (*frozen, *rest))
+    wanted = WANTED["all" if case == "fused" else "v"]
+    torch.library.opcheck(torch.ops.a2lib.flash_backward.default, (*backward, wanted))
+
+
+def test_operators_called_by_hand():
+    q, k, v, do = CASES["fused"]
+    q = q.detach().requires_grad_()
+    o, lse = torch.ops.a2lib.flash_forward(q, k, v, True, None)
+    assert o.requires_grad and not lse.requires_grad
+    (dq,) = torch.autograd.grad(o, q, do, create_graph=True)
+    with pytest.raises(RuntimeError, match="attention_reference"):
+        dq.sum().backward()
+    with pytest.raises(ValueError, match="scale > 0"):
+        torch.ops.a2lib.flash_forward(q, k, v, True, -1.0)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often each pass ran."""
+    counts = {"forward": 0, "backward": 0}
+
+    def count(name, original):
+        def run(*args):
+            counts[name] += 1
+            return original(*args)
+
+        monkeypatch.setattr(passes, name, run)
+
+    for name in counts:
+        count(name, getattr(passes, name))
+    return counts
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["plain", "selective"])
+def test_checkpoint_compiled(counted, keep):
+    """A policy that keeps the operator's results spares its second forward pass."""
+    block, truth = pair(fused, ours, torch.float32)
+    kept = {torch.ops.a2lib.flash_forward.default}
+
+    def policy(ctx, operator, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts():
+        return create_selective_checkpoint_contexts(policy)
+
+    options = {"context_fn": contexts} if keep else {}
+    call = torch.compile(
+        lambda x: checkpoint(block, x, use_reentrant=False, **options), backend="aot_eager"
+    )
+    x, dy = inputs(block, 33)
+    got = by_name(call, block, x, dy)
+    assert counted == {"forward": 1 if keep else 2, "backward": 1}
+    assert_close(got, by_name(truth, truth, x, dy), 1e-5, "checkpoint")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_keeps_one_operator(strict):
+    block, _ = pair(fused, ours, torch.float32)
+    x, _ = inputs(block, 33)
+    program = torch.export.export(block, (x,), strict=strict)
+    targets = [node.target for node in program.graph.nodes]
+    assert targets.count(torch.ops.a2lib.flash_forward.default) == 1
+    torch.testing.assert_close(program.module()(x), block(x))
+
+
+@pytest.fixture(scope="module")
+def traced():
+    script = Path(__file__).with_name("traced.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_what_the_kernels_write_is_understood_where_someone_traces_them(traced):
+    assert traced["written"] == {
+        "forward_kernel": ["LSE", "O"],
+        "backward_dq_kernel": ["DELTA", "DQ"],
+        "backward_dkdv_kernel": ["DK", "DV"],
+    }
+
+
+def test_the_scale_may_be_a_constant(traced):
+    assert set(traced["constant_scale"].values()) == {"read"}, traced["constant_scale"]

@@ -1,0 +1,92 @@
+"""What torch.compile finds when it traces our kernels itself, where there is no GPU: one JSON line.
+
+`written`: the tensors that its analysis says each kernel writes to. Where the analysis fails it
+takes all of them, with a warning, and copies them; gradients were wrong for that. `constant_scale`:
+whether each kernel can be read with the scale as a constant, which is how torch 2.11 hands it over.
+
+A process of its own: the kernels must not be the interpreter's, and the driver is a stand-in.
+"""
+
+import json
+import logging
+import os
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import torch  # noqa: E402
+from torch._higher_order_ops import triton_kernel_wrap as wrap  # noqa: E402
+from triton._C.libtriton import ir  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+from triton.compiler.compiler import make_backend  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+
+from a2lib.attention import kernels  # noqa: E402
+from a2lib.attention.tiles import SPECIALISED  # noqa: E402
+
+TARGET = GPUTarget("cuda", 90, 32)
+
+
+class Driver:
+    """Answers what the analysis asks: which GPU it is."""
+
+    def get_current_target(self):
+        return TARGET
+
+    def get_current_device(self):
+        return 0
+
+
+def arguments(fn, fixed):
+    """Tensors, numbers and constants of a call, by name."""
+    constants = {"d": 64, "BD": 64, "Bq": 64, "Bk": 64, "CAUSAL": True, "PRECISION": "ieee"}
+    constants |= {"STAGES": 2, **fixed}
+    tensors, numbers = {}, {}
+    for name in fn.arg_names:
+        if name in ("LSE", "DELTA"):
+            tensors[name] = torch.zeros(64)
+        elif name.isupper() and name not in ("H", "GROUP", *constants):
+            tensors[name] = torch.zeros(64, dtype=torch.bfloat16)
+        elif name not in constants:
+            numbers[name] = 0.125 if name == "scale" else 16
+    return tensors, numbers, constants
+
+
+def written(fn, tensors, numbers, constants):
+    table = wrap.kernel_side_table
+    ids = table.add_kernel(fn), table.add_constant_args({**numbers, **constants})
+    return wrap.get_mutated_tensors(*ids, tensors, {})
+
+
+def read_with_constant_scale(fn, tensors, numbers, constants):
+    signature = {n: "*fp32" if n in ("LSE", "DELTA") else "*bf16" for n in tensors}
+    signature |= {n: "i32" for n in numbers} | {n: "constexpr" for n in (*constants, "scale")}
+    signature = {name: signature[name] for name in fn.arg_names}
+    source = ASTSource(fn, signature, {**constants, "scale": numbers["scale"]})
+    backend = make_backend(TARGET)
+    options = backend.parse_options({})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    codegen = backend.get_codegen_implementation(options)
+    source.make_ir(TARGET, options, codegen, backend.get_module_map(), context)
+
+
+def main():
+    driver.set_active(Driver())
+    logging.disable(logging.WARNING)
+    out = {"written": {}, "constant_scale": {}}
+    for name, fixed in dict(SPECIALISED.values()).items():
+        fn = getattr(kernels, name)
+        call = arguments(fn, {"NEEDS_DK": True, "NEEDS_DV": True} if "dkdv" in name else fixed)
+        out["written"][name] = sorted(written(fn, *call))
+        try:
+            read_with_constant_scale(fn, *call)
+            out["constant_scale"][name] = "read"
+        except Exception as error:
+            out["constant_scale"][name] = str(error)[-300:]
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

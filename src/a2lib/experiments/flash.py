@@ -25,11 +25,21 @@ from pathlib import Path
 
 from a2lib import paths
 from a2lib.experiments import memory, parameters, precompile, view
+from a2lib.experiments.guard import measures
 from a2lib.experiments.process import Worker, WorkerDied
 from a2lib.experiments.progress import Progress
 from a2lib.experiments.shapes import Parameters, Shape
 from a2lib.experiments.sweep import Sweep, plan
-from a2lib.measure import CEILING, FLASH, Store, StoreError, device_slug, read_runs, start_run
+from a2lib.measure import (
+    CEILING,
+    FLASH,
+    DeviceLock,
+    Store,
+    StoreError,
+    device_slug,
+    read_runs,
+    start_run,
+)
 
 NOTEBOOK = "notebooks/flash.ipynb"
 # Share of the free device memory that compiling ahead may take.
@@ -80,11 +90,13 @@ def data_folder(device: str) -> Path:
 def start(given: Parameters) -> Run:
     """Record the run and print what it runs on.
 
-    Raises StoreError, before anything is measured, where rows could not be stored.
+    Raises, before anything is measured, StoreError where rows could not be stored and DeviceBusy
+    where another process measures on the device.
     """
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    DeviceLock(device).check()
     data = data_folder(device)
     store, ceilings = (Store(section, device_slug(), data) for section in (FLASH, CEILING))
     store.check_writable()
@@ -109,6 +121,7 @@ def start(given: Parameters) -> Run:
     return Run(given, device, run_id, store, ceilings, until)
 
 
+@measures
 def measure_ceilings(run: Run) -> None:
     """Measure and print what the device does at best: matrix products and a copy."""
     request = {
@@ -132,6 +145,7 @@ def measure_ceilings(run: Run) -> None:
         print(f"Ceilings not measured: {died}")
 
 
+@measures
 def compile_ahead(run: Run) -> None:
     """Fill the compilation caches for what is pending, in parallel, where that pays."""
     pending = {
@@ -156,6 +170,7 @@ def compile_ahead(run: Run) -> None:
         print(f"  not compiled ahead: {task.implementation} {task.shape}: {reason}")
 
 
+@measures
 def sweep(run: Run) -> None:
     """Measure what is pending, with a progress bar; rows are stored one by one."""
     tasks = plan(run.parameters, run.device, run.store)

@@ -5,10 +5,13 @@
 .DELETE_ON_ERROR:
 .SUFFIXES:
 MAKEFLAGS += --no-builtin-rules
+# Two measurements at once, with -j, would slow each other.
+.NOTPARALLEL:
 
 # Settings are for make's command line; from the environment names this short would be accidents.
 VENV = .venv
 WORKERS = $(if $(HAS_GPU),0,2)
+FUZZ_S = 600
 ARGS =
 
 BIN := $(VENV)/bin
@@ -32,15 +35,16 @@ BOOK_INPUTS := $(LIBRARY) _config.yml _toc.yml \
 # A change of the report or of theory measures nothing new.
 EXPERIMENT_INPUTS := $(filter-out src/a2lib/report/%,$(LIBRARY))
 # What is set on make's own command line and is no setting of this file is a parameter of the notebook.
-PARAMETERS = $(filter-out VENV=% WORKERS=% ARGS=% PYTHON=% TORCH=% PINS=% A2LIB_DATA=% CUDA_VISIBLE_DEVICES=%, \
+PARAMETERS = $(filter-out VENV=% WORKERS=% FUZZ_S=% ARGS=% PYTHON=% TORCH=% PINS=% A2LIB_DATA=% CUDA_VISIBLE_DEVICES=%, \
 	$(MAKEOVERRIDES))
 
-.PHONY: help install book html test lint lab pins clean distclean FORCE $(NOTEBOOKS)
+.PHONY: help install book html test fuzz lint lab pins clean distclean FORCE $(NOTEBOOKS)
 
 help:
 	@echo 'make book                 run every notebook at the size of this machine, then build the book'
 	@echo 'make html                 build the book from the data there is; measure nothing'
 	@echo 'make test                 every test            (ARGS="tests/setup -x" to choose, WORKERS=n)'
+	@echo 'make fuzz                 the property tests with other examples each time, for FUZZ_S=600 seconds'
 	@echo 'make lint                 ruff, and the direction of imports'
 	@echo 'make lab                  JupyterLab'
 	@echo 'make flash SEQ_LEN=65536  measure into data/ (no GPU: build/data/): any parameter of the notebook, in capitals'
@@ -58,10 +62,11 @@ $(STAMP): pyproject.toml dev/constraints.txt dev/install.sh $(if $(MOVED),FORCE)
 book: $(RAN)
 	@$(MAKE) --no-print-directory html
 
-# Measured rows go to build/data, beside the committed ones, never into them.
+# Measured rows go to build/data, beside the committed ones, never into them. exec and A2LIB_PARENT: what ends make ends
+# the run (here and below).
 $(RAN): build/data/.ran-%: notebooks/%.ipynb $(EXPERIMENT_INPUTS) $(STAMP)
 	@mkdir -p build/runs build/data
-	A2LIB_DATA='$(CURDIR)/build/data' $(BIN)/papermill $< build/runs/$*.ipynb </dev/null
+	exec env A2LIB_DATA='$(CURDIR)/build/data' A2LIB_PARENT=$$PPID $(BIN)/papermill $< build/runs/$*.ipynb </dev/null
 	@touch $@
 
 html: $(BOOK)
@@ -87,6 +92,14 @@ build/.book-inputs: FORCE
 test: $(STAMP)
 	@exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) </dev/null
 
+# Pass after pass, each with a seed of its own; the last one runs to its end.
+fuzz: $(STAMP)
+	@end=$$(( $$(date +%s) + $(FUZZ_S) )); \
+	while [ $$(date +%s) -lt $$end ]; do \
+		$(BIN)/python -m pytest -n $(WORKERS) -q -x -m hypothesis --hypothesis-profile=fuzz \
+			--hypothesis-seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') $(ARGS) </dev/null || exit 1; \
+	done
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/python dev/check_imports.py
@@ -95,13 +108,13 @@ lab: $(STAMP)
 	@exec $(BIN)/jupyter lab $(ARGS)
 
 $(NOTEBOOKS): $(STAMP)
-	@exec $(BIN)/python dev/run_notebook.py $@ $(PARAMETERS) </dev/null
+	@exec env A2LIB_PARENT=$$PPID $(BIN)/python dev/run_notebook.py $@ $(PARAMETERS) </dev/null
 
 pins: $(STAMP)
 	@$(BIN)/python dev/pins.py
 
 clean:
-	rm -rf book/_build build/runs build/.book-inputs build/data/.ran-* .jupyter_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf book/_build build/cache build/runs build/.book-inputs build/data/.ran-* .jupyter_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -26,9 +26,10 @@ FLOORS = {
     "parallel": MIDDLE,
     "theory": 0,
     "paths": 0,
+    "errors": 0,
     "": 0,  # a2lib/__init__.py
 }
-TORCH_FREE = ("", "paths", "papermill_default", "theory", "measure", "report")
+TORCH_FREE = ("", "paths", "errors", "papermill_default", "theory", "measure", "report")
 HEAVY = ("torch", "triton")
 
 

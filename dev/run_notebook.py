@@ -4,15 +4,16 @@
 
 A parameter's name is that of the notebook in capitals; the notebook itself refuses what it does
 not know. Rows go where a direct run puts them ($A2LIB_DATA, else data/, on a CPU build/data/), the
-executed copy goes to build/runs/. What its last cell printed, where the rows are, is shown.
+executed copy goes to build/runs/. This process becomes papermill, so that a signal to it is one to
+papermill; `a2lib.papermill_default` does the rest.
 """
 
-import subprocess
+import os
 import sys
 from pathlib import Path
 
-from a2lib.papermill_default import modified, say_last_words
-from a2lib.paths import ROOT, runs_dir
+from a2lib.papermill_default import SWITCH
+from a2lib.paths import ROOT
 
 
 def papermill_options(settings: list[str]) -> list[str]:
@@ -30,22 +31,17 @@ def papermill_options(settings: list[str]) -> list[str]:
     return options
 
 
-def main(args: list[str]) -> int:
+def main(args: list[str]) -> None:
     names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
     if not args or args[0] not in names:
         raise SystemExit(f"run_notebook: name one of these notebooks: {', '.join(names)}")
-    source = ROOT / "notebooks" / f"{args[0]}.ipynb"
-    output = runs_dir() / source.name
-    output.parent.mkdir(parents=True, exist_ok=True)
     papermill = Path(sys.executable).with_name("papermill")
-    command = [papermill, source, output, *papermill_options(args[1:])]
-    before = modified(output)
-    code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
-    if modified(output) != before:
-        say_last_words(output)
-        print(f"the executed notebook is in {output.relative_to(ROOT)}", file=sys.stderr)
-    return code
+    notebook = os.path.relpath(ROOT / "notebooks" / f"{args[0]}.ipynb")
+    command = [papermill, notebook, *papermill_options(args[1:])]
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdout.flush()
+    os.execve(papermill, [str(word) for word in command], {**os.environ, SWITCH: "quiet"})
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -6,18 +6,30 @@ papermill imports as a `papermill.io` entry point before it reads its command li
 path `build/runs/<name>.ipynb`. It does so only where the one path given is a notebook in this
 repository's `notebooks/`; every other use of papermill is left alone, and so is
 `papermill notebooks/flash.ipynb -`, which writes the executed notebook to standard output.
-`A2LIB_PAPERMILL_DEFAULT=0` switches it off.
+
+A run of such a notebook also ends well: SIGTERM and SIGHUP end it as Ctrl-C does, kernel and all,
+an interrupted run says what is kept, an error that the notebook tells in one line is shown as that
+line, and a run that `make` started ends when make is gone. `A2LIB_PAPERMILL_DEFAULT=0` switches all
+of it off, `quiet` the line about the missing path alone.
 """
 
 import atexit
 import json
 import os
+import signal
 import sys
+import threading
+import time
+import traceback
 from pathlib import Path
 
 from a2lib.paths import ROOT, runs_dir
 
 SWITCH = "A2LIB_PAPERMILL_DEFAULT"
+# The process that this one is to end with.
+PARENT = "A2LIB_PARENT"
+PARENT_POLL_S = 0.5
+_stopped: list[int] = []  # the signals that stopped this process
 
 # How many values each option of papermill takes. papermill's own table cannot be asked: it does not
 # exist yet when this module is imported. An option that is not here makes us leave the line alone.
@@ -68,20 +80,26 @@ def positionals(args: list[str]) -> list[str] | None:
     return found
 
 
+def is_ours(args: list[str]) -> bool:
+    """Whether a papermill command line, less the program's name, runs one of our notebooks."""
+    paths = positionals(args)
+    if not paths:
+        return False
+    notebook = Path(paths[0])
+    if notebook.suffix != ".ipynb" or not notebook.is_file():
+        return False
+    return notebook.resolve().parent == (ROOT / "notebooks").resolve()
+
+
 def default_output(args: list[str]) -> Path | None:
     """Path to add to a papermill command line, or None where it needs none or is not about us.
 
     `args` is the line without the program's name.
     """
     paths = positionals(args)
-    if paths is None or len(paths) != 1:
+    if not is_ours(args) or len(paths) != 1:
         return None
-    notebook = Path(paths[0])
-    if notebook.suffix != ".ipynb" or not notebook.is_file():
-        return None
-    if notebook.resolve().parent != (ROOT / "notebooks").resolve():
-        return None
-    return runs_dir() / notebook.name
+    return runs_dir() / Path(paths[0]).name
 
 
 def is_papermill_command() -> bool:
@@ -134,11 +152,7 @@ def _say_where(path: Path, shown: str, before: int | None) -> None:
 
 
 def add_default_output() -> None:
-    """Add the output path to this process's command line where one is missing and ours to give."""
-    if os.environ.get(SWITCH, "").lower() in ("0", "off", "no", "false"):
-        return
-    if not is_papermill_command():
-        return
+    """Add the output path to this process's command line where one is missing."""
     output = default_output(sys.argv[1:])
     if output is None:
         return
@@ -152,12 +166,72 @@ def add_default_output() -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SystemExit(f"a2lib: cannot make the folder of {shown}: {error.strerror}") from None
-    _say(f"no output path given; the executed notebook goes to {shown} ({SWITCH}=0: ask for one)")
+    if os.environ.get(SWITCH, "").lower() != "quiet":
+        _say(
+            f"no output path given; the executed notebook goes to {shown} ({SWITCH}=0: ask for one)"
+        )
     sys.argv.append(shown)
     atexit.register(_say_where, output, shown, modified(output))
+
+
+def end_well() -> None:
+    """Let this process end its kernel and say what is kept, whatever ends it."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # Ignored on purpose where it is: nohup, or a shell's background job.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+    atexit.register(_say_what_is_kept)
+    sys.excepthook = _show_one_line
+    parent = os.environ.pop(PARENT, "")
+    if parent.isdigit():
+        threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+
+
+def _interrupt(number: int, frame: object) -> None:
+    # Ending twice would end the clean-up. A second Ctrl-C is for who does not want to wait for it.
+    for other in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        signal.signal(other, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _stopped.append(number)
+    raise KeyboardInterrupt
+
+
+def _say_what_is_kept() -> None:
+    # Last, since the kernel may show a traceback when it is ended.
+    if _stopped:
+        _say(
+            "stopped; every row measured so far is stored. The same command again goes on with a"
+            " sweep, and measures a single shape again"
+        )
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _show_one_line(kind: type, error: BaseException, trace: object) -> None:
+    """An exception hook: papermill's own traceback says nothing about an error in a notebook."""
+    lines = getattr(error, "traceback", None)
+    name, value = getattr(error, "ename", ""), getattr(error, "evalue", "")
+    if lines and [str(line) for line in lines] == [f"{name}: {value}"]:
+        print(f"{name}: {value}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(kind, error, trace)
+
+
+def prepare() -> None:
+    """What this module is for, where this process runs one of our notebooks."""
+    if os.environ.get(SWITCH, "").lower() in ("0", "off", "no", "false"):
+        return
+    if is_papermill_command() and is_ours(sys.argv[1:]):
+        end_well()
+        add_default_output()
 
 
 # papermill wants a handler from its entry point, and never calls it: no path has that prefix.
 no_handler = None
 
-add_default_output()
+prepare()

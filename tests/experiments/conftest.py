@@ -50,6 +50,9 @@ for line in sys.stdin:
         for i, p in enumerate(passes):
             if part == "die" and i == 1: os.kill(os.getpid(), signal.SIGABRT)
             if part == "killed": os.kill(os.getpid(), signal.SIGKILL)
+            if part == "killed once" and not os.path.exists(parts["log"]):
+                open(parts["log"], "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
             if part == "hang": time.sleep(600)
             time.sleep(parts.get("seconds", 0))
             put(name, p, status="ok", ms=1.0, ms_p20=1.0, ms_p80=1.0, n=3)

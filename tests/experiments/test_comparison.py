@@ -130,7 +130,9 @@ def test_failing_while_timed_is_a_row(compare):
 
 
 def test_what_cannot_fit_the_cpu_is_not_run(compare, monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda: SHAPE.matrix_bytes * 5)
+    between = memory.host_bytes("eager", SHAPE, "forward") + 1
+    assert memory.host_bytes("sdpa_flash", SHAPE, "backward") < between
+    monkeypatch.setattr(memory, "available_bytes", lambda: between)
     rows, _ = compare(eager=good, sdpa_flash=good)
     assert statuses(rows, "eager") == ["ok", "oom", "oom"]
     assert "computed" in rows["eager", "backward"]["note"]

@@ -3,9 +3,10 @@
 import dataclasses
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from a2lib.experiments import parameters
 from a2lib.experiments.parameters import ParameterError, cell_source, check, closest
 from a2lib.experiments.shapes import DTYPES, IMPLEMENTATIONS, SWEEPS, Parameters, Shape
 from a2lib.theory.attention import PASSES
@@ -29,16 +30,43 @@ def test_defaults_pass_and_ipython_is_ignored():
     assert check({**DEFAULTS, **shell, "pytest": pytest}, Parameters) == Parameters()
 
 
-@given(name=st.sampled_from(WHOLE), value=st.integers(-(10**6), 10**6))
+@given(
+    name=st.sampled_from(WHOLE),
+    value=st.one_of(st.integers(-(10**6), 10**6), st.integers(-(2**70), 2**70)),
+)
+@example(name="seq_len", value=10**30)
+@example(name="time_limit_s", value=10**400)
+@example(name="seed", value=2**63)
+@example(name="heads", value=10**5000)
 def test_whole_numbers_are_bounded_and_may_come_as_floats(name, value):
-    minimum = FIELDS[name].metadata["minimum"]
-    if value < minimum:
-        message = refused(**{name: value})
-        assert message.startswith(f"{name} = {value}: ") and str(minimum) in message
-    else:
-        for form in (value, float(value)):
+    rules = FIELDS[name].metadata
+    assert rules["minimum"] >= 0 and rules["maximum"] < 2**63
+    forms = [value, *([float(value)] if abs(value) < 2**53 else [])]
+    for form in forms:
+        if rules["minimum"] <= value <= rules["maximum"]:
             checked = getattr(check({**DEFAULTS, name: form}, Parameters), name)
             assert checked == value and type(checked) is int
+        else:
+            message = refused(**{name: form})
+            assert message.startswith(f"{name} = ") and len(message) < 200
+            assert f"from {rules['minimum']} to {rules['maximum']}" in message
+
+
+def test_a_float_beyond_the_largest_is_refused():
+    assert "seq_len = 1e+30: must be a whole number from 1 to 16777216" in refused(seq_len=1e30)
+    assert "must be a whole number" in refused(seed=float("inf"))
+
+
+@pytest.mark.parametrize("name", ["flash", "_seq_len", "In", "Out", "_parameters_checked"])
+def test_a_name_that_python_or_the_notebook_takes_is_refused_where_it_was_given(monkeypatch, name):
+    cell = cell_source(Parameters)
+    ran = ["", "x = 1", cell, f"# Parameters\nseq_len = 8\n{name} = 3\n", "import this"]
+    monkeypatch.setattr(parameters, "_cells", lambda: ran)
+    assert f"unknown parameter {name}" in refused(In=[], Out={}, flash=pytest)
+    # What counts is the last one that ran, so that a mistake can be mended in the notebook.
+    for mended in (cell, "# Parameters\nseq_len = 8\nPAPERMILL_INPUT_PATH = 'a'\n"):
+        monkeypatch.setattr(parameters, "_cells", lambda mended=mended: [*ran, mended, "y = 2"])
+        check({**DEFAULTS, "In": []}, Parameters)
 
 
 @given(

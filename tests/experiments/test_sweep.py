@@ -1,5 +1,6 @@
 """A sweep: resumed where it stopped, and stopped by nothing that a configuration does."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,8 @@ import time
 
 import pytest
 
-from a2lib.experiments.process import WorkerDied
+from a2lib.experiments import memory
+from a2lib.experiments.process import Worker, WorkerDied
 from a2lib.experiments.shapes import Parameters, Shape
 from a2lib.experiments.sweep import Sweep, Task, plan
 from a2lib.measure import StoreError, start_run
@@ -42,7 +44,7 @@ def test_every_row_is_stored_and_reported(store, run, play):
     "part, statuses, note",
     [
         ("die", ["ok", "error", "error"], "SIGABRT"),
-        ("killed", ["oom"] * 3, "SIGKILL"),
+        ("killed", ["error"] * 3, "ended from outside, twice: its process died (killed by SIGKILL)"),
         ("hang", ["error"] * 3, "no answer within"),
         ("lost", ["error"] * 3, "CUDA error"),
     ],
@@ -57,6 +59,37 @@ def test_a_process_that_ends_is_a_row_and_the_sweep_goes_on(store, run, play, pa
             assert found(store)[other, shape.seq_len] == ["ok"] * 3
     notes = [row["note"] for row in store.rows() if row["status"] not in ("ok",)]
     assert all(note in text and "\n" not in text for text in notes)
+
+
+def test_a_kill_from_outside_is_no_result(store, run, play, tmp_path):
+    part = play(eager="killed once", log=str(tmp_path / "killed"))
+    assert Sweep(store, run, "cpu", command=part).measure(tasks("eager", shapes=SHAPES[:1])) == 0
+    assert found(store) == {("eager", 8): ["ok"] * 3} and (tmp_path / "killed").exists()
+
+
+def test_what_was_ended_from_outside_twice_is_measured_by_the_next_sweep(store, run, play):
+    (task,) = plan(SMALL, "cpu", store)
+    Sweep(store, run, "cpu", command=play(eager="killed", tiled="die")).measure([task])
+    assert {row["status"] for row in store.rows()} == {"ok", "error"} and len(store.rows()) == 6
+    (rest,) = plan(SMALL, "cpu", store)
+    assert rest.wanted == {"eager": PASSES}
+
+
+@pytest.mark.parametrize("evidence", ["counted", "little left"])
+def test_a_kill_is_out_of_memory_where_the_system_says_so(
+    store, run, play, monkeypatch, evidence
+):
+    if evidence == "counted":
+        counted = iter(range(100))
+        monkeypatch.setattr(memory, "oom_kills", lambda: next(counted))
+    else:
+        free = iter([2**34])
+        monkeypatch.setattr(memory, "_free_on_host", lambda: next(free, 2**28))
+    sweep = Sweep(store, run, "cpu", command=play(eager="killed"))
+    sweep.measure(tasks("eager", shapes=SHAPES[:1]))
+    assert found(store) == {("eager", 8): ["oom"] * 3}
+    word = "counts a kill for want of memory" if evidence == "counted" else "0.25 GiB of memory"
+    assert all(word in row["note"] and "SIGKILL" in row["note"] for row in store.rows())
 
 
 def test_who_dies_while_taking_turns_is_found_by_measuring_each_alone(store, run, play):
@@ -155,28 +188,64 @@ def test_a_killed_sweep_keeps_its_rows_and_the_next_goes_on(store, run, play, tm
     assert len(store.rows()) == total
 
 
-def test_no_worker_outlives_a_killed_parent(tmp_path):
+# A worker with a process of its own, as a compiler is: {"do": "start"} -> {"pid": ...}
+STARTING = """
+import subprocess, sys, time
+from a2lib.experiments import worker
+def start(task, emit):
+    emit({"pid": subprocess.Popen(["sleep", "600"]).pid})
+    time.sleep(task["seconds"])
+worker.HANDLERS["start"] = start
+worker.main()
+"""
+
+
+def test_closing_a_worker_ends_what_it_started():
+    worker = Worker([sys.executable, "-c", STARTING])
+    (event,) = worker.ask({"do": "start", "seconds": 0}, 60)
+    assert not _ended(event["pid"])
+    worker.close()
+    try:
+        assert _ends(event["pid"])
+    finally:
+        _kill(event["pid"])
+
+
+def test_neither_a_worker_nor_what_it_started_outlives_a_killed_parent(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
-        textwrap.dedent("""
-        import sys, time
+        textwrap.dedent(f"""
+        import sys
         from a2lib.experiments.process import Worker
-        worker = Worker()
-        worker._next(120)
-        print(worker._process.pid, flush=True)
-        time.sleep(100)
+        worker = Worker([sys.executable, "-c", {STARTING!r}])
+        for event in worker.ask({{"do": "start", "seconds": 100}}, 120):
+            print(worker._process.pid, event["pid"], flush=True)
     """)
     )
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True
     ) as parent:
-        pid = int(parent.stdout.readline())
-        os.kill(pid, 0)
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 2 and not any(map(_ended, pids))
         parent.send_signal(signal.SIGKILL)
+    try:
+        assert all(map(_ends, pids))
+    finally:
+        for pid in pids:
+            _kill(pid)
+
+
+def _ends(pid):
+    """Whether a process ends by itself within some seconds."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and not _ended(pid):
         time.sleep(0.05)
-    assert _ended(pid)
+    return _ended(pid)
+
+
+def _kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _ended(pid):

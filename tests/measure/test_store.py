@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from a2lib.measure import CEILING, FLASH, SECTIONS, Store, StoreError, read_section
@@ -146,6 +146,9 @@ def test_the_mode_of_the_file_is_that_of_any_new_file_and_stays(store, make_row,
         ({"batch": "1.0"}, "batch is '1.0', not a whole number"),
         ({"batch": -1}, "batch is '-1', not a whole number"),
         ({"batch": True}, "batch is 'true', not a whole number"),
+        ({"seq_len": 2**63}, "seq_len is 9223372036854775808, more than 9223372036854775807"),
+        ({"peak_bytes": 10**400}, "peak_bytes is 1000000"),
+        ({"batch": "01"}, "batch is '01', not a whole number"),
         ({"causal": "yes"}, "causal is 'yes'; allowed are true, false"),
         ({"peak_bytes": "many"}, "peak_bytes is 'many', not a whole number"),
         ({"note": ["a"]}, "note is a list; allowed are text, numbers, booleans and None"),
@@ -260,8 +263,11 @@ def test_a_time_is_stored_to_six_digits_and_is_then_stable(ms):
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers())
+@example(9007199254740993)  # that no float is
+@example(-0.0)
+@example(5e-324)
 def test_other_numbers_are_stored_exactly(number):
-    assert float(format_value("share", number)) == number
+    assert type(number)(format_value("share", number)) == number
 
 
 _puts = st.lists(

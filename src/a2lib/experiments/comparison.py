@@ -104,7 +104,7 @@ class Comparison:
             # Trying would get the process killed, or the machine to swap, where a GPU only refuses.
             available = memory.available_bytes()
             for pass_ in self.wanted[name]:
-                needed = needed_bytes(name, self.shape, pass_)
+                needed = memory.host_bytes(name, self.shape, pass_)
                 if needed > available:
                     text = (
                         f"not run: needs about {needed / 2**30:.3g} GiB,"

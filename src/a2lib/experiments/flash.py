@@ -37,6 +37,7 @@ from a2lib.experiments import (
     units,
     view,
 )
+from a2lib.experiments.guard import measures
 from a2lib.experiments.process import Worker, WorkerDied
 from a2lib.experiments.progress import Progress
 from a2lib.experiments.shapes import Parameters, Shape
@@ -46,6 +47,7 @@ from a2lib.measure import (
     FLASH,
     FLASH_ACCURACY,
     FLASH_PROTOCOL,
+    DeviceLock,
     Section,
     Store,
     StoreError,
@@ -103,11 +105,13 @@ def data_folder(device: str) -> Path:
 def start(given: Parameters) -> Run:
     """Record the run and print what it runs on.
 
-    Raises StoreError, before anything is measured, where rows could not be stored.
+    Raises, before anything is measured, StoreError where rows could not be stored and DeviceBusy
+    where another process measures on the device.
     """
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    DeviceLock(device).check()
     data = data_folder(device)
     store, ceilings = (Store(section, device_slug(), data) for section in (FLASH, CEILING))
     store.check_writable()
@@ -132,6 +136,7 @@ def start(given: Parameters) -> Run:
     return Run(given, device, run_id, store, ceilings, until)
 
 
+@measures
 def measure_ceilings(run: Run) -> None:
     """Measure and print what the device does at best: matrix products and a copy."""
     request = {
@@ -155,6 +160,7 @@ def measure_ceilings(run: Run) -> None:
         print(f"Ceilings not measured: {died}")
 
 
+@measures
 def compile_ahead(run: Run) -> None:
     """Fill the compilation caches for what is pending, in parallel, where that pays."""
     pending = {
@@ -179,6 +185,7 @@ def compile_ahead(run: Run) -> None:
         print(f"  not compiled ahead: {task.implementation} {task.shape}: {reason}")
 
 
+@measures
 def sweep(run: Run) -> None:
     """Measure what is pending, with a progress bar; rows are stored one by one."""
     tasks = plan(run.parameters, run.device, run.store)

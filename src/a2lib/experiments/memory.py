@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
 
+from a2lib.experiments import sanity
+from a2lib.experiments.shapes import Shape
+
+_ROOT = Path("/sys/fs/cgroup")
+_GROUPS = Path("/proc/self/cgroup")
+_VMSTAT = Path("/proc/vmstat")
+
 # Left to the rest of the machine where a computed size decides what is run on the CPU.
 _USABLE = 0.8
+# Less than this share of the memory free is running out of it.
+_EXHAUSTED = 0.1
+_MARGIN = 1.25
+_ROW_TENSORS = 8
+TILE = 64  # of attention.tiled, which needs torch
 
 
 def available_bytes() -> int:
@@ -33,6 +46,86 @@ def free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info()[0]
 
 
+def host_bytes(implementation: str, shape: Shape, pass_: str) -> int:
+    """An upper bound of what measuring one pass on the CPU takes, all told: the inputs, the float64
+    check and the pass itself, within about a factor of two.
+
+    Terms are counted in the order in which ``comparison`` holds them, and what is counted is what
+    ``sanity`` and PyTorch's operators allocate; ``_MARGIN`` is for the allocator and threads.
+    """
+    size, rows = shape.element_bytes, shape.batch * shape.heads * shape.seq_len
+    elements = rows * shape.head_dim
+    inputs = 4 * size * elements
+    # In float64: k, v, dk, dv and one square of them; the scores of the checked rows, some times.
+    making = inputs + (size + 5 * 8) * elements + _ROW_TENSORS * sanity.ROWS * 8 * rows
+    kept = inputs + (size + 2 * 8) * elements
+    running = 3 * size * elements  # o, what the forward saves, and where o is finite
+    if pass_ != "forward":
+        # The gradients, summed in float32, and one of them beside its right value in float64.
+        running += (3 * max(size, 4) + size + 3 * 8) * elements
+    if implementation in ("eager", "compile"):
+        matrix = shape.batch * shape.heads * shape.seq_len**2
+        running += ((2 if pass_ == "forward" else 3) * size + 1) * matrix  # and the mask
+    elif implementation == "tiled":
+        tiles = 5 if pass_ == "forward" else 8
+        running += tiles * 4 * shape.batch * shape.heads * TILE**2
+    return int(_MARGIN * max(making, kept + running))
+
+
+class Watch:
+    """Whether the memory ran out since this was made, as far as the system tells.
+
+    ``look()`` now and then; ``reason()`` after a process was killed.
+    """
+
+    def __init__(self) -> None:
+        self._kills = oom_kills()
+        self._least = self._total = 0
+        self.look()
+
+    def look(self) -> None:
+        """Take note of the memory that is free now."""
+        free = min(_free_on_host(), _free_in_container())
+        self._total = max(self._total, free)
+        self._least = min(self._least or free, free)
+
+    def reason(self) -> str:
+        """Evidence that a process was killed for want of memory, in words; "" for none."""
+        if oom_kills() > self._kills:
+            return "the system counts a kill for want of memory"
+        if self._least < _EXHAUSTED * self._total:
+            return f"{self._least / 2**30:.3g} GiB of memory were left"
+        return ""
+
+
+def oom_kills() -> int:
+    """How many processes the system has killed for want of memory: in this control group, of
+    version 2 or 1, or where none counts on the whole host."""
+    for path in (*_group_files("memory.events"), *_group_files("memory.oom_control")):
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", path.read_text(), re.M):
+                return int(found[1])
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^oom_kill (\d+)$", _VMSTAT.read_text(), re.M):
+            return int(found[1])
+    return 0
+
+
+def _group_files(name: str) -> list[Path]:
+    """Where a file of this process's memory control group may lie, the most exact first.
+
+    A container may see its own group as the root, whatever /proc says its name is.
+    """
+    folders = []
+    with contextlib.suppress(OSError):
+        for line in _GROUPS.read_text().splitlines():
+            _, controllers, inside = line.split(":", 2)
+            root = _ROOT / "memory" if "memory" in controllers.split(",") else _ROOT
+            if not controllers or root != _ROOT:
+                folders.append(root / inside.strip("/"))
+    return [folder / name for folder in (*folders, _ROOT, _ROOT / "memory")]
+
+
 def _free_on_host() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -45,7 +138,7 @@ def _free_on_host() -> int:
 
 def _free_in_container() -> int:
     """What the control group still allows; a container's /proc/meminfo shows the whole host."""
-    group = Path("/sys/fs/cgroup")
+    group = _ROOT
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit != "max":

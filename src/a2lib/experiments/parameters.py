@@ -8,11 +8,14 @@ parameters cell, whose text is ``cell_source(TheDataclass)``.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
+
+from a2lib.errors import OneLine
 
 T = TypeVar("T")
 
@@ -21,14 +24,14 @@ _LITERALS = (bool, int, float, str, list, tuple, dict, type(None))
 # IPython's own names, and those of `papermill --inject-paths`.
 _NOT_PARAMETERS = re.compile(r"_.*|In|Out|exit|quit|open|get_ipython|PAPERMILL_.*")
 _CHECKED = "_parameters_checked"
+# How the cell begins in which papermill puts the parameters it was given.
+_INJECTED = "# Parameters"
+_LARGEST = 2**63 - 1  # the tables hold no larger whole number
+_SHOWN = 60  # characters of a refused value
 
 
-class ParameterError(ValueError):
+class ParameterError(OneLine, ValueError):
     """A parameter that is unknown, of the wrong type or not allowed. The message is one line."""
-
-    def _render_traceback_(self) -> list[str]:
-        # IPython shows these lines in place of the traceback, and papermill repeats them.
-        return [f"{type(self).__name__}: {self}"]
 
 
 def parameter(
@@ -36,21 +39,23 @@ def parameter(
     help: str,
     *,
     kind: type,
-    minimum: int | None = None,
+    minimum: int = -_LARGEST,
+    maximum: int = _LARGEST,
     choices: Sequence[str] = (),
     many: Sequence[str] = (),
     optional: bool = False,
 ) -> Any:
     """A dataclass field for one parameter.
 
-    ``kind`` is int, bool or str. An int is at least ``minimum``; a str is one of ``choices``, or
-    with ``many`` one of ``choices`` or a comma list of names in ``many``. ``optional`` admits None.
+    ``kind`` is int, bool or str. An int is from ``minimum`` to ``maximum``; a str is one of
+    ``choices``, or with ``many`` one of ``choices`` or a comma list of names in ``many``. ``optional`` admits None.
     ``help`` becomes the comment that ``papermill --help-notebook`` shows.
     """
     rules = {
         "help": help,
         "kind": kind,
         "minimum": minimum,
+        "maximum": maximum,
         "choices": tuple(choices),
         "many": tuple(many),
         "optional": optional,
@@ -72,17 +77,19 @@ def check(namespace: MutableMapping[str, Any], declared: type[T]) -> T:
     """The values of ``namespace`` (a notebook's globals) as an instance of ``declared``.
 
     Raises ParameterError for a name that is no parameter, a missing one, or a value that is not
-    allowed. In a fresh kernel every other literal counts as a misspelt parameter; once a check has
+    allowed. A name that papermill injected has to be a parameter, also where Python or the notebook
+    has taken the name for something else since. In a fresh kernel every other literal counts as a misspelt parameter; once a check has
     passed, so that someone is working in the notebook, only a name close to a parameter's does.
     """
     fields = {field.name: field for field in dataclasses.fields(declared)}
+    for name in _injected(fields):
+        if name not in fields and not name.startswith("PAPERMILL_"):
+            raise _unknown(name, fields)
     for name, value in namespace.items():
         if name in fields or _NOT_PARAMETERS.fullmatch(name) or not isinstance(value, _LITERALS):
             continue
-        meant = closest(name, fields)
-        if meant or _CHECKED not in namespace:
-            hint = f" (did you mean {meant}?)" if meant else ""
-            raise ParameterError(f"unknown parameter {name}{hint}; allowed are {', '.join(fields)}")
+        if _CHECKED not in namespace or closest(name, fields):
+            raise _unknown(name, fields)
     values = {}
     for name, field in fields.items():
         if name not in namespace:
@@ -91,6 +98,38 @@ def check(namespace: MutableMapping[str, Any], declared: type[T]) -> T:
     result = declared(**values)
     namespace[_CHECKED] = True
     return result
+
+
+def _unknown(name: str, fields: Mapping[str, Any]) -> ParameterError:
+    meant = closest(name, fields)
+    hint = f" (did you mean {meant}?)" if meant else ""
+    return ParameterError(f"unknown parameter {name}{hint}; allowed are {', '.join(fields)}")
+
+
+def _injected(fields: Mapping[str, Any]) -> list[str]:
+    """The names that papermill's cell assigned, where the last parameters cell to run was its."""
+    for source in reversed(_cells()):
+        is_injected = source.startswith(_INJECTED)
+        if not is_injected and not all(field in source for field in fields):
+            continue
+        try:
+            body = ast.parse(source).body if is_injected else []
+        except SyntaxError:
+            return []
+        targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+        return [target.id for target in targets if isinstance(target, ast.Name)]
+    return []
+
+
+def _cells() -> list[str]:
+    """The sources of the cells this kernel has run; [] outside of IPython."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return []
+    shell = get_ipython()
+    # Not its variable In, which a parameter may have taken.
+    return [] if shell is None else list(shell.history_manager.input_hist_raw)
 
 
 def closest(name: str, allowed: Sequence[str] | Mapping[str, Any]) -> str | None:
@@ -123,20 +162,18 @@ def _bool(name: str, value: Any) -> bool:
     # `-p causal false` arrives as the text "false", which Python counts as true.
     text = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(text, bool):
-        raise ParameterError(f"{name} = {value!r}: allowed are True and False")
+        raise ParameterError(f"{name} = {_shown(value)}: allowed are True and False")
     return text
 
 
 def _int(name: str, value: Any, rules: Mapping[str, Any]) -> int:
-    minimum = rules["minimum"]
-    allowed = "a whole number" + ("" if minimum is None else f" of at least {minimum}")
-    if rules["optional"]:
-        allowed += ", or None"
+    low, high = rules["minimum"], rules["maximum"]
+    allowed = f"a whole number from {low} to {high}" + (", or None" if rules["optional"] else "")
     integral = isinstance(value, float) and value.is_integer()
     if isinstance(value, bool) or not (isinstance(value, int) or integral):
-        raise ParameterError(f"{name} = {value!r}: must be {allowed}")
-    if minimum is not None and value < minimum:
-        raise ParameterError(f"{name} = {value!r}: must be {allowed}")
+        raise ParameterError(f"{name} = {_shown(value)}: must be {allowed}")
+    if not low <= value <= high:
+        raise ParameterError(f"{name} = {_shown(value)}: must be {allowed}")
     return int(value)
 
 
@@ -148,17 +185,26 @@ def _str(name: str, value: Any, rules: Mapping[str, Any]) -> str:
         if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
             value = ",".join(value)
     if not isinstance(value, str):
-        raise ParameterError(f"{name} = {value!r}: {allowed}")
+        raise ParameterError(f"{name} = {_shown(value)}: {allowed}")
     if value in choices:
         return value
     if not many:
-        raise ParameterError(f"{name} = {value!r}: {allowed}{_hint(value, choices)}")
+        raise ParameterError(f"{name} = {_shown(value)}: {allowed}{_hint(value, choices)}")
     for part in value.split(","):
         if part.strip() not in many:
-            raise ParameterError(f"{name} = {value!r}: {allowed}{_hint(part, (*choices, *many))}")
+            raise ParameterError(f"{name} = {_shown(value)}: {allowed}{_hint(part, (*choices, *many))}")
     return ",".join(names(value))
 
 
 def _hint(value: str, allowed: Sequence[str]) -> str:
     meant = closest(value, allowed)
     return f"; did you mean {meant}?" if meant else ""
+
+
+def _shown(value: Any) -> str:
+    """``value`` as it would be written, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number too long to show"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

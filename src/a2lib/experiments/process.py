@@ -11,23 +11,40 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
+from a2lib.errors import OneLine
+from a2lib.experiments import compiler, memory
 from a2lib.paths import build_dir
 
 WORKER = (sys.executable, "-m", "a2lib.experiments.worker")
 START_TIMEOUT_S = 180
 EXIT_TIMEOUT_S = 20
+# How often to look at the free memory, while a worker is at work.
+LOOK_S = 1.0
+# What a process does not do to itself.
+OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(OneLine, RuntimeError):
     """The worker ended or was ended before it had finished its task. ``signal`` is what killed it,
-    None if it ended by itself, and ``stuck`` whether it was ended here for its silence."""
+    None if it ended by itself, ``stuck`` whether it was ended here for its silence, and
+    ``no_memory`` why the system is thought to have killed it for want of memory, "" if nothing
+    says so."""
 
-    def __init__(self, message: str, signal: int | None = None, stuck: bool = False) -> None:
+    def __init__(
+        self, message: str, signal: int | None = None, stuck: bool = False, no_memory: str = ""
+    ) -> None:
         super().__init__(message)
         self.signal = signal
         self.stuck = stuck
+        self.no_memory = no_memory
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether somebody ended it: it says nothing about the task."""
+        return self.signal in OUTSIDE and not self.no_memory
 
 
 class Worker:
@@ -44,6 +61,7 @@ class Worker:
             env=environment(),
             start_new_session=True,  # so that its compiler processes end with it
         )
+        self._memory = memory.Watch()
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self.ready = False
@@ -95,11 +113,18 @@ class Worker:
         self.close()
 
     def _next(self, silence_s: float) -> dict:
-        try:
-            line = self._lines.get(timeout=silence_s)
-        except queue.Empty:
+        deadline = time.monotonic() + silence_s
+        while True:
+            self._memory.look()
+            left = deadline - time.monotonic()
+            try:
+                line = self._lines.get(timeout=max(0.0, min(left, LOOK_S)))
+                break
+            except queue.Empty:
+                if left > LOOK_S:
+                    continue
             self.close()
-            raise WorkerDied(f"no answer within {silence_s:g} s", stuck=True) from None
+            raise WorkerDied(f"no answer within {silence_s:g} s", stuck=True)
         if line is None:
             raise self._died()
         return json.loads(line)
@@ -122,7 +147,9 @@ class Worker:
         self.close()
         by = -code if code < 0 else None
         what = f"killed by {signal.Signals(by).name}" if by else f"exit code {code}"
-        return WorkerDied(": ".join([f"its process died ({what})", *last]), by)
+        reason = self._memory.reason() if by == signal.SIGKILL else ""
+        said = ": ".join([f"its process died ({what})", *([reason] if reason else last)])
+        return WorkerDied(said, by, no_memory=reason)
 
     def _last_words(self) -> list[str]:
         self._errors.seek(0)
@@ -141,4 +168,4 @@ def environment() -> dict[str, str]:
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     given = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return {**shared, **given}
+    return {**shared, **given, **compiler.environment(given, cache)}

@@ -31,11 +31,12 @@ class Parameters:
         "tokens per sequence; None: 16384 on a GPU, 128 on the CPU",
         kind=int,
         minimum=1,
+        maximum=2**24,
         optional=True,
     )
-    head_dim: int = parameter(64, "size of a head", kind=int, minimum=1)
-    heads: int = parameter(1, "heads per sequence", kind=int, minimum=1)
-    batch: int = parameter(1, "sequences", kind=int, minimum=1)
+    head_dim: int = parameter(64, "size of a head", kind=int, minimum=1, maximum=2**14)
+    heads: int = parameter(1, "heads per sequence", kind=int, minimum=1, maximum=2**16)
+    batch: int = parameter(1, "sequences", kind=int, minimum=1, maximum=2**20)
     dtype: str = parameter(
         "auto",
         "bf16, fp16 or fp32; auto: bf16 on a GPU, fp32 on the CPU",
@@ -65,15 +66,20 @@ class Parameters:
     )
     remeasure: bool = parameter(False, "measure again what a sweep has stored already", kind=bool)
     time_limit_s: int = parameter(
-        0, "start nothing more after this many seconds; 0: no limit", kind=int, minimum=0
+        0,
+        "start nothing more after this many seconds; 0: no limit",
+        kind=int,
+        minimum=0,
+        maximum=366 * 24 * 3600,
     )
     compile_workers: int = parameter(
         0,
         "processes that compile a sweep ahead of its timing; 0: by the cores",
         kind=int,
         minimum=0,
+        maximum=1024,
     )
-    seed: int = parameter(0, "of the random inputs", kind=int, minimum=0)
+    seed: int = parameter(0, "of the random inputs", kind=int, minimum=0, maximum=2**63 - 1)
 
     def __post_init__(self) -> None:
         if self.sweep != "shape":

@@ -13,6 +13,9 @@ from a2lib.experiments.shapes import Parameters, Shape
 from a2lib.measure import FLASH, Store, StoreError
 from a2lib.theory.attention import PASSES
 
+# How the note begins of an `error` row that says nothing about its configuration: a process was
+# ended twice from outside. The next sweep measures it again.
+ENDED_FROM_OUTSIDE = "ended from outside"
 # The longest step without an event is one compilation or the timing of one pass.
 SILENCE_S = {"cuda": 300, "cpu": 1800}
 
@@ -24,6 +27,7 @@ class Task:
     shape: Shape
     wanted: Mapping[str, tuple[str, ...]]
     in_turns: bool = True
+    ended: bool = False  # a process that was at it was ended from outside
 
     @property
     def size(self) -> int:
@@ -42,11 +46,13 @@ class Task:
 def plan(parameters: Parameters, device: str, store: Store) -> list[Task]:
     """The tasks of ``parameters`` on ``device`` ("cuda" or "cpu"), in order.
 
-    A single shape is always measured. A sweep leaves out what ``store`` has, unless ``remeasure``:
-    then everything is measured, the longest ago first, so that a sequence of interrupted runs gets
-    to the end as well.
+    A single shape is always measured. A sweep leaves out what ``store`` has, errors included but
+    for those of processes that were ended from outside, unless ``remeasure``: then everything is
+    measured, the longest ago first, so that a sequence of interrupted runs gets to the end as well.
     """
-    runs = {_key(row): row["run"] for row in store.rows()} if parameters.sweep != "shape" else {}
+    runs = {}
+    if parameters.sweep != "shape":
+        runs = {_key(row): row["run"] for row in store.rows() if not _says_nothing(row)}
     tasks = []
     age: dict[Shape, str] = {}
     for shape in parameters.shapes(device):
@@ -147,14 +153,16 @@ class Sweep:
         self, left: Task, culprit: str | None, progressed: bool, died: WorkerDied
     ) -> Task:
         """What is left of a task whose worker died while it ran ``culprit``, less the blamed."""
+        if died.from_outside and not left.ended:
+            return dataclasses.replace(left, ended=True)
         if culprit not in left.wanted and (progressed or left.in_turns):
             # The culprit's rows are stored, or several took turns: then each is measured alone.
             return dataclasses.replace(left, in_turns=left.in_turns and culprit is not None)
         blamed = (culprit,) if culprit in left.wanted else tuple(left.wanted)
-        # The system kills what takes the last of the memory; nothing else sends that signal here.
-        status = "oom" if died.signal == 9 else "error"
-        self._blame(left, blamed, status, str(died))
-        return left.without({(name, p) for name in blamed for p in PASSES})
+        note = f"{ENDED_FROM_OUTSIDE}, twice: {died}" if died.from_outside else str(died)
+        self._blame(left, blamed, "oom" if died.no_memory else "error", note)
+        left = left.without({(name, p) for name in blamed for p in PASSES})
+        return dataclasses.replace(left, ended=False)
 
     def _blame(self, left: Task, names: Sequence[str], status: str, note: str) -> None:
         from a2lib.experiments.peers import note as one_line
@@ -167,6 +175,10 @@ class Sweep:
 
     def _late(self) -> bool:
         return self.until is not None and time.time() > self.until
+
+
+def _says_nothing(row: Mapping[str, str]) -> bool:
+    return row["status"] == "error" and row["note"].startswith(ENDED_FROM_OUTSIDE)
 
 
 def _key(row: Mapping[str, object]) -> tuple[str, ...]:

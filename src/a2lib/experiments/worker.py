@@ -20,6 +20,7 @@ import gc
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -32,7 +33,8 @@ Emit = Callable[[dict], None]
 
 
 def main() -> None:
-    """Serve tasks until the standard input ends, which it does when the parent is gone."""
+    """Serve tasks until the standard input ends, which it does when the parent is gone; then end,
+    with whatever this process started if it leads a group of its own."""
     # Whatever prints must not end up among the events.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -40,8 +42,10 @@ def main() -> None:
     def emit(event: dict) -> None:
         events.write(json.dumps(event) + "\n")
 
-    from a2lib.experiments import peers
+    from a2lib.experiments import compiler, peers
 
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        compiler.drop_broken(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     peers.configure()
     emit({"ready": True})
     for task in _tasks():
@@ -177,6 +181,8 @@ def _tasks():
     def read() -> None:
         for line in sys.stdin:
             waiting.put(json.loads(line))
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)  # and its compilers
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()

@@ -1,6 +1,7 @@
 """Timing, memory and the result store. Importing this needs no torch; measuring does."""
 
 from a2lib.measure.device import device_slug, synchronize
+from a2lib.measure.lock import DeviceBusy, DeviceLock
 from a2lib.measure.memory import peak_bytes
 from a2lib.measure.runs import read_runs, start_run
 from a2lib.measure.sections import (
@@ -24,6 +25,8 @@ __all__ = [
     "FLASH_PROTOCOL",
     "SECTIONS",
     "STATUSES",
+    "DeviceBusy",
+    "DeviceLock",
     "Section",
     "Store",
     "StoreError",

@@ -33,6 +33,7 @@ __all__ = ["Store", "StoreError", "read_section"]
 
 # Six digits are far finer than the spread of any timing, and keep float32 noise out of the files.
 _FORMAT = ".6g"
+LARGEST = 2**63 - 1  # that pandas holds
 
 
 class Store:
@@ -168,8 +169,10 @@ def check_row(section: Section, row: Row) -> None:
         raise ValueError("run is blank; take it from start_run()")
     for column, text in row.items():
         if column in INTEGERS and (text or column in section.key):
-            if not (text.isascii() and text.isdigit() and str(int(text)) == text):
+            if not (text.isascii() and text.isdigit() and text == (text.lstrip("0") or "0")):
                 raise ValueError(f"{column} is {text!r}, not a whole number")
+            if len(text) > len(str(LARGEST)) or int(text) > LARGEST:
+                raise ValueError(f"{column} is {text[:40]}, more than {LARGEST}, the largest allowed")
         elif column in FLAGS and text not in ("true", "false"):
             raise ValueError(f"{column} is {text!r}; allowed are true, false")
         elif column in RESULTS and text:

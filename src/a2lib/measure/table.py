@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from a2lib.errors import OneLine
+
 try:
     import fcntl
 except ImportError:  # not a POSIX system: reading works, writing says why it does not
@@ -35,7 +37,7 @@ Row = dict[str, str]
 Key = tuple[str, ...]
 
 
-class StoreError(RuntimeError):
+class StoreError(OneLine, RuntimeError):
     """A result could not be stored or read; the message is one line and says how to go on."""
 
 

@@ -78,7 +78,7 @@ def load_reference(name: str, root: Path | None = None) -> pd.DataFrame:
     They belong to the project, not to a machine, so A2LIB_DATA does not move them.
 
     Raises:
-        ReportError: a row without a source or a device.
+        ReportError: a row without a source or a device, or with a value that is no number.
     """
     file = (root or ROOT / "data") / "reference" / f"{name}.csv"
     with open(file, newline="", encoding="utf-8") as handle:
@@ -86,7 +86,10 @@ def load_reference(name: str, root: Path | None = None) -> pd.DataFrame:
     for line, row in enumerate(rows, start=2):
         if not (row.get("source") and row.get("device")):
             raise ReportError(f"{file}:{line}: a published figure needs its source and its device")
-    return _typed(pd.DataFrame(rows))
+    try:
+        return _typed(pd.DataFrame(rows))
+    except (ValueError, TypeError, OverflowError):
+        raise ReportError(_unreadable(file, rows)) from None
 
 
 def handout(rows: pd.DataFrame) -> pd.DataFrame:
@@ -118,6 +121,17 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     if "causal" in frame:
         frame["causal"] = (frame["causal"].astype("object") == "true").astype(bool)
     return frame
+
+
+def _unreadable(file: Path, rows: list[dict]) -> str:
+    """Where the first value is that `_typed` cannot read."""
+    for line, row in enumerate(rows, start=2):
+        for column, text in row.items():
+            try:
+                _typed(pd.DataFrame([{column: text}]))
+            except (ValueError, TypeError, OverflowError):
+                return f"{file}:{line}: {column} is {str(text)[:40]!r}, which is not its kind of number"
+    return f"{file}: not a table of numbers"
 
 
 def runs_file(section_csv: str) -> str:

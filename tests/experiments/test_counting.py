@@ -6,6 +6,7 @@ import pytest
 
 from a2lib.experiments import counting
 from a2lib.experiments.counted import MARKER
+from a2lib.experiments.shapes import Parameters, Shape
 from a2lib.measure import counters
 
 
@@ -15,7 +16,9 @@ def kernel(name, **values):
 
 
 MARK = kernel(f"at::native::{MARKER}(long)")
-CALLS = counting.calls()[:3]
+(UNIT,) = counting.units(Parameters(sweep="leaderboard", implementations="a2lib"), "cuda")[:1]
+CALLS = [("a2lib", "forward"), ("a2lib", "backward"), ("sdpa_cudnn", "forward")]
+UNIT = UNIT | {"calls": CALLS}
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def counted(monkeypatch):
 
 def test_each_call_has_the_kernels_behind_its_marker(counted):
     asked = counted([MARK, kernel("a", device_bytes=7), MARK, kernel("b"), kernel("c"), MARK])
-    rows = list(counting.measure(CALLS, "cuda"))
+    rows = list(counting.measure(UNIT, "cuda", 0))
     assert [(r["implementation"], r["pass"], r["launch"], r.get("kernel")) for r in rows] == [
         (CALLS[0][0], CALLS[0][1], 0, "a"),
         (CALLS[1][0], CALLS[1][1], 0, "b"),
@@ -47,7 +50,8 @@ def test_each_call_has_the_kernels_behind_its_marker(counted):
     ]
     assert rows[0]["device_bytes"] == 7
     assert [row["status"] for row in rows] == ["ok", "ok", "ok", "unsupported"]
-    assert [call[:2] for call in asked[0]] == [list(call[:2]) for call in CALLS]
+    assert asked[0]["calls"] == [list(call) for call in CALLS]
+    assert asked[0]["shape"]["seq_len"] == rows[0]["seq_len"]
 
 
 @pytest.mark.parametrize(
@@ -57,12 +61,21 @@ def test_each_call_has_the_kernels_behind_its_marker(counted):
 )
 def test_what_was_not_counted_is_a_row_with_the_reason(counted, kernels):
     counted(kernels)
-    rows = list(counting.measure(CALLS, "cuda"))
+    rows = list(counting.measure(UNIT, "cuda", 0))
     assert [row["status"] for row in rows] == ["unsupported"] * 3
     assert all(row["note"] for row in rows)
 
 
 def test_a_cpu_has_no_counters():
-    rows = list(counting.measure(CALLS, "cpu"))
+    rows = list(counting.measure(UNIT, "cpu", 0))
     assert {row["status"] for row in rows} == {"unsupported"}
     assert "GPU" in rows[0]["note"]
+
+
+def test_each_call_of_a_unit_has_its_key():
+    for device in ("cuda", "cpu"):
+        for unit in counting.units(Parameters(sweep="all"), device):
+            assert [k["launch"] for k in unit["keys"]] == [0] * len(unit["calls"])
+            rows = [counting.key(Shape(**unit["shape"]), c, 0) for c in unit["calls"]]
+            assert rows == unit["keys"]
+    assert counting.units(Parameters(sweep="handout"), "cuda") == []

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from a2lib.experiments import peers
 from a2lib.experiments.shapes import Parameters, Shape
 
-DTYPES = ("bf16", "fp16", "fp32")
+DTYPES = ("bf16", "fp32")
 HEAD_DIMS = (64, 128)
 SCORE_SCALES = (1, 10)
 TENSORS = ("o", "dq", "dk", "dv")

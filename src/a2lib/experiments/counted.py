@@ -1,6 +1,7 @@
 """The program whose kernels are counted: single calls, each behind a marker kernel.
 
-    python -m a2lib.experiments.counted '[["a2lib", "backward", {"dtype": "bf16", ...}], ...]'
+    python -m a2lib.experiments.counted '{"shape": {"dtype": "bf16", ...}, "seed": 0,
+        "calls": [["a2lib", "forward"], ["a2lib", "backward"]]}'
 
 All calls run in one process, since starting one takes longer than counting. A call that fails
 launches nothing more behind its marker, and the rest go on.
@@ -24,10 +25,12 @@ def main(text: str) -> None:
     """Run the calls of ``text`` under the profiler, one after another; needs a CUDA GPU."""
     import torch
 
+    asked = json.loads(text)
+    shape = Shape(**asked["shape"])
     peers.configure()
-    for implementation, pass_, shape in json.loads(text):
+    for implementation, pass_ in asked["calls"]:
         try:
-            call = _warm(implementation, pass_, Shape(**shape))
+            call = _warm(implementation, pass_, shape, asked["seed"])
         except Exception as error:
             print(f"{implementation} {pass_} not counted: {error}", file=sys.stderr)
             call = None
@@ -43,11 +46,11 @@ def main(text: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _warm(implementation: str, pass_: str, shape: Shape):
+def _warm(implementation: str, pass_: str, shape: Shape, seed: int):
     """One forward, or one backward of a graph that is there, as a call without arguments."""
     import torch
 
-    q, k, v, do = peers.inputs(shape, "cuda", seed=0)
+    q, k, v, do = peers.inputs(shape, "cuda", seed)
     forward = peers.build(implementation, shape)
     for _ in range(WARM_CALLS):
         torch.autograd.grad(forward(q, k, v), (q, k, v), do)

@@ -9,55 +9,84 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from a2lib.experiments.counted import MARKER
 from a2lib.experiments.peers import note
-from a2lib.experiments.shapes import Shape
+from a2lib.experiments.shapes import Parameters, Shape
 from a2lib.measure import counters
 
-SHAPES = (
-    Shape("bf16", 1, 16, 16384, 64, True),
-    Shape("bf16", 1, 16, 16384, 128, True),
-    Shape("bf16", 1, 1, 65536, 64, True),
-)
-IMPLEMENTATIONS = ("a2lib", "sdpa_cudnn", "sdpa_flash")
+SHAPES = {
+    "cuda": (
+        Shape("bf16", 1, 16, 16384, 64, True),
+        Shape("bf16", 1, 16, 16384, 128, True),
+        Shape("bf16", 1, 1, 65536, 64, True),
+    ),
+    "cpu": (Shape("fp32", 1, 2, 128, 64, True),),
+}
+IMPLEMENTATIONS = {"cuda": ("a2lib", "sdpa_cudnn", "sdpa_flash"), "cpu": ("eager",)}
 PASSES = ("forward", "backward")
-TIMEOUT_S = 300
+TIMEOUT_S = 240  # below the silence that a worker is allowed
 
-Call = tuple[str, str, Shape]  # implementation, pass, shape
-
-
-def calls() -> list[Call]:
-    """What is counted, in order."""
-    return [(name, pass_, s) for s in SHAPES for name in IMPLEMENTATIONS for pass_ in PASSES]
+Row = dict[str, object]
+Call = tuple[str, str]  # implementation, pass
 
 
-def measure(wanted: list[Call], device: str) -> Iterator[dict[str, object]]:
-    """The rows of section flash_counters for ``wanted``: one per kernel launched, in order."""
+def units(parameters: Parameters, device: str) -> list[dict]:
+    """What to count on ``device`` ("cuda" or "cpu"); [] for a sweep without this table."""
+    if parameters.sweep not in ("leaderboard", "all"):
+        return []
+    made = []
+    for shape in SHAPES[device]:
+        asked = parameters.chosen_implementations(shape, device)
+        names = [name for name in IMPLEMENTATIONS[device] if name in asked]
+        calls = [(name, pass_) for name in names for pass_ in PASSES]
+        if calls:
+            made.append(
+                {
+                    "title": str(shape),
+                    "shape": dataclasses.asdict(shape),
+                    "calls": calls,
+                    "keys": [key(shape, call, 0) for call in calls],
+                }
+            )
+    return made
+
+
+def key(shape: Shape, call: Sequence[str], launch: int) -> Row:
+    """The key columns of one kernel of a call."""
+    return shape.key(*call) | {"launch": launch}
+
+
+def measure(unit: dict, device: str, seed: int) -> Iterator[Row]:
+    """The rows of one of ``units``: one per kernel launched, in order.
+
+    A call that is not counted has one row, of launch 0, with the reason.
+    """
+    shape, calls = Shape(**unit["shape"]), unit["calls"]
     if device != "cuda":
-        yield from _refused(wanted, "hardware counters need a CUDA GPU")
+        yield from _refused(shape, calls, "hardware counters need a CUDA GPU")
         return
-    asked = json.dumps([[name, pass_, dataclasses.asdict(s)] for name, pass_, s in wanted])
+    asked = json.dumps({"shape": unit["shape"], "calls": calls, "seed": seed})
     try:
         command = [sys.executable, "-m", "a2lib.experiments.counted", asked]
         counted = split(counters.read(command, timeout_s=TIMEOUT_S))
-        if len(counted) != len(wanted):
-            raise counters.CountersError(f"{len(counted)} of {len(wanted)} calls were counted")
+        if len(counted) != len(calls):
+            raise counters.CountersError(f"{len(counted)} of {len(calls)} calls were counted")
     except counters.CountersError as error:
-        yield from _refused(wanted, str(error))
+        yield from _refused(shape, calls, str(error))
         return
-    for call, kernels in zip(wanted, counted, strict=True):
+    for call, kernels in zip(calls, counted, strict=True):
         if not kernels:
-            yield from _refused([call], "the call failed, or launched nothing")
+            yield from _refused(shape, [call], "the call failed, or launched nothing")
         for launch, kernel in enumerate(kernels):
             text = {"kernel": note(str(kernel["kernel"])), "note": ""}
-            yield _key(call, launch) | kernel | text | {"status": "ok"}
+            yield key(shape, call, launch) | kernel | text | {"status": "ok"}
 
 
-def split(kernels: list[dict[str, object]]) -> list[list[dict[str, object]]]:
+def split(kernels: Sequence[Row]) -> list[list[Row]]:
     """The kernels between one marker and the next, a list for each marker."""
-    groups: list[list[dict[str, object]]] = []
+    groups: list[list[Row]] = []
     for kernel in kernels:
         if MARKER in str(kernel["kernel"]):
             groups.append([])
@@ -66,11 +95,6 @@ def split(kernels: list[dict[str, object]]) -> list[list[dict[str, object]]]:
     return groups
 
 
-def _refused(wanted: list[Call], reason: str) -> Iterator[dict[str, object]]:
-    for call in wanted:
-        yield _key(call, 0) | {"status": "unsupported", "note": note(reason)}
-
-
-def _key(call: Call, launch: int) -> dict[str, object]:
-    implementation, pass_, shape = call
-    return shape.key(implementation, pass_) | {"launch": launch}
+def _refused(shape: Shape, calls: Sequence[Sequence[str]], reason: str) -> Iterator[Row]:
+    for call in calls:
+        yield key(shape, call, 0) | {"status": "unsupported", "note": note(reason)}

@@ -9,11 +9,12 @@
     figure = flash.draw(run)
     flash.measure_protocols(run)
     flash.measure_accuracy(run)
+    flash.count(run)
     flash.say_where(run)
 
 Rows go to the result store the moment they are measured. ``comparison`` says what is timed and how,
-``sweep`` what is left to do, ``worker`` why another process does it; ``protocols`` and ``accuracy``
-are the two tables beside it.
+``sweep`` what is left to do, ``worker`` why another process does it; ``protocols``, ``accuracy``
+and ``counting`` are the tables beside it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pathlib import Path
 from a2lib import paths
 from a2lib.experiments import (
     accuracy,
+    counting,
     memory,
     parameters,
     precompile,
@@ -46,6 +48,7 @@ from a2lib.measure import (
     CEILING,
     FLASH,
     FLASH_ACCURACY,
+    FLASH_COUNTERS,
     FLASH_PROTOCOL,
     DeviceLock,
     Section,
@@ -232,16 +235,25 @@ def draw(run: Run):
     )
 
 
+@measures
 def measure_protocols(run: Run) -> None:
     """Measure the leaderboard's shape by three protocols and print them, in a sweep that has it."""
     asked = protocols.units(run.parameters, run.device)
     _measure_units(run, asked, "protocols", FLASH_PROTOCOL, tables.protocols)
 
 
+@measures
 def measure_accuracy(run: Run) -> None:
     """Measure the errors against float64 and print them, in a sweep that has them."""
     asked = accuracy.units(run.parameters, run.device)
     _measure_units(run, asked, "accuracy", FLASH_ACCURACY, tables.accuracy)
+
+
+@measures
+def count(run: Run) -> None:
+    """Count what the hardware does at the headline shapes and print it, in a sweep that has it."""
+    asked = counting.units(run.parameters, run.device)
+    _measure_units(run, asked, "counting", FLASH_COUNTERS, tables.counters)
 
 
 def _measure_units(run: Run, asked: list, do: str, section: Section, show: Callable) -> None:

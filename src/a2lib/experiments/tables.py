@@ -1,4 +1,4 @@
-"""The notebook's text tables of the protocols and of the errors; not for the book."""
+"""The notebook's text tables of protocols, errors and counters; not for the book."""
 
 from __future__ import annotations
 
@@ -53,6 +53,21 @@ def accuracy(rows: Sequence[Row]) -> str:
             notes = dict.fromkeys(r["note"] for r in found.values() if r["note"])
             body.append([str(shape), str(scale), name, *cells, "; ".join(notes)])
     return _table(body, ["shape", "scores times", "implementation", "o", "dq", "dk", "dv", ""])
+
+
+def counters(rows: Sequence[Row]) -> str:
+    """A line for each kernel counted: bytes by level, what was busy."""
+    header = ["shape", "implementation", "pass", "kernel", "device MB", "L2 MB", "tensor %"]
+    body = []
+    for row in rows:
+        start = [str(shape_of(row)), row["implementation"], row["pass"]]
+        if row["status"] != "ok":
+            body.append([*start, row["status"], *[""] * 6, row["note"]])
+            continue
+        sizes = [f"{int(row[c]) / 1e6:.4g}" for c in ("device_bytes", "l2_bytes")]
+        shares = (row[f"{what}_percent"] for what in ("tensor", "exp", "issue", "warps"))
+        body.append([*start, row["kernel"][:40], *sizes, *shares, ""])
+    return _table(body, [*header, "exp %", "issue %", "warps %", ""])
 
 
 def _error(row: Row | None) -> str:

@@ -137,6 +137,14 @@ def accuracy(task: dict, emit: Emit) -> None:
     _unit(task, emit, FLASH_ACCURACY, measure)
 
 
+def counting(task: dict, emit: Emit) -> None:
+    """Count one unit's kernels; another process runs them, under the profiler."""
+    from a2lib.experiments.counting import measure
+    from a2lib.measure import FLASH_COUNTERS
+
+    _unit(task, emit, FLASH_COUNTERS, measure)
+
+
 def _unit(task: dict, emit: Emit, section, measure: Callable) -> None:
     import torch
 
@@ -164,6 +172,7 @@ HANDLERS = {
     "ceilings": ceilings,
     "protocols": protocols,
     "accuracy": accuracy,
+    "counting": counting,
 }
 
 

@@ -17,12 +17,15 @@ COMMON = ("status", "ms", "ms_p20", "ms_p80", "n", "run")
 # A column name means the same in every section, so its kind is given once.
 INTEGERS = frozenset(
     {"batch", "heads", "seq_len", "head_dim", "size", "second", "score_scale", "peak_bytes"}
-    | {"sm_mhz", "n"}
+    | {"sm_mhz", "launch", "device_bytes", "l2_bytes", "n"}
 )
 FLAGS = frozenset({"causal"})
 TIMES = ("ms", "ms_p20", "ms_p80")
 # Results beside the time: a number where there is one, blank where there is none.
-RESULTS = frozenset({"ms_graph", "ms_host", "ms_mean", "power_w", "error", "error_max"})
+RESULTS = frozenset(
+    {"ms_graph", "ms_host", "ms_mean", "power_w", "error", "error_max"}
+    | {"tensor_percent", "exp_percent", "issue_percent", "warps_percent"}
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,20 @@ FLASH_ACCURACY = Section(
     timed=False,
 )
 
+# launch: 0, 1, ... for the kernels of a pass, in order. device_bytes, l2_bytes: read and written by
+# L2 in device memory, and asked of L2 by the multiprocessors. The rest in percent of what the
+# hardware sustains: tensor cores, exponentials, issued instructions, resident warps.
+FLASH_COUNTERS = Section(
+    "flash_counters",
+    ("implementation", *_SHAPE, "pass", "launch"),
+    ("kernel", "device_bytes", "l2_bytes", "tensor_percent", "exp_percent", "issue_percent")
+    + ("warps_percent", "note"),
+    timed=False,
+)
+
 # operation: matmul (size x size times size x size) or copy (size bytes read, as many written).
 CEILING = Section("ceiling", ("operation", "dtype", "size"), ("sm_mhz", "note"))
 
-SECTIONS = {s.name: s for s in (FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, CEILING)}
+SECTIONS = {
+    s.name: s for s in (FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, FLASH_COUNTERS, CEILING)
+}

@@ -91,7 +91,8 @@ def test_what_cannot_be_loaded_is_dropped(tmp_path, broken):
         (tmp_path / "ab").mkdir(exist_ok=True)
         (tmp_path / "ab" / name).write_bytes(text)
     kept = [tmp_path / "c.so", tmp_path / "d.cpp", tmp_path / "e.so"]
-    for path, content in zip(kept, (whole, b"", b"\xcf\xfa\xed\xfe of another system"), strict=True):
+    contents = (whole, b"", b"\xcf\xfa\xed\xfe of another system")
+    for path, content in zip(kept, contents, strict=True):
         path.write_bytes(content)
     dropped = compiler.drop_broken(tmp_path)
     assert {path.name for path in dropped} == {"a.main.so", "b.o"}

@@ -23,9 +23,7 @@ def locks(tmp_path, monkeypatch):
     monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "kind", [Interrupted, ParameterError, WorkerDied, DeviceBusy, StoreError]
-)
+@pytest.mark.parametrize("kind", [Interrupted, ParameterError, WorkerDied, DeviceBusy, StoreError])
 def test_an_error_for_the_reader_is_shown_as_its_line(kind):
     assert issubclass(kind, OneLine)
     assert kind("why")._render_traceback_() == [f"{kind.__name__}: why"]

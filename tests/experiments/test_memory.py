@@ -14,9 +14,9 @@ from a2lib.theory.attention import PASSES
 CASES = [
     (name, dtype, passes, sizes)
     for name, sizes in {
-        "eager": (1, 4, 3072, 32),
-        "tiled": (1, 128, 512, 64),
-        "sdpa_flash": (4, 32, 1024, 32),
+        "eager": (1, 4, 2560, 32),
+        "tiled": (1, 128, 384, 64),
+        "sdpa_flash": (4, 32, 768, 32),
     }.items()
     for dtype in ("fp32", "bf16")
     for passes in (("forward",), PASSES)

@@ -14,9 +14,9 @@ from a2lib.theory.attention import PASSES
 CASES = [
     (name, dtype, passes, sizes)
     for name, sizes in {
-        "eager": (1, 4, 2560, 32),
-        "tiled": (1, 128, 384, 64),
-        "sdpa_flash": (4, 32, 768, 32),
+        "eager": (1, 4, 2048, 32),
+        "tiled": (1, 64, 384, 64),
+        "sdpa_flash": (4, 32, 512, 32),
     }.items()
     for dtype in ("fp32", "bf16")
     for passes in (("forward",), PASSES)
@@ -66,7 +66,8 @@ def test_the_estimate_is_a_bound_within_about_a_factor_of_two():
     for (name, dtype, passes, sizes), measured in zip(CASES, peaks, strict=True):
         shape = Shape(dtype, *sizes, True)
         bound = max(memory.host_bytes(name, shape, p) for p in passes)
-        assert measured <= bound <= 2.2 * measured, (name, dtype, passes, measured, bound)
+        assert measured <= bound, (name, dtype, passes, measured, bound)
+        assert bound <= 2 * measured + memory._LIBRARIES, (name, dtype, passes, measured, bound)
 
 
 def test_the_tile_is_that_of_the_tiled_implementation():

@@ -10,7 +10,7 @@ repository's `notebooks/`; every other use of papermill is left alone, and so is
 A run of such a notebook also ends well: SIGTERM and SIGHUP end it as Ctrl-C does, kernel and all,
 an interrupted run says what is kept, an error that the notebook tells in one line is shown as that
 line, and a run that `make` started ends when make is gone. `A2LIB_PAPERMILL_DEFAULT=0` switches all
-of it off, `quiet` the line about the missing path alone.
+of it off; `quiet`, which `make` sets, leaves out the line about the missing path and this prefix.
 """
 
 import atexit
@@ -110,9 +110,14 @@ def is_papermill_command() -> bool:
     return name in ("papermill", "papermill.exe")
 
 
+def _is_quiet() -> bool:
+    return os.environ.get(SWITCH, "").lower() == "quiet"
+
+
 def _say(message: str) -> None:
     if sys.stderr is not None:
-        print(f"a2lib: {message}", file=sys.stderr, flush=True)
+        # Whoever typed `make flash` does not know this module.
+        print(message if _is_quiet() else f"a2lib: {message}", file=sys.stderr, flush=True)
 
 
 def modified(path: Path) -> int | None:
@@ -166,7 +171,7 @@ def add_default_output() -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SystemExit(f"a2lib: cannot make the folder of {shown}: {error.strerror}") from None
-    if os.environ.get(SWITCH, "").lower() != "quiet":
+    if not _is_quiet():
         _say(
             f"no output path given; the executed notebook goes to {shown} ({SWITCH}=0: ask for one)"
         )

@@ -92,7 +92,7 @@ def test_help_notebook_documents_every_parameter(tmp_path):
     "name, value, allowed",
     [
         ("seqlen", "512", "did you mean seq_len"),
-        ("seq_len", "-512", "a whole number of at least 1"),
+        ("seq_len", "-512", "a whole number from 1 to"),
         ("dtype", "float8", ", ".join(DTYPES)),
     ],
 )
@@ -102,8 +102,7 @@ def test_a_wrong_parameter_stops_before_anything_runs(tmp_path, name, value, all
     assert done.returncode != 0
     (line,) = {s for s in done.stderr.splitlines() if s.startswith("ParameterError")}
     assert name in line and allowed in line
-    shown = [s for s in done.stderr.split("Exception encountered at")[-1].splitlines() if s.strip()]
-    assert shown[1:] == [line]
+    assert done.stderr.rstrip().splitlines()[-1] == line and "Traceback" not in done.stderr
     assert not (tmp_path / "data").exists()
 
 

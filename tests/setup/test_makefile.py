@@ -252,6 +252,28 @@ def test_clean_and_distclean_keep_what_was_measured(repository):
     assert not (repository / ".venv").exists()
 
 
+def test_clean_removes_compiled_code(repository):
+    cached = repository / "build" / "cache" / "inductor" / "x.so"
+    cached.parent.mkdir(parents=True)
+    cached.touch()
+    assert make(repository, "clean").returncode == 0
+    assert not cached.exists()
+
+
+def test_fuzz_repeats_the_property_tests_with_a_seed_of_its_own(repository):
+    python = repository / ".venv" / "bin" / "python"
+    python.write_text(STAND_INS["python"] + "sleep 0.6\n[ $(wc -l <calls) -lt 3 ]\n")
+    done = make(repository, "fuzz", "FUZZ_S=60")
+    assert done.returncode == 2  # at the pass that fails
+    assert len(calls(repository)) == 3
+    assert all("-m hypothesis --hypothesis-profile=fuzz" in call for call in calls(repository))
+    seeds = {re.search(r"--hypothesis-seed=(\d+) ", call)[1] for call in calls(repository)}
+    assert len(seeds) == 3
+    python.write_text(STAND_INS["python"] + "sleep 1.2\n")
+    assert make(repository, "fuzz", "FUZZ_S=1").returncode == 0
+    assert len(calls(repository)) == 1
+
+
 def test_input_closed(repository):
     done = make(repository, "book", preexec_fn=lambda: os.close(0))
     assert done.returncode == 0, done.stderr

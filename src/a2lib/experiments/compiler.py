@@ -19,10 +19,12 @@ import shutil
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 PART = ".part"
+TIMEOUT_S = 3600  # by then the number of a process is another's
 _LEFT = re.compile(rf"\.(\d+)\{PART}$")
 # The words are those of the command, with the path after -o changed.
 _SCRIPT = """#!/bin/sh
@@ -86,7 +88,9 @@ def drop_broken(cache: Path) -> list[Path]:
             if path.suffix in (".so", ".o") and not _is_whole(path):
                 path.unlink()
                 dropped.append(path)
-            elif (left := _LEFT.search(path.name)) and not _runs(int(left[1])):
+            elif (left := _LEFT.search(path.name)) and (
+                not _runs(int(left[1])) or time.time() - path.stat().st_mtime > TIMEOUT_S
+            ):
                 path.unlink()
     return dropped
 

@@ -48,8 +48,8 @@ def parameter(
     """A dataclass field for one parameter.
 
     ``kind`` is int, bool or str. An int is from ``minimum`` to ``maximum``; a str is one of
-    ``choices``, or with ``many`` one of ``choices`` or a comma list of names in ``many``. ``optional`` admits None.
-    ``help`` becomes the comment that ``papermill --help-notebook`` shows.
+    ``choices``, or with ``many`` one of ``choices`` or a comma list of names in ``many``.
+    ``optional`` admits None. ``help`` becomes the comment that ``papermill --help-notebook`` shows.
     """
     rules = {
         "help": help,
@@ -78,8 +78,9 @@ def check(namespace: MutableMapping[str, Any], declared: type[T]) -> T:
 
     Raises ParameterError for a name that is no parameter, a missing one, or a value that is not
     allowed. A name that papermill injected has to be a parameter, also where Python or the notebook
-    has taken the name for something else since. In a fresh kernel every other literal counts as a misspelt parameter; once a check has
-    passed, so that someone is working in the notebook, only a name close to a parameter's does.
+    has taken the name for something else since. In a fresh kernel every other literal counts as a
+    misspelt parameter; once a check has passed, so that someone is working in the notebook, only a
+    name close to a parameter's does.
     """
     fields = {field.name: field for field in dataclasses.fields(declared)}
     for name in _injected(fields):
@@ -116,8 +117,8 @@ def _injected(fields: Mapping[str, Any]) -> list[str]:
             body = ast.parse(source).body if is_injected else []
         except SyntaxError:
             return []
-        targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
-        return [target.id for target in targets if isinstance(target, ast.Name)]
+        assigned = [node.targets for node in body if isinstance(node, ast.Assign)]
+        return [t.id for targets in assigned for t in targets if isinstance(t, ast.Name)]
     return []
 
 
@@ -192,7 +193,8 @@ def _str(name: str, value: Any, rules: Mapping[str, Any]) -> str:
         raise ParameterError(f"{name} = {_shown(value)}: {allowed}{_hint(value, choices)}")
     for part in value.split(","):
         if part.strip() not in many:
-            raise ParameterError(f"{name} = {_shown(value)}: {allowed}{_hint(part, (*choices, *many))}")
+            hint = _hint(part, (*choices, *many))
+            raise ParameterError(f"{name} = {_shown(value)}: {allowed}{hint}")
     return ",".join(names(value))
 
 

@@ -95,9 +95,7 @@ class DeviceLock:
     def _say_who(self, descriptor: int | None, what: str) -> None:
         if descriptor is not None:
             since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            self._write(
-                descriptor, json.dumps({"pid": os.getpid(), "what": what, "since": since})
-            )
+            self._write(descriptor, json.dumps({"pid": os.getpid(), "what": what, "since": since}))
 
     @staticmethod
     def _write(descriptor: int, text: str) -> None:

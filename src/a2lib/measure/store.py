@@ -172,7 +172,7 @@ def check_row(section: Section, row: Row) -> None:
             if not (text.isascii() and text.isdigit() and text == (text.lstrip("0") or "0")):
                 raise ValueError(f"{column} is {text!r}, not a whole number")
             if len(text) > len(str(LARGEST)) or int(text) > LARGEST:
-                raise ValueError(f"{column} is {text[:40]}, more than {LARGEST}, the largest allowed")
+                raise ValueError(f"{column} is {text[:40]}, more than the largest, {LARGEST}")
         elif column in FLAGS and text not in ("true", "false"):
             raise ValueError(f"{column} is {text!r}; allowed are true, false")
         elif column in RESULTS and text:

@@ -130,7 +130,7 @@ def _unreadable(file: Path, rows: list[dict]) -> str:
             try:
                 _typed(pd.DataFrame([{column: text}]))
             except (ValueError, TypeError, OverflowError):
-                return f"{file}:{line}: {column} is {str(text)[:40]!r}, which is not its kind of number"
+                return f"{file}:{line}: {column} is {str(text)[:40]!r}, not its kind of number"
     return f"{file}: not a table of numbers"
 
 

@@ -1,0 +1,178 @@
+"""However a run is ended, nothing of it goes on: make, papermill, kernel, what the kernel started.
+
+The notebook of a throw-away repository starts a process that ends with its standard input, as a
+worker does, and waits. Each test ends one of the processes and looks at all of them.
+"""
+
+import contextlib
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from a2lib.paths import ROOT
+
+PAPERMILL = str(Path(sys.executable).with_name("papermill"))
+WAITING = """
+import os, pathlib, subprocess, sys, time
+worker = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+worker = subprocess.Popen(worker, stdin=subprocess.PIPE)
+written = pathlib.Path("pids.new")
+written.write_text(f"{os.getppid()} {os.getpid()} {worker.pid}")
+written.rename("pids")
+time.sleep(600)
+"""
+FILES = [f"src/a2lib/{name}.py" for name in ("__init__", "paths", "papermill_default")]
+MAKE = ["make", "tiny"]
+MAKE_BOOK = ["make", "build/data/.ran-tiny"]
+DIRECT = [PAPERMILL, "notebooks/tiny.ipynb"]
+KEPT = "stopped; every row measured so far is stored."
+
+
+@pytest.fixture
+def repository(tmp_path):
+    for name in (*FILES, "Makefile", "dev/run_notebook.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, path)
+    for name in ("pyproject.toml", "dev/install.sh", "dev/constraints.txt"):
+        (tmp_path / name).touch()
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    python.with_name("papermill").symlink_to(PAPERMILL)
+    cells = [nbformat.v4.new_code_cell("", metadata={"tags": ["parameters"]})]
+    cells += [nbformat.v4.new_code_cell(WAITING)]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    (tmp_path / "notebooks").mkdir()
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    nbformat.write(notebook, tmp_path / "notebooks" / "tiny.ipynb")
+    for stamp in (".a2lib-cpu", ".a2lib-cuda"):
+        (tmp_path / ".venv" / stamp).touch()
+    return tmp_path
+
+
+@pytest.fixture
+def started(repository):
+    """``started(command)``: the process, what it shows, and its pid and those of the notebook.
+
+    Without a terminal, as cron starts it: no hangup then helps to end what is left.
+    """
+    dropped = ("MAKE", "MFLAGS", "A2LIB_", "TRITON_INTERPRET")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    pids = []
+
+    def apart(in_terminal):
+        os.setsid()
+        if in_terminal:  # the session's own, which turns ^C into a signal to all in front of it
+            os.close(os.open(os.ttyname(0), os.O_RDWR))
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+
+    def start(command, in_terminal=False):
+        leader, follower = pty.openpty()
+        process = subprocess.Popen(
+            command,
+            cwd=repository,
+            env={**kept, "PYTHONPATH": str(repository / "src")},
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            preexec_fn=lambda: apart(in_terminal),
+        )
+        os.close(follower)
+        pids.append(process.pid)
+        written = repository / "pids"
+        deadline = time.monotonic() + 60
+        while not written.exists():
+            assert process.poll() is None and time.monotonic() < deadline, _read(leader)
+            time.sleep(0.05)
+        pids.extend(int(word) for word in written.read_text().split())
+        return process, leader, pids
+
+    yield start
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _read(leader):
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux says so when the last process on it has gone
+        while piece := os.read(leader, 65536):
+            shown += piece
+    return shown.decode(errors="replace")
+
+
+def _all_end(process, pids):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        process.poll()
+        alive = [pid for pid in pids if not _ended(pid)]
+        if not alive:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _ended(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as status:
+            return status.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        (MAKE, signal.SIGTERM),
+        (MAKE, signal.SIGKILL),
+        (MAKE_BOOK, signal.SIGKILL),
+        (DIRECT, signal.SIGTERM),
+        (DIRECT, signal.SIGKILL),
+    ],
+    ids=lambda value: value.name if isinstance(value, signal.Signals) else value[-1][-8:],
+)
+def test_a_signal_ends_all_of_it(started, command, number):
+    process, leader, pids = started(command)
+    assert len(set(pids)) == (4 if command[0] == "make" else 3)
+    process.send_signal(number)
+    assert _all_end(process, pids)
+    if number != signal.SIGKILL or command[0] == "make":
+        assert KEPT in _read(leader)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("command", [MAKE, DIRECT], ids=["make", "papermill"])
+def test_control_c_in_a_terminal_ends_all_of_it(started, command):
+    process, leader, pids = started(command, in_terminal=True)
+    assert termios.tcgetattr(leader)[3] & termios.ISIG
+    os.write(leader, b"\x03")
+    assert _all_end(process, pids)
+    assert KEPT in _read(leader)
+
+
+def test_a_run_whose_parent_is_gone_already_ends(repository):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    done = subprocess.run(
+        DIRECT,
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(repository / "src"), "A2LIB_PARENT": str(gone.pid)},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+    assert done.returncode != 0 and KEPT in done.stderr

@@ -1,0 +1,69 @@
+"""What papermill shows where the notebook of a chapter refuses to go on: one line, no traceback."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from a2lib.measure import DeviceLock
+from a2lib.paths import ROOT
+
+PAPERMILL = str(Path(sys.executable).with_name("papermill"))
+
+
+@pytest.fixture
+def papermill(tmp_path, monkeypatch):
+    """``papermill(*parameters)`` runs the flash notebook: the error's line, and the cell's."""
+    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path))
+
+    def run(*parameters):
+        output = tmp_path / "out.ipynb"
+        kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        source = str(ROOT / "src")
+        done = subprocess.run(
+            [PAPERMILL, str(ROOT / "notebooks" / "flash.ipynb"), str(output), *parameters],
+            env={
+                **kept,
+                "PYTHONPATH": source,
+                "A2LIB_DATA": str(tmp_path / "data"),
+                "CUDA_VISIBLE_DEVICES": "",
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        cells = json.loads(output.read_text())["cells"]
+        (error,) = [o for c in cells for o in c.get("outputs", ()) if o["output_type"] == "error"]
+        (line,) = error["traceback"]
+        assert done.stderr.strip().splitlines()[-1] == line
+        return line
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["flash", "In"])
+def test_a_name_that_is_taken_is_no_parameter(papermill, name):
+    line = papermill("-p", name, "3")
+    assert line.startswith(f"ParameterError: unknown parameter {name}")
+
+
+def test_a_number_beyond_all_measure(papermill):
+    line = papermill("-p", "time_limit_s", "1" * 400)
+    assert line.startswith("ParameterError: time_limit_s = 1111") and len(line) < 200
+
+
+def test_a_busy_device(papermill):
+    lock = DeviceLock("cpu")
+    with lock.held("run a"):
+        line = papermill("-p", "seq_len", "16")
+    assert f"DeviceBusy: this CPU is measured by process {os.getpid()}, run a, since " in line
+
+
+def test_a_folder_that_cannot_be_written(papermill, tmp_path):
+    (tmp_path / "data").write_text("a file where a folder belongs")
+    assert papermill("-p", "seq_len", "16").startswith("StoreError: ")

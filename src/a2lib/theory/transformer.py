@@ -65,7 +65,7 @@ SIZES = {
 
 def named_size(name: str) -> Shape:
     """``SIZES[name]``; raises ValueError naming the sizes there are."""
-    if name not in SIZES:
+    if not isinstance(name, str) or name not in SIZES:
         hint = "; 'xl' is xl25 in the 2025 handout, 2.7B in that of 2026" if name == "xl" else ""
         raise ValueError(f"size {name!r}: allowed are {', '.join(SIZES)}{hint}")
     return SIZES[name]

@@ -51,7 +51,8 @@ def command():
     def start(*arguments, prefix=("-m", "a2lib.benchmark"), **options):
         child = subprocess.Popen(
             [sys.executable, *prefix, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}, text=True, stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}, text=True,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
         )  # fmt: skip
         started.append(child)

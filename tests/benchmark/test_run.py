@@ -142,6 +142,16 @@ def test_precision_of_fp32_products_is_put_back(tiny, monkeypatch):
         torch.set_float32_matmul_precision("highest")
 
 
+def test_precision_set_by_the_newer_setting_is_put_back(tiny):
+    matmul = torch.backends.cuda.matmul
+    matmul.fp32_precision = "tf32"
+    try:
+        assert run(tiny(mode="inference")).status == "ok"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def fail_at(monkeypatch, number, error):
     """The call of AdamW's step with this number raises ``error``."""
     calls = []

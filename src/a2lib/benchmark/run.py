@@ -143,13 +143,21 @@ def _nvtx(config: Config):
 def _precision(config: Config) -> Iterator[None]:
     import torch
 
-    # The older setting, since Inductor reads it too and the two exclude each other.
-    before = torch.get_float32_matmul_precision()
+    newer = torch.backends.cuda.matmul
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the caller uses the newer setting, beside which this one is unreadable
+        before = None
+    before_newer = newer.fp32_precision
+    # The older setting, since Inductor reads it too; it sets the newer one as well.
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if before is None:
+            newer.fp32_precision = before_newer
+        else:
+            torch.set_float32_matmul_precision(before)
 
 
 @contextlib.contextmanager

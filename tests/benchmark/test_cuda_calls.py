@@ -1,6 +1,8 @@
 """What a run asks of a CUDA device, in which order: a played device, and the model on the CPU."""
 
+import gc
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +109,24 @@ def test_each_phase_lies_between_its_events(tiny, calls, sync, waits):
     (step,) = result.steps
     assert 0 < sum(step.ms.values()) <= step.total_ms <= step.wall_ms
     assert all(step.host_ms[name] >= ms for name, ms in step.ms.items())
+
+
+def test_an_annotated_model_does_not_outlive_its_run(tiny, calls, monkeypatch):
+    """Its modules and their wrapped forwards hold each other, which only the collector ends."""
+    models = []
+    plain = workload.Workload.__init__
+
+    def watch(self, *args):
+        plain(self, *args)
+        models.append(weakref.ref(self.model))
+
+    monkeypatch.setattr(workload.Workload, "__init__", watch)
+    gc.disable()
+    try:
+        run(tiny(device="cuda", nvtx="modules", mode="inference", warmup=0, steps=1))
+        assert [model() for model in models] == [None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt()])

@@ -128,6 +128,18 @@ def test_autocast_is_on_where_asked_and_off_in_backward(tiny, monkeypatch):
     assert seen == [("forward", True, torch.bfloat16), ("backward", False, torch.bfloat16)]
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_autocast_keeps_weights_or_not(tiny, monkeypatch, keeps):
+    seen = []
+
+    def watch(self):
+        self.model.register_forward_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
+
+    monkeypatch.setattr(Workload, "__init__", spy_on(Workload.__init__, watch))
+    run(tiny(precision="bf16", autocast_cache=keeps, warmup=0, steps=1))
+    assert seen == [keeps]
+
+
 def test_precision_of_fp32_products_is_put_back(tiny, monkeypatch):
     seen = []
     watch = spy_on(
@@ -265,7 +277,8 @@ def steps_of(*walls):
     return [StepTimes({"forward": w / 2}, {"forward": w / 4}, w / 2, w) for w in walls]
 
 
-def test_a_table_that_a_person_can_check(tiny):
+def test_a_table_that_a_person_can_check(tiny, monkeypatch):
+    monkeypatch.setattr(Result, "flops", 6 * 10**9)
     result = Result(tiny(mode="inference"), "cuda", "NVIDIA H200")
     result.steps = steps_of(1.0, 2.0, 6.0)
     result.warmup = steps_of(100.0)
@@ -284,7 +297,8 @@ def test_a_table_that_a_person_can_check(tiny):
     assert rows["wall"] == ["3.000", "2.646", "2.000", "1.000", "6.000"]
     assert "NVIDIA H200; 1 warm-up and 3 measured steps, waiting after each step" in lines
     assert lines[-1] == "peak memory 2.50 GB (3.00 GB reserved) of 150.00 GB"
-    assert "4,000 tokens/s" in result.table()  # 12 tokens in 3 ms
+    # 6e9 operations and 12 tokens in 3 ms.
+    assert "2 TFLOP/s, 4,000 tokens/s by the mean wall time" in lines
 
 
 def test_one_step_has_no_deviation(tiny):

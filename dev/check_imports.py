@@ -17,7 +17,8 @@ from pathlib import Path
 PACKAGE = "a2lib"
 MIDDLE = 1
 FLOORS = {
-    "experiments": 2,
+    "experiments": 3,
+    "benchmark": 2,
     "report": 2,
     "papermill_default": 2,
     "measure": MIDDLE,

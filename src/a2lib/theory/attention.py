@@ -26,7 +26,7 @@ def attention_flops(
     Halving counts ``n**2 / 2`` of the ``n * (n + 1) / 2`` pairs that a square causal mask keeps.
     Raises ValueError for a size that is not a positive integer or an unknown pass.
     """
-    _check_sizes(batch=batch, heads=heads, n_queries=n_queries, n_keys=n_keys, head_dim=head_dim)
+    check_sizes(batch=batch, heads=heads, n_queries=n_queries, n_keys=n_keys, head_dim=head_dim)
     _check_pass(pass_)
     product = batch * heads * n_queries * n_keys * head_dim * (1 if causal else 2)
     return product * {"forward": 2, "backward": 5, "end_to_end": 7}[pass_]
@@ -48,7 +48,7 @@ def attention_bytes(
     call is faster than the larger of operations over the peak rate and bytes over the bandwidth.
     Raises ValueError as attention_flops.
     """
-    _check_sizes(
+    check_sizes(
         batch=batch,
         heads=heads,
         n_queries=n_queries,
@@ -67,11 +67,12 @@ def attention_bytes(
 
 def matmul_flops(m: int, n: int, k: int) -> int:
     """Floating-point operations of an (m, k) by (k, n) matrix product: ``2 * m * n * k``."""
-    _check_sizes(m=m, n=n, k=k)
+    check_sizes(m=m, n=n, k=k)
     return 2 * m * n * k
 
 
-def _check_sizes(**sizes: int) -> None:
+def check_sizes(**sizes: int) -> None:
+    """Raise ValueError unless every size is a positive integer."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} is {size!r}; allowed are positive integers")

@@ -1,0 +1,134 @@
+"""The command: ``python -m a2lib.benchmark --help``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+
+from a2lib.benchmark.config import Config
+from a2lib.benchmark.result import Result
+from a2lib.benchmark.run import check_here, run
+
+PROGRAM = "python -m a2lib.benchmark"
+DESCRIPTION = """\
+Build the course's Transformer, give it a random batch, and time its steps.
+
+A step is made of phases: forward, loss, backward, optimizer, as many as --mode has. The device is
+idle when a step begins and when it ends. On a GPU CUDA events around each phase take its time on
+the device, and the host's clock takes the whole step, the row "wall"; where the two part, the host
+is the limit. Warm-up steps are timed as well, and kept apart.
+"""
+EPILOG = """\
+what it prints
+  A table of the measured steps in milliseconds. With --json that table goes to standard error, and
+  standard output is one line of JSON: status, config, parameters, flops, summary, every step of the
+  warm-up and of the measurement, memory, versions.
+
+how it ends
+  0    measured; or status "oom" (out of memory) or "unsupported" (this attention cannot run here),
+       which are results: the steps before it count
+  1    an error, with its traceback
+  2    an option that cannot be, in one line
+  130  interrupted; what was measured is printed, with status "interrupted"
+
+examples
+  without a GPU, in seconds
+    python -m a2lib.benchmark --num-layers 2 --d-model 64 --d-ff 128 --num-heads 2 --context 32
+  forward and backward at one context, as a table
+    python -m a2lib.benchmark --size medium --context 256 --mode forward-backward
+  the same without warm-up, to see what the first steps pay for
+    python -m a2lib.benchmark --size medium --context 256 --mode forward-backward --warmup 0 --json
+  under Nsight Systems, the measured steps alone
+    nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --capture-range=cudaProfilerApi \\
+      --capture-range-end=stop -o report \\
+      python -m a2lib.benchmark --size small --context 256 --steps 3 --nvtx phases --cuda-profiler
+  where the memory goes, for pytorch.org/memory_viz
+    python -m a2lib.benchmark --size 2.7B --context 128 --steps 1 --memory-history memory.pickle
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with exit code 2 and one line."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{PROGRAM}: {message} (--help explains)\n")
+
+
+def parser() -> Parser:
+    """One option for each field of Config, and --json."""
+    made = Parser(
+        prog=PROGRAM,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for field in dataclasses.fields(Config):
+        rules, option = field.metadata, "--" + field.name.replace("_", "-")
+        shown = "" if field.default in (None, False) else f" [{field.default}]"
+        if isinstance(field.default, bool):
+            made.add_argument(
+                "--no-" + option[2:] if field.default else option,
+                dest=field.name,
+                action="store_false" if field.default else "store_true",
+                help=rules["help"],
+            )
+        else:
+            made.add_argument(
+                option,
+                metavar="N" if "minimum" in rules else "NAME",
+                type=_whole if "minimum" in rules else str,
+                default=field.default,
+                help=rules["help"] + shown,
+            )
+    made.add_argument("--json", action="store_true", help="one JSON line on standard output")
+    return made
+
+
+def parse(arguments: Sequence[str]) -> tuple[Config, bool]:
+    """The configuration, and whether JSON is wanted; SystemExit for options that cannot be."""
+    made = parser()
+    given, unknown = made.parse_known_args(arguments)
+    if unknown:
+        options = [o for action in made._actions for o in action.option_strings if o[:2] == "--"]
+        near = difflib.get_close_matches(unknown[0], options, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        made.error(f"unknown {unknown[0]}{meant}; allowed are {', '.join(options)}")
+    values = vars(given)
+    as_json = values.pop("json")
+    try:
+        config = Config(**values)
+        check_here(config)
+    except ValueError as error:
+        made.error(str(error))
+    return config, as_json
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    config, as_json = parse(sys.argv[1:] if arguments is None else arguments)
+    result = Result(config)
+    code = 0
+    try:
+        run(config, into=result)
+    except KeyboardInterrupt:
+        code = 130
+    print(result.table(), file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps(result.as_dict()), flush=True)
+    return code
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

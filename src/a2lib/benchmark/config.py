@@ -1,0 +1,147 @@
+"""What is measured: one dataclass, whose fields are the command's options as well."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from a2lib.theory.transformer import SIZES, Shape, named_size
+
+# The phases of a step in each mode, in order; each is timed apart.
+PHASES = {
+    "inference": ("forward",),
+    "forward": ("forward",),
+    "forward-backward": ("forward", "loss", "backward"),
+    "train-step": ("forward", "loss", "backward", "optimizer"),
+}
+MODES = tuple(PHASES)
+PRECISIONS = ("fp32", "tf32", "bf16")
+DEVICES = ("cuda", "cpu")
+SYNCS = ("step", "phase")
+RANGES = ("none", "phases", "modules")
+_SHAPE = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
+
+
+def _option(default: Any, help: str, **rules: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, **rules})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One configuration of the benchmark.
+
+    A size by name, of which single hyperparameters may be replaced; ``shape`` is what results.
+    Raises ValueError, in one line that names the allowed values, for what can never be;
+    ``a2lib.benchmark.check_here`` does so for what cannot be on this machine.
+    """
+
+    size: str = _option("small", f"a model by name: {', '.join(SIZES)}", choices=tuple(SIZES))
+    d_model: int | None = _option(None, "in place of the size's own", minimum=1)
+    d_ff: int | None = _option(None, "in place of the size's own", minimum=1)
+    num_layers: int | None = _option(None, "in place of the size's own", minimum=1)
+    num_heads: int | None = _option(None, "in place of the size's own", minimum=1)
+    vocab_size: int | None = _option(None, "in place of the size's own", minimum=1)
+    context: int = _option(512, "tokens in a sequence", minimum=1)
+    batch: int = _option(4, "sequences in a batch", minimum=1)
+    mode: str = _option(
+        "train-step",
+        "what a step is: inference (forward that keeps nothing), forward (keeping what backward "
+        "would need), forward-backward, or train-step (with AdamW)",
+        choices=MODES,
+    )
+    warmup: int = _option(5, "steps before the measured ones; timed too, reported apart", minimum=0)
+    steps: int = _option(10, "measured steps", minimum=1)
+    precision: str = _option(
+        "fp32",
+        "fp32, tf32 (products of fp32 in TF32) or bf16 (autocast; weights and moments stay fp32)",
+        choices=PRECISIONS,
+    )
+    compile: bool = _option(False, "torch.compile the model, as one graph")
+    attention: str = _option(
+        "eager",
+        "eager, flash (this library's), sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math or flex",
+    )
+    checkpointing: str = _option(
+        "none", "activations computed again in backward: none, block, or segments:k of k blocks"
+    )
+    autocast_cache: bool = _option(
+        True, "autocast keeps no bf16 copy of a weight after its use (else until the loss)"
+    )
+    device: str | None = _option(None, "cuda or cpu; the GPU if there is one", choices=DEVICES)
+    seed: int = _option(0, "of weights and batch", minimum=0)
+    sync: str = _option(
+        "step",
+        "wait for the device after each step, or after each phase as well (so that the host's "
+        "clock is right for phases too, at the price of gaps)",
+        choices=SYNCS,
+    )
+    nvtx: str = _option(
+        "none", "NVTX ranges for a profiler: none, phases, or modules as well", choices=RANGES
+    )
+    cuda_profiler: bool = _option(
+        False,
+        "start and stop the CUDA profiler around the measured steps (nsys -c cudaProfilerApi)",
+    )
+    memory_history: str | None = _option(
+        None,
+        "write PyTorch's allocation history, a pickle for pytorch.org/memory_viz, to this file; "
+        "the times of such a run are not for publishing",
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(field, getattr(self, field.name))
+        if self.nvtx == "modules":
+            if self.compile:
+                raise ValueError("nvtx 'modules' is lost in a compiled graph; allowed is 'phases'")
+            if self.checkpointing != "none":
+                raise ValueError(
+                    "nvtx 'modules' needs checkpointing 'none', since recomputation stops midway; "
+                    "allowed here is 'phases'"
+                )
+        if self.memory_history is not None and not Path(self.memory_history).parent.is_dir():
+            raise ValueError(f"memory_history {self.memory_history!r}: no such folder")
+        self.shape  # noqa: B018  raises for sizes that do not fit each other
+
+    @property
+    def shape(self) -> Shape:
+        """The model's sizes."""
+        given = {name: getattr(self, name) for name in _SHAPE if getattr(self, name) is not None}
+        return dataclasses.replace(named_size(self.size), **given)
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        return PHASES[self.mode]
+
+    def resolved(self) -> dict[str, Any]:
+        """Every field with the shape's sizes filled in; ``size`` is None where the shape is no
+        named one."""
+        sizes = dataclasses.asdict(self.shape)
+        size = next((name for name, shape in SIZES.items() if shape == self.shape), None)
+        return {**dataclasses.asdict(self), "size": size, **sizes}
+
+
+def _check(field: dataclasses.Field, value: Any) -> None:
+    rules = field.metadata
+    if value is None and field.default is None:
+        return
+    if "minimum" in rules:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or value < rules["minimum"]:
+            raise ValueError(
+                f"{field.name} is {value!r}; allowed are whole numbers of at least "
+                f"{rules['minimum']}"
+            )
+    elif isinstance(field.default, bool):
+        if not isinstance(value, bool):
+            raise ValueError(f"{field.name} is {value!r}; allowed are True and False")
+    elif field.name == "size":
+        named_size(value)
+    elif "choices" in rules:
+        if value not in rules["choices"]:
+            allowed = ", ".join(rules["choices"])
+            raise ValueError(f"{field.name} {value!r}: allowed are {allowed}")
+    elif not isinstance(value, str) or not value:
+        raise ValueError(f"{field.name} is {value!r}; allowed is text")

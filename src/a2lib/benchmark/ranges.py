@@ -1,0 +1,131 @@
+"""NVTX ranges by phase, by module and inside eager attention, forward and backward.
+
+A profiler files a kernel under the range in which it was launched, and on a GPU backward launches
+from a thread of its own, outside every range of the main one. So each annotated part carries a pair
+of identities: the backward of the last pushes ``<name>.bwd`` on that thread, the backward of the
+first pops it. Every matrix product of backward then lies in the range of its part; what lies
+between parts (sums of gradients that meet, RoPE) is in the range of the module around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Nvtx(Protocol):
+    def range_push(self, name: str) -> object: ...
+
+    def range_pop(self) -> object: ...
+
+
+class Ranges:
+    """``with ranges("forward"):`` pushes and pops; with ``nvtx`` None it does nothing."""
+
+    def __init__(self, nvtx: Nvtx | None = None):
+        self._nvtx = nvtx
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if self._nvtx is None:
+            yield
+            return
+        self._nvtx.range_push(name)
+        try:
+            yield
+        finally:
+            self._nvtx.range_pop()
+
+
+def annotate(model, nvtx: Nvtx) -> None:
+    """Give every module of a ``TransformerLM`` a range of its name, and the parts of its attention.
+
+    ``layers.3.attn.attention`` holds, if attention is eager, ``.scores``, ``.softmax`` and
+    ``.values`` in the place of the one call. The forward stays the same to the bit; gradients that
+    meet may be added in another order. Each range costs the host some microseconds, so the times of
+    such a run are not for publishing. RoPE is one module for all blocks and gets no range. Not for
+    a model that is compiled or checkpointed.
+    """
+    from torch.nn import ModuleList
+
+    from a2lib.model import (
+        CausalMultiHeadSelfAttention,
+        RotaryPositionalEmbedding,
+        causal_attention,
+    )
+
+    part = _parts(nvtx)
+    for name, module in model.named_modules():
+        if not name or isinstance(module, ModuleList | RotaryPositionalEmbedding):
+            continue
+        if isinstance(module, CausalMultiHeadSelfAttention):
+            inner = f"{name}.attention"
+            if module.attention is causal_attention("eager"):
+                module.attention = _eager_in_parts(inner, part)
+            module.attention = part(inner)(module.attention)
+        module.forward = part(name)(module.forward)
+
+
+def _parts(nvtx: Nvtx):
+    """``part(name)(function)`` is the function of tensors in a range of this name, backward too."""
+    from torch.autograd import Function
+
+    class Begin(Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            return tuple(x.view_as(x) for x in inputs)
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            nvtx.range_pop()
+            return gradients
+
+    class End(Function):
+        @staticmethod
+        def forward(ctx, name, output):
+            ctx.name = name
+            return output.view_as(output)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            nvtx.range_push(f"{ctx.name}.bwd")
+            return None, gradient
+
+    def part(name: str) -> Callable[[Callable], Callable]:
+        def wrap(function: Callable) -> Callable:
+            def run(*inputs):
+                with Ranges(nvtx)(name):
+                    # Where no input needs a gradient, Begin would have no backward that pops.
+                    if not any(x.requires_grad for x in inputs):
+                        return function(*inputs)
+                    return End.apply(name, function(*Begin.apply(*inputs)))
+
+            return run
+
+        return wrap
+
+    return part
+
+
+def _eager_in_parts(name: str, part) -> Callable:
+    """``attention_reference``, causal, with a range around each of its three parts."""
+    import math
+
+    import torch
+
+    @part(f"{name}.scores")
+    def scores(q, k):
+        s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]))
+        token = torch.arange(s.shape[-1], device=s.device)
+        return s.masked_fill(token > token[:, None], float("-inf"))
+
+    @part(f"{name}.softmax")
+    def softmax(s):
+        return torch.softmax(s, dim=-1)
+
+    @part(f"{name}.values")
+    def values(p, v):
+        return p @ v
+
+    return lambda q, k, v: values(softmax(scores(q, k)), v)

@@ -1,0 +1,246 @@
+"""Run the steps of a configuration and give back what was measured, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib.metadata
+import platform
+import re
+from collections.abc import Iterator
+
+from a2lib.benchmark.config import Config
+from a2lib.benchmark.ranges import Ranges
+from a2lib.benchmark.result import Result
+from a2lib.benchmark.stopwatch import Stopwatch
+from a2lib.measure import synchronize
+from a2lib.measure.runs import git_version
+
+HISTORY_ENTRIES = 1_000_000
+NOTE_LENGTH = 300
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED|Storage size calculation "
+    r"overflowed"
+)
+_NO_KERNEL = re.compile(r"No available kernel|No viable backend")
+
+
+def check_here(config: Config) -> str:
+    """The device to run on, "cuda" or "cpu".
+
+    Raises ValueError, in one line that names the allowed values, for what this machine or the model
+    cannot do: the device, options that need a GPU, the names of attention and checkpointing.
+    """
+    import torch
+
+    from a2lib.model import causal_attention
+    from a2lib.model.checkpointing import strategy
+
+    causal_attention(config.attention)
+    strategy(config.checkpointing, config.shape.num_layers)
+    there_is_one = torch.cuda.is_available()
+    if config.device == "cuda" and not there_is_one:
+        raise ValueError("device 'cuda': there is no CUDA device here; allowed is cpu")
+    device = config.device or ("cuda" if there_is_one else "cpu")
+    if device == "cpu":
+        needs = {
+            "precision 'tf32'": (config.precision == "tf32", "fp32 and bf16"),
+            f"nvtx {config.nvtx!r}": (config.nvtx != "none", "none"),
+            "cuda_profiler": (config.cuda_profiler, "to leave it out"),
+            "memory_history": (config.memory_history is not None, "to leave it out"),
+        }
+        for option, (asked, instead) in needs.items():
+            if asked:
+                raise ValueError(f"{option} needs a CUDA device; allowed on cpu is {instead}")
+    elif config.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
+        raise ValueError("precision 'tf32' needs a GPU from Ampere on; allowed are fp32 and bf16")
+    return device
+
+
+def run(config: Config, into: Result | None = None) -> Result:
+    """Measure one configuration.
+
+    Running out of memory, or an attention that cannot run here, is a result with that status, which
+    keeps the steps before it; its memory is given back. Any other exception passes through, and so
+    does KeyboardInterrupt: ``into``, if given, is the result that is filled, and keeps what was
+    measured until then with the status interrupted.
+
+    While it runs PyTorch's precision of fp32 products is the configuration's. Raises ValueError as
+    ``check_here``.
+    """
+    result = Result(config) if into is None else into
+    result.device = check_here(config)
+    result.device_name, result.versions = _describe(result.device)
+    failed = ""
+    try:
+        with _precision(config), _memory_history(config):
+            failed = _measure(config, result)
+    finally:
+        _release(config, result.device)
+    if failed:
+        result.status, _, result.note = failed.partition(": ")
+    return result
+
+
+def _measure(config: Config, result: Result) -> str:
+    """Fill ``result``; "" or "status: note". Once it has returned nothing holds the model."""
+    nvtx = _nvtx(config)
+    stopwatch = Stopwatch(result.device, config.sync == "phase", Ranges(nvtx))
+    try:
+        _run_steps(config, result, stopwatch, nvtx)
+    except KeyboardInterrupt:
+        result.status, result.note = "interrupted", f"in {stopwatch.where}"
+        raise
+    except Exception as error:
+        status = _status(error)
+        if status is None:
+            raise
+        text = " ".join(str(error).split())
+        return f"{status}: in {stopwatch.where}: {text}"[:NOTE_LENGTH]
+    return ""
+
+
+def _run_steps(config: Config, result: Result, stopwatch: Stopwatch, nvtx) -> None:
+    from a2lib.benchmark.workload import Workload
+
+    with stopwatch.ranges("build"):
+        workload = Workload(config, result.device, nvtx)
+    for i in range(config.warmup):
+        result.warmup.append(workload.step(stopwatch, f"warmup {i}"))
+    with _counting(result), _cuda_profiler(config):
+        for i in range(config.steps):
+            result.steps.append(workload.step(stopwatch, f"step {i}"))
+
+
+def _status(error: Exception) -> str | None:
+    """oom, unsupported, or None for an error that is one."""
+    import torch
+
+    from a2lib.attention import UnsupportedError
+
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, torch.OutOfMemoryError | MemoryError) or (
+            isinstance(link, RuntimeError) and _OUT_OF_MEMORY.search(str(link))
+        ):
+            return "oom"
+        if isinstance(link, UnsupportedError) or _NO_KERNEL.search(str(link)):
+            return "unsupported"
+        link = link.__cause__ or link.__context__
+    return None
+
+
+def _nvtx(config: Config):
+    if config.nvtx == "none":
+        return None
+    import torch
+
+    return torch.cuda.nvtx
+
+
+@contextlib.contextmanager
+def _precision(config: Config) -> Iterator[None]:
+    import torch
+
+    newer = torch.backends.cuda.matmul
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the caller uses the newer setting, beside which this one is unreadable
+        before = None
+    before_newer = newer.fp32_precision
+    # The older setting, since Inductor reads it too; it sets the newer one as well.
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        if before is None:
+            newer.fp32_precision = before_newer
+        else:
+            torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def _memory_history(config: Config) -> Iterator[None]:
+    """Record from before the model is built, or its parameters would have no event; write the file
+    however the run ends."""
+    if config.memory_history is None:
+        yield
+        return
+    from torch.cuda import memory
+
+    memory._record_memory_history(max_entries=HISTORY_ENTRIES, stacks="python")
+    try:
+        yield
+    finally:
+        memory._dump_snapshot(config.memory_history)
+        memory._record_memory_history(enabled=None)
+
+
+@contextlib.contextmanager
+def _cuda_profiler(config: Config) -> Iterator[None]:
+    if not config.cuda_profiler:
+        yield
+        return
+    from torch.cuda import profiler
+
+    profiler.start()
+    try:
+        yield
+    finally:
+        synchronize("cuda")
+        profiler.stop()
+
+
+@contextlib.contextmanager
+def _counting(result: Result) -> Iterator[None]:
+    """Fill the result's memory with that of the steps inside, however they end."""
+    if result.device == "cpu":
+        yield
+        return
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    try:
+        yield
+    finally:
+        result.memory = {
+            "before_bytes": before,
+            "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+            "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+            "total_bytes": torch.cuda.get_device_properties().total_memory,
+        }
+
+
+def _describe(device: str) -> tuple[str, dict[str, str]]:
+    """The device's name and the versions that matter."""
+    import torch
+
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["triton"] = importlib.metadata.version("triton")
+    if device == "cuda":
+        versions["cuda"] = str(torch.version.cuda or "")
+        versions["cudnn"] = str(torch.backends.cudnn.version() or "")
+    versions["git"] = _git_version()
+    return (torch.cuda.get_device_name() if device == "cuda" else "cpu"), versions
+
+
+@functools.cache
+def _git_version() -> str:
+    """The commit of the code that this process runs: that of its first run."""
+    return git_version()
+
+
+def _release(config: Config, device: str) -> None:
+    """Give back what the run held, so that the next one in this process has the memory."""
+    import torch
+
+    gc.collect()
+    if config.compile:
+        torch._dynamo.reset()
+    if device == "cuda":
+        # A device that an error broke refuses this too, and that error is the one to show.
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()

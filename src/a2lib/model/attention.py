@@ -1,0 +1,145 @@
+"""Multi-head self-attention, with the attention itself by name and no other than the named one.
+
+name              what runs
+eager             ``attention_reference``: scores in full, the definition
+flash             ``flash_attention``: this library's Triton kernels
+sdpa_flash        PyTorch's scaled_dot_product_attention held to one backend: FlashAttention-2,
+sdpa_cudnn        cuDNN,
+sdpa_efficient    memory-efficient,
+sdpa_math         or the definition in C++
+flex              FlexAttention with a causal block mask, compiled
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from a2lib.attention import UnsupportedError, attention_reference, flash_attention
+from a2lib.model.layers import Linear, RotaryPositionalEmbedding
+from a2lib.theory.attention import check_sizes
+
+CausalAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention_reference(q, k, v, is_causal=True)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return flash_attention(q, k, v, is_causal=True)
+
+
+def _sdpa(backend: SDPBackend) -> CausalAttention:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # With one backend admitted PyTorch runs it or raises; with several it picks without a word.
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return attention
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if not q.is_cuda:
+        raise UnsupportedError(f"flex needs a CUDA GPU for its backward, and q is on {q.device}")
+    mask = _causal_block_mask(q.shape[-2], q.device)
+    return _compiled_flex_attention()(q, k, v, block_mask=mask)
+
+
+@functools.cache
+def _compiled_flex_attention():
+    # Uncompiled it computes the scores in full, with a warning.
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+@functools.lru_cache(maxsize=8)
+def _causal_block_mask(length: int, device: torch.device):
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(b, h, query, key):
+        return query >= key
+
+    return create_block_mask(sees, None, None, length, length, device=device)
+
+
+ATTENTIONS: dict[str, CausalAttention] = {
+    "eager": _eager,
+    "flash": _flash,
+    "sdpa_flash": _sdpa(SDPBackend.FLASH_ATTENTION),
+    "sdpa_cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
+    "sdpa_efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION),
+    "sdpa_math": _sdpa(SDPBackend.MATH),
+    "flex": _flex,
+}
+
+
+def causal_attention(name: str) -> CausalAttention:
+    """``attention(q, k, v) -> o``, each ``(B, H, T, d)``, of one name of ``ATTENTIONS``.
+
+    Raises ValueError naming those there are. A call raises where the implementation cannot run its
+    inputs: UnsupportedError from flash and flex, RuntimeError from a backend of PyTorch.
+    """
+    if name not in ATTENTIONS:
+        raise ValueError(f"attention {name!r}: allowed are {', '.join(ATTENTIONS)}")
+    return ATTENTIONS[name]
+
+
+class CausalMultiHeadSelfAttention(nn.Module):
+    """Attention of every token over itself and those before it, in num_heads heads.
+
+    ``rope`` turns queries and keys, None leaves them; a model's blocks share one. ``attention`` is
+    a name of ``ATTENTIONS``, whose function the attribute ``attention`` holds.
+
+    Under autocast the projections give 16-bit q, k and v; RoPE turns q and k in float32 and rounds
+    them back, so attention gets one dtype. CUDA's autocast runs softmax in float32, so ``eager``
+    keeps float32 probabilities and a 16-bit copy of them. Raises ValueError for heads that do not
+    divide d_model and for a rope of another head_dim.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        rope: RotaryPositionalEmbedding | None = None,
+        attention: str = "eager",
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        check_sizes(d_model=d_model, num_heads=num_heads)
+        if d_model % num_heads:
+            raise ValueError(
+                f"num_heads {num_heads} does not divide d_model {d_model}; "
+                "d_model must be a whole multiple of num_heads"
+            )
+        if rope is not None and rope.d_k != d_model // num_heads:
+            raise ValueError(
+                f"rope turns d_k = {rope.d_k}; head_dim is {d_model // num_heads} here "
+                f"(d_model {d_model} / num_heads {num_heads})"
+            )
+        self.num_heads = num_heads
+        self.attention = causal_attention(attention)
+        self.q_proj = Linear(d_model, d_model, device, dtype)
+        self.k_proj = Linear(d_model, d_model, device, dtype)
+        self.v_proj = Linear(d_model, d_model, device, dtype)
+        self.output_proj = Linear(d_model, d_model, device, dtype)
+        self.rope = rope
+
+    def forward(self, x: Tensor, token_positions: Tensor | None = None) -> Tensor:
+        """x ``(B, T, d_model)`` to the same shape. token_positions, ``(T,)`` or ``(B, T)``, are for
+        RoPE alone: the mask goes by place in the sequence."""
+        q, k, v = (
+            projection(x).unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)  # (B, H, T, d)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.rope is not None:
+            if token_positions is not None and token_positions.dim() > 1:
+                token_positions = token_positions.unsqueeze(-2)  # (B, 1, T), one for all heads
+            q, k = self.rope(q, token_positions), self.rope(k, token_positions)
+        o = self.attention(q, k, v)
+        return self.output_proj(o.transpose(-3, -2).flatten(-2))

@@ -1,0 +1,221 @@
+"""The layers that a Transformer is made of, under the course handout's names.
+
+Weights are initialised as the course's assignment 1 asks: a Linear from a normal distribution of
+variance 2 / (in + out) cut at three standard deviations, an Embedding from the unit normal cut at
+three, a norm with ones. Each ``reset_parameters(generator)`` draws in float32 and rounds, so that
+one seed means the same weights in every dtype. (Drawn in bfloat16 a truncated normal piles up at
+its bounds, since the inverse error function of a rounded 1 is infinite.)
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from a2lib.theory.attention import check_sizes
+
+CUT = 3.0  # standard deviations at which the normal distributions are truncated
+
+
+class Linear(nn.Module):
+    """``x @ weight.T`` without a bias; weight ``(out_features, in_features)``."""
+
+    def __init__(self, in_features: int, out_features: int, device=None, dtype=None):
+        super().__init__()
+        check_sizes(in_features=in_features, out_features=out_features)
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(
+            torch.empty(out_features, in_features, device=device, dtype=dtype)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        std = math.sqrt(2 / (self.in_features + self.out_features))
+        _truncated_normal_(self.weight, std, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x ``(..., in_features)`` to ``(..., out_features)``."""
+        return F.linear(x, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"
+
+
+class Embedding(nn.Module):
+    """Rows of weight ``(num_embeddings, embedding_dim)`` by token id."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, device=None, dtype=None):
+        super().__init__()
+        check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.weight = nn.Parameter(
+            torch.empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        _truncated_normal_(self.weight, 1.0, generator)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """token_ids ``(...)``, int64 or int32, to ``(..., embedding_dim)``.
+
+        Raises ValueError for another dtype. An id outside the table is PyTorch's IndexError on the
+        CPU and a device-side assertion on a GPU, where looking first would wait for the device.
+        """
+        if token_ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"token ids must be int64 or int32; got {token_ids.dtype}")
+        return F.embedding(token_ids, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class RMSNorm(nn.Module):
+    """``weight * x / sqrt(mean(x**2) + eps)`` over the last dimension (Zhang and Sennrich, 2019).
+
+    Computed in float32 whatever the dtype of x (float64 stays), since the squares of a 16-bit x
+    overflow float16 and lose bits in both; the result has x's dtype again. Autocast changes nothing
+    of it: x is cast here, and CUDA's autocast would run ``pow`` and ``rsqrt`` in float32 as well.
+    Under autocast x is the residual stream, which an embedding and the additions to it keep in
+    float32, so the result is float32 and each Linear behind it casts it for itself.
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-5, device=None, dtype=None):
+        super().__init__()
+        check_sizes(d_model=d_model)
+        self.d_model, self.eps = d_model, eps
+        self.weight = nn.Parameter(torch.empty(d_model, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x ``(..., d_model)`` to the same shape and dtype."""
+        wide = _at_least_float32(x)
+        normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normalised * self.weight).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.d_model}, eps={self.eps}"
+
+
+class SwiGLU(nn.Module):
+    """``w2(silu(w1 x) * w3 x)`` (Shazeer, 2020), three matrices of d_model x d_ff."""
+
+    def __init__(self, d_model: int, d_ff: int, device=None, dtype=None):
+        super().__init__()
+        self.w1 = Linear(d_model, d_ff, device, dtype)
+        self.w2 = Linear(d_ff, d_model, device, dtype)
+        self.w3 = Linear(d_model, d_ff, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x ``(..., d_model)`` to the same shape."""
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class RotaryPositionalEmbedding(nn.Module):
+    """Turn the pair ``(x[2i], x[2i + 1])`` at position p by the angle ``p * theta**(-2i / d_k)``.
+
+    Source: RoFormer (Su et al., 2021, equation 34). The angles' cosines and sines are two tables
+    ``(max_seq_len, d_k / 2)`` in float32, or float64 in a float64 model, computed in float64. They
+    are buffers outside the state dict; moving or casting the module makes them anew where it must
+    and never converts them: a model in bfloat16 keeps float32 angles, and ``to_empty`` leaves no
+    garbage.
+    """
+
+    def __init__(self, theta: float, d_k: int, max_seq_len: int, device=None, dtype=None):
+        super().__init__()
+        check_sizes(d_k=d_k, max_seq_len=max_seq_len)
+        if d_k % 2:
+            raise ValueError(f"d_k is {d_k}; RoPE turns pairs, so it must be even")
+        if not (math.isfinite(theta) and theta > 0):
+            raise ValueError(f"theta is {theta!r}; it must be a positive finite number")
+        self.theta, self.d_k, self.max_seq_len = theta, d_k, max_seq_len
+        self._tabulate(torch.empty(0, device=device, dtype=dtype))
+
+    def _tabulate(self, like: Tensor) -> None:
+        """Fill the tables on the device of ``like``, in its dtype or float32, the wider."""
+        exact = {"dtype": torch.float64, "device": like.device}
+        frequencies = self.theta ** (-torch.arange(0, self.d_k, 2, **exact) / self.d_k)
+        angles = torch.outer(torch.arange(self.max_seq_len, **exact), frequencies)
+        kept = _at_least_float32(like).dtype
+        self.register_buffer("cos", angles.cos().to(kept), persistent=False)
+        self.register_buffer("sin", angles.sin().to(kept), persistent=False)
+
+    def _apply(self, fn, recurse=True):
+        like = fn(self.cos.new_empty(0))
+        if (like.device, _at_least_float32(like).dtype) != (self.cos.device, self.cos.dtype):
+            self._tabulate(like)
+        return self
+
+    def forward(self, x: Tensor, token_positions: Tensor | None = None) -> Tensor:
+        """x ``(..., T, d_k)`` to the same shape and dtype; turned in float32 at least.
+
+        ``token_positions`` ``(..., T)``, int64 or int32 from 0 to max_seq_len - 1, broadcast over
+        x's leading dimensions; they are 0 to T - 1 unless given. Raises ValueError where T, d_k or
+        a position does not fit; looking at given positions waits for the device.
+        """
+        if x.shape[-1] != self.d_k:
+            raise ValueError(f"x has {x.shape[-1]} features; RoPE was made for d_k = {self.d_k}")
+        if token_positions is None:
+            check_context(x.shape[-2], self.max_seq_len)
+            cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
+        else:
+            self._check_positions(token_positions)
+            cos, sin = self.cos[token_positions], self.sin[token_positions]
+        even, odd = _at_least_float32(x).unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+        return turned.flatten(-2).to(x.dtype)
+
+    def _check_positions(self, token_positions: Tensor) -> None:
+        if token_positions.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"positions must be int64 or int32; got {token_positions.dtype}")
+        # A graph cannot depend on values; a negative index would silently count from the end.
+        if torch.compiler.is_compiling() or token_positions.numel() == 0:
+            return
+        lowest, highest = (int(x) for x in token_positions.aminmax())
+        if lowest < 0 or highest >= self.max_seq_len:
+            raise ValueError(
+                f"positions {lowest} to {highest}; allowed are 0 to {self.max_seq_len - 1}"
+            )
+
+    def extra_repr(self) -> str:
+        return f"theta={self.theta}, d_k={self.d_k}, max_seq_len={self.max_seq_len}"
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean of ``-log softmax(logits)[target]``, a scalar: PyTorch's, for any leading dimensions.
+
+    logits ``(..., V)``, targets ``(...)`` int64. 16-bit logits are cast to float32 first, as
+    autocast would, because PyTorch alone would round the logarithms to 16 bits. Raises ValueError
+    where the shapes do not fit or there is no token.
+    """
+    if logits.dim() < 1 or logits.shape[:-1] != targets.shape or targets.numel() == 0:
+        raise ValueError(
+            "logits must be (..., vocabulary) and targets (...) of at least one token; got "
+            f"{tuple(logits.shape)} and {tuple(targets.shape)}"
+        )
+    return F.cross_entropy(
+        _at_least_float32(logits).reshape(-1, logits.shape[-1]), targets.reshape(-1)
+    )
+
+
+def check_context(length: int, longest: int) -> None:
+    """Raise ValueError unless 1 <= length <= longest."""
+    if not 1 <= length <= longest:
+        raise ValueError(f"a sequence of {length} tokens; allowed are 1 to {longest} (the context)")
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+@torch.no_grad()
+def _truncated_normal_(weight: Tensor, std: float, generator: torch.Generator | None) -> None:
+    if weight.is_meta:
+        return
+    drawn = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    nn.init.trunc_normal_(drawn, 0.0, std, -CUT * std, CUT * std, generator=generator)
+    weight.copy_(drawn)

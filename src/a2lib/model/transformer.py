@@ -1,0 +1,138 @@
+"""The course's decoder-only Transformer: blocks of attention and FFN between embedding and head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from a2lib.model.attention import CausalMultiHeadSelfAttention
+from a2lib.model.checkpointing import strategy
+from a2lib.model.layers import (
+    Embedding,
+    Linear,
+    RMSNorm,
+    RotaryPositionalEmbedding,
+    SwiGLU,
+    check_context,
+)
+from a2lib.theory.attention import check_sizes
+from a2lib.theory.transformer import Shape, named_size
+
+ROPE_THETA = 10_000.0
+
+
+class TransformerBlock(nn.Module):
+    """``x + attn(ln1(x))``, then ``x + ffn(ln2(x))``: pre-norm. Arguments as the parts' own."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        rope: RotaryPositionalEmbedding | None = None,
+        attention: str = "eager",
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        place = {"device": device, "dtype": dtype}
+        self.ln1 = RMSNorm(d_model, **place)
+        self.attn = CausalMultiHeadSelfAttention(d_model, num_heads, rope, attention, **place)
+        self.ln2 = RMSNorm(d_model, **place)
+        self.ffn = SwiGLU(d_model, d_ff, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x ``(B, T, d_model)`` to the same shape."""
+        x = x + self.attn(self.ln1(x))
+        return x + self.ffn(self.ln2(x))
+
+
+class TransformerLM(nn.Module):
+    """Token ids to the logits of each next token.
+
+    ``attention`` is a name of ``a2lib.model.ATTENTIONS``, ``checkpointing`` one of
+    ``a2lib.model.checkpointing``; neither changes the weights or their names. Weights are made on
+    ``device`` in ``dtype`` (PyTorch's defaults otherwise) and nowhere else before that; on "meta"
+    they take no memory, and ``model.to_empty(device=...)`` with ``model.reset_parameters(seed)``
+    gives what building it there with ``seed`` gives. One seed means the same weights for every
+    dtype on one type of device; without it they come from PyTorch's global generator.
+
+    The state dict, each name followed by ``.weight``: token_embeddings ``(V, D)``; for block i,
+    after ``layers.{i}.``, ln1 ``(D,)``, attn.q_proj, attn.k_proj, attn.v_proj and attn.output_proj
+    ``(D, D)``, ln2 ``(D,)``, ffn.w1 ``(F, D)``, ffn.w2 ``(D, F)`` and ffn.w3 ``(F, D)``; then
+    ln_final ``(D,)`` and lm_head ``(V, D)``.
+
+    Raises ValueError, in one line, for sizes that are not positive integers or do not fit each
+    other, and for unknown names.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        num_heads: int,
+        d_ff: int,
+        rope_theta: float = ROPE_THETA,
+        *,
+        attention: str = "eager",
+        checkpointing: str = "none",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int | None = None,
+    ):
+        super().__init__()
+        self.shape = Shape(d_model, d_ff, num_layers, num_heads, vocab_size)
+        check_sizes(context_length=context_length)
+        self.context_length, self.checkpointing = context_length, checkpointing
+        self._run_blocks = strategy(checkpointing, num_layers)
+        device = torch.get_default_device() if device is None else torch.device(device)
+        place = {"device": "meta", "dtype": dtype}
+        rope = RotaryPositionalEmbedding(rope_theta, self.shape.head_dim, context_length, **place)
+        self.token_embeddings = Embedding(vocab_size, d_model, **place)
+        self.layers = nn.ModuleList(
+            TransformerBlock(d_model, num_heads, d_ff, rope, attention, **place)
+            for _ in range(num_layers)
+        )
+        self.ln_final = RMSNorm(d_model, **place)
+        self.lm_head = Linear(d_model, vocab_size, **place)
+        if device.type != "meta":
+            self.to_empty(device=device)
+            self.reset_parameters(seed)
+
+    @classmethod
+    def from_size(cls, size: str, context_length: int, **options) -> TransformerLM:
+        """The model of a named size of ``a2lib.model.SIZES``; options as the constructor's last."""
+        shape = named_size(size)
+        return cls(
+            shape.vocab_size,
+            context_length,
+            shape.d_model,
+            shape.num_layers,
+            shape.num_heads,
+            shape.d_ff,
+            **options,
+        )
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int | None = None) -> None:
+        """Draw every weight anew, in the order of the state dict; nothing on "meta"."""
+        device = self.lm_head.weight.device
+        generator = None
+        if seed is not None and device.type != "meta":
+            generator = torch.Generator(device).manual_seed(seed)
+        for module in self.modules():
+            if isinstance(module, Embedding | Linear | RMSNorm):
+                module.reset_parameters(generator)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """token_ids ``(B, T)``, int64 or int32, to logits ``(B, T, vocab_size)``.
+
+        Raises ValueError for another shape or dtype and for T outside 1 to context_length.
+        """
+        if token_ids.dim() != 2:
+            raise ValueError(f"token ids must be (batch, tokens); got {tuple(token_ids.shape)}")
+        check_context(token_ids.shape[1], self.context_length)
+        x = self._run_blocks(self.layers, self.token_embeddings(token_ids))
+        return self.lm_head(self.ln_final(x))

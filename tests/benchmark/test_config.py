@@ -1,0 +1,151 @@
+"""What a configuration may be, and that the command has the same options and rules."""
+
+import dataclasses
+
+import pytest
+
+from a2lib.benchmark import Config, check_here
+from a2lib.benchmark.__main__ import main, parse, parser
+from a2lib.model import ATTENTIONS, SIZES
+from a2lib.model.checkpointing import STRATEGIES
+
+# Option, value, and what the one line must say.
+WRONG = [
+    ("size", "huge", "size 'huge': allowed are small, medium, large, xl25, 2.7B, 8B, 10B"),
+    ("size", "xl", "'xl' is xl25 in the 2025 handout, 2.7B in that of 2026"),
+    ("d_model", 0, "d_model is 0; allowed are whole numbers of at least 1"),
+    ("d_model", 9, "num_heads 2 does not divide d_model 9"),
+    ("num_heads", 8, "RoPE turns pairs, so head_dim must be even"),
+    ("vocab_size", -1, "vocab_size is -1; allowed are whole numbers of at least 1"),
+    ("context", 0, "context is 0; allowed are whole numbers of at least 1"),
+    ("batch", 0, "batch is 0; allowed are whole numbers of at least 1"),
+    ("warmup", -1, "warmup is -1; allowed are whole numbers of at least 0"),
+    ("steps", 0, "steps is 0; allowed are whole numbers of at least 1"),
+    ("seed", -1, "seed is -1; allowed are whole numbers of at least 0"),
+    ("mode", "train", "allowed are inference, forward, forward-backward, train-step"),
+    ("precision", "fp16", "precision 'fp16': allowed are fp32, tf32, bf16"),
+    ("device", "tpu", "device 'tpu': allowed are cuda, cpu"),
+    ("sync", "never", "sync 'never': allowed are step, phase"),
+    ("nvtx", "all", "nvtx 'all': allowed are none, phases, modules"),
+    ("attention", "fast", "attention 'fast': allowed are eager, flash, sdpa_flash"),
+    ("checkpointing", "all", "allowed are none, block, segments:k"),
+    ("checkpointing", "segments:3", "k must be a whole number from 1 to 2"),
+    ("memory_history", "no/such/folder/x", "'no/such/folder/x': no such folder"),
+    ("precision", "tf32", "precision 'tf32' needs a CUDA device; allowed on cpu is fp32 and bf16"),
+    ("nvtx", "phases", "nvtx 'phases' needs a CUDA device; allowed on cpu is none"),
+    ("memory_history", "x.pickle", "memory_history needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("name, value, complaint", WRONG)
+def test_wrong_values_in_one_line(tiny, tiny_arguments, capsys, name, value, complaint):
+    with pytest.raises(ValueError) as raised:
+        check_here(tiny(**{name: value}))
+    assert complaint in str(raised.value)
+    with pytest.raises(SystemExit) as ended:
+        main(tiny_arguments(f"--{name.replace('_', '-')}={value}"))
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == "" and complaint in err
+    assert err.count("\n") == 1 and err.endswith("\n")
+
+
+@pytest.mark.parametrize("value", [True, 2.0, "2", None])
+def test_whole_numbers_are_ints(tiny, value):
+    with pytest.raises(ValueError, match="batch is .*; allowed are whole numbers of at least 1"):
+        tiny(batch=value)
+
+
+def test_types_that_only_python_can_give(tiny):
+    for name in ("size", "mode", "attention", "checkpointing", "memory_history"):
+        with pytest.raises(ValueError, match="allowed"):
+            check_here(tiny(**{name: 3}))
+    with pytest.raises(ValueError, match="compile is 1; allowed are True and False"):
+        tiny(compile=1)
+
+
+@pytest.mark.parametrize(
+    "given, complaint",
+    [
+        (["--batch=two"], "'two' is no whole number"),
+        (["--batch"], "expected one argument"),
+        (
+            ["--contxt=8"],
+            "unknown --contxt=8 (did you mean --context?); allowed are --help, --size",
+        ),
+        (["8"], "unknown 8; allowed are"),
+        (["--cuda-profiler"], "cuda_profiler needs a CUDA device"),
+    ],
+)
+def test_what_is_no_option(tiny_arguments, capsys, given, complaint):
+    with pytest.raises(SystemExit) as ended:
+        parse(tiny_arguments(*given))
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert complaint in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"compile": True}, {"checkpointing": "block"}, {"checkpointing": "segments:2"}]
+)
+def test_ranges_of_modules_and_what_breaks_them(tiny, options):
+    with pytest.raises(ValueError, match="nvtx 'modules'.*allowed.*'phases'"):
+        tiny(nvtx="modules", **options)
+    tiny(nvtx="phases", **options)
+
+
+def test_a_device_that_is_not_there(tiny, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="there is no CUDA device here; allowed is cpu"):
+        check_here(tiny(device="cuda"))
+    assert check_here(tiny(device=None)) == "cpu"
+
+
+def test_sizes_and_what_replaces_them(tiny):
+    config = Config(size="medium", context=128)
+    assert config.shape == SIZES["medium"]
+    assert config.resolved()["size"] == "medium"
+    changed = Config(size="medium", num_layers=2)
+    assert changed.shape == dataclasses.replace(SIZES["medium"], num_layers=2)
+    resolved = changed.resolved()
+    assert (resolved["size"], resolved["num_layers"], resolved["d_ff"]) == (None, 2, 4096)
+    small = dataclasses.asdict(SIZES["small"])
+    assert Config(size="large", **small).resolved()["size"] == "small"
+
+
+def test_every_field_is_an_option(tiny, tiny_arguments):
+    given = {
+        "size": "large", "mode": "forward", "precision": "bf16", "compile": True, "seed": 3,
+        "attention": "sdpa_math", "checkpointing": "segments:2", "autocast_cache": False,
+        "sync": "phase", "nvtx": "none", "cuda_profiler": False, "memory_history": None,
+    }  # fmt: skip
+    want = tiny(**given)
+    fields = {field.name for field in dataclasses.fields(Config)}
+    shown = {"--" + name.replace("_", "-") for name in fields - {"autocast_cache"}}
+    options = {o for action in parser()._actions for o in action.option_strings}
+    assert options == shown | {"--no-autocast-cache", "--json", "--help", "-h"}
+    flags = ["--compile", "--no-autocast-cache", "--json"]
+    named = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in given.items()
+        if value is not None and not isinstance(value, bool)
+    ]
+    assert parse(tiny_arguments(*named, *flags)) == (want, True)
+    assert parse(tiny_arguments()) == (tiny(), False)
+
+
+def test_help_names_every_choice():
+    text = " ".join(parser().format_help().split())
+    for name in (*ATTENTIONS, *SIZES, *STRATEGIES, "inference", "forward-backward", "tf32"):
+        assert name in text, name
+    for field in dataclasses.fields(Config):
+        assert " ".join(field.metadata["help"].split())[:30] in text, field.name
+
+
+def test_help_needs_no_torch(command):
+    code = "import sys, runpy; sys.modules['torch'] = None; sys.argv[1:] = ['--help'];"
+    code += "runpy.run_module('a2lib.benchmark', run_name='__main__', alter_sys=True)"
+    child = command(prefix=("-c", code))
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    assert "--checkpointing" in out and "examples" in out

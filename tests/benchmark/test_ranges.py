@@ -1,0 +1,162 @@
+"""Which range each operation is launched in, forward and backward, with a recorder for NVTX."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from a2lib.benchmark.config import PHASES
+from a2lib.benchmark.ranges import Ranges, annotate
+from a2lib.benchmark.stopwatch import Stopwatch
+from a2lib.benchmark.workload import Workload
+from a2lib.model import TransformerLM, cross_entropy
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+LINEAR = ["attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "ffn.w1", "ffn.w2",
+          "ffn.w3"]  # fmt: skip
+
+
+class Recorder:
+    """Stands for torch.cuda.nvtx: the open ranges, and all there were, each by its path."""
+
+    def __init__(self):
+        self.open, self.paths = [], []
+
+    def range_push(self, name):
+        self.open.append(name)
+        self.paths.append("/".join(self.open))
+
+    def range_pop(self):
+        self.open.pop()
+
+
+class Launches(TorchDispatchMode):
+    """(operator, innermost open range) of everything that is computed."""
+
+    def __init__(self, recorder):
+        super().__init__()
+        self.recorder, self.seen = recorder, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        innermost = self.recorder.open[-1] if self.recorder.open else ""
+        self.seen.append((func.overloadpacket.__name__, innermost))
+        return func(*args, **(kwargs or {}))
+
+
+def build(attention="eager"):
+    return TransformerLM(19, 12, 24, 3, 2, 40, attention=attention, seed=0)
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(19, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+def step(model, tokens):
+    logits = model(tokens)
+    cross_entropy(logits, tokens).backward()
+    return {"logits": logits} | {n: p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa_math"])
+def test_annotating_changes_nothing(tokens, attention):
+    """Of the forward no bit; gradients but for the order in which those that meet are added."""
+    plain, annotated = build(attention).double(), build(attention).double()
+    recorder = Recorder()
+    annotate(annotated, recorder)
+    want, found = step(plain, tokens), step(annotated, tokens)
+    assert recorder.paths and not recorder.open
+    assert torch.equal(found.pop("logits"), want.pop("logits"))
+    for name, tensor in want.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-14)
+
+
+def test_every_product_lies_in_the_range_of_its_part(tokens):
+    model, recorder = build(), Recorder()
+    annotate(model, recorder)
+    with Launches(recorder) as launches:
+        logits = model(tokens)
+        n_forward = len(launches.seen)
+        cross_entropy(logits, tokens).backward()
+
+    def products(seen):
+        counts = {}
+        for operator, inside in seen:
+            if operator in PRODUCTS:
+                counts[inside] = counts.get(inside, 0) + 1
+        return counts
+
+    parts = [*LINEAR, "attn.attention.scores", "attn.attention.values"]
+    names = [f"layers.{i}.{part}" for i in range(3) for part in parts] + ["lm_head"]
+    assert products(launches.seen[:n_forward]) == dict.fromkeys(names, 1)
+    assert products(launches.seen[n_forward:]) == {f"{name}.bwd": 2 for name in names}
+    softmax = [
+        (op, inside) for op, inside in launches.seen if "softmax" in op and "layer" in inside
+    ]
+    assert sorted(softmax) == sorted(
+        pair
+        for i in range(3)
+        for pair in (
+            ("_softmax", f"layers.{i}.attn.attention.softmax"),
+            ("_softmax_backward_data", f"layers.{i}.attn.attention.softmax.bwd"),
+        )
+    )
+    assert recorder.open == []
+
+
+def test_ranges_nest_as_modules_do(tokens):
+    model, recorder = build(), Recorder()
+    annotate(model, recorder)
+    step(model, tokens)
+    block, paths = "layers.1", recorder.paths
+    for inner in ("ln1", "attn", "ln2", "ffn"):
+        assert f"{block}/{block}.{inner}" in paths
+        assert f"{block}.bwd/{block}.{inner}.bwd" in paths
+    deep = [f"{block}.attn", f"{block}.attn.attention", f"{block}.attn.attention.scores"]
+    assert "/".join([block, *deep]) in paths
+    assert "/".join(f"{name}.bwd" for name in [block, *deep]) in paths
+    assert "token_embeddings" in paths and "ln_final" in paths and "lm_head" in paths
+    # Each once: a range is one call.
+    assert sorted(set(paths)) == sorted(paths)
+
+
+def test_another_attention_is_one_range(tokens):
+    model, recorder = build("sdpa_flash"), Recorder()
+    annotate(model, recorder)
+    step(model, tokens)
+    last = {path.split("/")[-1] for path in recorder.paths}
+    assert {"layers.0.attn.attention", "layers.0.attn.attention.bwd"} <= last
+    assert not any("softmax" in name or "scores" in name for name in last)
+
+
+def test_without_gradients_there_is_no_backward_range(tokens):
+    model, recorder = build(), Recorder()
+    annotate(model, recorder)
+    with torch.no_grad():
+        model(tokens)
+    assert recorder.open == []
+    assert not any(".bwd" in path for path in recorder.paths)
+    assert any(path.endswith("layers.2.attn.attention.softmax") for path in recorder.paths)
+
+
+def test_a_range_ends_with_an_error():
+    recorder = Recorder()
+    with pytest.raises(KeyError), Ranges(recorder)("outer"):
+        raise KeyError
+    assert (recorder.open, recorder.paths) == ([], ["outer"])
+
+
+@pytest.mark.parametrize("mode", PHASES)
+def test_phases_of_a_step(tiny, mode):
+    config, recorder = tiny(mode=mode), Recorder()
+    stopwatch = Stopwatch("cpu", False, Ranges(recorder))
+    Workload(config, "cpu").step(stopwatch, "step 0")
+    assert recorder.paths == ["step 0", *(f"step 0/{phase}" for phase in PHASES[mode])]
+    assert recorder.open == []
+
+
+def test_modules_within_phases(tiny):
+    config, recorder = tiny(mode="forward-backward", nvtx="modules"), Recorder()
+    stopwatch = Stopwatch("cpu", False, Ranges(recorder))
+    Workload(config, "cpu", recorder).step(stopwatch, "step 0")
+    assert "step 0/forward/layers.0/layers.0.ffn" in recorder.paths
+    assert "step 0/backward/layers.0.bwd/layers.0.ffn.bwd" in recorder.paths

@@ -1,0 +1,342 @@
+"""What a run gives back, and how it ends."""
+
+import json
+import math
+import weakref
+
+import pytest
+import torch
+
+from a2lib.attention import UnsupportedError
+from a2lib.benchmark import MODES, PHASES, Result, StepTimes, Summary, run
+from a2lib.benchmark.__main__ import main
+from a2lib.benchmark.workload import Workload
+from a2lib.theory.transformer import forward_flops, parameter_count, step_flops
+
+STEP = {
+    "ms", "host_ms", "total_ms", "wall_ms", "loss", "allocated_bytes", "reserved_bytes",
+}  # fmt: skip
+TOP = {
+    "status", "note", "config", "device_name", "parameters", "flops", "summary", "warmup", "steps",
+    "memory", "versions",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_step_is_kept(tiny, mode, precision):
+    result = run(tiny(mode=mode, precision=precision, warmup=2, steps=3))
+    assert (result.status, result.note, result.device) == ("ok", "", "cpu")
+    assert (len(result.warmup), len(result.steps)) == (2, 3)
+    for step in result.warmup + result.steps:
+        assert tuple(step.ms) == tuple(step.host_ms) == PHASES[mode]
+        assert all(ms > 0 for ms in step.ms.values())
+        assert 0 < sum(step.ms.values()) <= step.total_ms <= step.wall_ms
+        assert (step.loss is not None) == ("loss" in PHASES[mode])
+    assert list(result.summary()) == [*PHASES[mode], "total", "wall"]
+    losses = [step.loss for step in result.warmup + result.steps if step.loss is not None]
+    if mode == "train-step":
+        assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
+    else:
+        assert len(set(losses)) <= 1
+
+
+def test_one_seed_is_one_training(tiny):
+    first, again, other = ([step.loss for step in run(tiny(seed=seed)).steps] for seed in (0, 0, 1))
+    assert first == again != other
+    assert all(abs(loss - math.log(11)) < 3 for loss in first)
+
+
+def test_options_that_change_nothing_of_the_result(tiny):
+    def losses(**options):
+        return [step.loss for step in run(tiny(**options)).steps]
+
+    plain = losses()
+    assert losses(checkpointing="block") == plain
+    assert losses(sync="phase") == plain
+    assert losses(precision="bf16", autocast_cache=False) == losses(precision="bf16") != plain
+    assert losses(attention="sdpa_math") == pytest.approx(plain, rel=1e-4)
+
+
+def test_compiled_as_one_graph(tiny, monkeypatch):
+    plain, asked = torch.compile, []
+
+    def compile_without_inductor(model, **options):
+        asked.append(options)
+        return plain(model, backend="aot_eager", **options)
+
+    monkeypatch.setattr(torch, "compile", compile_without_inductor)
+    eager, compiled = (run(tiny(compile=on, mode="forward-backward")) for on in (False, True))
+    assert asked == [{"fullgraph": True, "dynamic": False}]
+    assert compiled.steps[0].loss == pytest.approx(eager.steps[0].loss, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "mode, kept", [("inference", False), ("forward", True), ("train-step", True)]
+)
+def test_inference_keeps_nothing(tiny, monkeypatch, mode, kept):
+    seen = []
+    monkeypatch.setattr(
+        Workload,
+        "__init__",
+        spy_on(Workload.__init__, lambda self: self.model.register_forward_hook(
+            lambda module, args, out: seen.append(out.requires_grad)
+        )),
+    )  # fmt: skip
+    run(tiny(mode=mode))
+    assert seen == [kept] * 3
+
+
+def spy_on(initialise, then):
+    def __init__(self, *args, **kwargs):
+        initialise(self, *args, **kwargs)
+        then(self)
+
+    return __init__
+
+
+def test_gradients_are_dropped_between_steps(tiny, monkeypatch):
+    """Otherwise every step but the first would add to what is there."""
+    seen = []
+
+    def watch(self):
+        self.model.register_forward_pre_hook(
+            lambda *_: seen.append(any(p.grad is not None for p in self.model.parameters()))
+        )
+
+    monkeypatch.setattr(Workload, "__init__", spy_on(Workload.__init__, watch))
+    for mode in ("forward-backward", "train-step"):
+        run(tiny(mode=mode))
+    assert seen == [False] * 6
+
+
+def test_autocast_is_on_where_asked_and_off_in_backward(tiny, monkeypatch):
+    seen = []
+
+    def watch(self):
+        def forward(module, args, out):
+            seen.append(("forward", torch.is_autocast_enabled("cpu"), out.dtype))
+            if out.requires_grad:
+                out.register_hook(
+                    lambda g: seen.append(("backward", torch.is_autocast_enabled("cpu"), g.dtype))
+                )
+
+        self.model.register_forward_hook(forward)
+
+    monkeypatch.setattr(Workload, "__init__", spy_on(Workload.__init__, watch))
+    run(tiny(precision="bf16", warmup=0, steps=1))
+    assert seen == [("forward", True, torch.bfloat16), ("backward", False, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_autocast_keeps_weights_or_not(tiny, monkeypatch, keeps):
+    seen = []
+
+    def watch(self):
+        self.model.register_forward_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
+
+    monkeypatch.setattr(Workload, "__init__", spy_on(Workload.__init__, watch))
+    run(tiny(precision="bf16", autocast_cache=keeps, warmup=0, steps=1))
+    assert seen == [keeps]
+
+
+def test_precision_of_fp32_products_is_put_back(tiny, monkeypatch):
+    seen = []
+    watch = spy_on(
+        Workload.__init__, lambda self: seen.append(torch.get_float32_matmul_precision())
+    )
+    monkeypatch.setattr(Workload, "__init__", watch)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        run(tiny())
+        assert (seen, torch.get_float32_matmul_precision()) == (["highest"], "medium")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_precision_set_by_the_newer_setting_is_put_back(tiny):
+    matmul = torch.backends.cuda.matmul
+    matmul.fp32_precision = "tf32"
+    try:
+        assert run(tiny(mode="inference")).status == "ok"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def fail_at(monkeypatch, number, error):
+    """The call of AdamW's step with this number raises ``error``."""
+    calls = []
+    plain = torch.optim.AdamW.step
+
+    def step(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == number:
+            # A copy: this function would keep the error, and so the frames it passed, alive.
+            raise type(error)(*error.args) from error.__cause__
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+
+
+OOM = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore advice."),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    MemoryError("no more"),
+]
+
+
+@pytest.mark.parametrize("error", OOM)
+@pytest.mark.parametrize("number, where", [(1, "warmup 0"), (2, "step 0"), (3, "step 1")])
+def test_out_of_memory_is_a_result(tiny, monkeypatch, error, number, where):
+    fail_at(monkeypatch, number, error)
+    result = run(tiny())
+    assert result.status == "oom"
+    assert result.note.startswith(f"in {where}, optimizer: ")
+    assert "\n" not in result.note
+    assert len(result.warmup) + len(result.steps) == number - 1
+    assert f"oom: in {where}, optimizer" in result.table()
+    assert set(result.as_dict()) == TOP
+    assert run(tiny()).status == "ok"
+
+
+def test_an_out_of_memory_behind_another_error(tiny, monkeypatch):
+    outer = RuntimeError("the compiler failed")
+    outer.__cause__ = OOM[0]
+    fail_at(monkeypatch, 1, outer)
+    assert run(tiny()).status == "oom"
+
+
+def test_an_attention_that_cannot_run_is_a_result(tiny, monkeypatch):
+    for name in ("sdpa_cudnn", "sdpa_efficient", "flex"):
+        result = run(tiny(attention=name))
+        assert (result.status, result.steps) == ("unsupported", [])
+        assert result.note.startswith("in warmup 0, forward: ")
+    fail_at(monkeypatch, 1, UnsupportedError("no such tile"))
+    assert run(tiny()).status == "unsupported"
+
+
+def test_any_other_error_is_one(tiny, monkeypatch):
+    fail_at(monkeypatch, 2, RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        run(tiny())
+
+
+def test_nothing_of_a_failed_run_stays_alive(tiny, monkeypatch):
+    models = []
+    monkeypatch.setattr(
+        Workload,
+        "__init__",
+        spy_on(Workload.__init__, lambda self: models.append(weakref.ref(self.model))),
+    )
+    fail_at(monkeypatch, 2, OOM[0])
+    assert run(tiny()).status == "oom"
+    assert run(tiny()).status == "ok"
+    assert [model() for model in models] == [None, None]
+
+
+def test_interrupted_in_process(tiny, tiny_arguments, monkeypatch, capsys):
+    fail_at(monkeypatch, 3, KeyboardInterrupt())
+    config = tiny(steps=5)
+    result = Result(config)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, into=result)
+    assert (result.status, result.note) == ("interrupted", "in step 1, optimizer")
+    assert (len(result.warmup), len(result.steps)) == (1, 1)
+    monkeypatch.undo()
+    fail_at(monkeypatch, 3, KeyboardInterrupt())
+    assert main(tiny_arguments("--json")) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert (found["status"], len(found["steps"])) == ("interrupted", 1)
+
+
+def test_json_of_the_command(tiny_arguments, capsys):
+    assert main(tiny_arguments("--json", "--precision=bf16", "--attention=sdpa_math")) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    found = json.loads(out, parse_constant=pytest.fail)
+    assert set(found) == TOP
+    assert found["config"]["device"] == "cpu"
+    assert (found["config"]["size"], found["config"]["d_ff"]) == (None, 12)
+    assert (found["config"]["precision"], found["config"]["attention"]) == ("bf16", "sdpa_math")
+    assert (found["status"], found["memory"]) == ("ok", {})
+    assert {frozenset(step) for step in found["steps"] + found["warmup"]} == {frozenset(STEP)}
+    assert {"python", "torch", "git"} <= set(found["versions"])
+    assert "peak memory" not in err and "sdpa_math" in err and "backward" in err
+
+
+def test_counts_are_those_of_theory(tiny):
+    for mode, count in (("inference", forward_flops), ("train-step", step_flops)):
+        result = Result(tiny(mode=mode))
+        assert result.flops == count(result.config.shape, 2, 6)
+    assert result.parameters == parameter_count(result.config.shape)
+
+
+def steps_of(*walls):
+    return [StepTimes({"forward": w / 2}, {"forward": w / 4}, w / 2, w) for w in walls]
+
+
+def test_a_table_that_a_person_can_check(tiny, monkeypatch):
+    monkeypatch.setattr(Result, "flops", 6 * 10**9)
+    result = Result(tiny(mode="inference"), "cuda", "NVIDIA H200")
+    result.steps = steps_of(1.0, 2.0, 6.0)
+    result.warmup = steps_of(100.0)
+    result.memory = {
+        "before_bytes": 1, "peak_allocated_bytes": 2_500_000_000,
+        "peak_reserved_bytes": 3_000_000_000, "total_bytes": 150_000_000_000,
+    }  # fmt: skip
+    assert result.summary()["wall"] == Summary(3.0, pytest.approx(7**0.5), 2.0, 1.0, 6.0, 3)
+    lines = result.table().splitlines()
+    assert (
+        lines[0]
+        == "no named size: 1,304 parameters (d_model 8, d_ff 12, num_layers 2, num_heads 2)"
+    )
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line}
+    assert rows["forward"] == ["1.500", "1.323", "1.000", "0.500", "3.000"]
+    assert rows["wall"] == ["3.000", "2.646", "2.000", "1.000", "6.000"]
+    assert "NVIDIA H200; 1 warm-up and 3 measured steps, waiting after each step" in lines
+    assert lines[-1] == "peak memory 2.50 GB (3.00 GB reserved) of 150.00 GB"
+    # 6e9 operations and 12 tokens in 3 ms.
+    assert "2 TFLOP/s, 4,000 tokens/s by the mean wall time" in lines
+
+
+def test_one_step_has_no_deviation(tiny):
+    result = run(tiny(steps=1, warmup=0))
+    assert result.summary()["wall"].std_ms is None
+    assert result.table().splitlines()[5].split()[2] == "-"
+
+
+def test_out_of_memory_of_the_command(command, tiny_arguments):
+    """An embedding beyond the address space, which no machine grants."""
+    child = command(*tiny_arguments("--vocab-size", 2**45, "--json"))
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    found = json.loads(out)
+    assert (found["status"], found["steps"]) == ("oom", [])
+    assert found["note"].startswith("in building the model: ")
+    assert "Traceback" not in err
+
+
+INTERRUPTED = """
+import os, signal, sys
+from a2lib.benchmark import workload
+from a2lib.benchmark.__main__ import main
+plain, calls = workload.Workload.step, []
+def step(self, *args):
+    calls.append(1)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGINT)
+    return plain(self, *args)
+workload.Workload.step = step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_interrupting_the_command(command, tiny_arguments):
+    child = command(*tiny_arguments("--steps=9", "--json"), prefix=("-c", INTERRUPTED))
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == 130, err
+    found = json.loads(out)
+    assert (found["status"], len(found["steps"])) == ("interrupted", 2)
+    assert "interrupted: in step" in err and "Traceback" not in err

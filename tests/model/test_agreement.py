@@ -1,0 +1,142 @@
+"""Logits and gradients against an independent formulation, in float64, tensor by tensor."""
+
+import pytest
+import torch
+import transformer_independent as independent
+from hypothesis import given
+from hypothesis import strategies as st
+
+from a2lib.model import (
+    RMSNorm,
+    RotaryPositionalEmbedding,
+    SwiGLU,
+    TransformerLM,
+    cross_entropy,
+)
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def assert_agrees(model, token_ids, targets, num_heads, theta, **close):
+    """The model's logits, loss and gradients are those of the other formulation in float64."""
+    logits = model(token_ids)
+    loss = cross_entropy(logits, targets)
+    loss.backward()
+    leaves = {n: w.detach().double().requires_grad_() for n, w in model.state_dict().items()}
+    want = independent.forward(leaves, token_ids, num_heads, theta)
+    want_loss = independent.cross_entropy(want, targets)
+    want_loss.backward()
+    torch.testing.assert_close(logits.double(), want, **close)
+    torch.testing.assert_close(loss.double(), want_loss, **close)
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == leaves.keys()
+    for name, leaf in leaves.items():
+        torch.testing.assert_close(
+            parameters[name].grad.double(), leaf.grad, **close, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@st.composite
+def cases(draw):
+    small = st.integers(1, 3)
+    num_heads, head_dim = draw(small), 2 * draw(small)
+    sizes = {
+        "vocab_size": draw(st.integers(1, 7)),
+        "context_length": draw(st.integers(1, 6)),
+        "d_model": num_heads * head_dim,
+        "num_layers": draw(st.integers(1, 2)),
+        "num_heads": num_heads,
+        "d_ff": draw(st.integers(1, 7)),
+        "rope_theta": draw(st.sampled_from([1.0, 100.0, 10_000.0])),
+    }
+    batch, length = draw(st.integers(1, 2)), draw(st.integers(1, sizes["context_length"]))
+    return sizes, batch, length, draw(st.integers(0, 2**31))
+
+
+@given(cases())
+def test_any_small_model(case):
+    sizes, batch, length, seed = case
+    model = TransformerLM(**sizes, dtype=torch.float64, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(sizes["vocab_size"], (2, batch, length), generator=generator)
+    assert_agrees(model, *tokens, sizes["num_heads"], sizes["rope_theta"], **CLOSE)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa_math", "sdpa_flash"])
+@pytest.mark.parametrize("checkpointing", ["none", "block", "segments:2"])
+def test_every_attention_and_checkpointing(make_model, batch, attention, checkpointing):
+    model = make_model(attention=attention, checkpointing=checkpointing, dtype=torch.float64)
+    assert_agrees(model, *batch, 2, 10_000.0, **CLOSE)
+
+
+def test_the_triton_kernels_within_float32(make_model, batch):
+    model = make_model(attention="flash")
+    assert_agrees(model, *batch, 2, 10_000.0, rtol=1e-4, atol=1e-5)
+
+
+def test_float32_within_float32(make_model, batch):
+    assert_agrees(make_model(), *batch, 2, 10_000.0, rtol=1e-4, atol=1e-5)
+
+
+def test_an_early_token_never_sees_a_later_one(make_model, batch):
+    model, token_ids = make_model(dtype=torch.float64), batch[0].clone()
+    before = model(token_ids)
+    token_ids[:, 6] = (token_ids[:, 6] + 1) % 19
+    after = model(token_ids)
+    torch.testing.assert_close(before[:, :6], after[:, :6], rtol=0, atol=0)
+    assert (before[:, 6:] != after[:, 6:]).any(-1).all()
+
+
+def test_scores_depend_on_distance_alone():
+    rope = RotaryPositionalEmbedding(100.0, 8, 40, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 8, dtype=torch.float64, generator=generator)
+    scores = {
+        (i, j): rope(q, torch.tensor([i])) @ rope(k, torch.tensor([j])).T
+        for i, j in [(3, 1), (39, 37), (5, 5), (0, 0)]
+    }
+    torch.testing.assert_close(scores[3, 1], scores[39, 37])
+    torch.testing.assert_close(scores[5, 5], q @ k.T)
+    assert not torch.allclose(scores[3, 1], scores[0, 0])
+
+
+def test_given_positions_are_those_counted_from_nought(make_model):
+    attn = make_model(dtype=torch.float64).layers[0].attn
+    x = torch.randn(3, 5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plain = attn(x)
+    for positions in (torch.arange(5), torch.arange(5)[None], torch.arange(5).repeat(3, 1)):
+        torch.testing.assert_close(attn(x, positions), plain, rtol=0, atol=0)
+    # Turned by one place more each, only differences count; other gaps are another result.
+    torch.testing.assert_close(attn(x, torch.arange(1, 6)), plain)
+    assert not torch.allclose(attn(x, 2 * torch.arange(5)), plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])
+def test_a_norm_in_16_bits_is_the_rounded_norm_in_float64(dtype, size):
+    x = (size * torch.randn(4, 64, generator=torch.Generator().manual_seed(0))).to(dtype)
+    norm = RMSNorm(64, eps=1e-12)
+    want = independent.rms_norm(x.double(), norm.weight.double(), eps=1e-12)
+    torch.testing.assert_close(norm(x), want.to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_swiglu_by_its_formula():
+    ffn = SwiGLU(6, 10, dtype=torch.float64)
+    x = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gate = x @ ffn.w1.weight.T
+    want = (gate * torch.sigmoid(gate) * (x @ ffn.w3.weight.T)) @ ffn.w2.weight.T
+    torch.testing.assert_close(ffn(x), want)
+
+
+def test_cross_entropy_where_exp_would_overflow():
+    logits = torch.tensor([[1e4, 0.0, -1e4]])
+    assert cross_entropy(logits, torch.tensor([0])) == 0
+    assert cross_entropy(logits, torch.tensor([2])) == 2e4
+
+
+def test_cross_entropy_of_16_bits_is_that_of_the_same_numbers_in_float32():
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0)).bfloat16()
+    targets = torch.tensor([[0, 1, 2], [3, 4, 6]])
+    loss = cross_entropy(logits, targets)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), independent.cross_entropy(logits.double(), targets))

@@ -1,0 +1,80 @@
+"""An attention is the one it is named after, or an error."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import a2lib.model.attention as module
+from a2lib.attention import UnsupportedError
+from a2lib.model import ATTENTIONS, causal_attention
+
+# The operator that only this implementation calls, as the profiler names it on a CPU.
+OPERATOR = {
+    "sdpa_flash": "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "sdpa_math": "aten::_scaled_dot_product_attention_math",
+}
+
+
+@pytest.mark.parametrize("name", OPERATOR)
+def test_the_forced_backend_is_what_runs(make_model, batch, name):
+    model = make_model(attention=name)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        model(batch[0])
+    calls = {event.key: event.count for event in seen.key_averages()}
+    assert calls.get(OPERATOR[name]) == len(model.layers)
+    assert not any(other in calls for n, other in OPERATOR.items() if n != name)
+
+
+@pytest.mark.parametrize(
+    "name, called", [("eager", "attention_reference"), ("flash", "flash_attention")]
+)
+def test_our_own_are_the_public_functions(make_model, batch, monkeypatch, name, called):
+    calls = []
+
+    def spy(q, k, v, is_causal):
+        calls.append((q.shape, is_causal))
+        return torch.zeros_like(q)
+
+    monkeypatch.setattr(module, called, spy)
+    make_model(attention=name)(batch[0])
+    assert calls == [((2, 2, 11, 12), True)] * 3
+
+
+@pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_efficient"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_backend_that_cannot_run_raises(make_model, batch, name, grad):
+    model = make_model(attention=name, device="cpu")
+    with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="No (viable|available)"):
+        model(batch[0])
+
+
+def test_what_is_ours_refuses_in_its_own_words(make_model, batch):
+    with pytest.raises(UnsupportedError, match="flex needs a CUDA GPU"):
+        make_model(attention="flex", device="cpu")(batch[0])
+    with pytest.raises(UnsupportedError, match="bfloat16, float16, float32"):
+        make_model(attention="flash", dtype=torch.float64)(batch[0])
+
+
+@pytest.mark.parametrize("name", ["", "Flash", "sdpa", None])
+def test_unknown_names(make_model, name):
+    with pytest.raises(ValueError, match=f"allowed are {', '.join(ATTENTIONS)}"):
+        causal_attention(name)
+    with pytest.raises(ValueError, match="allowed are eager, flash, sdpa_flash"):
+        make_model(attention=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["flash", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"])
+def test_on_a_gpu_each_agrees_with_eager_under_autocast(make_model, name):
+    sizes = {"d_model": 128, "d_ff": 256, "context_length": 256, "device": "cuda"}
+    tokens = torch.randint(19, (2, 256), device="cuda")
+    found = {}
+    for attention in ("eager", name):
+        model = make_model(attention=attention, **sizes)
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = model(tokens)
+        logits.square().mean().backward()
+        found[attention] = {n: p.grad for n, p in model.named_parameters()} | {"logits": logits}
+    for tensor, want in found["eager"].items():
+        error = (found[name][tensor].double() - want.double()).norm() / want.double().norm()
+        assert error < 0.05, tensor

@@ -1,0 +1,133 @@
+"""Names, shapes, placement and initialisation of the weights."""
+
+import copy
+
+import pytest
+import torch
+
+from a2lib.model import Embedding, Linear, RotaryPositionalEmbedding, TransformerLM
+
+BLOCK = {
+    "ln1": ("D",), "attn.q_proj": ("D", "D"), "attn.k_proj": ("D", "D"),
+    "attn.v_proj": ("D", "D"), "attn.output_proj": ("D", "D"), "ln2": ("D",),
+    "ffn.w1": ("F", "D"), "ffn.w2": ("D", "F"), "ffn.w3": ("F", "D"),
+}  # fmt: skip
+
+
+def assert_same(state, other):
+    assert state.keys() == other.keys()
+    for name, tensor in state.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def test_names_and_shapes_of_the_state_dict(make_model):
+    sizes = {"D": 24, "F": 40, "V": 19}
+    shapes = {"token_embeddings": ("V", "D")}
+    shapes |= {f"layers.{i}.{name}": shape for i in range(3) for name, shape in BLOCK.items()}
+    shapes |= {"ln_final": ("D",), "lm_head": ("V", "D")}
+    state = make_model().state_dict()
+    assert list(state) == [f"{name}.weight" for name in shapes]
+    for name, shape in shapes.items():
+        assert state[f"{name}.weight"].shape == tuple(sizes[s] for s in shape), name
+    assert make_model(attention="sdpa_math", checkpointing="block").state_dict().keys() == (
+        state.keys()
+    )
+
+
+def test_embedding_and_head_are_apart(make_model):
+    model = make_model()
+    assert model.token_embeddings.weight.data_ptr() != model.lm_head.weight.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_seed_gives_one_model_in_every_dtype(make_model, dtype):
+    model = make_model(dtype=dtype)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    exact = make_model().state_dict()
+    assert_same(model.state_dict(), {name: w.to(dtype) for name, w in exact.items()})
+
+
+def test_seeds_differ_and_leave_the_global_generator_alone(make_model):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first, second = (make_model(seed=seed).state_dict() for seed in (0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all("ln" in n or not torch.equal(first[n], second[n]) for n in first)
+    unseeded = [make_model(seed=None).state_dict() for _ in range(2)]
+    assert not torch.equal(*(state["lm_head.weight"] for state in unseeded))
+    torch.manual_seed(3)
+    assert_same(make_model(seed=None).state_dict(), unseeded[0])
+
+
+def test_from_meta_to_a_device(make_model, batch):
+    model = make_model(device="meta", dtype=torch.float64)
+    assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
+    assert model(batch[0].to("meta")).shape == (2, 11, 19)
+    model.to_empty(device="cpu")
+    model.reset_parameters(0)
+    direct = make_model(dtype=torch.float64)
+    assert_same(model.state_dict(), direct.state_dict())
+    assert torch.equal(model(batch[0]), direct(batch[0]))
+
+
+def test_a_default_device_is_followed(make_model):
+    with torch.device("meta"):
+        assert next(make_model().parameters()).is_meta
+        assert not next(make_model(device="cpu").parameters()).is_meta
+
+
+def test_weights_loaded_into_an_empty_model_are_all_it_needs(make_model, batch):
+    """The angles are no part of the state dict, and to_empty has left no garbage in them."""
+    source, model = make_model(), make_model(device="meta")
+    model.to_empty(device="cpu")
+    model.load_state_dict(source.state_dict())
+    assert torch.equal(model(batch[0]), source(batch[0]))
+
+
+@pytest.mark.parametrize("through", [torch.float64, torch.bfloat16, torch.float16])
+def test_angles_survive_casts(through):
+    rope = RotaryPositionalEmbedding(10_000.0, 8, 4096)
+    cos = rope.cos.clone()
+    assert cos.dtype == torch.float32
+    rope.to(through)
+    assert rope.cos.dtype == (torch.float64 if through == torch.float64 else torch.float32)
+    assert torch.equal(rope.float().cos, cos)
+    angle = 4095 * 10_000.0 ** (-2 / 8)
+    assert rope.double().cos[4095, 1] == torch.tensor(angle, dtype=torch.float64).cos()
+
+
+def test_blocks_share_one_table(make_model):
+    model = copy.deepcopy(make_model())
+    assert len({b.attn.rope.cos.data_ptr() for b in model.layers}) == 1
+    assert len(list(model.buffers())) == 2
+
+
+def test_truncated_normals():
+    generator = torch.Generator().manual_seed(0)
+    linear, embedding = Linear(300, 500), Embedding(400, 300)
+    for module, std in ((linear, (2 / 800) ** 0.5), (embedding, 1.0)):
+        module.reset_parameters(generator)
+        weight = module.weight.detach().double() / std
+        assert 2.9 < weight.abs().max() <= 3 + 1e-6
+        # A normal distribution cut at 3 has this standard deviation.
+        assert weight.std().item() == pytest.approx(0.98658, abs=0.01)
+        assert weight.mean().item() == pytest.approx(0, abs=0.02)
+
+
+def test_bfloat16_weights_do_not_pile_up_at_the_bounds():
+    linear = Linear(300, 500, dtype=torch.bfloat16)
+    weight = linear.weight.detach().double()
+    assert (weight.abs() > 2.99 * (2 / 800) ** 0.5).double().mean() < 1e-3
+
+
+def test_norms_begin_as_ones(make_model):
+    model = make_model()
+    ones = [w for n, w in model.state_dict().items() if ".ln" in n or n.startswith("ln")]
+    assert len(ones) == 7
+    assert all(torch.equal(w, torch.ones(24)) for w in ones)
+
+
+def test_named_size():
+    model = TransformerLM.from_size("small", 512, device="meta", dtype=torch.bfloat16)
+    assert (model.context_length, len(model.layers)) == (512, 12)
+    assert model.lm_head.weight.shape == (10_000, 768)

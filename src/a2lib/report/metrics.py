@@ -88,6 +88,13 @@ def flat_until(rows: pd.DataFrame, implementation: str, within: float = 1.25) ->
     return int(flat["seq_len"].max()) if len(flat) else None
 
 
+def level(one, other) -> bool:
+    """Whether two timed rows are level: medians within LEVEL, or p20 to p80 of both overlap."""
+    if max(one.ms, other.ms) <= LEVEL * min(one.ms, other.ms):
+        return True
+    return bool(one.ms_p20 <= other.ms_p80 and other.ms_p20 <= one.ms_p80)
+
+
 def compare(ours: float | None, theirs: float | None) -> str:
     """How our time relates to theirs, in words that fit either outcome; "" if one is missing."""
     if ours is None or theirs is None:

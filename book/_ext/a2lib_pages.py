@@ -45,7 +45,7 @@ def stale_pages(app, env, _added, _changed, _removed) -> list[str]:
     """Every page that runs code, if what its cells read is not what it was."""
     digest = hashlib.sha256()
     files = [file for root in [*data_roots(), ROOT / "data"] for file in root.rglob("*.csv")]
-    files += (ROOT / "src" / "a2lib" / "report").glob("*.py")
+    files += (ROOT / "src" / "a2lib" / "report").rglob("*.py")
     for file in sorted(set(files)):
         digest.update(str(file).encode() + b"\0" + file.read_bytes())
     before, env.a2lib_digest = getattr(env, "a2lib_digest", None), digest.hexdigest()

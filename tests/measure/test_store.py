@@ -22,7 +22,8 @@ def test_a_row_comes_back_as_text_and_stands_in_the_file_as_such(store, make_row
     store.put(make_row(peak_bytes=4096))
     expected = {
         "implementation": "a2lib", "dtype": "bf16", "batch": "1", "heads": "16", "seq_len": "128",
-        "head_dim": "64", "causal": "true", "pass": "forward", "peak_bytes": "4096", "note": "",
+        "head_dim": "64", "causal": "true", "pass": "forward", "peak_bytes": "4096",
+        "ms_graph": "", "ms_host": "", "sm_mhz": "", "note": "",
         "status": "ok", "ms": "1.5", "ms_p20": "1.25", "ms_p80": "1.75", "n": "10",
         "run": "20260102T030405Z-cpu-000000",
     }  # fmt: skip
@@ -134,6 +135,13 @@ def test_the_mode_of_the_file_is_that_of_any_new_file_and_stays(store, make_row,
         ({"n": 0}, "n is 0"),
         ({"n": 2.5}, "n is '2.5', not a whole number"),
         ({"status": "oom"}, "ms is given, but status is oom"),
+        (
+            {"status": "oom", "ms": None, "ms_p20": None, "ms_p80": None, "n": None, "ms_host": 1},
+            "ms_host is given, but status is oom",
+        ),
+        ({"ms_graph": 0.0}, "status is ok but ms_graph is '0.0', not a positive number"),
+        ({"ms_host": "soon"}, "ms_host is 'soon', not a number"),
+        ({"sm_mhz": 1.5}, "sm_mhz is '1.5', not a whole number"),
         ({"batch": None}, "batch is '', not a whole number"),
         ({"batch": "1.0"}, "batch is '1.0', not a whole number"),
         ({"batch": -1}, "batch is '-1', not a whole number"),
@@ -175,7 +183,10 @@ def test_get_refuses_unknown_and_missing_columns(store):
 
 
 def test_unknown_sections_and_impossible_devices_are_refused(data):
-    with pytest.raises(StoreError, match="section 'flsh': allowed are flash, ceiling"):
+    with pytest.raises(
+        StoreError,
+        match="section 'flsh': allowed are flash, flash_protocol, flash_accuracy, ceiling",
+    ):
         Store("flsh", "cpu", data)
     with pytest.raises(StoreError, match="section 'flsh'"):
         read_section("flsh", data)

@@ -19,8 +19,8 @@ def _insert(text: str, line: int, new: str) -> str:
 
 
 BROKEN = {
-    "a field too few": (lambda t: _break(t, 3, "a2lib,", ""), 3, "15 fields, not 16"),
-    "a field too many": (lambda t: _break(t, 4, "a2lib,", "a2lib,,"), 4, "17 fields, not 16"),
+    "a field too few": (lambda t: _break(t, 3, "a2lib,", ""), 3, "18 fields, not 19"),
+    "a field too many": (lambda t: _break(t, 4, "a2lib,", "a2lib,,"), 4, "20 fields, not 19"),
     "no header": (lambda t: t.partition("\n")[2], 1, "the header is 'a2lib,"),
     "another header": (lambda t: _break(t, 1, "seq_len", "length"), 1, "the header is"),
     "columns swapped": (lambda t: _break(t, 1, "batch,heads", "heads,batch"), 1, "the header is"),
@@ -35,7 +35,7 @@ BROKEN = {
     "the same key": (lambda t: _break(t, 4, ",512,", ",128,"), 4, "the same key as line 2"),
     "cut short": (lambda t: t[:-9], 5, "cut short"),
     "no last line end": (lambda t: t[:-1], 5, "cut short"),
-    "empty line": (lambda t: _insert(t, 3, ""), 3, "0 fields, not 16"),
+    "empty line": (lambda t: _insert(t, 3, ""), 3, "0 fields, not 19"),
     "empty file": (lambda t: "", 1, "the file is empty"),
     "conflict begins": (lambda t: _insert(t, 3, "<<<<<<< HEAD"), 3, "a merge conflict marker"),
     "conflict in header": (lambda t: _insert(t, 1, "<<<<<<< HEAD"), 1, "a merge conflict marker"),
@@ -73,7 +73,8 @@ def _check_refused(store: Store, row: dict, content: bytes, line: int, reason: s
             assert reason in text and "mend that line" in text and "\n" not in text
             if name == "put":
                 assert (
-                    "the row not stored: a2lib,bf16,1,16,4096,64,true,forward,,,ok,2.125," in text
+                    "the row not stored: a2lib,bf16,1,16,4096,64,true,forward,,,,,,ok,2.125,"
+                    in text
                 )
             assert store.path.read_bytes() == content
             assert [path.name for path in store.path.parent.iterdir()] == ["cpu.csv"]
@@ -117,7 +118,7 @@ def test_a_broken_table_of_runs_is_named_and_the_row_kept(filled, make_row):
     runs.write_text(runs.read_text().replace("{}", "{"))
     with pytest.raises(StoreError, match=r"runs\.csv:2: parameters are not JSON") as raised:
         filled.put(make_row(seq_len=4096, ms=2.125, ms_p20=None, ms_p80=None))
-    assert "the row not stored: a2lib,bf16,1,16,4096,64,true,forward,,,ok,2.125," in str(
+    assert "the row not stored: a2lib,bf16,1,16,4096,64,true,forward,,,,,,ok,2.125," in str(
         raised.value
     )
     for call in (filled.check_writable, lambda: read_runs(filled.data)):

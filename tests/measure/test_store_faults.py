@@ -227,7 +227,9 @@ def test_a_full_disk(data, tmp_path, python):
         f"{data}/measured/flash/cpu.csv: No space left on device; free some space"
     )
     assert "run again: rows already stored are kept" in put
-    assert "the row not stored: a2lib,bf16,1,16,256,64,true,forward,,measured,ok,1.5,,,10," in put
+    assert (
+        "the row not stored: a2lib,bf16,1,16,256,64,true,forward,,,,,measured,ok,1.5,,,10," in put
+    )
     assert check.startswith(f"{data}/measured/") and ".csv: No space left on device" in check
     assert names == "['cpu.csv']"
 
@@ -249,7 +251,7 @@ store.put(row(256))
 """
     put, names = _finish(python(code, data)).splitlines()
     assert put.startswith(f"{store.path}: File too large; free some space")
-    assert ",256,64,true,forward,,measured,ok,1.5,,,10," in put
+    assert ",256,64,true,forward,,,,,measured,ok,1.5,,,10," in put
     assert names == "['cpu.csv']"
     assert len(store.rows()) == 2
 
@@ -272,7 +274,7 @@ assert len(store.rows()) == 1
 def _check_read_only(lines: list[str], path: Path, reason: str, runs: Path) -> None:
     put, check, run = lines
     assert put.startswith(f"{path}: {reason}; make the folder writable, or set A2LIB_DATA")
-    assert "the row not stored: a2lib,bf16,1,16,256,64,true,forward,,,ok,1.5,,,10," in put
+    assert "the row not stored: a2lib,bf16,1,16,256,64,true,forward,,,,,,ok,1.5,,,10," in put
     assert check.startswith((f"{path}: {reason}", f"{runs}: {reason}"))
     assert run.startswith(f"{runs}: {reason}; make the folder writable")
 

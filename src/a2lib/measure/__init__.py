@@ -3,7 +3,16 @@
 from a2lib.measure.device import device_slug, synchronize
 from a2lib.measure.memory import peak_bytes
 from a2lib.measure.runs import read_runs, start_run
-from a2lib.measure.sections import CEILING, COMMON, FLASH, SECTIONS, STATUSES, Section
+from a2lib.measure.sections import (
+    CEILING,
+    COMMON,
+    FLASH,
+    FLASH_ACCURACY,
+    FLASH_PROTOCOL,
+    SECTIONS,
+    STATUSES,
+    Section,
+)
 from a2lib.measure.store import Store, StoreError, read_section
 from a2lib.measure.timing import Timing, time_call, time_many
 
@@ -11,6 +20,8 @@ __all__ = [
     "CEILING",
     "COMMON",
     "FLASH",
+    "FLASH_ACCURACY",
+    "FLASH_PROTOCOL",
     "SECTIONS",
     "STATUSES",
     "Section",

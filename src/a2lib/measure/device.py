@@ -1,8 +1,10 @@
-"""The name a device's results are filed under."""
+"""The name a device's results are filed under, and what its driver tells about its state."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Callable
 
 
 def device_slug() -> str:
@@ -20,6 +22,58 @@ def synchronize(device: str) -> None:
         import torch
 
         torch.cuda.synchronize()
+
+
+class Sensors:
+    """Clock and power of the current CUDA device, as its driver tells them through NVML.
+
+    A reading is None where it does not: no NVML, no permission, a device it has no name for.
+    """
+
+    def __init__(self) -> None:
+        self._nvml = self._handle = None
+        self._whole = True
+        with contextlib.suppress(Exception):
+            self._nvml, self._handle, self._whole = _open_nvml()
+
+    def sm_mhz(self) -> int | None:
+        """The present clock of the multiprocessors in MHz."""
+        return self._read(lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))
+
+    def power_w(self) -> float | None:
+        """The power in watts, which the driver averages over about a second; None for a part of a
+        GPU (MIG), since only the whole is known."""
+        if not self._whole:
+            return None
+        milliwatts = self._read(lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu))
+        return None if milliwatts is None else milliwatts / 1000
+
+    def _read(self, ask: Callable) -> int | None:
+        if self._handle is None:
+            return None
+        with contextlib.suppress(Exception):
+            return int(ask(self._nvml, self._handle))
+        return None
+
+
+def _open_nvml() -> tuple:
+    """pynvml, its handle of the GPU that torch uses now, and whether that is the whole of it.
+
+    Found by its UUID: NVML counts all devices, whatever CUDA_VISIBLE_DEVICES leaves.
+    """
+    import pynvml
+    import torch
+
+    # Before NVML, which works in processes that must not touch the device.
+    if not torch.cuda.is_available():
+        raise RuntimeError("no CUDA device")
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    pynvml.nvmlInit()
+    try:
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"), True
+    except pynvml.NVMLError:
+        part = pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+        return pynvml, pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part), False
 
 
 def slugify(name: str) -> str:

@@ -18,13 +18,21 @@ from pathlib import Path
 from a2lib import paths
 from a2lib.measure.device import check_slug
 from a2lib.measure.runs import read_runs, runs_table, scrub
-from a2lib.measure.sections import FLAGS, INTEGERS, SECTIONS, STATUSES, TIMES, Section
+from a2lib.measure.sections import (
+    FLAGS,
+    INTEGERS,
+    RESULTS,
+    SECTIONS,
+    STATUSES,
+    TIMES,
+    Section,
+)
 from a2lib.measure.table import NUMBER, Row, StoreError, Table, clean, to_line
 
 __all__ = ["Store", "StoreError", "read_section"]
 
 # Six digits are far finer than the spread of any timing, and keep float32 noise out of the files.
-_TIME_FORMAT = ".6g"
+_FORMAT = ".6g"
 
 
 class Store:
@@ -46,6 +54,7 @@ class Store:
             self.section.columns,
             self.section.key,
             lambda row: check_row(self.section, row),
+            later=self.section.values,
         )
         self._runs = runs_table(self.data)
 
@@ -75,7 +84,8 @@ class Store:
         """Store ``row``, replacing the row of the same key alone; on disk when this returns.
 
         Values are text, numbers, booleans or None (stored blank). Columns left out are blank, but
-        the key, ``status`` and ``run`` are required, and ``ms`` where status is ok. Raises
+        the key, ``status`` and ``run`` are required, and ``ms`` where status is ok (in a section
+        that is not timed: one of its values). Raises
         StoreError, with the row in the message, if it is not valid, its run is not in runs.csv or
         the disk refuses it.
         """
@@ -143,8 +153,8 @@ def format_value(column: str, value: object) -> str:
         number = float(value)
         if not math.isfinite(number):
             raise ValueError(f"{column} is {number}, not a finite number")
-        if column in TIMES:
-            return repr(float(format(number, _TIME_FORMAT)))
+        if column in TIMES or column in RESULTS:
+            return repr(float(format(number, _FORMAT)))
         return str(int(number)) if number.is_integer() else repr(number)
     kind = type(value).__name__
     raise ValueError(f"{column} is a {kind}; allowed are text, numbers, booleans and None")
@@ -162,20 +172,29 @@ def check_row(section: Section, row: Row) -> None:
                 raise ValueError(f"{column} is {text!r}, not a whole number")
         elif column in FLAGS and text not in ("true", "false"):
             raise ValueError(f"{column} is {text!r}; allowed are true, false")
+        elif column in RESULTS and text:
+            if not (NUMBER.fullmatch(text) and 0 <= float(text) < math.inf):
+                raise ValueError(f"{column} is {text!r}, not a number of at least 0")
+    results = [column for column in section.values if column in RESULTS]
     if row["status"] != "ok":
-        timed = [column for column in (*TIMES, "n") if row[column]]
-        if timed:
-            raise ValueError(f"{timed[0]} is given, but status is {row['status']}, not ok")
+        measured = [column for column in (*TIMES, "n", *results) if row[column]]
+        if measured:
+            raise ValueError(f"{measured[0]} is given, but status is {row['status']}, not ok")
         return
-    for column in TIMES:
+    if not section.timed and not any(row[column] for column in results):
+        raise ValueError(f"status is ok but {', '.join(results)} are blank")
+    for column in (*TIMES, *(c for c in results if c.startswith("ms_"))):
         text = row[column]
-        if (text or column == "ms") and not (NUMBER.fullmatch(text) and 0 < float(text) < math.inf):
+        if not text and not (column == "ms" and section.timed):
+            continue
+        if not (NUMBER.fullmatch(text) and 0 < float(text) < math.inf):
             raise ValueError(f"status is ok but {column} is {text!r}, not a positive number")
     if row["n"] == "0":
         raise ValueError("n is 0, but status is ok")
-    low, high = row["ms_p20"] or row["ms"], row["ms_p80"] or row["ms"]
-    if not float(low) <= float(row["ms"]) <= float(high):
-        raise ValueError(f"ms {row['ms']} is not between ms_p20 {low} and ms_p80 {high}")
+    if row["ms"]:
+        low, high = row["ms_p20"] or row["ms"], row["ms_p80"] or row["ms"]
+        if not float(low) <= float(row["ms"]) <= float(high):
+            raise ValueError(f"ms {row['ms']} is not between ms_p20 {low} and ms_p80 {high}")
 
 
 def _section(section: Section | str) -> Section:

@@ -49,7 +49,9 @@ class _Entry(NamedTuple):
 class Table:
     """The CSV file ``path`` with the header ``columns``, at most one row per value of ``key``.
 
-    Where ``path`` is a symbolic link, the file that it leads to is written and the link stays.
+    The columns in ``later`` may be missing from a file that was written before they were known:
+    its rows have them blank, and the next ``put`` writes the whole header. Where ``path`` is a
+    symbolic link, the file that it leads to is written and the link stays.
     ``check`` takes a row (column -> text) and raises ValueError where it is not a valid one.
     """
 
@@ -59,9 +61,11 @@ class Table:
         columns: tuple[str, ...],
         key: tuple[str, ...],
         check: Callable[[Row], None],
+        later: tuple[str, ...] = (),
     ) -> None:
         self.path = Path(path)
         self.columns = columns
+        self._later = frozenset(later) - frozenset(key)
         self.key = key
         self._check = check
         self._signature: tuple | None = None
@@ -159,12 +163,14 @@ class Table:
         # Lines seen before were valid then: another process's row costs one line, not the file.
         known = {entry.line: entry for entry in self._entries.values()}
         entries: dict[Key, _Entry] = {}
+        columns = self.columns
         for number, line in enumerate(self._lines(content), start=1):
             try:
                 if number == 1:
-                    self._check_header(line)
+                    columns = self._header(line)
                     continue
-                entry = known.get(line) or self._parse_line(line)
+                entry = columns == self.columns and known.get(line)
+                entry = entry or self._parse_line(line, columns)
                 if entry.key in entries:
                     first = list(entries).index(entry.key) + 2
                     raise ValueError(f"the same key as line {first}")
@@ -188,19 +194,26 @@ class Table:
             raise self._broken(len(lines) + 1, "cut short: the line has no end")
         return [line.removesuffix("\r") for line in lines]
 
-    def _check_header(self, line: str) -> None:
-        if line != to_line(self.columns):
-            if line.startswith(_CONFLICT):
-                raise ValueError("a merge conflict marker")
+    def _header(self, line: str) -> tuple[str, ...]:
+        """The columns of a file whose header is ``line``: all of ours, or less some later ones."""
+        if line == to_line(self.columns):
+            return self.columns
+        if line.startswith(_CONFLICT):
+            raise ValueError("a merge conflict marker")
+        named = next(csv.reader([line], strict=True), [])
+        columns = tuple(c for c in self.columns if c in named or c not in self._later)
+        if line != to_line(columns):
             raise ValueError(f"the header is {clean(line)!r}, not {to_line(self.columns)!r}")
+        return columns
 
-    def _parse_line(self, line: str) -> _Entry:
+    def _parse_line(self, line: str, columns: tuple[str, ...]) -> _Entry:
         if line.startswith(_CONFLICT):
             raise ValueError("a merge conflict marker")
         fields = next(csv.reader([line], strict=True), [])
-        if len(fields) != len(self.columns):
-            raise ValueError(f"{len(fields)} fields, not {len(self.columns)}")
-        return self._entry(dict(zip(self.columns, fields, strict=True)), line)
+        if len(fields) != len(columns):
+            raise ValueError(f"{len(fields)} fields, not {len(columns)}")
+        row = dict.fromkeys(self.columns, "") | dict(zip(columns, fields, strict=True))
+        return self._entry(row, line if columns == self.columns else None)
 
     def _broken(self, number: int, reason: str) -> StoreError:
         return StoreError(

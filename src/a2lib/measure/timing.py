@@ -5,6 +5,9 @@ the L2 cache was overwritten, which is what ``triton.testing.do_bench`` (Triton 
 function is not used itself because it calls ``fn`` at least eight times however long one call takes
 (one call, five for an estimate, one warm-up, one sample), has no lower or upper bound on the number
 of samples, and cannot alternate between implementations.
+
+Such a time holds the GPU's own work, and the host's time to issue it as far as the flush does not
+hide it. ``Timing.ms_host`` is the second by itself, ``a2lib.measure.graphs`` measures the first.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import gc
 import math
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from a2lib.measure.device import Sensors
 
 DEVICES = ("cuda", "cpu")
 
@@ -26,31 +31,54 @@ LONG_MS = 1000.0
 TURNS = 10
 # As triton.testing.do_bench: several times the L2 cache of any GPU there is.
 FLUSH_BYTES = 256 * 2**20
+# The host's time is that of a few calls in a row from an idle GPU, so few that their launches fit
+# the queue (about a thousand): where it is full the host waits for the GPU.
+HOST_CALLS = 5
+HOST_BATCH_MS = 10.0
+HOST_MS = 60.0
+HOST_REPETITIONS = (3, 9)
 
 
 @dataclass(frozen=True)
 class Timing:
     """Median and 20 % and 80 % quantiles of ``n`` samples, in milliseconds.
 
-    The field names are those of the result store.
+    ``ms_host`` is the median time that the host takes to issue one call, without waiting for the
+    GPU; ``sm_mhz`` the median clock of the multiprocessors while timing. None where there is none:
+    on the CPU, or where the driver does not tell. The field names are those of the result store.
     """
 
     ms: float
     ms_p20: float
     ms_p80: float
     n: int
+    ms_host: float | None = None
+    sm_mhz: int | None = None
 
     @classmethod
-    def of(cls, samples: Sequence[float]) -> Timing:
-        """Summarise ``samples`` (milliseconds, at least one), interpolating linearly."""
+    def of(
+        cls, samples: Sequence[float], host: Sequence[float] = (), mhz: Sequence[int | None] = ()
+    ) -> Timing:
+        """Summarise ``samples`` (milliseconds, at least one), interpolating linearly.
+
+        ``host`` are samples of the host's time, ``mhz`` readings of the clock, None where one
+        failed.
+        """
         ordered = sorted(samples)
         p20, median, p80 = (_quantile(ordered, q) for q in (0.2, 0.5, 0.8))
-        return cls(median, p20, p80, len(ordered))
+        ms_host = _quantile(sorted(host), 0.5) if host else None
+        return cls(median, p20, p80, len(ordered), ms_host, median_reading(mhz))
 
 
 class Clock(Protocol):
+    # The clock of the multiprocessors near the end of the last ``samples``, None if not known.
+    sm_mhz: int | None
+
     def samples(self, fn: Callable[[], object], n: int) -> list[float]:
         """The milliseconds of each of ``n`` calls, all of them finished on return."""
+
+    def host(self, fn: Callable[[], object], n: int) -> float | None:
+        """The host's milliseconds per call to issue ``n`` calls; None where it does the work."""
 
     def release(self) -> None:
         """Give back memory that a failed call left behind."""
@@ -70,6 +98,8 @@ class CudaClock:
             raise RuntimeError("device='cuda', but there is no CUDA device; allowed here is 'cpu'")
         self._cuda = torch.cuda
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+        self._sensors = Sensors()
+        self.sm_mhz: int | None = None
 
     def samples(self, fn: Callable[[], object], n: int) -> list[float]:
         events = [
@@ -81,8 +111,19 @@ class CudaClock:
             start.record()
             fn()
             end.record()
+        # Read while the queue is still being worked off: an idle GPU may have lowered it.
+        self.sm_mhz = self._sensors.sm_mhz()
         self._cuda.synchronize()
         return [start.elapsed_time(end) for start, end in events]
+
+    def host(self, fn: Callable[[], object], n: int) -> float:
+        self._cuda.synchronize()
+        start = time.perf_counter_ns()
+        for _ in range(n):
+            fn()
+        taken = time.perf_counter_ns() - start
+        self._cuda.synchronize()
+        return taken / n / 1e6
 
     def release(self) -> None:
         gc.collect()
@@ -92,6 +133,8 @@ class CudaClock:
 class CpuClock:
     """The host's monotonic clock around each call; caches are left as the call before left them."""
 
+    sm_mhz = None
+
     def samples(self, fn: Callable[[], object], n: int) -> list[float]:
         taken = []
         for _ in range(n):
@@ -99,6 +142,9 @@ class CpuClock:
             fn()
             taken.append((time.perf_counter_ns() - start) / 1e6)
         return taken
+
+    def host(self, fn: Callable[[], object], n: int) -> None:
+        return None
 
     def release(self) -> None:
         gc.collect()
@@ -135,9 +181,9 @@ def time_many(
 
     Each function is called once untimed (compilation, autotuning), then for about ``warmup_ms``
     milliseconds, then sampled for about ``rep_ms``, at least ``min_n`` and at most ``max_n`` times;
-    one that takes a second or more is only called once before its first sample. ``device`` is
-    "cuda" or "cpu". A function's result is dropped at once; gradients that it accumulates are its
-    own concern.
+    one that takes a second or more is only called once before its first sample. On a GPU the host's
+    time to issue a call follows, in turns as well. ``device`` is "cuda" or "cpu". A function's
+    result is dropped at once; gradients that it accumulates are its own concern.
 
     Returns each name's Timing, or the exception that its function raised (out of memory included):
     that one is left out from there on and the rest go on. The exception carries its traceback as a
@@ -163,12 +209,14 @@ def _time_in_turns(
     max_n: int,
 ) -> dict[str, Timing | Exception]:
     samples: dict[str, list[float]] = {}
+    hosts: dict[str, list[float]] = {}
+    mhz: dict[str, list[int | None]] = {}
     due: dict[str, int] = {}
     failed: dict[str, Exception] = {}
     cold: set[str] = set()
 
     def fail(name: str, error: Exception) -> None:
-        failed[name] = _detached(error)
+        failed[name] = detached(error)
         # A device broken by the failed call refuses this too; each later call has its own error.
         with contextlib.suppress(Exception):
             clock.release()
@@ -181,21 +229,65 @@ def _time_in_turns(
         except Exception as error:
             fail(name, error)
         else:
-            wanted = max_n if estimate <= 0 else math.ceil(min(rep_ms / estimate, max_n))
-            due[name] = max(wanted, min_n) - len(samples[name])
+            due[name] = sample_count(rep_ms, estimate, min_n, max_n) - len(samples[name])
+            mhz[name] = [clock.sm_mhz]
+
+    for name, n in in_turns(due):
+        if name in failed:
+            continue
+        try:
+            if name in cold:
+                clock.samples(functions[name], 1)
+                cold.discard(name)
+            samples[name] += clock.samples(functions[name], n)
+            mhz[name].append(clock.sm_mhz)
+        except Exception as error:
+            fail(name, error)
+    plans = {name: host_plan(Timing.of(samples[name]).ms) for name in due if name not in failed}
+    for turn in range(HOST_REPETITIONS[1]):
+        for name, (calls, repetitions) in plans.items():
+            if name in failed or turn >= repetitions:
+                continue
+            try:
+                taken = clock.host(functions[name], calls)
+            except Exception as error:
+                fail(name, error)
+            else:
+                hosts.setdefault(name, []).extend([] if taken is None else [taken])
+    return {
+        name: failed.get(name) or Timing.of(samples[name], hosts.get(name, ()), mhz[name])
+        for name in functions
+    }
+
+
+def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """``due[name]`` samples of each, as (name, n) over TURNS turns; none where n would be 0."""
     for turn in range(TURNS):
         for name, total in due.items():
             n = total * (turn + 1) // TURNS - total * turn // TURNS
-            if name in failed or n == 0:
-                continue
-            try:
-                if name in cold:
-                    clock.samples(functions[name], 1)
-                    cold.discard(name)
-                samples[name] += clock.samples(functions[name], n)
-            except Exception as error:
-                fail(name, error)
-    return {n: failed[n] if n in failed else Timing.of(samples[n]) for n in functions}
+            if n > 0:
+                yield name, n
+
+
+def sample_count(rep_ms: float, estimate_ms: float, min_n: int, max_n: int) -> int:
+    """How many calls of ``estimate_ms`` fill ``rep_ms``, at least ``min_n``, at most ``max_n``."""
+    wanted = max_n if estimate_ms <= 0 else math.ceil(min(rep_ms / estimate_ms, max_n))
+    return max(wanted, min_n)
+
+
+def host_plan(ms: float) -> tuple[int, int]:
+    """Calls in a row and repetitions to measure the host's time of a call that takes ``ms``."""
+    fewest, most = HOST_REPETITIONS
+    if ms >= LONG_MS:
+        return 1, 1
+    calls = HOST_CALLS if ms <= 0 else max(1, min(HOST_CALLS, int(HOST_BATCH_MS / ms)))
+    return calls, most if ms <= 0 else max(fewest, min(most, int(HOST_MS / (calls * ms))))
+
+
+def median_reading(readings: Sequence[float | None]) -> int | None:
+    """The median of the readings that succeeded, to the whole number; None where none did."""
+    known = sorted(reading for reading in readings if reading is not None)
+    return round(_quantile(known, 0.5)) if known else None
 
 
 def _warm_up(
@@ -212,7 +304,7 @@ def _warm_up(
     return Timing.of(warm).ms, []
 
 
-def _detached(error: Exception) -> Exception:
+def detached(error: Exception) -> Exception:
     """``error`` without the frames that hold on to the failed call's tensors."""
     error.add_note("".join(traceback.format_exception(error)).rstrip())
     linked: list[BaseException | None] = [error]

@@ -55,8 +55,8 @@ def time_of(rows: pd.DataFrame, **where) -> float | None:
 
 
 def row_of(rows: pd.DataFrame, **where):
-    """The first row that matches, as a named tuple; None where there is none."""
-    return next(iter(pick(rows, **where).itertuples()), None)
+    """The first row that matches, as a named tuple with `pass_`; None where there is none."""
+    return next(iter(pick(rows, **where).rename(columns={"pass": "pass_"}).itertuples()), None)
 
 
 def timed_row(rows: pd.DataFrame, **where):

@@ -6,13 +6,23 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style, tables
+from a2lib.report.chapters.flash import memory as parts
 from a2lib.report.chapters.flash import standing
 from a2lib.report.chapters.flash.rows import (
-    BYTES, COMPARED, DTYPES, HEAD_DIMS, LENGTHS, LONGEST, UNKNOWN, Flash, listed, ms, unit,
-)  # fmt: skip
+    BYTES,
+    COMPARED,
+    DTYPES,
+    HEAD_DIMS,
+    LENGTHS,
+    LONGEST,
+    UNKNOWN,
+    Flash,
+    listed,
+    ms,
+    unit,
+)
 from a2lib.report.metrics import OURS, compare, pick, row_of, time_of, timed_row, with_tflops
 from a2lib.report.tables import Markdown, Table
-from a2lib.theory.attention import eager_matrices
 
 
 def numbers(flash: Flash) -> dict[str, str]:
@@ -52,8 +62,8 @@ def sentence(flash: Flash) -> Markdown:
     )
     if n["leaderboard_share"] != UNKNOWN:
         text += f", {n['leaderboard_share']} of the rate of a large matrix product on the same GPU"
-    parts = [f"{text}.", standing_sentence(flash), reason(flash), memory_sentence(flash)]
-    return Markdown(" ".join(part for part in parts if part))
+    said = [f"{text}.", standing_sentence(flash), reason(flash), memory_sentence(flash)]
+    return Markdown(" ".join(part for part in said if part))
 
 
 def standing_sentence(flash: Flash) -> str:
@@ -82,8 +92,9 @@ def reason(flash: Flash) -> str:
     if metrics.level(ours, peer) or ours.ms < peer.ms:
         return f"{text}."
     return (
-        f"{text}: ours sweeps twice over the tiles and multiplies seven times where five "
-        "suffice, so that no result depends on the order of atomic additions."
+        f"{text}. The reason for the backward: it sweeps over the tiles twice and executes "
+        f"{standing.PRODUCTS} products where {standing.FEWEST} suffice, the price of gradients "
+        "that are the same bits every run."
     )
 
 
@@ -93,11 +104,12 @@ def memory_sentence(flash: Flash) -> str:
     if UNKNOWN in (ours, eager):
         return ""
     where = f"At {style.tokens(LONGEST)} tokens and one head of 64 in bf16"
-    held = eager_matrices("end_to_end", BYTES["bf16"])
-    text = f"{where} it needs {ours} of memory beyond its inputs, results and a number per token"
+    text = f"{where} it needs {ours} of memory beyond its inputs, which is its results and two "
+    text += "numbers per token"
     if eager == "oom":
-        return f"{text}; eager, which would hold {held:g} matrices of $N \\times N$, runs out of it."
-    return f"{text}, where eager needs {eager}, {held:g} matrices of $N \\times N$."
+        return f"{text}; eager, which holds whole $N \\times N$ matrices, runs out of it."
+    held = parts.matrices(parts.end_to_end(flash, "eager"))
+    return f"{text}, and eager {eager}, which is {held:.1f} matrices of $N \\times N$."
 
 
 def memory(flash: Flash, implementation: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.flash.rows import BYTES, LONGEST, Flash
+from a2lib.report.chapters.flash.rows import BYTES, LONGEST, Flash, listed
 from a2lib.report.metrics import OURS, time_of
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.attention import Traffic, attention_bytes, attention_flops, tiled_traffic
@@ -90,7 +90,7 @@ def binding(flash: Flash) -> Markdown:
     near = [limit for limit, ms in took.items() if ms > 0.9 * most]
     apart = took["tensor cores"] + took["exponentials"]
     if len(near) > 1:
-        text = (f"Forward, no single limit binds: {' and '.join(near)} need about the same "
+        text = (f"Forward, no single limit binds: {listed(near)} need about the same "
                 f"{style.digits(most)} ms")  # fmt: skip
     else:
         text = f"Forward, {near[0]} bind, with {style.digits(most)} ms"
@@ -103,8 +103,8 @@ def binding(flash: Flash) -> Markdown:
     if ms <= apart:
         verdict = "less than that: some of them overlap"
     else:
-        verdict = ("more than that: what the programs of a multiprocessor hide for each other, "
-                   "they lose again elsewhere")  # fmt: skip
+        verdict = ("more than that: either they hardly overlap, or L2, whose rate is not "
+                   "published, holds them up; which of the two was not tested")  # fmt: skip
     return Markdown(f"{text}; it takes {style.digits(ms)} ms, {verdict}. {_products(flash)}")
 
 
@@ -124,8 +124,9 @@ def per_tile(flash: Flash) -> Markdown:
     spent = clocks_per_tile(flash)
     if spent is None:
         return Markdown(f"{text} How many it takes together is not measured yet.")
-    return Markdown(f"{text} Measured, it takes {spent[0]:.0f} in all, at {spent[1]:.0f} MHz"
-                    f"{'' if spent[2] else ' (the clock of the data sheet; that of the run was not recorded)'}.")  # fmt: skip
+    clocks, mhz, known = spent
+    whose = "" if known else " (the data sheet's clock; that of the run was not recorded)"
+    return Markdown(f"{text} Measured, it takes {clocks:.0f} in all, at {mhz:.0f} MHz{whose}.")
 
 
 def clocks_per_tile(flash: Flash) -> tuple[float, float, bool] | None:
@@ -163,8 +164,8 @@ def through_l2(flash: Flash) -> Markdown:
         text += (f", and the forward takes {style.digits(ms)} ms: this alone does not show where "
                  "they come from.")  # fmt: skip
     return Markdown(
-        f"{text} NVIDIA publishes no rate for this L2, so whether it binds is open: a tile of twice "
-        "the queries would halve the traffic and tell."
+        f"{text} NVIDIA publishes no rate for this L2, so whether it binds is open: a tile of "
+        "twice the queries would halve the traffic and tell."
     )
 
 

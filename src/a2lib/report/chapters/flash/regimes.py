@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.flash.rows import Flash, listed, span, subject
+from a2lib.report.chapters.flash.rows import Flash, listed, span
 from a2lib.report.metrics import OURS, pick, row_of
 from a2lib.report.tables import MISSING, Markdown, Table
 

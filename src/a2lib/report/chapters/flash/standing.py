@@ -7,7 +7,7 @@ from fractions import Fraction
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.flash.rows import DTYPES, Flash, listed, span, subject
+from a2lib.report.chapters.flash.rows import DTYPES, LONGEST, Flash, listed, span, subject
 from a2lib.report.metrics import OURS, fastest, pick, timed_row, with_tflops
 from a2lib.report.tables import Markdown, Table
 
@@ -56,8 +56,8 @@ def by_gpu_time(flash: Flash) -> Markdown:
                 parts.append(f"{dtype} {pass_} {count['ahead']} / {count['level']} / "
                              f"{count['behind']} of {total}")  # fmt: skip
     return Markdown(
-        "At short lengths these times are the host's. By the GPU's own time, of calls replayed from "
-        f"a CUDA graph, ours is ahead / level / behind in: {'; '.join(parts)} (level here is a "
+        "At short lengths these times are the host's. By the GPU's own time, of calls replayed "
+        f"from a CUDA graph, ours is ahead / level / behind in: {'; '.join(parts)} (level here is a "
         "median within 2 %)."
     )
 
@@ -79,7 +79,8 @@ def who_leads(flash: Flash) -> Markdown:
                 f"({span(won.loc[won['winner'] == name, 'seq_len'])})"
                 for name in style.implementations(won["winner"])
             ]
-            text = f"- **{dtype} {title}**: of {len(best)} shapes {int(best['tied'].sum())} are tied"
+            tied = int(best["tied"].sum())
+            text = f"- **{dtype} {title}**: of {len(best)} shapes {tied} are tied"
             text += f"; alone in front is {listed(words)}." if words else "."
             behind = best[best["verdict"] == "behind"]
             if len(behind):
@@ -198,4 +199,22 @@ def fp32_leads(flash: Flash) -> Markdown:
         f"shapes, at {span(plain['seq_len'])}. There the $N \\times N$ matrices still cost "
         "little to write and read, and their products are one large multiplication each, which "
         "gives every multiprocessor work where one head has too few tiles."
+    )
+
+
+def flex_fp32(flash: Flash) -> Markdown:
+    """How FlexAttention in fp32 stands to eager at the longest sequence, pass by pass."""
+    words = []
+    for pass_, title in style.PASSES.items():
+        where = {"dtype": "fp32", "head_dim": 64, "seq_len": LONGEST, "pass_": pass_}
+        flex = timed_row(flash.handout, implementation="flex", **where)
+        eager = timed_row(flash.handout, implementation="eager", **where)
+        if flex and eager:
+            words.append(f"{title} {flex.ms / eager.ms:.2f}")
+    if not words:
+        return Markdown("")
+    return Markdown(
+        "FlexAttention in fp32 takes, as multiples of eager's time at "
+        f"{style.tokens(LONGEST)} tokens with heads of 64: {listed(words)}. We have no tested "
+        "explanation for it."
     )

@@ -57,7 +57,7 @@ def by_gpu_time(flash: Flash) -> Markdown:
                              f"{count['behind']} of {total}")  # fmt: skip
     return Markdown(
         "At short lengths these times are the host's. By the GPU's own time, of calls replayed "
-        f"from a CUDA graph, ours is ahead / level / behind in: {'; '.join(parts)} (level here is a "
+        f"from a CUDA graph, ours is ahead / level / behind in: {'; '.join(parts)} (level: a "
         "median within 2 %)."
     )
 

@@ -74,6 +74,9 @@ def test_times_are_positive_and_in_order(compare):
     for row in rows.values():
         assert row["status"] == "ok" and row["n"] >= 2 and row["peak_bytes"] is None
         assert 0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"] < math.inf
+        # The host does the work itself here.
+        assert row["ms_host"] is row["sm_mhz"] is None and "ms_graph" not in row
+        assert row["note"] == ""
     assert begun == ["good", "twin", None, None, None]
     assert compare(good=good, twin=good, in_turns=False)[1] == ["good", "twin"] * 4
 

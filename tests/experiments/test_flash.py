@@ -1,6 +1,7 @@
 """What the notebook's cells print, draw and record."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -22,13 +23,14 @@ def started(tmp_path, monkeypatch, capsys):
     return start
 
 
-def measured(run, *, status="ok", names=PUBLISHED):
+def measured(run, *, status="ok", names=PUBLISHED, **given):
     for shape in run.parameters.shapes(run.device):
         for name in names:
             for pass_ in run.parameters.chosen_passes():
                 row = {"status": status, "note": "why", "run": run.id}
                 if status == "ok":
                     row |= {"ms": 2.0, "ms_p20": 1.0, "ms_p80": 3.0, "n": 5, "peak_bytes": 2**20}
+                    row |= given
                 run.store.put(shape.key(name, pass_) | row)
 
 
@@ -64,6 +66,36 @@ def test_tables_and_figure_of_every_sweep(started, capsys, sweep, status):
     assert len(axes) == {"shape": 2, "handout": 8, "leaderboard": 1, "fa3": 4, "all": 12}[sweep]
     if status == "ok":
         assert all(axis.lines or axis.patches for axis in axes)
+
+
+def test_the_gpus_time_and_the_hosts_are_apart(started, capsys):
+    run = started(implementations="eager,flex")
+    measured(run, names=["eager"], ms_graph=0.0625, ms_host=0.875, note="")
+    measured(run, names=["flex"], ms_host=0.375, note="no graph: out of memory")
+    capsys.readouterr()
+    flash.show_table(run, "GPU ms")
+    printed = capsys.readouterr().out
+    assert re.search(r"eager +0\.0625 +0\.0625 +0\.0625", printed)
+    assert re.search(r"flex +- +- +-", printed)
+    assert "Rows without a graph:\n  flex: ok, 3 rows: no graph: out of memory" in printed
+    flash.show_table(run, "host ms")
+    printed = capsys.readouterr().out
+    assert re.search(r"eager +0\.875", printed) and re.search(r"flex +0\.375", printed)
+
+
+@pytest.mark.parametrize("quantity", ["GPU ms", "host ms"])
+def test_on_a_cpu_there_is_one_time(started, capsys, quantity):
+    run = started(implementations="eager")
+    measured(run, names=["eager"])
+    capsys.readouterr()
+    flash.show_table(run, quantity)
+    assert capsys.readouterr().out.endswith("is measured on a GPU alone.\n")
+
+
+def test_the_clock_stands_beside_a_ceiling(started, capsys):
+    row = {"operation": "matmul", "dtype": "bf16", "size": 1000, "status": "ok", "ms": 1.0}
+    assert view.ceiling_line(row | {"sm_mhz": 1500}).endswith("2 TFLOP/s, 1500 MHz")
+    assert view.ceiling_line(row | {"sm_mhz": None}).endswith("2 TFLOP/s")
 
 
 def test_tables_without_rows(started, capsys):

@@ -239,8 +239,81 @@ def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("synchronize"))
     monkeypatch.setattr(torch, "empty", lambda *size, **options: flush)
-    assert timing.CudaClock().samples(lambda: log.append("call"), 2) == [2, 2]
-    assert log == ["flush", "event", "call", "event"] * 2 + ["synchronize"]
+    monkeypatch.setattr(
+        timing, "Sensors", lambda: types.SimpleNamespace(sm_mhz=lambda: log.append("clock") or 1980)
+    )
+    clock = timing.CudaClock()
+    assert clock.samples(lambda: log.append("call"), 2) == [2, 2]
+    # The clock is read while the queue is being worked off.
+    assert log == ["flush", "event", "call", "event"] * 2 + ["clock", "synchronize"]
+    assert clock.sm_mhz == 1980
+    log.clear()
+    assert clock.host(lambda: log.append("call"), 3) > 0
+    assert log == ["synchronize", *["call"] * 3, "synchronize"]
+
+
+@pytest.mark.parametrize(
+    "ms, calls, repetitions",
+    [
+        (0.0, 5, 9),
+        (0.05, 5, 9),
+        (2.0, 5, 6),
+        (5.0, 2, 6),
+        (10.0, 1, 6),
+        (200.0, 1, 3),
+        (timing.LONG_MS, 1, 1),
+    ],
+)
+def test_the_host_is_timed_over_a_few_calls_and_fewer_long_ones(ms, calls, repetitions):
+    assert timing.host_plan(ms) == (calls, repetitions)
+
+
+def test_the_hosts_time_is_taken_after_the_samples_in_turns(monkeypatch):
+    took = iter([9.0, 1.0, 3.0, 1.0, 5.0, 1.0] * 3)
+    asked = []
+
+    def host(self, fn, n):
+        assert len(self.log) == logged
+        asked.append((fn, n))
+        return next(took)
+
+    logged = measure({"a": takes(1), "b": takes(1)})[1].log.__len__()
+    monkeypatch.setattr(FakeClock, "host", host)
+    functions = {"a": takes(1), "b": takes(1)}
+    results, _ = measure(functions)
+    assert asked == [(functions["a"], 5), (functions["b"], 5)] * 9
+    assert results["a"] == Timing(1, 1, 1, 100, ms_host=5.0)
+    assert results["b"] == Timing(1, 1, 1, 100, ms_host=1.0)
+
+
+def test_a_call_that_fails_when_the_host_is_timed_has_no_time(monkeypatch):
+    def host(self, fn, n):
+        if fn is bad:
+            raise MemoryError
+        return 0.5
+
+    bad = takes(1)
+    monkeypatch.setattr(FakeClock, "host", host)
+    results, clock = measure({"good": takes(1), "bad": bad})
+    assert isinstance(results["bad"], MemoryError) and clock.released == 1
+    assert results["good"].ms_host == 0.5
+
+
+def test_the_clock_is_the_median_of_the_readings_that_succeeded(monkeypatch):
+    assert timing.median_reading([None, None]) is None
+    assert timing.median_reading([1, None, 2, 9]) == 2
+    readings = [None, 1900, 1910, 1920, None, 1930, 1940, 1950, 1960, 1970]
+    left = list(readings)
+    monkeypatch.setattr(FakeClock, "sm_mhz", property(lambda self: left.pop(0)))
+    results, _ = measure({"fn": takes(1)})
+    assert not left and results["fn"].sm_mhz == timing.median_reading(readings)
+
+
+def test_a_long_call_keeps_the_reading_of_its_first_sample(monkeypatch):
+    left = [1500, 1600, 1700]
+    monkeypatch.setattr(FakeClock, "sm_mhz", property(lambda self: left.pop(0)))
+    results, _ = measure({"fn": takes(timing.LONG_MS)})
+    assert not left and results["fn"].sm_mhz == 1600
 
 
 @pytest.mark.gpu

@@ -7,6 +7,10 @@ end, so that a drifting clock reaches all peers alike. A pass that needs more th
 memory is timed on its own instead: the caching allocator would otherwise give its blocks back and
 fetch them again on every turn, inside the timed region.
 
+Each pass is timed three ways: called by the host (``ms``), the host's own time for that
+(``ms_host``), and the same kernels replayed from a CUDA graph, where the host has no part
+(``ms_graph``). A call that cannot be captured has no ``ms_graph`` and says why in its note.
+
 forward is that of training: it saves what the backward needs. backward is
 ``torch.autograd.grad(o, (q, k, v), do, retain_graph=True)`` on one graph made outside the timing.
 end_to_end is both.
@@ -14,6 +18,8 @@ end_to_end is both.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gc
 import time
 import warnings
@@ -22,6 +28,7 @@ from dataclasses import dataclass, field
 
 from a2lib.experiments import memory, peers, sanity
 from a2lib.experiments.shapes import Shape, needed_bytes
+from a2lib.measure import Timing
 from a2lib.theory.attention import PASSES
 
 SHARE = 0.04
@@ -136,7 +143,7 @@ class Comparison:
                 self.expected.check_gradients(*_gradients(o, self._qkv(), self.expected.do))
                 o = None
                 if not self._is_slow(name):
-                    gradients = self._end_to_end(name)
+                    gradients = self._call(name, "end_to_end")()
                     for which, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
                         sanity.check_finite(which, gradient)
             except Exception as error:
@@ -180,7 +187,7 @@ class Comparison:
             self._free()
 
     def _time_group(self, names: list[str], pass_: str) -> None:
-        from a2lib.measure.timing import CpuClock, Timing, time_many
+        from a2lib.measure.timing import CpuClock, time_many
 
         calls: dict[str, Callable] = {}
         outcomes: dict[str, tuple] = {}
@@ -205,28 +212,46 @@ class Comparison:
         if len(names) > 1 and any(lost for _, _, lost in outcomes.values()):
             # One of them did it and the others only saw it: no row may blame the wrong one.
             raise peers.LostContext("while several implementations took turns")
-        for name, result in results.items():
-            if name not in outcomes:
-                row = self.shape.key(name, pass_)
-                row |= {"peak_bytes": self._ready[name, pass_], "note": "", "status": "ok"}
-                row |= {"ms": result.ms, "ms_p20": result.ms_p20, "ms_p80": result.ms_p80}
-                self.put(row | {"n": result.n})
+        timed = {name: result for name, result in results.items() if name not in outcomes}
+        replays, usable = self._replay(timed, pass_)
+        for name, values in replays.items():
+            row = self.shape.key(name, pass_) | {"peak_bytes": self._ready[name, pass_]}
+            self.put(row | {"status": "ok"} | dataclasses.asdict(timed[name]) | values)
         for name, outcome in outcomes.items():
             self._fail(name, (pass_,), outcome)
+        if not usable:
+            raise peers.LostContext("a failed CUDA graph")
 
-    def _call(self, name: str, pass_: str) -> Callable[[], object]:
-        """One pass as a call without arguments; what it should not time is done here."""
-        forward = self._forwards[name]
-        q, k, v = self._qkv()
+    def _replay(self, timed: Mapping[str, Timing], pass_: str) -> tuple[dict[str, Row], bool]:
+        """``ms_graph`` and ``note`` of each that was ``timed``, and whether the device is usable:
+        if not, those not come to are missing."""
+        if self.device == "cpu" or not timed:
+            return dict.fromkeys(timed, {"note": ""}), True
+        from a2lib.measure import graphs
+
+        makers = {name: functools.partial(self._call, name, pass_, anew=True) for name in timed}
+        try:
+            done = graphs.time_replays(makers, {name: t.ms for name, t in timed.items()})
+        except Exception as error:  # of the clock itself
+            done = graphs.Replays(dict.fromkeys(timed, error))
+        return {name: graph_values(r) for name, r in done.results.items()}, done.usable
+
+    def _call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
+        """One pass as a call without arguments; what it should not time is done here.
+
+        With ``anew`` its leaves are its own: autograd hands a leaf its gradient on the stream that
+        first used it, and work on another than the captured stream ends a capture.
+        """
+        forward, do = self._forwards[name], self.do
+        qkv = self._qkv()
+        if anew:
+            qkv = tuple(x.detach().requires_grad_() for x in qkv)
         if pass_ == "forward":
-            return lambda: forward(q, k, v)
+            return lambda: forward(*qkv)
         if pass_ == "end_to_end":
-            return lambda: self._end_to_end(name)
-        o, do = forward(q, k, v), self.do
-        return lambda: _gradients(o, (q, k, v), do, retain_graph=True)
-
-    def _end_to_end(self, name: str) -> tuple:
-        return _gradients(self._forwards[name](*self._qkv()), self._qkv(), self.do)
+            return lambda: _gradients(forward(*qkv), qkv, do)
+        o = forward(*qkv)
+        return lambda: _gradients(o, qkv, do, retain_graph=True)
 
     def _qkv(self) -> tuple:
         return self.q, self.k, self.v
@@ -280,6 +305,13 @@ def _gradients(o, qkv, do, *, retain_graph: bool = False) -> tuple:
     import torch
 
     return torch.autograd.grad(o, qkv, do, retain_graph=retain_graph)
+
+
+def graph_values(result: Timing | Exception) -> Row:
+    """``ms_graph`` and ``note`` of a row out of what ``graphs.time_replays`` has for it."""
+    if not isinstance(result, Exception):
+        return {"ms_graph": result.ms, "note": ""}
+    return {"note": peers.note(f"no graph: {peers.classify(result)[1]}")}
 
 
 def _outcome(error: Exception, warned=()) -> tuple[str, str, bool]:

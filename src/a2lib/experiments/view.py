@@ -8,7 +8,15 @@ from a2lib.experiments.shapes import IMPLEMENTATIONS, Shape
 from a2lib.theory.attention import PASSES, attention_flops, matmul_flops
 
 Row = Mapping[str, object]
-QUANTITIES = {"ms": "median time, ms", "TFLOP/s": "rate, TFLOP/s", "MiB": "peak memory, MiB"}
+QUANTITIES = {
+    "ms": "median time, ms",
+    "GPU ms": "GPU's own time (CUDA graph), ms",
+    "host ms": "host's time to issue a call, ms",
+    "TFLOP/s": "rate, TFLOP/s",
+    "MiB": "peak memory, MiB",
+}
+# The columns of the store behind them; a rate follows from the time.
+COLUMNS = {"ms": "ms", "GPU ms": "ms_graph", "host ms": "ms_host", "MiB": "peak_bytes"}
 COLOURS = ("#0072b2", "#999999", "#e69f00", "#56b4e9", "#d55e00", "#cc79a7", "#009e73", "#000000")
 
 
@@ -31,25 +39,29 @@ def ceiling_line(row: Row) -> str:
     what = f"copy of {size / 2**20:g} MiB" if row["operation"] == "copy" else f"{size}^3 matmul"
     if row["status"] != "ok":
         return f"{row['dtype']} {what}: {row['status']} ({row['note']})"
+    clock = f", {row['sm_mhz']} MHz" if row["sm_mhz"] else ""
     if row["operation"] == "copy":
-        return (
-            f"{row['dtype']} {what}: {2 * size / float(row['ms']) / 1e6:.4g} GB/s, read and write"
-        )
-    return f"{row['dtype']} {what}: {_matmul_tflops(row):.4g} TFLOP/s"
+        rate = 2 * size / float(row["ms"]) / 1e6
+        return f"{row['dtype']} {what}: {rate:.4g} GB/s, read and write{clock}"
+    return f"{row['dtype']} {what}: {_matmul_tflops(row):.4g} TFLOP/s{clock}"
 
 
 def tables(rows: Sequence[Row], quantity: str, ceilings: Sequence[Row], one_shape: bool) -> str:
     """``rows`` as text: implementation by pass for one shape, else length by implementation."""
     if not rows:
         return "Nothing measured yet."
-    if quantity == "MiB" and not any(row["peak_bytes"] for row in rows):
-        return "Peak memory is read on a GPU alone."
+    known = quantity == "TFLOP/s" or any(row[COLUMNS[quantity]] for row in rows)
+    if quantity != "ms" and not known:
+        return f"Nothing here: {QUANTITIES[quantity]}, is measured on a GPU alone."
     parts = [_one_shape(rows, quantity) if one_shape else _by_length(rows, quantity)]
     if quantity == "TFLOP/s":
         best = [f"{ceiling_line(r)}" for r in ceilings if r["operation"] == "matmul"]
         parts.append("\n".join(["Ceilings of this device:", *best]) if best else "")
     if quantity == "ms":
-        parts.append(_notes(rows))
+        parts.append(_notes("Rows without a time:", [r for r in rows if r["status"] != "ok"]))
+    if quantity == "GPU ms":
+        without = [r for r in rows if r["status"] == "ok" and r["note"]]
+        parts.append(_notes("Rows without a graph:", without))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -63,9 +75,10 @@ def figure(rows: Sequence[Row], ceilings: Sequence[Row], one_shape: bool, device
         _bars(axes[1], rows, "TFLOP/s")
         known = [r for r in ceilings if r["operation"] == "matmul" and r["status"] == "ok"]
         dtypes = {"bf16" if r["dtype"] == "fp16" else r["dtype"] for r in rows}
-        for row in known:
-            if row["dtype"] in dtypes:
-                axes[1].axhline(_matmul_tflops(row), color="black", linestyle=":", label="matmul")
+        for dtype in dtypes:
+            best = max((_matmul_tflops(r) for r in known if r["dtype"] == dtype), default=None)
+            if best:
+                axes[1].axhline(best, color="black", linestyle=":", label="matmul")
         if rows:
             axes[0].legend(fontsize="small")
         drawn.suptitle(f"{shape_of(rows[0])} on {device}" if rows else device)
@@ -127,26 +140,28 @@ def _plain(tabulate, body, header) -> str:
     return tabulate(body, header, disable_numparse=True, stralign="right")
 
 
-def _notes(rows: Sequence[Row]) -> str:
-    """Why rows have no time, each reason once."""
+def _notes(head: str, rows: Sequence[Row]) -> str:
+    """Why ``rows`` lack something, each reason once; "" for none."""
     found: dict[tuple, int] = {}
     for row in rows:
-        if row["status"] != "ok":
-            reason = (row["implementation"], row["status"], row["note"])
-            found[reason] = found.get(reason, 0) + 1
+        reason = (row["implementation"], row["status"], row["note"])
+        found[reason] = found.get(reason, 0) + 1
     lines = [
         f"  {name}: {status}, {n} row{'s' if n > 1 else ''}{': ' if note else ''}{note}"
         for (name, status, note), n in found.items()
     ]
-    return "\n".join(["Rows without a time:", *lines]) if lines else ""
+    return "\n".join([head, *lines]) if lines else ""
 
 
 def _cell(row: Row, quantity: str) -> str:
     if row["status"] != "ok":
         return str(row["status"])
+    text = row[COLUMNS.get(quantity, "ms")]
+    if not text:
+        return "-"
     if quantity == "MiB":
-        return f"{int(row['peak_bytes']) / 2**20:.1f}" if row["peak_bytes"] else "-"
-    value = float(row["ms"]) if quantity == "ms" else tflops(row)
+        return f"{int(text) / 2**20:.1f}"
+    value = tflops(row) if quantity == "TFLOP/s" else float(text)
     return f"{value:.4g}" if value < 1e4 else f"{value:.0f}"
 
 

@@ -230,7 +230,7 @@ def _time_in_turns(
             fail(name, error)
         else:
             due[name] = sample_count(rep_ms, estimate, min_n, max_n) - len(samples[name])
-            mhz[name] = [clock.sm_mhz]
+            mhz[name] = [clock.sm_mhz] if samples[name] else []
 
     for name, n in in_turns(due):
         if name in failed:

@@ -1,0 +1,174 @@
+"""CUDA graphs on a real GPU: a replay is the whole call, a failed capture harms nothing else."""
+
+import functools
+import time
+
+import pytest
+import torch
+
+from a2lib.experiments import peers
+from a2lib.experiments.shapes import Shape
+from a2lib.measure import graphs, time_many
+from a2lib.measure.device import Sensors
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = Shape("bf16", 2, 2, 256, 64, True)
+# These sum in one order always; the others' backward adds with atomics, or may.
+SAME_BITS = ("a2lib", "eager")
+ALL = (*SAME_BITS, "compile", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+
+
+@pytest.fixture(autouse=True)
+def configured():
+    peers.configure()
+    torch._dynamo.reset()
+    yield
+    torch.cuda.synchronize()
+    torch.rand(1, device="cuda")  # raises where a capture was left open
+
+
+def leaves(tensors):
+    return tuple(x.detach().requires_grad_() for x in tensors)
+
+
+def one_more(x):
+    return lambda: lambda: x + 1
+
+
+def synchronising(x):
+    return lambda: lambda: x + x.sum().item()
+
+
+def too_much(x):
+    def call():
+        part = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+        return part, torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+    def make():
+        calls = []
+
+        def once():
+            # Only the capture asks for it: what runs before must pass.
+            calls.append(1)
+            return call() if len(calls) > 2 else x + 1
+
+        return once
+
+    return make
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward", "end_to_end"])
+@pytest.mark.parametrize("name", ALL)
+def test_a_replay_computes_the_call_from_what_its_inputs_hold_now(name, pass_):
+    q, k, v, do = peers.inputs(SHAPE, "cuda", 0)
+    forward = peers.build(name, SHAPE)
+    n_results = 1 if pass_ == "forward" else 3
+    results = [torch.zeros_like(q, requires_grad=False) for _ in range(n_results)]
+
+    def make(pass_=pass_, results=results, inputs=(q, k, v)):
+        qkv = leaves(inputs)
+        held = forward(*qkv) if pass_ == "backward" else None
+
+        def call():
+            o = forward(*qkv) if held is None else held
+            new = [o]
+            if pass_ != "forward":
+                new = torch.autograd.grad(o, qkv, do, retain_graph=held is not None)
+            with torch.no_grad():
+                for result, x in zip(results, new, strict=True):
+                    result.copy_(x)
+            return new
+
+        return call
+
+    captured = graphs.CudaGraphs().capture(make, 2)
+    with torch.no_grad():
+        do.mul_(-0.5)
+        if pass_ != "backward":  # which reads what its forward has saved, at these addresses
+            for x in (q, k, v):
+                x.copy_(torch.randn_like(x))
+    for result in results:
+        result.fill_(7)
+    captured.replay()
+    torch.cuda.synchronize()
+    replayed = [result.clone() for result in results]
+    captured.release()
+    make()()
+    torch.cuda.synchronize()
+    for result, again in zip(results, replayed, strict=True):
+        if name in SAME_BITS:
+            assert torch.equal(result, again)
+        else:
+            torch.testing.assert_close(again, result, rtol=2e-2, atol=2e-2)
+
+
+def test_a_replay_leaves_the_hosts_work_out():
+    x = torch.randn(64, device="cuda")
+    seconds = 0.02
+
+    def slow_host():
+        time.sleep(seconds)
+        return x + 1
+
+    called = time_many({"fn": slow_host}, rep_ms=100)["fn"]
+    done = graphs.time_replays({"fn": lambda: slow_host}, {"fn": called.ms})
+    assert called.ms_host >= 1000 * seconds > 2 * done.results["fn"].ms > 0
+
+
+@pytest.mark.parametrize("bad", [synchronising, too_much])
+def test_a_capture_that_fails_leaves_the_process_as_it_was(bad):
+    x = torch.randn(512, 512, device="cuda")
+    graphs.time_replays({"warm": lambda: lambda: x @ x}, {"warm": 1.0})
+    before = torch.cuda.memory_allocated()
+    makers = {"first": one_more(x), "bad": bad(x), "last": lambda: lambda: x @ x}
+    for _ in range(2):
+        done = graphs.time_replays(makers, dict.fromkeys(makers, 1.0))
+        assert done.usable
+        assert isinstance(done.results["bad"], Exception)
+        assert done.results["first"].ms > 0 and done.results["last"].ms > 0
+        assert not torch.cuda.is_current_stream_capturing()
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        assert torch.cuda.memory_allocated() == before
+    status, note = peers.classify(done.results["bad"])
+    assert (status, note)[0] == ("oom" if bad is too_much else "error"), note
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    assert reserved < before + 2**28, "a pool was not given back"
+
+
+def test_work_on_another_stream_is_no_graph():
+    """It is not captured, so that a replay would seem to take no time at all."""
+    x = torch.randn(512, device="cuda")
+    out = torch.zeros_like(x)
+    other = torch.cuda.Stream()
+
+    def call():
+        with torch.cuda.stream(other):
+            torch.add(x, 1, out=out)
+        return out
+
+    done = graphs.time_replays({"fn": lambda: call}, {"fn": 1.0})
+    assert done.usable and isinstance(done.results["fn"], Exception)
+
+
+def test_the_memory_of_graphs_is_given_back():
+    x = torch.randn(2**24, device="cuda")
+    make = functools.partial(lambda: lambda: (x * 2, x * 3))
+    graphs.time_replays({"fn": make}, {"fn": 1.0})
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    graphs.time_replays({"fn": make}, {"fn": 1.0})
+    torch.cuda.empty_cache()
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+
+
+def test_the_driver_tells_the_clock_and_the_power_or_nothing():
+    sensors = Sensors()
+    x = torch.randn(4096, 4096, device="cuda")
+    for _ in range(50):
+        x @ x
+    mhz, watts = sensors.sm_mhz(), sensors.power_w()
+    torch.cuda.synchronize()
+    assert mhz is None or 100 < mhz < 10_000
+    assert watts is None or 1 < watts < 10_000

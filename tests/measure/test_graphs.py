@@ -1,0 +1,292 @@
+"""Replays in turns, and what a failed capture leaves: on stand-ins for CUDA, whose test is
+tests/gpu/test_timing.py."""
+
+import contextlib
+import gc
+import types
+
+import pytest
+import torch
+
+from a2lib.measure import Timing, graphs
+from a2lib.measure.graphs import CudaGraphs, Unusable, replay_in_turns
+
+
+class FakeClock:
+    """A replay is a callable that returns how many milliseconds it took."""
+
+    sm_mhz = None
+
+    def __init__(self):
+        self.log = []
+        self.released = 0
+
+    def samples(self, fn, n):
+        self.log.append((fn.name, n))
+        return [fn() for _ in range(n)]
+
+    def release(self):
+        self.released += 1
+
+
+class FakeGraphs:
+    def __init__(self, unusable=False):
+        self.log, self.unusable, self.alive = [], unusable, set()
+
+    def capture(self, make, calls):
+        call = make()
+        self.log.append((call.name, calls))
+        for _ in range(calls + 1):
+            call()
+        self.alive.add(call.name)
+        return types.SimpleNamespace(replay=call, release=lambda: self.alive.discard(call.name))
+
+    def mend(self):
+        self.log.append("mend")
+        if self.unusable:
+            raise Unusable("gone")
+
+
+def maker(name, *results):
+    """A maker of a call that gives these milliseconds, or raises them, the last from there on."""
+
+    def make():
+        left = list(results)
+
+        def call():
+            result = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        call.name = name
+        return call
+
+    return make
+
+
+def measure(*makers, due=20, expected=1.0, unusable=False):
+    made = {make().name: make for make in makers}
+    fake, clock = FakeGraphs(unusable), FakeClock()
+    done = replay_in_turns(
+        fake, clock, made, dict.fromkeys(made, expected), dict.fromkeys(made, due)
+    )
+    assert not fake.alive and clock.released
+    return done, fake, clock
+
+
+def test_all_are_captured_and_then_replayed_in_turns():
+    done, fake, clock = measure(maker("a", 1.0), maker("b", 2.0))
+    assert done.usable and list(done.results) == ["a", "b"]
+    assert done.results == {"a": Timing(1.0, 1.0, 1.0, 20), "b": Timing(2.0, 2.0, 2.0, 20)}
+    assert fake.log == [("a", 2), ("b", 2)]
+    assert clock.log == [("a", 2), ("b", 2)] * 10
+
+
+def test_a_long_call_is_run_once_before_its_capture():
+    assert measure(maker("a", 1.0), expected=graphs.SHORT_MS)[1].log == [("a", 1)]
+
+
+def test_time_replays_takes_as_many_samples_as_fit(monkeypatch):
+    monkeypatch.setattr(graphs, "CudaGraphs", FakeGraphs)
+    monkeypatch.setattr(graphs, "CudaClock", FakeClock)
+    times = {"short": 0.01, "middle": 10.0, "long": 3000.0}
+    made = {name: maker(name, 1.0) for name in times}
+    done = graphs.time_replays(made, times)
+    assert {name: timing.n for name, timing in done.results.items()} == {
+        "short": graphs.MAX_N,
+        "middle": graphs.REP_MS / 10,
+        "long": graphs.MIN_N,
+    }
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 10])
+def test_a_failure_is_its_own_and_the_rest_go_on(at):
+    error = MemoryError("out of memory")
+    done, fake, _ = measure(maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0))
+    assert done.usable and done.results["b"] is error and error.__traceback__ is None
+    assert done.results["a"].n == done.results["c"].n == 20
+    assert fake.log.count("mend") == 1
+
+
+def test_what_was_to_be_called_may_fail_to_be_made():
+    def make():
+        raise ValueError("no forward")
+
+    made = {"a": maker("a", 1.0), "b": make}
+    done = replay_in_turns(FakeGraphs(), FakeClock(), made, {"a": 1, "b": 1}, {"a": 5, "b": 5})
+    assert isinstance(done.results["b"], ValueError) and done.results["a"].n == 5
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_unusable_device_ends_it_and_names_the_culprit_alone(at):
+    error = RuntimeError("illegal memory access")
+    makers = maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0)
+    done, _, _ = measure(*makers, unusable=True)
+    assert not done.usable and list(done.results) == ["b"]
+
+
+class FakeCuda:
+    """What CudaGraphs uses of torch.cuda: a capture records, a replay runs what was recorded."""
+
+    def __init__(self, end=None):
+        self.end = end
+        self.current, self.log = "default", []
+
+    def replay(self):
+        pass
+
+    def current_stream(self):
+        return self.current
+
+    def synchronize(self):
+        self.log.append("synchronize")
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream.name
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def graph_pool_handle(self):
+        return (0, 1)
+
+    def CUDAGraph(self):
+        def pool():
+            if not graph.ended:
+                raise RuntimeError("without a preceding successful capture")
+
+        def reset():
+            self.log.append("reset")
+
+        graph = types.SimpleNamespace(ended=False, pool=pool, reset=reset, replay=self.replay)
+        return graph
+
+    @contextlib.contextmanager
+    def graph(self, graph, pool, stream):
+        assert pool == (0, 1) and self.current == "side" and not gc.isenabled()
+        try:
+            yield
+        finally:
+            if self.end:
+                self.current = "side"  # as torch.cuda.graph leaves it
+                raise self.end
+            graph.ended = True
+
+
+@pytest.fixture
+def cuda_graphs():
+    def make(**how):
+        made = CudaGraphs.__new__(CudaGraphs)
+        made._cuda = FakeCuda(**how)
+        ended = made._cuda.log
+        allocator = types.SimpleNamespace(
+            _cuda_endAllocateToPool=lambda device, pool: ended.append(("end", device, pool)),
+            _cuda_releasePool=lambda device, pool: ended.append(("release", device, pool)),
+        )
+        made._torch = types.SimpleNamespace(_C=allocator, Tensor=torch.Tensor)
+        made._device = 3
+        made._stream = types.SimpleNamespace(name="side", wait_stream=lambda other: None)
+        return made
+
+    yield make
+    assert gc.isenabled()
+
+
+def test_the_call_is_made_run_and_captured_on_one_stream(cuda_graphs):
+    made, seen = cuda_graphs(), []
+
+    def make():
+        seen.append(made._cuda.current)
+        return lambda: seen.append(made._cuda.current)
+
+    captured = made.capture(make, 2)
+    assert seen == ["side"] * 4 and made._cuda.current == "default"
+    captured.release()
+    assert made._cuda.log == ["reset"]
+
+
+def test_a_capture_that_ends_well_but_whose_call_failed_is_reset(cuda_graphs):
+    made = cuda_graphs()
+    left = [None, MemoryError("out of memory")]
+
+    def call():
+        result = left.pop(0)
+        if result:
+            raise result
+
+    with pytest.raises(MemoryError, match="out of memory"):
+        made.capture(lambda: call, 1)
+    assert made._cuda.log == ["reset"] and made._cuda.current == "default"
+
+
+def test_a_capture_that_cannot_end_gives_its_pool_back_and_names_the_first_error(cuda_graphs):
+    end = RuntimeError("failed due to a previous error during capture")
+    made = cuda_graphs(end=end)
+    left = [None, RuntimeError("not permitted when stream is capturing")]
+
+    def call():
+        result = left.pop(0)
+        if result:
+            raise result
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        made.capture(lambda: call, 1)
+    assert made._cuda.log == [("end", 3, (0, 1)), ("release", 3, (0, 1))]
+    assert made._cuda.current == "default"
+    with pytest.raises(RuntimeError, match="previous error"):
+        made.capture(lambda: lambda: None, 0)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_replay_that_leaves_an_output_unwritten_is_no_graph(cuda_graphs, written):
+    made = cuda_graphs()
+    one, two = torch.zeros(2, requires_grad=True), torch.zeros(3)
+    replays = []
+
+    def replay():
+        replays.append([one.isnan().all().item(), two.isnan().all().item()])
+        with torch.no_grad():
+            one.fill_(1.0)
+            two[: 3 if written else 2] = 2.0
+
+    made._cuda.replay = replay
+    whole = torch.zeros(1, dtype=torch.int32)
+    refused = pytest.raises(RuntimeError, match="does not write all of its outputs")
+    with contextlib.nullcontext() if written else refused:
+        made.capture(lambda: lambda: (one, two, None, whole), 1)
+    assert replays == [[True, True]]
+
+
+def test_mending_tries_a_capture_and_a_random_number(cuda_graphs):
+    # The stand-in runs the call where CUDA would record it, and replays nothing: as many additions.
+    made, drawn = cuda_graphs(), []
+    made._torch.zeros = lambda n, device: torch.zeros(n)
+    made._torch.rand = lambda n, device: drawn.append(n)
+    made.mend()
+    assert drawn == [1]
+
+
+@pytest.mark.parametrize(
+    "broken, reason",
+    [
+        ({"zeros": lambda n, device: torch.ones(n)}, "wrong sum"),
+        ({"zeros": None}, "not callable"),
+        ({"rand": None}, "not callable"),
+    ],
+)
+def test_mending_fails_where_plain_work_does(cuda_graphs, broken, reason):
+    made = cuda_graphs()
+    work = {"zeros": lambda n, device: torch.zeros(n), "rand": lambda n, device: None}
+    vars(made._torch).update(work | broken)
+    with pytest.raises(Unusable, match=reason):
+        made.mend()
+
+
+def test_mending_fails_where_no_capture_ends(cuda_graphs):
+    made = cuda_graphs(end=RuntimeError("no capture"))
+    made._torch.zeros = lambda n, device: torch.zeros(n)
+    with pytest.raises(Unusable, match="no capture"):
+        made.mend()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from a2lib.theory.attention import attention_flops, matmul_flops
@@ -125,13 +127,20 @@ def compare(ours, theirs) -> str:
     if ours is None or theirs is None:
         return ""
     if level(ours, theirs):
-        return "level with"
+        return "is level with"
     if ours.ms < theirs.ms:
-        return f"{theirs.ms / ours.ms:.2f} times as fast as"
-    return f"{ours.ms / theirs.ms:.2f} times the time of"
+        return f"is {theirs.ms / ours.ms:.2f} times as fast as"
+    return f"takes {ours.ms / theirs.ms:.2f} times the time of"
 
 
 def by_graph(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that were also replayed from a CUDA graph, with that time as `ms` and no spread."""
     known = rows.dropna(subset=["ms_graph"])
     return known.assign(ms=known["ms_graph"], ms_p20=float("nan"), ms_p80=float("nan"))
+
+
+def slopes(rows: pd.DataFrame, column: str) -> dict[int, float]:
+    """Length -> log2 of the time over that at half the length, of one curve: 2 where N^2 rules."""
+    known = rows.dropna(subset=[column])
+    times = dict(zip(known["seq_len"].astype(int), known[column].astype(float), strict=True))
+    return {n: math.log2(times[n] / times[n // 2]) for n in sorted(times) if n // 2 in times}

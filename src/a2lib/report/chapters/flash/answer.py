@@ -58,10 +58,10 @@ def sentence(flash: Flash) -> Markdown:
     text = (
         f"**The answer.** On one {flash.device}, forward and backward take "
         f"**{n['leaderboard_end_to_end']}** at the shape of the course's 2025 leaderboard "
-        f"(16 heads of 64, 16,384 tokens, causal, bf16). That is {n['leaderboard_tflops']}"
+        f"(16 heads of 64, 16,384 tokens, causal, bf16): {n['leaderboard_tflops']}"
     )
     if n["leaderboard_share"] != UNKNOWN:
-        text += f", {n['leaderboard_share']} of the rate of a large matrix product on the same GPU"
+        text += f", {n['leaderboard_share']} of what a large matrix product reaches there"
     said = [f"{text}.", standing_sentence(flash), reason(flash), memory_sentence(flash)]
     return Markdown(" ".join(part for part in said if part))
 
@@ -76,7 +76,7 @@ def standing_sentence(flash: Flash) -> str:
         words.append(f"{_beside(ours, peer)}, the fastest peer")
     if ours and eager:
         words.append(_beside(ours, eager))
-    return f"It is {', and '.join(words)}." if words else "No peer is measured at this shape yet."
+    return f"It {', and '.join(words)}." if words else "No peer is measured at this shape yet."
 
 
 def reason(flash: Flash) -> str:
@@ -87,14 +87,14 @@ def reason(flash: Flash) -> str:
         ours, peer = timed_row(rows, implementation=OURS), standing.best_peer(rows)
         if not (ours and peer):
             return ""
-        words.append(f"{pass_} is {compare(ours, peer)} {style.look(peer.implementation).label}")
-    text = f"Apart, {listed(words)}"
+        label = style.look(peer.implementation).label
+        words.append(f"the {pass_} {compare(ours, peer)} {label}")
+    text = f"Taken apart, {listed(words)}"
     if metrics.level(ours, peer) or ours.ms < peer.ms:
         return f"{text}."
     return (
-        f"{text}. The reason for the backward: it sweeps over the tiles twice and executes "
-        f"{standing.PRODUCTS} products where {standing.FEWEST} suffice, the price of gradients "
-        "that are the same bits every run."
+        f"{text}: ours executes {standing.PRODUCTS} matrix products where {standing.FEWEST} suffice, "
+        "the price of gradients that are the same bits every run."
     )
 
 

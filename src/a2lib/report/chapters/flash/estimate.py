@@ -90,10 +90,10 @@ def binding(flash: Flash) -> Markdown:
     near = [limit for limit, ms in took.items() if ms > 0.9 * most]
     apart = took["tensor cores"] + took["exponentials"]
     if len(near) > 1:
-        text = (f"Forward, no single limit binds: {listed(near)} need about the same "
-                f"{style.digits(most)} ms")  # fmt: skip
+        text = (f"**The answer.** Forward, no single limit binds: {listed(near)} need about the "
+                f"same {style.digits(most)} ms")  # fmt: skip
     else:
-        text = f"Forward, {near[0]} bind, with {style.digits(most)} ms"
+        text = f"**The answer.** Forward, {near[0]} bind, with {style.digits(most)} ms"
     text += (f", and device memory, with {style.digits(took['device memory'])} ms, is far from it. "
              f"Were products and exponentials to take turns, they would need "
              f"{style.digits(apart)} ms")  # fmt: skip

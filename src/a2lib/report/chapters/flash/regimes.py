@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 
 from a2lib.report import metrics, style
@@ -26,22 +24,16 @@ def of_curve(rows: pd.DataFrame) -> dict[int, str]:
     those columns, or without half their length before them, are left out unless launch-bound.
     """
     known = rows.dropna(subset=["ms_graph"]).sort_values("seq_len")
-    gpu = {int(r.seq_len): r.ms_graph for r in known.itertuples()}
+    slopes = metrics.slopes(known, "ms_graph")
     found = {}
     for r in known.itertuples():
         length = int(r.seq_len)
         if r.ms_host > r.ms_graph:
             found[length] = "launch"
-        elif length // 2 in gpu:
-            slope = math.log2(gpu[length] / gpu[length // 2])
+        elif length in slopes:
+            slope = slopes[length]
             found[length] = "flat" if slope < HALFWAY[0] else "one" if slope < HALFWAY[1] else "two"
     return found
-
-
-def gpu_slopes(rows: pd.DataFrame, column: str = "ms_graph") -> dict[int, float]:
-    """Length -> log2 of the time over that at half the length, of one curve."""
-    times = {int(r.seq_len): getattr(r, column) for r in rows.dropna(subset=[column]).itertuples()}
-    return {n: math.log2(times[n] / times[n // 2]) for n in sorted(times) if n // 2 in times}
 
 
 def table(flash: Flash, dtype: str, caption: str, name: str, head_dim: int = 64) -> Table:
@@ -117,7 +109,7 @@ def _by_latency(flash: Flash) -> str:
     words = []
     for dtype in ("bf16", "fp32"):
         rows = pick(flash.handout, dtype=dtype, head_dim=64, implementation=OURS, pass_="forward")
-        slopes = gpu_slopes(rows, "ms")
+        slopes = metrics.slopes(rows, "ms")
         if slopes:
             least, greatest = min(slopes.values()), max(slopes.values())
             words.append(f"{dtype} from {least:.1f} to {greatest:.1f}")

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pandas as pd
 
-from a2lib.report import metrics, style
+from a2lib.report import metrics, style, tables
 from a2lib.report.chapters.flash.rows import DTYPES, LONGEST, Flash, listed, span, subject
 from a2lib.report.metrics import OURS, fastest, pick, timed_row, with_tflops
 from a2lib.report.tables import Markdown, Table
@@ -194,12 +194,22 @@ def fp32_leads(flash: Flash) -> Markdown:
         return Markdown("")
     if not len(plain):
         return Markdown("In fp32 no shape of the sweep is fastest in plain or compiled attention.")
-    return Markdown(
+    text = (
         f"In fp32, plain or compiled attention is alone in front in {len(plain)} of {len(best)} "
-        f"shapes, at {span(plain['seq_len'])}. There the $N \\times N$ matrices still cost "
-        "little to write and read, and their products are one large multiplication each, which "
-        "gives every multiprocessor work where one head has too few tiles."
+        f"shapes, at {span(plain['seq_len'])}. Our reading: the $N \\times N$ matrices still cost "
+        "little to write and read there, and their products are one large multiplication each, "
+        "which gives every multiprocessor work where one head has too few tiles."
     )
+    rows = pick(flash.handout, dtype="fp32", head_dim=64, pass_="end_to_end", implementation=OURS)
+    slopes = metrics.slopes(rows, "ms")
+    there = [slopes[n] for n in sorted(set(plain["seq_len"])) if n in slopes]
+    if there and max(there) < 1.5:
+        text += (f" It holds up so far: with heads of 64 ours grows with slope {there[0]:.1f} to "
+                 f"{there[-1]:.1f} there, as a GPU that is not full does.")  # fmt: skip
+    elif there:
+        text += (f" Against it: with heads of 64 ours grows with slope {max(there):.1f} there, as "
+                 "a full GPU does.")  # fmt: skip
+    return Markdown(text)
 
 
 def flex_fp32(flash: Flash) -> Markdown:
@@ -218,3 +228,20 @@ def flex_fp32(flash: Flash) -> Markdown:
         f"{style.tokens(LONGEST)} tokens with heads of 64: {listed(words)}. We have no tested "
         "explanation for it."
     )
+
+
+def spreads(rows: pd.DataFrame, caption: str, name: str) -> Table:
+    """Median, p20, p80 and n of every implementation at one shape, a column per pass."""
+    lines = []
+    for implementation in style.implementations(rows["implementation"]):
+        cells = []
+        for pass_ in style.PASSES:
+            row = metrics.row_of(rows, implementation=implementation, pass_=pass_)
+            if row is None or row.status != "ok":
+                cells.append(tables.MISSING if row is None else tables.shown(row))
+                continue
+            low, high = style.digits(row.ms_p20), style.digits(row.ms_p80)
+            cells.append(f"{style.digits(row.ms)} ({low} – {high}), n = {row.n}")
+        lines.append([style.SHORT.get(implementation, implementation), *cells])
+    columns = ["ms (p20 – p80)", *style.PASSES.values()]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)

@@ -66,7 +66,8 @@ def row(implementation, dtype, batch, heads, seq_len, head_dim, causal, pass_, r
 def protocol_rows(run):
     """Rows of flash_protocol at the leaderboard's shape: each protocol by the same model."""
     for implementation in RATES:
-        key = dict(zip(FLASH_PROTOCOL.key[1:-1], (implementation, *BOARD, "end_to_end"), strict=True))
+        names = FLASH_PROTOCOL.key[1:-1]
+        key = dict(zip(names, (implementation, *BOARD, "end_to_end"), strict=True))
         ms = float(row(implementation, *BOARD, "end_to_end")["ms"])
         for protocol, seconds in (("burst", (0,)), ("sustained", range(10)), ("board", (0,))):
             for second in seconds:
@@ -123,11 +124,13 @@ def write(root: Path, device="nvidia-h200", keep=lambda shape: True, ceiling=Tru
                protocol_rows(run))  # fmt: skip
         _write(measured / "flash_accuracy" / f"{device}.csv", FLASH_ACCURACY.columns,
                accuracy_rows(run))  # fmt: skip
-        made = [("matmul", "bf16", 4096, 0.2), ("matmul", "bf16", 8192, 1.4), ("matmul", "fp32", 8192, 21.0),
+        made = [("matmul", "bf16", 4096, 0.2), ("matmul", "bf16", 8192, 1.4),
+                ("matmul", "fp32", 8192, 21.0),
                 ("copy", "bf16", 1 << 30, 0.5)]  # fmt: skip
         _write(measured / "ceiling" / f"{device}.csv", CEILING.columns, [
-            {"operation": o, "dtype": t, "size": s, "sm_mhz": 1950, "note": "", "status": "ok", "ms": ms,
-             "ms_p20": ms, "ms_p80": ms, "n": 10, "run": run} for o, t, s, ms in made])  # fmt: skip
+            {"operation": o, "dtype": t, "size": s, "sm_mhz": 1950, "note": "", "status": "ok",
+             "ms": ms, "ms_p20": ms, "ms_p80": ms, "n": 10, "run": run}
+            for o, t, s, ms in made])  # fmt: skip
     _run(Path(root), run, device)
     return Path(root)
 

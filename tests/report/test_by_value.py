@@ -5,7 +5,7 @@ Milliseconds are round numbers; no row was measured on anything.
 
 import pytest
 
-from a2lib.report import Flash, metrics
+from a2lib.report import metrics
 from a2lib.report.chapters.flash import answer, standing
 from a2lib.report.metrics import pick
 
@@ -13,37 +13,22 @@ from a2lib.report.metrics import pick
 MATMUL_MS = 2 * 8192**3 / 1e15 * 1e3
 
 
-def timed(implementation, pass_, ms, low=None, high=None, **over):
-    """A row of the leaderboard's shape, or of another; p20 and p80 are the median unless given."""
-    shape = {"dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 16384, "head_dim": 64}
-    return {"implementation": implementation, **shape, "causal": "true", "pass": pass_, "ms": ms,
-            "ms_p20": low or ms, "ms_p80": high or ms, "n": 9, **over}  # fmt: skip
-
-
-def one_head(implementation, pass_, ms, low=None, high=None, **over):
-    return timed(implementation, pass_, ms, low, high, **{"heads": 1, "seq_len": 65536, **over})
-
-
-def board(**changed):
-    """The leaderboard's shape: ours between two peers, eager last."""
-    times = {
-        "a2lib": (1, 3, 4), "sdpa_cudnn": (1, 2, 3.2), "sdpa_flash": (2, 5, 8),
-        "eager": (20, 30, 40),
-    } | changed  # fmt: skip
-    return [timed(name, pass_, ms) for name, three in times.items()
-            for pass_, ms in zip(("forward", "backward", "end_to_end"), three, strict=True)]
-
-
 @pytest.fixture
-def made(synthetic, tmp_path):
-    """A Flash of rows made by hand: made(flash=[...], ceiling=[...], device=...)."""
-    def make(device="nvidia-h200", **sections):
-        return Flash([synthetic.by_hand(tmp_path, device=device, **sections)])
+def board(timed):
+    """Rows of the leaderboard's shape: ours between two peers, eager last."""
 
-    return make
+    def rows(**changed):
+        times = {
+            "a2lib": (1, 3, 4), "sdpa_cudnn": (1, 2, 3.2), "sdpa_flash": (2, 5, 8),
+            "eager": (20, 30, 40),
+        } | changed  # fmt: skip
+        return [timed(name, pass_, ms) for name, three in times.items()
+                for pass_, ms in zip(("forward", "backward", "end_to_end"), three, strict=True)]
+
+    return rows
 
 
-def test_the_answer_word_for_word(made):
+def test_the_answer_word_for_word(made, board, one_head):
     ceiling = [{"operation": "matmul", "dtype": "bf16", "size": 8192, "ms": MATMUL_MS}]
     memory = [
         one_head("a2lib", "end_to_end", 5, peak_bytes=34078720),
@@ -71,21 +56,21 @@ def test_the_answer_word_for_word(made):
      ((1, 2, 3.25), "It is level with SDPA cuDNN (3.20 ms), the fastest peer, and is "
                     "12.31 times as fast as PyTorch eager (40.0 ms).")],
 )  # fmt: skip
-def test_the_standing_fits_every_outcome(made, ours, words):
+def test_the_standing_fits_every_outcome(made, ours, words, board):
     assert answer.standing_sentence(made(flash=board(a2lib=ours))) == words
 
 
-def test_the_fastest_peer_is_the_fastest(made):
+def test_the_fastest_peer_is_the_fastest(made, board):
     flash = made(flash=board(sdpa_flash=(0.5, 1, 2)))
     assert "SDPA FlashAttention-2 (2.00 ms), the fastest peer" in answer.standing_sentence(flash)
 
 
-def test_no_reason_is_given_where_none_is_needed(made):
+def test_no_reason_is_given_where_none_is_needed(made, board):
     text = answer.reason(made(flash=board(a2lib=(1, 1, 2))))
     assert text.endswith("the backward is 2.00 times as fast as SDPA cuDNN.")
 
 
-def test_numbers_are_those_of_the_rows(made):
+def test_numbers_are_those_of_the_rows(made, board):
     ceiling = [{"operation": "matmul", "dtype": "bf16", "size": 4096, "ms": MATMUL_MS},
                {"operation": "matmul", "dtype": "bf16", "size": 8192, "ms": MATMUL_MS},
                {"operation": "copy", "dtype": "bf16", "size": 10**9, "ms": 0.5}]  # fmt: skip
@@ -98,7 +83,8 @@ def test_numbers_are_those_of_the_rows(made):
     assert n["ceiling_fp32"] == n["longest_a2lib"] == answer.UNKNOWN
 
 
-def shapes_of_every_outcome():
+@pytest.fixture
+def every_outcome(one_head):
     """Five forwards: ahead, level by the median, level by the spread, behind, and eager ahead."""
     times = {
         128: (("a2lib", 1), ("sdpa_cudnn", 2)),
@@ -111,8 +97,8 @@ def shapes_of_every_outcome():
             for length, several in times.items() for name, *spread in several]  # fmt: skip
 
 
-def test_ties_are_no_wins(made):
-    flash = made(flash=shapes_of_every_outcome())
+def test_ties_are_no_wins(made, every_outcome):
+    flash = made(flash=every_outcome)
     assert metrics.tally(flash.handout) == {"ahead": 1, "level": 2, "behind": 2}
     assert str(standing.by_pass(flash)).splitlines()[0] == (
         "- **bf16**: forward ahead of every peer in 1 of 5, level with the best in 2, behind in 2."
@@ -124,7 +110,7 @@ def test_ties_are_no_wins(made):
     )
 
 
-def test_gpu_time_is_counted_apart(made):
+def test_gpu_time_is_counted_apart(made, one_head):
     rows = [one_head("a2lib", "forward", 9, seq_len=128, ms_graph=1),
             one_head("sdpa_cudnn", "forward", 1, seq_len=128, ms_graph=2)]  # fmt: skip
     flash = made(flash=rows)
@@ -132,8 +118,8 @@ def test_gpu_time_is_counted_apart(made):
     assert "bf16 forward 1 / 0 / 0 of 1 " in str(standing.by_gpu_time(flash))
 
 
-def test_level_means_two_per_cent_or_an_overlap(made):
-    rows = made(flash=shapes_of_every_outcome()).handout
+def test_level_means_two_per_cent_or_an_overlap(made, every_outcome):
+    rows = made(flash=every_outcome).handout
     def verdict(length):
         return metrics.fastest(pick(rows, seq_len=length)).iloc[0]["verdict"]
 
@@ -141,18 +127,23 @@ def test_level_means_two_per_cent_or_an_overlap(made):
         "ahead", "level", "level", "behind", "behind"]  # fmt: skip
 
 
-def sweep_rates(pass_, d64, d128):
+@pytest.fixture
+def sweep_rates(timed):
     """Ours and cuDNN at the paper's longest shapes: ours reaches these shares of cuDNN's rate."""
-    rows = []
-    for head_dim, share in ((64, d64), (128, d128)):
-        for causal in ("true", "false"):
-            over = {"heads": 2048 // head_dim, "head_dim": head_dim, "causal": causal}
-            rows += [timed("a2lib", pass_, 1 / share, **over),
-                     timed("sdpa_cudnn", pass_, 1, **over)]  # fmt: skip
+
+    def rows(pass_, d64, d128):
+        found = []
+        for head_dim, share in ((64, d64), (128, d128)):
+            for causal in ("true", "false"):
+                over = {"heads": 2048 // head_dim, "head_dim": head_dim, "causal": causal}
+                found += [timed("a2lib", pass_, 1 / share, **over),
+                          timed("sdpa_cudnn", pass_, 1, **over)]  # fmt: skip
+        return found
+
     return rows
 
 
-def test_the_bound_of_five_in_seven_beside_the_data(made):
+def test_the_bound_of_five_in_seven_beside_the_data(made, sweep_rates):
     flash = made(flash=sweep_rates("backward", 0.8, 0.66))
     assert list(standing.two_sweeps(flash, "c", "n").frame["backward"]) == [
         "0.80", "0.80", "0.66", "0.66"]  # fmt: skip
@@ -162,19 +153,19 @@ def test_the_bound_of_five_in_seven_beside_the_data(made):
     assert "with heads of 128 it falls to 0.66, below it" in text and "was not tested" in text
 
 
-def test_no_further_cause_is_named_above_the_bound(made):
+def test_no_further_cause_is_named_above_the_bound(made, sweep_rates):
     text = str(standing.why_backward(made(flash=sweep_rates("backward", 0.8, 0.75))))
     assert text.count("is above it") == 2 and "further cause" not in text
 
 
 @pytest.mark.parametrize(("d64", "d128", "words"),
                          [(0.95, 0.8, "the reverse"), (0.7, 0.8, "does not prove it")])
-def test_exponentials_are_judged_by_head_size(made, d64, d128, words):
+def test_exponentials_are_judged_by_head_size(made, d64, d128, words, sweep_rates):
     text = str(standing.why_not_exponentials(made(flash=sweep_rates("forward", d64, d128))))
     assert f"reaches {d64:.2f} of cuDNN's rate there and {d128:.2f}" in text and words in text
 
 
-def test_plain_attention_in_front_and_whether_the_reason_holds(made):
+def test_plain_attention_in_front_and_whether_the_reason_holds(made, one_head):
     def rows(growth):
         return [one_head(name, "end_to_end", ms, dtype="fp32", seq_len=n)
                 for n, ours, plain in ((2048, 1, 3), (4096, growth, 0.5))
@@ -186,18 +177,18 @@ def test_plain_attention_in_front_and_whether_the_reason_holds(made):
         standing.fp32_leads(made(flash=rows(4))))  # fmt: skip
 
 
-def test_the_landing_page_has_the_same_numbers(made):
+def test_the_landing_page_has_the_same_numbers(made, board):
     frame = answer.results(made(flash=board()), "c", "n").frame
     assert list(frame.iloc[0])[1:4] == ["**4.00 ms**", "3.20 ms, cuDNN", "40.0 ms"]
 
 
-def test_spread_and_n_are_shown(made):
+def test_spread_and_n_are_shown(made, timed):
     rows = [timed("a2lib", "forward", 1, 0.9, 1.2)]
     frame = standing.spreads(made(flash=rows).leaderboard, "c", "n").frame
     assert list(frame.iloc[0]) == ["ours", "1.00 (0.900 – 1.20), n = 9", "·", "·"]
 
 
-def test_flex_in_fp32_beside_eager(made):
+def test_flex_in_fp32_beside_eager(made, one_head):
     rows = [one_head(name, "end_to_end", ms, dtype="fp32")
             for name, ms in (("flex", 3), ("eager", 2))]  # fmt: skip
     assert "end to end 1.50. We have no tested" in str(standing.flex_fp32(made(flash=rows)))

@@ -93,8 +93,8 @@ def reason(flash: Flash) -> str:
     if metrics.level(ours, peer) or ours.ms < peer.ms:
         return f"{text}."
     return (
-        f"{text}: ours executes {standing.PRODUCTS} matrix products where {standing.FEWEST} suffice, "
-        "the price of gradients that are the same bits every run."
+        f"{text}: ours executes {standing.PRODUCTS} matrix products where {standing.FEWEST} "
+        "suffice, the price of gradients that are the same bits every run."
     )
 
 

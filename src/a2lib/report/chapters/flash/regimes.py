@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.flash.rows import Flash, listed, span
+from a2lib.report.chapters.flash.rows import Flash, listed
 from a2lib.report.metrics import OURS, pick, row_of
 from a2lib.report.tables import MISSING, Markdown, Table
 
@@ -62,8 +62,8 @@ def sentence(flash: Flash) -> Markdown:
             continue
         for pass_ in ("forward", "backward"):
             found = of_curve(pick(rows, pass_=pass_))
-            words = [f"{REGIMES[kind]} at {span(lengths)}" for kind in REGIMES
-                     if (lengths := [n for n, k in found.items() if k == kind])]  # fmt: skip
+            words = [f"{name} at {_lengths([n for n, k in found.items() if k == kind])} tokens"
+                     for kind, name in REGIMES.items() if kind in found.values()]  # fmt: skip
             if words:
                 parts.append(f"{dtype} {pass_} is {listed(words)}")
     if not parts:

@@ -68,7 +68,7 @@ def themed(svg: str) -> str:
     css += "".join(f".{name}{{{_tight(rule)}}}" for rule, name in rules.items())
     svg = re.sub(r"(<svg\b)([^>]*>)", rf'\1 class="{key}"\2<style>{css}</style>', svg, count=1)
     svg = re.sub(r">\s+<(?!/?tspan)", "><", re.sub(r" *\n *", " ", svg)).strip() + "\n"
-    return _without_bare_groups(svg.replace("xlink:href", "href").replace(' z "', 'z"'))
+    return _without_bare_groups(_short_paths(svg.replace("xlink:href", "href")))
 
 
 def colours(selector: str, names: set[str] | None = None) -> str:
@@ -105,6 +105,13 @@ def _short_ids(svg: str, key: str) -> str:
                  lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", svg)  # fmt: skip
     svg = re.sub(r'(url\(#|href="#)([^)"]+)', lambda m: m[1] + names[m[2]], svg)
     return svg
+
+
+def _short_paths(svg: str) -> str:
+    """Path data without the blanks beside its letters."""
+    return re.sub(
+        r'(?<= d=)"[^"]*"', lambda d: re.sub(r" *([A-Za-z]) *", r"\1", d[0]), svg
+    )
 
 
 def _without_bare_groups(svg: str) -> str:

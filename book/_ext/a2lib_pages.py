@@ -107,7 +107,7 @@ def _text(file: Path) -> str:
 
 
 def setup(app) -> dict:
-    for module in ("a2lib_tables", "a2lib_search", "a2lib_theme"):
+    for module in ("a2lib_tables", "a2lib_search", "a2lib_theme", "a2lib_icons"):
         app.setup_extension(module)
     app.add_config_value("a2lib_address", "", "html")
     app.add_js_file("page.js", loading_method="defer")

@@ -19,7 +19,7 @@ START = "A2_TEXTS = "
 REFERENCE = re.compile(r"^notebooks/|-shapes$")
 SKIPPED = (nodes.section, nodes.raw, nodes.comment, nodes.math_block, nodes.image, nodes.pending,
            nodes.substitution_definition, addnodes.toctree, addnodes.index)  # fmt: skip
-IS_NUMBER = re.compile(r"[\d.,×()%\s·–+-]*|oom|n/a", re.I)
+IS_NUMBER = re.compile(r"[\d.,×()%\s·–+-]*(?:[KMG]?i?B|ms)?|oom|n/a", re.I)
 
 
 def gather(app, page, _template, _context, doctree) -> None:
@@ -59,13 +59,23 @@ def _collect(node, words: list[str], numbers: list[str]) -> None:
     if isinstance(node, SKIPPED):
         return
     if isinstance(node, nodes.entry | nodes.literal_block):
-        text = node.astext()
+        text = _plain(node)
         (numbers if IS_NUMBER.fullmatch(text) else words).append(text)
     elif isinstance(node, nodes.TextElement):
-        words.append(node.astext())
+        words.append(_plain(node))
     else:
         for child in node.children:
             _collect(child, words, numbers)
+
+
+def _plain(node) -> str:
+    """The words of a node; the HTML that an extension put among them is none."""
+    if isinstance(node, SKIPPED):
+        return ""
+    if isinstance(node, nodes.Text):
+        return node.astext()
+    between = "" if isinstance(node, nodes.TextElement) else " "
+    return between.join(_plain(child) for child in node.children)
 
 
 def _texts(app) -> dict[str, list]:

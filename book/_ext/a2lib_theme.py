@@ -39,8 +39,8 @@ CHANGES = (
     (r' role="list"', ""),
     (r' role="doc-biblioentry"', ""),
 )  # fmt: skip
-# Source maps, a second format of fonts, translations, and what CHANGES took the tags of.
-DROPPED = ("*.map", "*.ttf", "fontawesome.js*", "locales/**/*", "searchtools.js",
+# Source maps, translations, and what CHANGES took the tags of.
+DROPPED = ("*.map", "fontawesome.js*", "locales/**/*", "searchtools.js",
            "language_data.js", "*webpack-macros.html")  # fmt: skip
 
 

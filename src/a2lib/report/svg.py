@@ -48,7 +48,7 @@ def themed(svg: str) -> str:
     second) and gives equal styles one class. Equal drawings give equal bytes, and names are
     prefixed by a key of the content, so that several may stand in one document.
     """
-    key = "s" + hashlib.sha256(svg.encode()).hexdigest()[:6]
+    key = "s" + hashlib.sha256(svg.encode()).hexdigest()[:4]
     svg = re.sub(r"<metadata>.*?</metadata>|<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->", "", svg,
                  flags=re.S)  # fmt: skip
     svg = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
@@ -63,16 +63,19 @@ def themed(svg: str) -> str:
         r' style="([^"]*)"',
         lambda m: f' class="{rules.setdefault(m[1], f"{key}{len(rules)}")}"', svg,
     )  # fmt: skip
-    css = colours(f".{key}") + f".{key}{{fill:var(--ink);stroke-linejoin:round}}"
+    used = set(re.findall(r"var\(--(\w+)\)", " ".join(rules))) | {"ink"}
+    css = colours(f".{key}", used) + f".{key}{{fill:var(--ink);stroke-linejoin:round}}"
     css += "".join(f".{name}{{{_tight(rule)}}}" for rule, name in rules.items())
     svg = re.sub(r"(<svg\b)([^>]*>)", rf'\1 class="{key}"\2<style>{css}</style>', svg, count=1)
-    return re.sub(r">\s+<(?!/?tspan)", "><", re.sub(r" *\n *", " ", svg)).strip() + "\n"
+    svg = re.sub(r">\s+<(?!/?tspan)", "><", re.sub(r" *\n *", " ", svg)).strip() + "\n"
+    return _without_bare_groups(_short_paths(svg.replace("xlink:href", "href")))
 
 
-def colours(selector: str) -> str:
+def colours(selector: str, names: set[str] | None = None) -> str:
     """The style rules that give `selector` the palette, by the reader's colour scheme."""
-    light = ";".join(f"--{name}:{light}" for name, light, _ in PAIRS.values())
-    dark = ";".join(f"--{name}:{dark}" for name, _, dark in PAIRS.values())
+    pairs = [pair for pair in PAIRS.values() if names is None or pair[0] in names]
+    light = ";".join(f"--{name}:{light}" for name, light, _ in pairs)
+    dark = ";".join(f"--{name}:{dark}" for name, _, dark in pairs)
     return f"{selector}{{{light}}}@media (prefers-color-scheme:dark){{{selector}{{{dark}}}}}"
 
 
@@ -101,7 +104,29 @@ def _short_ids(svg: str, key: str) -> str:
     svg = re.sub(r' id="([^"]*)"',
                  lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", svg)  # fmt: skip
     svg = re.sub(r'(url\(#|href="#)([^)"]+)', lambda m: m[1] + names[m[2]], svg)
-    return re.sub(r"<g>\s*</g>", "", svg)
+    return svg
+
+
+def _short_paths(svg: str) -> str:
+    """Path data without the blanks beside its letters."""
+    return re.sub(
+        r'(?<= d=)"[^"]*"', lambda d: re.sub(r" *([A-Za-z]) *", r"\1", d[0]), svg
+    )
+
+
+def _without_bare_groups(svg: str) -> str:
+    """Drop the groups that have no attribute, and turns by nothing: they say nothing."""
+    kept, bare = [], []
+    svg = re.sub(r"<g */>|<g></g>| transform=\"rotate\(-?0 [^\"]*\"", "", svg)
+    for part in re.split(r"(<g\b[^>]*>|</g>)", svg):
+        if part.startswith("<g"):
+            bare.append(part == "<g>")
+            kept.append("" if bare[-1] else part)
+        elif part == "</g>":
+            kept.append("" if bare.pop() else part)
+        else:
+            kept.append(part)
+    return "".join(kept)
 
 
 def _shorter(number: re.Match) -> str:

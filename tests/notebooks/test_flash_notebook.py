@@ -159,6 +159,31 @@ def test_it_shows_a_table_a_figure_and_one_line_of_progress(executed):
     assert any("flash/cpu.csv" in text and "make book" in text for text in shown)
 
 
+def test_without_a_gpu_there_is_one_time_and_it_says_so(executed):
+    shown = list(texts(executed[0]))
+    for what in ("GPU's own time", "host's time to issue a call"):
+        assert any(what in text and "is measured on a GPU alone" in text for text in shown)
+    assert sum("sweeps leaderboard and all" in text for text in shown) == 2
+
+
+def test_the_leaderboard_sweep_has_the_protocols_and_the_errors(tmp_path):
+    asked = ["-p", "sweep", "leaderboard", "-p", "implementations", "eager,sdpa_flash"]
+    done = papermill(FLASH, tmp_path / "out.ipynb", *asked, data=tmp_path / "data")
+    assert done.returncode == 0, done.stderr
+    shown = "\n".join(texts(nbformat.read(tmp_path / "out.ipynb", as_version=4)))
+    assert re.search(r"burst +eager +[\d.]+", shown)
+    assert re.search(r"sustained, second 0 +sdpa_flash +[\d.]+", shown)
+    assert re.search(r"board +eager +unsupported", shown)
+    assert re.search(r"fp16 causal +10 +eager( +\d\.\d\de-\d\d){4}", shown)
+    measured = tmp_path / "data" / "measured"
+    with open(measured / "flash_accuracy" / "cpu.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2 * 2 * 2 * 4 and {row["status"] for row in rows} == {"ok"}
+    with open(measured / "flash_protocol" / "cpu.csv", newline="") as file:
+        found = {(row["protocol"], row["implementation"]) for row in csv.DictReader(file)}
+    assert len(found) == 3 * 2
+
+
 def test_the_output_holds_no_error_and_no_local_path(executed):
     notebook, measured = executed
     assert not [o for c in notebook.cells for o in c.get("outputs", ()) if o.output_type == "error"]

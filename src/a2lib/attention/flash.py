@@ -8,25 +8,18 @@ Both run the kernels of ``a2lib.attention.kernels``, forward and backward, or ra
 """
 
 import functools
-import math
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from a2lib.attention.launch import launch
-from a2lib.attention.shapes import UnsupportedError, as_batched_heads, check_inputs, empty_like
-from a2lib.attention.tiles import (
-    HEAD_DIM_MAX,
-    SPECIALISED,
-    TILES,
-    WHEN_FEW,
-    options_of,
-    precision_of,
+from a2lib.attention import operators, passes
+from a2lib.attention.shapes import (
+    UnsupportedError,
+    check_first_derivative,
+    check_inputs,
+    check_is_causal,
+    check_scale,
 )
-
-_NOTHING = {}
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def flash_attention(
@@ -40,33 +33,51 @@ def flash_attention(
     contiguous, or more than two leading dimensions cannot be merged in place). One dtype of
     bfloat16, float16 or float32; sums are fp32, and fp32 inputs are multiplied as fp32 unless
     PyTorch is set to TF32 (``torch.backends.cuda.matmul.fp32_precision``, or the older
-    ``allow_tf32``). With ``is_causal`` query i sees the keys j <= i. ``scale`` defaults to
-    ``1 / sqrt(d)``. A query that sees no key gives a row of zeros. Gradients are deterministic.
+    ``allow_tf32``; each pass reads it, so do not change it between forward and backward). With
+    ``is_causal`` query i sees the keys j <= i. ``scale``, a number, defaults to ``1 / sqrt(d)``
+    and has no gradient. A query that sees no key gives a row of zeros. Gradients are
+    deterministic, and cannot be differentiated again. Autocast changes nothing: the dtype is that
+    of the inputs, which must be one (a model's projections give 16 bits there).
 
-    Returns ``(..., n_queries, d)``. Raises ValueError where the inputs do not fit each other,
-    UnsupportedError where the kernels cannot run them. Source: FlashAttention-2 (Dao, 2023).
+    Returns ``(..., n_queries, d)``. With four or more dimensions the result, and each gradient,
+    lies in memory as ``(..., n_queries, heads, d)``, whatever the strides of the inputs:
+    ``o.transpose(1, 2).reshape(B, n_queries, heads * d)`` copies nothing, and ``o.view`` over heads
+    and queries wants ``reshape``. With up to three dimensions it is contiguous.
+
+    Under ``torch.compile`` (also ``fullgraph``, dynamic shapes) a call is one operator,
+    ``torch.ops.a2lib.flash_forward``, which a policy of selective checkpointing can name.
+
+    Raises TypeError or ValueError where the arguments are none, or do not fit each other;
+    UnsupportedError where the kernels cannot run them; RuntimeError where backward is called with
+    ``create_graph=True``. Source: FlashAttention-2 (Dao, 2023).
     """
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"scale must be a finite number; got {scale}")
-    if scale is not None and scale <= 0:
-        # The kernels mask and take maxima before they scale, which needs a scale > 0.
-        q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
+    if scale is not None:
+        scale = check_scale(scale)
+        if scale <= 0:
+            # The kernels mask and take maxima before they scale, which needs a scale > 0.
+            check_inputs(q, k, v)
+            q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
+    is_causal = check_is_causal(is_causal)
+    if torch.compiler.is_compiling():
+        check_inputs(q, k, v)
+        return operators.flash_forward(q, k, v, is_causal, scale)[0]
     return _FlashAttention.apply(q, k, v, is_causal, scale)
 
 
 class FlashAttentionTriton(torch.autograd.Function):
     """``FlashAttentionTriton.apply(q, k, v, is_causal=False)``, forward and backward in Triton.
 
-    Shapes, dtypes and errors as ``flash_attention`` with its default scale. Saves q, k, v, o and
-    one tensor of shape ``q.shape[:-1]``: the natural-log log-sum-exp of each score row, fp32.
+    Shapes, dtypes, layout, errors and ``torch.compile`` as ``flash_attention`` with its default
+    scale; but compiled, q, k and v must be three tensors: torch 2.11 loses a gradient of one that
+    is given to a ``Function`` twice. Saves q, k, v, o and one tensor of shape ``q.shape[:-1]``: the
+    natural-log log-sum-exp of each score row, fp32.
     """
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        return _forward(ctx, q, k, v, is_causal, None)
+        return _forward(ctx, q, k, v, check_is_causal(is_causal), None)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, do: Tensor):
         return *_backward(ctx, do), None
 
@@ -77,190 +88,35 @@ class _FlashAttention(torch.autograd.Function):
         return _forward(ctx, q, k, v, is_causal, scale)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, do):
         return *_backward(ctx, do), None, None
 
 
 def _forward(ctx, q, k, v, is_causal, scale):
-    check_inputs(q, k, v)
-    _check_supported(q)
-    ctx.is_causal = bool(is_causal)
-    ctx.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    ctx.allow_tf32 = q.dtype == torch.float32 and _allow_tf32()
-    q4, k4, v4 = (as_batched_heads(x) for x in (q, k, v))
-    o = empty_like(q4)
-    lse = torch.empty(q4.shape[:-1], dtype=torch.float32, device=q.device)
-    _Problem(q4, k4, ctx).forward(q4, k4, v4, o, lse)
-    o, lse = o.view(q.shape), lse.view(q.shape[:-1])
+    twice = q is k or q is v or k is v
+    if torch.compiler.is_compiling():
+        if twice:
+            raise UnsupportedError(
+                "torch.compile of FlashAttentionTriton.apply needs three different tensors, since "
+                "PyTorch may lose a gradient of one given twice; call flash_attention"
+            )
+        check_inputs(q, k, v)
+        run = operators.flash_forward
+    else:
+        # After that error a compiled caller goes on in eager, and would trace the kernels from here.
+        run = _untraced_forward() if twice else passes.forward
+    o, lse = run(q, k, v, is_causal, scale)
+    ctx.is_causal, ctx.scale = is_causal, scale
     ctx.save_for_backward(q, k, v, o, lse)
     return o
 
 
+@functools.cache
+def _untraced_forward():
+    return torch.compiler.disable(passes.forward)
+
+
 def _backward(ctx, do):
-    q, k, v, o, lse = ctx.saved_tensors
-    q4, k4, v4, o4, do4 = (as_batched_heads(x) for x in (q, k, v, o, do))
-    dq4, dk4, dv4 = (
-        empty_like(x) if needed else None
-        for x, needed in zip((q4, k4, v4), ctx.needs_input_grad[:3], strict=True)
-    )
-    lse = lse.view(q4.shape[:-1])
-    _Problem(q4, k4, ctx).backward(q4, k4, v4, o4, do4, lse, dq4, dk4, dv4)
-    return tuple(
-        None if dx is None else dx.view(x.shape)
-        for dx, x in zip((dq4, dk4, dv4), (q, k, v), strict=True)
-    )
-
-
-def _allow_tf32() -> bool:
-    """Whether PyTorch's own fp32 products on a GPU may be TF32, by its newer or older setting."""
-    precision = torch.backends.cuda.matmul.fp32_precision
-    if precision == "none":
-        precision = torch.backends.fp32_precision
-    return precision == "tf32"
-
-
-def _check_supported(q: Tensor) -> None:
-    """Raise UnsupportedError, in one line, where the kernels cannot run tensors like q."""
-    if q.dtype not in DTYPES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise UnsupportedError(f"flash_attention runs {names}; got {q.dtype}")
-    if not 1 <= q.shape[-1] <= HEAD_DIM_MAX:
-        raise UnsupportedError(
-            f"flash_attention runs head_dim 1 to {HEAD_DIM_MAX}; got {q.shape[-1]}"
-        )
-    interpreted = _interpreted()
-    if not q.is_cuda and not interpreted:
-        raise UnsupportedError(
-            f"flash_attention's Triton kernels need a CUDA GPU, and q is on {q.device}; on the CPU "
-            "use FlashAttentionPyTorch or attention_reference (TRITON_INTERPRET=1 runs the "
-            "kernels there, for tests)"
-        )
-
-
-@functools.cache
-def _interpreted() -> bool:
-    try:
-        from a2lib.attention.kernels import INTERPRETED
-    except ImportError as error:
-        raise UnsupportedError(f"flash_attention needs Triton, which is missing: {error}") from None
-    return bool(INTERPRETED.value)
-
-
-class _Problem:
-    """One call's sizes and the launches that serve it; tensors are (B, H, N, d)."""
-
-    def __init__(self, q, k, ctx):
-        self.dtype = DTYPES[q.dtype]
-        self.batch, self.heads, self.n_queries, self.head_dim = q.shape
-        self.kv_heads, self.n_keys = k.shape[1:3]
-        self.group = self.heads // self.kv_heads if self.kv_heads else 1
-        self.is_causal, self.scale = ctx.is_causal, ctx.scale
-        self.precision = precision_of(self.dtype, ctx.allow_tf32)
-        self.device = q.device
-
-    def forward(self, q, k, v, o, lse):
-        """Fill o and lse."""
-        n_heads = self.batch * self.heads
-        sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
-        self._launch("forward", self.n_queries, n_heads, (q, k, v, o), (lse,), sizes)
-
-    def backward(self, q, k, v, o, do, lse, dq, dk, dv):
-        """Fill dq, dk and dv, each unless None."""
-        n_heads = self.batch * self.heads
-        rows = (lse, torch.empty_like(lse))
-        tensors = (q, k, v, o, do, q if dq is None else dq)
-        sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
-        needs = {"NEEDS_DQ": dq is not None}
-        self._launch("backward_dq", self.n_queries, n_heads, tensors, rows, sizes, needs)
-
-        if dk is None and dv is None:
-            return
-        n_heads = self.batch * self.kv_heads
-        tensors = (q, k, v, do, k if dk is None else dk, v if dv is None else dv)
-        sizes = (self.scale, self.kv_heads, n_heads, self.group, self.n_queries, self.n_keys)
-        both = {"NEEDS_DK": dk is not None, "NEEDS_DV": dv is not None}
-        if self._key("backward_dkdv") in TILES:
-            self._launch("backward_dkdv", self.n_keys, n_heads, tensors, rows, sizes, both)
-            return
-        for name in ("backward_dk", "backward_dv"):
-            needs = {flag: both[flag] and on for flag, on in SPECIALISED[name][1].items()}
-            if any(needs.values()):
-                self._launch(name, self.n_keys, n_heads, tensors, rows, sizes, needs)
-
-    def _key(self, name):
-        """Where the table has this problem's tiles for a kernel."""
-        family = "fp32" if self.dtype == "fp32" else "16bit"
-        return name, family, max(16, 1 << (self.head_dim - 1).bit_length()), self.is_causal
-
-    def _launch(self, name, length, n_heads, tensors, rows, sizes, needs=_NOTHING):
-        """Run one kernel with the first tile of the table that fits this GPU."""
-        if length == 0 or n_heads == 0:
-            return
-        key = self._key(name)
-        over_queries = name in ("forward", "backward_dq")
-
-        def n_programs(tile):
-            return -(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads
-
-        tiles = TILES[key]
-        if key in WHEN_FEW and n_programs(tiles[0]) < _n_multiprocessors(self.device):
-            tiles = WHEN_FEW[key], *tiles
-        strides = [stride for x in tensors for stride in x.stride()[:3]]
-        for tile in tiles:
-            if (key, tile, self.device) in _does_not_fit:
-                continue
-            constants = {
-                "d": self.head_dim,
-                "BD": key[2],
-                "Bq": tile.Bq,
-                "Bk": tile.Bk,
-                "CAUSAL": self.is_causal,
-                "PRECISION": self.precision,
-                "STAGES": tile.stages,
-                **needs,
-            }
-            apart = (name, self.dtype, self.device, self.group, *strides, *constants.values(), tile)
-            try:
-                launch(
-                    _kernel(name),
-                    apart,
-                    n_programs(tile),
-                    (*tensors, *rows),
-                    (*strides, *sizes),
-                    constants,
-                    options_of(tile, self.precision),
-                )
-                return
-            except _out_of_resources():
-                _does_not_fit.add((key, tile, self.device))
-        raise UnsupportedError(
-            f"flash_attention has no {name} tile for head_dim {self.head_dim} in {self.dtype} that "
-            f"fits the shared memory of {self.device}"
-        )
-
-
-_does_not_fit: set[tuple] = set()
-
-
-# Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
-@functools.cache
-def _kernel(name):
-    from a2lib.attention import kernels
-
-    return getattr(kernels, SPECIALISED[name][0])
-
-
-@functools.cache
-def _out_of_resources():
-    from triton.runtime.errors import OutOfResources
-
-    return OutOfResources
-
-
-@functools.cache
-def _n_multiprocessors(device) -> int:
-    if device.type != "cuda":
-        return 0
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
+    check_first_derivative()
+    run = operators.flash_backward if torch.compiler.is_compiling() else passes.backward
+    return run(do, *ctx.saved_tensors, ctx.is_causal, ctx.scale, ctx.needs_input_grad[:3])

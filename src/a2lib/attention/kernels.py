@@ -48,11 +48,12 @@ def _int64(x):
 
 @triton.jit
 def _float32(x):
-    # torch.compile passes a Python float as fp64; the interpreter passes it as it is.
+    # Traced by torch.compile, a Python float is fp64, or a constant without methods (torch 2.11);
+    # the interpreter passes it as it is.
     if INTERPRETED:
         return x
     else:
-        return x.to(tl.float32)
+        return tl.cast(x, tl.float32)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from a2lib.attention.shapes import check_inputs
+from a2lib.attention.shapes import check_inputs, check_is_causal, check_scale
 
 
 def attention_reference(
@@ -16,15 +16,18 @@ def attention_reference(
     q: ``(..., n_queries, d)``; k, v: ``(..., n_keys, d)``. The last leading dimension counts
     heads; q may have a whole multiple of the heads of k and v (grouped-query attention). With
     ``is_causal`` query i sees the keys j <= i, aligned at the first query whatever the lengths.
-    ``scale`` defaults to ``1 / sqrt(d)``. Returns ``(..., n_queries, d)`` in q's dtype.
+    ``scale``, a number, defaults to ``1 / sqrt(d)``. Returns ``(..., n_queries, d)`` in q's dtype.
+    Autocast runs both products in its own dtype, which the result then has, and the softmax in
+    fp32. Differentiable any number of times.
 
-    Raises ValueError where the shapes or dtypes do not fit each other.
+    Raises TypeError or ValueError where the arguments are none, or do not fit each other.
     """
     group = check_inputs(q, k, v)
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=-3) for x in (k, v))
-    scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    if is_causal:
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else check_scale(scale)
+    scores = q @ k.transpose(-1, -2) * scale
+    if check_is_causal(is_causal):
         n_queries, n_keys = scores.shape[-2:]
         query = torch.arange(n_queries, device=q.device)[:, None]
         scores = scores.masked_fill(torch.arange(n_keys, device=q.device) > query, float("-inf"))

@@ -1,7 +1,9 @@
-"""What every attention here asks of its inputs, and the one layout the kernels read."""
+"""What every attention here asks of its arguments, and the layouts the kernels read and write."""
 
 import math
+import numbers
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +18,12 @@ class UnsupportedError(RuntimeError):
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
     """Check q ``(..., H, Nq, d)`` against k, v ``(..., H_kv, Nk, d)``; returns ``H // H_kv``.
 
-    Raises ValueError, in one line, where shapes, dtypes or devices do not fit each other.
+    Raises, in one line, TypeError where one is no tensor and ValueError where shapes, dtypes or
+    devices do not fit each other.
     """
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        kinds = ", ".join(type(x).__name__ for x in (q, k, v))
+        raise TypeError(f"q, k and v must be PyTorch tensors; got {kinds}")
     if q.dim() < 2 or k.dim() != q.dim():
         wanted = "(..., length, head_dim) of one rank"
         raise ValueError(f"q, k and v must be {wanted}; got {_shapes(q, k, v)}")
@@ -25,6 +31,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
         raise ValueError(f"k and v must have the same shape; got {_shapes(q, k, v)}")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q, k and v must have the same head_dim; got {_shapes(q, k, v)}")
+    if q.shape[-1] == 0:
+        raise ValueError(f"head_dim must be at least 1; got {_shapes(q, k, v)}")
     if len({q.dtype, k.dtype, v.dtype}) > 1:
         raise ValueError(f"q, k and v must have one dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
     if len({q.device, k.device, v.device}) > 1:
@@ -42,6 +50,43 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
             f"multiple of it; got {_shapes(q, k, v)}"
         )
     return heads // kv_heads if kv_heads else 1
+
+
+def check_scale(scale) -> float:
+    """``scale`` as a float; raises TypeError or ValueError unless it is one finite number.
+
+    A tensor is refused: no gradient would reach it.
+    """
+    if isinstance(scale, Tensor):
+        raise TypeError("scale must be a Python number: no gradient flows to it; got a tensor")
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise TypeError(f"scale must be a number or None; got {scale!r}")
+    if not -math.inf < scale < math.inf:  # torch.compile cannot trace math.isfinite
+        raise ValueError(f"scale must be a finite number; got {scale}")
+    return float(scale)
+
+
+def check_is_causal(is_causal) -> bool:
+    """``is_causal`` as a bool; raises TypeError unless it is True or False, of Python or NumPy."""
+    if not isinstance(is_causal, bool | np.bool_):
+        raise TypeError(f"is_causal must be True or False; got {is_causal!r}")
+    return bool(is_causal)
+
+
+def check_first_derivative() -> None:
+    """Called by a backward pass that cannot itself be differentiated; raises RuntimeError.
+
+    Gradients are computed with autograd on only where someone may differentiate them. Compiled
+    backward passes are refused by PyTorch, or by the operator they call.
+    """
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
+
+
+NO_SECOND_DERIVATIVE = (
+    "FlashAttention has no second derivative: call backward without create_graph=True, or use "
+    "attention_reference, which can be differentiated twice"
+)
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
@@ -62,9 +107,14 @@ def as_batched_heads(x: Tensor) -> Tensor:
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
-def empty_like(x: Tensor) -> Tensor:
-    """An uninitialised tensor of x's shape, in x's layout where that has d contiguous."""
-    out = torch.empty_like(x)
-    if out.stride(-1) == 1 or out.shape[-1] == 1:
-        return out
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def empty_output(x: Tensor) -> Tensor:
+    """An uninitialised tensor of x's shape and dtype, whose layout follows from the shape alone.
+
+    ``(..., H, N, d)`` lies in memory as ``(..., N, H, d)``, which is how a model merges heads and
+    how its projections leave them; with up to three dimensions it is contiguous. Never x's strides:
+    torch.compile fixes strides when it traces, and may hand over others when it runs.
+    """
+    heads, d = x.shape[-3:-2], x.shape[-1]
+    if x.dim() < 4 or heads[0] * d > ROW_STRIDE_MAX:
+        return x.new_empty(x.shape)
+    return x.new_empty(*x.shape[:-3], x.shape[-2], *heads, d).transpose(-2, -3)

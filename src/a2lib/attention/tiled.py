@@ -9,9 +9,8 @@ import math
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from a2lib.attention.shapes import check_inputs
+from a2lib.attention.shapes import check_first_derivative, check_inputs, check_is_causal
 
 TILE = 64  # queries and keys a tile
 
@@ -44,6 +43,8 @@ def _outside_autocast(function):
 
     @functools.wraps(function)
     def run(ctx, x, *args):
+        if not isinstance(x, Tensor):
+            return function(ctx, x, *args)  # which says so
         with torch.autocast(x.device.type, enabled=False):
             return function(ctx, x, *args)
 
@@ -55,14 +56,18 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 
     q: ``(..., n_queries, d)``; k, v: ``(..., n_keys, d)`` with the same leading dimensions, but
     that the last (heads) may be a whole fraction of q's. Any floating dtype; sums are kept in
-    fp32 (float64 for float64). Saves q, k, v, o and one tensor of shape ``q.shape[:-1]``: the
-    natural-log log-sum-exp of each score row. Raises ValueError where inputs do not fit.
+    fp32 (float64 for float64), also under autocast, which changes nothing here. Saves q, k, v, o
+    and one tensor of shape ``q.shape[:-1]``: the natural-log log-sum-exp of each score row.
+
+    Raises TypeError or ValueError where the arguments are none, or do not fit each other;
+    RuntimeError where backward is called with ``create_graph=True``.
     """
 
     @staticmethod
     @_outside_autocast
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         group = check_inputs(q, k, v)
+        is_causal = check_is_causal(is_causal)
         scale = 1 / math.sqrt(q.shape[-1])
         k_all, v_all = _expand(k, group), _expand(v, group)
         o = torch.zeros_like(q)
@@ -88,9 +93,9 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         return o
 
     @staticmethod
-    @once_differentiable
     @_outside_autocast
     def backward(ctx, do: Tensor):
+        check_first_derivative()
         q, k, v, o, lse = ctx.saved_tensors
         group = check_inputs(q, k, v)
         scale = 1 / math.sqrt(q.shape[-1])

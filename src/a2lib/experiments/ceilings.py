@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 # (dtype, size): size**3 multiply-adds, far above what fills a GPU; small where a CPU does it. More
@@ -57,13 +56,11 @@ def _copy(size: int, device: str):
 
 def _timed(prepare, device: str) -> dict[str, object]:
     from a2lib.experiments import peers
-    from a2lib.measure import time_call
+    from a2lib.measure import CEILING, time_call
 
     try:
         timing = time_call(prepare(), device=device, **TIMING[device])
     except Exception as error:
         status, note = peers.classify(error)
         return {"status": status, "note": note}
-    values = dataclasses.asdict(timing)
-    del values["ms_host"]  # of one launch, which says nothing about a ceiling
-    return {"status": "ok", "note": ""} | values
+    return {"status": "ok", "note": ""} | timing.row(CEILING)

@@ -18,7 +18,6 @@ end_to_end is both.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gc
 import time
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 
 from a2lib.experiments import memory, peers, sanity
 from a2lib.experiments.shapes import Shape, needed_bytes
-from a2lib.measure import Timing
+from a2lib.measure import FLASH, Timing
 from a2lib.theory.attention import PASSES
 
 SHARE = 0.04
@@ -216,7 +215,7 @@ class Comparison:
         replays, usable = self._replay(timed, pass_)
         for name, values in replays.items():
             row = self.shape.key(name, pass_) | {"peak_bytes": self._ready[name, pass_]}
-            self.put(row | {"status": "ok"} | dataclasses.asdict(timed[name]) | values)
+            self.put(row | {"status": "ok"} | timed[name].row(FLASH) | values)
         for name, outcome in outcomes.items():
             self._fail(name, (pass_,), outcome)
         if not usable:

@@ -7,10 +7,13 @@
     flash.sweep(run)
     flash.show_table(run, "ms")
     figure = flash.draw(run)
+    flash.measure_protocols(run)
+    flash.measure_accuracy(run)
     flash.say_where(run)
 
 Rows go to the result store the moment they are measured. ``comparison`` says what is timed and how,
-``sweep`` what is left to do, ``worker`` why another process does it.
+``sweep`` what is left to do, ``worker`` why another process does it; ``protocols`` and ``accuracy``
+are the two tables beside it.
 """
 
 from __future__ import annotations
@@ -19,17 +22,37 @@ import dataclasses
 import os
 import shlex
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from a2lib import paths
-from a2lib.experiments import memory, parameters, precompile, view
+from a2lib.experiments import (
+    accuracy,
+    memory,
+    parameters,
+    precompile,
+    protocols,
+    tables,
+    units,
+    view,
+)
 from a2lib.experiments.process import Worker, WorkerDied
 from a2lib.experiments.progress import Progress
 from a2lib.experiments.shapes import Parameters, Shape
-from a2lib.experiments.sweep import Sweep, plan
-from a2lib.measure import CEILING, FLASH, Store, StoreError, device_slug, read_runs, start_run
+from a2lib.experiments.sweep import SILENCE_S, Sweep, plan
+from a2lib.measure import (
+    CEILING,
+    FLASH,
+    FLASH_ACCURACY,
+    FLASH_PROTOCOL,
+    Section,
+    Store,
+    StoreError,
+    device_slug,
+    read_runs,
+    start_run,
+)
 
 NOTEBOOK = "notebooks/flash.ipynb"
 # Share of the free device memory that compiling ahead may take.
@@ -200,6 +223,52 @@ def draw(run: Run):
     return view.figure(
         rows(run), run.ceilings.rows(), run.parameters.sweep == "shape", _device(run)
     )
+
+
+def measure_protocols(run: Run) -> None:
+    """Measure the leaderboard's shape by three protocols and print them, in a sweep that has it."""
+    asked = protocols.units(run.parameters, run.device)
+    _measure_units(run, asked, "protocols", FLASH_PROTOCOL, tables.protocols)
+
+
+def measure_accuracy(run: Run) -> None:
+    """Measure the errors against float64 and print them, in a sweep that has them."""
+    asked = accuracy.units(run.parameters, run.device)
+    _measure_units(run, asked, "accuracy", FLASH_ACCURACY, tables.accuracy)
+
+
+def _measure_units(run: Run, asked: list, do: str, section: Section, show: Callable) -> None:
+    if not asked:
+        print("Measured by the sweeps leaderboard and all (-p sweep leaderboard).")
+        return
+    store = Store(section, run.store.device, run.store.data)
+    store.check_writable()
+    pending = units.pending(asked, store, remeasure=run.parameters.remeasure)
+    if len(pending) < len(asked):
+        print(f"{len(asked) - len(pending)} of {len(asked)} are stored already")
+    if pending:
+        bar = Progress(len(pending), do, unit="measurements")
+        try:
+            left = units.measure(
+                pending,
+                do=do,
+                store=store,
+                run=run.id,
+                device=run.device,
+                seed=run.parameters.seed,
+                silence_s=SILENCE_S[run.device],
+                until=run.until,
+                begin=lambda unit: bar.say(unit["title"]),
+                step=lambda unit: bar.step(),
+            )
+        finally:
+            bar.close()
+        run.left += left
+        if left:
+            print(f"Time limit reached: {left} rows are left. To go on, run the same again:")
+            print(f"  {command(run.parameters)}")
+    print(show(store.rows()))
+    print(f"Rows: {_shown(store.path)}")
 
 
 def rows(run: Run) -> list[dict[str, str]]:

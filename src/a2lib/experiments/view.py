@@ -112,7 +112,7 @@ def _one_shape(rows: Sequence[Row], quantity: str) -> str:
 
     cells = {(row["implementation"], row["pass"]): _cell(row, quantity) for row in rows}
     passes = [p for p in PASSES if any(row["pass"] == p for row in rows)]
-    body = [[n, *(cells.get((n, p), "") for p in passes)] for n in _implementations(rows)]
+    body = [[n, *(cells.get((n, p), "") for p in passes)] for n in implementations(rows)]
     head = f"{shape_of(rows[0])} (batch x heads x seq_len x head_dim): {QUANTITIES[quantity]}"
     return f"{head}\n{_plain(tabulate, body, ['implementation', *passes])}"
 
@@ -121,7 +121,7 @@ def _by_length(rows: Sequence[Row], quantity: str) -> str:
     from tabulate import tabulate
 
     pass_ = _last_pass(rows)
-    names = _implementations(rows)
+    names = implementations(rows)
     parts = []
     for group, members in _groups(rows).items():
         cells = {
@@ -166,7 +166,7 @@ def _cell(row: Row, quantity: str) -> str:
 
 
 def _bars(axis, rows: Sequence[Row], quantity: str) -> None:
-    names = _implementations(rows)
+    names = implementations(rows)
     passes = [p for p in PASSES if any(row["pass"] == p for row in rows)]
     for offset, pass_ in enumerate(passes):
         ok = [r for r in rows if r["pass"] == pass_ and r["status"] == "ok"]
@@ -181,7 +181,7 @@ def _bars(axis, rows: Sequence[Row], quantity: str) -> None:
 
 def _lines(axis, rows: Sequence[Row]) -> None:
     pass_ = _last_pass(rows)
-    for name in _implementations(rows):
+    for name in implementations(rows):
         ok = [
             (int(r["seq_len"]), float(r["ms"]))
             for r in rows
@@ -218,7 +218,8 @@ def _title(group: tuple, members: Sequence[Row]) -> str:
     return title
 
 
-def _implementations(rows: Sequence[Row]) -> list[str]:
+def implementations(rows: Sequence[Row]) -> list[str]:
+    """Those that ``rows`` have, in the order of IMPLEMENTATIONS."""
     present = {row["implementation"] for row in rows}
     return [name for name in IMPLEMENTATIONS if name in present]
 

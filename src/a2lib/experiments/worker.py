@@ -8,6 +8,7 @@ culprit's row.
     {"do": "compare", "shape": {...}, "wanted": {...}, "run": ..., "seed": 0, ...} -> "begin", "row"
     {"do": "compile", "shape": {...}, "implementation": ..., "seed": 0}            -> "failed"
     {"do": "ceilings", "run": ...}                                                 -> "row"
+    {"do": "protocols" or "accuracy", "unit": {...}, "run": ..., "seed": 0, ...}   -> "row"
 
 Each task ends with {"done": true}. {"lost": why} says that this process ends now and another should
 take over; {"fatal": why} that going on makes no sense, for instance since the disk is full.
@@ -116,7 +117,50 @@ def ceilings(task: dict, emit: Emit) -> None:
         _leave(emit, {"fatal": str(error)})
 
 
-HANDLERS = {"compare": compare, "compile": compile_, "ceilings": ceilings}
+def protocols(task: dict, emit: Emit) -> None:
+    """Measure one unit of the protocols."""
+    from a2lib.experiments.protocols import measure
+    from a2lib.measure import FLASH_PROTOCOL
+
+    _unit(task, emit, FLASH_PROTOCOL, measure)
+
+
+def accuracy(task: dict, emit: Emit) -> None:
+    """Measure one unit of the errors against float64."""
+    from a2lib.experiments.accuracy import measure
+    from a2lib.measure import FLASH_ACCURACY
+
+    _unit(task, emit, FLASH_ACCURACY, measure)
+
+
+def _unit(task: dict, emit: Emit, section, measure: Callable) -> None:
+    import torch
+
+    from a2lib.experiments import peers
+    from a2lib.measure import Store, StoreError
+
+    store = Store(section, task["slug"], data=Path(task["data"]))
+    torch._dynamo.reset()
+    try:
+        for row in measure(task["unit"], task["device"], task["seed"]):
+            store.put(row | {"run": task["run"]})
+            emit({"row": row})
+    except StoreError as error:
+        _leave(emit, {"fatal": str(error)})
+    except peers.LostContext as error:
+        _leave(emit, {"lost": str(error)})
+    gc.collect()
+    if task["device"] == "cuda":
+        torch.cuda.empty_cache()
+
+
+HANDLERS = {
+    "compare": compare,
+    "compile": compile_,
+    "ceilings": ceilings,
+    "protocols": protocols,
+    "accuracy": accuracy,
+}
 
 
 def _leave(emit: Emit, event: dict) -> None:

@@ -127,6 +127,7 @@ class CudaGraphs:
             for output in outputs:
                 output.fill_(float("nan"))
             graph.replay()
+            self._stream.synchronize()
             if not all(output.isfinite().all().item() for output in outputs):
                 raise RuntimeError("its replay does not write all of its outputs")
 

@@ -13,15 +13,17 @@ hide it. ``Timing.ms_host`` is the second by itself, ``a2lib.measure.graphs`` me
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from a2lib.measure.device import Sensors
+from a2lib.measure.sections import Section
 
 DEVICES = ("cuda", "cpu")
 
@@ -45,7 +47,8 @@ class Timing:
 
     ``ms_host`` is the median time that the host takes to issue one call, without waiting for the
     GPU; ``sm_mhz`` the median clock of the multiprocessors while timing. None where there is none:
-    on the CPU, or where the driver does not tell. The field names are those of the result store.
+    on the CPU, or where the driver does not tell; ``ms_mean`` the mean of the same samples. The
+    field names are those of the result store.
     """
 
     ms: float
@@ -54,6 +57,7 @@ class Timing:
     n: int
     ms_host: float | None = None
     sm_mhz: int | None = None
+    ms_mean: float | None = field(default=None, compare=False)
 
     @classmethod
     def of(
@@ -67,7 +71,12 @@ class Timing:
         ordered = sorted(samples)
         p20, median, p80 = (_quantile(ordered, q) for q in (0.2, 0.5, 0.8))
         ms_host = _quantile(sorted(host), 0.5) if host else None
-        return cls(median, p20, p80, len(ordered), ms_host, median_reading(mhz))
+        mean = math.fsum(ordered) / len(ordered)
+        return cls(median, p20, p80, len(ordered), ms_host, median_reading(mhz), mean)
+
+    def row(self, section: Section) -> dict[str, object]:
+        """The fields that ``section`` has a column for."""
+        return {c: v for c, v in dataclasses.asdict(self).items() if c in section.columns}
 
 
 class Clock(Protocol):

@@ -1,0 +1,102 @@
+"""Reading hardware counters, with a stand-in for ncu."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from a2lib.measure import counters
+
+HEAD = ["ID", "Process ID", "Kernel Name", *counters.METRICS.values()]
+UNITS = ["", "", "", "byte", "sector", "%", "%", "%", "%"]
+
+
+def page(*rows):
+    lines = [HEAD, UNITS, *rows]
+    return "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
+
+
+@pytest.fixture
+def fake_ncu(tmp_path, monkeypatch):
+    """Put a program called ncu first on the path; it is given as the body of a shell script."""
+
+    def put(body):
+        script = tmp_path / "ncu"
+        script.write_text(f"#!/bin/sh\n{body}\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    return put
+
+
+def test_kernels_in_order_with_bytes_and_shares(fake_ncu, tmp_path):
+    text = page(
+        ["0", "7", "forward_kernel", "1,024", "10", "50.5", "12.25", "60", "25"],
+        ["1", "7", "void f<int, 4>(float)", "2048", "20", "0", "0", "1", "2"],
+    )
+    (tmp_path / "page.csv").write_text(f"==PROF== Connected\nthe program's own line\n{text}\n")
+    fake_ncu(f"cat {tmp_path}/page.csv")
+    first, second = counters.read(["program"])
+    assert first == {
+        "kernel": "forward_kernel",
+        "device_bytes": 1024,
+        "l2_bytes": 320,  # ten sectors of 32 bytes
+        "tensor_percent": 50.5,
+        "exp_percent": 12.25,
+        "issue_percent": 60.0,
+        "warps_percent": 25.0,
+    }
+    assert second["kernel"] == "void f<int, 4>(float)"
+
+
+def test_the_command_and_the_metrics_reach_ncu(fake_ncu, tmp_path):
+    fake_ncu(f'printf "%s\\n" "$@" > {tmp_path}/given; exit 1')
+    with pytest.raises(counters.CountersError):
+        counters.read(["program", "an argument"])
+    given = (tmp_path / "given").read_text().splitlines()
+    assert given[-2:] == ["program", "an argument"]
+    assert ",".join(counters.METRICS.values()) in given
+    assert given[given.index("--clock-control") + 1] == "none"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('echo "==ERROR== ERR_NVGPUCTRPERM: no permission"; exit 1', "ERR_NVGPUCTRPERM"),
+        ("exit 3", "code 3"),
+        ("echo hello", "counted no kernel"),
+        ('printf \'"ID","Kernel Name"\\n"0","f"\\n\'', "has no metric"),
+    ],
+)
+def test_a_failure_is_one_line_that_says_why(fake_ncu, body, words):
+    fake_ncu(body)
+    with pytest.raises(counters.CountersError, match=words) as raised:
+        counters.read(["program"])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_value_that_is_no_number_is_refused():
+    with pytest.raises(counters.CountersError, match="n/a"):
+        counters.parse(page(["0", "7", "f", "n/a", "1", "1", "1", "1", "1"]))
+
+
+def test_what_hangs_is_ended_with_all_it_started(fake_ncu, tmp_path):
+    fake_ncu(f"sleep 600 & echo $! > {tmp_path}/child; wait")
+    with pytest.raises(counters.CountersError, match="did not end within"):
+        counters.read([sys.executable], timeout_s=1)
+    child = (tmp_path / "child").read_text().strip()
+    for _ in range(100):
+        state = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True)
+        if not state.stdout.strip() or state.stdout.startswith("Z"):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {child} is still there: {state.stdout}")
+
+
+def test_without_ncu(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(counters, "FOLDERS", (str(tmp_path),))
+    with pytest.raises(counters.CountersError, match="not installed"):
+        counters.read(["program"])

@@ -1,0 +1,96 @@
+"""Clock and power through NVML: the right device, or nothing, and never an exception."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from a2lib.measure.device import Sensors
+
+
+class Error(Exception):
+    pass
+
+
+class FakeNvml(types.ModuleType):
+    """An NVML that knows the devices in ``known`` (UUID -> handle) and may refuse."""
+
+    NVMLError = Error
+    NVML_CLOCK_SM = 1
+
+    def __init__(self, known, refuses=()):
+        super().__init__("pynvml")
+        self.known, self.refuses = known, refuses
+
+    def nvmlInit(self):
+        self._try("init")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid not in self.known:
+            raise Error("not found")
+        return self.known[uuid]
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, part):
+        assert part == "part"
+        return "whole"
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        self._try("clock")
+        return {"second": 1980, "whole": 1410}[handle] if kind == self.NVML_CLOCK_SM else 0
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        self._try("power")
+        return 698_765
+
+    def _try(self, what):
+        if what in self.refuses:
+            raise Error(what)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """torch sees one device, "b"; ``gpu(known, refuses)`` are its sensors by that NVML."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    properties = types.SimpleNamespace(uuid="b")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+
+    def make(known, refuses=()):
+        monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(known, refuses))
+        return Sensors()
+
+    return make
+
+
+def test_the_device_is_found_by_what_it_is_and_not_by_its_number(gpu):
+    sensors = gpu({"GPU-a": "first", "GPU-b": "second"})
+    assert sensors.sm_mhz() == 1980 and sensors.power_w() == 698.765
+
+
+def test_a_part_of_a_gpu_has_the_clock_of_the_whole_and_no_power(gpu):
+    sensors = gpu({"GPU-a": "first", "MIG-b": "part"})
+    assert sensors.sm_mhz() == 1410 and sensors.power_w() is None
+
+
+@pytest.mark.parametrize(
+    "known, refuses, mhz, watts",
+    [
+        ({}, (), None, None),
+        ({"GPU-b": "second"}, ("init",), None, None),
+        ({"GPU-b": "second"}, ("clock",), None, 698.765),
+        ({"GPU-b": "second"}, ("power",), 1980, None),
+    ],
+)
+def test_what_the_driver_does_not_tell_is_none(gpu, known, refuses, mhz, watts):
+    sensors = gpu(known, refuses)
+    assert (sensors.sm_mhz(), sensors.power_w()) == (mhz, watts)
+
+
+def test_without_nvml_or_without_a_gpu_there_is_none(gpu, monkeypatch):
+    gpu({})
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Sensors().sm_mhz() is None
+    gpu({"GPU-b": "second"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert Sensors().sm_mhz() is None and Sensors().power_w() is None

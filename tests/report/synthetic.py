@@ -85,8 +85,8 @@ def accuracy_rows(run):
     for place, implementation in enumerate(("sdpa_cudnn", "a2lib", "eager")):
         for dtype, unit in (("bf16", 2**-8), ("fp32", 2**-23)):
             for scale in (1, 10):
-                for tensor in ("o", "dq", "dk", "dv"):
-                    made = dict(zip(FLASH_ACCURACY.key, (implementation, dtype, 1, 1, 2048, 64,
+                for d, tensor in ((d, t) for d in (64, 128) for t in ("o", "dq", "dk", "dv")):
+                    made = dict(zip(FLASH_ACCURACY.key, (implementation, dtype, 1, 4, 2048, d,
                                     "true", scale, tensor), strict=True))  # fmt: skip
                     if dtype == "fp32" and implementation == "sdpa_cudnn":
                         yield {**made, "status": "unsupported", "note": "no fp32", "run": run}

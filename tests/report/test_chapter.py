@@ -47,7 +47,6 @@ def texts(flash):
         published.table(flash, "Beside", "tab-b"), published.gain(flash, "backward"),
         published.forward_gap(flash), local.show(flash),
         tables.latency(flash.handout, "Times", "tab-t", ("pass", "head_dim", "seq_len")),
-        tables.winners(pick(flash.handout, dtype="bf16", pass_="end_to_end"), "Best", "tab-w"),
         tables.memory(pick(flash.handout, dtype="bf16", pass_="forward"), "M", "tab-m"),
         tables.coverage(flash.handout, 120, "Held", "tab-c"), tables.sweep(flash.handout, "s"),
         provenance.source(flash.rows, flash.runs),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.metrics import OURS, fastest, level
+from a2lib.report.metrics import level
 
 HEADS = {"seq_len": "tokens", "head_dim": "d", "causal": "mask"}
 MISSING = "·"  # a cell nobody has measured yet
@@ -79,21 +79,6 @@ def latency(rows: pd.DataFrame, caption: str, name: str,
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0, keys=len(index))
 
 
-def winners(rows: pd.DataFrame, caption: str, name: str) -> Table:
-    """The fastest implementation for each length and head size of one dtype and pass.
-
-    Where it is not ours, how many times its time ours takes; where it is, how far the next is.
-    """
-    best = fastest(rows)
-    sizes = sorted(best["head_dim"].unique())
-    lines = []
-    for length, group in best.groupby("seq_len"):
-        cells = {int(r.head_dim): _winner(r) for r in group.itertuples()}
-        lines.append([style.tokens(length), *(cells.get(int(d), MISSING) for d in sizes)])
-    frame = pd.DataFrame(lines, columns=["tokens", *(f"d = {d}" for d in sizes)])
-    return Table(frame, caption, name, left=0)
-
-
 def coverage(rows: pd.DataFrame, expected: int, caption: str, name: str) -> Table:
     """Per implementation and dtype: rows with a time, and those without by reason.
 
@@ -128,13 +113,6 @@ def memory(rows: pd.DataFrame, caption: str, name: str) -> Table:
         lines.append([style.tokens(length), *(cells.get(n, MISSING) for n in names)])
     columns = ["tokens", *(style.SHORT.get(n, n) for n in names)]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0)
-
-
-def _winner(r) -> str:
-    if r.winner != OURS:
-        behind = f" ({r.factor:.2f}×)" if r.factor == r.factor else ""
-        return style.SHORT.get(r.winner, r.winner) + behind
-    return "**ours**" + (f" ({1 / r.factor:.2f}×)" if r.factor == r.factor else "")
 
 
 def _key_text(key: str, value) -> str:

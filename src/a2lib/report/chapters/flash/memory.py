@@ -104,8 +104,9 @@ def eager(flash: Flash) -> Markdown:
         return Markdown(f"{text}.")
     rate = max(2 * int(r.size) / r.ms for r in copy.itertuples())  # bytes per ms
     measured = row.ms * rate / (LONGEST**2 * BYTES["bf16"])
-    return Markdown(
-        f"{text}. At the rate of a plain copy its measured {style.digits(row.ms)} ms would move "
-        f"{measured:.0f}. What lies between was not taken apart; a softmax whose rows are longer "
-        "than the on-chip memory reads them more than once."
-    )
+    text += f". At the rate of a plain copy its measured {style.digits(row.ms)} ms would move "
+    text += f"{measured:.0f}"
+    if measured > moves:
+        text += (". What lies between was not taken apart; our guess is rows too long for the "
+                 "on-chip memory, which softmax then reads more than once")  # fmt: skip
+    return Markdown(f"{text}.")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import data, style
-from a2lib.report.chapters.flash.rows import UNKNOWN, Flash, listed
+from a2lib.report.chapters.flash.rows import H100, UNKNOWN, Flash, listed
 from a2lib.report.metrics import LEVEL, OURS, pick
 from a2lib.report.tables import MISSING, Markdown, Table
 
 PROTOCOLS = {"burst": "burst", "sustained": "sustained", "board": "the board's"}
-H100 = "nvidia-h100"
 
 
 def rows_of(flash: Flash, protocol: str, device: str = data.PUBLISHED) -> pd.DataFrame:
@@ -26,7 +25,7 @@ def seconds(flash: Flash) -> pd.DataFrame:
 
 
 def table(flash: Flash, caption: str, name: str) -> Table:
-    """End to end by implementation: burst, the last second of ten, the board's, with clocks."""
+    """End to end by implementation: burst, the last sustained second, the board's, with clocks."""
     lines = []
     every = flash.protocol[flash.protocol["pass"] == "end_to_end"].dropna(subset=["ms"])
     for device in sorted(every["device"].unique(), key=lambda slug: slug != data.PUBLISHED):
@@ -38,7 +37,7 @@ def table(flash: Flash, caption: str, name: str) -> Table:
                 cells += [MISSING] * 2 if row is None else [_spread(row, protocol), _clock(row)]
             label = style.SHORT.get(implementation, implementation)
             lines.append([label, style.device_name(device).removeprefix("NVIDIA "), *cells])
-    columns = ["", "GPU", "burst (ms)", "MHz", "tenth second (ms)", "MHz ", "board (ms)", "MHz  "]
+    columns = ["", "GPU", "burst (ms)", "MHz", "last second (ms)", "MHz ", "board (ms)", "MHz  "]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2)
 
 
@@ -56,10 +55,10 @@ def sustained(flash: Flash) -> Markdown:
     if not pd.isna(last["power_w"]):
         text += f" at {last['power_w']:.0f} W"
     if change > LEVEL:
-        return Markdown(f"{text}: a long run is {100 * (change - 1):.0f} % slower than a burst.")
+        return Markdown(f"{text}: a long run is {100 * (change - 1):.0f} % slower at its end.")
     if change < 1 / LEVEL:
-        return Markdown(f"{text}: a long run is {100 * (1 - change):.0f} % faster than its start.")
-    return Markdown(f"{text}: a long run is level with a burst.")
+        return Markdown(f"{text}: a long run is {100 * (1 - change):.0f} % faster at its end.")
+    return Markdown(f"{text}: it stays level.")
 
 
 def board(flash: Flash) -> Markdown:

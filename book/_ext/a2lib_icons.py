@@ -2,6 +2,7 @@
 
 The theme's style sheet has a rule for every icon of Font Awesome, and its fonts a glyph. Rules that
 no page and no script asks for go, and each font keeps the characters that some style sheet names.
+fontTools is there because matplotlib needs it.
 """
 
 from __future__ import annotations

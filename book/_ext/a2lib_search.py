@@ -74,6 +74,9 @@ def _plain(node) -> str:
         return ""
     if isinstance(node, nodes.Text):
         return node.astext()
+    if isinstance(node, nodes.math):  # N \\times N as N × N, the rest without its commands
+        text = node.astext().replace("\\times", "×").replace("\\infty", "∞")
+        return re.sub(r"\\[A-Za-z]+ ?|[{}\\]", "", text)
     between = "" if isinstance(node, nodes.TextElement) else " "
     return between.join(_plain(child) for child in node.children)
 

@@ -163,5 +163,6 @@ def short_hosts(flash: Flash) -> Markdown:
         f"{text} The L2 cache is cleared before each sample, which keeps the GPU busy while the "
         "host runs ahead: that hides the same few tens of microseconds of host time once per "
         "sample, and end to end has the launches of both passes to hide. What is left "
-        "in the sample is the host's, and another host of the same kind may take several times as long."
+        "in the sample is the host's, and another host of the same kind may take several times as "
+        "long."
     )

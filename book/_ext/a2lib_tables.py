@@ -53,7 +53,10 @@ def scopes(_app, _page, _template, context, _doctree) -> None:
     """Say of each table head in the page's body whether it heads a column or a row."""
     if body := context.get("body"):
         body = re.sub(r"<thead>.*?</thead>", lambda m: _scoped(m[0], "col"), body, flags=re.S)
-        context["body"] = _scoped(body, "row")
+        body = _scoped(body, "row")
+        # A head without a word heads nothing.
+        context["body"] = re.sub(r"<th\b([^>]*)>(\s*(?:<p>\s*</p>)?\s*)</th>", r"<td\1>\2</td>",
+                                 body)  # fmt: skip
 
 
 def _scoped(html: str, scope: str) -> str:

@@ -4,12 +4,22 @@
    every page names a CDN; its hooks are taken out. Scripts that two extensions add are kept once.
 2. A page whose cells read data/ is stale when data/ or the report's code changes, although its own
    text does not; Sphinx is told so.
+3. Jupyter Book puts every script and style sheet below _static on every page. What only some pages
+   need lies in _ext/pages, which becomes a static folder after that scan: MathJax comes with the
+   pages that hold equations, the search with search.html.
+4. A page says in a sentence what it holds, for previews and search engines: its `description:`.
+
+Tables, the search and the changes of the theme are in the modules beside this one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import html
+import re
 from pathlib import Path
+
+from docutils import nodes
 
 from a2lib.paths import ROOT
 from a2lib.report.data import data_roots
@@ -23,6 +33,43 @@ def drop_thebe(app, _config) -> None:
             for listener in listeners
             if not listener.handler.__module__.startswith("sphinx_thebe")
         ]
+
+
+def add_pages_folder(_app, config) -> None:
+    """Make _ext/pages a static folder, now that Jupyter Book has looked for scripts."""
+    config.html_static_path.append("_ext/pages")
+
+
+def describe(app, page, _template, context, doctree) -> None:
+    """Put a description and the tags of a preview into the page's head.
+
+    The address and the picture of a preview must be absolute: they are given if `a2lib_address`
+    says where the book is published.
+    """
+    if doctree is None:
+        return
+    text = app.env.metadata.get(page, {}).get("description") or first_sentences(doctree)
+    title = app.env.titles[page].astext()
+    tags = {"og:title": title, "og:type": "article", "og:site_name": app.config.html_title,
+            "og:description": text}  # fmt: skip
+    if address := app.config.a2lib_address.rstrip("/"):
+        tags |= {"og:url": f"{address}/{page}.html",
+                 "og:image": f"{address}/_static/flash-e2e.png"}  # fmt: skip
+    lines = [f'<meta name="description" content="{html.escape(text)}" />']
+    lines += [f'<meta property="{name}" content="{html.escape(value)}" />'
+              for name, value in tags.items()]  # fmt: skip
+    context["metatags"] = context.get("metatags", "") + "\n".join(lines)
+
+
+def first_sentences(doctree, most: int = 200) -> str:
+    """The start of a page's first paragraph of prose, without its citations."""
+    for paragraph in doctree.findall(nodes.paragraph):
+        if isinstance(paragraph.parent, nodes.section):
+            text = re.sub(r"\s+", " ", paragraph.astext()).removeprefix("The question. ")
+            text = re.sub(r" ?[\[(][^\])]*\d{4}[^\])]*[\])]", "", text)
+            if len(text) > 40:
+                return text if len(text) <= most else text[:most].rsplit(" ", 1)[0] + " …"
+    return doctree.astext().strip().split("\n")[0]
 
 
 def files_once(app, _page, _template, context, _doctree) -> None:
@@ -45,7 +92,7 @@ def stale_pages(app, env, _added, _changed, _removed) -> list[str]:
     """Every page that runs code, if what its cells read is not what it was."""
     digest = hashlib.sha256()
     files = [file for root in [*data_roots(), ROOT / "data"] for file in root.rglob("*.csv")]
-    files += (ROOT / "src" / "a2lib" / "report").glob("*.py")
+    files += (ROOT / "src" / "a2lib" / "report").rglob("*.py")
     for file in sorted(set(files)):
         digest.update(str(file).encode() + b"\0" + file.read_bytes())
     before, env.a2lib_digest = getattr(env, "a2lib_digest", None), digest.hexdigest()
@@ -60,7 +107,13 @@ def _text(file: Path) -> str:
 
 
 def setup(app) -> dict:
+    for module in ("a2lib_tables", "a2lib_search", "a2lib_theme", "a2lib_icons"):
+        app.setup_extension(module)
+    app.add_config_value("a2lib_address", "", "html")
+    app.add_js_file("page.js", loading_method="defer")
     app.connect("config-inited", drop_thebe, priority=1)
+    app.connect("config-inited", add_pages_folder, priority=900)
+    app.connect("html-page-context", describe)
     app.connect("html-page-context", files_once, priority=999)
     app.connect("env-get-outdated", stale_pages)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

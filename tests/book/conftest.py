@@ -1,3 +1,4 @@
+import fcntl
 import importlib.util
 import json
 import os
@@ -21,9 +22,11 @@ EMPTY_NOTEBOOK = {
 class Book:
     """A copy of the repository's book with invented data, built into HTML."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, copy: bool = True):
         self.root = root
         self.html = root / "book" / "_build" / "html"
+        if not copy:
+            return
         ignore = shutil.ignore_patterns("_build", "__pycache__", "measured", "*.egg-info")
         for folder in ("src", "book", "data"):
             shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=ignore)
@@ -53,18 +56,55 @@ class Book:
         return [page for page in pages if "_static" not in page.parts]
 
 
-@pytest.fixture(scope="module")
-def book(tmp_path_factory):
-    """The book built once with a complete synthetic sweep and tiny CPU rows of `make book`."""
+def synthetic():
+    """The module that writes invented rows."""
     file = ROOT / "tests" / "report" / "synthetic.py"
     spec = importlib.util.spec_from_file_location("a2lib_tests_synthetic", file)
-    synthetic = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(synthetic)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    book = Book(tmp_path_factory.mktemp("book"))
-    synthetic.write(book.root / "data")
-    synthetic.write(book.root / "build" / "data", device="cpu", ceiling=False,
-                    keep=lambda shape: shape[0] == "eager" and shape[4] <= 256)  # fmt: skip
+
+def built(book: Book) -> Book:
+    """The book after a build without a warning."""
     done = book.build()
     assert done.returncode == 0, done.stdout + done.stderr
     return book
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory):
+    """The book, built once in a run of the tests, whichever worker asks. Do not change it.
+
+    It has a complete invented sweep of the published device, and tiny CPU rows of `make book`.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    root, ready = base / "book", base / "book-is-built"
+    with open(base / "book.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if ready.exists():
+            return Book(root, copy=False)
+        shutil.rmtree(root, ignore_errors=True)  # what a failed build of another worker left
+        root.mkdir()
+        book = Book(root)
+        rows = synthetic()
+        rows.write(root / "data")
+        rows.write(root / "build" / "data", device="cpu", ceiling=False,
+                   keep=lambda shape: shape[0] == "eager" and shape[4] <= 256)  # fmt: skip
+        built(book)
+        ready.touch()
+        return book
+
+
+@pytest.fixture
+def empty_book(tmp_path):
+    """A book of the test's own, built from no measured row."""
+    return built(Book(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def rows():
+    """The module that writes invented rows."""
+    return synthetic()

@@ -29,3 +29,37 @@ def partial(synthetic, tmp_path_factory):
                 and batch == heads == 1)  # fmt: skip
 
     return synthetic.write(tmp_path_factory.mktemp("partial"), keep=keep, ceiling=False)
+
+
+@pytest.fixture
+def made(synthetic, tmp_path):
+    """A Flash of rows made by hand: made(flash=[...], ceiling=[...], device=...)."""
+    from a2lib.report import Flash
+
+    def make(device="nvidia-h200", **sections):
+        return Flash([synthetic.by_hand(tmp_path, device=device, **sections)])
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def timed():
+    """A row of the leaderboard's shape, or of another; p20 and p80 are the median unless given."""
+
+    def row(implementation, pass_, ms, low=None, high=None, **over):
+        shape = {"dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 16384, "head_dim": 64}
+        return {"implementation": implementation, **shape, "causal": "true", "pass": pass_,
+                "ms": ms, "ms_p20": low or ms, "ms_p80": high or ms, "n": 9, **over}  # fmt: skip
+
+    return row
+
+
+@pytest.fixture(scope="session")
+def one_head(timed):
+    """A row of the handout's sweep: one head, 65,536 tokens unless given."""
+
+    def row(implementation, pass_, ms, low=None, high=None, **over):
+        over = {"heads": 1, "seq_len": 65536, **over}
+        return timed(implementation, pass_, ms, low, high, **over)
+
+    return row

@@ -4,7 +4,19 @@ import re
 
 import pytest
 
-from a2lib.report import Flash, beside, figures, provenance, style, tables
+from a2lib.report import Flash, figures, provenance, style, tables
+from a2lib.report.chapters.flash import (
+    accuracy,
+    answer,
+    ceilings,
+    estimate,
+    local,
+    memory,
+    protocol,
+    published,
+    regimes,
+    standing,
+)
 from a2lib.report.metrics import pick
 
 
@@ -17,12 +29,24 @@ def flash(request, tmp_path):
 
 def texts(flash):
     return [
-        flash.answer(), flash.completeness(), flash.who_wins(), flash.launch_bound(),
-        flash.paper_answer(), beside.published_gain(flash, "backward"),
-        beside.local_tables(flash),
-        flash.results("Results", "tab-r"), beside.published(flash, "Beside", "tab-b"),
+        answer.sentence(flash), answer.completeness(flash), answer.results(flash, "R", "tab-r"),
+        estimate.binding(flash), estimate.per_tile(flash), estimate.through_l2(flash),
+        estimate.table(flash, "E", "tab-e"), standing.by_pass(flash), standing.by_gpu_time(flash),
+        standing.who_leads(flash), standing.two_sweeps(flash, "S", "tab-s"),
+        standing.why_backward(flash), standing.why_not_exponentials(flash),
+        standing.paper_answer(flash), standing.fp32_leads(flash), standing.flex_fp32(flash),
+        standing.spreads(flash.leaderboard, "S", "tab-sp"), regimes.sentence(flash),
+        regimes.full_from(flash), regimes.short_hosts(flash), regimes.apart(flash, "A", "tab-a"),
+        *(regimes.table(flash, dtype, "G", f"tab-g-{dtype}") for dtype in ("bf16", "fp32")),
+        ceilings.table(flash, "C", "tab-ce"), ceilings.sources(flash), ceilings.fp32_bound(flash),
+        memory.parts(flash, "P", "tab-p"), memory.ours(flash), memory.peers(flash),
+        memory.eager(flash), accuracy.sentence(flash),
+        *(accuracy.table(flash, dtype, "X", f"tab-x-{dtype}") for dtype in ("bf16", "fp32")),
+        protocol.table(flash, "O", "tab-o"), protocol.board(flash), protocol.sustained(flash),
+        protocol.peers(flash), *protocol.numbers(flash).values(),
+        published.table(flash, "Beside", "tab-b"), published.gain(flash, "backward"),
+        published.forward_gap(flash), local.show(flash),
         tables.latency(flash.handout, "Times", "tab-t", ("pass", "head_dim", "seq_len")),
-        tables.winners(pick(flash.handout, dtype="bf16", pass_="end_to_end"), "Best", "tab-w"),
         tables.memory(pick(flash.handout, dtype="bf16", pass_="forward"), "M", "tab-m"),
         tables.coverage(flash.handout, 120, "Held", "tab-c"), tables.sweep(flash.handout, "s"),
         provenance.source(flash.rows, flash.runs),
@@ -35,8 +59,11 @@ def charts(flash):
         yield figures.grid(flash.handout, measure, down="pass", fixed={"head_dim": 64},
                            lines=flash.ceilings if measure == "tflops" else None)  # fmt: skip
     yield figures.grid(flash.handout, "ms", down="head_dim", fixed={"pass_": "end_to_end"})
-    yield figures.grid(beside.local_rows(flash), "ms", down="pass", fixed={})
+    yield figures.grid(local.rows(flash), "ms", down="pass", fixed={})
     yield figures.dots(flash.leaderboard, flash.best_public(), "best public")
+    yield figures.heat(flash.handout)
+    yield figures.latency_regimes(flash.handout)
+    yield figures.sustained(protocol.seconds(flash))
     yield figures.paper_shapes(flash.paper, flash.ceilings.get("bf16"))
     yield figures.beside(flash.handout, flash.reference, 64, flash.short)
     yield figures.headline(flash.handout)
@@ -65,25 +92,25 @@ def test_a_figure_is_the_same_bytes_twice(complete):
 def test_the_answer_states_the_measured_time(complete):
     flash = Flash([complete])
     row = pick(flash.leaderboard, implementation="a2lib", pass_="end_to_end").iloc[0]
-    assert f"**{style.digits(row['ms'])} ms**" in str(flash.answer())
-    assert flash.numbers()["leaderboard_end_to_end"] == f"{style.digits(row['ms'])} ms"
-    assert "sweep is complete" in str(flash.completeness())
+    assert f"**{style.digits(row['ms'])} ms**" in str(answer.sentence(flash))
+    assert answer.numbers(flash)["leaderboard_end_to_end"] == f"{style.digits(row['ms'])} ms"
+    assert "sweep is complete" in str(answer.completeness(flash))
 
 
 def test_a_partial_sweep_says_what_is_missing(partial):
-    text = str(Flash([partial]).completeness())
+    text = str(answer.completeness(Flash([partial])))
     assert "not complete" in text and "SDPA cuDNN in bf16 (120 of 120)" in text
     assert "a2lib (ours) in bf16 (36 of 120)" in text and "anything in fp32" in text
 
 
 def test_no_data_says_so(tmp_path):
     flash = Flash([tmp_path])
-    assert "not measured yet" in str(flash.answer())
-    assert set(flash.numbers().values()) >= {"(not measured yet)", "5.364 ms"}
+    assert "not measured yet" in str(answer.sentence(flash))
+    assert set(answer.numbers(flash).values()) >= {"(not measured yet)", "5.364 ms"}
 
 
 def test_numbers_have_the_same_keys_whatever_is_measured(complete, partial, tmp_path):
-    keys = {frozenset(Flash([root]).numbers()) for root in (complete, partial, tmp_path)}
+    keys = {frozenset(answer.numbers(Flash([root]))) for root in (complete, partial, tmp_path)}
     assert len(keys) == 1
 
 
@@ -107,9 +134,9 @@ def test_local_devices_have_tables_of_their_own(synthetic, complete, tmp_path):
     synthetic.write(tmp_path, device="cpu", ceiling=False,
                     keep=lambda s: s[0] == "eager" and s[4] in (128, 256))  # fmt: skip
     flash = Flash([complete, tmp_path])
-    text = str(beside.local_tables(flash))
+    text = str(local.show(flash))
     assert "**CPU**" in text and "tiny sizes" in text and "tab-local-1-bf16-0" in text
-    assert set(beside.local_rows(flash)["device"]) == {"cpu"}
+    assert set(local.rows(flash)["device"]) == {"cpu"}
     assert set(flash.rows["device"]) == {"nvidia-h200"}
 
 

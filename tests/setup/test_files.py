@@ -7,7 +7,7 @@ from pathlib import Path
 
 from a2lib.paths import ROOT
 
-VENDORED = "book/_static/mathjax/"
+VENDORED = "book/_ext/pages/mathjax/"
 TEXT = {".py", ".md", ".ipynb", ".csv", ".toml", ".yml", ".cff", ".txt", ".sh", ".js", ".css", ""}
 # A folder of one person's machine; somebody and someone are the names for examples.
 LOCAL = re.compile(r"(?<![\w./-])/(?:home|Users|root|work|workspace)/(?!some(?:body|one)\b)[\w.-]+")

@@ -85,5 +85,6 @@ def test_citation_parses_and_names_this_version():
     assert citation["message"] and citation["authors"]
     assert citation["version"] == a2lib.__version__
     assert citation["license"] == PROJECT["license"]
-    assert citation["repository-code"] == PROJECT["urls"]["Repository"]
+    # None until the repository has one: an address that was made up once stood in four places.
+    assert citation.get("repository-code") == PROJECT.get("urls", {}).get("Repository")
     assert (ROOT / "LICENSE").read_text().startswith(f"{PROJECT['license']} License")

@@ -14,8 +14,11 @@ from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 
 PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about
-INTEGERS = ("batch", "heads", "seq_len", "head_dim", "size", "n", "peak_bytes")
-FLOATS = ("ms", "ms_p20", "ms_p80", "speedup_over_eager")
+INTEGERS = ("batch", "heads", "seq_len", "head_dim", "size", "n", "peak_bytes", "second")
+FLOATS = (
+    "ms", "ms_p20", "ms_p80", "ms_graph", "ms_host", "ms_mean", "sm_mhz", "power_w",
+    "score_scale", "error", "error_max", "speedup_over_eager", "value",
+)  # fmt: skip
 
 
 class ReportError(RuntimeError):

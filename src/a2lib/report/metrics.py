@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from a2lib.theory.attention import attention_flops, matmul_flops
 
 OURS = "a2lib"
 SHAPE = ["dtype", "batch", "heads", "seq_len", "head_dim", "causal", "pass"]
-LEVEL = 1.02  # two medians closer than this are called level
+LEVEL = 1.02  # two medians closer than this are called level, whatever their quantiles
 
 
 def with_tflops(rows: pd.DataFrame) -> pd.DataFrame:
@@ -54,6 +56,16 @@ def time_of(rows: pd.DataFrame, **where) -> float | None:
     return float(found.iloc[0]) if len(found) else None
 
 
+def row_of(rows: pd.DataFrame, **where):
+    """The first row that matches, as a named tuple with `pass_`; None where there is none."""
+    return next(iter(pick(rows, **where).rename(columns={"pass": "pass_"}).itertuples()), None)
+
+
+def timed_row(rows: pd.DataFrame, **where):
+    """The first row that matches and has a time, as a named tuple; None where there is none."""
+    return row_of(rows.dropna(subset=["ms"]), **where)
+
+
 def pick(rows: pd.DataFrame, **where) -> pd.DataFrame:
     """The rows whose columns equal the values given (`pass_` stands for `pass`)."""
     for column, value in where.items():
@@ -61,39 +73,74 @@ def pick(rows: pd.DataFrame, **where) -> pd.DataFrame:
     return rows
 
 
-def fastest(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per shape: `winner`, its `ms`, `ours_ms`, and `factor` = ours / the best of the rest.
+def level(one, other) -> bool:
+    """Whether two rows tie: medians within 2 %, or ranges from p20 to p80 that overlap.
 
-    factor below 1 says ours is ahead of every peer, and it is NaN where either was not timed.
+    Rows are named tuples or Series with ms, ms_p20 and ms_p80; a blank quantile counts as the
+    median.
     """
-    columns = [*SHAPE, "winner", "ms", "ours_ms", "peer", "peer_ms", "factor"]
+    if max(one.ms, other.ms) <= LEVEL * min(one.ms, other.ms):
+        return True
+    (low, high), (other_low, other_high) = _range(one), _range(other)
+    return low <= other_high and other_low <= high
+
+
+def _range(row) -> tuple[float, float]:
+    low = row.ms if pd.isna(row.ms_p20) else row.ms_p20
+    return low, row.ms if pd.isna(row.ms_p80) else row.ms_p80
+
+
+def fastest(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per shape: `winner`, its `ms`, `ours_ms`, the best `peer` of the rest, its `peer_ms`.
+
+    `factor` is ours / the best peer: below 1 says ours is ahead, NaN that either was not timed.
+    `verdict` is how ours stands, by level: "ahead", "level", "behind", or "" without a factor.
+    `tied` says whether the winner ties with the next, so that nobody has won.
+    """
+    columns = [*SHAPE, "winner", "ms", "ours_ms", "peer", "peer_ms", "factor", "verdict", "tied"]
     found = []
     for shape, group in rows.dropna(subset=["ms"]).groupby(SHAPE, sort=False):
-        times = group.set_index("implementation")["ms"]
-        ours = times.get(OURS, float("nan"))
-        peers = times.drop(OURS, errors="ignore")
-        peer, peer_ms = (peers.idxmin(), peers.min()) if len(peers) else ("", float("nan"))
-        found.append([*shape, times.idxmin(), times.min(), ours, peer, peer_ms, ours / peer_ms])
+        timed = {row.implementation: row for row in group.itertuples()}
+        order = sorted(timed.values(), key=lambda row: row.ms)
+        ours = timed.get(OURS)
+        peer = next((row for row in order if row.implementation != OURS), None)
+        verdict = ""
+        if ours and peer:
+            ahead = "ahead" if ours.ms < peer.ms else "behind"
+            verdict = "level" if level(ours, peer) else ahead
+        ours_ms = ours.ms if ours else float("nan")
+        peer_ms = peer.ms if peer else float("nan")
+        found.append([*shape, order[0].implementation, order[0].ms, ours_ms,
+                      peer.implementation if peer else "", peer_ms, ours_ms / peer_ms, verdict,
+                      len(order) > 1 and level(order[0], order[1])])  # fmt: skip
     return pd.DataFrame(found, columns=columns)
 
 
-def flat_until(rows: pd.DataFrame, implementation: str, within: float = 1.25) -> int | None:
-    """The longest sequence whose time is within a factor of the least at any length.
-
-    `rows` are those of one dtype, head size and pass. Up to there the launch is the cost: work
-    only grows with length, so what is shorter and takes longer does so by the host's scatter.
-    """
-    times = pick(rows, implementation=implementation).dropna(subset=["ms"]).sort_values("seq_len")
-    flat = times[times["ms"] <= within * times["ms"].min()]
-    return int(flat["seq_len"].max()) if len(flat) else None
+def tally(rows: pd.DataFrame) -> dict[str, int]:
+    """How many shapes ours is ahead of every peer in, level with the best, and behind it."""
+    verdicts = list(fastest(rows)["verdict"])
+    return {verdict: verdicts.count(verdict) for verdict in ("ahead", "level", "behind")}
 
 
-def compare(ours: float | None, theirs: float | None) -> str:
-    """How our time relates to theirs, in words that fit either outcome; "" if one is missing."""
+def compare(ours, theirs) -> str:
+    """How our row's time relates to theirs, in words that fit any outcome; "" if one is missing."""
     if ours is None or theirs is None:
         return ""
-    if max(ours, theirs) <= LEVEL * min(ours, theirs):
-        return "level with"
-    if ours < theirs:
-        return f"{theirs / ours:.2f} times as fast as"
-    return f"{ours / theirs:.2f} times the time of"
+    if level(ours, theirs):
+        return "is level with"
+    if ours.ms < theirs.ms:
+        return f"is {theirs.ms / ours.ms:.2f} times as fast as"
+    return f"takes {ours.ms / theirs.ms:.2f} times the time of"
+
+
+def by_graph(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that were also replayed from a CUDA graph, with that time as `ms` and no spread."""
+    known = rows.dropna(subset=["ms_graph"])
+    return known.assign(ms=known["ms_graph"], ms_p20=float("nan"), ms_p80=float("nan"))
+
+
+def slopes(rows: pd.DataFrame, column: str) -> dict[int, float]:
+    """Length -> log2 of the time over that at half the length, of one curve: 2 where N^2 rules."""
+    known = rows.dropna(subset=[column])
+    times = dict(zip(known["seq_len"].astype(int), known[column].astype(float), strict=True))
+    return {n: math.log2(times[n] / times[n // 2]) for n in sorted(times) if n // 2 in times}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+from pathlib import Path
 
 import pandas as pd
 
@@ -40,17 +43,51 @@ def hardware(rows: pd.DataFrame, runs: pd.DataFrame) -> str:
 def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str | None = None) -> Markdown:
     """The line under a figure or table: its data file, its GPU and versions, its command.
 
-    `command` repeats it; without one, the commands that the runs recorded.
+    `command` repeats it; without one, the commands that the runs recorded. Each is shown by
+    repeating(), since as it was recorded it would find its rows and measure nothing.
     """
     if not len(rows):
         return Markdown(block("No rows yet. " + (f"To measure: `{command}`." if command else "")))
     used = runs.loc[sorted(set(rows["run"]))]
-    commands = [command] if command else list(dict.fromkeys(c for c in used["command"] if c))
+    recorded = [command] if command else [c for c in used["command"] if c]
+    commands = list(dict.fromkeys(map(repeating, recorded)))
     text = f"Data: {', '.join(link(file) for file in sorted(set(rows['file'])))}. "
     text += f"Measured on {hardware(rows, runs)}. "
     if commands:
         text += "To repeat: " + ", then ".join(f"`{c}`" for c in commands) + "."
     return Markdown(block(text))
+
+
+def repeating(command: str) -> str:
+    """A recorded papermill command as it measures again what is stored already, without a limit.
+
+    A sweep skips the rows it has, and a time limit would end it before all are measured.
+    """
+    if not command.startswith("papermill "):
+        return command
+    command = re.sub(r" -p (?:time_limit_s|remeasure) \S+", "", command)
+    return f"{command} -p remeasure True"
+
+
+def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
+    """What the committed notebook holds: how many of `rows` its run measured, and how many it read.
+
+    The run is the one that the notebook's own output names.
+    """
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    printed = "".join(
+        "".join(output.get("text", ()))
+        for cell in cells if cell["cell_type"] == "code"
+        for output in cell.get("outputs", ())
+    )  # fmt: skip
+    named = re.search(r"^\s*run\s+(\S+)$", printed, re.M)
+    if named is None:
+        return Markdown("The lab record is the notebook without outputs.")
+    measured = int((rows["run"] == named[1]).sum())
+    return Markdown(
+        f"The lab record is the notebook as run `{named[1]}` left it: that run measured "
+        f"{measured:,} of the {len(rows):,} rows shown here and read the others from `data/`."
+    )
 
 
 def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) -> Table:

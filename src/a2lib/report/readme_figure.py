@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from a2lib.paths import ROOT, data_dir
+from a2lib.report.chapters.flash import Flash
 from a2lib.report.figures import headline
-from a2lib.report.flash import Flash
 
 PICTURE = ROOT / "book" / "_static" / "flash-e2e.png"
 

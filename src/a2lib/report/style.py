@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from a2lib.report.svg import themed
+
 
 @dataclass(frozen=True)
 class Look:
@@ -20,17 +22,17 @@ class Look:
     ours: bool = False
 
 
-# Okabe and Ito's palette without its yellow, which is too light for a line on white; the marker
-# repeats what the colour says.
+# Okabe and Ito's palette, darkened to a contrast of 3 on white; svg.PAIRS has the values in the
+# dark. The marker repeats what the colour says.
 LOOKS = {
-    "a2lib": Look("a2lib (ours)", "#D55E00", "o", ours=True),
+    "a2lib": Look("a2lib (ours)", "#d55e00", "o", ours=True),
     "eager": Look("PyTorch eager", "#444444", "s"),
-    "compile": Look("torch.compile", "#E69F00", "D"),
-    "sdpa_flash": Look("SDPA FlashAttention-2", "#0072B2", "^"),
-    "sdpa_cudnn": Look("SDPA cuDNN", "#009E73", "v"),
-    "sdpa_efficient": Look("SDPA memory-efficient", "#56B4E9", "P"),
-    "flex": Look("FlexAttention", "#CC79A7", "X"),
-    "tiled": Look("tiled PyTorch", "#8B5A2B", "p"),
+    "compile": Look("torch.compile", "#a86f00", "D"),
+    "sdpa_flash": Look("SDPA FlashAttention-2", "#0072b2", "^"),
+    "sdpa_cudnn": Look("SDPA cuDNN", "#00825f", "v"),
+    "sdpa_efficient": Look("SDPA memory-efficient", "#2a86bf", "P"),
+    "flex": Look("FlexAttention", "#b0558a", "X"),
+    "tiled": Look("tiled PyTorch", "#8b5a2b", "p"),
 }
 SHORT = {
     "a2lib": "ours", "eager": "eager", "compile": "compile", "sdpa_flash": "SDPA FA2",
@@ -41,19 +43,27 @@ DTYPES = ("bf16", "fp32", "fp16")
 DEVICES = {"nvidia-h200": "NVIDIA H200", "cpu": "CPU"}
 STATUS = {"oom": "oom", "unsupported": "n/a", "error": "error"}
 
+INK, PAPER, DIM, GRID = "#000000", "#ffffff", "#555555", "#dddddd"
+
+# A figure is 342 px wide on a phone, so text of p points in w inches is 4.75 p / w px high there:
+# at the usual 5.4 inches 10.5 points are 9 px. tests/report/test_figures.py checks each figure.
+WIDTH = 5.4
 RC = {
-    "font.size": 10, "axes.titlesize": 10, "axes.labelsize": 10, "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5, "legend.fontsize": 8.5, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.grid": True, "grid.color": "#dddddd",
-    "grid.linewidth": 0.6, "axes.axisbelow": True, "figure.facecolor": "white",
-    "savefig.facecolor": "white", "svg.fonttype": "path", "svg.hashsalt": "a2lib",
+    "font.size": 10.5, "axes.titlesize": 11, "axes.labelsize": 10.5, "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5, "legend.fontsize": 10.5, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "grid.color": GRID,
+    "grid.linewidth": 0.6, "axes.axisbelow": True, "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER, "savefig.facecolor": PAPER, "text.color": INK,
+    "axes.labelcolor": INK, "axes.edgecolor": DIM, "xtick.color": DIM, "ytick.color": DIM,
+    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "xtick.minor.size": 0,
+    "ytick.minor.size": 0, "svg.fonttype": "none", "svg.hashsalt": "a2lib",
     "font.family": "DejaVu Sans",
 }  # fmt: skip
 
 
 def look(implementation: str) -> Look:
     """The look of an implementation; an unknown one is drawn in grey under its own name."""
-    return LOOKS.get(implementation, Look(implementation, "#888888", "."))
+    return LOOKS.get(implementation, Look(implementation, "#808080", "."))
 
 
 def implementations(present) -> list[str]:
@@ -98,25 +108,33 @@ def size(n_bytes: float | None) -> str:
 
 
 class Chart:
-    """A matplotlib figure that a page shows as one reproducible SVG on a white card.
+    """A matplotlib figure that a page shows as one reproducible SVG, right in both themes.
 
-    `draw(figure)` fills the figure; the same data give the same bytes (no dates, fixed ids).
+    `draw(figure)` fills the figure; what it returns, if anything, is called once positions are
+    final (names at the ends of lines need them). The same data give the same bytes (no dates,
+    fixed ids). `width` and `height` are in inches; `room` is the share of the width that is kept
+    free of panels at the right.
     """
 
-    def __init__(self, draw, *, width: float = 5.4, height: float = 4.0):
+    def __init__(self, draw, *, width: float = WIDTH, height: float = 4.0, room: float = 0.0):
         with rc_context(RC):
             self.figure = Figure(figsize=(width, height), layout="constrained")
-            draw(self.figure)
+            self.figure.get_layout_engine().set(rect=(0, 0, 1 - room, 1))
+            finish = draw(self.figure)
+            if finish:
+                self.figure.draw_without_rendering()
+                self.figure.set_layout_engine("none")
+                finish()
 
     def save(self, file, **options) -> None:
-        """Write the figure; the format follows from the file's name unless given."""
+        """Write the figure in its light colours; the format follows from the file's name."""
         with rc_context(RC):
             self.figure.savefig(file, **options)
 
     def _repr_svg_(self) -> str:
         buffer = io.StringIO()
         self.save(buffer, format="svg", metadata={"Date": None, "Creator": None})
-        return buffer.getvalue()
+        return themed(buffer.getvalue())
 
     def __repr__(self) -> str:
         return "Chart"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.metrics import OURS, fastest
+from a2lib.report.metrics import level
 
 HEADS = {"seq_len": "tokens", "head_dim": "d", "causal": "mask"}
 MISSING = "·"  # a cell nobody has measured yet
@@ -28,12 +28,13 @@ class Table(Markdown):
     """A frame of display texts with a caption and a label for {numref}.
 
     The frame's columns become the head; the first `left` columns are left-aligned text, the rest
-    right-aligned numbers.
+    right-aligned numbers. The first `keys` columns name a line: they are its heads for a screen
+    reader, and one or two of them stay in view while the table scrolls.
     """
 
-    def __init__(self, frame: pd.DataFrame, caption: str, name: str, left: int = 1):
+    def __init__(self, frame: pd.DataFrame, caption: str, name: str, left: int = 1, keys: int = 1):
         self.frame = frame
-        head = f":::{{table}} {caption}\n:name: {name}\n:class: dataframe\n\n"
+        head = f":::{{table}} {caption}\n:name: {name}\n:class: dataframe keys-{keys}\n\n"
         super().__init__(f"{head}{pipe(frame, left)}\n:::\n")
 
     def html(self) -> str:
@@ -60,36 +61,22 @@ def latency(rows: pd.DataFrame, caption: str, name: str,
             index: tuple[str, ...] = ("seq_len",)) -> Table:  # fmt: skip
     """Times in ms, a line per value of the `index` columns, a column per implementation.
 
-    The fastest of a line is bold.
+    The fastest of a line is bold, and so is what is level with it.
     """
     names = style.implementations(rows["implementation"])
     lines = []
     order = pd.Categorical(rows["pass"], list(style.PASSES), ordered=True)
     for values, group in rows.assign(**{"pass": order}).groupby(list(index), observed=True):
         cells = {r.implementation: shown(r) for r in group.itertuples()}
-        times = group.dropna(subset=["ms"])
-        if len(times) > 1:
-            best = times.loc[times["ms"].idxmin(), "implementation"]
-            cells[best] = f"**{cells[best]}**"
+        times = list(group.dropna(subset=["ms"]).itertuples())
+        best = min(times, key=lambda row: row.ms, default=None)
+        for row in times if len(times) > 1 else []:
+            if level(row, best):
+                cells[row.implementation] = f"**{cells[row.implementation]}**"
         start = [_key_text(key, cell) for key, cell in zip(index, values, strict=True)]
         lines.append([*start, *(cells.get(n, MISSING) for n in names)])
     columns = [*(HEADS.get(k, k) for k in index), *(style.SHORT.get(n, n) for n in names)]
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0)
-
-
-def winners(rows: pd.DataFrame, caption: str, name: str) -> Table:
-    """The fastest implementation for each length and head size of one dtype and pass.
-
-    Where it is not ours, how many times its time ours takes; where it is, how far the next is.
-    """
-    best = fastest(rows)
-    sizes = sorted(best["head_dim"].unique())
-    lines = []
-    for length, group in best.groupby("seq_len"):
-        cells = {int(r.head_dim): _winner(r) for r in group.itertuples()}
-        lines.append([style.tokens(length), *(cells.get(int(d), MISSING) for d in sizes)])
-    frame = pd.DataFrame(lines, columns=["tokens", *(f"d = {d}" for d in sizes)])
-    return Table(frame, caption, name, left=0)
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0, keys=len(index))
 
 
 def coverage(rows: pd.DataFrame, expected: int, caption: str, name: str) -> Table:
@@ -109,7 +96,7 @@ def coverage(rows: pd.DataFrame, expected: int, caption: str, name: str) -> Tabl
     order = [style.look(name).label for name in style.implementations(rows["implementation"])]
     lines.sort(key=lambda line: (style.DTYPES.index(line[1]), order.index(line[0])))
     columns = ["implementation", "dtype", "timed", "oom", "n/a", "error", "missing", "reason"]
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2)
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
 
 def memory(rows: pd.DataFrame, caption: str, name: str) -> Table:
@@ -126,13 +113,6 @@ def memory(rows: pd.DataFrame, caption: str, name: str) -> Table:
         lines.append([style.tokens(length), *(cells.get(n, MISSING) for n in names)])
     columns = ["tokens", *(style.SHORT.get(n, n) for n in names)]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0)
-
-
-def _winner(r) -> str:
-    if r.winner != OURS:
-        behind = f" ({r.factor:.2f}×)" if r.factor == r.factor else ""
-        return style.SHORT.get(r.winner, r.winner) + behind
-    return "**ours**" + (f" ({1 / r.factor:.2f}×)" if r.factor == r.factor else "")
 
 
 def _key_text(key: str, value) -> str:

@@ -1,4 +1,4 @@
-"""Operations and bytes of attention and of a matrix product, as exact integers.
+"""Operations and bytes of attention and of a matrix product, counted.
 
 Operations follow the convention of the FlashAttention papers (FlashAttention-2, section 4.1;
 FlashAttention-3, section 4.1): two per multiply-add of the matrix products alone, half of them if
@@ -6,6 +6,8 @@ the mask is causal whatever the block size, and a backward of five products to t
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 PASSES = ("forward", "backward", "end_to_end")
 
@@ -63,6 +65,160 @@ def attention_bytes(
     forward = 2 * query + 2 * key + lse
     backward = 4 * query + 4 * key + lse
     return {"forward": forward, "backward": backward, "end_to_end": forward + backward}[pass_]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one tiled kernel executes and moves: operations, exponentials, and bytes by level.
+
+    ``tiles`` are the pairs of a query tile and a key tile that it visits. ``register_bytes`` are
+    scores, formed and used up in registers; ``shared_bytes`` are written to shared memory on
+    arrival and read by products; ``l2_bytes`` reach the multiprocessors through the L2 cache.
+    """
+
+    tiles: int
+    programs: int
+    flops: int
+    exponentials: int
+    register_bytes: int
+    shared_bytes: int
+    l2_bytes: int
+
+
+# kernel: who owns a program, products per tile, how many of them read a streamed tile, then
+# matrices of the owner's rows that are read and written once, and fp32 numbers per streamed row.
+KERNELS = {
+    "forward": ("queries", 2, 2, 1, 1, 0),
+    "backward_dq": ("queries", 3, 3, 3, 1, 0),
+    "backward_dkdv": ("keys", 4, 4, 2, 2, 2),
+}
+
+
+def tiled_traffic(
+    kernel: str,
+    batch: int,
+    heads: int,
+    n_queries: int,
+    n_keys: int,
+    head_dim: int,
+    causal: bool,
+    element_bytes: int,
+    Bq: int,
+    Bk: int,
+) -> Traffic:
+    """The traffic of one kernel of FlashAttention-2 with tiles of Bq queries and Bk keys.
+
+    A program owns a tile of queries (``forward``, ``backward_dq``) or keys (``backward_dkdv``) and
+    streams two matrices of the other side past it. Each streamed tile comes from L2 once per
+    program, is written to shared memory once, and is read there by every product that takes it.
+    A tile at a ragged end or on the diagonal counts as whole, and what the owner keeps counts for
+    L2 alone. Streaming gives about ``2 * n_queries * n_keys * d / Bq`` elements forward (half if
+    causal): a cache's work, where attention_bytes is that of device memory.
+
+    Raises ValueError as attention_flops, or for an unknown kernel.
+    """
+    sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
+    _check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes, Bq=Bq, Bk=Bk)
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel {kernel!r}: allowed are {', '.join(KERNELS)}")
+    owner, products, readers, own_read, own_written, floats = KERNELS[kernel]
+    visits = batch * heads * _visits(n_queries, n_keys, causal, Bq, Bk)
+    owned, streamed = (Bq, Bk) if owner == "queries" else (Bk, Bq)
+    length = n_queries if owner == "queries" else n_keys
+    programs = batch * heads * -(-length // owned)
+    row = head_dim * element_bytes
+    stream = visits * streamed * row
+    return Traffic(
+        tiles=visits,
+        programs=programs,
+        flops=visits * products * 2 * Bq * Bk * head_dim,
+        exponentials=visits * Bq * Bk,
+        register_bytes=visits * Bq * Bk * 4,
+        shared_bytes=stream * (2 + readers),
+        l2_bytes=2 * stream
+        + visits * streamed * floats * 4
+        + programs * owned * (own_read + own_written) * row,
+    )
+
+
+def _visits(n_queries: int, n_keys: int, causal: bool, Bq: int, Bk: int) -> int:
+    """Pairs of tiles of one head in which some query sees some key (key j if j <= i)."""
+    key_tiles = -(-n_keys // Bk)
+    query_tiles = -(-n_queries // Bq)
+    if not causal:
+        return query_tiles * key_tiles
+    return sum(min(key_tiles, -(-(tile + 1) * Bq // Bk)) for tile in range(query_tiles))
+
+
+def tiled_memory(
+    batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, element_bytes: int,
+    pass_: str,
+) -> dict[str, int]:  # fmt: skip
+    """Bytes of the tensors a tiled pass allocates, by name: results, and fp32 rows beside them.
+
+    Forward makes ``o`` and the log-sum-exp ``lse``, backward ``dq``, ``dk``, ``dv`` and ``delta``;
+    end_to_end makes all six, and their sum is its peak beyond the inputs. Raises ValueError as
+    attention_flops.
+    """
+    sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
+    _check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
+    _check_pass(pass_)
+    query = batch * heads * n_queries * head_dim * element_bytes
+    key = batch * heads * n_keys * head_dim * element_bytes
+    rows = batch * heads * n_queries * 4
+    forward = {"o": query, "lse": rows}
+    backward = {"dq": query, "dk": key, "dv": key, "delta": rows}
+    return {"forward": forward, "backward": backward, "end_to_end": forward | backward}[pass_]
+
+
+# Eager attention with a causal mask, kernel by kernel: N x N matrices read and written, and how
+# often the mask, one byte an element, passes. A row that softmax reads twice counts once.
+EAGER = {
+    "forward": (
+        ("q k^T", 0, 1, 0), ("times scale", 1, 1, 0), ("indices of queries", 0, 0, 0),
+        ("indices of keys", 0, 0, 0), ("compare", 0, 0, 1), ("copy to mask", 1, 1, 0),
+        ("mask", 1, 1, 1), ("softmax", 1, 1, 0), ("p v", 1, 0, 0),
+    ),
+    "backward": (
+        ("p^T do", 1, 0, 0), ("do v^T", 0, 1, 0), ("dp times p", 2, 1, 0),
+        ("softmax backward", 2, 1, 0), ("copy to mask", 1, 1, 0), ("mask", 1, 1, 1),
+        ("times scale", 1, 1, 0), ("ds k", 1, 0, 0), ("ds^T q", 1, 0, 0),
+    ),
+}  # fmt: skip
+
+
+def eager_launches(pass_: str) -> int:
+    """Kernels that eager causal attention launches in a pass (end_to_end: both)."""
+    _check_pass(pass_)
+    return sum(len(EAGER[p]) for p in EAGER if pass_ in (p, "end_to_end"))
+
+
+def eager_moves(pass_: str, element_bytes: int, batch: int = 1, heads: int = 1) -> float:
+    """N x N matrices that eager causal attention reads and writes in a pass, at the least.
+
+    The mask counts by its bytes, and once for all heads. Raises ValueError as attention_flops.
+    """
+    _check_pass(pass_)
+    _check_sizes(element_bytes=element_bytes, batch=batch, heads=heads)
+    mask = 1 / element_bytes / batch / heads
+    return sum(
+        reads + writes + masks * mask
+        for p in EAGER if pass_ in (p, "end_to_end")
+        for _, reads, writes, masks in EAGER[p]
+    )  # fmt: skip
+
+
+def eager_matrices(pass_: str, element_bytes: int, batch: int = 1, heads: int = 1) -> float:
+    """N x N matrices that eager causal attention holds at its peak, beyond what entered.
+
+    Forward: two of scores and the mask. Backward, on a graph that holds the weights and the mask:
+    the gradient of the weights, that times the weights, and the gradient of the scores.
+    end_to_end: both of the last two groups.
+    """
+    _check_pass(pass_)
+    _check_sizes(element_bytes=element_bytes, batch=batch, heads=heads)
+    mask = 1 / element_bytes / batch / heads
+    return {"forward": 2 + mask, "backward": 3.0, "end_to_end": 4 + mask}[pass_]
 
 
 def matmul_flops(m: int, n: int, k: int) -> int:

@@ -1,0 +1,93 @@
+"""A search that works on a page read from a disk, with excerpts and links to sections.
+
+Sphinx's own search fetches each page it quotes, which a browser forbids on file://. Here the texts
+themselves are a script, texts.js, that search.html alone loads; pages/search.js looks in them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from docutils import nodes
+from sphinx import addnodes
+
+FILE = Path("_static") / "texts.js"
+START = "A2_TEXTS = "
+# Pages of tables and logs: they hold every word, and are seldom what a reader looks for.
+REFERENCE = re.compile(r"^notebooks/|-shapes$")
+SKIPPED = (nodes.section, nodes.raw, nodes.comment, nodes.math_block, nodes.image, nodes.pending,
+           nodes.substitution_definition, addnodes.toctree, addnodes.index)  # fmt: skip
+IS_NUMBER = re.compile(r"[\d.,×()%\s·–+-]*(?:[KMG]?i?B|ms)?|oom|n/a", re.I)
+
+
+def gather(app, page, _template, _context, doctree) -> None:
+    """Keep the texts of a page's sections as it is written."""
+    if doctree is None:
+        return
+    title = app.env.titles[page].astext()
+    weight = 0.5 if REFERENCE.search(page) else 1
+    entries = []
+    for section in doctree.findall(nodes.section):
+        words, numbers = [], []
+        for child in section.children[1:]:
+            _collect(child, words, numbers)
+        text, cells = (re.sub(r"\s+", " ", " ".join(part)).strip() for part in (words, numbers))
+        entries.append([page, title, section["ids"][0], section[0].astext(), text, cells, weight])
+    _texts(app)[page] = entries
+
+
+def write(app, exception) -> None:
+    """Write texts.js: the pages of this build, and what an earlier one knew of the others."""
+    if exception or app.builder.name != "html":
+        return
+    file = Path(app.outdir) / FILE
+    known: dict[str, list] = {}
+    if file.is_file():
+        for entry in json.loads(file.read_text(encoding="utf-8").removeprefix(START)):
+            known.setdefault(entry[0], []).append(entry)
+    known |= _texts(app)
+    entries = [entry for page in sorted(known) if page in app.env.found_docs
+               for entry in known[page]]  # fmt: skip
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
+    file.write_text(f"{START}[\n{lines}\n]\n", encoding="utf-8")
+
+
+def _collect(node, words: list[str], numbers: list[str]) -> None:
+    """Add the words under a node, and apart from them the table cells that are numbers."""
+    if isinstance(node, SKIPPED):
+        return
+    if isinstance(node, nodes.entry | nodes.literal_block):
+        text = _plain(node)
+        (numbers if IS_NUMBER.fullmatch(text) else words).append(text)
+    elif isinstance(node, nodes.TextElement):
+        words.append(_plain(node))
+    else:
+        for child in node.children:
+            _collect(child, words, numbers)
+
+
+def _plain(node) -> str:
+    """The words of a node; the HTML that an extension put among them is none."""
+    if isinstance(node, SKIPPED):
+        return ""
+    if isinstance(node, nodes.Text):
+        return node.astext()
+    if isinstance(node, nodes.math):  # N \\times N as N × N, the rest without its commands
+        text = node.astext().replace("\\times", "×").replace("\\infty", "∞")
+        return re.sub(r"\\[A-Za-z]+ ?|[{}\\]", "", text)
+    between = "" if isinstance(node, nodes.TextElement) else " "
+    return between.join(_plain(child) for child in node.children)
+
+
+def _texts(app) -> dict[str, list]:
+    if not hasattr(app, "a2lib_texts"):
+        app.a2lib_texts = {}
+    return app.a2lib_texts
+
+
+def setup(app) -> dict:
+    app.connect("html-page-context", gather)
+    app.connect("build-finished", write)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": False}

@@ -1,0 +1,194 @@
+"""What the prose computes, by value: small tables made by hand, whose answers a person can see.
+
+Milliseconds are round numbers; no row was measured on anything.
+"""
+
+import pytest
+
+from a2lib.report import metrics
+from a2lib.report.chapters.flash import answer, standing
+from a2lib.report.metrics import pick
+
+# 2 * 8192**3 operations at 1,000 TFLOP/s.
+MATMUL_MS = 2 * 8192**3 / 1e15 * 1e3
+
+
+@pytest.fixture
+def board(timed):
+    """Rows of the leaderboard's shape: ours between two peers, eager last."""
+
+    def rows(**changed):
+        times = {
+            "a2lib": (1, 3, 4), "sdpa_cudnn": (1, 2, 3.2), "sdpa_flash": (2, 5, 8),
+            "eager": (20, 30, 40),
+        } | changed  # fmt: skip
+        return [timed(name, pass_, ms) for name, three in times.items()
+                for pass_, ms in zip(("forward", "backward", "end_to_end"), three, strict=True)]
+
+    return rows
+
+
+def test_the_answer_word_for_word(made, board, one_head):
+    ceiling = [{"operation": "matmul", "dtype": "bf16", "size": 8192, "ms": MATMUL_MS}]
+    memory = [
+        one_head("a2lib", "end_to_end", 5, peak_bytes=34078720),
+        one_head("eager", "end_to_end", 70, peak_bytes=34078720 + 9 * 65536**2),
+    ]
+    assert str(answer.sentence(made(flash=board() + memory, ceiling=ceiling))) == (
+        "**The answer.** On one NVIDIA H200, forward and backward take **4.00 ms** at the shape of "
+        "the course's 2025 leaderboard (16 heads of 64, 16,384 tokens, causal, bf16): 481 TFLOP/s, "
+        "48 % of what a large matrix product reaches there. It takes 1.25 times the time of SDPA "
+        "cuDNN (3.20 ms), the fastest peer, and is 10.00 times as fast as PyTorch eager (40.0 ms). "
+        "Taken apart, the forward is level with SDPA cuDNN and the backward takes 1.50 times the "
+        "time of SDPA cuDNN: ours executes 7 matrix products where 5 suffice, the price of "
+        "gradients that are the same bits every run. At 65,536 tokens and one head of 64 in bf16 "
+        "it needs 32.5 MiB of memory beyond its inputs, which is its results and two numbers per "
+        "token, and eager 36.0 GiB, which is 4.5 matrices of $N \\times N$."
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [((1, 3, 4), "It takes 1.25 times the time of SDPA cuDNN (3.20 ms), the fastest peer, and is "
+                 "10.00 times as fast as PyTorch eager (40.0 ms)."),
+     ((1, 1, 2), "It is 1.60 times as fast as SDPA cuDNN (3.20 ms), the fastest peer, and is "
+                 "20.00 times as fast as PyTorch eager (40.0 ms)."),
+     ((1, 2, 3.25), "It is level with SDPA cuDNN (3.20 ms), the fastest peer, and is "
+                    "12.31 times as fast as PyTorch eager (40.0 ms).")],
+)  # fmt: skip
+def test_the_standing_fits_every_outcome(made, ours, words, board):
+    assert answer.standing_sentence(made(flash=board(a2lib=ours))) == words
+
+
+def test_the_fastest_peer_is_the_fastest(made, board):
+    flash = made(flash=board(sdpa_flash=(0.5, 1, 2)))
+    assert "SDPA FlashAttention-2 (2.00 ms), the fastest peer" in answer.standing_sentence(flash)
+
+
+def test_no_reason_is_given_where_none_is_needed(made, board):
+    text = answer.reason(made(flash=board(a2lib=(1, 1, 2))))
+    assert text.endswith("the backward is 2.00 times as fast as SDPA cuDNN.")
+
+
+def test_numbers_are_those_of_the_rows(made, board):
+    ceiling = [{"operation": "matmul", "dtype": "bf16", "size": 4096, "ms": MATMUL_MS},
+               {"operation": "matmul", "dtype": "bf16", "size": 8192, "ms": MATMUL_MS},
+               {"operation": "copy", "dtype": "bf16", "size": 10**9, "ms": 0.5}]  # fmt: skip
+    n = answer.numbers(made(flash=board(), ceiling=ceiling))
+    # 7 * 16 * 16384**2 * 64 operations in 4 ms are 481 TFLOP/s; the data sheet says 989.4.
+    assert n["leaderboard_tflops"] == "481 TFLOP/s" and n["ceiling_bf16"] == "1000 TFLOP/s"
+    assert (n["leaderboard_share"], n["leaderboard_share_sheet"]) == ("48 %", "49 %")
+    assert n["copy_bandwidth"] == "4.00 TB/s" and n["matrix_longest"] == "8.00 GiB"
+    assert (n["leaderboard_forward"], n["leaderboard_backward"]) == ("1.00 ms", "3.00 ms")
+    assert n["ceiling_fp32"] == n["longest_a2lib"] == answer.UNKNOWN
+
+
+@pytest.fixture
+def every_outcome(one_head):
+    """Five forwards: ahead, level by the median, level by the spread, behind, and eager ahead."""
+    times = {
+        128: (("a2lib", 1), ("sdpa_cudnn", 2)),
+        256: (("a2lib", 1), ("sdpa_cudnn", 1.01)),
+        512: (("a2lib", 1, 0.9, 1.3), ("sdpa_cudnn", 1.25, 1.2, 1.4)),
+        1024: (("a2lib", 3), ("sdpa_cudnn", 2), ("sdpa_flash", 2.01)),
+        2048: (("a2lib", 4), ("eager", 1), ("sdpa_cudnn", 2)),
+    }
+    return [one_head(name, "forward", *spread, seq_len=length)
+            for length, several in times.items() for name, *spread in several]  # fmt: skip
+
+
+def test_ties_are_no_wins(made, every_outcome):
+    flash = made(flash=every_outcome)
+    assert metrics.tally(flash.handout) == {"ahead": 1, "level": 2, "behind": 2}
+    assert str(standing.by_pass(flash)).splitlines()[0] == (
+        "- **bf16**: forward ahead of every peer in 1 of 5, level with the best in 2, behind in 2."
+    )
+    assert str(standing.who_leads(flash)) == (
+        "- **bf16 forward**: of 5 shapes 3 are tied; alone in front is ours in 1 (128 tokens) and "
+        "PyTorch eager in 1 (2,048 tokens). Ours is furthest behind at 2,048 tokens and d = 64: "
+        "4.00 times the time of PyTorch eager."
+    )
+
+
+def test_gpu_time_is_counted_apart(made, one_head):
+    rows = [one_head("a2lib", "forward", 9, seq_len=128, ms_graph=1),
+            one_head("sdpa_cudnn", "forward", 1, seq_len=128, ms_graph=2)]  # fmt: skip
+    flash = made(flash=rows)
+    assert metrics.tally(flash.handout) == {"ahead": 0, "level": 0, "behind": 1}
+    assert "bf16 forward 1 / 0 / 0 of 1 " in str(standing.by_gpu_time(flash))
+
+
+def test_level_means_two_per_cent_or_an_overlap(made, every_outcome):
+    rows = made(flash=every_outcome).handout
+    def verdict(length):
+        return metrics.fastest(pick(rows, seq_len=length)).iloc[0]["verdict"]
+
+    assert [verdict(n) for n in (128, 256, 512, 1024, 2048)] == [
+        "ahead", "level", "level", "behind", "behind"]  # fmt: skip
+
+
+@pytest.fixture
+def sweep_rates(timed):
+    """Ours and cuDNN at the paper's longest shapes: ours reaches these shares of cuDNN's rate."""
+
+    def rows(pass_, d64, d128):
+        found = []
+        for head_dim, share in ((64, d64), (128, d128)):
+            for causal in ("true", "false"):
+                over = {"heads": 2048 // head_dim, "head_dim": head_dim, "causal": causal}
+                found += [timed("a2lib", pass_, 1 / share, **over),
+                          timed("sdpa_cudnn", pass_, 1, **over)]  # fmt: skip
+        return found
+
+    return rows
+
+
+def test_the_bound_of_five_in_seven_beside_the_data(made, sweep_rates):
+    flash = made(flash=sweep_rates("backward", 0.8, 0.66))
+    assert list(standing.two_sweeps(flash, "c", "n").frame["backward"]) == [
+        "0.80", "0.80", "0.66", "0.66"]  # fmt: skip
+    assert set(standing.two_sweeps(flash, "c", "n").frame["5/7"]) == {"0.71"}
+    text = str(standing.why_backward(flash))
+    assert "with heads of 64 ours is above it" in text
+    assert "with heads of 128 it falls to 0.66, below it" in text and "was not tested" in text
+
+
+def test_no_further_cause_is_named_above_the_bound(made, sweep_rates):
+    text = str(standing.why_backward(made(flash=sweep_rates("backward", 0.8, 0.75))))
+    assert text.count("is above it") == 2 and "further cause" not in text
+
+
+@pytest.mark.parametrize(("d64", "d128", "words"),
+                         [(0.95, 0.8, "the reverse"), (0.7, 0.8, "does not prove it")])
+def test_exponentials_are_judged_by_head_size(made, d64, d128, words, sweep_rates):
+    text = str(standing.why_not_exponentials(made(flash=sweep_rates("forward", d64, d128))))
+    assert f"reaches {d64:.2f} of cuDNN's rate there and {d128:.2f}" in text and words in text
+
+
+def test_plain_attention_in_front_and_whether_the_reason_holds(made, one_head):
+    def rows(growth):
+        return [one_head(name, "end_to_end", ms, dtype="fp32", seq_len=n)
+                for n, ours, plain in ((2048, 1, 3), (4096, growth, 0.5))
+                for name, ms in (("a2lib", ours), ("compile", plain))]  # fmt: skip
+
+    text = str(standing.fp32_leads(made(flash=rows(2))))
+    assert "alone in front in 1 of 2 shapes, at 4,096 tokens" in text and "holds up so far" in text
+    assert "Against it: with heads of 64 ours grows with slope 2.0" in str(
+        standing.fp32_leads(made(flash=rows(4))))  # fmt: skip
+
+
+def test_the_landing_page_has_the_same_numbers(made, board):
+    frame = answer.results(made(flash=board()), "c", "n").frame
+    assert list(frame.iloc[0])[1:4] == ["**4.00 ms**", "3.20 ms, cuDNN", "40.0 ms"]
+
+
+def test_spread_and_n_are_shown(made, timed):
+    rows = [timed("a2lib", "forward", 1, 0.9, 1.2)]
+    frame = standing.spreads(made(flash=rows).leaderboard, "c", "n").frame
+    assert list(frame.iloc[0]) == ["ours", "1.00 (0.900 – 1.20), n = 9", "·", "·"]
+
+
+def test_flex_in_fp32_beside_eager(made, one_head):
+    rows = [one_head(name, "end_to_end", ms, dtype="fp32")
+            for name, ms in (("flex", 3), ("eager", 2))]  # fmt: skip
+    assert "end to end 1.50. We have no tested" in str(standing.flex_fp32(made(flash=rows)))

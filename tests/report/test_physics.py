@@ -1,0 +1,279 @@
+"""The chapter's estimate, regimes, memory, accuracy and protocols, by value, on rows by hand."""
+
+import json
+
+import pytest
+
+from a2lib.report import provenance
+from a2lib.report.chapters.flash import (
+    accuracy,
+    ceilings,
+    estimate,
+    memory,
+    protocol,
+    published,
+    regimes,
+)
+from a2lib.report.metrics import pick
+
+
+def test_the_estimate_in_round_numbers(made):
+    flash = made()
+    # 132 multiprocessors of 4,096 operations a clock reach 989.4 TFLOP/s at 1,830 MHz.
+    assert estimate.clock(flash) == pytest.approx(1.83e9, rel=1e-3)
+    forward, backward = (estimate.times(flash, p) for p in ("forward", "backward"))
+    # A tile of 64 x 64 takes 256 clocks of products, of exponentials and of shared memory.
+    tiles = 16 * 256 * 257 / 2
+    same = tiles * 256 / 132 / 1.83e9 * 1e3
+    for limit in ("tensor cores", "exponentials", "shared memory"):
+        assert forward[limit] == pytest.approx(same, rel=1e-3)
+    assert backward["tensor cores"] == pytest.approx(same * 7 / 2, rel=1e-3)
+    assert backward["exponentials"] == pytest.approx(same * 2, rel=1e-3)
+    # q, k, v and o of 32 MiB each and a float per query, at 4.8 TB/s.
+    assert forward["device memory"] == pytest.approx((4 * 2**25 + 2**20) / 4.8e12 * 1e3)
+
+
+@pytest.mark.parametrize(("ms", "words"), [(1.0, "some of them overlap"),
+                                           (1.3, "either they hardly overlap, or L2")])
+def test_what_binds_follows_from_the_measured_forward(made, timed, ms, words):
+    text = str(estimate.binding(made(flash=[timed("a2lib", "forward", ms)])))
+    assert "tensor cores, exponentials and shared memory need about the same 0.558 ms" in text
+    assert "they would need 1.12 ms" in text and words in text
+    assert "1.95 ms for the seven products that are executed, 1.39 ms for the five" in text
+
+
+def test_clocks_of_a_tile(made, timed):
+    # 526,336 tiles, 132 multiprocessors: 500 clocks each at 1,000 MHz.
+    ms = 526336 * 500 / 132 / 1e9 * 1e3
+    text = str(estimate.per_tile(made(flash=[timed("a2lib", "forward", ms, sm_mhz=1000)])))
+    assert "the products 256, its exponentials 256, shared memory, at least 256" in text
+    assert text.endswith("Measured, it takes 500 in all, at 1000 MHz.") and "16.0 KiB" in text
+
+
+@pytest.mark.parametrize(("ms", "words"), [(1.0, "so L2 serves them, at 8.6 TB/s"),
+                                           (3.0, "does not show where they come from")])
+def test_l2_or_device_memory(made, one_head, ms, words):
+    text = str(estimate.through_l2(made(flash=[one_head("a2lib", "forward", ms)])))
+    assert "16.0 MiB, which fit the L2 cache of 50.0 MiB" in text and words in text
+
+
+def curve(one_head, gpu, host, **over):
+    """A forward of ours at 128, 256, ... tokens with these times of the GPU and of the host."""
+    return [one_head("a2lib", "forward", max(g, host), seq_len=128 * 2**i, ms_graph=g,
+                     ms_host=host, **over) for i, g in enumerate(gpu)]  # fmt: skip
+
+
+def test_three_regimes(made, one_head):
+    flash = made(flash=curve(one_head, (0.01, 0.02, 0.05, 0.06, 0.12, 0.25, 0.95, 3.8), 0.04))
+    assert regimes.of_curve(flash.handout) == {
+        128: "launch", 256: "launch", 512: "one", 1024: "flat", 2048: "one", 4096: "one",
+        8192: "two", 16384: "two",
+    }  # fmt: skip
+    frame = regimes.table(flash, "bf16", "c", "n").frame
+    assert list(frame.iloc[0]) == [
+        "ours, forward", "128 – 256", "1,024", "512, 2,048 – 4,096", "8,192 – 16,384"]  # fmt: skip
+    assert str(regimes.sentence(flash)) == (
+        "With heads of 64 ours in bf16 forward is launch-bound at 128 – 256 tokens, flat at 1,024 "
+        "tokens, slope one at 512, 2,048 – 4,096 tokens and slope two at 8,192 – 16,384 tokens."
+    )
+
+
+def test_a_length_below_the_least_has_no_slope(made, one_head):
+    assert regimes.of_curve(made(flash=curve(one_head, (1, 2), 0.1)).handout) == {256: "one"}
+
+
+def test_host_and_gpu_apart(made, one_head):
+    rows = [one_head("a2lib", "end_to_end", 0.2, 0.1, 0.3, seq_len=128, ms_graph=0.02, ms_host=0.1),
+            one_head("a2lib", "end_to_end", 5, seq_len=65536, ms_graph=4.9, ms_host=0.1),
+            one_head("eager", "end_to_end", 1, seq_len=128)]  # fmt: skip
+    frame = regimes.apart(made(flash=rows), "c", "n").frame
+    assert frame.to_numpy().tolist() == [
+        ["ours", "128", "0.200 (0.100 – 0.300)", "0.0200", "0.100", "host"],
+        ["ours", "65,536", "5.00 (5.00 – 5.00)", "4.90", "0.100", "GPU"],
+        ["eager", "128", "1.00 (1.00 – 1.00)", "·", "·", "·"],
+    ]
+
+
+def test_the_tiles_that_fill_the_gpu(made):
+    assert "8,192 tokens of one head make 128 programs for the 132" in str(
+        regimes.full_from(made()))  # fmt: skip
+
+
+def test_end_to_end_beside_its_parts(made, one_head):
+    rows = [one_head("a2lib", pass_, ms, seq_len=length)
+            for length, three in ((128, (1, 2, 6)), (65536, (10, 20, 30)))
+            for pass_, ms in zip(("forward", "backward", "end_to_end"), three, strict=True)]
+    text = str(regimes.short_hosts(made(flash=rows)))
+    assert "2.00 times forward plus backward at 128 tokens and 1.00 times at 65,536" in text
+
+
+# o, dq, dk and dv of 8 MiB each and two rows of 256 KiB.
+OURS = 4 * 2**23 + 2 * 2**18
+
+
+def test_memory_to_the_byte(made, one_head):
+    rows = [one_head("a2lib", "end_to_end", 1, peak_bytes=OURS)]
+    flash = made(flash=rows)
+    assert list(memory.parts(flash, "c", "n").frame["bytes"])[-2:] == ["34,078,720"] * 2
+    assert "to the byte, in all 1 rows" in str(memory.ours(flash))
+
+
+def test_memory_that_differs_is_said(made, one_head):
+    rows = [one_head("a2lib", "end_to_end", 1, peak_bytes=OURS),
+            one_head("a2lib", "forward", 1, peak_bytes=2**23 + 2**18 + 512)]  # fmt: skip
+    text = str(memory.ours(made(flash=rows)))
+    assert "In 1 of the 2 rows" in text and "at most 512 bytes" in text
+
+
+def test_what_the_peers_hold(made, one_head):
+    matrix = 65536**2 * 2
+    held = {"a2lib": OURS, "sdpa_cudnn": OURS + 65536 * 64 * 4, "flex": OURS,
+            "eager": OURS + matrix * 9 // 2, "compile": OURS + 2 * matrix}  # fmt: skip
+    rows = [one_head(name, "end_to_end", 1, peak_bytes=peak) for name, peak in held.items()]
+    text = str(memory.peers(made(flash=rows)))
+    assert "hold: SDPA cuDNN 1.00 and FlexAttention 0.00 (at 65,536 tokens" in text
+    assert "PyTorch eager 4.50 and torch.compile 2.00. Counting says 4.5" in text
+
+
+def test_what_eager_moves(made, one_head):
+    # A copy of 4.295 GB read and as much written in 1 ms; a matrix is twice 4.295 GB.
+    ceiling = [{"operation": "copy", "dtype": "bf16", "size": 65536**2, "ms": 1}]
+    text = str(memory.eager(made(flash=[one_head("eager", "forward", 20)], ceiling=ceiling)))
+    assert "9 kernels on the GPU; forward they move 11 matrices" in text
+    assert "its measured 20.0 ms would move 20" in text
+
+
+def test_ceilings_beside_the_data_sheet(made):
+    ceiling = [
+        {"operation": "matmul", "dtype": "bf16", "size": size, "ms": 2 * size**3 / rate / 1e9,
+         "sm_mhz": 1900} for size, rate in ((4096, 600), (8192, 900))
+    ] + [{"operation": "matmul", "dtype": "fp32", "size": 8192, "ms": 2 * 8192**3 / 50e9},
+         {"operation": "copy", "dtype": "bf16", "size": 2 * 10**9, "ms": 1}]  # fmt: skip
+    flash = made(ceiling=ceiling)
+    assert ceilings.table(flash, "c", "n").frame.to_numpy().tolist() == [
+        ["bf16 product of 4096 × 4096", "600 TFLOP/s", "1900 MHz", "989.4 TFLOP/s", "61 %"],
+        ["bf16 product of 8192 × 8192", "900 TFLOP/s", "1900 MHz", "989.4 TFLOP/s", "91 %"],
+        ["fp32 product of 8192 × 8192", "50.0 TFLOP/s", "·", "66.9 TFLOP/s", "75 %"],
+        ["device copy, read plus written", "4.00 TB/s", "·", "4.8 TB/s", "83 %"],
+    ]
+    text = str(ceilings.fp32_bound(flash))
+    assert "165 TFLOP/s by the data sheet, 150 by the measured product" in text
+    assert "hold at 1830 MHz (132 multiprocessors" in str(ceilings.sources(flash))
+
+
+def errors(**worst):
+    """Accuracy rows in fp32 at both scales: dv has the error given, the others half of it."""
+    shape = {"dtype": "fp32", "batch": 1, "heads": 1, "seq_len": 2048, "head_dim": 64}
+    return [{"implementation": name, **shape, "causal": "true", "score_scale": scale,
+             "tensor": tensor, "error": error if tensor == "dv" else error / 2}
+            for name, error in worst.items() for scale in (1, 10)
+            for tensor in ("o", "dq", "dk", "dv")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [(1e-6, "No peer is more than twice as accurate as ours."),
+     (3e-6, "More than twice as accurate as ours: PyTorch eager."),
+     (9e-6, "**Ours is the least accurate.**")],
+)  # fmt: skip
+def test_accuracy_is_judged_by_the_worst_tensor(made, ours, words):
+    flash = made(flash_accuracy=errors(a2lib=ours, eager=1e-6, flex=4e-6))
+    lines = str(accuracy.sentence(flash)).splitlines()
+    assert lines[0] == "Measured with 1 heads of 64, 2,048 tokens, causal, on the same inputs:"
+    assert lines[2] == (
+        f"- **fp32**, scores as they are: the largest of our relative errors is {ours:.1e}; "
+        f"the peers' lie between 1.0e-06 (PyTorch eager) and 4.0e-06 (FlexAttention). {words}"
+    )
+    assert lines[3].startswith("- **fp32**, scores 10 times as large:")
+    frame = accuracy.table(flash, "fp32", "c", "n").frame
+    assert list(frame.columns)[1:] == [
+        f"{t}{s}" for s in ("", " ×10") for t in ("$o$", "$dQ$", "$dK$", "$dV$")]  # fmt: skip
+    assert list(frame.iloc[1])[:5] == ["eager", "5.0e-07", "5.0e-07", "5.0e-07", "1.0e-06"]
+
+
+def protocol_row(timed, kind, ms, second=0, mean=None, implementation="a2lib", **over):
+    row = timed(implementation, "end_to_end", ms, sm_mhz=1980 - 30 * second)
+    return {**row, "protocol": kind, "second": second, "ms_mean": mean or ms, "power_w": 700,
+            **over}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mean", "verdict"),
+    [(5.9, "1.10 times its time"), (5.364, "level"), (5.3, "level"), (4.47, "1.20 times as fast")],
+)
+def test_the_board_is_compared_by_its_own_protocol(made, timed, mean, verdict):
+    flash = made(flash_protocol=[protocol_row(timed, "burst", 4),
+                                 protocol_row(timed, "board", 4, mean=mean)])  # fmt: skip
+    text = str(protocol.board(flash))
+    assert f"took 5.364 ms on an H100: {verdict}." in text and "on one NVIDIA H200" in text
+    assert "no H100 was measured" in text
+    assert protocol.numbers(flash)["protocol_board"] == f"{mean:.2f} ms"
+
+
+def test_an_h100_is_preferred_for_the_board(synthetic, made, timed, tmp_path):
+    synthetic.by_hand(tmp_path, device="nvidia-h100-80gb-hbm3",
+                      flash_protocol=[protocol_row(timed, "board", 6, mean=6.4368)])  # fmt: skip
+    text = str(protocol.board(made(flash_protocol=[protocol_row(timed, "board", 4, mean=5)])))
+    assert "**6.44 ms** on one NVIDIA H100" in text and "1.20 times its time" in text
+    assert "Both are H100s" in text
+
+
+def test_a_burst_is_not_compared_with_the_board(made, timed):
+    text = str(protocol.board(made(flash_protocol=[protocol_row(timed, "burst", 4)])))
+    assert "is not measured yet" in text and "not comparable" in text
+
+
+@pytest.mark.parametrize(("last", "words"), [(4.4, "10 % slower"), (4.04, "it stays level"),
+                                             (3.6, "10 % faster")])
+def test_seconds_on_end(made, timed, last, words):
+    rows = [protocol_row(timed, "sustained", 4 + (last - 4) * i / 9, i) for i in range(10)]
+    text = str(protocol.sustained(made(flash_protocol=rows)))
+    assert "4.00 ms in the first second" in text and "in the last of 10" in text
+    assert "from 1980 to 1710 MHz at 700 W" in text and words in text
+
+
+def test_protocols_beside_each_other(made, timed):
+    rows = [protocol_row(timed, "burst", 4), protocol_row(timed, "sustained", 5, 9),
+            protocol_row(timed, "sustained", 3, 0), protocol_row(timed, "board", 4, mean=6),
+            protocol_row(timed, "board", 4, mean=5, implementation="sdpa_cudnn")]  # fmt: skip
+    flash = made(flash_protocol=rows)
+    assert list(protocol.table(flash, "c", "n").frame.iloc[0]) == [
+        "ours", "H200", "4.00 (4.00 – 4.00)", "1980", "5.00 (5.00 – 5.00)", "1710", "6.00", "1980",
+    ]  # fmt: skip
+    assert str(protocol.peers(flash)).endswith("SDPA cuDNN 5.00 ms and a2lib (ours) 6.00 ms.")
+
+
+def test_the_published_forward(made, one_head):
+    # Printed: 17.31 ms tiled and 64.50 ms eager, on an H800.
+    rows = [one_head("a2lib", "forward", 1.731), one_head("eager", "forward", 32.25)]
+    text = str(published.forward_gap(made(flash=rows)))
+    assert "takes 10.0 times as long as ours, and the published eager 2.00 times" in text
+    assert "by 1.43 (SXM form) or 2.40 (PCIe form" in text
+    assert "more than the first explains and less than the second" in text
+    assert "accounts for 2.00 of the forward's 10.0; a factor of 5.0 remains" in text
+
+
+def test_a_command_that_repeats():
+    ran = "papermill notebooks/flash.ipynb -p sweep all -p time_limit_s 300"
+    again = "papermill notebooks/flash.ipynb -p sweep all -p remeasure True"
+    assert provenance.repeating(ran) == provenance.repeating(again) == again
+    assert provenance.repeating("make flash") == "make flash"
+
+
+def test_the_lab_record_says_what_its_run_measured(made, one_head, tmp_path):
+    rows = made(flash=[one_head("a2lib", "forward", 1), one_head("eager", "forward", 2)]).rows
+    rows.iloc[0, rows.columns.get_loc("run")] = "R1"
+    notebook = tmp_path / "n.ipynb"
+    cell = {"cell_type": "code", "outputs": [{"text": ["NVIDIA H200\n", "  run     R1\n"]}]}
+    notebook.write_text(json.dumps({"cells": [cell]}))
+    assert "measured 1 of the 2 rows" in str(provenance.lab_record(rows, notebook))
+    assert len(pick(rows, run="R1")) == 1
+
+
+def test_the_tiles_of_the_estimate_are_those_of_the_kernels():
+    tiles = pytest.importorskip("a2lib.attention.tiles").TILES
+    for kernel in (*estimate.KERNELS["forward"], *estimate.KERNELS["backward"]):
+        assert tiles[kernel, "16bit", 64, True][0][:2] == estimate.TILE
+    assert estimate.TILE[0] == regimes.TILE
+    # What standing.why_backward guesses at: few queries at a time with heads of 128.
+    assert tiles["backward_dkdv", "16bit", 128, True][0].Bq == 32

@@ -1,0 +1,131 @@
+"""Traffic and memory of tiled and of eager attention against a count, tile by tile."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from a2lib.theory.attention import (
+    EAGER,
+    KERNELS,
+    attention_flops,
+    eager_launches,
+    eager_matrices,
+    eager_moves,
+    tiled_memory,
+    tiled_traffic,
+)
+
+length = st.integers(min_value=1, max_value=40)
+tile = st.sampled_from([1, 4, 8, 16])
+
+
+def walk(kernel, n_queries, n_keys, d, causal, width, Bq, Bk):
+    """One head of a kernel, program by program: visits, L2 bytes, shared bytes, operations."""
+    queries = [range(i, min(i + Bq, n_queries)) for i in range(0, n_queries, Bq)]
+    keys = [range(j, min(j + Bk, n_keys)) for j in range(0, n_keys, Bk)]
+    owners, streams, owned, streamed = (queries, keys, Bq, Bk)
+    if kernel == "backward_dkdv":
+        owners, streams, owned, streamed = (keys, queries, Bk, Bq)
+    visits = l2 = shared = flops = 0
+    for owner in owners:
+        # q, o (dq also do, o); k, v, dk, dv
+        l2 += {"forward": 2, "backward_dq": 4, "backward_dkdv": 4}[kernel] * owned * d * width
+        for stream in streams:
+            rows, columns = (owner, stream) if owners is queries else (stream, owner)
+            if causal and columns[0] > rows[-1] and Bq * (rows[0] // Bq) + Bq - 1 < columns[0]:
+                continue
+            visits += 1
+            for _ in ("k", "v"):  # or q and do
+                l2 += streamed * d * width
+                shared += streamed * d * width
+            products = {"forward": 2, "backward_dq": 3, "backward_dkdv": 4}[kernel]
+            for _ in range(products):
+                shared += streamed * d * width
+                flops += 2 * Bq * Bk * d
+            if kernel == "backward_dkdv":
+                l2 += 2 * streamed * 4  # lse and delta
+    return visits, len(owners), l2, shared, flops
+
+
+@given(st.sampled_from(sorted(KERNELS)), length, length, st.booleans(), tile, tile)
+def test_traffic_counts_every_tile(kernel, n_queries, n_keys, causal, Bq, Bk):
+    found = tiled_traffic(kernel, 2, 3, n_queries, n_keys, 8, causal, 2, Bq, Bk)
+    visits, programs, l2, shared, flops = walk(kernel, n_queries, n_keys, 8, causal, 2, Bq, Bk)
+    assert (found.tiles, found.programs) == (6 * visits, 6 * programs)
+    assert (found.l2_bytes, found.shared_bytes) == (6 * l2, 6 * shared)
+    assert found.flops == 6 * flops
+    assert found.exponentials == 6 * visits * Bq * Bk == found.register_bytes // 4
+
+
+def test_whole_tiles_execute_what_the_papers_count():
+    sizes = (2, 3, 256, 256, 64)
+    forward = tiled_traffic("forward", *sizes, False, 2, 64, 64)
+    assert forward.flops == attention_flops(*sizes, False, "forward")
+    two = [tiled_traffic(k, *sizes, False, 2, 64, 64) for k in ("backward_dq", "backward_dkdv")]
+    assert 5 * sum(k.flops for k in two) == 7 * attention_flops(*sizes, False, "backward")
+
+
+def test_streaming_is_two_n_squared_d_over_bq():
+    n, d, Bq = 65536, 64, 64
+    found = tiled_traffic("forward", 1, 1, n, n, d, False, 2, Bq, 64)
+    assert found.l2_bytes == (2 * n * n * d // Bq + 2 * n * d) * 2
+    assert tiled_traffic("forward", 1, 1, n, n, d, False, 2, 2 * Bq, 64).l2_bytes == (
+        n * n * d // Bq + 2 * n * d
+    ) * 2
+
+
+def test_tiled_memory_is_the_results_and_two_rows():
+    held = tiled_memory(1, 16, 16384, 16384, 64, 2, "end_to_end")
+    assert held == {"o": 2**25, "lse": 2**20, "dq": 2**25, "dk": 2**25, "dv": 2**25,
+                    "delta": 2**20}  # fmt: skip
+    passes = [tiled_memory(1, 16, 16384, 16384, 64, 2, p) for p in ("forward", "backward")]
+    assert sum(held.values()) == sum(sum(p.values()) for p in passes)
+
+
+def test_eager_by_hand():
+    # Forward: 10 reads and writes of whole matrices, and the mask twice, a byte an element.
+    assert (eager_launches("forward"), eager_moves("forward", 2)) == (9, 11)
+    assert (eager_launches("backward"), eager_moves("backward", 2)) == (9, 16.5)
+    assert eager_moves("forward", 4) == 10.5 and eager_moves("forward", 2, heads=16) == 10.0625
+    assert eager_launches("end_to_end") == 18 and eager_moves("end_to_end", 2) == 27.5
+    assert [eager_matrices(p, 2) for p in ("forward", "backward", "end_to_end")] == [2.5, 3, 4.5]
+
+
+def test_eager_runs_the_operations_that_are_counted():
+    """PyTorch's own record of attention_reference; one more multiplication is CUDA's alone."""
+    torch = pytest.importorskip("torch")
+    from torch.profiler import ProfilerActivity, profile
+
+    from a2lib.attention import attention_reference
+
+    kernels = {"aten::bmm": "product", "aten::mul": "mul", "aten::gt": "gt", "aten::clone": "copy",
+               "aten::masked_fill_": "fill", "aten::_softmax": "softmax",
+               "aten::_softmax_backward_data": "softmax"}  # fmt: skip
+
+    def ran(call):
+        with profile(activities=[ProfilerActivity.CPU]) as record:
+            call()
+        events = sorted(record.events(), key=lambda event: event.time_range.start)
+        return [kernels[e.name] for e in events if e.name in kernels]
+
+    q, k, v = (torch.randn(1, 2, 32, 8, requires_grad=True) for _ in range(3))
+    out = []
+    forward = ran(lambda: out.append(attention_reference(q, k, v, is_causal=True)))
+    assert forward == ["product", "mul", "gt", "copy", "fill", "softmax", "product"]
+    assert len(forward) + 2 == len(EAGER["forward"])  # the indices of queries and of keys
+    backward = ran(lambda: torch.autograd.grad(out[0], (q, k, v), torch.randn_like(out[0])))
+    assert backward == ["product", "product", "softmax", "copy", "fill", "mul", "product",
+                        "product"]  # fmt: skip
+    assert len(backward) + 1 == len(EAGER["backward"])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [(lambda: tiled_traffic("sideways", 1, 1, 1, 1, 1, True, 2, 1, 1), "allowed are forward"),
+     (lambda: tiled_traffic("forward", 1, 1, 1, 1, 1, True, 2, 0, 1), "Bq is 0"),
+     (lambda: tiled_memory(1, 1, 1, 1, 1, 2, "sideways"), "allowed are forward"),
+     (lambda: eager_moves("sideways", 2), "allowed are forward")],
+)  # fmt: skip
+def test_impossible_sizes_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -63,7 +63,7 @@ def test_every_picture_exists_and_has_a_description(book):
 def test_every_figure_of_the_chapter_is_numbered_and_captioned(book):
     figures = soup(book.html / "flash.html").find_all("figure")
     numbers = [figure.find(class_="caption-number") for figure in figures]
-    assert len(figures) >= 5 and all(numbers)
+    assert len(figures) >= 6 and all(numbers)
     assert len({number.text for number in numbers}) == len(numbers)
 
 

@@ -55,8 +55,8 @@ def scopes(_app, _page, _template, context, _doctree) -> None:
         body = re.sub(r"<thead>.*?</thead>", lambda m: _scoped(m[0], "col"), body, flags=re.S)
         body = _scoped(body, "row")
         # A head without a word heads nothing.
-        context["body"] = re.sub(r"<th\b([^>]*)>(\s*(?:<p>\s*</p>)?\s*)</th>", r"<td\1>\2</td>",
-                                 body)  # fmt: skip
+        context["body"] = re.sub(r'<th\b(?: scope="\w+")?([^>]*)>(\s*(?:<p>\s*</p>)?\s*)</th>',
+                                 r"<td\1>\2</td>", body)  # fmt: skip
 
 
 def _scoped(html: str, scope: str) -> str:

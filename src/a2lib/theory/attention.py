@@ -118,7 +118,7 @@ def tiled_traffic(
     Raises ValueError as attention_flops, or for an unknown kernel.
     """
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
-    _check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes, Bq=Bq, Bk=Bk)
+    check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes, Bq=Bq, Bk=Bk)
     if kernel not in KERNELS:
         raise ValueError(f"kernel {kernel!r}: allowed are {', '.join(KERNELS)}")
     owner, products, readers, own_read, own_written, floats = KERNELS[kernel]
@@ -161,7 +161,7 @@ def tiled_memory(
     attention_flops.
     """
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
-    _check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
+    check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
     _check_pass(pass_)
     query = batch * heads * n_queries * head_dim * element_bytes
     key = batch * heads * n_keys * head_dim * element_bytes
@@ -199,7 +199,7 @@ def eager_moves(pass_: str, element_bytes: int, batch: int = 1, heads: int = 1) 
     The mask counts by its bytes, and once for all heads. Raises ValueError as attention_flops.
     """
     _check_pass(pass_)
-    _check_sizes(element_bytes=element_bytes, batch=batch, heads=heads)
+    check_sizes(element_bytes=element_bytes, batch=batch, heads=heads)
     mask = 1 / element_bytes / batch / heads
     return sum(
         reads + writes + masks * mask
@@ -216,7 +216,7 @@ def eager_matrices(pass_: str, element_bytes: int, batch: int = 1, heads: int = 
     end_to_end: both of the last two groups.
     """
     _check_pass(pass_)
-    _check_sizes(element_bytes=element_bytes, batch=batch, heads=heads)
+    check_sizes(element_bytes=element_bytes, batch=batch, heads=heads)
     mask = 1 / element_bytes / batch / heads
     return {"forward": 2 + mask, "backward": 3.0, "end_to_end": 4 + mask}[pass_]
 

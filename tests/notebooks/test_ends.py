@@ -128,7 +128,7 @@ def _ended(pid):
     try:
         with open(f"/proc/{pid}/stat") as status:
             return status.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or read
         return True
 
 

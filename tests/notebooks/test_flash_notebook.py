@@ -162,7 +162,7 @@ def test_without_a_gpu_there_is_one_time_and_it_says_so(executed):
     shown = list(texts(executed[0]))
     for what in ("GPU's own time", "host's time to issue a call"):
         assert any(what in text and "is measured on a GPU alone" in text for text in shown)
-    assert sum("sweeps leaderboard and all" in text for text in shown) == 2
+    assert sum("sweeps leaderboard and all" in text for text in shown) == 3
 
 
 def test_the_leaderboard_sweep_has_the_protocols_and_the_errors(tmp_path):
@@ -173,14 +173,16 @@ def test_the_leaderboard_sweep_has_the_protocols_and_the_errors(tmp_path):
     assert re.search(r"burst +eager +[\d.]+", shown)
     assert re.search(r"sustained, second 0 +sdpa_flash +[\d.]+", shown)
     assert re.search(r"board +eager +unsupported", shown)
-    assert re.search(r"fp16 causal +10 +eager( +\d\.\d\de-\d\d){4}", shown)
+    assert re.search(r"bf16 causal +10 +eager( +\d\.\d\de-\d\d){4}", shown)
     measured = tmp_path / "data" / "measured"
     with open(measured / "flash_accuracy" / "cpu.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 3 * 2 * 2 * 2 * 4 and {row["status"] for row in rows} == {"ok"}
+    assert len(rows) == 2 * 2 * 2 * 2 * 4 and {row["status"] for row in rows} == {"ok"}
     with open(measured / "flash_protocol" / "cpu.csv", newline="") as file:
         found = {(row["protocol"], row["implementation"]) for row in csv.DictReader(file)}
     assert len(found) == 3 * 2
+    with open(measured / "flash_counters" / "cpu.csv", newline="") as file:
+        assert {row["status"] for row in csv.DictReader(file)} == {"unsupported"}
 
 
 def test_the_output_holds_no_error_and_no_local_path(executed):

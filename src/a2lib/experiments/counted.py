@@ -15,6 +15,7 @@ import sys
 
 from a2lib.experiments import peers
 from a2lib.experiments.shapes import Shape
+from a2lib.measure import synchronize
 
 # Warm calls are not counted: they compile, and let a library choose its algorithm.
 WARM_CALLS = 2
@@ -34,12 +35,12 @@ def main(text: str) -> None:
         except Exception as error:
             print(f"{implementation} {pass_} not counted: {error}", file=sys.stderr)
             call = None
-        torch.cuda.synchronize()
+        synchronize("cuda")
         torch.cuda.profiler.start()
         torch.cuda._sleep(1)
         if call is not None:
             call()
-        torch.cuda.synchronize()
+        synchronize("cuda")
         torch.cuda.profiler.stop()
         call = None
         gc.collect()

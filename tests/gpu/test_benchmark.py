@@ -55,8 +55,8 @@ def test_every_option_trains_alike(options):
         assert found.loss == pytest.approx(want.loss, rel=0.02)
 
 
-# Where a sum may be taken in another order: atomics of a peer's backward, Inductor's scatter into the
-# gradient of the embedding. After five steps of AdamW.
+# Where a sum may be taken in another order: atomics of a peer's backward, Inductor's scatter into
+# the gradient of the embedding. After five steps of AdamW.
 REORDERED = 2e-3
 
 

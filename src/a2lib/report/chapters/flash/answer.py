@@ -7,7 +7,7 @@ import pandas as pd
 
 from a2lib.report import metrics, style, tables
 from a2lib.report.chapters.flash import memory as parts
-from a2lib.report.chapters.flash import standing
+from a2lib.report.chapters.flash import protocol, standing
 from a2lib.report.chapters.flash.rows import (
     BYTES,
     COMPARED,
@@ -61,8 +61,9 @@ def sentence(flash: Flash) -> Markdown:
         f"(16 heads of 64, 16,384 tokens, causal, bf16): {n['leaderboard_tflops']}"
     )
     if n["leaderboard_share"] != UNKNOWN:
-        text += f", {n['leaderboard_share']} of what a large matrix product reaches there"
-    said = [f"{text}.", standing_sentence(flash), reason(flash), memory_sentence(flash)]
+        text += f", {n['leaderboard_share']} of the best matrix product measured there"
+    said = [f"{text}.", standing_sentence(flash), reason(flash), protocol.in_short(flash),
+            memory_sentence(flash)]  # fmt: skip
     return Markdown(" ".join(part for part in said if part))
 
 

@@ -11,16 +11,23 @@ from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.attention import Traffic, attention_bytes, attention_flops, tiled_traffic
 
 SHAPE = {"batch": 1, "heads": 16, "n_queries": 16384, "n_keys": 16384, "head_dim": 64}
-# Our kernels by pass, and the tile of each in bf16 with heads of 64 (tests hold it to tiles.py).
+# Our kernels by pass, and their tiles in bf16 by head size (tests hold them to tiles.py).
 KERNELS = {"forward": ("forward",), "backward": ("backward_dq", "backward_dkdv")}
 TILE = (64, 64)
+TILES = {
+    64: {"forward": TILE, "backward_dq": TILE, "backward_dkdv": TILE},
+    128: {"forward": TILE, "backward_dq": (128, 64), "backward_dkdv": (32, 64)},
+}
 MS = 1e3
 
 
 def traffic(pass_: str, **sizes) -> list[Traffic]:
     """The traffic of each of our kernels of a pass, causal bf16, at SHAPE or at other sizes."""
-    return [tiled_traffic(kernel, **{**SHAPE, **sizes}, causal=True, element_bytes=BYTES["bf16"],
-                          Bq=TILE[0], Bk=TILE[1]) for kernel in KERNELS[pass_]]  # fmt: skip
+    sizes = {**SHAPE, **sizes}
+    tiles = TILES[sizes["head_dim"]]
+    return [tiled_traffic(kernel, **sizes, causal=True, element_bytes=BYTES["bf16"],
+                          Bq=tiles[kernel][0], Bk=tiles[kernel][1])
+            for kernel in KERNELS[pass_]]  # fmt: skip
 
 
 def clock(flash: Flash) -> float:
@@ -83,8 +90,11 @@ def table(flash: Flash, caption: str, name: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
 
-def binding(flash: Flash) -> Markdown:
-    """Which limit binds, and where the measured forward lies between the largest and the sum."""
+def binding(flash: Flash, said: str | None = None) -> Markdown:
+    """Which limit binds, and where the measured forward lies between the largest and the sum.
+
+    `said` is what counters say of a forward that takes longer than the sum (counters.verdict).
+    """
     took = times(flash, "forward")
     most = max(took.values())
     near = [limit for limit, ms in took.items() if ms > 0.9 * most]
@@ -103,8 +113,9 @@ def binding(flash: Flash) -> Markdown:
     if ms <= apart:
         verdict = "less than that: some of them overlap"
     else:
-        verdict = ("more than that: either they hardly overlap, or L2, whose rate is not "
-                   "published, holds them up; which of the two was not tested")  # fmt: skip
+        verdict = "more than that"
+        verdict += (f". {said}" if said else ": either they hardly overlap, or L2, whose rate is "
+                    "not published, holds them up; which of the two was not tested")  # fmt: skip
     return Markdown(f"{text}; it takes {style.digits(ms)} ms, {verdict}. {_products(flash)}")
 
 
@@ -164,8 +175,8 @@ def through_l2(flash: Flash) -> Markdown:
         text += (f", and the forward takes {style.digits(ms)} ms: this alone does not show where "
                  "they come from.")  # fmt: skip
     return Markdown(
-        f"{text} NVIDIA publishes no rate for this L2, so whether it binds is open: a tile of "
-        "twice the queries would halve the traffic and tell."
+        f"{text} NVIDIA publishes no rate for this L2; what the hardware counted of it stands in "
+        "{numref}`tab-flash-counters`."
     )
 
 

@@ -48,6 +48,8 @@ def _without_graph(flash: Flash) -> str:
 
 def _dirty(flash: Flash) -> str:
     rows = flash.measured()
+    if not len(rows):
+        return ""
     used = flash.runs.loc[sorted(set(rows["run"]))]
     dirty = used[used["git"].str.endswith("-dirty")]
     if not len(dirty):

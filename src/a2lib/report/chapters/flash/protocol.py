@@ -51,12 +51,12 @@ def sustained(flash: Flash) -> Markdown:
             continue
         first, last = here.iloc[0], here.iloc[-1]
         times[name] = (burst["ms"], last["ms"])
-        words.append(f"{subject(name)} from {_at(burst)} to {_at(last)}, {_change(burst, last)}")
+        words.append(f"{subject(name)} {_at(burst)} to {_at(last)}, {_change(burst, last)}")
         if name == OURS:
             words[-1] += f" ({style.digits(first['ms'])} ms in the first second already)"
     if not words:
         return Markdown("What seconds of the same work do to clock and time is not measured yet.")
-    text = f"From the burst to the last of {len(here)} seconds go {'; '.join(words)}."
+    text = f"From the burst to the last second: {'; '.join(words)}."
     ours, cudnn = times.get(OURS), times.get("sdpa_cudnn")
     if ours and cudnn:
         before, after = (one / other for one, other in zip(ours, cudnn, strict=True))

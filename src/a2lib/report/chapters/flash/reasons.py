@@ -52,7 +52,8 @@ def fp32_leads(flash: Flash) -> Markdown:
         "In fp32, by the GPU's time, plain or compiled attention is alone in front in "
         f"{len(plain)} of {len(best)} shapes, at {span(plain['seq_len'])}. Our reading: "
         "the $N \\times N$ matrices still cost little to write and read there, and their products "
-        "are one large multiplication each, which gives every multiprocessor work where one head has too few tiles."
+        "are one large multiplication each, which gives every multiprocessor work where one head "
+        "has too few tiles."
     )
     slopes = metrics.slopes(pick(rows, head_dim=64, implementation=OURS), "ms")
     there = [slopes[n] for n in sorted(set(plain["seq_len"])) if n in slopes]

@@ -33,7 +33,7 @@ def flash(request, tmp_path):
 def texts(flash):
     return [
         answer.sentence(flash), answer.completeness(flash), answer.results(flash, "R", "tab-r"),
-        estimate.binding(flash), estimate.per_tile(flash), estimate.through_l2(flash),
+        estimate.binding(flash), estimate.per_tile(flash),
         estimate.table(flash, "E", "tab-e"), standing.by_pass(flash, "B", "tab-bp"),
         standing.where(flash),
         standing.who_leads(flash), reasons.two_sweeps(flash, "S", "tab-s"),
@@ -51,7 +51,7 @@ def texts(flash):
         memory.eager(flash), accuracy.sentence(flash),
         *(accuracy.table(flash, dtype, "X", f"tab-x-{dtype}") for dtype in ("bf16", "fp32")),
         protocol.table(flash, "O", "tab-o"), protocol.board(flash), protocol.sustained(flash),
-        protocol.peers(flash), *protocol.numbers(flash).values(),
+        *protocol.numbers(flash).values(),
         published.table(flash, "Beside", "tab-b"), published.gain(flash, "backward"),
         published.forward_gap(flash), local.show(flash),
         tables.latency(flash.handout, "Times", "tab-t", ("pass", "head_dim", "seq_len")),

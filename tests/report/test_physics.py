@@ -50,13 +50,6 @@ def test_clocks_of_a_tile(made, timed):
     assert text.endswith("Measured, it takes 500 in all, at 1000 MHz.") and "16.0 KiB" in text
 
 
-@pytest.mark.parametrize(("ms", "words"), [(1.0, "so L2 serves them, at 8.6 TB/s"),
-                                           (3.0, "does not show where they come from")])
-def test_l2_or_device_memory(made, one_head, ms, words):
-    text = str(estimate.through_l2(made(flash=[one_head("a2lib", "forward", ms)])))
-    assert "16.0 MiB, which fit the L2 cache of 50.0 MiB" in text and words in text
-
-
 def curve(one_head, gpu, host, **over):
     """A forward of ours at 128, 256, ... tokens with these times of the GPU and of the host."""
     return [one_head("a2lib", "forward", max(g, host), seq_len=128 * 2**i, ms_graph=g,
@@ -267,7 +260,6 @@ def test_protocols_beside_each_other(made, timed):
     assert list(protocol.table(flash, "c", "n").frame.iloc[0]) == [
         "ours", "H200", "4.00 (4.00 – 4.00)", "1980", "5.00 (5.00 – 5.00)", "1710", "6.00", "1980",
     ]  # fmt: skip
-    assert str(protocol.peers(flash)).endswith("SDPA cuDNN 5.00 ms and a2lib (ours) 6.00 ms.")
 
 
 def test_the_published_forward(made, one_head):
@@ -303,3 +295,15 @@ def test_the_tiles_of_the_estimate_are_those_of_the_kernels():
         for kernel, tile in kernels.items():
             assert tiles[kernel, "16bit", head_dim, True][0][:2] == tile
     assert estimate.TILE[0] == regimes.TILE
+
+
+def test_what_all_runs_share_is_said_once(made, one_head):
+    flash = made(flash=[one_head("a2lib", "forward", 1), one_head("eager", "forward", 2)])
+    rows = flash.measured().assign(run=[*flash.runs.index, "R2"])
+    runs = flash.runs.copy()
+    runs.loc["R2"] = runs.iloc[0]
+    runs.loc["R2", ["triton", "git"]] = "3.9", "abc"
+    table = provenance.runs_table(rows, runs, "Runs", "n")
+    assert list(table.frame.columns) == ["run", "rows", "Triton", "commit", "command"]
+    assert ("{table} Runs; all with NVIDIA H200, driver 0.0, PyTorch 0.0-synthetic, CUDA 0.0, "
+            "cuDNN 0, Python 3.11\n") in str(table)  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.flash.rows import BYTES, LONGEST, Flash, listed
+from a2lib.report.chapters.flash.rows import BYTES, Flash, listed
 from a2lib.report.metrics import OURS, time_of
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.attention import Traffic, attention_bytes, attention_flops, tiled_traffic
@@ -150,34 +150,6 @@ def clocks_per_tile(flash: Flash) -> tuple[float, float, bool] | None:
     tiles = sum(k.tiles for k in traffic("forward"))
     return row.ms / MS * mhz * 1e6 * flash.sheet("multiprocessors") / tiles, mhz, known
 
-
-def through_l2(flash: Flash) -> Markdown:
-    """Why the streamed keys and values cannot come from device memory, in numbers."""
-    sizes = {"heads": 1, "n_queries": LONGEST, "n_keys": LONGEST}
-    (one,) = traffic("forward", **sizes)
-    held = 2 * LONGEST * SHAPE["head_dim"] * BYTES["bf16"]
-    cache, bandwidth = flash.sheet("l2_bytes"), flash.sheet("memory_bandwidth")
-    needed = one.l2_bytes / bandwidth / 1e12 * MS
-    text = (
-        f"Take one head of {style.tokens(LONGEST)} tokens. Its keys and values are "
-        f"{style.size(float(held))}, which {'fit' if held < cache else 'do not fit'} the L2 cache "
-        f"of {style.size(cache)}; programs read {one.l2_bytes / 1e9:.1f} GB of them in all. Device "
-        f"memory would need {style.digits(needed)} ms for that at {bandwidth:g} TB/s"
-    )
-    ms = time_of(flash.handout, implementation=OURS, dtype="bf16", head_dim=64, seq_len=LONGEST,
-                 pass_="forward")  # fmt: skip
-    if ms is None:
-        return Markdown(f"{text}; the forward is not measured yet.")
-    if ms < needed:
-        text += (f". The whole forward takes {style.digits(ms)} ms, so L2 serves them, at "
-                 f"{one.l2_bytes / ms / 1e9:.1f} TB/s.")  # fmt: skip
-    else:
-        text += (f", and the forward takes {style.digits(ms)} ms: this alone does not show where "
-                 "they come from.")  # fmt: skip
-    return Markdown(
-        f"{text} NVIDIA publishes no rate for this L2; what the hardware counted of it stands in "
-        "{numref}`tab-flash-counters`."
-    )
 
 
 def _products(flash: Flash) -> str:

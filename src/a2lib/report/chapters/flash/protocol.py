@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import data, style
-from a2lib.report.chapters.flash.rows import H100, UNKNOWN, Flash, listed, subject
+from a2lib.report.chapters.flash.rows import H100, UNKNOWN, Flash, subject
 from a2lib.report.metrics import LEVEL, OURS, level, pick, timed_row
 from a2lib.report.tables import MISSING, Markdown, Table
 
@@ -126,16 +126,6 @@ def numbers(flash: Flash) -> dict[str, str]:
         found[f"protocol_{protocol}"] = f"{style.digits(value)} ms" if known else UNKNOWN
     return found
 
-
-def peers(flash: Flash) -> Markdown:
-    """The board's protocol for every implementation on the published device, in order."""
-    rows = rows_of(flash, "board")
-    rows = rows[rows["pass"] == "end_to_end"].dropna(subset=["ms_mean"]).sort_values("ms_mean")
-    if len(rows) < 2:
-        return Markdown("")
-    words = [f"{style.look(r.implementation).label} {style.digits(r.ms_mean)} ms"
-             for r in rows.itertuples()]  # fmt: skip
-    return Markdown(f"By that protocol, on one {flash.device}: {listed(words)}.")
 
 
 def _verdict(mean: float, best: float) -> str:

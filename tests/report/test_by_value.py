@@ -179,6 +179,12 @@ def test_plain_attention_in_front_and_whether_the_reason_holds(made, one_head):
         reasons.fp32_leads(made(flash=rows(4))))  # fmt: skip
 
 
+def test_the_landing_page_names_its_own_rows(made, board, one_head):
+    rows = [one_head("a2lib", "end_to_end", 5), one_head("a2lib", "end_to_end", 1, seq_len=128)]
+    found = answer.behind_results(made(flash=board() + rows))
+    assert sorted(found["ms"]) == [3.2, 4.0, 5.0, 8.0, 40.0]
+
+
 def test_the_landing_page_has_the_same_numbers(made, board):
     frame = answer.results(made(flash=board()), "c", "n").frame
     assert list(frame.iloc[0])[1:4] == ["**4.00 ms**", "3.20 ms, cuDNN", "40.0 ms"]

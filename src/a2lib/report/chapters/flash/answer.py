@@ -150,6 +150,12 @@ def results(flash: Flash, caption: str, name: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=5)
 
 
+def behind_results(flash: Flash) -> pd.DataFrame:
+    """The rows of the shapes of results(): what its figures come from."""
+    longest = pick(flash.handout, head_dim=64, seq_len=LONGEST)
+    return pick(pd.concat([flash.leaderboard, longest]), pass_="end_to_end")
+
+
 def completeness(flash: Flash) -> Markdown:
     """Whether the handout's whole sweep is there, and if not, what is missing."""
     cells = len(LENGTHS) * len(HEAD_DIMS) * len(style.PASSES)

@@ -12,7 +12,14 @@ import sys
 from pathlib import Path
 
 import a2lib.measure.runs as runs
-from a2lib.measure.sections import CEILING, FLASH, FLASH_ACCURACY, FLASH_PROTOCOL, SECTIONS
+from a2lib.measure.sections import (
+    CEILING,
+    FLASH,
+    FLASH_ACCURACY,
+    FLASH_COUNTERS,
+    FLASH_PROTOCOL,
+    SECTIONS,
+)
 from a2lib.theory.attention import attention_flops
 
 # implementation -> (launch cost in us, TFLOP/s forward, TFLOP/s backward) of the model, bf16
@@ -96,6 +103,23 @@ def accuracy_rows(run):
                            "status": "ok", "run": run}  # fmt: skip
 
 
+def counter_rows(run):
+    """Rows of flash_counters: ours in one kernel forward and two backward, cuDNN in one each."""
+    ours = {"forward": ("forward",), "backward": ("backward_dq", "backward_dkdv")}
+    for d in (64, 128):
+        for pass_, kernels in ours.items():
+            names = {"a2lib": [f"{kernel}_kernel" for kernel in kernels], "sdpa_cudnn": ["cudnn"]}
+            for implementation, launched in names.items():
+                for launch, kernel in enumerate(launched):
+                    made = dict(zip(FLASH_COUNTERS.key, (implementation, "bf16", 1, 16, 16384, d,
+                                    "true", pass_, launch), strict=True))  # fmt: skip
+                    half = 1 if implementation == "a2lib" else 2
+                    yield {**made, "kernel": kernel, "device_bytes": 2 * d * 10**6,
+                           "l2_bytes": d * 135 * 10**6 // half, "tensor_percent": 50,
+                           "exp_percent": 3200 / d, "issue_percent": 40, "warps_percent": 15,
+                           "status": "ok", "run": run}  # fmt: skip
+
+
 def shapes(keep=lambda shape: True):
     """Every (implementation, dtype, batch, heads, seq_len, head_dim, causal, pass) of the sweep."""
     handout = [(t, 1, 1, 2**n, d, True) for t in ("bf16", "fp32") for d in (16, 32, 64, 128)
@@ -124,6 +148,8 @@ def write(root: Path, device="nvidia-h200", keep=lambda shape: True, ceiling=Tru
                protocol_rows(run))  # fmt: skip
         _write(measured / "flash_accuracy" / f"{device}.csv", FLASH_ACCURACY.columns,
                accuracy_rows(run))  # fmt: skip
+        _write(measured / "flash_counters" / f"{device}.csv", FLASH_COUNTERS.columns,
+               counter_rows(run))  # fmt: skip
         made = [("matmul", "bf16", 4096, 0.2), ("matmul", "bf16", 8192, 1.4),
                 ("matmul", "fp32", 8192, 21.0),
                 ("copy", "bf16", 1 << 30, 0.5)]  # fmt: skip

@@ -6,7 +6,7 @@ Milliseconds are round numbers; no row was measured on anything.
 import pytest
 
 from a2lib.report import metrics
-from a2lib.report.chapters.flash import answer, standing
+from a2lib.report.chapters.flash import answer, gaps, reasons, standing
 from a2lib.report.metrics import pick
 
 # 2 * 8192**3 operations at 1,000 TFLOP/s.
@@ -37,7 +37,7 @@ def test_the_answer_word_for_word(made, board, one_head):
     assert str(answer.sentence(made(flash=board() + memory, ceiling=ceiling))) == (
         "**The answer.** On one NVIDIA H200, forward and backward take **4.00 ms** at the shape of "
         "the course's 2025 leaderboard (16 heads of 64, 16,384 tokens, causal, bf16): 481 TFLOP/s, "
-        "48 % of what a large matrix product reaches there. It takes 1.25 times the time of SDPA "
+        "48 % of the best matrix product measured there. It takes 1.25 times the time of SDPA "
         "cuDNN (3.20 ms), the fastest peer, and is 10.00 times as fast as PyTorch eager (40.0 ms). "
         "Taken apart, the forward is level with SDPA cuDNN and the backward takes 1.50 times the "
         "time of SDPA cuDNN: ours executes 7 matrix products where 5 suffice, the price of "
@@ -100,8 +100,11 @@ def every_outcome(one_head):
 def test_ties_are_no_wins(made, every_outcome):
     flash = made(flash=every_outcome)
     assert metrics.tally(flash.handout) == {"ahead": 1, "level": 2, "behind": 2}
-    assert str(standing.by_pass(flash)).splitlines()[0] == (
-        "- **bf16**: forward ahead of every peer in 1 of 5, level with the best in 2, behind in 2."
+    assert list(standing.by_pass(flash, "c", "n").frame.iloc[0]) == [
+        "bf16 forward", "1", "2", "2", "1", "2", "2"]  # fmt: skip
+    assert str(standing.where(flash)) == (
+        "By the GPU's own time in bf16, of 5 forwards ours is ahead of every other implementation "
+        "in 1, level with the best in 2 and behind in 2, most often behind PyTorch eager (1)."
     )
     assert str(standing.who_leads(flash)) == (
         "- **bf16 forward**: of 5 shapes 3 are tied; alone in front is ours in 1 (128 tokens) and "
@@ -113,9 +116,13 @@ def test_ties_are_no_wins(made, every_outcome):
 def test_gpu_time_is_counted_apart(made, one_head):
     rows = [one_head("a2lib", "forward", 9, seq_len=128, ms_graph=1),
             one_head("sdpa_cudnn", "forward", 1, seq_len=128, ms_graph=2)]  # fmt: skip
+    rows += [one_head("a2lib", "forward", 3, seq_len=256), one_head("eager", "forward", 4,
+                                                                   seq_len=256, ms_graph=2)]
     flash = made(flash=rows)
-    assert metrics.tally(flash.handout) == {"ahead": 0, "level": 0, "behind": 1}
-    assert "bf16 forward 1 / 0 / 0 of 1 " in str(standing.by_gpu_time(flash))
+    # 128 tokens: 9 against 1 as called, 1 against 2 on the GPU; 256: ours has its time as called.
+    assert list(standing.by_pass(flash, "c", "n").frame.iloc[0]) == [
+        "bf16 forward", "1", "0", "1", "1", "0", "1"]  # fmt: skip
+    assert "furthest behind at 256 tokens and d = 64: 1.50 times" in str(standing.who_leads(flash))
 
 
 def test_level_means_two_per_cent_or_an_overlap(made, every_outcome):
@@ -145,23 +152,18 @@ def sweep_rates(timed):
 
 def test_the_bound_of_five_in_seven_beside_the_data(made, sweep_rates):
     flash = made(flash=sweep_rates("backward", 0.8, 0.66))
-    assert list(standing.two_sweeps(flash, "c", "n").frame["backward"]) == [
+    assert list(reasons.two_sweeps(flash, "c", "n").frame["backward"]) == [
         "0.80", "0.80", "0.66", "0.66"]  # fmt: skip
-    assert set(standing.two_sweeps(flash, "c", "n").frame["5/7"]) == {"0.71"}
-    text = str(standing.why_backward(flash))
-    assert "with heads of 64 ours is above it" in text
-    assert "with heads of 128 it falls to 0.66, below it" in text and "was not tested" in text
-
-
-def test_no_further_cause_is_named_above_the_bound(made, sweep_rates):
-    text = str(standing.why_backward(made(flash=sweep_rates("backward", 0.8, 0.75))))
-    assert text.count("is above it") == 2 and "further cause" not in text
+    assert set(reasons.two_sweeps(flash, "c", "n").frame["5/7"]) == {"0.71"}
+    text = str(reasons.why_backward(flash))
+    assert text == ("Causal, with heads of 64 ours is above 5/7; with heads of 128 ours is below "
+                    "5/7. Why was not tested: no counters are there.")  # fmt: skip
 
 
 @pytest.mark.parametrize(("d64", "d128", "words"),
                          [(0.95, 0.8, "the reverse"), (0.7, 0.8, "does not prove it")])
 def test_exponentials_are_judged_by_head_size(made, d64, d128, words, sweep_rates):
-    text = str(standing.why_not_exponentials(made(flash=sweep_rates("forward", d64, d128))))
+    text = str(reasons.why_not_exponentials(made(flash=sweep_rates("forward", d64, d128))))
     assert f"reaches {d64:.2f} of cuDNN's rate there and {d128:.2f}" in text and words in text
 
 
@@ -171,10 +173,16 @@ def test_plain_attention_in_front_and_whether_the_reason_holds(made, one_head):
                 for n, ours, plain in ((2048, 1, 3), (4096, growth, 0.5))
                 for name, ms in (("a2lib", ours), ("compile", plain))]  # fmt: skip
 
-    text = str(standing.fp32_leads(made(flash=rows(2))))
+    text = str(reasons.fp32_leads(made(flash=rows(2))))
     assert "alone in front in 1 of 2 shapes, at 4,096 tokens" in text and "holds up so far" in text
     assert "Against it: with heads of 64 ours grows with slope 2.0" in str(
-        standing.fp32_leads(made(flash=rows(4))))  # fmt: skip
+        reasons.fp32_leads(made(flash=rows(4))))  # fmt: skip
+
+
+def test_the_landing_page_names_its_own_rows(made, board, one_head):
+    rows = [one_head("a2lib", "end_to_end", 5), one_head("a2lib", "end_to_end", 1, seq_len=128)]
+    found = answer.behind_results(made(flash=board() + rows))
+    assert sorted(found["ms"]) == [3.2, 4.0, 5.0, 8.0, 40.0]
 
 
 def test_the_landing_page_has_the_same_numbers(made, board):
@@ -191,4 +199,44 @@ def test_spread_and_n_are_shown(made, timed):
 def test_flex_in_fp32_beside_eager(made, one_head):
     rows = [one_head(name, "end_to_end", ms, dtype="fp32")
             for name, ms in (("flex", 3), ("eager", 2))]  # fmt: skip
-    assert "end to end 1.50. We have no tested" in str(standing.flex_fp32(made(flash=rows)))
+    assert "end to end 1.50. We have no tested" in str(reasons.flex_fp32(made(flash=rows)))
+
+
+def test_what_the_host_costs_a_short_call(made, one_head):
+    rows = [one_head(name, "end_to_end", 1, seq_len=128, ms_graph=gpu, ms_host=host)
+            for name, gpu, host in (("a2lib", 0.02, 0.6), ("sdpa_cudnn", 0.03, 0.4))]  # fmt: skip
+    text = str(reasons.launches(made(flash=rows)))
+    assert "0.0200 ms for ours and 0.0300 for cuDNN, the host 0.600 ms and 0.400" in text
+    assert text.endswith("in a CUDA graph it is the faster of the two.")
+    rows[0]["ms_graph"] = 0.04
+    assert "loses in Python" not in str(reasons.launches(made(flash=rows)))
+
+
+def test_flex_and_few_tiles(made, one_head):
+    rows = [one_head(name, "backward", 9, seq_len=n, ms_graph=ms)
+            for n, times in ((128, (3, 2)), (256, (4, 2)), (65536, (8, 10)))
+            for name, ms in zip(("a2lib", "flex"), times, strict=True)]  # fmt: skip
+    text = str(reasons.few_tiles(made(flash=rows)))
+    assert "in 2 of 3 shapes, at 128 to 256 tokens" in text and "Our guess" in text
+    assert "1.50 times its time at 128 tokens and 0.80 times at 65,536" in text
+
+
+def test_what_is_missing_is_named(made, one_head, timed):
+    rows = [one_head("a2lib", "forward", 1, dtype="fp32"),
+            one_head("eager", "forward", 1, dtype="fp32", note="no graph: it allocates"),
+            one_head("a2lib", "forward", 1, ms_graph=1),
+            timed("a2lib", "forward", 1, heads=32, seq_len=16384)]  # fmt: skip
+    assert str(gaps.sentence(made(flash=rows))) == (
+        "Of 4 timed rows 3 have no GPU time apart: 2 of the handout's sweep (fp32, heads of 64, "
+        "65,536 tokens) and 1 at the shapes of the FlashAttention-3 paper. In 1 of them the call "
+        "could not be captured in a graph. They are of older runs, which measured the time as "
+        "called alone (commit `synthetic`); the code has changed since, and they wait to be "
+        "measured again. No H100 was measured; every figure of ours is of one NVIDIA H200."
+    )
+
+
+def test_a_dirty_commit_is_pointed_out(made, one_head):
+    flash = made(flash=[one_head("a2lib", "forward", 1, ms_graph=1)])
+    assert "-dirty" not in str(gaps.sentence(flash))
+    flash.runs["git"] = "abc-dirty"
+    assert str(gaps.sentence(flash)).startswith("1 of 1 rows name a commit that ends in `-dirty`")

@@ -4,16 +4,19 @@ import re
 
 import pytest
 
-from a2lib.report import Flash, figures, provenance, style, tables
+from a2lib.report import Flash, figures, metrics, provenance, style, tables
 from a2lib.report.chapters.flash import (
     accuracy,
     answer,
     ceilings,
+    counters,
     estimate,
+    gaps,
     local,
     memory,
     protocol,
     published,
+    reasons,
     regimes,
     standing,
 )
@@ -30,20 +33,25 @@ def flash(request, tmp_path):
 def texts(flash):
     return [
         answer.sentence(flash), answer.completeness(flash), answer.results(flash, "R", "tab-r"),
-        estimate.binding(flash), estimate.per_tile(flash), estimate.through_l2(flash),
-        estimate.table(flash, "E", "tab-e"), standing.by_pass(flash), standing.by_gpu_time(flash),
-        standing.who_leads(flash), standing.two_sweeps(flash, "S", "tab-s"),
-        standing.why_backward(flash), standing.why_not_exponentials(flash),
-        standing.paper_answer(flash), standing.fp32_leads(flash), standing.flex_fp32(flash),
+        estimate.binding(flash), estimate.per_tile(flash),
+        estimate.table(flash, "E", "tab-e"), standing.by_pass(flash, "B", "tab-bp"),
+        standing.where(flash),
+        standing.who_leads(flash), reasons.two_sweeps(flash, "S", "tab-s"),
+        reasons.why_backward(flash), reasons.why_not_exponentials(flash),
+        standing.paper_answer(flash), reasons.fp32_leads(flash), reasons.flex_fp32(flash),
+        reasons.few_tiles(flash), reasons.launches(flash), gaps.sentence(flash),
+        counters.table(flash, "N", "tab-n"), counters.note(flash), counters.traffic(flash),
+        estimate.binding(flash, counters.verdict(flash)), ceilings.which(flash),
+        regimes.longer_replays(flash), protocol.again(flash), protocol.in_short(flash),
         standing.spreads(flash.leaderboard, "S", "tab-sp"), regimes.sentence(flash),
-        regimes.full_from(flash), regimes.short_hosts(flash), regimes.apart(flash, "A", "tab-a"),
+        regimes.full_from(flash), regimes.apart(flash, "A", "tab-a"),
         *(regimes.table(flash, dtype, "G", f"tab-g-{dtype}") for dtype in ("bf16", "fp32")),
         ceilings.table(flash, "C", "tab-ce"), ceilings.sources(flash), ceilings.fp32_bound(flash),
         memory.parts(flash, "P", "tab-p"), memory.ours(flash), memory.peers(flash),
         memory.eager(flash), accuracy.sentence(flash),
         *(accuracy.table(flash, dtype, "X", f"tab-x-{dtype}") for dtype in ("bf16", "fp32")),
         protocol.table(flash, "O", "tab-o"), protocol.board(flash), protocol.sustained(flash),
-        protocol.peers(flash), *protocol.numbers(flash).values(),
+        *protocol.numbers(flash).values(),
         published.table(flash, "Beside", "tab-b"), published.gain(flash, "backward"),
         published.forward_gap(flash), local.show(flash),
         tables.latency(flash.handout, "Times", "tab-t", ("pass", "head_dim", "seq_len")),
@@ -61,7 +69,7 @@ def charts(flash):
     yield figures.grid(flash.handout, "ms", down="head_dim", fixed={"pass_": "end_to_end"})
     yield figures.grid(local.rows(flash), "ms", down="pass", fixed={})
     yield figures.dots(flash.leaderboard, flash.best_public(), "best public")
-    yield figures.heat(flash.handout)
+    yield figures.heat(metrics.by_graph(flash.handout))
     yield figures.latency_regimes(flash.handout)
     yield figures.sustained(protocol.seconds(flash))
     yield figures.paper_shapes(flash.paper, flash.ceilings.get("bf16"))

@@ -50,13 +50,6 @@ def test_clocks_of_a_tile(made, timed):
     assert text.endswith("Measured, it takes 500 in all, at 1000 MHz.") and "16.0 KiB" in text
 
 
-@pytest.mark.parametrize(("ms", "words"), [(1.0, "so L2 serves them, at 8.6 TB/s"),
-                                           (3.0, "does not show where they come from")])
-def test_l2_or_device_memory(made, one_head, ms, words):
-    text = str(estimate.through_l2(made(flash=[one_head("a2lib", "forward", ms)])))
-    assert "16.0 MiB, which fit the L2 cache of 50.0 MiB" in text and words in text
-
-
 def curve(one_head, gpu, host, **over):
     """A forward of ours at 128, 256, ... tokens with these times of the GPU and of the host."""
     return [one_head("a2lib", "forward", max(g, host), seq_len=128 * 2**i, ms_graph=g,
@@ -66,16 +59,24 @@ def curve(one_head, gpu, host, **over):
 def test_three_regimes(made, one_head):
     flash = made(flash=curve(one_head, (0.01, 0.02, 0.05, 0.06, 0.12, 0.25, 0.95, 3.8), 0.04))
     assert regimes.of_curve(flash.handout) == {
-        128: "launch", 256: "launch", 512: "one", 1024: "flat", 2048: "one", 4096: "one",
-        8192: "two", 16384: "two",
+        256: "one", 512: "one", 1024: "flat", 2048: "one", 4096: "one", 8192: "two", 16384: "two",
     }  # fmt: skip
+    assert regimes.launch_bound(flash.handout) == [128, 256]
     frame = regimes.table(flash, "bf16", "c", "n").frame
     assert list(frame.iloc[0]) == [
-        "ours, forward", "128 – 256", "1,024", "512, 2,048 – 4,096", "8,192 – 16,384"]  # fmt: skip
-    assert str(regimes.sentence(flash)) == (
-        "With heads of 64 ours in bf16 forward is launch-bound at 128 – 256 tokens, flat at 1,024 "
-        "tokens, slope one at 512, 2,048 – 4,096 tokens and slope two at 8,192 – 16,384 tokens."
-    )
+        "ours, forward", "1,024", "256 – 512, 2,048 – 4,096", "8,192 – 16,384", "128 – 256"]
+    assert str(regimes.sentence(flash)).splitlines()[2:] == [
+        "- **bf16 forward**: flat at 1,024, slope one at 256 – 512, 2,048 – 4,096 and slope two at "
+        "8,192 – 16,384 tokens; launch-bound at 128 – 256."
+    ]
+
+
+def test_a_replay_that_takes_longer_is_named(made, one_head):
+    rows = curve(one_head, (1.0, 2.0), 0.1)
+    assert str(regimes.longer_replays(made(flash=rows))) == ""
+    rows[1] |= {"ms": 1.6, "ms_p20": 1.6, "ms_p80": 1.6}
+    text = str(regimes.longer_replays(made(flash=rows)))
+    assert "In 1 of the 2 rows" in text and "1.25 times: ours, bf16 forward, d = 64, 256" in text
 
 
 def test_a_length_below_the_least_has_no_slope(made, one_head):
@@ -99,14 +100,7 @@ def test_the_tiles_that_fill_the_gpu(made):
         regimes.full_from(made()))  # fmt: skip
 
 
-def test_end_to_end_beside_its_parts(made, one_head):
-    rows = [one_head("a2lib", pass_, ms, seq_len=length)
-            for length, three in ((128, (1, 2, 6)), (65536, (10, 20, 30)))
-            for pass_, ms in zip(("forward", "backward", "end_to_end"), three, strict=True)]
-    text = str(regimes.short_hosts(made(flash=rows)))
-    assert "2.00 times forward plus backward at 128 tokens and 1.00 times at 65,536" in text
-
-
+CUDNN = "sdpa_cudnn"
 # o, dq, dk and dv of 8 MiB each and two rows of 256 KiB.
 OURS = 4 * 2**23 + 2 * 2**18
 
@@ -146,16 +140,21 @@ def test_what_eager_moves(made, one_head):
 def test_ceilings_beside_the_data_sheet(made):
     ceiling = [
         {"operation": "matmul", "dtype": "bf16", "size": size, "ms": 2 * size**3 / rate / 1e9,
-         "sm_mhz": 1900} for size, rate in ((4096, 600), (8192, 900))
+         "sm_mhz": mhz} for size, rate, mhz in ((4096, 900, 1980), (8192, 600, 1500))
     ] + [{"operation": "matmul", "dtype": "fp32", "size": 8192, "ms": 2 * 8192**3 / 50e9},
          {"operation": "copy", "dtype": "bf16", "size": 2 * 10**9, "ms": 1}]  # fmt: skip
     flash = made(ceiling=ceiling)
     assert ceilings.table(flash, "c", "n").frame.to_numpy().tolist() == [
-        ["bf16 product of 4096 × 4096", "600 TFLOP/s", "1900 MHz", "989.4 TFLOP/s", "61 %"],
-        ["bf16 product of 8192 × 8192", "900 TFLOP/s", "1900 MHz", "989.4 TFLOP/s", "91 %"],
-        ["fp32 product of 8192 × 8192", "50.0 TFLOP/s", "·", "66.9 TFLOP/s", "75 %"],
-        ["device copy, read plus written", "4.00 TB/s", "·", "4.8 TB/s", "83 %"],
+        ["bf16 product of 4096 × 4096", "900 TFLOP/s", "1980 MHz", "989.4 TFLOP/s", "91 %", "84 %"],
+        ["bf16 product of 8192 × 8192", "600 TFLOP/s", "1500 MHz", "989.4 TFLOP/s", "61 %", "74 %"],
+        ["fp32 product of 8192 × 8192", "50.0 TFLOP/s", "·", "66.9 TFLOP/s", "75 %", "·"],
+        ["device copy, read plus written", "4.00 TB/s", "·", "4.8 TB/s", "83 %", "·"],
     ]
+    assert str(ceilings.which(flash)) == (
+        "The ceiling of a dtype is the fastest of its products; in bf16 that of 4096 × 4096, 900 "
+        "TFLOP/s at 1980 MHz. The larger ones do not run at that clock: that of 8192 × 8192 runs "
+        "at 1500 MHz and reaches 600 TFLOP/s, 74 % of what that clock allows."
+    )
     text = str(ceilings.fp32_bound(flash))
     assert "165 TFLOP/s by the data sheet, 150 by the measured product" in text
     assert "hold at 1830 MHz (132 multiprocessors" in str(ceilings.sources(flash))
@@ -223,13 +222,34 @@ def test_a_burst_is_not_compared_with_the_board(made, timed):
     assert "is not measured yet" in text and "not comparable" in text
 
 
-@pytest.mark.parametrize(("last", "words"), [(4.4, "10 % slower"), (4.04, "it stays level"),
+@pytest.mark.parametrize(("last", "words"), [(4.4, "10 % slower"), (4.04, "level"),
                                              (3.6, "10 % faster")])
 def test_seconds_on_end(made, timed, last, words):
-    rows = [protocol_row(timed, "sustained", 4 + (last - 4) * i / 9, i) for i in range(10)]
-    text = str(protocol.sustained(made(flash_protocol=rows)))
-    assert "4.00 ms in the first second" in text and "in the last of 10" in text
-    assert "from 1980 to 1710 MHz at 700 W" in text and words in text
+    rows = [protocol_row(timed, "sustained", 4.2 + (last - 4.2) * i / 9, i) for i in range(10)]
+    rows += [protocol_row(timed, "burst", 4), protocol_row(timed, "burst", 2, implementation=CUDNN),
+             *(protocol_row(timed, "sustained", 2.2, i, implementation=CUDNN) for i in (0, 9))]
+    assert str(protocol.sustained(made(flash_protocol=rows))) == (
+        f"From the burst to the last second: ours 4.00 ms at 1980 MHz to {last:.2f} ms at 1710 "
+        f"MHz, {words} (4.20 ms in the first second already); SDPA cuDNN 2.00 ms at 1980 MHz to "
+        f"2.20 ms at 1710 MHz, 10 % slower. So ours takes 2.00 times cuDNN's time in the burst and "
+        f"{last / 2.2:.2f} times at the end. The driver reads 700 W of ours there."
+    )
+
+
+@pytest.mark.parametrize(("ms", "words"), [(4.05, "their ranges overlap"), (5, "are apart")])
+def test_two_bursts_beside_each_other(made, timed, ms, words):
+    flash = made(flash_protocol=[protocol_row(timed, "burst", 4)],
+                 flash=[timed("a2lib", "end_to_end", ms)])  # fmt: skip
+    text = str(protocol.again(flash))
+    assert "4.00 (4.00 – 4.00) ms and" in text and words in text
+
+
+def test_the_board_in_one_sentence(made, timed):
+    assert protocol.in_short(made()) == ""
+    assert protocol.in_short(made(flash_protocol=[protocol_row(timed, "board", 4, mean=5)])) == (
+        "By the leaderboard's own, longer protocol it is 5.00 ms; the best public entry has 5.364 "
+        "ms, on an H100."
+    )
 
 
 def test_protocols_beside_each_other(made, timed):
@@ -240,7 +260,6 @@ def test_protocols_beside_each_other(made, timed):
     assert list(protocol.table(flash, "c", "n").frame.iloc[0]) == [
         "ours", "H200", "4.00 (4.00 – 4.00)", "1980", "5.00 (5.00 – 5.00)", "1710", "6.00", "1980",
     ]  # fmt: skip
-    assert str(protocol.peers(flash)).endswith("SDPA cuDNN 5.00 ms and a2lib (ours) 6.00 ms.")
 
 
 def test_the_published_forward(made, one_head):
@@ -272,8 +291,19 @@ def test_the_lab_record_says_what_its_run_measured(made, one_head, tmp_path):
 
 def test_the_tiles_of_the_estimate_are_those_of_the_kernels():
     tiles = pytest.importorskip("a2lib.attention.tiles").TILES
-    for kernel in (*estimate.KERNELS["forward"], *estimate.KERNELS["backward"]):
-        assert tiles[kernel, "16bit", 64, True][0][:2] == estimate.TILE
+    for head_dim, kernels in estimate.TILES.items():
+        for kernel, tile in kernels.items():
+            assert tiles[kernel, "16bit", head_dim, True][0][:2] == tile
     assert estimate.TILE[0] == regimes.TILE
-    # What standing.why_backward guesses at: few queries at a time with heads of 128.
-    assert tiles["backward_dkdv", "16bit", 128, True][0].Bq == 32
+
+
+def test_what_all_runs_share_is_said_once(made, one_head):
+    flash = made(flash=[one_head("a2lib", "forward", 1), one_head("eager", "forward", 2)])
+    rows = flash.measured().assign(run=[*flash.runs.index, "R2"])
+    runs = flash.runs.copy()
+    runs.loc["R2"] = runs.iloc[0]
+    runs.loc["R2", ["triton", "git"]] = "3.9", "abc"
+    table = provenance.runs_table(rows, runs, "Runs", "n")
+    assert list(table.frame.columns) == ["run", "rows", "Triton", "commit", "command"]
+    assert ("{table} Runs; all with NVIDIA H200, driver 0.0, PyTorch 0.0-synthetic, CUDA 0.0, "
+            "cuDNN 0, Python 3.11\n") in str(table)  # fmt: skip

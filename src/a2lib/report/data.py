@@ -14,10 +14,12 @@ from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 
 PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about
-INTEGERS = ("batch", "heads", "seq_len", "head_dim", "size", "n", "peak_bytes", "second")
+INTEGERS = ("batch", "heads", "seq_len", "head_dim", "size", "n", "peak_bytes", "second",
+            "launch", "device_bytes", "l2_bytes")  # fmt: skip
 FLOATS = (
     "ms", "ms_p20", "ms_p80", "ms_graph", "ms_host", "ms_mean", "sm_mhz", "power_w",
     "score_scale", "error", "error_max", "speedup_over_eager", "value",
+    "tensor_percent", "exp_percent", "issue_percent", "warps_percent",
 )  # fmt: skip
 
 

@@ -134,9 +134,13 @@ def compare(ours, theirs) -> str:
 
 
 def by_graph(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that were also replayed from a CUDA graph, with that time as `ms` and no spread."""
-    known = rows.dropna(subset=["ms_graph"])
-    return known.assign(ms=known["ms_graph"], ms_p20=float("nan"), ms_p80=float("nan"))
+    """The rows with the GPU's own time as `ms`, without spread, wherever they have one.
+
+    A row that was not replayed from a CUDA graph keeps its time as called.
+    """
+    known = rows["ms_graph"].notna()
+    spread = {name: rows[name].where(~known) for name in ("ms_p20", "ms_p80")}
+    return rows.assign(ms=rows["ms_graph"].where(known, rows["ms"]), **spread)
 
 
 def slopes(rows: pd.DataFrame, column: str) -> dict[int, float]:

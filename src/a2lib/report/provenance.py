@@ -91,7 +91,10 @@ def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
 
 
 def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) -> Table:
-    """Every run behind `rows`, oldest first: when, on what, with which versions and command."""
+    """Every run behind `rows`, oldest first: when, on what, with which versions and command.
+
+    What all runs share is said in the caption, so that the table fits a page.
+    """
     used = runs.loc[sorted(set(rows["run"]))] if len(rows) else runs.iloc[:0]
     lines = [
         [f"`{run}`", int((rows["run"] == run).sum()), style.device_name(r["device"]),
@@ -100,7 +103,12 @@ def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) 
         for run, r in used.iterrows()
     ]  # fmt: skip
     columns = ["run", "rows", "device", *map(_title, VERSIONS), "Python", "commit", "command"]
-    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+    frame = pd.DataFrame(lines, columns=columns)
+    shared = [c for c in columns[2:-2] if len(frame) > 1 and frame[c].nunique() == 1]
+    if shared:
+        said = [frame[c][0] if c == "device" else f"{c} {frame[c][0]}" for c in shared]
+        caption = f"{caption}; all with {', '.join(said)}"
+    return Table(frame.drop(columns=shared), caption, name)
 
 
 def link(file: str) -> str:

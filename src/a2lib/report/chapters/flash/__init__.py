@@ -1,8 +1,9 @@
 """The FlashAttention-2 chapter. Every sentence is chosen from the data, and stays true with them.
 
 ``rows.Flash`` holds the rows; the other modules say what follows from them: ``answer`` (the first
-screen), ``estimate`` (limits before measuring), ``regimes``, ``standing`` (who leads where, and
-why), ``ceilings``, ``memory``, ``accuracy``, ``protocol``, ``published`` and ``local``.
+screen), ``estimate`` (limits before measuring), ``counters`` (what the hardware counted),
+``regimes``, ``standing`` (who leads where), ``reasons`` (why), ``ceilings``, ``memory``,
+``accuracy``, ``protocol``, ``published``, ``gaps`` (what is missing) and ``local``.
 """
 
 from a2lib.report.chapters.flash.rows import Flash

@@ -7,7 +7,7 @@ import pandas as pd
 
 from a2lib.report import metrics, style, tables
 from a2lib.report.chapters.flash import memory as parts
-from a2lib.report.chapters.flash import standing
+from a2lib.report.chapters.flash import protocol, standing
 from a2lib.report.chapters.flash.rows import (
     BYTES,
     COMPARED,
@@ -61,8 +61,9 @@ def sentence(flash: Flash) -> Markdown:
         f"(16 heads of 64, 16,384 tokens, causal, bf16): {n['leaderboard_tflops']}"
     )
     if n["leaderboard_share"] != UNKNOWN:
-        text += f", {n['leaderboard_share']} of what a large matrix product reaches there"
-    said = [f"{text}.", standing_sentence(flash), reason(flash), memory_sentence(flash)]
+        text += f", {n['leaderboard_share']} of the best matrix product measured there"
+    said = [f"{text}.", standing_sentence(flash), reason(flash), protocol.in_short(flash),
+            memory_sentence(flash)]  # fmt: skip
     return Markdown(" ".join(part for part in said if part))
 
 
@@ -147,6 +148,12 @@ def results(flash: Flash, caption: str, name: str) -> Table:
         lines.append([title, f"**{cells[0]}**", peer, cells[1], f"{{numref}}`{evidence}`"])
     columns = ["forward + backward", "ours", "best peer", "eager", "evidence"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=5)
+
+
+def behind_results(flash: Flash) -> pd.DataFrame:
+    """The rows of the shapes of results(): what its figures come from."""
+    longest = pick(flash.handout, head_dim=64, seq_len=LONGEST)
+    return pick(pd.concat([flash.leaderboard, longest]), pass_="end_to_end")
 
 
 def completeness(flash: Flash) -> Markdown:

@@ -34,14 +34,44 @@ def table(flash: Flash, caption: str, name: str) -> Table:
             MISSING if mhz is None else f"{mhz:.0f} MHz",
             MISSING if stated is None else f"{stated:g} TFLOP/s",
             MISSING if stated is None else f"{100 * rate / stated:.0f} %",
+            _of_clock(flash, dtype, rate, mhz),
         ])  # fmt: skip
     bandwidth = metrics.copy_bandwidth(flash.ceiling_rows)
     if bandwidth:
         stated = flash.sheet("memory_bandwidth")
-        lines.append(["device copy, read plus written", f"{style.digits(bandwidth)} TB/s", MISSING,
-                      f"{stated:g} TB/s", f"{100 * bandwidth / stated:.0f} %"])  # fmt: skip
-    columns = ["operation", "measured", "clock", "data sheet", "share"]
+        lines.append([
+            "device copy, read plus written", f"{style.digits(bandwidth)} TB/s", MISSING,
+            f"{stated:g} TB/s", f"{100 * bandwidth / stated:.0f} %", MISSING,
+        ])  # fmt: skip
+    columns = ["operation", "measured", "clock", "data sheet", "share", "at that clock"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
+def which(flash: Flash) -> Markdown:
+    """Which of the measured products is called the ceiling, and what the clock does to the rest."""
+    lines = [line for line in measured(flash) if line[0] == "bf16"]
+    if not lines:
+        return Markdown("No matrix product is measured yet.")
+    _, size, rate, mhz = max(lines, key=lambda line: line[2])
+    text = ("The ceiling of a dtype is the fastest of its products"
+            f"; in bf16 that of {size} × {size}, {style.digits(rate)} TFLOP/s")  # fmt: skip
+    if mhz is not None:
+        text += f" at {mhz:.0f} MHz"
+    known = [line for line in lines if line[3] is not None]
+    slow = min(known, key=lambda line: line[3], default=None)
+    if mhz is not None and slow and slow[3] < mhz:
+        text += (f". The larger ones do not run at that clock: that of {slow[1]} × {slow[1]} runs "
+                 f"at {slow[3]:.0f} MHz and reaches {style.digits(slow[2])} TFLOP/s, "
+                 f"{_of_clock(flash, *slow[:1], *slow[2:])} of what that clock allows")
+    return Markdown(f"{text}.")
+
+
+def _of_clock(flash: Flash, dtype: str, rate: float, mhz: float | None) -> str:
+    """A bf16 rate as a share of the peak at the clock it ran at."""
+    if dtype != "bf16" or mhz is None:
+        return MISSING
+    peak = flash.sheet("multiprocessors") * flash.sheet("tensor_bf16") * mhz / 1e6
+    return f"{100 * rate / peak:.0f} %"
 
 
 def sources(flash: Flash) -> Markdown:

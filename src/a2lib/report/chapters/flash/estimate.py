@@ -5,22 +5,29 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.flash.rows import BYTES, LONGEST, Flash, listed
+from a2lib.report.chapters.flash.rows import BYTES, Flash, listed
 from a2lib.report.metrics import OURS, time_of
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.attention import Traffic, attention_bytes, attention_flops, tiled_traffic
 
 SHAPE = {"batch": 1, "heads": 16, "n_queries": 16384, "n_keys": 16384, "head_dim": 64}
-# Our kernels by pass, and the tile of each in bf16 with heads of 64 (tests hold it to tiles.py).
+# Our kernels by pass, and their tiles in bf16 by head size (tests hold them to tiles.py).
 KERNELS = {"forward": ("forward",), "backward": ("backward_dq", "backward_dkdv")}
 TILE = (64, 64)
+TILES = {
+    64: {"forward": TILE, "backward_dq": TILE, "backward_dkdv": TILE},
+    128: {"forward": TILE, "backward_dq": (128, 64), "backward_dkdv": (32, 64)},
+}
 MS = 1e3
 
 
 def traffic(pass_: str, **sizes) -> list[Traffic]:
     """The traffic of each of our kernels of a pass, causal bf16, at SHAPE or at other sizes."""
-    return [tiled_traffic(kernel, **{**SHAPE, **sizes}, causal=True, element_bytes=BYTES["bf16"],
-                          Bq=TILE[0], Bk=TILE[1]) for kernel in KERNELS[pass_]]  # fmt: skip
+    sizes = {**SHAPE, **sizes}
+    tiles = TILES[sizes["head_dim"]]
+    return [tiled_traffic(kernel, **sizes, causal=True, element_bytes=BYTES["bf16"],
+                          Bq=tiles[kernel][0], Bk=tiles[kernel][1])
+            for kernel in KERNELS[pass_]]  # fmt: skip
 
 
 def clock(flash: Flash) -> float:
@@ -83,8 +90,11 @@ def table(flash: Flash, caption: str, name: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
 
-def binding(flash: Flash) -> Markdown:
-    """Which limit binds, and where the measured forward lies between the largest and the sum."""
+def binding(flash: Flash, said: str | None = None) -> Markdown:
+    """Which limit binds, and where the measured forward lies between the largest and the sum.
+
+    `said` is what counters say of a forward that takes longer than the sum (counters.verdict).
+    """
     took = times(flash, "forward")
     most = max(took.values())
     near = [limit for limit, ms in took.items() if ms > 0.9 * most]
@@ -103,8 +113,9 @@ def binding(flash: Flash) -> Markdown:
     if ms <= apart:
         verdict = "less than that: some of them overlap"
     else:
-        verdict = ("more than that: either they hardly overlap, or L2, whose rate is not "
-                   "published, holds them up; which of the two was not tested")  # fmt: skip
+        verdict = "more than that"
+        verdict += (f". {said}" if said else ": either they hardly overlap, or L2, whose rate is "
+                    "not published, holds them up; which of the two was not tested")  # fmt: skip
     return Markdown(f"{text}; it takes {style.digits(ms)} ms, {verdict}. {_products(flash)}")
 
 
@@ -139,34 +150,6 @@ def clocks_per_tile(flash: Flash) -> tuple[float, float, bool] | None:
     tiles = sum(k.tiles for k in traffic("forward"))
     return row.ms / MS * mhz * 1e6 * flash.sheet("multiprocessors") / tiles, mhz, known
 
-
-def through_l2(flash: Flash) -> Markdown:
-    """Why the streamed keys and values cannot come from device memory, in numbers."""
-    sizes = {"heads": 1, "n_queries": LONGEST, "n_keys": LONGEST}
-    (one,) = traffic("forward", **sizes)
-    held = 2 * LONGEST * SHAPE["head_dim"] * BYTES["bf16"]
-    cache, bandwidth = flash.sheet("l2_bytes"), flash.sheet("memory_bandwidth")
-    needed = one.l2_bytes / bandwidth / 1e12 * MS
-    text = (
-        f"Take one head of {style.tokens(LONGEST)} tokens. Its keys and values are "
-        f"{style.size(float(held))}, which {'fit' if held < cache else 'do not fit'} the L2 cache "
-        f"of {style.size(cache)}; programs read {one.l2_bytes / 1e9:.1f} GB of them in all. Device "
-        f"memory would need {style.digits(needed)} ms for that at {bandwidth:g} TB/s"
-    )
-    ms = time_of(flash.handout, implementation=OURS, dtype="bf16", head_dim=64, seq_len=LONGEST,
-                 pass_="forward")  # fmt: skip
-    if ms is None:
-        return Markdown(f"{text}; the forward is not measured yet.")
-    if ms < needed:
-        text += (f". The whole forward takes {style.digits(ms)} ms, so L2 serves them, at "
-                 f"{one.l2_bytes / ms / 1e9:.1f} TB/s.")  # fmt: skip
-    else:
-        text += (f", and the forward takes {style.digits(ms)} ms: this alone does not show where "
-                 "they come from.")  # fmt: skip
-    return Markdown(
-        f"{text} NVIDIA publishes no rate for this L2, so whether it binds is open: a tile of "
-        "twice the queries would halve the traffic and tell."
-    )
 
 
 def _products(flash: Flash) -> str:

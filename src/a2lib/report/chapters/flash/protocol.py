@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import data, style
-from a2lib.report.chapters.flash.rows import H100, UNKNOWN, Flash, listed
-from a2lib.report.metrics import LEVEL, OURS, pick
+from a2lib.report.chapters.flash.rows import H100, UNKNOWN, Flash, subject
+from a2lib.report.metrics import LEVEL, OURS, level, pick, timed_row
 from a2lib.report.tables import MISSING, Markdown, Table
 
 PROTOCOLS = {"burst": "burst", "sustained": "sustained", "board": "the board's"}
@@ -42,23 +42,43 @@ def table(flash: Flash, caption: str, name: str) -> Table:
 
 
 def sustained(flash: Flash) -> Markdown:
-    """What seconds on end do to time, clock and power, ours from the first second to the last."""
-    rows = pick(seconds(flash), implementation=OURS).sort_values("second")
-    if len(rows) < 2:
+    """What seconds on end do to time and clock: from the burst to the last second, by peer."""
+    rows, words, times = seconds(flash), [], {}
+    for name in style.implementations(rows["implementation"].unique()):
+        here = pick(rows, implementation=name).sort_values("second")
+        burst = _last(pick(rows_of(flash, "burst"), implementation=name, pass_="end_to_end"))
+        if burst is None or len(here) < 2:
+            continue
+        first, last = here.iloc[0], here.iloc[-1]
+        times[name] = (burst["ms"], last["ms"])
+        words.append(f"{subject(name)} {_at(burst)} to {_at(last)}, {_change(burst, last)}")
+        if name == OURS:
+            words[-1] += f" ({style.digits(first['ms'])} ms in the first second already)"
+    if not words:
         return Markdown("What seconds of the same work do to clock and time is not measured yet.")
-    first, last = rows.iloc[0], rows.iloc[-1]
-    change = last["ms"] / first["ms"]
-    text = (f"Called without a pause, ours takes {style.digits(first['ms'])} ms in the first "
-            f"second and {style.digits(last['ms'])} ms in the last of {len(rows)}")  # fmt: skip
-    if not (pd.isna(first["sm_mhz"]) or pd.isna(last["sm_mhz"])):
-        text += f", while the clock goes from {first['sm_mhz']:.0f} to {last['sm_mhz']:.0f} MHz"
-    if not pd.isna(last["power_w"]):
-        text += f" at {last['power_w']:.0f} W"
-    if change > LEVEL:
-        return Markdown(f"{text}: a long run is {100 * (change - 1):.0f} % slower at its end.")
-    if change < 1 / LEVEL:
-        return Markdown(f"{text}: a long run is {100 * (1 - change):.0f} % faster at its end.")
-    return Markdown(f"{text}: it stays level.")
+    text = f"From the burst to the last second: {'; '.join(words)}."
+    ours, cudnn = times.get(OURS), times.get("sdpa_cudnn")
+    if ours and cudnn:
+        before, after = (one / other for one, other in zip(ours, cudnn, strict=True))
+        text += f" So ours takes {before:.2f} times cuDNN's time in the burst and {after:.2f} "
+        text += "times at the end."
+    power = pick(rows, implementation=OURS).sort_values("second")["power_w"].dropna()
+    if ours and len(power):
+        text += f" The driver reads {power.iloc[-1]:.0f} W of ours there."
+    return Markdown(text)
+
+
+def again(flash: Flash) -> Markdown:
+    """The two bursts on the page beside each other: that of the answer and that of the table."""
+    table = _last(pick(rows_of(flash, "burst"), implementation=OURS, pass_="end_to_end"))
+    answer = timed_row(flash.leaderboard, implementation=OURS, pass_="end_to_end")
+    if table is None or answer is None:
+        return Markdown("")
+    same = "their ranges overlap" if level(table, answer) else "their ranges are apart"
+    return Markdown(
+        f"The burst of the table and that of the answer are two measurements of ours, "
+        f"{_spread(table, 'burst')} ms and {_spread(answer._asdict(), 'burst')} ms: {same}."
+    )
 
 
 def board(flash: Flash) -> Markdown:
@@ -87,6 +107,15 @@ def board(flash: Flash) -> Markdown:
     return Markdown(f"{text}.")
 
 
+def in_short(flash: Flash) -> str:
+    """Ours by the board's protocol beside the public best, a sentence; "" where not measured."""
+    row = _last(pick(rows_of(flash, "board"), implementation=OURS, pass_="end_to_end"))
+    if row is None or pd.isna(row["ms_mean"]):
+        return ""
+    return (f"By the leaderboard's own, longer protocol it is {style.digits(row['ms_mean'])} ms; "
+            f"the best public entry has {flash.best_public():g} ms, on an H100.")  # fmt: skip
+
+
 def numbers(flash: Flash) -> dict[str, str]:
     """Glued numbers of the three protocols, ours end to end on the published device."""
     found = {}
@@ -97,16 +126,6 @@ def numbers(flash: Flash) -> dict[str, str]:
         found[f"protocol_{protocol}"] = f"{style.digits(value)} ms" if known else UNKNOWN
     return found
 
-
-def peers(flash: Flash) -> Markdown:
-    """The board's protocol for every implementation on the published device, in order."""
-    rows = rows_of(flash, "board")
-    rows = rows[rows["pass"] == "end_to_end"].dropna(subset=["ms_mean"]).sort_values("ms_mean")
-    if len(rows) < 2:
-        return Markdown("")
-    words = [f"{style.look(r.implementation).label} {style.digits(r.ms_mean)} ms"
-             for r in rows.itertuples()]  # fmt: skip
-    return Markdown(f"By that protocol, on one {flash.device}: {listed(words)}.")
 
 
 def _verdict(mean: float, best: float) -> str:
@@ -132,3 +151,15 @@ def _spread(row, protocol: str) -> str:
 
 def _clock(row) -> str:
     return MISSING if pd.isna(row["sm_mhz"]) else f"{row['sm_mhz']:.0f}"
+
+
+def _at(row) -> str:
+    clock = "" if pd.isna(row["sm_mhz"]) else f" at {row['sm_mhz']:.0f} MHz"
+    return f"{style.digits(row['ms'])} ms{clock}"
+
+
+def _change(burst, last) -> str:
+    change = last["ms"] / burst["ms"]
+    if max(change, 1 / change) <= LEVEL:
+        return "level"
+    return f"{100 * abs(change - 1):.0f} % {'slower' if change > 1 else 'faster'}"

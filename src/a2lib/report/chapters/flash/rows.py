@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
+
 from a2lib.report import data, metrics, style
 from a2lib.report.metrics import OURS, time_of
 
@@ -36,11 +38,18 @@ class Flash:
         self.protocol = protocol[~protocol["local"] | h100]
         accuracy = data.load("flash_accuracy", roots)
         self.accuracy = accuracy[~accuracy["local"]]
+        counters = data.load("flash_counters", roots)
+        self.counters = counters[~counters["local"]]
         self.runs = data.load_runs(roots)
         self.reference = data.load_reference("flash")
         self.devices = data.load_reference("devices")
         self.device = style.device_name(data.PUBLISHED)
         self.short = self.device.split()[-1]
+
+    def measured(self) -> pd.DataFrame:
+        """Every row of the published device that the chapter rests on, of all its sections."""
+        tables = (self.rows, self.protocol, self.accuracy, self.counters, self.ceiling_rows)
+        return pd.concat([table[["run", "status"]] for table in tables], ignore_index=True)
 
     def best_public(self) -> float:
         """The best verified time of the 2025 leaderboard, ms, on an H100."""

@@ -1,19 +1,16 @@
-"""Where ours leads, ties and trails, pass by pass, and what was tried of the reasons."""
+"""Where ours leads, ties and trails, pass by pass, on the GPU and as called."""
 
 from __future__ import annotations
-
-from fractions import Fraction
 
 import pandas as pd
 
 from a2lib.report import metrics, style, tables
-from a2lib.report.chapters.flash.rows import DTYPES, LONGEST, Flash, listed, span, subject
+from a2lib.report.chapters.flash.rows import DTYPES, Flash, listed, span, subject
 from a2lib.report.metrics import OURS, fastest, pick, timed_row, with_tflops
 from a2lib.report.tables import Markdown, Table
 
 # Products of our two backward kernels, and of one that makes dq, dk and dv in a single sweep.
 PRODUCTS, FEWEST = 7, 5
-BOUND = Fraction(FEWEST, PRODUCTS)
 
 
 def best_peer(rows: pd.DataFrame):
@@ -22,55 +19,55 @@ def best_peer(rows: pd.DataFrame):
     return next(iter(peers.sort_values("ms").itertuples()), None)
 
 
-def by_pass(flash: Flash) -> Markdown:
-    """Of the handout's shapes, how often ours is ahead, level and behind, by dtype and pass."""
+def by_pass(flash: Flash, caption: str, name: str) -> Table:
+    """How often ours is ahead, level and behind the best of the others, by the GPU's time and as
+    called."""
     lines = []
     for dtype in DTYPES:
-        words = []
         for pass_, title in style.PASSES.items():
-            count = metrics.tally(pick(flash.handout, dtype=dtype, pass_=pass_))
-            total = sum(count.values())
-            if total:
-                words.append(
-                    f"{title} ahead of every peer in {count['ahead']} of {total}, level with the "
-                    f"best in {count['level']}, behind in {count['behind']}"
-                )
-        lines.append(f"- **{dtype}**: {'; '.join(words)}." if words
-                     else f"- **{dtype}**: nothing measured yet.")  # fmt: skip
-    return Markdown("\n".join(lines))
+            rows = pick(flash.handout, dtype=dtype, pass_=pass_)
+            cells = []
+            for counted in (metrics.by_graph(rows), rows):
+                count = metrics.tally(counted)
+                cells += [str(count[verdict]) for verdict in ("ahead", "level", "behind")]
+            lines.append([f"{dtype} {title}", *cells])
+    columns = ["shapes where ours is", "ahead", "level", "behind"]
+    columns += [f"{verdict} as called" for verdict in columns[1:]]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
 
-def by_gpu_time(flash: Flash) -> Markdown:
-    """The same count by the GPU's own time, where calls were also replayed from a CUDA graph."""
-    rows = metrics.by_graph(flash.handout)
-    if not len(rows):
-        return Markdown(
-            "These times hold the host's share at short lengths. The GPU's time alone, of calls "
-            "replayed from a CUDA graph, is not measured."
-        )
+def where(flash: Flash) -> Markdown:
+    """Where ours leads on the GPU in bf16, and which peer it trails most often, in a sentence."""
     parts = []
-    for dtype in DTYPES:
-        for pass_ in ("forward", "backward"):
-            count = metrics.tally(pick(rows, dtype=dtype, pass_=pass_))
-            if total := sum(count.values()):
-                parts.append(f"{dtype} {pass_} {count['ahead']} / {count['level']} / "
-                             f"{count['behind']} of {total}")  # fmt: skip
-    return Markdown(
-        "At short lengths these times are the host's. By the GPU's own time, of calls replayed "
-        f"from a CUDA graph, ours is ahead / level / behind in: {'; '.join(parts)} (level: a "
-        "median within 2 %)."
-    )
+    for pass_ in ("forward", "backward"):
+        rows = metrics.by_graph(pick(flash.handout, dtype="bf16", pass_=pass_))
+        best = fastest(rows)
+        if not len(best) or not best["factor"].notna().any():
+            continue
+        count = {v: int((best["verdict"] == v).sum()) for v in ("ahead", "level", "behind")}
+        text = (f"of {len(best)} {style.PASSES[pass_]}s ours is ahead of every other "
+                f"implementation in {count['ahead']}, level with the best in {count['level']} and "
+                f"behind in {count['behind']}")  # fmt: skip
+        behind = best[best["verdict"] == "behind"]
+        if len(behind):
+            peers = behind["peer"].value_counts()
+            most = min(peers.index, key=lambda peer: (-peers[peer], peer))
+            text += f", most often behind {subject(most)} ({peers[most]})"
+        parts.append(text)
+    if not parts:
+        return Markdown("Ours and a peer are not both measured yet.")
+    return Markdown(f"By the GPU's own time in bf16, {'; '.join(parts)}.")
 
 
 def who_leads(flash: Flash) -> Markdown:
     """Which implementation is alone in front, by dtype and pass, and where ours is furthest behind.
 
-    A shape whose first two tie has no winner.
+    By the GPU's time (metrics.by_graph). A shape whose first two tie has no winner.
     """
     lines = []
     for dtype in DTYPES:
         for pass_, title in style.PASSES.items():
-            best = fastest(pick(flash.handout, dtype=dtype, pass_=pass_))
+            best = fastest(metrics.by_graph(pick(flash.handout, dtype=dtype, pass_=pass_)))
             if not len(best):
                 continue
             won = best[~best["tied"]]
@@ -94,75 +91,6 @@ def who_leads(flash: Flash) -> Markdown:
     return Markdown("\n".join(lines) or "Nothing measured yet.")
 
 
-def two_sweeps(flash: Flash, caption: str, name: str) -> Table:
-    """Our rate as a share of cuDNN's, forward and backward by head size, beside the bound 5/7."""
-    lines = []
-    for head_dim in (64, 128):
-        for causal in (True, False):
-            cells = [f"{head_dim}", "causal" if causal else "full"]
-            for pass_ in ("forward", "backward"):
-                share = rate_share(flash, head_dim, causal, pass_)
-                cells.append("–" if share is None else f"{share:.2f}")
-            lines.append([*cells, f"{float(BOUND):.2f}"])
-    columns = ["d", "mask", "forward", "backward", "5/7"]
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2)
-
-
-def rate_share(flash: Flash, head_dim: int, causal: bool, pass_: str) -> float | None:
-    """cuDNN's time over ours at the longest of the paper's shapes; None where one is missing."""
-    where = {"seq_len": 16384, "head_dim": head_dim, "causal": causal, "pass_": pass_}
-    ours = timed_row(flash.paper, implementation=OURS, **where)
-    cudnn = timed_row(flash.paper, implementation="sdpa_cudnn", **where)
-    return cudnn.ms / ours.ms if ours and cudnn else None
-
-
-def why_backward(flash: Flash) -> Markdown:
-    """Whether two products more explain the backward, by head size."""
-    words, short = [], []
-    for head_dim in (64, 128):
-        shares = [rate_share(flash, head_dim, causal, "backward") for causal in (True, False)]
-        shares = [share for share in shares if share is not None]
-        if not shares:
-            continue
-        low = min(shares)
-        if low >= float(BOUND):
-            words.append(f"with heads of {head_dim} ours is above it, and the two products alone "
-                         "would explain all that it lacks")  # fmt: skip
-        else:
-            words.append(f"with heads of {head_dim} it falls to {low:.2f}, below it")
-            short.append(head_dim)
-    if not words:
-        return Markdown("Ours and cuDNN are not both measured at these shapes yet.")
-    text = f"Beside the bound: {'; '.join(words)}."
-    if short:
-        text += (
-            " Where it is below, seven products do not explain it and there is a further cause, "
-            "which was not tested. Our guess is registers: with wide heads the sums of $dK$ and "
-            "$dV$ leave room for 32 queries at a time, and a product of so few rows keeps the "
-            "tensor cores less busy."
-        )
-    return Markdown(text)
-
-
-def why_not_exponentials(flash: Flash) -> Markdown:
-    """Whether exponentials can be what keeps our forward behind: their share falls with d."""
-    shares = {d: rate_share(flash, d, True, "forward") for d in (64, 128)}
-    if None in shares.values():
-        return Markdown("Whether exponentials hold the forward back cannot be said before ours and "
-                        "cuDNN are measured with heads of 64 and of 128.")  # fmt: skip
-    text = (
-        "A head of 64 needs one exponential for every 256 operations of its products, a head of "
-        "128 one for every 512. Were exponentials what keeps our forward behind, it would trail "
-        f"more with heads of 64. It reaches {shares[64]:.2f} of cuDNN's rate there and "
-        f"{shares[128]:.2f} with heads of 128 (causal, 16,384 tokens)"
-    )
-    if shares[64] > shares[128]:
-        return Markdown(f"{text}: the reverse, so something else does. What, was not tested; "
-                        "the [estimate](#flash-estimate) leaves the traffic through L2 and "
-                        "products that wait for their tiles as candidates.")  # fmt: skip
-    return Markdown(f"{text}, which agrees with that reason and does not prove it.")
-
-
 def paper_answer(flash: Flash) -> Markdown:
     """Ours and the best peer at the longest of the paper's causal shapes, in TFLOP/s."""
     rows = with_tflops(pick(flash.paper, seq_len=16384, causal=True))
@@ -184,50 +112,6 @@ def paper_answer(flash: Flash) -> Markdown:
         "**The answer.** With one causal sequence of 16,384 tokens ours reaches in TFLOP/s:\n\n"
         + "\n".join(lines) + "\n\n{numref}`fig-flash-paper` has the rest."
     )  # fmt: skip
-
-
-def fp32_leads(flash: Flash) -> Markdown:
-    """Where plain attention leads in fp32, and how full the GPU is there with our tiles."""
-    best = fastest(pick(flash.handout, dtype="fp32", pass_="end_to_end"))
-    plain = best[best["winner"].isin(["eager", "compile"]) & ~best["tied"]]
-    if not len(best):
-        return Markdown("")
-    if not len(plain):
-        return Markdown("In fp32 no shape of the sweep is fastest in plain or compiled attention.")
-    text = (
-        f"In fp32, plain or compiled attention is alone in front in {len(plain)} of {len(best)} "
-        f"shapes, at {span(plain['seq_len'])}. Our reading: the $N \\times N$ matrices still cost "
-        "little to write and read there, and their products are one large multiplication each, "
-        "which gives every multiprocessor work where one head has too few tiles."
-    )
-    rows = pick(flash.handout, dtype="fp32", head_dim=64, pass_="end_to_end", implementation=OURS)
-    slopes = metrics.slopes(rows, "ms")
-    there = [slopes[n] for n in sorted(set(plain["seq_len"])) if n in slopes]
-    if there and max(there) < 1.5:
-        text += (f" It holds up so far: with heads of 64 ours grows with slope {there[0]:.1f} to "
-                 f"{there[-1]:.1f} there, as a GPU that is not full does.")  # fmt: skip
-    elif there:
-        text += (f" Against it: with heads of 64 ours grows with slope {max(there):.1f} there, as "
-                 "a full GPU does.")  # fmt: skip
-    return Markdown(text)
-
-
-def flex_fp32(flash: Flash) -> Markdown:
-    """How FlexAttention in fp32 stands to eager at the longest sequence, pass by pass."""
-    words = []
-    for pass_, title in style.PASSES.items():
-        where = {"dtype": "fp32", "head_dim": 64, "seq_len": LONGEST, "pass_": pass_}
-        flex = timed_row(flash.handout, implementation="flex", **where)
-        eager = timed_row(flash.handout, implementation="eager", **where)
-        if flex and eager:
-            words.append(f"{title} {flex.ms / eager.ms:.2f}")
-    if not words:
-        return Markdown("")
-    return Markdown(
-        "FlexAttention in fp32 takes, as multiples of eager's time at "
-        f"{style.tokens(LONGEST)} tokens with heads of 64: {listed(words)}. We have no tested "
-        "explanation for it."
-    )
 
 
 def spreads(rows: pd.DataFrame, caption: str, name: str) -> Table:

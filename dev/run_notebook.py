@@ -12,6 +12,8 @@ import os
 import sys
 from pathlib import Path
 
+import yaml
+
 from a2lib.papermill_default import SWITCH
 from a2lib.paths import ROOT
 
@@ -25,7 +27,12 @@ def papermill_options(settings: list[str]) -> list[str]:
         if not equals or not name.isidentifier():
             raise SystemExit(f"run_notebook: '{setting}' is not of the form NAME=value")
         if value.startswith(("[", "{")):
-            options += ["-y", f"{{{name}: {value}}}"]
+            text = f"{{{name}: {value}}}"
+            try:
+                yaml.safe_load(text)
+            except yaml.YAMLError:
+                raise SystemExit(f"run_notebook: '{setting}' is no list in YAML") from None
+            options += ["-y", text]
         else:
             options += ["-p", name, value]
     return options

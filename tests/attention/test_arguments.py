@@ -64,8 +64,11 @@ def test_a_bool_of_numpy_is_one(attention):
         ("0.5", TypeError, "a number or None; got '0.5'"),
         (True, TypeError, "a number or None"),
         (1j, TypeError, "a number or None"),
-        (float("nan"), ValueError, "finite number; got nan"),
-        (float("-inf"), ValueError, "finite number; got -inf"),
+        (float("nan"), ValueError, "finite number.*; got nan"),
+        (float("-inf"), ValueError, "finite number.*; got -inf"),
+        (1e39, ValueError, "finite number.*; got 1e\\+39"),
+        pytest.param(10**400, ValueError, "finite number.*; got 10", id="1e400"),
+        (-1e-39, ValueError, "finite number.*; got -1e-39"),
     ],
 )
 def test_scale_is_a_finite_number(attention, scale, kind, complaint):

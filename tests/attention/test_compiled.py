@@ -229,8 +229,9 @@ def test_operators_called_by_hand():
     (dq,) = torch.autograd.grad(o, q, do, create_graph=True)
     with pytest.raises(RuntimeError, match="attention_reference"):
         dq.sum().backward()
-    with pytest.raises(ValueError, match="scale > 0"):
-        torch.ops.a2lib.flash_forward(q, k, v, True, -1.0)
+    for scale in (-1.0, 0.0):
+        with pytest.raises(ValueError, match="scale > 0"):
+            torch.ops.a2lib.flash_forward(q, k, v, True, scale)
 
 
 @pytest.fixture

@@ -99,12 +99,13 @@ def test_cpu_tensors_are_refused_and_never_run_by_something_else():
 
 
 @pytest.mark.parametrize(
-    "setting", ["fp32_precision", "allow_tf32", "set_float32_matmul_precision"]
+    "setting", ["fp32_precision", "every_backend", "allow_tf32", "set_float32_matmul_precision"]
 )
 def test_tf32_is_only_for_those_who_ask(setting):
     """In a process of its own: PyTorch's older and newer settings exclude each other."""
     ask = {
         "fp32_precision": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "every_backend": "torch.backends.fp32_precision = 'tf32'",
         "allow_tf32": "torch.backends.cuda.matmul.allow_tf32 = True",
         "set_float32_matmul_precision": "torch.set_float32_matmul_precision('high')",
     }[setting]

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from a2lib.attention import launch as module
+from a2lib.attention import passes
 from a2lib.attention.launch import launch
+from a2lib.attention.tiles import TILES, WHEN_FEW
 
 
 class Compiled:
@@ -80,3 +82,18 @@ def test_what_the_interpreter_runs_is_not_kept(kernel):
 
     launch(Interpreted(), "a", 1, (torch.zeros(16),), (1, 1), {"FLAG": 1, "BLOCK": 1}, {})
     assert not module._compiled
+
+
+@pytest.mark.parametrize("spare, tiles", [(1, WHEN_FEW), (0, TILES), (-1, TILES)])
+def test_small_tiles_where_the_first_would_leave_multiprocessors_idle(monkeypatch, spare, tiles):
+    key = ("forward", "16bit", 64, True)
+    first, n_multiprocessors = TILES[key][0], 10
+    used = []
+    monkeypatch.setattr(passes, "_n_multiprocessors", lambda device: n_multiprocessors)
+    monkeypatch.setattr(passes, "_kernel", lambda name: name)
+    monkeypatch.setattr(passes, "launch", lambda *args: used.append(args[5]))
+    length = first.Bq * (n_multiprocessors - spare)
+    q = torch.empty(1, 1, length, 64, dtype=torch.float16, device="meta")
+    passes._Problem(q, q, True, None).forward(q, q, q, q, q[..., 0])
+    wanted = tiles[key] if tiles is WHEN_FEW else first
+    assert [(each["Bq"], each["Bk"]) for each in used] == [(wanted.Bq, wanted.Bk)]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from a2lib.experiments import compiler
+from a2lib.experiments import compiler, process
 from a2lib.experiments.process import Worker
 
 # Writes the first half of its output, waits where told to, then writes the rest.
@@ -97,6 +97,21 @@ def test_what_cannot_be_loaded_is_dropped(tmp_path, broken):
     dropped = compiler.drop_broken(tmp_path)
     assert {path.name for path in dropped} == {"a.main.so", "b.o"}
     assert not any(path.exists() for path in dropped) and all(path.exists() for path in kept)
+
+
+def test_workers_share_a_cache_and_compile_for_real(monkeypatch, tmp_path):
+    monkeypatch.setattr(process, "build_dir", lambda: tmp_path)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    for name in caches:
+        monkeypatch.delenv(name, raising=False)
+    given = process.environment()
+    assert "TRITON_INTERPRET" not in given
+    assert {n: given[n] for n in caches} == {
+        n: str(tmp_path / "cache" / folder) for n, folder in caches.items()
+    }
+    monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
+    assert process.environment()["TRITON_CACHE_DIR"] == "mine"
 
 
 def _an_object_file():

@@ -51,10 +51,13 @@ def test_an_interrupted_step_says_what_is_kept():
     DeviceLock("cpu").check()
 
 
-@pytest.mark.parametrize("step", [flash.measure_ceilings, flash.compile_ahead, flash.sweep])
+@pytest.mark.parametrize(
+    "step",
+    "measure_ceilings compile_ahead sweep measure_protocols measure_accuracy count".split(),
+)
 def test_every_step_that_measures_is_refused_on_a_busy_device(step):
     with DeviceLock("cpu").held("run a"), pytest.raises(DeviceBusy, match="run a, since"):
-        step(RUN)
+        getattr(flash, step)(RUN)
 
 
 def test_a_run_on_a_busy_device_is_refused_before_it_is_recorded(tmp_path, monkeypatch):

@@ -120,3 +120,15 @@ def test_a_system_that_counts_nothing_gives_no_evidence(system, tmp_path):
     for path in ("cgroup", "vmstat"):
         (tmp_path / path).unlink()
     assert memory.oom_kills() == 0
+
+
+@pytest.mark.parametrize("share, said", [(0.09, "1.44 GiB of memory were left"), (0.11, "")])
+def test_little_memory_left_at_any_look_is_evidence(system, monkeypatch, share, said):
+    system("", {}, vmstat="")
+    free = iter((2**34, int(share * 2**34), 2**34))
+    monkeypatch.setattr(memory, "_free_on_host", lambda: next(free))
+    monkeypatch.setattr(memory, "_free_in_container", lambda: 1 << 62)
+    watch = memory.Watch()  # which looks itself
+    watch.look()
+    watch.look()
+    assert watch.reason() == said

@@ -57,7 +57,9 @@ def test_a_float_beyond_the_largest_is_refused():
     assert "must be a whole number" in refused(seed=float("inf"))
 
 
-@pytest.mark.parametrize("name", ["flash", "_seq_len", "In", "Out", "_parameters_checked"])
+@pytest.mark.parametrize(
+    "name", ["flash", "_seq_len", "In", "Out", "_parameters_checked", "PAPERMILL_X"]
+)
 def test_a_name_that_python_or_the_notebook_takes_is_refused_where_it_was_given(monkeypatch, name):
     cell = cell_source(Parameters)
     ran = ["", "x = 1", cell, f"# Parameters\nseq_len = 8\n{name} = 3\n", "import this"]

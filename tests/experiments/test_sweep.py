@@ -153,6 +153,17 @@ def test_remeasuring_begins_with_the_oldest(store, run, play):
     assert plan(sweep, "cpu", store)[-2:] == again[:2]
 
 
+def test_a_shape_remeasured_in_part_is_as_old_as_its_oldest_row(store, run, play):
+    sweep = Parameters(sweep="fa3", implementations="eager,tiled", passes="forward", remeasure=True)
+    Sweep(store, run, "cpu", command=play()).measure(plan(sweep, "cpu", store))
+    again = plan(sweep, "cpu", store)
+    time.sleep(1.1)
+    later = start_run(command="later", parameters={}, device="cpu", data=store.data)
+    part = again[0].without({("tiled", "forward")})
+    Sweep(store, later, "cpu", command=play()).measure([part])
+    assert plan(sweep, "cpu", store) == again
+
+
 def test_a_killed_sweep_keeps_its_rows_and_the_next_goes_on(store, run, play, tmp_path):
     worker = play(seconds=0.1)
     script = tmp_path / "sweep.py"

@@ -201,13 +201,15 @@ def cuda_graphs():
 
 def test_the_call_is_made_run_and_captured_on_one_stream(cuda_graphs):
     made, seen = cuda_graphs(), []
+    # The inputs were written on the caller's stream.
+    made._stream.wait_stream = lambda other: seen.append(("waits for", other))
 
     def make():
         seen.append(made._cuda.current)
         return lambda: seen.append(made._cuda.current)
 
     captured = made.capture(make, 2)
-    assert seen == ["side"] * 4 and made._cuda.current == "default"
+    assert seen == [("waits for", "default"), *["side"] * 4] and made._cuda.current == "default"
     captured.release()
     # What a first replay writes is there before anything is read on another stream.
     assert made._cuda.log == ["replayed", "reset"]

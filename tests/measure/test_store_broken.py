@@ -27,6 +27,8 @@ BROKEN = {
     "ms not a number": (lambda t: _break(t, 3, ",1.5,", ",fast,"), 3, "ms is 'fast'"),
     "ms missing": (lambda t: _break(t, 3, ",1.5,", ",,"), 3, "ms is ''"),
     "ms not finite": (lambda t: _break(t, 3, ",1.5,", ",1e999,"), 3, "ms is '1e999'"),
+    "ms in other digits": (lambda t: _break(t, 3, ",1.5,", ",\uff11.\uff15,"), 3, "ms is '\uff11"),
+    "no implementation": (lambda t: _break(t, 3, "a2lib,", ","), 3, "implementation is blank"),
     "seq_len not a number": (lambda t: _break(t, 3, ",256,", ",2k,"), 3, "seq_len is '2k'"),
     "seq_len spelt anew": (lambda t: _break(t, 3, ",256,", ",0256,"), 3, "seq_len is '0256'"),
     "causal spelt anew": (lambda t: _break(t, 2, ",true,", ",True,"), 2, "causal is 'True'"),

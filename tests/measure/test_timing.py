@@ -248,7 +248,9 @@ def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
     assert log == ["flush", "event", "call", "event"] * 2 + ["clock", "synchronize"]
     assert clock.sm_mhz == 1980
     log.clear()
-    assert clock.host(lambda: log.append("call"), 3) > 0
+    ticks = iter((5_000_000, 11_000_000))  # ns before the first call and after the last
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
+    assert clock.host(lambda: log.append("call"), 3) == 2.0
     assert log == ["synchronize", *["call"] * 3, "synchronize"]
 
 

@@ -28,3 +28,22 @@ def test_a_published_row_with_no_number(tmp_path, value):
     path.write_text(f"seq_len,ms,device,source\n16,1.5,a,b\n{value},2.5,a,b\n")
     with pytest.raises(ReportError, match=rf"x\.csv:3: seq_len is '{value}', not its kind"):
         load_reference("x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, content, complaint",
+    [
+        ("x", b"ms,device,source\n1.5,a,b,c\n", r"x\.csv:2: 4 fields, not 3"),
+        ("x", b"ms,device,source\n1.5,a,b\n1.5,a\n", r"x\.csv:3: 2 fields, not 3"),
+        ("x", b"ms,device,source\n1.5,a,\xff\n", r"x\.csv: not a table of UTF-8 text"),
+        ("x", b"", r"x\.csv: not a table"),
+        ("flash", b"dtype,device,source\nbf16,a,b\n", r"flash\.csv:1: column implementation,"),
+        ("devices", b"device,source,value\na,b,1\n", r"devices\.csv:1: column quantity, unit"),
+    ],
+)
+def test_a_published_table_of_another_form(tmp_path, name, content, complaint):
+    path = tmp_path / "reference" / f"{name}.csv"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(ReportError, match=complaint):
+        load_reference(name, tmp_path)

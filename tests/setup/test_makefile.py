@@ -202,6 +202,8 @@ def test_parameters_become_options_of_papermill():
     ]
     with pytest.raises(SystemExit, match="'SEQ-LEN=3' is not of the form NAME=value"):
         module["papermill_options"](["SEQ-LEN=3"])
+    with pytest.raises(SystemExit, match=r"run_notebook: 'HEADS=\[1' is no list in YAML"):
+        module["papermill_options"](["HEADS=[1"])
     with pytest.raises(SystemExit, match="name one of these notebooks: .*flash"):
         module["main"](["flsh"])
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 # Within a tile (at most 128 rows) the kernels' offsets are 32-bit.
 ROW_STRIDE_MAX = 2**31 // 128 - 1
+# The kernels take the scale as a float32 that is neither infinite nor flushed to zero.
+SCALE_MIN, SCALE_MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 class UnsupportedError(RuntimeError):
@@ -53,7 +55,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
 
 
 def check_scale(scale) -> float:
-    """``scale`` as a float; raises TypeError or ValueError unless it is one finite number.
+    """``scale`` as a float; raises TypeError or ValueError unless it is one finite float32 number.
 
     A tensor is refused: no gradient would reach it.
     """
@@ -61,8 +63,10 @@ def check_scale(scale) -> float:
         raise TypeError("scale must be a Python number: no gradient flows to it; got a tensor")
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         raise TypeError(f"scale must be a number or None; got {scale!r}")
-    if not -math.inf < scale < math.inf:  # torch.compile cannot trace math.isfinite
-        raise ValueError(f"scale must be a finite number; got {scale}")
+    # torch.compile cannot trace math.isfinite, and float() of a large int is no ValueError.
+    if not (scale == 0 or SCALE_MIN <= abs(scale) <= SCALE_MAX):
+        limits = f"0, or {SCALE_MIN:.1e} to {SCALE_MAX:.1e} in magnitude"
+        raise ValueError(f"scale must be a finite number ({limits}); got {scale}")
     return float(scale)
 
 

@@ -22,7 +22,8 @@ T = TypeVar("T")
 # What papermill can inject. Anything else among the globals is an import or a result.
 _LITERALS = (bool, int, float, str, list, tuple, dict, type(None))
 # IPython's own names, and those of `papermill --inject-paths`.
-_NOT_PARAMETERS = re.compile(r"_.*|In|Out|exit|quit|open|get_ipython|PAPERMILL_.*")
+_PATHS = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
+_NOT_PARAMETERS = re.compile("|".join((r"_.*|In|Out|exit|quit|open|get_ipython", *_PATHS)))
 _CHECKED = "_parameters_checked"
 # How the cell begins in which papermill puts the parameters it was given.
 _INJECTED = "# Parameters"
@@ -84,7 +85,7 @@ def check(namespace: MutableMapping[str, Any], declared: type[T]) -> T:
     """
     fields = {field.name: field for field in dataclasses.fields(declared)}
     for name in _injected(fields):
-        if name not in fields and not name.startswith("PAPERMILL_"):
+        if name not in (*fields, *_PATHS):
             raise _unknown(name, fields)
     for name, value in namespace.items():
         if name in fields or _NOT_PARAMETERS.fullmatch(name) or not isinstance(value, _LITERALS):

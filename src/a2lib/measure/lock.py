@@ -138,7 +138,7 @@ def _holder(descriptor: int) -> str:
         os.kill(found["pid"], 0)
     except PermissionError:
         pass  # alive, and another user's
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return "another process"
     what = f", {found['what']}" if found.get("what") else ""
     return f"process {found['pid']}{what}, since {found.get('since')},"

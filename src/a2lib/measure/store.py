@@ -168,6 +168,8 @@ def check_row(section: Section, row: Row) -> None:
     if not row["run"]:
         raise ValueError("run is blank; take it from start_run()")
     for column, text in row.items():
+        if column == section.key[0] and not text:
+            raise ValueError(f"{column} is blank, and a row is known by it")
         if column in INTEGERS and (text or column in section.key):
             if not (text.isascii() and text.isdigit() and text == (text.lstrip("0") or "0")):
                 raise ValueError(f"{column} is {text!r}, not a whole number")

@@ -30,7 +30,7 @@ except ImportError:  # not a POSIX system: reading works, writing says why it do
 LOCK_TIMEOUT_S = 60.0
 LOCK_POLL_S = 0.002
 
-NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
+NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _CONFLICT = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
 
 Row = dict[str, str]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure.runs import read_runs
-from a2lib.measure.sections import SECTIONS
+from a2lib.measure.sections import FLASH, SECTIONS
 from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 
@@ -21,6 +21,11 @@ FLOATS = (
     "score_scale", "error", "error_max", "speedup_over_eager", "value",
     "tensor_percent", "exp_percent", "issue_percent", "warps_percent",
 )  # fmt: skip
+# What the report asks of the tables in data/reference.
+REFERENCE = {
+    "flash": (*FLASH.key, "status", "ms", "speedup_over_eager", "title", "address"),
+    "devices": ("quantity", "value", "unit", "address"),
+}
 
 
 class ReportError(RuntimeError):
@@ -83,11 +88,22 @@ def load_reference(name: str, root: Path | None = None) -> pd.DataFrame:
     They belong to the project, not to a machine, so A2LIB_DATA does not move them.
 
     Raises:
-        ReportError: a row without a source or a device, or with a value that is no number.
+        ReportError: no table, or not all its columns; a row without a source or a device, of
+            another length than the header, or with a value that is no number.
     """
     file = (root or ROOT / "data") / "reference" / f"{name}.csv"
-    with open(file, newline="", encoding="utf-8") as handle:
-        rows = list(csv.DictReader(handle))
+    try:
+        header, *lines = csv.reader(file.read_text(encoding="utf-8").splitlines(), strict=True)
+    except (ValueError, csv.Error) as error:
+        raise ReportError(f"{file}: not a table of UTF-8 text: {error}") from None
+    missing = [c for c in REFERENCE.get(name, ()) if c not in header]
+    if missing:
+        raise ReportError(f"{file}:1: column {', '.join(missing)} is missing")
+    rows = []
+    for line, fields in enumerate(lines, start=2):
+        if len(fields) != len(header):
+            raise ReportError(f"{file}:{line}: {len(fields)} fields, not {len(header)}")
+        rows.append(dict(zip(header, fields, strict=True)))
     for line, row in enumerate(rows, start=2):
         if not (row.get("source") and row.get("device")):
             raise ReportError(f"{file}:{line}: a published figure needs its source and its device")

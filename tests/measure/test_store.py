@@ -188,7 +188,7 @@ def test_get_refuses_unknown_and_missing_columns(store):
 def test_unknown_sections_and_impossible_devices_are_refused(data):
     with pytest.raises(
         StoreError,
-        match="section 'flsh': allowed are flash, flash_protocol, flash_accuracy, ceiling",
+        match=f"section 'flsh': allowed are {', '.join(SECTIONS)}",
     ):
         Store("flsh", "cpu", data)
     with pytest.raises(StoreError, match="section 'flsh'"):

@@ -162,7 +162,7 @@ def test_without_a_gpu_there_is_one_time_and_it_says_so(executed):
     shown = list(texts(executed[0]))
     for what in ("GPU's own time", "host's time to issue a call"):
         assert any(what in text and "is measured on a GPU alone" in text for text in shown)
-    assert sum("sweeps leaderboard and all" in text for text in shown) == 2
+    assert sum("sweeps leaderboard and all" in text for text in shown) == 3
 
 
 def test_the_leaderboard_sweep_has_the_protocols_and_the_errors(tmp_path):

@@ -7,14 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from a2lib.errors import UnsupportedError
+
 # Within a tile (at most 128 rows) the kernels' offsets are 32-bit.
 ROW_STRIDE_MAX = 2**31 // 128 - 1
 # The kernels take the scale as a float32 that is neither infinite nor flushed to zero.
 SCALE_MIN, SCALE_MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-
-
-class UnsupportedError(RuntimeError):
-    """This implementation cannot run these inputs here; the message says why and what can."""
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Binary floating point in exact rational arithmetic: what a running sum becomes, and why it stalls.
+"""Binary floating point in exact rational arithmetic: what a running sum becomes, and why.
 
 A format has ``precision`` significant bits, the leading one included, and exponents from ``emin``
 to ``emax`` (IEEE 754-2019, section 3.3; bf16 is fp32 with 16 bits cut off). Between two powers of
@@ -68,8 +68,8 @@ FORMATS = {f.name: f for f in (FP32, FP16, BF16)}
 
 @dataclass(frozen=True)
 class Loop:
-    """``terms`` times: add the decimal ``step``, held in the format ``addend``, to a sum that starts
-    at 0 and is held in the format ``sum``.
+    """Add ``terms`` times the decimal ``step``, held in the format ``addend``, to a sum that starts at
+    0 and is held in the format ``sum``.
 
     With ``cast`` the program converts the addend to the sum's format itself, which adds no rounding
     where the sum's format has all numbers of the addend's.

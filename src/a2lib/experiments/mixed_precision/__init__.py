@@ -55,7 +55,9 @@ class Parameters:
     @property
     def loops(self) -> tuple[Loop, ...]:
         """The accumulation loops asked for."""
-        return handout_loops() if self.terms is None else loops_of(self.terms, repr(10 / self.terms))
+        if self.terms is None:
+            return handout_loops()
+        return loops_of(self.terms, repr(10 / self.terms))
 
 
 def check(namespace: MutableMapping) -> Parameters:

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from a2lib.experiments.harness.worker import Job
-from a2lib.theory.floating import decimal
+from a2lib.theory.floating import Loop, decimal
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_LOOP = ("sum_dtype", "addend_dtype", "terms", "step", "cast")
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.float64: "fp64"}
 
 
@@ -41,20 +42,16 @@ class ToyModel(torch.nn.Module):
 def accumulate(job: Job) -> None:
     """The wanted accumulation loops."""
     for key in _wanted(job):
-        result = running_sum(
-            key["sum_dtype"], key["addend_dtype"], key["terms"], key["step"], key["cast"], job.device
-        )
+        result = running_sum(Loop(*(key[column] for column in _LOOP)), job.device)
         job.put({**key, "status": "ok", "result": decimal(Fraction(result))})
 
 
-def running_sum(
-    sum_dtype: str, addend_dtype: str, terms: int, step: str, cast: bool, device: str
-) -> float:
-    """The handout's loop on ``device``: ``terms`` times ``sum += step``."""
-    total = torch.tensor(0, dtype=DTYPES[sum_dtype], device=device)
-    addend = torch.tensor(float(step), dtype=DTYPES[addend_dtype], device=device)
-    for _ in range(terms):
-        total += addend.type(DTYPES[sum_dtype]) if cast else addend
+def running_sum(loop: Loop, device: str) -> float:
+    """The result of ``loop`` as the handout writes it, run on ``device``."""
+    total = torch.tensor(0, dtype=DTYPES[loop.sum], device=device)
+    addend = torch.tensor(float(loop.step), dtype=DTYPES[loop.addend], device=device)
+    for _ in range(loop.terms):
+        total += addend.type(DTYPES[loop.sum]) if loop.cast else addend
     return total.item()
 
 

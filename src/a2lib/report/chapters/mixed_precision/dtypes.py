@@ -51,7 +51,7 @@ def table(mixed: Mixed, low: str, caption: str, label: str) -> Table:
     seen = {device: observed(mixed, device, low) for device in devices}
     lines = [
         [tensor, expected(tensor, low), why,
-         *(seen[device].get(tensor, MISSING) for device in devices), *([] if devices else [MISSING])]
+         *(seen[device].get(tensor, MISSING) for device in devices), *[MISSING][bool(devices):]]
         for tensor, (_, why) in RULES.items()
     ]  # fmt: skip
     heads = [device_name(device) for device in devices] or ["observed"]
@@ -79,15 +79,11 @@ def differences(mixed: Mixed) -> Markdown:
     """Where a device departs from the lists for CUDA."""
     text = []
     for device in mixed.devices_of("autocast_dtypes"):
-        odd: dict[str, None] = {}
-        n = 0
-        for low in LOWS:
-            for tensor, dtype in observed(mixed, device, low).items():
-                n += 1
-                if dtype != expected(tensor, low):
-                    odd[tensor] = None
+        seen = {low: observed(mixed, device, low) for low in LOWS}
+        pairs = [(tensor, low) for tensor in RULES for low in LOWS if tensor in seen[low]]
+        odd = dict.fromkeys(t for t, low in pairs if seen[low][t] != expected(t, low))
         if not odd:
-            text.append(f"On {named(device)} all {n} dtypes are those of the lists.")
+            text.append(f"On {named(device)} all {len(pairs)} dtypes are those of the lists.")
         else:
             text.append(f"On {named(device)} the lists for CUDA do not hold for "
                         f"{listed(list(odd))}{_cpu(device)}.")  # fmt: skip
@@ -112,8 +108,8 @@ def wrong(mixed: Mixed) -> Markdown:
     rows = pick(mixed.reference, table="dtypes")
     seen = observed(mixed, PUBLISHED, "fp16")
     text = [
-        f"the writeup on {r.device} has {r.answer} for the {_plain(r.item)}, which "
-        f"{'was' if r.item in seen else 'by the lists'} {_right(seen, r.item)}"
+        f"the writeup on {r.device} has {r.answer} for the {_plain(r.item)}, where "
+        f"{'we observe' if r.item in seen else 'the lists have'} {_right(seen, r.item)}"
         for r in rows.itertuples() if r.answer != _right(seen, r.item)
     ]  # fmt: skip
     if not text:

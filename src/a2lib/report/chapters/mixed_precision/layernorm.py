@@ -35,15 +35,17 @@ def limits(caption: str, label: str) -> Table:
 
 
 def table(mixed: Mixed, caption: str, label: str) -> Table:
-    """Every quantity by dtype beside float64; what is wrong is bold."""
+    """Every quantity by dtype; what is wrong, against float64 on that dtype's own inputs, is bold.
+
+    The column of float64 is that of the first dtype's inputs.
+    """
     rows = mixed.best("layernorm")
     lines = []
-    for (quantity, setting), group in rows.groupby(["quantity", "setting"], sort=False):
+    for (quantity, setting), group in _sorted(rows).groupby(["quantity", "setting"], sort=False):
         found = {r.dtype: r for r in group.itertuples()}
         cells = [_cell(found[d]) if d in found else "–" for d in DTYPES]
-        truth = next((r.truth for r in found.values() if r.truth), "")
+        truth = next((found[d].truth for d in DTYPES if d in found and found[d].truth), "")
         lines.append([quantity, setting, f"{float(truth):.4g}" if truth else "–", *cells])
-    lines.sort(key=lambda line: _order(*line[:2]))
     columns = ["quantity", "input", "float64", *DTYPES]
     frame = pd.DataFrame(lines, columns=columns)
     return Table(frame, caption, label, left=2, keys=2)
@@ -78,15 +80,14 @@ def sentence(mixed: Mixed) -> Markdown:
 def stored(mixed: Mixed) -> Markdown:
     """What rounding the input alone does to its variance, at the largest mean measured."""
     rows = pick(mixed.best("layernorm"), quantity="variance of the stored input")
-    means = [s for s in rows["setting"].unique()]
-    if not means:
+    if not len(rows):
         return Markdown(f"The rounding of the input alone is {MISSING}.")
-    last = max(means, key=lambda s: float(s.split()[1]))
+    last = _sorted(rows)["setting"].iloc[-1]
     mean = float(last.split()[1])
     text = [
         f"{r.dtype}, whose numbers there are {decimal(FORMATS[r.dtype].spacing(int(mean)))} apart, "
         f"by {style.digits(100 * error)} %"
-        for r in pick(rows, setting=last).itertuples() if (error := _error(r)) is not None
+        for r in _sorted(pick(rows, setting=last)).itertuples() if (error := _error(r)) is not None
     ]  # fmt: skip
     return Markdown(
         f"No accumulator mends what the input has lost. At a mean of {mean:g} the variance of the "
@@ -110,13 +111,13 @@ def repaired(mixed: Mixed) -> Markdown:
 
 def eps(mixed: Mixed) -> Markdown:
     """What is left of eps in fp16."""
-    rows = pick(mixed.best("layernorm"), quantity="eps", dtype="fp16")
+    rows = _sorted(pick(mixed.best("layernorm"), quantity="eps", dtype="fp16"))
     gone = [r.setting for r in rows.itertuples() if r.status == "ok" and float(r.result) == 0]
     kept = [r.setting for r in rows.itertuples() if r.status == "ok" and float(r.result) > 0]
     f = FORMATS["fp16"]
     text = (
-        f"An eps below half the smallest number, {_power(f.smallest / 2)}, is 0 in fp16; from there "
-        f"to {_power(f.smallest_normal)} it is held with fewer bits."
+        f"An eps below half the smallest number, {_power(f.smallest / 2)}, is 0 in fp16; from "
+        f"there to {_power(f.smallest_normal)} it is held with fewer bits."
     )
     if gone and kept:
         text += f" Of those tried {listed(gone)} became 0 and {listed(kept)} did not."
@@ -125,7 +126,7 @@ def eps(mixed: Mixed) -> Markdown:
 
 def _failures(rows: pd.DataFrame, quantity: str, dtype: str) -> list[str]:
     """The settings at which ``quantity`` is wrong in ``dtype``."""
-    return [r.setting for r in pick(rows, quantity=quantity, dtype=dtype).itertuples()
+    return [r.setting for r in _sorted(pick(rows, quantity=quantity, dtype=dtype)).itertuples()
             if r.status == "ok" and _is_wrong(r)]  # fmt: skip
 
 
@@ -149,12 +150,18 @@ def _cell(row) -> str:
     return f"**{text}**" if _is_wrong(row) else text
 
 
-def _order(quantity: str, setting: str) -> tuple:
-    """Quantities by their first word's group, settings by their number."""
+def _sorted(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows by quantity, then by the number of their setting, then by dtype."""
     groups = ("variance of", "variance, one pass", "variance, two", "mean, added", "mean of", "eps",
               "constant", "layer_norm", "largest")  # fmt: skip
-    group = next((i for i, g in enumerate(groups) if quantity.startswith(g)), len(groups))
-    return group, quantity.endswith("fp32"), float(setting.split()[-1])
+
+    def place(row) -> tuple:
+        group = next((i for i, g in enumerate(groups) if row.quantity.startswith(g)), len(groups))
+        number = float(row.setting.split()[-1])
+        return group, row.quantity.endswith("fp32"), number, DTYPES.index(row.dtype)
+
+    order = sorted(rows.itertuples(), key=place)
+    return rows.loc[[row.Index for row in order]]
 
 
 def _power(x) -> str:

@@ -44,6 +44,10 @@ class Mixed:
         found = self.devices_of(table)
         return self.of(table, found[0]) if found else self.tables[table]
 
+    def observed(self) -> pd.DataFrame:
+        """The rows of all three tables together, for what is said of their runs."""
+        return pd.concat([self.tables[name][["run"]] for name in TABLES])
+
     def sheet(self, quantity: str) -> float:
         """What the maker states of the published GPU."""
         row = metrics.row_of(self.devices, device=data.PUBLISHED, quantity=quantity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from a2lib.report import metrics, style
+from a2lib.report import metrics, provenance, style
 from a2lib.report.chapters.mixed_precision.rows import MISSING, PRECISIONS, Mixed, listed, named
 from a2lib.report.data import PUBLISHED
 from a2lib.report.metrics import pick
@@ -127,12 +127,14 @@ def trend(mixed: Mixed) -> Markdown:
                 continue
             values = [gain for _, gain in made]
             grows = "growing with every size" if values == sorted(values) else "not at every step"
-            text.append(f"at {style.tokens(context)} tokens, {pass_}, from {values[0]:.2f}× "
-                        f"({made[0][0]}) to {values[-1]:.2f}× ({made[-1][0]}), {grows}")  # fmt: skip
+            text.append(
+                f"at {style.tokens(context)} tokens, {pass_}, from {values[0]:.2f}× ({made[0][0]}) "
+                f"to {values[-1]:.2f}× ({made[-1][0]}), {grows}"
+            )
     if not text:
         return Markdown(
-            f"The times of whole models in each precision are {MISSING} on {named(PUBLISHED)}; what "
-            "follows is the estimate."
+            f"The times of whole models in each precision are {MISSING} on {named(PUBLISHED)}; "
+            "what follows is the estimate."
         )
     return Markdown(f"The gain of bf16 over fp32: {'; '.join(text)}.")
 
@@ -187,6 +189,33 @@ def published(mixed: Mixed, caption: str, label: str) -> Table:
     for pass_ in PASSES:
         columns += [f"{pass_} fp32 (ms)", f"{pass_} bf16 (ms)", f"{pass_} gain"]
     return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2, keys=3)
+
+
+def published_trend(mixed: Mixed) -> Markdown:
+    """Where the published times have bf16 slower than fp32, and where most gained."""
+    rows = pick(mixed.reference, table="times")
+    made = {}
+    for (device, model, context, pass_), group in rows.groupby(
+        ["device", "model", "context", "pass"], sort=False
+    ):
+        times = [metrics.time_of(group, precision=p) for p in ("fp32", "bf16")]
+        made[device, model, int(context), pass_] = times[0] / times[1]
+    slower = [key for key, gain in made.items() if gain < 1]
+    (device, model, context, pass_), gain = max(made.items(), key=lambda item: item[1])
+    models = [name for name in MODELS if any(name == key[1] for key in slower)]
+    return Markdown(
+        f"As published, bf16 is slower than fp32 in {len(slower)} of {len(made)} cases "
+        f"({listed(models)}), and gains most, {gain:.2f}×, in the {pass_} of {model} at "
+        f"{style.tokens(context)} tokens on {device}."
+    )
+
+
+def source(mixed: Mixed) -> Markdown:
+    """The line under the tables of whole models."""
+    rows = steps(mixed)
+    if "run" not in rows:
+        return Markdown(provenance.block("No rows yet."))
+    return provenance.source(rows, mixed.runs)
 
 
 def _found(rows: pd.DataFrame, model: str, context: int, pass_: str) -> dict:

@@ -40,7 +40,7 @@ COLUMNS = {
     "addend_dtype": Column(TEXT, "of what is added to it"),
     "cast": Column(TRUTH, "whether the program converts the addend itself: `true`, `false`"),
     "terms": Column(WHOLE, "how many are added"),
-    "step": Column(TEXT, "what is added, before it is rounded to `addend_dtype`"),
+    "addend": Column(TEXT, "what is added, before it is rounded to `addend_dtype`"),
     "autocast": Column(TEXT, "`fp16`, `bf16`, or `none`, outside of autocast"),
     "quantity": Column(TEXT, "what was looked at, in words"),
     "setting": Column(
@@ -81,7 +81,7 @@ COLUMNS = {
     "exp_percent": Column(NUMBER, "of what the units of the exponentials sustain"),
     "issue_percent": Column(NUMBER, "of the instructions that can be issued"),
     "warps_percent": Column(NUMBER, "of the warps that can be resident"),
-    "result": Column(TEXT, "what came out, in decimals; `inf` and `nan` by name"),
+    "computed": Column(TEXT, "what came out, in decimals; `inf` and `nan` by name"),
     "truth": Column(TEXT, "what float64 gives"),
     "observed": Column(TEXT, "the dtype it had"),
     "note": Column(TEXT, "the reason where something is missing"),

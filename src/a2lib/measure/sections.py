@@ -135,8 +135,8 @@ _MIXED = "a2lib.experiments.mixed_precision.handlers"
 
 ACCUMULATION = Section(
     "accumulation",
-    ("sum_dtype", "addend_dtype", "cast", "terms", "step"),
-    ("result", "note"),
+    ("sum_dtype", "addend_dtype", "cast", "terms", "addend"),
+    ("computed", "note"),
     timed=False,
     handler=f"{_MIXED}:accumulate",
     notebook="mixed_precision",
@@ -170,7 +170,7 @@ AUTOCAST_DTYPES = Section(
 LAYERNORM = Section(
     "layernorm",
     ("quantity", "setting", "dtype", "features"),
-    ("result", "truth", "note"),
+    ("computed", "truth", "note"),
     timed=False,
     handler=f"{_MIXED}:normalise",
     notebook="mixed_precision",

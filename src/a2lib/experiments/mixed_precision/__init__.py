@@ -77,7 +77,7 @@ def loop_key(loop: Loop) -> dict[str, object]:
         "addend_dtype": loop.addend,
         "cast": loop.cast,
         "terms": loop.terms,
-        "step": loop.step,
+        "addend": loop.step,
     }
 
 
@@ -105,7 +105,7 @@ def accumulate(run: Run) -> None:
     body = []
     for loop in run.parameters.loops:
         row = rows.get(identity(ACCUMULATION, loop_key(loop)))
-        got = row["result"] or row["status"] if row else "-"
+        got = row["computed"] or row["status"] if row else "-"
         expected = decimal(loop.result())
         same = "yes" if got == expected else "no"
         body.append([_name(loop), got, expected, same, decimal(loop.result() - loop.exact)])
@@ -133,7 +133,7 @@ def normalise(run: Run) -> None:
         row = rows.get(identity(LAYERNORM, key))
         if row is not None:
             names = [str(key[c]) for c in ("quantity", "setting", "dtype")]
-            body.append([*names, row["result"] or row["status"], row["truth"]])
+            body.append([*names, row["computed"] or row["status"], row["truth"]])
     print(table(body, ["quantity", "input", "dtype", "result", "float64"]))
 
 

@@ -16,7 +16,7 @@ from a2lib.experiments.harness.worker import Job
 from a2lib.theory.floating import Loop, decimal
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_LOOP = ("sum_dtype", "addend_dtype", "terms", "step", "cast")
+_LOOP = ("sum_dtype", "addend_dtype", "terms", "addend", "cast")
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.float64: "fp64"}
 
 
@@ -43,7 +43,7 @@ def accumulate(job: Job) -> None:
     """The wanted accumulation loops."""
     for key in _wanted(job):
         result = running_sum(Loop(*(key[column] for column in _LOOP)), job.device)
-        job.put({**key, "status": "ok", "result": decimal(Fraction(result))})
+        job.put({**key, "status": "ok", "computed": decimal(Fraction(result))})
 
 
 def running_sum(loop: Loop, device: str) -> float:
@@ -87,8 +87,8 @@ def observed_dtypes(low: str, device: str, seed: int) -> dict[str, str]:
 def normalise(job: Job) -> None:
     """The wanted parts of a layer norm."""
     for key in _wanted(job):
-        result, truth = part(key, job.device, job.seed)
-        shown = {"result": f"{result:.9g}", "truth": f"{truth:.9g}"}
+        computed, truth = part(key, job.device, job.seed)
+        shown = {"computed": f"{computed:.9g}", "truth": f"{truth:.9g}"}
         job.put({**key, "status": "ok", **shown})
 
 

@@ -112,8 +112,8 @@ def repaired(mixed: Mixed) -> Markdown:
 def eps(mixed: Mixed) -> Markdown:
     """What is left of eps in fp16."""
     rows = _sorted(pick(mixed.best("layernorm"), quantity="eps", dtype="fp16"))
-    gone = [r.setting for r in rows.itertuples() if r.status == "ok" and float(r.result) == 0]
-    kept = [r.setting for r in rows.itertuples() if r.status == "ok" and float(r.result) > 0]
+    gone = [r.setting for r in rows.itertuples() if r.status == "ok" and float(r.computed) == 0]
+    kept = [r.setting for r in rows.itertuples() if r.status == "ok" and float(r.computed) > 0]
     f = FORMATS["fp16"]
     text = (
         f"An eps below half the smallest number, {_power(f.smallest / 2)}, is 0 in fp16; from "
@@ -137,7 +137,7 @@ def _is_wrong(row) -> bool:
 
 def _error(row) -> float | None:
     """The relative error, absolute where the truth is 0; None where the result is no number."""
-    result, truth = float(row.result), float(row.truth)
+    result, truth = float(row.computed), float(row.truth)
     if not math.isfinite(result):
         return None
     return abs(result - truth) / abs(truth) if truth else abs(result)
@@ -146,7 +146,7 @@ def _error(row) -> float | None:
 def _cell(row) -> str:
     if row.status != "ok":
         return style.STATUS[row.status]
-    text = f"{float(row.result):.4g}"
+    text = f"{float(row.computed):.4g}"
     return f"**{text}**" if _is_wrong(row) else text
 
 

@@ -180,14 +180,14 @@ def _measured(mixed: Mixed, loop: Loop, device: str) -> str:
     cast = "true" if loop.cast else "false"
     found = rows[
         (rows["sum_dtype"] == loop.sum) & (rows["addend_dtype"] == loop.addend)
-        & (rows["cast"] == cast) & (rows["terms"] == loop.terms) & (rows["step"] == loop.step)
+        & (rows["cast"] == cast) & (rows["terms"] == loop.terms) & (rows["addend"] == loop.step)
     ]  # fmt: skip
     if not len(found):
         return MISSING
     row = found.iloc[0]
     if row["status"] != "ok":
         return style.STATUS[row["status"]]
-    return "equal" if row["result"] == decimal(loop.result()) else row["result"]
+    return "equal" if row["computed"] == decimal(loop.result()) else row["computed"]
 
 
 def _item(loop: Loop) -> str:

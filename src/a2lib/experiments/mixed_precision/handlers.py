@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.mixed_precision.settings import TENSORS
 from a2lib.theory.floating import Loop, decimal
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -81,7 +82,7 @@ def observed_dtypes(low: str, device: str, seed: int) -> dict[str, str]:
         found[f"gradient of the {name}"] = found[name].grad
     for name, weight in model.named_parameters():
         found[f"gradient of {name}"] = weight.grad
-    return {name: NAMES[tensor.dtype] for name, tensor in found.items() if tensor is not None}
+    return {name: NAMES[found[name].dtype] for name in TENSORS}
 
 
 def normalise(job: Job) -> None:

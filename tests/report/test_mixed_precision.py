@@ -2,6 +2,7 @@
 
 import ast
 import re
+from fractions import Fraction
 
 import pandas as pd
 import pytest
@@ -110,9 +111,8 @@ def test_the_error_has_two_parts():
         assert error == addend + summing == loop.result() - 10
     loop = sums.of("fp32", "bf16")
     assert sums.parts(loop)[2] == 0
-    # 0.01 in bf16 is 41 / 4096.
-    assert sums.parts(loop)[0] == 1000 * (loop.held - sums.parts(loop)[0].__class__(1, 100))
-    assert loop.held * 4096 == 41
+    # 0.01 in bf16 is 41 / 4096, and 41,000 / 4096 is 10 and 5 / 512.
+    assert loop.held == Fraction(41, 4096) and sums.parts(loop)[0] == Fraction(5, 512)
 
 
 def test_bf16_is_behind_fp16_in_every_sum_as_the_page_says():
@@ -137,7 +137,8 @@ def test_the_walk_says_what_an_addition_adds():
 
 def test_the_stalls_in_words():
     text = str(sums.stalls())
-    assert text.startswith("The fp16 sum of 1,000 × 0.01 would stall at 32, which it does not reach;")
+    start = "The fp16 sum of 1,000 × 0.01 would stall at 32, which it does not reach;"
+    assert text.startswith(start)
     assert (
         "that of 1,000 × 0.01 in bf16 stalls at 4 after 350 additions: numbers there are 0.03125 "
         "apart, and 0.010009765625 is less than half of it"
@@ -147,7 +148,8 @@ def test_the_stalls_in_words():
 
 
 def test_published_sums_are_compared_to_the_digits_printed(empty):
-    assert re.match(r"3 public writeups print 17 results .*; 17 of them", str(sums.published(empty)))
+    text = str(sums.published(empty))
+    assert re.match(r"3 public writeups print 17 results .*; 17 of them", text)
     answers = empty.reference["answer"]
     empty.reference["answer"] = answers.where(answers != "9.9531", "9.9533")
     assert "; 15 of them are" in str(sums.published(empty))
@@ -162,9 +164,9 @@ def test_the_figure_is_readable_on_a_phone_and_the_same_twice():
 
 def autocast_rows(low, **over):
     return [
-        {"autocast": low, "quantity": tensor, "observed": over.get(tensor, dtypes.expected(tensor, low))}
-        for tensor in dtypes.RULES
-    ]  # fmt: skip
+        {"autocast": low, "quantity": name, "observed": over.get(name, dtypes.expected(name, low))}
+        for name in dtypes.RULES
+    ]
 
 
 def test_the_six_dtypes_are_the_observed_ones(mixed, empty):
@@ -172,15 +174,16 @@ def test_the_six_dtypes_are_the_observed_ones(mixed, empty):
     assert said in str(dtypes.sentence(empty)) and MISSING in str(dtypes.sentence(empty))
     made = mixed(autocast_dtypes=autocast_rows("fp16", **{"ln output": "fp16"}))
     assert str(dtypes.sentence(made)) == (
-        "Observed on the NVIDIA H200, under autocast to fp16: parameters fp32, output of `fc1` fp16,"
-        " output of `ln` fp16, logits fp16, loss fp32, gradients of the parameters fp32."
+        "Observed on the NVIDIA H200, under autocast to fp16: parameters fp32, output of `fc1` "
+        "fp16, output of `ln` fp16, logits fp16, loss fp32, gradients of the parameters fp32."
     )
     assert "do not hold for ln output." in str(dtypes.differences(made))
 
 
 def test_devices_that_follow_the_lists_are_said_to(mixed):
     made = mixed(autocast_dtypes=autocast_rows("fp16") + autocast_rows("bf16"))
-    assert str(dtypes.differences(made)) == "On the NVIDIA H200 all 26 dtypes are those of the lists."
+    text = str(dtypes.differences(made))
+    assert text == "On the NVIDIA H200 all 26 dtypes are those of the lists."
 
 
 def test_a_cpu_is_shown_beside_and_is_not_the_answer(mixed):
@@ -193,7 +196,7 @@ def test_a_cpu_is_shown_beside_and_is_not_the_answer(mixed):
 
 def test_wrong_published_dtypes_are_named(empty, mixed):
     text = str(dtypes.wrong(empty))
-    assert "2 differ: the writeup on H800 PCIe has fp32 for the logits, where the lists have" in text
+    assert "2 differ: the writeup on H800 PCIe has fp32 for the logits, where the lists" in text
     assert "the writeup on A100 40 GB has fp16 for the loss, where the lists have fp32" in text
     made = mixed(autocast_dtypes=autocast_rows("fp16", **{"loss: cross-entropy": "fp16"}))
     assert "4 differ" in str(dtypes.wrong(made)) and "we observe fp16" in str(dtypes.wrong(made))
@@ -220,8 +223,8 @@ def test_the_parts_of_layer_norm_by_value(mixed):
         norm_row("eps", "1e-05", "fp16", "1.001e-05", "1e-05"),
     ])  # fmt: skip
     assert str(layernorm.sentence(made)) == (
-        "On the NVIDIA H200: the variance in one pass, $E[x^2] - E[x]^2$, is wrong in fp16 for mean "
-        "100 and mean 300; the variance in two passes is right in all three dtypes; the mean of "
+        "On the NVIDIA H200: the variance in one pass, $E[x^2] - E[x]^2$, is wrong in fp16 for "
+        "mean 100 and mean 300; the variance in two passes is right in all three dtypes; the mean of "
         "squares is wrong in fp16 for scale 300."
     )
     assert str(layernorm.repaired(made)).startswith("Of the 2 variances that one pass gets wrong")
@@ -229,8 +232,8 @@ def test_the_parts_of_layer_norm_by_value(mixed):
     # Numbers of bf16 from 256 to 512 are 2 apart.
     assert "bf16, whose numbers there are 2 apart, by 25.0 %" in str(layernorm.stored(made))
     assert str(layernorm.eps(made)).endswith("Of those tried 1e-08 became 0 and 1e-05 did not.")
-    frame = layernorm.table(made, "L", "tab-l").frame
-    line = frame[(frame["quantity"] == "variance, one pass") & (frame["input"] == "mean 100")].iloc[0]
+    lines = cells(layernorm.table(made, "L", "tab-l"), quantity="variance, one pass")
+    line = lines[lines["input"] == "mean 100"].iloc[0]
     assert line.tolist()[2:] == ["1", "–", "**0**", "1.09"]
 
 

@@ -1,4 +1,4 @@
-"""Exact floating point against PyTorch on the CPU, bit for bit, and against numbers made by hand."""
+"""Exact floating point against PyTorch on the CPU, bit for bit, and against numbers by hand."""
 
 from fractions import Fraction
 

@@ -68,8 +68,8 @@ FORMATS = {f.name: f for f in (FP32, FP16, BF16)}
 
 @dataclass(frozen=True)
 class Loop:
-    """Add ``terms`` times the decimal ``step``, held in the format ``addend``, to a sum of the format
-    ``sum`` that starts at 0.
+    """Add ``terms`` times the decimal ``step``, held in the format ``addend``, to a sum that starts
+    at 0 and is held in the format ``sum``.
 
     With ``cast`` the program converts the addend to the sum's format itself, which adds no rounding
     where the sum's format has all numbers of the addend's.

@@ -15,6 +15,8 @@ BATCH = 4
 MODELS = tuple(name for name in SIZES if name != "8B")  # that one is the leaderboard's of 2026
 CONTEXT = 512
 PASSES = ("forward", "backward")
+MODES = ("train-step", "forward-backward", "forward")
+KEY = ("model", "context", "mode", "precision", "phase")
 # How often an eager forward reads or writes, in fp32, per element of: the residual stream (two
 # norms of 7, two additions of 3), the FFN's hidden vector (silu 2, product 3), the scores.
 TRAVERSALS = {"residual": 20, "hidden": 5, "scores": 12}
@@ -71,23 +73,18 @@ def expected(mixed: Mixed, caption: str, label: str, context: int = CONTEXT) -> 
 
 
 def steps(mixed: Mixed) -> pd.DataFrame:
-    """The benchmark's rows that compare precisions: eager, not compiled, batch 4, of the mode that
-    has most of them in bf16; with `context` a number."""
+    """The benchmark's rows that compare precisions: eager, not compiled, batch 4, after the longest
+    warm-up; of forward and backward."""
     rows = mixed.steps
     if not len(rows):
-        return pd.DataFrame(columns=["model", "context", "precision", "phase", "status", "ms"])
+        return pd.DataFrame(columns=[*KEY, "status", "ms"])
     plain = rows[
         (rows["attention"] == "eager") & (rows["compile"] == "none")
         & (rows["capture"].astype(str).str.lower() == "false")
         & (rows["batch"].astype(int) == BATCH) & rows["phase"].isin(PASSES)
     ]  # fmt: skip
-    low = plain[(plain["precision"] == "bf16") & plain["ms"].notna()]
-    modes = [m for m in ("forward-backward", "train-step") if (plain["mode"] == m).any()]
-    if not modes:
-        return plain.iloc[:0]
-    best = max(modes, key=lambda m: (low["mode"] == m).sum())
-    chosen = plain[plain["mode"] == best]
-    return chosen.assign(context=chosen["context"].astype(int))
+    plain = plain.sort_values("warmup").drop_duplicates(list(KEY), keep="last")
+    return plain.assign(context=plain["context"].astype(int))
 
 
 def table(mixed: Mixed, pass_: str, caption: str, label: str) -> Table:
@@ -140,21 +137,23 @@ def trend(mixed: Mixed) -> Markdown:
 
 
 def hosts(mixed: Mixed) -> Markdown:
-    """Which of the measured bf16 passes are the host's time."""
+    """Which of the bf16 times in the tables are the host's."""
     rows = steps(mixed)
-    if "ms_host" not in rows:
+    known = [
+        (model, row)
+        for model in MODELS for context in sorted(rows["context"].unique()) for pass_ in PASSES
+        if (row := _found(rows, model, context, pass_).get("bf16")) and row.status == "ok"
+        and not pd.isna(row.ms_host)
+    ]  # fmt: skip
+    if not known:
         return Markdown(f"Whether the host or the GPU sets these times is {MISSING}.")
-    known = rows[(rows["precision"] == "bf16") & rows["ms"].notna() & rows["ms_host"].notna()]
-    if not len(known):
-        return Markdown(f"Whether the host or the GPU sets these times is {MISSING}.")
-    bound = known[known["ms_host"] >= HOST * known["ms"]]
+    bound = [model for model, row in known if row.ms_host >= HOST * row.ms]
     text = (
         f"In bf16 the host takes {HOST:.0%} of the time or more in {len(bound)} of {len(known)} "
         "rows"
     )
-    if len(bound):
-        names = [name for name in MODELS if name in set(bound["model"])]
-        text += f" ({listed(names)}): there faster products gain nothing"
+    if bound:
+        text += f" ({listed(list(dict.fromkeys(bound)))}): there faster products gain nothing"
     return Markdown(f"{text}.")
 
 
@@ -176,9 +175,7 @@ def published(mixed: Mixed, caption: str, label: str) -> Table:
     """The gains that public writeups report, computed from the times they print."""
     rows = pick(mixed.reference, table="times")
     lines = []
-    for (device, model, context), group in rows.groupby(
-        ["device", "model", "context"], sort=False
-    ):
+    for (device, model, context), group in rows.groupby(["device", "model", "context"], sort=False):
         cells = []
         for pass_ in PASSES:
             times = {p: metrics.time_of(group, precision=p, pass_=pass_) for p in ("fp32", "bf16")}
@@ -219,9 +216,11 @@ def source(mixed: Mixed) -> Markdown:
 
 
 def _found(rows: pd.DataFrame, model: str, context: int, pass_: str) -> dict:
-    """Precision -> its row."""
+    """Precision -> its row, all of one mode: the first that has both fp32 and bf16."""
     mine = rows[(rows["model"] == model) & (rows["context"] == context) & (rows["phase"] == pass_)]
-    return {r.precision: r for r in mine.itertuples()}
+    by_mode = [{r.precision: r for r in pick(mine, mode=mode).itertuples()} for mode in MODES]
+    both = [found for found in by_mode if _has(found, "fp32") and _has(found, "bf16")]
+    return next(iter([*both, *filter(None, by_mode)]), {})
 
 
 def _has(found: dict, precision: str) -> bool:

@@ -129,6 +129,7 @@ def published(mixed: Mixed) -> Markdown:
 
 def figure() -> Chart:
     """The running sums against the additions, one panel for 0.01 and one for 0.001."""
+
     def draw(fig):
         axes = fig.subplots(2, 1)
         for ax, terms in zip(axes, (1000, 10_000), strict=True):

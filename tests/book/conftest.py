@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from a2lib.measure.sections import notebooks
 from a2lib.paths import ROOT
 
 EMPTY_NOTEBOOK = {
@@ -33,7 +34,7 @@ class Book:
         for file in ("_config.yml", "_toc.yml"):
             shutil.copy(ROOT / file, root)
         (root / "notebooks").mkdir()
-        for notebook in ("flash.ipynb",):
+        for notebook in [f"{name}.ipynb" for name in notebooks()]:
             if (ROOT / "notebooks" / notebook).is_file():
                 shutil.copy(ROOT / "notebooks" / notebook, root / "notebooks")
             else:

@@ -5,12 +5,15 @@ from a2lib.measure.lock import DeviceBusy, DeviceLock
 from a2lib.measure.memory import peak_bytes
 from a2lib.measure.runs import read_runs, start_run
 from a2lib.measure.sections import (
+    ACCUMULATION,
+    AUTOCAST_DTYPES,
     CEILING,
     COMMON,
     FLASH,
     FLASH_ACCURACY,
     FLASH_COUNTERS,
     FLASH_PROTOCOL,
+    LAYERNORM,
     SECTIONS,
     STATUSES,
     Section,
@@ -19,12 +22,15 @@ from a2lib.measure.store import Store, StoreError, read_section
 from a2lib.measure.timing import Timing, time_call, time_many
 
 __all__ = [
+    "ACCUMULATION",
+    "AUTOCAST_DTYPES",
     "CEILING",
     "COMMON",
     "FLASH",
     "FLASH_ACCURACY",
     "FLASH_COUNTERS",
     "FLASH_PROTOCOL",
+    "LAYERNORM",
     "SECTIONS",
     "STATUSES",
     "DeviceBusy",

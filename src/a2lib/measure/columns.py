@@ -36,6 +36,19 @@ COLUMNS = {
     "launch": Column(WHOLE, "0, 1, ... for the kernels of a pass, in order"),
     "operation": Column(TEXT, "`matmul` of two square matrices, or `copy`"),
     "size": Column(WHOLE, "of a matrix's side; of a copy in bytes read, as many are written"),
+    "sum_dtype": Column(TEXT, "of the running sum: `bf16`, `fp16`, `fp32`"),
+    "addend_dtype": Column(TEXT, "of what is added to it"),
+    "cast": Column(TRUTH, "whether the program converts the addend itself: `true`, `false`"),
+    "terms": Column(WHOLE, "how many are added"),
+    "addend": Column(TEXT, "what is added, before it is rounded to `addend_dtype`"),
+    "autocast": Column(TEXT, "`fp16`, `bf16`, or `none`, outside of autocast"),
+    "quantity": Column(TEXT, "what was looked at, in words"),
+    "setting": Column(
+        TEXT,
+        "random numbers of variance 1 with a mean of so much (`mean`) or multiplied by so much"
+        " (`scale`), or the value of eps",
+    ),
+    "features": Column(WHOLE, "how many numbers a layer norm normalises"),
     # What came of it.
     "peak_bytes": Column(WHOLE, "peak memory beyond what was allocated on entry"),
     "ms_graph": Column(
@@ -68,6 +81,9 @@ COLUMNS = {
     "exp_percent": Column(NUMBER, "of what the units of the exponentials sustain"),
     "issue_percent": Column(NUMBER, "of the instructions that can be issued"),
     "warps_percent": Column(NUMBER, "of the warps that can be resident"),
+    "computed": Column(TEXT, "what came out, in decimals; `inf` and `nan` by name"),
+    "truth": Column(TEXT, "what float64 gives"),
+    "observed": Column(TEXT, "the dtype it had"),
     "note": Column(TEXT, "the reason where something is missing"),
     # The same in all.
     "status": Column(TEXT, "`ok`, `oom`, `unsupported`, `error`"),

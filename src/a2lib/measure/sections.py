@@ -131,7 +131,71 @@ CEILING = Section(
     pages=("flash",),
 )
 
-SECTIONS = {s.name: s for s in (FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, FLASH_COUNTERS, CEILING)}
+_MIXED = "a2lib.experiments.mixed_precision.handlers"
+
+ACCUMULATION = Section(
+    "accumulation",
+    ("sum_dtype", "addend_dtype", "cast", "terms", "addend"),
+    ("computed", "note"),
+    timed=False,
+    handler=f"{_MIXED}:accumulate",
+    notebook="mixed_precision",
+    pages=("mixed_precision",),
+    answers=(
+        Answer(
+            "mixed_precision_accumulation · 25, 26",
+            "Sums of small numbers",
+            "mixed-precision-accumulation",
+        ),
+    ),
+)
+
+AUTOCAST_DTYPES = Section(
+    "autocast_dtypes",
+    ("autocast", "quantity"),
+    ("observed", "note"),
+    timed=False,
+    handler=f"{_MIXED}:observe",
+    notebook="mixed_precision",
+    pages=("mixed_precision",),
+    answers=(
+        Answer(
+            "benchmarking_mixed_precision (a) · 25, 26",
+            "Dtypes under autocast",
+            "mixed-precision-dtypes",
+        ),
+    ),
+)
+
+LAYERNORM = Section(
+    "layernorm",
+    ("quantity", "setting", "dtype", "features"),
+    ("computed", "truth", "note"),
+    timed=False,
+    handler=f"{_MIXED}:normalise",
+    notebook="mixed_precision",
+    pages=("mixed_precision",),
+    answers=(
+        Answer(
+            "benchmarking_mixed_precision (b) · 25, 26",
+            "What layer norm needs",
+            "mixed-precision-layernorm",
+        ),
+        Answer(
+            "benchmarking_mixed_precision (c) · 25, 26",
+            "The gain by model size",
+            "mixed-precision-speed",
+        ),
+    ),
+)
+
+SECTIONS = {
+    s.name: s
+    for s in (
+        *(FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, FLASH_COUNTERS, CEILING),
+        *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
+    )
+}
 
 
 def notebooks() -> tuple[str, ...]:

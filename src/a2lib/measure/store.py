@@ -186,8 +186,9 @@ def check_row(section: Section, row: Row) -> None:
         if measured:
             raise ValueError(f"{measured[0]} is given, but status is {row['status']}, not ok")
         return
-    if not section.timed and not any(row[column] for column in results):
-        raise ValueError(f"status is ok but {', '.join(results)} are blank")
+    needed = results or [column for column in section.values if column != "note"]
+    if not section.timed and not any(row[column] for column in needed):
+        raise ValueError(f"status is ok but {', '.join(needed)} are blank")
     for column in (*TIMES, *(c for c in results if c.startswith("ms_"))):
         text = row[column]
         if not text and not (column == "ms" and section.timed):

@@ -1,0 +1,64 @@
+"""The chapter's rows, loaded once, and the words that every part of it uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from a2lib.measure.sections import SECTIONS
+from a2lib.report import data, metrics, style
+
+TABLES = ("accumulation", "autocast_dtypes", "layernorm")
+COMMAND = "papermill notebooks/mixed_precision.ipynb"
+MISSING = "not measured yet"
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+class Mixed:
+    """What the chapter shows: the `tables` of every device, the benchmark's rows, references."""
+
+    def __init__(self, roots: list[Path] | None = None):
+        self.tables = {name: data.load(name, roots) for name in TABLES}
+        # Another chapter's section, which a checkout need not have yet.
+        steps = data.load("benchmark", roots) if "benchmark" in SECTIONS else pd.DataFrame()
+        self.steps = steps[~steps["local"]] if len(steps) else steps
+        ceiling = data.load("ceiling", roots)
+        self.ceiling_rows = ceiling[~ceiling["local"]]
+        self.runs = data.load_runs(roots)
+        self.reference = data.load_reference("mixed_precision")
+        self.devices = data.load_reference("devices")
+
+    def devices_of(self, table: str) -> list[str]:
+        """The devices that have rows of `table`: the published one, other GPUs, the CPU."""
+        found = self.tables[table]["device"].unique()
+        return sorted(found, key=lambda name: (name != data.PUBLISHED, name == "cpu", name))
+
+    def of(self, table: str, device: str) -> pd.DataFrame:
+        """The rows of `table` of one device, the first root's where two roots have them."""
+        rows = metrics.pick(self.tables[table], device=device)
+        return rows.drop_duplicates(list(SECTIONS[table].key))
+
+    def best(self, table: str) -> pd.DataFrame:
+        """The rows of the first of `devices_of`; none if there is none."""
+        found = self.devices_of(table)
+        return self.of(table, found[0]) if found else self.tables[table]
+
+    def observed(self) -> pd.DataFrame:
+        """The rows of all three tables together, for what is said of their runs."""
+        return pd.concat([self.tables[name][["run"]] for name in TABLES])
+
+    def sheet(self, quantity: str) -> float:
+        """What the maker states of the published GPU."""
+        row = metrics.row_of(self.devices, device=data.PUBLISHED, quantity=quantity)
+        return float(row.value)
+
+
+def named(device: str) -> str:
+    """A device in words."""
+    return "a CPU" if device == "cpu" else f"the {style.device_name(device)}"
+
+
+def listed(words: list[str]) -> str:
+    """Words as a list in a sentence: a, b and c."""
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

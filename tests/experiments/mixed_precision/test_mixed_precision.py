@@ -1,0 +1,143 @@
+"""What the worker observes, on the CPU at the smallest size, and what the cells print of it."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from a2lib.experiments import mixed_precision
+from a2lib.experiments.harness.sweep import identity, plan
+from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.mixed_precision import handlers, settings
+from a2lib.experiments.mixed_precision.handlers import observed_dtypes, part
+from a2lib.measure import ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM, Store, start_run
+from a2lib.theory.floating import decimal
+
+GIVEN = mixed_precision.Parameters(terms=100, features=16)
+DO = {
+    ACCUMULATION: handlers.accumulate,
+    AUTOCAST_DTYPES: handlers.observe,
+    LAYERNORM: handlers.normalise,
+}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Section -> its store, after the handlers did all of ``GIVEN``'s tasks in this process."""
+    data = tmp_path_factory.mktemp("mixed") / "data"
+    run = start_run(command="test", parameters={}, device="cpu", data=data)
+    found = {section: Store(section, "cpu", data=data) for section in DO}
+    for section, store in found.items():
+        for task in mixed_precision.tasks(section, GIVEN):
+            wanted = {name: list(keys) for name, keys in task.rows.items()}
+            DO[section](Job(spec=task.spec, device="cpu", wanted=wanted, run=run, store=store))
+    return found
+
+
+@pytest.mark.parametrize("section", DO, ids=lambda section: section.name)
+def test_each_row_is_asked_for_once_and_stored(section, stores):
+    asked = mixed_precision.tasks(section, GIVEN)
+    keys = [identity(section, key) for task in asked for ks in task.rows.values() for key in ks]
+    stored = [identity(section, row) for row in stores[section].rows()]
+    assert len(set(keys)) == len(keys) and sorted(keys) == sorted(stored)
+    assert {row["status"] for row in stores[section].rows()} == {"ok"}
+    assert plan(asked, stores[section]) == []
+
+
+def test_the_loops_give_what_is_predicted(stores):
+    rows = {identity(ACCUMULATION, row): row for row in stores[ACCUMULATION].rows()}
+    assert len(GIVEN.loops) == 7
+    for loop in GIVEN.loops:
+        row = rows[identity(ACCUMULATION, mixed_precision.loop_key(loop))]
+        assert row["computed"] == decimal(loop.result())
+
+
+def test_the_handouts_loops_are_the_default():
+    loops = mixed_precision.Parameters().loops
+    assert {(loop.terms, loop.step) for loop in loops} == {(1000, "0.01"), (10_000, "0.001")}
+    assert len(set(loops)) == 14
+
+
+@pytest.mark.parametrize("low", ["fp16", "bf16"])
+def test_dtypes_under_the_cpus_autocast(low):
+    found = observed_dtypes(low, "cpu", seed=0)
+    wide = {name for name, dtype in found.items() if dtype == "fp32"}
+    weights = ("fc1.weight", "ln.weight", "fc2.weight")
+    assert wide == {"fc1.weight", "loss: cross-entropy", *(f"gradient of {w}" for w in weights)}
+    assert set(found) == set(settings.TENSORS) and set(found.values()) == {"fp32", low}
+
+
+def test_without_autocast_all_is_fp32():
+    assert set(observed_dtypes("none", "cpu", seed=0).values()) == {"fp32"}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_layer_norm_gives_fp32():
+    assert observed_dtypes("fp16", "cuda", seed=0)["ln output"] == "fp32"
+
+
+def computed(quantity, setting, dtype, features=2560):
+    key = {"quantity": quantity, "setting": setting, "dtype": dtype, "features": features}
+    return part(key, "cpu", seed=0)
+
+
+def test_the_variance_is_lost_in_one_pass_and_kept_in_two():
+    for dtype in ("fp16", "bf16"):
+        got, truth = computed("variance, one pass", "mean 100", dtype)
+        assert abs(got - truth) > 0.5 * truth
+        for quantity in ("variance, two passes", "variance, one pass in fp32"):
+            got, truth = computed(quantity, "mean 100", dtype)
+            assert got == pytest.approx(truth, rel=0.02)
+
+
+def test_squares_leave_the_range_of_fp16_alone():
+    assert computed("mean of squares", "scale 300", "fp16")[0] == math.inf
+    assert computed("mean of squares", "scale 0.0001", "fp16")[0] == 0
+    for setting in ("scale 300", "scale 0.0001"):
+        got, truth = computed("mean of squares", setting, "bf16")
+        assert got == pytest.approx(truth, rel=0.01)
+
+
+def test_a_small_eps_is_nothing_in_fp16():
+    assert computed("eps", "1e-08", "fp16") == (0, 1e-8)
+    assert computed("eps", "1e-05", "fp16")[0] == pytest.approx(1e-5, rel=0.01)
+    assert math.isnan(computed("constant input, normalised", "1e-08", "fp16")[0])
+    assert computed("constant input, normalised", "1e-08", "bf16") == (0, 0)
+
+
+def test_a_mean_added_one_by_one_stalls_in_bf16():
+    got, truth = computed("mean, added one by one", "mean 1", "bf16")
+    assert got < 0.6 * truth
+    assert computed("mean, added one by one", "mean 1", "fp32")[0] == pytest.approx(truth, rel=1e-2)
+
+
+def test_the_stored_input_is_judged_by_the_one_before():
+    got, truth = computed("variance of the stored input", "mean 300", "bf16")
+    same = computed("variance of the stored input", "mean 300", "fp32")
+    assert truth == same[1] and got > 1.1 * truth
+
+
+def test_a_norm_by_hand_is_pytorchs_but_for_rounding():
+    for dtype, error in (("fp32", 1e-5), ("fp16", 0.02), ("bf16", 0.1)):
+        for quantity in settings.ERRORS:
+            got, truth = computed(quantity, "mean 10", dtype, features=64)
+            assert truth == 0 and 0 < got < error
+
+
+def test_seeds_give_other_inputs():
+    key = {"quantity": "variance, two passes", "setting": "mean 0", "dtype": "fp32", "features": 16}
+    assert part(key, "cpu", seed=0) == part(key, "cpu", seed=0) != part(key, "cpu", seed=1)
+
+
+def test_the_figure_has_a_line_for_each_loop_without_a_cast():
+    class Made:
+        parameters = dataclasses.replace(GIVEN, terms=10)
+
+    (ax,) = mixed_precision.draw(Made).axes
+    assert len(ax.lines) == 5
+    assert all(len(line.get_xdata()) == 10 for line in ax.lines)
+
+
+def test_names_of_dtypes():
+    assert handlers.NAMES[torch.float64] == "fp64" and handlers.NAMES[torch.bfloat16] == "bf16"

@@ -1,0 +1,128 @@
+"""Exact floating point against PyTorch on the CPU, bit for bit, and against numbers by hand."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from a2lib.theory import floating
+from a2lib.theory.floating import BF16, FORMATS, FP16, FP32, Format, Loop, binades, decimal
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# Two bits, exponents from -1 to 1: 0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, and no more.
+TOY = Format("toy", 2, -1, 1)
+
+
+@pytest.mark.parametrize("loop", floating.handout_loops(), ids=str)
+def test_every_partial_sum_is_pytorchs(loop):
+    total = torch.tensor(0, dtype=DTYPES[loop.sum])
+    addend = torch.tensor(float(loop.step), dtype=DTYPES[loop.addend])
+    sums = []
+    for _ in range(loop.terms):
+        total += addend.type(DTYPES[loop.sum]) if loop.cast else addend
+        sums.append(total.item())
+    assert tuple(map(Fraction, sums)) == loop.partial_sums()
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_rounding_is_pytorchs(name):
+    made = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (3000,), generator=made).to(torch.int32)
+    near = 10 ** (12 * torch.rand(1000, generator=made) - 8)  # where fp16 has its numbers
+    ties = torch.arange(0, 2**13 + 1) / 2**25  # every second one halfway between subnormals
+    numbers = torch.cat([bits.view(torch.float32), near, -near, ties])
+    numbers = numbers[numbers.isfinite()]
+    finite = overflown = 0
+    for number, expected in zip(numbers, numbers.to(DTYPES[name]), strict=True):
+        exact = Fraction(number.item())
+        if expected.isfinite():
+            assert FORMATS[name].round(exact) == Fraction(expected.item())
+            finite += 1
+        else:
+            with pytest.raises(OverflowError, match=f"infinite in {name}"):
+                FORMATS[name].round(exact)
+            overflown += 1
+    assert finite > 5000 and (overflown > 500) == (name == "fp16")
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_limits_are_pytorchs(name):
+    found, format_ = torch.finfo(DTYPES[name]), FORMATS[name]
+    assert float(format_.largest) == found.max
+    assert float(format_.smallest_normal) == found.smallest_normal
+    assert float(format_.spacing(Fraction(1))) == found.eps
+    tiny = float(format_.smallest)
+    assert torch.tensor(tiny, dtype=DTYPES[name]).double().item() == tiny
+    assert torch.tensor(tiny / 4, dtype=torch.float64).to(DTYPES[name]).item() == 0
+
+
+@pytest.mark.parametrize(
+    "number, rounded",
+    [("0.1", "0"), ("0.125", "0"), ("0.13", "0.25"), ("1.2", "1"), ("1.25", "1"), ("1.75", "2")]
+    + [("2.5", "2"), ("2.6", "3"), ("-1.75", "-2"), ("3", "3"), ("3.4", "3")],
+)
+def test_rounding_by_hand(number, rounded):
+    assert TOY.round(Fraction(number)) == Fraction(rounded)
+
+
+def test_beyond_the_largest_is_an_error():
+    assert TOY.largest == 3 and TOY.smallest == Fraction(1, 4)
+    with pytest.raises(OverflowError, match="3.5 is infinite in toy"):
+        TOY.round(Fraction("3.5"))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("step", ["0.01", "0.001", "1", "0.75", "3", "0.0001"])
+def test_a_sum_stalls_where_it_says_and_not_below(name, step):
+    loop, format_ = Loop(name, name, 1, step), FORMATS[name]
+    stall = loop.stalls_at()
+    assert format_.round(stall + loop.held) == stall
+    below = stall - format_.spacing(stall / 2)
+    assert format_.round(below) == below
+    assert format_.round(below + loop.held) > below
+    half = stall / 2
+    assert format_.round(half + loop.held) > half
+
+
+def test_the_parts_of_a_sum_add_up():
+    for loop in floating.loops_of(1000, "0.01"):
+        sums, parts = loop.partial_sums(), binades(loop)
+        assert sum(part.additions for part in parts) == loop.terms - 1
+        for part in parts:
+            inside = [s for s in sums[:-1] if part.start <= s < 2 * part.start]
+            assert part.additions == len(inside)
+            assert all((s / part.spacing).denominator == 1 for s in inside)
+            assert all((gain / part.spacing).denominator == 1 for gain in part.gains)
+
+
+def test_a_walk_by_hand():
+    # bf16 counts to 256 in ones, where its numbers are two apart and 257 rounds to 256 again.
+    loop = Loop("bf16", "bf16", 300, "1")
+    assert loop.result() == loop.stalls_at() == 256
+    last = binades(loop)[-1]
+    assert (last.start, last.spacing, last.additions, last.gains) == (256, 2, 44, (0,))
+    before = binades(loop)[-2]
+    assert (before.start, before.spacing, before.additions, before.gains) == (128, 1, 128, (1,))
+
+
+def test_an_fp32_sum_of_low_addends_rounds_nothing():
+    for loop in floating.handout_loops():
+        exact = loop.result() == loop.terms * loop.held
+        assert exact == (loop.sum == "fp32" and loop.addend != "fp32")
+
+
+def test_the_formats_are_named():
+    assert [f.name for f in (FP32, FP16, BF16)] == list(FORMATS)
+
+
+@pytest.mark.parametrize(
+    "number, text",
+    [(Fraction(0), "0"), (Fraction(10), "10"), (Fraction(-6), "-6"), (Fraction(1, 8), "0.125")]
+    + [(Fraction(1, 1024), "0.0009765625"), (Fraction(2**24), "16777216")],
+)
+def test_decimals_have_every_digit(number, text):
+    assert decimal(number) == text
+
+
+def test_decimals_that_never_end_are_cut():
+    assert decimal(Fraction(2, 3), digits=4) == "0.6667"

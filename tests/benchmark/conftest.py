@@ -1,14 +1,17 @@
-"""The smallest model, and the command on it."""
+"""The smallest model, the command on it, and a played CUDA device."""
 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.cuda import memory, profiler
 
-from a2lib.benchmark import Config
+from a2lib.benchmark import Config, workload
 
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 TINY = {
@@ -62,3 +65,61 @@ def command():
     for child in started:
         child.kill()
         child.communicate()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls so far; forward, backward and build among them. Event times are the host's."""
+    seen = []
+
+    def note(name, result=None):
+        return lambda *args, **kwargs: seen.append(name) or result
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            seen.append("event")
+            self.at = time.perf_counter()
+
+        def elapsed_time(self, later):
+            assert seen[-1] != "event", "read before the device was waited for"
+            return (later.at - self.at) * 1e3
+
+    class OnCpu(workload.Workload):
+        def __init__(self, config, device, nvtx=None):
+            seen.append("build")
+            super().__init__(config, "cpu", nvtx)
+            self.device = device
+            self.model.register_forward_hook(lambda *_: seen.append("forward"))
+
+    plays = {
+        "is_available": lambda: True,
+        "get_device_capability": lambda: (9, 0),
+        "get_device_name": lambda: "NVIDIA H200",
+        "get_device_properties": lambda: SimpleNamespace(total_memory=1000),
+        "synchronize": note("synchronize"),
+        "empty_cache": note("empty_cache"),
+        "reset_peak_memory_stats": note("reset_peak"),
+        "memory_allocated": lambda: 100,
+        "memory_reserved": lambda: 200,
+        "max_memory_allocated": lambda: 300,
+        "max_memory_reserved": lambda: 400,
+        "Event": Event,
+    }
+    for name, play in plays.items():
+        monkeypatch.setattr(torch.cuda, name, play)
+    monkeypatch.setattr(profiler, "start", note("profile"))
+    monkeypatch.setattr(profiler, "stop", note("profiled"))
+
+    def record(enabled="all", **options):
+        seen.append("record" if enabled else "recorded")
+        assert not enabled or options == {"max_entries": 1_000_000, "stacks": "python"}
+
+    monkeypatch.setattr(memory, "_record_memory_history", record)
+    monkeypatch.setattr(memory, "_dump_snapshot", lambda path: seen.append(f"dump {path}"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: seen.append(f"<{name}"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", note(">"))
+    monkeypatch.setattr(workload, "Workload", OnCpu)
+    return seen

@@ -86,8 +86,39 @@ def test_what_is_no_option(tiny_arguments, capsys, given, complaint):
 
 
 @pytest.mark.parametrize(
-    "options", [{"compile": True}, {"checkpointing": "block"}, {"checkpointing": "segments:2"}]
+    "options, complaint",
+    [
+        ({"warmup": 1}, "warmup is 1; allowed with capture are whole numbers of at least 2"),
+        ({"sync": "phase"}, "sync 'phase': a replay has no phases; allowed is 'step'"),
+        ({"nvtx": "modules"}, "nvtx 'modules' is lost in a replay; allowed is 'phases'"),
+        ({"device": "cpu"}, "capture needs a CUDA device; allowed on cpu is to leave it out"),
+    ],
 )
+def test_what_a_capture_excludes(tiny, options, complaint):
+    good = {"capture": True, "warmup": 2, "device": "cuda"}
+    tiny(**good, nvtx="phases", compile=True, checkpointing="block")
+    with pytest.raises(ValueError, match=complaint):
+        tiny(**{**good, **options})
+
+
+def test_a_capture_wants_a_gpu(tiny, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="capture needs a CUDA device; allowed on cpu"):
+        check_here(tiny(capture=True, warmup=2, device=None))
+
+
+def test_one_way_of_compiling(tiny):
+    with pytest.raises(ValueError, match="compile and compile_blocks exclude each other"):
+        tiny(compile=True, compile_blocks=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compile": True}, {"compile_blocks": True}, {"checkpointing": "block"},
+        {"checkpointing": "segments:2"},
+    ],
+)  # fmt: skip
 def test_ranges_of_modules_and_what_breaks_them(tiny, options):
     with pytest.raises(ValueError, match="nvtx 'modules'.*allowed.*'phases'"):
         tiny(nvtx="modules", **options)
@@ -118,6 +149,7 @@ def test_every_field_is_an_option(tiny, tiny_arguments):
         "size": "large", "mode": "forward", "precision": "bf16", "compile": True, "seed": 3,
         "attention": "sdpa_math", "checkpointing": "segments:2", "autocast_cache": False,
         "sync": "phase", "nvtx": "none", "cuda_profiler": False, "memory_history": None,
+        "compile_blocks": False, "capture": False,
     }  # fmt: skip
     want = tiny(**given)
     fields = {field.name for field in dataclasses.fields(Config)}

@@ -67,8 +67,26 @@ def test_compiled_as_one_graph(tiny, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compile_without_inductor)
     eager, compiled = (run(tiny(compile=on, mode="forward-backward")) for on in (False, True))
-    assert asked == [{"fullgraph": True, "dynamic": False}]
+    assert asked == 2 * [{"fullgraph": True, "dynamic": False}]  # the model, the loss
     assert compiled.steps[0].loss == pytest.approx(eager.steps[0].loss, rel=1e-4)
+
+
+def test_compiled_blocks_are_one_graph_for_all(tiny, monkeypatch):
+    from torch._dynamo.backends.debugging import aot_eager
+
+    plain, graphs = torch.compile, []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    monkeypatch.setattr(torch, "compile", lambda m, **options: plain(m, backend=backend, **options))
+    losses = [
+        [step.loss for step in run(tiny(num_layers=4, compile_blocks=on)).steps]
+        for on in (True, False)
+    ]
+    assert len(graphs) == 2  # a block, the loss
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ Build the course's Transformer, give it a random batch, and time its steps.
 A step is made of phases: forward, loss, backward, optimizer, as many as --mode has. The device is
 idle when a step begins and when it ends. On a GPU CUDA events around each phase take its time on
 the device, and the host's clock takes the whole step, the row "wall"; where the two part, the host
-is the limit. Warm-up steps are timed as well, and kept apart.
+is the limit. Warm-up steps are timed as well, and kept apart. With --capture a step is one launch
+of everything in it, and only the whole is timed: the GPU's own time, with no host in the way.
 """
 EPILOG = """\
 what it prints
@@ -29,8 +30,8 @@ what it prints
   warm-up and of the measurement, memory, versions.
 
 how it ends
-  0    measured; or status "oom" (out of memory) or "unsupported" (this attention cannot run here),
-       which are results: the steps before it count
+  0    measured; or status "oom" (out of memory) or "unsupported" (this attention cannot run here,
+       or the step cannot be captured), which are results: the steps before it count
   1    an error, with its traceback
   2    an option that cannot be, in one line
   130  interrupted; what was measured is printed, with status "interrupted"
@@ -42,6 +43,8 @@ examples
     python -m a2lib.benchmark --size medium --context 256 --mode forward-backward
   the same without warm-up, to see what the first steps pay for
     python -m a2lib.benchmark --size medium --context 256 --mode forward-backward --warmup 0 --json
+  the whole step as one CUDA graph, compiled
+    python -m a2lib.benchmark --size medium --precision bf16 --attention flash --compile --capture
   under Nsight Systems, the measured steps alone
     nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --capture-range=cudaProfilerApi \\
       --capture-range-end=stop -o report \\

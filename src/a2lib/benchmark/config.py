@@ -58,7 +58,19 @@ class Config:
         "fp32, tf32 (products of fp32 in TF32) or bf16 (autocast; weights and moments stay fp32)",
         choices=PRECISIONS,
     )
-    compile: bool = _option(False, "torch.compile the model, as one graph")
+    compile: bool = _option(
+        False, "torch.compile the model as one graph, and the loss as another, with Inductor"
+    )
+    compile_blocks: bool = _option(
+        False,
+        "torch.compile one block for all of them, in seconds whatever the number of blocks, and "
+        "the loss; what lies between stays eager",
+    )
+    capture: bool = _option(
+        False,
+        "capture the whole step in a CUDA graph and replay it; one replay is one step, so there "
+        "are no times by phase. The last warm-up step is the first replay. With or without compile",
+    )
     attention: str = _option(
         "eager",
         "eager, flash (this library's), sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math or flex",
@@ -93,8 +105,22 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
+        if self.compile and self.compile_blocks:
+            raise ValueError("compile and compile_blocks exclude each other; allowed is one")
+        if self.capture:
+            if self.warmup < 2:
+                raise ValueError(
+                    f"warmup is {self.warmup}; allowed with capture are whole numbers of at least "
+                    "2, a step before the capture and the first replay"
+                )
+            if self.sync == "phase":
+                raise ValueError("sync 'phase': a replay has no phases; allowed is 'step'")
+            if self.nvtx == "modules":
+                raise ValueError("nvtx 'modules' is lost in a replay; allowed is 'phases'")
+            if self.device == "cpu":
+                raise ValueError("capture needs a CUDA device; allowed on cpu is to leave it out")
         if self.nvtx == "modules":
-            if self.compile:
+            if self.compile or self.compile_blocks:
                 raise ValueError("nvtx 'modules' is lost in a compiled graph; allowed is 'phases'")
             if self.checkpointing != "none":
                 raise ValueError(

@@ -22,8 +22,9 @@ class StepTimes:
     ``host_ms`` has the host's time in each phase, which on a GPU ends when the work is queued,
     unless every phase was waited for. ``total_ms`` runs from the first phase's start to the last
     one's end on the device; ``wall_ms`` is the host's clock from an idle device to an idle device.
-    ``loss`` is None where there is none that is finite; the bytes, after the step, are None on the
-    CPU.
+    A replayed step has no phases: ``ms`` is empty, and ``host_ms`` has "replay" alone, the launch
+    of the graph. ``loss`` is None where there is none that is finite; the bytes, after the step,
+    are None on the CPU.
     """
 
     ms: dict[str, float]
@@ -62,10 +63,11 @@ class Summary:
 class Result:
     """One configuration's measurement, complete or as far as it came.
 
-    ``status`` is ok, oom (out of memory), unsupported (this attention cannot run here) or
-    interrupted, and ``note`` says where and why. ``memory`` has bytes of the CUDA device: before
-    the measured steps, at their peak (allocated: tensors; reserved: with the allocator's cache) and
-    the device's total; it is empty on the CPU.
+    ``status`` is ok, oom (out of memory), unsupported (this attention cannot run here, or the step
+    cannot be captured) or interrupted, and ``note`` says where and why. ``memory`` has bytes of the
+    CUDA device: before the measured steps, at their peak (allocated: tensors; reserved: with the
+    allocator's cache) and the device's total; it is empty on the CPU. A captured step's memory is
+    taken when it is captured, and that is where it is counted.
     """
 
     config: Config
@@ -91,10 +93,14 @@ class Result:
 
     def summary(self) -> dict[str, Summary]:
         """Of the measured steps: each phase and ``total`` by the device's clock, ``wall`` by the
-        host's. Empty where no step was measured."""
+        host's. Replayed steps have no phases. Empty where no step was measured."""
         if not self.steps:
             return {}
-        samples = {name: [step.ms[name] for step in self.steps] for name in self.config.phases}
+        samples = {
+            name: [step.ms[name] for step in self.steps]
+            for name in self.config.phases
+            if name in self.steps[0].ms
+        }
         samples["total"] = [step.total_ms for step in self.steps]
         samples["wall"] = [step.wall_ms for step in self.steps]
         return {name: Summary.of(values) for name, values in samples.items()}
@@ -124,8 +130,8 @@ class Result:
         lines = [
             f"{config['size'] or 'no named size'}: {self.parameters:,} parameters ({sizes})",
             f"{config['mode']}, batch {config['batch']}, context {config['context']}, "
-            f"{config['precision']}, {'compiled' if config['compile'] else 'eager'}, attention "
-            f"{config['attention']}, checkpointing {config['checkpointing']}",
+            f"{config['precision']}, {self._how()}, attention {config['attention']}, "
+            f"checkpointing {config['checkpointing']}",
             f"{self.device_name or self.device}; {len(self.warmup)} warm-up and {len(self.steps)} "
             f"measured steps, waiting after each {config['sync']}",
         ]
@@ -138,6 +144,12 @@ class Result:
         if self.status != "ok":
             lines += ["", f"{self.status}: {self.note}"]
         return "\n".join(lines)
+
+    def _how(self) -> str:
+        config = self.config
+        how = "compiled" if config.compile else "eager"
+        how = "blocks compiled" if config.compile_blocks else how
+        return how + (", captured (one replay is one step)" if config.capture else "")
 
     def _times(self) -> list[str]:
         summary = self.summary()

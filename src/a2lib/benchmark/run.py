@@ -47,6 +47,7 @@ def check_here(config: Config) -> str:
         needs = {
             "precision 'tf32'": (config.precision == "tf32", "fp32 and bf16"),
             f"nvtx {config.nvtx!r}": (config.nvtx != "none", "none"),
+            "capture": (config.capture, "to leave it out"),
             "cuda_profiler": (config.cuda_profiler, "to leave it out"),
             "memory_history": (config.memory_history is not None, "to leave it out"),
         }
@@ -102,15 +103,49 @@ def _measure(config: Config, result: Result) -> str:
 
 
 def _run_steps(config: Config, result: Result, stopwatch: Stopwatch, nvtx) -> None:
-    from a2lib.benchmark.workload import Workload
+    import torch
 
-    with stopwatch.ranges("build"):
-        workload = Workload(config, result.device, nvtx)
-    for i in range(config.warmup):
-        result.warmup.append(workload.step(stopwatch, f"warmup {i}"))
-    with _counting(result), _cuda_profiler(config):
-        for i in range(config.steps):
-            result.steps.append(workload.step(stopwatch, f"step {i}"))
+    from a2lib.benchmark.workload import Workload
+    from a2lib.measure.graphs import CudaGraphs
+
+    graphs = CudaGraphs() if config.capture else None
+    with contextlib.ExitStack() as stack:
+        if graphs is not None:
+            stack.enter_context(graphs.on_stream())
+        with stopwatch.ranges("build"):
+            workload = Workload(config, result.device, nvtx)
+        for i in range(config.warmup - config.capture):
+            result.warmup.append(workload.step(stopwatch, f"warmup {i}"))
+        if graphs is not None:
+            # What the allocator keeps from the steps before is not in the peak of the captured one.
+            torch.cuda.empty_cache()
+        stack.enter_context(_counting(result))
+        step = workload.step
+        if graphs is not None:
+            captured = _capture(workload, stopwatch, graphs, f"warmup {config.warmup - 1}")
+            stack.callback(captured.close)
+            result.warmup.append(captured.times)
+            step = captured.step
+        with _cuda_profiler(config):
+            for i in range(config.steps):
+                result.steps.append(step(stopwatch, f"step {i}"))
+
+
+def _capture(workload, stopwatch: Stopwatch, graphs, first: str):
+    """The step captured; UnsupportedError, with the reason, where only the capture refuses it."""
+    from a2lib.attention import UnsupportedError
+    from a2lib.benchmark.capture import CapturedSteps
+    from a2lib.measure.graphs import Unusable
+
+    try:
+        return CapturedSteps(workload, stopwatch, graphs, first)
+    except Unusable:
+        raise
+    except RuntimeError as error:
+        if _status(error) is not None:
+            raise
+        # The step before ran, so what fails here is the capture or its first replay.
+        raise UnsupportedError(f"no CUDA graph of this step: {error}") from error
 
 
 def _status(error: Exception) -> str | None:
@@ -238,7 +273,7 @@ def _release(config: Config, device: str) -> None:
     import torch
 
     gc.collect()
-    if config.compile:
+    if config.compile or config.compile_blocks:
         torch._dynamo.reset()
     if device == "cuda":
         # A device that an error broke refuses this too, and that error is the one to show.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 from a2lib.benchmark.config import Config
 from a2lib.benchmark.ranges import Nvtx, annotate
@@ -20,7 +22,9 @@ class Workload:
     """A model, a random batch and, for a train-step, fused AdamW; ``step`` runs one step of them.
 
     The batch is the same in every step. A train-step drops the gradients at the end of the
-    optimizer's phase; forward-backward drops them between steps, outside the clock.
+    optimizer's phase; forward-backward drops them between steps, outside the clock. Compiled, the
+    loss is a graph of its own, so that the phases stay apart; it reads 16-bit logits and keeps no
+    float32 copy of them.
     """
 
     def __init__(self, config: Config, device: str, nvtx: Nvtx | None = None):
@@ -40,9 +44,15 @@ class Workload:
         )
         if nvtx is not None and config.nvtx == "modules":
             annotate(self.model, nvtx)
-        self.forward = self.model
+        self.forward, self.loss = self.model, cross_entropy
+        whole = {"fullgraph": True, "dynamic": False}
         if config.compile:
-            self.forward = torch.compile(self.model, fullgraph=True, dynamic=False)
+            self.forward = torch.compile(self.model, **whole)
+        if config.compile_blocks:
+            for block in self.model.layers:
+                block.compile(**whole)
+        if config.compile or config.compile_blocks:
+            self.loss = torch.compile(cross_entropy, **whole)
         generator = torch.Generator(device).manual_seed(config.seed)
         size = (2, config.batch, config.context)
         self.token_ids, self.targets = torch.randint(
@@ -50,30 +60,49 @@ class Workload:
         )
         self.optimizer = None
         if "optimizer" in config.phases:
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+            self.optimizer = torch.optim.AdamW(
+                self.model.parameters(), fused=True, capturable=config.capture
+            )
 
     def step(self, stopwatch: Stopwatch, name: str) -> StepTimes:
         """One step under ``name``, its phases as the mode has them."""
-        loss = None
         with stopwatch.step(name) as done:
-            with self._context():
-                with stopwatch.phase("forward"):
-                    logits = self.forward(self.token_ids)
-                if "loss" in self.config.phases:
-                    with stopwatch.phase("loss"):
-                        loss = cross_entropy(logits, self.targets)
-            del logits
-            if loss is not None:
-                with stopwatch.phase("backward"):
-                    loss.backward()
-            if self.optimizer is not None:
-                with stopwatch.phase("optimizer"):
-                    self.optimizer.step()
-                    self.optimizer.zero_grad(set_to_none=True)
+            loss = self.work(stopwatch.phase)
+            if "loss" not in self.config.phases:
+                loss = None  # logits, and with them what a backward would need
+        self.drop_gradients()
+        return self.with_loss(done[0], loss)
+
+    def work(self, phase: Callable[[str], AbstractContextManager]) -> Tensor:
+        """What one step computes, each part in the context ``phase(name)``; the loss, or the logits
+        in a mode without one."""
+        with self._context():
+            with phase("forward"):
+                output = self.forward(self.token_ids)
+            if "loss" in self.config.phases:
+                with phase("loss"):
+                    output = self.loss(output, self.targets)
+        if "backward" in self.config.phases:
+            with phase("backward"):
+                output.backward()
+        if self.optimizer is not None:
+            with phase("optimizer"):
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+        return output
+
+    def gradients(self) -> list[Tensor]:
+        """Those that there are at the moment."""
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
+
+    def drop_gradients(self) -> None:
         self.model.zero_grad(set_to_none=True)
-        value = None if loss is None else loss.item()
-        finite = value is not None and math.isfinite(value)  # JSON has no NaN
-        times = dataclasses.replace(done[0], loss=value if finite else None)
+
+    def with_loss(self, times: StepTimes, loss: Tensor | None) -> StepTimes:
+        """``times`` with the loss, if it is finite, and with the bytes that are now allocated."""
+        value = math.nan if loss is None else loss.item()
+        finite = math.isfinite(value)  # JSON has no NaN
+        times = dataclasses.replace(times, loss=value if finite else None)
         return times if self.device == "cpu" else dataclasses.replace(times, **_bytes_now())
 
     @contextlib.contextmanager

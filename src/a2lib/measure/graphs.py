@@ -82,10 +82,20 @@ class CudaGraphs:
             _streams[self._device] = torch.cuda.Stream()
         self._stream = _streams[self._device]
 
-    def capture(self, make: Callable[[], Call], calls: int) -> CapturedGraph:
+    def on_stream(self):
+        """The context in which the side stream is current, after all that was queued before."""
+        self._stream.wait_stream(self._cuda.current_stream())
+        return self._cuda.stream(self._stream)
+
+    def capture(
+        self,
+        make: Callable[[], Call],
+        calls: int,
+        first_replay: Callable[[Call], object] | None = None,
+    ) -> CapturedGraph:
+        """As ``Graphs.capture``; ``first_replay(replay)`` runs the first one."""
         cuda = self._cuda
-        self._stream.wait_stream(cuda.current_stream())
-        with cuda.stream(self._stream):
+        with self.on_stream():
             call = make()
             for _ in range(calls):
                 call()
@@ -105,7 +115,7 @@ class CudaGraphs:
                 except Exception as error:
                     first = error
                     raise
-            self._check(graph, outputs)
+            self._check(graph, outputs, first_replay or (lambda replay: replay()))
         except Exception as error:
             outputs.clear()
             self._abandon(graph, pool)
@@ -121,12 +131,12 @@ class CudaGraphs:
         tensors = [x for x in results if isinstance(x, self._torch.Tensor)]
         return [x.detach() for x in tensors if x.is_floating_point()]
 
-    def _check(self, graph, outputs: list) -> None:
+    def _check(self, graph, outputs: list, first_replay: Callable[[Call], object]) -> None:
         """Raise where a replay leaves an output as it was: then not all of the call is captured."""
         with self._cuda.stream(self._stream):
             for output in outputs:
                 output.fill_(float("nan"))
-            graph.replay()
+            first_replay(graph.replay)
             self._stream.synchronize()
             if not all(output.isfinite().all().item() for output in outputs):
                 raise RuntimeError("its replay does not write all of its outputs")

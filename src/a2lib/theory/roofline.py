@@ -1,0 +1,389 @@
+"""The floor of a training step: its kernels, what each must compute and move, and the time of that.
+
+``eager_step`` lists the kernels that PyTorch launches for the model with eager attention, as a
+count of its operators on CUDA gives them; ``fused_step`` those of a step in which everything
+between two matrix products is one kernel, attention is tiled, and products that share an input are
+one. ``floor`` turns either into milliseconds: a kernel takes at least its operations over a
+measured ceiling, and at least its bytes over a measured bandwidth (the roofline of Williams,
+Waterman and Patterson, 2009). The difference of a measured time to the floor of its own list is
+what launches, caches and tiles cost; that of the two lists is what fusing can save.
+
+    u  residual stream, B T D elements        rows  B T             tables, weights: by their sizes
+    g  hidden of the FFN, B T F               s     scores, B H T T, all of them in eager
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from a2lib.theory.attention import attention_bytes, attention_flops, check_sizes, matmul_flops
+from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+PARTS = ("products", "attention", "elementwise", "loss", "optimizer")
+PHASES = ("forward", "loss", "backward", "optimizer")
+WIDE, INDEX = 4, 8  # bytes of a float32, of an id or target
+# Elements that PyTorch's fused AdamW takes in one launch: 320 blocks of 65,536.
+ADAMW_LAUNCH = 320 * 65_536
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel, ``count`` times: operations of matrix products, and bytes with each operand
+    passing once."""
+
+    phase: str
+    part: str
+    name: str
+    read: int
+    written: int
+    flops: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Launches, operations and bytes of a group of kernels, and the least time in ms."""
+
+    launches: int
+    flops: int
+    bytes: int
+    ms: float
+
+
+def floor(
+    kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float, by: str = "part"
+) -> dict[str, Floor]:
+    """The floor of each part (``by`` "part") or phase (``by`` "phase"), and of the "total".
+
+    ``flops_per_s`` is the ceiling of matrix products in the precision of the step, ``bytes_per_s``
+    the bandwidth of device memory. Kernels follow each other, so times add up. Raises ValueError
+    for a ceiling that is not positive or another ``by``.
+    """
+    if by not in ("part", "phase"):
+        raise ValueError(f"by {by!r}: allowed are part, phase")
+    if not (flops_per_s > 0 and bytes_per_s > 0):
+        raise ValueError(f"ceilings are {flops_per_s!r} and {bytes_per_s!r}; both must be positive")
+    sums = {name: [0, 0, 0, 0.0] for name in (*(PARTS if by == "part" else PHASES), "total")}
+    for kernel in kernels:
+        moved = kernel.read + kernel.written
+        ms = 1e3 * max(kernel.flops / flops_per_s, moved / bytes_per_s)
+        for name in (getattr(kernel, by), "total"):
+            for i, value in enumerate((1, kernel.flops, moved, ms)):
+                sums[name][i] += value * kernel.count
+    return {name: Floor(*values) for name, values in sums.items()}
+
+
+def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
+    """Every kernel of an eager train-step with eager attention and fused AdamW.
+
+    ``bf16`` is CUDA's autocast: each product casts its operands, RoPE and the softmax run in
+    float32. An operator that launches two kernels is two (a mask copies first, the softmax's
+    backward multiplies first, a scattered gradient is cleared first); the embedding's backward
+    counts as for few tokens, where it does not sort. Raises ValueError for sizes that are not
+    positive integers and for another precision.
+    """
+    return _Eager(shape, batch, context, precision).step()
+
+
+def fused_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
+    """The kernels of a perfectly fused train-step: what no compiler goes below on this model
+    without keeping a tensor on the chip from one matrix product to the next.
+
+    Weights stay in float32 and under ``bf16`` are cast once; each product writes the dtype that is
+    wanted, gradients of weights float32. Attention computes the half of its scores that the mask
+    leaves, and its backward's five products. Errors as ``eager_step``.
+    """
+    return _Fused(shape, batch, context, precision).step()
+
+
+class _Kernels:
+    def __init__(self, shape: Shape, batch: int, context: int, precision: str):
+        check_sizes(batch=batch, context=context)
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision {precision!r}: allowed are {', '.join(PRECISIONS)}")
+        self.shape, self.batch, self.context = shape, batch, context
+        self.casts = precision == "bf16"
+        self.narrow = 2 if self.casts else WIDE
+        self.rows = batch * context
+        self.u = self.rows * shape.d_model
+        self.g = self.rows * shape.d_ff
+        self.table = context * shape.head_dim // 2  # of cosines, or sines
+        self.kernels: list[Kernel] = []
+        self.count, self.phase, self.part = 1, "forward", "elementwise"
+
+    def add(self, name: str, read: int, written: int, flops: int = 0, times: int = 1) -> None:
+        """``read`` and ``written`` in bytes."""
+        self.kernels.append(
+            Kernel(self.phase, self.part, name, read, written, flops, times * self.count)
+        )
+
+    def product(self, name: str, n: int, m: int, k: int, out_bytes: int | None = None) -> None:
+        """(n, k) times (k, m), both narrow."""
+        before, self.part = self.part, "products"
+        read = self.narrow * (n * k + k * m)
+        self.add(name, read, (out_bytes or self.narrow) * n * m, matmul_flops(n, m, k))
+        self.part = before
+
+    def optimizer(self, launches: int) -> None:
+        """AdamW reads weights, gradients and two moments, and writes all but the gradients."""
+        self.phase = self.part = "optimizer"
+        numbers = WIDE * parameter_count(self.shape)
+        # One entry for its launches: the bytes of one are those of all over their number.
+        share, rest = divmod(numbers, launches)
+        self.add("adamw", 4 * share, 3 * share, times=launches - 1)
+        self.add("adamw", 4 * (share + rest), 3 * (share + rest))
+
+    @property
+    def tensors(self) -> int:
+        return 9 * self.shape.num_layers + 3
+
+
+class _Eager(_Kernels):
+    def step(self) -> list[Kernel]:
+        shape, u = self.shape, WIDE * self.u
+        self.add("embedding", INDEX * self.rows + u, u)
+        self.count = shape.num_layers
+        self.norm()
+        self.attention()
+        self.add("residual", u + self.narrow * self.u, u)
+        self.norm()
+        self.ffn()
+        self.add("residual", u + self.narrow * self.u, u)
+        self.count = 1
+        self.norm()
+        self.linear("lm_head", shape.d_model, shape.vocab_size, casts_input=True)
+        self.loss()
+        self.phase, self.part = "backward", "elementwise"
+        self.linear_backward("lm_head", shape.d_model, shape.vocab_size, casts_input=True)
+        self.norm_backward()
+        self.count = shape.num_layers
+        self.ffn_backward()
+        self.norm_backward()
+        self.add("residual", 2 * u, u)
+        self.attention_backward()
+        self.norm_backward()
+        self.add("residual", 2 * u, u)
+        self.count = 1
+        self.add("clear gradient", 0, WIDE * shape.vocab_size * shape.d_model)
+        self.add("embedding", u + INDEX * self.rows, u)
+        self.phase = self.part = "optimizer"
+        self.add("step counters", WIDE * self.tensors, WIDE * self.tensors)
+        self.optimizer(-(-parameter_count(shape) // ADAMW_LAUNCH))
+        return [kernel for kernel in self.kernels if kernel.count]
+
+    def cast(self, elements: int, down: bool = True) -> None:
+        if self.casts:
+            narrow, wide = self.narrow * elements, WIDE * elements
+            self.add("cast", *((wide, narrow) if down else (narrow, wide)))
+
+    def linear(self, name: str, inputs: int, outputs: int, casts_input: bool = False) -> None:
+        self.cast(inputs * outputs)
+        if casts_input:
+            self.cast(self.rows * inputs)
+        self.product(name, self.rows, outputs, inputs)
+
+    def linear_backward(
+        self, name: str, inputs: int, outputs: int, casts_input: bool = False
+    ) -> None:
+        self.product(f"{name} dw", outputs, inputs, self.rows)
+        self.product(f"{name} dx", self.rows, inputs, outputs)
+        if casts_input:
+            self.cast(self.rows * inputs, down=False)
+        self.cast(inputs * outputs, down=False)
+
+    def norm(self) -> None:
+        u, rows = WIDE * self.u, WIDE * self.rows
+        self.add("norm: square", u, u)
+        self.add("norm: mean", u, rows)
+        self.add("norm: eps, rsqrt", rows, rows, times=2)
+        self.add("norm: divide", u + rows, u)
+        self.add("norm: weight", u + WIDE * self.shape.d_model, u)
+
+    def norm_backward(self) -> None:
+        u, rows, weight = WIDE * self.u, WIDE * self.rows, WIDE * self.shape.d_model
+        self.add("norm: of the weight, by element", 2 * u, u)
+        self.add("norm: of the weight", u, weight)
+        self.add("norm: weight", u + weight, u)
+        self.add("norm: of the root, by element", 2 * u, u)
+        self.add("norm: of the root", u, rows)
+        self.add("norm: divide", u + rows, u)
+        self.add("norm: power, half", rows, rows, times=2)
+        self.add("norm: of the mean", 2 * rows, rows)
+        self.add("norm: mean", rows, u)
+        self.add("norm: power, twice", u, u, times=2)
+        self.add("norm: square", 2 * u, u)
+        self.add("norm: sum", 2 * u, u)
+
+    def rope(self) -> None:
+        u, half = WIDE * self.u, WIDE * self.u // 2
+        self.cast(self.u, down=False)
+        self.add("rope: times table", half + WIDE * self.table, half, times=4)
+        self.add("rope: sum", 2 * half, half, times=2)
+        self.add("rope: interleave", u, u)
+        self.cast(self.u)
+
+    def attention(self) -> None:
+        D = self.shape.d_model
+        for name in "qkv":
+            self.linear(name, D, D, casts_input=True)
+        self.rope()
+        self.rope()
+        self.part = "attention"
+        u, s, mask = self._attention_bytes()
+        self.add("q k^T", 2 * u, s, self._scores_flops())
+        self.add("times scale", s, s)
+        self.add("indices", 0, INDEX * self.context, times=2)
+        self.add("compare", 2 * INDEX * self.context, mask)
+        self._mask()
+        wide = self._widened()
+        self.add("softmax", wide, wide)
+        self._rounded()
+        self.add("copy v", u, u)
+        self.add("p v", s + u, u, self._scores_flops())
+        self.add("copy o", u, u)
+        self.part = "elementwise"
+        self.linear("output", D, D)
+
+    def attention_backward(self) -> None:
+        D = self.shape.d_model
+        self.cast(self.u)
+        self.linear_backward("output", D, D)
+        self.part = "attention"
+        u, s, _ = self._attention_bytes()
+        self.add("copy do", u, u)
+        self.add("p^T do", s + u, u, self._scores_flops())
+        self.add("do v^T", 2 * u, s, self._scores_flops())
+        wide = self._widened()
+        self.add("dp times p", 2 * wide, wide)
+        self.add("softmax backward", 2 * wide, wide)
+        self._rounded()
+        self._mask()
+        self.add("times scale", s, s)
+        self.add("ds^T q", s + u, u, self._scores_flops())
+        self.add("ds k", s + u, u, self._scores_flops())
+        self.part = "elementwise"
+        for _ in "qk":
+            half = WIDE * self.u // 2
+            self.rope()
+            self.add("rope: negate", half, half)
+        self.part = "attention"
+        self.add("copy dq, dk, dv", u, u, times=3)
+        self.part = "elementwise"
+        for name in "qkv":
+            self.linear_backward(name, D, D, casts_input=True)
+        self.add("sum of dx", 2 * WIDE * self.u, WIDE * self.u, times=2)
+
+    def _attention_bytes(self) -> tuple[int, int, int]:
+        return self.narrow * self.u, self.narrow * self._scores(), self.context**2
+
+    def _scores(self) -> int:
+        return self.batch * self.shape.num_heads * self.context**2
+
+    def _scores_flops(self) -> int:
+        return 2 * self._scores() * self.shape.head_dim
+
+    def _mask(self) -> None:
+        _, s, mask = self._attention_bytes()
+        self.add("copy to mask", s, s)
+        self.add("mask", s + mask, s)
+
+    def _widened(self) -> int:
+        self.cast(self._scores(), down=False)
+        return WIDE * self._scores()
+
+    def _rounded(self) -> None:
+        self.cast(self._scores())
+
+    def ffn(self) -> None:
+        D, F, g = self.shape.d_model, self.shape.d_ff, self.narrow * self.g
+        self.linear("w1", D, F, casts_input=True)
+        self.linear("w3", D, F, casts_input=True)
+        self.add("silu", g, g)
+        self.add("gate", 2 * g, g)
+        self.linear("w2", F, D)
+
+    def ffn_backward(self) -> None:
+        D, F, g = self.shape.d_model, self.shape.d_ff, self.narrow * self.g
+        self.cast(self.u)
+        self.linear_backward("w2", F, D)
+        self.add("gate, silu", 2 * g, g, times=3)
+        self.linear_backward("w3", D, F, casts_input=True)
+        self.linear_backward("w1", D, F, casts_input=True)
+        self.add("sum of dx", 2 * WIDE * self.u, WIDE * self.u)
+
+    def loss(self) -> None:
+        logits = self.rows * self.shape.vocab_size
+        wide = WIDE * logits
+        self.phase = self.part = "loss"
+        self.cast(logits, down=False)
+        self.add("log softmax", wide, wide)
+        self.add("mean of targets", (WIDE + INDEX) * self.rows, 2 * WIDE)
+        self.phase = "backward"
+        self.add("one", 0, WIDE)
+        self.add("clear gradient", 0, wide)
+        self.add("of targets", INDEX * self.rows + 2 * WIDE, WIDE * self.rows)
+        self.add("log softmax backward", 2 * wide, wide)
+        self.cast(logits)
+
+
+class _Fused(_Kernels):
+    def step(self) -> list[Kernel]:
+        shape = self.shape
+        D, F, V = shape.d_model, shape.d_ff, shape.vocab_size
+        narrow, u, rows, g = self.narrow, WIDE * self.u, WIDE * self.rows, self.narrow * self.g
+        un, weight = narrow * self.u, WIDE * D
+        grad = u + (un if self.casts else 0)  # the residual's, and a narrow copy for products
+        logits = narrow * self.rows * V
+        if self.casts:
+            matrices = V * D + shape.num_layers * (block_parameter_count(shape) - 2 * D)
+            self.add("cast weights", WIDE * matrices, narrow * matrices)
+        self.add("embedding and norm", INDEX * self.rows + u + weight, u + un + rows)
+        self.count = shape.num_layers
+        self.product("q, k, v", self.rows, 3 * D, D)
+        self.add("rope", 2 * un + 2 * WIDE * self.table, 2 * un)
+        self.tiled("forward")
+        self.product("output", self.rows, D, D)
+        self.product("w1, w3", self.rows, 2 * F, D)
+        self.add("gate", 2 * g, g)
+        self.product("w2", self.rows, D, F)
+        # Before the FFN, and before the next block's attention or the head.
+        self.add("residual and norm", u + un + weight, u + un + rows, times=2)
+        self.count = 1
+        self.product("lm_head", self.rows, V, D)
+        self.phase = self.part = "loss"
+        self.add("cross entropy", logits + INDEX * self.rows, rows + WIDE)
+        self.phase = "backward"
+        self.add("cross entropy", logits + INDEX * self.rows + rows, logits)
+        self.part = "elementwise"
+        self.linear_backward("lm_head", D, V)
+        self.add("norm", un + u + rows + weight, grad + weight)
+        self.count = shape.num_layers
+        self.linear_backward("w2", F, D)
+        self.add("gate", 3 * g, 2 * g)
+        self.linear_backward("w1, w3", D, 2 * F)
+        self.linear_backward("output", D, D)
+        self.tiled("backward")
+        self.add("rope", 2 * un + 2 * WIDE * self.table, 2 * un)
+        self.linear_backward("q, k, v", D, 3 * D)
+        self.add("norm and residual", un + 2 * u + rows + weight, grad + weight, times=2)
+        self.count = 1
+        self.add("embedding", u + INDEX * self.rows, WIDE * V * D)
+        self.optimizer(1)
+        return [kernel for kernel in self.kernels if kernel.count]
+
+    def linear_backward(self, name: str, inputs: int, outputs: int) -> None:
+        self.product(f"{name} dw", outputs, inputs, self.rows, out_bytes=WIDE)
+        self.product(f"{name} dx", self.rows, inputs, outputs)
+
+    def tiled(self, pass_: str) -> None:
+        shape, N = self.shape, self.context
+        sizes = (self.batch, shape.num_heads, N, N, shape.head_dim)
+        moved = attention_bytes(*sizes, self.narrow, pass_)
+        written = self.narrow * self.u * (1 if pass_ == "forward" else 3)
+        written += WIDE * self.rows * shape.num_heads if pass_ == "forward" else 0
+        before, self.part = self.part, "attention"
+        flops = attention_flops(*sizes, True, pass_)
+        self.add(f"tiled {pass_}", moved - written, written, flops)
+        self.part = before

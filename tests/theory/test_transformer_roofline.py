@@ -1,0 +1,222 @@
+"""The floor's list of kernels against the operators of the real model, one by one."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from a2lib.model import TransformerLM, cross_entropy
+from a2lib.theory.attention import attention_flops
+from a2lib.theory.roofline import (
+    ADAMW_LAUNCH,
+    PARTS,
+    PHASES,
+    PRECISIONS,
+    Kernel,
+    eager_step,
+    floor,
+    fused_step,
+)
+from a2lib.theory.transformer import SIZES, Shape, forward_flops_by_part, parameter_count
+
+SHAPE = Shape(d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17)
+BATCH, CONTEXT = 2, 5
+STEPS = (eager_step, fused_step)
+
+
+def moved(tensors):
+    """Bytes of the elements that are there: an expanded dimension is read once."""
+    return sum(
+        x.element_size() * torch.Size(n for n, s in zip(x.shape, x.stride(), strict=True) if s)
+        .numel() for x in tensors
+    )  # fmt: skip
+
+
+class Operators(TorchDispatchMode):
+    """Counts (bytes read, bytes written) of every kernel that the operators are on CUDA."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        ins, outs = (
+            [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+            for tree in ((args, kwargs), result)
+        )
+        name = function.name().removeprefix("aten::").split(".")[0]
+        self.found.update(self.kernels(name, ins, outs))
+        return result
+
+    def kernels(self, name, ins, outs):
+        read, written = moved(ins), moved(outs)
+        if name == "_fused_adamw_":
+            states = ins[: len(ins) // 5 * 4]  # weights, gradients, moments; then the counters
+            return [(moved(states), moved(states) * 3 // 4)]
+        if name == "_foreach_add_":
+            return [(read, read)]
+        if name == "ones_like":
+            return [(0, written)]
+        if name == "embedding":
+            return [(moved(ins[1:]) + written, written)]
+        if name == "embedding_dense_backward":
+            return [(0, written), (read, moved(ins[:1]))]
+        if name == "masked_fill":
+            return [(moved(ins[:1]), written), (written + moved(ins[1:2]), written)]
+        if name == "_softmax_backward_data":
+            return [(read, written), (read, written)]
+        if name == "nll_loss_forward":
+            return [(moved(ins[1:]) + 4 * ins[1].numel(), written)]
+        if name == "nll_loss_backward":
+            gradient, _, targets, total = ins
+            return [(0, written), (moved([gradient, targets, total]), 4 * targets.numel())]
+        same = {x.untyped_storage()._cdata for x in ins}
+        view = outs and all(x.untyped_storage()._cdata in same for x in outs)
+        made = not view and outs and not name.startswith(("empty", "new_empty", "profiler"))
+        return [(read, written)] if made else []
+
+
+def as_cuda_casts(q, k, v):
+    """Eager attention with the softmax in float32, as CUDA's autocast has it and the CPU's not."""
+    scores = q @ k.transpose(-1, -2) * (1 / q.shape[-1] ** 0.5)
+    token = torch.arange(q.shape[-2])
+    scores = scores.masked_fill(torch.arange(q.shape[-2]) > token[:, None], float("-inf"))
+    return torch.softmax(scores.float(), -1) @ v
+
+
+def operators_of_a_step(precision):
+    model = TransformerLM(
+        SHAPE.vocab_size, CONTEXT, SHAPE.d_model, SHAPE.num_layers, SHAPE.num_heads, SHAPE.d_ff,
+        seed=0,
+    )  # fmt: skip
+    if precision == "bf16":
+        for layer in model.layers:
+            layer.attn.attention = as_cuda_casts
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens, targets = torch.randint(SHAPE.vocab_size, (2, BATCH, CONTEXT))
+
+    def step():
+        counts = {phase: Operators() for phase in PHASES}
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            with counts["forward"]:
+                logits = model(tokens)
+            with counts["loss"]:
+                loss = cross_entropy(logits, targets)
+        with counts["backward"]:
+            loss.backward()
+        with counts["optimizer"]:
+            optimizer.step()
+        optimizer.zero_grad()
+        return {phase: count.found for phase, count in counts.items()}
+
+    step()  # makes the optimizer's state
+    return step()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_eager_kernels_are_the_operators_of_the_model(precision):
+    want = operators_of_a_step(precision)
+    for phase in PHASES:
+        found = Counter()
+        for kernel in eager_step(SHAPE, BATCH, CONTEXT, precision):
+            if kernel.phase == phase:
+                found[kernel.read, kernel.written] += kernel.count
+        assert found == want[phase], phase
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_operations_are_those_a_counter_sees(step, precision):
+    model = TransformerLM(
+        SHAPE.vocab_size, CONTEXT, SHAPE.d_model, SHAPE.num_layers, SHAPE.num_heads, SHAPE.d_ff
+    )
+    tokens = torch.zeros(BATCH, CONTEXT, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        cross_entropy(model(tokens), tokens).backward()
+    floors = floor(step(SHAPE, BATCH, CONTEXT, precision), 1e12, 1e12)
+    parts = forward_flops_by_part(SHAPE, BATCH, CONTEXT)
+    assert floors["products"].flops == counter.get_total_flops() - 3 * parts["attention"]
+    sizes = (BATCH, SHAPE.num_heads, CONTEXT, CONTEXT, SHAPE.head_dim)
+    tiled = SHAPE.num_layers * attention_flops(*sizes, True, "end_to_end")
+    want = 3 * parts["attention"] if step is eager_step else tiled
+    assert floors["attention"].flops == want
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_fused_products_move_each_matrix_once(precision):
+    """By the modules: those that share an input are one product, gradients of weights float32."""
+    narrow, rows = 2 if precision == "bf16" else 4, BATCH * CONTEXT
+    model = TransformerLM(
+        SHAPE.vocab_size, CONTEXT, SHAPE.d_model, SHAPE.num_layers, SHAPE.num_heads, SHAPE.d_ff,
+        device="meta",
+    )  # fmt: skip
+    groups = [[model.lm_head]]
+    for layer in model.layers:
+        attn, ffn = layer.attn, layer.ffn
+        groups += [[attn.q_proj, attn.k_proj, attn.v_proj], [attn.output_proj]]
+        groups += [[ffn.w1, ffn.w3], [ffn.w2]]
+    want = 0
+    for group in groups:
+        weights = sum(linear.weight.numel() for linear in group)
+        x = rows * group[0].in_features
+        y = rows * sum(linear.out_features for linear in group)
+        # Forward, gradient of the weights, gradient of the input.
+        want += narrow * (x + weights + y) + narrow * (x + y) + 4 * weights
+        want += narrow * (y + weights + x)
+    kernels = fused_step(SHAPE, BATCH, CONTEXT, precision)
+    assert floor(kernels, 1.0, 1.0)["products"].bytes == want
+    assert floor(kernels, 1.0, 1.0)["products"].launches == 3 * len(groups)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("size", SIZES)
+def test_fusing_saves_in_every_part(size, precision):
+    eager, fused = (floor(step(SIZES[size], 4, 512, precision), 1e15, 4e12) for step in STEPS)
+    for part in (*PARTS, "total"):
+        assert 0 < fused[part].launches <= eager[part].launches, part
+        # A fused product writes a gradient in float32 itself, where eager casts it afterwards.
+        if part != "products":
+            assert 0 < fused[part].bytes <= eager[part].bytes, part
+            assert 0 < fused[part].ms <= eager[part].ms * (1 + 1e-9), part
+
+
+def test_adamw_reads_four_numbers_a_parameter_and_writes_three():
+    for step in STEPS:
+        for size in ("small", "2.7B"):
+            n = parameter_count(SIZES[size])
+            found = [k for k in step(SIZES[size], 1, 8, "bf16") if k.name == "adamw"]
+            assert sum(k.read * k.count for k in found) == 16 * n
+            assert sum(k.written * k.count for k in found) == 12 * n
+            launches = -(-n // ADAMW_LAUNCH) if step is eager_step else 1
+            assert sum(k.count for k in found) == launches
+
+
+def test_a_kernel_takes_the_longer_of_its_two_times():
+    kernels = [
+        Kernel("forward", "products", "a", 30, 10, flops=100, count=2),  # 10 s, 4 s
+        Kernel("backward", "attention", "b", 40, 10, flops=20),  # 2 s, 5 s
+    ]
+    floors = floor(kernels, 10.0, 10.0)
+    assert [floors[part].ms for part in PARTS] == [20_000, 5_000, 0, 0, 0]
+    total = floors["total"]
+    assert (total.launches, total.flops, total.bytes, total.ms) == (3, 220, 130, 25_000)
+    phases = floor(kernels, 10.0, 10.0, by="phase")
+    assert [phases[phase].ms for phase in PHASES] == [20_000, 0, 5_000, 0]
+    assert phases["total"] == total
+
+
+def test_what_is_refused():
+    for step in STEPS:
+        with pytest.raises(ValueError, match="precision 'fp16': allowed are fp32, tf32, bf16"):
+            step(SHAPE, 1, 1, "fp16")
+        for wrong in (0, 2.0, True):
+            with pytest.raises(ValueError, match="batch is .*; allowed are positive integers"):
+                step(SHAPE, wrong, 1, "fp32")
+    with pytest.raises(ValueError, match="by 'name': allowed are part, phase"):
+        floor([], 1.0, 1.0, by="name")
+    with pytest.raises(ValueError, match="both must be positive"):
+        floor([], 0, 1.0)

@@ -14,10 +14,12 @@ from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 
 PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about
-INTEGERS = ("batch", "heads", "seq_len", "head_dim", "size", "n", "peak_bytes", "second")
+INTEGERS = ("batch", "heads", "seq_len", "head_dim", "size", "n", "peak_bytes", "second",
+            "context", "warmup", "step", "repeat", "reserved_bytes")  # fmt: skip
+FLAGS = ("causal", "capture")
 FLOATS = (
-    "ms", "ms_p20", "ms_p80", "ms_graph", "ms_host", "ms_mean", "sm_mhz", "power_w",
-    "score_scale", "error", "error_max", "speedup_over_eager", "value",
+    "ms", "ms_p20", "ms_p80", "ms_graph", "ms_host", "ms_mean", "ms_std", "ms_min", "sm_mhz",
+    "power_w", "score_scale", "error", "error_max", "speedup_over_eager", "value",
 )  # fmt: skip
 
 
@@ -121,8 +123,8 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     for column in [c for c in (*INTEGERS, *FLOATS) if c in frame]:
         cells = frame[column].astype("object").where(lambda cell: cell != "", None)
         frame[column] = pd.to_numeric(cells).astype("float64" if column in FLOATS else "Int64")
-    if "causal" in frame:
-        frame["causal"] = (frame["causal"].astype("object") == "true").astype(bool)
+    for column in [c for c in FLAGS if c in frame]:
+        frame[column] = (frame[column].astype("object") == "true").astype(bool)
     return frame
 
 

@@ -10,3 +10,7 @@ class OneLine:
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
+
+
+class UnsupportedError(RuntimeError):
+    """This implementation cannot run these inputs here; the message says why and what can."""

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from a2lib.experiments import parameters
-from a2lib.experiments.parameters import ParameterError, cell_source, check, closest
-from a2lib.experiments.shapes import DTYPES, IMPLEMENTATIONS, SWEEPS, Parameters, Shape
+from a2lib.experiments.flash.shapes import DTYPES, IMPLEMENTATIONS, SWEEPS, Parameters, Shape
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import ParameterError, cell_source, check, closest
 from a2lib.theory.attention import PASSES
 
 FIELDS = {field.name: field for field in dataclasses.fields(Parameters)}

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
-from a2lib.experiments import peers
-from a2lib.experiments.shapes import Shape
-from a2lib.measure import graphs, time_many
+from a2lib.experiments.flash import peers
+from a2lib.experiments.flash.shapes import Shape
+from a2lib.measure import failures, graphs, time_many
 from a2lib.measure.device import Sensors
 
 pytestmark = pytest.mark.gpu
@@ -132,7 +132,7 @@ def test_a_capture_that_fails_leaves_the_process_as_it_was(bad):
         assert torch.cuda.current_stream() == torch.cuda.default_stream()
         # A cut-off graph may keep the generator's seed, some hundred bytes.
         assert torch.cuda.memory_allocated() <= before + 4096
-    status, note = peers.classify(done.results["bad"])
+    status, note = failures.classify(done.results["bad"])
     assert status == ("oom" if bad is too_much else "error"), note
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()

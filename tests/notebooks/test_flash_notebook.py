@@ -11,8 +11,8 @@ import sys
 import nbformat
 import pytest
 
-from a2lib.experiments.parameters import cell_source
-from a2lib.experiments.shapes import DTYPES, Parameters
+from a2lib.experiments.flash.shapes import DTYPES, Parameters
+from a2lib.experiments.harness.parameters import cell_source
 from a2lib.paths import ROOT
 from a2lib.theory.attention import PASSES
 

@@ -8,8 +8,8 @@
 
 from a2lib.attention.flash import FlashAttentionTriton, flash_attention
 from a2lib.attention.reference import attention_reference
-from a2lib.attention.shapes import UnsupportedError
 from a2lib.attention.tiled import FlashAttentionPyTorch
+from a2lib.errors import UnsupportedError
 
 __all__ = [
     "FlashAttentionPyTorch",

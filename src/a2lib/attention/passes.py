@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from a2lib.attention.launch import launch
-from a2lib.attention.shapes import UnsupportedError, as_batched_heads, check_inputs, empty_output
+from a2lib.attention.shapes import as_batched_heads, check_inputs, empty_output
 from a2lib.attention.tiles import (
     HEAD_DIM_MAX,
     SPECIALISED,
@@ -20,6 +20,7 @@ from a2lib.attention.tiles import (
     options_of,
     precision_of,
 )
+from a2lib.errors import UnsupportedError
 
 _NOTHING = {}
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}

@@ -7,12 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from a2lib.errors import UnsupportedError
+
 # Within a tile (at most 128 rows) the kernels' offsets are 32-bit.
 ROW_STRIDE_MAX = 2**31 // 128 - 1
-
-
-class UnsupportedError(RuntimeError):
-    """This implementation cannot run these inputs here; the message says why and what can."""
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:

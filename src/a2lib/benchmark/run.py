@@ -7,7 +7,6 @@ import functools
 import gc
 import importlib.metadata
 import platform
-import re
 from collections.abc import Iterator
 
 from a2lib.benchmark.config import Config
@@ -15,15 +14,11 @@ from a2lib.benchmark.ranges import Ranges
 from a2lib.benchmark.result import Result
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.measure import synchronize
+from a2lib.measure.failures import outcome
 from a2lib.measure.runs import git_version
 
 HISTORY_ENTRIES = 1_000_000
 NOTE_LENGTH = 300
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED|Storage size calculation "
-    r"overflowed"
-)
-_NO_KERNEL = re.compile(r"No available kernel|No viable backend")
 
 
 def check_here(config: Config) -> str:
@@ -94,7 +89,7 @@ def _measure(config: Config, result: Result) -> str:
         result.status, result.note = "interrupted", f"in {stopwatch.where}"
         raise
     except Exception as error:
-        status = _status(error)
+        status = outcome(error)
         if status is None:
             raise
         text = " ".join(str(error).split())
@@ -142,28 +137,10 @@ def _capture(workload, stopwatch: Stopwatch, graphs, first: str):
     except Unusable:
         raise
     except RuntimeError as error:
-        if _status(error) is not None:
+        if outcome(error) is not None:
             raise
         # The step before ran, so what fails here is the capture or its first replay.
         raise UnsupportedError(f"no CUDA graph of this step: {error}") from error
-
-
-def _status(error: Exception) -> str | None:
-    """oom, unsupported, or None for an error that is one."""
-    import torch
-
-    from a2lib.attention import UnsupportedError
-
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, torch.OutOfMemoryError | MemoryError) or (
-            isinstance(link, RuntimeError) and _OUT_OF_MEMORY.search(str(link))
-        ):
-            return "oom"
-        if isinstance(link, UnsupportedError) or _NO_KERNEL.search(str(link)):
-            return "unsupported"
-        link = link.__cause__ or link.__context__
-    return None
 
 
 def _nvtx(config: Config):

@@ -5,6 +5,9 @@ from a2lib.measure.lock import DeviceBusy, DeviceLock
 from a2lib.measure.memory import peak_bytes
 from a2lib.measure.runs import read_runs, start_run
 from a2lib.measure.sections import (
+    BENCHMARK,
+    BENCHMARK_FIRST,
+    BENCHMARK_STEPS,
     CEILING,
     COMMON,
     FLASH,
@@ -19,6 +22,9 @@ from a2lib.measure.store import Store, StoreError, read_section
 from a2lib.measure.timing import Timing, time_call, time_many
 
 __all__ = [
+    "BENCHMARK",
+    "BENCHMARK_FIRST",
+    "BENCHMARK_STEPS",
     "CEILING",
     "COMMON",
     "FLASH",

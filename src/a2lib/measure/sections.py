@@ -1,31 +1,41 @@
-"""The tables of ``data/measured``: which columns each section of the report measures.
+"""The registry: every section of the report, each named once.
 
-A section is one folder of CSV files, one file per device. The key columns say what was measured,
-the value columns what came of it beside the time, and the common columns are the same in all.
+A section is one table of ``data/measured``: a folder of CSV files, one file per device. The key
+columns say what was measured, the value columns what came of it beside the time, and the common
+columns are the same in all. Beside its columns it says who measures it (a function that a worker
+finds by its name), in which notebook, which pages show it and which questions it answers: make's
+notebooks, the index of questions, the tables of data/README.md and the tests over all notebooks and
+pages are held against this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from a2lib.measure.columns import COLUMNS, NUMBER, TRUTH, WHOLE
 
 STATUSES = ("ok", "oom", "unsupported", "error")
 
 # status: one of STATUSES. ms, ms_p20, ms_p80: median and quantiles of n samples in milliseconds,
 # blank unless status is ok. run: the row of runs.csv that produced this one.
 COMMON = ("status", "ms", "ms_p20", "ms_p80", "n", "run")
-
-# A column name means the same in every section, so its kind is given once.
-INTEGERS = frozenset(
-    {"batch", "heads", "seq_len", "head_dim", "size", "second", "score_scale", "peak_bytes"}
-    | {"sm_mhz", "launch", "device_bytes", "l2_bytes", "n"}
-)
-FLAGS = frozenset({"causal"})
 TIMES = ("ms", "ms_p20", "ms_p80")
+
+INTEGERS = frozenset(name for name, column in COLUMNS.items() if column.kind == WHOLE)
+FLAGS = frozenset(name for name, column in COLUMNS.items() if column.kind == TRUTH)
 # Results beside the time: a number where there is one, blank where there is none.
-RESULTS = frozenset(
-    {"ms_graph", "ms_host", "ms_mean", "power_w", "error", "error_max"}
-    | {"tensor_percent", "exp_percent", "issue_percent", "warps_percent"}
-)
+RESULTS = frozenset(name for name, column in COLUMNS.items() if column.kind == NUMBER) - {*TIMES}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question of the assignment (``label`` as the index of questions shows it), and where the
+    book answers it: the heading's ``title`` and its ``anchor``."""
+
+    label: str
+    title: str
+    anchor: str
 
 
 @dataclass(frozen=True)
@@ -34,59 +44,167 @@ class Section:
 
     ``columns`` is the header of its files, in order. Where it is not ``timed``, an ``ok`` row needs
     no ``ms``, but one of its values. A section may gain values: files without them stay readable.
+
+    ``handler`` is "module:function", what a worker calls to measure it; ``notebook`` the name of
+    the notebook that does; ``pages`` those of the book that show its rows, the chapter first;
+    ``answers`` what these answer.
     """
 
     name: str
     key: tuple[str, ...]
     values: tuple[str, ...] = ()
     timed: bool = True
+    handler: str = ""
+    notebook: str = ""
+    pages: tuple[str, ...] = ()
+    answers: tuple[Answer, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
         return self.key + self.values + COMMON
 
+    def table(self) -> dict[str, object]:
+        """What a worker needs to store rows, for JSON; ``table_of`` is the way back."""
+        return {"name": self.name, "key": self.key, "values": self.values, "timed": self.timed}
+
+
+def table_of(given: Mapping[str, object]) -> Section:
+    """The section whose ``table()`` came through JSON."""
+    lists = {name: tuple(given[name]) for name in ("key", "values")}
+    return Section(**{**given, **lists})
+
 
 _SHAPE = ("dtype", "batch", "heads", "seq_len", "head_dim", "causal")
+_FLASH = "a2lib.experiments.flash.handlers"
 
-# pass: forward, backward or end_to_end. peak_bytes: memory above what was allocated at entry.
-# ms_graph: the same call replayed from a CUDA graph, the GPU's own time; ms_host: the host's to
-# issue it. sm_mhz: the clock of the multiprocessors while timing.
 FLASH = Section(
     "flash",
     ("implementation", *_SHAPE, "pass"),
     ("peak_bytes", "ms_graph", "ms_host", "sm_mhz", "note"),
+    handler=f"{_FLASH}:compare",
+    notebook="flash",
+    pages=("flash", "flash-shapes", "flash-published"),
+    answers=(
+        Answer("flash_forward (a)–(c) · 25, 26", "The forward pass", "flash-forward"),
+        Answer("flash_backward · 25, 26", "The backward pass", "flash-backward"),
+        Answer("flash_benchmarking · 25, 26", "The benchmark", "flash-benchmarking"),
+        Answer("leaderboard · 25", "The leaderboard's shape", "flash-leaderboard"),
+    ),
 )
 
-# protocol: burst, sustained or board; second: since its start, where it is followed over time.
 FLASH_PROTOCOL = Section(
     "flash_protocol",
     ("protocol", "implementation", *_SHAPE, "pass", "second"),
     ("ms_mean", "sm_mhz", "power_w", "note"),
+    handler=f"{_FLASH}:protocol",
+    notebook="flash",
+    pages=("flash",),
 )
 
-# tensor: o, dq, dk or dv; score_scale: what q was multiplied by. error: relative Frobenius norm of
-# the difference from float64; error_max: largest difference over the largest true magnitude.
 FLASH_ACCURACY = Section(
     "flash_accuracy",
     ("implementation", *_SHAPE, "score_scale", "tensor"),
     ("error", "error_max", "note"),
     timed=False,
+    handler=f"{_FLASH}:error",
+    notebook="flash",
+    pages=("flash", "flash-shapes"),
 )
 
-# launch: 0, 1, ... for the kernels of a pass, in order. device_bytes, l2_bytes: read and written by
-# L2 in device memory, and asked of L2 by the multiprocessors. The rest in percent of what the
-# hardware sustains: tensor cores, exponentials, issued instructions, resident warps.
 FLASH_COUNTERS = Section(
     "flash_counters",
     ("implementation", *_SHAPE, "pass", "launch"),
     ("kernel", "device_bytes", "l2_bytes", "tensor_percent", "exp_percent", "issue_percent")
     + ("warps_percent", "note"),
     timed=False,
+    handler=f"{_FLASH}:count",
+    notebook="flash",
+    pages=("flash",),
 )
 
-# operation: matmul (size x size times size x size) or copy (size bytes read, as many written).
-CEILING = Section("ceiling", ("operation", "dtype", "size"), ("sm_mhz", "note"))
+CEILING = Section(
+    "ceiling",
+    ("operation", "dtype", "size"),
+    ("sm_mhz", "note"),
+    handler="a2lib.experiments.ceilings:measure",
+    notebook="flash",
+    pages=("flash",),
+)
+
+_CONFIGURATION = ("model", "context", "batch", "mode", "precision", "attention", "compile", "capture")
+_BENCHMARK = "a2lib.experiments.benchmark.handlers"
+
+BENCHMARK = Section(
+    "benchmark",
+    (*_CONFIGURATION, "warmup", "phase"),
+    ("ms_mean", "ms_std", "ms_min", "ms_host", "peak_bytes", "note"),
+    handler=f"{_BENCHMARK}:summary",
+    notebook="benchmark",
+    pages=("benchmark",),
+    answers=(
+        Answer("benchmarking_script (a) · 25, 26", "The command", "benchmark-command"),
+        Answer("benchmarking_script (b) · 25, 26", "Every size and context", "benchmark-table"),
+        Answer("benchmarking_script (c) · 25, 26", "Warm-up", "benchmark-warmup"),
+    ),
+)
+
+BENCHMARK_STEPS = Section(
+    "benchmark_steps",
+    (*_CONFIGURATION, "warmup", "step", "phase"),
+    ("reserved_bytes", "note"),
+    handler=f"{_BENCHMARK}:steps",
+    notebook="benchmark",
+    pages=("benchmark",),
+)
+
+BENCHMARK_FIRST = Section(
+    "benchmark_first",
+    (*_CONFIGURATION, "prepared", "repeat", "part"),
+    ("note",),
+    handler=f"{_BENCHMARK}:first",
+    notebook="benchmark",
+    pages=("benchmark",),
+)
 
 SECTIONS = {
-    s.name: s for s in (FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, FLASH_COUNTERS, CEILING)
+    s.name: s
+    for s in (
+        FLASH,
+        FLASH_PROTOCOL,
+        FLASH_ACCURACY,
+        FLASH_COUNTERS,
+        CEILING,
+        BENCHMARK,
+        BENCHMARK_STEPS,
+        BENCHMARK_FIRST,
+    )
 }
+
+
+def notebooks() -> tuple[str, ...]:
+    """The names of the notebooks that measure a section, each once."""
+    return tuple(dict.fromkeys(s.notebook for s in SECTIONS.values()))
+
+
+def of_notebook(notebook: str) -> tuple[Section, ...]:
+    """The sections that ``notebook`` measures."""
+    return tuple(s for s in SECTIONS.values() if s.notebook == notebook)
+
+
+def pages() -> tuple[str, ...]:
+    """The pages of the book that show measured rows, each once."""
+    return tuple(dict.fromkeys(page for s in SECTIONS.values() for page in s.pages))
+
+
+def answers() -> dict[str, Answer]:
+    """The label of each question that is answered -> its answer."""
+    return {answer.label: answer for s in SECTIONS.values() for answer in s.answers}
+
+
+def readme_table(section: Section) -> str:
+    """The columns of ``section`` as data/README.md has them: the key, then the values."""
+    lines = ["| column | meaning |", "|---|---|"]
+    for column in (*section.key, *section.values):
+        key = " (key)" if column in section.key else ""
+        lines.append(f"| `{column}`{key} | {COLUMNS[column].meaning} |")
+    return "\n".join(lines)

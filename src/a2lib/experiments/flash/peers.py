@@ -1,0 +1,133 @@
+"""The attention implementations that are compared, each forced to be itself.
+
+    forward = build("sdpa_cudnn", shape)
+    o = forward(q, k, v)                       # (B, H, N, d)
+
+PyTorch picks another backend without a word where the wanted one cannot run; here each call admits
+one backend, so that it runs or raises; ``measure.failures`` makes a row of what is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from a2lib.experiments.flash.shapes import Shape
+
+# What runs on a CUDA device alone, in words for the note of an `unsupported` row.
+_CUDA_ONLY = {
+    "a2lib": "its Triton kernels need a CUDA GPU",
+    "sdpa_cudnn": "cuDNN needs a CUDA GPU",
+    "sdpa_efficient": "the memory-efficient backend needs a CUDA GPU",
+    "flex": "FlexAttention's backward needs a CUDA GPU",
+}
+# Those that Dynamo and Inductor compile once per shape.
+COMPILED = ("compile", "flex")
+
+
+def configure() -> None:
+    """Set the process-wide switches that every measuring and compiling process has to share.
+
+    They enter the keys of the compilation caches, so a process that compiles ahead with others
+    would warm nothing.
+    """
+    import torch
+    import torch._dynamo
+    import torch._functorch.config
+    import torch._inductor.config
+
+    # Donated buffers are gone after one backward; timing it alone takes many on one graph.
+    torch._functorch.config.donated_buffer = False
+    torch._functorch.config.enable_autograd_cache = True
+    torch._inductor.config.fx_graph_cache = True
+    # Beyond its recompile limit Dynamo runs the eager code instead, which would be timed as
+    # compiled.
+    torch._dynamo.config.error_on_recompile = True
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def inputs(shape: Shape, device: str, seed: int) -> tuple:
+    """q, k, v (leaves that require grad) and do, ``(batch, heads, seq_len, head_dim)``, normal."""
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[shape.dtype]
+    sizes = (shape.batch, shape.heads, shape.seq_len, shape.head_dim)
+    generator = torch.Generator(device).manual_seed(seed)
+    tensors = [
+        torch.randn(sizes, generator=generator, device=device, dtype=dtype) for _ in range(4)
+    ]
+    for tensor in tensors[:3]:
+        tensor.requires_grad_()
+    return tuple(tensors)
+
+
+def unsupported(implementation: str, device: str) -> str | None:
+    """Why ``implementation`` cannot run on ``device`` ("cuda" or "cpu") at all, or None."""
+    return None if device == "cuda" else _CUDA_ONLY.get(implementation)
+
+
+def build(implementation: str, shape: Shape, device: str = "cuda") -> Callable:
+    """``forward(q, k, v) -> o`` of one implementation, for one shape.
+
+    ``compile`` and ``flex`` compile on their first call; reset Dynamo between shapes.
+    """
+    causal = shape.causal
+    if implementation == "a2lib":
+        from a2lib.attention import flash_attention
+
+        return lambda q, k, v: flash_attention(q, k, v, is_causal=causal)
+    if implementation == "tiled":
+        from a2lib.attention import FlashAttentionPyTorch
+
+        return lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal)
+    if implementation in ("eager", "compile"):
+        return _reference(causal, compiled=implementation == "compile")
+    if implementation == "flex":
+        return _flex(shape, device)
+    return _sdpa(implementation, causal)
+
+
+def _reference(causal: bool, *, compiled: bool) -> Callable:
+    from a2lib.attention import attention_reference
+
+    def forward(q, k, v):
+        return attention_reference(q, k, v, is_causal=causal)
+
+    if not compiled:
+        return forward
+    import torch
+
+    return torch.compile(forward, dynamic=False, fullgraph=True)
+
+
+def _sdpa(implementation: str, causal: bool) -> Callable:
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backend = {
+        "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+        "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+        "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    }[implementation]
+
+    def forward(q, k, v):
+        with sdpa_kernel([backend]):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return forward
+
+
+def _flex(shape: Shape, device: str) -> Callable:
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def see_no_later_key(b, h, q_index, k_index):
+        return q_index >= k_index
+
+    block_mask = None
+    if shape.causal:
+        block_mask = create_block_mask(
+            see_no_later_key, None, None, shape.seq_len, shape.seq_len, device=device
+        )
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    return lambda q, k, v: compiled(q, k, v, block_mask=block_mask)

@@ -1,0 +1,201 @@
+"""What the flash experiment measures: its parameters, and the shapes of its sweeps. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from a2lib.experiments.harness.parameters import ParameterError, changed, names, parameter
+from a2lib.theory.attention import PASSES, attention_flops
+
+# `tiled` is plain PyTorch, tile by tile: the algorithm on a machine without a GPU, too slow on one.
+PUBLISHED = ("a2lib", "eager", "compile", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+IMPLEMENTATIONS = (*PUBLISHED, "tiled")
+DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes per element
+SWEEPS = ("handout", "leaderboard", "fa3", "all")
+SEQ_LEN = {"cuda": 16384, "cpu": 128}
+DTYPE = {"cuda": "bf16", "cpu": "fp32"}
+# Tile by tile in Python takes minutes beyond this on a CPU, so it is then measured only if asked
+# for.
+TILED_SEQ_LEN = 4096
+# On CUDA cores or in several tensor-core products, fp32 costs about this many times bf16.
+FP32_COST = 8
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/flash.ipynb, in the order of its cell."""
+
+    seq_len: int | None = parameter(
+        None,
+        "tokens per sequence; None: 16384 on a GPU, 128 on the CPU",
+        kind=int,
+        minimum=1,
+        maximum=2**24,
+        optional=True,
+    )
+    head_dim: int = parameter(64, "size of a head", kind=int, minimum=1, maximum=2**14)
+    heads: int = parameter(1, "heads per sequence", kind=int, minimum=1, maximum=2**16)
+    batch: int = parameter(1, "sequences", kind=int, minimum=1, maximum=2**20)
+    dtype: str = parameter(
+        "auto",
+        "bf16, fp16 or fp32; auto: bf16 on a GPU, fp32 on the CPU",
+        kind=str,
+        choices=("auto", *DTYPES),
+    )
+    causal: bool = parameter(True, "whether a query sees no later key", kind=bool)
+    implementations: str = parameter(
+        "auto",
+        "comma list such as a2lib,sdpa_cudnn; auto: all that run here",
+        kind=str,
+        choices=("auto",),
+        many=IMPLEMENTATIONS,
+    )
+    passes: str = parameter(
+        "all",
+        f"all, or a comma list of {', '.join(PASSES)}",
+        kind=str,
+        choices=("all",),
+        many=PASSES,
+    )
+    sweep: str = parameter(
+        "shape",
+        f"shape: the one above; or the shapes of {', '.join(SWEEPS)}",
+        kind=str,
+        choices=("shape", *SWEEPS),
+    )
+    remeasure: bool = parameter(False, "measure again what a sweep has stored already", kind=bool)
+    time_limit_s: int = parameter(
+        0,
+        "start nothing more after this many seconds; 0: no limit",
+        kind=int,
+        minimum=0,
+        maximum=366 * 24 * 3600,
+    )
+    compile_workers: int = parameter(
+        0,
+        "processes that compile a sweep ahead of its timing; 0: by the cores",
+        kind=int,
+        minimum=0,
+        maximum=1024,
+    )
+    seed: int = parameter(0, "of the random inputs", kind=int, minimum=0, maximum=2**63 - 1)
+
+    def __post_init__(self) -> None:
+        if self.sweep != "shape":
+            for name in ("seq_len", "head_dim", "heads", "batch", "dtype", "causal"):
+                if name in changed(self):
+                    raise ParameterError(
+                        f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own shapes;"
+                        f" leave {name} out, or leave sweep at shape"
+                    )
+
+    def chosen_passes(self) -> tuple[str, ...]:
+        return PASSES if self.passes == "all" else names(self.passes)
+
+    def chosen_implementations(self, shape: Shape, device: str) -> tuple[str, ...]:
+        """What to measure at ``shape`` on ``device``, "cuda" or "cpu": asked for, or all it has."""
+        if self.implementations != "auto":
+            return names(self.implementations)
+        if device == "cuda":
+            return PUBLISHED
+        tiled = ("tiled",) if shape.seq_len <= TILED_SEQ_LEN else ()
+        return ("eager", *tiled, "sdpa_flash")
+
+    def shapes(self, device: str) -> list[Shape]:
+        """The shapes to measure on ``device``, in order."""
+        if self.sweep != "shape":
+            return sweep_shapes(self.sweep, tiny=device == "cpu")
+        return [
+            Shape(
+                DTYPE[device] if self.dtype == "auto" else self.dtype,
+                self.batch,
+                self.heads,
+                SEQ_LEN[device] if self.seq_len is None else self.seq_len,
+                self.head_dim,
+                self.causal,
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Self-attention on ``(batch, heads, seq_len, head_dim)`` inputs; the fields are columns."""
+
+    dtype: str
+    batch: int
+    heads: int
+    seq_len: int
+    head_dim: int
+    causal: bool
+
+    def key(self, implementation: str, pass_: str) -> dict[str, object]:
+        """The key columns of one row of the flash section."""
+        return {"implementation": implementation, **dataclasses.asdict(self), "pass": pass_}
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPES[self.dtype]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of q, and of each other tensor of its shape."""
+        return self.batch * self.heads * self.seq_len * self.head_dim * self.element_bytes
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of the N x N scores of all heads."""
+        return self.batch * self.heads * self.seq_len**2 * self.element_bytes
+
+    @property
+    def cost(self) -> float:
+        """Roughly how long it takes, in arbitrary units: the order of a sweep."""
+        sizes = (self.batch, self.heads, self.seq_len, self.seq_len, self.head_dim)
+        flops = attention_flops(*sizes, self.causal, "end_to_end")
+        return flops * (FP32_COST if self.dtype == "fp32" else 1)
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        sizes = (self.batch, self.heads, self.seq_len, self.head_dim)
+        return f"{'x'.join(map(str, sizes))} {self.dtype} {mask}"
+
+
+def needed_bytes(implementation: str, shape: Shape, pass_: str) -> int:
+    """An estimate of the memory one pass needs beside its inputs: for planning, never reported.
+
+    Eager attention keeps the scores, their scaled and masked copies and the weights for its
+    backward, which adds the gradients of two of them.
+    """
+    linear = (2 if pass_ == "forward" else 6) * shape.tensor_bytes
+    if implementation not in ("eager", "compile"):
+        return linear
+    return linear + (4 if pass_ == "forward" else 6) * shape.matrix_bytes
+
+
+def sweep_shapes(sweep: str, *, tiny: bool = False) -> list[Shape]:
+    """The shapes of ``sweep``: the leaderboard's first, then from cheap to dear, each once.
+
+    handout: batch 1, one head, causal, 2^7 to 2^16 tokens, heads of 16 to 128, bf16 and fp32.
+    leaderboard: 16 heads of 64, 16,384 tokens, causal, bf16 (the course's leaderboard of 2025).
+    fa3: 16,384 tokens in all, hidden size 2048, heads of 64 and 128 (FlashAttention-3, section
+    4.1). ``tiny`` shrinks lengths, tokens and hidden size to what a CPU does in minutes.
+    """
+    leaderboard = [
+        Shape("bf16", 1, 2, 256, 64, True) if tiny else Shape("bf16", 1, 16, 16384, 64, True)
+    ]
+    handout = [
+        Shape(dtype, 1, 1, 2**power, head_dim, True)
+        for power in range(7, 9 if tiny else 17)
+        for head_dim in (16, 32, 64, 128)
+        for dtype in ("bf16", "fp32")
+    ]
+    tokens, hidden = (512, 256) if tiny else (16384, 2048)
+    fa3 = [
+        Shape("bf16", tokens // seq_len, hidden // head_dim, seq_len, head_dim, causal)
+        for seq_len in ((128, 256, 512) if tiny else (512, 1024, 2048, 4096, 8192, 16384))
+        for head_dim in (64, 128)
+        for causal in (True, False)
+    ]
+    chosen = {"handout": handout, "leaderboard": [], "fa3": fa3, "all": handout + fa3}[sweep]
+    first = leaderboard if sweep in ("leaderboard", "all") else []
+    return list(dict.fromkeys([*first, *sorted(chosen, key=lambda shape: shape.cost)]))

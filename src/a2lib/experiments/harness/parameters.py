@@ -1,0 +1,218 @@
+"""The parameters of a notebook: typed, documented once, and checked before anything is measured.
+
+papermill accepts any name and any value: a misspelt `-p seqlen 512` measures the default and exits
+0, and `-p heads 1e1` arrives as the float 10.0. A notebook therefore declares its parameters as a
+dataclass of ``parameter`` fields and calls ``check(globals(), TheDataclass)`` in the cell after its
+parameters cell, whose text is ``cell_source(TheDataclass)``.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar
+
+from a2lib.errors import OneLine
+
+T = TypeVar("T")
+
+# What papermill can inject. Anything else among the globals is an import or a result.
+_LITERALS = (bool, int, float, str, list, tuple, dict, type(None))
+# IPython's own names, and those of `papermill --inject-paths`.
+_NOT_PARAMETERS = re.compile(r"_.*|In|Out|exit|quit|open|get_ipython|PAPERMILL_.*")
+_CHECKED = "_parameters_checked"
+# How the cell begins in which papermill puts the parameters it was given.
+_INJECTED = "# Parameters"
+_LARGEST = 2**63 - 1  # the tables hold no larger whole number
+_SHOWN = 60  # characters of a refused value
+
+
+class ParameterError(OneLine, ValueError):
+    """A parameter that is unknown, of the wrong type or not allowed. The message is one line."""
+
+
+def parameter(
+    default: Any,
+    help: str,
+    *,
+    kind: type,
+    minimum: int = -_LARGEST,
+    maximum: int = _LARGEST,
+    choices: Sequence[str] = (),
+    many: Sequence[str] = (),
+    optional: bool = False,
+) -> Any:
+    """A dataclass field for one parameter.
+
+    ``kind`` is int, bool or str. An int is from ``minimum`` to ``maximum``; a str is one of
+    ``choices``, or with ``many`` one of ``choices`` or a comma list of names in ``many``.
+    ``optional`` admits None. ``help`` becomes the comment that ``papermill --help-notebook`` shows.
+    """
+    rules = {
+        "help": help,
+        "kind": kind,
+        "minimum": minimum,
+        "maximum": maximum,
+        "choices": tuple(choices),
+        "many": tuple(many),
+        "optional": optional,
+    }
+    return dataclasses.field(default=default, metadata=rules)
+
+
+def cell_source(declared: type) -> str:
+    """The text of the parameters cell: one annotated literal with its comment per parameter."""
+    lines = []
+    for field in dataclasses.fields(declared):
+        kind, text = field.metadata["kind"].__name__, field.metadata["help"]
+        default = f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
+        lines.append(f"{field.name}: {kind} = {default}  # {text}")
+    return "\n".join(lines)
+
+
+def check(namespace: MutableMapping[str, Any], declared: type[T]) -> T:
+    """The values of ``namespace`` (a notebook's globals) as an instance of ``declared``.
+
+    Raises ParameterError for a name that is no parameter, a missing one, or a value that is not
+    allowed. A name that papermill injected has to be a parameter, also where Python or the notebook
+    has taken the name for something else since. In a fresh kernel every other literal counts as a
+    misspelt parameter; once a check has passed, so that someone is working in the notebook, only a
+    name close to a parameter's does.
+    """
+    fields = {field.name: field for field in dataclasses.fields(declared)}
+    for name in _injected(fields):
+        if name not in fields and not name.startswith("PAPERMILL_"):
+            raise _unknown(name, fields)
+    for name, value in namespace.items():
+        if name in fields or _NOT_PARAMETERS.fullmatch(name) or not isinstance(value, _LITERALS):
+            continue
+        if _CHECKED not in namespace or closest(name, fields):
+            raise _unknown(name, fields)
+    values = {}
+    for name, field in fields.items():
+        if name not in namespace:
+            raise ParameterError(f"{name} is missing: run the parameters cell first")
+        values[name] = _value(name, namespace[name], field.metadata)
+    result = declared(**values)
+    namespace[_CHECKED] = True
+    return result
+
+
+def _unknown(name: str, fields: Mapping[str, Any]) -> ParameterError:
+    meant = closest(name, fields)
+    hint = f" (did you mean {meant}?)" if meant else ""
+    return ParameterError(f"unknown parameter {name}{hint}; allowed are {', '.join(fields)}")
+
+
+def _injected(fields: Mapping[str, Any]) -> list[str]:
+    """The names that papermill's cell assigned, where the last parameters cell to run was its."""
+    for source in reversed(_cells()):
+        is_injected = source.startswith(_INJECTED)
+        if not is_injected and not all(field in source for field in fields):
+            continue
+        try:
+            body = ast.parse(source).body if is_injected else []
+        except SyntaxError:
+            return []
+        assigned = [node.targets for node in body if isinstance(node, ast.Assign)]
+        return [t.id for targets in assigned for t in targets if isinstance(t, ast.Name)]
+    return []
+
+
+def _cells() -> list[str]:
+    """The sources of the cells this kernel has run; [] outside of IPython."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return []
+    shell = get_ipython()
+    # Not its variable In, which a parameter may have taken.
+    return [] if shell is None else list(shell.history_manager.input_hist_raw)
+
+
+def closest(name: str, allowed: Sequence[str] | Mapping[str, Any]) -> str | None:
+    """The entry of ``allowed`` that ``name`` probably stands for: case, underscores, a typo."""
+    plain = {re.sub(r"[\W_]", "", entry).lower(): entry for entry in allowed}
+    found = difflib.get_close_matches(
+        re.sub(r"[\W_]", "", str(name)).lower(), plain, n=1, cutoff=0.7
+    )
+    return plain[found[0]] if found else None
+
+
+def changed(given: Any) -> dict[str, Any]:
+    """The parameters of a checked ``given`` that differ from their default."""
+    fields = dataclasses.fields(given)
+    return {f.name: v for f in fields if (v := getattr(given, f.name)) != f.default}
+
+
+def names(value: str) -> tuple[str, ...]:
+    """The entries of a comma list that was checked, in order, each once."""
+    return tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+
+
+def _value(name: str, value: Any, rules: Mapping[str, Any]) -> Any:
+    # `-p seq_len null` arrives as the text "null": papermill itself translates None alone.
+    blank = value is None or (isinstance(value, str) and value.lower() in ("null", "none"))
+    if blank and rules["optional"]:
+        return None
+    if rules["kind"] is bool:
+        return _bool(name, value)
+    if rules["kind"] is int:
+        return _int(name, value, rules)
+    return _str(name, value, rules)
+
+
+def _bool(name: str, value: Any) -> bool:
+    # `-p causal false` arrives as the text "false", which Python counts as true.
+    text = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(text, bool):
+        raise ParameterError(f"{name} = {_shown(value)}: allowed are True and False")
+    return text
+
+
+def _int(name: str, value: Any, rules: Mapping[str, Any]) -> int:
+    low, high = rules["minimum"], rules["maximum"]
+    allowed = f"a whole number from {low} to {high}" + (", or None" if rules["optional"] else "")
+    integral = isinstance(value, float) and value.is_integer()
+    if isinstance(value, bool) or not (isinstance(value, int) or integral):
+        raise ParameterError(f"{name} = {_shown(value)}: must be {allowed}")
+    if not low <= value <= high:
+        raise ParameterError(f"{name} = {_shown(value)}: must be {allowed}")
+    return int(value)
+
+
+def _str(name: str, value: Any, rules: Mapping[str, Any]) -> str:
+    choices, many = rules["choices"], rules["many"]
+    allowed = f"allowed are {', '.join((*choices, *many))}"
+    if many:
+        allowed += "; several with commas between them"
+        if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+            value = ",".join(value)
+    if not isinstance(value, str):
+        raise ParameterError(f"{name} = {_shown(value)}: {allowed}")
+    if value in choices:
+        return value
+    if not many:
+        raise ParameterError(f"{name} = {_shown(value)}: {allowed}{_hint(value, choices)}")
+    for part in value.split(","):
+        if part.strip() not in many:
+            hint = _hint(part, (*choices, *many))
+            raise ParameterError(f"{name} = {_shown(value)}: {allowed}{hint}")
+    return ",".join(names(value))
+
+
+def _hint(value: str, allowed: Sequence[str]) -> str:
+    meant = closest(value, allowed)
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def _shown(value: Any) -> str:
+    """``value`` as it would be written, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number too long to show"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

@@ -1,0 +1,196 @@
+"""One execution of a notebook: its head, its sweeps with a progress bar, its foot.
+
+    run = start(parameters, "toy", (TOY,))        # prints what it runs on
+    measure(run, TOY, tasks)                      # stores row by row, prints what is left
+    say_where(run, (TOY,), "the chapter")         # prints where the rows are
+
+The parameters are a section's own dataclass; those every sweep has are read from it here:
+``remeasure``, ``time_limit_s``, ``seed`` and, for compiling ahead, ``compile_workers``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from a2lib import paths
+from a2lib.experiments.harness import ahead, memory, parameters
+from a2lib.experiments.harness.process import Worker
+from a2lib.experiments.harness.progress import Progress
+from a2lib.experiments.harness.sweep import Sweep, Task, plan
+from a2lib.measure import DeviceLock, Section, Store, device_slug, read_runs, start_run
+
+# Share of the free device memory that compiling ahead may take.
+COMPILE_SHARE = 0.8
+_HEAD = ("run", "torch", "triton", "cuda", "cudnn", "driver", "python", "git", "command")
+
+
+@dataclass
+class Run:
+    """One execution of ``notebook`` on ``device`` ("cuda" or "cpu"), under run id ``id``.
+
+    Rows go to ``data``, to the files of the device ``slug``. ``until`` is when nothing more is
+    started (``time.time()``), ``left`` how many rows that has left. ``worker`` is one that was kept
+    for the next sweep.
+    """
+
+    parameters: object
+    notebook: str
+    device: str
+    id: str
+    slug: str
+    data: Path
+    until: float | None = None
+    left: int = 0
+    worker: Worker | None = None
+
+    def store(self, section: Section) -> Store:
+        return Store(section, self.slug, self.data)
+
+    @property
+    def command(self) -> str:
+        """The papermill command that repeats it."""
+        return command(self.notebook, self.parameters)
+
+
+def command(notebook: str, given: object) -> str:
+    """The papermill command that runs ``notebook`` with the parameters ``given``."""
+    changed = parameters.changed(given).items()
+    options = [f"-p {name} {shlex.quote(str(value))}" for name, value in changed]
+    return " ".join(["papermill", f"notebooks/{notebook}.ipynb", *options])
+
+
+def data_folder(device: str) -> Path:
+    """Where rows of ``device`` ("cuda" or "cpu") go: $A2LIB_DATA if set, else data/ for a GPU.
+
+    Those of a CPU go to build/data, which the report reads too: data/ is committed, and a trial of
+    the notebook leaves it as it was.
+    """
+    if device == "cpu" and not os.environ.get("A2LIB_DATA"):
+        return paths.build_dir() / "data"
+    return paths.data_dir()
+
+
+def start(given: object, notebook: str, sections: Sequence[Section], *, tiny: bool = True) -> Run:
+    """Record the run and print what it runs on; ``tiny`` if a CPU gets sizes that are a trial.
+
+    Raises, before anything is measured, StoreError where rows could not be stored and DeviceBusy
+    where another process measures on the device.
+    """
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    DeviceLock(device).check()
+    data, slug = data_folder(device), device_slug()
+    for section in sections:
+        Store(section, slug, data).check_writable()
+    run_id = start_run(
+        command=command(notebook, given),
+        parameters=dataclasses.asdict(given),
+        device=slug,
+        data=data,
+    )
+    until = time.time() + given.time_limit_s if given.time_limit_s else None
+    if device == "cuda":
+        print(torch.cuda.get_device_name())
+    else:
+        print("CPU: tiny sizes, which say nothing about a GPU" if tiny else "CPU")
+    (known,) = (row for row in read_runs(data) if row["run"] == run_id)
+    for column in _HEAD:
+        if known[column]:
+            print(f"  {column:8}{known[column]}")
+    return Run(given, notebook, device, run_id, slug, data, until)
+
+
+def measure(
+    run: Run,
+    section: Section,
+    tasks: Sequence[Task],
+    *,
+    what: str = "measure",
+    resume: bool = True,
+    silence_s: float | None = None,
+    keep_worker: bool = False,
+) -> None:
+    """Measure what is pending of ``tasks``, under a bar named ``what``; rows are stored one by one.
+
+    Prints what is stored already and what the time limit has left. ``keep_worker`` leaves the
+    process for the next sweep: starting one, with its CUDA context, takes seconds.
+    """
+    store = run.store(section)
+    pending = plan(tasks, store, resume=resume, remeasure=run.parameters.remeasure)
+    total = sum(task.size for task in pending)
+    stored = sum(task.size for task in tasks) - total
+    if stored:
+        print(f"{stored} rows are stored already (-p remeasure True measures them again)")
+    if not total:
+        return
+    bar = Progress(total, what, unit="rows")
+
+    def begin(task: Task, culprit: str | None) -> None:
+        turns = "in turns" if task.in_turns else ""
+        bar.say(task.label if culprit == task.label else f"{task.label} {culprit or turns}".strip())
+
+    sweep = Sweep(
+        store,
+        run.id,
+        run.device,
+        seed=run.parameters.seed,
+        until=run.until,
+        row=lambda key: bar.step(),
+        begin=begin,
+        silence_s=silence_s,
+        worker=run.worker,
+        keep=keep_worker,
+    )
+    try:
+        left = sweep.measure(pending)
+    finally:
+        run.worker = sweep.worker
+        bar.close()
+    run.left += left
+    if left:
+        print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
+        print(f"  {run.command}")
+
+
+def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) -> None:
+    """Fill the compilation caches with ``tasks``, in parallel, where that pays."""
+    workers = ahead.worker_count(len(tasks), run.parameters.compile_workers)
+    if not workers:
+        print("Nothing to compile ahead: what needs compiling is compiled when it is measured.")
+        return
+    bar = Progress(len(tasks), "compile", unit="kernels")
+    outcome = ahead.compile_ahead(
+        tasks,
+        handler=handler,
+        device=run.device,
+        workers=workers,
+        memory_bytes=int(COMPILE_SHARE * memory.free_bytes(run.device)),
+        until=run.until,
+        progress=lambda task: bar.step(text=task.label),
+    )
+    bar.close(f"{workers} processes")
+    for task, reason in outcome.failed:
+        print(f"  not compiled ahead: {task.label}: {reason}")
+
+
+def say_where(run: Run, sections: Sequence[Section], chapter: str) -> None:
+    """Print where the rows are and how they get into the book."""
+    files = " and ".join(shown(run.store(section).path) for section in sections)
+    print(f"Rows: {files}; run {run.id}")
+    if run.left:
+        print(f"{run.left} rows are left; run again: {run.command}")
+    print(f"Book: `make book` rebuilds the report with them; the chapter is {chapter}.")
+
+
+def shown(path: Path) -> str:
+    """``path`` without the folders of this machine: they would be published with the notebook."""
+    if path.is_relative_to(paths.ROOT):
+        return str(path.relative_to(paths.ROOT))
+    return str(Path("$A2LIB_DATA") / path.relative_to(paths.data_dir()))

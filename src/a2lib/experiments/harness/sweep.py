@@ -1,0 +1,208 @@
+"""What of a section is still to be measured, and measuring it in a worker that may die."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from a2lib.experiments.harness.process import Worker, WorkerDied, command
+from a2lib.measure import Section, Store, StoreError
+from a2lib.measure.failures import note as one_line
+from a2lib.measure.store import format_value
+
+# How the note begins of an `error` row that says nothing about its configuration: a process was
+# ended twice from outside. The next sweep measures it again.
+ENDED_FROM_OUTSIDE = "ended from outside"
+NO_RESULT = "no result and no reason: a defect of a2lib"
+# The longest step without an event is one compilation or the timing of one pass.
+SILENCE_S = {"cuda": 300, "cpu": 1800}
+
+Key = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is asked for at once: ``spec``, which its handler understands and JSON holds.
+
+    ``rows`` are the keys wanted, by culprit: whom an `error` row names when the process dies while
+    it is at work. What is measured only as a whole has one culprit. Several may be measured
+    ``in_turns``; if the process dies then, each is measured alone.
+    """
+
+    label: str
+    spec: Mapping[str, object]
+    rows: Mapping[str, tuple[Key, ...]]
+    in_turns: bool = False
+    ended: bool = False  # a process that was at it was ended from outside
+
+    @property
+    def size(self) -> int:
+        return sum(len(keys) for keys in self.rows.values())
+
+    def keep(self, is_left: Callable[[Key], bool]) -> Task:
+        """This task with those of its rows alone of which ``is_left``."""
+        left = {
+            culprit: kept
+            for culprit, keys in self.rows.items()
+            if (kept := tuple(key for key in keys if is_left(key)))
+        }
+        return dataclasses.replace(self, rows=left)
+
+
+def plan(
+    tasks: Iterable[Task], store: Store, *, resume: bool = True, remeasure: bool = False
+) -> list[Task]:
+    """What of ``tasks`` is to be measured, in order.
+
+    With ``resume`` it leaves out what ``store`` has, errors included but for those of processes
+    that were ended from outside. With ``remeasure`` everything is measured, the longest ago first,
+    so that a sequence of interrupted runs gets to the end as well.
+    """
+    tasks = list(tasks)
+    if not resume:
+        return tasks
+    section = store.section
+    runs = {identity(section, row): row["run"] for row in store.rows() if not _says_nothing(row)}
+    if not remeasure:
+        left = [task.keep(lambda key: identity(section, key) not in runs) for task in tasks]
+        return [task for task in left if task.size]
+
+    def oldest(task: Task) -> str:
+        # A run's id begins with the time it was started at.
+        keys = (key for keys in task.rows.values() for key in keys)
+        return min((runs.get(identity(section, key), "") for key in keys), default="")
+
+    return sorted(tasks, key=oldest)
+
+
+def identity(section: Section, row: Key) -> tuple[str, ...]:
+    """The key of a row, as text, whether it comes from the store or from a task."""
+    return tuple(format_value(column, row[column]) for column in section.key)
+
+
+@dataclass
+class Sweep:
+    """Measures ``tasks`` one after another, storing rows under ``run``.
+
+    ``until`` (``time.time()``) is when nothing more is started. ``row(key)`` is called after each
+    wanted row was stored, ``begin(task, culprit)`` before each step. ``command`` is that of the
+    worker, by default one process with the section's handler; ``worker`` is one to begin with, and
+    with ``keep`` the last is left there for another sweep.
+    """
+
+    store: Store
+    run: str
+    device: str
+    seed: int = 0
+    until: float | None = None
+    row: Callable[[Key], None] = lambda key: None
+    begin: Callable[[Task, str | None], None] = lambda task, culprit: None
+    command: Sequence[str] = ()
+    silence_s: float | None = None
+    worker: Worker | None = None
+    keep: bool = False
+
+    def measure(self, tasks: Sequence[Task]) -> int:
+        """Measure, and return how many rows ``until`` has left.
+
+        Whatever goes wrong in a configuration becomes its row. Raises StoreError where rows cannot
+        be stored, and WorkerDied where a worker does not even start.
+        """
+        waiting = deque(task for task in tasks if task.size)
+        try:
+            while waiting and not self._late():
+                task = waiting.popleft()
+                if self.worker is None or self.worker.closed:
+                    self.worker = Worker(self.command or command(self.store.section.handler))
+                left = self._measure_one(self.worker, task)
+                if left.size and self._late():
+                    waiting.append(left)
+                elif left.size:
+                    waiting.appendleft(left)
+        finally:
+            if self.worker is not None and not self.keep:
+                self.worker.close()
+        return sum(task.size for task in waiting)
+
+    def _measure_one(self, worker: Worker, task: Task) -> Task:
+        """What is left of ``task`` after ``worker`` had it."""
+        left, raised = task, None
+        culprit = next(iter(task.rows)) if len(task.rows) == 1 else None
+        self.begin(task, culprit)
+        try:
+            for event in worker.ask(self._request(task), self.silence_s or SILENCE_S[self.device]):
+                if "row" in event:
+                    left = self._less(left, event["row"])
+                elif "begin" in event:
+                    culprit = event["begin"]
+                    self.begin(task, culprit)
+                elif "raised" in event:
+                    raised = event["status"], event["raised"]
+                elif "fatal" in event:
+                    raise StoreError(event["fatal"])
+        except WorkerDied as died:
+            if not worker.ready:
+                raise
+            if died.from_outside and not left.ended:
+                return dataclasses.replace(left, ended=True)
+            note = f"{ENDED_FROM_OUTSIDE}, twice: {died}" if died.from_outside else str(died)
+            raised = raised or ("oom" if died.no_memory else "error", note)
+        if raised:
+            return self._after_failure(left, culprit, left.size < task.size, *raised)
+        if left.size and not self._late():
+            self._blame(left, tuple(left.rows), "error", NO_RESULT)
+            left = dataclasses.replace(left, rows={})
+        return left
+
+    def _request(self, task: Task) -> dict:
+        return {
+            "do": self.store.section.handler,
+            "section": self.store.section.table(),
+            "spec": task.spec,
+            "wanted": task.rows,
+            "in_turns": task.in_turns,
+            "device": self.device,
+            "slug": self.store.device,
+            "data": str(self.store.data),
+            "run": self.run,
+            "seed": self.seed,
+            "until": self.until,
+        }
+
+    def _less(self, left: Task, row: Key) -> Task:
+        """``left`` without ``row``, which need not be one that was wanted."""
+        section = self.store.section
+        stored = identity(section, row)
+        rest = left.keep(lambda key: identity(section, key) != stored)
+        if rest.size < left.size:
+            self.row(row)
+        return rest
+
+    def _after_failure(
+        self, left: Task, culprit: str | None, progressed: bool, status: str, note: str
+    ) -> Task:
+        """What is left of a task that failed while ``culprit`` ran, less the blamed."""
+        if culprit not in left.rows and (progressed or left.in_turns):
+            # The culprit's rows are stored, or several took turns: then each is measured alone.
+            return dataclasses.replace(left, in_turns=left.in_turns and culprit is not None)
+        blamed = (culprit,) if culprit in left.rows else tuple(left.rows)
+        self._blame(left, blamed, status, note)
+        rest = {name: keys for name, keys in left.rows.items() if name not in blamed}
+        return dataclasses.replace(left, rows=rest, ended=False)
+
+    def _blame(self, left: Task, culprits: Sequence[str], status: str, note: str) -> None:
+        reason = {"status": status, "note": one_line(note), "run": self.run}
+        for culprit in culprits:
+            for key in left.rows[culprit]:
+                self.store.put({**key, **reason})
+                self.row(key)
+
+    def _late(self) -> bool:
+        return self.until is not None and time.time() > self.until
+
+
+def _says_nothing(row: Mapping[str, str]) -> bool:
+    return row["status"] == "error" and row["note"].startswith(ENDED_FROM_OUTSIDE)

@@ -1,0 +1,168 @@
+"""The process that touches the device: one JSON task per line in, one JSON event per line out.
+
+    python -m a2lib.experiments.harness.worker a2lib.experiments.flash.handlers:compare
+
+Measuring happens here and not in the notebook, because a kernel can end its process (an assertion
+in a compiler aborts, an illegal access spoils the CUDA context for good, the system kills what
+takes the memory). The notebook then starts another worker, and the sweep goes on after the
+culprit's row.
+
+    {"do": "module:function", "spec": {...}, "device": "cuda", "seed": 0, ...}
+
+calls that function with a ``Job``; what it puts are the rows of ``section``. The first event is
+{"ready": true}, once the handlers of the command line can be called. Then each task has {"begin":
+culprit}, {"row": {...}} and {"failed": why} as its function says, {"raised": note, "status": ...}
+where that raises, and ends with {"done": true}.
+{"lost": why} says that this process ends now and another should take over; {"fatal": why} that
+going on makes no sense, for instance since the disk is full.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Emit = Callable[[dict], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a handler is given: ``spec`` says what to measure on ``device`` ("cuda" or "cpu").
+
+    ``wanted`` holds the keys of the rows still wanted, by culprit; ``in_turns`` says whether the
+    culprits may be measured side by side. Events go out through ``emit``; ``store`` is None where
+    no row is expected.
+    """
+
+    spec: Mapping[str, object]
+    device: str
+    emit: Emit = lambda event: None
+    seed: int = 0
+    wanted: Mapping[str, list[dict]] = dataclasses.field(default_factory=dict)
+    in_turns: bool = False
+    until: float | None = None
+    run: str = ""
+    store: object = None
+
+    def put(self, row: Mapping[str, object]) -> None:
+        """Store a row and report it. Raises StoreError."""
+        self.store.put({**row, "run": self.run})
+        self.emit({"row": dict(row)})
+
+    def begin(self, culprit: str | None) -> None:
+        """Say who is to blame if the process ends now; None where several take turns."""
+        self.emit({"begin": culprit})
+
+    def failed(self, why: str) -> None:
+        """Report a failure that is no row."""
+        self.emit({"failed": why})
+
+    def expired(self) -> bool:
+        """Whether nothing more should be started."""
+        return self.until is not None and time.time() > self.until
+
+
+def main(handlers: list[str]) -> None:
+    """Serve tasks until the standard input ends, which it does when the parent is gone; then end,
+    with whatever this process started if it leads a group of its own."""
+    emit = events()
+    from a2lib.experiments.harness import compiler
+
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        compiler.drop_broken(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    for handler in handlers:
+        load(handler)
+    emit({"ready": True})
+    for task in tasks():
+        serve(task, emit)
+        emit({"done": True})
+
+
+@functools.cache
+def load(handler: str) -> Callable[[Job], None]:
+    """The function of "module:function". ``prepare()`` of the module, if it has one, is called
+    before."""
+    module, _, name = handler.partition(":")
+    loaded = importlib.import_module(module)
+    getattr(loaded, "prepare", lambda: None)()
+    return getattr(loaded, name)
+
+
+def serve(task: dict, emit: Emit) -> None:
+    """Do one task."""
+    from a2lib.measure import Store, StoreError
+    from a2lib.measure.failures import LostContext, classify, is_lost
+    from a2lib.measure.sections import table_of
+
+    given = {name: task[name] for name in ("spec", "device", "seed")}
+    if "section" in task:
+        store = Store(table_of(task["section"]), task["slug"], data=Path(task["data"]))
+        given |= {name: task[name] for name in ("wanted", "in_turns", "until", "run")}
+        given["store"] = store
+    try:
+        load(task["do"])(Job(emit=emit, **given))
+    except StoreError as error:
+        _leave(emit, {"fatal": str(error)})
+    except LostContext as error:
+        _leave(emit, {"lost": str(error)})
+    except Exception as error:
+        traceback.print_exc()
+        status, note = classify(error)
+        emit({"raised": note, "status": status})
+        if is_lost(error):
+            _leave(emit, {"lost": note})
+    gc.collect()
+    if task["device"] == "cuda" and "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
+
+
+def events() -> Emit:
+    """How this process speaks to its parent; from now on whatever else prints goes to stderr."""
+    # Whatever prints must not end up among the events.
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def emit(event: dict) -> None:
+        lines.write(json.dumps(event) + "\n")
+
+    return emit
+
+
+def tasks() -> Iterator[dict]:
+    """Tasks as they arrive. Reads ahead, so that the parent's end is noticed in mid-task."""
+    waiting: queue.Queue[dict] = queue.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            waiting.put(json.loads(line))
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)  # and its compilers
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield waiting.get()
+
+
+def _leave(emit: Emit, event: dict) -> None:
+    # Not sys.exit: its clean-up would call into the device.
+    emit(event)
+    sys.stderr.flush()
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

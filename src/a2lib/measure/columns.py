@@ -1,0 +1,109 @@
+"""Every column of the measured tables: its kind and what it means, the same in every section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TEXT, WHOLE, NUMBER, TRUTH = "text", "whole number", "number", "truth value"
+
+
+@dataclass(frozen=True)
+class Column:
+    """``kind`` is TEXT, WHOLE (0 or more), NUMBER (0 or more, a result) or TRUTH."""
+
+    kind: str
+    meaning: str
+
+
+COLUMNS = {
+    # What was measured.
+    "implementation": Column(
+        TEXT,
+        "`a2lib` (ours), `eager`, `compile`, `sdpa_flash`, `sdpa_cudnn`, `sdpa_efficient`, `flex`,"
+        " each forced to be itself; `tiled` (plain PyTorch) on the CPU",
+    ),
+    "dtype": Column(TEXT, "`bf16`, `fp16`, `fp32`"),
+    "batch": Column(WHOLE, "sequences"),
+    "heads": Column(WHOLE, "heads of a sequence"),
+    "seq_len": Column(WHOLE, "tokens of a sequence"),
+    "head_dim": Column(WHOLE, "size of a head"),
+    "causal": Column(TRUTH, "`true`, `false`"),
+    "pass": Column(TEXT, "`forward`, `backward`, `end_to_end` (both)"),
+    "protocol": Column(TEXT, "`burst`, `sustained` or `board`, below"),
+    "second": Column(WHOLE, "since the protocol's start, where it is followed over time; else 0"),
+    "score_scale": Column(WHOLE, "what q was multiplied by, 1 or 10"),
+    "tensor": Column(TEXT, "`o`, `dq`, `dk` or `dv`"),
+    "launch": Column(WHOLE, "0, 1, ... for the kernels of a pass, in order"),
+    "operation": Column(TEXT, "`matmul` of two square matrices, or `copy`"),
+    "size": Column(WHOLE, "of a matrix's side; of a copy in bytes read, as many are written"),
+    "model": Column(TEXT, "a size by name; `tiny` is the CPU's"),
+    "context": Column(WHOLE, "tokens of a sequence"),
+    "mode": Column(TEXT, "`forward`, `forward-backward`, or `train-step` with AdamW"),
+    "precision": Column(TEXT, "`fp32`, `tf32`, `bf16` (autocast)"),
+    "attention": Column(TEXT, "`eager`, `flash` (ours), or another of `python -m a2lib.benchmark`"),
+    "compile": Column(TEXT, "what is compiled: `none`, each of the `blocks`, or the whole `model`"),
+    "capture": Column(TRUTH, "whether a step is the replay of one CUDA graph"),
+    "warmup": Column(WHOLE, "steps before the measured ones"),
+    "phase": Column(
+        TEXT,
+        "`forward`, `loss`, `backward`, `optimizer`, and of the whole step `step` (from the first"
+        " phase's start to the last one's end, by the device's clock) and `wall` (from an idle"
+        " device to an idle device, by the host's)",
+    ),
+    "step": Column(WHOLE, "0, 1, ... from the process's first on, warm-up included"),
+    "prepared": Column(
+        TEXT,
+        "what the process did before: `nothing`; `modules`, load all kernels with the context; each"
+        " of the others with those before it: a `product`, a step of one `block`, taking the"
+        " `memory`; `cached`, where compiled: nothing, but the compiler's cache on disk was full",
+    ),
+    "part": Column(
+        TEXT,
+        "what was timed: `import` of PyTorch, making the `context`, the preparations (of the block"
+        " its first step and its second), then the `first` step, the `second` and a `steady` one",
+    ),
+    "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
+    # What came of it.
+    "peak_bytes": Column(WHOLE, "peak memory beyond what was allocated on entry"),
+    "ms_graph": Column(
+        NUMBER,
+        "the GPU's own time: median of the same call replayed from a CUDA graph, timed as `ms`;"
+        " blank where it cannot be captured (`note` then begins with `no graph:`) and on a CPU",
+    ),
+    "ms_host": Column(
+        NUMBER,
+        "the host's own time: median of what it takes to issue one call, without waiting for the"
+        " GPU; blank on a CPU",
+    ),
+    "ms_mean": Column(NUMBER, "mean of the same `n` calls as `ms`"),
+    "ms_std": Column(NUMBER, "standard deviation of the same, by n - 1"),
+    "ms_min": Column(NUMBER, "the least of them"),
+    "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
+    "sm_mhz": Column(
+        WHOLE,
+        "clock of the multiprocessors while `ms` was measured, median of the driver's readings;"
+        " blank where it tells none",
+    ),
+    "power_w": Column(
+        NUMBER, "median of the driver's readings, which it averages over about a second"
+    ),
+    "error": Column(NUMBER, "Frobenius norm of the difference over that of the truth"),
+    "error_max": Column(
+        NUMBER, "largest absolute difference over the largest absolute value of the truth"
+    ),
+    "kernel": Column(TEXT, "its name"),
+    "device_bytes": Column(WHOLE, "bytes that L2 read and wrote in device memory"),
+    "l2_bytes": Column(WHOLE, "bytes that the multiprocessors asked of L2"),
+    "tensor_percent": Column(NUMBER, "of what the tensor cores sustain"),
+    "exp_percent": Column(NUMBER, "of what the units of the exponentials sustain"),
+    "issue_percent": Column(NUMBER, "of the instructions that can be issued"),
+    "warps_percent": Column(NUMBER, "of the warps that can be resident"),
+    "note": Column(TEXT, "the reason where something is missing"),
+    # The same in all.
+    "status": Column(TEXT, "`ok`, `oom`, `unsupported`, `error`"),
+    "ms": Column(NUMBER, "median of the time, in milliseconds"),
+    "ms_p20": Column(NUMBER, "its 20 % quantile"),
+    "ms_p80": Column(NUMBER, "its 80 % quantile"),
+    "n": Column(WHOLE, "how many times it was timed"),
+    "run": Column(TEXT, "the row of `runs.csv`"),
+}

@@ -1,0 +1,113 @@
+"""Errors against float64: known ones come out as they are, and a failure is a row."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from a2lib.attention import attention_reference
+from a2lib.experiments.flash import accuracy, peers
+from a2lib.experiments.flash.shapes import PUBLISHED, Parameters, Shape
+from a2lib.measure import failures
+
+SHAPE = Shape("fp32", 1, 2, 24, 16, True)
+
+
+def keys_of(task):
+    return [key for keys in task.rows.values() for key in keys]
+
+
+def spec(name="eager", shape=SHAPE, score_scale=1):
+    given = dataclasses.asdict(shape)
+    return {"implementation": name, "shape": given, "score_scale": score_scale}
+
+
+def measured(*args, **options):
+    return {row["tensor"]: row for row in accuracy.measure(spec(*args, **options), "cpu", 0)}
+
+
+def test_the_errors_are_relative_to_the_truth():
+    truth = torch.tensor([3.0, -4.0], dtype=torch.float64)
+    row = accuracy.errors(torch.tensor([3.0, -3.5]), truth)
+    assert row["status"] == "ok"
+    assert row["error"] == pytest.approx(0.5 / 5) and row["error_max"] == pytest.approx(0.5 / 4)
+    assert accuracy.errors(torch.tensor([3.0, float("nan")]), truth)["status"] == "error"
+
+
+@pytest.mark.parametrize("score_scale", accuracy.SCORE_SCALES)
+def test_the_reference_differs_by_rounding(score_scale):
+    rows = measured(score_scale=score_scale)
+    assert list(rows) == list(accuracy.TENSORS)
+    for tensor, row in rows.items():
+        assert row["status"] == "ok" and 0 < row["error"] < 1e-4, tensor
+        assert row["score_scale"] == score_scale and row["seq_len"] == 24
+
+
+@pytest.mark.parametrize("score_scale", accuracy.SCORE_SCALES)
+def test_a_known_error_is_found_in_each_tensor(monkeypatch, score_scale):
+    """Outputs half as large again have an error of a half, and so have their gradients."""
+    monkeypatch.setattr(
+        peers, "build", lambda *_: lambda q, k, v: 1.5 * attention_reference(q, k, v, True)
+    )
+    for row in measured(score_scale=score_scale).values():
+        assert row["error"] == pytest.approx(0.5, rel=1e-3)
+        assert row["error_max"] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_what_has_no_kernel_says_so():
+    rows = measured("sdpa_cudnn")
+    assert {(r["status"], r["note"]) for r in rows.values()} == {
+        ("unsupported", "cuDNN needs a CUDA GPU")
+    }
+
+
+def test_a_backward_that_fails_leaves_the_output(monkeypatch):
+    def refuse(gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def forward(q, k, v):
+        o = attention_reference(q, k, v, True)
+        o.register_hook(refuse)
+        return o
+
+    monkeypatch.setattr(peers, "build", lambda *_: forward)
+    rows = measured()
+    assert rows["o"]["status"] == "ok"
+    assert {rows[t]["status"] for t in ("dq", "dk", "dv")} == {"oom"}
+
+
+def test_a_lost_device_is_rows_and_then_the_end_of_the_process(monkeypatch):
+    def forward(q, k, v):
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(peers, "build", lambda *_: forward)
+    rows = []
+    with pytest.raises(failures.LostContext):
+        for row in accuracy.measure(spec(), "cpu", 0):
+            rows.append(row)
+    assert [row["status"] for row in rows] == ["error"] * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("dtype, score_scale", [("bf16", 1), ("fp16", 10), ("fp32", 1)])
+def test_every_peer_on_the_gpu(name, dtype, score_scale):
+    torch._dynamo.reset()
+    peers.configure()
+    shape = Shape(dtype, 1, 4, 256, 64, True)
+    rows = list(accuracy.measure(spec(name, shape, score_scale), "cuda", 0))
+    refused = dtype == "fp32" and name in ("sdpa_flash", "sdpa_cudnn")
+    for row in rows:
+        assert row["status"] == ("unsupported" if refused else "ok"), row
+        if not refused:
+            assert row["error"] < {"bf16": 0.1, "fp16": 0.1, "fp32": 1e-3}[dtype], row
+
+
+def test_every_peer_dtype_and_head_size_is_asked_for_in_two_sweeps():
+    for sweep in ("leaderboard", "all"):
+        made = accuracy.tasks(Parameters(sweep=sweep), "cuda")
+        assert len(made) == 2 * 2 * 2 * len(PUBLISHED)
+        keys = [tuple(key.values()) for each in made for key in keys_of(each)]
+        assert len(set(keys)) == len(keys) == 4 * len(made)
+    assert accuracy.tasks(Parameters(), "cuda") == accuracy.tasks(Parameters(sweep="fa3"), "cpu")
+    assert not accuracy.tasks(Parameters(), "cuda")

@@ -1,0 +1,201 @@
+"""One shape: every outcome is a row, and nothing wrong gets a time."""
+
+import math
+
+import pytest
+import torch
+
+from a2lib.attention import attention_reference
+from a2lib.experiments.flash import comparison, host_memory, peers
+from a2lib.experiments.flash.comparison import Comparison
+from a2lib.experiments.flash.shapes import Shape
+from a2lib.experiments.harness import memory
+from a2lib.measure import failures
+from a2lib.theory.attention import PASSES
+
+SHAPE = Shape("fp32", 1, 2, 40, 16, True)
+QUICK = {"warmup_ms": 0, "rep_ms": 1, "min_n": 2, "max_n": 3}
+
+
+def good(q, k, v):
+    return attention_reference(q, k, v, True)
+
+
+def raising(error):
+    def forward(*_):
+        raise error
+
+    return forward
+
+
+class BackwardFails(torch.autograd.Function):
+    """Right forwards; its backward raises or returns what the class attribute says."""
+
+    result = staticmethod(lambda do: (do, do, do))
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        return good(q, k, v)
+
+    @staticmethod
+    def backward(ctx, do):
+        return BackwardFails.result(do)
+
+
+@pytest.fixture
+def compare(monkeypatch):
+    """``compare(name=forward, ...)`` measures fakes: {(name, pass): row}, and who was begun."""
+
+    def measure(shape=SHAPE, passes=PASSES, expired=lambda: False, in_turns=True, **forwards):
+        monkeypatch.setattr(peers, "unsupported", lambda name, device: None)
+        monkeypatch.setattr(peers, "build", lambda name, shape, device: forwards[name])
+        rows, begun = {}, []
+
+        def put(row):
+            assert (row["implementation"], row["pass"]) not in rows, "a row was stored twice"
+            rows[row["implementation"], row["pass"]] = row
+
+        wanted = dict.fromkeys(forwards, passes)
+        made = Comparison(shape, wanted, "cpu", put, begun.append, expired, in_turns, timing=QUICK)
+        try:
+            made.run()
+        except failures.LostContext:
+            begun.append("lost")
+        return rows, begun
+
+    return measure
+
+
+def statuses(rows, name):
+    return [rows[name, p]["status"] for p in PASSES if (name, p) in rows]
+
+
+def test_times_are_positive_and_in_order(compare):
+    rows, begun = compare(good=good, twin=good)
+    assert len(rows) == 6
+    for row in rows.values():
+        assert row["status"] == "ok" and row["n"] >= 2 and row["peak_bytes"] is None
+        assert 0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"] < math.inf
+        # The host does the work itself here.
+        assert row["ms_host"] is row["sm_mhz"] is None and "ms_graph" not in row
+        assert row["note"] == ""
+    assert begun == ["good", "twin", None, None, None]
+    assert compare(good=good, twin=good, in_turns=False)[1] == ["good", "twin"] * 4
+
+
+@pytest.mark.parametrize(
+    "error, status",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (RuntimeError("No available kernel. Aborting execution."), "unsupported"),
+        (KeyError("anything"), "error"),
+    ],
+)
+def test_an_exception_is_a_row_and_the_others_go_on(compare, error, status):
+    rows, _ = compare(bad=raising(error), good=good)
+    assert statuses(rows, "bad") == [status] * 3 and statuses(rows, "good") == ["ok"] * 3
+    assert all(rows["bad", p]["note"] and "ms" not in rows["bad", p] for p in PASSES)
+
+
+def test_a_wrong_output_gets_no_time(compare):
+    rows, _ = compare(unmasked=lambda q, k, v: attention_reference(q, k, v, False), good=good)
+    assert statuses(rows, "unmasked") == ["error"] * 3
+    assert rows["unmasked", "forward"]["note"].startswith("WrongResult: wrong o")
+
+
+@pytest.mark.parametrize(
+    "result, status, word",
+    [
+        (lambda do: (do, do, do), "error", "wrong dq"),
+        (lambda do: (do * float("nan"),) * 3, "error", "not finite"),
+        (raising(torch.OutOfMemoryError("CUDA out of memory")), "oom", "out of memory"),
+    ],
+)
+def test_a_backward_that_fails_leaves_the_forward(compare, monkeypatch, result, status, word):
+    monkeypatch.setattr(BackwardFails, "result", staticmethod(result))
+    rows, _ = compare(bad=BackwardFails.apply)
+    assert statuses(rows, "bad") == ["ok", status, status]
+    assert word in rows["bad", "backward"]["note"]
+
+
+def test_failing_while_timed_is_a_row(compare):
+    calls = []
+
+    def late(q, k, v):
+        calls.append(1)
+        if len(calls) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return good(q, k, v)
+
+    rows, _ = compare(late=late, good=good)
+    assert statuses(rows, "late") == ["oom"] * 3 and statuses(rows, "good") == ["ok"] * 3
+
+
+def test_what_cannot_fit_the_cpu_is_not_run(compare, monkeypatch):
+    between = host_memory.host_bytes("eager", SHAPE, "forward") + 1
+    assert host_memory.host_bytes("sdpa_flash", SHAPE, "backward") < between
+    monkeypatch.setattr(memory, "available_bytes", lambda: between)
+    rows, _ = compare(eager=good, sdpa_flash=good)
+    assert statuses(rows, "eager") == ["ok", "oom", "oom"]
+    assert "computed" in rows["eager", "backward"]["note"]
+    assert statuses(rows, "sdpa_flash") == ["ok"] * 3
+
+
+def test_a_lost_device_ends_the_process_after_its_rows(compare):
+    rows, begun = compare(
+        bad=raising(RuntimeError("CUDA error: an illegal memory access")), good=good
+    )
+    assert statuses(rows, "bad") == ["error"] * 3 and not statuses(rows, "good")
+    assert begun == ["bad", "lost"]
+
+
+def test_a_device_lost_while_taking_turns_blames_nobody(compare):
+    calls = []
+
+    def late(q, k, v):
+        calls.append(1)
+        if len(calls) > 2:
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return good(q, k, v)
+
+    rows, begun = compare(late=late, good=good)
+    assert not rows and begun == ["late", "good", None, "lost"]
+    calls.clear()
+    rows, begun = compare(late=late, good=good, in_turns=False)
+    assert statuses(rows, "late") == ["error"] * 3 and begun[-2:] == ["late", "lost"]
+
+
+def test_an_expired_limit_finishes_what_was_started(compare):
+    asked = []
+    rows, begun = compare(
+        one=good, two=good, three=good, expired=lambda: asked.append(1) or len(asked) > 1
+    )
+    assert {name for name, _ in rows} == {"one"} and statuses(rows, "one") == ["ok"] * 3
+
+
+def test_forward_alone_runs_no_backward(compare, monkeypatch):
+    monkeypatch.setattr(BackwardFails, "result", staticmethod(raising(AssertionError("ran"))))
+    rows, _ = compare(only=BackwardFails.apply, passes=("forward",))
+    assert list(rows) == [("only", "forward")] and rows["only", "forward"]["status"] == "ok"
+
+
+def test_a_slow_call_on_the_cpu_is_timed_once(compare, monkeypatch):
+    monkeypatch.setattr(comparison, "SLOW_S", -1.0)
+    rows, _ = compare(slow=good, slower=good)
+    assert all(row["status"] == "ok" and row["n"] == 1 for row in rows.values()) and len(rows) == 6
+
+
+def test_inputs_that_do_not_fit_are_rows(compare, monkeypatch):
+    monkeypatch.setattr(peers, "inputs", raising(torch.OutOfMemoryError("CUDA out of memory")))
+    rows, _ = compare(a=good, b=good)
+    assert statuses(rows, "a") == statuses(rows, "b") == ["oom"] * 3
+
+
+def test_real_implementations_on_the_cpu():
+    rows = []
+    wanted = {"eager": PASSES, "tiled": PASSES, "sdpa_flash": PASSES, "sdpa_cudnn": PASSES}
+    Comparison(SHAPE, wanted, "cpu", rows.append, timing=QUICK).run()
+    ok = {row["implementation"] for row in rows if row["status"] == "ok"}
+    refused = {row["implementation"] for row in rows if row["status"] == "unsupported"}
+    assert ok == {"eager", "tiled", "sdpa_flash"} and refused == {"sdpa_cudnn"}
+    assert len(rows) == 12

@@ -1,0 +1,199 @@
+"""The branches of a comparison that a GPU takes: on a stand-in anywhere, and on the GPU itself."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from a2lib.attention import attention_reference
+from a2lib.experiments.flash import comparison, peers
+from a2lib.experiments.flash.shapes import PUBLISHED, Shape
+from a2lib.experiments.harness import memory
+from a2lib.experiments.harness.process import Worker, command
+from a2lib.measure import FLASH, Timing, failures, graphs, timing
+from a2lib.measure.graphs import Replays
+from a2lib.theory.attention import PASSES
+
+SHAPE = Shape("fp32", 1, 2, 40, 16, True)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A "cuda" that is the CPU, with ``total`` bytes of memory and a peak of ``peak`` bytes."""
+    real_inputs, real_timing = peers.inputs, timing.time_many
+    together = []
+
+    def time_replays(makers, expected_ms):
+        assert makers.keys() == expected_ms.keys() and all(ms > 0 for ms in expected_ms.values())
+        together[-1] = together[-1], list(makers)
+        for make in makers.values():
+            make()()
+        result = replayed(makers)
+        return result if isinstance(result, Replays) else Replays(result)
+
+    def replayed(makers):
+        return dict.fromkeys(makers, Timing(0.25, 0.125, 0.5, 7))
+
+    def time_many(calls, *, device, **settings):
+        assert device == "cuda"
+        together.append(list(calls))
+        quick = {"warmup_ms": 0, "rep_ms": 1, "min_n": 1, "max_n": 2}
+        return real_timing(calls, device="cpu", **quick)
+
+    def measure(forwards, total, peak, replay=replayed, lost=False):
+        nonlocal replayed
+        replayed = replay
+        together.clear()
+        monkeypatch.setattr(memory, "total_bytes", lambda device: total)
+        monkeypatch.setattr("a2lib.measure.peak_bytes", lambda call: (call(), peak)[1])
+        monkeypatch.setattr(peers, "build", lambda name, shape, device: forwards[name])
+        rows = []
+        wanted = dict.fromkeys(forwards, PASSES)
+        run = comparison.Comparison(SHAPE, wanted, "cuda", rows.append).run
+        if lost:
+            with pytest.raises(failures.LostContext):
+                run()
+        else:
+            run()
+        return {(row["implementation"], row["pass"]): row for row in rows}, list(together)
+
+    monkeypatch.setattr(
+        peers, "inputs", lambda shape, device, seed: real_inputs(shape, "cpu", seed)
+    )
+    monkeypatch.setattr(timing, "time_many", time_many)
+    monkeypatch.setattr(graphs, "time_replays", time_replays)
+    return measure
+
+
+def good(q, k, v):
+    return attention_reference(q, k, v, True)
+
+
+def test_small_ones_take_turns_and_large_ones_are_alone(stand_in):
+    rows, together = stand_in({"a": good, "b": good}, total=10**12, peak=1000)
+    assert together == [(["a", "b"], ["a", "b"])] * 3
+    rows, together = stand_in({"a": good, "b": good}, total=10**12, peak=10**11)
+    assert together == [(["a"], ["a"]), (["b"], ["b"])] * 3
+    assert {row["status"] for row in rows.values()} == {"ok"}
+    assert {row["peak_bytes"] for row in rows.values()} == {10**11}
+
+
+def test_running_out_of_memory_in_one_pass_leaves_the_others(stand_in):
+    calls = []
+
+    def forward(q, k, v):
+        calls.append(1)
+        if len(calls) == 3:  # the first peak to be read, that of the forward
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return good(q, k, v)
+
+    rows, _ = stand_in({"a": forward, "b": good}, total=10**12, peak=1000)
+    assert {p: rows["a", p]["status"] for p in PASSES} == {
+        "forward": "oom",
+        "backward": "ok",
+        "end_to_end": "ok",
+    }
+    assert all(rows["b", p]["status"] == "ok" for p in PASSES)
+
+
+def test_the_replayed_time_stands_beside_the_other(stand_in):
+    rows, _ = stand_in({"a": good}, total=10**12, peak=1000)
+    for row in rows.values():
+        assert row["ms_graph"] == 0.25 and row["note"] == "" and row["n"] != 7
+
+
+@pytest.mark.parametrize(
+    "error, note",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "no graph: out of memory"),
+        (
+            RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch"),
+            "no graph: RuntimeError: CUDA error: operation not permitted when stream is capturing",
+        ),
+        (RuntimeError("x" * 1000), "no graph: RuntimeError: " + "x" * 173 + "..."),
+    ],
+)
+def test_what_cannot_be_captured_keeps_its_time_and_says_why(stand_in, error, note):
+    fine = Timing(0.25, 0.125, 0.5, 7)
+    rows, _ = stand_in(
+        {"a": good, "b": good},
+        total=10**12,
+        peak=1000,
+        replay=lambda makers: {"a": error, "b": fine},
+    )
+    for pass_ in PASSES:
+        row = rows["a", pass_]
+        assert row["status"] == "ok" and row["ms"] > 0 and row["peak_bytes"] == 1000
+        assert row["note"] == note and "ms_graph" not in row
+        assert rows["b", pass_]["ms_graph"] == 0.25
+
+
+def test_a_clock_that_fails_leaves_the_times_too(stand_in):
+    def replay(makers):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    rows, _ = stand_in({"a": good}, total=10**12, peak=1000, replay=replay)
+    assert {row["note"] for row in rows.values()} == {"no graph: out of memory"}
+
+
+def test_a_graph_that_spoils_the_device_is_noted_and_the_rest_measured_elsewhere(stand_in):
+    error = RuntimeError("CUDA error: an illegal memory access")
+    rows, _ = stand_in(
+        {"a": good, "b": good},
+        total=10**12,
+        peak=1000,
+        replay=lambda makers: Replays({"b": error}, usable=False),
+        lost=True,
+    )
+    # "a" was not come to: it is measured again, and on its own.
+    assert list(rows) == [("b", "forward")]
+    assert rows["b", "forward"]["status"] == "ok"
+    assert rows["b", "forward"]["note"].startswith("no graph: ")
+
+
+def test_a_graph_is_made_on_leaves_of_its_own(stand_in):
+    seen = []
+
+    def forward(q, k, v):
+        seen.append((q, q.data_ptr(), q.requires_grad and q.is_leaf))
+        return good(q, k, v)
+
+    stand_in({"a": forward}, total=10**12, peak=1000)
+    assert len({address for _, address, _ in seen}) == 1 and all(leaf for *_, leaf in seen)
+    # One for the ordinary calls, and one for each pass that is captured.
+    assert len({id(q) for q, *_ in seen}) == 1 + len(PASSES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "dtype, refused", [("bf16", set()), ("fp32", {"sdpa_flash", "sdpa_cudnn"})]
+)
+def test_every_implementation_on_the_gpu(store, run, dtype, refused):
+    """Through a real worker, as the notebook does: each is itself, right, and has a peak."""
+    shape = Shape(dtype, 1, 2, 512, 64, True)
+    task = {
+        "do": FLASH.handler,
+        "section": FLASH.table(),
+        "spec": {"shape": dataclasses.asdict(shape)},
+        "wanted": {name: [shape.key(name, p) for p in PASSES] for name in PUBLISHED},
+        "in_turns": True,
+        "device": "cuda",
+        "slug": store.device,
+        "data": str(store.data),
+        "run": run,
+        "seed": 0,
+        "until": None,
+    }
+    with Worker(command(FLASH.handler)) as worker:
+        events = list(worker.ask(task, 300))
+    rows = [event["row"] for event in events if "row" in event]
+    assert len(rows) == len(PUBLISHED) * len(PASSES) == len(store.rows())
+    for row in rows:
+        name = row["implementation"]
+        assert row["status"] == ("unsupported" if name in refused else "ok"), row
+        assert row["note"] if name in refused else row["ms"] > 0 and row["peak_bytes"] > 0
+        if name not in refused:
+            assert row["note"] == "" and row["ms_graph"] > 0 and row["ms_host"] > 0, row
+    stored = [store.get(shape.key(name, "end_to_end")) for name in ("eager", "a2lib")]
+    eager, ours = (int(row["peak_bytes"]) for row in stored)
+    assert eager > shape.matrix_bytes > 0 and ours < eager

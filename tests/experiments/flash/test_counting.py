@@ -1,0 +1,85 @@
+"""Which counted kernel belongs to which call, and what becomes of those that are not counted."""
+
+import json
+
+import pytest
+
+from a2lib.experiments.flash import counting
+from a2lib.experiments.flash.counted import MARKER
+from a2lib.experiments.flash.shapes import Parameters, Shape
+from a2lib.measure import counters
+
+
+def keys_of(task):
+    return [key for keys in task.rows.values() for key in keys]
+
+
+def kernel(name, **values):
+    shares = dict.fromkeys(counters.METRICS, 1)
+    return {"kernel": name, **shares, **values}
+
+
+MARK = kernel(f"at::native::{MARKER}(long)")
+(TASK,) = counting.tasks(Parameters(sweep="leaderboard", implementations="a2lib"), "cuda")[:1]
+CALLS = [("a2lib", "forward"), ("a2lib", "backward"), ("sdpa_cudnn", "forward")]
+SPEC = {**TASK.spec, "calls": CALLS}
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Let the counters read the kernels given; returns the calls that were asked for."""
+    asked = []
+
+    def give(kernels):
+        def read(command, *, timeout_s):
+            asked.append(json.loads(command[-1]))
+            if isinstance(kernels, Exception):
+                raise kernels
+            return kernels
+
+        monkeypatch.setattr(counters, "read", read)
+        return asked
+
+    return give
+
+
+def test_each_call_has_the_kernels_behind_its_marker(counted):
+    asked = counted([MARK, kernel("a", device_bytes=7), MARK, kernel("b"), kernel("c"), MARK])
+    rows = list(counting.measure(SPEC, "cuda", 0))
+    assert [(r["implementation"], r["pass"], r["launch"], r.get("kernel")) for r in rows] == [
+        (CALLS[0][0], CALLS[0][1], 0, "a"),
+        (CALLS[1][0], CALLS[1][1], 0, "b"),
+        (CALLS[1][0], CALLS[1][1], 1, "c"),
+        (CALLS[2][0], CALLS[2][1], 0, None),
+    ]
+    assert rows[0]["device_bytes"] == 7
+    assert [row["status"] for row in rows] == ["ok", "ok", "ok", "unsupported"]
+    assert asked[0]["calls"] == [list(call) for call in CALLS]
+    assert asked[0]["shape"]["seq_len"] == rows[0]["seq_len"]
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [counters.CountersError("ncu is refused the counters"), [], [MARK, kernel("a")]],
+    ids=["refused", "nothing", "a call short"],
+)
+def test_what_was_not_counted_is_a_row_with_the_reason(counted, kernels):
+    counted(kernels)
+    rows = list(counting.measure(SPEC, "cuda", 0))
+    assert [row["status"] for row in rows] == ["unsupported"] * 3
+    assert all(row["note"] for row in rows)
+
+
+def test_a_cpu_has_no_counters():
+    rows = list(counting.measure(SPEC, "cpu", 0))
+    assert {row["status"] for row in rows} == {"unsupported"}
+    assert "GPU" in rows[0]["note"]
+
+
+def test_each_call_of_a_task_has_its_key():
+    for device in ("cuda", "cpu"):
+        for task in counting.tasks(Parameters(sweep="all"), device):
+            assert [k["launch"] for k in keys_of(task)] == [0] * len(task.spec["calls"])
+            rows = [counting.key(Shape(**task.spec["shape"]), c, 0) for c in task.spec["calls"]]
+            assert rows == keys_of(task)
+    assert counting.tasks(Parameters(sweep="handout"), "cuda") == []

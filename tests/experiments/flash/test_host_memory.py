@@ -1,0 +1,80 @@
+"""How much memory the CPU needs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from a2lib.attention import tiled
+from a2lib.experiments.flash import host_memory
+from a2lib.experiments.flash.shapes import Shape
+from a2lib.theory.attention import PASSES
+
+CASES = [
+    (name, dtype, passes, sizes)
+    for name, sizes in {
+        "eager": (1, 4, 2048, 32),
+        "tiled": (1, 64, 384, 64),
+        "sdpa_flash": (4, 32, 512, 32),
+    }.items()
+    for dtype in ("fp32", "bf16")
+    for passes in (("forward",), PASSES)
+]
+
+# Each case in a fork of its own: the peak of a process never falls.
+MEASURING = """
+import gc, json, os, resource, sys
+import torch
+from a2lib.experiments.harness import memory
+from a2lib.experiments.flash.comparison import Comparison
+from a2lib.experiments.flash.shapes import Shape
+torch.set_num_threads(1)
+memory.available_bytes = memory.total_bytes = lambda *_: 1 << 60
+TIMING = {"warmup_ms": 0, "rep_ms": 1, "min_n": 1, "max_n": 1}
+def measure(name, dtype, passes, sizes):
+    rows = []
+    shape = Shape(dtype, *sizes, True)
+    Comparison(shape, {name: tuple(passes)}, "cpu", rows.append, timing=TIMING).run()
+    assert [row["status"] for row in rows] == ["ok"] * len(passes), rows
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+for name, dtype, passes, sizes in json.loads(sys.argv[1]):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        measure(name, dtype, passes, (1, 1, 64, sizes[3]))  # loads what is loaded once
+        before = peak()
+        measure(name, dtype, passes, sizes)
+        print(peak() - before, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit there")
+def test_the_estimate_is_a_bound_within_about_a_factor_of_two():
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURING, json.dumps(CASES)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    peaks = [int(line) for line in done.stdout.split()]
+    for (name, dtype, passes, sizes), measured in zip(CASES, peaks, strict=True):
+        shape = Shape(dtype, *sizes, True)
+        bound = max(host_memory.host_bytes(name, shape, p) for p in passes)
+        assert measured <= bound, (name, dtype, passes, measured, bound)
+        assert bound <= 2 * measured + host_memory._LIBRARIES, (
+            name,
+            dtype,
+            passes,
+            measured,
+            bound,
+        )
+
+
+def test_the_tile_is_that_of_the_tiled_implementation():
+    assert host_memory.TILE == tiled.TILE

@@ -1,0 +1,106 @@
+"""Each implementation is itself or an exception; each exception is a status and one line."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from a2lib.attention import UnsupportedError
+from a2lib.experiments.flash import peers
+from a2lib.experiments.flash.shapes import IMPLEMENTATIONS, Shape
+from a2lib.measure import failures
+
+SHAPE = Shape("fp32", 1, 2, 48, 16, True)
+
+
+@pytest.mark.parametrize("name", ["eager", "tiled", "sdpa_flash"])
+def test_built_implementations_agree(name):
+    q, k, v, do = peers.inputs(SHAPE, "cpu", 0)
+    o = peers.build(name, SHAPE, "cpu")(q, k, v)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), is_causal=True
+    )
+    torch.testing.assert_close(o.double(), expected, atol=1e-5, rtol=1e-5)
+    assert o.dtype == q.dtype and do.requires_grad is False
+
+
+@pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_efficient"])
+def test_a_forced_backend_never_falls_back(name):
+    """The CPU has neither; an unforced call would be answered by another backend."""
+    q, k, v, _ = peers.inputs(SHAPE, "cpu", 0)
+    with pytest.raises(RuntimeError) as caught:
+        peers.build(name, SHAPE, "cpu")(q, k, v)
+    assert failures.classify(caught.value)[0] == "unsupported"
+
+
+def test_forced_flash_is_flash():
+    q, k, v, _ = peers.inputs(SHAPE, "cpu", 0)
+    assert "Flash" in type(peers.build("sdpa_flash", SHAPE, "cpu")(q, k, v).grad_fn).__name__
+
+
+def test_inputs_follow_shape_and_seed():
+    shape = dataclasses.replace(SHAPE, dtype="bf16")
+    first, again, other = (peers.inputs(shape, "cpu", seed) for seed in (1, 1, 2))
+    assert all(t.shape == (1, 2, 48, 16) and t.dtype == torch.bfloat16 for t in first)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0]) and not torch.equal(first[0], first[1])
+
+
+def test_gpu_only_implementations_say_so():
+    refusing = {name for name in IMPLEMENTATIONS if peers.unsupported(name, "cpu")}
+    assert refusing == {"a2lib", "flex", "sdpa_cudnn", "sdpa_efficient"}
+    assert all("GPU" in peers.unsupported(name, "cpu") for name in refusing)
+    assert not any(peers.unsupported(name, "cuda") for name in IMPLEMENTATIONS)
+
+
+def wrapped(outer: Exception, inner: Exception) -> Exception:
+    outer.__cause__ = inner
+    return outer
+
+
+@pytest.mark.parametrize(
+    "error, status",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 GiB"), "oom"),
+        (wrapped(RuntimeError("backend failed"), torch.OutOfMemoryError("no room")), "oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "oom"),
+        (MemoryError(), "oom"),
+        (UnsupportedError("head_dim 256"), "unsupported"),
+        (NotImplementedError("only inference"), "unsupported"),
+        (RuntimeError("No available kernel. Aborting execution."), "unsupported"),
+        (RuntimeError("No valid triton configs. OutOfMemoryError: out of resource"), "unsupported"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "error"),
+        (ValueError("one\ntwo"), "error"),
+        (RuntimeError(), "error"),
+    ],
+)
+def test_classify(error, status):
+    found, note = failures.classify(error)
+    assert found == status
+    assert "\n" not in note and len(note) <= failures.NOTE_LENGTH
+
+
+def test_the_reason_of_a_refusal_is_in_pytorchs_warnings():
+    warned = [
+        "Flash attention kernel not used because: (Triggered internally at /pytorch/x.cpp:1.)",
+        "Expected query, key and value to all be of dtype: {Half, BFloat16}. Got Float."
+        " (Triggered internally at /pytorch/aten/sdp_utils.h:95.)",
+        "CuDNN attention has been runtime disabled. (Triggered internally at x)",
+    ]
+    _, note = failures.classify(RuntimeError("No available kernel. Aborting execution."), warned)
+    assert note.startswith("Expected query") and "Triggered" not in note and "CuDNN" not in note
+
+
+def test_only_a_spoilt_device_is_lost():
+    lost = "CUDA error: an illegal memory access was encountered"
+    assert failures.is_lost(RuntimeError(lost)) and failures.is_lost(
+        wrapped(ValueError(), RuntimeError(lost))
+    )
+    for error in (ValueError("x"), torch.OutOfMemoryError("CUDA error: out of memory")):
+        assert not failures.is_lost(error)
+
+
+def test_notes_hold_no_local_folder():
+    note = failures.note("error in /home/someone/a2lib/src/x.py:\n  file://a/b and 1/2 stay")
+    assert "/home" not in note and "x.py" in note and "1/2" in note

@@ -1,0 +1,197 @@
+"""Three protocols at one shape: what is asked for, what becomes a row, and that it was right."""
+
+import pytest
+import torch
+
+from a2lib.attention import attention_reference
+from a2lib.experiments.flash import peers, protocols
+from a2lib.experiments.flash.shapes import Parameters
+from a2lib.measure import FLASH_PROTOCOL, Store, Timing, failures, start_run
+from a2lib.measure.sustained import Second
+
+TINY = Parameters(sweep="leaderboard")
+
+
+def keys_of(task):
+    return [key for keys in task.rows.values() for key in keys]
+
+
+def good(q, k, v):
+    return attention_reference(q, k, v, True)
+
+
+def task(protocol):
+    return next(t for t in protocols.tasks(TINY, "cpu") if t.spec["protocol"] == protocol)
+
+
+def measured(protocol, **given):
+    return list(protocols.measure({**task(protocol).spec, **given}, "cpu", 0))
+
+
+def test_the_shape_is_the_leaderboards_and_the_peers_its_own():
+    made = protocols.tasks(Parameters(sweep="all"), "cuda")
+    assert [(t.spec["protocol"], *t.spec["implementations"]) for t in made] == [
+        ("burst", "a2lib", "sdpa_cudnn", "sdpa_flash"),
+        *(("sustained", name) for name in ("a2lib", "sdpa_cudnn", "sdpa_flash")),
+        *(("board", name) for name in ("a2lib", "sdpa_cudnn", "sdpa_flash", "compile")),
+    ]
+    for key in (key for t in made for key in keys_of(t)):
+        assert (key["batch"], key["heads"], key["seq_len"], key["head_dim"]) == (1, 16, 16384, 64)
+        assert (key["dtype"], key["causal"], key["pass"]) == ("bf16", True, "end_to_end")
+    asked = Parameters(sweep="leaderboard", implementations="sdpa_flash,flex")
+    names = [t.spec["implementations"] for t in protocols.tasks(asked, "cuda")]
+    assert names == [["sdpa_flash"]] * 3
+    for sweep in ("shape", "handout", "fa3"):
+        assert not protocols.tasks(Parameters(sweep=sweep), "cuda")
+    assert not protocols.tasks(Parameters(sweep="all", implementations="flex"), "cuda")
+
+
+def test_burst_is_a_row_for_each_with_its_mean():
+    rows = measured("burst")
+    assert [row["implementation"] for row in rows] == ["eager", "sdpa_flash"]
+    for row in rows:
+        assert row["status"] == "ok" and row["second"] == 0 and row["n"] > 0
+        assert row["ms"] > 0 and row["ms_mean"] > 0 and row["sm_mhz"] is None
+
+
+def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(monkeypatch):
+    asked = {}
+
+    def seconds_of(call, **given):
+        asked.update(given)
+        call()
+        return [Second(s, Timing.of([1.0 + s, 2.0 + s], mhz=[1900 - s]), 600.5) for s in (0, 1, 3)]
+
+    monkeypatch.setattr(protocols, "seconds_of", seconds_of)
+    rows = measured("sustained")
+    assert [row["second"] for row in rows] == [3, 1, 0]
+    assert rows[0]["ms"] == rows[0]["ms_mean"] == 4.5 and rows[0]["sm_mhz"] == 1897
+    assert rows[0]["power_w"] == 600.5 and asked["n_seconds"] == protocols.N_SECONDS
+
+
+def test_on_a_cpu_sustained_takes_a_moment():
+    rows = measured("sustained")
+    assert rows[-1]["second"] == 0 and all(row["status"] == "ok" for row in rows)
+
+
+def test_the_board_needs_a_gpu_and_says_so():
+    (row,) = measured("board")
+    assert row["status"] == "unsupported" and "needs a GPU" in row["note"]
+
+
+@pytest.mark.parametrize("protocol", ["burst", "sustained"])
+def test_what_is_wrong_gets_no_time(monkeypatch, protocol):
+    wrong = {"eager": lambda q, k, v: attention_reference(q, k, v, False), "sdpa_flash": good}
+    monkeypatch.setattr(peers, "build", lambda name, shape, device: wrong[name])
+    rows = {row["implementation"]: row for row in measured(protocol)}
+    assert rows["eager"]["status"] == "error" and "wrong o" in rows["eager"]["note"]
+    assert rows["eager"]["second"] == 0 and "ms" not in rows["eager"]
+    assert protocol == "sustained" or rows["sdpa_flash"]["status"] == "ok"
+
+
+def test_a_lost_device_is_a_row_and_then_the_end_of_the_process(monkeypatch):
+    def forward(q, k, v):
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(peers, "build", lambda *_: forward)
+    rows = []
+    with pytest.raises(failures.LostContext):
+        for row in protocols.measure(task("sustained").spec, "cpu", 0):
+            rows.append(row)
+    assert [row["status"] for row in rows] == ["error"]
+
+
+def test_what_fails_while_timed_is_a_row(monkeypatch):
+    def seconds_of(call, **given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(protocols, "seconds_of", seconds_of)
+    (row,) = measured("sustained")
+    assert row["status"] == "oom" and row["second"] == 0
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """``board(name)``: the board's call of a CPU implementation, uncompiled, and its tensors."""
+    made = []
+    real = torch.randn
+
+    def randn(*sizes, **options):
+        made.append(real(*sizes, **options))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "randn", randn)
+    monkeypatch.setattr(torch, "compile", lambda fn: fn)
+    (shape,) = {tuple(task("board").spec["shape"].items())}
+
+    def call(name):
+        made.clear()
+        return protocols.board_call(name, protocols.Shape(**dict(shape)), "cpu", 0), made
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa_flash"])
+def test_the_board_sums_and_differentiates_three_dimensions(board, name):
+    call, (qkv, do) = board(name)
+    assert qkv.shape == (3, 2, 256, 64) and do.shape == (2, 256, 64) and qkv.grad is None
+    call()
+    q, k, v = (x[None].double() for x in qkv.detach())
+    exact = torch.stack([q, k, v]).requires_grad_()
+    attention_reference(*exact.unbind(), True).sum().backward()
+    right = exact.grad.squeeze(1)
+    assert (qkv.grad - right).norm() < 0.02 * right.norm()
+
+
+def test_the_board_refuses_what_is_wrong(board, monkeypatch):
+    monkeypatch.setattr(protocols, "board_function", lambda name, shape: lambda q, k, v, c: v)
+    with pytest.raises(protocols.sanity.WrongResult):
+        board("eager")
+
+
+def test_the_rows_are_those_of_the_section(tmp_path):
+    store = Store(FLASH_PROTOCOL, "cpu", tmp_path / "data")
+    run = start_run(command="test", parameters={}, device="cpu", data=store.data)
+    for protocol in protocols.PROTOCOLS:
+        for row in measured(protocol):
+            store.put(row | {"run": run})
+    assert {row["protocol"] for row in store.rows()} == set(protocols.PROTOCOLS)
+    for protocol in protocols.PROTOCOLS:
+        assert all(store.get(key) for key in keys_of(task(protocol)))
+
+
+@pytest.mark.gpu
+def test_every_protocol_on_the_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(protocols, "BOARD_MS", {"warmup": 10, "rep": 100})
+    monkeypatch.setitem(protocols.SECOND_S, "cuda", 0.05)
+    monkeypatch.setitem(protocols.IDLE_S, "cuda", 0.1)
+    peers.configure()
+    shape = {"dtype": "bf16", "batch": 1, "heads": 2, "seq_len": 512, "head_dim": 64}
+    store = Store(FLASH_PROTOCOL, "gpu", tmp_path / "data")
+    run = start_run(command="test", parameters={}, device="gpu", data=store.data)
+    for made in protocols.tasks(TINY, "cuda"):
+        torch._dynamo.reset()
+        for row in protocols.measure({**made.spec, "shape": {**shape, "causal": True}}, "cuda", 0):
+            assert row["status"] == "ok", row
+            store.put(row | {"run": run})
+    found = {(r["protocol"], r["implementation"]) for r in store.rows()}
+    assert len(found) == 3 + 3 + 4 and all(row["ms_mean"] for row in store.rows())
+
+
+def test_a_watch_ends_and_has_what_it_read(monkeypatch):
+    class Sensors:
+        def sm_mhz(self):
+            return 1500
+
+        def power_w(self):
+            seen.set()
+            return 300.0
+
+    seen = protocols.threading.Event()
+    monkeypatch.setattr(protocols, "Sensors", Sensors)
+    monkeypatch.setattr(protocols, "READ_EVERY_S", 0.001)
+    with protocols.Watch() as watch:
+        assert seen.wait(30)
+    assert not watch._thread.is_alive()
+    assert set(watch.mhz) == {1500} and watch.power_w() == 300.0
+    assert protocols.Watch().power_w() is None

@@ -1,0 +1,75 @@
+"""A wrong output or gradient is found, and rounding is not taken for one."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from a2lib.attention import FlashAttentionPyTorch, attention_reference
+from a2lib.experiments.flash import peers, sanity
+from a2lib.experiments.flash.shapes import Shape
+
+
+def results(shape, forward=attention_reference, seed=0):
+    q, k, v, do = peers.inputs(shape, "cpu", seed)
+    expected = sanity.Expected(q, k, v, do, causal=shape.causal, dtype=shape.dtype)
+    o = forward(q, k, v, shape.causal)
+    return expected, o.detach(), torch.autograd.grad(o, (q, k, v), expected.do)
+
+
+@pytest.mark.parametrize("forward", [attention_reference, FlashAttentionPyTorch.apply])
+@given(
+    dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
+    n=st.sampled_from([1, 2, 5, 64, 130, 300]),
+    d=st.sampled_from([4, 16, 64]),
+    causal=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_rounding_passes(forward, dtype, n, d, causal, seed):
+    expected, o, gradients = results(Shape(dtype, 1, 2, n, d, causal), forward, seed)
+    expected.check_output(o)
+    expected.check_gradients(*gradients)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_wrong_mask_is_found(dtype):
+    q, k, v, do = peers.inputs(Shape(dtype, 1, 1, 96, 32, True), "cpu", 0)
+    expected = sanity.Expected(q, k, v, do, causal=True, dtype=dtype)
+    with pytest.raises(sanity.WrongResult, match="wrong o: error"):
+        expected.check_output(attention_reference(q, k, v, False).detach())
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("fault", [0.8, float("nan"), 0.0])
+def test_a_wrong_gradient_is_found_and_named(which, fault):
+    expected, _, gradients = results(Shape("bf16", 1, 2, 96, 32, True))
+    spoilt = [g * fault if i == which else g for i, g in enumerate(gradients)]
+    with pytest.raises(sanity.WrongResult, match=("dq", "dk", "dv")[which]):
+        expected.check_gradients(*spoilt)
+
+
+def test_one_wrong_row_is_found_among_many_heads():
+    expected, o, _ = results(Shape("bf16", 4, 8, 256, 16, True))
+    expected.check_output(o)
+    o[2, 5, expected.rows[-1], :] *= 1.3
+    with pytest.raises(sanity.WrongResult):
+        expected.check_output(o)
+
+
+def test_tf32_products_are_not_fp32():
+    q, k, v, do = peers.inputs(Shape("fp32", 1, 1, 128, 64, True), "cpu", 0)
+    expected = sanity.Expected(q, k, v, do, causal=True, dtype="fp32")
+
+    def tf32(x):  # 10 bits of mantissa are kept
+        return (x.detach().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    with pytest.raises(sanity.WrongResult):
+        expected.check_output(attention_reference(tf32(q), tf32(k), tf32(v), True))
+
+
+def test_an_infinity_elsewhere_is_found():
+    expected, o, _ = results(Shape("fp32", 1, 1, 256, 16, True))
+    assert 1 not in expected.rows
+    o[..., 1, 0] = float("inf")
+    with pytest.raises(sanity.WrongResult, match="o is not finite"):
+        expected.check_output(o)

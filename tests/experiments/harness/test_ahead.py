@@ -1,0 +1,95 @@
+"""Compiling ahead: parallel, within its memory and time, and never the end of a sweep."""
+
+import time
+
+import pytest
+
+from a2lib.experiments.harness.ahead import (
+    CONTEXT_BYTES,
+    Compilation,
+    compile_ahead,
+    worker_count,
+)
+
+HANDLER = "experiments.harness.toy:compile_"
+SIZES = [2**n for n in range(8)]
+
+
+@pytest.fixture
+def ahead(tmp_path):
+    log = tmp_path / "log"
+
+    def run(
+        names="a",
+        sizes=SIZES,
+        parts=(),
+        workers=2,
+        memory_bytes=10**12,
+        timeout_s=10,
+        until=None,
+        **spec,
+    ):
+        asked = [
+            Compilation(
+                f"{name} {size}",
+                {"name": f"{name} {size}", "log": str(log), "part": dict(parts).get(name), **spec},
+                size,
+            )
+            for size in sizes
+            for name in names
+        ]
+        seen = []
+        outcome = compile_ahead(
+            asked,
+            handler=HANDLER,
+            device="cpu",
+            workers=workers,
+            memory_bytes=memory_bytes,
+            timeout_s=timeout_s,
+            until=until,
+            progress=seen.append,
+        )
+        lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+        assert len(seen) == outcome.done + len(outcome.failed) or until is not None
+        return outcome, lines
+
+    return run
+
+
+def test_work_is_shared(ahead):
+    outcome, lines = ahead(names="ab", seconds=0.3)
+    assert outcome.done == len(lines) == 16 and not outcome.failed and outcome.left == 0
+    assert len({pid for *_, pid in lines}) == 2
+    assert int(lines[0][1]) == max(SIZES)
+
+
+@pytest.mark.parametrize("part, reason", [("die", "SIGABRT"), ("fail", "no")])
+def test_a_worker_that_fails_loses_its_task_alone(ahead, part, reason):
+    outcome, lines = ahead(names="ab", sizes=SIZES[:4], parts={"b": part})
+    assert outcome.done == 4 and len(outcome.failed) == 4 and outcome.left == 0
+    assert all(task.label[0] == "b" and reason in why for task, why in outcome.failed)
+    assert {name for name, *_ in lines} == {"a"}
+
+
+def test_a_worker_that_hangs_is_replaced(ahead):
+    outcome, _ = ahead(names="ab", sizes=SIZES[:2], parts={"b": "hang"}, timeout_s=2)
+    assert outcome.done == 2 and len(outcome.failed) == 2
+    assert all("no answer within" in why for _, why in outcome.failed)
+
+
+def test_the_largest_wait_for_memory_or_are_left(ahead):
+    outcome, lines = ahead(memory_bytes=SIZES[-2] + 2 * CONTEXT_BYTES)
+    assert outcome.done == 7 and outcome.left == 1
+    assert max(int(size) for _, size, _ in lines) == SIZES[-2]
+
+
+def test_the_time_limit_gives_up_what_runs(ahead):
+    started = time.monotonic()
+    outcome, _ = ahead(until=time.time() + 1.5, seconds=0.6, timeout_s=60)
+    assert outcome.left > 0 and outcome.left + outcome.done == 8 and not outcome.failed
+    assert time.monotonic() - started < 20
+
+
+def test_worker_count():
+    assert worker_count(0) == worker_count(1, 8) == worker_count(100, 1) == worker_count(3) == 0
+    assert worker_count(100, 8) == 8 and worker_count(3, 8) == 3

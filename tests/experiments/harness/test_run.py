@@ -1,0 +1,129 @@
+"""A run of a notebook, from its head to its foot, with a section that is none of the report's."""
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import pytest
+from experiments.harness.toy import TOY, UNTIMED, task
+
+from a2lib.experiments.harness import run as harness
+from a2lib.experiments.harness.parameters import parameter
+from a2lib.measure import DeviceBusy, DeviceLock, Store, StoreError, read_runs
+
+
+@dataclass(frozen=True)
+class Parameters:
+    size: int = parameter(1, "of it", kind=int)
+    remeasure: bool = parameter(False, "measure again", kind=bool)
+    time_limit_s: int = parameter(0, "0: no limit", kind=int, minimum=0)
+    seed: int = parameter(0, "of it", kind=int)
+    compile_workers: int = parameter(0, "0: by the cores", kind=int)
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch, capsys):
+    """``started(**parameters)`` is a run that stores under its own data folder, on the CPU."""
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    def start(**given):
+        run = harness.start(Parameters(**given), "toy", (TOY, UNTIMED))
+        run.head = capsys.readouterr().out
+        return run
+
+    return start
+
+
+def test_the_head_says_what_it_runs_on_and_how_to_repeat_it(started):
+    run = started(size=3)
+    assert run.head.startswith("CPU: tiny sizes")
+    assert f"run     {run.id}" in run.head
+    assert "command papermill notebooks/toy.ipynb -p size 3\n" in run.head
+    (known,) = read_runs(run.data)
+    assert known["run"] == run.id and known["command"] == run.command
+
+
+def test_rows_are_measured_once_and_said_to_be_stored(started, capsys):
+    asked = [task("a", "b")]
+    harness.measure(started(), TOY, asked)
+    assert "stored already" not in capsys.readouterr().out
+    run = started()
+    harness.measure(run, TOY, [*asked, task("c", label="more")])
+    assert capsys.readouterr().out.startswith("6 rows are stored already (-p remeasure True")
+    assert [row["run"] == run.id for row in run.store(TOY).rows()] == [False] * 6 + [True] * 3
+    again = started(remeasure=True)
+    harness.measure(again, TOY, asked)
+    assert sum(row["run"] == again.id for row in again.store(TOY).rows()) == 6
+    assert run.left == 0 and run.worker.closed
+
+
+def test_the_bar_names_what_is_measured(started, capsys):
+    harness.measure(started(), TOY, [task("a", "b", label="shape", in_turns=True)])
+    assert "6/6" in capsys.readouterr().err
+
+
+def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
+    run = started(time_limit_s=1, size=4)
+    run.until = time.time() - 1
+    harness.measure(run, TOY, [task("a", "b")])
+    harness.measure(run, UNTIMED, [task("c")])
+    harness.say_where(run, (TOY, UNTIMED), "Toys")
+    printed = capsys.readouterr().out
+    assert run.left == 9 and "Time limit reached: 6 rows are left." in printed
+    assert printed.count("papermill notebooks/toy.ipynb -p size 4 -p time_limit_s 1") == 3
+    assert "$A2LIB_DATA/measured/toy/cpu.csv and $A2LIB_DATA/measured/untimed/cpu.csv" in printed
+    assert str(run.data) not in printed and "the chapter is Toys." in printed
+
+
+def test_a_run_on_a_busy_device_is_refused_before_it_is_recorded(started, tmp_path):
+    with DeviceLock("cpu").held("run a"), pytest.raises(DeviceBusy):
+        started()
+    assert read_runs(tmp_path / "data") == []
+
+
+def test_a_run_that_could_not_store_is_refused_before_it_is_recorded(started, tmp_path):
+    broken = Store(UNTIMED, "cpu", tmp_path / "data").path
+    broken.parent.mkdir(parents=True)
+    broken.write_text("other,columns\n")
+    with pytest.raises(StoreError):
+        started()
+    assert read_runs(tmp_path / "data") == []
+
+
+INTERRUPTED = """
+from experiments.harness import test_run, toy
+from a2lib.experiments.harness import run as harness
+from a2lib.experiments.harness.guard import Interrupted, measures
+run = harness.start(test_run.Parameters(), "toy", (toy.TOY,))
+asked = [toy.task(*"abcdefgh", seconds=0.2)]
+print("started", flush=True)
+try:
+    measures(harness.measure)(run, toy.TOY, asked)
+except Interrupted as error:
+    print(error)
+"""
+
+
+def test_an_interrupted_run_keeps_its_rows_says_so_and_goes_on(started, tmp_path, capsys):
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True
+    ) as going:
+        while "started" not in going.stdout.readline():
+            pass
+        store = Store(TOY, "cpu", tmp_path / "data")
+        deadline = time.monotonic() + 60
+        while len(store.rows()) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        going.send_signal(signal.SIGINT)
+        said, _ = going.communicate(timeout=60)
+    assert going.returncode == 0 and "every row measured so far is stored" in said
+    kept = len(store.rows())
+    assert 3 <= kept < 24
+    run = started()
+    harness.measure(run, TOY, [task(*"abcdefgh")])
+    assert f"{kept} rows are stored already" in capsys.readouterr().out
+    assert len(store.rows()) == 24

@@ -1,0 +1,211 @@
+"""A sweep: resumed where it stopped, and stopped by nothing that a configuration does."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from experiments.harness.toy import SIZES, UNTIMED, task
+
+from a2lib.experiments.harness import memory
+from a2lib.experiments.harness.process import WorkerDied
+from a2lib.experiments.harness.sweep import NO_RESULT, Sweep, plan
+from a2lib.measure import Store, StoreError, start_run
+
+
+def found(store):
+    """{operation: the statuses of its sizes}"""
+    grouped = {}
+    for row in store.rows():
+        grouped.setdefault(row["operation"], {})[int(row["size"])] = row["status"]
+    return {name: [sizes[n] for n in SIZES if n in sizes] for name, sizes in grouped.items()}
+
+
+def notes(store, status="error"):
+    return {row["note"] for row in store.rows() if row["status"] == status}
+
+
+def later(store):
+    return start_run(command="later", parameters={}, device="cpu", data=store.data)
+
+
+def test_every_row_is_stored_and_reported_by_one_process(store, run):
+    seen, begun = [], []
+    sweep = Sweep(store, run, "cpu", row=seen.append)
+    sweep.begin = lambda task, culprit: begun.append((task.label, culprit))
+    assert sweep.measure([task("a", "b", label="one"), task("c", label="two")]) == 0
+    assert len(seen) == len(store.rows()) == 9
+    assert begun == [("one", None), ("one", "a"), ("one", "b"), ("two", "c"), ("two", "c")]
+    assert {row["run"] for row in store.rows()} == {run} and len(notes(store, "ok")) == 1
+
+
+def test_a_section_without_times(tmp_path):
+    store = Store(UNTIMED, "cpu", data=tmp_path / "data")
+    Sweep(store, later(store), "cpu").measure([task("a", "b", parts={"b": "die late"})])
+    assert found(store) == {"a": ["ok"] * 3, "b": ["ok", "error", "error"]}
+    assert {row["error"] for row in store.rows()} == {"0.5", ""}
+
+
+@pytest.mark.parametrize(
+    "part, statuses, note",
+    [
+        ("die late", ["ok", "error", "error"], "SIGABRT"),
+        ("killed", ["error"] * 3, "ended from outside, twice: its process died (killed"),
+        ("hang", ["error"] * 3, "no answer within 2 s"),
+        ("lost", ["error"] * 3, "its process died (exit code 3)"),
+        ("raise", ["error"] * 3, "ValueError: one"),
+        ("no memory", ["oom"] * 3, "out of memory"),
+        ("silent", ["error"] * 3, NO_RESULT),
+    ],
+)
+def test_whatever_fails_is_a_row_and_the_sweep_goes_on(store, run, part, statuses, note):
+    sweep = Sweep(store, run, "cpu", silence_s=2)
+    # Torch, which knows what an exception is, is loaded for the first of them.
+    sweep.silence_s = 30 if part in ("raise", "no memory") else 2
+    assert sweep.measure([task("a", "b", "c", parts={"b": part}), task("d")]) == 0
+    assert found(store) == {"b": statuses} | dict.fromkeys("acd", ["ok"] * 3)
+    for status in {"error", "oom"} & {*statuses}:
+        assert all(note in text and "\n" not in text for text in notes(store, status))
+
+
+@pytest.mark.parametrize("part", ["die", "killed", "raise"])
+def test_what_is_measured_as_a_whole_is_blamed_as_one(store, run, part):
+    """One culprit is known before it says anything."""
+    Sweep(store, run, "cpu").measure([task("a", together=part, in_turns=True), task("b")])
+    assert found(store)["b"] == ["ok"] * 3 and len(store.rows()) == 6
+
+
+def test_a_kill_from_outside_is_no_result(store, run, tmp_path):
+    asked = task("a", parts={"a": "killed once"}, log=str(tmp_path / "killed"))
+    assert Sweep(store, run, "cpu").measure([asked]) == 0
+    assert found(store) == {"a": ["ok"] * 3} and (tmp_path / "killed").exists()
+
+
+def test_what_was_ended_from_outside_twice_is_measured_by_the_next_sweep(store, run):
+    asked = task("a", "b", parts={"a": "killed", "b": "die late"})
+    Sweep(store, run, "cpu").measure([asked])
+    assert found(store) == {"a": ["error"] * 3, "b": ["ok", "error", "error"]}
+    (rest,) = plan([asked], store)
+    assert rest.rows == {"a": asked.rows["a"]}
+
+
+@pytest.mark.parametrize("evidence", ["counted", "little left"])
+def test_a_kill_is_out_of_memory_where_the_system_says_so(store, run, monkeypatch, evidence):
+    if evidence == "counted":
+        counted = iter(range(100))
+        monkeypatch.setattr(memory, "oom_kills", lambda: next(counted))
+    else:
+        free = iter([2**34])
+        monkeypatch.setattr(memory, "_free_on_host", lambda: next(free, 2**28))
+    Sweep(store, run, "cpu").measure([task("a", parts={"a": "killed"})])
+    assert found(store) == {"a": ["oom"] * 3}
+    word = "counts a kill for want of memory" if evidence == "counted" else "0.25 GiB of memory"
+    assert all(word in note and "SIGKILL" in note for note in notes(store, "oom"))
+
+
+@pytest.mark.parametrize("part", ["die", "raise"])
+def test_who_fails_while_taking_turns_is_found_by_measuring_each_alone(store, run, part):
+    asked = task("a", "b", in_turns=True, together=part, parts={"b": "die late"})
+    Sweep(store, run, "cpu").measure([asked])
+    assert found(store) == {"a": ["ok"] * 3, "b": ["ok", "error", "error"]}
+
+
+def test_a_process_that_ends_between_rows_blames_nobody(store, run):
+    Sweep(store, run, "cpu").measure([task("a", "b", parts={"a": "end"})])
+    assert found(store) == {"a": ["ok"] * 3, "b": ["ok"] * 3}
+
+
+def test_a_worker_that_does_not_start_is_no_row(store, run):
+    with pytest.raises(WorkerDied, match="exit code 4"):
+        command = [sys.executable, "-c", "raise SystemExit(4)"]
+        Sweep(store, run, "cpu", command=command).measure([task("a")])
+    assert store.rows() == []
+
+
+def test_a_full_disk_ends_the_sweep(store, run):
+    with pytest.raises(StoreError, match="disk full"):
+        Sweep(store, run, "cpu").measure([task("a", "b", parts={"b": "full"}), task("c")])
+    assert found(store) == {"a": ["ok"] * 3}
+
+
+def test_the_time_limit_stops_between_culprits_and_counts(store, run):
+    asked = [task(*"abc", label=str(n), seconds=0.3, sizes=(n,)) for n in SIZES]
+    left = Sweep(store, run, "cpu", until=time.time() + 1.5).measure(asked)
+    assert 0 < left < 9 and left == 9 - len(store.rows())
+    assert {row["status"] for row in store.rows()} == {"ok"}
+    assert sum(t.size for t in plan(asked, store)) == left
+    nothing = Sweep(store, run, "cpu", until=time.time() - 1, command=["no-such"])
+    assert nothing.measure([task("a", "b")]) == 6
+
+
+def test_a_plan_leaves_out_what_is_stored(store, run):
+    asked = task("a", "b")
+    assert plan([asked], store) == [asked]
+    Sweep(store, run, "cpu").measure([asked.keep(lambda key: key["size"] != 2)])
+    (rest,) = plan([asked], store)
+    assert rest.rows == {name: ({"operation": name, "size": 2},) for name in "ab"}
+    Sweep(store, run, "cpu").measure([task("a", "b", parts={"a": "die"}, sizes=(2,))])
+    assert plan([asked], store) == []
+    assert plan([asked], store, resume=False) == plan([asked], store, remeasure=True) == [asked]
+
+
+def test_remeasuring_begins_with_the_oldest(store, run):
+    everything = [task(name, label=name) for name in "abcd"]
+    Sweep(store, run, "cpu").measure(everything)
+    assert plan(everything, store, remeasure=True) == everything
+    time.sleep(1.1)  # a run's id begins with the second it was started in
+    Sweep(store, later(store), "cpu").measure(everything[:2])
+    assert plan(everything, store, remeasure=True) == everything[2:] + everything[:2]
+
+
+def test_an_old_row_does_not_hide_that_measuring_again_failed(store, run):
+    Sweep(store, run, "cpu").measure([task("a")])
+    Sweep(store, later(store), "cpu").measure([task("a", parts={"a": "silent"})])
+    assert found(store) == {"a": ["error"] * 3}
+
+
+def test_a_worker_is_kept_for_the_next_sweep_where_that_is_asked(store, run):
+    first = Sweep(store, run, "cpu", keep=True)
+    first.measure([task("a")])
+    second = Sweep(store, run, "cpu", worker=first.worker)
+    second.measure([task("b")])
+    assert len(notes(store, "ok")) == 1 and first.worker.closed
+
+
+SCRIPT = """
+from pathlib import Path
+from experiments.harness.toy import TOY, task
+from a2lib.experiments.harness.sweep import Sweep, plan
+from a2lib.measure import Store
+store = Store(TOY, "cpu", data=Path({data!r}))
+sweep = Sweep(store, {run!r}, "cpu", row=lambda key: print("stored", flush=True))
+sweep.measure(plan([task(*{names!r}, seconds=0.1)], store))
+"""
+
+
+def going(store, run, names):
+    script = textwrap.dedent(SCRIPT).format(data=str(store.data), run=run, names=names)
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_sweep_keeps_its_rows_and_the_next_goes_on(store, run):
+    with going(store, run, "abcdefgh") as killed:
+        for _ in range(3):
+            killed.stdout.readline()
+        killed.send_signal(signal.SIGKILL)
+    time.sleep(0.5)
+    kept = store.rows()
+    rest = plan([task(*"abcdefgh")], store)
+    assert 3 <= len(kept) < 24 and sum(t.size for t in rest) == 24 - len(kept)
+    Sweep(store, later(store), "cpu").measure(rest)
+    assert [row for row in store.rows() if row["run"] == run] == kept
+    assert len(store.rows()) == 24
+
+
+def test_two_sweeps_at_once_lose_nothing(store, run):
+    """On two devices, say: the lock of one device is the notebook's."""
+    with going(store, run, "abcd") as one, going(store, later(store), "efgh") as other:
+        assert one.wait(60) == other.wait(60) == 0
+    assert found(store) == dict.fromkeys("abcdefgh", ["ok"] * 3)

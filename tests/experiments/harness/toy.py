@@ -1,0 +1,89 @@
+"""A section of its own, measured by a worker that plays a part: dies, hangs, or measures.
+
+A row is one ``size`` of one ``operation``, which is the culprit. ``parts`` says what becomes of an
+operation, ``together`` what becomes of several in turns.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from a2lib.experiments.harness.sweep import Task
+from a2lib.measure import Section, StoreError
+from a2lib.measure.failures import LostContext
+
+HERE = "experiments.harness.toy"
+TOY = Section("toy", ("operation", "size"), ("note",), handler=f"{HERE}:measure", notebook="toy")
+# Errors in place of a time, as some sections have them.
+UNTIMED = Section(
+    "untimed", ("operation", "size"), ("error", "note"), False, handler=f"{HERE}:measure"
+)
+SIZES = (1, 2, 3)
+OK = {"status": "ok", "ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 3}
+
+
+def task(*operations, label="toy", sizes=SIZES, in_turns=False, **spec):
+    """A task of all ``sizes`` of each operation; its other arguments say how it goes."""
+    rows = {name: tuple({"operation": name, "size": n} for n in sizes) for name in operations}
+    return Task(label, spec, rows, in_turns)
+
+
+def measure(job):
+    """Measure what is wanted, or play the part."""
+    if "together" in job.spec and job.in_turns:
+        job.begin(None)
+        _play(job.spec["together"], job)
+    for operation, keys in job.wanted.items():
+        if job.expired():
+            return
+        job.begin(operation)
+        part = job.spec.get("parts", {}).get(operation)
+        for i, key in enumerate(keys):
+            if part == "silent":
+                continue
+            if part != "die late" or i > 0:
+                _play(part, job)
+            time.sleep(job.spec.get("seconds", 0))
+            values = OK if job.store.section.timed else {"status": "ok", "error": 0.5}
+            job.put({**key, **values, "note": str(os.getpid())})
+        if part == "end":
+            os._exit(0)
+
+
+def compile_(job):
+    """Write down what is compiled, or play the part."""
+    if job.spec.get("part") == "fail":
+        job.failed("no")
+        return
+    _play(job.spec.get("part"), job)
+    time.sleep(job.spec.get("seconds", 0))
+    with open(job.spec["log"], "a") as log:
+        log.write(f"{job.spec['name']} {os.getpid()}\n")
+
+
+def start(job):
+    """Start a process, as a compiler is one, and report its id."""
+    job.emit({"pid": subprocess.Popen(["sleep", "600"]).pid})
+    time.sleep(job.spec["seconds"])
+
+
+def _play(part, job):
+    if part in ("die", "die late"):
+        os.kill(os.getpid(), signal.SIGABRT)
+    if part == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if part == "killed once" and not Path(job.spec["log"]).exists():
+        Path(job.spec["log"]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if part == "hang":
+        time.sleep(600)
+    if part == "no memory":
+        raise MemoryError
+    if part == "raise":
+        raise ValueError("one\ntwo")
+    if part == "lost":
+        raise LostContext("CUDA error")
+    if part == "full":
+        raise StoreError("disk full")

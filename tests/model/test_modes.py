@@ -78,3 +78,90 @@ def test_the_model_is_one_graph(make_model, batch, attention, checkpointing):
     model = make_model(attention=attention, checkpointing=checkpointing)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     compare_compiled(compiled, model, batch[0])
+
+
+class Products:
+    """A backend that counts matrix products of the forward and of the backward."""
+
+    def __init__(self):
+        self.counts = []
+
+    def __call__(self, graph, inputs):
+        from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._inductor.decomposition import select_decomp_table
+
+        def count(graph, inputs):
+            mm = torch.ops.aten.mm.default
+            self.counts.append(sum(node.target is mm for node in graph.graph.nodes))
+            return make_boxed_func(graph.forward)
+
+        # As Inductor has it, whose kernels alone are left out.
+        made = aot_autograd(
+            fw_compiler=count,
+            bw_compiler=count,
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=select_decomp_table(),
+        )
+        return made(graph, inputs)
+
+
+@pytest.mark.parametrize("autocast, products", [(True, 4), (False, 7)])
+def test_products_of_one_input_are_one_where_autocast_copies_the_weights(
+    make_model, autocast, products
+):
+    torch._dynamo.reset()
+    block, counted = make_model().layers[0], Products()
+    compiled = torch.compile(block, fullgraph=True, dynamic=False, backend=counted)
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(2, 9, 24, generator=generator) for _ in range(2))
+    found = []
+    for function in (compiled, block):
+        block.zero_grad()
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = function(leaf)
+        y.backward(dy)
+        gradients = {name: p.grad for name, p in block.named_parameters()}
+        found.append({"output": y.detach(), "input": leaf.grad} | gradients)
+    # Each product's backward is two.
+    assert counted.counts == [products, 2 * products]
+    for name, want in found[1].items():
+        error = (found[0][name] - want).norm() / want.norm()
+        assert error < (0.02 if autocast else 1e-5), name
+
+
+def test_a_hooked_or_replaced_projection_is_called_by_itself(make_model):
+    torch._dynamo.reset()
+    block, counted = make_model().layers[0], Products()
+    block.attn.k_proj.register_forward_hook(lambda module, args, out: 2 * out)
+
+    class Other(type(block.ffn.w1)):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    block.ffn.w3.__class__ = Other
+    compiled = torch.compile(block, fullgraph=True, dynamic=False, backend=counted)
+    x = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found, want = compiled(x), block(x)
+    assert counted.counts == [7]
+    assert (found - want).norm() < 0.02 * want.norm()
+
+
+def test_a_compiled_loss_keeps_no_float32_copy_of_the_logits():
+    torch._dynamo.reset()
+    compiled = torch.compile(cross_entropy, fullgraph=True, dynamic=False, backend=Products())
+    generator = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(6, 19, generator=generator).bfloat16(), torch.arange(6)
+    kept, gradients = [], []
+    for function in (compiled, cross_entropy):
+        leaf = logits.clone().requires_grad_()
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=saved: s.append(x) or x, id):
+            loss = function(leaf, targets)
+        kept.append({x.dtype for x in saved if x.numel() >= logits.numel()})
+        gradients.append(torch.autograd.grad(function(leaf, targets), leaf)[0])
+        torch.testing.assert_close(loss, cross_entropy(logits, targets))
+    assert kept == [{torch.bfloat16}, {torch.float32}]
+    torch.testing.assert_close(*gradients)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from a2lib.attention import UnsupportedError, attention_reference, flash_attention
-from a2lib.model.layers import Linear, RotaryPositionalEmbedding
+from a2lib.model.layers import Linear, RotaryPositionalEmbedding, side_by_side
 from a2lib.theory.attention import check_sizes
 
 CausalAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -134,8 +134,8 @@ class CausalMultiHeadSelfAttention(nn.Module):
         """x ``(B, T, d_model)`` to the same shape. token_positions, ``(T,)`` or ``(B, T)``, are for
         RoPE alone: the mask goes by place in the sequence."""
         q, k, v = (
-            projection(x).unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)  # (B, H, T, d)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            projected.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)  # (B, H, T, d)
+            for projected in side_by_side(x, self.q_proj, self.k_proj, self.v_proj)
         )
         if self.rope is not None:
             if token_positions is not None and token_positions.dim() > 1:

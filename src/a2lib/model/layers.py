@@ -42,6 +42,28 @@ class Linear(nn.Module):
         return f"{self.in_features}, {self.out_features}"
 
 
+def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
+    """``linear(x)`` of each: one matrix product where joining the weights costs nothing.
+
+    That is in a compiled graph under 16-bit autocast, which copies every weight once in any case:
+    the casts write into one matrix. The backward has one product for x in the place of several and
+    their sum. Elsewhere, and where a Linear is replaced or hooked, each is called by itself.
+    """
+    if not (torch.compiler.is_compiling() and torch.is_autocast_enabled(x.device.type)):
+        return tuple(linear(x) for linear in linears)
+    plain = all(
+        type(linear) is Linear
+        and linear.weight.dtype == torch.float32
+        and not (linear._forward_hooks or linear._forward_pre_hooks)
+        for linear in linears
+    )
+    if not plain:
+        return tuple(linear(x) for linear in linears)
+    dtype = torch.get_autocast_dtype(x.device.type)
+    weight = torch.cat([linear.weight.to(dtype) for linear in linears])
+    return F.linear(x, weight).split([linear.out_features for linear in linears], dim=-1)
+
+
 class Embedding(nn.Module):
     """Rows of weight ``(num_embeddings, embedding_dim)`` by token id."""
 
@@ -112,7 +134,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x ``(..., d_model)`` to the same shape."""
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        gate, value = side_by_side(x, self.w1, self.w3)
+        return self.w2(F.silu(gate) * value)
 
 
 class RotaryPositionalEmbedding(nn.Module):

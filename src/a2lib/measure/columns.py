@@ -50,7 +50,7 @@ COLUMNS = {
         " phase's start to the last one's end, by the device's clock) and `wall` (from an idle"
         " device to an idle device, by the host's)",
     ),
-    "step": Column(WHOLE, "0, 1, ... from the process's first on, warm-up included"),
+    "step_number": Column(WHOLE, "0, 1, ... from the process's first on, warm-up included"),
     "prepared": Column(
         TEXT,
         "what the process did before: `nothing`; `modules`, load all kernels with the context; each"

@@ -131,7 +131,8 @@ CEILING = Section(
     pages=("flash",),
 )
 
-_CONFIGURATION = ("model", "context", "batch", "mode", "precision", "attention", "compile", "capture")
+_CONFIGURATION = ("model", "context", "batch", "mode", "precision", "attention")
+_CONFIGURATION += ("compile", "capture")
 _BENCHMARK = "a2lib.experiments.benchmark.handlers"
 
 BENCHMARK = Section(
@@ -150,7 +151,7 @@ BENCHMARK = Section(
 
 BENCHMARK_STEPS = Section(
     "benchmark_steps",
-    (*_CONFIGURATION, "warmup", "step", "phase"),
+    (*_CONFIGURATION, "warmup", "step_number", "phase"),
     ("reserved_bytes", "note"),
     handler=f"{_BENCHMARK}:steps",
     notebook="benchmark",

@@ -15,7 +15,7 @@ from a2lib.paths import ROOT, build_dir, data_dir
 
 PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about
 INTEGERS = ("batch", "heads", "seq_len", "head_dim", "size", "n", "peak_bytes", "second",
-            "context", "warmup", "step", "repeat", "reserved_bytes")  # fmt: skip
+            "context", "warmup", "step_number", "repeat", "reserved_bytes")  # fmt: skip
 FLAGS = ("causal", "capture")
 FLOATS = (
     "ms", "ms_p20", "ms_p80", "ms_graph", "ms_host", "ms_mean", "ms_std", "ms_min", "sm_mhz",

@@ -77,8 +77,8 @@ def measure_table(run: Run) -> None:
 
 @measures
 def measure_warmup(run: Run) -> None:
-    """Measure every step of fresh processes with 0, 1, 2 and 5 steps of warm-up (0 and 2 on a CPU), in a sweep that
-    has it, and print the means that each would have given."""
+    """Measure every step of fresh processes with 0, 1, 2 and 5 steps of warm-up (0 and 2 on a CPU),
+    in a sweep that has it, and print the means that each would have given."""
     if not run.parameters.has("warmup"):
         print(NOT_ASKED)
         return
@@ -112,7 +112,7 @@ def warmup_tasks(device: str) -> list[Task]:
         for warmup in WARMUPS[device]:
             key = {**configuration.key(), "warmup": warmup}
             keys = tuple(
-                {**key, "step": step, "phase": phase}
+                {**key, "step_number": step, "phase": phase}
                 for step in range(warmup + STEPS)
                 for phase in phases(configuration)
             )

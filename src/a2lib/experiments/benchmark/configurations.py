@@ -1,7 +1,7 @@
 """What the benchmark experiment measures: its parameters, and the sweeps' configurations. No torch.
 
-    parameters.configurations("cuda")        # in the order in which they are measured
-    configuration.key(), configuration.config("cuda")
+parameters.configurations("cuda")        # in the order in which they are measured
+configuration.key(), configuration.config("cuda")
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ PLAIN = ("fp32", "eager", "none", False)
 COLUMNS = {
     "cuda": (
         ("fp32", "eager", "none", True),
+        ("tf32", "eager", "none", False),
         ("bf16", "eager", "none", False),
         ("bf16", "flash", "blocks", False),
         ("bf16", "flash", "blocks", True),
@@ -132,7 +133,7 @@ def columns(device: str) -> list[Configuration]:
 
 
 def warmups(device: str) -> list[Configuration]:
-    """The train-steps at the shortest context whose every step is kept, for each number of ``WARMUPS``."""
+    """The train-steps at the shortest context whose every step is kept, by ``WARMUPS``."""
     models = [name for name in TABLE[device] if name != "10B"]  # whose train-step fits no H200
     return [Configuration(name, CONTEXTS[device][0]) for name in models]
 

@@ -114,4 +114,3 @@ def _ms(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return 1e3 * (time.perf_counter() - start)
-

@@ -38,7 +38,7 @@ def steps(job: Job) -> None:
     if result := _result(job):
         every = [*result.warmup, *result.steps]
         for key in _keys(job):
-            step = every[key["step"]]
+            step = every[key["step_number"]]
             ms, reserved = of_phase(step, key["phase"]), step.reserved_bytes
             job.put({**key, "status": "ok", "ms": ms, "n": 1, "reserved_bytes": reserved})
     raise LostContext(FRESH)

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from a2lib.experiments.benchmark.configurations import MODELS, Configuration
-from a2lib.experiments.harness.tables import EMPTY, number, table as text_table
+from a2lib.experiments.harness.tables import EMPTY, number
+from a2lib.experiments.harness.tables import table as text_table
 
 Row = Mapping[str, str]
 PARTS = ("import", "context", "product", "block_first", "block_second", "memory", "first", "second")
@@ -80,7 +81,7 @@ def figure(rows: Sequence[Row]):
     axes = drawn.subplots(1, len(panels), squeeze=False)[0]
     for ax, mine in zip(axes, panels, strict=True):
         for line in _grouped(mine, lambda row: int(row["warmup"])):
-            steps = sorted((int(row["step"]), float(row["ms"])) for row in line)
+            steps = sorted((int(row["step_number"]), float(row["ms"])) for row in line)
             ax.plot(*zip(*steps, strict=True), marker=".", label=line[0]["warmup"])
         ax.set(title=f"{mine[0]['model']}, {mine[0]['context']} tokens", xlabel="step of a process")
         ax.set_yscale("log")
@@ -106,7 +107,8 @@ def _mean(row: Row | None) -> str:
 
 
 def _of_steps(rows: Sequence[Row], phase: str) -> str:
-    measured = [r for r in rows if r["phase"] == phase and int(r["step"]) >= int(r["warmup"])]
+    mine = [row for row in rows if row["phase"] == phase]
+    measured = [row for row in mine if int(row["step_number"]) >= int(row["warmup"])]
     times = [float(row["ms"]) for row in measured if row["ms"]]
     if not times:
         return next((row["status"] for row in measured if row["status"] != "ok"), "-")

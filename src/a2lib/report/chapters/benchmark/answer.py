@@ -6,7 +6,18 @@ import pandas as pd
 
 from a2lib.report import style
 from a2lib.report.chapters.benchmark.rows import (
-    AUTOCAST, CONTEXT, CONTEXTS, MODELS, OURS, PHASES, PLAIN, TITLES, Benchmark, listed, mean, time,
+    AUTOCAST,
+    CONTEXT,
+    CONTEXTS,
+    MODELS,
+    OURS,
+    PHASES,
+    PLAIN,
+    TITLES,
+    Benchmark,
+    listed,
+    mean,
+    time,
 )
 from a2lib.report.metrics import pick
 from a2lib.report.tables import Markdown, Table
@@ -63,8 +74,8 @@ def spreads(b: Benchmark) -> Markdown:
     ratios = [b.ms(m, c, "backward") / b.ms(m, c, "forward") for m in MODELS for c in CONTEXTS
               if b.ms(m, c, "forward") and b.ms(m, c, "backward")]  # fmt: skip
     return Markdown(
-        f"The standard deviation is above {LOOSE:.0%} of the mean in {wide} of {len(timed)} phases; "
-        f"the widest is the {worst['phase']} of {TITLES[worst['model']]} at "
+        f"The standard deviation is above {LOOSE:.0%} of the mean in {wide} of {len(timed)} "
+        f"phases; the widest is the {worst['phase']} of {TITLES[worst['model']]} at "
         f"{style.tokens(worst['context'])} tokens ({relative.max():.1%}). Backward takes "
         f"{min(ratios):.2f} to {max(ratios):.2f} times its forward, where the products alone "
         "would make it two."
@@ -84,8 +95,9 @@ def not_fitting(b: Benchmark) -> Markdown:
         r = group.iloc[0]
         how = [r["mode"], r["precision"], r["attention"]]
         how += ["compiled"] * (r["compile"] != "none") + ["captured"] * bool(r["capture"])
-        lines.append(f"- {TITLES.get(r['model'], r['model'])}, {style.tokens(r['context'])} tokens, "
-                     f"{', '.join(how)}: {style.STATUS[r['status']]} ({r['note']})")  # fmt: skip
+        what = f"{TITLES.get(r['model'], r['model'])}, {style.tokens(r['context'])} tokens"
+        why = f"{style.STATUS[r['status']]} ({r['note']})"
+        lines.append(f"- {what}, {', '.join(how)}: {why}")
     return Markdown("\n".join(lines))
 
 
@@ -120,7 +132,9 @@ def launch_bound(b: Benchmark) -> Markdown:
             told.append(f"in {title} in {len(held)} of {len(known)} train-steps{which}")
     if not told:
         return Markdown(b.not_yet("host time and GPU time apart"))
-    return Markdown(f"The host needs longer to issue the step than the GPU to run it {listed(told)}.")
+    return Markdown(
+        f"The host needs longer to issue the step than the GPU to run it {listed(told)}."
+    )
 
 
 def _apart(b: Benchmark, model: str, context: int, way: dict) -> tuple:

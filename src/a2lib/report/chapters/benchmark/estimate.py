@@ -1,4 +1,4 @@
-"""What a step must cost: the floor of its kernels by measured ceilings, beside what was measured."""
+"""What a step must cost: the floor of its kernels, and the measured time beside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import pandas as pd
 
 from a2lib.report import style
 from a2lib.report.chapters.benchmark.rows import (
-    CONTEXT, MODELS, OURS, PLAIN, TITLES, Benchmark, time,
+    CONTEXT,
+    MODELS,
+    OURS,
+    PLAIN,
+    TITLES,
+    Benchmark,
+    time,
 )
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.roofline import Floor, eager_step, floor, fused_step
@@ -50,10 +56,11 @@ def sentence(b: Benchmark) -> Markdown:
     plain, fused = floors(b, LARGEST, "fp32", False), floors(b, LARGEST, "bf16", True)
     if not (plain and fused):
         return Markdown(b.not_yet("the ceilings that an estimate needs"))
-    total, products = plain["total"].ms, plain["products"].ms
+    total, products, whole = plain["total"].ms, plain["products"].ms, plain["total"]
     return Markdown(
-        f"A plain train-step of {TITLES[LARGEST]} at {CONTEXT} tokens has {style.digits(plain['total'].flops / 1e12)} "
-        f"TFLOP of products and moves {style.digits(plain['total'].bytes / 1e9)} GB. At the "
+        f"A plain train-step of {TITLES[LARGEST]} at {CONTEXT} tokens has "
+        f"{style.digits(whole.flops / 1e12)} TFLOP of products and moves "
+        f"{style.digits(whole.bytes / 1e9)} GB. At the "
         f"measured ceilings ({style.digits(b.tflops['fp32'])} TFLOP/s in fp32, "
         f"{style.digits(b.bandwidth)} TB/s) its kernels need at least {style.digits(total)} ms, "
         f"{products / total:.0%} of it in matrix products: {_binding(products / total)}. "
@@ -76,11 +83,12 @@ def beside(b: Benchmark) -> Markdown:
         return Markdown(b.not_yet("the GPU's time beside this floor"))
     below = [TITLES[m] for m, least, ms in found if ms < least]
     if below:
-        return Markdown(f"Below its floor, so that the floor or the time is wrong: {', '.join(below)}.")
+        names = ", ".join(below)
+        return Markdown(f"Below its floor, so that the floor or the time is wrong: {names}.")
     shares = [least / ms for _, least, ms in found]
     return Markdown(
-        f"The floor is {min(shares):.0%} to {max(shares):.0%} of the GPU's measured time of a plain "
-        "step; what is left is tiles and caches, since a replay has no gaps of the host."
+        f"The floor is {min(shares):.0%} to {max(shares):.0%} of the GPU's measured time of a "
+        "plain step; what is left is tiles and caches, since a replay has no gaps of the host."
     )
 
 

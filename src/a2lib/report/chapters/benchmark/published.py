@@ -66,5 +66,3 @@ def _printed(row) -> str:
         return style.STATUS.get(row.status, row.status)
     mean = row.ms if pd.isna(getattr(row, "ms_mean", float("nan"))) else row.ms_mean
     return spread(float(mean), float(row.ms_std))
-
-

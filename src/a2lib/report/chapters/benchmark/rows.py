@@ -77,7 +77,7 @@ def _by_name(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, smallest model first."""
     order = {name: i for i, name in enumerate(MODELS)}
     place = rows["model"].map(order).fillna(len(order))
-    keys = [key for key in ("context", "warmup", "step") if key in rows]
+    keys = [key for key in ("context", "warmup", "step_number") if key in rows]
     return rows.assign(_place=place).sort_values(["_place", *keys], kind="stable").drop(
         columns="_place"
     )  # fmt: skip

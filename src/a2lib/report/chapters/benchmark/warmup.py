@@ -23,7 +23,7 @@ SPARED = (("product", "nothing", "cuBLAS"), ("block", "product", "kernels and au
 def samples(b: Benchmark, model: str, warmup: int, phase: str) -> list[float]:
     """The measured steps of the process with that warm-up, in ms."""
     rows = pick(b.steps, model=model, warmup=warmup, phase=phase, status="ok")
-    return list(rows[rows["step"] >= warmup]["ms"].astype(float))
+    return list(rows[rows["step_number"] >= warmup]["ms"].astype(float))
 
 
 def table(b: Benchmark, caption: str, name: str) -> Table:
@@ -78,7 +78,7 @@ def chart(b: Benchmark) -> Chart:
         ax = figure.subplots()
         for model, colour, marker in zip(models, COLOURS, MARKERS, strict=False):
             for warmup, line in pick(rows, model=model).groupby("warmup"):
-                ax.plot(line["step"].astype(int), line["ms"], color=colour, marker=marker,
+                ax.plot(line["step_number"].astype(int), line["ms"], color=colour, marker=marker,
                         markersize=3.5, linewidth=1.2,
                         label=TITLES[model] if warmup == 0 else None)  # fmt: skip
         ax.set_yscale("log")

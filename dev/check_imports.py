@@ -1,8 +1,9 @@
 """Check that imports inside a2lib point one way: `make lint`, or python dev/check_imports.py [SRC].
 
-Three rules, read from the source without importing any of it:
+Four rules, read from the source without importing any of it:
 
 - an import goes to the same part or to a lower floor; parts of the middle floor may use each other;
+- inside a part, what serves every section (a room of ROOMS) imports nothing that serves one;
 - no two modules import each other, directly or through others, not even inside a function;
 - the parts that a reader without a GPU needs reach no torch and no triton when they are imported.
 
@@ -30,6 +31,16 @@ FLOORS = {
     "errors": 0,
     "": 0,  # a2lib/__init__.py
 }
+# Within a part: the modules that serve every section, and those that serve one. The longest prefix
+# counts, and what has a name in neither list is on the side of its part's entry.
+ROOMS = {
+    "a2lib.experiments": "one",
+    "a2lib.experiments.harness": "every",
+    "a2lib.report": "every",
+    "a2lib.report.chapters": "one",
+}
+# A package's face and the picture of the README show what chapters say.
+FACES = ("a2lib.report", "a2lib.report.readme_figure")
 TORCH_FREE = ("", "paths", "errors", "papermill_default", "theory", "measure", "report")
 HEAVY = ("torch", "triton")
 
@@ -106,6 +117,23 @@ def floor_breaches(files: dict[str, Path], graph: dict[str, list[Import]]) -> li
     return lines
 
 
+def serves(module: str) -> str:
+    """Whether a module serves "every" section or "one"; "" where its part is not so divided."""
+    names = module.split(".")
+    prefixes = (".".join(names[:n]) for n in range(len(names), 0, -1))
+    return next((ROOMS[p] for p in prefixes if p in ROOMS), "")
+
+
+def room_breaches(files: dict[str, Path], graph: dict[str, list[Import]]) -> list[str]:
+    return [
+        f"{files[module]}:{one.line}: {module}, which serves every section, imports {one.module}"
+        for module in files
+        if serves(module) == "every" and module not in FACES
+        for one in graph[module]
+        if part(one.module) == part(module) and serves(one.module) == "one"
+    ]
+
+
 def circle_breaches(files: dict[str, Path], graph: dict[str, list[Import]]) -> list[str]:
     lines, done = [], set()
 
@@ -157,7 +185,7 @@ def breaches(src: Path) -> list[str]:
     graph = {module: imports_of(path, module, known) for module, path in files.items()}
     return [
         line
-        for rule in (floor_breaches, circle_breaches, torch_breaches)
+        for rule in (floor_breaches, room_breaches, circle_breaches, torch_breaches)
         for line in rule(files, graph)
     ]
 

@@ -33,7 +33,7 @@ class Book:
         for file in ("_config.yml", "_toc.yml"):
             shutil.copy(ROOT / file, root)
         (root / "notebooks").mkdir()
-        for notebook in ("flash.ipynb",):
+        for notebook in ("flash.ipynb", "benchmark.ipynb"):
             if (ROOT / "notebooks" / notebook).is_file():
                 shutil.copy(ROOT / "notebooks" / notebook, root / "notebooks")
             else:

@@ -46,6 +46,15 @@ def test_the_library_itself():
             "a2lib.report.a imports a2lib.experiments.flash, which is no lower floor",
         ),
         (
+            {"experiments/harness/a.py": "from a2lib.experiments import b", "experiments/b.py": ""},
+            "a.py:1: a2lib.experiments.harness.a, which serves every section, imports"
+            " a2lib.experiments.b",
+        ),
+        (
+            {"report/a.py": "from a2lib.report.chapters import b", "report/chapters/b.py": ""},
+            "a.py:1: a2lib.report.a, which serves every section, imports a2lib.report.chapters.b",
+        ),
+        (
             {"model/a.py": "def f():\n    from ..experiments import b", "experiments/b.py": ""},
             "a.py:2: a2lib.model.a imports a2lib.experiments.b, which is no lower floor",
         ),

@@ -46,7 +46,7 @@ class Section:
     no ``ms``, but one of its values. A section may gain values: files without them stay readable.
 
     ``handler`` is "module:function", what a worker calls to measure it; ``notebook`` the name of
-    the notebook that does; ``pages`` those of the book that show its rows, the chapter first;
+    the notebook that does; ``pages`` those of the book about it, the chapter first;
     ``answers`` what these answer.
     """
 
@@ -83,7 +83,7 @@ FLASH = Section(
     ("peak_bytes", "ms_graph", "ms_host", "sm_mhz", "note"),
     handler=f"{_FLASH}:compare",
     notebook="flash",
-    pages=("flash", "flash-shapes", "flash-published"),
+    pages=("flash", "flash-derivation", "flash-shapes", "flash-published"),
     answers=(
         Answer("flash_forward (a)–(c) · 25, 26", "The forward pass", "flash-forward"),
         Answer("flash_backward · 25, 26", "The backward pass", "flash-backward"),
@@ -193,7 +193,7 @@ def of_notebook(notebook: str) -> tuple[Section, ...]:
 
 
 def pages() -> tuple[str, ...]:
-    """The pages of the book that show measured rows, each once."""
+    """The pages of the book about sections, each once."""
     return tuple(dict.fromkeys(page for s in SECTIONS.values() for page in s.pages))
 
 

@@ -9,18 +9,14 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure.runs import read_runs
-from a2lib.measure.sections import SECTIONS
+from a2lib.measure.sections import FLAGS, INTEGERS, RESULTS, SECTIONS, TIMES
 from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 
 PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about
-INTEGERS = ("batch", "heads", "seq_len", "head_dim", "size", "n", "peak_bytes", "second",
-            "context", "warmup", "step_number", "repeat", "reserved_bytes")  # fmt: skip
-FLAGS = ("causal", "capture")
-FLOATS = (
-    "ms", "ms_p20", "ms_p80", "ms_graph", "ms_host", "ms_mean", "ms_std", "ms_min", "sm_mhz",
-    "power_w", "score_scale", "error", "error_max", "speedup_over_eager", "value",
-)  # fmt: skip
+# Columns of the reference tables alone, and whole numbers that are drawn or averaged.
+_FLOATS = ("speedup_over_eager", "value", "sm_mhz", "score_scale")
+FLOATS = frozenset({*TIMES, *RESULTS, *_FLOATS})
 
 
 class ReportError(RuntimeError):
@@ -46,7 +42,7 @@ def section_file(root: Path, section: str, device: str) -> Path:
 def load(section: str, roots: list[Path] | None = None) -> pd.DataFrame:
     """Every measured row of a section, from every root and device.
 
-    Returns the section's columns, numbers as numbers and `causal` as bool, with `device`, `file`
+    Returns the section's columns, numbers and truth values as such, with `device`, `file`
     (its CSV) and `local` (True unless it is the published device in the first root) added. No file
     gives an empty table of the same columns.
 
@@ -120,7 +116,7 @@ def paper(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.copy()
-    for column in [c for c in (*INTEGERS, *FLOATS) if c in frame]:
+    for column in [c for c in frame if c in INTEGERS or c in FLOATS]:
         cells = frame[column].astype("object").where(lambda cell: cell != "", None)
         frame[column] = pd.to_numeric(cells).astype("float64" if column in FLOATS else "Int64")
     for column in [c for c in FLAGS if c in frame]:

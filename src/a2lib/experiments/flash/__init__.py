@@ -65,13 +65,11 @@ def measure_ceilings(run: Run) -> None:
         run,
         CEILING,
         ceilings.tasks(run.device),
-        what="ceilings",
+        say=ceilings.line,
         resume=False,
         silence_s=CEILING_SILENCE_S,
         keep_worker=True,
     )
-    for row in run.store(CEILING).rows():
-        print(ceilings.line(row))
 
 
 def tasks(given: Parameters, device: str) -> list[Task]:

@@ -66,9 +66,7 @@ def figure(rows: Sequence[Row], ceilings: Sequence[Row], one_shape: bool, device
         known = [r for r in ceilings if r["operation"] == "matmul" and r["status"] == "ok"]
         dtypes = {"bf16" if r["dtype"] == "fp16" else r["dtype"] for r in rows}
         for dtype in dtypes:
-            best = max(
-                (matmul_tflops(r) for r in known if r["dtype"] == dtype), default=None
-            )
+            best = max((matmul_tflops(r) for r in known if r["dtype"] == dtype), default=None)
             if best:
                 axes[1].axhline(best, color="black", linestyle=":", label="matmul")
         if rows:

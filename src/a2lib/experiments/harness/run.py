@@ -14,7 +14,7 @@ import dataclasses
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,25 +116,35 @@ def measure(
     resume: bool = True,
     silence_s: float | None = None,
     keep_worker: bool = False,
+    say: Callable[[Mapping[str, object]], str] | None = None,
 ) -> None:
     """Measure what is pending of ``tasks``, under a bar named ``what``; rows are stored one by one.
 
     Prints what is stored already and what the time limit has left. ``keep_worker`` leaves the
-    process for the next sweep: starting one, with its CUDA context, takes seconds.
+    process for the next sweep: starting one, with its CUDA context, takes seconds. Where there are
+    few rows, ``say(row)`` is printed of each in place of a bar.
     """
     store = run.store(section)
     pending = plan(tasks, store, resume=resume, remeasure=run.parameters.remeasure)
     total = sum(task.size for task in pending)
-    stored = sum(task.size for task in tasks) - total
-    if stored:
-        print(f"{stored} rows are stored already (-p remeasure True measures them again)")
+    known = sum(task.size for task in tasks) - total
+    if known:
+        print(f"{known} rows are stored already (-p remeasure True measures them again)")
     if not total:
         return
-    bar = Progress(total, what, unit="rows")
+    bar = None if say else Progress(total, what, unit="rows")
 
     def begin(task: Task, culprit: str | None) -> None:
+        if bar is None:
+            return
         turns = "in turns" if task.in_turns else ""
         bar.say(task.label if culprit == task.label else f"{task.label} {culprit or turns}".strip())
+
+    def stored(row: Mapping[str, object]) -> None:
+        if bar is None:
+            print(say(row))
+        else:
+            bar.step()
 
     sweep = Sweep(
         store,
@@ -142,7 +152,7 @@ def measure(
         run.device,
         seed=run.parameters.seed,
         until=run.until,
-        row=lambda key: bar.step(),
+        row=stored,
         begin=begin,
         silence_s=silence_s,
         worker=run.worker,
@@ -152,7 +162,8 @@ def measure(
         left = sweep.measure(pending)
     finally:
         run.worker = sweep.worker
-        bar.close()
+        if bar is not None:
+            bar.close()
     run.left += left
     if left:
         print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")

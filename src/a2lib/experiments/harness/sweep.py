@@ -87,7 +87,7 @@ def identity(section: Section, row: Key) -> tuple[str, ...]:
 class Sweep:
     """Measures ``tasks`` one after another, storing rows under ``run``.
 
-    ``until`` (``time.time()``) is when nothing more is started. ``row(key)`` is called after each
+    ``until`` (``time.time()``) is when nothing more is started. ``row(row)`` is called after each
     wanted row was stored, ``begin(task, culprit)`` before each step. ``command`` is that of the
     worker, by default one process with the section's handler; ``worker`` is one to begin with, and
     with ``keep`` the last is left there for another sweep.
@@ -98,7 +98,7 @@ class Sweep:
     device: str
     seed: int = 0
     until: float | None = None
-    row: Callable[[Key], None] = lambda key: None
+    row: Callable[[Key], None] = lambda row: None
     begin: Callable[[Task, str | None], None] = lambda task, culprit: None
     command: Sequence[str] = ()
     silence_s: float | None = None
@@ -198,7 +198,7 @@ class Sweep:
         for culprit in culprits:
             for key in left.rows[culprit]:
                 self.store.put({**key, **reason})
-                self.row(key)
+                self.row({**key, **reason})
 
     def _late(self) -> bool:
         return self.until is not None and time.time() > self.until

@@ -1,0 +1,121 @@
+"""Every question of the assignment, both editions, and where the book answers it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.measure.sections import answers
+from a2lib.report.tables import Markdown, pipe
+
+NOT_YET = "not yet answered"
+# Groups, labels (the handouts' own name of the problem, its parts, the editions that ask it), and
+# below each label the question in short.
+_TEXT = """
+# Profiling and benchmarking
+benchmarking_script (a) · 25, 26
+    a command that times a model's forward, backward and optimizer step
+benchmarking_script (b) · 25, 26
+    the times of every model size and context length
+benchmarking_script (c) · 25, 26
+    the same with 0, 1 and 2 warm-up steps
+nsys_profile (a)–(e) · 25, 26
+    what the kernels of a step are and what they cost
+mixed_precision_accumulation · 25, 26
+    sums of small numbers in several precisions
+benchmarking_mixed_precision (a) · 25, 26
+    the dtypes inside an autocast region
+benchmarking_mixed_precision (b) · 25, 26
+    which parts of layer normalisation need precision
+benchmarking_mixed_precision (c) · 25, 26
+    fp32 against bf16 autocast for every size
+memory_profiling (a)–(e) · 25, 26
+    memory over time, its peaks and its largest allocations
+memory_profiling (f) · 26
+    what one block saves for its backward
+gradient_checkpointing (a), (b) · 26
+    the least memory, and the best size of a segment
+# Attention
+pytorch_attention · 25, 26
+    time and memory of attention in plain PyTorch
+torch_compile (a), (b) · 25, 26
+    what compiling attention and the whole model gains
+flash_forward (a)–(c) · 25, 26
+    the tiled forward pass: plain PyTorch, Triton, causal
+flash_backward · 25, 26
+    the backward pass by recomputation
+flash_benchmarking · 25, 26
+    latency against PyTorch over length, head size and dtype
+leaderboard · 25
+    forward and backward at one large shape
+# Distributed data parallel
+distributed_communication_single_node · 25, 26
+    what an all-reduce costs, by backend, ranks and size
+naive_ddp · 25, 26
+    an all-reduce per parameter after the backward pass
+naive_ddp_benchmarking · 25, 26
+    its step time and the share spent communicating
+minimal_ddp_flat_benchmarking · 25, 26
+    one all-reduce of all gradients together
+ddp_overlap_individual_parameters · 25, 26
+    communication during the backward pass
+ddp_overlap_individual_parameters_benchmarking (a), (b) · 25, 26
+    its step time, and traces of the overlap
+ddp_overlap_bucketed · 25
+    gradients communicated in buckets
+ddp_bucketed_benchmarking (a) · 25
+    step time by bucket size
+ddp_bucketed_benchmarking (b) · 25
+    a model of the overhead, and the best bucket size
+optimizer_state_sharding · 25, 26
+    optimizer states split over ranks
+optimizer_state_sharding_accounting (a)–(c) · 25, 26
+    its memory and time, and ZeRO stage 1
+fsdp · 26
+    weights, gradients and states split over ranks
+fsdp_accounting (a), (b) · 26
+    its memory, and whether gathers arrive in time
+# Parallelism on paper
+communication_accounting (a)–(d) · 25
+    memory and batch size of a very large model
+alternate_ring_all_reduce · 26
+    the time of another ring all-reduce
+data_parallel_calcs · 26
+    when data parallelism is bound by communication
+fsdp_calcs · 26
+    the same for fully sharded training
+tp_calcs · 26
+    the same for tensor parallelism
+fsdp_tp_calcs · 26
+    the best mixture of both
+leaderboard · 26
+    a training step of an 8B model on two GPUs
+"""
+
+
+def _read(text: str) -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    label = ""
+    for line in text.strip().splitlines():
+        if line.startswith("# "):
+            group = found.setdefault(line[2:], [])
+        elif line.startswith(" "):
+            group.append((label, line.strip()))
+        else:
+            label = line
+    return found
+
+
+QUESTIONS = _read(_TEXT)
+
+
+def index(group: str) -> Markdown:
+    """The questions of one group, each with a link to its answer."""
+    found = answers()
+    rows = []
+    for label, words in QUESTIONS[group]:
+        answer = found.get(label)
+        link = f"[{answer.title}](#{answer.anchor})" if answer else NOT_YET
+        name, _, rest = label.partition(" ")
+        rows.append([f"`{name}` {rest}", words, link])
+    frame = pd.DataFrame(rows, columns=["id · edition", "question, in short", "answer"])
+    return Markdown(f":::{{table}}\n:class: questions\n\n{pipe(frame, left=3)}\n:::\n")

@@ -1,0 +1,76 @@
+"""The registry, and everything that has to agree with it."""
+
+import ast
+import importlib
+import re
+
+import pytest
+
+from a2lib.measure.columns import COLUMNS
+from a2lib.measure.sections import (
+    COMMON,
+    SECTIONS,
+    answers,
+    notebooks,
+    of_notebook,
+    pages,
+    readme_table,
+)
+from a2lib.paths import ROOT
+from a2lib.report.questions import NOT_YET, QUESTIONS, index
+
+HARNESS = sorted((ROOT / "src" / "a2lib" / "experiments" / "harness").glob("*.py"))
+
+
+def test_every_column_has_a_meaning_and_no_other_has():
+    used = {*COMMON}.union(*(section.columns for section in SECTIONS.values()))
+    assert used == set(COLUMNS)
+
+
+def test_make_runs_the_notebooks_of_the_registry():
+    """Its wildcard is over notebooks/."""
+    assert sorted(notebooks()) == sorted(p.stem for p in (ROOT / "notebooks").glob("*.ipynb"))
+    assert {s for name in notebooks() for s in of_notebook(name)} == set(SECTIONS.values())
+
+
+def test_every_page_is_in_the_contents():
+    named = re.findall(r"(?:root|file): *(\S+)", (ROOT / "_toc.yml").read_text())
+    assert set(pages()) <= set(named)
+    assert all((ROOT / "book" / f"{page}.md").is_file() for page in pages())
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=list(SECTIONS))
+def test_its_handler_can_be_called_and_its_answers_are_anchors_of_its_pages(section):
+    module, _, name = section.handler.partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    texts = "".join((ROOT / "book" / f"{page}.md").read_text() for page in section.pages)
+    for answer in section.answers:
+        assert re.search(rf"^\({re.escape(answer.anchor)}\)=", texts, re.M), answer
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=list(SECTIONS))
+def test_the_readme_of_the_data_has_the_columns(section):
+    text = (ROOT / "data" / "README.md").read_text()
+    after = text.split(f"<!-- columns of {section.name} -->\n\n")
+    assert len(after) == 2 and after[1].split("\n\n")[0] == readme_table(section)
+
+
+def test_the_index_lists_every_question_once_and_links_what_is_answered():
+    labels = [label for questions in QUESTIONS.values() for label, _ in questions]
+    assert len(set(labels)) == len(labels) and set(answers()) <= set(labels)
+    shown = "".join(index(group).text for group in QUESTIONS)
+    assert shown.count(NOT_YET) == len(labels) - len(answers())
+    assert all(f"[{a.title}](#{a.anchor})" in shown for a in answers().values())
+    page = (ROOT / "book" / "questions.md").read_text()
+    assert re.findall(r'^index\("(.*)"\)$', page, re.M) == list(QUESTIONS)
+
+
+@pytest.mark.parametrize("path", HARNESS, ids=lambda path: path.stem)
+def test_the_harness_names_no_section_and_no_column_of_one(path):
+    of_sections = {*SECTIONS}.union(*((*s.key, *s.values) for s in SECTIONS.values()))
+    # Words of any notebook.
+    of_sections -= {"note", "size", "second", "error", "kernel", "part", "compile"}
+    named = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        named |= {str(getattr(node, field, "")) for field in ("id", "attr", "arg", "value")}
+    assert not named & of_sections

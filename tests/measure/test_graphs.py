@@ -295,3 +295,20 @@ def test_mending_fails_where_no_capture_ends(cuda_graphs):
     made._torch.zeros = lambda n, device: torch.zeros(n)
     with pytest.raises(Unusable, match="no capture"):
         made.mend()
+
+
+def test_a_first_replay_may_be_timed_on_the_stream_of_the_capture(cuda_graphs):
+    made, seen = cuda_graphs(), []
+    loss = torch.zeros(1)
+    made._cuda.replay = lambda: loss.fill_(1.0)
+
+    def first_replay(replay):
+        seen.append((made._cuda.current, loss.isnan().item()))
+        replay()
+
+    with made.on_stream():
+        assert made._cuda.current == "side"
+        made.capture(lambda: lambda: loss, 0, first_replay)
+    assert seen == [("side", True)] and made._cuda.current == "default"
+    with pytest.raises(RuntimeError, match="does not write all of its outputs"):
+        made.capture(lambda: lambda: loss, 0, lambda replay: None)

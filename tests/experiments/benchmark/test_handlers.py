@@ -136,7 +136,7 @@ def test_first_steps_are_each_of_a_process_of_their_own(tmp_path, monkeypatch, c
     monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    run = benchmark.start(Parameters(sweep="warmup"))
+    run = benchmark.start(Parameters(sweep="first"))
     benchmark.measure_first(run)
     rows = run.store(BENCHMARK_FIRST).rows()
     assert {(row["prepared"], row["part"]) for row in rows} == {
@@ -147,7 +147,7 @@ def test_first_steps_are_each_of_a_process_of_their_own(tmp_path, monkeypatch, c
     assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}
     assert {row["n"] for row in rows if row["part"] == "steady"} == {"5"}
     capsys.readouterr()
-    benchmark.measure_first(benchmark.start(Parameters(sweep="warmup")))
+    benchmark.measure_first(benchmark.start(Parameters(sweep="first")))
     printed = capsys.readouterr().out
     assert "10 rows are stored already" in printed and "block_first, ms" in printed
 
@@ -158,4 +158,7 @@ def test_a_shape_alone_has_neither_warmup_nor_first_steps(capsys):
 
     benchmark.measure_warmup(OfShape)
     benchmark.measure_first(OfShape)
-    assert capsys.readouterr().out.count("-p sweep warmup") == 2
+    assert capsys.readouterr().out == (
+        "Measured by the sweeps warmup and all (-p sweep warmup).\n"
+        "Measured by the sweeps first and all (-p sweep first).\n"
+    )

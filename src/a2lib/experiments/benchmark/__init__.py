@@ -40,7 +40,9 @@ from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS
 
 NOTEBOOK = BENCHMARK.notebook
 SECTIONS = (BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST)
-NOT_ASKED = "Measured by the sweeps warmup and all (-p sweep warmup)."
+NOT_ASKED = "Measured by the sweeps {0} and all (-p sweep {0})."
+# All steps of one configuration, of which the worker says nothing until the last is done.
+SILENCE_S = 1800
 
 
 def check(namespace: MutableMapping) -> Parameters:
@@ -70,7 +72,8 @@ def measure_table(run: Run) -> None:
     asked = run.parameters
     tasks = table_tasks(asked, run.device)
     if tasks:
-        harness.measure(run, BENCHMARK, tasks, what="steps", resume=asked.sweep != "shape")
+        resume = asked.sweep != "shape"
+        harness.measure(run, BENCHMARK, tasks, what="steps", resume=resume, silence_s=SILENCE_S)
     else:
         print("Measured by the sweeps table, columns and all (-p sweep all).")
 
@@ -80,9 +83,10 @@ def measure_warmup(run: Run) -> None:
     """Measure every step of fresh processes with 0, 1, 2 and 5 steps of warm-up (0 and 2 on a CPU),
     in a sweep that has it, and print the means that each would have given."""
     if not run.parameters.has("warmup"):
-        print(NOT_ASKED)
+        print(NOT_ASKED.format("warmup"))
         return
-    harness.measure(run, BENCHMARK_STEPS, warmup_tasks(run.device), what="warm-up")
+    tasks = warmup_tasks(run.device)
+    harness.measure(run, BENCHMARK_STEPS, tasks, what="warm-up", silence_s=SILENCE_S)
     print(view.warmups(run.store(BENCHMARK_STEPS).rows()))
 
 
@@ -90,10 +94,11 @@ def measure_warmup(run: Run) -> None:
 def measure_first(run: Run) -> None:
     """Take the first step apart, a process for each preparation, in a sweep that has it, and print
     the parts."""
-    if not run.parameters.has("warmup"):
-        print(NOT_ASKED)
+    if not run.parameters.has("first"):
+        print(NOT_ASKED.format("first"))
         return
-    harness.measure(run, BENCHMARK_FIRST, first_tasks(run.device), what="first steps")
+    tasks = first_tasks(run.device)
+    harness.measure(run, BENCHMARK_FIRST, tasks, what="first steps", silence_s=SILENCE_S)
     print(view.firsts(run.store(BENCHMARK_FIRST).rows()))
 
 

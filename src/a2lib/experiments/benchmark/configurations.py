@@ -17,7 +17,7 @@ from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
 BATCH, WARMUP, STEPS = 4, 5, 10
 MODES = ("forward", "forward-backward", "train-step")
 COMPILES = ("none", "blocks", "model")
-SWEEPS = ("table", "columns", "warmup", "all")
+SWEEPS = ("table", "columns", "warmup", "first", "all")
 # The CPU's: every path in seconds, and no result.
 TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 MODELS = {"tiny": TINY, **SIZES}

@@ -48,8 +48,7 @@ def test_rows_are_stored_under_their_run(executed):
     with open(measured / "runs.csv", newline="") as file:
         (run,) = csv.DictReader(file)
     assert {(row["phase"], row["status"], row["n"]) for row in rows} == {
-        (phase, "ok", "2")
-        for phase in ("forward", "loss", "backward", "optimizer", "step", "wall")
+        (phase, "ok", "2") for phase in ("forward", "loss", "backward", "optimizer", "step", "wall")
     }
     assert {(r["model"], r["context"], r["warmup"], r["run"]) for r in rows} == {
         ("tiny", "8", "0", run["run"])

@@ -120,6 +120,33 @@ def test_each_step_is_a_row_and_the_process_ends(job, monkeypatch):
     assert len(given.store.rows()) == 3 * 6
 
 
+@pytest.mark.parametrize(
+    ("raised", "status"), [(RuntimeError("no such thing"), "error"), (MemoryError(), "oom")]
+)
+def test_a_failed_process_ends_too_and_all_its_rows_say_why(job, monkeypatch, raised, status):
+    def timed_parts(*_, **__):
+        yield "import", [5.0]
+        raise raised
+
+    monkeypatch.setattr(handlers, "timed_parts", timed_parts)
+    task = benchmark.first_tasks("cpu")[0]
+    given = job(BENCHMARK_FIRST, task)
+    with pytest.raises(LostContext):
+        handlers.first(given)
+    rows = given.store.rows()
+    assert len(rows) == 4 and {row["status"] for row in rows} == {status}
+    assert all(row["note"] and not row["ms"] for row in rows)
+
+
+def test_no_first_step_where_torch_was_imported_before(job):
+    task = benchmark.first_tasks("cpu")[0]
+    given = job(BENCHMARK_FIRST, task)
+    with pytest.raises(LostContext):
+        handlers.first(given)
+    assert {row["status"] for row in given.store.rows()} == {"error"}
+    assert "imported already" in given.store.rows()[0]["note"]
+
+
 def test_a_tiny_model_is_measured(job):
     given = job(BENCHMARK, task_of(TINY))
     handlers.summary(given)

@@ -190,7 +190,7 @@ class Parameters:
     steps: int = parameter(STEPS, "measured steps", kind=int, minimum=1, maximum=10**6)
     sweep: str = parameter(
         "shape",
-        f"shape: the one above; or the configurations of {', '.join(SWEEPS)}",
+        f"shape: the one above; or {', '.join(SWEEPS)}",
         kind=str,
         choices=("shape", *SWEEPS),
     )

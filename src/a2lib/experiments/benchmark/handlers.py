@@ -5,15 +5,18 @@ A task of ``steps`` or ``first`` studies what a process does first, so its proce
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 
 from a2lib.benchmark import PHASES, run
 from a2lib.experiments.benchmark.configurations import Configuration
 from a2lib.experiments.benchmark.first import timed_parts
 from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure.failures import LostContext, note
+from a2lib.measure import StoreError
+from a2lib.measure.failures import LostContext, classify, note
 
 Row = dict[str, object]
 WHOLE_STEP = ("step", "wall")
@@ -26,6 +29,24 @@ def phases(configuration: Configuration) -> tuple[str, ...]:
     return (*own, *WHOLE_STEP)
 
 
+def alone(measure: Callable[[Job], None]) -> Callable[[Job], None]:
+    """Make the handler ``measure`` the last of its process, also where it fails: its rows then say
+    why, all of them, since what a failed process measured before is none of a whole."""
+
+    @functools.wraps(measure)
+    def handler(job: Job) -> None:
+        try:
+            measure(job)
+        except StoreError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            _say(job, *classify(error))
+        raise LostContext(FRESH)
+
+    return handler
+
+
 def summary(job: Job) -> None:
     """The times of a configuration, phase by phase."""
     result = _result(job)
@@ -33,6 +54,7 @@ def summary(job: Job) -> None:
         job.put({**key, **summarised(result, key["phase"])})
 
 
+@alone
 def steps(job: Job) -> None:
     """Every step of a fresh process, warm-up included."""
     if result := _result(job):
@@ -41,18 +63,17 @@ def steps(job: Job) -> None:
             step = every[key["step_number"]]
             ms, reserved = of_phase(step, key["phase"]), step.reserved_bytes
             job.put({**key, "status": "ok", "ms": ms, "n": 1, "reserved_bytes": reserved})
-    raise LostContext(FRESH)
 
 
+@alone
 def first(job: Job) -> None:
-    """The parts of the first step of a fresh process; what fails there raises."""
+    """The parts of the first step of a fresh process."""
     configuration = Configuration(**job.spec["configuration"])
     wanted = {key["part"]: key for key in _keys(job)}
     how = {name: job.spec[name] for name in ("prepared", "repeat")}
     for part, samples in timed_parts(configuration, device=job.device, seed=job.seed, **how):
         if part in wanted:
             job.put({**wanted[part], "status": "ok", **_times(samples)})
-    raise LostContext(FRESH)
 
 
 def summarised(result, phase: str) -> Row:

@@ -61,7 +61,7 @@ def timed_parts(
     from a2lib.measure import synchronize
 
     if device == "cuda":
-        yield "context", [_ms(lambda: (torch.cuda.init(), torch.cuda.synchronize()))]
+        yield "context", [_ms(lambda: (torch.cuda.init(), synchronize(device)))]
     done = _done(prepared, device)
     given = {"warmup": 0, "seed": seed}
     if "product" in done:

@@ -7,6 +7,9 @@ from a2lib.measure.runs import read_runs, start_run
 from a2lib.measure.sections import (
     ACCUMULATION,
     AUTOCAST_DTYPES,
+    BENCHMARK,
+    BENCHMARK_FIRST,
+    BENCHMARK_STEPS,
     CEILING,
     COMMON,
     FLASH,
@@ -24,6 +27,9 @@ from a2lib.measure.timing import Timing, time_call, time_many
 __all__ = [
     "ACCUMULATION",
     "AUTOCAST_DTYPES",
+    "BENCHMARK",
+    "BENCHMARK_FIRST",
+    "BENCHMARK_STEPS",
     "CEILING",
     "COMMON",
     "FLASH",

@@ -49,6 +49,33 @@ COLUMNS = {
         " (`scale`), or the value of eps",
     ),
     "features": Column(WHOLE, "how many numbers a layer norm normalises"),
+    "model": Column(TEXT, "a size by name; `tiny` is the CPU's"),
+    "context": Column(WHOLE, "tokens of a sequence"),
+    "mode": Column(TEXT, "`forward`, `forward-backward`, or `train-step` with AdamW"),
+    "precision": Column(TEXT, "`fp32`, `tf32`, `bf16` (autocast)"),
+    "attention": Column(TEXT, "`eager`, `flash` (ours), or another of `python -m a2lib.benchmark`"),
+    "compile": Column(TEXT, "what is compiled: `none`, each of the `blocks`, or the whole `model`"),
+    "capture": Column(TRUTH, "whether a step is the replay of one CUDA graph"),
+    "warmup": Column(WHOLE, "steps before the measured ones"),
+    "phase": Column(
+        TEXT,
+        "`forward`, `loss`, `backward`, `optimizer`, and of the whole step `step` (from the first"
+        " phase's start to the last one's end, by the device's clock) and `wall` (from an idle"
+        " device to an idle device, by the host's)",
+    ),
+    "step_number": Column(WHOLE, "0, 1, ... from the process's first on, warm-up included"),
+    "prepared": Column(
+        TEXT,
+        "what the process did before: `nothing`; `modules`, load all kernels with the context; each"
+        " of the others with those before it: a `product`, a step of one `block`, taking the"
+        " `memory`; `cached`, where compiled: nothing, but the compiler's cache on disk was full",
+    ),
+    "part": Column(
+        TEXT,
+        "what was timed: `import` of PyTorch, making the `context`, the preparations (of the block"
+        " its first step and its second), then the `first` step, the `second` and a `steady` one",
+    ),
+    "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
     # What came of it.
     "peak_bytes": Column(WHOLE, "peak memory beyond what was allocated on entry"),
     "ms_graph": Column(
@@ -62,6 +89,9 @@ COLUMNS = {
         " GPU; blank on a CPU",
     ),
     "ms_mean": Column(NUMBER, "mean of the same `n` calls as `ms`"),
+    "ms_std": Column(NUMBER, "standard deviation of the same, by n - 1"),
+    "ms_min": Column(NUMBER, "the least of them"),
+    "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
     "sm_mhz": Column(
         WHOLE,
         "clock of the multiprocessors while `ms` was measured, median of the driver's readings;"

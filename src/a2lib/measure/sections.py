@@ -189,10 +189,47 @@ LAYERNORM = Section(
     ),
 )
 
+_CONFIGURATION = ("model", "context", "batch", "mode", "precision", "attention")
+_CONFIGURATION += ("compile", "capture")
+_BENCHMARK = "a2lib.experiments.benchmark.handlers"
+
+BENCHMARK = Section(
+    "benchmark",
+    (*_CONFIGURATION, "warmup", "phase"),
+    ("ms_mean", "ms_std", "ms_min", "ms_host", "peak_bytes", "note"),
+    handler=f"{_BENCHMARK}:summary",
+    notebook="benchmark",
+    pages=("benchmark",),
+    answers=(
+        Answer("benchmarking_script (a) · 25, 26", "The command", "benchmark-command"),
+        Answer("benchmarking_script (b) · 25, 26", "Every size and context", "benchmark-table"),
+        Answer("benchmarking_script (c) · 25, 26", "Warm-up", "benchmark-warmup"),
+    ),
+)
+
+BENCHMARK_STEPS = Section(
+    "benchmark_steps",
+    (*_CONFIGURATION, "warmup", "step_number", "phase"),
+    ("reserved_bytes", "note"),
+    handler=f"{_BENCHMARK}:steps",
+    notebook="benchmark",
+    pages=("benchmark",),
+)
+
+BENCHMARK_FIRST = Section(
+    "benchmark_first",
+    (*_CONFIGURATION, "prepared", "repeat", "part"),
+    ("note",),
+    handler=f"{_BENCHMARK}:first",
+    notebook="benchmark",
+    pages=("benchmark",),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
         *(FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, FLASH_COUNTERS, CEILING),
+        *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
     )
 }

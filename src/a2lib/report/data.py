@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure.runs import read_runs
-from a2lib.measure.sections import FLASH, INTEGERS, RESULTS, SECTIONS, TIMES
+from a2lib.measure.sections import FLAGS, FLASH, INTEGERS, RESULTS, SECTIONS, TIMES
 from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 
@@ -47,7 +47,7 @@ def section_file(root: Path, section: str, device: str) -> Path:
 def load(section: str, roots: list[Path] | None = None) -> pd.DataFrame:
     """Every measured row of a section, from every root and device.
 
-    Returns the section's columns, numbers as numbers and `causal` as bool, with `device`, `file`
+    Returns the section's columns, numbers and truth values as such, with `device`, `file`
     (its CSV) and `local` (True unless it is the published device in the first root) added. No file
     gives an empty table of the same columns.
 
@@ -135,8 +135,8 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     for column in [c for c in frame if c in INTEGERS or c in FLOATS]:
         cells = frame[column].astype("object").where(lambda cell: cell != "", None)
         frame[column] = pd.to_numeric(cells).astype("float64" if column in FLOATS else "Int64")
-    if "causal" in frame:
-        frame["causal"] = (frame["causal"].astype("object") == "true").astype(bool)
+    for column in [c for c in FLAGS if c in frame]:
+        frame[column] = (frame[column].astype("object") == "true").astype(bool)
     return frame
 
 

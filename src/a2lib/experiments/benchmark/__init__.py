@@ -1,0 +1,183 @@
+"""The benchmark experiment: what the cells of notebooks/benchmark.ipynb call, top to bottom.
+
+    parameters = benchmark.check(globals())
+    run = benchmark.start(parameters)
+    benchmark.measure_table(run)
+    benchmark.show_table(run)
+    benchmark.measure_warmup(run)
+    benchmark.measure_first(run)
+    figure = benchmark.draw(run)
+    benchmark.say_where(run)
+
+``configurations`` says what is measured, ``handlers`` how a worker does it through
+``a2lib.benchmark``, ``first`` how a first step is taken apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import MutableMapping
+
+from a2lib.experiments.benchmark import view
+from a2lib.experiments.benchmark.configurations import (
+    REPEATS,
+    STEPS,
+    WARMUPS,
+    Configuration,
+    Parameters,
+    firsts,
+    warmups,
+)
+from a2lib.experiments.benchmark.first import parts
+from a2lib.experiments.benchmark.handlers import phases
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness import run as harness
+from a2lib.experiments.harness.guard import measures
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.run import Run
+from a2lib.experiments.harness.sweep import Task
+from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS
+
+NOTEBOOK = BENCHMARK.notebook
+SECTIONS = (BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST)
+NOT_ASKED = "Measured by the sweeps {0} and all (-p sweep {0})."
+# All steps of one configuration, of which the worker says nothing until the last is done.
+SILENCE_S = 1800
+
+
+def check(namespace: MutableMapping) -> Parameters:
+    """The notebook's parameters out of its globals; raises ParameterError for a wrong one."""
+    return parameters.check(namespace, Parameters)
+
+
+def start(given: Parameters) -> Run:
+    """Record the run and print what it runs on.
+
+    Raises, before anything is measured, ParameterError where this machine cannot do what is asked,
+    StoreError where rows could not be stored and DeviceBusy where another process measures here.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        for name, refused in (("capture", True), ("precision", "tf32")):
+            if getattr(given, name) == refused:
+                raise ParameterError(f"{name} = {refused!r} needs a GPU; leave {name} out here")
+    return harness.start(given, NOTEBOOK, SECTIONS, tiny=given.model == "auto")
+
+
+@measures
+def measure_table(run: Run) -> None:
+    """Measure the configurations asked for, the smallest first; a single one always, a sweep what
+    it lacks."""
+    asked = run.parameters
+    tasks = table_tasks(asked, run.device)
+    if tasks:
+        resume = asked.sweep != "shape"
+        harness.measure(run, BENCHMARK, tasks, what="steps", resume=resume, silence_s=SILENCE_S)
+    else:
+        print("Measured by the sweeps table, columns and all (-p sweep all).")
+
+
+@measures
+def measure_warmup(run: Run) -> None:
+    """Measure every step of fresh processes with 0, 1, 2 and 5 steps of warm-up (0 and 2 on a CPU),
+    in a sweep that has it, and print the means that each would have given."""
+    if not run.parameters.has("warmup"):
+        print(NOT_ASKED.format("warmup"))
+        return
+    tasks = warmup_tasks(run.device)
+    harness.measure(run, BENCHMARK_STEPS, tasks, what="warm-up", silence_s=SILENCE_S)
+    print(view.warmups(run.store(BENCHMARK_STEPS).rows()))
+
+
+@measures
+def measure_first(run: Run) -> None:
+    """Take the first step apart, a process for each preparation, in a sweep that has it, and print
+    the parts."""
+    if not run.parameters.has("first"):
+        print(NOT_ASKED.format("first"))
+        return
+    tasks = first_tasks(run.device)
+    harness.measure(run, BENCHMARK_FIRST, tasks, what="first steps", silence_s=SILENCE_S)
+    print(view.firsts(run.store(BENCHMARK_FIRST).rows()))
+
+
+def table_tasks(given: Parameters, device: str) -> list[Task]:
+    """A task for each configuration, all phases at once."""
+    return [
+        _task(configuration, given.warmup, given.steps, phases(configuration))
+        for configuration in given.configurations(device)
+    ]
+
+
+def warmup_tasks(device: str) -> list[Task]:
+    """A task, and so a process, for each configuration and number of warm-up steps."""
+    made = []
+    for configuration in warmups(device):
+        for warmup in WARMUPS[device]:
+            key = {**configuration.key(), "warmup": warmup}
+            keys = tuple(
+                {**key, "step_number": step, "phase": phase}
+                for step in range(warmup + STEPS)
+                for phase in phases(configuration)
+            )
+            label = f"{configuration}, {warmup} steps of warm-up"
+            made.append(Task(label, _spec(configuration, warmup, STEPS), {label: keys}))
+    return made
+
+
+def first_tasks(device: str) -> list[Task]:
+    """A task, and so a process, for each configuration, preparation and repetition."""
+    made = []
+    for repeat in range(REPEATS[device]):
+        for configuration, prepared in firsts(device):
+            how = {"prepared": prepared, "repeat": repeat}
+            keys = tuple(
+                {**configuration.key(), **how, "part": part}
+                for part in parts(configuration, prepared, device)
+            )
+            label = f"{configuration}, {prepared} prepared, {repeat}"
+            spec = {"configuration": dataclasses.asdict(configuration), **how}
+            made.append(Task(label, spec, {label: keys}))
+    return made
+
+
+def _task(configuration: Configuration, warmup: int, steps: int, asked: tuple[str, ...]) -> Task:
+    key = {**configuration.key(), "warmup": warmup}
+    keys = tuple({**key, "phase": phase} for phase in asked)
+    label = str(configuration)
+    return Task(label, _spec(configuration, warmup, steps), {label: keys})
+
+
+def _spec(configuration: Configuration, warmup: int, steps: int) -> dict[str, object]:
+    return {
+        "configuration": dataclasses.asdict(configuration),
+        "warmup": warmup,
+        "steps": steps,
+    }
+
+
+def rows(run: Run) -> list[dict[str, str]]:
+    """The stored rows of the table that this run's parameters ask for."""
+    asked = {str(c) for c in run.parameters.configurations(run.device)}
+    warmup = str(run.parameters.warmup)
+    return [
+        row
+        for row in run.store(BENCHMARK).rows()
+        if str(view.configuration(row)) in asked and row["warmup"] == warmup
+    ]
+
+
+def show_table(run: Run) -> None:
+    """Print the stored rows of this run's parameters: a line for each configuration."""
+    print(view.table(rows(run)))
+
+
+def draw(run: Run):
+    """The stored steps of the warm-up's processes as a matplotlib figure."""
+    return view.figure(run.store(BENCHMARK_STEPS).rows())
+
+
+def say_where(run: Run) -> None:
+    """Print where the rows are and how they get into the book."""
+    harness.say_where(run, SECTIONS, "Benchmarking a training step")

@@ -1,0 +1,238 @@
+"""What the benchmark experiment measures: its parameters, and the sweeps' configurations. No torch.
+
+parameters.configurations("cuda")        # in the order in which they are measured
+configuration.key(), configuration.config("cuda")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from a2lib.benchmark import Config
+from a2lib.experiments.harness.parameters import ParameterError, changed, parameter
+from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
+
+BATCH, WARMUP, STEPS = 4, 5, 10
+MODES = ("forward", "forward-backward", "train-step")
+COMPILES = ("none", "blocks", "model")
+SWEEPS = ("table", "columns", "warmup", "first", "all")
+# The CPU's: every path in seconds, and no result.
+TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
+MODELS = {"tiny": TINY, **SIZES}
+# The 8B model is that of the leaderboard of 2026, which has a batch of its own.
+TABLE = {"cuda": tuple(name for name in SIZES if name != "8B"), "cpu": ("tiny",)}
+CONTEXTS = {"cuda": (128, 256, 512, 1024), "cpu": (16, 32)}
+# (precision, attention, compile, capture), beside the plain column of the table. A captured step is
+# the GPU's own time of the one above it.
+PLAIN = ("fp32", "eager", "none", False)
+COLUMNS = {
+    "cuda": (
+        ("fp32", "eager", "none", True),
+        ("tf32", "eager", "none", False),
+        ("bf16", "eager", "none", False),
+        ("bf16", "flash", "blocks", False),
+        ("bf16", "flash", "blocks", True),
+    ),
+    "cpu": (("bf16", "eager", "none", False),),
+}
+WARMUPS = {"cuda": (0, 1, 2, 5), "cpu": (0, 2)}
+# Where the first step is taken apart: a model that the host holds up, and the largest that trains.
+FIRST = {"cuda": ("small", "2.7B"), "cpu": ("tiny",)}
+FIRST_COMPILED = {"cuda": ("small",), "cpu": ()}
+# Each with what those before it have done; `modules` stands apart.
+LADDER = {"cuda": ("nothing", "product", "block", "memory"), "cpu": ("nothing", "block")}
+REPEATS = {"cuda": 3, "cpu": 1}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One configuration of a step; the fields are the key columns of its rows."""
+
+    model: str
+    context: int
+    batch: int = BATCH
+    mode: str = "train-step"
+    precision: str = "fp32"
+    attention: str = "eager"
+    compile: str = "none"
+    capture: bool = False
+
+    def __str__(self) -> str:
+        how = [self.precision, self.attention]
+        how += [f"compiled {self.compile}"] if self.compile != "none" else []
+        how += ["captured"] if self.capture else []
+        return f"{self.model} {self.context} {self.mode} {' '.join(how)}"
+
+    @property
+    def shape(self) -> Shape:
+        return MODELS[self.model]
+
+    def key(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+    def config(self, device: str, **others: object) -> Config:
+        """What ``a2lib.benchmark.run`` takes; raises ValueError for what can never be."""
+        given = self.key()
+        model, compiled = given.pop("model"), given.pop("compile")
+        sizes = {"size": model} if model in SIZES else dataclasses.asdict(MODELS[model])
+        return Config(
+            **sizes,
+            **given,
+            compile=compiled == "model",
+            compile_blocks=compiled == "blocks",
+            device=device,
+            **others,
+        )
+
+    def least_bytes(self) -> int:
+        """Device memory below which it cannot run: the state that is all there at once, or the
+        weights and the probabilities that eager attention keeps for a backward."""
+        state = state_bytes(self.shape)
+        together = {
+            "forward": state.parameters,
+            "forward-backward": state.parameters + state.gradients,
+            "train-step": state.total,
+        }[self.mode]
+        scores = 0
+        if self.attention == "eager":
+            width = 2 if self.precision == "bf16" else 4
+            scores = width * self.batch * self.shape.num_heads * self.context**2
+        return max(together, state.parameters + self.shape.num_layers * scores)
+
+    def work(self) -> int:
+        """Operations that a step has at least: what it is ordered by."""
+        times = 1 if self.mode == "forward" else 3
+        return times * forward_flops(self.shape, self.batch, self.context)
+
+
+def smallest_first(found: Iterable[Configuration]) -> list[Configuration]:
+    return sorted(found, key=Configuration.work)
+
+
+def table(device: str) -> list[Configuration]:
+    """Every size, context and mode in plain fp32."""
+    return smallest_first(
+        Configuration(model, context, mode=mode)
+        for model in TABLE[device]
+        for context in CONTEXTS[device]
+        for mode in MODES
+    )
+
+
+def columns(device: str) -> list[Configuration]:
+    """The train-step of every size and context in the other ways of running it."""
+    names = ("precision", "attention", "compile", "capture")
+    return smallest_first(
+        Configuration(model, context, **dict(zip(names, way, strict=True)))
+        for model in TABLE[device]
+        for context in CONTEXTS[device]
+        for way in COLUMNS[device]
+    )
+
+
+def warmups(device: str) -> list[Configuration]:
+    """The train-steps at the shortest context whose every step is kept, by ``WARMUPS``."""
+    models = [name for name in TABLE[device] if name != "10B"]  # whose train-step fits no H200
+    return [Configuration(name, CONTEXTS[device][0]) for name in models]
+
+
+def firsts(device: str) -> list[tuple[Configuration, str]]:
+    """(configuration, what is prepared) for each process that takes a first step apart."""
+    context = CONTEXTS[device][0]
+    ladder = LADDER[device] + (("modules",) if device == "cuda" else ())
+    found = [(Configuration(m, context), p) for m in FIRST[device] for p in ladder]
+    compiled = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
+    return found + [
+        (Configuration(model, context, **compiled), prepared)
+        for model in FIRST_COMPILED[device]
+        for prepared in ("nothing", "cached")
+    ]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/benchmark.ipynb, in the order of its cell."""
+
+    model: str = parameter(
+        "auto",
+        "a size by name; auto: small on a GPU, tiny on the CPU",
+        kind=str,
+        choices=("auto", *MODELS),
+    )
+    context: int | None = parameter(
+        None,
+        "tokens per sequence; None: 512 on a GPU, 32 on the CPU",
+        kind=int,
+        minimum=1,
+        maximum=2**20,
+        optional=True,
+    )
+    batch: int = parameter(BATCH, "sequences in a batch", kind=int, minimum=1, maximum=2**16)
+    mode: str = parameter("train-step", f"one of {', '.join(MODES)}", kind=str, choices=MODES)
+    precision: str = parameter(
+        "fp32", "fp32, tf32 or bf16 (autocast)", kind=str, choices=("fp32", "tf32", "bf16")
+    )
+    attention: str = parameter(
+        "eager",
+        "eager, flash (ours), or one of PyTorch's",
+        kind=str,
+        choices=("eager", "flash", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math")
+        + ("flex",),
+    )
+    compile: str = parameter(
+        "none", "torch.compile: none, blocks or model", kind=str, choices=COMPILES
+    )
+    capture: bool = parameter(False, "replay the whole step from a CUDA graph", kind=bool)
+    warmup: int = parameter(WARMUP, "steps before the measured ones", kind=int, minimum=0,
+                            maximum=10**6)  # fmt: skip
+    steps: int = parameter(STEPS, "measured steps", kind=int, minimum=1, maximum=10**6)
+    sweep: str = parameter(
+        "shape",
+        f"shape: the one above; or {', '.join(SWEEPS)}",
+        kind=str,
+        choices=("shape", *SWEEPS),
+    )
+    remeasure: bool = parameter(False, "measure again what a sweep has stored already", kind=bool)
+    time_limit_s: int = parameter(
+        0,
+        "start nothing more after this many seconds; 0: no limit",
+        kind=int,
+        minimum=0,
+        maximum=366 * 24 * 3600,
+    )
+    seed: int = parameter(0, "of weights and batch", kind=int, minimum=0, maximum=2**63 - 1)
+
+    def __post_init__(self) -> None:
+        if self.sweep != "shape":
+            fixed = [f.name for f in dataclasses.fields(Configuration)] + ["warmup", "steps"]
+            for name in fixed:
+                if name in changed(self):
+                    raise ParameterError(
+                        f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own;"
+                        f" leave {name} out, or leave sweep at shape"
+                    )
+        try:
+            self.shape("cuda").config("cuda", warmup=self.warmup, steps=self.steps)
+        except ValueError as error:
+            raise ParameterError(str(error)) from None
+
+    def shape(self, device: str) -> Configuration:
+        """The configuration that the parameters name on ``device``, "cuda" or "cpu"."""
+        names = ("batch", "mode", "precision", "attention", "compile", "capture")
+        return Configuration(
+            {"cuda": "small", "cpu": "tiny"}[device] if self.model == "auto" else self.model,
+            self.context or {"cuda": 512, "cpu": 32}[device],
+            **{name: getattr(self, name) for name in names},
+        )
+
+    def configurations(self, device: str) -> list[Configuration]:
+        """Those of the ``benchmark`` table, in order."""
+        if self.sweep == "shape":
+            return [self.shape(device)]
+        wanted = {"table": table, "columns": columns}
+        return [c for name, of in wanted.items() if self.has(name) for c in of(device)]
+
+    def has(self, sweep: str) -> bool:
+        return self.sweep in (sweep, "all")

@@ -1,0 +1,139 @@
+"""What a worker does for the sections of the benchmark: one task is one configuration.
+
+A task of ``steps`` or ``first`` studies what a process does first, so its process ends with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+
+from a2lib.benchmark import PHASES, run
+from a2lib.experiments.benchmark.configurations import Configuration
+from a2lib.experiments.benchmark.first import timed_parts
+from a2lib.experiments.harness import memory
+from a2lib.experiments.harness.worker import Job
+from a2lib.measure import StoreError
+from a2lib.measure.failures import LostContext, classify, note
+
+Row = dict[str, object]
+WHOLE_STEP = ("step", "wall")
+FRESH = "what comes next is measured in a process of its own"
+
+
+def phases(configuration: Configuration) -> tuple[str, ...]:
+    """Those that have rows: of a replay the whole step alone."""
+    own = () if configuration.capture else PHASES[configuration.mode]
+    return (*own, *WHOLE_STEP)
+
+
+def alone(measure: Callable[[Job], None]) -> Callable[[Job], None]:
+    """Make the handler ``measure`` the last of its process, also where it fails: its rows then say
+    why, all of them, since what a failed process measured before is none of a whole."""
+
+    @functools.wraps(measure)
+    def handler(job: Job) -> None:
+        try:
+            measure(job)
+        except StoreError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            _say(job, *classify(error))
+        raise LostContext(FRESH)
+
+    return handler
+
+
+def summary(job: Job) -> None:
+    """The times of a configuration, phase by phase."""
+    result = _result(job)
+    for key in _keys(job) if result else ():
+        job.put({**key, **summarised(result, key["phase"])})
+
+
+@alone
+def steps(job: Job) -> None:
+    """Every step of a fresh process, warm-up included."""
+    if result := _result(job):
+        every = [*result.warmup, *result.steps]
+        for key in _keys(job):
+            step = every[key["step_number"]]
+            ms, reserved = of_phase(step, key["phase"]), step.reserved_bytes
+            job.put({**key, "status": "ok", "ms": ms, "n": 1, "reserved_bytes": reserved})
+
+
+@alone
+def first(job: Job) -> None:
+    """The parts of the first step of a fresh process."""
+    configuration = Configuration(**job.spec["configuration"])
+    wanted = {key["part"]: key for key in _keys(job)}
+    how = {name: job.spec[name] for name in ("prepared", "repeat")}
+    for part, samples in timed_parts(configuration, device=job.device, seed=job.seed, **how):
+        if part in wanted:
+            job.put({**wanted[part], "status": "ok", **_times(samples)})
+
+
+def summarised(result, phase: str) -> Row:
+    """The values of a row: of the measured steps of ``result``, which ended well."""
+    samples = [of_phase(step, phase) for step in result.steps]
+    row = {"status": "ok", **_times(samples), **_spread(samples)}
+    if result.device == "cuda" and phase != "wall":
+        row["ms_host"] = statistics.median(of_host(step, phase) for step in result.steps)
+    return row | {"peak_bytes": result.memory.get("peak_allocated_bytes")}
+
+
+def of_phase(step, phase: str) -> float:
+    """The time of one step's phase by the clock that the column ``phase`` names, in ms."""
+    if phase == "step":
+        return step.total_ms
+    return step.wall_ms if phase == "wall" else step.ms[phase]
+
+
+def of_host(step, phase: str) -> float:
+    """What the host took to issue it, in ms."""
+    return sum(step.host_ms.values()) if phase == "step" else step.host_ms[phase]
+
+
+def _times(samples: Sequence[float]) -> Row:
+    if len(samples) == 1:
+        return {"ms": samples[0], "n": 1}
+    low, *_, high = statistics.quantiles(samples, n=5, method="inclusive")
+    return {
+        "ms": statistics.median(samples),
+        "ms_p20": low,
+        "ms_p80": high,
+        "n": len(samples),
+    }
+
+
+def _spread(samples: Sequence[float]) -> Row:
+    spread = statistics.stdev(samples) if len(samples) > 1 else 0
+    return {
+        "ms_mean": statistics.fmean(samples),
+        "ms_std": spread or None,  # the store holds no time of zero
+        "ms_min": min(samples),
+    }
+
+
+def _result(job: Job):
+    """What came of the task's configuration; None after rows that say why nothing did."""
+    configuration = Configuration(**job.spec["configuration"])
+    least, there = configuration.least_bytes(), memory.total_bytes(job.device)
+    if least > there:
+        why = f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"
+        return _say(job, "oom", why)
+    given = {name: job.spec[name] for name in ("warmup", "steps")}
+    result = run(configuration.config(job.device, **given, seed=job.seed))
+    return result if result.status == "ok" else _say(job, result.status, result.note)
+
+
+def _say(job: Job, status: str, why: str) -> None:
+    for key in _keys(job):
+        job.put({**key, "status": status, "note": note(why)})
+
+
+def _keys(job: Job) -> list[Mapping[str, object]]:
+    return [key for keys in job.wanted.values() for key in keys]

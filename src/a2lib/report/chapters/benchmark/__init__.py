@@ -1,0 +1,10 @@
+"""The chapter on benchmarking a training step. Every sentence is chosen from the data.
+
+``rows.Benchmark`` holds the rows; ``answer`` (the first screen and the tables of times),
+``warmup`` (steps one by one, the first taken apart), ``estimate`` (the floor beside the measured),
+``published`` and ``local`` say what follows from them. Without rows each says so.
+"""
+
+from a2lib.report.chapters.benchmark.rows import Benchmark
+
+__all__ = ["Benchmark"]

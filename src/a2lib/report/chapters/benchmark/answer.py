@@ -1,0 +1,161 @@
+"""The first screen, the table of every size and context, and the ways of running a step."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.benchmark.rows import (
+    AUTOCAST,
+    CONTEXT,
+    CONTEXTS,
+    MODELS,
+    OURS,
+    PHASES,
+    PLAIN,
+    TITLES,
+    Benchmark,
+    listed,
+    mean,
+    time,
+)
+from a2lib.report.metrics import pick
+from a2lib.report.tables import Markdown, Table
+
+LOOSE = 0.02  # a relative deviation above this is named
+
+
+def sentence(b: Benchmark) -> Markdown:
+    """The answer, from the largest model that has a plain train-step at the usual context."""
+    model = next((m for m in reversed(MODELS) if b.ms(m, CONTEXT)), None)
+    if model is None:
+        return Markdown(b.not_yet("the command and the estimate are below, the times will follow"))
+    parts = {phase: b.ms(model, CONTEXT, phase) for phase in PHASES}
+    wall = b.ms(model, CONTEXT)
+    text = (
+        f"One train-step of the {TITLES[model]} model, {CONTEXT} tokens and a batch of 4, takes "
+        f"{_ms(wall)} in plain fp32: forward {_ms(parts['forward'])}, backward "
+        f"{_ms(parts['backward'])} ({parts['backward'] / parts['forward']:.2f} times the forward), "
+        f"optimizer {_ms(parts['optimizer'])}."
+    )
+    best = b.ms(model, CONTEXT, way=OURS, capture=True)
+    if best is None:
+        return Markdown(f"{text} {b.not_yet('the same step in bf16, compiled and captured')}")
+    return Markdown(
+        f"{text} In bf16 with our attention, compiled block by block and replayed from one CUDA "
+        f"graph, the same step takes {_ms(best)}, {_faster(wall, best)}."
+    )
+
+
+def table(b: Benchmark, caption: str, name: str) -> Table:
+    """Mean and deviation of each phase, of the whole step, and the peak of memory."""
+    lines = []
+    for model in MODELS:
+        for context in CONTEXTS:
+            found = [b.phase(model, context, phase) for phase in PHASES]
+            wall = b.row(model, context)
+            if any(row is not None for row in (*found, wall)):
+                lines.append([TITLES[model], style.tokens(context), *map(mean, found), mean(wall),
+                              _peak(wall)])  # fmt: skip
+    columns = ["model", "tokens", *PHASES, "train-step", "peak, GB"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
+
+
+def spreads(b: Benchmark) -> Markdown:
+    """How many of the plain phases spread by more than a little, and which most; and the ratio of
+    backward to forward."""
+    rows = pick(b.table, **PLAIN, capture=False, mode="train-step", status="ok")
+    timed = rows[rows["phase"].isin(PHASES)]
+    if not len(timed):
+        return Markdown(b.not_yet("how far repeated steps differ"))
+    relative = (timed["ms_std"].fillna(0) / timed["ms_mean"]).astype(float)
+    worst = timed.loc[relative.idxmax()]
+    wide = int((relative > LOOSE).sum())
+    ratios = [b.ms(m, c, "backward") / b.ms(m, c, "forward") for m in MODELS for c in CONTEXTS
+              if b.ms(m, c, "forward") and b.ms(m, c, "backward")]  # fmt: skip
+    return Markdown(
+        f"The standard deviation is above {LOOSE:.0%} of the mean in {wide} of {len(timed)} "
+        f"phases; the widest is the {worst['phase']} of {TITLES[worst['model']]} at "
+        f"{style.tokens(worst['context'])} tokens ({relative.max():.1%}). Backward takes "
+        f"{min(ratios):.2f} to {max(ratios):.2f} times its forward, where the products alone "
+        "would make it two."
+    )
+
+
+def not_fitting(b: Benchmark) -> Markdown:
+    """The configurations without a time, each with its reason."""
+    rows = b.table[b.table["status"] != "ok"]
+    if not len(b.table):
+        return Markdown(b.not_yet("which configurations do not fit"))
+    if not len(rows):
+        return Markdown("Every configuration that was measured fits.")
+    lines = []
+    for _, group in rows.groupby(["model", "context", "mode", "precision", "attention", "compile",
+                                  "capture"], sort=False):  # fmt: skip
+        r = group.iloc[0]
+        how = [r["mode"], r["precision"], r["attention"]]
+        how += ["compiled"] * (r["compile"] != "none") + ["captured"] * bool(r["capture"])
+        what = f"{TITLES.get(r['model'], r['model'])}, {style.tokens(r['context'])} tokens"
+        why = f"{style.STATUS[r['status']]} ({r['note']})"
+        lines.append(f"- {what}, {', '.join(how)}: {why}")
+    return Markdown("\n".join(lines))
+
+
+def ways(b: Benchmark, caption: str, name: str) -> Table:
+    """The train-step in each way: wall time, what the host needs to issue it, and the GPU's own
+    time (the same step replayed from a CUDA graph)."""
+    lines = []
+    for model in MODELS:
+        for context in CONTEXTS:
+            plain, ours = _apart(b, model, context, PLAIN), _apart(b, model, context, OURS)
+            autocast = b.ms(model, context, way=AUTOCAST)
+            captured = b.ms(model, context, way=OURS, capture=True)
+            if any(value is not None for value in (*plain, *ours, autocast)):
+                gain = plain[0] / captured if plain[0] and captured else None
+                lines.append([TITLES[model], style.tokens(context), *map(time, plain),
+                              time(autocast), *map(time, ours), time(captured),
+                              "·" if gain is None else f"{gain:.2f}"])  # fmt: skip
+    columns = ["model", "tokens", "fp32: wall", "host", "GPU", "bf16: wall", "ours: wall", "host ",
+               "GPU ", "captured: wall", "gain"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
+
+
+def launch_bound(b: Benchmark) -> Markdown:
+    """In how many plain and compiled steps the host takes longer than the GPU needs."""
+    told = []
+    for title, way in (("plain fp32", PLAIN), ("bf16 with our attention, compiled", OURS)):
+        known = [(m, c, *_apart(b, m, c, way)[1:]) for m in MODELS for c in CONTEXTS]
+        known = [line for line in known if line[2] and line[3]]
+        held = [f"{TITLES[m]} at {style.tokens(c)}" for m, c, host, gpu in known if host > gpu]
+        if known:
+            which = f" ({listed(held)})" if held else ""
+            told.append(f"in {title} in {len(held)} of {len(known)} train-steps{which}")
+    if not told:
+        return Markdown(b.not_yet("host time and GPU time apart"))
+    return Markdown(
+        f"The host needs longer to issue the step than the GPU to run it {listed(told)}."
+    )
+
+
+def _apart(b: Benchmark, model: str, context: int, way: dict) -> tuple:
+    """(wall, host, GPU) in ms of a train-step; None for what is missing."""
+    row = b.row(model, context, "step", way=way)
+    host = None if row is None or row.status != "ok" or pd.isna(row.ms_host) else float(row.ms_host)
+    return (b.ms(model, context, way=way), host,
+            b.ms(model, context, "step", way=way, capture=True))  # fmt: skip
+
+
+def _peak(row) -> str:
+    if row is None or row.status != "ok" or pd.isna(row.peak_bytes):
+        return "·"
+    return style.digits(float(row.peak_bytes) / 1e9)
+
+
+def _ms(value: float) -> str:
+    return f"{style.digits(value)} ms"
+
+
+def _faster(before: float, after: float) -> str:
+    if after > before:
+        return f"{after / before:.2f} times as long"
+    return f"{before / after:.2f} times as fast"

@@ -1,0 +1,102 @@
+"""What a step must cost: the floor of its kernels, and the measured time beside it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.benchmark.rows import (
+    CONTEXT,
+    MODELS,
+    OURS,
+    PLAIN,
+    TITLES,
+    Benchmark,
+    time,
+)
+from a2lib.report.tables import Markdown, Table
+from a2lib.theory.roofline import Floor, eager_step, floor, fused_step
+from a2lib.theory.transformer import SIZES
+
+BATCH = 4
+LARGEST = "2.7B"  # the largest size whose train-step the estimate is told of
+
+
+def floors(b: Benchmark, model: str, precision: str, fused: bool, context: int = CONTEXT,
+           by: str = "part") -> dict[str, Floor]:  # fmt: skip
+    """The floor of each part and of the total; {} where the ceilings are not measured."""
+    if b.bandwidth is None or precision not in b.tflops:
+        return {}
+    kernels = (fused_step if fused else eager_step)(SIZES[model], BATCH, context, precision)
+    return floor(kernels, b.tflops[precision] * 1e12, b.bandwidth * 1e12, by)
+
+
+def table(b: Benchmark, caption: str, name: str) -> Table:
+    """Operations, bytes, launches and floor of a plain step and of a fused one in bf16, each beside
+    the GPU's measured time."""
+    lines = []
+    for model in MODELS:
+        plain, fused = (floors(b, model, "fp32", False), floors(b, model, "bf16", True))
+        if not (plain and fused):
+            continue
+        eager, least = plain["total"], fused["total"]
+        measured = [b.ms(model, CONTEXT, "step", way=way, capture=True) for way in (PLAIN, OURS)]
+        lines.append([
+            TITLES[model], style.digits(eager.flops / 1e12), style.digits(eager.bytes / 1e9),
+            f"{eager.launches:,}", time(eager.ms), time(measured[0]), _share(eager.ms, measured[0]),
+            time(least.ms), time(measured[1]), _share(least.ms, measured[1]),
+        ])  # fmt: skip
+    columns = ["model", "TFLOP", "GB moved", "launches", "fp32: floor, ms", "measured", "share",
+               "bf16, fused: floor, ms", "measured ", "share "]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
+def sentence(b: Benchmark) -> Markdown:
+    """Which limit binds the largest step, from the floor alone."""
+    plain, fused = floors(b, LARGEST, "fp32", False), floors(b, LARGEST, "bf16", True)
+    if not (plain and fused):
+        return Markdown(b.not_yet("the ceilings that an estimate needs"))
+    total, products, whole = plain["total"].ms, plain["products"].ms, plain["total"]
+    return Markdown(
+        f"A plain train-step of {TITLES[LARGEST]} at {CONTEXT} tokens has "
+        f"{style.digits(whole.flops / 1e12)} TFLOP of products and moves "
+        f"{style.digits(whole.bytes / 1e9)} GB. At the "
+        f"measured ceilings ({style.digits(b.tflops['fp32'])} TFLOP/s in fp32, "
+        f"{style.digits(b.bandwidth)} TB/s) its kernels need at least {style.digits(total)} ms, "
+        f"{products / total:.0%} of it in matrix products: {_binding(products / total)}. "
+        f"The same step in bf16, with everything between two products fused, needs at least "
+        f"{style.digits(fused['total'].ms)} ms, of which products take "
+        f"{fused['products'].ms / fused['total'].ms:.0%} and the optimizer "
+        f"{fused['optimizer'].ms / fused['total'].ms:.0%}."
+    )
+
+
+def beside(b: Benchmark) -> Markdown:
+    """Whether the measured GPU time is above the floor, as it must be."""
+    found = []
+    for model in MODELS:
+        plain = floors(b, model, "fp32", False)
+        measured = b.ms(model, CONTEXT, "step", capture=True)
+        if plain and measured:
+            found.append((model, plain["total"].ms, measured))
+    if not found:
+        return Markdown(b.not_yet("the GPU's time beside this floor"))
+    below = [TITLES[m] for m, least, ms in found if ms < least]
+    if below:
+        names = ", ".join(below)
+        return Markdown(f"Below its floor, so that the floor or the time is wrong: {names}.")
+    shares = [least / ms for _, least, ms in found]
+    return Markdown(
+        f"The floor is {min(shares):.0%} to {max(shares):.0%} of the GPU's measured time of a "
+        "plain step; what is left is tiles and caches, since a replay has no gaps of the host."
+    )
+
+
+def _binding(share: float) -> str:
+    if share > 0.5:
+        return "the arithmetic binds, not the memory"
+    return "what lies between the products binds, not the arithmetic"
+
+
+def _share(least: float, measured: float | None) -> str:
+    return "·" if not measured else f"{least / measured:.0%}"

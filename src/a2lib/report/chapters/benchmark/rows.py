@@ -1,0 +1,109 @@
+"""The chapter's rows, loaded once, and what every part of it looks up in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from a2lib.report import data, metrics, style
+from a2lib.report.metrics import pick
+from a2lib.theory.transformer import SIZES
+
+MODELS = tuple(name for name in SIZES if name != "8B")
+CONTEXTS = (128, 256, 512, 1024)
+PHASES = ("forward", "backward", "optimizer")
+WARMUP = 5
+CONTEXT = 512  # what the handout asks for unless it says otherwise
+# What a way of running the step has in its key columns; a captured one is the GPU's time of a way.
+PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
+AUTOCAST = {"precision": "bf16", "attention": "eager", "compile": "none"}
+OURS = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
+TITLES = {"small": "small", "medium": "medium", "large": "large", "xl25": "xl (2025)",
+          "2.7B": "2.7B", "10B": "10B"}  # fmt: skip
+CONFIGURATION = ["model", "context", "batch", "mode", "precision", "attention", "compile",
+                 "capture"]  # fmt: skip
+COMMAND = "papermill notebooks/benchmark.ipynb -p sweep all"
+
+
+class Benchmark:
+    """What the chapter shows: `table`, `steps` and `firsts` of the published device, `local` of any
+    other, and what the device reaches in plain operations."""
+
+    def __init__(self, roots: list[Path] | None = None):
+        every = data.load("benchmark", roots)
+        self.table = _by_name(every[~every["local"]])
+        self.local = every[every["local"]]
+        steps, firsts = data.load("benchmark_steps", roots), data.load("benchmark_first", roots)
+        self.steps = _by_name(steps[~steps["local"]])
+        self.firsts = _by_name(firsts[~firsts["local"]])
+        ceiling = data.load("ceiling", roots)
+        self.ceiling_rows = ceiling[~ceiling["local"]]
+        self.tflops = metrics.ceilings(self.ceiling_rows)
+        self.bandwidth = metrics.copy_bandwidth(self.ceiling_rows)
+        self.runs = data.load_runs(roots)
+        self.reference = data.load_reference("benchmark")
+        self.device = style.device_name(data.PUBLISHED)
+        self.short = self.device.split()[-1]
+
+    def row(self, model: str, context: int, phase: str = "wall", way: dict = PLAIN,
+            mode: str = "train-step", capture: bool = False):  # fmt: skip
+        """The row of one phase of a configuration, timed or not; None where there is none."""
+        where = {"model": model, "context": context, "phase": phase, "mode": mode}
+        return metrics.row_of(self.table, **where, **way, capture=capture, warmup=WARMUP)
+
+    def phase(self, model: str, context: int, phase: str):
+        """The plain row of a phase: of the train-step, or where that has no time of the longest
+        mode that has one."""
+        found = [self.row(model, context, phase, mode=mode)
+                 for mode in ("train-step", "forward-backward", "forward")]  # fmt: skip
+        timed = [row for row in found if row is not None and row.status == "ok"]
+        return next(iter([*timed, *(row for row in found if row is not None)]), None)
+
+    def ms(self, *where, **more) -> float | None:
+        """The median of row(), None where there is none."""
+        row = self.row(*where, **more)
+        return None if row is None or row.status != "ok" else float(row.ms)
+
+    def nothing(self, rows: pd.DataFrame) -> bool:
+        return not len(rows)
+
+    def not_yet(self, what: str) -> str:
+        """The sentence in place of a result that nobody has measured."""
+        return f"**Not measured yet on an {self.device}**: {what}."
+
+
+def _by_name(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, smallest model first."""
+    order = {name: i for i, name in enumerate(MODELS)}
+    place = rows["model"].map(order).fillna(len(order))
+    keys = [key for key in ("context", "warmup", "step_number") if key in rows]
+    return rows.assign(_place=place).sort_values(["_place", *keys], kind="stable").drop(
+        columns="_place"
+    )  # fmt: skip
+
+
+def mean(row) -> str:
+    """Mean and standard deviation in ms, or why there is none."""
+    if row is None:
+        return "·"
+    if row.status != "ok":
+        return style.STATUS.get(row.status, row.status)
+    return spread(float(row.ms_mean), float(row.ms_std))
+
+
+def spread(middle: float, std: float) -> str:
+    """``12.3 ± 0.04``; the mean alone where there is no deviation."""
+    return style.digits(middle) + ("" if std != std else f" ± {style.digits(std, 2)}")
+
+
+def time(ms: float | None) -> str:
+    return "·" if ms is None or ms != ms else style.digits(ms)
+
+
+def listed(words: list[str]) -> str:
+    """Words as a list in a sentence: a, b and c."""
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+__all__ = ["Benchmark", "listed", "mean", "pick", "spread", "time"]

@@ -1,0 +1,164 @@
+"""Warm-up: what a mean is without it, step by step, and the first step taken apart."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import panels, style
+from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark, listed, spread
+from a2lib.report.metrics import pick
+from a2lib.report.style import Chart
+from a2lib.report.tables import Markdown, Table
+
+WARMUPS = (0, 1, 2, 5)
+STEADY = 5  # the last steps of a process are taken for its steady ones
+NEAR = 0.02  # a mean this near to that after five steps of warm-up agrees with it
+COLOURS = ("#d55e00", "#0072b2", "#00825f", "#b0558a", "#444444", "#8b5a2b")
+MARKERS = ("o", "^", "v", "X", "s", "p")
+# What each preparation spares the first step, beside the one before it.
+SPARED = (("product", "nothing", "cuBLAS"), ("block", "product", "kernels and autograd"),
+          ("memory", "block", "allocator"))  # fmt: skip
+
+
+def samples(b: Benchmark, model: str, warmup: int, phase: str) -> list[float]:
+    """The measured steps of the process with that warm-up, in ms."""
+    rows = pick(b.steps, model=model, warmup=warmup, phase=phase, status="ok")
+    return list(rows[rows["step_number"] >= warmup]["ms"].astype(float))
+
+
+def table(b: Benchmark, caption: str, name: str) -> Table:
+    """What n = 10 steps after each warm-up give as mean and deviation."""
+    lines = []
+    for model in MODELS:
+        for warmup in WARMUPS:
+            found = [samples(b, model, warmup, p)
+                     for p in ("forward", "backward", "optimizer", "wall")]  # fmt: skip
+            if any(found):
+                lines.append([TITLES[model], warmup, *map(_mean, found)])
+    columns = ["model", "w", "forward", "backward", "optimizer", "train-step"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
+
+
+def sentence(b: Benchmark) -> Markdown:
+    """How much longer the first step takes, and which means agree with those after five steps."""
+    firsts, agree = {}, {w: [] for w in WARMUPS[:-1]}
+    for model in MODELS:
+        cold = samples(b, model, 0, "wall")
+        warm = samples(b, model, WARMUPS[-1], "wall")
+        if len(cold) > STEADY:
+            firsts[model] = cold[0] / float(pd.Series(cold[-STEADY:]).median())
+        for warmup in agree:
+            mine = samples(b, model, warmup, "wall")
+            if mine and warm:
+                agree[warmup].append(abs(_average(mine) / _average(warm) - 1) <= NEAR)
+    if not firsts:
+        return Markdown(b.not_yet("what steps without warm-up cost"))
+    low, high = min(firsts, key=firsts.get), max(firsts, key=firsts.get)
+    text = (
+        f"The first step of a process takes {firsts[low]:.1f} ({TITLES[low]}) to "
+        f"{firsts[high]:.1f} ({TITLES[high]}) times the median of its last {STEADY}."
+    )
+    told = [f"{sum(known)} of {len(known)} models after {warmup}"
+            for warmup, known in agree.items() if known]  # fmt: skip
+    if told:
+        text += f" The mean is within {NEAR:.0%} of that after five steps of warm-up for " + (
+            f"{listed(told)} {'step' if len(told) == 1 else 'steps'}."
+        )
+    return Markdown(text)
+
+
+def chart(b: Benchmark) -> Chart:
+    """Wall time of each step of a process against its number, a line for each model and process."""
+    rows = pick(b.steps, phase="wall", status="ok")
+    models = [m for m in MODELS if (rows["model"] == m).any()]
+    if not models:
+        return panels.empty()
+
+    def draw(figure):
+        ax = figure.subplots()
+        for model, colour, marker in zip(models, COLOURS, MARKERS, strict=False):
+            for warmup, line in pick(rows, model=model).groupby("warmup"):
+                ax.plot(line["step_number"].astype(int), line["ms"], color=colour, marker=marker,
+                        markersize=3.5, linewidth=1.2,
+                        label=TITLES[model] if warmup == 0 else None)  # fmt: skip
+        ax.set_yscale("log")
+        ax.set_xlabel("step of a process, the first is 0")
+        ax.set_ylabel("wall time (ms)")
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+
+    return Chart(draw, height=4.2)
+
+
+def part(b: Benchmark, model: str, prepared: str, name: str, compile_: str = "none"):
+    """The median over the processes of a part, in ms, or None."""
+    rows = pick(b.firsts, model=model, prepared=prepared, part=name, compile=compile_, status="ok")
+    return float(rows["ms"].median()) if len(rows) else None
+
+
+def excess(b: Benchmark, model: str, prepared: str, compile_: str = "none") -> float | None:
+    """What the first step takes beyond a steady one of the same process, in ms."""
+    first = part(b, model, prepared, "first", compile_)
+    steady = part(b, model, prepared, "steady", compile_)
+    return None if first is None or steady is None else first - steady
+
+
+def firsts_table(b: Benchmark, caption: str, name: str) -> Table:
+    """The first step's excess, and what each preparation takes from it."""
+    lines = []
+    for model in MODELS:
+        for compile_ in ("none", "blocks"):
+            whole = excess(b, model, "nothing", compile_)
+            if whole is None:
+                continue
+            cells = [part(b, model, "nothing", "steady", compile_), whole]
+            for prepared, before, _ in SPARED:
+                cells.append(_less(excess(b, model, before, compile_),
+                                   excess(b, model, prepared, compile_)))  # fmt: skip
+            cells.append(excess(b, model, "memory", compile_))
+            cells.append(_less(whole, excess(b, model, "modules", compile_)))
+            cells.append(_less(whole, excess(b, model, "cached", compile_)))
+            cells.append(part(b, model, "nothing", "context", compile_))
+            title = TITLES[model] + (", compiled" if compile_ != "none" else "")
+            lines.append([title, *("·" if c is None else _signed(c) for c in cells)])
+    columns = ["model", "steady step", "first step: more", *(title for *_, title in SPARED), "rest",
+               "lazy loading", "compiling", "context (before)"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
+def firsts_sentence(b: Benchmark) -> Markdown:
+    """The largest part of each model's first step."""
+    told = []
+    for model in MODELS:
+        whole = excess(b, model, "nothing")
+        known = {title: _less(excess(b, model, before), excess(b, model, prepared))
+                 for prepared, before, title in SPARED}  # fmt: skip
+        known = {title: value for title, value in known.items() if value is not None}
+        if whole and known:
+            most = max(known, key=known.get)
+            told.append(
+                f"the first step of {TITLES[model]} takes {style.digits(whole)} ms more than a "
+                f"steady one, of which {most} {style.digits(known[most])} ms, the largest part"
+            )
+    if not told:
+        return Markdown(b.not_yet("the parts of a first step"))
+    text = "; ".join(told)
+    return Markdown(f"{text[0].upper()}{text[1:]}.")
+
+
+def _average(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _mean(values: list[float]) -> str:
+    if not values:
+        return "·"
+    series = pd.Series(values, dtype="float64")
+    return spread(float(series.mean()), float(series.std()))
+
+
+def _less(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else before - after
+
+
+def _signed(value: float) -> str:
+    return ("−" if value < 0 else "") + style.digits(abs(value))

@@ -1,0 +1,137 @@
+"""What the benchmark's sweeps ask for, and what is refused."""
+
+import dataclasses
+
+import pytest
+
+from a2lib.experiments import benchmark
+from a2lib.experiments.benchmark import configurations
+from a2lib.experiments.benchmark.configurations import Configuration, Parameters
+from a2lib.experiments.benchmark.first import parts
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS
+from a2lib.theory.transformer import SIZES
+
+
+def asked(**given):
+    return dataclasses.replace(Parameters(), **given)
+
+
+def test_the_table_has_every_size_context_and_mode_smallest_first():
+    found = configurations.table("cuda")
+    assert len(found) == len(set(found)) == 6 * 4 * 3
+    assert {c.model for c in found} == set(SIZES) - {"8B"}
+    assert {c.context for c in found} == {128, 256, 512, 1024}
+    assert {(c.precision, c.attention, c.compile, c.capture) for c in found} == {
+        ("fp32", "eager", "none", False)
+    }
+    assert found[0] == Configuration("small", 128, mode="forward")
+    assert found[-1].model == "10B" and found[-1].context == 1024
+    work = [c.work() for c in found]
+    assert work == sorted(work)
+
+
+def test_a_whole_sweep_asks_for_nothing_twice():
+    for device in ("cuda", "cpu"):
+        given = asked(sweep="all")
+        assert len(set(given.configurations(device))) == len(given.configurations(device))
+        made = (
+            (BENCHMARK, benchmark.table_tasks(given, device)),
+            (BENCHMARK_STEPS, benchmark.warmup_tasks(device)),
+            (BENCHMARK_FIRST, benchmark.first_tasks(device)),
+        )
+        for section, tasks in made:
+            keys = [key for task in tasks for rows in task.rows.values() for key in rows]
+            assert all(set(key) == set(section.key) for key in keys)
+            assert len({tuple(key.items()) for key in keys}) == len(keys) > 0
+            for task in tasks:
+                (rows,) = task.rows.values()
+                own = Configuration(**task.spec["configuration"]).key()
+                assert all(own.items() <= key.items() for key in rows)
+
+
+def test_a_configuration_becomes_the_command_s():
+    plain = Configuration("2.7B", 256).config("cpu", warmup=1, steps=2)
+    assert plain.resolved()["size"] == "2.7B" and plain.batch == 4 and plain.context == 256
+    assert not plain.compile and not plain.compile_blocks
+    tiny = Configuration("tiny", 16, compile="model").config("cpu")
+    assert tiny.shape == configurations.TINY and tiny.compile
+    ours = Configuration("small", 128, attention="flash", compile="blocks", capture=True)
+    made = ours.config("cuda")
+    assert made.compile_blocks and not made.compile and made.capture
+    for device in ("cuda", "cpu"):
+        every = [*configurations.table(device), *configurations.columns(device)]
+        for configuration in [*every, *(c for c, _ in configurations.firsts(device))]:
+            configuration.config(device)
+
+
+def test_the_least_memory_by_hand():
+    parameters = 128_625_408
+    assert Configuration("small", 128, mode="forward").least_bytes() == (
+        4 * parameters + 12 * 4 * 4 * 12 * 128**2
+    )
+    assert Configuration("small", 16, mode="forward-backward").least_bytes() == 8 * parameters
+    assert Configuration("small", 16).least_bytes() == 16 * parameters
+    assert Configuration("small", 2**14, attention="flash").least_bytes() == 16 * parameters
+    half = Configuration("small", 2**12, precision="bf16").least_bytes() - 4 * parameters
+    whole = Configuration("small", 2**12).least_bytes() - 4 * parameters
+    assert 2 * half == whole == 12 * 4 * 4 * 12 * 2**24
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_least_memory_is_less_than_a_forward_keeps(precision):
+    import torch
+
+    from a2lib.benchmark.workload import Workload
+
+    configuration = Configuration("tiny", 64, mode="forward", precision=precision)
+    workload = Workload(configuration.config("cpu"), "cpu")
+    kept = {}
+
+    def keep(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage()
+        return x
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x),
+        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        workload.forward(workload.token_ids)
+    for parameter in workload.model.parameters():
+        kept[parameter.data_ptr()] = parameter.untyped_storage()
+    least = configuration.least_bytes()
+    assert least < sum(storage.nbytes() for storage in kept.values()) < 8 * least
+
+
+def test_parts_of_a_first_step():
+    plain = Configuration("small", 128)
+    assert parts(plain, "nothing", "cpu") == ("import", "first", "second", "steady")
+    assert parts(plain, "block", "cuda") == (
+        "import", "context", "product", "block_first", "block_second", "first", "second", "steady",
+    )  # fmt: skip
+    assert "memory" in parts(plain, "memory", "cuda")
+    for name in ("modules", "cached"):
+        assert parts(plain, name, "cuda") == ("import", "context", "first", "second", "steady")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"sweep": "table", "model": "large"}, "sweep table has its own"),
+        ({"sweep": "all", "steps": 3}, "steps = 3"),
+        ({"capture": True, "warmup": 1}, "at least 2"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(given, says):
+    with pytest.raises(ParameterError, match=says) as refused:
+        asked(**given)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [{"capture": True}, {"precision": "tf32"}])
+def test_what_needs_a_gpu_is_refused_before_a_run_is_recorded(given, tmp_path, monkeypatch):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ParameterError, match="needs a GPU"):
+        benchmark.start(asked(**given))
+    assert not (tmp_path / "data").exists()

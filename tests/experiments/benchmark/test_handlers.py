@@ -1,0 +1,191 @@
+"""What a worker stores: by value on results made by hand, and at the smallest size."""
+
+import statistics
+
+import pytest
+
+from a2lib.benchmark import Result, StepTimes
+from a2lib.experiments import benchmark
+from a2lib.experiments.benchmark import handlers, view
+from a2lib.experiments.benchmark.configurations import Configuration, Parameters
+from a2lib.experiments.harness.worker import Job
+from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS, Store, start_run
+from a2lib.measure.failures import LostContext
+
+TINY = Configuration("tiny", 16)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """``job(section, task, device)`` is what a worker would be given; it stores below tmp_path."""
+    run = start_run(command="test", parameters={}, device="cpu", data=tmp_path)
+
+    def make(section, task, device="cpu"):
+        store = Store(section, "cpu", tmp_path)
+        return Job(task.spec, device, wanted=task.rows, run=run, store=store)
+
+    return make
+
+
+def task_of(configuration, warmup=1, steps=3):
+    return benchmark._task(configuration, warmup, steps, handlers.phases(configuration))
+
+
+def step(forward, optimizer=2.0, **other):
+    ms = {"forward": forward, "loss": 1.0, "backward": 2 * forward, "optimizer": optimizer}
+    host = dict.fromkeys(ms, 0.5)
+    return StepTimes(ms, host, sum(ms.values()), 1 + sum(ms.values()), **other)
+
+
+def played(monkeypatch, **given):
+    """The benchmark ends as given; the calls it got."""
+    calls = []
+
+    def run(config):
+        calls.append(config)
+        return Result(config, **given)
+
+    monkeypatch.setattr(handlers, "run", run)
+    monkeypatch.setattr(handlers.memory, "total_bytes", lambda device: 10**12)
+    return calls
+
+
+def test_a_summary_by_value(job, monkeypatch):
+    steps = [step(4.0), step(1.0), step(2.0), step(3.0)]
+    memory = {"peak_allocated_bytes": 77}
+    calls = played(monkeypatch, device="cuda", steps=steps, memory=memory)
+    given = job(BENCHMARK, task_of(TINY, steps=4), "cuda")
+    handlers.summary(given)
+    assert calls[0].warmup == 1 and calls[0].steps == 4 and calls[0].device == "cuda"
+    rows = {row["phase"]: row for row in given.store.rows()}
+    assert set(rows) == {"forward", "loss", "backward", "optimizer", "step", "wall"}
+    forward = rows["forward"]
+    assert (forward["ms"], forward["ms_mean"], forward["ms_min"], forward["n"]) == (
+        "2.5", "2.5", "1.0", "4",
+    )  # fmt: skip
+    assert float(forward["ms_std"]) == pytest.approx(statistics.stdev([1, 2, 3, 4]), rel=1e-5)
+    assert 1 < float(forward["ms_p20"]) < 2.5 < float(forward["ms_p80"]) < 4
+    assert forward["ms_host"] == "0.5" and rows["step"]["ms_host"] == "2.0"
+    assert rows["wall"]["ms_host"] == "" and rows["step"]["peak_bytes"] == "77"
+    assert float(rows["step"]["ms"]) == 3 * 2.5 + 3 and float(rows["wall"]["ms"]) == 3 * 2.5 + 4
+    assert rows["optimizer"]["ms_std"] == ""  # no spread at all
+
+
+def test_a_replay_has_no_phases(job, monkeypatch):
+    replay = StepTimes({}, {"replay": 0.25}, 6.0, 7.0)
+    played(monkeypatch, device="cuda", steps=[replay, replay])
+    given = job(BENCHMARK, task_of(Configuration("tiny", 16, capture=True), 2, 2), "cuda")
+    handlers.summary(given)
+    rows = {row["phase"]: row for row in given.store.rows()}
+    assert set(rows) == {"step", "wall"}
+    assert (rows["step"]["ms"], rows["step"]["ms_host"]) == ("6.0", "0.25")
+
+
+def test_out_of_memory_is_a_row_for_each_phase(job, monkeypatch):
+    played(monkeypatch, device="cuda", status="oom", note="in step 0, backward: much", steps=[])
+    given = job(BENCHMARK, task_of(TINY))
+    handlers.summary(given)
+    rows = given.store.rows()
+    assert len(rows) == 6
+    assert {(row["status"], row["note"]) for row in rows} == {("oom", "in step 0, backward: much")}
+
+
+def test_what_certainly_does_not_fit_is_not_tried(job, monkeypatch):
+    calls = played(monkeypatch, steps=[step(1.0)])
+    least = TINY.least_bytes()
+    monkeypatch.setattr(handlers.memory, "total_bytes", lambda device: least - 1)
+    given = job(BENCHMARK, task_of(TINY))
+    handlers.summary(given)
+    assert calls == []
+    assert {row["status"] for row in given.store.rows()} == {"oom"}
+    assert given.store.rows()[0]["note"].startswith("not tried: needs at least ")
+    monkeypatch.setattr(handlers.memory, "total_bytes", lambda device: least)
+    handlers.summary(given)
+    assert len(calls) == 1
+
+
+def test_each_step_is_a_row_and_the_process_ends(job, monkeypatch):
+    warm = [step(9.0, reserved_bytes=5), step(8.0, reserved_bytes=6)]
+    played(monkeypatch, device="cuda", warmup=warm, steps=[step(1.0, reserved_bytes=6)])
+    monkeypatch.setattr(benchmark, "WARMUPS", {"cpu": (2,)})
+    monkeypatch.setattr(benchmark, "STEPS", 1)
+    (task,) = benchmark.warmup_tasks("cpu")
+    given = job(BENCHMARK_STEPS, task, "cuda")
+    with pytest.raises(LostContext):
+        handlers.steps(given)
+    rows = [row for row in given.store.rows() if row["phase"] == "forward"]
+    assert [(r["step_number"], r["ms"], r["reserved_bytes"]) for r in rows] == [
+        ("0", "9.0", "5"), ("1", "8.0", "6"), ("2", "1.0", "6"),
+    ]  # fmt: skip
+    assert len(given.store.rows()) == 3 * 6
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [(RuntimeError("no such thing"), "error"), (MemoryError(), "oom")]
+)
+def test_a_failed_process_ends_too_and_all_its_rows_say_why(job, monkeypatch, raised, status):
+    def timed_parts(*_, **__):
+        yield "import", [5.0]
+        raise raised
+
+    monkeypatch.setattr(handlers, "timed_parts", timed_parts)
+    task = benchmark.first_tasks("cpu")[0]
+    given = job(BENCHMARK_FIRST, task)
+    with pytest.raises(LostContext):
+        handlers.first(given)
+    rows = given.store.rows()
+    assert len(rows) == 4 and {row["status"] for row in rows} == {status}
+    assert all(row["note"] and not row["ms"] for row in rows)
+
+
+def test_no_first_step_where_torch_was_imported_before(job):
+    task = benchmark.first_tasks("cpu")[0]
+    given = job(BENCHMARK_FIRST, task)
+    with pytest.raises(LostContext):
+        handlers.first(given)
+    assert {row["status"] for row in given.store.rows()} == {"error"}
+    assert "imported already" in given.store.rows()[0]["note"]
+
+
+def test_a_tiny_model_is_measured(job):
+    given = job(BENCHMARK, task_of(TINY))
+    handlers.summary(given)
+    rows = given.store.rows()
+    assert {row["status"] for row in rows} == {"ok"} and {row["n"] for row in rows} == {"3"}
+    assert all(float(row["ms_min"]) > 0 and row["ms_host"] == "" for row in rows)
+    printed = view.table(rows)
+    assert "tiny 16 train-step fp32 eager" in printed and printed.count("±") == 6
+
+
+def test_first_steps_are_each_of_a_process_of_their_own(tmp_path, monkeypatch, capsys):
+    """A process that had imported torch before would refuse and give an error row."""
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    run = benchmark.start(Parameters(sweep="first"))
+    benchmark.measure_first(run)
+    rows = run.store(BENCHMARK_FIRST).rows()
+    assert {(row["prepared"], row["part"]) for row in rows} == {
+        (prepared, part)
+        for prepared in ("nothing", "block")
+        for part in ("import", "first", "second", "steady")
+    } | {("block", part) for part in ("block_first", "block_second")}
+    assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}
+    assert {row["n"] for row in rows if row["part"] == "steady"} == {"5"}
+    capsys.readouterr()
+    benchmark.measure_first(benchmark.start(Parameters(sweep="first")))
+    printed = capsys.readouterr().out
+    assert "10 rows are stored already" in printed and "block_first, ms" in printed
+
+
+def test_a_shape_alone_has_neither_warmup_nor_first_steps(capsys):
+    class OfShape:
+        parameters, device, id = Parameters(), "cpu", "none"
+
+    benchmark.measure_warmup(OfShape)
+    benchmark.measure_first(OfShape)
+    assert capsys.readouterr().out == (
+        "Measured by the sweeps warmup and all (-p sweep warmup).\n"
+        "Measured by the sweeps first and all (-p sweep first).\n"
+    )

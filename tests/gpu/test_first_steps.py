@@ -1,0 +1,30 @@
+"""The first step taken apart on a GPU: every preparation, with a tiny model."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from a2lib.experiments import benchmark  # noqa: E402
+from a2lib.experiments.benchmark import configurations  # noqa: E402
+from a2lib.experiments.benchmark.configurations import Parameters  # noqa: E402
+from a2lib.measure import BENCHMARK_FIRST  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+
+def test_every_preparation_has_its_parts(tmp_path, monkeypatch):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+    for name in ("FIRST", "FIRST_COMPILED"):
+        monkeypatch.setitem(getattr(configurations, name), "cuda", ("tiny",))
+    monkeypatch.setitem(benchmark.REPEATS, "cuda", 1)
+    run = benchmark.start(Parameters(sweep="first"))
+    benchmark.measure_first(run)
+    rows = run.store(BENCHMARK_FIRST).rows()
+    assert [(row["prepared"], row["part"], row["note"]) for row in rows if row["note"]] == []
+    found = {(row["compile"], row["prepared"]) for row in rows}
+    assert found == {
+        *(("none", name) for name in ("nothing", "product", "block", "memory", "modules")),
+        *(("blocks", name) for name in ("nothing", "cached")),
+    }
+    assert all(float(row["ms"]) > 0 for row in rows)
+    assert {row["part"] for row in rows} >= {"context", "product", "block_first", "memory"}

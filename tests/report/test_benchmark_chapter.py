@@ -1,0 +1,304 @@
+"""What the chapter on benchmarking says, by value: rows made by hand, in round milliseconds."""
+
+import ast
+import math
+import re
+
+import pytest
+
+from a2lib.paths import ROOT
+from a2lib.report.chapters.benchmark import (
+    Benchmark,
+    answer,
+    estimate,
+    local,
+    published,
+    rows,
+    warmup,
+)
+from a2lib.report.tables import MISSING
+
+WAYS = {
+    "plain": {},
+    "autocast": {"precision": "bf16"},
+    "ours": {"precision": "bf16", "attention": "flash", "compile": "blocks"},
+}
+# 2 * 8192**3 operations at 50 and at 800 TFLOP/s, 2 * 2**30 bytes at 4 TB/s.
+CEILING = [
+    {"operation": "matmul", "dtype": "fp32", "size": 8192, "ms": 2 * 8192**3 / 50e9},
+    {"operation": "matmul", "dtype": "bf16", "size": 8192, "ms": 2 * 8192**3 / 800e9},
+    {"operation": "copy", "dtype": "bf16", "size": 2**30, "ms": 2 * 2**30 / 4e9},
+]
+
+
+def key(model="2.7B", context=512, mode="train-step", way="plain", capture="false", **over):
+    return {
+        "model": model, "context": context, "batch": 4, "mode": mode, "precision": "fp32",
+        "attention": "eager", "compile": "none", **WAYS[way], "capture": capture, **over,
+    }  # fmt: skip
+
+
+def times(forward, backward, optimizer, host=None, std=1, **where):
+    """The rows of one configuration, whose wall time is one more than the sum."""
+    parts = {"forward": forward, "backward": backward, "optimizer": optimizer}
+    whole = forward + backward + optimizer
+    parts |= {"step": whole, "wall": whole + 1}
+    return [
+        {**key(**where), "warmup": 5, "phase": phase, "ms": ms, "ms_mean": ms, "ms_std": std,
+         "ms_min": ms, "ms_host": host if phase == "step" else "", "n": 10,
+         "peak_bytes": 60 * 10**9}
+        for phase, ms in parts.items()
+    ]  # fmt: skip
+
+
+def whole(ms, **where):
+    """The rows of a captured configuration."""
+    return [{**key(capture="true", **where), "warmup": 5, "phase": phase, "ms": ms + more,
+             "ms_mean": ms + more, "ms_std": 0.5, "ms_min": ms, "n": 10}
+            for phase, more in (("step", 0), ("wall", 1))]  # fmt: skip
+
+
+def refused(status="oom", note="not tried", **where):
+    return [{**key(**where), "warmup": 5, "phase": phase, "status": status, "note": note}
+            for phase in ("forward", "backward", "optimizer", "step", "wall")]  # fmt: skip
+
+
+@pytest.fixture
+def bench(synthetic, tmp_path):
+    def make(**sections):
+        return Benchmark([synthetic.by_hand(tmp_path, **sections)])
+
+    return make
+
+
+@pytest.fixture
+def empty(tmp_path):
+    return Benchmark([tmp_path])
+
+
+def lines(table):
+    return {tuple(row[:2]): row[2:] for row in table.frame.astype(str).values.tolist()}
+
+
+def test_the_answer_word_for_word(bench):
+    measured = times(300, 600, 99) + whole(199, way="ours")
+    assert str(answer.sentence(bench(benchmark=measured))) == (
+        "One train-step of the 2.7B model, 512 tokens and a batch of 4, takes 1000 ms in plain "
+        "fp32: forward 300 ms, backward 600 ms (2.00 times the forward), optimizer 99.0 ms. In "
+        "bf16 with our attention, compiled block by block and replayed from one CUDA graph, the "
+        "same step takes 200 ms, 5.00 times as fast."
+    )
+
+
+def test_the_answer_is_of_the_largest_model_that_has_one(bench):
+    measured = times(3, 6, 1, model="small") + refused() + times(30, 60, 9, model="large")
+    said = str(answer.sentence(bench(benchmark=measured)))
+    assert said.startswith("One train-step of the large model") and "100 ms" in said
+    assert said.endswith(
+        "**Not measured yet on an NVIDIA H200**: the same step in bf16, compiled and captured."
+    )
+
+
+def test_a_slower_captured_step_is_not_called_faster(bench):
+    measured = times(10, 20, 9) + whole(79, way="ours")
+    assert str(answer.sentence(bench(benchmark=measured))).endswith("80.0 ms, 2.00 times as long.")
+
+
+def test_the_table_has_means_deviations_and_reasons(bench):
+    measured = times(3, 6, 1, model="small", context=128) + refused(model="10B", context=128)
+    shorter = times(50, 90, 1, model="10B", context=128, mode="forward-backward")
+    shorter = [row for row in shorter if row["phase"] in ("forward", "backward", "step", "wall")]
+    found = lines(answer.table(bench(benchmark=measured + shorter), "c", "tab-c"))
+    assert found == {
+        ("small", "128"): ["3.00 ± 1.0", "6.00 ± 1.0", "1.00 ± 1.0", "11.0 ± 1.0", "60.0"],
+        ("10B", "128"): ["50.0 ± 1.0", "90.0 ± 1.0", "oom", "oom", MISSING],
+    }
+
+
+def test_what_did_not_fit_is_listed_once_with_its_reason(bench):
+    measured = refused(model="10B", note="not tried: needs much") + times(1, 2, 3)
+    assert str(answer.not_fitting(bench(benchmark=measured))) == (
+        "- 10B, 512 tokens, train-step, fp32, eager: oom (not tried: needs much)"
+    )
+    fits = answer.not_fitting(bench(benchmark=times(1, 2, 3)))
+    assert str(fits) == "Every configuration that was measured fits."
+
+
+def test_spreads_and_the_ratio(bench):
+    measured = times(100, 200, 100) + times(100, 250, 100, model="small", context=128)
+    measured[0] |= {"ms_std": 7}
+    assert str(answer.spreads(bench(benchmark=measured))) == (
+        "The standard deviation is above 2% of the mean in 1 of 6 phases; the widest is the "
+        "forward of 2.7B at 512 tokens (7.0%). Backward takes 2.00 to 2.50 times its forward, "
+        "where the products alone would make it two."
+    )
+
+
+def test_host_and_gpu_apart(bench):
+    small = {"model": "small", "context": 128}
+    measured = times(10, 20, 9, host=36, **small) + whole(12, **small)
+    measured += times(100, 200, 99, host=36) + whole(398)
+    measured += times(8, 16, 5, host=30, way="ours", **small) + whole(4, way="ours", **small)
+    measured += times(9, 18, 12, way="autocast", **small)
+    b = bench(benchmark=measured)
+    assert str(answer.launch_bound(b)) == (
+        "The host needs longer to issue the step than the GPU to run it in plain fp32 in 1 of 2 "
+        "train-steps (small at 128) and in bf16 with our attention, compiled in 1 of 1 "
+        "train-steps (small at 128)."
+    )
+    found = lines(answer.ways(b, "c", "tab-c"))
+    assert found["small", "128"] == [
+        "40.0", "36.0", "12.0", "40.0", "30.0", "30.0", "4.00", "5.00", "8.00",
+    ]  # fmt: skip
+    assert found["2.7B", "512"] == ["400", "36.0", "398"] + [MISSING] * 6
+
+
+def steps(walls, warmup, model="small"):
+    return [
+        {**key(model=model, context=128), "warmup": warmup, "step_number": i, "phase": phase,
+         "ms": wall * share, "n": 1}
+        for i, wall in enumerate(walls)
+        for phase, share in (("wall", 1), ("forward", 0.25))
+    ]  # fmt: skip
+
+
+def test_warmup_by_value(bench):
+    measured = steps([100, 20] + [10] * 8, 0) + steps([100] + [10] * 10, 1)
+    measured += steps([100, 20] + [10.1] * 10, 2) + steps([100, 20, 10, 10, 10] + [10] * 10, 5)
+    measured += steps([800] + [100] * 9, 0, "2.7B")
+    b = bench(benchmark_steps=measured)
+    assert str(warmup.sentence(b)) == (
+        "The first step of a process takes 8.0 (2.7B) to 10.0 (small) times the median of its last "
+        "5. The mean is within 2% of that after five steps of warm-up for 0 of 1 models after 0, "
+        "1 of 1 models after 1 and 1 of 1 models after 2 steps."
+    )
+    found = lines(warmup.table(b, "c", "tab-c"))
+    assert found["small", "0"] == ["5.00 ± 7.1", MISSING, MISSING, "20.0 ± 28"]
+    assert found["small", "5"] == ["2.50 ± 0", MISSING, MISSING, "10.0 ± 0"]
+    drawn = warmup.chart(b)
+    (ax,) = drawn.figure.axes
+    assert len(ax.lines) == 5 and list(ax.lines[0].get_ydata())[:2] == [100, 20]
+
+
+def first(prepared, first_ms, steady=10, repeat=0, **where):
+    named = {"import": 2000, "first": first_ms, "second": steady, "steady": steady}
+    named |= {"context": 300} if prepared == "nothing" else {}
+    return [{**key(model="small", context=128, **where), "prepared": prepared, "repeat": repeat,
+             "part": name, "ms": ms, "n": 1} for name, ms in named.items()]  # fmt: skip
+
+
+def test_the_first_step_taken_apart(bench):
+    measured = [row for repeat, more in enumerate((0, 50, -1))
+                for row in first("nothing", 1010 + more, repeat=repeat)]  # fmt: skip
+    measured += first("product", 910) + first("block", 210) + first("memory", 60)
+    measured += first("modules", 260)
+    measured += first("nothing", 9010, way="ours") + first("cached", 3010, way="ours")
+    b = bench(benchmark_first=measured)
+    assert str(warmup.firsts_sentence(b)) == (
+        "The first step of small takes 1000 ms more than a steady one, of which kernels and "
+        "autograd 700 ms, the largest part."
+    )
+    table = warmup.firsts_table(b, "c", "tab-c").frame.set_index("model")
+    plain = dict(table.loc["small"])
+    assert plain == {
+        "steady step": "10.0", "first step: more": "1000", "cuBLAS": "100",
+        "kernels and autograd": "700", "allocator": "150", "rest": "50.0", "lazy loading": "750",
+        "compiling": MISSING, "context (before)": "300",
+    }  # fmt: skip
+    assert table.loc["small, compiled", "compiling"] == "6000"
+    assert table.loc["small, compiled", "cuBLAS"] == MISSING
+
+
+def test_a_part_that_spares_nothing_is_negative(bench):
+    b = bench(benchmark_first=first("nothing", 110) + first("product", 115))
+    assert warmup.firsts_table(b, "c", "tab-c").frame.loc[0, "cuBLAS"] == "−5.00"
+
+
+def test_the_estimate_is_of_the_measured_ceilings(bench):
+    b = bench(ceiling=CEILING)
+    parts = estimate.floors(b, "2.7B", "fp32", False)
+    # Products and attention's, at 50 TFLOP/s: 3 forwards of 14.2 TFLOP.
+    assert parts["total"].flops == pytest.approx(42.6e12, rel=2e-3)
+    assert parts["products"].ms > 3 * 14.2e12 / 50e12 * 1e3 * 0.95
+    said = str(estimate.sentence(b))
+    assert "50.0 TFLOP/s in fp32, 4.00 TB/s" in said and "the arithmetic binds" in said
+    assert "has 42.6 TFLOP" in said
+    share = parts["products"].ms / parts["total"].ms
+    assert f"{share:.0%} of it in matrix products" in said
+
+
+def test_the_measured_time_stands_beside_its_floor(bench):
+    floor = estimate.floors(bench(ceiling=CEILING), "2.7B", "fp32", False)["total"].ms
+    double = bench(ceiling=CEILING, benchmark=whole(2 * floor))
+    assert str(estimate.beside(double)).startswith("The floor is 50% to 50% of the GPU's measured")
+    table = estimate.table(double, "c", "tab-c").frame.set_index("model")
+    assert table.loc["2.7B", "share"] == "50%" and table.loc["small", "share"] == MISSING
+    wrong = bench(ceiling=CEILING, benchmark=whole(floor / 2))
+    assert str(estimate.beside(wrong)) == (
+        "Below its floor, so that the floor or the time is wrong: 2.7B."
+    )
+
+
+def test_published_figures_stand_beside_ours(bench):
+    b = bench(benchmark=times(100, 300, 9, model="small"))
+    found = lines(published.table(b, "c", "tab-c"))
+    assert found["small", "512"] == [
+        "27.2", "45.3 ± 0.82", "100 ± 1.0", "54.2", "90.6 ± 1.2", "300 ± 1.0",
+    ]  # fmt: skip
+    assert found["2.7B", "1,024"] == [MISSING, "oom", MISSING] * 2
+    warmed = published.warmups(bench(benchmark_steps=steps([9] * 11, 1)), "c", "tab-c").frame
+    mine = warmed[(warmed["model"] == "small") & (warmed["w"] == 1)].iloc[0]
+    assert mine["RTX 5090"] == "33.5 ± 44" and mine["H200"] == "2.25 ± 0"
+    assert len(b.reference.drop_duplicates(["device", "source"])) == 3
+
+
+def test_another_machine_is_shown_as_such(synthetic, tmp_path):
+    measured = times(3, 6, 1, model="tiny", context=16)
+    b = Benchmark([synthetic.by_hand(tmp_path, device="cpu", benchmark=measured)])
+    assert not len(b.table)
+    shown = str(local.show(b))
+    assert "tiny sizes" in shown
+    assert "| 3.00 ± 1.0 | 6.00 ± 1.0 | 1.00 ± 1.0 | 11.0 ± 1.0 |" in shown
+
+
+def test_without_rows_every_result_says_that_it_is_not_measured(empty):
+    told = [answer.sentence, answer.spreads, answer.not_fitting, answer.launch_bound]
+    told += [warmup.sentence, warmup.firsts_sentence, estimate.sentence, estimate.beside]
+    for sentence in told:
+        assert str(sentence(empty)).startswith("**Not measured yet on an NVIDIA H200**")
+    for table in (answer.table, answer.ways, warmup.table, warmup.firsts_table, estimate.table):
+        assert not len(table(empty, "c", "tab-c").frame)
+    assert "nothing had been measured" in str(local.show(empty))
+    assert warmup.chart(empty)._repr_svg_()
+
+
+CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_every_cell_of_the_page_runs(synthetic, tmp_path, monkeypatch, measured):
+    if measured:
+        made = {"benchmark": times(300, 600, 99) + whole(199, way="ours") + refused(model="10B"),
+                "benchmark_steps": steps([100, 20] + [10] * 8, 0), "ceiling": CEILING,
+                "benchmark_first": first("nothing", 110) + first("product", 105)}  # fmt: skip
+        synthetic.by_hand(tmp_path, **made)
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    names, shown = {}, []
+    for cell in CELL.findall((ROOT / "book/benchmark.md").read_text(encoding="utf-8")):
+        source = re.sub(r"\A(---\n[\s\S]*?^---\n|(:\w.*\n)+)", "", cell, flags=re.M)
+        *before, last = ast.parse(source).body
+        exec(compile(ast.Module(before, []), "page", "exec"), names)
+        if isinstance(last, ast.Expr):
+            shown.append(str(eval(compile(ast.Expression(last.value), "page", "eval"), names)))
+        else:
+            exec(compile(ast.Module([last], []), "page", "exec"), names)
+    assert len(shown) >= 20
+    text = "\n".join(shown)
+    assert ("One train-step of the 2.7B model" in text) == measured
+    assert ("takes 100 ms more than a steady one" in text) == measured
+    assert ("that an estimate needs" in text) != measured
+
+
+def test_words():
+    assert rows.spread(12.34, math.nan) == "12.3" and rows.spread(12.34, 0.456) == "12.3 ± 0.46"
+    assert rows.listed(["a"]) == "a" and rows.listed(["a", "b", "c"]) == "a, b and c"

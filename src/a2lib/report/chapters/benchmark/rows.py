@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.report import data, metrics, style
-from a2lib.report.metrics import pick
 from a2lib.theory.transformer import SIZES
 
 MODELS = tuple(name for name in SIZES if name != "8B")
@@ -65,9 +64,6 @@ class Benchmark:
         row = self.row(*where, **more)
         return None if row is None or row.status != "ok" else float(row.ms)
 
-    def nothing(self, rows: pd.DataFrame) -> bool:
-        return not len(rows)
-
     def not_yet(self, what: str) -> str:
         """The sentence in place of a result that nobody has measured."""
         return f"**Not measured yet on an {self.device}**: {what}."
@@ -105,5 +101,3 @@ def listed(words: list[str]) -> str:
     """Words as a list in a sentence: a, b and c."""
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
-
-__all__ = ["Benchmark", "listed", "mean", "pick", "spread", "time"]

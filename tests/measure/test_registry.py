@@ -17,7 +17,7 @@ from a2lib.measure.sections import (
     readme_table,
 )
 from a2lib.paths import ROOT
-from a2lib.report.questions import NOT_YET, QUESTIONS, index
+from a2lib.report.questions import NOT_MEASURED, NOT_YET, QUESTIONS, index
 
 HARNESS = sorted((ROOT / "src" / "a2lib" / "experiments" / "harness").glob("*.py"))
 
@@ -63,6 +63,19 @@ def test_the_index_lists_every_question_once_and_links_what_is_answered():
     assert all(f"[{a.title}](#{a.anchor})" in shown for a in answers().values())
     page = (ROOT / "book" / "questions.md").read_text()
     assert re.findall(r'^index\("(.*)"\)$', page, re.M) == list(QUESTIONS)
+
+
+def test_the_index_says_what_the_published_device_has_not_measured(tmp_path):
+    runs = (ROOT / "data" / "measured" / "runs.csv").read_text()
+    flash = (ROOT / "data" / "measured" / "flash" / "nvidia-h200.csv").read_text()
+    nothing = index("Attention", [tmp_path]).text
+    assert nothing.count(NOT_MEASURED) == nothing.count("](#")
+    (tmp_path / "measured" / "flash").mkdir(parents=True)
+    (tmp_path / "measured" / "runs.csv").write_text(runs)
+    (tmp_path / "measured" / "flash" / "cpu.csv").write_text(flash)
+    assert index("Attention", [tmp_path]).text == nothing
+    (tmp_path / "measured" / "flash" / "nvidia-h200.csv").write_text(flash)
+    assert index("Attention", [tmp_path]).text.count(NOT_MEASURED) < nothing.count(NOT_MEASURED)
 
 
 @pytest.mark.parametrize("path", HARNESS, ids=lambda path: path.stem)

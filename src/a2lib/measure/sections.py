@@ -181,11 +181,6 @@ LAYERNORM = Section(
             "What layer norm needs",
             "mixed-precision-layernorm",
         ),
-        Answer(
-            "benchmarking_mixed_precision (c) · 25, 26",
-            "The gain by model size",
-            "mixed-precision-speed",
-        ),
     ),
 )
 
@@ -199,11 +194,16 @@ BENCHMARK = Section(
     ("ms_mean", "ms_std", "ms_min", "ms_host", "peak_bytes", "note"),
     handler=f"{_BENCHMARK}:summary",
     notebook="benchmark",
-    pages=("benchmark",),
+    pages=("benchmark", "mixed_precision"),
     answers=(
         Answer("benchmarking_script (a) · 25, 26", "The command", "benchmark-command"),
         Answer("benchmarking_script (b) · 25, 26", "Every size and context", "benchmark-table"),
         Answer("benchmarking_script (c) · 25, 26", "Warm-up", "benchmark-warmup"),
+        Answer(
+            "benchmarking_mixed_precision (c) · 25, 26",
+            "The gain by model size",
+            "mixed-precision-speed",
+        ),
     ),
 )
 

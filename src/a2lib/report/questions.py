@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 
-from a2lib.measure.sections import answers
+from a2lib.measure.sections import SECTIONS, Answer
+from a2lib.report import style
+from a2lib.report.data import PUBLISHED, load
 from a2lib.report.tables import Markdown, pipe
 
 NOT_YET = "not yet answered"
+NOT_MEASURED = f"; not measured yet on an {style.device_name(PUBLISHED)}"
 # Groups, labels (the handouts' own name of the problem, its parts, the editions that ask it), and
 # below each label the question in short.
 _TEXT = """
@@ -108,14 +113,21 @@ def _read(text: str) -> dict[str, list[tuple[str, str]]]:
 QUESTIONS = _read(_TEXT)
 
 
-def index(group: str) -> Markdown:
-    """The questions of one group, each with a link to its answer."""
-    found = answers()
+def index(group: str, roots: list[Path] | None = None) -> Markdown:
+    """The questions of one group, each with a link to its answer.
+
+    Where the rows that answer it are not measured on the published device, it says so.
+    """
+    found = {a.label: (a, section) for section in SECTIONS.values() for a in section.answers}
     rows = []
     for label, words in QUESTIONS[group]:
-        answer = found.get(label)
-        link = f"[{answer.title}](#{answer.anchor})" if answer else NOT_YET
+        shown = _link(*found[label], roots) if label in found else NOT_YET
         name, _, rest = label.partition(" ")
-        rows.append([f"`{name}` {rest}", words, link])
+        rows.append([f"`{name}` {rest}", words, shown])
     frame = pd.DataFrame(rows, columns=["id · edition", "question, in short", "answer"])
     return Markdown(f":::{{table}}\n:class: questions\n\n{pipe(frame, left=3)}\n:::\n")
+
+
+def _link(answer: Answer, section, roots: list[Path] | None) -> str:
+    measured = not load(section.name, roots)["local"].all()
+    return f"[{answer.title}](#{answer.anchor})" + ("" if measured else NOT_MEASURED)

@@ -79,6 +79,20 @@ def test_the_page_stands_without_rows(monkeypatch, tmp_path):
     assert everything.count(MISSING) > 20
 
 
+def test_the_page_with_rows_names_their_device_and_source(monkeypatch, mixed, tmp_path):
+    mixed(
+        accumulation=[loop_row(loop, decimal(loop.result())) for loop in sums.LOOPS],
+        autocast_dtypes=autocast_rows("fp16") + autocast_rows("bf16"),
+        layernorm=[norm_row("eps", "1e-08", "fp16", "0", "1e-08")],
+    )
+    texts, _ = shown(monkeypatch, tmp_path)
+    everything = "\n".join(texts)
+    assert "14 of 14 loops run on the NVIDIA H200 gave what is predicted" in everything
+    assert "Observed on the NVIDIA H200, under autocast to fp16" in everything
+    for section in ("accumulation", "autocast_dtypes", "layernorm"):
+        assert re.search(rf"measured/{section}/nvidia-h200.csv", everything)
+
+
 def test_every_anchor_of_the_registry_is_on_the_page():
     text = PAGE.read_text(encoding="utf-8")
     mine = [s for s in SECTIONS.values() if "mixed_precision" in s.pages]
@@ -205,7 +219,7 @@ def test_wrong_published_dtypes_are_named(empty, mixed):
 
 
 def norm_row(quantity, setting, dtype, computed, truth, **over):
-    return {"quantity": quantity, "setting": setting, "dtype": dtype, "features": 8,
+    return {"quantity": quantity, "setting": setting, "dtype": dtype, "features": 2560,
             "computed": computed, "truth": truth, **over}  # fmt: skip
 
 
@@ -221,6 +235,7 @@ def test_the_parts_of_layer_norm_by_value(mixed):
         norm_row("variance of the stored input", "mean 300", "bf16", "1.5", "1.2"),
         norm_row("eps", "1e-08", "fp16", "0", "1e-08"),
         norm_row("eps", "1e-05", "fp16", "1.001e-05", "1e-05"),
+        norm_row("variance, two passes", "mean 100", "fp16", "9", "1", features=16),
     ])  # fmt: skip
     assert str(layernorm.sentence(made)) == (
         "On the NVIDIA H200: the variance in one pass, $E[x^2] - E[x]^2$, is wrong in fp16 for "

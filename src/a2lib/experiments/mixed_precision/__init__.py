@@ -139,10 +139,9 @@ def normalise(run: Run) -> None:
 
 def draw(run: Run):
     """Every loop's running sum, as predicted, less the exact one: a matplotlib figure."""
-    from matplotlib.figure import Figure
+    import matplotlib.pyplot as plt
 
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    ax = figure.subplots()
+    figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
     for loop in run.parameters.loops:
         if not loop.cast:
             sums = loop.partial_sums()
@@ -151,6 +150,7 @@ def draw(run: Run):
     ax.set_xlabel("share of the additions")
     ax.set_ylabel("running sum")
     ax.legend()
+    plt.close(figure)  # the cell's value shows it, once
     return figure
 
 

@@ -49,14 +49,13 @@ def table(mixed: Mixed, low: str, caption: str, label: str) -> Table:
     """Every tensor: what the lists say for CUDA, why, and what each device showed."""
     devices = mixed.devices_of("autocast_dtypes")
     seen = {device: observed(mixed, device, low) for device in devices}
-    lines = [
-        [tensor, expected(tensor, low), why,
-         *(seen[device].get(tensor, MISSING) for device in devices), *[MISSING][bool(devices):]]
-        for tensor, (_, why) in RULES.items()
-    ]  # fmt: skip
+    lines = []
+    for tensor, (_, why) in RULES.items():
+        cells = [seen[device].get(tensor, MISSING) for device in devices] or [MISSING]
+        lines.append([tensor, expected(tensor, low), *cells, why])
     heads = [device_name(device) for device in devices] or ["observed"]
-    return Table(pd.DataFrame(lines, columns=["tensor", "by the lists", "why", *heads]), caption,
-                 label, left=3)  # fmt: skip
+    columns = ["tensor", "by the lists", *heads, "why"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=len(columns))
 
 
 def sentence(mixed: Mixed) -> Markdown:

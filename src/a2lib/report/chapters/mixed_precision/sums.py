@@ -59,9 +59,9 @@ def table(mixed: Mixed, caption: str, label: str) -> Table:
         error, addend, sums = parts(loop)
         cells = [_measured(mixed, loop, device) for device in devices] or [MISSING]
         lines.append([f"{loop.terms:,} × {loop.step}", f"`{name(loop)}`", decimal(loop.result()),
-                      *(_short(part) for part in (error, addend, sums)), *cells])  # fmt: skip
+                      *cells, *(_short(part) for part in (error, addend, sums))])  # fmt: skip
     heads = [style.device_name(device) for device in devices] or ["measured"]
-    columns = ["sum", "loop", "predicted result", "error", "of the addend", "of the sums", *heads]
+    columns = ["sum", "loop", "predicted result", *heads, "error", "of the addend", "of the sums"]
     return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2, keys=2)
 
 

@@ -41,9 +41,9 @@ def test_the_answer_word_for_word(made, board, one_head):
         "cuDNN (3.20 ms), the fastest peer, and is 10.00 times as fast as PyTorch eager (40.0 ms). "
         "Taken apart, the forward is level with SDPA cuDNN and the backward takes 1.50 times the "
         "time of SDPA cuDNN: ours executes 7 matrix products where 5 suffice, the price of "
-        "gradients that are the same bits every run. At 65,536 tokens and one head of 64 in bf16 "
-        "it needs 32.5 MiB of memory beyond its inputs, which is its results and two numbers per "
-        "token, and eager 36.0 GiB, which is 4.5 matrices of $N \\times N$."
+        "gradients that are the same bits every run.\n\nAt 65,536 tokens and one head of 64 in "
+        "bf16 it needs 32.5 MiB of memory beyond its inputs, which is its results and two numbers "
+        "per token, and eager 36.0 GiB, which is 4.5 matrices of $N \\times N$."
     )
 
 

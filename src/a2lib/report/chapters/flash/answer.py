@@ -62,9 +62,10 @@ def sentence(flash: Flash) -> Markdown:
     )
     if n["leaderboard_share"] != UNKNOWN:
         text += f", {n['leaderboard_share']} of the best matrix product measured there"
-    said = [f"{text}.", standing_sentence(flash), reason(flash), protocol.in_short(flash),
-            memory_sentence(flash)]  # fmt: skip
-    return Markdown(" ".join(part for part in said if part))
+    answer = [f"{text}.", standing_sentence(flash), reason(flash)]
+    beside = [protocol.in_short(flash), memory_sentence(flash)]
+    paragraphs = (" ".join(part for part in said if part) for said in (answer, beside))
+    return Markdown("\n\n".join(filter(None, paragraphs)))
 
 
 def standing_sentence(flash: Flash) -> str:

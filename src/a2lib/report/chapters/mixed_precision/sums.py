@@ -178,10 +178,9 @@ def _verdict(loop: Loop, binade: Binade) -> str:
 
 def _measured(mixed: Mixed, loop: Loop, device: str) -> str:
     rows = mixed.of("accumulation", device)
-    cast = "true" if loop.cast else "false"
     found = rows[
         (rows["sum_dtype"] == loop.sum) & (rows["addend_dtype"] == loop.addend)
-        & (rows["cast"] == cast) & (rows["terms"] == loop.terms) & (rows["addend"] == loop.step)
+        & (rows["cast"] == loop.cast) & (rows["terms"] == loop.terms) & (rows["addend"] == loop.step)
     ]  # fmt: skip
     if not len(found):
         return MISSING

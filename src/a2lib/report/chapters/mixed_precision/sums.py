@@ -180,7 +180,8 @@ def _measured(mixed: Mixed, loop: Loop, device: str) -> str:
     rows = mixed.of("accumulation", device)
     found = rows[
         (rows["sum_dtype"] == loop.sum) & (rows["addend_dtype"] == loop.addend)
-        & (rows["cast"] == loop.cast) & (rows["terms"] == loop.terms) & (rows["addend"] == loop.step)
+        & (rows["cast"] == loop.cast) & (rows["terms"] == loop.terms)
+        & (rows["addend"] == loop.step)
     ]  # fmt: skip
     if not len(found):
         return MISSING

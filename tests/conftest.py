@@ -24,6 +24,31 @@ def locks_of_their_own(tmp_path_factory):
     os.environ["A2LIB_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
 
 
+@pytest.fixture
+def configured():
+    """The switches of a measuring process, for one test: they would refuse a later one to compile
+    again."""
+    import torch._dynamo
+    import torch._functorch.config
+    import torch._inductor.config
+
+    from a2lib.experiments.flash import peers
+
+    modules = torch._dynamo.config, torch._functorch.config, torch._inductor.config
+    before = [module.get_config_copy() for module in modules]
+    precision = torch.get_float32_matmul_precision()
+    torch._dynamo.reset()
+    peers.configure()
+    yield
+    torch.set_float32_matmul_precision(precision)
+    for module, switches in zip(modules, before, strict=True):
+        for name, value in module.get_config_copy().items():
+            if value != switches[name]:
+                setattr(module, name, switches[name])
+    torch._dynamo.reset()
+    assert [module.get_config_copy() for module in modules] == before
+
+
 def pytest_collection_modifyitems(items):
     if torch.cuda.is_available():
         return

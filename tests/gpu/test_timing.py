@@ -20,9 +20,7 @@ ALL = (*SAME_BITS, "compile", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "fle
 
 
 @pytest.fixture(autouse=True)
-def configured():
-    peers.configure()
-    torch._dynamo.reset()
+def nothing_left_open(configured):
     yield
     torch.cuda.synchronize()
     torch.rand(1, device="cuda")  # raises where a capture was left open

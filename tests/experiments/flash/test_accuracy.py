@@ -91,9 +91,7 @@ def test_a_lost_device_is_rows_and_then_the_end_of_the_process(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("dtype, score_scale", [("bf16", 1), ("fp16", 10), ("fp32", 1)])
-def test_every_peer_on_the_gpu(name, dtype, score_scale):
-    torch._dynamo.reset()
-    peers.configure()
+def test_every_peer_on_the_gpu(name, dtype, score_scale, configured):
     shape = Shape(dtype, 1, 4, 256, 64, True)
     rows = list(accuracy.measure(spec(name, shape, score_scale), "cuda", 0))
     refused = dtype == "fp32" and name in ("sdpa_flash", "sdpa_cudnn")

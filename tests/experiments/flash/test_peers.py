@@ -104,3 +104,13 @@ def test_only_a_spoilt_device_is_lost():
 def test_notes_hold_no_local_folder():
     note = failures.note("error in /home/someone/a2lib/src/x.py:\n  file://a/b and 1/2 stay")
     assert "/home" not in note and "x.py" in note and "1/2" in note
+
+
+def test_switches_of_a_measuring_process_stay_in_one_test(configured):
+    """The fixture itself asserts that they are as they were, when it ends."""
+    assert torch._dynamo.config.error_on_recompile
+    assert not torch._functorch.config.donated_buffer
+
+
+def test_the_test_after_it_may_compile_again():
+    assert not torch._dynamo.config.error_on_recompile

@@ -161,11 +161,10 @@ def test_the_rows_are_those_of_the_section(tmp_path):
 
 
 @pytest.mark.gpu
-def test_every_protocol_on_the_gpu(tmp_path, monkeypatch):
+def test_every_protocol_on_the_gpu(tmp_path, monkeypatch, configured):
     monkeypatch.setattr(protocols, "BOARD_MS", {"warmup": 10, "rep": 100})
     monkeypatch.setitem(protocols.SECOND_S, "cuda", 0.05)
     monkeypatch.setitem(protocols.IDLE_S, "cuda", 0.1)
-    peers.configure()
     shape = {"dtype": "bf16", "batch": 1, "heads": 2, "seq_len": 512, "head_dim": 64}
     store = Store(FLASH_PROTOCOL, "gpu", tmp_path / "data")
     run = start_run(command="test", parameters={}, device="gpu", data=store.data)

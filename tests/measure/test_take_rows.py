@@ -1,0 +1,57 @@
+"""dev/take_rows.py: the newer row of each key, its run with it, and nothing else."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from a2lib.measure import FLASH, Store, StoreError
+from a2lib.measure.runs import COLUMNS, read_runs, runs_table
+
+SCRIPT = Path(__file__).resolve().parents[2] / "dev" / "take_rows.py"
+KEY = dict.fromkeys(FLASH.key, "1") | {"implementation": "a2lib", "causal": "true"}
+
+
+@pytest.fixture
+def take_rows():
+    spec = importlib.util.spec_from_file_location("take_rows", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured(data, started, rows, device="gpu"):
+    """A run that began at ``started`` and its rows, {pass: ms}."""
+    run = f"run-{started}"
+    row = dict.fromkeys(COLUMNS, "") | {"run": run, "started": started, "device": device}
+    runs_table(data).put(row | {"n_devices": "1", "parameters": "{}"})
+    store = Store(FLASH, device, data)
+    for name, ms in rows.items():
+        store.put({**KEY, "pass": name, "status": "ok", "ms": ms, "n": 3, "run": run})
+
+
+def times(data, device="gpu"):
+    return {row["pass"]: row["ms"] for row in Store(FLASH, device, data).rows()}
+
+
+def test_newer_rows_and_their_runs(tmp_path, take_rows, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    measured(here, "2026-01-02", {"forward": 2, "backward": 2})
+    measured(there, "2026-01-01", {"forward": 1})  # older
+    measured(there, "2026-01-03", {"backward": 3, "end_to_end": 3})
+    measured(there, "2026-01-04", {"forward": 4}, device="other")
+    measured(there, "2026-01-05", {})
+    assert take_rows.main([str(there), "--into", str(here)]) == 0
+    assert times(here) == {"forward": "2", "backward": "3", "end_to_end": "3"}
+    assert times(here, "other") == {"forward": "4"}
+    runs = [run["started"] for run in read_runs(here)]
+    assert runs == ["2026-01-02", "2026-01-03", "2026-01-04"]
+    assert "flash, gpu: 2 rows" in capsys.readouterr().out
+    assert take_rows.take(there, here) == {}
+
+
+def test_what_is_no_data_folder(tmp_path, take_rows, capsys):
+    assert take_rows.main([str(tmp_path)]) == 1
+    assert "no measured/runs.csv" in capsys.readouterr().err
+    with pytest.raises(StoreError):
+        take_rows.take(tmp_path / "nowhere", tmp_path)

@@ -7,6 +7,7 @@ import pytest
 from a2lib.measure.store import StoreError
 from a2lib.report import data, metrics
 from a2lib.report.chapters.flash import shapes
+from a2lib.report.chapters.flash.rows import published
 from a2lib.report.chapters.flash.view import SHAPE
 from a2lib.theory.attention import attention_flops
 
@@ -71,7 +72,7 @@ def test_a_moved_data_folder_is_the_only_one_read(monkeypatch, tmp_path):
 
 
 def test_published_figures_are_whole_and_name_their_source():
-    rows = data.load_reference("flash")
+    rows = published()
     h800 = rows[rows["device"] == "H800"]
     # 10 lengths x 4 head sizes x 2 dtypes x 3 passes x 2 implementations
     assert len(h800) == 480 and not h800.duplicated(["implementation", *SHAPE]).any()

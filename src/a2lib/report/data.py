@@ -14,9 +14,8 @@ from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 
 PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about
-# Columns of the reference tables alone, and whole numbers that are drawn or averaged.
-_FLOATS = ("speedup_over_eager", "value", "sm_mhz", "score_scale")
-FLOATS = frozenset({*TIMES, *RESULTS, *_FLOATS})
+# A clock is a whole number that is averaged; `value` is of the reference tables alone.
+FLOATS = frozenset({*TIMES, *RESULTS, "sm_mhz", "value"})
 # What every chapter may ask of data/reference/devices.csv.
 DEVICES = ("quantity", "value", "unit", "address")
 
@@ -81,11 +80,13 @@ def load_devices(root: Path | None = None) -> pd.DataFrame:
 
 
 def load_reference(name: str, root: Path | None = None,
-                   needs: tuple[str, ...] = ()) -> pd.DataFrame:  # fmt: skip
+                   needs: tuple[str, ...] = (),
+                   ratios: tuple[str, ...] = ()) -> pd.DataFrame:  # fmt: skip
     """Published figures of other people: data/reference/<name>.csv, each row with its source.
 
     They belong to the project, not to a machine, so A2LIB_DATA does not move them. `needs` are the
-    columns that the reader asks of them, beside device and source.
+    columns that the reader asks of them, beside device and source; `ratios` those that hold
+    numbers and that no measured table has.
 
     Raises:
         ReportError: no table, or not all its columns; a row without a source or a device, of
@@ -108,27 +109,27 @@ def load_reference(name: str, root: Path | None = None,
         if not (row.get("source") and row.get("device")):
             raise ReportError(f"{file}:{line}: a published figure needs its source and its device")
     try:
-        return _typed(pd.DataFrame(rows))
+        return _typed(pd.DataFrame(rows), ratios)
     except (ValueError, TypeError, OverflowError):
-        raise ReportError(_unreadable(file, rows)) from None
+        raise ReportError(_unreadable(file, rows, ratios)) from None
 
 
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    frame = frame.copy()
-    for column in [c for c in frame if c in INTEGERS or c in FLOATS]:
+def _typed(frame: pd.DataFrame, ratios: tuple[str, ...] = ()) -> pd.DataFrame:
+    frame, floats = frame.copy(), FLOATS | set(ratios)
+    for column in [c for c in frame if c in INTEGERS or c in floats]:
         cells = frame[column].astype("object").where(lambda cell: cell != "", None)
-        frame[column] = pd.to_numeric(cells).astype("float64" if column in FLOATS else "Int64")
+        frame[column] = pd.to_numeric(cells).astype("float64" if column in floats else "Int64")
     for column in [c for c in FLAGS if c in frame]:
         frame[column] = (frame[column].astype("object") == "true").astype(bool)
     return frame
 
 
-def _unreadable(file: Path, rows: list[dict]) -> str:
+def _unreadable(file: Path, rows: list[dict], ratios: tuple[str, ...]) -> str:
     """Where the first value is that `_typed` cannot read."""
     for line, row in enumerate(rows, start=2):
         for column, text in row.items():
             try:
-                _typed(pd.DataFrame([{column: text}]))
+                _typed(pd.DataFrame([{column: text}]), ratios)
             except (ValueError, TypeError, OverflowError):
                 return f"{file}:{line}: {column} is {str(text)[:40]!r}, not its kind of number"
     return f"{file}: not a table of numbers"

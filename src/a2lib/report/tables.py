@@ -30,8 +30,8 @@ class Table(Markdown):
     """A frame of display texts with a caption and a label for {numref}.
 
     The frame's columns become the head; the first `left` columns are left-aligned text, the rest
-    right-aligned numbers. The first `keys` columns name a line: they are its heads for a screen
-    reader, and one or two of them stay in view while the table scrolls.
+    right-aligned numbers. The first `keys` columns name a line: a screen reader reads them as its
+    name, and one or two of them stay in view while the table scrolls.
     """
 
     def __init__(self, frame: pd.DataFrame, caption: str, name: str, left: int = 1, keys: int = 1):

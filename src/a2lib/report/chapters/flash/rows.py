@@ -25,6 +25,11 @@ H100 = "nvidia-h100"  # the public leaderboard's GPU: its rows are shown beside 
 PUBLISHED = (*FLASH.key, "status", "ms", "speedup_over_eager", "title", "address")
 
 
+def published() -> pd.DataFrame:
+    """The figures of other people at these shapes, data/reference/flash.csv."""
+    return data.load_reference("flash", needs=PUBLISHED, ratios=("speedup_over_eager",))
+
+
 class Flash:
     """What the chapter shows: `rows` of the published device, `local` of any other, references."""
 
@@ -46,7 +51,7 @@ class Flash:
         counters = data.load("flash_counters", roots)
         self.counters = counters[~counters["local"]]
         self.runs = data.load_runs(roots)
-        self.reference = data.load_reference("flash", needs=PUBLISHED)
+        self.reference = published()
         self.devices = data.load_devices()
         self.device = style.device_name(data.PUBLISHED)
         self.short = self.device.split()[-1]

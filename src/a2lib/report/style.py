@@ -108,6 +108,11 @@ def size(n_bytes: float | None) -> str:
     return f"{digits(n_bytes)} GiB"
 
 
+def listed(words: list[str]) -> str:
+    """Words as a list in a sentence: a, b and c."""
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
 class Chart:
     """A matplotlib figure that a page shows as one reproducible SVG, right in both themes.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import panels, style
-from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark, listed, spread
+from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark, spread
 from a2lib.report.metrics import pick
-from a2lib.report.style import Chart
+from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
 
 WARMUPS = (0, 1, 2, 5)

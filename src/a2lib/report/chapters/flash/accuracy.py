@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.flash.rows import DTYPES, Flash, listed, subject
+from a2lib.report.chapters.flash.rows import DTYPES, Flash, subject
 from a2lib.report.chapters.flash.view import LOOKS
 from a2lib.report.metrics import OURS, pick
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
 TENSORS = ("o", "dq", "dk", "dv")

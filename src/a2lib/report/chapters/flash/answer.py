@@ -17,13 +17,13 @@ from a2lib.report.chapters.flash.rows import (
     LONGEST,
     UNKNOWN,
     Flash,
-    listed,
     ms,
     unit,
 )
 from a2lib.report.chapters.flash.shapes import with_tflops
 from a2lib.report.chapters.flash.view import LOOKS, PASSES
 from a2lib.report.metrics import OURS, compare, pick, row_of, time_of, timed_row
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.flash.rows import Flash, listed
+from a2lib.report.chapters.flash.rows import Flash
 from a2lib.report.chapters.flash.view import EVERY_DTYPE
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.products import matmul_flops
 

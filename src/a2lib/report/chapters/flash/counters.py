@@ -8,8 +8,9 @@ import pandas as pd
 
 from a2lib.report import style
 from a2lib.report.chapters.flash import estimate, view
-from a2lib.report.chapters.flash.rows import BYTES, Flash, listed
+from a2lib.report.chapters.flash.rows import BYTES, Flash
 from a2lib.report.metrics import OURS, pick, row_of
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.attention import KERNELS, attention_bytes
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from a2lib.report import data, style
 from a2lib.report.chapters.flash import protocol
-from a2lib.report.chapters.flash.rows import DTYPES, H100, Flash, listed, span
+from a2lib.report.chapters.flash.rows import DTYPES, H100, Flash, span
 from a2lib.report.chapters.flash.shapes import handout, paper
 from a2lib.report.metrics import OURS, pick
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
 
 

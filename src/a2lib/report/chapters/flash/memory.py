@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.flash.rows import BYTES, LONGEST, Flash, listed
+from a2lib.report.chapters.flash.rows import BYTES, LONGEST, Flash
 from a2lib.report.chapters.flash.view import LOOKS
 from a2lib.report.metrics import OURS, pick, row_of
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.attention import eager_launches, eager_matrices, eager_moves, tiled_memory
 

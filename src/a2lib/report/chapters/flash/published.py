@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style, tables
-from a2lib.report.chapters.flash.rows import DTYPES, LONGEST, Flash, listed
+from a2lib.report.chapters.flash.rows import DTYPES, LONGEST, Flash
 from a2lib.report.chapters.flash.view import PASSES
 from a2lib.report.metrics import LEVEL, OURS, pick, row_of, time_of
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
 THEIRS = "triton_forward_compiled_backward"

@@ -8,11 +8,12 @@ import pandas as pd
 
 from a2lib.report import metrics, style
 from a2lib.report.chapters.flash import counters, estimate, shapes
-from a2lib.report.chapters.flash.rows import LONGEST, Flash, listed, span
+from a2lib.report.chapters.flash.rows import LONGEST, Flash, span
 from a2lib.report.chapters.flash.shapes import fastest
 from a2lib.report.chapters.flash.standing import FEWEST, PRODUCTS
 from a2lib.report.chapters.flash.view import PASSES
 from a2lib.report.metrics import OURS, pick, row_of, timed_row
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
 BOUND = Fraction(FEWEST, PRODUCTS)

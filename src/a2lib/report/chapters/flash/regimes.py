@@ -6,9 +6,10 @@ import pandas as pd
 
 from a2lib.report import style
 from a2lib.report.chapters.flash import shapes
-from a2lib.report.chapters.flash.rows import Flash, listed, subject
+from a2lib.report.chapters.flash.rows import Flash, subject
 from a2lib.report.chapters.flash.view import LOOKS, PASSES
 from a2lib.report.metrics import LEVEL, OURS, pick, row_of
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
 # What a doubling of the length does to the GPU's time: x 2 is slope one, x 4 is slope two. Halfway

@@ -79,11 +79,6 @@ def subject(name: str) -> str:
     return "ours" if name == OURS else LOOKS.of(name).label
 
 
-def listed(words: list[str]) -> str:
-    """Words as a list in a sentence: a, b and c."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
-
-
 def ms(value: float | None) -> str:
     """Milliseconds in words, or UNKNOWN."""
     return unit(value, "ms")

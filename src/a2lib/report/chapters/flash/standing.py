@@ -5,10 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style, tables
-from a2lib.report.chapters.flash.rows import DTYPES, Flash, listed, span, subject
+from a2lib.report.chapters.flash.rows import DTYPES, Flash, span, subject
 from a2lib.report.chapters.flash.shapes import fastest, tally, with_tflops
 from a2lib.report.chapters.flash.view import LOOKS, PASSES
 from a2lib.report.metrics import OURS, pick, timed_row
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
 # Products of our two backward kernels, and of one that makes dq, dk and dv in a single sweep.

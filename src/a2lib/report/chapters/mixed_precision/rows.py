@@ -55,8 +55,3 @@ class Mixed:
 def named(device: str) -> str:
     """A device in words."""
     return "a CPU" if device == "cpu" else f"the {style.device_name(device)}"
-
-
-def listed(words: list[str]) -> str:
-    """Words as a list in a sentence: a, b and c."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

@@ -1,5 +1,6 @@
 """The report's tools on rows of a section that none of its chapters has."""
 
+import dataclasses
 import re
 
 import pandas as pd
@@ -120,6 +121,12 @@ def test_small_multiples_over_two_key_columns_have_a_legend(rows):
     ]  # fmt: skip
     assert [said.count(name) for name in ("quick", "cache", "bytes", "n")] == [1, 1, 2, 1]
     assert said.count("not measured yet") == 1  # the last panel, which has no axis to name
+
+
+def test_a_column_whose_values_do_not_double(rows):
+    even = dataclasses.replace(VIEW, doubling=False)
+    power, plain = (words(figures.grid(rows, "ms", view, down="quantity")) for view in (VIEW, even))
+    assert "4k" in power and "4k" not in plain and "4000" in plain
 
 
 def test_a_map_and_dots_of_any_columns(rows):

@@ -74,10 +74,15 @@ def lines(ax, rows: pd.DataFrame, measure: str, view: View, dashes="-",
 
 
 def along_axis(ax, view: View) -> None:
-    """The bottom of a panel: powers of two, at most six of them, or as it comes."""
-    if not view.doubling:
+    """The bottom of a panel, as its view has it: values that double, or that grow evenly."""
+    if view.doubling:
+        doubling_axis(ax)
+    else:
         ax.xaxis.set_major_locator(MaxNLocator(5))
-        return
+
+
+def doubling_axis(ax) -> None:
+    """Powers of two along the bottom, at most six of them."""
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_power(value)))
     low, high = ax.get_xlim()

@@ -162,12 +162,21 @@ def test_the_readers_machine(written):
         return [tables.latency(rows, VIEW, f"{name}: ms", f"tab-mine-{number}", VIEW.case[1:])]
 
     runs = data.load_runs(roots)
-    text = str(local.show(mine, runs, "papermill notebooks/sorting.ipynb", tabulate))
+    command = "papermill notebooks/sorting.ipynb"
+    text = str(local.show(runs, command, (mine, tabulate)))
     assert text.index("**CPU**: tiny sizes") < text.index("**NVIDIA X1**\n")
     assert [text.count(f":name: tab-mine-{n}\n") for n in (1, 2, 3)] == [1, 1, 0]
     assert "| 1,024 | random | **2.00** |" in text and "Measured on 1 × NVIDIA X1" in text
-    nothing = str(local.show(mine.iloc[:0], runs, "papermill notebooks/sorting.ipynb", tabulate))
-    assert "nothing had been measured" in nothing and "papermill notebooks/sorting.ipynb" in nothing
+    nothing = str(local.show(runs, command, (mine.iloc[:0], tabulate)))
+    assert "nothing had been measured" in nothing and f"\n{command}\n" in nothing
+
+    def held(rows, name, number):
+        return [tables.coverage(rows, VIEW, "dtype", 9, "Held", f"tab-held-{number}")]
+
+    # Two sections of one machine stand under one heading, in the order given.
+    both = str(local.show(runs, command, (mine.iloc[:0], tabulate), (mine, tabulate), (mine, held)))
+    order = [both.index(f) for f in ("**CPU**", "tab-mine-1", "tab-held-1", "**NVIDIA X1**")]
+    assert order == sorted(order) and both.count("**CPU**") == 1 and both.count("tab-held-2") == 1
 
 
 def test_of_rows_measured_twice_the_published_or_the_last_is_shown(written):

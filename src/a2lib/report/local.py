@@ -1,6 +1,6 @@
 """'On your machine': the rows of the reader's devices, of any section.
 
-    local.show(rows, runs, COMMAND, lambda rows, name, number: [Table(...)])
+    local.show(runs, COMMAND, (rows, lambda rows, name, number: [Table(...)]))
 
 A chapter gives the rows that are not the published device's and says how it tabulates those of one
 device; which devices there are, their order, what stands where there are none, and the lines that
@@ -10,6 +10,7 @@ say where the rows come from are the same in each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pandas as pd
 
@@ -40,22 +41,29 @@ def one(rows: pd.DataFrame, key: Iterable[str]) -> pd.DataFrame:
     return of(rows, devices(rows)[0], key, keep="last") if len(rows) else rows
 
 
-def show(rows: pd.DataFrame, runs: pd.DataFrame, command: str, tabulate: Tabulate) -> Markdown:
-    """Every table of every device among `rows`, long ones folded away, each with its source.
+def show(runs: pd.DataFrame, command: str,
+         *parts: tuple[pd.DataFrame, Tabulate]) -> Markdown:  # fmt: skip
+    """Every table of every device, long ones folded away, each section's with its source.
 
-    `tabulate(rows, name, number)` makes the tables of one data file; `name` is its device in words,
-    and `number` (1, 2, ...) keeps the tables' labels apart. `command` is what measures the section.
+    A part is the rows of a section and `tabulate(rows, name, number)`, which makes the tables of
+    one data file: `name` is its device in words, and `number` (1, 2, ...) keeps the tables' labels
+    apart. `command` is what measures them.
     """
-    if not len(rows):
+    found: dict[tuple[str, Path], list] = {}
+    for rows, tabulate in parts:
+        for (device, file), mine in rows.groupby(["device", "file"]):
+            found.setdefault((device, Path(file).parents[1]), []).append((mine, tabulate))
+    if not found:
         return Markdown(
             "When this page was built, nothing had been measured on another machine. Type\n\n"
             f"```\n{command}\nmake book\n```\n\nand this section shows the figures of your "
             "GPU. Without a GPU the same commands measure tiny sizes on the CPU."
         )
-    parts = []
-    for number, ((device, _), mine) in enumerate(rows.groupby(["device", "file"]), 1):
+    text = []
+    for number, (device, folder) in enumerate(sorted(found), 1):
         name = style.device_name(device)
-        parts.append(f"**{name}**{TINY * (device == CPU)}")
-        parts += map(folded, tabulate(mine, name, number))
-        parts.append(provenance.source(mine, runs).text)
-    return Markdown("\n\n".join(parts))
+        text.append(f"**{name}**{TINY * (device == CPU)}")
+        for mine, tabulate in found[device, folder]:
+            text += map(folded, tabulate(mine, name, number))
+            text.append(provenance.source(mine, runs).text)
+    return Markdown("\n\n".join(text))

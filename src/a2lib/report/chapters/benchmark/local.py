@@ -14,7 +14,7 @@ PHASES = ("forward", "backward", "optimizer", "wall")
 
 def show(b: Benchmark) -> Markdown:
     """Every configuration of every other device measured here."""
-    return local.show(b.local, b.runs, COMMAND, _tables)
+    return local.show(b.runs, COMMAND, (b.local, _tables))
 
 
 def _tables(rows: pd.DataFrame, device: str, number: int) -> list[Table]:

@@ -26,7 +26,7 @@ def rows(flash: Flash) -> pd.DataFrame:
 
 def show(flash: Flash) -> Markdown:
     """Times of every other device measured here: the handout's shapes, then any others."""
-    return local.show(flash.local, flash.runs, COMMAND, _tables)
+    return local.show(flash.runs, COMMAND, (flash.local, _tables))
 
 
 def _tables(rows: pd.DataFrame, device: str, number: int) -> Iterator[Table]:

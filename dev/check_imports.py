@@ -39,8 +39,6 @@ ROOMS = {
     "a2lib.report": "every",
     "a2lib.report.chapters": "one",
 }
-# A package's face and the picture of the README show what chapters say.
-FACES = ("a2lib.report", "a2lib.report.readme_figure")
 TORCH_FREE = ("", "paths", "errors", "papermill_default", "theory", "measure", "report")
 HEAVY = ("torch", "triton")
 
@@ -128,7 +126,7 @@ def room_breaches(files: dict[str, Path], graph: dict[str, list[Import]]) -> lis
     return [
         f"{files[module]}:{one.line}: {module}, which serves every section, imports {one.module}"
         for module in files
-        if serves(module) == "every" and module not in FACES
+        if serves(module) == "every"
         for one in graph[module]
         if part(one.module) == part(module) and serves(one.module) == "one"
     ]

@@ -1,6 +1,7 @@
 """Parameters: every wrong one stops with one line that says what is allowed."""
 
 import dataclasses
+import importlib
 
 import pytest
 from hypothesis import assume, example, given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from a2lib.experiments.flash.shapes import DTYPES, IMPLEMENTATIONS, SWEEPS, Parameters, Shape
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, cell_source, check, closest
+from a2lib.measure.sections import notebooks
 from a2lib.theory.attention import PASSES
 
 FIELDS = {field.name: field for field in dataclasses.fields(Parameters)}
@@ -188,3 +190,15 @@ def test_defaults_follow_the_machine():
     long = Parameters(seq_len=65536).shapes("cpu")[0]
     assert "tiled" in Parameters().chosen_implementations(cpu, "cpu")
     assert "tiled" not in Parameters().chosen_implementations(long, "cpu")
+
+
+@pytest.mark.parametrize("notebook", notebooks())
+def test_what_every_experiment_has_is_declared_alike(notebook):
+    declared = importlib.import_module(f"a2lib.experiments.{notebook}").Parameters
+    fields = {field.name: field for field in dataclasses.fields(declared)}
+    shared = {"remeasure", "time_limit_s", "seed"}
+    assert shared <= set(fields)
+    for name in fields.keys() & {*shared, "compile_workers"}:
+        made = getattr(parameters, name)()
+        ours, theirs = ({**f.metadata, "help": ""} for f in (fields[name], made))
+        assert (fields[name].default, ours) == (made.default, theirs)

@@ -17,7 +17,7 @@ from a2lib.measure.sections import (
     readme_table,
 )
 from a2lib.paths import ROOT
-from a2lib.report.questions import NOT_MEASURED, NOT_YET, QUESTIONS, index
+from a2lib.report.chapters.questions import NOT_MEASURED, NOT_YET, QUESTIONS, index
 
 HARNESS = sorted((ROOT / "src" / "a2lib" / "experiments" / "harness").glob("*.py"))
 

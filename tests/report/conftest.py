@@ -34,7 +34,7 @@ def partial(synthetic, tmp_path_factory):
 @pytest.fixture
 def made(synthetic, tmp_path):
     """A Flash of rows made by hand: made(flash=[...], ceiling=[...], device=...)."""
-    from a2lib.report import Flash
+    from a2lib.report.chapters.flash import Flash
 
     def make(device="nvidia-h200", **sections):
         return Flash([synthetic.by_hand(tmp_path, device=device, **sections)])

@@ -299,6 +299,5 @@ def test_every_cell_of_the_page_runs(synthetic, tmp_path, monkeypatch, measured)
     assert ("that an estimate needs" in text) != measured
 
 
-def test_words():
+def test_a_mean_with_its_deviation():
     assert rows.spread(12.34, math.nan) == "12.3" and rows.spread(12.34, 0.456) == "12.3 ± 0.46"
-    assert rows.listed(["a"]) == "a" and rows.listed(["a", "b", "c"]) == "a, b and c"

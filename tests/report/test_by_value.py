@@ -5,8 +5,7 @@ Milliseconds are round numbers; no row was measured on anything.
 
 import pytest
 
-from a2lib.report import metrics
-from a2lib.report.chapters.flash import answer, gaps, reasons, standing
+from a2lib.report.chapters.flash import answer, gaps, reasons, shapes, standing
 from a2lib.report.metrics import pick
 
 # 2 * 8192**3 operations at 1,000 TFLOP/s.
@@ -99,7 +98,7 @@ def every_outcome(one_head):
 
 def test_ties_are_no_wins(made, every_outcome):
     flash = made(flash=every_outcome)
-    assert metrics.tally(flash.handout) == {"ahead": 1, "level": 2, "behind": 2}
+    assert shapes.tally(flash.handout) == {"ahead": 1, "level": 2, "behind": 2}
     assert list(standing.by_pass(flash, "c", "n").frame.iloc[0]) == [
         "bf16 forward", "1", "2", "2", "1", "2", "2"]  # fmt: skip
     assert str(standing.where(flash)) == (
@@ -128,7 +127,7 @@ def test_gpu_time_is_counted_apart(made, one_head):
 def test_level_means_two_per_cent_or_an_overlap(made, every_outcome):
     rows = made(flash=every_outcome).handout
     def verdict(length):
-        return metrics.fastest(pick(rows, seq_len=length)).iloc[0]["verdict"]
+        return shapes.fastest(pick(rows, seq_len=length)).iloc[0]["verdict"]
 
     assert [verdict(n) for n in (128, 256, 512, 1024, 2048)] == [
         "ahead", "level", "level", "behind", "behind"]  # fmt: skip

@@ -4,13 +4,15 @@ import re
 
 import pytest
 
-from a2lib.report import Flash, figures, metrics, provenance, style, tables
+from a2lib.report import metrics, provenance, style
 from a2lib.report.chapters.flash import (
+    Flash,
     accuracy,
     answer,
     ceilings,
     counters,
     estimate,
+    figures,
     gaps,
     local,
     memory,
@@ -19,8 +21,12 @@ from a2lib.report.chapters.flash import (
     reasons,
     regimes,
     standing,
+    tables,
 )
+from a2lib.report.chapters.flash.view import LOOKS
 from a2lib.report.metrics import pick
+from a2lib.report.panels import MEASURES
+from a2lib.report.tables import MISSING
 
 
 @pytest.fixture(params=["complete", "partial", "nothing"])
@@ -63,7 +69,7 @@ def texts(flash):
 
 
 def charts(flash):
-    for measure in figures.MEASURES:
+    for measure in MEASURES:
         yield figures.grid(flash.handout, measure, down="pass", fixed={"head_dim": 64},
                            lines=flash.ceilings if measure == "tflops" else None)  # fmt: skip
     yield figures.grid(flash.handout, "ms", down="head_dim", fixed={"pass_": "end_to_end"})
@@ -135,7 +141,7 @@ def test_an_unmeasured_cell_is_not_a_blank(partial):
     rows = pick(flash.handout, dtype="bf16", pass_="end_to_end")
     rows = rows[~((rows["seq_len"] == 256) & (rows["implementation"] == "eager"))]
     frame = tables.latency(pick(rows, head_dim=64), "t", "tab-t").frame.set_index("tokens")
-    assert frame.loc["256", "eager"] == tables.MISSING
+    assert frame.loc["256", "eager"] == MISSING
 
 
 def test_local_devices_have_tables_of_their_own(synthetic, complete, tmp_path):
@@ -169,13 +175,13 @@ def test_three_figures(value, text):
 
 
 def test_looks_differ_in_colour_and_in_marker():
-    looks = style.LOOKS.values()
+    looks = LOOKS.values()
     assert len({look.colour for look in looks}) == len(looks)
     assert len({look.marker for look in looks}) == len(looks)
 
 
 def test_the_readme_figure_is_drawn_or_refused(complete, tmp_path, monkeypatch):
-    from a2lib.report import readme_figure
+    from a2lib.report.chapters.flash import readme_figure
 
     monkeypatch.setattr(readme_figure, "data_dir", lambda: complete)
     picture = readme_figure.write(tmp_path / "picture.png")

@@ -6,6 +6,9 @@ import pytest
 
 from a2lib.measure.store import StoreError
 from a2lib.report import data, metrics
+from a2lib.report.chapters.flash import shapes
+from a2lib.report.chapters.flash.rows import published
+from a2lib.report.chapters.flash.view import SHAPE
 from a2lib.theory.attention import attention_flops
 
 
@@ -30,7 +33,7 @@ def test_rows_come_with_types_device_and_origin(complete):
 
 def test_the_three_slices_are_disjoint_and_are_everything(complete):
     rows = data.load("flash", [complete])
-    slices = [data.handout(rows), data.leaderboard(rows), data.paper(rows)]
+    slices = [shapes.handout(rows), shapes.leaderboard(rows), shapes.paper(rows)]
     assert sum(map(len, slices)) == len(rows)
     assert len(set().union(*(part.index for part in slices))) == len(rows)
 
@@ -38,7 +41,7 @@ def test_the_three_slices_are_disjoint_and_are_everything(complete):
 def test_nothing_measured_gives_empty_tables_of_the_same_columns(complete, tmp_path):
     empty, full = data.load("flash", [tmp_path]), data.load("flash", [complete])
     assert len(empty) == 0 and list(empty.columns) == list(full.columns)
-    assert len(data.handout(empty)) == len(data.paper(empty)) == 0
+    assert len(shapes.handout(empty)) == len(shapes.paper(empty)) == 0
     assert len(data.load_runs([tmp_path])) == 0
 
 
@@ -69,18 +72,18 @@ def test_a_moved_data_folder_is_the_only_one_read(monkeypatch, tmp_path):
 
 
 def test_published_figures_are_whole_and_name_their_source():
-    rows = data.load_reference("flash")
+    rows = published()
     h800 = rows[rows["device"] == "H800"]
     # 10 lengths x 4 head sizes x 2 dtypes x 3 passes x 2 implementations
-    assert len(h800) == 480 and not h800.duplicated(["implementation", *metrics.SHAPE]).any()
+    assert len(h800) == 480 and not h800.duplicated(["implementation", *SHAPE]).any()
     lost = h800[h800["status"] == "oom"]
     assert len(lost) == 12 and set(lost["implementation"]) == {"eager"}
     assert set(lost["dtype"]) == {"fp32"} and set(lost["seq_len"]) == {65536}
     best = rows[rows["implementation"] == "leaderboard_2025_best"]
     assert list(best["ms"]) == [5.364] and list(best["device"]) == ["H100"]
     # The printed ratio agrees with the printed times as far as their two decimals go.
-    times = h800.pivot_table(index=metrics.SHAPE, columns="implementation", values="ms").dropna()
-    printed = h800.set_index(metrics.SHAPE)["speedup_over_eager"].dropna().reindex(times.index)
+    times = h800.pivot_table(index=SHAPE, columns="implementation", values="ms").dropna()
+    printed = h800.set_index(SHAPE)["speedup_over_eager"].dropna().reindex(times.index)
     eager, tiled = times["eager"], times["triton_forward_compiled_backward"]
     slack = 0.0051
     assert (printed <= (eager + slack) / (tiled - slack).clip(lower=1e-4) + slack).all()
@@ -95,11 +98,11 @@ def test_a_published_figure_without_a_source_is_refused(tmp_path):
 
 
 def test_rates_and_ratios(complete):
-    rows = metrics.with_speedup(metrics.with_tflops(data.load("flash", [complete])))
-    row = metrics.pick(data.leaderboard(rows), implementation="a2lib", pass_="end_to_end").iloc[0]
+    rows = shapes.with_speedup(shapes.with_tflops(data.load("flash", [complete])))
+    row = metrics.pick(shapes.leaderboard(rows), implementation="a2lib", pass_="end_to_end").iloc[0]
     flops = attention_flops(1, 16, 16384, 16384, 64, True, "end_to_end")
     assert row["tflops"] == pytest.approx(flops / (row["ms"] * 1e-3) / 1e12)
-    eager = metrics.time_of(data.leaderboard(rows), implementation="eager", pass_="end_to_end")
+    eager = metrics.time_of(shapes.leaderboard(rows), implementation="eager", pass_="end_to_end")
     assert row["speedup"] == pytest.approx(eager / row["ms"])
     timed_eager = rows[(rows["implementation"] == "eager") & rows["ms"].notna()]
     assert timed_eager["speedup"].eq(1).all()
@@ -109,17 +112,18 @@ def test_rates_and_ratios(complete):
 
 
 def test_the_fastest_of_each_shape(complete):
-    rows = data.handout(data.load("flash", [complete]))
-    best = metrics.fastest(rows)
+    rows = shapes.handout(data.load("flash", [complete]))
+    best = shapes.fastest(rows)
     assert len(best) == 2 * 4 * 10 * 3
     for found in best.sample(20, random_state=0).itertuples():
-        shape = dict(zip(metrics.SHAPE[:-1], found[1:7], strict=True), pass_=found[7])
+        shape = dict(zip(SHAPE[:-1], found[1:7], strict=True), pass_=found[7])
         times = metrics.pick(rows, **shape).dropna(subset=["ms"]).set_index("implementation")["ms"]
         assert found.winner == times.idxmin() and found.peer == times.drop("a2lib").idxmin()
         assert found.factor == pytest.approx(times["a2lib"] / times[found.peer])
 
 
 def test_the_report_imports_no_torch():
-    code = "import sys, a2lib.report, a2lib.report.readme_figure; print('torch' in sys.modules)"
+    picture = "a2lib.report.chapters.flash.readme_figure"
+    code = f"import sys, a2lib.report, {picture}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

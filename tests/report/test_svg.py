@@ -8,12 +8,15 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from a2lib.report import data, drawing, figures, metrics, panels, style, svg
+from a2lib.report import data, metrics, panels, style, svg
+from a2lib.report.chapters.flash import drawing, figures
+from a2lib.report.chapters.flash.view import LOOKS, VIEW
+from a2lib.report.figures import HEAT
 from a2lib.report.metrics import pick
 
 LIGHT = {name: light for name, light, _ in svg.PAIRS.values()}
 DARK = {name: dark for name, _, dark in svg.PAIRS.values()}
-LINES = ["dim", "ours", "eager", "compile", "flash", "cudnn", "efficient", "flex", "tiled", "other"]
+LINES = ["dim", "vermilion", "slate", "ochre", "blue", "green", "sky", "rose", "brown", "grey"]
 FILLS = ["ahead3", "ahead2", "ahead1", "level", "behind1", "behind2", "behind3"]
 
 
@@ -73,8 +76,8 @@ def test_contrast_is_that_of_the_standard():
 
 
 def test_every_colour_of_an_implementation_has_a_twin_in_the_dark():
-    used = {style.look(name).colour for name in [*style.LOOKS, "unheard of"]}
-    assert used | {style.INK, style.PAPER, style.DIM, style.GRID, *figures.HEAT} <= set(svg.PAIRS)
+    used = {*style.COLOURS, *(LOOKS.of(name).colour for name in [*LOOKS, "unheard of"])}
+    assert used | {style.INK, style.PAPER, style.DIM, style.GRID, *HEAT} <= set(svg.PAIRS)
 
 
 def test_a_figure_has_both_palettes_and_no_colour_of_its_own(texts):
@@ -133,7 +136,7 @@ def test_more_names_than_room_still_do_not_touch():
 
 
 def test_one_column_names_its_lines_and_two_have_a_legend(texts):
-    names = [style.SHORT[name] for name in style.LOOKS if name != "tiled"]
+    names = [LOOKS.short(name) for name in LOOKS if name != "tiled"]
     for name in names:
         assert texts["column"].count(f">{name}</text>") == 3, name  # once a panel
         assert texts["grid"].count(f">{name}</text>") == 1, name  # once in the legend
@@ -151,11 +154,11 @@ def cell(ours, peer, spread=0.001):
      (1.0, 1.015, 0.001, 1 / 1.015, True), (1.0, 1.2, 0.15, 1 / 1.2, True)],
 )  # fmt: skip
 def test_a_cell_of_the_heatmap(ours, peer, spread, ratio, even):
-    assert figures.against_best(cell(ours, peer, spread)) == (pytest.approx(ratio), even)
+    assert metrics.against_best(cell(ours, peer, spread), VIEW) == (pytest.approx(ratio), even)
 
 
 def test_a_cell_without_a_time_of_ours_says_nothing():
-    ratio, even = figures.against_best(cell(None, 1.0))
+    ratio, even = metrics.against_best(cell(None, 1.0), VIEW)
     assert ratio != ratio and not even
 
 

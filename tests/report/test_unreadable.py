@@ -4,7 +4,7 @@ import pytest
 
 from a2lib.measure import FLASH, StoreError
 from a2lib.measure.table import to_line
-from a2lib.report.data import ReportError, load, load_reference
+from a2lib.report.data import ReportError, load, load_devices, load_reference
 
 
 @pytest.mark.parametrize("value", [2**63, 10**30, 10**400])
@@ -37,8 +37,6 @@ def test_a_published_row_with_no_number(tmp_path, value):
         ("x", b"ms,device,source\n1.5,a,b\n1.5,a\n", r"x\.csv:3: 2 fields, not 3"),
         ("x", b"ms,device,source\n1.5,a,\xff\n", r"x\.csv: not a table of UTF-8 text"),
         ("x", b"", r"x\.csv: not a table"),
-        ("flash", b"dtype,device,source\nbf16,a,b\n", r"flash\.csv:1: column implementation,"),
-        ("devices", b"device,source,value\na,b,1\n", r"devices\.csv:1: column quantity, unit"),
     ],
 )
 def test_a_published_table_of_another_form(tmp_path, name, content, complaint):
@@ -47,3 +45,14 @@ def test_a_published_table_of_another_form(tmp_path, name, content, complaint):
     path.write_bytes(content)
     with pytest.raises(ReportError, match=complaint):
         load_reference(name, tmp_path)
+
+
+def test_a_published_table_that_lacks_what_is_asked_of_it(tmp_path):
+    path = tmp_path / "reference" / "devices.csv"
+    path.parent.mkdir()
+    path.write_text("device,source,value\na,b,1\n")
+    with pytest.raises(ReportError, match=r"devices\.csv:1: column quantity, unit, address is"):
+        load_devices(tmp_path)
+    with pytest.raises(ReportError, match=r"devices\.csv:1: column ms is missing"):
+        load_reference("devices", tmp_path, needs=("value", "ms"))
+    assert len(load_reference("devices", tmp_path)) == 1

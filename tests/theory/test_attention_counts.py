@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2lib.theory.attention import PASSES, attention_bytes, attention_flops, matmul_flops
+from a2lib.theory.attention import PASSES, attention_bytes, attention_flops
+from a2lib.theory.products import matmul_flops
 
 size = st.integers(min_value=1, max_value=7)
 large = st.integers(min_value=1, max_value=10**6)

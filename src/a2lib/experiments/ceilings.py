@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure.failures import classify
-from a2lib.theory.attention import matmul_flops
+from a2lib.theory.products import matmul_flops
 
 # (dtype, size): size**3 multiply-adds, far above what fills a GPU; small where a CPU does it. More
 # than one size: which is best depends on the library's tiles, and a longer product runs at a lower

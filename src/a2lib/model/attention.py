@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from a2lib.attention import UnsupportedError, attention_reference, flash_attention
 from a2lib.model.layers import Linear, RotaryPositionalEmbedding, side_by_side
-from a2lib.theory.attention import check_sizes
+from a2lib.theory.products import check_sizes
 
 CausalAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

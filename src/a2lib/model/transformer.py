@@ -15,7 +15,7 @@ from a2lib.model.layers import (
     SwiGLU,
     check_context,
 )
-from a2lib.theory.attention import check_sizes
+from a2lib.theory.products import check_sizes
 from a2lib.theory.transformer import Shape, named_size
 
 ROPE_THETA = 10_000.0

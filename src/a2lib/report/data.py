@@ -9,19 +9,15 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure.runs import read_runs
-from a2lib.measure.sections import FLAGS, FLASH, INTEGERS, RESULTS, SECTIONS, TIMES
+from a2lib.measure.sections import FLAGS, INTEGERS, RESULTS, SECTIONS, TIMES
 from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 
 PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about
-# Columns of the reference tables alone, and whole numbers that are drawn or averaged.
-_FLOATS = ("speedup_over_eager", "value", "sm_mhz", "score_scale")
-FLOATS = frozenset({*TIMES, *RESULTS, *_FLOATS})
-# What the report asks of the tables in data/reference.
-REFERENCE = {
-    "flash": (*FLASH.key, "status", "ms", "speedup_over_eager", "title", "address"),
-    "devices": ("quantity", "value", "unit", "address"),
-}
+# A clock is a whole number that is averaged; `value` is of the reference tables alone.
+FLOATS = frozenset({*TIMES, *RESULTS, "sm_mhz", "value"})
+# What every chapter may ask of data/reference/devices.csv.
+DEVICES = ("quantity", "value", "unit", "address")
 
 
 class ReportError(RuntimeError):
@@ -78,10 +74,19 @@ def load_runs(roots: list[Path] | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows).drop_duplicates("run").set_index("run")
 
 
-def load_reference(name: str, root: Path | None = None) -> pd.DataFrame:
+def load_devices(root: Path | None = None) -> pd.DataFrame:
+    """What the makers state of their devices: data/reference/devices.csv."""
+    return load_reference("devices", root, DEVICES)
+
+
+def load_reference(name: str, root: Path | None = None,
+                   needs: tuple[str, ...] = (),
+                   ratios: tuple[str, ...] = ()) -> pd.DataFrame:  # fmt: skip
     """Published figures of other people: data/reference/<name>.csv, each row with its source.
 
-    They belong to the project, not to a machine, so A2LIB_DATA does not move them.
+    They belong to the project, not to a machine, so A2LIB_DATA does not move them. `needs` are the
+    columns that the reader asks of them, beside device and source; `ratios` those that hold
+    numbers and that no measured table has.
 
     Raises:
         ReportError: no table, or not all its columns; a row without a source or a device, of
@@ -92,7 +97,7 @@ def load_reference(name: str, root: Path | None = None) -> pd.DataFrame:
         header, *lines = csv.reader(file.read_text(encoding="utf-8").splitlines(), strict=True)
     except (ValueError, csv.Error) as error:
         raise ReportError(f"{file}: not a table of UTF-8 text: {error}") from None
-    missing = [c for c in REFERENCE.get(name, ()) if c not in header]
+    missing = [c for c in needs if c not in header]
     if missing:
         raise ReportError(f"{file}:1: column {', '.join(missing)} is missing")
     rows = []
@@ -104,48 +109,27 @@ def load_reference(name: str, root: Path | None = None) -> pd.DataFrame:
         if not (row.get("source") and row.get("device")):
             raise ReportError(f"{file}:{line}: a published figure needs its source and its device")
     try:
-        return _typed(pd.DataFrame(rows))
+        return _typed(pd.DataFrame(rows), ratios)
     except (ValueError, TypeError, OverflowError):
-        raise ReportError(_unreadable(file, rows)) from None
+        raise ReportError(_unreadable(file, rows, ratios)) from None
 
 
-def handout(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the handout's sweep: batch 1, one head, causal."""
-    return rows[(rows["batch"] == 1) & (rows["heads"] == 1) & rows["causal"]]
-
-
-def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the 2025 leaderboard shape: 16 heads of 64, 16,384 tokens, causal, bf16."""
-    return rows[
-        (rows["batch"] == 1) & (rows["heads"] == 16) & (rows["head_dim"] == 64)
-        & (rows["seq_len"] == 16384) & rows["causal"] & (rows["dtype"] == "bf16")
-    ]  # fmt: skip
-
-
-def paper(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the FlashAttention-3 paper's shapes: 16,384 tokens in all, hidden size 2048, bf16."""
-    return rows[
-        (rows["batch"] * rows["seq_len"] == 16384) & (rows["heads"] * rows["head_dim"] == 2048)
-        & (rows["dtype"] == "bf16")
-    ]  # fmt: skip
-
-
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    frame = frame.copy()
-    for column in [c for c in frame if c in INTEGERS or c in FLOATS]:
+def _typed(frame: pd.DataFrame, ratios: tuple[str, ...] = ()) -> pd.DataFrame:
+    frame, floats = frame.copy(), FLOATS | set(ratios)
+    for column in [c for c in frame if c in INTEGERS or c in floats]:
         cells = frame[column].astype("object").where(lambda cell: cell != "", None)
-        frame[column] = pd.to_numeric(cells).astype("float64" if column in FLOATS else "Int64")
+        frame[column] = pd.to_numeric(cells).astype("float64" if column in floats else "Int64")
     for column in [c for c in FLAGS if c in frame]:
         frame[column] = (frame[column].astype("object") == "true").astype(bool)
     return frame
 
 
-def _unreadable(file: Path, rows: list[dict]) -> str:
+def _unreadable(file: Path, rows: list[dict], ratios: tuple[str, ...]) -> str:
     """Where the first value is that `_typed` cannot read."""
     for line, row in enumerate(rows, start=2):
         for column, text in row.items():
             try:
-                _typed(pd.DataFrame([{column: text}]))
+                _typed(pd.DataFrame([{column: text}]), ratios)
             except (ValueError, TypeError, OverflowError):
                 return f"{file}:{line}: {column} is {str(text)[:40]!r}, not its kind of number"
     return f"{file}: not a table of numbers"

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 
 import pandas as pd
 
-from a2lib.theory.attention import attention_flops, matmul_flops
+from a2lib.report.view import View
+from a2lib.theory.products import matmul_flops
 
 OURS = "a2lib"
-SHAPE = ["dtype", "batch", "heads", "seq_len", "head_dim", "causal", "pass"]
 LEVEL = 1.02  # two medians closer than this are called level, whatever their quantiles
 
 
-def with_tflops(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with `tflops`, TFLOP/s as the FlashAttention papers count (useful products)."""
-    flops = [
-        attention_flops(int(r.batch), int(r.heads), int(r.seq_len), int(r.seq_len),
-                        int(r.head_dim), bool(r.causal), r.pass_)
-        for r in rows.rename(columns={"pass": "pass_"}).itertuples()
-    ]  # fmt: skip
-    return rows.assign(tflops=pd.Series(flops, rows.index, dtype="float64") / rows["ms"] / 1e9)
-
-
-def with_speedup(rows: pd.DataFrame, over: str = "eager") -> pd.DataFrame:
-    """The rows with `speedup`, the time of `over` at the same shape divided by the row's own.
+def with_speedup(rows: pd.DataFrame, view: View, over: str) -> pd.DataFrame:
+    """The rows with `speedup`, the time of `over` in the same case divided by the row's own.
 
     NaN where either has no time.
     """
-    base = rows[rows["implementation"] == over].set_index(SHAPE)["ms"]
+    case = list(view.case)
+    base = rows[rows[view.by] == over].set_index(case)["ms"]
     base = base[~base.index.duplicated()]
-    times = base.reindex(pd.MultiIndex.from_frame(rows[SHAPE])).to_numpy(dtype="float64")
+    times = base.reindex(pd.MultiIndex.from_frame(rows[case])).to_numpy(dtype="float64")
     return rows.assign(speedup=times / rows["ms"])
 
 
@@ -57,8 +49,12 @@ def time_of(rows: pd.DataFrame, **where) -> float | None:
 
 
 def row_of(rows: pd.DataFrame, **where):
-    """The first row that matches, as a named tuple with `pass_`; None where there is none."""
-    return next(iter(pick(rows, **where).rename(columns={"pass": "pass_"}).itertuples()), None)
+    """The first row that matches, as a named tuple; None where there is none.
+
+    A column that is called like a word of Python has an underscore after its name.
+    """
+    names = {name: f"{name}_" for name in rows if keyword.iskeyword(name)}
+    return next(iter(pick(rows, **where).rename(columns=names).itertuples()), None)
 
 
 def timed_row(rows: pd.DataFrame, **where):
@@ -67,9 +63,10 @@ def timed_row(rows: pd.DataFrame, **where):
 
 
 def pick(rows: pd.DataFrame, **where) -> pd.DataFrame:
-    """The rows whose columns equal the values given (`pass_` stands for `pass`)."""
+    """The rows whose columns equal the values given (`class_` stands for a column `class`)."""
     for column, value in where.items():
-        rows = rows[rows["pass" if column == "pass_" else column] == value]
+        plain = column.removesuffix("_")
+        rows = rows[rows[plain if keyword.iskeyword(plain) else column] == value]
     return rows
 
 
@@ -90,35 +87,50 @@ def _range(row) -> tuple[float, float]:
     return low, row.ms if pd.isna(row.ms_p80) else row.ms_p80
 
 
-def fastest(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per shape: `winner`, its `ms`, `ours_ms`, the best `peer` of the rest, its `peer_ms`.
+def fastest(rows: pd.DataFrame, view: View) -> pd.DataFrame:
+    """One row per case: `winner`, its `ms`, `ours_ms`, the best `peer` of the rest, its `peer_ms`.
 
     `factor` is ours / the best peer: below 1 says ours is ahead, NaN that either was not timed.
     `verdict` is how ours stands, by level: "ahead", "level", "behind", or "" without a factor.
     `tied` says whether the winner ties with the next, so that nobody has won.
     """
-    columns = [*SHAPE, "winner", "ms", "ours_ms", "peer", "peer_ms", "factor", "verdict", "tied"]
+    case = list(view.case)
+    columns = [*case, "winner", "ms", "ours_ms", "peer", "peer_ms", "factor", "verdict", "tied"]
     found = []
-    for shape, group in rows.dropna(subset=["ms"]).groupby(SHAPE, sort=False):
-        timed = {row.implementation: row for row in group.itertuples()}
-        order = sorted(timed.values(), key=lambda row: row.ms)
-        ours = timed.get(OURS)
-        peer = next((row for row in order if row.implementation != OURS), None)
+    for values, group in rows.dropna(subset=["ms"]).groupby(case, sort=False):
+        timed = dict(zip(group[view.by], group.itertuples(), strict=True))
+        order = sorted(timed, key=lambda name: timed[name].ms)
+        ours = timed.get(view.ours)
+        best = next((name for name in order if name != view.ours), "")
+        peer = timed.get(best)
         verdict = ""
         if ours and peer:
             ahead = "ahead" if ours.ms < peer.ms else "behind"
             verdict = "level" if level(ours, peer) else ahead
         ours_ms = ours.ms if ours else float("nan")
         peer_ms = peer.ms if peer else float("nan")
-        found.append([*shape, order[0].implementation, order[0].ms, ours_ms,
-                      peer.implementation if peer else "", peer_ms, ours_ms / peer_ms, verdict,
-                      len(order) > 1 and level(order[0], order[1])])  # fmt: skip
+        found.append([*values, order[0], timed[order[0]].ms, ours_ms, best, peer_ms,
+                      ours_ms / peer_ms, verdict,
+                      len(order) > 1 and level(timed[order[0]], timed[order[1]])])  # fmt: skip
     return pd.DataFrame(found, columns=columns)
 
 
-def tally(rows: pd.DataFrame) -> dict[str, int]:
-    """How many shapes ours is ahead of every peer in, level with the best, and behind it."""
-    verdicts = list(fastest(rows)["verdict"])
+def against_best(cell: pd.DataFrame, view: View) -> tuple[float, bool]:
+    """Ours / the fastest peer among the rows of one case, and whether the two are level.
+
+    NaN and False where either has no time.
+    """
+    timed = cell.dropna(subset=["ms"]).sort_values("ms")
+    ours = list(timed[timed[view.by] == view.ours].itertuples())
+    peers = list(timed[timed[view.by] != view.ours].itertuples())
+    if not (ours and peers):
+        return float("nan"), False
+    return ours[0].ms / peers[0].ms, level(ours[0], peers[0])
+
+
+def tally(rows: pd.DataFrame, view: View) -> dict[str, int]:
+    """How many cases ours is ahead of every peer in, level with the best, and behind it."""
+    verdicts = list(fastest(rows, view)["verdict"])
     return {verdict: verdicts.count(verdict) for verdict in ("ahead", "level", "behind")}
 
 
@@ -143,8 +155,8 @@ def by_graph(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(ms=rows["ms_graph"].where(known, rows["ms"]), **spread)
 
 
-def slopes(rows: pd.DataFrame, column: str) -> dict[int, float]:
-    """Length -> log2 of the time over that at half the length, of one curve: 2 where N^2 rules."""
+def slopes(rows: pd.DataFrame, column: str, along: str) -> dict[int, float]:
+    """Size -> log2 of the time over that at half the size, of one curve: 2 where n^2 rules."""
     known = rows.dropna(subset=[column])
-    times = dict(zip(known["seq_len"].astype(int), known[column].astype(float), strict=True))
+    times = dict(zip(known[along].astype(int), known[column].astype(float), strict=True))
     return {n: math.log2(times[n] / times[n // 2]) for n in sorted(times) if n // 2 in times}

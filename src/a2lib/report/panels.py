@@ -5,6 +5,9 @@ The names of lines stand where the lines end if there is room beside the panels,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
@@ -12,27 +15,56 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from a2lib.report import style
 from a2lib.report.metrics import pick
-from a2lib.report.style import DIM, INK
+from a2lib.report.style import DIM, INK, Looks
+from a2lib.report.view import View
 
-TOKENS = "sequence length (tokens)"
 REFERENCE_LINE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
 LEGEND_ROW = 0.235  # inches that a row of a legend takes
 ROOM = 0.235  # share of the width that names at the ends of lines take
 LINE = 1.28  # height of a line of text, in font sizes
 
 
-def lines(ax, rows: pd.DataFrame, measure: str, dashes="-", markers: bool = True) -> list:
-    """A line per implementation against sequence length; its last points, for `name_ends`.
+def plain(value: float) -> str:
+    return f"{value:g}" if value < 1e5 else f"{value:.0e}"
+
+
+def round_size(n_bytes: float) -> str:
+    number, unit = style.size(n_bytes).split()
+    return f"{float(number):g} {unit}"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is drawn upwards: its label, its scale (logarithmic to ``base``, without one linear from
+    zero), how its ticks are written, and a value that gets a line of its own."""
+
+    label: str
+    base: int | None = None
+    text: Callable[[float], str] = plain
+    line: float | None = None
+
+
+MEASURES = {
+    "ms": Measure("latency (ms)", base=10),
+    "speedup": Measure("speed-up", base=2, line=1),
+    "tflops": Measure("TFLOP/s"),
+    "peak_bytes": Measure("peak memory", base=2, text=round_size),
+}
+
+
+def lines(ax, rows: pd.DataFrame, measure: str, view: View, dashes="-",
+          markers: bool = True) -> list:  # fmt: skip
+    """A line per thing compared, along the view's column; its last points, for `name_ends`.
 
     Returns (x, y, name) of the last point that has a value, in data coordinates.
     """
     ends = []
-    for name in style.implementations(rows["implementation"]):
-        line = pick(rows, implementation=name).sort_values("seq_len")
-        x, y = line["seq_len"].astype(float), line[measure].astype(float)
+    for name in view.looks.order(rows[view.by]):
+        line = pick(rows, **{view.by: name}).sort_values(view.along)
+        x, y = line[view.along].astype(float), line[measure].astype(float)
         if not y.notna().any():
             continue
-        look = style.look(name)
+        look = view.looks.of(name)
         ax.plot(x, y, color=look.colour, linestyle=dashes, zorder=3 if look.ours else 2,
                 marker=look.marker if markers else "", markersize=4.6 if look.ours else 3.6,
                 linewidth=2.2 if look.ours else 1.3)  # fmt: skip
@@ -41,33 +73,40 @@ def lines(ax, rows: pd.DataFrame, measure: str, dashes="-", markers: bool = True
     return ends
 
 
-def tokens_axis(ax) -> None:
+def along_axis(ax, view: View) -> None:
+    """The bottom of a panel, as its view has it: values that double, or that grow evenly."""
+    if view.doubling:
+        doubling_axis(ax)
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def doubling_axis(ax) -> None:
     """Powers of two along the bottom, at most six of them."""
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_tokens(value)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_power(value)))
     low, high = ax.get_xlim()
-    ticks = [2.0**n for n in range(0, 24) if low <= 2.0**n <= high]
+    ticks = [2.0**n for n in range(0, 40) if low <= 2.0**n <= high]
     ax.set_xticks(ticks[-1::-2][::-1] if len(ticks) > 5 else ticks)
     ax.minorticks_off()
 
 
-def values_axis(ax, measure: str) -> None:
+def values_axis(ax, measure: Measure) -> None:
     """The scale that suits a measure, upwards, without minor ticks."""
-    if measure == "tflops":
+    if measure.base is None:
         # A point at zero sets the bottom and leaves the top free, which panels share.
         ax.update_datalim([(ax.get_xticks()[0], 0)])
         ax.autoscale_view()
         ax.yaxis.set_major_locator(MaxNLocator(5))
         return
-    ax.set_yscale("log", base=10 if measure == "ms" else 2)
+    ax.set_yscale("log", base=measure.base)
     bottom, top = ax.get_ylim()
-    if measure == "ms" and top < 30 * bottom:  # too few powers of ten to read a value from
+    if measure.base == 10 and top < 30 * bottom:  # too few powers of ten to read a value from
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    if measure == "speedup":
-        ax.axhline(1, color=INK, linewidth=0.8)
+    if measure.line is not None:
+        ax.axhline(measure.line, color=INK, linewidth=0.8)
     ax.yaxis.set_minor_locator(NullLocator())
-    text = round_size if measure == "peak_bytes" else plain
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: measure.text(value)))
 
 
 def places(wanted: list[float], line: float, low: float, high: float) -> list[float]:
@@ -98,11 +137,11 @@ def places(wanted: list[float], line: float, low: float, high: float) -> list[fl
     return found
 
 
-def name_ends(figure, ax, ends: list, labels: dict[str, str] | None = None) -> None:
-    """Write the name of each line beside the panel, with a hairline from the line's end.
+def name_ends(figure, ax, ends: list, looks: Looks) -> None:
+    """Write the short name of each line beside the panel, with a hairline from the line's end.
 
-    `ends` are (x, y, implementation); `labels` replaces the short names. Call it when the layout
-    is final; the panel's right side must have ROOM.
+    `ends` are (x, y, name). Call it when the layout is final; the panel's right side must have
+    ROOM.
     """
     if not ends:
         return
@@ -114,24 +153,27 @@ def name_ends(figure, ax, ends: list, labels: dict[str, str] | None = None) -> N
     start = panel.x1 + 13 * pixels
     to_figure = figure.transFigure.inverted().transform
     for (x, y), height, (_, _, name) in zip(points, heights, ends, strict=True):
-        look = style.look(name)
+        look = looks.of(name)
         (x0, y0), (x1, y1) = to_figure([(x, y), (start, height)])
         bend = to_figure((max(panel.x1, x + 4 * pixels), y))[0]
         figure.add_artist(Line2D([x0, bend, x1], [y0, y0, y1], color=look.colour, linewidth=0.7))
         figure.add_artist(Line2D([x1], [y1], color=look.colour, marker=look.marker, linestyle="",
                                  markersize=5))  # fmt: skip
-        words = (labels or {}).get(name, style.SHORT.get(name, name))
-        figure.text(*to_figure((start + 6 * pixels, height)), words, va="center_baseline",
-                    fontweight="bold" if look.ours else "normal")  # fmt: skip
+        figure.text(*to_figure((start + 6 * pixels, height)), looks.short(name),
+                    va="center_baseline", fontweight="bold" if look.ours else "normal")  # fmt: skip
 
 
-def legend(figure, names: list[str], extra: list | None = None, columns: int = 4) -> None:
-    """The implementations by their short names above the panels, then `extra` handles."""
-    handles = [
-        Line2D([], [], color=style.look(n).colour, marker=style.look(n).marker, markersize=5,
-               linewidth=2.2 if style.look(n).ours else 1.3, label=style.SHORT.get(n, n))
-        for n in names
-    ] + (extra or [])  # fmt: skip
+def handles(names: list[str], looks: Looks) -> list[Line2D]:
+    """What a legend says of lines: look and short name."""
+    return [
+        Line2D([], [], color=look.colour, marker=look.marker, markersize=5,
+               linewidth=2.2 if look.ours else 1.3, label=looks.short(name))
+        for name, look in ((name, looks.of(name)) for name in names)
+    ]  # fmt: skip
+
+
+def legend(figure, handles: list, columns: int = 4) -> None:
+    """A legend above the panels; none without handles."""
     if handles:
         figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False,
                       columnspacing=1.0, handlelength=1.5, handletextpad=0.5)  # fmt: skip
@@ -162,14 +204,9 @@ def numbers(rows: pd.DataFrame, column: str) -> pd.Series:
     return pd.to_numeric(rows[column], errors="coerce").astype("float64")
 
 
-def round_size(n_bytes: float) -> str:
-    number, unit = style.size(n_bytes).split()
-    return f"{float(number):g} {unit}"
-
-
-def plain(value: float) -> str:
-    return f"{value:g}" if value < 1e5 else f"{value:.0e}"
-
-
-def short_tokens(value: float) -> str:
-    return f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"
+def short_power(value: float) -> str:
+    """A power of two as an axis has room for: 512, 4k, 1M."""
+    for unit, size in (("M", 2**20), ("k", 2**10)):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"

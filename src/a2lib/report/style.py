@@ -1,8 +1,9 @@
-"""How an implementation looks and is called, in every figure and table of the book."""
+"""How things look and are written in every figure and table: lines, numbers, devices, charts."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -11,35 +12,46 @@ from matplotlib.figure import Figure
 
 from a2lib.report.svg import themed
 
+# Okabe and Ito's palette, darkened to a contrast of 3 on white; svg.PAIRS has the values in the
+# dark. The marker repeats what the colour says.
+COLOURS = ("#d55e00", "#0072b2", "#00825f", "#b0558a", "#444444", "#8b5a2b", "#a86f00", "#2a86bf")
+MARKERS = ("o", "^", "v", "X", "s", "p", "D", "P")
+
 
 @dataclass(frozen=True)
 class Look:
-    """Label, colour and marker of one implementation; ours is drawn thicker and on top."""
+    """Label, colour and marker of one line, and the ``short`` name that stands beside it; ours is
+    drawn thicker and on top."""
 
     label: str
     colour: str
     marker: str
     ours: bool = False
+    short: str = ""
 
 
-# Okabe and Ito's palette, darkened to a contrast of 3 on white; svg.PAIRS has the values in the
-# dark. The marker repeats what the colour says.
-LOOKS = {
-    "a2lib": Look("a2lib (ours)", "#d55e00", "o", ours=True),
-    "eager": Look("PyTorch eager", "#444444", "s"),
-    "compile": Look("torch.compile", "#a86f00", "D"),
-    "sdpa_flash": Look("SDPA FlashAttention-2", "#0072b2", "^"),
-    "sdpa_cudnn": Look("SDPA cuDNN", "#00825f", "v"),
-    "sdpa_efficient": Look("SDPA memory-efficient", "#2a86bf", "P"),
-    "flex": Look("FlexAttention", "#b0558a", "X"),
-    "tiled": Look("tiled PyTorch", "#8b5a2b", "p"),
-}
-SHORT = {
-    "a2lib": "ours", "eager": "eager", "compile": "compile", "sdpa_flash": "SDPA FA2",
-    "sdpa_cudnn": "cuDNN", "sdpa_efficient": "SDPA eff.", "flex": "Flex", "tiled": "tiled",
-}  # fmt: skip
-PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
-DTYPES = ("bf16", "fp32", "fp16")
+class Looks(dict[str, Look]):
+    """The look of each of the things compared, in the order in which they are drawn and listed."""
+
+    def of(self, name: str) -> Look:
+        """The look of one; what is unknown is drawn in grey under its own name."""
+        return self.get(name) or Look(str(name), "#808080", ".")
+
+    def short(self, name: str) -> str:
+        return self.of(name).short or self.of(name).label
+
+    def order(self, present) -> list[str]:
+        """The names among `present`, each once, in this order, unknown ones last."""
+        present = set(present)
+        return [name for name in self if name in present] + sorted(present - set(self))
+
+
+def palette(names) -> Looks:
+    """Looks for names that have none of their own, one colour and marker after another."""
+    dealt = zip(names, itertools.cycle(zip(COLOURS, MARKERS, strict=True)), strict=False)
+    return Looks({name: Look(str(name), *look) for name, look in dealt})
+
+
 DEVICES = {"nvidia-h200": "NVIDIA H200", "cpu": "CPU"}
 STATUS = {"oom": "oom", "unsupported": "n/a", "error": "error"}
 
@@ -59,17 +71,6 @@ RC = {
     "ytick.minor.size": 0, "svg.fonttype": "none", "svg.hashsalt": "a2lib",
     "font.family": "DejaVu Sans",
 }  # fmt: skip
-
-
-def look(implementation: str) -> Look:
-    """The look of an implementation; an unknown one is drawn in grey under its own name."""
-    return LOOKS.get(implementation, Look(implementation, "#808080", "."))
-
-
-def implementations(present) -> list[str]:
-    """The implementations among `present`, in the book's order, unknown ones last."""
-    present = set(present)
-    return [name for name in LOOKS if name in present] + sorted(present - set(LOOKS))
 
 
 def device_name(slug: str) -> str:
@@ -92,7 +93,7 @@ def digits(value: float | None, figures: int = 3) -> str:
 
 
 def tokens(value: float) -> str:
-    """A sequence length with a thousands separator: 16,384."""
+    """A whole number with a thousands separator: 16,384."""
     return f"{int(value):,}"
 
 
@@ -105,6 +106,11 @@ def size(n_bytes: float | None) -> str:
             return f"{digits(n_bytes)} {unit}"
         n_bytes /= 1024
     return f"{digits(n_bytes)} GiB"
+
+
+def listed(words: list[str]) -> str:
+    """Words as a list in a sentence: a, b and c."""
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
 class Chart:

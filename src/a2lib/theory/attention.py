@@ -1,4 +1,4 @@
-"""Operations and bytes of attention and of a matrix product, counted.
+"""Operations and bytes of attention, counted.
 
 Operations follow the convention of the FlashAttention papers (FlashAttention-2, section 4.1;
 FlashAttention-3, section 4.1): two per multiply-add of the matrix products alone, half of them if
@@ -8,6 +8,8 @@ the mask is causal whatever the block size, and a backward of five products to t
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from a2lib.theory.products import check_sizes
 
 PASSES = ("forward", "backward", "end_to_end")
 
@@ -219,19 +221,6 @@ def eager_matrices(pass_: str, element_bytes: int, batch: int = 1, heads: int = 
     check_sizes(element_bytes=element_bytes, batch=batch, heads=heads)
     mask = 1 / element_bytes / batch / heads
     return {"forward": 2 + mask, "backward": 3.0, "end_to_end": 4 + mask}[pass_]
-
-
-def matmul_flops(m: int, n: int, k: int) -> int:
-    """Floating-point operations of an (m, k) by (k, n) matrix product: ``2 * m * n * k``."""
-    check_sizes(m=m, n=n, k=k)
-    return 2 * m * n * k
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise ValueError unless every size is a positive integer."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} is {size!r}; allowed are positive integers")
 
 
 def _check_pass(pass_: str) -> None:

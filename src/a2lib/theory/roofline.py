@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from a2lib.theory.attention import attention_bytes, attention_flops, check_sizes, matmul_flops
+from a2lib.theory.attention import attention_bytes, attention_flops
+from a2lib.theory.products import check_sizes, matmul_flops
 from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
 
 PRECISIONS = ("fp32", "tf32", "bf16")

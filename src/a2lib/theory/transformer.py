@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from a2lib.theory.attention import attention_flops, check_sizes, matmul_flops
+from a2lib.theory.attention import attention_flops
+from a2lib.theory.products import check_sizes, matmul_flops
 
 VOCAB_SIZE = 10_000
 

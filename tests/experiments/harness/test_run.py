@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 from experiments.harness.toy import TOY, UNTIMED, task
 
+from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.parameters import parameter
 from a2lib.measure import DeviceBusy, DeviceLock, Store, StoreError, read_runs
@@ -17,10 +18,10 @@ from a2lib.measure import DeviceBusy, DeviceLock, Store, StoreError, read_runs
 @dataclass(frozen=True)
 class Parameters:
     size: int = parameter(1, "of it", kind=int)
-    remeasure: bool = parameter(False, "measure again", kind=bool)
-    time_limit_s: int = parameter(0, "0: no limit", kind=int, minimum=0)
-    seed: int = parameter(0, "of it", kind=int)
-    compile_workers: int = parameter(0, "0: by the cores", kind=int)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed()
+    compile_workers: int = parameters.compile_workers()
 
 
 @pytest.fixture
@@ -96,6 +97,7 @@ def test_a_run_that_could_not_store_is_refused_before_it_is_recorded(started, tm
 
 INTERRUPTED = """
 from experiments.harness import test_run, toy
+from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import Interrupted, measures
 run = harness.start(test_run.Parameters(), "toy", (toy.TOY,))

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.benchmark import Config
-from a2lib.experiments.harness.parameters import ParameterError, changed, parameter
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import ParameterError, parameter
 from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
 
 BATCH, WARMUP, STEPS = 4, 5, 10
@@ -188,31 +189,14 @@ class Parameters:
     warmup: int = parameter(WARMUP, "steps before the measured ones", kind=int, minimum=0,
                             maximum=10**6)  # fmt: skip
     steps: int = parameter(STEPS, "measured steps", kind=int, minimum=1, maximum=10**6)
-    sweep: str = parameter(
-        "shape",
-        f"shape: the one above; or {', '.join(SWEEPS)}",
-        kind=str,
-        choices=("shape", *SWEEPS),
-    )
-    remeasure: bool = parameter(False, "measure again what a sweep has stored already", kind=bool)
-    time_limit_s: int = parameter(
-        0,
-        "start nothing more after this many seconds; 0: no limit",
-        kind=int,
-        minimum=0,
-        maximum=366 * 24 * 3600,
-    )
-    seed: int = parameter(0, "of weights and batch", kind=int, minimum=0, maximum=2**63 - 1)
+    sweep: str = parameters.sweep(SWEEPS)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
-        if self.sweep != "shape":
-            fixed = [f.name for f in dataclasses.fields(Configuration)] + ["warmup", "steps"]
-            for name in fixed:
-                if name in changed(self):
-                    raise ParameterError(
-                        f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own;"
-                        f" leave {name} out, or leave sweep at shape"
-                    )
+        fixed = [f.name for f in dataclasses.fields(Configuration)] + ["warmup", "steps"]
+        parameters.refuse_beside_sweep(self, fixed)
         try:
             self.shape("cuda").config("cuda", warmup=self.warmup, steps=self.steps)
         except ValueError as error:

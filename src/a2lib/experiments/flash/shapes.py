@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from a2lib.experiments.harness.parameters import ParameterError, changed, names, parameter
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import names, parameter
 from a2lib.theory.attention import PASSES, attention_flops
 
 # `tiled` is plain PyTorch, tile by tile: the algorithm on a machine without a GPU, too slow on one.
@@ -58,37 +59,15 @@ class Parameters:
         choices=("all",),
         many=PASSES,
     )
-    sweep: str = parameter(
-        "shape",
-        f"shape: the one above; or the shapes of {', '.join(SWEEPS)}",
-        kind=str,
-        choices=("shape", *SWEEPS),
-    )
-    remeasure: bool = parameter(False, "measure again what a sweep has stored already", kind=bool)
-    time_limit_s: int = parameter(
-        0,
-        "start nothing more after this many seconds; 0: no limit",
-        kind=int,
-        minimum=0,
-        maximum=366 * 24 * 3600,
-    )
-    compile_workers: int = parameter(
-        0,
-        "processes that compile a sweep ahead of its timing; 0: by the cores",
-        kind=int,
-        minimum=0,
-        maximum=1024,
-    )
-    seed: int = parameter(0, "of the random inputs", kind=int, minimum=0, maximum=2**63 - 1)
+    sweep: str = parameters.sweep(SWEEPS, "the shapes of ")
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    compile_workers: int = parameters.compile_workers()
+    seed: int = parameters.seed()
 
     def __post_init__(self) -> None:
-        if self.sweep != "shape":
-            for name in ("seq_len", "head_dim", "heads", "batch", "dtype", "causal"):
-                if name in changed(self):
-                    raise ParameterError(
-                        f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own shapes;"
-                        f" leave {name} out, or leave sweep at shape"
-                    )
+        fixed = ("seq_len", "head_dim", "heads", "batch", "dtype", "causal")
+        parameters.refuse_beside_sweep(self, fixed)
 
     def chosen_passes(self) -> tuple[str, ...]:
         return PASSES if self.passes == "all" else names(self.passes)

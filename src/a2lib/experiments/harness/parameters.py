@@ -1,9 +1,11 @@
 """The parameters of a notebook: typed, documented once, and checked before anything is measured.
 
-papermill accepts any name and any value: a misspelt `-p seqlen 512` measures the default and exits
-0, and `-p heads 1e1` arrives as the float 10.0. A notebook therefore declares its parameters as a
+papermill accepts any name and any value: a misspelt `-p time_limit 60` sets no limit and exits 0,
+and `-p seed 1e1` arrives as the float 10.0. A notebook therefore declares its parameters as a
 dataclass of ``parameter`` fields and calls ``check(globals(), TheDataclass)`` in the cell after its
-parameters cell, whose text is ``cell_source(TheDataclass)``.
+parameters cell, whose text is ``cell_source(TheDataclass)``. What every experiment has, ``run``
+reads: those fields are made by ``remeasure()``, ``time_limit_s()``, ``seed()`` and, where something
+is compiled ahead, ``compile_workers()``.
 """
 
 from __future__ import annotations
@@ -62,6 +64,60 @@ def parameter(
         "optional": optional,
     }
     return dataclasses.field(default=default, metadata=rules)
+
+
+def remeasure(help: str = "measure again what a sweep has stored already") -> Any:
+    """The field ``remeasure``: a sweep skips the rows it has, unless it is True."""
+    return parameter(False, help, kind=bool)
+
+
+def time_limit_s() -> Any:
+    """The field ``time_limit_s``: after so many seconds nothing more is started."""
+    return parameter(
+        0,
+        "start nothing more after this many seconds; 0: no limit",
+        kind=int,
+        minimum=0,
+        maximum=366 * 24 * 3600,
+    )
+
+
+def seed(help: str = "of the random inputs") -> Any:
+    """The field ``seed``, which a worker's job gets."""
+    return parameter(0, help, kind=int, minimum=0, maximum=_LARGEST)
+
+
+def compile_workers() -> Any:
+    """The field ``compile_workers`` of an experiment that compiles ahead."""
+    return parameter(
+        0,
+        "processes that compile a sweep ahead of its timing; 0: by the cores",
+        kind=int,
+        minimum=0,
+        maximum=1024,
+    )
+
+
+def sweep(names: Sequence[str], what: str = "") -> Any:
+    """The field ``sweep`` of an experiment that measures one configuration, "shape", or a sweep of
+    ``names``; ``what`` goes before these names in its comment."""
+    return parameter(
+        "shape",
+        f"shape: the one above; or {what}{', '.join(names)}",
+        kind=str,
+        choices=("shape", *names),
+    )
+
+
+def refuse_beside_sweep(given: Any, names: Sequence[str]) -> None:
+    """Raise ParameterError where ``given`` asks for a sweep and changes one of ``names`` too, which
+    the sweep has its own values of."""
+    for name in names if given.sweep != "shape" else ():
+        if name in changed(given):
+            raise ParameterError(
+                f"{name} = {getattr(given, name)!r}: sweep {given.sweep} has its own;"
+                f" leave {name} out, or leave sweep at shape"
+            )
 
 
 def cell_source(declared: type) -> str:
@@ -155,7 +211,7 @@ def names(value: str) -> tuple[str, ...]:
 
 
 def _value(name: str, value: Any, rules: Mapping[str, Any]) -> Any:
-    # `-p seq_len null` arrives as the text "null": papermill itself translates None alone.
+    # `-p size null` arrives as the text "null": papermill itself translates None alone.
     blank = value is None or (isinstance(value, str) and value.lower() in ("null", "none"))
     if blank and rules["optional"]:
         return None
@@ -167,7 +223,7 @@ def _value(name: str, value: Any, rules: Mapping[str, Any]) -> Any:
 
 
 def _bool(name: str, value: Any) -> bool:
-    # `-p causal false` arrives as the text "false", which Python counts as true.
+    # `-p remeasure false` arrives as the text "false", which Python counts as true.
     text = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(text, bool):
         raise ParameterError(f"{name} = {_shown(value)}: allowed are True and False")

@@ -17,7 +17,7 @@ from a2lib.measure.store import format_value
 # ended twice from outside. The next sweep measures it again.
 ENDED_FROM_OUTSIDE = "ended from outside"
 NO_RESULT = "no result and no reason: a defect of a2lib"
-# The longest step without an event is one compilation or the timing of one pass.
+# The longest step without an event is one compilation or one timing.
 SILENCE_S = {"cuda": 300, "cpu": 1800}
 
 Key = Mapping[str, object]

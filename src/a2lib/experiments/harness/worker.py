@@ -1,6 +1,6 @@
 """The process that touches the device: one JSON task per line in, one JSON event per line out.
 
-    python -m a2lib.experiments.harness.worker a2lib.experiments.flash.handlers:compare
+    python -m a2lib.experiments.harness.worker package.module:function
 
 Measuring happens here and not in the notebook, because a kernel can end its process (an assertion
 in a compiler aborts, an illegal access spoils the CUDA context for good, the system kills what

@@ -46,11 +46,9 @@ class Parameters:
     features: int = parameter(
         2560, "numbers that a layer norm normalises", kind=int, minimum=2, maximum=65_536
     )
-    remeasure: bool = parameter(False, "measure again what is stored already", kind=bool)
-    time_limit_s: int = parameter(
-        0, "start nothing more after this many seconds; 0: no limit", kind=int, minimum=0
-    )
-    seed: int = parameter(0, "of the random inputs", kind=int, minimum=0)
+    remeasure: bool = parameters.remeasure("measure again what is stored already")
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed()
 
     @property
     def loops(self) -> tuple[Loop, ...]:

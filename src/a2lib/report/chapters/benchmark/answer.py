@@ -15,11 +15,11 @@ from a2lib.report.chapters.benchmark.rows import (
     PLAIN,
     TITLES,
     Benchmark,
-    listed,
     mean,
     time,
 )
 from a2lib.report.metrics import pick
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
 LOOSE = 0.02  # a relative deviation above this is named

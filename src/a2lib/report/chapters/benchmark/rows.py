@@ -95,9 +95,3 @@ def spread(middle: float, std: float) -> str:
 
 def time(ms: float | None) -> str:
     return "·" if ms is None or ms != ms else style.digits(ms)
-
-
-def listed(words: list[str]) -> str:
-    """Words as a list in a sentence: a, b and c."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
-

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import panels, style
-from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark, listed, spread
+from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark, spread
 from a2lib.report.metrics import pick
-from a2lib.report.style import Chart
+from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
 
 WARMUPS = (0, 1, 2, 5)
 STEADY = 5  # the last steps of a process are taken for its steady ones
 NEAR = 0.02  # a mean this near to that after five steps of warm-up agrees with it
-COLOURS = ("#d55e00", "#0072b2", "#00825f", "#b0558a", "#444444", "#8b5a2b")
-MARKERS = ("o", "^", "v", "X", "s", "p")
 # What each preparation spares the first step, beside the one before it.
 SPARED = (("product", "nothing", "cuBLAS"), ("block", "product", "kernels and autograd"),
           ("memory", "block", "allocator"))  # fmt: skip
@@ -76,10 +74,10 @@ def chart(b: Benchmark) -> Chart:
 
     def draw(figure):
         ax = figure.subplots()
-        for model, colour, marker in zip(models, COLOURS, MARKERS, strict=False):
+        for model, look in style.palette(models).items():
             for warmup, line in pick(rows, model=model).groupby("warmup"):
-                ax.plot(line["step_number"].astype(int), line["ms"], color=colour, marker=marker,
-                        markersize=3.5, linewidth=1.2,
+                ax.plot(line["step_number"].astype(int), line["ms"], color=look.colour,
+                        marker=look.marker, markersize=3.5, linewidth=1.2,
                         label=TITLES[model] if warmup == 0 else None)  # fmt: skip
         ax.set_yscale("log")
         ax.set_xlabel("step of a process, the first is 0")

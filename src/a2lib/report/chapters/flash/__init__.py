@@ -1,8 +1,9 @@
 """The FlashAttention-2 chapter. Every sentence is chosen from the data, and stays true with them.
 
-``rows.Flash`` holds the rows; the other modules say what follows from them: ``answer`` (the first
-screen), ``estimate`` (limits before measuring), ``counters`` (what the hardware counted),
-``regimes``, ``standing`` (who leads where), ``reasons`` (why), ``ceilings``, ``memory``,
+``rows.Flash`` holds the rows, ``view`` says what is compared along what, ``shapes`` at which
+shapes; ``figures``, ``tables`` and ``drawing`` show it. The others say what follows: ``answer``
+(the first screen), ``estimate`` (limits before measuring), ``counters`` (what the hardware
+counted), ``regimes``, ``standing`` (who leads where), ``reasons`` (why), ``ceilings``, ``memory``,
 ``accuracy``, ``protocol``, ``published``, ``gaps`` (what is missing) and ``local``.
 """
 

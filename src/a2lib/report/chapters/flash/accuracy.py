@@ -5,8 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.flash.rows import DTYPES, Flash, listed, subject
+from a2lib.report.chapters.flash.rows import DTYPES, Flash, subject
+from a2lib.report.chapters.flash.view import LOOKS
 from a2lib.report.metrics import OURS, pick
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
 TENSORS = ("o", "dq", "dk", "dv")
@@ -18,11 +20,11 @@ def table(flash: Flash, dtype: str, caption: str, name: str, head_dim: int = 64)
     rows = pick(flash.accuracy, dtype=dtype, head_dim=head_dim)
     scales = sorted(rows["score_scale"].dropna().unique())
     lines = []
-    for implementation in style.implementations(rows["implementation"]):
+    for implementation in LOOKS.order(rows["implementation"]):
         here = pick(rows, implementation=implementation)
         cells = [_cell(pick(here, score_scale=scale, tensor=tensor))
                  for scale in scales for tensor in TENSORS]  # fmt: skip
-        lines.append([style.SHORT.get(implementation, implementation), *cells])
+        lines.append([LOOKS.short(implementation), *cells])
     columns = ["", *(f"{_name(tensor)}{_times(scale)}" for scale in scales for tensor in TENSORS)]
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
@@ -68,7 +70,7 @@ def worst_errors(flash: Flash, dtype: str, scale: float) -> dict[str, float]:
     """Implementation -> the largest error of its o, dq, dk and dv at one scale, any head size."""
     rows = pick(flash.accuracy, dtype=dtype, score_scale=scale).dropna(subset=["error"])
     worst = rows.groupby("implementation")["error"].max()
-    return {name: float(worst[name]) for name in style.implementations(worst.index)}
+    return {name: float(worst[name]) for name in LOOKS.order(worst.index)}
 
 
 def _scale_words(scale: float) -> str:

@@ -17,11 +17,13 @@ from a2lib.report.chapters.flash.rows import (
     LONGEST,
     UNKNOWN,
     Flash,
-    listed,
     ms,
     unit,
 )
-from a2lib.report.metrics import OURS, compare, pick, row_of, time_of, timed_row, with_tflops
+from a2lib.report.chapters.flash.shapes import with_tflops
+from a2lib.report.chapters.flash.view import LOOKS, PASSES
+from a2lib.report.metrics import OURS, compare, pick, row_of, time_of, timed_row
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
 
@@ -30,7 +32,7 @@ def numbers(flash: Flash) -> dict[str, str]:
     shape = flash.leaderboard
     text = {
         f"leaderboard_{pass_}": ms(time_of(shape, implementation=OURS, pass_=pass_))
-        for pass_ in style.PASSES
+        for pass_ in PASSES
     }
     rate = _rate(flash)
     text["leaderboard_tflops"] = unit(rate, "TFLOP/s")
@@ -89,7 +91,7 @@ def reason(flash: Flash) -> str:
         ours, peer = timed_row(rows, implementation=OURS), standing.best_peer(rows)
         if not (ours and peer):
             return ""
-        label = style.look(peer.implementation).label
+        label = LOOKS.of(peer.implementation).label
         words.append(f"the {pass_} {compare(ours, peer)} {label}")
     text = f"Taken apart, {listed(words)}"
     if metrics.level(ours, peer) or ours.ms < peer.ms:
@@ -139,7 +141,7 @@ def results(flash: Flash, caption: str, name: str) -> Table:
         rows = pick(rows, pass_="end_to_end")
         best = standing.best_peer(rows)
         peer = tables.MISSING if best is None else (
-            f"{style.digits(best.ms)} ms, {style.SHORT[best.implementation]}")
+            f"{style.digits(best.ms)} ms, {LOOKS.short(best.implementation)}")
         cells = []
         for implementation in (OURS, "eager"):
             row = row_of(rows, implementation=implementation)
@@ -159,7 +161,7 @@ def behind_results(flash: Flash) -> pd.DataFrame:
 
 def completeness(flash: Flash) -> Markdown:
     """Whether the handout's whole sweep is there, and if not, what is missing."""
-    cells = len(LENGTHS) * len(HEAD_DIMS) * len(style.PASSES)
+    cells = len(LENGTHS) * len(HEAD_DIMS) * len(PASSES)
     lacking = []
     for dtype in DTYPES:
         if not len(pick(flash.handout, dtype=dtype)):
@@ -170,7 +172,7 @@ def completeness(flash: Flash) -> Markdown:
             rows = rows[rows["seq_len"].isin(LENGTHS) & rows["head_dim"].isin(HEAD_DIMS)]
             if len(rows) < cells:
                 missing = f"{cells - len(rows)} of {cells}"
-                lacking.append(f"{style.look(name).label} in {dtype} ({missing})")
+                lacking.append(f"{LOOKS.of(name).label} in {dtype} ({missing})")
     if not len(flash.handout):
         return Markdown(f"**Nothing of this sweep is measured yet on an {flash.device}.**")
     if lacking:
@@ -199,5 +201,5 @@ def _longest(flash: Flash, name: str) -> float | None:
 
 
 def _beside(ours, theirs) -> str:
-    label = style.look(theirs.implementation).label
+    label = LOOKS.of(theirs.implementation).label
     return f"{compare(ours, theirs)} {label} ({style.digits(theirs.ms)} ms)"

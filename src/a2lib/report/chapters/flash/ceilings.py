@@ -5,9 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.flash.rows import Flash, listed
+from a2lib.report.chapters.flash.rows import Flash
+from a2lib.report.chapters.flash.view import EVERY_DTYPE
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
-from a2lib.theory.attention import matmul_flops
+from a2lib.theory.products import matmul_flops
 
 STATED = {"bf16": "bf16_dense", "fp32": "fp32_plain"}
 SPLIT = 6  # bf16 products that stand for one fp32 product in our kernels (bf16x6)
@@ -21,7 +23,7 @@ def measured(flash: Flash) -> list[tuple]:
          None if pd.isna(r.sm_mhz) else float(r.sm_mhz))
         for r in rows.itertuples(index=False)
     ]  # fmt: skip
-    return sorted(found, key=lambda line: (style.DTYPES.index(line[0]), line[1]))
+    return sorted(found, key=lambda line: (EVERY_DTYPE.index(line[0]), line[1]))
 
 
 def table(flash: Flash, caption: str, name: str) -> Table:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.flash import estimate
-from a2lib.report.chapters.flash.rows import BYTES, Flash, listed
+from a2lib.report.chapters.flash import estimate, view
+from a2lib.report.chapters.flash.rows import BYTES, Flash
 from a2lib.report.metrics import OURS, pick, row_of
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.attention import KERNELS, attention_bytes
 
@@ -86,7 +87,7 @@ def table(flash: Flash, caption: str, name: str) -> Table:
     lines = []
     for head_dim in HEAD_DIMS:
         for pass_ in PASSES:
-            for implementation in style.implementations(flash.counters["implementation"].unique()):
+            for implementation in view.LOOKS.order(flash.counters["implementation"].unique()):
                 counted = of(flash, implementation, pass_, head_dim)
                 if counted is None:
                     continue
@@ -94,7 +95,7 @@ def table(flash: Flash, caption: str, name: str) -> Table:
                 took = _ms(flash, implementation, pass_, head_dim)
                 tiles = expected(pass_, head_dim) / 1e9 if implementation == OURS else None
                 lines.append([
-                    f"{style.SHORT.get(implementation, implementation)}, {style.PASSES[pass_]}",
+                    f"{view.LOOKS.short(implementation)}, {view.PASSES[pass_]}",
                     str(head_dim), style.digits(counted.l2_bytes / 1e9), style.digits(tiles),
                     "–" if speed is None else f"{speed:.1f}{'' if took[1] else '*'}",
                     style.digits(counted.device_bytes / 1e9),

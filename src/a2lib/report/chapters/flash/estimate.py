@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.flash.rows import BYTES, Flash, listed
+from a2lib.report.chapters.flash.rows import BYTES, Flash
 from a2lib.report.metrics import OURS, time_of
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.attention import Traffic, attention_bytes, attention_flops, tiled_traffic
 

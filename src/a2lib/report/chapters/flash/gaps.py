@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from a2lib.report import data, style
 from a2lib.report.chapters.flash import protocol
-from a2lib.report.chapters.flash.rows import DTYPES, H100, Flash, listed, span
+from a2lib.report.chapters.flash.rows import DTYPES, H100, Flash, span
+from a2lib.report.chapters.flash.shapes import handout, paper
 from a2lib.report.metrics import OURS, pick
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
 
 
@@ -22,7 +24,7 @@ def _without_graph(flash: Flash) -> str:
     if not len(lacking):
         return ""
     words = []
-    for name, rows in (("sweep", data.handout(lacking)), ("paper", data.paper(lacking))):
+    for name, rows in (("sweep", handout(lacking)), ("paper", paper(lacking))):
         if not len(rows):
             continue
         if name == "paper":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.flash.rows import BYTES, LONGEST, Flash, listed
+from a2lib.report.chapters.flash.rows import BYTES, LONGEST, Flash
+from a2lib.report.chapters.flash.view import LOOKS
 from a2lib.report.metrics import OURS, pick, row_of
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.attention import eager_launches, eager_matrices, eager_moves, tiled_memory
 
@@ -68,14 +70,14 @@ def ours(flash: Flash) -> Markdown:
 def peers(flash: Flash) -> Markdown:
     """What the peers hold beyond that, in fp32 tensors of q's size and in N x N matrices."""
     sums, plain = [], []
-    for name in style.implementations(flash.handout["implementation"].unique()):
+    for name in LOOKS.order(flash.handout["implementation"].unique()):
         row = end_to_end(flash, name)
         if name == OURS or row is None:
             continue
         if name in PLAIN:
-            plain.append(f"{style.look(name).label} {matrices(row):.2f}")
+            plain.append(f"{LOOKS.of(name).label} {matrices(row):.2f}")
         else:
-            sums.append(f"{style.look(name).label} {extra_sums(row):.2f}")
+            sums.append(f"{LOOKS.of(name).label} {extra_sums(row):.2f}")
     where = f"at {style.tokens(LONGEST)} tokens, one head of 64, bf16"
     text = ""
     if sums:

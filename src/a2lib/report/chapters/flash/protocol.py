@@ -6,6 +6,7 @@ import pandas as pd
 
 from a2lib.report import data, style
 from a2lib.report.chapters.flash.rows import H100, UNKNOWN, Flash, subject
+from a2lib.report.chapters.flash.view import LOOKS
 from a2lib.report.metrics import LEVEL, OURS, level, pick, timed_row
 from a2lib.report.tables import MISSING, Markdown, Table
 
@@ -30,12 +31,12 @@ def table(flash: Flash, caption: str, name: str) -> Table:
     every = flash.protocol[flash.protocol["pass"] == "end_to_end"].dropna(subset=["ms"])
     for device in sorted(every["device"].unique(), key=lambda slug: slug != data.PUBLISHED):
         here = pick(every, device=device)
-        for implementation in style.implementations(here["implementation"]):
+        for implementation in LOOKS.order(here["implementation"]):
             cells = []
             for protocol in PROTOCOLS:
                 row = _last(pick(here, implementation=implementation, protocol=protocol))
                 cells += [MISSING] * 2 if row is None else [_spread(row, protocol), _clock(row)]
-            label = style.SHORT.get(implementation, implementation)
+            label = LOOKS.short(implementation)
             lines.append([label, style.device_name(device).removeprefix("NVIDIA "), *cells])
     columns = ["", "GPU", "burst (ms)", "MHz", "last second (ms)", "MHz ", "board (ms)", "MHz  "]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2)
@@ -44,7 +45,7 @@ def table(flash: Flash, caption: str, name: str) -> Table:
 def sustained(flash: Flash) -> Markdown:
     """What seconds on end do to time and clock: from the burst to the last second, by peer."""
     rows, words, times = seconds(flash), [], {}
-    for name in style.implementations(rows["implementation"].unique()):
+    for name in LOOKS.order(rows["implementation"].unique()):
         here = pick(rows, implementation=name).sort_values("second")
         burst = _last(pick(rows_of(flash, "burst"), implementation=name, pass_="end_to_end"))
         if burst is None or len(here) < 2:

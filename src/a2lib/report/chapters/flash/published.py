@@ -5,8 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style, tables
-from a2lib.report.chapters.flash.rows import DTYPES, LONGEST, Flash, listed
+from a2lib.report.chapters.flash.rows import DTYPES, LONGEST, Flash
+from a2lib.report.chapters.flash.view import PASSES
 from a2lib.report.metrics import LEVEL, OURS, pick, row_of, time_of
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
 THEIRS = "triton_forward_compiled_backward"
@@ -16,7 +18,7 @@ def table(flash: Flash, caption: str, name: str, head_dim: int = 64) -> Table:
     """Published H800 times, as they were printed, beside ours, with the speed-up on each."""
     lines = []
     for dtype in DTYPES:
-        for pass_, title in style.PASSES.items():
+        for pass_, title in PASSES.items():
             for length in (1024, 16384, LONGEST):
                 where = {"dtype": dtype, "head_dim": head_dim, "seq_len": length,
                          "pass_": pass_}  # fmt: skip
@@ -43,7 +45,7 @@ def gain(flash: Flash, pass_: str) -> Markdown:
             f"in {dtype} it is slower than eager at {(ratio < 1).sum()} of {len(ratio)} "
             f"shapes (speed-up from {ratio.min():.2f} to {ratio.max():.2f})"
         )
-    return Markdown(f"As published, {style.PASSES[pass_]}, {listed(text)}.")
+    return Markdown(f"As published, {PASSES[pass_]}, {listed(text)}.")
 
 
 def ratio(flash: Flash, implementation: str, ours: str, pass_: str = "forward") -> float | None:

@@ -7,10 +7,13 @@ from fractions import Fraction
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.flash import counters, estimate
-from a2lib.report.chapters.flash.rows import LONGEST, Flash, listed, span
+from a2lib.report.chapters.flash import counters, estimate, shapes
+from a2lib.report.chapters.flash.rows import LONGEST, Flash, span
+from a2lib.report.chapters.flash.shapes import fastest
 from a2lib.report.chapters.flash.standing import FEWEST, PRODUCTS
-from a2lib.report.metrics import OURS, fastest, pick, row_of, timed_row
+from a2lib.report.chapters.flash.view import PASSES
+from a2lib.report.metrics import OURS, pick, row_of, timed_row
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
 BOUND = Fraction(FEWEST, PRODUCTS)
@@ -55,7 +58,7 @@ def fp32_leads(flash: Flash) -> Markdown:
         "are one large multiplication each, which gives every multiprocessor work where one head "
         "has too few tiles."
     )
-    slopes = metrics.slopes(pick(rows, head_dim=64, implementation=OURS), "ms")
+    slopes = shapes.slopes(pick(rows, head_dim=64, implementation=OURS), "ms")
     there = [slopes[n] for n in sorted(set(plain["seq_len"])) if n in slopes]
     if there and max(there) < 1.5:
         text += (f" It holds up so far: with heads of 64 ours grows with slope {max(there):.1f} at "
@@ -69,7 +72,7 @@ def fp32_leads(flash: Flash) -> Markdown:
 def flex_fp32(flash: Flash) -> Markdown:
     """How FlexAttention in fp32 stands to eager at the longest sequence, pass by pass."""
     words = []
-    for pass_, title in style.PASSES.items():
+    for pass_, title in PASSES.items():
         where = {"dtype": "fp32", "head_dim": 64, "seq_len": LONGEST, "pass_": pass_}
         flex = timed_row(flash.handout, implementation="flex", **where)
         eager = timed_row(flash.handout, implementation="eager", **where)

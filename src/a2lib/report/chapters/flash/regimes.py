@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from a2lib.report import metrics, style
-from a2lib.report.chapters.flash.rows import Flash, listed, subject
+from a2lib.report import style
+from a2lib.report.chapters.flash import shapes
+from a2lib.report.chapters.flash.rows import Flash, subject
+from a2lib.report.chapters.flash.view import LOOKS, PASSES
 from a2lib.report.metrics import LEVEL, OURS, pick, row_of
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
 # What a doubling of the length does to the GPU's time: x 2 is slope one, x 4 is slope two. Halfway
@@ -22,7 +25,7 @@ def of_curve(rows: pd.DataFrame) -> dict[int, str]:
     By the slope of the GPU's time (`ms_graph`) over the last doubling; a length without half its
     length before it is left out.
     """
-    slopes = metrics.slopes(rows, "ms_graph")
+    slopes = shapes.slopes(rows, "ms_graph")
     return {n: "flat" if slope < HALFWAY[0] else "one" if slope < HALFWAY[1] else "two"
             for n, slope in slopes.items()}  # fmt: skip
 
@@ -37,7 +40,7 @@ def table(flash: Flash, dtype: str, caption: str, name: str, head_dim: int = 64)
     """The lengths of each regime by implementation and pass, at one head size and dtype."""
     rows = pick(flash.handout, dtype=dtype, head_dim=head_dim)
     lines = []
-    for implementation in style.implementations(rows["implementation"]):
+    for implementation in LOOKS.order(rows["implementation"]):
         for pass_ in ("forward", "backward"):
             here = pick(rows, implementation=implementation, pass_=pass_)
             if not here["ms"].notna().any():
@@ -46,8 +49,8 @@ def table(flash: Flash, dtype: str, caption: str, name: str, head_dim: int = 64)
             cells = [_lengths([n for n, kind in found.items() if kind == regime])
                      for regime in REGIMES]  # fmt: skip
             cells.append(_lengths(launch_bound(here)))
-            label = style.SHORT.get(implementation, implementation)
-            lines.append([f"{label}, {style.PASSES[pass_]}", *(cells if found else [MISSING] * 4)])
+            label = LOOKS.short(implementation)
+            lines.append([f"{label}, {PASSES[pass_]}", *(cells if found else [MISSING] * 4)])
     columns = ["tokens", *REGIMES.values(), "launch-bound"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
@@ -89,7 +92,7 @@ def longer_replays(flash: Flash) -> Markdown:
     return Markdown(
         f"In {len(longer)} of the {len(known):,} rows that are not launch-bound the replay takes "
         f"over 2 % longer than the call, most of all {row['ms_graph'] / row['ms']:.2f} times: "
-        f"{name}, {row['dtype']} {style.PASSES[row['pass']]}, d = {row['head_dim']}, "
+        f"{name}, {row['dtype']} {PASSES[row['pass']]}, d = {row['head_dim']}, "
         f"{style.tokens(row['seq_len'])} tokens. We have no tested explanation."
     )
 
@@ -109,14 +112,14 @@ def apart(flash: Flash, caption: str, name: str, dtype: str = "bf16") -> Table:
     """As called, the GPU's time and the host's, end to end with heads of 64, at four lengths."""
     rows = pick(flash.handout, dtype=dtype, head_dim=64, pass_="end_to_end")
     lines = []
-    for implementation in style.implementations(rows["implementation"]):
+    for implementation in LOOKS.order(rows["implementation"]):
         for length in (128, 1024, 8192, 65536):
             row = row_of(rows, implementation=implementation, seq_len=length)
             if row is None or row.status != "ok":
                 continue
             bound = "host" if row.ms_host > row.ms_graph else "GPU"
             known = not (pd.isna(row.ms_host) or pd.isna(row.ms_graph))
-            lines.append([style.SHORT.get(implementation, implementation), style.tokens(length),
+            lines.append([LOOKS.short(implementation), style.tokens(length),
                           _spread(row), *(MISSING if pd.isna(value) else style.digits(value)
                                           for value in (row.ms_graph, row.ms_host)),
                           bound if known else MISSING])  # fmt: skip
@@ -129,7 +132,7 @@ def _by_latency(flash: Flash) -> str:
     words = []
     for dtype in ("bf16", "fp32"):
         rows = pick(flash.handout, dtype=dtype, head_dim=64, implementation=OURS, pass_="forward")
-        slopes = metrics.slopes(rows, "ms")
+        slopes = shapes.slopes(rows, "ms")
         if slopes:
             least, greatest = min(slopes.values()), max(slopes.values())
             words.append(f"{dtype} from {least:.1f} to {greatest:.1f}")

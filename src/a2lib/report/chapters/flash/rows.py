@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from a2lib.measure.sections import FLASH
 from a2lib.report import data, metrics, style
+from a2lib.report.chapters.flash import shapes
+from a2lib.report.chapters.flash.view import LOOKS
 from a2lib.report.metrics import OURS, time_of
 
 LENGTHS = tuple(2**n for n in range(7, 17))
@@ -18,6 +21,13 @@ LONGEST = LENGTHS[-1]
 UNKNOWN = "(not measured yet)"
 COMMAND = "papermill notebooks/flash.ipynb -p seq_len 65536"
 H100 = "nvidia-h100"  # the public leaderboard's GPU: its rows are shown beside the published ones
+# What the chapter asks of data/reference/flash.csv.
+PUBLISHED = (*FLASH.key, "status", "ms", "speedup_over_eager", "title", "address")
+
+
+def published() -> pd.DataFrame:
+    """The figures of other people at these shapes, data/reference/flash.csv."""
+    return data.load_reference("flash", needs=PUBLISHED, ratios=("speedup_over_eager",))
 
 
 class Flash:
@@ -27,9 +37,9 @@ class Flash:
         every = data.load("flash", roots)
         self.rows = every[~every["local"]]
         self.local = every[every["local"]]
-        self.handout = data.handout(self.rows)
-        self.leaderboard = data.leaderboard(self.rows)
-        self.paper = data.paper(self.rows)
+        self.handout = shapes.handout(self.rows)
+        self.leaderboard = shapes.leaderboard(self.rows)
+        self.paper = shapes.paper(self.rows)
         ceiling = data.load("ceiling", roots)
         self.ceiling_rows = ceiling[~ceiling["local"]]
         self.ceilings = metrics.ceilings(self.ceiling_rows)
@@ -41,8 +51,8 @@ class Flash:
         counters = data.load("flash_counters", roots)
         self.counters = counters[~counters["local"]]
         self.runs = data.load_runs(roots)
-        self.reference = data.load_reference("flash")
-        self.devices = data.load_reference("devices")
+        self.reference = published()
+        self.devices = data.load_devices()
         self.device = style.device_name(data.PUBLISHED)
         self.short = self.device.split()[-1]
 
@@ -66,12 +76,7 @@ class Flash:
 
 def subject(name: str) -> str:
     """An implementation as the subject of a sentence."""
-    return "ours" if name == OURS else style.look(name).label
-
-
-def listed(words: list[str]) -> str:
-    """Words as a list in a sentence: a, b and c."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+    return "ours" if name == OURS else LOOKS.of(name).label
 
 
 def ms(value: float | None) -> str:

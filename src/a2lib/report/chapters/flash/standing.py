@@ -5,8 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style, tables
-from a2lib.report.chapters.flash.rows import DTYPES, Flash, listed, span, subject
-from a2lib.report.metrics import OURS, fastest, pick, timed_row, with_tflops
+from a2lib.report.chapters.flash.rows import DTYPES, Flash, span, subject
+from a2lib.report.chapters.flash.shapes import fastest, tally, with_tflops
+from a2lib.report.chapters.flash.view import LOOKS, PASSES
+from a2lib.report.metrics import OURS, pick, timed_row
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
 # Products of our two backward kernels, and of one that makes dq, dk and dv in a single sweep.
@@ -24,11 +27,11 @@ def by_pass(flash: Flash, caption: str, name: str) -> Table:
     called."""
     lines = []
     for dtype in DTYPES:
-        for pass_, title in style.PASSES.items():
+        for pass_, title in PASSES.items():
             rows = pick(flash.handout, dtype=dtype, pass_=pass_)
             cells = []
             for counted in (metrics.by_graph(rows), rows):
-                count = metrics.tally(counted)
+                count = tally(counted)
                 cells += [str(count[verdict]) for verdict in ("ahead", "level", "behind")]
             lines.append([f"{dtype} {title}", *cells])
     columns = ["shapes where ours is", "ahead", "level", "behind"]
@@ -45,7 +48,7 @@ def where(flash: Flash) -> Markdown:
         if not len(best) or not best["factor"].notna().any():
             continue
         count = {v: int((best["verdict"] == v).sum()) for v in ("ahead", "level", "behind")}
-        text = (f"of {len(best)} {style.PASSES[pass_]}s ours is ahead of every other "
+        text = (f"of {len(best)} {PASSES[pass_]}s ours is ahead of every other "
                 f"implementation in {count['ahead']}, level with the best in {count['level']} and "
                 f"behind in {count['behind']}")  # fmt: skip
         behind = best[best["verdict"] == "behind"]
@@ -66,7 +69,7 @@ def who_leads(flash: Flash) -> Markdown:
     """
     lines = []
     for dtype in DTYPES:
-        for pass_, title in style.PASSES.items():
+        for pass_, title in PASSES.items():
             best = fastest(metrics.by_graph(pick(flash.handout, dtype=dtype, pass_=pass_)))
             if not len(best):
                 continue
@@ -74,7 +77,7 @@ def who_leads(flash: Flash) -> Markdown:
             words = [
                 f"{subject(name)} in {(won['winner'] == name).sum()} "
                 f"({span(won.loc[won['winner'] == name, 'seq_len'])})"
-                for name in style.implementations(won["winner"])
+                for name in LOOKS.order(won["winner"])
             ]
             tied = int(best["tied"].sum())
             text = f"- **{dtype} {title}**: of {len(best)} shapes {tied} are tied"
@@ -101,7 +104,7 @@ def paper_answer(flash: Flash) -> Markdown:
             here = pick(rows, head_dim=head_dim, pass_=pass_)
             ours, peer = timed_row(here, implementation=OURS), best_peer(here)
             if ours and peer:
-                label = style.look(peer.implementation).label
+                label = LOOKS.of(peer.implementation).label
                 words.append(f"{pass_} **{style.digits(ours.tflops)}** "
                              f"(best peer: {label} {style.digits(peer.tflops)})")  # fmt: skip
         if words:
@@ -117,15 +120,15 @@ def paper_answer(flash: Flash) -> Markdown:
 def spreads(rows: pd.DataFrame, caption: str, name: str) -> Table:
     """Median, p20, p80 and n of every implementation at one shape, a column per pass."""
     lines = []
-    for implementation in style.implementations(rows["implementation"]):
+    for implementation in LOOKS.order(rows["implementation"]):
         cells = []
-        for pass_ in style.PASSES:
+        for pass_ in PASSES:
             row = metrics.row_of(rows, implementation=implementation, pass_=pass_)
             if row is None or row.status != "ok":
                 cells.append(tables.MISSING if row is None else tables.shown(row))
                 continue
             low, high = style.digits(row.ms_p20), style.digits(row.ms_p80)
             cells.append(f"{style.digits(row.ms)} ({low} – {high}), n = {row.n}")
-        lines.append([style.SHORT.get(implementation, implementation), *cells])
-    columns = ["ms (p20 – p80)", *style.PASSES.values()]
+        lines.append([LOOKS.short(implementation), *cells])
+    columns = ["ms (p20 – p80)", *PASSES.values()]
     return Table(pd.DataFrame(lines, columns=columns), caption, name)

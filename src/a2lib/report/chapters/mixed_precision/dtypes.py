@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from a2lib.report.chapters.mixed_precision.rows import MISSING, Mixed, listed, named
+from a2lib.report.chapters.mixed_precision.rows import MISSING, Mixed, named
 from a2lib.report.data import PUBLISHED
 from a2lib.report.metrics import pick
-from a2lib.report.style import STATUS, device_name
+from a2lib.report.style import STATUS, device_name, listed
 from a2lib.report.tables import Markdown, Table
 
 LOW = "low"  # the dtype that autocast was asked for

@@ -7,8 +7,9 @@ import math
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.mixed_precision.rows import MISSING, Mixed, listed, named
+from a2lib.report.chapters.mixed_precision.rows import MISSING, Mixed, named
 from a2lib.report.metrics import pick
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.floating import FORMATS, Loop, decimal
 

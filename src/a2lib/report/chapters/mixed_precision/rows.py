@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure.sections import SECTIONS
-from a2lib.report import data, metrics, style
+from a2lib.report import data, local, metrics, style
 
 TABLES = ("accumulation", "autocast_dtypes", "layernorm")
 COMMAND = "papermill notebooks/mixed_precision.ipynb"
@@ -27,17 +27,15 @@ class Mixed:
         self.ceiling_rows = ceiling[~ceiling["local"]]
         self.runs = data.load_runs(roots)
         self.reference = data.load_reference("mixed_precision")
-        self.devices = data.load_reference("devices")
+        self.devices = data.load_devices()
 
     def devices_of(self, table: str) -> list[str]:
         """The devices that have rows of `table`: the published one, other GPUs, the CPU."""
-        found = self.tables[table]["device"].unique()
-        return sorted(found, key=lambda name: (name != data.PUBLISHED, name == "cpu", name))
+        return local.devices(self.tables[table])
 
     def of(self, table: str, device: str) -> pd.DataFrame:
         """The rows of `table` of one device, the first root's where two roots have them."""
-        rows = metrics.pick(self.tables[table], device=device)
-        return rows.drop_duplicates(list(SECTIONS[table].key))
+        return local.of(self.tables[table], device, SECTIONS[table].key)
 
     def best(self, table: str) -> pd.DataFrame:
         """The rows of the first of `devices_of`; none if there is none."""
@@ -57,8 +55,3 @@ class Mixed:
 def named(device: str) -> str:
     """A device in words."""
     return "a CPU" if device == "cpu" else f"the {style.device_name(device)}"
-
-
-def listed(words: list[str]) -> str:
-    """Words as a list in a sentence: a, b and c."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

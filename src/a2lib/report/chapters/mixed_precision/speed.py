@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, provenance, style
-from a2lib.report.chapters.mixed_precision.rows import MISSING, PRECISIONS, Mixed, listed, named
+from a2lib.report.chapters.mixed_precision.rows import MISSING, PRECISIONS, Mixed, named
 from a2lib.report.data import PUBLISHED
 from a2lib.report.metrics import pick
+from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table, shown
 from a2lib.theory.transformer import SIZES, Shape, forward_flops, parameter_count
 

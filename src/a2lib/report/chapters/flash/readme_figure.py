@@ -1,4 +1,7 @@
-"""Write the README's picture from the committed data: python -m a2lib.report.readme_figure."""
+"""Write the README's picture from the committed data.
+
+    python -m a2lib.report.chapters.flash.readme_figure
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import sys
 from pathlib import Path
 
 from a2lib.paths import ROOT, data_dir
-from a2lib.report.chapters.flash import Flash
-from a2lib.report.figures import headline
+from a2lib.report.chapters.flash.figures import headline
+from a2lib.report.chapters.flash.rows import Flash
 
 PICTURE = ROOT / "book" / "_static" / "flash-e2e.png"
 

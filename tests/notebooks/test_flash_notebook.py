@@ -25,7 +25,6 @@ def papermill(*arguments, data, cwd=ROOT):
     environment = {
         **{k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
         "A2LIB_DATA": str(data),
-        "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
     return subprocess.run(

@@ -187,21 +187,22 @@ def named(value):
 
 
 def check(form, attention, kind, lengths, eager, *, device="cpu", repeats=1, sizes=None, **options):
-    """A compiled block beside float64, and beside itself in eager within eager[kind]."""
+    """A compiled block beside float64, and beside itself in eager within eager[kind] if given."""
     dtype, autocast = KINDS[kind]
     block, truth = pair(form, attention, dtype, device, **(sizes or {}))
     call = torch.compile(block, fullgraph=True, **options)
     for length in lengths:
         x, dy = inputs(block, length)
         want = by_name(truth, truth, x, dy)
-        plain = by_name(block, block, x, dy, autocast)
+        plain = by_name(block, block, x, dy, autocast) if kind in eager else None
         for again in range(repeats):
             if device == "cuda":
                 torch.compiler.cudagraph_mark_step_begin()
             got = {name: y.clone() for name, y in by_name(call, block, x, dy, autocast).items()}
             cell = f"{form.__name__}, {attention.__name__}, {kind}, {length} tokens, run {again}"
             assert_close(got, want, TRUTH[kind], f"{cell}, float64")
-            assert_close(got, plain, eager[kind], f"{cell}, eager")
+            if plain is not None:
+                assert_close(got, plain, eager[kind], f"{cell}, eager")
 
 
 def check_given_twice(form, attention, length, device="cpu", **options):

@@ -61,9 +61,14 @@ def configured():
     assert [module.get_config_copy() for module in modules] == before
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
-    # Whoever runs them, alone or several workers: what takes long is not what all wait for last.
+    # What is slow comes first, each test for whichever worker is free or with the group it names;
+    # then file by file. So no worker is alone with a long file at the end.
     items.sort(key=lambda item: "slow" not in item.keywords)
+    for item in items:
+        if "slow" not in item.keywords and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     if torch.cuda.is_available():
         return
     for item in items:

@@ -43,8 +43,8 @@ from a2lib.attention import FlashAttentionTriton, flash_attention, passes
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 
-# Beside eager, which rounds alike but for what Inductor fuses.
-EAGER = {"fp32": 1e-6, "bf16": 1e-2, "autocast": 1e-2}
+# Beside eager, which rounds alike but for what Inductor fuses; float32 is told by float64 alone.
+EAGER = {"bf16": 1e-2, "autocast": 1e-2}
 
 
 def check(form, attention, lengths, kind="fp32", **options):

@@ -3,7 +3,7 @@
 import pytest
 from bs4 import BeautifulSoup
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("book")]
 
 
 def article(html, page):

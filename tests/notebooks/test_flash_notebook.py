@@ -164,6 +164,7 @@ def test_without_a_gpu_there_is_one_time_and_it_says_so(executed):
     assert sum("sweeps leaderboard and all" in text for text in shown) == 3
 
 
+@pytest.mark.slow
 def test_the_leaderboard_sweep_has_the_protocols_and_the_errors(tmp_path):
     asked = ["-p", "sweep", "leaderboard", "-p", "implementations", "eager,sdpa_flash"]
     done = papermill(FLASH, tmp_path / "out.ipynb", *asked, data=tmp_path / "data")

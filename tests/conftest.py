@@ -68,7 +68,8 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "slow" not in item.keywords)
     for item in items:
         if "slow" not in item.keywords and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+            file = item.nodeid.partition(".py::")[0].removeprefix("tests/")
+            item.add_marker(pytest.mark.xdist_group(file))
     if torch.cuda.is_available():
         return
     for item in items:

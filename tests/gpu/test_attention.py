@@ -57,6 +57,7 @@ def problem(dtype, is_causal, width, seed):
 
 # Each example compiles kernels of its own, so that many cases of few examples share them out among
 # workers. Without shrinking, which would compile as many again.
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("width", list(HEAD_DIMS))

@@ -90,7 +90,7 @@ build/.book-inputs: FORCE
 
 # exec: pytest's last line is the last line.
 test: $(STAMP)
-	@exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) </dev/null
+	@exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) </dev/null
 
 # Pass after pass, each with a seed of its own; the last one runs to its end.
 fuzz: $(STAMP)

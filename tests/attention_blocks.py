@@ -1,11 +1,13 @@
 """A block of a Transformer around an attention, for comparing torch.compile with eager by name.
 
 q, k and v are made in each of the ways of FORMS, since what torch.compile gets wrong depends on
-how they lie in memory and on which tensor they come from.
+how they lie in memory and on which tensor they come from. What is shared by the tests on a CPU, in
+the interpreter, and those on a GPU.
 """
 
 import contextlib
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -77,6 +79,17 @@ def all_one(y, heads):
     q, _, _ = fused(y, heads)
     return q, q, q
 
+
+# Weights' dtype and whether autocast to bfloat16 is on.
+KINDS = {
+    "fp32": (torch.float32, False),
+    "bf16": (torch.bfloat16, False),
+    "fp16": (torch.float16, False),
+    "autocast": (torch.float32, True),
+}
+# Relative error beside float64. A gradient with a wrong stride or a lost term is off by tens of
+# percent.
+TRUTH = {"fp32": 1e-5, "bf16": 5e-2, "fp16": 1e-2, "autocast": 5e-2}
 
 DISTINCT = (fused, chunk, gqa, contiguous, rope, rms_norm, three_dimensions, frozen)
 FORMS = (*DISTINCT, q_is_k, all_one)
@@ -156,3 +169,56 @@ def worst(got, want):
 def assert_close(got, want, tolerance, cell):
     for name, error in worst(got, want).items():
         assert error <= tolerance, f"{cell}: {name} is off by {error:.2e}, beyond {tolerance}"
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Float32 products of cuBLAS as exact as ours, and nothing compiled before."""
+    torch._dynamo.reset()
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch._dynamo.reset()
+
+
+def named(value):
+    return getattr(value, "__name__", None)
+
+
+def check(form, attention, kind, lengths, eager, *, device="cpu", repeats=1, sizes=None, **options):
+    """A compiled block beside float64, and beside itself in eager within eager[kind] if given."""
+    dtype, autocast = KINDS[kind]
+    block, truth = pair(form, attention, dtype, device, **(sizes or {}))
+    call = torch.compile(block, fullgraph=True, **options)
+    for length in lengths:
+        x, dy = inputs(block, length)
+        want = by_name(truth, truth, x, dy)
+        plain = by_name(block, block, x, dy, autocast) if kind in eager else None
+        for again in range(repeats):
+            if device == "cuda":
+                torch.compiler.cudagraph_mark_step_begin()
+            got = {name: y.clone() for name, y in by_name(call, block, x, dy, autocast).items()}
+            cell = f"{form.__name__}, {attention.__name__}, {kind}, {length} tokens, run {again}"
+            assert_close(got, want, TRUTH[kind], f"{cell}, float64")
+            if plain is not None:
+                assert_close(got, plain, eager[kind], f"{cell}, eager")
+
+
+def check_given_twice(form, attention, length, device="cpu", **options):
+    """One graph refuses one tensor given twice with our words; graph breaks give its gradient."""
+    block, truth = pair(form, attention, torch.float32, device)
+    x, dy = inputs(block, length)
+    with pytest.raises(Exception, match="three different tensors|UnsupportedError|duplicate"):
+        torch.compile(block, fullgraph=True, **options)(x)
+    torch._dynamo.reset()
+    got = by_name(torch.compile(block, **options), block, x, dy)
+    assert_close(got, by_name(truth, truth, x, dy), TRUTH["fp32"], form.__name__)
+
+
+def of_sum(apply, tensors):
+    """Output, and gradients of its sum, of the causal ``apply(q, k, v, True)`` on new leaves."""
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    o = apply(*leaves, True)
+    o.sum().backward()
+    return dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *(x.grad for x in leaves)), strict=True))

@@ -1,10 +1,14 @@
 """Without a GPU the Triton kernels run in Triton's interpreter, decided before any import."""
 
+import gc
 import os
 
-import pytest
-import torch
-from hypothesis import settings
+# Work this small waits longer for a second thread than it takes alone, here and in what is started.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -22,6 +26,14 @@ settings.load_profile("a2lib")
 def locks_of_their_own(tmp_path_factory):
     """Tests measure nothing that counts: they wait for nobody, and nobody for them."""
     os.environ["A2LIB_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
+
+
+@pytest.fixture
+def no_garbage():
+    """For a test that counts bytes on the GPU: a cycle that an earlier test left, such as a
+    traceback, would be there before the count and collected after."""
+    gc.collect()
+    torch.cuda.empty_cache()  # a cached block may be larger than what is asked of it
 
 
 @pytest.fixture
@@ -49,7 +61,15 @@ def configured():
     assert [module.get_config_copy() for module in modules] == before
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
+    # What is slow comes first, each test for whichever worker is free or with the group it names;
+    # then file by file. So no worker is alone with a long file at the end.
+    items.sort(key=lambda item: "slow" not in item.keywords)
+    for item in items:
+        if "slow" not in item.keywords and not item.get_closest_marker("xdist_group"):
+            file = item.nodeid.partition(".py::")[0].removeprefix("tests/")
+            item.add_marker(pytest.mark.xdist_group(file))
     if torch.cuda.is_available():
         return
     for item in items:

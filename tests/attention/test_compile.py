@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import triton
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compile")]
+
 SHARED_MEMORY = 227 * 1024  # bytes a block may have on sm_90
 
 
@@ -26,7 +28,7 @@ def compiled():
 def test_every_kernel_is_there(compiled):
     cells = {(r["kernel"], r["dtype"], r["head_dim"], r["causal"]) for r in compiled}
     for dtype in ("bf16", "fp16", "fp32"):
-        for head_dim in (16, 32, 64, 128):
+        for head_dim in (16, 32, 64, 128) if dtype != "fp16" else (64, 128):
             for causal in (True, False):
                 kernels = {k for k, *cell in cells if cell == [dtype, head_dim, causal]}
                 together = {"forward", "backward_dq", "backward_dkdv"}

@@ -98,26 +98,38 @@ def test_cpu_tensors_are_refused_and_never_run_by_something_else():
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
 
 
-@pytest.mark.parametrize(
-    "setting", ["fp32_precision", "every_backend", "allow_tf32", "set_float32_matmul_precision"]
-)
-def test_tf32_is_only_for_those_who_ask(setting):
-    """In a process of its own: PyTorch's older and newer settings exclude each other."""
-    ask = {
-        "fp32_precision": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
-        "every_backend": "torch.backends.fp32_precision = 'tf32'",
-        "allow_tf32": "torch.backends.cuda.matmul.allow_tf32 = True",
-        "set_float32_matmul_precision": "torch.set_float32_matmul_precision('high')",
-    }[setting]
-    code = (
-        "import torch; from a2lib.attention import passes, flash_attention\n"
-        f"before = passes._allow_tf32(); {ask}; after = passes._allow_tf32()\n"
-        "assert (before, after) == (False, True), (before, after)\n"
-        "for dtype in (torch.float32, torch.bfloat16):\n"
-        "    x = torch.zeros(1, 8, 16, dtype=dtype); flash_attention(x, x, x)\n"
+ASK_FOR_TF32 = """
+import os, sys, torch
+from a2lib.attention import flash_attention, passes
+for ask in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        assert not passes._allow_tf32()
+        exec(ask)
+        assert passes._allow_tf32()
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.zeros(1, 8, 16, dtype=dtype)
+            flash_attention(x, x, x)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, ask
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_tf32_is_only_for_those_who_ask():
+    """Each in a process of its own: PyTorch's older and newer settings exclude each other."""
+    settings = (
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.fp32_precision = 'tf32'",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.set_float32_matmul_precision('high')",
     )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", ASK_FOR_TF32, *settings],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        check=True,
+        timeout=120,
+    )
 
 
 def test_precision_of_fp32():

@@ -56,6 +56,7 @@ def problems(draw):
     }
 
 
+@pytest.mark.slow
 @given(problems())
 def test_matches_float64(p):
     generator = torch.Generator().manual_seed(p["seed"])

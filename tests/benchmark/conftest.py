@@ -20,15 +20,6 @@ TINY = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Work this small waits longer for a second thread than it takes alone."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def tiny():
     """A Config of the smallest model; options by name replace its own."""
@@ -54,8 +45,7 @@ def command():
     def start(*arguments, prefix=("-m", "a2lib.benchmark"), **options):
         child = subprocess.Popen(
             [sys.executable, *prefix, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}, text=True,
-            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": SOURCE}, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
         )  # fmt: skip
         started.append(child)

@@ -26,6 +26,7 @@ class Book:
     def __init__(self, root: Path, copy: bool = True):
         self.root = root
         self.html = root / "book" / "_build" / "html"
+        self.without_rows = root / "without-rows"
         if not copy:
             return
         ignore = shutil.ignore_patterns("_build", "__pycache__", "measured", "*.egg-info")
@@ -44,7 +45,7 @@ class Book:
         """Build as a reader does, warnings being errors."""
         unset = ("A2LIB_DATA", "TRITON_INTERPRET")
         env = {name: value for name, value in os.environ.items() if name not in unset}
-        env |= {"PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1"}
+        env |= {"PYTHONPATH": str(self.root / "src")}
         command = Path(sys.executable).with_name("jupyter-book")
         return subprocess.run(
             [command, "build", "book/", "-W", "-n", "--keep-going"], cwd=self.root, env=env,
@@ -77,7 +78,8 @@ def built(book: Book) -> Book:
 def book(tmp_path_factory):
     """The book, built once in a run of the tests, whichever worker asks. Do not change it.
 
-    It has a complete invented sweep of the published device, and tiny CPU rows of `make book`.
+    It has a complete invented sweep of the published device, and tiny CPU rows of `make book`. They
+    came between two builds: what the first one wrote, of no row, is in `without_rows`.
     """
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -89,7 +91,8 @@ def book(tmp_path_factory):
             return Book(root, copy=False)
         shutil.rmtree(root, ignore_errors=True)  # what a failed build of another worker left
         root.mkdir()
-        book = Book(root)
+        book = built(Book(root))
+        shutil.copytree(book.html, book.without_rows)
         rows = synthetic()
         rows.write(root / "data")
         rows.write(root / "build" / "data", device="cpu", ceiling=False,
@@ -97,15 +100,3 @@ def book(tmp_path_factory):
         built(book)
         ready.touch()
         return book
-
-
-@pytest.fixture
-def empty_book(tmp_path):
-    """A book of the test's own, built from no measured row."""
-    return built(Book(tmp_path))
-
-
-@pytest.fixture(scope="session")
-def rows():
-    """The module that writes invented rows."""
-    return synthetic()

@@ -92,7 +92,7 @@ def test_captured_steps_have_the_losses_of_plain_ones(options, tolerance):
         assert step.ms == {} and 0 < step.total_ms <= step.wall_ms * 1.01
 
 
-def test_a_captured_run_gives_its_memory_back():
+def test_a_captured_run_gives_its_memory_back(no_garbage):
     run(Config(**SMALL, capture=True))  # cuBLAS keeps a workspace, the capture a random state
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     result = run(Config(**SMALL, capture=True))
@@ -115,7 +115,7 @@ def test_a_step_that_cannot_be_captured_is_a_result(monkeypatch):
     assert run(Config(**SMALL, capture=True)).status == "ok"
 
 
-def test_out_of_memory_gives_the_memory_back():
+def test_out_of_memory_gives_the_memory_back(no_garbage):
     before = torch.cuda.memory_allocated()
     result = run(Config(**{**SMALL, "batch": 2**15, "context": 4096}))
     assert result.status == "oom" and "forward" in result.note

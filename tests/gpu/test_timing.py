@@ -115,7 +115,7 @@ def test_a_replay_leaves_the_hosts_work_out():
 
 
 @pytest.mark.parametrize("bad", [synchronising, too_much])
-def test_a_capture_that_fails_leaves_the_process_as_it_was(bad):
+def test_a_capture_that_fails_leaves_the_process_as_it_was(bad, no_garbage):
     x = torch.randn(512, 512, device="cuda")
     makers = {"first": one_more(x), "bad": bad(x), "last": lambda: lambda: x @ x}
     # The first failed capture leaves the random generator a kilobyte of state for captures.
@@ -152,7 +152,7 @@ def test_work_on_another_stream_is_no_graph():
     assert done.usable and isinstance(done.results["fn"], Exception)
 
 
-def test_the_memory_of_graphs_is_given_back():
+def test_the_memory_of_graphs_is_given_back(no_garbage):
     x = torch.randn(2**24, device="cuda")
     make = functools.partial(lambda: lambda: (x * 2, x * 3))
     graphs.time_replays({"fn": make}, {"fn": 1.0})

@@ -319,7 +319,7 @@ def test_a_long_call_keeps_the_reading_of_its_first_sample(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_out_of_memory_is_a_result_and_frees_what_it_took():
+def test_on_a_gpu_out_of_memory_is_a_result_and_frees_what_it_took(no_garbage):
     x = torch.randn(512, 512, device="cuda")
 
     def too_much():

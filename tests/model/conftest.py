@@ -11,15 +11,6 @@ TINY = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Work this small waits longer for a second thread than it takes alone."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def make_model():
     """A tiny model with seed 0; options by name replace its own."""

@@ -25,7 +25,6 @@ def papermill(*arguments, data, cwd=ROOT):
     environment = {
         **{k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
         "A2LIB_DATA": str(data),
-        "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
     return subprocess.run(
@@ -165,6 +164,7 @@ def test_without_a_gpu_there_is_one_time_and_it_says_so(executed):
     assert sum("sweeps leaderboard and all" in text for text in shown) == 3
 
 
+@pytest.mark.slow
 def test_the_leaderboard_sweep_has_the_protocols_and_the_errors(tmp_path):
     asked = ["-p", "sweep", "leaderboard", "-p", "implementations", "eager,sdpa_flash"]
     done = papermill(FLASH, tmp_path / "out.ipynb", *asked, data=tmp_path / "data")

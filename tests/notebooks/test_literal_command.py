@@ -182,25 +182,32 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(repository):
     assert done.stderr.strip() == f"a2lib: cannot make the folder of {OUTPUT}: Not a directory"
 
 
-@pytest.mark.parametrize("value", ["0", "off", "No", "false"])
-def test_switched_off_papermill_is_as_it_was(repository, value):
+def test_switched_off_papermill_is_as_it_was(repository):
     before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
-    done = run(repository, env={papermill_default.SWITCH: value}, input="")
+    done = run(repository, env={papermill_default.SWITCH: "No"}, input="")
     assert done.returncode == 1
     assert "Notebook does not appear to be JSON" in done.stderr
     assert "a2lib" not in done.stderr.replace(str(repository), "")
     assert_untouched(repository, before)
 
 
+@pytest.mark.parametrize("value", ["0", "off", "No", "FALSE", "quiet"])
+def test_each_word_that_switches_it_off(monkeypatch, value):
+    asked = []
+    monkeypatch.setattr(papermill_default, "is_papermill_command", lambda: asked.append(1))
+    monkeypatch.setenv(papermill_default.SWITCH, value)
+    papermill_default.prepare()
+    assert bool(asked) == (value == "quiet")
+
+
 def test_a_notebook_elsewhere_is_untouched(repository):
-    for place in ("elsewhere/tiny.ipynb", "notebooks/deeper/tiny.ipynb"):
-        write_notebook(repository / place)
-        done = run(repository, [PAPERMILL, place])
-        assert done.returncode == 0, done.stderr
-        assert nbformat.reads(done.stdout, as_version=4).cells[-1].outputs[0].text == (
-            "measured at 16\n"
-        )
-        assert "a2lib:" not in done.stderr
+    write_notebook(repository / "notebooks" / "deeper" / "tiny.ipynb")
+    done = run(repository, [PAPERMILL, "notebooks/deeper/tiny.ipynb"])
+    assert done.returncode == 0, done.stderr
+    (shown,) = nbformat.reads(done.stdout, as_version=4).cells[-1].outputs
+    assert shown.text == "measured at 16\n"
+    assert "a2lib:" not in done.stderr
+    write_notebook(repository / "elsewhere" / "tiny.ipynb")
     code, shown = in_terminal(repository, [PAPERMILL, "elsewhere/tiny.ipynb"])
     assert code == 2
     assert "Missing argument 'OUTPUT_PATH'" in shown
@@ -218,10 +225,9 @@ def test_an_output_that_is_given_is_used(repository):
     assert not (repository / "build").exists()
 
 
-@pytest.mark.parametrize("option", ["--help", "-h", "--help-notebook", "--version"])
-def test_asking_for_information_runs_nothing(repository, option):
+def test_asking_for_information_runs_nothing(repository):
     before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
-    done = run(repository, [*LITERAL, option])
+    done = run(repository, [*LITERAL, "--help-notebook"])
     assert done.stdout
     assert "a2lib:" not in done.stderr
     assert_untouched(repository, before)
@@ -270,7 +276,8 @@ def test_last_words_of_what_is_no_executed_notebook(tmp_path):
         (["a.ipynb", "--unknown", "x"], None),
         (["a.ipynb", "--progress-bar=yes"], None),
         (["a.ipynb", "-p", "seq_len"], None),
-        (["a.ipynb", "--help-notebook"], None),
+        *((["a.ipynb", option], None) for option in ("-h", "--help", "--help-notebook")),
+        (["a.ipynb", "--version"], None),
         ([], []),
     ],
 )
@@ -292,6 +299,7 @@ def test_the_options_are_those_of_the_installed_papermill():
     assert set(papermill_default.INFORMATION) == information
 
 
+@pytest.mark.slow
 def test_the_flash_notebook_itself(tmp_path):
     """The line of the README at a size for a CPU, in a copy, which spares the reader's own runs."""
     shutil.copytree(

@@ -17,8 +17,7 @@ NOTEBOOK = ROOT / "notebooks" / "mixed_precision.ipynb"
 
 
 def papermill(*arguments, data):
-    environment = {**os.environ, "A2LIB_DATA": str(data), "OMP_NUM_THREADS": "1"}
-    environment |= {"CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "A2LIB_DATA": str(data), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [sys.executable, "-m", "papermill", NOTEBOOK, *map(str, arguments)],
         cwd=ROOT,

@@ -180,7 +180,8 @@ def test_test_ends_with_the_line_of_pytest(repository):
     assert done.stdout == "2 passed in 0.10s\n"
     assert done.stderr == ""
     [call] = calls(repository)
-    assert call.startswith("python -m pytest -n 2 --dist loadfile -x tests/setup ")
+    assert call.startswith("python -m pytest -n 2 --dist loadgroup ")
+    assert " -x tests/setup data=" in call
 
 
 def test_parameters_of_a_notebook_are_handed_on(repository):

@@ -161,7 +161,6 @@ def test_first_steps_are_each_of_a_process_of_their_own(tmp_path, monkeypatch, c
     """A process that had imported torch before would refuse and give an error row."""
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     run = benchmark.start(Parameters(sweep="first"))
     benchmark.measure_first(run)

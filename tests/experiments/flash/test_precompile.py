@@ -25,7 +25,9 @@ def test_every_shape_of_the_sweep_has_an_estimate():
 
 @pytest.mark.slow
 @pytest.mark.skipif(" " in sys.prefix, reason="Inductor's call of g++ breaks at a space in a path")
-def test_the_next_process_finds_the_code_on_disk(monkeypatch, tmp_path, path_of_tests):
+def test_the_next_process_finds_the_code_on_disk_and_none_that_was_spoilt(
+    monkeypatch, tmp_path, path_of_tests
+):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     shape = {"dtype": "fp32", "batch": 1, "heads": 1, "seq_len": 16, "head_dim": 8, "causal": True}
     task = {
@@ -34,12 +36,23 @@ def test_the_next_process_finds_the_code_on_disk(monkeypatch, tmp_path, path_of_
         "device": "cpu",
         "seed": 0,
     }
-    counted = []
-    for _ in range(2):
+
+    def compiled():
         with Worker(command(task["do"])) as worker:
             assert list(worker.ask(task, 300)) == []
-            counted += worker.ask(task | {"do": "experiments.flash.inductor:counters"}, 60)
-    first, second = counted
+            (counted,) = worker.ask(task | {"do": "experiments.flash.inductor:counters"}, 60)
+            (isa,) = worker.ask(task | {"do": "experiments.flash.inductor:isa"}, 300)
+        libraries = list(tmp_path.rglob("*.so"))
+        assert libraries and all(path.stat().st_size for path in libraries)
+        assert not list(tmp_path.rglob("*.part"))
+        return counted, isa, libraries
+
+    first, isa, libraries = compiled()
     assert first["autograd_cache_miss"] == 1 and first["fxgraph_cache_miss"] == 2
+    second, *_ = compiled()
     assert second["autograd_cache_hit"] == 1 and second["fxgraph_cache_hit"] == 2
     assert "fxgraph_cache_miss" not in second
+    for path in libraries:  # as a compiler that is killed leaves them
+        path.write_bytes(b"")
+    _, *found = compiled()
+    assert found[0] == isa and set(found[1]) == set(libraries)

@@ -3,13 +3,11 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 from a2lib.experiments.harness import compiler, process
-from a2lib.experiments.harness.process import Worker, command
 
 # Writes the first half of its output, waits where told to, then writes the rest.
 FAKE = """#!/bin/sh
@@ -119,27 +117,3 @@ def _an_object_file():
 
     with open(torch._C.__file__, "rb") as file:
         return file.read()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(" " in sys.prefix, reason="Inductor's call of g++ breaks at a space in a path")
-def test_a_cache_that_was_spoilt_is_right_in_the_next_process(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    shape = {"dtype": "fp32", "batch": 1, "heads": 1, "seq_len": 16, "head_dim": 8, "causal": True}
-    task = {
-        "do": "a2lib.experiments.flash.handlers:compile_",
-        "spec": {"shape": shape, "implementation": "compile"},
-        "device": "cpu",
-        "seed": 0,
-    }
-    found = []
-    for spoil in (True, False):
-        with Worker(command(task["do"])) as worker:
-            assert list(worker.ask(task, 300)) == []
-            found += worker.ask(task | {"do": "experiments.flash.inductor:isa"}, 300)
-        compiled = list(tmp_path.rglob("*.so"))
-        assert compiled and all(path.stat().st_size for path in compiled)
-        assert not list(tmp_path.rglob("*.part"))
-        for path in compiled if spoil else ():
-            path.write_bytes(b"")
-    assert found[0] == found[1]

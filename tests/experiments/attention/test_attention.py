@@ -1,0 +1,192 @@
+"""What a worker stores of plain attention, at the smallest sizes; and what is asked of it."""
+
+import dataclasses
+
+import pytest
+
+from a2lib.experiments import attention
+from a2lib.experiments.attention import handlers, view
+from a2lib.experiments.attention.configurations import (
+    BEYOND,
+    Parameters,
+    Shape,
+    grid,
+    saved_tensors,
+)
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.worker import Job
+from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED, Store, start_run
+from a2lib.measure.graphs import Replays
+from a2lib.measure.timing import Timing
+from a2lib.theory.eager import Eager, by_hand_saved
+
+TINY = Parameters(seq_len=16, head_dim=8, batch=2, causal=True, calls=3)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """``job(section, task, device)`` is what a worker would be given; it stores below tmp_path."""
+    run = start_run(command="test", parameters={}, device="cpu", data=tmp_path)
+
+    def make(section, task, device="cpu"):
+        store = Store(section, "cpu", tmp_path)
+        return Job(task.spec, device, wanted=task.rows, run=run, store=store)
+
+    return make
+
+
+def asked(name="eager", **over):
+    return dataclasses.replace(TINY, implementations=name, **over)
+
+
+@pytest.mark.parametrize("name", ["eager", "by_hand", "tiled"])
+def test_both_passes_are_measured(job, name):
+    (task,) = attention.pass_tasks(asked(name), "cpu")
+    given = job(ATTENTION, task)
+    handlers.passes(given)
+    rows = {row["pass"]: row for row in given.store.rows()}
+    assert set(rows) == {"forward", "backward"}
+    for row in rows.values():
+        assert (row["status"], row["n"], row["implementation"]) == ("ok", "3", name)
+        assert 0 < float(row["ms_min"]) <= float(row["ms"]) and float(row["ms_mean"]) > 0
+        assert not any(row[c] for c in ("ms_event", "ms_graph", "ms_host", "held_bytes", "note"))
+    printed = view.passes(given.store.rows())
+    assert printed.count("±") == 2 and "causal" in printed
+    assert view.figure(given.store.rows()).axes[0].lines
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_saved_tensors_are_those_of_the_theory(job, causal):
+    shape = Eager(2, 128, 16, causal)  # whole blocks, so that nothing is rounded
+    for name, expected in (("eager", shape.saved()), ("by_hand", by_hand_saved(shape))):
+        (task,) = attention.saved_tasks(asked(name, seq_len=128, head_dim=16, causal=causal), "cpu")
+        given = job(ATTENTION_SAVED, task)
+        handlers.saved(given)
+        found = {r["tensor"]: int(r["saved_bytes"]) for r in given.store.rows()
+                 if r["implementation"] == name}  # fmt: skip
+        assert found == expected | {"other": 0}
+    assert f"{shape.matrix:,}" in view.saved(given.store.rows())
+
+
+def test_tiled_attention_saves_no_matrix(job):
+    (task,) = attention.saved_tasks(asked("tiled", seq_len=128, head_dim=16), "cpu")
+    given = job(ATTENTION_SAVED, task)
+    handlers.saved(given)
+    found = {row["tensor"]: int(row["saved_bytes"]) for row in given.store.rows()}
+    tensor, rows = 2 * 128 * 16 * 4, 2 * 128 * 4
+    assert found == {"q": tensor, "k": tensor, "v": tensor, "o": tensor, "lse": rows, "other": 0}
+
+
+def test_by_hand_is_eager_with_another_softmax():
+    torch = pytest.importorskip("torch")
+    q, k, v, do = handlers._inputs(Shape("fp32", 2, 33, 8, True), "cpu", 0, "backward")
+    for causal in (False, True):
+        results = []
+        for name in ("eager", "by_hand"):
+            o = handlers.ATTENTIONS[name](q, k, v, causal)
+            results.append((o, *torch.autograd.grad(o, (q, k, v), do)))
+        for which, one, other in zip(("o", "dq", "dk", "dv"), *results, strict=True):
+            torch.testing.assert_close(one, other, msg=lambda text, which=which: f"{which} {text}")
+
+
+def test_what_a_cpu_cannot_do_is_a_row(job, monkeypatch):
+    (task,) = attention.pass_tasks(asked("a2lib"), "cpu")
+    given = job(ATTENTION, task)
+    handlers.passes(given)
+    assert {row["status"] for row in given.store.rows()} == {"unsupported"}
+    task = attention.limit_tasks("cpu")[0]
+    given = job(ATTENTION_LIMIT, task)
+    handlers.limit(given)
+    assert [row["status"] for row in given.store.rows()] == ["unsupported"]
+    assert "backward" in view.limits([{**given.store.rows()[0], "pass": "backward"}])
+    needed = Eager(2, 16, 8, True).total("backward")
+    for available, status in ((needed - 1, "oom"), (needed, "ok")):
+        monkeypatch.setattr(handlers.memory, "available_bytes", lambda n=available: n)
+        (task,) = attention.pass_tasks(asked(), "cpu")
+        given = job(ATTENTION, task)
+        handlers.passes(given)
+        mine = [row for row in given.store.rows() if row["implementation"] == "eager"]
+        assert {row["status"] for row in mine} == {status}
+
+
+def test_a_pass_without_room_is_oom_and_its_backward_says_where(job, monkeypatch):
+    def refuse(*_):
+        raise MemoryError
+
+    monkeypatch.setitem(handlers.ATTENTIONS, "eager", refuse)
+    (task,) = attention.pass_tasks(asked(), "cpu")
+    given = job(ATTENTION, task)
+    handlers.passes(given)
+    rows = {row["pass"]: (row["status"], row["note"]) for row in given.store.rows()}
+    assert rows["forward"] == ("oom", "out of memory")
+    assert rows["backward"] == ("oom", "in its forward: out of memory")
+
+
+def test_a_replay_is_the_gpus_time_or_a_reason(monkeypatch):
+    from a2lib.measure import graphs
+
+    monkeypatch.setattr(handlers.memory, "total_bytes", lambda device: 100)
+    row = {"held_bytes": 30, "peak_bytes": 10, "ms": 1.0}
+    timing = Timing(0.5, 0.5, 0.5, 3)
+    for done, values, lost in (
+        (Replays({"forward": timing}), {"ms_graph": 0.5}, False),
+        (Replays({"forward": MemoryError()}), {"note": "no graph: out of memory"}, False),
+        (Replays({}, usable=False), {"note": "no graph: the device was lost"}, True),
+    ):
+        monkeypatch.setattr(graphs, "time_replays", lambda *_, done=done, **__: done)
+        assert handlers._replayed(None, (), "forward", row) == (values, lost)
+    refused, lost = handlers._replayed(None, (), "forward", row | {"peak_bytes": 11})
+    assert "not tried" in refused["note"] and not lost
+
+
+@pytest.mark.parametrize(("guess", "longest"), [(10, 14), (14, 14), (30, 14), (0, 0), (6, 0)])
+def test_the_search_ends_at_the_last_that_fits(guess, longest):
+    tried = []
+
+    def fits(n):
+        tried.append(n)
+        return n <= longest
+
+    assert handlers.search(fits, guess, 2) == longest
+    assert all(n > 0 for n in tried) and len(tried) == len(set(tried))
+
+
+def test_the_grid_is_the_handouts():
+    shapes = {(s.batch, s.seq_len, s.head_dim, s.causal) for name, s, n in grid("cuda")
+              if (name, n, s.dtype) == ("eager", 100, "fp32")}  # fmt: skip
+    assert shapes == {
+        (8, n, d, causal)
+        for n in (256, 1024, 4096, 8192, 16384)
+        for d in (16, 32, 64, 128)
+        for causal in (False, True)
+    }
+    everything = Parameters(sweep="all").configurations("cuda")
+    assert {s.seq_len for name, s, n in everything if n < 100} == set(BEYOND)
+    assert len({(name, s) for name, s, _ in everything}) == len(everything)
+    assert len(attention.limit_tasks("cuda")) == 2 * 2 * 4 * 2
+
+
+def test_saved_tensors_have_names_for_every_implementation():
+    shape = Shape("fp32", 8, 256, 16, True)
+    assert saved_tensors("eager", shape) == ("q", "k", "v", "p", "mask", "other")
+    assert "exponentials" in saved_tensors("by_hand", shape)
+    assert saved_tensors("a2lib", shape) == ("q", "k", "v", "o", "lse", "other")
+
+
+def test_a_sweep_has_its_own_shapes():
+    with pytest.raises(ParameterError, match="leave head_dim out"):
+        Parameters(sweep="grid", head_dim=32)
+
+
+def test_a_run_measures_prints_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    run = attention.start(Parameters(sweep="limit"))
+    attention.measure_passes(run)
+    attention.measure_saved(run)
+    attention.measure_limit(run)
+    assert {row["status"] for row in run.store(ATTENTION_LIMIT).rows()} == {"unsupported"}
+    printed = capsys.readouterr().out
+    assert "Measured by the sweeps grid" in printed and "it swaps" in printed

@@ -104,7 +104,7 @@ COLUMNS = {
         WHOLE, "what tensors held before the pass, cuBLAS's workspaces apart; blank on a CPU"
     ),
     "saved_bytes": Column(WHOLE, "what autograd saves of it for the backward"),
-    "free_bytes": Column(WHOLE, "what was free on the device, by its driver"),
+    "room_bytes": Column(WHOLE, "what was free on the device, by its driver"),
     "tensors_len": Column(WHOLE, "the longest sequence whose tensors fit that"),
     "predicted_len": Column(WHOLE, "the longest for which the allocator should find room"),
     "fits_len": Column(WHOLE, "the longest that ran"),

@@ -254,9 +254,9 @@ ATTENTION_SAVED = Section(
 ATTENTION_LIMIT = Section(
     "attention_limit",
     (*_PLAIN, "head_dim", "causal", "pass", "allocator"),
-    ("free_bytes", "tensors_len", "predicted_len", "fits_len", "fails_len", "note"),
+    ("room_bytes", "tensors_len", "predicted_len", "fits_len", "fails_len", "note"),
     timed=False,
-    handler=f"{_ATTENTION}:limit",
+    handler="a2lib.experiments.attention.limits:limit",
     notebook="attention",
     pages=("attention",),
 )

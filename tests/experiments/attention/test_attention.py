@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from a2lib.experiments import attention
-from a2lib.experiments.attention import handlers, view
+from a2lib.experiments.attention import handlers, limits, view
 from a2lib.experiments.attention.configurations import (
     BEYOND,
     Parameters,
@@ -79,7 +79,7 @@ def test_tiled_attention_saves_no_matrix(job):
 
 def test_by_hand_is_eager_with_another_softmax():
     torch = pytest.importorskip("torch")
-    q, k, v, do = handlers._inputs(Shape("fp32", 2, 33, 8, True), "cpu", 0, "backward")
+    q, k, v, do = handlers.inputs_of(Shape("fp32", 2, 33, 8, True), "cpu", 0, "backward")
     for causal in (False, True):
         results = []
         for name in ("eager", "by_hand"):
@@ -96,7 +96,7 @@ def test_what_a_cpu_cannot_do_is_a_row(job, monkeypatch):
     assert {row["status"] for row in given.store.rows()} == {"unsupported"}
     task = attention.limit_tasks("cpu")[0]
     given = job(ATTENTION_LIMIT, task)
-    handlers.limit(given)
+    limits.limit(given)
     assert [row["status"] for row in given.store.rows()] == ["unsupported"]
     assert "backward" in view.limits([{**given.store.rows()[0], "pass": "backward"}])
     needed = Eager(2, 16, 8, True).total("backward")
@@ -147,7 +147,7 @@ def test_the_search_ends_at_the_last_that_fits(guess, longest):
         tried.append(n)
         return n <= longest
 
-    assert handlers.search(fits, guess, 2) == longest
+    assert limits.search(fits, guess, 2) == longest
     assert all(n > 0 for n in tried) and len(tried) == len(set(tried))
 
 

@@ -9,7 +9,7 @@
     figure = attention.draw(run)
     attention.say_where(run)
 
-``configurations`` says what is measured, ``handlers`` how a worker does it, ``view`` prints.
+``configurations`` says what is measured, ``handlers`` and ``limits`` how a worker does it.
 """
 
 from __future__ import annotations

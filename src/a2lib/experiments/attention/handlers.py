@@ -6,7 +6,6 @@ workspaces, 32 MiB for each thread on Hopper, are taken before anything is count
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
 import statistics
@@ -20,12 +19,11 @@ from a2lib.attention import (
     FlashAttentionTriton,
     attention_reference,
 )
-from a2lib.experiments.attention.configurations import PASSES, STEP, Shape
+from a2lib.experiments.attention.configurations import PASSES, Shape
 from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import Timing, peak_bytes, synchronize
-from a2lib.measure.failures import LostContext, classify, is_lost, note, outcome
-from a2lib.theory.eager import longest
+from a2lib.measure.failures import LostContext, classify, is_lost, note
 
 Row = dict[str, object]
 WARMUP = 5
@@ -62,10 +60,10 @@ def passes(job: Job) -> None:
     """Times and memory of forward and backward of one implementation at one shape."""
     name, shape = job.spec["implementation"], Shape(**job.spec["shape"])
     if name == "a2lib" and job.device == "cpu":
-        return _say(job, "unsupported", "Triton kernels need a GPU")
+        return say(job, "unsupported", "Triton kernels need a GPU")
     if _too_large(job, shape):
         return
-    wanted = {key["pass"]: key for key in _keys(job)}
+    wanted = {key["pass"]: key for key in keys_of(job)}
     failed, lost = "", False
     for pass_ in (p for p in PASSES if p in wanted):
         try:
@@ -79,7 +77,7 @@ def passes(job: Job) -> None:
         job.put({**wanted[pass_], **row})
         if lost:
             raise LostContext(f"after {shape}, {pass_}")
-        _free(job.device)
+        free_memory(job.device)
 
 
 def _measure(name: str, shape: Shape, pass_: str, job: Job) -> tuple[Row, bool]:
@@ -89,10 +87,10 @@ def _measure(name: str, shape: Shape, pass_: str, job: Job) -> tuple[Row, bool]:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return ATTENTIONS[name](q, k, v, shape.causal)
 
-    _workspaces(device)
+    take_workspaces(device)
     empty = _allocated(device)
-    inputs = _inputs(shape, device, job.seed, pass_)
-    call = _call(attend, inputs, pass_)
+    inputs = inputs_of(shape, device, job.seed, pass_)
+    call = call_of(attend, inputs, pass_)
     row: Row = {"status": "ok", **_timed(call, device, job.spec["calls"])}
     if device == "cpu":
         return row, False
@@ -102,7 +100,7 @@ def _measure(name: str, shape: Shape, pass_: str, job: Job) -> tuple[Row, bool]:
     return row | replayed, lost
 
 
-def _inputs(shape: Shape, device: str, seed: int, pass_: str) -> tuple[torch.Tensor | None, ...]:
+def inputs_of(shape: Shape, device: str, seed: int, pass_: str) -> tuple[torch.Tensor | None, ...]:
     """q, k, v and for a backward the gradient of the output, (batch, seq_len, head_dim)."""
     torch.manual_seed(seed)
     sizes = shape.batch, shape.seq_len, shape.head_dim
@@ -110,7 +108,7 @@ def _inputs(shape: Shape, device: str, seed: int, pass_: str) -> tuple[torch.Ten
     return (*qkv, torch.randn(sizes, device=device) if pass_ == "backward" else None)
 
 
-def _call(attend: Callable, inputs: tuple, pass_: str) -> Callable[[], object]:
+def call_of(attend: Callable, inputs: tuple, pass_: str) -> Callable[[], object]:
     """One pass without arguments; the graph of a backward is made here and kept."""
     *qkv, do = inputs
     if pass_ == "forward":
@@ -169,7 +167,7 @@ def _replayed(attend: Callable, inputs: tuple, pass_: str, row: Row) -> tuple[Ro
     def make() -> Callable[[], object]:
         *qkv, do = inputs
         leaves = [x.detach().requires_grad_() for x in qkv]
-        return _call(attend, (*leaves, do), pass_)
+        return call_of(attend, (*leaves, do), pass_)
 
     try:
         done = graphs.time_replays({pass_: make}, {pass_: row["ms"]}, max_n=GRAPH_CALLS)
@@ -187,9 +185,9 @@ def saved(job: Job) -> None:
     name, shape = job.spec["implementation"], Shape(**job.spec["shape"])
     if _too_large(job, shape):
         return
-    found = saved_bytes(ATTENTIONS[name], _inputs(shape, job.device, job.seed, "forward")[:3],
+    found = saved_bytes(ATTENTIONS[name], inputs_of(shape, job.device, job.seed, "forward")[:3],
                         shape.causal)  # fmt: skip
-    for key in _keys(job):
+    for key in keys_of(job):
         job.put({**key, "status": "ok", "saved_bytes": found.get(key["tensor"], 0)})
 
 
@@ -227,66 +225,6 @@ def _kind(x: torch.Tensor, o: torch.Tensor) -> str:
     return "other"
 
 
-def limit(job: Job) -> None:
-    """The longest sequence whose pass fits this GPU: predicted from the free memory, then tried."""
-    if job.device == "cpu":
-        return _say(job, "unsupported", "a CPU does not refuse memory: it swaps")
-    for key in _keys(job):
-        _expandable(key["allocator"] == "expandable")
-        try:
-            job.put({**key, "status": "ok", **_limit(key, job)})
-        finally:
-            _expandable(False)
-
-
-def _limit(key: Row, job: Job) -> Row:
-    _workspaces("cuda")
-    _free("cuda")
-    free = memory.free_bytes("cuda")
-    sizes = key["batch"], key["head_dim"], key["causal"], free, key["pass"]
-    tensors = longest(*sizes, step=STEP)
-    in_blocks = key["allocator"] == "blocks"
-    predicted = longest(*sizes, step=STEP, how="blocks") if in_blocks else tensors
-    fits = search(functools.partial(_fits, key, job), predicted, STEP)
-    return {"free_bytes": free, "tensors_len": tensors, "predicted_len": predicted,
-            "fits_len": fits, "fails_len": fits + STEP}  # fmt: skip
-
-
-def _expandable(on: bool) -> None:
-    torch.cuda.empty_cache()
-    torch.cuda.memory._set_allocator_settings(f"expandable_segments:{on}")
-
-
-def search(fits: Callable[[int], bool], guess: int, step: int) -> int:
-    """The largest multiple of ``step`` that ``fits``, from ``guess`` on; 0 for none. Smaller ones
-    than one that fits are taken to fit."""
-    if guess and fits(guess):
-        while fits(guess + step):
-            guess += step
-        return guess
-    while guess > 0:
-        guess -= step
-        if guess > 0 and fits(guess):
-            return guess
-    return 0
-
-
-def _fits(key: Row, job: Job, seq_len: int) -> bool:
-    shape = Shape(key["dtype"], key["batch"], seq_len, key["head_dim"], key["causal"])
-    fitted = True
-    try:
-        inputs = _inputs(shape, "cuda", job.seed, key["pass"])
-        _call(lambda q, k, v: attention_reference(q, k, v, shape.causal), inputs, key["pass"])()
-        synchronize("cuda")
-    except Exception as error:
-        if outcome(error) != "oom":
-            raise
-        fitted = False
-    inputs = None
-    _free("cuda")  # here, since the exception has let go of its frames
-    return fitted
-
-
 def _too_large(job: Job, shape: Shape) -> bool:
     """Whether a CPU would have to swap; then the rows say so."""
     if job.device != "cpu":
@@ -294,16 +232,16 @@ def _too_large(job: Job, shape: Shape) -> bool:
     needed, available = shape.eager.total("backward"), memory.available_bytes()
     if needed > available:
         why = f"not run: needs {needed / 2**30:.3g} GiB, {available / 2**30:.3g} are left"
-        _say(job, "oom", why)
+        say(job, "oom", why)
     return needed > available
 
 
-def _say(job: Job, status: str, why: str) -> None:
-    for key in _keys(job):
+def say(job: Job, status: str, why: str) -> None:
+    for key in keys_of(job):
         job.put({**key, "status": status, "note": note(why)})
 
 
-def _workspaces(device: str) -> None:
+def take_workspaces(device: str) -> None:
     """Let cuBLAS take what it keeps, for this thread and for autograd's."""
     if device == "cuda":
         x = torch.ones(1, 64, 64, device=device, requires_grad=True)
@@ -314,11 +252,11 @@ def _allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
-def _free(device: str) -> None:
+def free_memory(device: str) -> None:
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
 
 
-def _keys(job: Job) -> list[dict]:
+def keys_of(job: Job) -> list[dict]:
     return [key for keys in job.wanted.values() for key in keys]

@@ -200,6 +200,39 @@ def test_the_floor_by_value(plain):
     assert "somewhere floor or time is wrong" in str(estimate.beside(fast))
 
 
+def test_launches_by_value(plain):
+    short = {"implementation": "eager", "dtype": "fp32", "batch": 1, "heads": 1, "head_dim": 64,
+             "causal": "true", "ms": 1}  # fmt: skip
+    # 9 launches each way; 0.09 ms are 10 us a launch, and 40 us for the 4 of full attention.
+    flash = [{**short, "seq_len": n, "pass": p, "ms_host": ms}
+             for p, ms in (("forward", 0.09), ("backward", 0.9)) for n in (128, 512)]  # fmt: skip
+    flash += [{**short, "seq_len": 1024, "pass": "forward", "ms_host": 99}]
+    assert str(estimate.launches(plain(ceiling=CEILING, flash=flash))) == (
+        "The host took forward 10 µs for each of its launches, so that the 4 of full attention "
+        "take 0.0400 ms, more than the floor up to 256 tokens, and backward 100 µs for each of "
+        "its launches, so that the 7 of full attention take 0.700 ms, more than the floor up to "
+        "1,024 tokens with vectors of 64 (median of eager's rows up to 512 tokens in the sweep of "
+        "[FlashAttention-2](flash.md)). Shorter sequences than that take the host's time, "
+        "whatever the GPU could do."
+    )
+
+
+def test_the_gap_in_passes_over_a_matrix(plain):
+    def timed(pass_, head_dim, passes):
+        """A row that takes the floor and so many passes over a matrix at 4 TB/s."""
+        p = plain(ceiling=CEILING)
+        s = Eager(8, 16384, head_dim, True)
+        ms = estimate.floors(p, s, pass_)["total"].ms + passes * s.matrix / 4e9
+        return row(pass_, ms, head_dim=head_dim, causal="true", ms_graph=ms)
+
+    even = [timed(p, d, n) for p, n in (("forward", 4), ("backward", 3)) for d in (16, 128)]
+    said = str(estimate.gap(plain(ceiling=CEILING, attention=even)))
+    assert "by the vector's size: forward 4.0 to 4.0, backward 3.0 to 3.0. It does not grow" in said
+    grown = [timed("forward", 16, 1), timed("forward", 128, 5), *even[2:]]
+    said = str(estimate.gap(plain(ceiling=CEILING, attention=grown)))
+    assert said.endswith("forward 1.0 to 5.0, backward 3.0 to 3.0.")
+
+
 def test_an_expectation_until_the_grid_is_measured(plain):
     one = {"implementation": "eager", "dtype": "fp32", "batch": 1, "heads": 1, "seq_len": 16384,
            "head_dim": 64, "causal": "true"}  # fmt: skip

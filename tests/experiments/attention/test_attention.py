@@ -16,9 +16,10 @@ from a2lib.experiments.attention.configurations import (
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED, Store, start_run
+from a2lib.measure.failures import LostContext
 from a2lib.measure.graphs import Replays
 from a2lib.measure.timing import Timing
-from a2lib.theory.eager import Eager, by_hand_saved
+from a2lib.theory.eager import Eager, by_hand_saved, longest
 
 TINY = Parameters(seq_len=16, head_dim=8, batch=2, causal=True, calls=3)
 
@@ -139,15 +140,87 @@ def test_a_replay_is_the_gpus_time_or_a_reason(monkeypatch):
     assert "not tried" in refused["note"] and not lost
 
 
-@pytest.mark.parametrize(("guess", "longest"), [(10, 14), (14, 14), (30, 14), (0, 0), (6, 0)])
-def test_the_search_ends_at_the_last_that_fits(guess, longest):
+class Event:
+    """A CUDA event of a device that takes 2 ms for everything."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    def elapsed_time(self, other):
+        return 2.0
+
+
+def test_a_gpus_row_has_its_times_and_its_memory(job, monkeypatch):
+    """On a stand-in: tensors stay on the CPU, and what is allocated is made up."""
+    torch = pytest.importorskip("torch")
+    made = handlers.inputs_of
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(handlers, "synchronize", lambda device: None)
+    monkeypatch.setattr(handlers, "inputs_of", lambda shape, _, *more: made(shape, "cpu", *more))
+    monkeypatch.setattr(handlers, "take_workspaces", lambda device: None)
+    monkeypatch.setattr(handlers, "free_memory", lambda device: None)
+    allocated = iter([100, 107, 100, 109])
+    monkeypatch.setattr(handlers, "_allocated", lambda device: next(allocated))
+    monkeypatch.setattr(handlers, "peak_bytes", lambda call: 77)
+    monkeypatch.setattr(handlers, "_replayed", lambda *_: ({"ms_graph": 1.5}, False))
+    (task,) = attention.pass_tasks(asked(), "cuda")
+    given = job(ATTENTION, task, "cuda")
+    handlers.passes(given)
+    rows = {row["pass"]: row for row in given.store.rows()}
+    assert {pass_: row["held_bytes"] for pass_, row in rows.items()} == {
+        "forward": "7", "backward": "9",
+    }  # fmt: skip
+    for row in rows.values():
+        assert (row["status"], row["peak_bytes"]) == ("ok", "77")
+        assert (row["ms_event"], row["ms_graph"]) == ("2.0", "1.5")
+        assert 0 < float(row["ms_host"]) <= float(row["ms"])
+
+
+def test_a_lost_device_ends_the_process_after_its_row(job, monkeypatch):
+    monkeypatch.setattr(handlers, "_measure", lambda *_: ({"status": "ok", "ms": 1, "n": 1}, True))
+    (task,) = attention.pass_tasks(asked(), "cpu")
+    given = job(ATTENTION, task)
+    with pytest.raises(LostContext, match="forward"):
+        handlers.passes(given)
+    assert [row["pass"] for row in given.store.rows()] == ["forward"]
+
+
+def test_a_limit_is_predicted_then_tried(job, monkeypatch):
+    switched, room = [], 140 * 2**30
+    for name in ("take_workspaces", "free_memory"):
+        monkeypatch.setattr(limits, name, lambda device: None)
+    monkeypatch.setattr(limits, "_expandable", switched.append)
+    monkeypatch.setattr(limits.memory, "free_bytes", lambda device: room)
+    monkeypatch.setattr(limits, "_fits", lambda key, job, n: n <= 30720)
+    wanted = {"head_dim": 64, "causal": False, "pass": "backward"}
+    found = {}
+    for task in attention.limit_tasks("cuda"):
+        (((key,)),) = task.rows.values()
+        if wanted.items() <= key.items():
+            given = job(ATTENTION_LIMIT, task, "cuda")
+            limits.limit(given)
+            found |= {row["allocator"]: row for row in given.store.rows()}
+    assert switched == [False, False, True, False]
+    for allocator, predicted in (("blocks", "blocks"), ("expandable", "tensors")):
+        row = found[allocator]
+        assert (row["fits_len"], row["fails_len"]) == ("30720", "30976")
+        expected = longest(8, 64, False, room, "backward", step=256, how=predicted)
+        assert row["predicted_len"] == str(expected) and row["room_bytes"] == str(room)
+        assert int(row["tensors_len"]) == longest(8, 64, False, room, "backward", step=256)
+
+
+@pytest.mark.parametrize(("guess", "length"), [(10, 14), (14, 14), (30, 14), (0, 0), (6, 0)])
+def test_the_search_ends_at_the_last_that_fits(guess, length):
     tried = []
 
     def fits(n):
         tried.append(n)
-        return n <= longest
+        return n <= length
 
-    assert limits.search(fits, guess, 2) == longest
+    assert limits.search(fits, guess, 2) == length
     assert all(n > 0 for n in tried) and len(tried) == len(set(tried))
 
 

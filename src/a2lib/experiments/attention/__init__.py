@@ -70,8 +70,6 @@ def measure_saved(run: Run) -> None:
         harness.measure(run, ATTENTION_SAVED, tasks, what="saved tensors", resume=resume,
                         keep_worker=asked.has("limit"))  # fmt: skip
         print(view.saved(_stored(run, ATTENTION_SAVED, tasks)))
-    elif run.worker is not None and not asked.has("limit"):
-        run.worker.close()
 
 
 @measures

@@ -55,7 +55,9 @@ def _limit(key: Row, job: Job) -> Row:
 
 def _expandable(on: bool) -> None:
     torch.cuda.empty_cache()
-    torch.cuda.memory._set_allocator_settings(f"expandable_segments:{on}")
+    # The public name is the environment's, which is read once; torch renamed this one.
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (change or torch.cuda.memory._set_allocator_settings)(f"expandable_segments:{on}")
 
 
 def search(fits: Callable[[int], bool], guess: int, step: int) -> int:

@@ -37,16 +37,16 @@ def sentence(p: Plain) -> Markdown:
     ends = {how: longest(BATCH, MIDDLE, False, capacity, "backward", how=how)
             for how in ("tensors", "blocks")}  # fmt: skip
     text = (
-        f"Its scores are {BATCH} matrices of N x N numbers: at {style.tokens(LONGEST)} tokens "
-        f"{gb(s.matrix)} GB in fp32. Forward holds two of that size at a time and leaves one for "
-        f"the backward; that adds three, so that {gb(s.total('backward'))} GB are taken at the "
-        f"peak, of which all that is not a matrix makes {gb(s.total('backward') - 4 * s.matrix)} "
-        "GB. Twice the tokens take four times that. Nothing of the grid is too large for the "
-        f"{capacity / 1e9:.0f} GB of an {p.short}; four matrices would fill them at "
-        f"{style.tokens(ends['tensors'])} tokens, and since PyTorch's allocator finds no place "
-        "for the last of them without a fifth, we predict the end at "
-        f"{style.tokens(ends['blocks'])}. What removes it is to keep no matrix: attention in "
-        f"tiles takes {gb(tiled_total(BATCH, LONGEST, MIDDLE, 'backward'))} GB at "
+        f"**The answer.** Its scores are {BATCH} matrices of N x N numbers: at "
+        f"{style.tokens(LONGEST)} tokens {gb(s.matrix)} GB in fp32. Forward holds two of that "
+        "size at a time and leaves one for the backward; that adds three, so that "
+        f"{gb(s.total('backward'))} GB are taken at the peak, of which all that is not a matrix "
+        f"makes {gb(s.total('backward') - 4 * s.matrix)} GB. Twice the tokens take four times "
+        f"that. Nothing of the grid is too large for the {capacity / 1e9:.0f} GB of an {p.short}; "
+        f"four matrices would fill them at {style.tokens(ends['tensors'])} tokens, and since "
+        "PyTorch's allocator finds no place for the last of them without a fifth, we predict the "
+        f"end at {style.tokens(ends['blocks'])}. What removes it is to keep no matrix: attention "
+        f"in tiles takes {gb(tiled_total(BATCH, LONGEST, MIDDLE, 'backward'))} GB at "
         f"{style.tokens(LONGEST)} tokens."
     )
     end = row_of(p.limits, pass_="backward", head_dim=MIDDLE, causal=False, allocator="blocks",

@@ -20,8 +20,11 @@ from a2lib.report.chapters.attention.rows import (
 )
 from a2lib.report.metrics import pick
 from a2lib.report.tables import Markdown, Table
+from a2lib.theory.attention import eager_launches
 from a2lib.theory.eager import Eager
 from a2lib.theory.roofline import Floor, floor
+
+SHORT = 512  # tokens up to which a call is the host's
 
 
 def floors(p: Plain, s: Eager, pass_: str) -> dict[str, Floor]:
@@ -42,7 +45,7 @@ def table(p: Plain, caption: str, name: str) -> Table:
                     continue
                 total, row = found["total"], p.row(pass_, seq_len, head_dim)
                 known = row is not None and row.status == "ok"
-                gpu = None if not known else (row.ms if pd.isna(row.ms_graph) else row.ms_graph)
+                gpu = _gpu(row) if known else None
                 lines.append([
                     style.tokens(seq_len), head_dim, pass_, total.launches,
                     style.digits(total.flops / 1e9), style.digits(total.bytes / 1e9),
@@ -90,8 +93,7 @@ def beside(p: Plain) -> Markdown:
         for row in rows.itertuples():
             found = floors(p, shape_of(row), row.pass_)
             if found:
-                gpu = row.ms if pd.isna(row.ms_graph) else row.ms_graph
-                shares.append(found["total"].ms / gpu)
+                shares.append(found["total"].ms / _gpu(row))
         if shares:
             wrong = ", so that somewhere floor or time is wrong" * (max(shares) > 1)
             told.append(
@@ -101,6 +103,63 @@ def beside(p: Plain) -> Markdown:
     if not len(pick(p.table, implementation="eager", status="ok")):
         told.append(p.not_yet("the GPU's time of this grid beside its floor"))
     return Markdown(" ".join(told))
+
+
+def launches(p: Plain) -> Markdown:
+    """What the host needs for the launches of a pass, from eager's short rows in the flash sweep,
+    and up to which length that is longer than the floor."""
+    rows = pick(p.flash, status="ok", dtype="fp32", causal=True)
+    rows = rows[(rows["seq_len"] <= SHORT) & rows["ms_host"].notna()]
+    told = []
+    for pass_ in PASSES:
+        mine = pick(rows, pass_=pass_)["ms_host"]
+        if not len(mine) or not floors(p, shape(), pass_):
+            return Markdown(p.not_yet("what a launch costs the host"))
+        each = float(mine.median()) / eager_launches(pass_)
+        host = each * len(shape().kernels(pass_))
+        longer = [n for n in LENGTHS if floors(p, shape(n), pass_)["total"].ms < host]
+        told.append(
+            f"{pass_} {1e3 * each:.0f} µs for each of its launches, so that the "
+            f"{len(shape().kernels(pass_))} of full attention take {time(host)} ms, more than the "
+            + (f"floor up to {style.tokens(longer[-1])} tokens" if longer else "floor nowhere")
+        )
+    return Markdown(
+        f"The host took {', and '.join(told)} with vectors of {MIDDLE} (median of eager's rows up "
+        f"to {SHORT} tokens in the sweep of [FlashAttention-2](flash.md)). Shorter sequences than "
+        "that take the host's time, whatever the GPU could do."
+    )
+
+
+def gap(p: Plain) -> Markdown:
+    """What the GPU's time has beyond the floor, as passes over a matrix, by the vector's size."""
+    grid = pick(p.table, implementation="eager", status="ok", causal=True)
+    rows = grid if len(grid) else pick(p.flash, status="ok", dtype="fp32", batch=1, causal=True)
+    rows = pick(rows, seq_len=LONGEST)
+    told, even = [], True
+    for pass_ in PASSES:
+        passes = {}
+        for row in pick(rows, pass_=pass_).rename(columns={"pass": "pass_"}).itertuples():
+            s = shape_of(row)
+            if found := floors(p, s, pass_):
+                beyond = _gpu(row) - found["total"].ms
+                passes[int(row.head_dim)] = beyond * p.bandwidth * 1e9 / s.matrix
+        if len(passes) < 2:
+            return Markdown(p.not_yet("what fills the gap between floor and time"))
+        low, high = min(passes.values()), max(passes.values())
+        told.append(f"{pass_} {low:.1f} to {high:.1f}")
+        even &= passes[max(passes)] <= 2 * passes[min(passes)]
+    text = (
+        f"At {style.tokens(LONGEST)} tokens with a mask, the GPU's time beyond the floor is worth "
+        f"so many more passes over a matrix, by the vector's size: {', '.join(told)}"
+        + (" (one head, in that sweep)." if not len(grid) else ".")
+    )
+    if even:
+        text += (
+            " It does not grow as the products do, so what is missing is in the kernels between "
+            "them. Our guess, not tested: the softmax reads a row that is too long for the chip "
+            "three times, and what applies a mask is slower than a plain copy."
+        )
+    return Markdown(text)
 
 
 def eight_heads(p: Plain) -> Markdown:
@@ -118,3 +177,8 @@ def eight_heads(p: Plain) -> Markdown:
         f"{time(times['forward'])} ms forward and {time(times['backward'])} ms backward in that "
         f"sweep; {BATCH} of them would take {' and '.join(guessed)}."
     )
+
+
+def _gpu(row) -> float:
+    """A row's time of a replay, or where there is none as called."""
+    return float(row.ms if pd.isna(row.ms_graph) else row.ms_graph)

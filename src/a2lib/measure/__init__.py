@@ -6,6 +6,9 @@ from a2lib.measure.memory import peak_bytes
 from a2lib.measure.runs import read_runs, start_run
 from a2lib.measure.sections import (
     ACCUMULATION,
+    ATTENTION,
+    ATTENTION_LIMIT,
+    ATTENTION_SAVED,
     AUTOCAST_DTYPES,
     BENCHMARK,
     BENCHMARK_FIRST,
@@ -26,6 +29,9 @@ from a2lib.measure.timing import Timing, time_call, time_many
 
 __all__ = [
     "ACCUMULATION",
+    "ATTENTION",
+    "ATTENTION_LIMIT",
+    "ATTENTION_SAVED",
     "AUTOCAST_DTYPES",
     "BENCHMARK",
     "BENCHMARK_FIRST",

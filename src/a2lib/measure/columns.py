@@ -20,7 +20,8 @@ COLUMNS = {
     "implementation": Column(
         TEXT,
         "`a2lib` (ours), `eager`, `compile`, `sdpa_flash`, `sdpa_cudnn`, `sdpa_efficient`, `flex`,"
-        " each forced to be itself; `tiled` (plain PyTorch) on the CPU",
+        " each forced to be itself; `tiled` (plain PyTorch) on the CPU; `by_hand`: eager with the"
+        " softmax written as a formula",
     ),
     "dtype": Column(TEXT, "`bf16`, `fp16`, `fp32`"),
     "batch": Column(WHOLE, "sequences"),
@@ -32,7 +33,7 @@ COLUMNS = {
     "protocol": Column(TEXT, "`burst`, `sustained` or `board`, below"),
     "second": Column(WHOLE, "since the protocol's start, where it is followed over time; else 0"),
     "score_scale": Column(WHOLE, "what q was multiplied by, 1 or 10"),
-    "tensor": Column(TEXT, "`o`, `dq`, `dk` or `dv`"),
+    "tensor": Column(TEXT, "`o`, `dq`, `dk`, `dv`, or another by its name"),
     "launch": Column(WHOLE, "0, 1, ... for the kernels of a pass, in order"),
     "operation": Column(TEXT, "`matmul` of two square matrices, or `copy`"),
     "size": Column(WHOLE, "of a matrix's side; of a copy in bytes read, as many are written"),
@@ -75,6 +76,11 @@ COLUMNS = {
         "what was timed: `import` of PyTorch, making the `context`, the preparations (of the block"
         " its first step and its second), then the `first` step, the `second` and a `steady` one",
     ),
+    "allocator": Column(
+        TEXT,
+        "how PyTorch's takes memory: in `blocks` of its own, its default, or `expandable`, in a"
+        " range that grows page by page",
+    ),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
     # What came of it.
     "peak_bytes": Column(WHOLE, "peak memory beyond what was allocated on entry"),
@@ -91,6 +97,18 @@ COLUMNS = {
     "ms_mean": Column(NUMBER, "mean of the same `n` calls as `ms`"),
     "ms_std": Column(NUMBER, "standard deviation of the same, by n - 1"),
     "ms_min": Column(NUMBER, "the least of them"),
+    "ms_event": Column(
+        NUMBER, "median of the time between CUDA events around the same calls; blank on a CPU"
+    ),
+    "held_bytes": Column(
+        WHOLE, "what tensors held before the pass, cuBLAS's workspaces apart; blank on a CPU"
+    ),
+    "saved_bytes": Column(WHOLE, "what autograd saves of it for the backward"),
+    "room_bytes": Column(WHOLE, "what was free on the device, by its driver"),
+    "tensors_len": Column(WHOLE, "the longest sequence whose tensors fit that"),
+    "predicted_len": Column(WHOLE, "the longest for which the allocator should find room"),
+    "fits_len": Column(WHOLE, "the longest that ran"),
+    "fails_len": Column(WHOLE, "the next one, which did not"),
     "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
     "sm_mhz": Column(
         WHOLE,

@@ -225,12 +225,49 @@ BENCHMARK_FIRST = Section(
     pages=("benchmark",),
 )
 
+_PLAIN = ("implementation", "dtype", "batch")
+_ATTENTION = "a2lib.experiments.attention.handlers"
+
+ATTENTION = Section(
+    "attention",
+    (*_PLAIN, "seq_len", "head_dim", "causal", "pass"),
+    ("ms_mean", "ms_std", "ms_min", "ms_event", "ms_graph", "ms_host", "held_bytes")
+    + ("peak_bytes", "note"),
+    handler=f"{_ATTENTION}:passes",
+    notebook="attention",
+    pages=("attention",),
+    answers=(
+        Answer("pytorch_attention · 25, 26", "Attention in plain PyTorch", "pytorch-attention"),
+    ),
+)
+
+ATTENTION_SAVED = Section(
+    "attention_saved",
+    (*_PLAIN, "seq_len", "head_dim", "causal", "tensor"),
+    ("saved_bytes", "note"),
+    timed=False,
+    handler=f"{_ATTENTION}:saved",
+    notebook="attention",
+    pages=("attention",),
+)
+
+ATTENTION_LIMIT = Section(
+    "attention_limit",
+    (*_PLAIN, "head_dim", "causal", "pass", "allocator"),
+    ("room_bytes", "tensors_len", "predicted_len", "fits_len", "fails_len", "note"),
+    timed=False,
+    handler="a2lib.experiments.attention.limits:limit",
+    notebook="attention",
+    pages=("attention",),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
         *(FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, FLASH_COUNTERS, CEILING),
         *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
+        *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
     )
 }
 

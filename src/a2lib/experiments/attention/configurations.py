@@ -1,0 +1,160 @@
+"""What the attention experiment measures: its parameters and the sweeps' shapes. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from a2lib.experiments.harness.parameters import ParameterError, changed, names, parameter
+from a2lib.theory.eager import Eager, by_hand_saved
+
+BATCH, CALLS = 8, 100
+DTYPE = "fp32"
+HEAD_DIMS = (16, 32, 64, 128)
+LENGTHS = {"cuda": (256, 1024, 4096, 8192, 16384), "cpu": (32, 64)}
+# Beyond the handout's, until one H200 has too little memory; fewer calls.
+BEYOND, BEYOND_CALLS = (24576, 32768, 40960, 49152), 10
+# `by_hand` writes the softmax out; `tiled` is FlashAttention-2 in plain PyTorch, for a CPU.
+IMPLEMENTATIONS = ("eager", "by_hand", "a2lib", "tiled")
+PLAIN = ("eager", "by_hand")
+PASSES = ("forward", "backward")
+SWEEPS = ("grid", "beyond", "removed", "limit", "all")
+TINY_DIMS = (16, 32)
+# How PyTorch's allocator takes memory: in blocks of its own, or in a range that grows by pages.
+ALLOCATORS = ("blocks", "expandable")
+# Tokens between two lengths that are tried in looking for the one that fails.
+STEP = 256
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Self-attention on ``(batch, seq_len, head_dim)`` inputs; the fields are key columns."""
+
+    dtype: str
+    batch: int
+    seq_len: int
+    head_dim: int
+    causal: bool
+
+    def key(self, implementation: str) -> dict[str, object]:
+        return {"implementation": implementation, **dataclasses.asdict(self)}
+
+    @property
+    def eager(self) -> Eager:
+        return Eager(self.batch, self.seq_len, self.head_dim, self.causal)
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return f"{self.batch}x{self.seq_len}x{self.head_dim} {self.dtype} {mask}"
+
+
+def saved_tensors(implementation: str, shape: Shape) -> tuple[str, ...]:
+    """The names of what waits for a backward, and "other" for what has none."""
+    if implementation in PLAIN:
+        known = shape.eager.saved() if implementation == "eager" else by_hand_saved(shape.eager)
+    else:
+        known = ("q", "k", "v", "o", "lse")
+    return (*known, "other")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/attention.ipynb, in the order of its cell."""
+
+    seq_len: int | None = parameter(
+        None,
+        "tokens per sequence; None: 16384 on a GPU, 64 on the CPU",
+        kind=int,
+        minimum=1,
+        maximum=2**24,
+        optional=True,
+    )
+    head_dim: int = parameter(64, "size of a vector", kind=int, minimum=1, maximum=2**14)
+    batch: int = parameter(BATCH, "sequences", kind=int, minimum=1, maximum=2**20)
+    causal: bool = parameter(False, "whether a query sees no later key", kind=bool)
+    implementations: str = parameter(
+        "eager",
+        f"comma list of {', '.join(IMPLEMENTATIONS)}",
+        kind=str,
+        many=IMPLEMENTATIONS,
+    )
+    calls: int = parameter(
+        CALLS, "timed calls of each pass, after some of warm-up", kind=int, minimum=1, maximum=10**6
+    )
+    sweep: str = parameter(
+        "shape",
+        f"shape: the one above; or {', '.join(SWEEPS)}",
+        kind=str,
+        choices=("shape", *SWEEPS),
+    )
+    remeasure: bool = parameter(False, "measure again what a sweep has stored already", kind=bool)
+    time_limit_s: int = parameter(
+        0,
+        "start nothing more after this many seconds; 0: no limit",
+        kind=int,
+        minimum=0,
+        maximum=366 * 24 * 3600,
+    )
+    seed: int = parameter(0, "of the random inputs", kind=int, minimum=0, maximum=2**63 - 1)
+
+    def __post_init__(self) -> None:
+        if self.sweep != "shape":
+            for name in ("seq_len", "head_dim", "batch", "causal", "implementations", "calls"):
+                if name in changed(self):
+                    raise ParameterError(
+                        f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own;"
+                        f" leave {name} out, or leave sweep at shape"
+                    )
+
+    def has(self, sweep: str) -> bool:
+        return self.sweep in (sweep, "all")
+
+    def configurations(self, device: str) -> list[tuple[str, Shape, int]]:
+        """(implementation, shape, calls) of the ``attention`` table on ``device``, in order."""
+        if self.sweep == "shape":
+            seq_len = self.seq_len or {"cuda": 16384, "cpu": 64}[device]
+            shape = Shape(DTYPE, self.batch, seq_len, self.head_dim, self.causal)
+            return [(name, shape, self.calls) for name in names(self.implementations)]
+        wanted = {"grid": grid, "removed": removed, "beyond": beyond}
+        return [c for name, of in wanted.items() if self.has(name) for c in of(device)]
+
+
+def _shapes(lengths, head_dims, masks=(False, True)) -> list[Shape]:
+    return [
+        Shape(DTYPE, BATCH, seq_len, head_dim, causal)
+        for seq_len in lengths
+        for causal in masks
+        for head_dim in head_dims
+    ]
+
+
+def head_dims(device: str) -> tuple[int, ...]:
+    return HEAD_DIMS if device == "cuda" else TINY_DIMS
+
+
+def calls(device: str) -> int:
+    return CALLS if device == "cuda" else 5
+
+
+def grid(device: str) -> list[tuple[str, Shape, int]]:
+    """The handout's grid, with and without a causal mask."""
+    shapes = _shapes(LENGTHS[device], head_dims(device))
+    return [("eager", shape, calls(device)) for shape in shapes]
+
+
+def removed(device: str) -> list[tuple[str, Shape, int]]:
+    """Causal attention that keeps no matrix, at the handout's lengths; and the softmax written out,
+    which keeps two, with vectors of 64 (on a CPU of 32)."""
+    ours = "a2lib" if device == "cuda" else "tiled"
+    lengths, middle = LENGTHS[device], (64,) if device == "cuda" else (32,)
+    n = calls(device)
+    tiled = [(ours, s, n) for s in _shapes(lengths, head_dims(device), (True,))]
+    return tiled + [("by_hand", s, n) for s in _shapes(lengths, middle)]
+
+
+def beyond(device: str) -> list[tuple[str, Shape, int]]:
+    """Longer sequences than the handout's, on a GPU: eager until it fails, and ours."""
+    if device == "cpu":
+        return []
+    ours = [("a2lib", s, BEYOND_CALLS) for s in _shapes(BEYOND, (64,), (True,))]
+    return ours + [("eager", s, BEYOND_CALLS) for s in _shapes(BEYOND, HEAD_DIMS)]

@@ -1,0 +1,262 @@
+"""What a worker does for the sections of plain attention: one task is one shape.
+
+Memory is PyTorch's count of what tensors occupy, beyond what cuBLAS keeps for itself: its
+workspaces, 32 MiB for each thread on Hopper, are taken before anything is counted.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from a2lib.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    attention_reference,
+)
+from a2lib.experiments.attention.configurations import PASSES, Shape
+from a2lib.experiments.harness import memory
+from a2lib.experiments.harness.worker import Job
+from a2lib.measure import Timing, peak_bytes, synchronize
+from a2lib.measure.failures import LostContext, classify, is_lost, note
+
+Row = dict[str, object]
+WARMUP = 5
+# A call's replay takes its memory once more, beside what is there.
+GRAPH_SHARE = 0.4
+GRAPH_CALLS = 20
+
+
+def prepare() -> None:
+    """fp32 is multiplied as fp32, not as TF32."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
+    """``attention_reference`` for three dimensions, its softmax written out as a formula."""
+    scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]))
+    if is_causal:
+        places = torch.arange(q.shape[-2], device=q.device)
+        scores = scores.masked_fill(places > places[:, None], float("-inf"))
+    exponentials = torch.exp(scores - scores.max(dim=-1, keepdim=True).values)
+    return exponentials / exponentials.sum(dim=-1, keepdim=True) @ v
+
+
+ATTENTIONS: dict[str, Callable] = {
+    "eager": attention_reference,
+    "by_hand": by_hand,
+    "a2lib": FlashAttentionTriton.apply,
+    "tiled": FlashAttentionPyTorch.apply,
+}
+
+
+def passes(job: Job) -> None:
+    """Times and memory of forward and backward of one implementation at one shape."""
+    name, shape = job.spec["implementation"], Shape(**job.spec["shape"])
+    if name == "a2lib" and job.device == "cpu":
+        return say(job, "unsupported", "Triton kernels need a GPU")
+    if _too_large(job, shape):
+        return
+    wanted = {key["pass"]: key for key in keys_of(job)}
+    failed, lost = "", False
+    for pass_ in (p for p in PASSES if p in wanted):
+        try:
+            row, lost = _measure(name, shape, pass_, job)
+        except Exception as error:
+            status, why = classify(error)
+            lost = is_lost(error)
+            row = {"status": status, "note": note(f"{failed}{why}")}
+            if status == "oom" and pass_ == "forward":
+                failed = "in its forward: "
+        job.put({**wanted[pass_], **row})
+        if lost:
+            raise LostContext(f"after {shape}, {pass_}")
+        free_memory(job.device)
+
+
+def _measure(name: str, shape: Shape, pass_: str, job: Job) -> tuple[Row, bool]:
+    """The values of a row, and whether the device is lost after it."""
+    device = job.device
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return ATTENTIONS[name](q, k, v, shape.causal)
+
+    take_workspaces(device)
+    empty = _allocated(device)
+    inputs = inputs_of(shape, device, job.seed, pass_)
+    call = call_of(attend, inputs, pass_)
+    row: Row = {"status": "ok", **_timed(call, device, job.spec["calls"])}
+    if device == "cpu":
+        return row, False
+    row |= {"held_bytes": _allocated(device) - empty, "peak_bytes": peak_bytes(call)}
+    call = None
+    replayed, lost = _replayed(attend, inputs, pass_, row)
+    return row | replayed, lost
+
+
+def inputs_of(shape: Shape, device: str, seed: int, pass_: str) -> tuple[torch.Tensor | None, ...]:
+    """q, k, v and for a backward the gradient of the output, (batch, seq_len, head_dim)."""
+    torch.manual_seed(seed)
+    sizes = shape.batch, shape.seq_len, shape.head_dim
+    qkv = (torch.randn(sizes, device=device, requires_grad=True) for _ in range(3))
+    return (*qkv, torch.randn(sizes, device=device) if pass_ == "backward" else None)
+
+
+def call_of(attend: Callable, inputs: tuple, pass_: str) -> Callable[[], object]:
+    """One pass without arguments; the graph of a backward is made here and kept."""
+    *qkv, do = inputs
+    if pass_ == "forward":
+        return lambda: attend(*qkv)
+    o = attend(*qkv)
+    return lambda: torch.autograd.grad(o, qkv, do, retain_graph=True)
+
+
+def _timed(call: Callable[[], object], device: str, calls: int) -> Row:
+    """``calls`` calls as the handout has it: the device is waited for before and after each."""
+    wall, events, host = [], [], []
+    for number in range(WARMUP + calls):
+        synchronize(device)
+        if device == "cuda":
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            marks[0].record()
+        begun = time.perf_counter_ns()
+        result = call()
+        issued = time.perf_counter_ns()
+        if device == "cuda":
+            marks[1].record()
+        synchronize(device)
+        ended = time.perf_counter_ns()
+        del result
+        if number >= WARMUP:
+            wall.append((ended - begun) / 1e6)
+            host.append((issued - begun) / 1e6)
+            events += [marks[0].elapsed_time(marks[1])] if device == "cuda" else []
+    row = _summary(wall)
+    if device == "cuda":
+        row |= {"ms_event": statistics.median(events), "ms_host": statistics.median(host)}
+    return row
+
+
+def _summary(samples: list[float]) -> Row:
+    timing = Timing.of(samples)
+    spread = statistics.stdev(samples) if len(samples) > 1 else 0
+    return {
+        "ms": timing.ms,
+        "ms_p20": timing.ms_p20,
+        "ms_p80": timing.ms_p80,
+        "n": timing.n,
+        "ms_mean": timing.ms_mean,
+        "ms_std": spread or None,  # the store holds no time of zero
+        "ms_min": min(samples),
+    }
+
+
+def _replayed(attend: Callable, inputs: tuple, pass_: str, row: Row) -> tuple[Row, bool]:
+    """``ms_graph``, the same pass replayed from a CUDA graph on leaves of its own; and whether the
+    device is lost."""
+    if row["held_bytes"] + row["peak_bytes"] > GRAPH_SHARE * memory.total_bytes("cuda"):
+        return {"note": "no graph: not tried, since it takes the memory of a call once more"}, False
+    from a2lib.measure import graphs
+
+    def make() -> Callable[[], object]:
+        *qkv, do = inputs
+        leaves = [x.detach().requires_grad_() for x in qkv]
+        return call_of(attend, (*leaves, do), pass_)
+
+    try:
+        done = graphs.time_replays({pass_: make}, {pass_: row["ms"]}, max_n=GRAPH_CALLS)
+    except Exception as error:  # of the clock itself
+        done = graphs.Replays({pass_: error})
+    result = done.results.get(pass_)
+    if isinstance(result, Timing):
+        return {"ms_graph": result.ms}, not done.usable
+    why = classify(result)[1] if result else "the device was lost"
+    return {"note": note(f"no graph: {why}")}, not done.usable
+
+
+def saved(job: Job) -> None:
+    """The bytes of every tensor that autograd saves in one forward."""
+    name, shape = job.spec["implementation"], Shape(**job.spec["shape"])
+    if _too_large(job, shape):
+        return
+    found = saved_bytes(ATTENTIONS[name], inputs_of(shape, job.device, job.seed, "forward")[:3],
+                        shape.causal)  # fmt: skip
+    for key in keys_of(job):
+        job.put({**key, "status": "ok", "saved_bytes": found.get(key["tensor"], 0)})
+
+
+def saved_bytes(attend: Callable, qkv: tuple, causal: bool) -> dict[str, int]:
+    """Tensor -> bytes of its storage, each storage once, told apart by what they are."""
+    storages: dict[int, torch.Tensor] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storages.setdefault(x.untyped_storage().data_ptr(), x.detach())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        o = attend(*qkv, causal)
+    known = dict(zip(("q", "k", "v", "o"), (*qkv, o), strict=True))
+    names = {x.untyped_storage().data_ptr(): name for name, x in known.items()}
+    n = o.shape[-2]
+    matrices = [p for p, x in storages.items() if x.numel() == o.shape[0] * n * n and p not in names
+                and x.is_floating_point()]  # fmt: skip
+    # In the order in which they were saved: the weights come last.
+    names |= dict(zip(reversed(matrices), ("p", "exponentials"), strict=False))
+    found: dict[str, int] = {}
+    for place, x in storages.items():
+        name = names.get(place) or _kind(x, o)
+        found[name] = found.get(name, 0) + x.untyped_storage().nbytes()
+    return found
+
+
+def _kind(x: torch.Tensor, o: torch.Tensor) -> str:
+    if x.dtype == torch.bool:
+        return "mask"
+    if x.numel() == o.shape[0] * o.shape[-2]:
+        if x.is_floating_point():
+            return "sums" if x.dim() == o.dim() else "lse"
+        return "places of the maxima"
+    return "other"
+
+
+def _too_large(job: Job, shape: Shape) -> bool:
+    """Whether a CPU would have to swap; then the rows say so."""
+    if job.device != "cpu":
+        return False
+    needed, available = shape.eager.total("backward"), memory.available_bytes()
+    if needed > available:
+        why = f"not run: needs {needed / 2**30:.3g} GiB, {available / 2**30:.3g} are left"
+        say(job, "oom", why)
+    return needed > available
+
+
+def say(job: Job, status: str, why: str) -> None:
+    for key in keys_of(job):
+        job.put({**key, "status": status, "note": note(why)})
+
+
+def take_workspaces(device: str) -> None:
+    """Let cuBLAS take what it keeps, for this thread and for autograd's."""
+    if device == "cuda":
+        x = torch.ones(1, 64, 64, device=device, requires_grad=True)
+        (x @ x).sum().backward()
+
+
+def _allocated(device: str) -> int:
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def free_memory(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def keys_of(job: Job) -> list[dict]:
+    return [key for keys in job.wanted.values() for key in keys]

@@ -1,0 +1,176 @@
+"""The first screen, and the grid: times, their spread, memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from a2lib.report import panels, style
+from a2lib.report.chapters.attention.rows import (
+    BATCH,
+    HEAD_DIMS,
+    LENGTHS,
+    LONGEST,
+    MASKS,
+    MIDDLE,
+    PASSES,
+    Plain,
+    gb,
+    listed,
+    mean,
+    shape,
+    time,
+)
+from a2lib.report.metrics import pick, row_of
+from a2lib.report.style import Chart
+from a2lib.report.tables import Markdown, Table
+from a2lib.theory.eager import longest, tiled_total
+
+HOST = 0.9  # where the host takes this share of the time or more, the time is the host's
+SHADES = ("#dce9f7", "#b5d2f0", "#86b6e6")
+SPREADS = (0.01, 0.05)  # a deviation beyond each, relative to the mean, is a darker shade
+
+
+def sentence(p: Plain) -> Markdown:
+    """What is held and why, what the largest shape takes, and where the GPU ends."""
+    s, capacity = shape(), p.capacity()
+    ends = {how: longest(BATCH, MIDDLE, False, capacity, "backward", how=how)
+            for how in ("tensors", "blocks")}  # fmt: skip
+    text = (
+        f"**The answer.** Its scores are {BATCH} matrices of N x N numbers: at "
+        f"{style.tokens(LONGEST)} tokens {gb(s.matrix)} GB in fp32. Forward holds two of that "
+        "size at a time and leaves one for the backward; that adds three, so that "
+        f"{gb(s.total('backward'))} GB are taken at the peak, of which all that is not a matrix "
+        f"makes {gb(s.total('backward') - 4 * s.matrix)} GB. Twice the tokens take four times "
+        f"that. Nothing of the grid is too large for the {capacity / 1e9:.0f} GB of an {p.short}; "
+        f"four matrices would fill them at {style.tokens(ends['tensors'])} tokens, and since "
+        "PyTorch's allocator finds no place for the last of them without a fifth, we predict the "
+        f"end at {style.tokens(ends['blocks'])}. What removes it is to keep no matrix: attention "
+        f"in tiles takes {gb(tiled_total(BATCH, LONGEST, MIDDLE, 'backward'))} GB at "
+        f"{style.tokens(LONGEST)} tokens."
+    )
+    end = row_of(p.limits, pass_="backward", head_dim=MIDDLE, causal=False, allocator="blocks",
+                 status="ok")  # fmt: skip
+    if end is not None:
+        text += (f" Tried, {style.tokens(end.fits_len)} ran and {style.tokens(end.fails_len)} "
+                 "did not.")  # fmt: skip
+    else:
+        text += f" {p.not_yet('where it ends')}"
+    forward, backward = (p.row(pass_) for pass_ in PASSES)
+    if not all(row is not None and row.status == "ok" for row in (forward, backward)):
+        return Markdown(f"{text} {p.not_yet('the times of this grid')}")
+    return Markdown(
+        f"{text} There, with vectors of {MIDDLE}, forward takes {time(forward.ms_mean)} ms and "
+        f"backward {time(backward.ms_mean)} ms."
+    )
+
+
+def table(p: Plain, causal: bool, caption: str, name: str) -> Table:
+    """Mean and deviation of the calls, the GPU's and the host's share, and memory, as the handout
+    asks."""
+    lines = []
+    for seq_len in sorted({*LENGTHS, *pick(p.table, implementation="eager")["seq_len"]}):
+        for head_dim in HEAD_DIMS:
+            found = [p.row(pass_, seq_len, head_dim, causal) for pass_ in PASSES]
+            if not any(row is not None for row in found):
+                continue
+            cells = []
+            for row in found:
+                known = row is not None
+                cells += [mean(row), time(row.ms_graph if known else None),
+                          time(row.ms_host if known else None)]  # fmt: skip
+            memory = [gb(found[1].held_bytes), gb(found[1].peak_bytes)] if found[1] else ["·", "·"]
+            lines.append([style.tokens(seq_len), head_dim, *cells, *memory])
+    columns = ["tokens", "d", "forward", "GPU", "host", "backward", "GPU ", "host ",
+               "before backward, GB", "it adds, GB"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0, keys=2)
+
+
+def scaling(p: Plain) -> Markdown:
+    """What doubling the tokens and what the vector's size costs, where both are measured."""
+    told = []
+    for pass_ in PASSES:
+        double = [p.row(pass_, n) for n in (LONGEST // 2, LONGEST)]
+        wide = [p.row(pass_, head_dim=d) for d in (HEAD_DIMS[0], HEAD_DIMS[-1])]
+        if all(row is not None and row.status == "ok" for row in (*double, *wide)):
+            told.append(
+                f"{pass_} takes {double[1].ms_mean / double[0].ms_mean:.2f} times as long at "
+                f"{style.tokens(LONGEST)} tokens as at half of them, and "
+                f"{wide[1].ms_mean / wide[0].ms_mean:.2f} times as long with vectors of "
+                f"{HEAD_DIMS[-1]} as with {HEAD_DIMS[0]}, for {HEAD_DIMS[-1] // HEAD_DIMS[0]} "
+                "times the products"
+            )
+    if not told:
+        return Markdown(p.not_yet("how the times grow"))
+    text = "; ".join(told)
+    return Markdown(f"{text[0].upper()}{text[1:]}.")
+
+
+def hosts(p: Plain) -> Markdown:
+    """Which times are the host's, not the GPU's."""
+    rows = pick(p.table, implementation="eager", status="ok").dropna(subset=["ms_host"])
+    if not len(rows):
+        return Markdown(p.not_yet("host time and GPU time apart"))
+    bound = rows[rows["ms_host"] >= HOST * rows["ms"]]
+    text = f"The host takes {HOST:.0%} of the time or more in {len(bound)} of {len(rows)} rows"
+    if len(bound):
+        lengths = [style.tokens(n) for n in sorted(bound["seq_len"].unique())]
+        text += f", at {listed(lengths)} tokens: these times are the host's"
+    return Markdown(f"{text}.")
+
+
+def spread(p: Plain) -> Chart:
+    """Standard deviation over the mean, by length and size of a vector, a map per pass and mask."""
+    import seaborn  # a second to import, for this figure alone
+    from matplotlib.colors import ListedColormap
+
+    rows = pick(p.table, implementation="eager", status="ok")
+    if not len(rows):
+        return panels.empty()
+    lengths = sorted(rows["seq_len"].unique())
+
+    def draw(figure):
+        axes = figure.subplots(2, 2, sharex=True, sharey=True)
+        for line, causal in zip(axes, MASKS, strict=True):
+            for ax, pass_ in zip(line, PASSES, strict=True):
+                step = pd.DataFrame(np.nan, index=lengths, columns=list(HEAD_DIMS))
+                text = pd.DataFrame("", index=lengths, columns=list(HEAD_DIMS))
+                for row in pick(rows, pass_=pass_, causal=causal).itertuples():
+                    share = 0.0 if pd.isna(row.ms_std) else float(row.ms_std / row.ms_mean)
+                    step.loc[row.seq_len, row.head_dim] = sum(share > s for s in SPREADS)
+                    text.loc[row.seq_len, row.head_dim] = f"{100 * share:.1f}"
+                seaborn.heatmap(step.astype(float), ax=ax, annot=text, fmt="", cbar=False,
+                                cmap=ListedColormap(SHADES), vmin=-0.5, vmax=2.5, linewidths=1.5,
+                                linecolor=style.PAPER,
+                                annot_kws={"color": style.INK, "fontsize": 10.5})  # fmt: skip
+                ax.set_title(f"{pass_}, {MASKS[causal]}")
+                ax.tick_params(length=0)
+                ax.set_xticklabels([str(d) for d in HEAD_DIMS], rotation=0)
+                ax.set_yticklabels([style.tokens(n) for n in lengths], rotation=0)
+        for ax in axes[-1]:
+            ax.set_xlabel("d")
+        for ax in axes[:, 0]:
+            ax.set_ylabel("tokens")
+
+    return Chart(draw, height=1.4 + 0.54 * len(lengths))
+
+
+def removed(p: Plain, caption: str, name: str) -> Table:
+    """Causal attention in tiles beside eager: times, and the most memory with a backward."""
+    lines = []
+    for seq_len in sorted({*LENGTHS, *pick(p.table, implementation="a2lib")["seq_len"]}):
+        cells, known = [], False
+        for implementation in ("eager", "a2lib"):
+            found = [p.row(pass_, seq_len, MIDDLE, True, implementation) for pass_ in PASSES]
+            known |= any(row is not None for row in found)
+            total = None
+            if found[1] is not None and found[1].status == "ok":
+                total = found[1].held_bytes + found[1].peak_bytes
+            cells += [*(mean(row) for row in found), gb(total)]
+        counted = [shape(seq_len, MIDDLE, True).total("backward"),
+                   tiled_total(BATCH, int(seq_len), MIDDLE, "backward")]  # fmt: skip
+        if known or seq_len in LENGTHS:
+            lines.append([style.tokens(seq_len), *cells, *(gb(size) for size in counted)])
+    columns = ["tokens", "eager: forward", "backward", "GB", "ours: forward", "backward ", "GB ",
+               "eager, counted: GB", "ours, counted: GB"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0)

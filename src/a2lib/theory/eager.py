@@ -1,0 +1,201 @@
+"""Memory and kernels of attention written down as its definition, tensor by tensor.
+
+The code meant is ``a2lib.attention.attention_reference`` on ``(B, N, d)`` inputs, as PyTorch runs
+it on CUDA: which tensors live after each kernel, which of them wait for the backward, and what each
+kernel must compute and move. All sizes are in bytes.
+
+    M  B N N scores       T  B N d, the size of q       mask  N N of one byte, shared by the batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from a2lib.theory import allocator
+from a2lib.theory.attention import EAGER, check_sizes, tiled_memory
+from a2lib.theory.roofline import Kernel
+
+PASSES = ("forward", "backward")
+HOW = ("tensors", "blocks", "tiled")
+INDEX = 8  # bytes of an int64, which torch.arange makes
+WIDE = 4  # bytes of a float32
+BLOCK = 512  # PyTorch's allocator counts in blocks of so many bytes
+MASKING = ("indices of queries", "indices of keys", "compare", "copy to mask", "mask")
+PRODUCTS = ("q k^T", "p v", "p^T do", "do v^T", "ds k", "ds^T q")
+
+
+@dataclass(frozen=True)
+class Eager:
+    """Eager attention on ``batch`` sequences of ``n`` tokens and vectors of ``d``.
+
+    Raises ValueError for a size that is not a positive integer.
+    """
+
+    batch: int
+    n: int
+    d: int
+    causal: bool
+    element_bytes: int = 4
+
+    def __post_init__(self) -> None:
+        sizes = {"batch": self.batch, "n": self.n, "d": self.d}
+        check_sizes(**sizes, element_bytes=self.element_bytes)
+
+    @property
+    def matrix(self) -> int:
+        """Bytes of the scores of all sequences, and of every tensor of their shape."""
+        return _blocks(self.batch * self.n**2 * self.element_bytes)
+
+    @property
+    def tensor(self) -> int:
+        """Bytes of q, and of every tensor of its shape."""
+        return _blocks(self.batch * self.n * self.d * self.element_bytes)
+
+    def inputs(self, pass_: str) -> dict[str, int]:
+        """What is there before a pass, by name: backward includes what forward has left."""
+        given = dict.fromkeys(("q", "k", "v"), self.tensor)
+        if pass_ == "forward":
+            return given
+        return given | {"do": self.tensor, "o": self.tensor} | self.waiting()
+
+    def waiting(self) -> dict[str, int]:
+        """What waits for the backward beside the inputs: the weights p, and the mask if causal."""
+        return {"p": self.matrix} | ({"mask": _blocks(self.n**2)} if self.causal else {})
+
+    def saved(self) -> dict[str, int]:
+        """Every tensor that autograd saves, by name."""
+        return dict.fromkeys(("q", "k", "v"), self.tensor) | self.waiting()
+
+    def moments(self, pass_: str) -> list[tuple[str, dict[str, int]]]:
+        """For each kernel of a pass in order: its name, and the bytes of every tensor beyond
+        ``inputs(pass_)`` that lives when it ends, its operands included. Raises ValueError for
+        another pass."""
+        steps = {"forward": self._forward, "backward": self._backward}
+        if pass_ not in steps:
+            raise ValueError(f"pass {pass_!r}: allowed are {', '.join(PASSES)}")
+        return list(steps[pass_]())
+
+    def _forward(self) -> Iterator[tuple[str, dict[str, int]]]:
+        M, T, index = self.matrix, self.tensor, _blocks(INDEX * self.n)
+        held: dict[str, int] = {}
+        yield "q k^T", {"q k^T": M}
+        yield "times scale", {"q k^T": M, "scores": M}
+        scores = "scores"
+        if self.causal:
+            queries, keys = {"queries": index}, {"keys": index}
+            mask = {"mask": _blocks(self.n**2)}
+            yield "indices of queries", {"scores": M} | queries
+            yield "indices of keys", {"scores": M} | queries | keys
+            yield "compare", {"scores": M} | queries | keys | mask
+            held, scores = queries | mask, "masked scores"
+            yield "copy to mask", {"scores": M, scores: M} | held
+            yield "mask", {"scores": M, scores: M} | held
+        yield "softmax", {scores: M, "p": M} | held
+        yield "p v", {scores: M, "p": M, "o": T} | held
+
+    def _backward(self) -> Iterator[tuple[str, dict[str, int]]]:
+        M, T = self.matrix, self.tensor
+        dv = {"dv": T}
+        yield "p^T do", dv
+        yield "do v^T", dv | {"dp": M}
+        yield "dp times p", dv | {"dp": M, "dp p": M}
+        yield "softmax backward", dv | {"dp": M, "dp p": M, "ds": M}
+        if self.causal:
+            yield "copy to mask", dv | {"ds": M, "masked ds": M}
+            yield "mask", dv | {"ds": M, "masked ds": M}
+        yield "times scale", dv | {"masked ds" if self.causal else "ds": M, "scaled ds": M}
+        yield "ds k", dv | {"scaled ds": M, "dq": T}
+        yield "ds^T q", dv | {"scaled ds": M, "dq": T, "dk": T}
+
+    def peak(self, pass_: str) -> int:
+        """The most a pass allocates beyond what is there on entry."""
+        return max(sum(live.values()) for _, live in self.moments(pass_))
+
+    def total(self, pass_: str) -> int:
+        """All that its tensors take at the peak of a pass, inputs included."""
+        return sum(self.inputs(pass_).values()) + self.peak(pass_)
+
+    def kernels(self, pass_: str) -> list[Kernel]:
+        """What each kernel of a pass computes and moves, a matrix passing once for each use."""
+        mask = self.n**2 if self.causal else 0
+        T, flops = self.tensor, 2 * self.batch * self.n**2 * self.d
+        made = []
+        for name, reads, writes, masks in EAGER[pass_]:
+            if name in MASKING and not self.causal:
+                continue
+            product = name in PRODUCTS
+            # Of a product one side is N x N, the other two are of the size of q.
+            inner, outer = (2 * T, 0) if writes else (T, T)
+            made.append(Kernel(
+                pass_, "products" if product else "elementwise", name,
+                reads * self.matrix + (inner if product else masks * mask * (name == "mask")),
+                writes * self.matrix + (outer if product else masks * mask * (name == "compare")),
+                flops if product else 0,
+            ))  # fmt: skip
+        return made
+
+
+    def history(self, pass_: str) -> list[dict[str, int]]:
+        """Every tensor that lives after each kernel of a pass, inputs included; of a backward
+        after each kernel of its forward as well, where ``do`` is there from the beginning."""
+        given = self.inputs("forward") | ({"do": self.tensor} if pass_ == "backward" else {})
+        history = [given, *(given | live for _, live in self.moments("forward"))]
+        if pass_ == "backward":
+            before = self.inputs(pass_)
+            history += [before, *(before | live for _, live in self.moments(pass_))]
+        return history
+
+
+def longest(
+    batch: int, d: int, causal: bool, capacity: int, pass_: str, *, element_bytes: int = 4,
+    step: int = 1, how: str = "tensors",
+) -> int:  # fmt: skip
+    """The longest sequence, a multiple of ``step``, whose pass fits ``capacity`` bytes; 0 for none.
+
+    ``pass_`` is "forward" or "backward", which needs its forward too. By ``how`` what fits are the
+    "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or the
+    tensors of "tiled" attention. Raises ValueError as ``Eager``, or for another ``how``.
+    """
+    check_sizes(capacity=capacity, step=step)
+    if how not in HOW:
+        raise ValueError(f"how {how!r}: allowed are {', '.join(HOW)}")
+
+    def fits(n: int) -> bool:
+        if how == "tiled":
+            return tiled_total(batch, n, d, pass_, element_bytes) <= capacity
+        shape = Eager(batch, n, d, causal, element_bytes)
+        if how == "blocks":
+            return allocator.fits(capacity, shape.history(pass_))
+        return max(sum(live.values()) for live in shape.history(pass_)) <= capacity
+
+    low, high = 0, 1
+    while fits(high * step):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * step) else (low, middle)
+    return low * step
+
+
+def tiled_total(batch: int, n: int, d: int, pass_: str, element_bytes: int = 4) -> int:
+    """What the tensors of tiled attention take at the peak of a pass, inputs included."""
+    given = (3 if pass_ == "forward" else 4) * batch * n * d * element_bytes
+    made = tiled_memory(1, batch, n, n, d, element_bytes,
+                        "forward" if pass_ == "forward" else "end_to_end")  # fmt: skip
+    return given + sum(made.values())
+
+
+def by_hand_saved(shape: Eager) -> dict[str, int]:
+    """What autograd saves where the softmax is written out as exp(s - max) / sum: the exponentials
+    and the weights, the sums, and the places of the maxima."""
+    rows = shape.batch * shape.n
+    return shape.saved() | {
+        "exponentials": shape.matrix,
+        "sums": _blocks(rows * WIDE),
+        "places of the maxima": _blocks(rows * INDEX),
+    }
+
+
+def _blocks(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK

@@ -1,0 +1,72 @@
+"""notebooks/attention.ipynb through papermill, at the smallest size."""
+
+import csv
+import os
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from a2lib.experiments.attention.configurations import Parameters
+from a2lib.experiments.harness.parameters import cell_source
+from a2lib.paths import ROOT
+
+ATTENTION = ROOT / "notebooks" / "attention.ipynb"
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """The executed notebook, and where it measured."""
+    folder = tmp_path_factory.mktemp("attention")
+    asked = ["-p", "seq_len", "32", "-p", "head_dim", "16", "-p", "calls", "2"]
+    asked += ["-p", "causal", "True"]
+    environment = {name: v for name, v in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"A2LIB_DATA": str(folder / "data"), "A2LIB_LOCKS": str(folder / "locks")}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "papermill", ATTENTION, folder / "out.ipynb", *asked],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return nbformat.read(folder / "out.ipynb", as_version=4), folder / "data" / "measured"
+
+
+def test_the_cell_is_the_dataclass():
+    cells = nbformat.read(ATTENTION, as_version=4).cells
+    (cell,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", ())]
+    assert cell.source == cell_source(Parameters)
+
+
+def test_rows_are_stored_under_their_run(executed):
+    _, measured = executed
+    found = {}
+    for section in ("attention", "attention_saved"):
+        with open(measured / section / "cpu.csv", newline="") as file:
+            found[section] = list(csv.DictReader(file))
+    with open(measured / "runs.csv", newline="") as file:
+        (run,) = csv.DictReader(file)
+    assert {(r["pass"], r["status"], r["n"], r["run"]) for r in found["attention"]} == {
+        (pass_, "ok", "2", run["run"]) for pass_ in ("forward", "backward")
+    }
+    saved = {r["tensor"]: int(r["saved_bytes"]) for r in found["attention_saved"]}
+    tensor = 8 * 32 * 16 * 4
+    assert saved == {
+        "q": tensor, "k": tensor, "v": tensor, "p": 8 * 32 * 32 * 4, "mask": 32 * 32, "other": 0,
+    }  # fmt: skip
+    assert run["command"] == (
+        "papermill notebooks/attention.ipynb -p seq_len 32 -p head_dim 16 -p causal True -p calls 2"
+    )
+
+
+def test_it_prints_its_tables_and_where_the_rows_are(executed):
+    notebook, _ = executed
+    printed = "".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
+    )
+    assert printed.count("±") == 2 and "saved bytes" in printed
+    assert "-p sweep limit" in printed and "measured/attention/cpu.csv" in printed

@@ -1,0 +1,206 @@
+"""The memory of eager attention: closed forms against the code that runs, to the byte."""
+
+import csv
+import math
+
+import pytest
+
+from a2lib.paths import ROOT
+from a2lib.theory.attention import eager_launches
+from a2lib.theory.eager import (
+    BLOCK,
+    PASSES,
+    Eager,
+    by_hand_saved,
+    longest,
+    tiled_total,
+)
+from a2lib.theory.roofline import floor
+
+# One sequence's q is a whole number of blocks, so that the allocator's rounding is no part of it.
+SHAPES = [(2, 128, 16, False), (2, 128, 16, True), (8, 64, 64, True), (1, 256, 32, False)]
+
+
+def test_at_the_handouts_shape_by_hand():
+    """8 x 16,384**2 floats are 8 GiB, q is 32 MiB, the mask 256 MiB, an index 128 KiB."""
+    full, causal = Eager(8, 16384, 64, False), Eager(8, 16384, 64, True)
+    G, M, K = 2**30, 2**20, 2**10
+    assert full.peak("forward") == 16 * G + 32 * M
+    assert causal.peak("forward") == 16 * G + 32 * M + 256 * M + 128 * K
+    assert full.peak("backward") == causal.peak("backward") == 24 * G + 32 * M
+    assert full.total("backward") == 32 * G + 6 * 32 * M
+    assert causal.total("backward") == 32 * G + 6 * 32 * M + 256 * M
+    assert sum(full.saved().values()) == 8 * G + 96 * M
+
+
+def test_kernels_are_those_that_the_launches_count():
+    for pass_ in PASSES:
+        causal = Eager(2, 128, 16, True)
+        assert [k.name for k in causal.kernels(pass_)] == [n for n, _ in causal.moments(pass_)]
+        assert len(causal.kernels(pass_)) == eager_launches(pass_)
+        full = Eager(2, 128, 16, False)
+        assert [k.name for k in full.kernels(pass_)] == [n for n, _ in full.moments(pass_)]
+    assert [len(full.kernels(p)) for p in PASSES] == [4, 7]
+
+
+def test_operations_and_bytes_by_hand():
+    # M is 2 * 4 * 4 * 128**2, far above one block; forward moves 6 of them, backward 12.
+    shape = Eager(8, 128, 16, False)
+    M, T = 8 * 128**2 * 4, 8 * 128 * 16 * 4
+    for pass_, products, matrices in (("forward", 2, 6), ("backward", 4, 12)):
+        total = floor(shape.kernels(pass_), 1e12, 1e12)["total"]
+        assert total.flops == products * 2 * 8 * 128**2 * 16
+        assert total.bytes == matrices * M + products * 2 * T
+    masked = floor(Eager(8, 128, 16, True).kernels("forward"), 1e12, 1e12)["total"]
+    assert masked.bytes == 10 * M + 2 * 128**2 + 4 * T
+
+
+@pytest.mark.parametrize(("batch", "n", "d", "causal"), SHAPES)
+def test_what_autograd_saves_is_counted_to_the_byte(batch, n, d, causal):
+    torch = pytest.importorskip("torch")
+    from a2lib.attention import attention_reference
+    from a2lib.experiments.attention.handlers import by_hand
+
+    for attend, expected in (
+        (attention_reference, Eager(batch, n, d, causal).saved()),
+        (by_hand, by_hand_saved(Eager(batch, n, d, causal))),
+    ):
+        found = {}
+
+        def pack(x, found=found):
+            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        q, k, v = (torch.randn(batch, n, d, requires_grad=True) for _ in range(3))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            o = attend(q, k, v, causal)
+        assert sorted(found.values()) == sorted(expected.values())
+        assert o.shape == q.shape
+
+
+def ledger(torch, known):
+    """A mode under which each operator's results are counted while they live: its ``peak`` is the
+    most they took when one ended, in bytes, views and the storages of ``known`` left out."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        peak, live = 0, {}
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            self.live = {at: held for at, held in self.live.items() if not held[0].expired()}
+            storage = out.untyped_storage()
+            if storage.data_ptr() not in known and out.dim():
+                size = -(-storage.nbytes() // BLOCK) * BLOCK
+                self.live[storage.data_ptr()] = StorageWeakRef(storage), size
+            self.peak = max(self.peak, sum(size for _, size in self.live.values()))
+            return out
+
+    return Mode()
+
+
+@pytest.mark.parametrize(("batch", "n", "d", "causal"), SHAPES)
+def test_forward_and_backward_peak_as_counted(batch, n, d, causal):
+    """On a CPU the softmax's backward needs no product of its own: without "dp p"."""
+    torch = pytest.importorskip("torch")
+    from a2lib.attention import attention_reference
+
+    q, k, v = (torch.randn(batch, n, d, requires_grad=True) for _ in range(3))
+    shape, do = Eager(batch, n, d, causal), torch.randn(batch, n, d)
+    known = {x.untyped_storage().data_ptr() for x in (q, k, v, do)}
+
+    def pack(x):
+        saved.add(x.untyped_storage().data_ptr())
+        return x
+
+    saved = set()
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
+    with ledger(torch, known) as forward, hooks:
+        o = attention_reference(q, k, v, causal)
+    assert forward.peak == shape.peak("forward")
+    with ledger(torch, known | saved) as backward:
+        torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+    without = [
+        sum(size for name, size in live.items() if name != "dp p")
+        for _, live in shape.moments("backward")
+    ]
+    assert backward.peak == max(without)
+
+
+def test_every_peak_of_eager_that_was_measured_is_the_count():
+    """The sweep of FlashAttention-2's chapter, on the GPUs whose rows are committed."""
+    compared = 0
+    for file in (ROOT / "data" / "measured" / "flash").glob("nvidia-*.csv"):
+        with open(file, newline="") as opened:
+            rows = [r for r in csv.DictReader(opened) if r["implementation"] == "eager"]
+        for row in rows:
+            if row["peak_bytes"] and row["pass"] in PASSES:
+                batch = int(row["batch"]) * int(row["heads"])
+                sizes = int(row["seq_len"]), int(row["head_dim"]), row["causal"] == "true"
+                shape = Eager(batch, *sizes, {"fp32": 4, "bf16": 2}[row["dtype"]])
+                assert int(row["peak_bytes"]) == shape.peak(row["pass"]), row
+                compared += 1
+    assert compared > 100
+
+
+def test_the_longest_sequence_is_the_last_that_fits():
+    for pass_ in PASSES:
+        n = longest(8, 64, True, 10**9, pass_)
+        fits = [Eager(8, m, 64, True).total(pass_) for m in (n, n + 1)]
+        assert fits[0] <= 10**9 < fits[1]
+        assert longest(8, 64, True, 10**9, pass_, step=256) == n // 256 * 256
+    tiled = longest(8, 64, True, 10**9, "backward", how="tiled")
+    totals = [tiled_total(8, n, 64, "backward") for n in (tiled, tiled + 1)]
+    assert totals[0] <= 10**9 < totals[1]
+    # Four matrices of 32 bytes a pair of tokens, and little else.
+    assert longest(8, 16, False, 128 * 10**9, "backward") == pytest.approx(math.sqrt(1e9), rel=0.01)
+    assert longest(8, 64, False, 10**3, "forward") == 0
+
+
+@pytest.mark.parametrize(
+    ("causal", "pass_", "tensors", "blocks"),
+    [(False, "forward", 2, 2), (False, "backward", 4, 5), (True, "forward", 2, 3),
+     (True, "backward", 4, 5)],
+)  # fmt: skip
+def test_matrices_at_the_longest_sequence(causal, pass_, tensors, blocks):
+    """In blocks there is one more where a small tensor takes the front of a free matrix's block: dv
+    in the backward, the mask in a causal forward."""
+    capacity = 140 * 2**30
+    for how, matrices in (("tensors", tensors), ("blocks", blocks)):
+        n = longest(8, 64, causal, capacity, pass_, how=how)
+        assert 32 * n**2 * matrices == pytest.approx(capacity, rel=0.03)
+    with pytest.raises(ValueError, match="allowed are tensors, blocks, tiled"):
+        longest(8, 64, causal, capacity, pass_, how="guess")
+
+
+def test_the_allocator_by_hand():
+    from a2lib.theory.allocator import MIB, Allocator, OutOfMemory, fits
+
+    device = Allocator(100 * MIB)
+    device.allocate("a", 40 * MIB)
+    device.allocate("small", MIB)  # from a pool that is left out
+    device.allocate("b", 5 * MIB)  # 20 MiB, of which 15 stay free
+    assert device.reserved == 60 * MIB
+    device.free("a")
+    device.allocate("c", 12 * MIB)  # the smallest block that holds it
+    device.allocate("d", 30 * MIB)
+    assert device.reserved == 60 * MIB
+    with pytest.raises(OutOfMemory):
+        device.allocate("e", 41 * MIB)
+    for name in ("b", "c", "d"):
+        device.free(name)
+    device.allocate("e", 90 * MIB)  # after both segments went back
+    assert device.reserved == 90 * MIB
+    history = [{"a": 20 * MIB}, {"a": 20 * MIB, "b": 20 * MIB}, {"b": 20 * MIB, "c": 10 * MIB},
+               {"b": 20 * MIB, "c": 10 * MIB, "a": 20 * MIB}]  # fmt: skip
+    # c takes half of what a has left, and then a needs a segment of its own.
+    assert not fits(59 * MIB, history) and fits(60 * MIB, history)
+    assert fits(40 * MIB, history[:-1])
+
+
+def test_impossible_sizes_are_refused():
+    with pytest.raises(ValueError, match="batch is 0"):
+        Eager(0, 1, 1, False)
+    with pytest.raises(ValueError, match="allowed are forward, backward"):
+        Eager(1, 1, 1, False).moments("sideways")

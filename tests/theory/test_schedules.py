@@ -35,6 +35,15 @@ def test_fsdp_is_bound_by_communication_from_the_formulas_limit_on(pass_):
     assert crossing(slowdown, parallelism.data_limit(EXAMPLE))
 
 
+def test_data_parallelism_is_bound_by_communication_from_the_formulas_limit_on():
+    def slowdown(n):
+        cost = parallelism.data_parallel(EXAMPLE, n)["backward"]
+        tasks = schedules.data_parallel_backward(LAYERS, cost.compute_s, cost.data_s)
+        return per_layer(tasks) / cost.compute_s
+
+    assert crossing(slowdown, parallelism.data_limit(EXAMPLE))
+
+
 def test_a_gather_that_is_not_early_does_not_overlap():
     assert per_layer(schedules.fsdp_forward(LAYERS, 3.0, 2.0, ahead=1)) == 5.0
     seconds = run(schedules.fsdp_forward(LAYERS, 3.0, 2.0, ahead=2)).seconds
@@ -52,6 +61,25 @@ def test_tensor_parallelism_overlaps_in_two_parts_and_not_in_one():
         return per_layer(tasks) / cost.compute_s
 
     assert crossing(slowdown, parallelism.tensor_limit(EXAMPLE))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_mesh_of_both_axes_is_bound_by_communication_past_its_limit(shared):
+    split = (
+        parallelism.shared_mesh_split(EXAMPLE)
+        if shared
+        else (parallelism.data_limit(EXAMPLE), parallelism.tensor_limit(EXAMPLE))
+    )
+
+    def slowdown(factor):
+        n_fsdp, n_tp = (factor * n for n in split)
+        cost = parallelism.fully_sharded_tensor_parallel(EXAMPLE, n_fsdp, n_tp)["forward"]
+        tasks = schedules.mesh_forward(
+            LAYERS, cost.compute_s, cost.data_s, cost.tensor_s, parts=4, shared=shared
+        )
+        return per_layer(tasks) / cost.compute_s
+
+    assert crossing(slowdown, 1)
 
 
 PIPELINES = [

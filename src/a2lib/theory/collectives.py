@@ -3,7 +3,7 @@
 The model is that of the handout of 2026: N devices in a ring, each of which can send W bytes a
 second and receive as many at the same time; a message costs its bytes over W and no latency. Sizes
 are bytes of the *whole* tensor: what an all-gather ends with, a reduce-scatter starts with, and an
-all-reduce has on every device. Thakur, Rabenseifner and Gropp (2005) and Patarasu and Yuan (2009)
+all-reduce has on every device. Thakur, Rabenseifner and Gropp (2005) and Patarasuk and Yuan (2009)
 give the ring algorithms and show that no all-reduce sends fewer than 2 (N - 1) / N of the tensor.
 
 The formulas are arithmetic alone, so that they take sympy's symbols as well as numbers.

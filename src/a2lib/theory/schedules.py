@@ -76,6 +76,16 @@ def run(tasks: Iterable[Task]) -> Timeline:
     return Timeline(tasks, start, end)
 
 
+def data_parallel_backward(layers: int, compute_s: float, reduce_s: float) -> list[Task]:
+    """Data parallelism's backward: a layer's gradients are all-reduced while the next computes."""
+    positive(layers=layers)
+    tasks = []
+    for i in range(layers):
+        tasks.append(Task(f"compute {i}", COMPUTE, compute_s))
+        tasks.append(Task(f"reduce {i}", LINKS, reduce_s, (f"compute {i}",)))
+    return tasks
+
+
 def fsdp_forward(layers: int, compute_s: float, gather_s: float, ahead: int = 2) -> list[Task]:
     """FSDP's forward: a layer is gathered before it computes, at most ``ahead`` layers early."""
     positive(layers=layers, ahead=ahead)
@@ -113,6 +123,32 @@ def tensor_forward(layers: int, compute_s: float, reduce_s: float, parts: int) -
             before = (f"reduce {i - 1} {p}",) if i else ()
             tasks.append(Task(f"compute {i} {p}", COMPUTE, compute_s / parts, before))
             tasks.append(Task(f"reduce {i} {p}", LINKS, reduce_s / parts, (f"compute {i} {p}",)))
+    return tasks
+
+
+def mesh_forward(
+    layers: int, compute_s: float, gather_s: float, reduce_s: float, parts: int, shared: bool
+) -> list[Task]:
+    """FSDP and tensor parallelism together: gathers two layers ahead, sums in ``parts``.
+
+    The axes have streams of their own, or one if ``shared``, in which a part of the next but one
+    layer's gather follows each sum.
+    """
+    positive(layers=layers, parts=parts)
+    gathers, sums = (LINKS, LINKS) if shared else ("gathers", "sums")
+
+    def gather(i: int, p: int) -> Task:
+        freed = (f"compute {i - 2} {parts - 1}",) if i >= 2 and not shared else ()
+        return Task(f"gather {i} {p}", gathers, gather_s / parts, freed)
+
+    tasks = [gather(i, p) for i in range(min(2, layers)) for p in range(parts)]
+    for i in range(layers):
+        for p in range(parts):
+            before = [f"gather {i} {parts - 1}"] + ([f"reduce {i - 1} {p}"] if i else [])
+            tasks.append(Task(f"compute {i} {p}", COMPUTE, compute_s / parts, tuple(before)))
+            tasks.append(Task(f"reduce {i} {p}", sums, reduce_s / parts, (f"compute {i} {p}",)))
+            if i + 2 < layers:
+                tasks.append(gather(i + 2, p))
     return tasks
 
 

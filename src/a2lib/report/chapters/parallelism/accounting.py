@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from a2lib.report import style
+from a2lib.report import data, style
 from a2lib.report.style import Chart
 from a2lib.report.tables import Table
 from a2lib.theory import accounting
-from a2lib.theory.accounting import GB, GIB, H100_GB, V5P_GB, XXL, Mesh
+from a2lib.theory.accounting import GB, GIB, H100_GB, NARROW, V5P_GB, XXL, Mesh
 
 NBSP = "\N{NO-BREAK SPACE}"
 BATCHES = (0, 1024, 2048, 4096, 8192, 10_240)
@@ -32,7 +32,6 @@ def numbers() -> dict[str, str]:
     mesh = Mesh()
     published = accounting.published_forward()
     seconds = mesh.seconds(XXL, mesh.least_tokens())
-    tricks = accounting.tricks()
     return {
         "parameters": f"{XXL.parameters / 1e9:.2f} billion",
         "one": both(XXL.state["weights"]),
@@ -58,10 +57,8 @@ def numbers() -> dict[str, str]:
         "tp_share": f"{100 * seconds['tp'] / seconds['compute']:.0f}{NBSP}%",
         "most_tp": f"{XXL.d_ff * mesh.M_Y / mesh.alpha:.1f}",
         "least_sum": f"{math.ceil(Mesh(combine='sum').least_tokens())}",
-        "least_sum_ring": f"{math.ceil(Mesh(combine='sum', ring=True).least_tokens())}",
         "least_ring": f"{math.ceil(Mesh(ring=True).least_tokens())}",
         "best": f"{math.ceil(mesh.best_tokens())}",
-        "best_batch": f"{math.ceil(64 * mesh.best_tokens()):,}",
         "best_sum": f"{math.ceil(Mesh(combine='sum').best_tokens())}",
         "best_X": f"{math.sqrt(64 * mesh.best_tokens() / XXL.d_ff * 2 * 64):.1f}",
         "best_Y": f"{64 / math.sqrt(64 * mesh.best_tokens() / XXL.d_ff * 2 * 64):.1f}",
@@ -72,7 +69,6 @@ def numbers() -> dict[str, str]:
         "published_axes": f"{math.ceil(published.per_device_with_axes)}",
         "published_axes_all": f"{math.ceil(64 * published.per_device_with_axes):,}",
         "published_saved": both(2 * 2 * XXL.parameters),
-        "wide": f"{math.ceil(tricks[1].overall):,}",
     }
 
 
@@ -118,13 +114,38 @@ def readings(caption: str, label: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, label)
 
 
+def published(caption: str, label: str) -> Table:
+    """What two writeups print, what their own arithmetic gives, and ours under the same reading."""
+    found = accounting.published_forward()
+    state = f"{XXL.state_bytes / GB:,.2f}"
+    gpus = f"{math.ceil(XXL.state_bytes / (H100_GB * GB))}"
+    activations = f"{XXL.saved_bytes_per_token / GB:.5f} a token"
+    known = {
+        "state": (state, state),
+        "H100s for the state": (gpus, gpus),
+        "saved for the backward": (f"{2 * NARROW * XXL.parameters / GB:.2f}", activations),
+        "saved for the backward, per token": (f"{XXL.saved_bytes_per_token / GB:.5f}", activations),
+        "N_FSDP without activations": (f"{XXL.least_devices(0)}", f"{XXL.least_devices(0)}"),
+        "per device": (f"{found.replica:.2f}", f"{math.ceil(found.per_device_with_axes):,}"),
+        "overall": (f"{found.overall:.0f}", f"{math.ceil(64 * found.per_device_with_axes):,}"),
+    }
+    lines = [
+        [f"({row.part})", f"{row.quantity} ({row.unit})", row.device, row.printed,
+         *known[row.quantity]]
+        for row in data.load_reference("communication_accounting").itertuples()
+    ]  # fmt: skip
+    columns = ["part", "quantity", "writeup, by its GPUs", "printed", "its arithmetic",
+               "ours, same reading"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=3, keys=2)
+
+
 def ways(caption: str, label: str) -> Table:
     """What lowers the batch, by how much, and its price."""
     lines = [
-        [t.name, t.formula, f"{math.ceil(t.tokens_per_device):,}", f"{math.ceil(t.overall):,}",
-         t.price] for t in accounting.tricks()
-    ]  # fmt: skip
-    columns = ["way", "tokens per device", "that is", "overall", "price"]
+        [t.name, t.price, f"{math.ceil(t.tokens_per_device):,}", f"{math.ceil(t.overall):,}"]
+        for t in accounting.tricks()
+    ]
+    columns = ["way", "price", "tokens per device", "overall"]
     return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2)
 
 

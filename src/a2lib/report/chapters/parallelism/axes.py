@@ -20,7 +20,6 @@ NBSP = "\N{NO-BREAK SPACE}"
 def numbers(layer: Layer = EXAMPLE) -> dict[str, str]:
     """What the prose says, by name."""
     return {
-        "d_ff": f"{layer.d_ff:,}",
         "network": f"{NETWORK / 1e9:g}{NBSP}GB/s",
         "links": f"{layer.bandwidth / 1e9:g}{NBSP}GB/s",
         "ring_tokens": f"{_ring(layer, layer.bandwidth):,}",

@@ -10,9 +10,8 @@ import pandas as pd
 
 from a2lib.report import style
 from a2lib.report.style import Chart
-from a2lib.report.tables import Markdown, Table
+from a2lib.report.tables import Table
 from a2lib.theory import collectives, parallelism
-from a2lib.theory.answers import TENSOR_BACKWARD
 from a2lib.theory.parallelism import EXAMPLE, Layer
 
 N = 8  # devices of the tables
@@ -53,7 +52,6 @@ def numbers(layer: Layer = EXAMPLE) -> dict[str, str]:
         "shared_tp": f"{n_tp:.1f}",
         "brute_shared": f"{shared[0]} × {shared[1]} = {math.prod(shared)}",
         "brute_overlap": f"{overlap[0]} × {overlap[1]} = {math.prod(overlap)}",
-        "least_tokens": f"{math.ceil((N - 1) * layer.flops / layer.bandwidth):,}",
         "ring_ms": f"{style.digits(1e3 * ring)}{NBSP}ms",
         "other_ms": f"{style.digits(1e3 * other)}{NBSP}ms",
         "other_ratio": f"{other / ring:g}",
@@ -105,11 +103,6 @@ def splits(caption: str, label: str, layer: Layer = EXAMPLE) -> Table:
     columns = ["N", "the axes communicate", "best N_FSDP × N_TP", "communication / compute",
                "in whole numbers", "then"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, label, left=0, keys=2)
-
-
-def backward_equations() -> Markdown:
-    """The backward of tensor parallelism as the command prints it."""
-    return Markdown("```text\n" + "\n".join(TENSOR_BACKWARD) + "\n```")
 
 
 def mesh_map(layer: Layer = EXAMPLE) -> Chart:

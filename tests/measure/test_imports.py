@@ -2,7 +2,8 @@
 
 MODULES = (
     "a2lib.measure, a2lib.measure.timing, a2lib.measure.memory, a2lib.measure.device,"
-    " a2lib.theory, a2lib.theory.attention, a2lib.theory.transformer"
+    " a2lib.theory, a2lib.theory.attention, a2lib.theory.transformer,"
+    " a2lib.theory.answers, a2lib.theory.schedules"
 )
 
 CODE = """

@@ -9,6 +9,7 @@ import pytest
 from a2lib.measure.columns import COLUMNS
 from a2lib.measure.sections import (
     COMMON,
+    DERIVED,
     SECTIONS,
     answers,
     notebooks,
@@ -46,6 +47,18 @@ def test_its_handler_can_be_called_and_its_answers_are_anchors_of_its_pages(sect
     texts = "".join((ROOT / "book" / f"{page}.md").read_text() for page in section.pages)
     for answer in section.answers:
         assert re.search(rf"^\({re.escape(answer.anchor)}\)=", texts, re.M), answer
+
+
+@pytest.mark.parametrize("page", DERIVED)
+def test_the_answers_of_a_page_that_derives_are_its_anchors(page):
+    text = (ROOT / "book" / f"{page}.md").read_text()
+    for answer in DERIVED[page]:
+        assert re.search(rf"^\({re.escape(answer.anchor)}\)=", text, re.M), answer
+
+
+def test_a_derived_answer_needs_no_row(tmp_path):
+    shown = index("Parallelism on paper", [tmp_path]).text
+    assert all(f"](#{a.anchor}) |" in shown for group in DERIVED.values() for a in group)
 
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=list(SECTIONS))

@@ -271,6 +271,25 @@ SECTIONS = {
     )
 }
 
+# Pages that derive and measure nothing, and the questions they answer.
+DERIVED = {
+    "parallelism": (
+        Answer("alternate_ring_all_reduce · 26", "The other ring", "parallelism-ring"),
+        Answer("data_parallel_calcs · 26", "Data parallelism", "parallelism-data"),
+        Answer("fsdp_calcs · 26", "Fully sharded", "parallelism-fsdp"),
+        Answer("tp_calcs · 26", "Tensor parallelism", "parallelism-tensor"),
+        Answer("fsdp_tp_calcs · 26", "Both axes", "parallelism-mesh"),
+    ),
+    "communication": (
+        Answer(
+            "communication_accounting (a)–(d) · 25",
+            "A model of 220 billion parameters",
+            "communication-accounting",
+        ),
+    ),
+    "parallelism-axes": (),
+}
+
 
 def notebooks() -> tuple[str, ...]:
     """The names of the notebooks that measure a section, each once."""
@@ -283,13 +302,15 @@ def of_notebook(notebook: str) -> tuple[Section, ...]:
 
 
 def pages() -> tuple[str, ...]:
-    """The pages of the book about sections, each once."""
-    return tuple(dict.fromkeys(page for s in SECTIONS.values() for page in s.pages))
+    """The pages of the book about sections, each once, and those that derive."""
+    measured = (page for s in SECTIONS.values() for page in s.pages)
+    return tuple(dict.fromkeys((*measured, *DERIVED)))
 
 
 def answers() -> dict[str, Answer]:
     """The label of each question that is answered -> its answer."""
-    return {answer.label: answer for s in SECTIONS.values() for answer in s.answers}
+    measured = (s.answers for s in SECTIONS.values())
+    return {answer.label: answer for group in (*measured, *DERIVED.values()) for answer in group}
 
 
 def readme_table(section: Section) -> str:

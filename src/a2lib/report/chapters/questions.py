@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.measure.sections import SECTIONS, Answer
+from a2lib.measure.sections import DERIVED, SECTIONS, Answer, Section
 from a2lib.report import style
 from a2lib.report.data import PUBLISHED, load
 from a2lib.report.tables import Markdown, pipe
@@ -119,6 +119,7 @@ def index(group: str, roots: list[Path] | None = None) -> Markdown:
     Where the rows that answer it are not measured on the published device, it says so.
     """
     found = {a.label: (a, section) for section in SECTIONS.values() for a in section.answers}
+    found |= {a.label: (a, None) for derived in DERIVED.values() for a in derived}
     rows = []
     for label, words in QUESTIONS[group]:
         shown = _link(*found[label], roots) if label in found else NOT_YET
@@ -128,6 +129,7 @@ def index(group: str, roots: list[Path] | None = None) -> Markdown:
     return Markdown(f":::{{table}}\n:class: questions\n\n{pipe(frame, left=3)}\n:::\n")
 
 
-def _link(answer: Answer, section, roots: list[Path] | None) -> str:
-    measured = not load(section.name, roots)["local"].all()
+def _link(answer: Answer, section: Section | None, roots: list[Path] | None) -> str:
+    """``section`` is None where the answer is derived and needs no row."""
+    measured = section is None or not load(section.name, roots)["local"].all()
     return f"[{answer.title}](#{answer.anchor})" + ("" if measured else NOT_MEASURED)

@@ -1,0 +1,248 @@
+"""The question communication_accounting: memory and batch of a 220-billion-parameter stack of FFNs.
+
+126 blocks of two matrices, (D, F) and (F, D), with nothing else. Weights, gradients and AdamW's
+moments in fp32, activations and communication in bf16. The device is Google's TPU v5p, whose links
+form a 3D torus; names and rates are those of the Scaling Book (Austin et al., 2025, part 5):
+
+    X, Y      devices along FSDP's and along tensor parallelism's axis of the logical mesh
+    M_X, M_Y  physical axes of the torus that each is laid over; each adds W_ici of bandwidth
+    W_ici     bytes a second over one physical axis, both directions of its ring together
+    alpha     C / W_ici, operations a device could do while it sends a byte
+
+1 GB is 1e9 bytes, 1 GiB 2^30.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import product
+
+from a2lib.theory.collectives import positive
+
+GB, GIB = 10**9, 2**30
+H100_GB, V5P_GB = 80, 95
+WIDE, NARROW = 4, 2  # bytes of fp32, of bf16
+
+
+@dataclass(frozen=True)
+class Stack:
+    """``blocks`` of two linear layers without biases: d_model -> d_ff -> d_model."""
+
+    d_model: int = 16_384
+    d_ff: int = 53_248
+    blocks: int = 126
+
+    @property
+    def parameters(self) -> int:
+        return self.blocks * 2 * self.d_model * self.d_ff
+
+    @property
+    def state(self) -> dict[str, int]:
+        """Bytes in fp32 by part: weights, accumulated gradients, AdamW's two moments."""
+        one = WIDE * self.parameters
+        return {"weights": one, "gradients": one, "optimizer": 2 * one}
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(self.state.values())
+
+    @property
+    def saved_bytes_per_token(self) -> int:
+        """Bytes that a token leaves for the backward: the inputs of the two layers, in bf16.
+
+        The nonlinearity is left out, as the question has it; one whose input is saved beside its
+        output would add another d_ff a block.
+        """
+        return self.blocks * NARROW * (self.d_model + self.d_ff)
+
+    def device_bytes(self, tokens: float, n: float) -> float:
+        """Bytes per device: state and half of the activations over ``n``, the other half whole.
+
+        ``tokens`` is the batch whose activations are counted. Gathered weights, temporary tensors
+        and buffers are left out, as in the question; ``gathered_bytes`` is what they are at least.
+        """
+        positive(n=n)
+        half = self.saved_bytes_per_token * tokens / 2
+        return (self.state_bytes + half) / n + half
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of one block's weights in bf16, which FSDP gathers to compute with."""
+        return NARROW * 2 * self.d_model * self.d_ff
+
+    def least_devices(self, tokens: float, memory: float = V5P_GB * GB) -> int | None:
+        """The least ``n`` with ``device_bytes`` below ``memory``; None where no ``n`` suffices."""
+        half = self.saved_bytes_per_token * tokens / 2
+        if half >= memory:
+            return None
+        return math.floor((self.state_bytes + half) / (memory - half)) + 1
+
+    def most_tokens(self, memory: float = V5P_GB * GB) -> int:
+        """The largest batch for which some ``n`` suffices: half of it stays on every device."""
+        return math.ceil(2 * memory / self.saved_bytes_per_token) - 1
+
+
+XXL = Stack()
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """X by Y devices on a torus, and how the two axes' communication is counted.
+
+    ``combine`` is "max" if the axes communicate at the same time, over links of their own, "sum" if
+    one after the other. ``ring`` counts a ring's (n - 1) / n, where the Scaling Book has 1.
+    Raises ValueError for another ``combine`` and for numbers that are not above 0.
+    """
+
+    X: float = 16
+    Y: float = 4
+    M_X: float = 2
+    M_Y: float = 1
+    W_ici: float = 2 * 9e10
+    C: float = 4.6e14
+    combine: str = "max"
+    ring: bool = False
+
+    def __post_init__(self) -> None:
+        if self.combine not in ("max", "sum"):
+            raise ValueError(f"combine {self.combine!r}: allowed are max, sum")
+        positive(X=self.X, Y=self.Y, M_X=self.M_X, M_Y=self.M_Y, W_ici=self.W_ici, C=self.C)
+
+    @property
+    def devices(self) -> float:
+        return self.X * self.Y
+
+    @property
+    def alpha(self) -> float:
+        """Operations per byte: C / W_ici."""
+        return self.C / self.W_ici
+
+    def seconds(self, stack: Stack, tokens_per_device: float) -> dict[str, float]:
+        """The forward of one block: seconds of compute, of the FSDP and of the TP communication.
+
+        FSDP gathers two matrices, each cut over Y; TP gathers the input of the block over Y and
+        reduce-scatters its output, which in bytes is one all-reduce.
+        """
+        D, F, b = stack.d_model, stack.d_ff, tokens_per_device
+        r_x, r_y = self._ring(self.X), self._ring(self.Y)
+        return {
+            "compute": 4 * b * D * F / self.C,
+            "fsdp": r_x * 2 * NARROW * D * F / self.Y / (self.M_X * self.W_ici),
+            "tp": r_y * 2 * NARROW * b * self.Y * D / (self.M_Y * self.W_ici),
+        }
+
+    def tp_share(self, stack: Stack) -> float:
+        """The TP communication over computation; the batch cancels. From 1 on no batch is enough
+        (``combine`` sum), above it none (max)."""
+        return self._ring(self.Y) * self.alpha * self.Y / (self.M_Y * stack.d_ff)
+
+    def least_tokens(self, stack: Stack = XXL) -> float | None:
+        """Tokens per device from which the forward is compute bound; None where no number is."""
+        fsdp = self._ring(self.X) * self.alpha / (self.M_X * self.Y)
+        share = self.tp_share(stack)
+        if self.combine == "max":
+            return fsdp if share <= 1 else None
+        return fsdp / (1 - share) if share < 1 else None
+
+    def batch(self, stack: Stack = XXL) -> float | None:
+        """Tokens of the whole mesh from which the forward is compute bound."""
+        least = self.least_tokens(stack)
+        return None if least is None else least * self.devices
+
+    def best_tokens(self, stack: Stack = XXL) -> float:
+        """Tokens per device at the best X and Y, as real numbers and without rings' factors.
+
+        alpha^2 / (M_X M_Y F) where the axes overlap, four times that where they do not.
+        """
+        least = self.alpha**2 / (self.M_X * self.M_Y * stack.d_ff)
+        return least * (1 if self.combine == "max" else 4)
+
+    def _ring(self, n: float) -> float:
+        return (n - 1) / n if self.ring else 1.0
+
+
+def readings(stack: Stack = XXL) -> dict[str, Mesh]:
+    """The meshes that the question may mean, by what is counted; the first is the one we take."""
+    names = {"max": "at the same time", "sum": "one after the other"}
+    return {
+        f"{names[combine]}, {'rings exact' if ring else 'rings as 1'}": Mesh(
+            combine=combine, ring=ring
+        )
+        for combine, ring in product(("max", "sum"), (False, True))
+    }
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published answer to part (c), step by step from its own arithmetic to ours, in tokens.
+
+    ``replica`` is what it calls B*: tokens of one of the X groups of Y devices.
+    """
+
+    replica: float
+    overall: float
+    per_device: float
+    overall_of_all_replicas: float
+    per_device_with_axes: float
+
+
+def published_forward(stack: Stack = XXL) -> Published:
+    """The published answer that sums the axes and takes M_X and M_Y for numbers of messages.
+
+    Its B* divides both axes' bytes by W_ici alone, and its overall batch multiplies by M_X M_Y
+    where the mesh has X replicas. Then: the same per device, times X, and with M_X axes of links.
+    """
+    mesh = Mesh(combine="sum", ring=True)
+    narrow = replace(mesh, M_X=1)
+    per_device = narrow.least_tokens(stack)
+    replica = per_device * mesh.Y
+    return Published(
+        replica=replica,
+        overall=replica * mesh.M_X * mesh.M_Y,
+        per_device=per_device,
+        overall_of_all_replicas=replica * mesh.X,
+        per_device_with_axes=mesh.least_tokens(stack),
+    )
+
+
+@dataclass(frozen=True)
+class Trick:
+    """A way to a smaller batch: its threshold in tokens per device and overall, and its price."""
+
+    name: str
+    formula: str
+    tokens_per_device: float
+    overall: float
+    price: str
+
+
+def tricks(stack: Stack = XXL, combine: str = "max") -> list[Trick]:
+    """What lowers the batch at which the forward of 4 x 4 x 4 devices is compute bound.
+
+    The first entry is the question's mesh, X over two physical axes and Y over one. A second axis
+    for Y, or one for four pipeline stages, is taken from X. A pipeline gathers its stage's weights
+    once for all micro-batches of a step, and so each device's share of the weights is a quarter.
+    Raises ValueError as ``Mesh``.
+    """
+    mesh = Mesh(combine=combine)
+    n = mesh.devices
+    base = mesh.least_tokens(stack)
+    wide = replace(mesh, X=mesh.X / 4, Y=4 * mesh.Y, M_X=1, M_Y=2).least_tokens(stack)
+    piped = replace(mesh, X=mesh.X / 4, M_X=1).least_tokens(stack) / 4
+    packed = replace(mesh, W_ici=2 * mesh.W_ici, M_Y=mesh.M_Y / 2).least_tokens(stack)
+
+    def trick(name, formula, tokens, price, devices=n):
+        return Trick(name, formula, tokens, tokens * devices, price)
+
+    return [
+        trick("the mesh as asked", "α / (M_X Y)", base, "none"),
+        trick("Y = 16 on two axes, X = 4 on one", "α / (M_X Y)", wide,
+              "matrices a quarter as wide"),
+        trick("the best X and Y", "α² / (M_X M_Y F)", mesh.best_tokens(stack),
+              "a little more where X and Y are whole"),
+        trick("4 stages on one axis, X = 4 on one", "α / (p M_X Y)", piped,
+              "gathered weights stay; a bubble"),
+        trick("weights sent in 8 bits", "α / (2 M_X Y)", packed, "rounded weights"),
+        trick("half of the devices", "α / (M_X Y)", base, "half the speed", n / 2),
+    ]  # fmt: skip

@@ -1,0 +1,155 @@
+"""Pipeline, expert and context parallelism, as far as one plans with them.
+
+For each axis: bytes that a device sends, and the condition under which its communication hides
+behind its computation. Letters as in parallelism.py: D d_model, F d_ff, C operations and W bytes a
+second of a device; elements have two bytes unless said otherwise.
+
+Pipelines: Huang et al., 2019 (GPipe), Narayanan et al., 2019 (1F1B) and 2021 (interleaved stages).
+Experts: Lepikhin et al., 2021 (GShard). Context: Liu et al., 2023 (ring attention), Jacobs et al.,
+2023 (Ulysses).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from a2lib.theory.collectives import all_to_all_s, positive
+
+PIPELINES = ("gpipe", "1f1b", "interleaved")
+
+
+def check_pipeline(kind: str, stages: int, microbatches: int, chunks: int) -> None:
+    """Raise ValueError for what ``bubble_share`` refuses."""
+    if kind not in PIPELINES:
+        raise ValueError(f"pipeline {kind!r}: allowed are {', '.join(PIPELINES)}")
+    positive(stages=stages, microbatches=microbatches, chunks=chunks)
+    if kind != "interleaved" and chunks != 1:
+        raise ValueError(f"chunks is {chunks}; allowed is 1, except for an interleaved pipeline")
+    if kind == "interleaved" and microbatches % stages:
+        raise ValueError(
+            f"microbatches is {microbatches}; allowed are multiples of the {stages} stages"
+        )
+
+
+def bubble_share(kind: str, stages: int, microbatches: int, chunks: int = 1) -> float:
+    """The share of a step in which a stage has nothing to do: (p - 1) / (v m + p - 1).
+
+    ``chunks`` is v, the pieces of the model on each device. GPipe and 1F1B wait equally long.
+    Raises ValueError for an unknown kind, more than one chunk where the kind has none, or
+    micro-batches that the stages do not divide where it has.
+    """
+    check_pipeline(kind, stages, microbatches, chunks)
+    return (stages - 1) / (chunks * microbatches + stages - 1)
+
+
+def peak_microbatches(kind: str, stages: int, microbatches: int, chunks: int = 1) -> float:
+    """Micro-batches whose activations the first stage holds at its peak, in whole stages' worth.
+
+    GPipe: m. 1F1B: the stages, at most m. Interleaved: p + (p - 1) / v, at most m. Errors as
+    ``bubble_share``.
+    """
+    check_pipeline(kind, stages, microbatches, chunks)
+    if kind == "gpipe":
+        return microbatches
+    held = stages if kind == "1f1b" else stages + (stages - 1) / chunks
+    return min(held, microbatches)
+
+
+def microbatches_for(kind: str, stages: int, share: float, chunks: int = 1) -> int:
+    """The fewest micro-batches with a bubble of at most ``share`` of the step.
+
+    Raises ValueError unless the share lies between 0 and 1, and as ``bubble_share``.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share is {share!r}; allowed are numbers between 0 and 1")
+    step = stages if kind == "interleaved" else 1
+    check_pipeline(kind, stages, step, chunks)
+    m = step
+    while bubble_share(kind, stages, m, chunks) > share:
+        m += step
+    return m
+
+
+def stage_boundary_bytes(tokens, d_model, microbatches, chunks=1, element_bytes=2):
+    """Bytes that a stage in the middle sends to the next in one forward of the step.
+
+    ``tokens`` are those of one micro-batch. The backward sends as many the other way.
+    """
+    positive(tokens=tokens, d_model=d_model, microbatches=microbatches, chunks=chunks)
+    return element_bytes * tokens * d_model * microbatches * chunks
+
+
+def least_stage_layers(d_ff, flops, bandwidth, element_bytes=2):
+    """SwiGLU layers that a piece must hold for a boundary to take no longer than its forward.
+
+    e C / (6 F W): a token's e D bytes against 6 D F operations a layer. The batch cancels.
+    """
+    positive(d_ff=d_ff, flops=flops, bandwidth=bandwidth)
+    return element_bytes * flops / (6 * d_ff * bandwidth)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Bytes that a device sends in a forward, seconds of that, and of the computation beside it."""
+
+    bytes: float
+    communication_s: float
+    compute_s: float
+
+
+def expert_parallel(tokens, d_model, d_ff, top_k, n, flops, bandwidth, element_bytes=2) -> Exchange:
+    """One mixture-of-experts layer of SwiGLU experts over ``n`` devices, forward.
+
+    ``tokens`` are those of one device, each sent to ``top_k`` experts and back: two all-to-alls of
+    the same size. Experts are equally loaded, and all pairs of devices are linked.
+    """
+    size = element_bytes * tokens * top_k * d_model
+    seconds = 2 * all_to_all_s(size, n, bandwidth)
+    return Exchange(seconds * bandwidth, seconds, 6 * tokens * top_k * d_model * d_ff / flops)
+
+
+def least_expert_width(n, flops, bandwidth, element_bytes=2):
+    """The d_ff of an expert from which the two all-to-alls hide: e (n - 1) C / (3 n W).
+
+    Neither the tokens nor top_k matter. The price of experts is elsewhere: FSDP moves the weights
+    of all of them for the operations of top_k.
+    """
+    positive(n=n, flops=flops, bandwidth=bandwidth)
+    return element_bytes * (n - 1) * flops / (3 * n * bandwidth)
+
+
+def least_tokens_with_experts(flops, bandwidth, experts, top_k):
+    """Tokens per device from which FSDP hides under a layer of experts: C E / (k W).
+
+    ``experts / top_k`` times the C / W of a dense layer, for many devices.
+    """
+    positive(flops=flops, bandwidth=bandwidth, experts=experts, top_k=top_k)
+    return flops * experts / (bandwidth * top_k)
+
+
+def ring_attention(tokens, d_model, d_kv, n, flops, bandwidth, causal=False, element_bytes=2):
+    """Attention over a sequence of n times ``tokens``, forward: an ``Exchange``.
+
+    Keys and values, ``d_kv`` wide each, go round the ring in n - 1 rounds while the device attends
+    to what it holds. ``causal`` halves the computation, which a zigzag order spreads evenly.
+    """
+    positive(tokens=tokens, d_model=d_model, d_kv=d_kv, n=n, flops=flops, bandwidth=bandwidth)
+    sent = (n - 1) * 2 * element_bytes * tokens * d_kv
+    work = 4 * tokens * (n * tokens) * d_model / (2 if causal else 1)
+    return Exchange(sent, sent / bandwidth, work / flops)
+
+
+def least_ring_tokens(d_model, d_kv, flops, bandwidth, causal=False, element_bytes=2):
+    """Tokens per device from which a round of ring attention hides: e C d_kv / (2 W D), twice that
+    if causal. With as many key heads as query heads in two bytes it is C / W."""
+    positive(d_model=d_model, d_kv=d_kv, flops=flops, bandwidth=bandwidth)
+    return element_bytes * flops * d_kv / (2 * bandwidth * d_model) * (2 if causal else 1)
+
+
+def ulysses_bytes(tokens, d_model, d_kv, n, element_bytes=2):
+    """Bytes that a device sends in a forward if the sequence is exchanged for heads and back.
+
+    Four all-to-alls: queries, keys, values, outputs. ``n`` at most the key heads.
+    """
+    positive(tokens=tokens, d_model=d_model, d_kv=d_kv, n=n)
+    return (n - 1) * element_bytes * tokens * (2 * d_model + 2 * d_kv) / n

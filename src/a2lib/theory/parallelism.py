@@ -1,0 +1,223 @@
+"""One SwiGLU feed-forward layer on N devices: operations, communication, and the largest N.
+
+The layer is the handout's of 2026, over B tokens (rows of x), D = d_model, F = d_ff:
+
+    x1 = x W1    x2 = x W2    z = f(x1) * x2    y = z W3        W1, W2 (D, F)    W3 (F, D)
+
+Three products forward, six backward, each 2 B D F operations. Weights, activations and gradients
+have two bytes. A device computes ``flops`` operations and sends ``bandwidth`` bytes a second, and
+its communication runs beside its computation: it is bound by communication when that takes longer.
+Data parallelism: Li et al., 2020. FSDP: Rajbhandari et al., 2020 (ZeRO stage 3), Zhao et al., 2023.
+Tensor parallelism: Shoeybi et al., 2019. Both: Austin et al., 2025, part 5.
+
+The formulas are arithmetic alone, so that they take sympy's symbols as well as numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive, reduce_scatter_s
+from a2lib.theory.transformer import SIZES
+
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS, MATRICES = 3, 6, 3
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A feed-forward layer and the device it runs on; ``tokens`` is the batch of all devices.
+
+    Raises ValueError for a number that is not above 0.
+    """
+
+    tokens: int
+    d_model: int
+    d_ff: int
+    flops: float
+    bandwidth: float
+    element_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        positive(**vars(self))
+
+    @property
+    def product_flops(self):
+        """Operations of one of its nine products over the whole batch."""
+        return 2 * self.tokens * self.d_model * self.d_ff
+
+    @property
+    def weight_bytes(self):
+        """Bytes of its three matrices, and of their gradients."""
+        return MATRICES * self.element_bytes * self.d_model * self.d_ff
+
+    @property
+    def activation_bytes(self):
+        """Bytes of x, of y, and of the gradient of either, over the whole batch."""
+        return self.element_bytes * self.tokens * self.d_model
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One pass on one device: operations, and seconds of computation and on each axis' links.
+
+    Data parallelism and FSDP use the axis ``data``, tensor parallelism the axis ``tensor``.
+    """
+
+    flops: float
+    compute_s: float
+    data_s: float = 0
+    tensor_s: float = 0
+
+
+def data_parallel(layer: Layer, n) -> dict[str, Cost]:
+    """Forward and backward with ``n`` replicas: the gradients are all-reduced in the backward."""
+    return {
+        "forward": _cost(layer, FORWARD_PRODUCTS, n),
+        "backward": _cost(
+            layer, BACKWARD_PRODUCTS, n, data_s=all_reduce_s(layer.weight_bytes, n, layer.bandwidth)
+        ),
+    }
+
+
+def fully_sharded(layer: Layer, n) -> dict[str, Cost]:
+    """Forward and backward with weights cut over ``n`` devices.
+
+    Weights are gathered in each pass, since they are freed after the forward, and gradients are
+    reduce-scattered in the backward.
+    """
+    return fully_sharded_tensor_parallel(layer, n, 1)
+
+
+def tensor_parallel(layer: Layer, n) -> dict[str, Cost]:
+    """Forward and backward with W1 and W2 cut by columns and W3 by rows over ``n`` devices.
+
+    y is a sum over devices forward, dx is one backward: an all-reduce each.
+    """
+    return fully_sharded_tensor_parallel(layer, 1, n)
+
+
+def fully_sharded_tensor_parallel(layer: Layer, n_fsdp, n_tp) -> dict[str, Cost]:
+    """Forward and backward on a mesh of ``n_fsdp`` by ``n_tp`` devices.
+
+    A device has 1 / n_fsdp of the batch, and for its columns and rows 1 / n_tp of the weights, of
+    which it stores 1 / n_fsdp. Whether the two axes' seconds add up or overlap is the network's.
+    """
+    weights, activations = layer.weight_bytes / n_tp, layer.activation_bytes / n_fsdp
+    gather = all_gather_s(weights, n_fsdp, layer.bandwidth)
+    scatter = reduce_scatter_s(weights, n_fsdp, layer.bandwidth)
+    reduce = all_reduce_s(activations, n_tp, layer.bandwidth)
+    n = n_fsdp * n_tp
+    return {
+        "forward": _cost(layer, FORWARD_PRODUCTS, n, data_s=gather, tensor_s=reduce),
+        "backward": _cost(layer, BACKWARD_PRODUCTS, n, data_s=gather + scatter, tensor_s=reduce),
+    }
+
+
+def data_limit(layer: Layer):
+    """The largest N of data parallelism and of FSDP, in either pass: 1 + B W / C."""
+    return 1 + data_slope(layer)
+
+
+def tensor_limit(layer: Layer, pass_: str = "forward"):
+    """The largest N of tensor parallelism: 1 + 3 F W / (2 C) forward, 1 + 3 F W / C backward.
+
+    Raises ValueError for another pass.
+    """
+    if pass_ not in ("forward", "backward"):
+        raise ValueError(f"pass {pass_!r}: allowed are forward, backward")
+    return 1 + tensor_slope(layer) * (1 if pass_ == "forward" else 2)
+
+
+def data_slope(layer: Layer):
+    """a = B W / C: N_FSDP - 1 over a is communication over computation on the FSDP axis."""
+    return 2 * layer.tokens * layer.bandwidth / (layer.element_bytes * layer.flops)
+
+
+def tensor_slope(layer: Layer):
+    """b = 3 F W / (2 C), forward: N_TP - 1 over b is the same on the axis of tensor parallelism."""
+    return 3 * layer.d_ff * layer.bandwidth / (layer.element_bytes * layer.flops)
+
+
+def mesh_limit(layer: Layer):
+    """The largest N_FSDP N_TP of a forward whose axes overlap: (1 + a) (1 + b)."""
+    return data_limit(layer) * tensor_limit(layer)
+
+
+def shared_mesh_limit(layer: Layer):
+    """The largest N_FSDP N_TP of a forward whose axes share the links.
+
+    (a + b + a b)^2 / (4 a b) where the best split has two axes, 1 + a or 1 + b where it has one.
+    """
+    n_fsdp, n_tp = shared_mesh_split(layer)
+    return n_fsdp * n_tp
+
+
+def shared_mesh_split(layer: Layer) -> tuple:
+    """N_FSDP and N_TP, as real numbers, at which ``shared_mesh_limit`` is reached."""
+    a, b = data_slope(layer), tensor_slope(layer)
+    budget = 1 + 1 / a + 1 / b  # of n_fsdp / a + n_tp / b
+    n_fsdp = min(max(a * budget / 2, 1), 1 + a)
+    return n_fsdp, b * (budget - n_fsdp / a)
+
+
+def best_split(layer: Layer, n: float, shared: bool) -> tuple[float, float]:
+    """The N_FSDP and N_TP of product ``n``, as real numbers, with the least communication forward.
+
+    Raises ValueError for an ``n`` below 1.
+    """
+    if not n >= 1:
+        raise ValueError(f"n is {n!r}; allowed are numbers from 1")
+    a, b = data_slope(layer), tensor_slope(layer)
+    if shared:
+        n_fsdp = math.sqrt(n * a / b)
+    else:  # (n_fsdp - 1) / a = (n / n_fsdp - 1) / b
+        n_fsdp = (b - a + math.sqrt((a - b) ** 2 + 4 * a * b * n)) / (2 * b)
+    n_fsdp = min(max(n_fsdp, 1.0), n)
+    return n_fsdp, n / n_fsdp
+
+
+def communication_share(layer: Layer, n_fsdp, n_tp, shared: bool, pass_: str = "forward"):
+    """Communication over computation of a pass: the sum of the axes if ``shared``, else the longer.
+
+    Above 1 the pass is bound by communication.
+    """
+    cost = fully_sharded_tensor_parallel(layer, n_fsdp, n_tp)[pass_]
+    axes = cost.data_s, cost.tensor_s
+    return (sum(axes) if shared else max(axes)) / cost.compute_s
+
+
+def brute_force(layer: Layer, shared: bool) -> tuple[int, int]:
+    """The integers N_FSDP and N_TP of the largest product that computation still bounds.
+
+    Tries every pair up to the limits of each axis alone, in exact arithmetic; of equal products the
+    pair with less communication. The layer's numbers must be whole.
+    """
+    exact = Layer(**{name: Fraction(value) for name, value in vars(layer).items()})
+    best = (1, Fraction(0), 1, 1)
+    for n_fsdp in range(1, math.floor(data_limit(exact)) + 1):
+        for n_tp in range(1, math.floor(tensor_limit(exact)) + 1):
+            if n_fsdp * n_tp < best[0]:
+                continue
+            share = communication_share(exact, n_fsdp, n_tp, shared)
+            if share <= 1:
+                best = max(best, (n_fsdp * n_tp, -share, n_fsdp, n_tp))
+    return best[2:]
+
+
+# The example of the command and of the book: the FFN of the 8B model and the tokens of one step
+# of the 2026 leaderboard, on the maker's figures of an H200 (data/reference/devices.csv).
+EXAMPLE = Layer(
+    tokens=2 * 32_768,
+    d_model=SIZES["8B"].d_model,
+    d_ff=SIZES["8B"].d_ff,
+    flops=989.4e12,
+    bandwidth=450e9,
+)
+
+
+def _cost(layer: Layer, products: int, n, **seconds) -> Cost:
+    positive(n=n)
+    flops = products * layer.product_flops / n
+    return Cost(flops, flops / layer.flops, **seconds)

@@ -1,0 +1,225 @@
+"""Schedules event by event: what the closed forms say of overlap and bubbles, run on a clock.
+
+A task runs on one stream, which takes its tasks one after another in the order they are given, and
+starts when the tasks it waits for have ended. Streams are what runs at the same time: a device's
+computation and its links, or the stages of a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from a2lib.theory.collectives import positive
+from a2lib.theory.other_axes import check_pipeline
+
+COMPUTE, LINKS = "compute", "links"
+
+
+@dataclass(frozen=True)
+class Task:
+    """``seconds`` of work on ``stream`` that starts after the tasks named in ``after``."""
+
+    name: str
+    stream: str
+    seconds: float
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each task started and ended, in seconds."""
+
+    tasks: tuple[Task, ...]
+    start: dict[str, float]
+    end: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        return max(self.end.values())
+
+    def busy(self, stream: str) -> float:
+        """Seconds that a stream worked."""
+        return sum(task.seconds for task in self.tasks if task.stream == stream)
+
+    def most_held(self, taken: dict[str, str]) -> int:
+        """The most things held at once, where the start of a task takes one and the end of the
+        task it is mapped to gives it back."""
+        changes = [(self.start[name], 1) for name in taken]
+        changes += [(self.end[name], -1) for name in taken.values()]
+        held = most = 0
+        for _, change in sorted(changes):  # what is given back at a moment goes first
+            held += change
+            most = max(most, held)
+        return most
+
+
+def run(tasks: Iterable[Task]) -> Timeline:
+    """The timeline of ``tasks``. Raises ValueError if some wait for each other, or for nothing."""
+    tasks = tuple(tasks)
+    queues: dict[str, list[Task]] = {}
+    for task in tasks:
+        queues.setdefault(task.stream, []).append(task)
+    free = dict.fromkeys(queues, 0.0)
+    start: dict[str, float] = {}
+    end: dict[str, float] = {}
+    while len(end) < len(tasks):
+        before = len(end)
+        for stream, queue in queues.items():
+            while queue and all(name in end for name in queue[0].after):
+                task = queue.pop(0)
+                start[task.name] = max([free[stream], *(end[name] for name in task.after)])
+                end[task.name] = free[stream] = start[task.name] + task.seconds
+        if len(end) == before:
+            stuck = ", ".join(queue[0].name for queue in queues.values() if queue)
+            raise ValueError(f"tasks that never start: {stuck}")
+    return Timeline(tasks, start, end)
+
+
+def data_parallel_backward(layers: int, compute_s: float, reduce_s: float) -> list[Task]:
+    """Data parallelism's backward: a layer's gradients are all-reduced while the next computes."""
+    positive(layers=layers)
+    tasks = []
+    for i in range(layers):
+        tasks.append(Task(f"compute {i}", COMPUTE, compute_s))
+        tasks.append(Task(f"reduce {i}", LINKS, reduce_s, (f"compute {i}",)))
+    return tasks
+
+
+def fsdp_forward(layers: int, compute_s: float, gather_s: float, ahead: int = 2) -> list[Task]:
+    """FSDP's forward: a layer is gathered before it computes, at most ``ahead`` layers early."""
+    positive(layers=layers, ahead=ahead)
+    tasks = []
+    for i in range(layers):
+        freed = (f"compute {i - ahead}",) if i >= ahead else ()
+        tasks.append(Task(f"gather {i}", LINKS, gather_s, freed))
+        tasks.append(Task(f"compute {i}", COMPUTE, compute_s, (f"gather {i}",)))
+    return tasks
+
+
+def fsdp_backward(
+    layers: int, compute_s: float, gather_s: float, scatter_s: float, ahead: int = 2
+) -> list[Task]:
+    """FSDP's backward: gather, compute, scatter the gradients; the next gather before a scatter."""
+    positive(layers=layers, ahead=ahead)
+    tasks = []
+    for i in range(layers):
+        freed = (f"compute {i - ahead}",) if i >= ahead else ()
+        tasks.append(Task(f"gather {i}", LINKS, gather_s, freed))
+        tasks.append(Task(f"compute {i}", COMPUTE, compute_s, (f"gather {i}",)))
+        if i:
+            tasks.append(Task(f"scatter {i - 1}", LINKS, scatter_s, (f"compute {i - 1}",)))
+    last = layers - 1
+    return [*tasks, Task(f"scatter {last}", LINKS, scatter_s, (f"compute {last}",))]
+
+
+def tensor_forward(layers: int, compute_s: float, reduce_s: float, parts: int) -> list[Task]:
+    """Tensor parallelism over a batch in ``parts``: a part's sum must be there before its next
+    layer, and meanwhile another part computes. In one part nothing overlaps."""
+    positive(layers=layers, parts=parts)
+    tasks = []
+    for i in range(layers):
+        for p in range(parts):
+            before = (f"reduce {i - 1} {p}",) if i else ()
+            tasks.append(Task(f"compute {i} {p}", COMPUTE, compute_s / parts, before))
+            tasks.append(Task(f"reduce {i} {p}", LINKS, reduce_s / parts, (f"compute {i} {p}",)))
+    return tasks
+
+
+def mesh_forward(
+    layers: int, compute_s: float, gather_s: float, reduce_s: float, parts: int, shared: bool
+) -> list[Task]:
+    """FSDP and tensor parallelism together: gathers two layers ahead, sums in ``parts``.
+
+    The axes have streams of their own, or one if ``shared``, in which a part of the next but one
+    layer's gather follows each sum.
+    """
+    positive(layers=layers, parts=parts)
+    gathers, sums = (LINKS, LINKS) if shared else ("gathers", "sums")
+
+    def gather(i: int, p: int) -> Task:
+        freed = (f"compute {i - 2} {parts - 1}",) if i >= 2 and not shared else ()
+        return Task(f"gather {i} {p}", gathers, gather_s / parts, freed)
+
+    tasks = [gather(i, p) for i in range(min(2, layers)) for p in range(parts)]
+    for i in range(layers):
+        for p in range(parts):
+            before = [f"gather {i} {parts - 1}"] + ([f"reduce {i - 1} {p}"] if i else [])
+            tasks.append(Task(f"compute {i} {p}", COMPUTE, compute_s / parts, tuple(before)))
+            tasks.append(Task(f"reduce {i} {p}", sums, reduce_s / parts, (f"compute {i} {p}",)))
+            if i + 2 < layers:
+                tasks.append(gather(i + 2, p))
+    return tasks
+
+
+def ring_attention_rounds(n: int, compute_s: float, send_s: float) -> list[Task]:
+    """Ring attention on ``n`` devices, all alike: n rounds of computation, n - 1 of sending."""
+    positive(n=n)
+    tasks = []
+    for i in range(n):
+        arrived = (f"send {i - 1}",) if i else ()
+        tasks.append(Task(f"compute {i}", COMPUTE, compute_s, arrived))
+        if i < n - 1:
+            tasks.append(Task(f"send {i}", LINKS, send_s, arrived))
+    return tasks
+
+
+def pipeline_order(
+    kind: str, stage: int, stages: int, microbatches: int, chunks: int = 1
+) -> list[tuple[str, int, int]]:
+    """What a stage does, in order: ("F" or "B", chunk, micro-batch). Errors as the closed forms.
+
+    The orders are those of GPipe, PipeDream-Flush and Megatron's interleaved 1F1B.
+    """
+    check_pipeline(kind, stages, microbatches, chunks)
+    group = stages * chunks
+
+    def place(k: int) -> tuple[int, int]:
+        if kind != "interleaved":
+            return 0, k
+        return k % group // stages, k // group * stages + k % stages
+
+    total = microbatches * chunks
+    forward = [("F", *place(k)) for k in range(total)]
+    backward = [("B", chunks - 1 - c, m) for c, m in (place(k) for k in range(total))]
+    if kind == "gpipe":
+        return forward + backward
+    warm = stages - stage - 1
+    if kind == "interleaved":
+        warm = 2 * warm + (chunks - 1) * stages
+    warm = min(warm, total)
+    order = forward[:warm]
+    for k in range(total - warm):
+        order += [forward[warm + k], backward[k]]
+    return order + backward[total - warm :]
+
+
+def pipeline(
+    kind: str, stages: int, microbatches: int, chunks: int = 1,
+    forward_s: float = 1.0, backward_s: float = 2.0,
+) -> list[Task]:  # fmt: skip
+    """A pipeline's step. ``forward_s`` and ``backward_s`` are those of one micro-batch on all the
+    chunks of a stage; messages take no time. Errors as ``pipeline_order``."""
+    tasks = []
+    last = stages * chunks - 1
+    seconds = {"F": forward_s / chunks, "B": backward_s / chunks}
+    for stage in range(stages):
+        for kind_of, chunk, m in pipeline_order(kind, stage, stages, microbatches, chunks):
+            piece = chunk * stages + stage  # pieces of the model go round the stages
+            if kind_of == "F":
+                after = (f"F {piece - 1} {m}",) if piece else ()
+            else:
+                after = (f"B {piece + 1} {m}",) if piece < last else (f"F {piece} {m}",)
+            name = f"{kind_of} {piece} {m}"
+            tasks.append(Task(name, f"stage {stage}", seconds[kind_of], after))
+    return tasks
+
+
+def held_by_stage(timeline: Timeline, stage: int, stages: int) -> int:
+    """The most pairs of piece and micro-batch whose activations a stage holds at once."""
+    pairs = {}
+    for task in timeline.tasks:
+        kind_of, piece, _ = task.name.split()
+        if kind_of == "F" and int(piece) % stages == stage:
+            pairs[task.name] = "B" + task.name[1:]
+    return timeline.most_held(pairs)

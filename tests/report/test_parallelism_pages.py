@@ -1,0 +1,175 @@
+"""What the pages on parallelism say and draw: numbers by value, drawings by what is in them."""
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+
+from a2lib.paths import ROOT
+from a2lib.report import svg
+from a2lib.report.chapters.parallelism import accounting, axes, clocks, layer, schemes
+from a2lib.theory.parallelism import EXAMPLE, Layer, communication_share
+
+DRAWINGS = {
+    "data": schemes.data_parallel, "fsdp": schemes.fully_sharded,
+    "tensor": schemes.tensor_parallel, "mesh": schemes.mesh,
+    "exchange": schemes.experts_and_contexts, "rings": clocks.rings, "pipelines": clocks.pipelines,
+    "map": layer.mesh_map, "sensitivity": accounting.sensitivity,
+}  # fmt: skip
+# a = 6 and b = 3 by hand: C = W, two bytes, 6 tokens, d_ff 2.
+BY_HAND = Layer(tokens=6, d_model=5, d_ff=2, flops=1e12, bandwidth=1e12)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return {name: draw()._repr_svg_() for name, draw in DRAWINGS.items()}
+
+
+def words_of(text):
+    tree = ElementTree.fromstring(text)
+    return ["".join(node.itertext()) for node in tree.iter() if node.tag.endswith("text")]
+
+
+def test_every_drawing_has_both_themes_and_letters_for_a_phone(texts):
+    for name, text in texts.items():
+        assert text.count("prefers-color-scheme:dark") == 1, name
+        assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r"--\w+:#[0-9a-f]{6}", "", text)) == [], name
+        assert svg.smallest_text(text) >= svg.LEAST_SIZE, name
+        assert len(text) < 70_000, name
+
+
+def test_words_stay_inside_the_drawing(texts):
+    """By the widths of DejaVu Sans, which is wider than what browsers draw with elsewhere."""
+    for name in ("data", "fsdp", "tensor", "mesh", "exchange", "rings", "pipelines"):
+        bold = re.findall(r"\.(\w+)\{[^}]*font-weight:700", texts[name])
+        for node in ElementTree.fromstring(texts[name]).iter():
+            if node.tag.endswith("text") and node.get("transform") is None:
+                weight = 700 if node.get("class") in bold else 400
+                font = FontProperties(family="DejaVu Sans", weight=weight)
+                words = "".join(node.itertext())
+                wide = TextPath((0, 0), words, size=12, prop=font).get_extents().width
+                share = {"start": 0, "middle": 0.5, "end": 1}[node.get("text-anchor")]
+                left = float(node.get("x")) - share * wide
+                assert left >= 0 and left + wide <= 360, (name, words)
+
+
+def test_the_rings_are_drawn_to_one_scale():
+    drawn = clocks.rings(5)
+    assert drawn.counts == {"whole": 4 * 5, "chunked": 2 * 4}
+    assert "whole tensors: 4 rounds" in words_of(drawn._repr_svg_())
+
+
+def test_the_first_round_sends_ones_own_tensor(texts):
+    numbers = [word for word in words_of(texts["rings"]) if re.fullmatch(r"\d", word)]
+    whole, chunked = numbers[: 4 * 3], numbers[4 * 3 :]
+    assert whole == list("032" "103" "210" "321")
+    # Device i ends the first half with the sum of chunk i + 1, and sends that next.
+    assert len(chunked) == 4 * 6 and [chunked[6 * i + 3] for i in range(4)] == list("1230")
+
+
+def test_the_pipelines_are_drawn_with_their_bubbles(texts):
+    drawn = clocks.pipelines(4, 8)
+    assert drawn.counts == {"gpipe": 27, "1f1b": 27, "interleaved": 16}  # 3/11, 3/11, 3/19
+    words = words_of(texts["pipelines"])
+    assert "GPipe: bubble 27 %, holds 8" in words and "1F1B: bubble 27 %, holds 4" in words
+    assert texts["pipelines"].count("<rect") > 2 * 4 * 8 * 4
+
+
+def test_who_holds_what(texts):
+    assert schemes.experts_and_contexts().counts == {"kept": 4, "sent": 12}
+    for name, tensors in (("tensor", {"W1, W2", "W3", "x1, x2, z"}), ("mesh", {"in use", "W3"})):
+        assert tensors <= set(words_of(texts[name]))
+    assert {"R1", "R4"} <= set(words_of(texts["data"]))
+    assert {"G1", "S4"} <= set(words_of(texts["fsdp"]))
+
+
+def test_the_layers_numbers_by_hand():
+    said = layer.numbers(BY_HAND)
+    assert (said["a"], said["b"]) == ("6.0", "3.00")
+    assert (said["data_limit"], said["tensor_forward"], said["tensor_backward"]) == ("7", "4", "7")
+    assert said["mesh_limit"] == "28"
+    assert said["shared_limit"] == f"{27**2 / 72:.1f}"  # (6 + 3 + 18)^2 / (4 * 18)
+    assert (said["shared_fsdp"], said["shared_tp"]) == ("4.5", "2.2")
+    assert said["brute_overlap"] == "7 × 4 = 28" and said["brute_shared"] == "5 × 2 = 10"
+    assert said["other_ratio"] == "4" and said["alpha"] == "1"
+
+
+def test_the_layers_tables_by_hand():
+    costs = layer.costs("words", "name", BY_HAND, 4).frame
+    assert list(costs["largest N"]) == ["any", "7", "7", "7", "4", "7"]
+    splits = layer.splits("words", "name").frame
+    for _, n, how, _, share, whole, then in splits.itertuples():
+        n_fsdp, n_tp = map(int, whole.split(" × "))
+        assert n_fsdp * n_tp == n
+        found = communication_share(EXAMPLE, n_fsdp, n_tp, how == "one after the other")
+        assert then.strip("*") == f"{found:.2f}" and then.startswith("**") == (found > 1)
+        assert float(share) <= found + 0.005
+    tokens = layer.by_tokens("words", "name").frame
+    assert len(set(tokens["TP alone, forward"])) == 1
+    assert len(set(tokens["FSDP alone"])) == len(tokens)
+
+
+def test_the_accountings_numbers():
+    said = {name: text.replace("\N{NO-BREAK SPACE}", " ")
+            for name, text in accounting.numbers().items()}  # fmt: skip
+    assert said["state"] == "3,518 GB (3,276 GiB)" and said["one"] == "879 GB (819 GiB)"
+    assert (said["h100"], said["devices"], said["most_tokens"]) == ("44", "38", "10,827")
+    # 2556 / 8 = 319.4, times 64; 2556^2 / (2 * 53248) = 61.3.
+    assert (said["least"], said["batch"], said["best"]) == ("320", "20,445", "62")
+    X, Y = float(said["best_X"]), float(said["best_Y"])
+    assert math.isclose(X * Y, 64, rel_tol=0.02) and Y == float(said["most_tp"])
+
+
+def test_the_accountings_tables():
+    devices = accounting.devices("words", "name").frame
+    assert list(devices["N for 95 GB"])[0] == "38" and list(devices["N for 95 GB"])[-1] == "none"
+    shown = [float(x) for x in devices["then a device has (GB)"][:-1]]
+    assert all(x < 95 for x in shown)
+    readings = accounting.readings("words", "name").frame
+    assert readings["reading"][0].endswith("(ours)") and readings["overall"][0] == "20,445"
+    ways = accounting.ways("words", "name").frame
+    overall = [int(text.replace(",", "")) for text in ways["overall"]]
+    assert overall[0] == max(overall) and overall[2] == min(overall)
+
+
+def test_what_was_published_follows_from_its_own_arithmetic():
+    frame = accounting.published("words", "name").frame
+    for _, part, quantity, _, printed, own, ours in frame.itertuples():
+        own = own.replace(",", "")
+        assert math.isclose(float(printed), float(own), rel_tol=1e-3), quantity
+        # Where the arithmetic is that of the question the answers agree, and else they do not.
+        same = math.isclose(float(own), float(ours.split()[0].replace(",", "")), rel_tol=1e-3)
+        assert same == (part != "(c)" and quantity != "saved for the backward (GB)"), quantity
+
+
+def test_the_axes_numbers():
+    said = axes.numbers()
+    assert said["m_1f1b"] == "133"  # 7 / (m + 7) <= 1 / 20 from m = 133
+    assert said["m_interleaved"] == "40"  # 7 / (4 m + 7) <= 1 / 20 from 33.25, in eights
+    assert axes.bubbles("words", "name").frame.iloc[0, 2:].tolist() == [
+        "43 %, 4", "43 %, 4", "16 %, 4",
+    ]  # fmt: skip
+    conditions = axes.conditions("words", "name").frame
+    fast, slow = (
+        [float(text.replace(",", "")) for text in conditions[name]]
+        for name in conditions.columns[1:]
+    )
+    assert all(math.isclose(s / f, 9, rel_tol=0.01) for f, s in zip(fast, slow, strict=True))
+
+
+@pytest.mark.parametrize(
+    "page, said",
+    [
+        ("parallelism", layer.numbers),
+        ("communication", accounting.numbers),
+        ("parallelism-axes", axes.numbers),
+    ],
+)
+def test_a_page_glues_what_is_computed_and_nothing_else(page, said):
+    text = (ROOT / "book" / f"{page}.md").read_text()
+    glued = set(re.findall(r"\{glue:text\}`(\w+)`", text))
+    assert glued <= set(said()) and glued
+    assert set(said()) <= glued, "computed for nobody"

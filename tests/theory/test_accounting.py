@@ -1,0 +1,175 @@
+"""communication_accounting: memory and batch, by hand, by sympy, by search and by a real block."""
+
+import csv
+import math
+from dataclasses import replace
+
+import pytest
+import sympy
+import torch
+
+from a2lib.paths import ROOT
+from a2lib.theory import accounting
+from a2lib.theory.accounting import GB, GIB, XXL, Mesh, Stack, readings, tricks
+
+SMALL = Stack(d_model=6, d_ff=10, blocks=3)
+
+
+def blocks(stack):
+    return torch.nn.Sequential(*(
+        torch.nn.Sequential(
+            torch.nn.Linear(stack.d_model, stack.d_ff, bias=False),
+            torch.nn.Linear(stack.d_ff, stack.d_model, bias=False),
+        )
+        for _ in range(stack.blocks)
+    ))  # fmt: skip
+
+
+def test_parameters_and_state_are_those_of_a_real_stack():
+    model = blocks(SMALL)
+    assert sum(p.numel() for p in model.parameters()) == SMALL.parameters
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, SMALL.d_model)).sum().backward()
+    optimizer.step()
+    moments = [
+        t for s in optimizer.state.values() for name, t in s.items() if name != "step"
+    ]  # fmt: skip
+    held = [*model.parameters(), *(p.grad for p in model.parameters()), *moments]
+    assert sum(t.numel() * t.element_size() for t in held) == SMALL.state_bytes
+    assert sum(t.numel() * t.element_size() for t in moments) == SMALL.state["optimizer"]
+
+
+def test_what_a_token_leaves_is_what_autograd_saves():
+    model, tokens = blocks(SMALL).bfloat16(), 5
+    weights = {p.data_ptr() for p in model.parameters()}
+    saved = {}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    x = torch.ones(tokens, SMALL.d_model, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = model(x)
+    assert y.requires_grad
+    found = sum(t.numel() * t.element_size() for t in saved.values())
+    assert found == tokens * SMALL.saved_bytes_per_token
+
+
+def test_the_handouts_model():
+    assert XXL.parameters == 126 * 2 * 16384 * 53248 == 219_848_638_464
+    assert XXL.state_bytes == 16 * XXL.parameters
+    assert XXL.state_bytes / GIB == 3276  # exactly
+    assert -(-XXL.state_bytes // (80 * GB)) == 44
+    assert XXL.saved_bytes_per_token == 126 * 2 * (16384 + 53248)
+
+
+def test_the_least_devices_are_the_first_that_a_count_finds():
+    memory = 95 * GB
+    for tokens in (0, 1000, 4096, 8192, 10_000):
+        n = XXL.least_devices(tokens)
+        assert XXL.device_bytes(tokens, n) < memory <= XXL.device_bytes(tokens, n - 1)
+        counted = next(k for k in range(1, 2000) if XXL.device_bytes(tokens, k) < memory)
+        assert n == counted
+    assert XXL.least_devices(0) == 38
+    most = XXL.most_tokens()
+    assert XXL.least_devices(most) is not None and XXL.least_devices(most + 1) is None
+    assert XXL.device_bytes(most + 1, 1e30) >= memory > XXL.device_bytes(most, 1e30)
+
+
+def test_exactly_full_is_not_less():
+    one = Stack(d_model=1, d_ff=1, blocks=1)  # 32 bytes of state, 4 bytes a token
+    assert one.least_devices(0, memory=16) == 3 and one.least_devices(0, memory=17) == 2
+    assert one.most_tokens(memory=10) == 4 and one.least_devices(5, memory=10) is None
+
+
+@pytest.mark.parametrize("mesh", readings().values(), ids=list(readings()))
+def test_at_the_least_batch_communication_takes_as_long_as_computation(mesh):
+    least = mesh.least_tokens()
+    join = max if mesh.combine == "max" else lambda *s: sum(s)
+    for factor, bound in ((1.001, False), (0.999, True)):
+        seconds = mesh.seconds(XXL, factor * least)
+        assert (join(seconds["fsdp"], seconds["tp"]) > seconds["compute"]) == bound
+    assert mesh.batch() == pytest.approx(least * 64)
+
+
+def test_thresholds_are_solved_by_sympy():
+    b, alpha, X, Y, P, Q, F = sympy.symbols("b alpha X Y P Q F", positive=True)
+    # All over 4 D / W: computation b F / alpha, FSDP F / (Y P), TP b Y / Q.
+    [least] = sympy.solve(sympy.Eq(b * F / alpha, F / (Y * P) + b * Y / Q), b)
+    given = {alpha: sympy.Rational(46 * 10**13, 18 * 10**10), Y: 4, P: 2, Q: 1, F: 53248}
+    assert float(least.subs(given)) == pytest.approx(Mesh(combine="sum").least_tokens())
+    [least] = sympy.solve(sympy.Eq(b * F / alpha, F / (Y * P)), b)
+    assert sympy.simplify(least - alpha / (Y * P)) == 0
+    assert float(least.subs(given)) == pytest.approx(Mesh().least_tokens())
+
+
+@pytest.mark.parametrize("combine", ["max", "sum"])
+def test_no_split_of_64_devices_beats_the_best_formula(combine):
+    mesh = Mesh(combine=combine)
+    best = mesh.best_tokens()
+    found = []
+    for k in range(1, 2000):
+        Y = 64 ** (k / 2000)
+        # The best formula is about its own N: at the batch it names, X Y = 64 and b = best.
+        seconds = replace(mesh, X=64 / Y, Y=Y).seconds(XXL, best)
+        join = max if combine == "max" else lambda *s: sum(s)
+        found.append(join(seconds["fsdp"], seconds["tp"]) / seconds["compute"])
+    assert min(found) == pytest.approx(1, abs=1e-3) and min(found) >= 1 - 1e-9
+
+
+def test_a_batch_is_none_where_tensor_parallelism_is_too_wide():
+    assert Mesh(Y=20).least_tokens() is not None
+    assert Mesh(Y=21).least_tokens() is None and Mesh(Y=21).batch() is None
+    assert Mesh(Y=21, combine="sum").least_tokens() is None
+
+
+def test_the_published_number_is_reproduced_and_repaired():
+    found = accounting.published_forward()
+    table = ROOT / "data" / "reference" / "communication_accounting.csv"
+    printed = {row["quantity"]: row["printed"] for row in csv.DictReader(table.open())
+               if row["part"] == "c"}  # fmt: skip
+    assert f"{found.replica:.2f}" == printed["per device"]
+    assert round(found.overall, -2) == float(printed["overall"])
+    assert found.overall_of_all_replicas == pytest.approx(found.per_device * 64)
+    ours = Mesh(combine="sum", ring=True)
+    assert found.per_device_with_axes == ours.least_tokens() == found.per_device / 2
+
+
+def test_every_trick_is_what_its_own_mesh_gives():
+    by_name = {trick.name: trick for trick in tricks()}
+    assert len(by_name) == 6
+    base, wide, best, piped, packed, fewer = by_name.values()
+    assert base.overall == Mesh().batch()
+    alpha = Mesh().alpha
+    assert wide.overall == pytest.approx(64 * alpha / 16) and wide.overall < base.overall
+    assert best.overall == pytest.approx(64 * alpha**2 / (2 * 53248))
+    assert packed.overall == pytest.approx(base.overall / 2) == pytest.approx(fewer.overall)
+    # A pipeline on the clock of one step: a stage of L / 4 blocks is gathered once.
+    mesh = Mesh(X=4, Y=4, M_X=1)
+    tokens_of_a_replica = piped.overall / 4
+    seconds = mesh.seconds(XXL, tokens_of_a_replica / mesh.Y)
+    assert seconds["fsdp"] == pytest.approx(seconds["compute"])
+
+
+def test_every_trick_of_the_other_reading_costs_more():
+    for one, other in zip(tricks(), tricks(combine="sum"), strict=True):
+        assert other.overall > one.overall and one.name == other.name
+
+
+def test_packed_weights_halve_the_gather_alone():
+    base, packed = (m for m in (Mesh(combine="sum"), Mesh(combine="sum", W_ici=3.6e11, M_Y=0.5)))
+    one, other = base.seconds(XXL, 400), packed.seconds(XXL, 400)
+    assert other["fsdp"] == pytest.approx(one["fsdp"] / 2)
+    assert other["tp"] == pytest.approx(one["tp"]) and other["compute"] == one["compute"]
+
+
+def test_what_is_not_allowed_is_refused():
+    with pytest.raises(ValueError, match="combine 'mean': allowed are max, sum"):
+        Mesh(combine="mean")
+    with pytest.raises(ValueError, match="X is 0; allowed are numbers above 0"):
+        Mesh(X=0)
+    with pytest.raises(ValueError, match="n is -1; allowed are numbers above 0"):
+        XXL.device_bytes(1, -1)
+    assert math.isfinite(XXL.device_bytes(0, 1))

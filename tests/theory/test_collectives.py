@@ -1,0 +1,86 @@
+"""Rings in closed form against the rings themselves, run step by step and by real processes."""
+
+import json
+
+import pytest
+import sympy
+import torch.multiprocessing
+from ring_gloo import alternate_ring
+
+from a2lib.theory import collectives
+from a2lib.theory.collectives import run_all_reduce, run_alternate
+
+
+def tensors(n, length):
+    return [[(i + 1) * 1000 + k for k in range(length)] for i in range(n)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("ring", [run_all_reduce, run_alternate])
+def test_every_device_ends_with_the_sum(ring, n):
+    given = tensors(n, 11)
+    total = [sum(column) for column in zip(*given, strict=True)]
+    assert ring(given).results == [total] * n
+    assert given == tensors(n, 11)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_the_times_are_those_of_the_rings_run(n):
+    S, W = 120, 7.0
+    run = run_all_reduce(tensors(n, S))
+    assert run.rounds == 2 * (n - 1)
+    assert run.elements / W == pytest.approx(collectives.all_reduce_s(S, n, W))
+    other = run_alternate(tensors(n, S))
+    assert other.rounds == n - 1
+    assert other.elements / W == pytest.approx(collectives.alternate_all_reduce_s(S, n, W))
+    assert other.sent == [(n - 1) * S] * n
+
+
+def test_formulas_are_the_handouts_and_the_other_ring_is_slower_by_half_the_devices():
+    S, N, W = sympy.symbols("S N W", positive=True)
+    assert sympy.simplify(collectives.all_gather_s(S, N, W) - (N - 1) * S / (N * W)) == 0
+    assert sympy.simplify(collectives.all_reduce_s(S, N, W) - 2 * (N - 1) * S / (N * W)) == 0
+    slower = collectives.alternate_all_reduce_s(S, N, W) / collectives.all_reduce_s(S, N, W)
+    assert sympy.simplify(slower - N / 2) == 0
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_an_all_to_all_sends_what_is_for_others(n):
+    size = 60
+    sent = sum(size // n for other in range(n) if other != 0)
+    assert collectives.all_to_all_s(size, n, 4.0) == pytest.approx(sent / 4.0)
+
+
+@pytest.mark.slow
+def test_three_processes_move_the_bytes_of_the_formula(tmp_path):
+    """Each sends with gloo and counts what its process really wrote to its sockets."""
+    n, elements = 3, 250_000
+    torch.multiprocessing.spawn(alternate_ring, (n, elements, str(tmp_path)), nprocs=n)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(n)]
+    S = 4 * elements
+    expected = collectives.alternate_all_reduce_s(S, n, 1)
+    for one in found:
+        assert one["right"] and one["sent"] == expected and one["rounds"] == n - 1
+        if one["written"] is not None:
+            # gloo adds a head of some bytes to each message, and nothing of the tensor's size.
+            assert expected <= one["written"] < expected + S / 100
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: collectives.all_gather_s(0, 2, 1),
+        lambda: collectives.all_reduce_s(8, -1, 1),
+        lambda: collectives.alternate_all_reduce_s(8, 2, 0.0),
+    ],
+)
+def test_what_is_not_positive_is_refused(call):
+    with pytest.raises(ValueError, match="allowed are numbers above 0"):
+        call()
+
+
+@pytest.mark.parametrize("given", [[], [[]], [[1, 2], [3]]])
+def test_tensors_of_unequal_lengths_are_refused(given):
+    for ring in (run_all_reduce, run_alternate):
+        with pytest.raises(ValueError, match="of one length above 0"):
+            ring(given)

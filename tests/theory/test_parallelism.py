@@ -1,0 +1,222 @@
+"""One layer on N devices: formulas against the handout's, against real products, and by search."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import sympy
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from a2lib.paths import ROOT
+from a2lib.theory import parallelism
+from a2lib.theory.answers import TENSOR_BACKWARD
+from a2lib.theory.parallelism import EXAMPLE, Layer
+
+B, D, F, C, W, N, T = sympy.symbols("B D F C W N T", positive=True)
+SYMBOLIC = Layer(B, D, F, C, W)
+
+
+def same(one, other):
+    return sympy.simplify(one - other) == 0
+
+
+def bound(seconds, compute):
+    """The N at which communication takes as long as computation, solved by sympy."""
+    found = sympy.solve(sympy.Eq(seconds, compute), N)
+    assert len(found) == 1
+    return found[0]
+
+
+def test_data_parallelism():
+    dp = parallelism.data_parallel(SYMBOLIC, N)
+    assert same(dp["backward"].flops, 12 * B * D * F / N)
+    assert same(dp["backward"].data_s, 12 * (N - 1) * D * F / (N * W))
+    assert dp["forward"].data_s == 0 and dp["forward"].tensor_s == 0
+    limit = bound(dp["backward"].data_s, dp["backward"].compute_s)
+    assert same(limit, 1 + B * W / C) and same(limit, parallelism.data_limit(SYMBOLIC))
+
+
+def test_fully_sharded():
+    fsdp = parallelism.fully_sharded(SYMBOLIC, N)
+    for pass_, products in (("forward", 6), ("backward", 12)):
+        cost = fsdp[pass_]
+        assert same(cost.flops, products * B * D * F / N)
+        assert same(cost.data_s, products * (N - 1) * D * F / (N * W))
+        assert cost.tensor_s == 0
+        assert same(bound(cost.data_s, cost.compute_s), parallelism.data_limit(SYMBOLIC))
+
+
+def test_tensor_parallel():
+    tp = parallelism.tensor_parallel(SYMBOLIC, N)
+    for pass_, products, limit in (
+        ("forward", 6, 1 + 3 * F * W / (2 * C)),
+        ("backward", 12, 1 + 3 * F * W / C),
+    ):
+        cost = tp[pass_]
+        assert same(cost.flops, products * B * D * F / N)
+        assert same(cost.tensor_s, 4 * (N - 1) * B * D / (N * W))
+        assert cost.data_s == 0
+        assert same(bound(cost.tensor_s, cost.compute_s), limit)
+        assert same(parallelism.tensor_limit(SYMBOLIC, pass_), limit)
+
+
+def test_both_axes():
+    cost = parallelism.fully_sharded_tensor_parallel(SYMBOLIC, N, T)["forward"]
+    assert same(cost.flops, 6 * B * D * F / (N * T))
+    assert same(cost.data_s, 6 * (N - 1) * D * F / (N * T * W))
+    assert same(cost.tensor_s, 4 * (T - 1) * B * D / (N * T * W))
+    product = (1 + B * W / C) * (1 + 3 * F * W / (2 * C))
+    assert same(parallelism.mesh_limit(SYMBOLIC), product)
+
+
+def test_the_limit_of_shared_links_is_the_maximum_that_calculus_finds():
+    a, b = sympy.symbols("a b", positive=True)
+    tensor = 1 + b * (1 - (N - 1) / a)  # all that the budget leaves after N - 1 over a
+    [best] = sympy.solve(sympy.diff(N * tensor, N), N)
+    most = sympy.simplify((N * tensor).subs(N, best))
+    assert same(most, (a + b + a * b) ** 2 / (4 * a * b))
+    assert sympy.diff(N * tensor, N, 2) == -2 * b / a  # a maximum, and the only one
+    exact = Layer(**{name: Fraction(value) for name, value in vars(EXAMPLE).items()})
+    given = {a: sympy.Rational(parallelism.data_slope(exact)),
+             b: sympy.Rational(parallelism.tensor_slope(exact))}  # fmt: skip
+    assert sympy.Rational(parallelism.shared_mesh_limit(exact)) == most.subs(given)
+    assert sympy.Rational(parallelism.shared_mesh_split(exact)[0]) == best.subs(given)
+
+
+def layer(a, b):
+    """A layer with these slopes: tokens a and a d_ff of b at C = W."""
+    found = Layer(tokens=a, d_model=7, d_ff=Fraction(2 * b) / 3, flops=5, bandwidth=5)
+    found = Layer(**{name: value if name == "element_bytes" else Fraction(value)
+                     for name, value in vars(found).items()})  # fmt: skip
+    assert parallelism.data_slope(found) * 2 == 2 * a
+    assert parallelism.tensor_slope(found) == Fraction(b)
+    return found
+
+
+SLOPES = [(30, 7), (7, 30), (12, 12), (40, Fraction(1, 2)), (Fraction(1, 3), 25), (3, 2)]
+
+
+@pytest.mark.parametrize("a, b", SLOPES)
+@pytest.mark.parametrize("shared", [True, False])
+def test_no_split_of_a_fine_grid_beats_the_formula(a, b, shared):
+    one = layer(a, b)
+    limit = parallelism.shared_mesh_limit(one) if shared else parallelism.mesh_limit(one)
+    best = Fraction(0)
+    for n_fsdp in (1 + Fraction(a) * k / 40 for k in range(41)):
+        for n_tp in (1 + Fraction(b) * k / 40 for k in range(41)):
+            share = (n_fsdp - 1) / Fraction(a), (n_tp - 1) / Fraction(b)
+            if n_fsdp * n_tp > best and (sum(share) if shared else max(share)) <= 1:
+                best = n_fsdp * n_tp
+                cost = parallelism.communication_share(one, n_fsdp, n_tp, shared)
+                assert cost <= 1
+    assert best <= limit and best > 0.97 * limit
+
+
+@pytest.mark.parametrize("a, b", SLOPES)
+def test_the_split_of_shared_links_lies_on_the_edge_and_has_whole_axes(a, b):
+    one = layer(a, b)
+    split = parallelism.shared_mesh_split(one)
+    assert min(split) >= 1 and split[0] * split[1] == parallelism.shared_mesh_limit(one)
+    assert parallelism.communication_share(one, *split, True) == 1
+
+
+def test_brute_force_finds_the_example_by_integers():
+    for shared, limit in (
+        (True, parallelism.shared_mesh_limit(EXAMPLE)),
+        (False, parallelism.mesh_limit(EXAMPLE)),
+    ):
+        n_fsdp, n_tp = parallelism.brute_force(EXAMPLE, shared)
+        assert 0.9 * limit < n_fsdp * n_tp <= limit
+        assert parallelism.communication_share(EXAMPLE, n_fsdp, n_tp, shared) <= 1
+        for more in ((n_fsdp + 1, n_tp), (n_fsdp, n_tp + 1)):
+            assert parallelism.communication_share(EXAMPLE, *more, shared) > 1
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("n", [1, 4, 64, 76, 200])
+def test_the_best_split_of_n_is_no_worse_than_any_other(n, shared):
+    split = parallelism.best_split(EXAMPLE, n, shared)
+    assert split[0] * split[1] == pytest.approx(n) and min(split) >= 1
+    found = parallelism.communication_share(EXAMPLE, *split, shared)
+    for k in range(101):
+        n_fsdp = n ** (k / 100)
+        other = parallelism.communication_share(EXAMPLE, n_fsdp, n / n_fsdp, shared)
+        assert found <= other + 1e-12
+
+
+def test_operations_are_those_of_a_real_ffn_and_its_gradients():
+    n, tokens, d, f = 2, 12, 8, 20
+    x = torch.randn(tokens // n, d, requires_grad=True)
+    w1, w2, w3 = (torch.randn(*s, requires_grad=True) for s in ((d, f), (d, f), (f, d)))
+    with FlopCounterMode(display=False) as forward:
+        y = (torch.nn.functional.silu(x @ w1) * (x @ w2)) @ w3
+    with FlopCounterMode(display=False) as backward:
+        y.backward(torch.randn_like(y))
+    cost = parallelism.data_parallel(Layer(tokens, d, f, 1.0, 1.0), n)
+    assert forward.get_total_flops() == cost["forward"].flops
+    assert backward.get_total_flops() == cost["backward"].flops
+    # What is communicated: the gradients, in two bytes, and the rows of x.
+    counted = 2 * sum(w.grad.numel() for w in (w1, w2, w3))
+    assert counted == Layer(tokens, d, f, 1.0, 1.0).weight_bytes
+
+
+def test_the_backward_of_tensor_parallelism_is_autograds():
+    """The printed equations, in their order, on three devices."""
+    made = torch.Generator().manual_seed(0)
+    n, tokens, d, f = 3, 5, 4, 9
+
+    def random(*shape):
+        return torch.randn(*shape, generator=made, dtype=torch.float64)
+
+    x, w1, w2, w3 = (
+        t.requires_grad_() for t in (random(tokens, d), random(d, f), random(d, f), random(f, d))
+    )
+    dy = random(tokens, d)
+    y = (torch.nn.functional.silu(x @ w1) * (x @ w2)) @ w3
+    y.backward(dy)
+    sent, partial, flops = [], [], []
+    with torch.no_grad():
+        for i in range(n):
+            own = slice(i * f // n, (i + 1) * f // n)
+            W1, W2, W3 = w1[:, own], w2[:, own], w3[own]
+            x1, x2 = x @ W1, x @ W2
+            gate, sigmoid = torch.nn.functional.silu(x1), torch.sigmoid(x1)
+            z = gate * x2
+            sent.append(z @ W3)
+            with FlopCounterMode(display=False) as counter:
+                dz = dy @ W3.T
+                dx2 = dz * gate
+                dx1 = dz * (sigmoid * (1 + x1 * (1 - sigmoid))) * x2
+                dW3, dW2, dW1 = z.T @ dy, x.T @ dx2, x.T @ dx1
+                partial.append(dx1 @ W1.T + dx2 @ W2.T)
+            flops.append(counter.get_total_flops())
+            for shard, whole in ((dW1, w1), (dW2, w2)):
+                torch.testing.assert_close(shard, whole.grad[:, own])
+            torch.testing.assert_close(dW3, w3.grad[own])
+    torch.testing.assert_close(sum(sent), y.detach())  # the all-reduce forward
+    torch.testing.assert_close(sum(partial), x.grad)  # the one backward, of both terms together
+    cost = parallelism.tensor_parallel(Layer(tokens, d, f, 1.0, 1.0), n)["backward"]
+    assert flops == [cost.flops] * n
+    assert [line.split(" =")[0] for line in TENSOR_BACKWARD] == [
+        "dz(i)", "dx2(i)", "dx1(i)", "dW3(i)", "dW2(i)", "dW1(i)", "dx",
+    ]  # fmt: skip
+
+
+def test_the_examples_device_is_that_of_the_reference():
+    table = (ROOT / "data" / "reference" / "devices.csv").read_text().splitlines()
+    stated = {tuple(line.split(",")[:2]): float(line.split(",")[2]) for line in table[1:]}
+    assert EXAMPLE.flops == pytest.approx(1e12 * stated["nvidia-h200", "bf16_dense"])
+    assert EXAMPLE.bandwidth == pytest.approx(1e9 * stated["nvidia-h200", "nvlink_egress"])
+
+
+def test_what_is_not_allowed_is_refused():
+    with pytest.raises(ValueError, match="d_ff is 0; allowed are numbers above 0"):
+        Layer(1, 1, 0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="allowed are forward, backward"):
+        parallelism.tensor_limit(EXAMPLE, "both")
+    with pytest.raises(ValueError, match="allowed are numbers from 1"):
+        parallelism.best_split(EXAMPLE, 0.5, True)
+    with pytest.raises(ValueError, match="n is 0; allowed are numbers above 0"):
+        parallelism.data_parallel(EXAMPLE, 0)
+    assert math.isclose(parallelism.best_split(EXAMPLE, 1, True)[0], 1)

@@ -1,0 +1,193 @@
+"""What closed forms say of overlap and bubbles, on a clock; other axes' volumes by counting."""
+
+import pytest
+
+from a2lib.theory import other_axes, parallelism, schedules
+from a2lib.theory.other_axes import bubble_share, peak_microbatches
+from a2lib.theory.parallelism import EXAMPLE
+from a2lib.theory.schedules import COMPUTE, Task, run
+
+LAYERS = 200
+
+
+def per_layer(tasks):
+    return run(tasks).seconds / LAYERS
+
+
+def crossing(seconds_of, limit):
+    """Whether the clock says compute bound just below ``limit`` devices and not just above."""
+    below, above = seconds_of(0.97 * limit), seconds_of(1.03 * limit)
+    return below == pytest.approx(1, abs=0.02) and above > 1.025
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_fsdp_is_bound_by_communication_from_the_formulas_limit_on(pass_):
+    def slowdown(n):
+        cost = parallelism.fully_sharded(EXAMPLE, n)[pass_]
+        if pass_ == "forward":
+            tasks = schedules.fsdp_forward(LAYERS, cost.compute_s, cost.data_s)
+        else:
+            tasks = schedules.fsdp_backward(
+                LAYERS, cost.compute_s, cost.data_s / 2, cost.data_s / 2
+            )
+        return per_layer(tasks) / cost.compute_s
+
+    assert crossing(slowdown, parallelism.data_limit(EXAMPLE))
+
+
+def test_data_parallelism_is_bound_by_communication_from_the_formulas_limit_on():
+    def slowdown(n):
+        cost = parallelism.data_parallel(EXAMPLE, n)["backward"]
+        tasks = schedules.data_parallel_backward(LAYERS, cost.compute_s, cost.data_s)
+        return per_layer(tasks) / cost.compute_s
+
+    assert crossing(slowdown, parallelism.data_limit(EXAMPLE))
+
+
+def test_a_gather_that_is_not_early_does_not_overlap():
+    assert per_layer(schedules.fsdp_forward(LAYERS, 3.0, 2.0, ahead=1)) == 5.0
+    seconds = run(schedules.fsdp_forward(LAYERS, 3.0, 2.0, ahead=2)).seconds
+    assert seconds == 2.0 + LAYERS * 3.0  # the first gather alone is exposed
+
+
+def test_tensor_parallelism_overlaps_in_two_parts_and_not_in_one():
+    cost = parallelism.tensor_parallel(EXAMPLE, 8)["forward"]
+    whole = per_layer(schedules.tensor_forward(LAYERS, cost.compute_s, cost.tensor_s, parts=1))
+    assert whole == pytest.approx(cost.compute_s + cost.tensor_s)
+
+    def slowdown(n):
+        cost = parallelism.tensor_parallel(EXAMPLE, n)["forward"]
+        tasks = schedules.tensor_forward(LAYERS, cost.compute_s, cost.tensor_s, parts=2)
+        return per_layer(tasks) / cost.compute_s
+
+    assert crossing(slowdown, parallelism.tensor_limit(EXAMPLE))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_mesh_of_both_axes_is_bound_by_communication_past_its_limit(shared):
+    split = (
+        parallelism.shared_mesh_split(EXAMPLE)
+        if shared
+        else (parallelism.data_limit(EXAMPLE), parallelism.tensor_limit(EXAMPLE))
+    )
+
+    def slowdown(factor):
+        n_fsdp, n_tp = (factor * n for n in split)
+        cost = parallelism.fully_sharded_tensor_parallel(EXAMPLE, n_fsdp, n_tp)["forward"]
+        tasks = schedules.mesh_forward(
+            LAYERS, cost.compute_s, cost.data_s, cost.tensor_s, parts=4, shared=shared
+        )
+        return per_layer(tasks) / cost.compute_s
+
+    assert crossing(slowdown, 1)
+
+
+PIPELINES = [
+    ("gpipe", 4, 8, 1), ("1f1b", 4, 8, 1), ("1f1b", 4, 3, 1), ("gpipe", 1, 4, 1),
+    ("interleaved", 4, 8, 2), ("interleaved", 4, 8, 3), ("interleaved", 2, 6, 2),
+    ("interleaved", 8, 8, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, stages, m, chunks", PIPELINES)
+def test_bubbles_and_peaks_are_those_of_the_schedules(kind, stages, m, chunks):
+    timeline = run(schedules.pipeline(kind, stages, m, chunks, forward_s=1.0, backward_s=2.0))
+    for stage in range(stages):
+        busy = timeline.busy(f"stage {stage}")
+        assert busy == pytest.approx(3.0 * m)
+        assert 1 - busy / timeline.seconds == pytest.approx(bubble_share(kind, stages, m, chunks))
+    held = [schedules.held_by_stage(timeline, stage, stages) for stage in range(stages)]
+    assert max(held) == held[0]
+    assert held[0] / chunks == pytest.approx(peak_microbatches(kind, stages, m, chunks))
+
+
+@pytest.mark.parametrize("kind, stages, m, chunks", PIPELINES)
+def test_a_stage_does_each_piece_once_and_the_backward_after_the_forward(kind, stages, m, chunks):
+    wanted = sorted((p, c, k) for p in "FB" for c in range(chunks) for k in range(m))
+    for stage in range(stages):
+        order = schedules.pipeline_order(kind, stage, stages, m, chunks)
+        assert sorted(order) == wanted
+        for _, chunk, k in order:
+            assert order.index(("F", chunk, k)) < order.index(("B", chunk, k))
+
+
+def test_the_fewest_microbatches_are_the_fewest():
+    for kind, chunks in (("1f1b", 1), ("interleaved", 2)):
+        m = other_axes.microbatches_for(kind, 8, 0.1, chunks)
+        step = 8 if kind == "interleaved" else 1
+        assert bubble_share(kind, 8, m, chunks) <= 0.1 < bubble_share(kind, 8, m - step, chunks)
+
+
+def test_a_stage_hides_its_boundary_from_so_many_layers_on():
+    C, W, D, F, tokens = 1e15, 1e11, 512, 2048, 4096
+    layers = other_axes.least_stage_layers(F, C, W)
+    sent = other_axes.stage_boundary_bytes(tokens, D, microbatches=1)
+    assert sent == tokens * D * 2
+    assert sent / W == pytest.approx(layers * 6 * tokens * D * F / C)
+    assert other_axes.stage_boundary_bytes(tokens, D, 5, chunks=2) == 10 * sent
+
+
+def test_ring_attention_on_a_clock():
+    n, tokens, D, kv, C, W = 6, 512, 256, 64, 1e12, 1e9
+    least = other_axes.least_ring_tokens(D, kv, C, W)
+    for factor, hides in ((1.1, True), (0.9, False)):
+        whole = other_axes.ring_attention(factor * least, D, kv, n, C, W)
+        rounds = schedules.ring_attention_rounds(
+            n, whole.compute_s / n, whole.communication_s / (n - 1)
+        )
+        timeline = run(rounds)
+        assert timeline.busy(COMPUTE) == pytest.approx(whole.compute_s)
+        assert (timeline.seconds == pytest.approx(whole.compute_s)) == hides
+    causal = other_axes.ring_attention(tokens, D, kv, n, C, W, causal=True)
+    full = other_axes.ring_attention(tokens, D, kv, n, C, W)
+    assert full.compute_s == 2 * causal.compute_s and full.bytes == causal.bytes
+    assert full.bytes == (n - 1) * (tokens * kv + tokens * kv) * 2
+
+
+def test_experts_counted_token_by_token():
+    n, tokens, top_k, D, F = 4, 24, 2, 16, 32
+    per_device = [0] * n
+    for sender in range(n):  # balanced: copy c goes to device c mod n
+        for copy in range(tokens * top_k):
+            if copy % n != sender:
+                per_device[sender] += 2 * D
+    found = other_axes.expert_parallel(tokens, D, F, top_k, n, 1e12, 1e9)
+    assert [2 * there for there in per_device] == [found.bytes] * n  # there and back
+    assert found.compute_s == 3 * 2 * (tokens * top_k) * D * F / 1e12
+    width = other_axes.least_expert_width(n, 1e12, 1e9)
+    edge = other_axes.expert_parallel(tokens, D, width, top_k, n, 1e12, 1e9)
+    assert edge.communication_s == pytest.approx(edge.compute_s)
+
+
+def test_experts_need_more_tokens_by_experts_over_top_k():
+    C, W, D, F, E, k, n = 1e15, 1e11, 512, 2048, 16, 2, 10**6
+    tokens = other_axes.least_tokens_with_experts(C, W, E, k)
+    gathered = (n - 1) / n * 2 * 3 * D * F * E / W
+    assert gathered == pytest.approx(6 * tokens * k * D * F / C, rel=1e-5)
+
+
+def test_ulysses_exchanges_four_tensors():
+    n, tokens, D, kv = 4, 8, 64, 32
+    widths = (D, kv, kv, D)  # q, k, v, o
+    sent = sum(tokens * (width // n) * (n - 1) * 2 for width in widths)
+    assert other_axes.ulysses_bytes(tokens, D, kv, n) == sent
+
+
+def test_tasks_that_wait_for_each_other_are_an_error():
+    with pytest.raises(ValueError, match="tasks that never start: a, b"):
+        run([Task("a", "x", 1.0, ("b",)), Task("b", "y", 1.0, ("a",))])
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: bubble_share("zigzag", 2, 2), "allowed are gpipe, 1f1b, interleaved"),
+        (lambda: bubble_share("1f1b", 2, 2, 2), "allowed is 1, except for an interleaved"),
+        (lambda: bubble_share("interleaved", 4, 6, 2), "allowed are multiples of the 4 stages"),
+        (lambda: other_axes.microbatches_for("1f1b", 4, 1.0), "between 0 and 1"),
+        (lambda: peak_microbatches("gpipe", 0, 2), "allowed are numbers above 0"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

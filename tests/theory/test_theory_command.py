@@ -1,0 +1,105 @@
+"""python -m a2lib.theory: every question and part, by JSON and as a table."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from a2lib.report.questions import QUESTIONS
+from a2lib.theory import __main__ as command
+from a2lib.theory import answers, parallelism
+from a2lib.theory.accounting import Mesh
+
+PARTS = {
+    "communication_accounting": "abcd", "alternate_ring_all_reduce": None,
+    "data_parallel_calcs": "abc", "fsdp_calcs": "abc", "tp_calcs": "abcd", "fsdp_tp_calcs": "abcd",
+}  # fmt: skip
+
+
+@pytest.fixture
+def printed(capsys):
+    def run(*arguments):
+        assert command.main(list(arguments)) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_every_question_on_paper_has_its_parts(printed):
+    found = json.loads(printed("--json"))
+    assert {q: list(parts) for q, parts in found.items()} == {
+        question: list(parts or [answers.WHOLE]) for question, parts in PARTS.items()
+    }
+    asked = {label.split()[0] for label, _ in QUESTIONS["Parallelism on paper"]}
+    assert asked == {*PARTS, "leaderboard"}
+    for parts in found.values():
+        for quantities in parts.values():
+            for one in quantities:
+                assert set(one) == {"quantity", "formula", "value", "unit", "assumption"}
+                assert all(one.values()), one
+            names = [(one["quantity"], one["unit"], one["assumption"]) for one in quantities]
+            assert len(set(names)) == len(names)
+
+
+def test_values_are_the_theorys(printed):
+    found = json.loads(printed("--json", "--tokens", "4096", "--devices", "4"))
+    [limit] = found["data_parallel_calcs"]["c"]
+    layer = parallelism.EXAMPLE
+    assert limit["value"] == pytest.approx(1 + 4096 * layer.bandwidth / layer.flops)
+    backward, forward = found["fsdp_calcs"]["a"]
+    assert (backward["quantity"], backward["value"]) == (
+        "FLOPs backward, per device", 12 * 4096 * layer.d_model * layer.d_ff / 4,
+    )  # fmt: skip
+    assert forward["value"] == backward["value"] / 2
+    assert found["tp_calcs"]["a"][0]["value"][-1].startswith("dx = all-reduce")
+    ours = [one for one in found["communication_accounting"]["c"] if "our" in one["assumption"]]
+    assert [one["value"] for one in ours] == [Mesh().least_tokens(), Mesh().batch()]
+
+
+def test_the_formulas_of_the_readings_give_their_values(printed):
+    names = {"α": Mesh().alpha, "M_X": 2, "M_Y": 1, "Y": 4, "F": 53248}
+    names |= {"r_X": 15 / 16, "r_Y": 3 / 4}
+    checked = 0
+    for one in json.loads(printed("--json"))["communication_accounting"]["c"]:
+        if "per device" in one["quantity"]:
+            text = one["formula"]
+            for product in ("r_X α", "M_X Y", "r_Y α Y", "α Y", "M_Y F"):
+                text = text.replace(product, product.replace(" ", " * "))
+            assert eval(text, {}, names) == pytest.approx(one["value"]), one["formula"]
+            checked += 1
+    assert checked == 4
+
+
+def test_the_table_has_every_answer(printed):
+    text = printed()
+    for answer in answers.all_answers():
+        assert answer.quantity in text and answer.assumption in text and answer.formula in text
+    assert "219,848,638,464" in text and "dx = all-reduce" in text
+    assert command.shown(None) == "none" and command.shown(1234.5) == "1,234.5"
+    assert all(not isinstance(a.value, float) or math.isfinite(a.value)
+               for a in answers.all_answers())  # fmt: skip
+
+
+@pytest.mark.parametrize("given, words", [
+    (["--tokens", "0"], "tokens is 0; allowed are numbers above 0"),
+    (["--devices", "-2"], "n is -2; allowed are numbers above 0"),
+])  # fmt: skip
+def test_a_wrong_number_is_one_line(given, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(given)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1].endswith(words)
+
+
+def test_the_command_needs_no_torch_and_no_numpy():
+    code = (
+        "import runpy, sys\n"
+        "for name in ('torch', 'numpy', 'pandas'): sys.modules[name] = None\n"
+        "sys.argv = ['a2lib.theory', '--json']\n"
+        "runpy.run_module('a2lib.theory', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)) == set(PARTS)

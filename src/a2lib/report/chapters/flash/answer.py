@@ -6,8 +6,8 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style, tables
+from a2lib.report.chapters.flash import board, standing
 from a2lib.report.chapters.flash import memory as parts
-from a2lib.report.chapters.flash import protocol, standing
 from a2lib.report.chapters.flash.rows import (
     BYTES,
     COMPARED,
@@ -63,7 +63,7 @@ def sentence(flash: Flash) -> Markdown:
     if n["leaderboard_share"] != UNKNOWN:
         text += f", {n['leaderboard_share']} of the best matrix product measured there"
     answer = [f"{text}.", standing_sentence(flash), reason(flash)]
-    beside = [protocol.in_short(flash), memory_sentence(flash)]
+    beside = [board.in_short(flash), memory_sentence(flash)]
     paragraphs = (" ".join(part for part in said if part) for said in (answer, beside))
     return Markdown("\n\n".join(filter(None, paragraphs)))
 

@@ -51,7 +51,7 @@ def sentence(flash: Flash) -> Markdown:
     if better:
         text += f"More than twice as accurate as ours: {listed(better)}. "
     if not (least or better):
-        text = f"In none of these {len(cases)} cases is a peer more than twice as accurate as ours. "
+        text = f"In none of the {len(cases)} cases is a peer more than twice as accurate as ours. "
     return Markdown(text + _on_the_second(flash))
 
 
@@ -68,11 +68,11 @@ def summary(flash: Flash, caption: str, name: str) -> Table:
 
 
 def shapes(flash: Flash) -> str:
-    """The shapes whose errors were taken, in words; "" where none were."""
+    """The shapes whose errors were taken, in words."""
     found = flash.accuracy[["heads", "seq_len", "head_dim"]].drop_duplicates()
-    words = [f"{r.heads} heads of {r.head_dim} and {style.tokens(r.seq_len)} tokens"
+    words = [f"{r.heads} heads of {r.head_dim}, {style.tokens(r.seq_len)} tokens"
              for r in found.itertuples()]  # fmt: skip
-    return listed(words) if words else "no shape yet"
+    return "; ".join(words) or "no shape yet"
 
 
 def worst_errors(flash: Flash, dtype: str, scale: float) -> dict[str, float]:

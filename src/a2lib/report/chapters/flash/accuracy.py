@@ -101,8 +101,8 @@ def _on_the_second(flash: Flash) -> str:
     if not len(both):
         return ""
     same = int((first.loc[both] == second.loc[both]).sum())
-    which = "All" if same == len(both) else f"{same} of the"
-    return f"{which} {len(both)} of our errors are the same figures on the H100."
+    which = f"All {same} of our" if same == len(both) else f"{same} of our {len(both)}"
+    return f"{which} errors are the same figures on the H100."
 
 
 def _scale_words(scale: float) -> str:

@@ -23,8 +23,8 @@ def board(flash: Flash) -> Markdown:
             "of compiled code. Ours by the same protocol is not measured yet, and a burst "
             "is not comparable with it."
         )
-    text = (f"By the public leaderboard's own protocol ours takes **{style.digits(mean)} ms** on "
-            f"one {style.device_name(device)} and {_outcome(mean, best)} the best verified entry "
+    text = (f"By that protocol ours takes **{style.digits(mean)} ms** on one "
+            f"{style.device_name(device)} and {_outcome(mean, best)} the best verified entry "
             f"({best:g} ms, on an H100): {_verdict(mean, best)}.")  # fmt: skip
     if device != SECOND:
         return Markdown(
@@ -48,7 +48,7 @@ def in_short(flash: Flash) -> str:
     if mean > LEVEL * best and burst is not None and burst["ms_mean"] <= LEVEL * best:
         text += f". In a burst the mean there is {style.digits(burst['ms_mean'])} ms"
         if last is not None and last["power_w"] >= NEAR_LIMIT * flash.sheet("power_limit", device):
-            text += "; in ten seconds the GPU is at its power limit"
+            text += "; ten seconds bring the GPU to its power limit"
     return f"{text}."
 
 
@@ -57,7 +57,7 @@ def machines(flash: Flash, caption: str, name: str) -> Table:
 
     Times are means of forward and backward, in ms, but for eager's, a median.
     """
-    labels = {"burst": "a burst", "sustained": "the last of ten seconds", "board": "the board's"}
+    labels = {"burst": "burst", "sustained": "last of ten seconds", "board": "board's protocol"}
     timed = pick(flash.protocol, protocol="board")["implementation"].unique()
     names = {"board": style.implementations(timed)}
     lines = [[f"{style.SHORT.get(one, one)}, {words}", *_pair(
@@ -66,7 +66,7 @@ def machines(flash: Flash, caption: str, name: str) -> Table:
     eager = (timed_row(pick(rows, pass_="end_to_end"), implementation="eager")
              for rows in (flash.leaderboard, data.leaderboard(flash.second["flash"])))  # fmt: skip
     medians = (None if row is None else {"ms_mean": row.ms} for row in eager)
-    lines.append(["eager, a burst", *_pair(medians)])
+    lines.append(["eager, burst", *_pair(medians)])
     lines.append(["best verified public entry", MISSING, f"{flash.best_public():g}", MISSING])
     lasts = [row_of(flash, "sustained", device) for device in BOTH]
     for words, column in (("clock in that last second (MHz)", "sm_mhz"), ("power (W)", "power_w")):
@@ -79,6 +79,14 @@ def machines(flash: Flash, caption: str, name: str) -> Table:
         lines.append([words, *_pair({"ms_mean": rate(rows)} for rows in plain)])
     columns = ["", *map(_short, BOTH), "H100 / H200"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
+def behind(flash: Flash) -> pd.DataFrame:
+    """The rows of machines(): those of every protocol, eager's, and of the plain operations."""
+    eager = (pick(rows, implementation="eager", pass_="end_to_end")
+             for rows in (flash.leaderboard, data.leaderboard(flash.second["flash"])))  # fmt: skip
+    tables = [flash.protocol, *eager, flash.ceiling_rows, flash.second["ceiling"]]
+    return pd.concat([rows[["run", "file"]] for rows in tables], ignore_index=True)
 
 
 def memory_matters(flash: Flash) -> Markdown:

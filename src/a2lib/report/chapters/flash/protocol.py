@@ -65,7 +65,8 @@ def sustained(flash: Flash) -> Markdown:
             free[name] = last["ms"] <= LEVEL * burst["ms"]
     if not words:
         return Markdown("What seconds of the same work do to clock and time is not measured yet.")
-    text = f"From the burst to the last second, by the medians: {'; '.join(words)}."
+    text = (f"On the {flash.short}, from the burst to the last second, by the medians: "
+            f"{'; '.join(words)}.")  # fmt: skip
     ours, cudnn = times.get(OURS), times.get("sdpa_cudnn")
     if ours and cudnn:
         before, after = (one / other for one, other in zip(ours, cudnn, strict=True))

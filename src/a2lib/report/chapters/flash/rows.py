@@ -30,15 +30,15 @@ class Flash:
     def __init__(self, roots: list[Path] | None = None):
         self._roots = data.data_roots() if roots is None else roots
         self.second: dict[str, pd.DataFrame] = {}
+        self._first: dict[str, pd.DataFrame] = {}
         self.rows, self.local = self._load("flash")
         self.handout = data.handout(self.rows)
         self.leaderboard = data.leaderboard(self.rows)
         self.paper = data.paper(self.rows)
         self.ceiling_rows, _ = self._load("ceiling")
         self.ceilings = metrics.ceilings(self.ceiling_rows)
-        protocol, _ = self._load("flash_protocol")
-        both = [rows for rows in (protocol, self.second["flash_protocol"]) if len(rows)]
-        self.protocol = pd.concat(both, ignore_index=True) if both else protocol
+        self._load("flash_protocol")
+        self.protocol = self.both("flash_protocol")
         self.accuracy, _ = self._load("flash_accuracy")
         self.counters, _ = self._load("flash_counters")
         self.runs = data.load_runs(self._roots)
@@ -53,7 +53,14 @@ class Flash:
         committed = str(data.section_file(self._roots[0], section, SECOND))
         second = every["file"] == committed
         self.second[section] = every[second]
-        return every[~every["local"]], every[every["local"] & ~second]
+        self._first[section] = every[~every["local"]]
+        return self._first[section], every[every["local"] & ~second]
+
+    def both(self, section: str) -> pd.DataFrame:
+        """A section's rows of the published device, then those of the second machine."""
+        first, second = self._first[section], self.second[section]
+        filled = [rows for rows in (first, second) if len(rows)]
+        return pd.concat(filled, ignore_index=True) if filled else first
 
     def measured(self) -> pd.DataFrame:
         """Every row that the chapter rests on, of all its sections and both machines."""

@@ -27,24 +27,16 @@ from a2lib.report.tables import Markdown, Table
 
 def numbers(flash: Flash) -> dict[str, str]:
     """The chapter's glued numbers, with units; UNKNOWN for what has not been measured."""
-    shape = flash.leaderboard
-    text = {
-        f"leaderboard_{pass_}": ms(time_of(shape, implementation=OURS, pass_=pass_))
-        for pass_ in style.PASSES
-    }
+    total = time_of(flash.leaderboard, implementation=OURS, pass_="end_to_end")
     rate = _rate(flash)
-    text["leaderboard_tflops"] = unit(rate, "TFLOP/s")
-    text["leaderboard_share"] = percent(rate, flash.ceilings.get("bf16"))
-    text["leaderboard_share_sheet"] = percent(rate, flash.sheet("bf16_dense"))
-    for dtype in DTYPES:
-        text[f"ceiling_{dtype}"] = unit(flash.ceilings.get(dtype), "TFLOP/s")
-    text["copy_bandwidth"] = unit(metrics.copy_bandwidth(flash.ceiling_rows), "TB/s")
-    text["best_public"] = f"{flash.best_public():g} ms"
-    for name in (OURS, "eager"):
-        text[f"memory_longest_{name}"] = memory(flash, name)
-        text[f"longest_{name}"] = ms(_longest(flash, name))
-    text["matrix_longest"] = style.size(float(LONGEST**2 * BYTES["bf16"]))
-    return text
+    return {
+        "leaderboard_end_to_end": ms(total),
+        "leaderboard_tflops": unit(rate, "TFLOP/s"),
+        "leaderboard_share": percent(rate, flash.ceilings.get("bf16")),
+        "leaderboard_share_sheet": percent(rate, flash.sheet("bf16_dense")),
+        **{f"longest_{name}": ms(_longest(flash, name)) for name in (OURS, "eager")},
+        "matrix_longest": style.size(float(LONGEST**2 * BYTES["bf16"])),
+    }
 
 
 def sentence(flash: Flash) -> Markdown:

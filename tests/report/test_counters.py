@@ -3,6 +3,7 @@
 import pytest
 
 from a2lib.report.chapters.flash import counters, estimate, reasons
+from a2lib.report.chapters.flash.rows import SECOND
 
 CUDNN = "sdpa_cudnn"
 
@@ -146,3 +147,16 @@ def test_the_forward_with_wide_heads(made, counted, timed, l2, words):
     text = str(reasons.why_not_exponentials(made(flash_counters=rows, flash=times)))
     assert "0.95 of cuDNN's rate there and 0.80 with heads of 128" in text and words in text
     assert "busy for 29 % of the time, our tensor cores for 54 %, cuDNN's for 75 %" in text
+
+
+def test_what_the_second_machine_counts_otherwise(made, counted, synthetic, tmp_path):
+    rows = [counted("a2lib", "forward", 8, 45, device=0.4), counted(CUDNN, "forward", 4, 50)]
+    there = [counted("a2lib", "forward", 8.08, 44.5, device=0.5), counted(CUDNN, "forward", 4, 51),
+             counted(CUDNN, "backward", 4, 90)]  # fmt: skip
+    assert str(counters.on_the_second(made(flash_counters=rows))) == ""
+    synthetic.by_hand(tmp_path, device=SECOND, flash_counters=there)
+    assert str(counters.on_the_second(made(flash_counters=rows))) == (
+        "On the H100, for the 2 calls counted there too, the bytes through L2 are the same within "
+        "1.0 %, and the shares of busy tensor cores within 1.0 points; device memory carries 1.25 "
+        "times as much for ours."
+    )

@@ -83,7 +83,7 @@ FLASH = Section(
     ("peak_bytes", "ms_graph", "ms_host", "sm_mhz", "note"),
     handler=f"{_FLASH}:compare",
     notebook="flash",
-    pages=("flash", "flash-derivation", "flash-shapes", "flash-published"),
+    pages=("flash", "flash-derivation", "flash-why", "flash-shapes", "flash-published"),
     answers=(
         Answer("flash_forward (a)–(c) · 25, 26", "The forward pass", "flash-forward"),
         Answer("flash_backward · 25, 26", "The backward pass", "flash-backward"),
@@ -98,7 +98,7 @@ FLASH_PROTOCOL = Section(
     ("ms_mean", "sm_mhz", "power_w", "note"),
     handler=f"{_FLASH}:protocol",
     notebook="flash",
-    pages=("flash",),
+    pages=("flash", "flash-shapes"),
 )
 
 FLASH_ACCURACY = Section(
@@ -119,7 +119,7 @@ FLASH_COUNTERS = Section(
     timed=False,
     handler=f"{_FLASH}:count",
     notebook="flash",
-    pages=("flash",),
+    pages=("flash", "flash-why"),
 )
 
 CEILING = Section(
@@ -128,7 +128,7 @@ CEILING = Section(
     ("sm_mhz", "note"),
     handler="a2lib.experiments.ceilings:measure",
     notebook="flash",
-    pages=("flash",),
+    pages=("flash", "flash-why"),
 )
 
 _MIXED = "a2lib.experiments.mixed_precision.handlers"

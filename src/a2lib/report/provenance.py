@@ -51,7 +51,9 @@ def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str | None = None) -
     used = runs.loc[sorted(set(rows["run"]))]
     recorded = [command] if command else [c for c in used["command"] if c]
     commands = list(dict.fromkeys(map(repeating, recorded)))
-    text = f"Data: {', '.join(link(file) for file in sorted(set(rows['file'])))}. "
+    files = sorted(set(rows["file"]))
+    alike = len({os.path.basename(file) for file in files}) < len(files)
+    text = f"Data: {', '.join(link(file, folder=alike) for file in files)}. "
     text += f"Measured on {hardware(rows, runs)}. "
     if commands:
         text += "To repeat: " + ", then ".join(f"`{c}`" for c in commands) + "."
@@ -111,9 +113,15 @@ def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) 
     return Table(frame.drop(columns=shared), caption, name)
 
 
-def link(file: str) -> str:
-    """A download link to a file, relative to the page that is being built (its folder)."""
-    return f"{{download}}`{os.path.basename(file)} <{os.path.relpath(file)}>`"
+def link(file: str, folder: bool = False) -> str:
+    """A download link to a file, relative to the page that is being built (its folder).
+
+    `folder` names its folder too, where several files have one name.
+    """
+    name = os.path.basename(file)
+    if folder:
+        name = f"{os.path.basename(os.path.dirname(file))}/{name}"
+    return f"{{download}}`{name} <{os.path.relpath(file)}>`"
 
 
 def block(text: str) -> str:

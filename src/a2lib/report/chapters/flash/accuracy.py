@@ -30,40 +30,51 @@ def table(flash: Flash, dtype: str, caption: str, name: str, head_dim: int = 64)
 
 
 def sentence(flash: Flash) -> Markdown:
-    """Ours beside the peers, by dtype and scale: the worst of its tensors over all head sizes."""
+    """Ours beside the peers in a sentence: which peers are more accurate, anywhere, and where."""
     if not flash.accuracy["error"].notna().any():
         return Markdown(
             "**Not measured yet** for every implementation: the data hold no errors against "
             "float64. Each result was checked against float64 before it was timed."
         )
-    shapes = flash.accuracy[["heads", "seq_len", "head_dim"]].drop_duplicates()
-    lines = ["Measured with " + listed(
-        [f"{r.heads} heads of {r.head_dim}, {style.tokens(r.seq_len)} tokens"
-         for r in shapes.itertuples()]
-    ) + ", causal, on the same inputs:", ""]  # fmt: skip
-    for dtype in DTYPES:
-        for scale in sorted(flash.accuracy["score_scale"].dropna().unique()):
-            worst = worst_errors(flash, dtype, scale)
-            ours, peers = worst.pop(OURS, None), worst
-            if ours is None or not peers:
-                continue
-            best, least = min(peers, key=peers.get), max(peers, key=peers.get)
-            text = (f"- **{dtype}**, {_scale_words(scale)}: the largest of our relative "
-                    f"errors is {ours:.1e}; ")  # fmt: skip
-            if len(peers) == 1:
-                text += f"that of {subject(best)}, the only peer, {peers[best]:.1e}. "
-            else:
-                text += (f"the peers' lie between {peers[best]:.1e} ({subject(best)}) and "
-                         f"{peers[least]:.1e} ({subject(least)}). ")  # fmt: skip
-            if ours > ALIKE * peers[least]:
-                text += "**Ours is the least accurate.**"
-            elif ours > ALIKE * peers[best]:
-                better = [subject(n) for n, e in peers.items() if ours > ALIKE * e]
-                text += f"More than twice as accurate as ours: {listed(better)}."
-            else:
-                text += "No peer is more than twice as accurate as ours."
-            lines.append(text)
-    return Markdown("\n".join(lines))
+    cases = list(_cases(flash))
+    if not cases:
+        return Markdown("Ours and a peer are not both measured yet.")
+    better, least = [], []
+    for dtype, scale, ours, peers in cases:
+        where = f"in {dtype}, {_scale_words(scale)}"
+        names = [subject(name) for name, error in peers.items() if ours > ALIKE * error]
+        if ours > ALIKE * max(peers.values()):
+            least.append(where)
+        elif names:
+            better.append(f"{listed(names)} ({where})")
+    text = ""
+    if least:
+        text += f"**Ours is the least accurate** {listed(least)}. "
+    if better:
+        text += f"More than twice as accurate as ours: {listed(better)}. "
+    if not (least or better):
+        text = f"In none of the {len(cases)} cases is a peer more than twice as accurate as ours. "
+    return Markdown(text + _on_the_second(flash))
+
+
+def summary(flash: Flash, caption: str, name: str) -> Table:
+    """The largest error of ours, and the least and the greatest of the peers', case by case."""
+    lines = []
+    for dtype, scale, ours, peers in _cases(flash):
+        best, worst = min(peers, key=peers.get), max(peers, key=peers.get)
+        lines.append([f"{dtype}, {_scale_words(scale)}", f"{ours:.1e}",
+                      *(f"{peers[one]:.1e} ({LOOKS.short(one)})"
+                        for one in (best, worst))])  # fmt: skip
+    columns = ["relative error", "ours", "most accurate peer", "least accurate peer"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
+def shapes(flash: Flash) -> str:
+    """The shapes whose errors were taken, in words."""
+    found = flash.accuracy[["heads", "seq_len", "head_dim"]].drop_duplicates()
+    words = [f"{r.heads} heads of {r.head_dim}, {style.tokens(r.seq_len)} tokens"
+             for r in found.itertuples()]  # fmt: skip
+    return "; ".join(words) or "no shape yet"
 
 
 def worst_errors(flash: Flash, dtype: str, scale: float) -> dict[str, float]:
@@ -71,6 +82,29 @@ def worst_errors(flash: Flash, dtype: str, scale: float) -> dict[str, float]:
     rows = pick(flash.accuracy, dtype=dtype, score_scale=scale).dropna(subset=["error"])
     worst = rows.groupby("implementation")["error"].max()
     return {name: float(worst[name]) for name in LOOKS.order(worst.index)}
+
+
+def _cases(flash: Flash):
+    """(dtype, scale, our largest error, the peers' by name), where ours and a peer have errors."""
+    for dtype in DTYPES:
+        for scale in sorted(flash.accuracy["score_scale"].dropna().unique()):
+            peers = worst_errors(flash, dtype, scale)
+            ours = peers.pop(OURS, None)
+            if ours is not None and peers:
+                yield dtype, scale, ours, peers
+
+
+def _on_the_second(flash: Flash) -> str:
+    """Whether our errors on the second machine are those of the first."""
+    key = ["dtype", "heads", "seq_len", "head_dim", "score_scale", "tensor"]
+    first, second = (pick(rows, implementation=OURS).set_index(key)["error"].dropna()
+                     for rows in (flash.accuracy, flash.second["flash_accuracy"]))  # fmt: skip
+    both = first.index.intersection(second.index)
+    if not len(both):
+        return ""
+    same = int((first.loc[both] == second.loc[both]).sum())
+    which = f"All {same} of our" if same == len(both) else f"{same} of our {len(both)}"
+    return f"{which} errors are the same figures on the H100."
 
 
 def _scale_words(scale: float) -> str:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style, tables
+from a2lib.report.chapters.flash import board, standing
 from a2lib.report.chapters.flash import memory as parts
-from a2lib.report.chapters.flash import protocol, standing
 from a2lib.report.chapters.flash.rows import (
     BYTES,
     COMPARED,
@@ -29,24 +29,16 @@ from a2lib.report.tables import Markdown, Table
 
 def numbers(flash: Flash) -> dict[str, str]:
     """The chapter's glued numbers, with units; UNKNOWN for what has not been measured."""
-    shape = flash.leaderboard
-    text = {
-        f"leaderboard_{pass_}": ms(time_of(shape, implementation=OURS, pass_=pass_))
-        for pass_ in PASSES
-    }
+    total = time_of(flash.leaderboard, implementation=OURS, pass_="end_to_end")
     rate = _rate(flash)
-    text["leaderboard_tflops"] = unit(rate, "TFLOP/s")
-    text["leaderboard_share"] = percent(rate, flash.ceilings.get("bf16"))
-    text["leaderboard_share_sheet"] = percent(rate, flash.sheet("bf16_dense"))
-    for dtype in DTYPES:
-        text[f"ceiling_{dtype}"] = unit(flash.ceilings.get(dtype), "TFLOP/s")
-    text["copy_bandwidth"] = unit(metrics.copy_bandwidth(flash.ceiling_rows), "TB/s")
-    text["best_public"] = f"{flash.best_public():g} ms"
-    for name in (OURS, "eager"):
-        text[f"memory_longest_{name}"] = memory(flash, name)
-        text[f"longest_{name}"] = ms(_longest(flash, name))
-    text["matrix_longest"] = style.size(float(LONGEST**2 * BYTES["bf16"]))
-    return text
+    return {
+        "leaderboard_end_to_end": ms(total),
+        "leaderboard_tflops": unit(rate, "TFLOP/s"),
+        "leaderboard_share": percent(rate, flash.ceilings.get("bf16")),
+        "leaderboard_share_sheet": percent(rate, flash.sheet("bf16_dense")),
+        **{f"longest_{name}": ms(_longest(flash, name)) for name in (OURS, "eager")},
+        "matrix_longest": style.size(float(LONGEST**2 * BYTES["bf16"])),
+    }
 
 
 def sentence(flash: Flash) -> Markdown:
@@ -65,7 +57,7 @@ def sentence(flash: Flash) -> Markdown:
     if n["leaderboard_share"] != UNKNOWN:
         text += f", {n['leaderboard_share']} of the best matrix product measured there"
     answer = [f"{text}.", standing_sentence(flash), reason(flash)]
-    beside = [protocol.in_short(flash), memory_sentence(flash)]
+    beside = [board.in_short(flash), memory_sentence(flash)]
     paragraphs = (" ".join(part for part in said if part) for said in (answer, beside))
     return Markdown("\n\n".join(filter(None, paragraphs)))
 

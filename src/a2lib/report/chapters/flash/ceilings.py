@@ -81,15 +81,15 @@ def sources(flash: Flash) -> Markdown:
     per_clock = flash.sheet("multiprocessors") * flash.sheet("tensor_bf16")
     mhz = flash.sheet("bf16_dense") * 1e6 / per_clock
     links = []
-    for quantity in ("bf16_dense", "memory_bandwidth", "exponentials"):
+    for quantity in ("bf16_dense", "exponentials", "shared_bytes", "memory_bandwidth"):
         row = flash.sheet_row(quantity)
         link = f"[{row.source}]({row.address})"
         if link not in links:
             links.append(link)
     return Markdown(
-        f"The stated peaks are dense ones, without sparsity, and hold at {mhz:.0f} MHz "
+        f"The stated peaks are dense ones and hold at {mhz:.0f} MHz "
         f"({flash.sheet('multiprocessors'):g} multiprocessors, {flash.sheet('tensor_bf16'):g} bf16 "
-        f"operations each in a clock). Sources: {listed(links)}."
+        f"operations each in a clock). Where they were read: {listed(links)}."
     )
 
 

@@ -42,13 +42,20 @@ class Counted:
         return sum(self.products) / time
 
 
-def of(flash: Flash, implementation: str, pass_: str, head_dim: int = 64) -> Counted | None:
-    """What was counted of a call at the leaderboard's shape, or None.
+def of(
+    flash: Flash,
+    implementation: str,
+    pass_: str,
+    head_dim: int = 64,
+    counted: pd.DataFrame | None = None,
+) -> Counted | None:
+    """What was counted of a call at the leaderboard's shape, or None; `counted` of another machine.
 
     Rows that belong together are those of the run of launch 0: a call of an older version may have
     had more launches, whose rows a later run does not replace.
     """
-    rows = _at_shape(flash.counters, implementation, pass_, head_dim).sort_values("launch")
+    counted = flash.counters if counted is None else counted
+    rows = _at_shape(counted, implementation, pass_, head_dim).sort_values("launch")
     first = rows[(rows["launch"] == 0) & (rows["status"] == "ok")]
     if not len(first):
         return None
@@ -151,6 +158,25 @@ def traffic(flash: Flash) -> Markdown:
         text += (f" It costs little: at most {max(speeds):.2f} of "
                  f"{flash.sheet('memory_bandwidth'):g} TB/s.")  # fmt: skip
     return Markdown(text)
+
+
+def on_the_second(flash: Flash) -> Markdown:
+    """What the second machine counts otherwise, of the calls that were counted on both."""
+    rows = flash.second["flash_counters"]
+    both = {(i, p, d): pair for i in rows["implementation"].unique() for p in PASSES
+            for d in HEAD_DIMS if all(pair := (of(flash, i, p, d), of(flash, i, p, d, rows)))}
+    if not both:
+        return Markdown("")
+    l2 = max(abs(there.l2_bytes / here.l2_bytes - 1) for here, there in both.values())
+    busy = max(abs(there.busy - here.busy) for here, there in both.values())
+    text = (f"On the H100, for the {len(both)} calls counted there too, the bytes through L2 are "
+            f"the same within {100 * l2:.1f} %, and the shares of busy tensor cores within "
+            f"{busy:.1f} points")  # fmt: skip
+    device = [there.device_bytes / here.device_bytes for (i, *_), (here, there) in both.items()
+              if i == OURS]  # fmt: skip
+    if device:
+        text += f"; device memory carries {_range(device)} times as much for ours"
+    return Markdown(f"{text}.")
 
 
 def verdict(flash: Flash) -> str | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from a2lib.report import data, style
 from a2lib.report.chapters.flash import protocol
-from a2lib.report.chapters.flash.rows import DTYPES, H100, Flash, span
+from a2lib.report.chapters.flash.rows import DTYPES, SECOND, Flash, span
 from a2lib.report.chapters.flash.shapes import handout, paper
-from a2lib.report.metrics import OURS, pick
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
 
@@ -62,8 +61,7 @@ def _dirty(flash: Flash) -> str:
 
 
 def _no_h100(flash: Flash) -> str:
-    rows = protocol.rows_of(flash, "board", H100)
-    if len(pick(rows, implementation=OURS)):
+    if protocol.row_of(flash, "board", SECOND) is not None:
         return ""
     name = style.device_name(data.PUBLISHED)
     return f"No H100 was measured; every figure of ours is of one {name}."

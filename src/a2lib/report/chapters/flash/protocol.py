@@ -5,18 +5,25 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import data, style
-from a2lib.report.chapters.flash.rows import H100, UNKNOWN, Flash, subject
+from a2lib.report.chapters.flash.rows import Flash, subject
 from a2lib.report.chapters.flash.view import LOOKS
 from a2lib.report.metrics import LEVEL, OURS, level, pick, timed_row
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
-PROTOCOLS = {"burst": "burst", "sustained": "sustained", "board": "the board's"}
+NEAR_LIMIT = 0.97  # of the stated power limit: from here on it is taken to act on the clock
+PROTOCOLS = ("burst", "sustained", "board")
 
 
 def rows_of(flash: Flash, protocol: str, device: str = data.PUBLISHED) -> pd.DataFrame:
-    """The rows of one protocol and device (or its prefix) with a time, ours and the peers'."""
-    rows = pick(flash.protocol, protocol=protocol).dropna(subset=["ms"])
-    return rows[rows["device"].astype(str).str.startswith(device)]
+    """The rows of one protocol and device with a time, ours and the peers'."""
+    return pick(flash.protocol, protocol=protocol, device=device).dropna(subset=["ms"])
+
+
+def row_of(flash: Flash, protocol: str, device: str = data.PUBLISHED, implementation: str = OURS):
+    """The row end to end of one implementation, of `sustained` its last second; None without."""
+    rows = pick(rows_of(flash, protocol, device), implementation=implementation)
+    return _last(pick(rows, pass_="end_to_end"))
 
 
 def seconds(flash: Flash) -> pd.DataFrame:
@@ -43,98 +50,49 @@ def table(flash: Flash, caption: str, name: str) -> Table:
 
 
 def sustained(flash: Flash) -> Markdown:
-    """What seconds on end do to time and clock: from the burst to the last second, by peer."""
-    rows, words, times = seconds(flash), [], {}
+    """What seconds on end do to time, clock and power: from the burst to the last second, by peer.
+
+    The test of the power limit: who draws less than that keeps his time.
+    """
+    rows, words, times, free = seconds(flash), [], {}, {}
+    limit = flash.sheet("power_limit")
     for name in LOOKS.order(rows["implementation"].unique()):
-        here = pick(rows, implementation=name).sort_values("second")
-        burst = _last(pick(rows_of(flash, "burst"), implementation=name, pass_="end_to_end"))
-        if burst is None or len(here) < 2:
+        burst, last = row_of(flash, "burst", implementation=name), _last(
+            pick(rows, implementation=name))  # fmt: skip
+        if burst is None or last["second"] < 1:
             continue
-        first, last = here.iloc[0], here.iloc[-1]
         times[name] = (burst["ms"], last["ms"])
         words.append(f"{subject(name)} {_at(burst)} to {_at(last)}, {_change(burst, last)}")
-        if name == OURS:
-            words[-1] += f" ({style.digits(first['ms'])} ms in the first second already)"
+        if last["power_w"] < NEAR_LIMIT * limit:
+            free[name] = last["ms"] <= LEVEL * burst["ms"]
     if not words:
         return Markdown("What seconds of the same work do to clock and time is not measured yet.")
-    text = f"From the burst to the last second: {'; '.join(words)}."
+    text = (f"On the {flash.short}, from the burst to the last second, by the medians: "
+            f"{'; '.join(words)}.")  # fmt: skip
     ours, cudnn = times.get(OURS), times.get("sdpa_cudnn")
     if ours and cudnn:
         before, after = (one / other for one, other in zip(ours, cudnn, strict=True))
         text += f" So ours takes {before:.2f} times cuDNN's time in the burst and {after:.2f} "
         text += "times at the end."
-    power = pick(rows, implementation=OURS).sort_values("second")["power_w"].dropna()
-    if ours and len(power):
-        text += f" The driver reads {power.iloc[-1]:.0f} W of ours there."
+    if free:
+        names = listed([subject(name) for name in free])
+        what = "is not slower at the end, as the power limit predicts" if all(free.values()) else (
+            "is slower at the end all the same, so the power limit is not the whole reason")
+        text += f" What stays below {limit:.0f} W ({names}) {what}."
     return Markdown(text)
 
 
 def again(flash: Flash) -> Markdown:
-    """The two bursts on the page beside each other: that of the answer and that of the table."""
-    table = _last(pick(rows_of(flash, "burst"), implementation=OURS, pass_="end_to_end"))
+    """The two bursts of ours beside each other: that of the answer and that of the protocols."""
+    table = row_of(flash, "burst")
     answer = timed_row(flash.leaderboard, implementation=OURS, pass_="end_to_end")
     if table is None or answer is None:
         return Markdown("")
     same = "their ranges overlap" if level(table, answer) else "their ranges are apart"
     return Markdown(
-        f"The burst of the table and that of the answer are two measurements of ours, "
+        "The burst of the protocols and that of the chapter's answer are two measurements of ours, "
         f"{_spread(table, 'burst')} ms and {_spread(answer._asdict(), 'burst')} ms: {same}."
     )
-
-
-def board(flash: Flash) -> Markdown:
-    """The public best beside our figure by the same protocol, on an H100 where there is one."""
-    best = flash.best_public()
-    for device in (H100, data.PUBLISHED):
-        row = _last(pick(rows_of(flash, "board", device), implementation=OURS,
-                         pass_="end_to_end"))  # fmt: skip
-        if row is not None and not pd.isna(row["ms_mean"]):
-            break
-    else:
-        return Markdown(
-            f"The best verified public entry is {best:g} ms on an H100, a mean over some seconds "
-            "of compiled code. Ours by the same protocol is not measured yet, and the burst above "
-            "is not comparable with it."
-        )
-    mean, name = row["ms_mean"], style.device_name(row["device"])
-    text = (f"By the public leaderboard's own protocol ours takes **{style.digits(mean)} ms** on "
-            f"one {name}, where its best verified entry took {best:g} ms on an H100: ")  # fmt: skip
-    text += _verdict(mean, best)
-    if not str(row["device"]).startswith(H100):
-        text += (". An H200 has the multiprocessors of an H100 and faster memory, and no H100 was "
-                 "measured, so the GPUs differ")  # fmt: skip
-    else:
-        text += ". Both are H100s, in different machines"
-    return Markdown(f"{text}.")
-
-
-def in_short(flash: Flash) -> str:
-    """Ours by the board's protocol beside the public best, a sentence; "" where not measured."""
-    row = _last(pick(rows_of(flash, "board"), implementation=OURS, pass_="end_to_end"))
-    if row is None or pd.isna(row["ms_mean"]):
-        return ""
-    return (f"By the leaderboard's own, longer protocol it is {style.digits(row['ms_mean'])} ms; "
-            f"the best public entry has {flash.best_public():g} ms, on an H100.")  # fmt: skip
-
-
-def numbers(flash: Flash) -> dict[str, str]:
-    """Glued numbers of the three protocols, ours end to end on the published device."""
-    found = {}
-    for protocol in PROTOCOLS:
-        row = _last(pick(rows_of(flash, protocol), implementation=OURS, pass_="end_to_end"))
-        value = None if row is None else row["ms_mean" if protocol == "board" else "ms"]
-        known = value is not None and not pd.isna(value)
-        found[f"protocol_{protocol}"] = f"{style.digits(value)} ms" if known else UNKNOWN
-    return found
-
-
-
-def _verdict(mean: float, best: float) -> str:
-    if max(mean, best) <= LEVEL * min(mean, best):
-        return "level"
-    if mean < best:
-        return f"{best / mean:.2f} times as fast"
-    return f"{mean / best:.2f} times its time"
 
 
 def _last(rows: pd.DataFrame):
@@ -155,8 +113,9 @@ def _clock(row) -> str:
 
 
 def _at(row) -> str:
-    clock = "" if pd.isna(row["sm_mhz"]) else f" at {row['sm_mhz']:.0f} MHz"
-    return f"{style.digits(row['ms'])} ms{clock}"
+    found = [f"{row[column]:.0f} {unit}" for column, unit in (("sm_mhz", "MHz"), ("power_w", "W"))
+             if not pd.isna(row[column])]  # fmt: skip
+    return f"{style.digits(row['ms'])} ms" + (f" ({', '.join(found)})" if found else "")
 
 
 def _change(burst, last) -> str:

@@ -42,11 +42,49 @@ def rate_share(flash: Flash, head_dim: int, causal: bool, pass_: str) -> float |
     return cudnn.ms / ours.ms if ours and cudnn else None
 
 
+def short(flash: Flash) -> Markdown:
+    """Each reason in a sentence or two with its number; the evidence is on a page of its own."""
+    lines = []
+    backward, forward = ({d: rate_share(flash, d, True, pass_) for d in (64, 128)}
+                         for pass_ in ("backward", "forward"))  # fmt: skip
+    if None not in backward.values():
+        lines.append(
+            f"Backward, ours executes {PRODUCTS} products where {FEWEST} suffice "
+            "([why](#flash-two-pass)), so beside one sweep of the same quality it reaches at most "
+            f"{FEWEST}/{PRODUCTS}, {float(BOUND):.2f}, of the rate. It reaches "
+            f"{backward[64]:.2f} of cuDNN's with heads of 64 and {backward[128]:.2f} with heads of "
+            "128 (causal, 16,384 tokens)."
+        )
+    if None not in forward.values():
+        text = (f"Forward, it reaches {forward[64]:.2f} of cuDNN's rate with heads of 64 and "
+                f"{forward[128]:.2f} with heads of 128.")  # fmt: skip
+        if forward[64] > forward[128]:
+            text += (" Exponentials are not the reason, since a head of 128 has half as many for "
+                     "its products; what is, is open.")  # fmt: skip
+        lines.append(text)
+    slower, ratios = _flex_in_front(flash)
+    if slower:
+        lines.append(
+            "A short sequence of one head leaves multiprocessors idle. FlexAttention, which runs "
+            f"both sweeps in one launch, has the faster bf16 backward in {len(slower)} of "
+            f"{len(ratios)} shapes, at {span(slower)}."
+        )
+    plain, best = _plain_in_front(flash)
+    if len(plain):
+        lines.append(
+            "In fp32 plain or compiled attention is alone in front end to end in "
+            f"{len(plain)} of {len(best)} shapes, at {span(plain['seq_len'])}; our reading is "
+            "that its large products fill the GPU where our tiles do not."
+        )
+    if not lines:
+        return Markdown("Not measured yet.")
+    return Markdown("\n".join(f"- {line}" for line in lines))
+
+
 def fp32_leads(flash: Flash) -> Markdown:
     """Where plain attention leads in fp32, and how full the GPU is there with our tiles."""
     rows = metrics.by_graph(pick(flash.handout, dtype="fp32", pass_="end_to_end"))
-    best = fastest(rows)
-    plain = best[best["winner"].isin(["eager", "compile"]) & ~best["tied"]]
+    plain, best = _plain_in_front(flash)
     if not len(best):
         return Markdown("")
     if not len(plain):
@@ -193,13 +231,7 @@ def _l2_at_128(flash: Flash, ours, cudnn) -> str:
 
 def few_tiles(flash: Flash) -> Markdown:
     """Where FlexAttention's backward, one launch for both sweeps, is faster than our two."""
-    rows = metrics.by_graph(pick(flash.handout, dtype="bf16", pass_="backward"))
-    ratios = {}
-    for (length, head_dim), here in rows.groupby(["seq_len", "head_dim"]):
-        ours, flex = (timed_row(here, implementation=name) for name in (OURS, "flex"))
-        if ours and flex:
-            ratios[int(length), int(head_dim)] = ours.ms / flex.ms
-    slower = [length for (length, _), ratio in ratios.items() if ratio > metrics.LEVEL]
+    slower, ratios = _flex_in_front(flash)
     ends = [n for n, d in sorted(ratios) if d == 64]
     if not slower or len(ends) < 2:
         return Markdown("")
@@ -231,3 +263,21 @@ def launches(flash: Flash) -> Markdown:
         text += (". What ours loses at short lengths it loses in Python: in a CUDA graph it is the "
                  "faster of the two")  # fmt: skip
     return Markdown(f"{text}.")
+
+
+def _plain_in_front(flash: Flash) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The fp32 shapes that plain or compiled attention leads alone end to end, and all of them."""
+    rows = pick(flash.handout, dtype="fp32", pass_="end_to_end")
+    best = fastest(metrics.by_graph(rows))
+    return best[best["winner"].isin(["eager", "compile"]) & ~best["tied"]], best
+
+
+def _flex_in_front(flash: Flash) -> tuple[list[int], dict[tuple[int, int], float]]:
+    """Lengths at which FlexAttention's bf16 backward is faster, and ours over its by shape."""
+    rows = metrics.by_graph(pick(flash.handout, dtype="bf16", pass_="backward"))
+    ratios = {}
+    for (length, head_dim), here in rows.groupby(["seq_len", "head_dim"]):
+        ours, flex = (timed_row(here, implementation=name) for name in (OURS, "flex"))
+        if ours and flex:
+            ratios[int(length), int(head_dim)] = ours.ms / flex.ms
+    return [length for (length, _), ratio in ratios.items() if ratio > metrics.LEVEL], ratios

@@ -104,7 +104,7 @@ def full_from(flash: Flash) -> Markdown:
     return Markdown(
         f"With tiles of {TILE} queries, {style.tokens(last)} tokens of one head make "
         f"{last // TILE} programs for the {n} multiprocessors of the GPU: up to there some have "
-        "none, and the time is that of the program with the most keys to walk over."
+        "none."
     )
 
 

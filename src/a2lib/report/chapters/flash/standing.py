@@ -48,9 +48,9 @@ def where(flash: Flash) -> Markdown:
         if not len(best) or not best["factor"].notna().any():
             continue
         count = {v: int((best["verdict"] == v).sum()) for v in ("ahead", "level", "behind")}
-        text = (f"of {len(best)} {PASSES[pass_]}s ours is ahead of every other "
-                f"implementation in {count['ahead']}, level with the best in {count['level']} and "
-                f"behind in {count['behind']}")  # fmt: skip
+        text = (f"of {len(best)} {PASSES[pass_]}s ours is ahead of all others in "
+                f"{count['ahead']}, level with the best in {count['level']} and behind in "
+                f"{count['behind']}")  # fmt: skip
         behind = best[best["verdict"] == "behind"]
         if len(behind):
             peers = behind["peer"].value_counts()

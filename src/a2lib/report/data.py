@@ -81,11 +81,11 @@ def load_devices(root: Path | None = None) -> pd.DataFrame:
 
 def load_reference(name: str, root: Path | None = None,
                    needs: tuple[str, ...] = (),
-                   ratios: tuple[str, ...] = ()) -> pd.DataFrame:  # fmt: skip
+                   numbers: tuple[str, ...] = ()) -> pd.DataFrame:  # fmt: skip
     """Published figures of other people: data/reference/<name>.csv, each row with its source.
 
     They belong to the project, not to a machine, so A2LIB_DATA does not move them. `needs` are the
-    columns that the reader asks of them, beside device and source; `ratios` those that hold
+    columns that the reader asks of them, beside device and source; `numbers` those that hold
     numbers and that no measured table has.
 
     Raises:
@@ -109,13 +109,13 @@ def load_reference(name: str, root: Path | None = None,
         if not (row.get("source") and row.get("device")):
             raise ReportError(f"{file}:{line}: a published figure needs its source and its device")
     try:
-        return _typed(pd.DataFrame(rows), ratios)
+        return _typed(pd.DataFrame(rows), numbers)
     except (ValueError, TypeError, OverflowError):
-        raise ReportError(_unreadable(file, rows, ratios)) from None
+        raise ReportError(_unreadable(file, rows, numbers)) from None
 
 
-def _typed(frame: pd.DataFrame, ratios: tuple[str, ...] = ()) -> pd.DataFrame:
-    frame, floats = frame.copy(), FLOATS | set(ratios)
+def _typed(frame: pd.DataFrame, numbers: tuple[str, ...] = ()) -> pd.DataFrame:
+    frame, floats = frame.copy(), FLOATS | set(numbers)
     for column in [c for c in frame if c in INTEGERS or c in floats]:
         cells = frame[column].astype("object").where(lambda cell: cell != "", None)
         frame[column] = pd.to_numeric(cells).astype("float64" if column in floats else "Int64")
@@ -124,12 +124,12 @@ def _typed(frame: pd.DataFrame, ratios: tuple[str, ...] = ()) -> pd.DataFrame:
     return frame
 
 
-def _unreadable(file: Path, rows: list[dict], ratios: tuple[str, ...]) -> str:
+def _unreadable(file: Path, rows: list[dict], numbers: tuple[str, ...]) -> str:
     """Where the first value is that `_typed` cannot read."""
     for line, row in enumerate(rows, start=2):
         for column, text in row.items():
             try:
-                _typed(pd.DataFrame([{column: text}]), ratios)
+                _typed(pd.DataFrame([{column: text}]), numbers)
             except (ValueError, TypeError, OverflowError):
                 return f"{file}:{line}: {column} is {str(text)[:40]!r}, not its kind of number"
     return f"{file}: not a table of numbers"

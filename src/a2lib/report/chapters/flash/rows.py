@@ -28,7 +28,7 @@ PUBLISHED = (*FLASH.key, "status", "ms", "speedup_over_eager", "title", "address
 
 def published() -> pd.DataFrame:
     """The figures of other people at these shapes, data/reference/flash.csv."""
-    return data.load_reference("flash", needs=PUBLISHED, ratios=("speedup_over_eager",))
+    return data.load_reference("flash", needs=PUBLISHED, numbers=("speedup_over_eager",))
 
 
 class Flash:

@@ -124,19 +124,18 @@ def published(caption: str, label: str) -> Table:
         "state": (state, state),
         "H100s for the state": (gpus, gpus),
         "saved for the backward": (f"{2 * NARROW * XXL.parameters / GB:.2f}", activations),
-        "saved for the backward, per token": (f"{XXL.saved_bytes_per_token / GB:.5f}", activations),
-        "N_FSDP without activations": (f"{XXL.least_devices(0)}", f"{XXL.least_devices(0)}"),
+        "saved per token": (f"{XXL.saved_bytes_per_token / GB:.5f}", activations),
+        "N without activations": (f"{XXL.least_devices(0)}", f"{XXL.least_devices(0)}"),
         "per device": (f"{found.replica:.2f}", f"{math.ceil(found.per_device_with_axes):,}"),
         "overall": (f"{found.overall:.0f}", f"{math.ceil(64 * found.per_device_with_axes):,}"),
     }
     lines = [
-        [f"({row.part})", f"{row.quantity} ({row.unit})", row.device, row.printed,
+        [f"({row.part}) {row.quantity} ({row.unit})", row.device.replace("an ", ""), row.printed,
          *known[row.quantity]]
         for row in data.load_reference("communication_accounting").itertuples()
     ]  # fmt: skip
-    columns = ["part", "quantity", "writeup, by its GPUs", "printed", "its arithmetic",
-               "ours, same reading"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=3, keys=2)
+    columns = ["quantity", "writeup of", "printed", "its arithmetic", "ours"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2)
 
 
 def ways(caption: str, label: str) -> Table:

@@ -75,6 +75,11 @@ COLUMNS = {
         "what was timed: `import` of PyTorch, making the `context`, the preparations (of the block"
         " its first step and its second), then the `first` step, the `second` and a `steady` one",
     ),
+    "written": Column(
+        TEXT,
+        "how attention is written: `plain` (three dimensions, no mask), `causal` (with a mask), or"
+        " `heads` (`plain` with a dimension of one head, which Inductor recognises)",
+    ),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
     # What came of it.
     "peak_bytes": Column(WHOLE, "peak memory beyond what was allocated on entry"),
@@ -92,6 +97,25 @@ COLUMNS = {
     "ms_std": Column(NUMBER, "standard deviation of the same, by n - 1"),
     "ms_min": Column(NUMBER, "the least of them"),
     "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
+    "ms_cold": Column(
+        NUMBER,
+        "the first call, of the model the first step: where something is compiled, with nothing in"
+        " the compiler's cache on disk",
+    ),
+    "ms_warm": Column(NUMBER, "the same in a process that finds that cache full"),
+    "kernels_written": Column(WHOLE, "different kernels that Inductor generated"),
+    "kernels_called": Column(WHOLE, "how often the generated code calls one of them"),
+    "library_calls": Column(WHOLE, "how often it calls a library, for matrix products above all"),
+    "attentions": Column(
+        WHOLE, "how many of those are an attention that Inductor recognised and replaced"
+    ),
+    "moved_bytes": Column(
+        WHOLE,
+        "what all of them read and write by Inductor's count, each operand of a kernel once",
+    ),
+    "launches": Column(
+        WHOLE, "kernels that the GPU ran in one call, by PyTorch's profiler; blank on a CPU"
+    ),
     "sm_mhz": Column(
         WHOLE,
         "clock of the multiprocessors while `ms` was measured, median of the driver's readings;"

@@ -225,12 +225,36 @@ BENCHMARK_FIRST = Section(
     pages=("benchmark",),
 )
 
+_COST = ("ms_cold", "ms_warm", "kernels_written", "kernels_called", "library_calls", "attentions")
+_COST += ("moved_bytes",)
+_COMPILE = "a2lib.experiments.compile"
+
+COMPILE_ATTENTION = Section(
+    "compile_attention",
+    ("implementation", "written", "dtype", "batch", "seq_len", "head_dim", "pass"),
+    ("peak_bytes", "ms_graph", "ms_host", "sm_mhz", "launches", *_COST, "note"),
+    handler=f"{_COMPILE}.attention:measure",
+    notebook="compile",
+    pages=("compile",),
+    answers=(Answer("torch_compile (a), (b) · 25, 26", "torch.compile", "torch-compile"),),
+)
+
+COMPILE_MODEL = Section(
+    "compile_model",
+    ("model", "context", "batch", "mode", "precision", "attention", "compile", "phase"),
+    ("ms_mean", "ms_std", "ms_min", "ms_host", "peak_bytes", *_COST, "note"),
+    handler=f"{_COMPILE}.model:measure",
+    notebook="compile",
+    pages=("compile",),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
         *(FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, FLASH_COUNTERS, CEILING),
         *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
+        *(COMPILE_ATTENTION, COMPILE_MODEL),
     )
 }
 

@@ -15,7 +15,7 @@ from a2lib.paths import ROOT, build_dir, data_dir
 
 PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about
 # Columns of the reference tables alone, and whole numbers that are drawn or averaged.
-_FLOATS = ("speedup_over_eager", "value", "sm_mhz", "score_scale")
+_FLOATS = ("speedup_over_eager", "value", "sm_mhz", "score_scale", "before_mib", "peak_mib")
 FLOATS = frozenset({*TIMES, *RESULTS, *_FLOATS})
 # What the report asks of the tables in data/reference.
 REFERENCE = {

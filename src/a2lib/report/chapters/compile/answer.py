@@ -69,7 +69,8 @@ def _of_models(c: Compile) -> str:
             how = "as one graph" if way == "model" else "block by block"
             return (
                 f"A train-step of the {title(model)} model takes {style.digits(eager.ms)} ms eager "
-                f"and {style.digits(compiled.ms)} ms compiled {how}, {_times(eager.ms, compiled.ms)}."
+                f"and {style.digits(compiled.ms)} ms compiled {how}, "
+                f"{_times(eager.ms, compiled.ms)}."
             )
     return ""
 
@@ -156,9 +157,9 @@ def regimes(c: Compile) -> Markdown:
     )
     if len(held):
         said += (
-            f", in {len(held)} of which the GPU alone would be ahead: there the host's time decides, "
-            f"up to {style.tokens(held['seq_len'].max())} tokens. To issue one call takes the host "
-            f"{_host(both)}"
+            f", in {len(held)} of which the GPU alone would be ahead: there the host's time "
+            f"decides, up to {style.tokens(held['seq_len'].max())} tokens. To issue one call takes "
+            f"the host {_host(both)}"
         )
     return Markdown(said + ".")
 

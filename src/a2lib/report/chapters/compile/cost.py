@@ -33,7 +33,8 @@ def attention(c: Compile, caption: str, name: str, dtype: str = "fp32", d: int =
         found = {p: row_of(rows, implementation="compile", pass_=p) for p in PASSES}
         if None in found.values():
             continue
-        cells = [_seconds(float(getattr(r, f)) - float(r.ms)) for f in FIRSTS for r in found.values()]
+        cells = [_seconds(float(getattr(r, f)) - float(r.ms))
+                 for f in FIRSTS for r in found.values()]  # fmt: skip
         lines.append([style.tokens(n), *cells, *(_calls(attention_pays(c, n, dtype, d, f))
                                                 for f in FIRSTS)])  # fmt: skip
     columns = ["tokens", "cold: forward, s", "backward, s", "cached: forward, s", "backward, s ",
@@ -70,8 +71,17 @@ def models(c: Compile, caption: str, name: str) -> Table:
                          for r in phases]  # fmt: skip
                 made = [_whole(getattr(row, k)) for k in ("kernels_written", "kernels_called",
                                                           "library_calls")]  # fmt: skip
-                lines.append([title(model), precision, words, *cells, *map(_seconds, extra), *made,
-                              *(_calls(model_pays(c, model, way, precision, f)) for f in FIRSTS)])
+                lines.append(
+                    [
+                        title(model),
+                        precision,
+                        words,
+                        *cells,
+                        *map(_seconds, extra),
+                        *made,
+                        *(_calls(model_pays(c, model, way, precision, f)) for f in FIRSTS),
+                    ]
+                )
     columns = ["model", "precision", "compiled", "cold: forward, s", "backward, s",
                "whole step, s", "cached: whole step, s", "kernels written", "called",
                "library calls", "pays after steps: cold", "cached"]  # fmt: skip

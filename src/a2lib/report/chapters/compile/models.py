@@ -98,8 +98,10 @@ def table(c: Compile, caption: str, name: str) -> Table:
     lines = []
     where = c.models[["model", "context", "precision"]].drop_duplicates()
     order = {model: i for i, model in enumerate(MODELS)}
-    where = sorted(where.itertuples(index=False),
-                   key=lambda w: (w.precision != "fp32", int(w.context), order.get(w.model, 99)))
+    where = sorted(
+        where.itertuples(index=False),
+        key=lambda w: (w.precision != "fp32", int(w.context), order.get(w.model, 99)),
+    )
     for model, context, precision in where:
         for way, words in {"none": "eager", **WAYS}.items():
             rows = pick(c.models, model=model, context=context, precision=precision, compile=way)
@@ -108,10 +110,10 @@ def table(c: Compile, caption: str, name: str) -> Table:
             at = (int(context), precision)
             cells = [_cell(rows, phase) for phase in PHASES]
             gains = [_gain(c, model, way, phase, *at) for phase in ("forward", "backward", "wall")]
-            allowed = MISSING if way == "none" or model not in SIZES else expected(c, model, *at[::-1])
-            allowed = allowed if isinstance(allowed, str) or allowed is None else f"{allowed:.2f}"
+            known = way != "none" and model in SIZES
+            allowed = expected(c, model, precision, int(context)) if known else None
             lines.append([title(model), style.tokens(context), precision, words, *cells, *gains,
-                          allowed or MISSING])  # fmt: skip
+                          MISSING if allowed is None else f"{allowed:.2f}"])  # fmt: skip
     columns = ["model", "tokens", "precision", "compiled", *PHASES[:-1], "train-step",
                "gain: forward", "backward ", "train-step ", "allowed"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=4)

@@ -121,9 +121,11 @@ def beside(c: Compile, dtype: str = "fp32") -> Markdown:
     gains, shares = [], {i: [] for i in IMPLEMENTATIONS}
     below = False
     for written, batch in _known_ways(both):
-        for r in pick(both, written=written, dtype=dtype, seq_len=LONGEST).rename(
-            columns={"pass": "pass_"}
-        ).itertuples():
+        for r in (
+            pick(both, written=written, dtype=dtype, seq_len=LONGEST)
+            .rename(columns={"pass": "pass_"})
+            .itertuples()
+        ):
             where = (written, dtype, r.pass_, LONGEST, int(r.head_dim))
             expected = predicted(c, *where, batch=batch)
             if expected is None:
@@ -136,15 +138,15 @@ def beside(c: Compile, dtype: str = "fp32") -> Markdown:
     if not gains:
         return Markdown(c.not_yet("these times beside their floors"))
     if below:
-        return Markdown("A measured time is below its floor, so that the floor or the time is wrong.")
+        return Markdown("A time is below its floor, so that the floor or the time is wrong.")
     told = " and ".join(
         f"{min(s):.0%} to {max(s):.0%} of {'eager' if i == 'eager' else 'compiled'}'s time"
         for i, s in shares.items()
     )
     return Markdown(
         f"At {style.tokens(LONGEST)} tokens in {dtype} the measured gain is {min(gains):.2f} to "
-        f"{max(gains):.2f} times the predicted one. The floor is {told}. What fills the rest was not "
-        "taken apart; a guess is products of few columns, which reach neither ceiling."
+        f"{max(gains):.2f} times the predicted one. The floor is {told}. What fills the rest was "
+        "not taken apart; a guess is products of few columns, which reach neither ceiling."
     )
 
 

@@ -4,6 +4,8 @@ from contextlib import contextmanager
 from unittest import mock
 
 import torch
+import torch._functorch.config
+import torch._inductor.config
 from torch._inductor.graph import GraphLowering
 
 
@@ -19,14 +21,13 @@ class Eager:
 @contextmanager
 def planned():
     """A list of (generated code, bytes by Inductor's count) of every graph compiled meanwhile."""
-    import torch._functorch.config
-    import torch._inductor.config
-
     found = []
 
     def compile_to_module(graph):
         code, _ = graph.codegen()
         found.append((code.value, graph.count_bytes()[0]))
+        if GraphLowering.save_output_code is not None:
+            GraphLowering.save_output_code(code.value)
         return Eager(graph)
 
     torch._dynamo.reset()

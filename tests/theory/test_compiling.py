@@ -51,21 +51,18 @@ def test_bytes_are_those_that_inductor_counts(written, dtype):
             assert 0 <= bytes_ - moved(kernels) <= 2 * B * N * (N + 2) * 4
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_compiled_model_moves_little_more_than_its_closed_form(precision):
+def test_a_compiled_model_moves_little_more_than_its_closed_form():
     shape = Shape(d_model=64, d_ff=128, num_layers=1, num_heads=2, vocab_size=96)
-    model = TransformerLM(shape.vocab_size, N, shape.d_model, 1, shape.num_heads, shape.d_ff, seed=0)
+    model = TransformerLM(96, N, shape.d_model, 1, shape.num_heads, shape.d_ff, seed=0)
     token_ids, targets = torch.randint(shape.vocab_size, (2, B, N))
     options = {"fullgraph": True, "dynamic": False}
     with planned() as graphs:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            logits = torch.compile(model, **options)(token_ids)
-            loss = torch.compile(cross_entropy, **options)(logits, targets)
-        loss.backward()
+        logits = torch.compile(model, **options)(token_ids)
+        torch.compile(cross_entropy, **options)(logits, targets).backward()
     counted = sum(bytes_ for _, bytes_ in graphs)
     found = [read(code) for code, _ in graphs]
     steps = {
-        step: [k for k in step(shape, B, N, precision) if k.phase != "optimizer"]
+        step: [k for k in step(shape, B, N, "fp32") if k.phase != "optimizer"]
         for step in (eager_step, compiled_step, fused_step)
     }
     assert sum(g.attentions for g in found) == 0  # its mask is filled in

@@ -151,13 +151,15 @@ def regimes(c: Compile) -> Markdown:
         return Markdown(c.not_yet("the host's time and the GPU's apart"))
     held = both[(both["gain"] <= 1) & (both["gain_gpu"] > 1)]
     behind = both[both["gain_gpu"] <= 1]
+    behind_called = len(both[both["gain"] <= 1])
     said = (
         f"On the GPU alone compiled is ahead in {len(both) - len(behind)} of {len(both)} pairs. As "
-        f"called it is behind in {len(both[both['gain'] <= 1])}"
+        f"called it is behind in {behind_called}"
     )
     if len(held):
         said += (
-            f", in {len(held)} of which the GPU alone would be ahead: there the host's time "
+            f", in {'all' if len(held) == behind_called else len(held)} of which the GPU alone "
+            f"would be ahead: there the host's time "
             f"decides, up to {style.tokens(held['seq_len'].max())} tokens. To issue one call takes "
             f"the host {_host(both)}"
         )

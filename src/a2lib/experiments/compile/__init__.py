@@ -106,10 +106,9 @@ def draw(run: Run):
     if not found:
         print(EMPTY)
         return None
-    from matplotlib.figure import Figure
+    import matplotlib.pyplot as plt
 
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    ax = figure.subplots()
+    figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
     for line, lengths in sorted(found.items()):
         both = [
             (n, at["eager"] / at["compile"]) for n, at in sorted(lengths.items()) if len(at) > 1
@@ -119,6 +118,7 @@ def draw(run: Run):
     ax.axhline(1, color="gray", linewidth=1)
     ax.set(xscale="log", xlabel="tokens", ylabel="eager time over compiled time")
     ax.legend()
+    plt.close(figure)  # the cell's value shows it, once
     return figure
 
 

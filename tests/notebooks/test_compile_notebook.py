@@ -43,6 +43,7 @@ def test_the_cell_is_the_dataclass():
     assert cell.source == cell_source(Parameters)
 
 
+@pytest.mark.slow
 def test_rows_are_stored_under_their_run(executed):
     _, measured = executed
     with open(measured / "compile_attention" / "cpu.csv", newline="") as file:
@@ -61,6 +62,7 @@ def test_rows_are_stored_under_their_run(executed):
     assert not list(measured.glob("compile_model/*.csv"))
 
 
+@pytest.mark.slow
 def test_it_prints_its_table_and_where_the_rows_are(executed):
     notebook, _ = executed
     printed = "".join(

@@ -81,6 +81,11 @@ COLUMNS = {
         "how PyTorch's takes memory: in `blocks` of its own, its default, or `expandable`, in a"
         " range that grows page by page",
     ),
+    "written": Column(
+        TEXT,
+        "how attention is written: `plain` (three dimensions, no mask), `causal` (with a mask), or"
+        " `heads` (`plain` with a dimension of one head, which Inductor recognises)",
+    ),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
     # What came of it.
     "peak_bytes": Column(WHOLE, "peak memory beyond what was allocated on entry"),
@@ -110,6 +115,25 @@ COLUMNS = {
     "fits_len": Column(WHOLE, "the longest that ran"),
     "fails_len": Column(WHOLE, "the next one, which did not"),
     "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
+    "ms_cold": Column(
+        NUMBER,
+        "the first call, of the model the first step: where something is compiled, with nothing in"
+        " the compiler's cache on disk",
+    ),
+    "ms_warm": Column(NUMBER, "the same in a process that finds that cache full"),
+    "kernels_written": Column(WHOLE, "different kernels that Inductor generated"),
+    "kernels_called": Column(WHOLE, "how often the generated code calls one of them"),
+    "library_calls": Column(WHOLE, "how often it calls a library, for matrix products above all"),
+    "attentions": Column(
+        WHOLE, "how many of those are an attention that Inductor recognised and replaced"
+    ),
+    "moved_bytes": Column(
+        WHOLE,
+        "what all of them read and write by Inductor's count, each operand of a kernel once",
+    ),
+    "launches": Column(
+        WHOLE, "kernels that the GPU ran in one call, by PyTorch's profiler; blank on a CPU"
+    ),
     "sm_mhz": Column(
         WHOLE,
         "clock of the multiprocessors while `ms` was measured, median of the driver's readings;"

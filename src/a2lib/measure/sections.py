@@ -261,6 +261,29 @@ ATTENTION_LIMIT = Section(
     pages=("attention",),
 )
 
+_COST = ("ms_cold", "ms_warm", "kernels_written", "kernels_called", "library_calls", "attentions")
+_COST += ("moved_bytes",)
+_COMPILE = "a2lib.experiments.compile"
+
+COMPILE_ATTENTION = Section(
+    "compile_attention",
+    ("implementation", "written", "dtype", "batch", "seq_len", "head_dim", "pass"),
+    ("peak_bytes", "ms_graph", "ms_host", "sm_mhz", "launches", *_COST, "note"),
+    handler=f"{_COMPILE}.attention:measure",
+    notebook="compile",
+    pages=("compile",),
+    answers=(Answer("torch_compile (a), (b) · 25, 26", "torch.compile", "torch-compile"),),
+)
+
+COMPILE_MODEL = Section(
+    "compile_model",
+    ("model", "context", "batch", "mode", "precision", "attention", "compile", "phase"),
+    ("ms_mean", "ms_std", "ms_min", "ms_host", "peak_bytes", *_COST, "note"),
+    handler=f"{_COMPILE}.model:measure",
+    notebook="compile",
+    pages=("compile",),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
@@ -268,6 +291,7 @@ SECTIONS = {
         *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
+        *(COMPILE_ATTENTION, COMPILE_MODEL),
     )
 }
 

@@ -188,6 +188,20 @@ EAGER = {
     ),
 }  # fmt: skip
 
+# The same as torch.compile leaves it: between two products one kernel, in place, that computes the
+# mask itself. Then the (batch, N, d) tensors that a product passes beside its matrix.
+COMPILED = {
+    "forward": (("q k^T", 0, 1, 0), ("softmax", 1, 1, 0), ("p v", 1, 0, 0)),
+    "backward": (
+        ("p^T do", 1, 0, 0), ("do v^T", 0, 1, 0), ("softmax backward", 2, 1, 0),
+        ("ds k", 1, 0, 0), ("ds^T q", 1, 0, 0),
+    ),
+}  # fmt: skip
+COMPILED_ROWS = {
+    "q k^T": (2, 0), "p v": (1, 1),
+    "p^T do": (1, 1), "do v^T": (2, 0), "ds k": (1, 1), "ds^T q": (1, 1),
+}  # fmt: skip
+
 
 def eager_launches(pass_: str) -> int:
     """Kernels that eager causal attention launches in a pass (end_to_end: both)."""

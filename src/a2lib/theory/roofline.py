@@ -3,10 +3,11 @@
 ``eager_step`` lists the kernels that PyTorch launches for the model with eager attention, as a
 count of its operators on CUDA gives them; ``fused_step`` those of a step in which everything
 between two matrix products is one kernel, attention is tiled, and products that share an input are
-one. ``floor`` turns either into milliseconds: a kernel takes at least its operations over a
-measured ceiling, and at least its bytes over a measured bandwidth (the roofline of Williams,
-Waterman and Patterson, 2009). The difference of a measured time to the floor of its own list is
-what launches, caches and tiles cost; that of the two lists is what fusing can save.
+one; ``compiled_step`` those of a fused step that keeps eager attention's products. ``floor`` turns
+any of them into milliseconds: a kernel takes at least its operations over a measured ceiling, and
+at least its bytes over a measured bandwidth (the roofline of Williams, Waterman and Patterson,
+2009). The difference of a measured time to the floor of its own list is what launches, caches and
+tiles cost; that of two lists is what fusing can save.
 
     u  residual stream, B T D elements        rows  B T             tables, weights: by their sizes
     g  hidden of the FFN, B T F               s     scores, B H T T, all of them in eager
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from a2lib.theory.attention import attention_bytes, attention_flops
+from a2lib.theory.attention import COMPILED, COMPILED_ROWS, attention_bytes, attention_flops
 from a2lib.theory.products import check_sizes, matmul_flops
 from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
 
@@ -97,6 +98,15 @@ def fused_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
     leaves, and its backward's five products. Errors as ``eager_step``.
     """
     return _Fused(shape, batch, context, precision).step()
+
+
+def compiled_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
+    """The kernels of ``fused_step`` with attention as torch.compile leaves it where it is written
+    by its definition with a mask: products of all scores, and one kernel between two.
+
+    The optimizer is outside of the compiled graph, as in ``eager_step``. Errors as there.
+    """
+    return _Compiled(shape, batch, context, precision).step()
 
 
 class _Kernels:
@@ -388,3 +398,24 @@ class _Fused(_Kernels):
         flops = attention_flops(*sizes, True, pass_)
         self.add(f"tiled {pass_}", moved - written, written, flops)
         self.part = before
+
+
+class _Compiled(_Fused):
+    def tiled(self, pass_: str) -> None:
+        shape, rows = self.shape, self.narrow * self.u
+        heads = self.batch * shape.num_heads
+        matrix = self.narrow * heads * self.context**2
+        before, self.part = self.part, "attention"
+        for name, reads, writes, _ in COMPILED[pass_]:
+            rows_read, rows_written = COMPILED_ROWS.get(name, (0, 0))
+            flops = matmul_flops(self.context, self.context, shape.head_dim)
+            self.add(
+                name,
+                reads * matrix + rows_read * rows,
+                writes * matrix + rows_written * rows,
+                heads * flops if name in COMPILED_ROWS else 0,
+            )
+        self.part = before
+
+    def optimizer(self, launches: int) -> None:
+        super().optimizer(-(-parameter_count(self.shape) // ADAMW_LAUNCH))

@@ -37,7 +37,7 @@ class Plain:
         self.bandwidth = metrics.copy_bandwidth(self.ceiling_rows)
         self.runs = data.load_runs(roots)
         self.reference = data.load_reference("attention")
-        self.devices = data.load_reference("devices")
+        self.devices = data.load_devices()
         self.device = style.device_name(data.PUBLISHED)
         self.short = self.device.split()[-1]
 

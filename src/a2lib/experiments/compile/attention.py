@@ -1,0 +1,242 @@
+"""Eager and compiled attention at one shape, in one process: what a worker does for a task.
+
+The compiled one is first compiled twice, from an empty cache and from a full one, its forward and
+its backward apart: Inductor compiles a backward when it is first run. Then its results are compared
+with eager's; a wrong one is an ``error`` row, never a time. Timing comes last and pass by pass, in
+turns, so that a drifting clock reaches both alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from a2lib.attention import attention_reference
+from a2lib.experiments.compile import inductor
+from a2lib.experiments.compile.settings import PASSES, Shape
+from a2lib.experiments.flash import peers
+from a2lib.experiments.harness import memory
+from a2lib.experiments.harness.worker import Job
+from a2lib.measure import COMPILE_ATTENTION, failures, graphs, peak_bytes, synchronize, time_many
+from a2lib.paths import build_dir
+
+TIMING = {
+    "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
+    "cpu": {"warmup_ms": 10, "rep_ms": 100, "min_n": 1, "max_n": 100},
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Frobenius norm of the difference to eager's over that of eager's: another order of sums.
+TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
+
+prepare = peers.configure
+Row = dict[str, object]
+
+
+def measure(job: Job) -> None:
+    """The wanted implementations at one shape: in turns, or each by itself."""
+    inductor.prime(job.device)
+    names = list(job.wanted)
+    for group in [names] if job.in_turns else [[name] for name in names]:
+        if not job.expired():
+            _Comparison(job, group).run()
+
+
+class _Comparison:
+    def __init__(self, job: Job, names: list[str]) -> None:
+        self.job, self.names = job, names
+        self.shape = Shape(**job.spec["shape"])
+        self.calls: dict[str, Callable] = {}
+        self.found: dict[str, dict[str, Row]] = {}
+        self.timed: set[tuple[str, str]] = set()
+
+    def run(self) -> None:
+        needed, there = self.shape.needed_bytes(), memory.total_bytes(self.job.device)
+        if self.job.device == "cpu" and needed > there:
+            # Trying would get the process killed, where a GPU only refuses.
+            why = f"not run: needs about {needed / 1e9:.3g} GB of {there / 1e9:.3g} GB"
+            for name in self.names:
+                self._fail(name, ("oom", why), lost=False)
+            return
+        for name in self.names:
+            self.job.begin(name)
+            try:
+                if not self.calls:
+                    self.inputs = inputs(self.shape, self.job.device, self.job.seed)
+                self._prepare(name)
+            except Exception as error:
+                self.calls.pop(name, None)
+                outcome, lost = failures.classify(error), failures.is_lost(error)
+                del error
+                self._fail(name, outcome, lost)
+        for pass_ in PASSES:
+            if self.calls:
+                self._time(pass_)
+        inductor.forget()
+
+    def _prepare(self, name: str) -> None:
+        forward = function(self.shape, compiled=name == "compile")
+        found: dict[str, Row] = {pass_: {} for pass_ in PASSES}
+        if name == "compile":
+            forward, found = self._compile()
+            self._compare(forward)
+        self.calls[name], self.found[name] = forward, found
+        for pass_ in PASSES:
+            call = self._call(name, pass_)
+            found[pass_]["peak_bytes"] = peak_bytes(call, device=self.job.device)
+
+    def _compile(self) -> tuple[Callable, dict[str, Row]]:
+        """The compiled function, and of each pass what compiling took and made."""
+        found: dict[str, Row] = {pass_: {} for pass_ in PASSES}
+        place = build_dir() / "cache"
+        place.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as folder:
+            with inductor.caches_in(Path(folder)):
+                with inductor.watching() as compiled:
+                    _, cold = self._first()
+                inductor.forget()
+                forward, warm = self._first()
+        for pass_, row in found.items():
+            mine = [graph for graph in compiled if graph.backward == (pass_ == "backward")]
+            row |= {"ms_cold": cold[pass_], "ms_warm": warm[pass_], **counts(mine)}
+        return forward, found
+
+    def _first(self) -> tuple[Callable, dict[str, float]]:
+        """A newly compiled function, and the ms of its first forward and backward."""
+        forward = function(self.shape, compiled=True)
+        qkv, do = self.inputs
+        start = self._now()
+        o = forward(*qkv)
+        middle = self._now()
+        torch.autograd.grad(o, qkv, do)
+        return forward, {"forward": middle - start, "backward": self._now() - middle}
+
+    def _now(self) -> float:
+        synchronize(self.job.device)
+        return 1e3 * time.perf_counter()
+
+    def _compare(self, forward: Callable) -> None:
+        """Raises ArithmeticError where a result is not eager's."""
+        results = []
+        qkv, do = self.inputs
+        for call in (function(self.shape, compiled=False), forward):
+            o = call(*qkv)
+            results.append([o.detach(), *torch.autograd.grad(o, qkv, do)])
+        for name, expected, got in zip(("o", "dq", "dk", "dv"), *results, strict=True):
+            error = (torch.linalg.vector_norm(got - expected) / expected.norm()).item()
+            if not error <= TOLERANCE[self.shape.dtype]:
+                raise ArithmeticError(f"{name} is off by {error:.2g} of eager's")
+
+    def _call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
+        """One pass as a call; with ``anew`` on leaves of its own, as a capture needs them."""
+        (qkv, do), forward = self.inputs, self.calls[name]
+        if anew:
+            qkv = tuple(x.detach().requires_grad_() for x in qkv)
+        if pass_ == "forward":
+            return lambda: forward(*qkv)
+        o = forward(*qkv)
+        return lambda: torch.autograd.grad(o, qkv, do, retain_graph=True)
+
+    def _time(self, pass_: str) -> None:
+        device, names = self.job.device, list(self.calls)
+        self.job.begin(names[0] if len(names) == 1 else None)
+        try:
+            calls = {name: self._call(name, pass_) for name in names}
+            timed = time_many(calls, device=device, **TIMING[device])
+        except Exception as error:
+            timed = dict.fromkeys(names, error)
+        failed = {name: t for name, t in timed.items() if isinstance(t, Exception)}
+        if len(names) > 1 and any(map(failures.is_lost, failed.values())):
+            raise failures.LostContext("while two implementations took turns")
+        replays, usable = {}, True
+        if device == "cuda":
+            for name in names:
+                if name not in failed:
+                    self.found[name][pass_] |= launched(calls[name])
+            makers = {
+                name: functools.partial(self._call, name, pass_, anew=True)
+                for name in names if name not in failed
+            }  # fmt: skip
+            done = graphs.time_replays(makers, {name: timed[name].ms for name in makers})
+            replays, usable = done.results, done.usable
+        for name in names:
+            if name in failed:
+                self._fail(name, failures.classify(failed[name]), failures.is_lost(failed[name]))
+                continue
+            self.timed.add((name, pass_))
+            row = {**self._key(name, pass_), "status": "ok", **self.found[name][pass_]}
+            note = "; ".join(filter(None, (row.pop("note", ""), replayed(row, replays.get(name)))))
+            self.job.put(row | timed[name].row(COMPILE_ATTENTION) | {"note": failures.note(note)})
+        if not usable:
+            raise failures.LostContext("a failed CUDA graph")
+
+    def _key(self, name: str, pass_: str) -> Row:
+        return next(key for key in self.shape.keys()[name] if key["pass"] == pass_)
+
+    def _fail(self, name: str, outcome: tuple[str, str], lost: bool) -> None:
+        """Rows without a time for what is left of ``name``, which is measured no further."""
+        self.calls.pop(name, None)
+        for key in self.job.wanted[name]:
+            if (name, key["pass"]) not in self.timed:
+                self.job.put({**key, "status": outcome[0], "note": failures.note(outcome[1])})
+        if lost:
+            raise failures.LostContext(outcome[1])
+
+
+def inputs(shape: Shape, device: str, seed: int) -> tuple[tuple, torch.Tensor]:
+    """((q, k, v), do): normal leaves, ``(batch, seq_len, head_dim)``, with a dimension of one head
+    where it is written so."""
+    sizes = (shape.batch, shape.seq_len, shape.head_dim)
+    if shape.written == "heads":
+        sizes = (shape.batch, 1, shape.seq_len, shape.head_dim)
+    generator = torch.Generator(device).manual_seed(seed)
+    q, k, v, do = (
+        torch.randn(sizes, generator=generator, device=device, dtype=DTYPES[shape.dtype])
+        for _ in range(4)
+    )
+    return tuple(x.requires_grad_() for x in (q, k, v)), do
+
+
+def function(shape: Shape, *, compiled: bool) -> Callable:
+    """``forward(q, k, v) -> o``, by the definition; compiled at its first call."""
+
+    def attention(q, k, v):
+        return attention_reference(q, k, v, is_causal=shape.written == "causal")
+
+    return torch.compile(attention, fullgraph=True, dynamic=False) if compiled else attention
+
+
+def counts(compiled: list[inductor.Graph], times: int = 1) -> Row:
+    """The columns of what Inductor made in these graphs, each called ``times`` times."""
+    if not compiled:
+        return {}
+    known = [graph.bytes for graph in compiled if graph.bytes is not None]
+    return {
+        "kernels_written": sum(graph.written for graph in compiled),
+        "kernels_called": times * sum(graph.called for graph in compiled),
+        "library_calls": times * sum(graph.library for graph in compiled),
+        "attentions": times * sum(graph.attentions for graph in compiled),
+        "moved_bytes": times * sum(known) if len(known) == len(compiled) else None,
+    }
+
+
+def launched(call: Callable[[], object]) -> Row:
+    """``launches`` of a call, or the ``note`` that the profiler failed: the time counts even so."""
+    try:
+        return {"launches": inductor.launches(call)}
+    except Exception as error:
+        return {"note": f"no profile: {failures.classify(error)[1]}"}
+
+
+def replayed(row: Row, result) -> str:
+    """Add ``ms_graph`` to ``row`` out of a replay's timing, or return why there is none; nothing
+    on a CPU, without a ``result``."""
+    if isinstance(result, Exception):
+        return f"no graph: {failures.classify(result)[1]}"
+    if result is not None:
+        row["ms_graph"] = result.ms
+    return ""

@@ -1,0 +1,117 @@
+"""A model's train-steps, compiled and eager, through ``a2lib.benchmark``: what a worker does.
+
+Each way has two runs, in turns: eager, then compiled from an empty cache, then eager and compiled
+again, from the cache that the first run filled. The steps after the warm-up of both runs are one
+row's samples; the first step of each run is what compiling took, phase by phase.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from a2lib.benchmark import run
+from a2lib.experiments.benchmark.handlers import of_phase, summarised
+from a2lib.experiments.compile import inductor
+from a2lib.experiments.compile.attention import counts
+from a2lib.experiments.compile.settings import STEPS, WARMUP, Steps
+from a2lib.experiments.harness import memory
+from a2lib.experiments.harness.worker import Job
+from a2lib.measure import failures
+from a2lib.paths import build_dir
+
+RUNS = ("cold", "warm")
+
+
+def measure(job: Job) -> None:
+    """The wanted ways of one model: in turns, or each by itself."""
+    given = job.spec["steps"]
+    steps = Steps(**{**given, "ways": tuple(given["ways"])})
+    inductor.prime(job.device)
+    names = list(job.wanted)
+    for group in [names] if job.in_turns else [[name] for name in names]:
+        if not job.expired():
+            _in_turns(job, steps, group)
+
+
+def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
+    results: dict[str, list] = {way: [] for way in ways}
+    graphs: dict[str, list[inductor.Graph]] = {}
+    place = build_dir() / "cache"
+    place.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        folders = {
+            way: Path(
+                stack.enter_context(TemporaryDirectory(dir=place, ignore_cleanup_errors=True))
+            )
+            for way in ways
+        }
+        for kind in RUNS:
+            for way in list(results):
+                job.begin(way)
+                result, compiled = _run(job, steps, way, folders[way])
+                if result.status != "ok":
+                    del results[way]
+                    _refuse(job, way, result.status, result.note)
+                    continue
+                results[way].append(result)
+                if kind == "cold":
+                    graphs[way] = compiled
+    for way, both in results.items():
+        together = dataclasses.replace(both[-1], steps=[s for one in both for s in one.steps])
+        blocks = steps.configuration(way).shape.num_layers if way == "blocks" else 1
+        made = by_phase(graphs[way], blocks) if way != "none" else {}
+        for key in job.wanted[way]:
+            phase = key["phase"]
+            row = {**key, **summarised(together, phase), **made.get(phase, {})}
+            firsts = [of_phase(one.warmup[0], phase) for one in both]
+            job.put(row | dict(zip(("ms_cold", "ms_warm"), firsts, strict=True)))
+
+
+def _run(job: Job, steps: Steps, way: str, folder: Path):
+    """One run of the benchmark; out of memory and unsupported are its result's status."""
+    configuration = steps.configuration(way)
+    config = configuration.config(job.device, warmup=WARMUP, steps=STEPS, seed=job.seed)
+    least, there = configuration.least_bytes(), memory.total_bytes(job.device)
+    if least > there:
+        why = f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"
+        return Refused("oom", why), []
+    with inductor.caches_in(folder), inductor.watching() as compiled:
+        return run(config), compiled
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """In the place of a result, of what was not tried."""
+
+    status: str
+    note: str
+
+
+def by_phase(graphs: list[inductor.Graph], blocks: int) -> dict[str, Mapping[str, object]]:
+    """What Inductor made, by phase. The loss is compiled last of the forwards, and its backward
+    first; the rest is the model, or a block that stands for ``blocks`` of them."""
+    forward = [graph for graph in graphs if not graph.backward]
+    backward = [graph for graph in graphs if graph.backward]
+    if len(forward) < 2 or len(backward) < 2:
+        return {}
+    times = max(1, blocks // (len(forward) - 1))
+    model, loss = counts(forward[:-1], times), counts(forward[-1:])
+    back = _sum([counts(backward[:1]), counts(backward[1:], times)])
+    whole = _sum([model, loss, back])
+    return {"forward": model, "loss": loss, "backward": back, "step": whole, "wall": whole}
+
+
+def _sum(parts: list[Mapping[str, object]]) -> dict[str, object]:
+    def total(values):
+        return None if None in values else sum(values)
+
+    return {name: total([part[name] for part in parts]) for name in parts[0]}
+
+
+def _refuse(job: Job, way: str, status: str, why: str) -> None:
+    for key in job.wanted[way]:
+        job.put({**key, "status": status, "note": failures.note(why)})

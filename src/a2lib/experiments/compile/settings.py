@@ -1,0 +1,192 @@
+"""What the compile experiment measures: its parameters, and the sweeps' shapes. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from a2lib.experiments.benchmark.configurations import MODELS, Configuration
+from a2lib.experiments.harness.parameters import ParameterError, changed, parameter
+from a2lib.theory.compiling import IMPLEMENTATIONS, PASSES, WRITTEN
+
+BATCH, MODEL_BATCH = 8, 4
+# The handout's grid; the CPU's shows that everything works.
+SEQ_LENS = {"cuda": (256, 1024, 4096, 8192, 16384), "cpu": (32, 64)}
+HEAD_DIMS = {"cuda": (64, 16, 128, 32), "cpu": (16,)}
+BYTES = {"fp32": 4, "bf16": 2}
+SWEEPS = ("attention", "written", "models", "bf16", "contexts", "all")
+# 10B does not train on the published GPU, and 8B has a batch of its own.
+TRAINED = {"cuda": ("small", "medium", "large", "xl25", "2.7B"), "cpu": ("tiny",)}
+CONTEXT = {"cuda": 512, "cpu": 16}
+# Beside CONTEXT, where one compiled block tells how the gain goes with the length.
+CONTEXTS = {"cuda": (128, 1024), "cpu": (32,)}
+WARMUP, STEPS = 3, 5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One shape of attention over ``batch`` sequences without heads, ``written`` as
+    ``theory.compiling`` says."""
+
+    written: str
+    dtype: str
+    seq_len: int
+    head_dim: int
+    batch: int = BATCH
+
+    def __str__(self) -> str:
+        return f"{self.written} {self.dtype} {self.seq_len}x{self.head_dim}"
+
+    def keys(self) -> dict[str, tuple[dict[str, object], ...]]:
+        """The keys of its rows, by implementation."""
+        shape = dataclasses.asdict(self)
+        return {
+            name: tuple({"implementation": name, **shape, "pass": p} for p in PASSES)
+            for name in IMPLEMENTATIONS
+        }
+
+    def needed_bytes(self) -> int:
+        """About what eager forward and backward hold at once: five matrices and some rows."""
+        rows = 16 * self.head_dim
+        return BYTES[self.dtype] * self.batch * self.seq_len * (5 * self.seq_len + rows)
+
+
+def shapes(device: str, *which: tuple[str, str]) -> list[Shape]:
+    """The handout's grid for each (written, dtype), the shortest lengths first."""
+    return [
+        Shape(written, dtype, n, d)
+        for written, dtype in which
+        for n in SEQ_LENS[device]
+        for d in HEAD_DIMS[device]
+    ]
+
+
+def attention_shapes(sweep: str, device: str) -> list[Shape]:
+    """Those of a sweep: ``attention`` is the question's, ``written`` the other ways to write it."""
+    found = []
+    if sweep in ("attention", "all"):
+        found += shapes(device, ("plain", "fp32"))
+    if sweep in ("written", "all"):
+        found += shapes(device, ("causal", "fp32"), ("heads", "fp32"), ("plain", "bf16"))
+    return found
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A train-step of one model, in each of the ``ways`` that ``a2lib.benchmark`` can compile."""
+
+    model: str
+    context: int
+    precision: str = "fp32"
+    ways: tuple[str, ...] = ("none", "blocks", "model")
+    batch: int = MODEL_BATCH
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.context} {self.precision}"
+
+    def configuration(self, way: str) -> Configuration:
+        return Configuration(
+            self.model, self.context, self.batch, precision=self.precision, compile=way
+        )
+
+
+def model_steps(sweep: str, device: str) -> list[Steps]:
+    """Those of a sweep, the smallest model first."""
+    found, context = [], CONTEXT[device]
+    whole = ("none", "blocks") if device == "cpu" else ("none", "blocks", "model")
+    if sweep in ("models", "all"):
+        found += [Steps(model, context, ways=whole) for model in TRAINED[device]]
+    if sweep in ("bf16", "all") and device == "cuda":
+        # One block tells the gain of all; the whole graph is compiled where that takes seconds.
+        found += [
+            Steps(model, context, "bf16", whole if model == "small" else ("none", "blocks"))
+            for model in TRAINED[device]
+        ]
+    if sweep in ("contexts", "all") and device == "cuda":
+        found += [
+            Steps(model, length, ways=("none", "blocks"))
+            for model in ("small", "2.7B")
+            for length in CONTEXTS[device]
+        ]
+    return found
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/compile.ipynb, in the order of its cell."""
+
+    written: str = parameter(
+        "plain",
+        "plain, causal (a mask), or heads (a dimension of one head)",
+        kind=str,
+        choices=WRITTEN,
+    )
+    dtype: str = parameter("fp32", "fp32 or bf16", kind=str, choices=tuple(BYTES))
+    batch: int = parameter(BATCH, "sequences of attention", kind=int, minimum=1, maximum=2**16)
+    seq_len: int | None = parameter(
+        None,
+        "tokens of attention; None: 4096 on a GPU, 64 on the CPU",
+        kind=int,
+        minimum=1,
+        maximum=2**20,
+        optional=True,
+    )
+    head_dim: int = parameter(64, "size of the head", kind=int, minimum=1, maximum=1024)
+    model: str = parameter(
+        "auto",
+        "a size by name, or none; auto: small on a GPU, tiny on the CPU",
+        kind=str,
+        choices=("auto", "none", *MODELS),
+    )
+    context: int | None = parameter(
+        None,
+        "tokens of the model; None: 512 on a GPU, 16 on the CPU",
+        kind=int,
+        minimum=1,
+        maximum=2**20,
+        optional=True,
+    )
+    precision: str = parameter(
+        "fp32", "of the model: fp32, tf32 or bf16", kind=str, choices=("fp32", "tf32", "bf16")
+    )
+    sweep: str = parameter(
+        "shape",
+        f"shape: the ones above; or {', '.join(SWEEPS)}",
+        kind=str,
+        choices=("shape", *SWEEPS),
+    )
+    remeasure: bool = parameter(False, "measure again what a sweep has stored already", kind=bool)
+    time_limit_s: int = parameter(
+        0,
+        "start nothing more after this many seconds; 0: no limit",
+        kind=int,
+        minimum=0,
+        maximum=366 * 24 * 3600,
+    )
+    seed: int = parameter(0, "of weights and inputs", kind=int, minimum=0, maximum=2**63 - 1)
+
+    def __post_init__(self) -> None:
+        fixed = [f.name for f in dataclasses.fields(self)][:8]
+        for name in fixed if self.sweep != "shape" else ():
+            if name in changed(self):
+                raise ParameterError(
+                    f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own;"
+                    f" leave {name} out, or leave sweep at shape"
+                )
+
+    def shapes(self, device: str) -> list[Shape]:
+        """Those of attention, in order."""
+        if self.sweep != "shape":
+            return attention_shapes(self.sweep, device)
+        length = self.seq_len or {"cuda": 4096, "cpu": 64}[device]
+        return [Shape(self.written, self.dtype, length, self.head_dim, self.batch)]
+
+    def steps(self, device: str) -> list[Steps]:
+        """Those of models, in order."""
+        if self.sweep != "shape":
+            return model_steps(self.sweep, device)
+        if self.model == "none":
+            return []
+        model = {"cuda": "small", "cpu": "tiny"}[device] if self.model == "auto" else self.model
+        ways = ("none", "blocks", "model") if device == "cuda" else ("none", "blocks")
+        return [Steps(model, self.context or CONTEXT[device], self.precision, ways)]

@@ -1,0 +1,176 @@
+"""The first screen and the times of attention, compiled and eager."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import panels, style
+from a2lib.report.chapters.compile.rows import (
+    HEAD_DIMS,
+    MODELS,
+    PASSES,
+    Compile,
+    curve,
+    listed,
+    pairs,
+    pays_from,
+    title,
+)
+from a2lib.report.metrics import pick, row_of
+from a2lib.report.style import Chart
+from a2lib.report.tables import MISSING, Markdown, Table
+
+DTYPE, HEAD = "fp32", 64  # of which the answer speaks
+COLOURS = {16: "#d55e00", 32: "#0072b2", 64: "#00825f", 128: "#b0558a"}
+MARKERS = {16: "o", 32: "^", 64: "v", 128: "X"}
+
+
+def sentence(c: Compile) -> Markdown:
+    """The answer: attention's gain at the longest length and from where it pays, then the largest
+    model's."""
+    attention, whole = _of_attention(c), _of_models(c)
+    missing = [] if len(c.grid) else ["the grid of the handout, batch 8 without heads"]
+    missing += [] if whole else ["whole models"]
+    gap = c.not_yet(listed(missing)) if missing else ""
+    return Markdown(" ".join(filter(None, (attention, whole, gap))))
+
+
+def _of_attention(c: Compile) -> str:
+    rows, written = (c.grid, "plain") if len(c.grid) else (c.causal, "causal")
+    both = pick(pairs(rows), written=written, dtype=DTYPE, head_dim=HEAD) if len(rows) else rows
+    if not len(both):
+        return ""
+    longest = int(both["seq_len"].max())
+    gains, froms = [], []
+    for pass_ in PASSES:
+        line = pick(both, pass_=pass_)
+        at = row_of(line, seq_len=longest)
+        gains.append(f"{at.gain:.2f} times as fast {pass_}" if at else f"not timed {pass_}")
+        start = pays_from(line)
+        froms.append("at no length" if start is None else f"from {style.tokens(start)} tokens on")
+    pays = f"{froms[0]} in both" if froms[0] == froms[1] else (
+        f"forward {froms[0]} and backward {froms[1]}"
+    )  # fmt: skip
+    batch = int(both["batch"].iloc[0])
+    what = "without a mask" if written == "plain" else "causal"
+    return (
+        f"On an {c.device} compiled attention ({DTYPE}, heads of {HEAD}, batch {batch}, {what}) is "
+        f"{listed(gains)} at {style.tokens(longest)} tokens, and pays {pays}."
+    )
+
+
+def _of_models(c: Compile) -> str:
+    for model in reversed(MODELS):
+        eager = c.model(model, "none")
+        found = {way: c.model(model, way) for way in ("model", "blocks")}
+        way = next((way for way, row in found.items() if row is not None), None)
+        if eager is not None and way is not None:
+            compiled = found[way]
+            how = "as one graph" if way == "model" else "block by block"
+            return (
+                f"A train-step of the {title(model)} model takes {style.digits(eager.ms)} ms eager "
+                f"and {style.digits(compiled.ms)} ms compiled {how}, "
+                f"{_times(eager.ms, compiled.ms)}."
+            )
+    return ""
+
+
+def _times(eager: float, compiled: float) -> str:
+    if compiled > eager:
+        return f"{compiled / eager:.2f} times as long"
+    return f"{eager / compiled:.2f} times as fast"
+
+
+def chart(c: Compile) -> Chart:
+    """Eager over compiled time against the length, a panel for each pass, a line for each head
+    size: as called, and dashed the GPU alone."""
+    written = "plain" if len(c.grid) else "causal"
+    both = pairs(c.known)
+    if not len(both):
+        return panels.empty()
+
+    def draw(figure):
+        axes = figure.subplots(1, 2, sharey=True)
+        for ax, pass_ in zip(axes, PASSES, strict=True):
+            for d in HEAD_DIMS:
+                line = curve(both, written, DTYPE, d, pass_)
+                x = line["seq_len"].astype(float)
+                look = {"color": COLOURS[d], "linewidth": 1.3}
+                ax.plot(x, line["gain"], marker=MARKERS[d], markersize=3.6, **look,
+                        label=f"heads of {d}" if pass_ == PASSES[0] else None)  # fmt: skip
+                ax.plot(x, line["gain_gpu"], linestyle="--", **look)
+            ax.axhline(1, color="#555555", linewidth=1)
+            ax.set_title(pass_)
+            panels.doubling_axis(ax)
+            ax.set_xlabel("tokens")
+        axes[0].set_ylabel("eager / compiled")
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+
+    return Chart(draw, height=4.2)
+
+
+def table(c: Compile, written: str, dtype: str, caption: str, name: str) -> Table:
+    """Each shape of the grid: both times and the gain of each pass, as called and on the GPU."""
+    both = pairs(c.grid)
+    mine = pick(both, written=written, dtype=dtype)
+    lines = []
+    for (d, n), group in mine.groupby(["head_dim", "seq_len"]):
+        cells = []
+        for pass_ in PASSES:
+            r = row_of(group, pass_=pass_)
+            cells += [MISSING] * 4 if r is None else [
+                style.digits(r.ms_eager), style.digits(r.ms_compile), f"{r.gain:.2f}",
+                MISSING if r.gain_gpu != r.gain_gpu else f"{r.gain_gpu:.2f}",
+            ]  # fmt: skip
+        lines.append([int(d), style.tokens(n), *cells])
+    columns = ["d", "tokens", "forward: eager", "compiled", "gain", "on the GPU",
+               "backward: eager", "compiled ", "gain ", "on the GPU "]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0, keys=2)
+
+
+def untimed(c: Compile) -> Markdown:
+    """The shapes of the grid without a time, each with its reason."""
+    if not len(c.grid):
+        return Markdown(c.not_yet("which shapes do not fit"))
+    rows = c.grid[c.grid["status"] != "ok"]
+    if not len(rows):
+        return Markdown("Every shape that was measured has a time.")
+    lines = [
+        f"- {r.implementation}, {r.written}, {r.dtype}, {style.tokens(r.seq_len)} tokens, heads of "
+        f"{r.head_dim}, {r.pass_}: {style.STATUS[r.status]} ({r.note})"
+        for r in rows.rename(columns={"pass": "pass_"}).itertuples()
+    ]
+    return Markdown("\n".join(lines))
+
+
+def regimes(c: Compile) -> Markdown:
+    """Whose time the short shapes are: the host's, as called, where the GPU alone is ahead."""
+    both = pairs(c.known)
+    both = both[both["gain_gpu"].notna()]
+    if not len(both):
+        return Markdown(c.not_yet("the host's time and the GPU's apart"))
+    held = both[(both["gain"] <= 1) & (both["gain_gpu"] > 1)]
+    behind = both[both["gain_gpu"] <= 1]
+    behind_called = len(both[both["gain"] <= 1])
+    said = (
+        f"On the GPU alone compiled is ahead in {len(both) - len(behind)} of {len(both)} pairs. As "
+        f"called it is behind in {behind_called}"
+    )
+    if len(held):
+        said += (
+            f", in {'all' if len(held) == behind_called else len(held)} of which the GPU alone "
+            f"would be ahead: there the host's time "
+            f"decides, up to {style.tokens(held['seq_len'].max())} tokens. To issue one call takes "
+            f"the host {_host(both)}"
+        )
+    return Markdown(said + ".")
+
+
+def _host(both: pd.DataFrame) -> str:
+    told = []
+    for pass_ in PASSES:
+        line = pick(both, pass_=pass_)
+        line = line[line["seq_len"] == line["seq_len"].min()]
+        eager, compiled = (1e3 * line[f"ms_host_{n}"].median() for n in ("eager", "compile"))
+        told.append(f"{compiled:.0f} µs {pass_} where eager takes {eager:.0f} µs")
+    return listed(told) + ", medians at the shortest length"

@@ -1,0 +1,159 @@
+"""Whole models: the gain that the kernels allow, and the one measured."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.compile.rows import BATCH, CONTEXT, MODELS, Compile, title
+from a2lib.report.metrics import pick
+from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.attention import eager_launches
+from a2lib.theory.roofline import Floor, compiled_step, eager_step, floor
+from a2lib.theory.transformer import SIZES
+
+PHASES = ("forward", "backward", "optimizer", "wall")
+WAYS = {"blocks": "blocks", "model": "one graph"}
+
+
+def floors(c: Compile, model: str, precision: str, context: int = CONTEXT) -> tuple[Floor, Floor]:
+    """The floor of an eager and of a compiled train-step; () where ceilings are not measured."""
+    if c.bandwidth is None or precision not in c.tflops:
+        return ()
+    made = []
+    for step in (eager_step, compiled_step):
+        kernels = step(SIZES[model], BATCH, context, precision)
+        rates = c.tflops[precision] * 1e12, c.bandwidth * 1e12
+        made.append(floor(kernels, *rates)["total"])
+    return tuple(made)
+
+
+def per_launch(c: Compile) -> float | None:
+    """The host's time for a launch in eager mode, in us: that of eager attention's forward at its
+    shortest length over its kernels, as the flash chapter measured them; None without rows."""
+    rows = pick(c.causal, implementation="eager", pass_="forward", status="ok")
+    rows = rows[rows["ms_host"].notna()]
+    if not len(rows):
+        return None
+    shortest = rows[rows["seq_len"] == rows["seq_len"].min()]
+    return 1e3 * float(shortest["ms_host"].median()) / eager_launches("forward")
+
+
+def expected(c: Compile, model: str, precision: str, context: int = CONTEXT) -> float | None:
+    """The gain of a train-step by its floor and by the host: eager over compiled, each the larger
+    of its kernels' floor and its launches at the host's time for one."""
+    both, cost = floors(c, model, precision, context), per_launch(c)
+    if not both or cost is None:
+        return None
+    eager, compiled = (max(f.ms, f.launches * cost / 1e3) for f in both)
+    return eager / compiled
+
+
+def estimate(c: Compile, caption: str, name: str) -> Table:
+    """Launches, bytes and floor of a train-step, eager and compiled, the host's time for eager's
+    launches, and the gain both allow."""
+    lines, cost = [], per_launch(c)
+    for precision in ("fp32", "bf16"):
+        for model in MODELS:
+            both = floors(c, model, precision)
+            if not both or cost is None:
+                continue
+            eager, compiled = both
+            lines.append([
+                title(model), precision, f"{eager.launches:,}", f"{compiled.launches:,}",
+                style.digits(eager.bytes / 1e9), style.digits(compiled.bytes / 1e9),
+                style.digits(eager.launches * cost / 1e3), style.digits(eager.ms),
+                style.digits(compiled.ms), f"{expected(c, model, precision):.2f}",
+            ])  # fmt: skip
+    columns = ["model", "precision", "launches: eager", "compiled", "GB: eager", "compiled ",
+               "eager's launches on the host, ms", "floor, ms: eager", "compiled  ",
+               "gain they allow"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
+
+
+def sentence(c: Compile) -> Markdown:
+    """How the allowed gain goes with size and precision, and what limits the smallest."""
+    cost = per_launch(c)
+    known = [(m, floors(c, m, "fp32")) for m in MODELS]
+    if cost is None or not all(both for _, both in known):
+        return Markdown(c.not_yet("the ceilings and launches that an estimate needs"))
+    gains = {p: [expected(c, m, p) for m in MODELS] for p in ("fp32", "bf16") if p in c.tflops}
+    held = [title(m) for m, both in known if both[0].launches * cost / 1e3 > both[0].ms]
+    said = "; ".join(
+        f"in {p} {values[0]:.2f} for {title(MODELS[0])} and {values[-1]:.2f} for "
+        f"{title(MODELS[-1])}" for p, values in gains.items()
+    )  # fmt: skip
+    who = f"the host holds up {', '.join(held)}" if held else "the host holds up none of them"
+    return Markdown(
+        f"At {CONTEXT} tokens the kernels and launches allow these gains of a train-step: {said}. "
+        f"At {cost:.0f} µs a launch, in fp32 {who}. Products and the optimizer are the same in "
+        "both, so what is gained is what lies between them. The time of a launch is that of eager "
+        "attention's forward, and a backward's launches cost less: where the host decides, the "
+        "gain allowed is an upper bound."
+    )
+
+
+def table(c: Compile, caption: str, name: str) -> Table:
+    """Phases of each train-step, eager and in each compiled way, and the gains."""
+    lines = []
+    where = c.models[["model", "context", "precision"]].drop_duplicates()
+    order = {model: i for i, model in enumerate(MODELS)}
+    where = sorted(
+        where.itertuples(index=False),
+        key=lambda w: (w.precision != "fp32", int(w.context), order.get(w.model, 99)),
+    )
+    for model, context, precision in where:
+        for way, words in {"none": "eager", **WAYS}.items():
+            rows = pick(c.models, model=model, context=context, precision=precision, compile=way)
+            if not len(rows):
+                continue
+            at = (int(context), precision)
+            cells = [_cell(rows, phase) for phase in PHASES]
+            gains = [_gain(c, model, way, phase, *at) for phase in ("forward", "backward", "wall")]
+            known = way != "none" and model in SIZES
+            allowed = expected(c, model, precision, int(context)) if known else None
+            lines.append([title(model), style.tokens(context), precision, words, *cells, *gains,
+                          MISSING if allowed is None else f"{allowed:.2f}"])  # fmt: skip
+    columns = ["model", "tokens", "precision", "compiled", *PHASES[:-1], "train-step",
+               "gain: forward", "backward ", "train-step ", "allowed"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=4)
+
+
+def measured(c: Compile) -> Markdown:
+    """The measured gains of the train-step beside those allowed."""
+    found = []
+    for model in MODELS:
+        for way in WAYS:
+            gain = _ratio(c, model, way, "wall", CONTEXT, "fp32")
+            allowed = expected(c, model, "fp32")
+            if gain and allowed:
+                found.append((title(model), WAYS[way], gain, allowed))
+    if not found:
+        return Markdown(c.not_yet("whole models, compiled against eager"))
+    above = [f"{m} ({w})" for m, w, gain, allowed in found if gain > 1.02 * allowed]
+    said = (
+        f"In fp32 at {CONTEXT} tokens compiling makes a train-step "
+        f"{min(g for *_, g, _ in found):.2f} to {max(g for *_, g, _ in found):.2f} times as fast."
+    )
+    if above:
+        said += f" More than the estimate allows, so that it misses something: {', '.join(above)}."
+    return Markdown(said)
+
+
+def _cell(rows: pd.DataFrame, phase: str) -> str:
+    r = next(pick(rows, phase=phase).itertuples(), None)
+    if r is None:
+        return MISSING
+    if r.status != "ok":
+        return style.STATUS[r.status]
+    return style.digits(float(r.ms))
+
+
+def _ratio(c: Compile, model: str, way: str, phase: str, context: int, precision: str):
+    eager, mine = (c.model(model, w, phase, context, precision) for w in ("none", way))
+    return None if eager is None or mine is None else float(eager.ms) / float(mine.ms)
+
+
+def _gain(c: Compile, model: str, way: str, *where) -> str:
+    ratio = None if way == "none" else _ratio(c, model, way, *where)
+    return MISSING if ratio is None else f"{ratio:.2f}"

@@ -1,0 +1,108 @@
+"""The chapter's rows, loaded once, and what every part of it looks up in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from a2lib.report import data, metrics, style
+from a2lib.report.chapters.flash.shapes import handout
+from a2lib.theory.transformer import SIZES
+
+MODELS = tuple(name for name in SIZES if name != "8B")
+TITLES = {"xl25": "xl (2025)"}
+WRITTEN = ("plain", "causal", "heads")
+LENGTHS = (256, 1024, 4096, 8192, 16384)
+HEAD_DIMS = (16, 32, 64, 128)
+PASSES = ("forward", "backward")
+BYTES = {"fp32": 4, "bf16": 2}
+BATCH, CONTEXT = 4, 512  # of a model
+GRID_BATCH = 8  # of attention
+COMMAND = "papermill notebooks/compile.ipynb -p sweep all"
+KEY = ["written", "dtype", "batch", "head_dim", "seq_len", "pass"]
+
+
+class Compile:
+    """What the chapter shows: ``grid`` (attention of the handout's grid) and ``models`` of the
+    published device, ``causal``: the flash chapter's eager and compiled rows, with batch 1, and
+    ``local_grid`` and ``local_models`` of any other device."""
+
+    def __init__(self, roots: list[Path] | None = None):
+        grid, models = data.load("compile_attention", roots), data.load("compile_model", roots)
+        self.grid, self.local_grid = grid[~grid["local"]], grid[grid["local"]]
+        self.models, self.local_models = models[~models["local"]], models[models["local"]]
+        flash = handout(data.load("flash", roots))
+        both = flash["implementation"].isin(("eager", "compile")) & flash["pass"].isin(PASSES)
+        self.causal = flash[~flash["local"] & both].assign(written="causal")
+        ceiling = data.load("ceiling", roots)
+        self.ceiling_rows = ceiling[~ceiling["local"]]
+        self.tflops = metrics.ceilings(self.ceiling_rows)
+        self.bandwidth = metrics.copy_bandwidth(self.ceiling_rows)
+        self.runs = data.load_runs(roots)
+        self.reference = data.load_reference("compile", numbers=("before_mib", "peak_mib"))
+        self.device = style.device_name(data.PUBLISHED)
+        self.short = self.device.split()[-1]
+
+    def not_yet(self, what: str) -> str:
+        """The sentence in place of a result that nobody has measured."""
+        return f"**Not measured yet on an {self.device}**: {what}."
+
+    @property
+    def known(self) -> pd.DataFrame:
+        """Attention on the published device: the grid, or until it is measured what the flash
+        chapter has."""
+        return self.grid if len(self.grid) else self.causal
+
+    def model(self, name: str, way: str, phase: str = "wall", context: int = CONTEXT,
+              precision: str = "fp32"):  # fmt: skip
+        """The row of one phase of a train-step; None where there is none with a time."""
+        return metrics.timed_row(self.models, model=name, compile=way, phase=phase,
+                                 context=context, precision=precision, status="ok")  # fmt: skip
+
+
+def pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Eager and compiled side by side: KEY, then each result of both with the suffixes ``_eager``
+    and ``_compile``, and the ``gain`` as called, on the GPU alone (``gain_gpu``) and whether the
+    two times are ``level``; where both have a time."""
+    timed = rows[rows["status"] == "ok"]
+    sides = [timed[timed["implementation"] == name] for name in ("eager", "compile")]
+    both = sides[0].merge(sides[1], on=KEY, suffixes=("_eager", "_compile"))
+    gpu = [pd.to_numeric(both[f"ms_graph_{n}"]).astype(float) for n in ("eager", "compile")]
+    level = [
+        metrics.level(*(_Time(getattr(r, f"ms_{n}"), getattr(r, f"ms_p20_{n}"),
+                              getattr(r, f"ms_p80_{n}")) for n in ("eager", "compile")))
+        for r in both.itertuples()
+    ]  # fmt: skip
+    return both.assign(gain=both["ms_eager"] / both["ms_compile"], gain_gpu=gpu[0] / gpu[1],
+                       level=level).sort_values(KEY, ignore_index=True)  # fmt: skip
+
+
+def pays_from(line: pd.DataFrame) -> int | None:
+    """The length from which on compiled is ahead at every longer one too, of one curve of
+    ``pairs``; None where it is not ahead at the longest."""
+    found = None
+    for r in line.sort_values("seq_len", ascending=False).itertuples():
+        if r.level or r.gain <= 1:
+            break
+        found = int(r.seq_len)
+    return found
+
+
+def curve(both: pd.DataFrame, written: str, dtype: str, head_dim: int, pass_: str) -> pd.DataFrame:
+    """One curve of ``pairs`` over the length."""
+    return metrics.pick(both, written=written, dtype=dtype, head_dim=head_dim, pass_=pass_)
+
+
+def title(model: str) -> str:
+    return TITLES.get(model, model)
+
+
+def listed(words: list[str]) -> str:
+    """Words as a list in a sentence: a, b and c."""
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+class _Time:
+    def __init__(self, ms, ms_p20, ms_p80):
+        self.ms, self.ms_p20, self.ms_p80 = ms, ms_p20, ms_p80

@@ -1,0 +1,211 @@
+"""What a worker stores: at the smallest size with Inductor's plan alone, and of results by hand."""
+
+import dataclasses
+
+import pytest
+import torch
+from inductor_plans import planned
+
+from a2lib.benchmark import Result, StepTimes
+from a2lib.experiments import compile as compiling
+from a2lib.experiments.compile import attention, inductor, model
+from a2lib.experiments.compile.settings import Shape, Steps
+from a2lib.experiments.harness.worker import Job
+from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL, Store, start_run
+from a2lib.measure.failures import LostContext
+
+SHAPE = Shape("plain", "fp32", 16, 8, batch=2)
+TIMING = {"cpu": {"warmup_ms": 0, "rep_ms": 0.01, "min_n": 2, "max_n": 2}}
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch, configured):
+    """``job(section, task)`` is what a worker would be given; it stores below tmp_path."""
+    run = start_run(command="test", parameters={}, device="cpu", data=tmp_path)
+    monkeypatch.setattr(inductor, "prime", lambda device: None)
+    monkeypatch.setattr(attention, "TIMING", TIMING)
+    monkeypatch.setattr(attention, "build_dir", lambda: tmp_path)
+    monkeypatch.setattr(model, "build_dir", lambda: tmp_path)
+    said = []
+
+    def make(section, task, in_turns=True):
+        store = Store(section, "cpu", tmp_path)
+        made = Job(
+            task.spec, "cpu", emit=said.append, wanted=task.rows, in_turns=in_turns, run=run,
+            store=store,
+        )  # fmt: skip
+        return made, said
+
+    return make
+
+
+def of_attention(job, shape=SHAPE, **options):
+    (task,) = compiling.attention_tasks([shape])
+    given, said = job(COMPILE_ATTENTION, task, **options)
+    with planned():
+        attention.measure(given)
+    rows = {(r["implementation"], r["pass"]): r for r in given.store.rows()}
+    return rows, [event["begin"] for event in said if "begin" in event]
+
+
+def test_attention_is_measured_and_counted(job):
+    rows, begun = of_attention(job)
+    assert len(rows) == 4
+    assert {(r["status"], r["note"], r["n"]) for r in rows.values()} == {("ok", "", "2")}
+    for (implementation, _), row in rows.items():
+        filled = implementation == "compile"
+        assert all(bool(row[c]) == filled for c in ("ms_cold", "ms_warm", "moved_bytes"))
+    made = [
+        (r["kernels_written"], r["kernels_called"], r["library_calls"], r["attentions"])
+        for r in (rows["compile", "forward"], rows["compile", "backward"])
+    ]
+    assert made == [("1", "1", "2", "0"), ("1", "1", "4", "0")]
+    assert begun == ["eager", "compile", None, None]  # None where both take turns
+
+
+def test_alone_each_is_to_blame_for_itself(job, monkeypatch):
+    right = attention.function
+    monkeypatch.setattr(attention, "function", lambda shape, compiled: right(shape, compiled=False))
+    rows, begun = of_attention(job, in_turns=False)
+    assert begun == ["eager"] * 3 + ["compile"] * 3
+    assert {(r["status"], r["kernels_called"]) for r in rows.values()} == {("ok", "")}
+
+
+def test_a_wrong_result_is_an_error_and_eager_is_still_timed(job, monkeypatch):
+    right = attention.function
+
+    def function(shape, *, compiled):
+        forward = right(shape, compiled=False)
+        return (lambda q, k, v: 1.1 * forward(q, k, v)) if compiled else forward
+
+    monkeypatch.setattr(attention, "function", function)
+    rows, _ = of_attention(job)
+    assert {rows["compile", p]["status"] for p in ("forward", "backward")} == {"error"}
+    assert "o is off by 0.1 of eager's" in rows["compile", "forward"]["note"]
+    assert {rows["eager", p]["status"] for p in ("forward", "backward")} == {"ok"}
+
+
+def test_what_a_cpu_has_no_memory_for_is_not_tried(job, monkeypatch):
+    monkeypatch.setattr(attention.memory, "total_bytes", lambda device: SHAPE.needed_bytes() - 1)
+    rows, begun = of_attention(job)
+    assert begun == [] and len(rows) == 4 and {r["status"] for r in rows.values()} == {"oom"}
+    assert rows["eager", "forward"]["note"].startswith("not run: needs about")
+
+
+def test_a_lost_device_ends_the_process_after_its_rows(job, monkeypatch):
+    def peak_bytes(call, device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(attention, "peak_bytes", peak_bytes)
+    (task,) = compiling.attention_tasks([SHAPE])
+    given, _ = job(COMPILE_ATTENTION, task)
+    with pytest.raises(LostContext):
+        attention.measure(given)
+    assert {(r["implementation"], r["status"]) for r in given.store.rows()} == {("eager", "error")}
+
+
+def test_inputs_are_leaves_without_heads():
+    (q, k, v), do = attention.inputs(SHAPE, "cpu", 0)
+    assert q.shape == k.shape == v.shape == do.shape == (2, 16, 8)
+    assert all(x.is_leaf and x.requires_grad for x in (q, k, v)) and not do.requires_grad
+    assert not torch.equal(q, k)
+
+
+def step(ms):
+    names = ("forward", "loss", "backward", "optimizer")
+    each = dict(zip(names, (ms, 1.0, 2 * ms, 3.0), strict=True))
+    return StepTimes(each, each, sum(each.values()), 1 + sum(each.values()))
+
+
+GRAPHS = [
+    inductor.Graph(False, 2, 3, 4, 0, 100),
+    inductor.Graph(False, 1, 1, 0, 0, 10),
+    inductor.Graph(True, 1, 1, 0, 0, 20),
+    inductor.Graph(True, 5, 6, 7, 0, 200),
+]
+
+
+def played(monkeypatch, refuse=()):
+    """The benchmark ends with steps of 10, 20, ... ms, its first step of 1000 more; the calls."""
+    calls = []
+
+    def run(config):
+        way = "model" if config.compile else "blocks" if config.compile_blocks else "none"
+        calls.append(way)
+        if way in refuse:
+            return Result(config, device="cpu", status="oom", note="in step 0: much")
+        ms = 10.0 * len(calls)
+        return Result(config, device="cpu", warmup=[step(ms + 1000)], steps=[step(ms)] * 5)
+
+    monkeypatch.setattr(model, "run", run)
+    monkeypatch.setattr(model.memory, "total_bytes", lambda device: 10**12)
+    return calls
+
+
+def of_model(job, **options):
+    (task,) = compiling.model_tasks([Steps("tiny", 16)])
+    given, _ = job(COMPILE_MODEL, task, **options)
+    model.measure(given)
+    return {(r["compile"], r["phase"]): r for r in given.store.rows()}
+
+
+def test_a_model_takes_turns_and_both_runs_count(job, monkeypatch):
+    calls = played(monkeypatch)
+    rows = of_model(job)
+    assert calls == ["none", "blocks", "model", "none", "blocks", "model"]
+    assert len(rows) == 18 and {r["status"] for r in rows.values()} == {"ok"}
+    forward = rows["blocks", "forward"]
+    assert (forward["n"], forward["ms_mean"], forward["ms_min"]) == ("10", "35.0", "20.0")
+    assert (forward["ms_cold"], forward["ms_warm"]) == ("1020.0", "1050.0")
+    assert float(rows["model", "wall"]["ms_cold"]) == 1030 + 1 + 2060 + 3 + 1
+
+
+def test_a_model_alone_has_its_two_runs_in_a_row(job, monkeypatch):
+    calls = played(monkeypatch)
+    of_model(job, in_turns=False)
+    assert calls == ["none", "none", "blocks", "blocks", "model", "model"]
+
+
+def test_a_way_that_does_not_fit_leaves_the_others(job, monkeypatch):
+    calls = played(monkeypatch, refuse=["model"])
+    rows = of_model(job)
+    assert calls == ["none", "blocks", "model", "none", "blocks"]
+    statuses = {way: rows[way, "wall"]["status"] for way in ("none", "blocks", "model")}
+    assert statuses == {"none": "ok", "blocks": "ok", "model": "oom"}
+    assert rows["model", "forward"]["note"] == "in step 0: much"
+
+
+def test_what_certainly_does_not_fit_is_not_tried(job, monkeypatch):
+    calls = played(monkeypatch)
+    monkeypatch.setattr(model.memory, "total_bytes", lambda device: 1)
+    rows = of_model(job)
+    assert calls == [] and {r["status"] for r in rows.values()} == {"oom"}
+    assert rows["none", "wall"]["note"].startswith("not tried: needs at least")
+
+
+def test_graphs_go_to_the_phases_that_run_them():
+    made = model.by_phase(GRAPHS, 1)
+    calls = {phase: (row["kernels_called"], row["library_calls"]) for phase, row in made.items()}
+    assert calls == {
+        "forward": (3, 4), "loss": (1, 0), "backward": (7, 7), "step": (11, 11), "wall": (11, 11),
+    }  # fmt: skip
+    assert made["wall"]["moved_bytes"] == 330 and made["wall"]["kernels_written"] == 9
+
+
+def test_a_block_stands_for_all_of_them():
+    made = model.by_phase(GRAPHS, 12)
+    assert made["forward"]["kernels_called"] == 36 and made["forward"]["kernels_written"] == 2
+    assert made["backward"]["kernels_called"] == 1 + 72
+    assert made["backward"]["moved_bytes"] == 20 + 12 * 200
+    # Compiled once for each of two blocks, each is called once.
+    twice = [GRAPHS[0], *GRAPHS[:2], GRAPHS[2], GRAPHS[3], GRAPHS[3]]
+    assert model.by_phase(twice, 2)["forward"]["kernels_called"] == 6
+    assert model.by_phase(twice, 2)["backward"]["kernels_called"] == 13
+
+
+def test_no_bytes_where_a_graph_tells_none():
+    graphs = [dataclasses.replace(GRAPHS[0], bytes=None), *GRAPHS[1:]]
+    made = model.by_phase(graphs, 1)
+    assert made["forward"]["moved_bytes"] is None and made["wall"]["moved_bytes"] is None
+    assert made["backward"]["moved_bytes"] == 220
+    assert model.by_phase([], 1) == {}

@@ -1,0 +1,91 @@
+"""What is asked for, and the tasks that come of it."""
+
+import dataclasses
+
+import pytest
+
+from a2lib.experiments import compile as compiling
+from a2lib.experiments.compile.settings import (
+    HEAD_DIMS,
+    SEQ_LENS,
+    SWEEPS,
+    Parameters,
+    Shape,
+    Steps,
+    attention_shapes,
+    model_steps,
+)
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.sweep import identity
+from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL
+
+
+def test_the_attention_sweep_is_the_grid_of_the_question():
+    found = attention_shapes("attention", "cuda")
+    assert {(s.seq_len, s.head_dim) for s in found} == {
+        (n, d) for n in (256, 1024, 4096, 8192, 16384) for d in (16, 32, 64, 128)
+    }
+    assert len(found) == 20
+    assert {(s.written, s.dtype, s.batch) for s in found} == {("plain", "fp32", 8)}
+    assert [s.seq_len for s in found] == sorted(s.seq_len for s in found)
+
+
+def test_all_is_every_sweep_and_no_key_twice():
+    for device in ("cuda", "cpu"):
+        parts = [s for sweep in SWEEPS[:-1] for s in attention_shapes(sweep, device)]
+        assert parts == attention_shapes("all", device)
+        assert len(set(parts)) == len(parts)
+        models = [s for sweep in SWEEPS[:-1] for s in model_steps(sweep, device)]
+        assert models == model_steps("all", device)
+        keys = [
+            identity(COMPILE_MODEL, key)
+            for task in compiling.model_tasks(models)
+            for keys in task.rows.values()
+            for key in keys
+        ]
+        assert len(set(keys)) == len(keys)
+
+
+def test_whole_models_are_compiled_in_fp32_and_blocks_everywhere():
+    found = model_steps("all", "cuda")
+    assert all("blocks" in one.ways and one.ways[0] == "none" for one in found)
+    whole = {one.model for one in found if "model" in one.ways and one.precision == "fp32"}
+    assert whole == {"small", "medium", "large", "xl25", "2.7B"}
+
+
+def test_a_task_of_attention_has_four_rows_and_is_in_turns():
+    (task,) = compiling.attention_tasks([Shape("plain", "fp32", 256, 16)])
+    assert task.size == 4 and task.in_turns and set(task.rows) == {"eager", "compile"}
+    key = task.rows["compile"][1]
+    assert set(key) == set(COMPILE_ATTENTION.key) and key["pass"] == "backward"
+    assert Shape(**task.spec["shape"]) == Shape("plain", "fp32", 256, 16)
+
+
+def test_a_task_of_a_model_has_a_row_for_each_phase_and_way():
+    (task,) = compiling.model_tasks([Steps("small", 512)])
+    assert {way: len(keys) for way, keys in task.rows.items()} == {
+        "none": 6, "blocks": 6, "model": 6,
+    }  # fmt: skip
+    assert set(task.rows["model"][0]) == set(COMPILE_MODEL.key)
+
+
+def test_the_configuration_is_the_benchmarks():
+    config = Steps("small", 512, "bf16").configuration("model").config("cuda", warmup=1, steps=1)
+    assert config.compile and not config.compile_blocks and config.precision == "bf16"
+    blocks = Steps("small", 512).configuration("blocks").config("cuda", warmup=1, steps=1)
+    assert blocks.compile_blocks and not blocks.compile
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Parameters)][:8])
+def test_a_sweep_has_its_own_shapes(name):
+    other = {"written": "causal", "dtype": "bf16", "model": "small", "precision": "bf16"}
+    with pytest.raises(ParameterError, match=f"{name} = .*: sweep attention has its own"):
+        Parameters(sweep="attention", **{name: other.get(name, 3)})
+
+
+def test_one_shape_and_one_model_by_default():
+    for device, n, model in (("cuda", 4096, "small"), ("cpu", 64, "tiny")):
+        (shape,), (steps,) = Parameters().shapes(device), Parameters().steps(device)
+        assert (shape.seq_len, steps.model) == (n, model)
+    assert Parameters(model="none").steps("cuda") == []
+    assert SEQ_LENS["cpu"][-1] < SEQ_LENS["cuda"][0] and HEAD_DIMS["cpu"]

@@ -1,0 +1,42 @@
+"""Inductor up to its plan: which kernels it would make and what they move, nothing compiled."""
+
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+import torch._functorch.config
+import torch._inductor.config
+from torch._inductor.graph import GraphLowering
+
+
+class Eager:
+    """In the place of a compiled module: runs the graph as it is."""
+
+    __file__ = key = ""
+
+    def __init__(self, graph):
+        self.call = lambda args: tuple(graph.orig_gm(*args))
+
+
+@contextmanager
+def planned():
+    """A list of (generated code, bytes by Inductor's count) of every graph compiled meanwhile."""
+    found = []
+
+    def compile_to_module(graph):
+        code, _ = graph.codegen()
+        found.append((code.value, graph.count_bytes()[0]))
+        if GraphLowering.save_output_code is not None:
+            GraphLowering.save_output_code(code.value)
+        return Eager(graph)
+
+    torch._dynamo.reset()
+    with (
+        mock.patch.object(GraphLowering, "compile_to_module", compile_to_module),
+        # Probing for the CPU's instruction set would call a compiler.
+        mock.patch("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list),
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        yield found
+    torch._dynamo.reset()

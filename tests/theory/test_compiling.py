@@ -1,0 +1,107 @@
+"""The closed forms of compiled attention against what Inductor itself counts and calls."""
+
+import pytest
+import torch
+from inductor_plans import planned
+
+from a2lib.attention import attention_reference
+from a2lib.experiments.compile.inductor import read
+from a2lib.model import TransformerLM, cross_entropy
+from a2lib.theory.attention import eager_launches, eager_moves
+from a2lib.theory.compiling import (
+    PASSES,
+    WRITTEN,
+    attention_kernels,
+    break_even,
+    held,
+    moves,
+)
+from a2lib.theory.roofline import compiled_step, eager_step, fused_step
+from a2lib.theory.transformer import Shape
+
+B, N, D = 2, 64, 16
+
+
+def moved(kernels):
+    return sum((k.read + k.written) * k.count for k in kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("written", WRITTEN)
+def test_bytes_are_those_that_inductor_counts(written, dtype):
+    sizes = (B, 1, N, D) if written == "heads" else (B, N, D)
+    q, k, v, do = (torch.randn(sizes, dtype=dtype) for _ in range(4))
+    qkv = [x.requires_grad_() for x in (q, k, v)]
+    compiled = torch.compile(
+        lambda q, k, v: attention_reference(q, k, v, is_causal=written == "causal"),
+        fullgraph=True, dynamic=False,
+    )  # fmt: skip
+    with planned() as graphs:
+        torch.autograd.grad(compiled(*qkv), qkv, do)
+    for pass_, (code, bytes_) in zip(PASSES, graphs, strict=True):
+        kernels = attention_kernels("compile", written, pass_, B, N, D, dtype.itemsize)
+        graph = read(code)
+        assert graph.backward == (pass_ == "backward")
+        assert graph.called + graph.library == len(kernels)
+        assert graph.attentions == (written == "heads")
+        if written != "causal":
+            assert bytes_ == moved(kernels)
+        else:
+            # It counts what a kernel writes for itself as well: the masked scores.
+            assert 0 <= bytes_ - moved(kernels) <= 2 * B * N * (N + 2) * 4
+
+
+def test_a_compiled_model_moves_little_more_than_its_closed_form():
+    shape = Shape(d_model=64, d_ff=128, num_layers=1, num_heads=2, vocab_size=96)
+    model = TransformerLM(96, N, shape.d_model, 1, shape.num_heads, shape.d_ff, seed=0)
+    token_ids, targets = torch.randint(shape.vocab_size, (2, B, N))
+    options = {"fullgraph": True, "dynamic": False}
+    with planned() as graphs:
+        logits = torch.compile(model, **options)(token_ids)
+        torch.compile(cross_entropy, **options)(logits, targets).backward()
+    counted = sum(bytes_ for _, bytes_ in graphs)
+    found = [read(code) for code, _ in graphs]
+    steps = {
+        step: [k for k in step(shape, B, N, "fp32") if k.phase != "optimizer"]
+        for step in (eager_step, compiled_step, fused_step)
+    }
+    assert sum(g.attentions for g in found) == 0  # its mask is filled in
+    assert moved(steps[fused_step]) < moved(steps[compiled_step]) <= counted
+    assert counted < 1.5 * moved(steps[compiled_step]) < moved(steps[eager_step])
+    launches = sum(g.called + g.library for g in found)
+    planned_launches, eager = (
+        sum(k.count for k in steps[step]) for step in (compiled_step, eager_step)
+    )
+    assert planned_launches <= launches < 1.5 * planned_launches < eager
+
+
+def test_matrices_by_value():
+    assert [moves("eager", "plain", p) for p in PASSES] == [6, 12]
+    assert [moves("compile", w, "forward") for w in WRITTEN] == [4, 4, 0]
+    assert [moves("compile", w, "backward") for w in WRITTEN] == [7, 7, 0]
+    assert [held("eager", "plain", p) for p in PASSES] == [2, 3]
+    assert [held("compile", w, "backward") for w in WRITTEN] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_eager_with_a_mask_is_that_of_the_flash_chapter(pass_):
+    kernels = attention_kernels("eager", "causal", pass_, 1, N, D, 4)
+    assert len(kernels) == eager_launches(pass_)
+    products = [k for k in kernels if k.flops]
+    rows = {"forward": 4, "backward": 8}[pass_] * N * D * 4
+    assert moved(kernels) - rows == pytest.approx(4 * N * N * eager_moves(pass_, 4), abs=4 * N * N)
+    assert {k.flops for k in products} == {2 * N * N * D}
+    assert len(products) == {"forward": 2, "backward": 4}[pass_]
+    assert moves("eager", "causal", pass_) == int(eager_moves(pass_, 10**9))
+
+
+def test_break_even_by_value():
+    assert break_even(3000, 5, 2) == 1000
+    assert break_even(3000, 2, 2) is None and break_even(3000, 2, 5) is None
+
+
+@pytest.mark.parametrize("wrong", [("flash", "plain", "forward"), ("eager", "flat", "forward"),
+                                   ("eager", "plain", "end_to_end")])  # fmt: skip
+def test_unknown_names_are_refused_with_those_there_are(wrong):
+    with pytest.raises(ValueError, match="allowed are"):
+        moves(*wrong)

@@ -119,7 +119,7 @@ def published(caption: str, label: str) -> Table:
     found = accounting.published_forward()
     state = f"{XXL.state_bytes / GB:,.2f}"
     gpus = f"{math.ceil(XXL.state_bytes / (H100_GB * GB))}"
-    activations = f"{XXL.saved_bytes_per_token / GB:.5f} a token"
+    activations = f"{XXL.saved_bytes_per_token / GB:.5f} T"
     known = {
         "state": (state, state),
         "H100s for the state": (gpus, gpus),

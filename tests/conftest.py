@@ -63,13 +63,14 @@ def configured():
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
-    # What is slow comes first, each test for whichever worker is free or with the group it names;
-    # then file by file. So no worker is alone with a long file at the end.
+    # File by file, the slow tests of every file before all others: no worker is alone with a long
+    # one at the end, and a fixture of a module is made once.
     items.sort(key=lambda item: "slow" not in item.keywords)
     for item in items:
-        if "slow" not in item.keywords and not item.get_closest_marker("xdist_group"):
+        if not item.get_closest_marker("xdist_group"):
             file = item.nodeid.partition(".py::")[0].removeprefix("tests/")
-            item.add_marker(pytest.mark.xdist_group(file))
+            slow = "-slow" if "slow" in item.keywords else ""
+            item.add_marker(pytest.mark.xdist_group(file + slow))
     if torch.cuda.is_available():
         return
     for item in items:

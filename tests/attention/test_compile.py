@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import triton
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compile")]
+pytestmark = pytest.mark.slow
 
 SHARED_MEMORY = 227 * 1024  # bytes a block may have on sm_90
 

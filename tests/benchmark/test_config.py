@@ -28,7 +28,7 @@ WRONG = [
     ("sync", "never", "sync 'never': allowed are step, phase"),
     ("nvtx", "all", "nvtx 'all': allowed are none, phases, modules"),
     ("attention", "fast", "attention 'fast': allowed are eager, flash, sdpa_flash"),
-    ("checkpointing", "all", "allowed are none, block, segments:k"),
+    ("checkpointing", "all", "allowed are none, half, block, segments:k"),
     ("checkpointing", "segments:3", "k must be a whole number from 1 to 2"),
     ("memory_history", "no/such/folder/x", "'no/such/folder/x': no such folder"),
     ("precision", "tf32", "precision 'tf32' needs a CUDA device; allowed on cpu is fp32 and bf16"),

@@ -76,7 +76,9 @@ class Config:
         "eager, flash (this library's), sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math or flex",
     )
     checkpointing: str = _option(
-        "none", "activations computed again in backward: none, block, or segments:k of k blocks"
+        "none",
+        "activations computed again in backward: none, half, block, segments:k of k blocks, "
+        "nested:k, recursive, chain, selective:ops (linear, products or attention)",
     )
     autocast_cache: bool = _option(
         True, "autocast keeps no bf16 copy of a weight after its use (else until the loss)"

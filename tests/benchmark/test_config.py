@@ -33,7 +33,6 @@ WRONG = [
     ("memory_history", "no/such/folder/x", "'no/such/folder/x': no such folder"),
     ("precision", "tf32", "precision 'tf32' needs a CUDA device; allowed on cpu is fp32 and bf16"),
     ("nvtx", "phases", "nvtx 'phases' needs a CUDA device; allowed on cpu is none"),
-    ("memory_history", "x.pickle", "memory_history needs a CUDA device"),
 ]
 
 

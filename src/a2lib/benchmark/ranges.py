@@ -10,7 +10,7 @@ between parts (sums of gradients that meet, RoPE) is in the range of the module 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 
@@ -21,21 +21,29 @@ class Nvtx(Protocol):
 
 
 class Ranges:
-    """``with ranges("forward"):`` pushes and pops; with ``nvtx`` None it does nothing."""
+    """``with ranges("forward"):`` pushes and pops; with ``nvtx`` None it does nothing.
 
-    def __init__(self, nvtx: Nvtx | None = None):
-        self._nvtx = nvtx
+    ``phase(name)``, if given, is a context that every range is in as well (``Recorder.phase``).
+    """
+
+    def __init__(
+        self,
+        nvtx: Nvtx | None = None,
+        phase: Callable[[str], AbstractContextManager] | None = None,
+    ):
+        self._nvtx, self._phase = nvtx, phase
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        if self._nvtx is None:
-            yield
-            return
-        self._nvtx.range_push(name)
-        try:
-            yield
-        finally:
-            self._nvtx.range_pop()
+        with nullcontext() if self._phase is None else self._phase(name):
+            if self._nvtx is None:
+                yield
+                return
+            self._nvtx.range_push(name)
+            try:
+                yield
+            finally:
+                self._nvtx.range_pop()
 
 
 def annotate(model, nvtx: Nvtx) -> None:

@@ -98,6 +98,11 @@ class Config:
         False,
         "start and stop the CUDA profiler around the measured steps (nsys -c cudaProfilerApi)",
     )
+    torch_profile: str | None = _option(
+        None,
+        "write a chrome trace of the measured steps by torch.profiler to this file (.gz packs it), "
+        "the ranges of nvtx as its annotations; also without a GPU",
+    )
     memory_history: str | None = _option(
         None,
         "write the history of allocations to this file, a pickle for a2lib.measure.snapshot and "
@@ -129,8 +134,14 @@ class Config:
                     "nvtx 'modules' needs checkpointing 'none', since recomputation stops midway; "
                     "allowed here is 'phases'"
                 )
-        if self.memory_history is not None and not Path(self.memory_history).parent.is_dir():
-            raise ValueError(f"memory_history {self.memory_history!r}: no such folder")
+        for name in ("memory_history", "torch_profile"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).parent.is_dir():
+                raise ValueError(f"{name} {path!r}: no such folder")
+        if self.cuda_profiler and self.torch_profile is not None:
+            raise ValueError(
+                "cuda_profiler and torch_profile exclude each other: CUPTI has one reader at a time"
+            )
         self.shape  # noqa: B018  raises for sizes that do not fit each other
 
     @property

@@ -9,6 +9,7 @@ between parts (sums of gradients that meet, RoPE) is in the range of the module 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
@@ -18,6 +19,23 @@ class Nvtx(Protocol):
     def range_push(self, name: str) -> object: ...
 
     def range_pop(self) -> object: ...
+
+
+class RecordFunctions:
+    """Ranges as annotations of torch.profiler, which sees no NVTX; one stack a thread."""
+
+    def __init__(self):
+        self._open = threading.local()
+
+    def range_push(self, name: str) -> None:
+        from torch.autograd.profiler import record_function
+
+        stack = self._open.__dict__.setdefault("stack", [])
+        stack.append(record_function(name))
+        stack[-1].__enter__()
+
+    def range_pop(self) -> None:
+        self._open.stack.pop().__exit__(None, None, None)
 
 
 class Ranges:

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Iterator
 
 from a2lib.benchmark.config import Config
-from a2lib.benchmark.ranges import Ranges
+from a2lib.benchmark.ranges import Ranges, RecordFunctions
 from a2lib.benchmark.result import Result
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.measure import synchronize
@@ -41,7 +41,10 @@ def check_here(config: Config) -> str:
     if device == "cpu":
         needs = {
             "precision 'tf32'": (config.precision == "tf32", "fp32 and bf16"),
-            f"nvtx {config.nvtx!r}": (config.nvtx != "none", "none"),
+            f"nvtx {config.nvtx!r}": (
+                config.nvtx != "none" and config.torch_profile is None,
+                "none, or any with torch_profile",
+            ),
             "capture": (config.capture, "to leave it out"),
             "cuda_profiler": (config.cuda_profiler, "to leave it out"),
         }
@@ -125,7 +128,7 @@ def _run_steps(config, result: Result, stopwatch: Stopwatch, nvtx, recorder) -> 
             stack.callback(captured.close)
             result.warmup.append(captured.times)
             step = captured.step
-        with _cuda_profiler(config):
+        with _cuda_profiler(config), _torch_profiler(config, result.device):
             for i in range(config.steps):
                 result.steps.append(step(stopwatch, f"step {i}"))
 
@@ -150,6 +153,8 @@ def _capture(workload, stopwatch: Stopwatch, graphs, first: str):
 def _nvtx(config: Config):
     if config.nvtx == "none":
         return None
+    if config.torch_profile is not None:
+        return RecordFunctions()
     import torch
 
     return torch.cuda.nvtx
@@ -197,6 +202,21 @@ def _cuda_profiler(config: Config) -> Iterator[None]:
     finally:
         synchronize("cuda")
         profiler.stop()
+
+
+@contextlib.contextmanager
+def _torch_profiler(config: Config, device: str) -> Iterator[None]:
+    if config.torch_profile is None:
+        yield
+        return
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    activities += [ProfilerActivity.CUDA] if device == "cuda" else []
+    with profile(activities=activities) as profiler:
+        yield
+        synchronize(device)
+    profiler.export_chrome_trace(config.torch_profile)
 
 
 @contextlib.contextmanager

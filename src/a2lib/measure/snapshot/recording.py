@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import sys
 import time
@@ -22,9 +23,11 @@ class Recorder:
 
     Enter it before the model is built. ``watch`` names a model's parameters and an optimizer's
     state; ``phase(name)`` brackets a stretch of the step, "step 0/forward" where it is inside of
-    another, and what autograd saves in one of ``SAVING`` is known as saved for backward. On "cuda" the allocator's own history is kept,
-    which slows the process for good: take no times in it. On "cpu" every storage of a tensor that
-    an operator makes counts, workspaces inside of operators do not.
+    another, and what autograd saves in one of ``SAVING`` is known as saved for backward.
+
+    On "cuda" the allocator's own history is kept, which slows the process for good: take no times
+    in it. On "cpu" every storage of a tensor that an operator makes counts; workspaces inside of
+    operators do not.
 
     What a checkpoint computes again in backward is temporary, as it is freed there. Raises
     ValueError for another device, and, when it is entered, for a path whose folder is not there.
@@ -195,6 +198,12 @@ def _frames() -> list[dict]:
     frame, found = sys._getframe(3), []
     while frame is not None and len(found) < FRAMES:
         code = frame.f_code
-        found.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+        found.append(_frame(code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return found
+
+
+@functools.lru_cache(maxsize=65_536)
+def _frame(filename: str, line: int, name: str) -> dict:
+    # One object for each: the pickle then holds it once.
+    return {"filename": filename, "line": line, "name": name}

@@ -86,9 +86,8 @@ def read(path: str | Path, device: int | None = None) -> Snapshot:
     except SnapshotError as error:
         raise SnapshotError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle fails in many ways
-        raise SnapshotError(f"{path}: no pickle, or one cut short ({type(error).__name__})") from (
-            None
-        )
+        kind = type(error).__name__
+        raise SnapshotError(f"{path}: no pickle, or one cut short ({kind})") from None
     try:
         return _snapshot(found, device)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:

@@ -150,22 +150,33 @@ def _storages_mode():
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
+    def storages(tree):
+        tensors = (x for x in tree_leaves(tree) if isinstance(x, torch.Tensor))
+        return [x.untyped_storage() for x in tensors]
+
     class Storages(TorchDispatchMode):
         def __init__(self):
             super().__init__()
             self.events: list[dict] = []
+            # Address -> size and watcher; what operators were given is from before the recording.
             self.alive: dict[int, tuple] = {}
+            self.before: dict[int, weakref.ref] = {}
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            for storage in storages((args, kwargs)):
+                address = storage.data_ptr()
+                if address not in self.alive and address not in self.before:
+                    self.before[address] = weakref.ref(
+                        storage, lambda _, address=address: self.before.pop(address)
+                    )
             result = function(*args, **(kwargs or {}))
-            for tensor in tree_leaves(result):
-                if isinstance(tensor, torch.Tensor):
-                    self.found(tensor.untyped_storage())
+            for storage in storages(result):
+                self.found(storage)
             return result
 
         def found(self, storage) -> None:
             address, size = storage.data_ptr(), storage.nbytes()
-            if not size or address in self.alive:
+            if not size or address in self.alive or address in self.before:
                 return
             # The watcher is kept: a reference that nobody holds calls nobody.
             watcher = weakref.ref(storage, lambda _: self.freed(address))

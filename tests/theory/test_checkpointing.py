@@ -111,18 +111,10 @@ SHAPE, BATCH, CONTEXT = Shape(d_model=16, d_ff=40, num_layers=4, num_heads=2), 2
 MODEL = ["none", "block", "segments:2", "segments:3", "nested:2", "recursive", "chain"]
 
 
-class Blocks(torch.nn.Module):
-    def __init__(self, layers, name):
-        super().__init__()
-        rope = RotaryPositionalEmbedding(1e4, SHAPE.head_dim, CONTEXT)
-        self.layers = torch.nn.ModuleList(
-            TransformerBlock(SHAPE.d_model, SHAPE.num_heads, SHAPE.d_ff, rope)
-            for _ in range(layers)
-        )
-        self.run = strategy(name, layers)
-
-    def forward(self, x):
-        return self.run(self.layers, x)
+def blocks(layers):
+    rope = RotaryPositionalEmbedding(1e4, SHAPE.head_dim, CONTEXT)
+    sizes = (SHAPE.d_model, SHAPE.num_heads, SHAPE.d_ff)
+    return torch.nn.ModuleList(TransformerBlock(*sizes, rope) for _ in range(layers))
 
 
 @pytest.fixture(autouse=True)
@@ -134,20 +126,21 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def measured(path, layers, name, fresh):
-    """Bytes after forward and the peak of backward, above the weights, on the CPU.
+def measured(path, layers, run, fresh):
+    """Bytes after forward and the peak of backward, above the weights, on the CPU; ``run`` is what
+    calls the blocks.
 
     The first input counts (checkpoints hold it, and the first block saves it), the loss too: it is
     a product and a sum, whose one result lives all through backward.
     """
-    blocks = Blocks(layers, name)
+    modules = blocks(layers)
     x, weight = torch.randn(2, BATCH, CONTEXT, SHAPE.d_model)
     if not fresh:
-        for p in blocks.parameters():
+        for p in modules.parameters():
             p.grad = torch.zeros_like(p)
     with memory.Recorder(path, "cpu") as recorder:
         y = (x + 0).requires_grad_()
-        y = blocks(y)
+        y = run(modules, y)
         with recorder.phase("after"):
             pass
         with recorder.phase("backward"):
@@ -158,24 +151,53 @@ def measured(path, layers, name, fresh):
     return memory.peak(found, "after").total, memory.peak(found, "backward").total
 
 
+def unit(path, run, gradients, fresh):
+    """The bytes of one block, or half, from one and two of them; and those of the last output."""
+    (one, peak), (two, _) = (measured(path, n, run, fresh) for n in (1, 2))
+    u = BATCH * CONTEXT * SHAPE.d_model * 4
+    return BlockBytes(u, two - one, peak, gradients), one - (two - one)
+
+
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
 def test_the_model_has_the_bytes_of_the_plan(tmp_path, fresh):
-    path = tmp_path / "x"
-    (one, peak), (two, _) = (measured(path, n, "none", fresh) for n in (1, 2))
-    u = BATCH * CONTEXT * SHAPE.d_model * 4
-    block = BlockBytes(u, two - one, peak, block_gradient_bytes(SHAPE))
-    output = one - block.saved  # of the last block, which it does not save
+    path, n = tmp_path / "x", SHAPE.num_layers
+    gradients = block_gradient_bytes(SHAPE)
+    block, output = unit(path, strategy("none", 2), gradients, fresh)
     for name in MODEL:
-        want = cost(plan(name, SHAPE.num_layers), block, fresh_gradients=fresh)
-        found = measured(path, SHAPE.num_layers, name, fresh)
+        want = cost(plan(name, n), block, fresh_gradients=fresh)
+        found = measured(path, n, strategy(name, n), fresh)
         assert found == (want.kept + output, want.peak), name
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
+def test_the_model_has_the_bytes_of_its_halves(tmp_path, fresh):
+    def attention(modules, x):
+        for module in modules:
+            x = module._attention(x)
+        return x
+
+    def ffn(modules, x):
+        for module in modules:
+            x = module._ffn(x)
+        return x
+
+    path, n = tmp_path / "x", SHAPE.num_layers
+    of_ffn = 4 * (3 * SHAPE.d_model * SHAPE.d_ff + SHAPE.d_model)
+    of_attention = block_gradient_bytes(SHAPE) - of_ffn
+    first, output = unit(path, attention, of_attention, fresh)
+    halves = {ATTENTION: first, FFN: unit(path, ffn, of_ffn, fresh)[0]}
+    want = cost(plan("half", n), UNIT, halves=halves, fresh_gradients=fresh)
+    found = measured(path, n, strategy("half", n), fresh)
+    assert found == (want.kept + output, want.peak)
+    assert (want.runs, want.cut) == (n, n)
 
 
 @pytest.mark.parametrize("ops", KEPT)
 def test_the_model_keeps_the_results_of_the_operations(tmp_path, ops):
-    after, _ = measured(tmp_path / "x", SHAPE.num_layers, f"selective:{ops}", fresh=False)
+    n = SHAPE.num_layers
+    after, _ = measured(tmp_path / "x", n, strategy(f"selective:{ops}", n), fresh=False)
     u = BATCH * CONTEXT * SHAPE.d_model * 4
-    assert after - u == SHAPE.num_layers * selective_kept(ops, SHAPE, BATCH, CONTEXT)
+    assert after - u == n * selective_kept(ops, SHAPE, BATCH, CONTEXT)
 
 
 @pytest.mark.parametrize("name", [*MODEL, "half", *(f"selective:{ops}" for ops in KEPT)])
@@ -184,7 +206,7 @@ def test_recomputed_operations_are_those_of_the_model(name):
     for one in ("none", name):
         with FlopCounterMode(display=False) as counter:
             x = torch.randn(BATCH, CONTEXT, SHAPE.d_model, requires_grad=True)
-            Blocks(SHAPE.num_layers, one)(x).sum().backward()
+            strategy(one, SHAPE.num_layers)(blocks(SHAPE.num_layers), x).sum().backward()
         counts[one] = counter.get_total_flops()
     again = counts[name] - counts["none"]
     assert again == recomputed_flops(name, SHAPE, BATCH, CONTEXT)

@@ -58,8 +58,9 @@ def command():
 
 
 @pytest.fixture
-def calls(monkeypatch):
+def calls(monkeypatch, tmp_path):
     """The calls so far; forward, backward and build among them. Event times are the host's."""
+    monkeypatch.chdir(tmp_path)  # where a history is written
     seen = []
 
     def note(name, result=None):
@@ -108,7 +109,8 @@ def calls(monkeypatch):
         assert not enabled or options == {"max_entries": 1_000_000, "stacks": "python"}
 
     monkeypatch.setattr(memory, "_record_memory_history", record)
-    monkeypatch.setattr(memory, "_dump_snapshot", lambda path: seen.append(f"dump {path}"))
+    empty = {"segments": [], "device_traces": [[]]}
+    monkeypatch.setattr(memory, "_snapshot", lambda: seen.append("snapshot") or dict(empty))
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: seen.append(f"<{name}"))
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", note(">"))
     monkeypatch.setattr(workload, "Workload", OnCpu)

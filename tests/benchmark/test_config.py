@@ -28,12 +28,12 @@ WRONG = [
     ("sync", "never", "sync 'never': allowed are step, phase"),
     ("nvtx", "all", "nvtx 'all': allowed are none, phases, modules"),
     ("attention", "fast", "attention 'fast': allowed are eager, flash, sdpa_flash"),
-    ("checkpointing", "all", "allowed are none, block, segments:k"),
+    ("checkpointing", "all", "allowed are none, half, block, segments:k"),
     ("checkpointing", "segments:3", "k must be a whole number from 1 to 2"),
     ("memory_history", "no/such/folder/x", "'no/such/folder/x': no such folder"),
+    ("torch_profile", "no/such/folder/x", "torch_profile 'no/such/folder/x': no such folder"),
     ("precision", "tf32", "precision 'tf32' needs a CUDA device; allowed on cpu is fp32 and bf16"),
     ("nvtx", "phases", "nvtx 'phases' needs a CUDA device; allowed on cpu is none"),
-    ("memory_history", "x.pickle", "memory_history needs a CUDA device"),
 ]
 
 
@@ -57,7 +57,7 @@ def test_whole_numbers_are_ints(tiny, value):
 
 
 def test_types_that_only_python_can_give(tiny):
-    for name in ("size", "mode", "attention", "checkpointing", "memory_history"):
+    for name in ("size", "mode", "attention", "checkpointing", "memory_history", "torch_profile"):
         with pytest.raises(ValueError, match="allowed"):
             check_here(tiny(**{name: 3}))
     with pytest.raises(ValueError, match="compile is 1; allowed are True and False"):
@@ -107,6 +107,11 @@ def test_a_capture_wants_a_gpu(tiny, monkeypatch):
         check_here(tiny(capture=True, warmup=2, device=None))
 
 
+def test_one_profiler_at_a_time(tiny, tmp_path):
+    with pytest.raises(ValueError, match="cuda_profiler and torch_profile exclude each other"):
+        tiny(device="cuda", cuda_profiler=True, torch_profile=str(tmp_path / "x"))
+
+
 def test_one_way_of_compiling(tiny):
     with pytest.raises(ValueError, match="compile and compile_blocks exclude each other"):
         tiny(compile=True, compile_blocks=True)
@@ -149,7 +154,7 @@ def test_every_field_is_an_option(tiny, tiny_arguments):
         "size": "large", "mode": "forward", "precision": "bf16", "compile": True, "seed": 3,
         "attention": "sdpa_math", "checkpointing": "segments:2", "autocast_cache": False,
         "sync": "phase", "nvtx": "none", "cuda_profiler": False, "memory_history": None,
-        "compile_blocks": False, "capture": False,
+        "compile_blocks": False, "capture": False, "torch_profile": None,
     }  # fmt: skip
     want = tiny(**given)
     fields = {field.name for field in dataclasses.fields(Config)}

@@ -28,7 +28,7 @@ def test_the_order_of_everything(tiny, calls):
         *(call.format("warmup") for call in step),
         "reset_peak", "profile",
         *(call.format("step") for call in step),
-        "synchronize", "profiled", "dump x.pickle", "recorded", "empty_cache",
+        "synchronize", "profiled", "snapshot", "recorded", "empty_cache",
     ]  # fmt: skip
     assert (result.device, result.device_name) == ("cuda", "NVIDIA H200")
     assert result.memory == {
@@ -86,7 +86,7 @@ def test_whatever_ends_a_run_the_files_are_written(tiny, calls, monkeypatch, err
         result = run(config)
         assert (result.status, len(result.steps)) == ("oom", 1)
         assert result.memory["peak_allocated_bytes"] == 300
-    assert calls[-4:] == ["profiled", "dump x.pickle", "recorded", "empty_cache"]
+    assert calls[-4:] == ["profiled", "snapshot", "recorded", "empty_cache"]
 
 
 def test_tf32_wants_the_hardware_and_is_set(tiny, calls, monkeypatch):

@@ -11,7 +11,8 @@ from a2lib.attention import UnsupportedError
 from a2lib.benchmark import MODES, PHASES, Result, StepTimes, Summary, run
 from a2lib.benchmark.__main__ import main
 from a2lib.benchmark.workload import Workload
-from a2lib.theory.transformer import forward_flops, parameter_count, step_flops
+from a2lib.measure import snapshot, trace
+from a2lib.theory.transformer import forward_flops, parameter_count, state_bytes, step_flops
 
 STEP = {
     "ms", "host_ms", "total_ms", "wall_ms", "loss", "allocated_bytes", "reserved_bytes",
@@ -56,6 +57,31 @@ def test_options_that_change_nothing_of_the_result(tiny):
     assert losses(sync="phase") == plain
     assert losses(precision="bf16", autocast_cache=False) == losses(precision="bf16") != plain
     assert losses(attention="sdpa_math") == pytest.approx(plain, rel=1e-4)
+
+
+def test_a_trace_by_torch_profiler_needs_no_gpu(tiny, tmp_path):
+    path = tmp_path / "trace.json.gz"
+    found = run(tiny(torch_profile=str(path), nvtx="modules"))
+    plain = run(tiny())
+    assert [s.loss for s in found.steps] == pytest.approx([s.loss for s in plain.steps], rel=1e-5)
+    read = trace.read(path)
+    assert list(read.steps()) == ["step 0", "step 1"]  # the warm-up is not in it
+    products = [k for k in read.kernels if k.kind == "matmul"]
+    # Nine a block of two, and the head's; in two steps.
+    assert [sum(k.phase == p for k in products) for p in ("forward", "backward")] == [38, 76]
+    assert trace.coverage(read.kernels).no_class == 0
+
+
+def test_a_history_of_memory_needs_no_gpu(tiny, tmp_path):
+    path = tmp_path / "memory.pickle"
+    config = tiny(memory_history=str(path), checkpointing="block")
+    assert [s.loss for s in run(config).steps] == [s.loss for s in run(tiny()).steps]
+    found = snapshot.read(path)
+    state = state_bytes(config.shape)
+    at_end = snapshot.peak(found, "step 1/optimizer").by_category()
+    assert at_end["gradients"] == state.gradients
+    assert at_end["parameters"] >= state.parameters  # and RoPE's tables
+    assert found.phases[0].name == "build" and found.unexplained_bytes == 0
 
 
 def test_compiled_as_one_graph(tiny, monkeypatch):

@@ -76,7 +76,9 @@ class Config:
         "eager, flash (this library's), sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math or flex",
     )
     checkpointing: str = _option(
-        "none", "activations computed again in backward: none, block, or segments:k of k blocks"
+        "none",
+        "activations computed again in backward: none, half, block, segments:k of k blocks, "
+        "nested:k, recursive, chain, selective:ops (linear, products or attention)",
     )
     autocast_cache: bool = _option(
         True, "autocast keeps no bf16 copy of a weight after its use (else until the loss)"
@@ -96,10 +98,15 @@ class Config:
         False,
         "start and stop the CUDA profiler around the measured steps (nsys -c cudaProfilerApi)",
     )
+    torch_profile: str | None = _option(
+        None,
+        "write a chrome trace of the measured steps by torch.profiler to this file (.gz packs it), "
+        "the ranges of nvtx as its annotations; also without a GPU",
+    )
     memory_history: str | None = _option(
         None,
-        "write PyTorch's allocation history, a pickle for pytorch.org/memory_viz, to this file; "
-        "the times of such a run are not for publishing",
+        "write the history of allocations to this file, a pickle for a2lib.measure.snapshot and "
+        "for pytorch.org/memory_viz; the times of such a run are not for publishing",
     )
 
     def __post_init__(self) -> None:
@@ -127,8 +134,14 @@ class Config:
                     "nvtx 'modules' needs checkpointing 'none', since recomputation stops midway; "
                     "allowed here is 'phases'"
                 )
-        if self.memory_history is not None and not Path(self.memory_history).parent.is_dir():
-            raise ValueError(f"memory_history {self.memory_history!r}: no such folder")
+        for name in ("memory_history", "torch_profile"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).parent.is_dir():
+                raise ValueError(f"{name} {path!r}: no such folder")
+        if self.cuda_profiler and self.torch_profile is not None:
+            raise ValueError(
+                "cuda_profiler and torch_profile exclude each other: CUPTI has one reader at a time"
+            )
         self.shape  # noqa: B018  raises for sizes that do not fit each other
 
     @property

@@ -9,8 +9,9 @@ between parts (sums of gradients that meet, RoPE) is in the range of the module 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 
@@ -20,22 +21,47 @@ class Nvtx(Protocol):
     def range_pop(self) -> object: ...
 
 
-class Ranges:
-    """``with ranges("forward"):`` pushes and pops; with ``nvtx`` None it does nothing."""
+class RecordFunctions:
+    """Ranges as annotations of torch.profiler, which sees no NVTX; one stack a thread."""
 
-    def __init__(self, nvtx: Nvtx | None = None):
-        self._nvtx = nvtx
+    def __init__(self):
+        self._open = threading.local()
+
+    def range_push(self, name: str) -> None:
+        from torch.autograd.profiler import record_function
+
+        stack = self._open.__dict__.setdefault("stack", [])
+        stack.append(record_function(name))
+        stack[-1].__enter__()
+
+    def range_pop(self) -> None:
+        self._open.stack.pop().__exit__(None, None, None)
+
+
+class Ranges:
+    """``with ranges("forward"):`` pushes and pops; with ``nvtx`` None it does nothing.
+
+    ``phase(name)``, if given, is a context that every range is in as well (``Recorder.phase``).
+    """
+
+    def __init__(
+        self,
+        nvtx: Nvtx | None = None,
+        phase: Callable[[str], AbstractContextManager] | None = None,
+    ):
+        self._nvtx, self._phase = nvtx, phase
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        if self._nvtx is None:
-            yield
-            return
-        self._nvtx.range_push(name)
-        try:
-            yield
-        finally:
-            self._nvtx.range_pop()
+        with nullcontext() if self._phase is None else self._phase(name):
+            if self._nvtx is None:
+                yield
+                return
+            self._nvtx.range_push(name)
+            try:
+                yield
+            finally:
+                self._nvtx.range_pop()
 
 
 def annotate(model, nvtx: Nvtx) -> None:

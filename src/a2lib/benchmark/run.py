@@ -10,14 +10,14 @@ import platform
 from collections.abc import Iterator
 
 from a2lib.benchmark.config import Config
-from a2lib.benchmark.ranges import Ranges
+from a2lib.benchmark.ranges import Ranges, RecordFunctions
 from a2lib.benchmark.result import Result
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.measure import synchronize
 from a2lib.measure.failures import outcome
 from a2lib.measure.runs import git_version
+from a2lib.measure.snapshot import Recorder
 
-HISTORY_ENTRIES = 1_000_000
 NOTE_LENGTH = 300
 
 
@@ -41,10 +41,12 @@ def check_here(config: Config) -> str:
     if device == "cpu":
         needs = {
             "precision 'tf32'": (config.precision == "tf32", "fp32 and bf16"),
-            f"nvtx {config.nvtx!r}": (config.nvtx != "none", "none"),
+            f"nvtx {config.nvtx!r}": (
+                config.nvtx != "none" and config.torch_profile is None,
+                "none, or any with torch_profile",
+            ),
             "capture": (config.capture, "to leave it out"),
             "cuda_profiler": (config.cuda_profiler, "to leave it out"),
-            "memory_history": (config.memory_history is not None, "to leave it out"),
         }
         for option, (asked, instead) in needs.items():
             if asked:
@@ -70,8 +72,8 @@ def run(config: Config, into: Result | None = None) -> Result:
     result.device_name, result.versions = _describe(result.device)
     failed = ""
     try:
-        with _precision(config), _memory_history(config):
-            failed = _measure(config, result)
+        with _precision(config), _memory_history(config, result.device) as recorder:
+            failed = _measure(config, result, recorder)
     finally:
         _release(config, result.device)
     if failed:
@@ -79,12 +81,14 @@ def run(config: Config, into: Result | None = None) -> Result:
     return result
 
 
-def _measure(config: Config, result: Result) -> str:
-    """Fill ``result``; "" or "status: note". Once it has returned nothing holds the model."""
+def _measure(config: Config, result: Result, recorder: Recorder | None) -> str:
+    """Fill ``result``; "" or "status: note". Once it has returned only the recorder holds the
+    model."""
     nvtx = _nvtx(config)
-    stopwatch = Stopwatch(result.device, config.sync == "phase", Ranges(nvtx))
+    ranges = Ranges(nvtx, recorder.phase if recorder else None)
+    stopwatch = Stopwatch(result.device, config.sync == "phase", ranges)
     try:
-        _run_steps(config, result, stopwatch, nvtx)
+        _run_steps(config, result, stopwatch, nvtx, recorder)
     except KeyboardInterrupt:
         result.status, result.note = "interrupted", f"in {stopwatch.where}"
         raise
@@ -97,7 +101,7 @@ def _measure(config: Config, result: Result) -> str:
     return ""
 
 
-def _run_steps(config: Config, result: Result, stopwatch: Stopwatch, nvtx) -> None:
+def _run_steps(config, result: Result, stopwatch: Stopwatch, nvtx, recorder) -> None:
     import torch
 
     from a2lib.benchmark.workload import Workload
@@ -109,6 +113,9 @@ def _run_steps(config: Config, result: Result, stopwatch: Stopwatch, nvtx) -> No
             stack.enter_context(graphs.on_stream())
         with stopwatch.ranges("build"):
             workload = Workload(config, result.device, nvtx)
+        if recorder is not None:
+            whole = not (config.compile or config.compile_blocks)
+            recorder.watch(workload.model, workload.optimizer, modules=whole)
         for i in range(config.warmup - config.capture):
             result.warmup.append(workload.step(stopwatch, f"warmup {i}"))
         if graphs is not None:
@@ -121,7 +128,7 @@ def _run_steps(config: Config, result: Result, stopwatch: Stopwatch, nvtx) -> No
             stack.callback(captured.close)
             result.warmup.append(captured.times)
             step = captured.step
-        with _cuda_profiler(config):
+        with _cuda_profiler(config), _torch_profiler(config, result.device):
             for i in range(config.steps):
                 result.steps.append(step(stopwatch, f"step {i}"))
 
@@ -146,6 +153,8 @@ def _capture(workload, stopwatch: Stopwatch, graphs, first: str):
 def _nvtx(config: Config):
     if config.nvtx == "none":
         return None
+    if config.torch_profile is not None:
+        return RecordFunctions()
     import torch
 
     return torch.cuda.nvtx
@@ -172,21 +181,12 @@ def _precision(config: Config) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-@contextlib.contextmanager
-def _memory_history(config: Config) -> Iterator[None]:
+def _memory_history(config: Config, device: str):
     """Record from before the model is built, or its parameters would have no event; write the file
     however the run ends."""
     if config.memory_history is None:
-        yield
-        return
-    from torch.cuda import memory
-
-    memory._record_memory_history(max_entries=HISTORY_ENTRIES, stacks="python")
-    try:
-        yield
-    finally:
-        memory._dump_snapshot(config.memory_history)
-        memory._record_memory_history(enabled=None)
+        return contextlib.nullcontext()
+    return Recorder(config.memory_history, device)
 
 
 @contextlib.contextmanager
@@ -202,6 +202,21 @@ def _cuda_profiler(config: Config) -> Iterator[None]:
     finally:
         synchronize("cuda")
         profiler.stop()
+
+
+@contextlib.contextmanager
+def _torch_profiler(config: Config, device: str) -> Iterator[None]:
+    if config.torch_profile is None:
+        yield
+        return
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    activities += [ProfilerActivity.CUDA] if device == "cuda" else []
+    with profile(activities=activities) as profiler:
+        yield
+        synchronize(device)
+    profiler.export_chrome_trace(config.torch_profile)
 
 
 @contextlib.contextmanager

@@ -4,17 +4,41 @@ A strategy is a function ``run(blocks, x) -> x`` that calls the blocks in order 
 one keeps everything. ``strategy(text, num_layers)`` makes one of its name, with an argument after a
 colon where it takes one:
 
-    none          keep everything
-    block         keep each block's input and compute the block again in backward
-    segments:k    the same for k blocks at a time (the last segment may have fewer)
+    none            keep everything
+    half            keep the input of each block's attention and of each block's FFN, and compute
+                    either again in backward
+    block           keep each block's input and compute the block again
+    segments:k      the same for k blocks at a time (the last segment may have fewer)
+    nested:k        segments of k, and within one that is computed again each block on its own
+    recursive       halves, whose halves are computed again in halves, down to one block
+    chain           keep the first input alone: a block is computed again from the start
+    selective:ops   each block on its own, but with the results of some operations kept: ops is
+                    linear (its seven linear layers), products (those and the two products of eager
+                    attention) or attention (its result, where it is one operation: not eager's)
 
-Another strategy is another entry of ``STRATEGIES``.
+``a2lib.theory.checkpointing`` has the memory and the work of each. All give the loss and the
+gradients of ``none`` to the bit where the operations themselves are deterministic: the same
+operations run again on the same numbers. Recomputation ends as soon as it has what backward lacks
+(PyTorch's early stop), so the last product of a segment is not repeated.
+
+Under autocast keep ``cache_enabled=False``: its cache of 16-bit weights otherwise outlives each
+segment. Another strategy is another entry of ``STRATEGIES``. Sources: Chen et al., "Training Deep
+Nets with Sublinear Memory Cost" (2016), for segments and recursion; PyTorch's
+``torch.utils.checkpoint`` for selection by operation.
 """
 
+from __future__ import annotations
+
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 Run = Callable[[Sequence[nn.Module], Tensor], Tensor]
 
@@ -26,27 +50,109 @@ def run_blocks(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
-def _segments(k: int) -> Run:
-    def run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+def _again(function: Callable, *arguments, **options):
+    """``function(*arguments)``, of which only the arguments are kept."""
+    return checkpoint(
+        function,
+        *arguments,
+        use_reentrant=False,
+        preserve_rng_state=False,  # nothing here draws random numbers
+        **options,
+    )
+
+
+def _segments(k: int, run: Run = run_blocks) -> Run:
+    """``run`` on k blocks at a time, each time computed again."""
+
+    def run_segments(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
         blocks = list(blocks)
         for start in range(0, len(blocks), k):
-            x = checkpoint(
-                run_blocks,
-                blocks[start : start + k],
-                x,
-                use_reentrant=False,
-                preserve_rng_state=False,  # nothing here draws random numbers
-            )
+            x = _again(run, blocks[start : start + k], x)
+        return x
+
+    return run_segments
+
+
+def _nested(k: int) -> Run:
+    return _segments(k, _segments(1))
+
+
+def _halves(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x, each=_again)
+    return x
+
+
+def _recursive(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+    blocks = list(blocks)
+    if len(blocks) == 1:
+        return _again(blocks[0], x)
+    # The first half is the longer: what is kept beside it is the other's input alone.
+    middle = (len(blocks) + 1) // 2
+    for half in (blocks[:middle], blocks[middle:]):
+        # One block needs no checkpoint around its own.
+        x = _recursive(half, x) if len(half) == 1 else _again(_recursive, half, x)
+    return x
+
+
+def _chain(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+    *before, last = blocks
+    if not before:
+        return _again(last, x)
+    return _again(lambda x: last(_chain(before, x)), x)
+
+
+def _selective(ops: str) -> Run:
+    contexts = functools.partial(create_selective_checkpoint_contexts, _policy(KEPT[ops]))
+
+    def run(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+        for block in blocks:
+            x = _again(block, x, context_fn=contexts)
         return x
 
     return run
 
 
-# Name to (what it takes, None for nothing; how it is made from that and the number of blocks).
-STRATEGIES: dict[str, tuple[str | None, Callable[[int], Run]]] = {
-    "none": (None, lambda _: run_blocks),
-    "block": (None, lambda _: _segments(1)),
+def _policy(kept: frozenset) -> Callable:
+    def policy(context, operation, *arguments, **options) -> CheckpointPolicy:
+        must = operation in kept
+        return CheckpointPolicy.MUST_SAVE if must else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
+
+
+def _kept_operations() -> dict[str, frozenset]:
+    import a2lib.attention  # noqa: F401  defines a2lib::flash_forward
+
+    aten = torch.ops.aten
+    linear = {aten.mm.default, aten.addmm.default}
+    names = (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+    attention = {getattr(aten, name).default for name in names}
+    attention.add(torch.ops.a2lib.flash_forward.default)
+    return {
+        "linear": frozenset(linear),
+        "products": frozenset(linear | {aten.bmm.default}),
+        "attention": frozenset(attention),
+    }
+
+
+KEPT = _kept_operations()
+
+# Name to (what it takes, None for nothing; how it is made from that). "k" is a number of blocks.
+STRATEGIES: dict[str, tuple[str | None, Callable[..., Run]]] = {
+    "none": (None, lambda: run_blocks),
+    "half": (None, lambda: _halves),
+    "block": (None, lambda: _segments(1)),
     "segments": ("k", _segments),
+    "nested": ("k", _nested),
+    "recursive": (None, lambda: _recursive),
+    "chain": (None, lambda: _chain),
+    "selective": ("ops", _selective),
 }
 ALLOWED = ", ".join(
     name + (f":{takes}" if takes else "") for name, (takes, _) in STRATEGIES.items()
@@ -57,14 +163,18 @@ def strategy(text: str, num_layers: int) -> Run:
     """The strategy that ``text`` names, for a model of ``num_layers`` blocks.
 
     Raises ValueError, in one line, for another name, and for an argument that is missing, not asked
-    for, or outside 1 to num_layers.
+    for, outside 1 to num_layers (k) or not in ``KEPT`` (ops).
     """
     name, colon, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
     takes, make = STRATEGIES.get(name, (None, None))
     if make is None or bool(takes) != bool(colon):
         raise ValueError(f"checkpointing {text!r}: allowed are {ALLOWED}")
-    if not takes:
-        return make(0)
+    if takes is None:
+        return make()
+    if takes == "ops":
+        if argument not in KEPT:
+            raise ValueError(f"checkpointing {text!r}: allowed as ops are {', '.join(KEPT)}")
+        return make(argument)
     size = int(argument) if argument.isascii() and argument.isdigit() else 0
     if not 1 <= size <= num_layers:
         raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -41,9 +43,17 @@ class TransformerBlock(nn.Module):
         self.ln2 = RMSNorm(d_model, **place)
         self.ffn = SwiGLU(d_model, d_ff, **place)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x ``(B, T, d_model)`` to the same shape."""
-        x = x + self.attn(self.ln1(x))
+    def forward(self, x: Tensor, each: Callable | None = None) -> Tensor:
+        """x ``(B, T, d_model)`` to the same shape. ``each(half, x)``, if given, calls the two
+        halves, attention and FFN with their residuals: a checkpoint can stand there."""
+        for half in (self._attention, self._ffn):
+            x = half(x) if each is None else each(half, x)
+        return x
+
+    def _attention(self, x: Tensor) -> Tensor:
+        return x + self.attn(self.ln1(x))
+
+    def _ffn(self, x: Tensor) -> Tensor:
         return x + self.ffn(self.ln2(x))
 
 

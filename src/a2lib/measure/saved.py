@@ -1,0 +1,116 @@
+"""What autograd keeps for a backward: every tensor once, with the module and operations that do.
+
+    x = x.requires_grad_()
+    output, saved = saved_for_backward(block, x)
+    by_module(saved)                    # {"ln1": bytes, "attn": bytes, ...}
+    sum(one.bytes for one in saved)
+
+Two counts meet here. Hooks see each tensor as it is saved, which gives bytes and modules; the graph
+itself, walked afterwards, gives the operations. A tensor that several operations keep is one
+storage and counts once, in full, even where a view of it is kept; the first module in the forward's
+order owns it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Saved:
+    """One storage. ``operations`` are "MmBackward0.self" and the like, of all that keep it; none
+    for what only Python code outside of the graph's own nodes keeps."""
+
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    operations: list[str] = field(default_factory=list)
+
+
+def saved_for_backward(model, *inputs) -> tuple[object, list[Saved]]:
+    """``model(*inputs)`` and what it keeps, in the order in which it was first kept.
+
+    The model's parameters and buffers do not count. For eager code, on any device; what a
+    checkpoint leaves out is not kept, and so not here. Nothing of the result holds the tensors.
+    """
+    from torch.autograd.graph import saved_tensors_hooks
+
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    found: dict[int, Saved] = {}
+    held = []  # until the end: an address must not be given to another tensor
+    inside: list[str] = []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        held.append(tensor)
+        if address not in own and address not in found and storage.nbytes():
+            module = inside[-1] if inside else ""
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found[address] = Saved(module, tuple(tensor.shape), dtype, storage.nbytes())
+        return tensor
+
+    hooks = []
+    for name, module in model.named_modules():
+        hooks += [
+            module.register_forward_pre_hook(lambda *_, name=name: inside.append(name)),
+            module.register_forward_hook(lambda *_: _drop(inside), always_call=True),
+        ]
+    try:
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = model(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    _name_operations(output, found)
+    return output, list(found.values())
+
+
+def by_module(saved: Iterable[Saved]) -> dict[str, int]:
+    """Module -> bytes, in order."""
+    return _sums(saved, lambda one: one.module)
+
+
+def by_operation(saved: Iterable[Saved]) -> dict[str, int]:
+    """The first operation that keeps it -> bytes, most first; "" for none."""
+    sums = _sums(saved, lambda one: one.operations[0] if one.operations else "")
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def _sums(saved, key) -> dict[str, int]:
+    sums: dict[str, int] = defaultdict(int)
+    for one in saved:
+        sums[key(one)] += one.bytes
+    return dict(sums)
+
+
+def _drop(stack: list) -> None:
+    stack.pop()
+
+
+def _name_operations(output, found: dict[int, Saved]) -> None:
+    import torch
+
+    seen, nodes, order = set(), [output.grad_fn], []
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        order.append(node)
+        nodes += [following for following, _ in node.next_functions]
+    # From the first operation of the forward on, as autograd numbers them.
+    for node in sorted(order, key=lambda node: node._sequence_nr()):
+        named = [(a.removeprefix("_saved_"), a) for a in dir(node) if a.startswith("_saved_")]
+        kept = [(name, getattr(node, attribute)) for name, attribute in named]
+        if hasattr(node, "saved_tensors"):  # a Function of Python
+            kept += [(str(i), t) for i, t in enumerate(node.saved_tensors)]
+        for name, value in kept:
+            for tensor in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(tensor, torch.Tensor):
+                    one = found.get(tensor.untyped_storage().data_ptr())
+                    if one is not None:
+                        one.operations.append(f"{node.name()}.{name}")

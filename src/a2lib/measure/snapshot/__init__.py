@@ -1,0 +1,46 @@
+"""Where a training step's memory goes: what the allocator recorded, read by category and phase.
+
+    with Recorder("memory.pickle", "cuda") as recorder:        # before the model is built
+        model = build()
+        recorder.watch(model, optimizer)
+        with recorder.phase("forward"): ...
+
+    snapshot = read("memory.pickle")
+    timeline(snapshot)                  # some thousand points: time, phase, bytes by category
+    peak(snapshot).largest(20)          # what was alive at the peak, with the line that made it
+
+``python -m a2lib.benchmark --memory-history memory.pickle`` records so; the file is also one that
+pytorch.org/memory_viz shows. A pickle of PyTorch's own ``_dump_snapshot`` is read too: it knows no
+phases, so that its bytes are "other" unless a line of code gives them away. On a CPU the recorder
+counts the storages of tensors and writes the same form. Reading needs no torch.
+
+Sizes are those that tensors asked for; the allocator rounds them up (``requested_bytes`` of its
+statistics is the same sum). Times are the host's: it allocates ahead of the GPU.
+"""
+
+from a2lib.measure.snapshot.reading import Allocation, Snapshot, SnapshotError, read
+from a2lib.measure.snapshot.recording import Recorder
+from a2lib.measure.snapshot.timeline import (
+    CATEGORIES,
+    Peak,
+    Point,
+    largest_rows,
+    peak,
+    timeline,
+    timeline_rows,
+)
+
+__all__ = [
+    "CATEGORIES",
+    "Allocation",
+    "Peak",
+    "Point",
+    "Recorder",
+    "Snapshot",
+    "SnapshotError",
+    "largest_rows",
+    "peak",
+    "read",
+    "timeline",
+    "timeline_rows",
+]

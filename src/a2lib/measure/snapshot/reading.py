@@ -1,0 +1,219 @@
+"""Read the allocator's pickle into allocations with a beginning, an end and a category."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from a2lib.errors import OneLine
+
+# What belongs to what, most certain first: a tensor that is known by its address; then what was
+# freed in the phase that allocated it; then the rest (inputs, workspaces, what nobody named).
+PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer state"
+SAVED, TEMPORARIES, OTHER = "saved for backward", "temporaries", "other"
+CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED, TEMPORARIES, OTHER)
+NOTES = "a2lib"  # key of the recorder's notes in the pickle's dictionary
+_OWNED = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED)
+
+
+class SnapshotError(OneLine, ValueError):
+    """The file is no snapshot of PyTorch's allocator; the message is one line and says why."""
+
+
+@dataclass
+class Allocation:
+    """Bytes from ``start_us`` to ``end_us``, Unix microseconds: -inf where they were there before
+    the recording, inf where they are there at its end. ``first`` and ``last`` are the numbers of
+    those events, which tell the order within one microsecond.
+
+    ``phase`` is that of the allocation, "" where unknown; ``name`` of a parameter, or of the module
+    that saved it. ``line`` is the line of code nearest to the allocation outside of PyTorch, as
+    ``model/layers.py:140 forward``; "" in backward's own thread, which runs no Python.
+    """
+
+    address: int
+    bytes: int
+    start_us: float
+    end_us: float = math.inf
+    category: str = OTHER
+    phase: str = ""
+    name: str = ""
+    line: str = ""
+    first: int = -1
+    last: float = math.inf
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of the recording by name, in Unix microseconds; one may lie inside another."""
+
+    name: str
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """``allocations`` in the order in which they were made. ``reserved_bytes`` is what the device
+    had given to the allocator at the end, ``unexplained_bytes`` how much more (or less) its blocks
+    hold at the end than the allocations do: 0, unless the history lost its beginning."""
+
+    allocations: list[Allocation]
+    phases: list[Phase]
+    reserved_bytes: int
+    unexplained_bytes: int
+
+    def phase_at(self, time_us: float) -> str:
+        """The innermost phase at that time; "" outside of all."""
+        inside = [p for p in self.phases if p.start_us <= time_us <= p.end_us]
+        return min(inside, key=lambda p: p.end_us - p.start_us).name if inside else ""
+
+
+def read(path: str | Path, device: int | None = None) -> Snapshot:
+    """The snapshot in ``path``, of the device with the most events unless one is named.
+
+    The pickle is read without running code: one that asks for any is refused. Raises SnapshotError
+    for what is no snapshot or lost its beginning, OSError where there is no such file.
+    """
+    content = Path(path).read_bytes()
+    try:
+        found = _Plain(io.BytesIO(content)).load()
+    except SnapshotError as error:
+        raise SnapshotError(f"{path}: {error}") from None
+    except Exception as error:  # a damaged pickle fails in many ways
+        kind = type(error).__name__
+        raise SnapshotError(f"{path}: no pickle, or one cut short ({kind})") from None
+    try:
+        return _snapshot(found, device)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        reason = str(error) if isinstance(error, SnapshotError) else _reason(error)
+        raise SnapshotError(f"{path}: {reason}") from None
+
+
+class _Plain(pickle.Unpickler):
+    """Containers, text and numbers alone; anything else in a pickle is a function to call."""
+
+    def find_class(self, module: str, name: str):
+        raise SnapshotError(f"asks for {module}.{name}; a snapshot holds plain data alone")
+
+
+def _reason(error: Exception) -> str:
+    words = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+    return f"no snapshot of PyTorch's allocator: {words}"
+
+
+def _snapshot(found, device: int | None) -> Snapshot:
+    if not isinstance(found, dict) or not {"segments", "device_traces"} <= set(found):
+        raise SnapshotError("no snapshot: allowed is a dictionary of segments and device_traces")
+    traces = found["device_traces"]
+    if not traces or not any(traces):
+        raise SnapshotError("no event was recorded; call _record_memory_history first")
+    if device is None:
+        device = max(range(len(traces)), key=lambda i: len(traces[i]))
+    if not 0 <= device < len(traces):
+        raise SnapshotError(f"device {device}: allowed are 0 to {len(traces) - 1}")
+    notes = found.get(NOTES, {})
+    events, most = traces[device], notes.get("max_entries")
+    if most is not None and len(events) >= most:
+        raise SnapshotError(f"the history is full ({most} entries) and has lost its beginning")
+    segments = [s for s in found["segments"] if s.get("device", device) == device]
+    blocks = [
+        block
+        for segment in segments
+        for block in _blocks(segment)
+        if block["state"] == "active_allocated"
+    ]
+    allocations, open_bytes = _replay(events, blocks)
+    phases = [Phase(str(name), float(a), float(b)) for name, a, b in notes.get("phases", ())]
+    snapshot = Snapshot(
+        allocations,
+        phases,
+        sum(segment["total_size"] for segment in segments),
+        sum(_requested(block) for block in blocks) - open_bytes,
+    )
+    _categorise(snapshot, notes.get("owners", ()))
+    return snapshot
+
+
+def _blocks(segment: dict) -> list[dict]:
+    """Its blocks, each with an address, which older versions leave to be added up."""
+    address, blocks = segment["address"], []
+    for block in segment["blocks"]:
+        blocks.append({"address": address, **block})
+        address += block["size"]
+    return blocks
+
+
+def _requested(block: dict) -> int:
+    return block.get("requested_size", block["size"])
+
+
+def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], int]:
+    """The allocations, and the bytes of those without an end."""
+    made: list[Allocation] = []
+    before: list[Allocation] = []
+    alive: dict[int, Allocation] = {}
+    for number, event in enumerate(events):
+        action = event["action"]
+        if action == "alloc":
+            one = Allocation(event["addr"], event["size"], event["time_us"])
+            one.first, one.line = number, _line(event.get("frames", ()))
+            made.append(one)
+            alive[one.address] = one
+        # A block that another stream still uses is freed at "free_completed"; nobody holds it then.
+        elif action == "free_requested":
+            one = alive.pop(event["addr"], None)
+            if one is None:
+                one = Allocation(event["addr"], event["size"], -math.inf)
+                before.append(one)
+            one.end_us, one.last = event["time_us"], number
+    for block in blocks:
+        if block["address"] not in alive:
+            one = Allocation(block["address"], _requested(block), -math.inf)
+            one.line = _line(block.get("frames", ()))
+            before.append(one)
+            alive[one.address] = one
+    return before + made, sum(one.bytes for one in alive.values())
+
+
+def _line(frames) -> str:
+    """The innermost frame of Python code that is neither PyTorch's nor without a file."""
+    for frame in frames:
+        path = PurePosixPath(str(frame["filename"]).replace("\\", "/"))
+        if path.suffix == ".py" and "torch" not in path.parts and "contextlib.py" != path.name:
+            return f"{'/'.join(path.parts[-2:])}:{frame['line']} {frame['name']}"
+    return ""
+
+
+def _categorise(snapshot: Snapshot, owners) -> None:
+    """By the recorder's notes: (category, address, name, when it was seen there)."""
+    seen: dict[int, list[tuple[float, str, str]]] = defaultdict(list)
+    for category, address, name, time_us in owners:
+        if category not in _OWNED:
+            raise SnapshotError(f"owner {category!r}: allowed are {', '.join(_OWNED)}")
+        seen[address].append((time_us, category, name))
+    for notes in seen.values():
+        notes.sort()
+    for one in snapshot.allocations:
+        one.phase = snapshot.phase_at(one.start_us)
+        notes = seen.get(one.address, [])
+        first = bisect_left(notes, (one.start_us,))
+        held = [note for note in notes[first:] if note[0] <= one.end_us]
+        if held:
+            _, one.category, one.name = min(held, key=lambda note: _OWNED.index(note[1]))
+        elif one.phase and one.end_us < math.inf and _same_phase(snapshot, one):
+            one.category = TEMPORARIES
+        elif not owners and "optim/" in one.line and one.end_us == math.inf:
+            one.category = OPTIMIZER
+
+
+def _same_phase(snapshot: Snapshot, one: Allocation) -> bool:
+    return any(
+        p.name == one.phase and p.start_us <= one.start_us and one.end_us <= p.end_us
+        for p in snapshot.phases
+    )

@@ -1,0 +1,220 @@
+"""Record a step's allocations, with what belongs to the model, what backward keeps, and phases."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from a2lib.measure.snapshot.reading import GRADIENTS, NOTES, OPTIMIZER, PARAMETERS, SAVED
+
+MAX_ENTRIES = 1_000_000
+SAVING = ("forward", "loss")  # phases that build a graph
+FRAMES = 40  # innermost frames of Python that a CPU's event keeps
+
+
+class Recorder:
+    """Writes a snapshot to ``path`` when its ``with`` ends, however it ends.
+
+    Enter it before the model is built. ``watch`` names a model's parameters and an optimizer's
+    state; ``phase(name)`` brackets a stretch of the step, "step 0/forward" where it is inside of
+    another, and what autograd saves in one of ``SAVING`` is known as saved for backward.
+
+    On "cuda" the allocator's own history is kept, which slows the process for good: take no times
+    in it. On "cpu" every storage of a tensor that an operator makes counts; workspaces inside of
+    operators do not.
+
+    What a checkpoint computes again in backward is temporary, as it is freed there. Raises
+    ValueError for another device, and, when it is entered, for a path whose folder is not there.
+    """
+
+    def __init__(self, path: str | Path, device: str):
+        if device not in ("cuda", "cpu"):
+            raise ValueError(f"device {device!r}: allowed are cuda, cpu")
+        self.path, self.device = Path(path), device
+        self._phases: list[tuple[str, float, float]] = []
+        self._owners: list[tuple[str, int, str, float]] = []
+        self._model = self._optimizer = None
+        self._modules: list[str] = []
+        self._inside: list[str] = []
+        self._kept: list[tuple[str, weakref.ref]] = []
+
+    def __enter__(self) -> Recorder:
+        if not self.path.parent.is_dir():
+            raise ValueError(f"{self.path}: no such folder")
+        if self.device == "cpu":
+            self._storages = _storages_mode()
+            self._storages.__enter__()
+        else:
+            from torch.cuda import memory
+
+            memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python")
+        return self
+
+    def __exit__(self, *failure) -> None:
+        if self.device == "cpu":
+            self._storages.__exit__(*failure)
+            snapshot = self._storages.snapshot()
+        else:
+            from torch.cuda import memory
+
+            snapshot = memory._snapshot()
+            memory._record_memory_history(enabled=None)
+        self._model = self._optimizer = None  # a run gives its memory back
+        most = MAX_ENTRIES if self.device == "cuda" else None
+        snapshot[NOTES] = {"phases": self._phases, "owners": self._owners, "max_entries": most}
+        self.path.write_bytes(pickle.dumps(snapshot))
+
+    def watch(self, model, optimizer=None, *, modules: bool = True) -> None:
+        """Know what this model and this optimizer hold, from now on at the end of every phase.
+
+        With ``modules`` what is saved has the name of its module, by hooks on each: not for a model
+        that is compiled.
+        """
+        self._model, self._optimizer = model, optimizer
+        for name, module in model.named_modules() if modules else ():
+            module.register_forward_pre_hook(self._entering(name))
+            module.register_forward_hook(self._left, always_call=True)
+        self._look()
+
+    def _entering(self, name: str):
+        def hook(module, arguments):
+            self._modules.append(name)
+
+        return hook
+
+    def _left(self, module, arguments, output):
+        self._modules.pop()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        from torch.autograd.graph import saved_tensors_hooks
+
+        self._inside.append(name)
+        path, start = "/".join(self._inside), _now()
+        try:
+            with contextlib.ExitStack() as stack:
+                if self._model is not None and name in SAVING:
+                    stack.enter_context(saved_tensors_hooks(self._saved, lambda tensor: tensor))
+                yield
+                self._look()
+        finally:
+            self._inside.pop()
+            self._phases.append((path, start, _now()))
+
+    def _saved(self, tensor):
+        # Looked at when the phase ends: holding the tensor would change what is measured.
+        name = self._modules[-1] if self._modules else ""
+        self._kept.append((name, weakref.ref(tensor.untyped_storage())))
+        return tensor
+
+    def _own(self, category: str, name: str, storage) -> None:
+        if storage.device.type == self.device and storage.nbytes():
+            self._owners.append((category, storage.data_ptr(), name, _now()))
+
+    def _look(self) -> None:
+        if self._model is None:
+            return
+        for name, reference in self._kept:
+            storage = reference()
+            if storage is not None:
+                self._own(SAVED, name, storage)
+        self._kept.clear()
+        tensors = [*self._model.named_parameters(), *self._model.named_buffers()]
+        for name, tensor in tensors:
+            self._own(PARAMETERS, name, tensor.untyped_storage())
+            if tensor.grad is not None:
+                self._own(GRADIENTS, name, tensor.grad.untyped_storage())
+        if self._optimizer is None:
+            return
+        names = {tensor: name for name, tensor in tensors}
+        for parameter, state in self._optimizer.state.items():
+            for key, tensor in state.items():
+                if hasattr(tensor, "untyped_storage"):
+                    name = f"{names.get(parameter, '')} {key}".strip()
+                    self._own(OPTIMIZER, name, tensor.untyped_storage())
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _storages_mode():
+    """A mode that writes the events of storages which operators make, in the allocator's form."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    def storages(tree):
+        tensors = (x for x in tree_leaves(tree) if isinstance(x, torch.Tensor))
+        return [x.untyped_storage() for x in tensors]
+
+    class Storages(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.events: list[dict] = []
+            # Address -> size and watcher; what operators were given is from before the recording.
+            self.alive: dict[int, tuple] = {}
+            self.before: dict[int, weakref.ref] = {}
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            for storage in storages((args, kwargs)):
+                address = storage.data_ptr()
+                if address not in self.alive and address not in self.before:
+                    self.before[address] = weakref.ref(
+                        storage, lambda _, address=address: self.before.pop(address)
+                    )
+            result = function(*args, **(kwargs or {}))
+            for storage in storages(result):
+                self.found(storage)
+            return result
+
+        def found(self, storage) -> None:
+            address, size = storage.data_ptr(), storage.nbytes()
+            if not size or address in self.alive or address in self.before:
+                return
+            # The watcher is kept: a reference that nobody holds calls nobody.
+            watcher = weakref.ref(storage, lambda _: self.freed(address))
+            self.alive[address] = (size, watcher)
+            self.event("alloc", address, size, _frames())
+
+        def freed(self, address: int) -> None:
+            size, _ = self.alive.pop(address)
+            for action in ("free_requested", "free_completed"):
+                self.event(action, address, size, [])
+
+        def event(self, action: str, address: int, size: int, frames: list) -> None:
+            self.events.append({"action": action, "addr": address, "size": size, "stream": 0,
+                                "time_us": _now(), "frames": frames})  # fmt: skip
+
+        def snapshot(self) -> dict:
+            """A segment for each storage that is alive."""
+            segments = [
+                {"device": 0, "address": address, "total_size": size, "stream": 0,
+                 "blocks": [{"address": address, "size": size, "requested_size": size,
+                             "state": "active_allocated", "frames": []}]}
+                for address, (size, _) in self.alive.items()
+            ]  # fmt: skip
+            return {"segments": segments, "device_traces": [list(self.events)]}
+
+    return Storages()
+
+
+def _frames() -> list[dict]:
+    frame, found = sys._getframe(3), []
+    while frame is not None and len(found) < FRAMES:
+        code = frame.f_code
+        found.append(_frame(code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return found
+
+
+@functools.lru_cache(maxsize=65_536)
+def _frame(filename: str, line: int, name: str) -> dict:
+    # One object for each: the pickle then holds it once.
+    return {"filename": filename, "line": line, "name": name}

@@ -1,0 +1,151 @@
+"""From allocations to pictures: bytes by category over time, and what was alive at the peak."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from a2lib.measure.snapshot.reading import CATEGORIES, Allocation, Snapshot
+
+POINTS = 1500
+LARGEST = 20
+
+
+@dataclass(frozen=True)
+class Point:
+    """Bytes of each of ``CATEGORIES`` from ``time_us`` on, counted from the first event."""
+
+    time_us: int
+    phase: str
+    bytes: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment of most bytes: when, in which phase, and the allocations that were alive."""
+
+    time_us: int
+    phase: str
+    alive: tuple[Allocation, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(one.bytes for one in self.alive)
+
+    def by_category(self) -> dict[str, int]:
+        """Category -> bytes, each of ``CATEGORIES``."""
+        sums = dict.fromkeys(CATEGORIES, 0)
+        for one in self.alive:
+            sums[one.category] += one.bytes
+        return sums
+
+    def largest(self, n: int = LARGEST) -> list[Allocation]:
+        """The n largest, largest first, earlier ones before equals."""
+        return sorted(self.alive, key=lambda one: (-one.bytes, one.start_us))[:n]
+
+
+def timeline(snapshot: Snapshot, points: int = POINTS, phase: str | None = None) -> list[Point]:
+    """At most ``points`` points (4 at least) in order of time, the true peak among them; of all, or
+    of the phases of one name.
+
+    Events are cut into bins of equal number, of which the first, the least, the most and the last
+    state is kept. Raises ValueError for fewer points than 4 and as ``peak``.
+    """
+    if points < 4:
+        raise ValueError(f"points is {points}; allowed are whole numbers of at least 4")
+    states, start = _inside(snapshot, phase), _start(snapshot)
+    size = max(1, math.ceil(len(states) / (points // 4)))
+    kept: list[Point] = []
+    for first in range(0, len(states), size):
+        bin_ = states[first : first + size]
+        totals = [sum(state.bytes) for state in bin_]
+        chosen = {0, len(bin_) - 1, totals.index(min(totals)), totals.index(max(totals))}
+        for state in (bin_[i] for i in sorted(chosen)):
+            time_us = round(state.time_us - start)
+            kept.append(Point(time_us, snapshot.phase_at(state.time_us), state.bytes))
+    return kept
+
+
+def peak(snapshot: Snapshot, phase: str | None = None) -> Peak:
+    """The moment of most bytes, in all or in the phases of one name; the first of equals.
+
+    "forward" are all those of that name, "step 0/forward" is one of them, "step 0" all of it.
+    Raises ValueError, naming those there are, for a phase that was not recorded.
+    """
+    most = max(_inside(snapshot, phase), key=lambda state: sum(state.bytes))
+    alive = tuple(a for a in snapshot.allocations if a.first <= most.number < a.last)
+    time_us = round(most.time_us - _start(snapshot))
+    return Peak(time_us, snapshot.phase_at(most.time_us), alive)
+
+
+def timeline_rows(snapshot: Snapshot, **options) -> list[dict[str, object]]:
+    """The timeline as rows of the bulk table ``memory``; options as ``timeline``'s."""
+    return [
+        {"time_us": p.time_us, "phase": p.phase, **dict(zip(CATEGORIES, p.bytes, strict=True))}
+        for p in timeline(snapshot, **options)
+    ]
+
+
+def largest_rows(found: Peak, n: int = LARGEST) -> list[dict[str, object]]:
+    """The largest allocations at a peak as rows of the bulk table ``largest``."""
+    return [
+        {"rank": rank, "bytes": one.bytes, "category": one.category, "phase": one.phase,
+         "name": one.name, "line": one.line}
+        for rank, one in enumerate(found.largest(n), start=1)
+    ]  # fmt: skip
+
+
+def _start(snapshot: Snapshot) -> float:
+    times = [one.start_us for one in snapshot.allocations if one.start_us > -math.inf]
+    times += [one.end_us for one in snapshot.allocations if one.end_us < math.inf]
+    return min(times, default=0.0)
+
+
+@dataclass(frozen=True)
+class _State:
+    """Bytes by category after the event ``number``; -1 before all."""
+
+    number: int
+    time_us: float
+    bytes: tuple[int, ...]
+
+
+def _states(snapshot: Snapshot) -> list[_State]:
+    index = {category: i for i, category in enumerate(CATEGORIES)}
+    now = [0] * len(CATEGORIES)
+    changes: list[tuple[int, float, int, int]] = []
+    for one in snapshot.allocations:
+        i = index[one.category]
+        if one.first < 0:
+            now[i] += one.bytes
+        else:
+            changes.append((one.first, one.start_us, i, one.bytes))
+        if one.last < math.inf:
+            changes.append((int(one.last), one.end_us, i, -one.bytes))
+    states = [_State(-1, _start(snapshot), tuple(now))]
+    for number, time_us, i, change in sorted(changes):
+        now[i] += change
+        states.append(_State(number, time_us, tuple(now)))
+    return states
+
+
+def _inside(snapshot: Snapshot, phase: str | None) -> list[_State]:
+    """The states of the phases of that name, or all; with what was there when one began."""
+    states = _states(snapshot)
+    if phase is None:
+        return states
+    chosen = [p for p in snapshot.phases if f"/{p.name}".endswith(f"/{phase}")]
+    if not chosen:
+        there = ", ".join(dict.fromkeys(p.name for p in snapshot.phases)) or "none, in this file"
+        raise ValueError(f"phase {phase!r}: allowed are {there}")
+    found = []
+    for p in chosen:
+        before = [state for state in states if state.time_us < p.start_us][-1:]
+        found += [dataclasses.replace(state, time_us=p.start_us) for state in before]
+        found += [state for state in states if p.start_us <= state.time_us <= p.end_us]
+    return found

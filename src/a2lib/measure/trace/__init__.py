@@ -1,0 +1,54 @@
+"""What a GPU did in a step: the kernels of a trace, by class and by the range that launched them.
+
+    trace = read("report.sqlite")            # nsys export --type sqlite report.nsys-rep
+    trace = read("trace.json.gz")            # torch.profiler's export_chrome_trace, .gz or not
+    totals(trace.kernels, "phase", "kind")   # calls, time, share
+    coverage(trace.kernels)                  # what could not be filed, as shares of kernel time
+    busy(trace.kernels).idle_share
+
+A kernel belongs to the range in which it was *launched*, found by the launch's correlation id. When
+it ran says nothing, since the host is ahead of the GPU; and backward is launched by a thread of its
+own, which is inside the phase that the main thread is in. Reading needs no torch.
+
+A chrome trace without a GPU has operators in the place of kernels: those that call no other.
+"""
+
+from pathlib import Path
+
+from a2lib.measure.trace.chrome import read_chrome
+from a2lib.measure.trace.classes import KINDS, RULES, kind_of
+from a2lib.measure.trace.kernels import Kernel, Trace, TraceError, part_of
+from a2lib.measure.trace.nsys import read_nsys
+from a2lib.measure.trace.summary import Busy, Coverage, Total, busy, coverage, totals
+from a2lib.measure.trace.window import kernel_rows, strip_rows
+
+__all__ = [
+    "KINDS",
+    "RULES",
+    "Busy",
+    "Coverage",
+    "Kernel",
+    "Total",
+    "Trace",
+    "TraceError",
+    "busy",
+    "coverage",
+    "kernel_rows",
+    "kind_of",
+    "part_of",
+    "read",
+    "read_chrome",
+    "read_nsys",
+    "strip_rows",
+    "totals",
+]
+
+_SQLITE = b"SQLite format 3\x00"
+
+
+def read(path: str | Path) -> Trace:
+    """The trace in ``path``, by what the file is: an SQLite export of Nsight Systems, or a chrome
+    trace of torch.profiler. Raises TraceError for anything else, OSError where there is no file."""
+    with open(path, "rb") as file:
+        start = file.read(len(_SQLITE))
+    return read_nsys(path) if start == _SQLITE else read_chrome(path)

@@ -1,0 +1,130 @@
+"""Read the chrome trace of torch.profiler.
+
+    with torch.profiler.profile() as profiler:
+        with torch.profiler.record_function("forward"): ...
+    profiler.export_chrome_trace("trace.json.gz")
+
+Ranges are those of ``record_function``; times are microseconds with decimals. A trace of a machine
+without a GPU has no kernels, and is read as its operators.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from a2lib.measure.trace.kernels import (
+    Kernel,
+    Launch,
+    Span,
+    Trace,
+    TraceError,
+    attribute,
+    from_zero,
+)
+
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+ON_HOST = ("cuda_runtime", "cuda_driver")
+_GZIP = b"\x1f\x8b"
+# Operators that make a view or take memory, and compute nothing.
+NO_WORK = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("as_strided", "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "select"),
+        *("slice", "t", "transpose", "permute", "unsqueeze", "squeeze", "detach", "alias", "split"),
+        *("empty", "empty_like", "empty_strided", "resize_", "unbind", "unflatten", "flatten"),
+        *("to", "result_type", "item", "_local_scalar_dense", "is_nonzero", "lift_fresh"),
+        *("resolve_conj", "resolve_neg", "narrow", "view_as", "_nested_tensor_size", "stride"),
+    )
+)
+
+
+def read_chrome(path: str | Path) -> Trace:
+    """The kernels, copies and memsets of a chrome trace, each with the ranges of its launch.
+
+    Without any, the operators that call no other, in the place of kernels: their stream is their
+    thread, and each is its own launch. Raises TraceError, in one line, for a file that is no such
+    trace or holds neither.
+    """
+    content = Path(path).read_bytes()
+    try:
+        if content[:2] == _GZIP:
+            content = gzip.decompress(content)
+        found = json.loads(content)
+    except (OSError, EOFError, ValueError) as error:
+        words = " ".join(str(error).split())
+        raise TraceError(f"{path}: neither an SQLite export nor JSON: {words}"[:300]) from None
+    try:
+        events = found["traceEvents"] if isinstance(found, dict) else found
+        return _read([e for e in events if e.get("ph") == "X"])
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"an event lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise TraceError(f"{path}: no chrome trace of torch.profiler: {reason}") from None
+
+
+def _read(events: list[dict]) -> Trace:
+    by_kind: dict[str, list[dict]] = defaultdict(list)
+    for event in events:
+        by_kind[event.get("cat", "")].append(event)
+    spans = [
+        Span(event["name"], _thread(event), *_times(event)) for event in by_kind["user_annotation"]
+    ]
+    kernels = _on_device(by_kind)
+    source = "chrome"
+    if not kernels:
+        source, kernels = "chrome, cpu", _operators(by_kind["cpu_op"])
+    if not kernels:
+        raise TraceError("no kernel and no operator was traced")
+    kernels, spans = from_zero(kernels, spans)
+    attribute(kernels, spans)
+    return Trace(source, kernels, spans)
+
+
+def _on_device(by_kind: dict[str, list[dict]]) -> list[Kernel]:
+    launches = {}
+    for kind in ON_HOST:
+        for event in by_kind[kind]:
+            correlation = event.get("args", {}).get("correlation")
+            if correlation is not None:
+                start, end = _times(event)
+                launches[correlation] = Launch(_thread(event), start, end - start)
+    kernels = []
+    for kind in ON_DEVICE:
+        for event in by_kind[kind]:
+            (start, end), args = _times(event), event["args"]
+            launch = launches.get(args.get("correlation"))
+            stream = str(args.get("stream", event.get("tid")))
+            device = int(args.get("device", 0))
+            kernels.append(Kernel(event["name"], device, stream, start, end - start, launch))
+    return kernels
+
+
+def _operators(events: list[dict]) -> list[Kernel]:
+    """Those that hold no other operator of their thread but views, and are no view."""
+    threads: dict[tuple, list[tuple[int, int, str]]] = defaultdict(list)
+    for event in events:
+        if event["name"] not in NO_WORK and event["name"].startswith("aten::"):
+            threads[_thread(event)].append((*_times(event), event["name"]))
+    kernels = []
+    for thread, found in threads.items():
+        found.sort(key=lambda one: (one[0], -one[1]))
+        following = [*found[1:], (None, None, "")]
+        for (start, end, name), (after, until, _) in zip(found, following, strict=True):
+            if after is not None and after < end and until <= end:
+                continue
+            launch = Launch(thread, start, end - start)
+            kernels.append(Kernel(name, 0, str(thread[1]), start, end - start, launch))
+    return kernels
+
+
+def _thread(event: dict) -> tuple:
+    return event["pid"], event["tid"]
+
+
+def _times(event: dict) -> tuple[int, int]:
+    start = round(event["ts"] * 1000)
+    return start, start + round(event["dur"] * 1000)

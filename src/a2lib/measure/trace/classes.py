@@ -1,0 +1,76 @@
+"""What kind of work a kernel does, by its name.
+
+The first rule that matches counts. Names are those of PyTorch, cuBLAS, cuDNN, Triton and NCCL on
+Hopper as their sources and public traces have them; a trace says by ``coverage`` how much of its
+time no rule knows. A name shows what a kernel is, not what it is for: a softmax or a norm written
+out is elementwise and reductions, and only its range tells.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+MATMUL, ATTENTION, SOFTMAX, NORM = "matmul", "attention", "softmax", "normalisation"
+LOSS, EMBEDDING, OPTIMIZER, FUSED = "loss", "embedding", "optimizer", "fused"
+ELEMENTWISE, REDUCTION, COPY = "elementwise", "reduction", "copy"
+COMMUNICATION, OTHER = "communication", "other"
+KINDS = (
+    *(MATMUL, ATTENTION, SOFTMAX, NORM, ELEMENTWISE, REDUCTION, COPY, FUSED),
+    *(LOSS, EMBEDDING, OPTIMIZER, COMMUNICATION, OTHER),
+)
+
+# (kind, pattern); case counts. Attention before matmul: its kernels are cutlass templates. What is
+# before "elementwise" is there because that word stands in the name of most kernels.
+RULES = (
+    (COMMUNICATION, r"^nccl|ncclDevKernel|ncclKernel|all_reduce_kernel|c10d::|gloo:"),
+    (
+        ATTENTION,
+        r"flash_(fwd|bwd)|Flash_(fwd|bwd)|FlashAttn|fmha|sdpa|attention|"
+        r"^(forward|backward_dq|backward_dkdv)_kernel$",
+    ),
+    (LOSS, r"nll_loss|LogSoftMax|log_softmax|cross_entropy"),
+    (SOFTMAX, r"softmax|SoftMax"),
+    (OPTIMIZER, r"multi_tensor_apply_kernel|[Ff]used_?[Aa]dam|aten::_f(used|oreach)_"),
+    (
+        MATMUL,
+        r"nvjet|gemm|gemv|cutlass|splitK|cublas|xmma|triton_tem_|dot_kernel|"
+        r"^aten::(addmm|mm|bmm|baddbmm|matmul)$",
+    ),
+    (FUSED, r"^triton_"),
+    (NORM, r"(layer|rms|batch|group)_norm|(Layer|RMS|Batch|Group)Norm|RowwiseMoments|GammaBeta"),
+    (
+        EMBEDDING,
+        r"embedding|indexSelect|index_select|vectorized_gather|RadixSort|radix_sort|"
+        r"krn_partial|compute_grad_weight|sum_and_scatter|compute_num_of_partial",
+    ),
+    (
+        COPY,
+        r"^Mem(cpy|set)|copy_kernel|CatArray|FillFunctor|^aten::(copy_|cat|fill_|zero_|clone)$|"
+        r"transpose_readWrite",
+    ),
+    (REDUCTION, r"reduce_kernel|DeviceReduce|^aten::(sum|mean|amax|max|min|norm)$"),
+    (
+        ELEMENTWISE,
+        r"elementwise|pointwise|CUDAFunctor|^aten::(add|sub|mul|div|pow|rsqrt|silu|neg|exp|where|"
+        r"masked_fill|gt|sigmoid|sqrt|lerp|addcmul|addcdiv|arange|silu_backward|random)_?$",
+    ),
+)
+_COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in RULES)
+
+
+@functools.lru_cache(maxsize=65_536)
+def kind_of(name: str) -> str:
+    """The class of a kernel's (demangled) name, one of ``KINDS``."""
+    return next((kind for kind, pattern in _COMPILED if pattern.search(name)), OTHER)
+
+
+_NOISE = re.compile(r"\(anonymous namespace\)::|at::native::|^void |at_cuda_detail::")
+
+
+def shorten(name: str, length: int = 80) -> str:
+    """A kernel's name for a table: without return type and the commonest namespaces, without its
+    arguments, cut to ``length``."""
+    name = _NOISE.sub("", name)
+    name = re.sub(r"\([^()]*\)( const)?( \[clone.*\])?$", "", name) or name
+    return name if len(name) <= length else name[: length - 1] + "…"

@@ -1,0 +1,193 @@
+"""The table of kernels, and which range each launch lies in."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from a2lib.errors import OneLine
+from a2lib.measure.trace.classes import kind_of
+
+PHASES = ("forward", "loss", "backward", "optimizer")
+NO_LAUNCH = "no launch"  # the phase of a kernel whose launch is not in the trace
+
+
+class TraceError(OneLine, ValueError):
+    """The file is no trace that can be read; the message is one line and says why."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A range, by the thread that pushed it; nanoseconds."""
+
+    name: str
+    thread: tuple
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The host's call that put a kernel into a stream."""
+
+    thread: tuple
+    start_ns: int
+    duration_ns: int
+
+
+@dataclass
+class Kernel:
+    """One kernel, copy or memset; nanoseconds from the trace's first event.
+
+    ``path`` are the ranges around its launch from the outermost on: those of the main thread at
+    that moment, then those of the launching thread where it is another. Empty where the launch lies
+    in none, or is not there (``launch`` is None).
+    """
+
+    name: str
+    device: int
+    stream: str
+    start_ns: int
+    duration_ns: int
+    launch: Launch | None = None
+    path: tuple[str, ...] = ()
+
+    @cached_property
+    def kind(self) -> str:
+        """Its class, one of ``KINDS``."""
+        return kind_of(self.name)
+
+    @property
+    def range(self) -> str:
+        """The innermost range; "" for none."""
+        return self.path[-1] if self.path else ""
+
+    @property
+    def part(self) -> str:
+        """The same for every block: see ``part_of``."""
+        return part_of(self.range)
+
+    @property
+    def phase(self) -> str:
+        """The innermost of ``PHASES`` in its path, else the outermost range."""
+        if self.launch is None:
+            return NO_LAUNCH
+        found = [name for name in self.path if name in PHASES]
+        return found[-1] if found else (self.path[0] if self.path else "")
+
+    @property
+    def step(self) -> str:
+        """The range around the step, "step 0", as ``a2lib.benchmark`` names it; "" for none."""
+        return next((name for name in self.path if re.fullmatch(r"step \d+", name)), "")
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + self.duration_ns
+
+
+@dataclass(frozen=True)
+class Trace:
+    """``kernels`` in order of start; ``spans`` are the ranges. ``source`` is "nsys", "chrome" or
+    "chrome, cpu" (operators instead of kernels); ``notes`` what the profiler had to say."""
+
+    source: str
+    kernels: list[Kernel]
+    spans: list[Span]
+    notes: list[str] = field(default_factory=list)
+
+    def steps(self) -> dict[str, list[Kernel]]:
+        """Step -> its kernels, in order."""
+        found: dict[str, list[Kernel]] = defaultdict(list)
+        for kernel in self.kernels:
+            if kernel.step:
+                found[kernel.step].append(kernel)
+        return dict(found)
+
+
+def part_of(name: str) -> str:
+    """A range's name without the block's number: "layers.3.attn.q_proj.bwd" -> "attn.q_proj"; a
+    block itself is "block"."""
+    name = name.removesuffix(".bwd")
+    inside = re.fullmatch(r"layers\.\d+(?:\.(.+))?", name)
+    return name if inside is None else inside[1] or "block"
+
+
+def attribute(kernels: Iterable[Kernel], spans: list[Span]) -> None:
+    """Give every kernel the ``path`` of its launch.
+
+    The main thread of a process is the one whose ranges cover the most time. One sweep per thread,
+    with a stack of what is open: linear in ranges and launches but for the sorting.
+    """
+    kernels = [kernel for kernel in kernels if kernel.launch is not None]
+    by_thread: dict[tuple, list[Span]] = defaultdict(list)
+    for span in spans:
+        by_thread[span.thread].append(span)
+    mains = _main_threads(by_thread)
+    threads: dict[tuple, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        threads[kernel.launch.thread].append(kernel)
+    own: dict[int, tuple[str, ...]] = {}
+    for thread, launched in threads.items():
+        own.update(_paths(launched, by_thread.get(thread, [])))
+    processes: dict[object, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        processes[kernel.launch.thread[0]].append(kernel)
+    for process, launched in processes.items():
+        main = mains.get(process)
+        around = _paths(launched, by_thread.get(main, []))
+        for kernel in launched:
+            inner = () if kernel.launch.thread == main else own[id(kernel)]
+            kernel.path = around[id(kernel)] + inner
+
+
+def _main_threads(by_thread: dict[tuple, list[Span]]) -> dict[object, tuple]:
+    covered: dict[object, tuple[int, tuple]] = {}
+    for thread, spans in by_thread.items():
+        total = covered_ns((s.start_ns, s.end_ns) for s in spans)
+        if thread[0] not in covered or total > covered[thread[0]][0]:
+            covered[thread[0]] = (total, thread)
+    return {process: thread for process, (_, thread) in covered.items()}
+
+
+def _paths(kernels: list[Kernel], spans: list[Span]) -> dict[int, tuple[str, ...]]:
+    """id(kernel) -> names of the spans that hold its launch's start, outermost first."""
+    spans = sorted(spans, key=lambda s: (s.start_ns, -s.end_ns))
+    stack: list[Span] = []
+    found, following = {}, 0
+    for kernel in sorted(kernels, key=lambda k: k.launch.start_ns):
+        now = kernel.launch.start_ns
+        while following < len(spans) and spans[following].start_ns <= now:
+            stack = [s for s in stack if s.end_ns > spans[following].start_ns]
+            stack.append(spans[following])
+            following += 1
+        stack = [s for s in stack if s.end_ns > now]
+        found[id(kernel)] = tuple(s.name for s in stack)
+    return found
+
+
+def covered_ns(intervals: Iterable[tuple[int, int]]) -> int:
+    """Length of the union of (start, end)."""
+    total, reached = 0, None
+    for start, end in sorted(intervals):
+        if reached is None or start > reached:
+            total, reached = total + end - start, end
+        elif end > reached:
+            total, reached = total + end - reached, end
+    return total
+
+
+def from_zero(kernels: list[Kernel], spans: list[Span]) -> tuple[list[Kernel], list[Span]]:
+    """Kernels by start, and spans, counted from the first event of all."""
+    starts = [k.start_ns for k in kernels] + [s.start_ns for s in spans]
+    starts += [k.launch.start_ns for k in kernels if k.launch]
+    zero = min(starts, default=0)
+    for kernel in kernels:
+        kernel.start_ns -= zero
+        if kernel.launch:
+            launch = kernel.launch
+            kernel.launch = Launch(launch.thread, launch.start_ns - zero, launch.duration_ns)
+    spans = [Span(s.name, s.thread, s.start_ns - zero, s.end_ns - zero) for s in spans]
+    return sorted(kernels, key=lambda k: (k.start_ns, k.stream)), spans

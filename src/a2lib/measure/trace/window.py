@@ -1,0 +1,79 @@
+"""From kernels to the rows of two small tables: all of a step's kernels, and a strip of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from a2lib.measure.trace.classes import shorten
+from a2lib.measure.trace.kernels import Kernel
+from a2lib.measure.trace.summary import totals
+
+HOST = "host"
+ROWS = 1500
+NEIGHBOURS_NS = 2000  # kernels of one kind and range that are no further apart are drawn as one
+
+
+def kernel_rows(kernels: list[Kernel], least_share: float = 0.001) -> list[dict[str, object]]:
+    """Rows of the bulk table ``kernels``: phase, part, kind, kernel, calls, ms, median_us, share.
+
+    A kernel below ``least_share`` of all time is filed under "rest" of its phase, part and kind, so
+    that the sums stay exact.
+    """
+    if not 0 <= least_share < 1:
+        raise ValueError(f"least_share is {least_share}; allowed are numbers from 0 to below 1")
+    share = {total.key[0]: total.share for total in totals(kernels, "name")} if kernels else {}
+    groups: dict[tuple, list[int]] = {}
+    for k in kernels:
+        name = shorten(k.name) if share[k.name] >= least_share else "rest"
+        groups.setdefault((k.phase, k.part, k.kind, name), []).append(k.duration_ns)
+    everything = sum(map(sum, groups.values())) or 1
+    return [
+        {"phase": phase, "part": part, "kind": kind, "kernel": name, "calls": len(ns),
+         "ms": sum(ns) / 1e6, "median_us": statistics.median(ns) / 1e3,
+         "share": sum(ns) / everything}
+        for (phase, part, kind, name), ns in sorted(groups.items(), key=lambda g: -sum(g[1]))
+    ]  # fmt: skip
+
+
+def strip_rows(
+    kernels: Iterable[Kernel], start_ns: int = 0, length_ns: int | None = None, rows: int = ROWS
+) -> list[dict[str, object]]:
+    """Rows of the bulk table ``strip``: start_us and duration_us in the window, stream, kind,
+    phase, part; and the launches as rows of the stream "host".
+
+    The window begins at ``start_ns`` of the trace. Neighbours on a stream with equal kind, phase
+    and part are one row where the gap is small; if there are still more than ``rows``, the window
+    ends earlier. Raises ValueError for a window that is empty.
+    """
+    if start_ns < 0 or (length_ns is not None and length_ns <= 0) or rows < 1:
+        raise ValueError(
+            f"window from {start_ns} of {length_ns} ns, {rows} rows; allowed are a start of 0 or "
+            "more, a positive length and 1 row or more"
+        )
+    end_ns = float("inf") if length_ns is None else start_ns + length_ns
+    kernels = list(kernels)
+    pieces = [(k.start_ns, k.end_ns, k.stream, k) for k in kernels]
+    for k in kernels:
+        # An operator on a CPU is its own launch.
+        if k.launch is not None and k.launch.start_ns != k.start_ns:
+            start = k.launch.start_ns
+            pieces.append((start, start + k.launch.duration_ns, HOST, k))
+    found: list[list] = []
+    last: dict[str, list] = {}  # stream -> its last row, the only one that may grow
+    for start, end, stream, k in sorted(pieces, key=lambda piece: piece[:3]):
+        start, end = max(start, start_ns), min(end, end_ns)
+        if start >= end:
+            continue
+        what, before = [stream, k.kind, k.phase, k.part], last.get(stream)
+        if before and before[2:] == what and start - before[1] <= NEIGHBOURS_NS:
+            before[1] = max(before[1], end)
+            continue
+        last[stream] = [start, end, *what]
+        found.append(last[stream])
+    names = ("stream", "kind", "phase", "part")
+    return [
+        {"start_us": (start - start_ns) / 1e3, "duration_us": (end - start) / 1e3,
+         **dict(zip(names, what, strict=True))}
+        for start, end, *what in found[:rows]
+    ]  # fmt: skip

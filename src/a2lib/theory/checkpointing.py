@@ -1,0 +1,264 @@
+"""What a checkpointing strategy keeps and computes again, for N equal blocks, as exact integers.
+
+A strategy is written as a plan, the calls of ``a2lib.model.checkpointing`` in order: ``BLOCK`` is a
+block whose activations are kept, ``ATTENTION`` and ``FFN`` its halves, and a tuple is a checkpoint
+around the plan that it holds. Two blocks of which the second is computed again:
+``[BLOCK, (BLOCK,)]``.
+
+With I bytes for a block's input, A kept by one block for its backward (its input among them), G its
+parameters' gradients, and M the most that is alive while one block goes backward (A and its
+temporaries; more than A for eager attention, whose backward makes several tensors as large as the
+scores):
+
+*Kept after forward*: I for each checkpoint, A for each block outside of one. What lies inside a
+checkpoint is gone.
+
+*Peak of backward.* A segment of k blocks is computed again as a whole, so while its last block goes
+backward the inputs of the segments before it, the (k - 1) A of the blocks before it in the segment,
+and M are alive. If gradients have their memory before (accumulation), the last segment is the
+highest: with N / k segments, one of whose inputs is in the A of its first block,
+
+    (N / k - 1) I + (k - 1) A + M                                                       (1)
+
+If this backward makes them (``zero_grad(set_to_none=True)``, the default), each block that is done
+leaves G and frees at most A, and a segment that is done frees its input. With k G > I the first
+segment is the highest, behind the gradients of all others:
+
+    (N - k) G + (k - 1) A + M                                                           (2)
+
+in which N / k does not occur: there is nothing to win by keeping fewer inputs, and k = 1 is best.
+The textbook's N / k I + k A (Chen et al., 2016) is (1) without M and with A for I; its
+minimum is at k = sqrt(N I / A), below 1 wherever A > N I.
+
+*Least memory.* Chen's recursion keeps about log2(N) inputs, since of each half on the way down only
+the input of the second waits; with a wait of I each, (1) becomes log2(N) I + M. ``chain`` keeps the
+first input and one more while a block is computed from the start: constant in N.
+
+*Computed again*, in forwards of a block. A checkpoint that ends in a block repeats all of it but
+its last product, which backward does not need (early stop); one that ends in a checkpoint does not
+repeat that. So 1 for segments of any size; two-level segments of k: each block once in the segment
+but for its last, once on its own, 1 + (k - 1) / k; halves of halves 1 + (log2(N) - 1) / 2, since
+each of the log2(N) - 1 levels below the first repeats its first half alone; the chain N (N + 1) / 2
+blocks, (N + 1) / 2 forwards. Work N**2 buys constant inputs, N log N their logarithm, N their root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from a2lib.theory.attention import attention_flops, check_sizes, matmul_flops
+from a2lib.theory.transformer import Shape
+
+BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
+STRATEGIES = ("none", "half", "block", "segments", "nested", "recursive", "chain")
+
+Plan = Sequence  # of BLOCK, ATTENTION, FFN, or a tuple: a checkpoint around a plan
+
+
+@dataclass(frozen=True)
+class BlockBytes:
+    """I, A and M of one block, or of a half of one, and G: see the module.
+
+    ``peak`` is at least ``saved``, which is at least ``input``. Raises ValueError otherwise.
+    """
+
+    input: int
+    saved: int
+    peak: int
+    gradients: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.input <= self.saved <= self.peak or self.gradients < 0:
+            raise ValueError(
+                f"input {self.input}, saved {self.saved}, peak {self.peak}, gradients "
+                f"{self.gradients}; allowed are 0 < input <= saved <= peak and gradients >= 0"
+            )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """``kept`` bytes after forward, ``peak`` of backward, block ``runs`` that backward begins again
+    (a half counts a half) and how many of them it ends before their last product (``cut``)."""
+
+    kept: int
+    peak: int
+    runs: float
+    cut: float
+
+
+def plan(strategy: str, num_layers: int) -> list:
+    """The plan of a strategy's name, with its argument after a colon, for so many blocks.
+
+    Raises ValueError, in one line, for an unknown name and for an argument that is missing, not
+    asked for, or not from 1 to num_layers. ``selective`` is no plan: see ``selective_kept``.
+    """
+    check_sizes(num_layers=num_layers)
+    name, colon, argument = strategy.partition(":") if isinstance(strategy, str) else ("",) * 3
+    takes = name in ("segments", "nested")
+    if name not in STRATEGIES or takes != bool(colon):
+        allowed = ", ".join(s + (":k" if s in ("segments", "nested") else "") for s in STRATEGIES)
+        raise ValueError(f"strategy {strategy!r}: allowed are {allowed}")
+    k = 1
+    if takes:
+        k = int(argument) if argument.isascii() and argument.isdigit() else 0
+        if not 1 <= k <= num_layers:
+            raise ValueError(f"strategy {strategy!r}: allowed as k are 1 to {num_layers}")
+    if name == "none":
+        return [BLOCK] * num_layers
+    if name == "half":
+        return [(ATTENTION,), (FFN,)] * num_layers
+    if name == "recursive":
+        return _recursive(num_layers)
+    if name == "chain":
+        inside: tuple = (BLOCK,)
+        for _ in range(num_layers - 1):
+            inside = (inside, BLOCK)
+        return [inside]
+    unit = (BLOCK,) if name == "nested" else BLOCK
+    sizes = [min(k, num_layers - start) for start in range(0, num_layers, k)]
+    return [(unit,) * size for size in sizes]
+
+
+def _recursive(n: int) -> list:
+    if n == 1:
+        return [(BLOCK,)]
+    halves = [_recursive((n + 1) // 2), _recursive(n // 2)]
+    return [half[0] if len(half) == 1 else tuple(half) for half in halves]
+
+
+def cost(
+    what: Plan,
+    block: BlockBytes,
+    *,
+    fresh_gradients: bool = True,
+    halves: dict[str, BlockBytes] | None = None,
+) -> Cost:
+    """A plan played through, forward and backward, byte by byte.
+
+    ``halves`` has the bytes of ATTENTION and FFN where the plan has them. With ``fresh_gradients``
+    each block that went backward leaves its gradients; ``peak`` of a block is then to be measured
+    in that regime too, its own gradients included. Raises ValueError for a plan of anything else.
+    """
+    units = {BLOCK: block, **(halves or {})}
+    play = _Play(units, fresh_gradients)
+    play.forward(what, owned=False)
+    kept = play.held
+    play.backward(what, owned=False)
+    return Cost(kept, max(play.peak, kept), play.runs, play.cut)
+
+
+class _Play:
+    """``owned``: the first item's input is held by the checkpoint around it."""
+
+    def __init__(self, units: dict[str, BlockBytes], fresh: bool):
+        self.units, self.fresh = units, fresh
+        self.held = self.peak = 0
+        self.runs = self.cut = 0.0
+
+    def bytes(self, item) -> tuple[int, int]:
+        """Held by an item after its forward, and the input among it."""
+        if isinstance(item, tuple):
+            first = item
+            while isinstance(first, tuple):
+                first = first[0]
+            return self.unit(first).input, self.unit(first).input
+        return self.unit(item).saved, self.unit(item).input
+
+    def unit(self, item) -> BlockBytes:
+        if item not in self.units:
+            raise ValueError(f"plan holds {item!r}; allowed are {', '.join(self.units)} and tuples")
+        return self.units[item]
+
+    def forward(self, items: Plan, owned: bool) -> None:
+        for i, item in enumerate(items):
+            held, input_ = self.bytes(item)
+            self.held += held - (input_ if owned and i == 0 else 0)
+
+    def again(self, items: Plan) -> None:
+        """Count what running the items of a checkpoint once more begins, to any depth."""
+        for item in items[:-1]:
+            self.whole(item)
+        if not isinstance(items[-1], tuple):
+            self.runs += 1 if items[-1] == BLOCK else 0.5
+            self.cut += 1 if items[-1] == BLOCK else 0.5
+
+    def whole(self, item) -> None:
+        for inner in item if isinstance(item, tuple) else ():
+            self.whole(inner)
+        if not isinstance(item, tuple):
+            self.runs += 1 if item == BLOCK else 0.5
+
+    def backward(self, items: Plan, owned: bool) -> None:
+        for i in reversed(range(len(items))):
+            item = items[i]
+            held, input_ = self.bytes(item)
+            if isinstance(item, tuple):
+                self.again(item)
+                self.forward(item, owned=True)
+                self.backward(item, owned=True)
+            else:
+                self.peak = max(self.peak, self.held - held + self.unit(item).peak)
+                if self.fresh:
+                    self.held += self.unit(item).gradients
+            self.held -= held - (input_ if owned and i == 0 else 0)
+
+
+def best_segment(num_layers: int, block: BlockBytes, *, fresh_gradients: bool = True) -> int:
+    """The k of least peak among ``segments:k``, the smaller of equals, by trying each."""
+    sizes = range(1, num_layers + 1)
+    peaks = {
+        k: cost(plan(f"segments:{k}", num_layers), block, fresh_gradients=fresh_gradients).peak
+        for k in sizes
+    }
+    return min(sizes, key=lambda k: (peaks[k], k))
+
+
+def textbook_segment(num_layers: int, block: BlockBytes) -> float:
+    """``sqrt(N I / A)``, where the derivative of (1) by k is zero."""
+    return (num_layers * block.input / block.saved) ** 0.5
+
+
+def recomputed_flops(strategy: str, shape: Shape, batch: int, context: int) -> int:
+    """Operations of the matrix products that backward repeats under a strategy, of all blocks.
+
+    Eager attention, which computes every score; conventions and errors as
+    ``a2lib.theory.transformer.forward_flops``. ``half`` ends before the last product of either
+    half; ``selective`` takes what ``a2lib.model.checkpointing`` says.
+    """
+    tokens, D, F = batch * context, shape.d_model, shape.d_ff
+    check_sizes(batch=batch, context=context)
+    square, wide = matmul_flops(tokens, D, D), matmul_flops(tokens, F, D)
+    scores = attention_flops(batch, shape.num_heads, context, context, shape.head_dim, False,
+                             "forward")  # fmt: skip
+    whole = 4 * square + 3 * wide + scores
+    name, _, ops = strategy.partition(":") if isinstance(strategy, str) else ("", "", "")
+    if name == "selective":
+        # What is not kept; w2, the last product, is never repeated.
+        repeated = {"linear": scores, "products": 0, "attention": whole - wide}
+        if ops not in repeated:
+            raise ValueError(f"strategy {strategy!r}: allowed as ops are {', '.join(repeated)}")
+        return shape.num_layers * repeated[ops]
+    if name == "half":
+        return shape.num_layers * (whole - square - wide)
+    found = cost(plan(strategy, shape.num_layers), BlockBytes(1, 1, 1))
+    return int(found.runs) * whole - int(found.cut) * wide
+
+
+def selective_kept(ops: str, shape: Shape, batch: int, context: int, element_bytes: int = 4) -> int:
+    """Bytes that one block keeps after forward under ``selective:ops``, with eager attention.
+
+    Its input, and the kept results: of q, k, v, output and w2 a residual-stream tensor each, of w1
+    and w3 a hidden one; for ``products`` the scores before their scale and the heads' results too.
+    A result is kept whether backward wants it or not (w2's and output's do nothing for it). Eager
+    attention is no one operation: under ``attention`` its block keeps its input alone. Raises
+    ValueError for other ops and for sizes that are not positive integers.
+    """
+    check_sizes(batch=batch, context=context, element_bytes=element_bytes)
+    tokens = batch * context
+    u, f = tokens * shape.d_model, tokens * shape.d_ff
+    s = batch * shape.num_heads * context**2
+    kept = {"linear": 5 * u + 2 * f, "products": 6 * u + 2 * f + s, "attention": 0}
+    if ops not in kept:
+        raise ValueError(f"ops {ops!r}: allowed are {', '.join(kept)}")
+    return (u + kept[ops]) * element_bytes

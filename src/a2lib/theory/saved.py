@@ -1,0 +1,111 @@
+"""What one block of the Transformer keeps for its backward, tensor by tensor, as exact integers.
+
+The block of ``a2lib.model``: RMSNorm written out (square, mean, root, two products), RoPE, fused
+SiLU. What several operations keep counts once. Parameters, RoPE's tables and weights that are only
+views of parameters do not count, 16-bit copies of weights under autocast do. In elements, with
+
+    u = B T D    g = B T F    s = B H T T    rows = B T    P = 4 D D + 3 D F
+
+a block keeps, in float32 with eager attention, ``10 u + 4 g + s + 2 rows`` elements and a mask of
+T T bytes: the input, the normalised and the scaled of either norm (6 u); q, k, v and the heads'
+results (4 u); s probabilities; the FFN's gate, SiLU, value and their product (4 g). The backward of
+``softmax`` needs its result alone, so the scores themselves are gone. FlashAttention keeps B H T
+log-sum-exps in the place of s and the mask.
+
+Under CUDA's bf16 autocast the residual stream and the norms stay float32, each linear layer keeps
+its own 16-bit copy of its input and of its weight (autocast caches the copies of leaf tensors
+alone), and eager's softmax runs in float32 and is copied for its product: 4 s + 2 s bytes where
+float32 has 4 s. That is why half the bytes a number does not halve the memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from a2lib.theory.attention import check_sizes
+from a2lib.theory.transformer import Shape
+
+ATTENTIONS = ("eager", "flash")
+PRECISIONS = ("fp32", "bf16")
+WIDE = 4
+
+
+@dataclass(frozen=True)
+class Saved:
+    """``bytes`` that ``module`` of a block keeps, in words what; ``count`` tensors of them."""
+
+    module: str
+    what: str
+    bytes: int
+    count: int = 1
+
+
+def block_saved(
+    shape: Shape, batch: int, context: int, attention: str = "eager", precision: str = "fp32"
+) -> list[Saved]:
+    """What one block keeps, in the order of its forward.
+
+    ``attention`` is eager or flash (this library's, and every other that keeps q, k, v, o and a
+    float32 log-sum-exp); ``precision`` fp32 or bf16 (CUDA's autocast). The input of the block is
+    counted. Raises ValueError, in one line, for others and for sizes that are not positive
+    integers.
+    """
+    check_sizes(batch=batch, context=context)
+    for name, value, allowed in (
+        ("attention", attention, ATTENTIONS),
+        ("precision", precision, PRECISIONS),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name} {value!r}: allowed are {', '.join(allowed)}")
+    D, F = shape.d_model, shape.d_ff
+    rows = batch * context
+    u, g, s = rows * D, rows * F, batch * shape.num_heads * context**2
+    casts = precision == "bf16"
+    narrow = 2 if casts else WIDE
+    kept: list[Saved] = []
+
+    def keep(module: str, what: str, *tensors: int) -> None:
+        kept.append(Saved(module, what, sum(tensors), len(tensors)))
+
+    def norm(module: str) -> None:
+        keep(module, "input", WIDE * u)
+        keep(module, "root", WIDE * rows)
+        keep(module, "normalised", WIDE * u)
+
+    def inputs(what: str, weight: int, *modules: str) -> None:
+        """Linear layers of one input: once in float32; under autocast a copy each."""
+        if not casts:
+            keep(modules[0], what, WIDE * u)
+            return
+        for module in modules:
+            keep(module, "16-bit weight", narrow * weight)
+            keep(module, f"16-bit {what}", narrow * u)
+
+    norm("ln1")
+    inputs("norm", D * D, "attn.q_proj", "attn.k_proj", "attn.v_proj")
+    keep("attn", "q, k, v", *[narrow * u] * 3)
+    if attention == "eager":
+        keep("attn", "mask", context**2)
+        keep("attn", "probabilities", WIDE * s)
+        if casts:
+            keep("attn", "16-bit probabilities", narrow * s)
+    else:
+        keep("attn", "log-sum-exp", WIDE * rows * shape.num_heads)
+    if casts:
+        keep("attn.output_proj", "16-bit weight", narrow * D * D)
+    # Flash keeps its result too: it is the same tensor.
+    keep("attn.output_proj", "heads' results", narrow * u)
+    norm("ln2")
+    inputs("norm", D * F, "ffn.w1", "ffn.w3")
+    keep("ffn", "gate, SiLU, value", *[narrow * g] * 3)
+    if casts:
+        keep("ffn.w2", "16-bit weight", narrow * D * F)
+    keep("ffn.w2", "product", narrow * g)
+    return kept
+
+
+def block_saved_bytes(
+    shape: Shape, batch: int, context: int, attention: str = "eager", precision: str = "fp32"
+) -> int:
+    """The sum of ``block_saved``; errors as there."""
+    return sum(one.bytes for one in block_saved(shape, batch, context, attention, precision))

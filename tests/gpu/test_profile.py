@@ -1,0 +1,103 @@
+"""Traces and snapshots of a GPU: what the readers say against what CUDA and PyTorch count."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from a2lib.benchmark import Config, run
+from a2lib.measure import snapshot, trace
+from a2lib.measure.saved import saved_for_backward
+from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy
+from a2lib.theory.saved import block_saved_bytes
+from a2lib.theory.transformer import Shape, state_bytes
+
+pytestmark = pytest.mark.gpu
+SMALL = {"num_layers": 2, "context": 128, "batch": 2, "warmup": 2, "steps": 2, "device": "cuda"}
+
+
+def check(found):
+    """What must hold of a trace of SMALL, whoever wrote it."""
+    assert list(found.steps()) == ["step 0", "step 1"]
+    said = trace.coverage(found.kernels)
+    assert said.no_launch == 0 and said.no_range == 0, said
+    assert said.no_class < 0.01, said.unknown
+    for kernels in found.steps().values():
+        here = [k for k in kernels if k.kind == "matmul" and "splitK" not in k.name]
+        count = {p: sum(k.phase == p for k in here) for p in ("forward", "backward")}
+        assert count == {"forward": 19, "backward": 38}  # nine a block and the head's
+        in_backward = [k for k in here if k.phase == "backward"]
+        assert all(k.range.endswith(".bwd") for k in in_backward)
+
+
+def test_a_trace_by_torch_profiler(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    run(Config(**SMALL, nvtx="modules", torch_profile=str(path)))
+    found = trace.read(path)
+    assert found.source == "chrome"
+    check(found)
+
+
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="needs nsys on the path")
+def test_a_trace_by_nsight_systems(tmp_path):
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    report = tmp_path / "report"
+    profile = ["nsys", "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+               "--capture-range=cudaProfilerApi", "--capture-range-end=stop", f"--output={report}"]
+    command = [sys.executable, "-m", "a2lib.benchmark", *options, "--nvtx=modules",
+               "--cuda-profiler"]  # fmt: skip
+    subprocess.run([*profile, *command], check=True, timeout=300, env=os.environ)
+    export = ["nsys", "export", "--type=sqlite", f"--output={report}.sqlite", f"{report}.nsys-rep"]
+    subprocess.run(export, check=True, timeout=300)
+    found = trace.read(f"{report}.sqlite")
+    assert found.source == "nsys"
+    check(found)
+
+
+def test_the_recorded_peak_is_the_allocators(tmp_path):
+    path = tmp_path / "memory.pickle"
+    with snapshot.Recorder(path, "cuda") as recorder:
+        model = TransformerLM(101, 64, 64, 2, 2, 128, device="cuda", seed=0)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        recorder.watch(model, optimizer)
+        tokens, targets = torch.randint(101, (2, 2, 64), device="cuda")
+        for i in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            with recorder.phase(f"step {i}"):
+                with recorder.phase("forward"):
+                    loss = cross_entropy(model(tokens), targets)
+                with recorder.phase("backward"):
+                    loss.backward()
+                with recorder.phase("optimizer"):
+                    optimizer.step()
+                    optimizer.zero_grad()
+        want = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    found = snapshot.read(path)
+    assert found.unexplained_bytes == 0
+    assert snapshot.peak(found, "step 1").total == want
+    state, there = state_bytes(model.shape), snapshot.peak(found, "step 1/optimizer").by_category()
+    tables = sum(x.nbytes for x in model.buffers())
+    assert there["parameters"] == state.parameters + tables
+    assert there["gradients"] == state.gradients
+    assert snapshot.peak(found, "step 1/forward").by_category()["saved for backward"] > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "flash", "sdpa_flash"])
+def test_what_a_block_keeps_is_what_the_formula_says(attention, precision):
+    if (attention, precision) == ("sdpa_flash", "fp32"):
+        pytest.skip("FlashAttention-2 of PyTorch has no float32")
+    shape, batch, context = Shape(128, 256, 1, 2), 2, 128
+    rope = RotaryPositionalEmbedding(1e4, shape.head_dim, context, device="cuda")
+    block = TransformerBlock(128, 2, 256, rope, attention, device="cuda")
+    x = torch.randn(batch, context, 128, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+        _, saved = saved_for_backward(block, x)
+    formula = "eager" if attention == "eager" else "flash"
+    # Two of eight bytes each that PyTorch's keeps for dropout's random numbers may come on top.
+    extra = 32 if attention == "sdpa_flash" else 0
+    want = block_saved_bytes(shape, batch, context, formula, precision)
+    assert want <= sum(one.bytes for one in saved) <= want + extra

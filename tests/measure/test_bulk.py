@@ -1,0 +1,94 @@
+"""Bulk tables: a picture comes back as it was put, and what is broken is said in a line."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from profiles import make
+
+from a2lib import paths
+from a2lib.measure import StoreError, bulk, read_runs, snapshot, trace
+
+RUN = "20260102T030405Z-cpu-000000"
+HERE = Path(make.__file__).parent
+ROW = {"start_us": 1.5, "duration_us": 2 / 3, "stream": "7", "kind": "matmul", "phase": "forward",
+       "part": "attn, q"}  # fmt: skip
+
+
+def put(data, rows, table="strip", picture="small-128", device="cpu", run=RUN):
+    about = {"model": "small", "context": 128}
+    return bulk.put(table, device, picture, rows, run=run, about=about, data=data)
+
+
+def test_a_picture_comes_back_and_is_replaced_whole(data):
+    path = put(data, [ROW, ROW])
+    assert path == data / "measured" / "bulk" / "strip" / "cpu" / "small-128.csv"
+    put(data, [ROW])
+    found = bulk.read("strip", "cpu", "small-128", data)
+    assert (found.run, found.about) == (RUN, {"model": "small", "context": 128})
+    assert found.rows == [{**ROW, "duration_us": 0.666667}]
+    assert bulk.pictures("strip", data) == [("cpu", "small-128")]
+    assert [p.name for p in path.parent.iterdir()] == ["small-128.csv"]
+
+
+def test_what_the_readers_make_is_what_the_tables_take(data):
+    kernels = trace.read(HERE / "report.sqlite").kernels
+    found = snapshot.read(HERE / "cuda_memory.pickle")
+    made = {
+        "strip": trace.strip_rows(kernels),
+        "kernels": trace.kernel_rows(kernels),
+        "memory": snapshot.timeline_rows(found),
+        "largest": snapshot.largest_rows(snapshot.peak(found)),
+    }
+    assert set(made) == set(bulk.TABLES)
+    for table, rows in made.items():
+        put(data, rows, table)
+        back = bulk.read(table, "cpu", "small-128", data).rows
+        assert [list(row) for row in back] == [list(row) for row in rows]
+        assert back == rows
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [({"table": "sky"}, "table 'sky': allowed are strip, kernels, memory, largest"),
+     ({"picture": "../x"}, "allowed are letters, digits"), ({"picture": ""}, "allowed are letters"),
+     ({"device": "My GPU"}, "must be lower-case"), ({"run": "none"}, "is not in runs.csv"),
+     ({"rows": []}, "0 rows; allowed are 1 to"),
+     ({"rows": [ROW] * (bulk.MOST_ROWS + 1)}, "rows; allowed are 1 to"),
+     ({"rows": [{"kind": "x"}]}, "row 1 has kind; the columns are start_us"),
+     ({"rows": [ROW, {**ROW, "start_us": "soon"}]}, "row 2: start_us is 'soon', no number"),
+     ({"rows": [{**ROW, "start_us": float("nan")}]}, "start_us is nan")],
+)  # fmt: skip
+def test_what_is_refused(data, changed, words):
+    with pytest.raises(StoreError, match=words) as raised:
+        put(data, **{"rows": [ROW], **changed})
+    assert "\n" not in str(raised.value)
+    assert not list((data / "measured").glob("bulk/*/*/*.csv"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [('"run"', '"ran"', ":1: no line of the run"), ("# {", "# ", ":1: no line of the run"),
+     ("start_us", "begin", ":2: the columns are start_us"), ("1.5", "soon", ":3: could not con"),
+     ('"attn, q"\n', '"attn, q"', ":3: cut short"), (",matmul", "", ":3: zip")],
+)  # fmt: skip
+def test_a_broken_file_names_its_line(data, old, new, words):
+    path = put(data, [ROW])
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(StoreError, match=words) as raised:
+        bulk.read("strip", "cpu", "small-128", data)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_picture_that_is_not_there(data):
+    put(data, [ROW])
+    with pytest.raises(StoreError, match="no such picture; there are small-128"):
+        bulk.read("strip", "cpu", "large-128", data)
+
+
+def test_committed_pictures_have_their_run():
+    runs = {run["run"] for run in read_runs(paths.ROOT / "data")}
+    for path in (paths.ROOT / "data" / "measured" / "bulk").glob("*/*/*.csv"):
+        table, device = path.parts[-3:-1]
+        assert bulk.read(table, device, path.stem, paths.ROOT / "data").run in runs, path
+        assert len(list(csv.reader(path.open()))) <= bulk.MOST_ROWS + 2

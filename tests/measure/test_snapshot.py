@@ -1,0 +1,228 @@
+"""Snapshots of the allocator: one that a person can add up, one recorded on a CPU, broken ones."""
+
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from profiles import make
+
+from a2lib.measure import snapshot as memory
+from a2lib.model import TransformerLM, cross_entropy
+from a2lib.theory.transformer import state_bytes
+
+FILE = Path(make.__file__).parent / "cuda_memory.pickle"
+
+
+def write(path, **changes):
+    """The snapshot by hand, parts of it replaced."""
+    path.write_bytes(pickle.dumps({**make.snapshot(), **changes}))
+    return path
+
+
+def bytes_by_category(point):
+    return {c: b for c, b in zip(memory.CATEGORIES, point.bytes, strict=True) if b}
+
+
+def test_allocations_have_ends_categories_and_lines():
+    found = memory.read(FILE)
+    assert [(a.bytes, a.start_us, a.end_us, a.category, a.phase, a.name, a.line)
+            for a in found.allocations] == [
+        (1000, -math.inf, math.inf, "parameters", "", "w", ""),
+        (400, 10, 30, "temporaries", "step 0/forward", "", "model/layers.py:40 forward"),
+        (600, 20, 50, "saved for backward", "step 0/forward", "ffn", "model/layers.py:40 forward"),
+        (300, 40, math.inf, "gradients", "step 0/backward", "w", ""),
+    ]  # fmt: skip
+    assert (found.reserved_bytes, found.unexplained_bytes) == (4096, 0)
+
+
+def test_the_timeline_by_category():
+    points = memory.timeline(memory.read(FILE))
+    assert [(p.time_us, p.phase.rpartition("/")[2], p.total) for p in points] == [
+        (0, "forward", 1000), (0, "forward", 1400), (10, "forward", 2000), (20, "forward", 1600),
+        (30, "backward", 1900), (40, "backward", 1300),
+    ]  # fmt: skip
+    assert bytes_by_category(points[2]) == {
+        "parameters": 1000, "temporaries": 400, "saved for backward": 600,
+    }  # fmt: skip
+    assert bytes_by_category(points[5]) == {"parameters": 1000, "gradients": 300}
+
+
+@pytest.mark.parametrize(
+    ("phase", "total", "at", "where"),
+    [(None, 2000, 10, "step 0/forward"), ("step 0", 2000, 10, "step 0/forward"),
+     ("forward", 2000, 10, "step 0/forward"), ("backward", 1900, 30, "step 0/backward"),
+     ("step 0/backward", 1900, 30, "step 0/backward")],
+)  # fmt: skip
+def test_the_peak_of_a_phase_and_what_is_alive_at_it(phase, total, at, where):
+    found = memory.peak(memory.read(FILE), phase)
+    assert (found.total, found.time_us, found.phase) == (total, at, where)
+    assert sum(found.by_category().values()) == total
+    largest = memory.largest_rows(found, 2)
+    assert [row["bytes"] for row in largest] == [1000, 600]
+    assert [row["rank"] for row in largest] == [1, 2]
+
+
+def test_what_was_there_when_a_phase_began_counts_for_it(tmp_path):
+    notes = {**make.snapshot()["a2lib"], "phases": [["late", 32, 38]], "owners": []}
+    assert memory.peak(memory.read(write(tmp_path / "x", a2lib=notes)), "late").total == 1600
+
+
+def test_phases_that_there_are():
+    found = memory.read(FILE)
+    with pytest.raises(ValueError, match="'loss': allowed are step 0/forward, step 0/backward"):
+        memory.peak(found, "loss")
+    with pytest.raises(ValueError, match="at least 4"):
+        memory.timeline(found, 3)
+
+
+def test_without_notes_bytes_are_other_unless_a_line_tells(tmp_path):
+    make.write_snapshot(tmp_path / "x", notes=False)
+    found = memory.read(tmp_path / "x")
+    assert {a.category for a in found.allocations} == {"other"} and not found.phases
+    assert memory.peak(found).total == 2000
+    trace = make.snapshot(notes=False)["device_traces"][0]
+    trace[5]["frames"] = [make.frame("/x/site-packages/mine/optim/lion.py", 3, "step")]
+    path = tmp_path / "y"
+    path.write_bytes(pickle.dumps({**make.snapshot(notes=False), "device_traces": [trace]}))
+    assert memory.read(path).allocations[-1].category == "optimizer state"
+
+
+def test_what_was_freed_without_having_been_seen_was_there_before(tmp_path):
+    trace = make.snapshot()["device_traces"][0]
+    first = {**trace[3], "addr": 9000, "size": 70, "time_us": 9}
+    found = memory.read(write(tmp_path / "x", device_traces=[[first, *trace]]))
+    assert memory.timeline(found)[0].total == 1070 and memory.timeline(found)[-1].total == 1300
+
+
+def test_blocks_that_the_history_does_not_explain_are_said(tmp_path):
+    broken = make.snapshot()
+    broken["segments"][0]["blocks"][1]["requested_size"] = 310
+    assert memory.read(write(tmp_path / "x", **broken)).unexplained_bytes == 10
+
+
+def test_few_points_keep_the_peak_and_the_end(tmp_path):
+    trace, address = [], 0
+    for time in range(1, 400):
+        address += 512
+        trace.append({"action": "alloc", "addr": address, "size": 512, "stream": 0,
+                      "time_us": 2 * time, "frames": []})  # fmt: skip
+        if time != 207:
+            trace.append({**trace[-1], "action": "free_requested", "time_us": 2 * time + 1})
+    found = memory.read(write(tmp_path / "x", device_traces=[trace], segments=[], a2lib={}))
+    points = memory.timeline(found, 40)
+    assert len(points) <= 40 and max(p.total for p in points) == 1024
+    assert [p.time_us for p in points] == sorted(p.time_us for p in points)
+    assert points[-1].total == 512 == -found.unexplained_bytes
+
+
+def step(model, optimizer, recorder, batch):
+    tokens, targets = batch
+    with recorder.phase("forward"):
+        logits = model(tokens)
+    with recorder.phase("loss"):
+        loss = cross_entropy(logits, targets)
+        del logits
+    with recorder.phase("backward"):
+        loss.backward()
+    with recorder.phase("optimizer"):
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Two steps of a tiny model on the CPU: the snapshot, and the model's shape."""
+    path = tmp_path_factory.mktemp("memory") / "memory.pickle"
+    with memory.Recorder(path, "cpu") as recorder:
+        model = TransformerLM(19, 12, 24, 2, 2, 40, seed=0)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        recorder.watch(model, optimizer)
+        batch = torch.randint(19, (2, 2, 12)).unbind()
+        for i in range(2):
+            with recorder.phase(f"step {i}"):
+                step(model, optimizer, recorder, batch)
+    return memory.read(path), model
+
+
+def test_a_recorded_step_has_its_state_to_the_byte(recorded):
+    found, model = recorded
+    state = state_bytes(model.shape)
+    tables = sum(x.nbytes for x in model.buffers())
+    counters = 4 * len(list(model.parameters()))
+    for i, moments in enumerate((0, state.optimizer + counters)):
+        there = memory.peak(found, f"step {i}/forward").by_category()
+        assert there["parameters"] == state.parameters + tables
+        assert there["optimizer state"] == moments
+        assert there["gradients"] == 0
+    end = memory.peak(found, "step 1/optimizer").by_category()
+    assert end["gradients"] == state.gradients
+    assert found.unexplained_bytes == 0
+
+
+def test_a_recorded_step_knows_who_saved_what(recorded):
+    found, _ = recorded
+    saved = [a for a in found.allocations if a.category == "saved for backward"]
+    (gate,) = (a for a in saved if a.name == "layers.1.ffn.w2" and a.phase == "step 1/forward")
+    assert gate.bytes == 2 * 12 * 40 * 4
+    assert gate.line.startswith("model/layers.py:") and gate.line.endswith(" forward")
+    assert found.phase_at(gate.end_us) == "step 1/backward"
+
+
+def test_a_recording_that_fails_is_written_too(tmp_path):
+    path = tmp_path / "x"
+    with pytest.raises(KeyError), memory.Recorder(path, "cpu"):
+        kept = torch.ones(10)
+        raise KeyError("a step")
+    assert memory.peak(memory.read(path)).total == kept.nbytes
+
+
+def test_recorders_that_cannot_be(tmp_path):
+    with pytest.raises(ValueError, match="device 'tpu': allowed are cuda, cpu"):
+        memory.Recorder(tmp_path / "x", "tpu")
+    with pytest.raises(ValueError, match="no such folder"), memory.Recorder("no/folder/x", "cpu"):
+        pass
+
+
+class Harm:
+    def __reduce__(self):
+        return (print, ("harm",))
+
+
+def without(key):
+    event = {k: v for k, v in make.snapshot()["device_traces"][0][1].items() if k != key}
+    return pickle.dumps({**make.snapshot(), "device_traces": [[event]]})
+
+
+BROKEN = {
+    "no pickle": (b"hello", "no pickle, or one cut short"),
+    "nothing": (b"", "no pickle, or one cut short"),
+    "cut": (FILE.read_bytes()[:300], "no pickle, or one cut short"),
+    "code": (pickle.dumps(Harm()), "asks for builtins.print; a snapshot holds plain data alone"),
+    "a list": (pickle.dumps([1]), "allowed is a dictionary of segments and device_traces"),
+    "empty": (pickle.dumps({"segments": [], "device_traces": [[], []]}), "no event was recorded"),
+    "no size": (without("size"), "field 'size' is missing"),
+    "no time": (without("time_us"), "field 'time_us' is missing"),
+    "segments": (pickle.dumps({**make.snapshot(), "segments": 3}), "no snapshot of PyTorch's"),
+    "owner": (pickle.dumps({**make.snapshot(), "a2lib": {"owners": [["heap", 1, "", 1]]}}),
+              "owner 'heap': allowed are parameters"),
+    "full": (pickle.dumps({**make.snapshot(), "a2lib": {"max_entries": 8}}),
+             "history is full .8 entries. and has lost its beginning"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_file_that_is_no_snapshot_is_one_line(what, tmp_path, capsys):
+    content, words = BROKEN[what]
+    path = tmp_path / "x.pickle"
+    path.write_bytes(content)
+    with pytest.raises(memory.SnapshotError, match=words) as raised:
+        memory.read(path)
+    assert "\n" not in str(raised.value) and str(raised.value).startswith(str(path))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_device_that_was_not_recorded():
+    with pytest.raises(memory.SnapshotError, match="device 5: allowed are 0 to 1"):
+        memory.read(FILE, device=5)

@@ -1,0 +1,293 @@
+"""Traces that a person can add up, in both forms: which kernel belongs where, and what is said of
+files that are none."""
+
+import gzip
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from profiles import make
+
+from a2lib.measure import trace
+from a2lib.measure.trace.kernels import Launch, Span, attribute
+
+HERE = Path(make.__file__).parent
+BOTH = ["report.sqlite", "gpu_trace.json"]
+# name, start and duration in us, phase, range, kind. The first event is the step's, at 0.
+WANT = [
+    ("nvjet", 100, 100, "forward", "layers.0.attn.q_proj", "matmul"),
+    ("mystery", 120, 20, "", "", "other"),
+    ("void (anony", 210, 50, "forward", "layers.0.attn.attention.softmax", "softmax"),
+    ("Memcpy", 270, 10, "forward", "forward", "copy"),
+    ("nvjet", 500, 100, "backward", "layers.0.attn.q_proj.bwd", "matmul"),
+    ("nvjet", 610, 50, "backward", "backward", "matmul"),
+    ("void at::na", 800, 40, "optimizer", "optimizer", "optimizer"),
+    ("Memset", 960, 5, "step 0", "step 0", "copy"),
+    ("nvjet", 1000, 25, "no launch", "", "matmul"),
+]
+
+
+@pytest.fixture(params=BOTH)
+def found(request):
+    return trace.read(HERE / request.param)
+
+
+def test_each_kernel_is_where_its_launch_was(found):
+    assert len(found.kernels) == len(WANT)
+    for kernel, (name, start, duration, phase, range_, kind) in zip(
+        found.kernels, WANT, strict=True
+    ):
+        assert kernel.name.startswith(name)
+        assert (kernel.start_ns, kernel.duration_ns) == (start * 1000, duration * 1000)
+        assert (kernel.phase, kernel.range, kernel.kind) == (phase, range_, kind), name
+
+
+def test_backward_is_inside_the_phase_of_the_main_thread(found):
+    (in_backward,) = (k for k in found.kernels if k.range == "layers.0.attn.q_proj.bwd")
+    assert in_backward.path == ("step 0", "backward", "layers.0.attn.q_proj.bwd")
+    assert in_backward.part == "attn.q_proj" and in_backward.step == "step 0"
+    assert in_backward.launch.thread != found.kernels[0].launch.thread
+
+
+def test_totals_by_class_and_by_phase(found):
+    totals = trace.totals(found.kernels, "kind")
+    assert {t.key[0]: (t.calls, t.ns // 1000, t.share) for t in totals} == {
+        "matmul": (4, 275, 0.6875), "softmax": (1, 50, 0.125), "optimizer": (1, 40, 0.1),
+        "other": (1, 20, 0.05), "copy": (2, 15, 0.0375),
+    }  # fmt: skip
+    assert [t.key for t in trace.totals(found.kernels, "phase", "kind")][:3] == [
+        ("backward", "matmul"), ("forward", "matmul"), ("forward", "softmax"),
+    ]  # fmt: skip
+    first = trace.totals(found.kernels, "name")[0]
+    assert (first.key[0], first.median_ns) == (make.NVJET, 75_000)
+
+
+def test_what_could_not_be_filed(found):
+    said = trace.coverage(found.kernels)
+    assert (said.no_launch, said.no_range, said.no_class) == (25 / 400, 20 / 400, 20 / 400)
+    assert said.unknown == ("mystery_kernel",)
+
+
+def test_the_idle_share_counts_overlap_once(found):
+    busy = trace.busy(found.kernels)
+    assert (busy.span_ns, busy.busy_ns) == (925_000, 380_000)  # 100 to 1025; 400 less 20 at once
+    assert busy.idle_share == pytest.approx(1 - 380 / 925)
+    assert trace.busy([]).idle_share == 0
+
+
+def test_a_step_is_all_that_was_launched_in_it(found):
+    assert {step: len(kernels) for step, kernels in found.steps().items()} == {"step 0": 7}
+
+
+def test_rows_of_a_step_keep_the_sum(found):
+    rows = trace.kernel_rows(found.kernels, least_share=0.06)
+    assert sum(row["ms"] for row in rows) == pytest.approx(0.4)
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert sum(row["calls"] for row in rows) == 9
+    rest = [row for row in rows if row["kernel"] == "rest"]
+    assert {row["kind"] for row in rest} == {"other", "copy"}
+    (softmax,) = (row for row in rows if row["kind"] == "softmax")
+    assert softmax["kernel"] == "softmax_warp_forward<float, float, 9, false, false>"
+    with pytest.raises(ValueError, match="allowed are numbers from 0"):
+        trace.kernel_rows(found.kernels, least_share=1)
+
+
+def test_a_strip_has_the_window_and_the_launches(found):
+    rows = trace.strip_rows(found.kernels, start_ns=90_000, length_ns=190_000)
+    shown = [(r["start_us"], r["duration_us"], r["stream"], r["kind"]) for r in rows]
+    assert shown == [
+        (10, 100, "7", "matmul"), (20, 5, "host", "other"), (30, 20, "14", "other"),
+        (60, 5, "host", "copy"), (120, 50, "7", "softmax"), (180, 10, "7", "copy"),
+    ]  # fmt: skip
+    assert len(trace.strip_rows(found.kernels, rows=3)) == 3
+    with pytest.raises(ValueError, match="allowed are a start of 0 or more"):
+        trace.strip_rows(found.kernels, length_ns=0)
+
+
+def test_neighbours_of_a_kind_are_one_row_unless_something_is_between():
+    def kernel(start, name="nvjet"):
+        return trace.Kernel(name, 0, "7", start, 1000)
+
+    near = [kernel(0), kernel(2500), kernel(8000)]
+    assert [r["duration_us"] for r in trace.strip_rows(near)] == [3.5, 1]
+    between = [kernel(0), kernel(1000, "softmax"), kernel(2000)]
+    assert [r["kind"] for r in trace.strip_rows(between)] == ["matmul", "softmax", "matmul"]
+
+
+def test_columns_that_there_are(found):
+    with pytest.raises(ValueError, match="by colour: allowed are name, kind, phase"):
+        trace.totals(found.kernels, "colour")
+    with pytest.raises(ValueError, match="by nothing: allowed are"):
+        trace.totals(found.kernels)
+
+
+def test_notes_of_the_profiler_are_kept():
+    assert trace.read(HERE / "report.sqlite").notes == ["CUPTI events were lost"]
+
+
+def test_the_sweep_agrees_with_looking_at_every_range():
+    spans = [Span(f"{a}-{b}", (1, 1), a, b) for a in range(0, 40, 3) for b in (a + 2, a + 9)]
+    # Ranges of one thread nest; of those above, each pair that crosses is left out.
+    spans = [s for s in spans if not any(
+        o.start_ns < s.start_ns < o.end_ns < s.end_ns for o in spans)]  # fmt: skip
+    kernels = [trace.Kernel("k", 0, "7", 0, 1, Launch((1, 1), at, 1)) for at in range(45)]
+    attribute(kernels, spans)
+    for kernel in kernels:
+        at = kernel.launch.start_ns
+        around = [s for s in spans if s.start_ns <= at < s.end_ns]
+        around.sort(key=lambda s: (s.start_ns, -s.end_ns))
+        assert kernel.path == tuple(s.name for s in around), at
+
+
+@pytest.mark.parametrize("name", make.MADE)
+def test_the_committed_files_are_those_of_the_script(name, tmp_path):
+    make.MADE[name](tmp_path / name)
+    if name.endswith(".sqlite"):
+        dumps = [list(sqlite3.connect(folder / name).iterdump()) for folder in (tmp_path, HERE)]
+        assert dumps[0] == dumps[1]
+    else:
+        assert (tmp_path / name).read_bytes() == (HERE / name).read_bytes()
+
+
+def test_a_real_trace_of_a_cpu_has_operators_for_kernels():
+    found = trace.read(HERE / "cpu_trace.json.gz")
+    assert found.source == "chrome, cpu"
+    products = [k for k in found.kernels if k.kind == "matmul"]
+    # One block and the head: 7 + 2 + 1 products, and two for each in backward.
+    assert [sum(k.phase == p for k in products) for p in ("forward", "backward")] == [10, 20]
+    by_part = {t.key: t.calls for t in trace.totals(products, "phase", "part")}
+    assert by_part["forward", "attn.attention.scores"] == 1
+    assert by_part["backward", "attn.attention.scores"] == 2
+    assert by_part["backward", "ffn.w2"] == 2
+    said = trace.coverage(found.kernels)
+    assert said.no_launch == said.no_class == 0
+    assert {k.kind for k in found.kernels if k.phase == "optimizer"} >= {"optimizer"}
+
+
+NAMES = {
+    "matmul": [
+        "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNN", "ampere_sgemm_128x64_tn",
+        "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>(Params)",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(int)", "triton_tem_fused_mm",
+        "void gemv2T_kernel_val<int, int, float, float>(int)", "aten::bmm", "aten::addmm",
+    ],
+    "attention": [
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>()",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(AttentionKernel<cutlass::arch::Sm80>)",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3", "forward_kernel",
+        "backward_dkdv_kernel", "backward_dq_kernel", "triton_tem_fused_flex_attention_1",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    ],
+    "softmax": [
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float>(float*)",
+        "void (anonymous namespace)::softmax_warp_backward<float, 9>(float*)", "aten::_softmax",
+    ],
+    "loss": [
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<LogSoftMaxForwardEpilogue>()",
+        "void at::native::(anonymous namespace)::nll_loss_forward_reduce_cuda_kernel_2d<float>()",
+    ],
+    "normalisation": ["void at::native::vectorized_layer_norm_kernel<float, float>(int)"],
+    "reduction": ["void at::native::reduce_kernel<512, 1, ReduceOp<float, MeanOps<float>>>(R)"],
+    "elementwise": [
+        "void at::native::vectorized_elementwise_kernel<4, MulFunctor<float>>(int)",
+        "void at::native::unrolled_elementwise_kernel<CUDAFunctor_add<float>>(int)", "aten::mul",
+    ],
+    "copy": [
+        "void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda(TensorIterator&)>()",
+        "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>>(int)",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 2>(float*)",
+        "Memcpy HtoD (Pageable -> Device)", "Memset (Device)",
+    ],
+    "optimizer": [make.ADAM, "aten::_fused_adamw_", "aten::_foreach_add_"],
+    "embedding": [
+        "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float>(long*)",
+        "void at::native::vectorized_gather_kernel<16, long>(char*)",
+        "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<Policy>(int)",
+    ],
+    "fused": ["triton_poi_fused_add_mul_3", "triton_red_fused__to_copy_mean_pow_rsqrt_0"],
+    "communication": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)"],
+    "other": ["some_kernel"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_names_and_their_classes(kind):
+    assert {name: trace.kind_of(name) for name in NAMES[kind]} == dict.fromkeys(NAMES[kind], kind)
+    assert set(NAMES) == set(trace.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("layers.3.attn.q_proj.bwd", "attn.q_proj"), ("layers.11", "block"), ("lm_head", "lm_head"),
+     ("layers.2.bwd", "block"), ("layers", "layers")],
+)  # fmt: skip
+def test_the_part_is_the_same_for_every_block(name, part):
+    assert trace.part_of(name) == part
+
+
+def broken_sqlite(statement):
+    def write(path):
+        shutil.copy(HERE / "report.sqlite", path)
+        base = sqlite3.connect(path)
+        base.execute(statement)
+        base.commit()
+        base.close()
+
+    return write
+
+
+def written(content):
+    return lambda path: path.write_bytes(content)
+
+
+KERNEL, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+BROKEN = {
+    "no kernels": (broken_sqlite(f"drop table {KERNEL}"), "no kernel was traced; the tables are"),
+    "a column": (broken_sqlite(f"alter table {RUNTIME} drop column globalTid"), "lacks globalTid"),
+    "empty": (broken_sqlite(f"delete from {KERNEL}"), None),
+    "no name": (broken_sqlite("delete from StringIds"), "an event without a time or name"),
+    "cut": (written((HERE / "report.sqlite").read_bytes()[:900]), "no SQLite export of Nsight"),
+    "nothing": (written(b""), "neither an SQLite export nor JSON"),
+    "a report": (written(b"\x00\x01nsys-rep"), "neither an SQLite export nor JSON"),
+    "packed": (written(gzip.compress(b"{}")[:-9]), "neither an SQLite export nor JSON"),
+    "a number": (written(b"7"), "no chrome trace of torch.profiler"),
+    "other JSON": (written(b'{"a": 1}'), "an event lacks 'traceEvents'"),
+    "no event": (written(b'{"traceEvents": []}'), "no kernel and no operator was traced"),
+    "no time": (written(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1,
+                                     "tid": 1}]).encode()), "an event lacks 'ts'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_file_that_is_no_trace_is_one_line(what, tmp_path):
+    write, words = BROKEN[what]
+    path = tmp_path / "x"
+    write(path)
+    if words is None:  # copies and memsets are there still
+        assert {k.kind for k in trace.read(path).kernels} == {"copy"}
+        return
+    with pytest.raises(trace.TraceError, match=words) as raised:
+        trace.read(path)
+    assert "\n" not in str(raised.value) and str(raised.value).startswith(str(path))
+    assert raised.value._render_traceback_() == [f"TraceError: {raised.value}"]
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    for read in (trace.read, trace.read_nsys, trace.read_chrome):
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / "x")
+
+
+def test_tables_that_would_be_empty_are_missing(tmp_path):
+    path = tmp_path / "x.sqlite"
+    broken_sqlite("drop table CUPTI_ACTIVITY_KIND_MEMSET")(path)
+    base = sqlite3.connect(path)
+    base.execute("drop table NVTX_EVENTS")
+    base.commit()
+    base.close()
+    found = trace.read(path)
+    assert len(found.kernels) == 8 and not found.spans
+    assert trace.coverage(found.kernels).no_range == 370 / 395

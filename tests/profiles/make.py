@@ -1,0 +1,198 @@
+"""Small traces and a snapshot in the forms that the readers read: python make.py FOLDER.
+
+``report.sqlite`` and ``gpu_trace.json`` hold the same nine kernels, ``cuda_memory.pickle`` four
+allocations with notes: tables that a person can add up. They follow the formats' documentation,
+since they come from no GPU. ``cpu_trace.json.gz`` is what PyTorch wrote for a step of one block on
+a CPU, less what names the machine; it alone is not the same every time.
+"""
+
+import gzip
+import json
+import pickle
+import sqlite3
+import sys
+from pathlib import Path
+
+US = 1000  # nanoseconds
+MAIN, ENGINE, OTHER = (7, 1), (7, 2), (8, 1)  # process and thread
+SPANS = [  # name, thread, start and end in microseconds
+    ("step 0", MAIN, 0, 1000),
+    ("forward", MAIN, 10, 200),
+    ("layers.0.attn.q_proj", MAIN, 20, 60),
+    ("layers.0.attn.attention.softmax", MAIN, 60, 100),
+    ("backward", MAIN, 300, 600),
+    ("layers.0.attn.q_proj.bwd", ENGINE, 320, 400),
+    ("optimizer", MAIN, 700, 900),
+]
+NVJET = "nvjet_sm90_tst_192x192_64x3_2x1_v_bz_coopB_NTN"
+SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, 9, false, false>(int)"
+ADAM = "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>(int, float)"
+KERNELS = [  # name, stream, start, duration, correlation, thread and time of the launch
+    (NVJET, 7, 100, 100, 1, MAIN, 30),
+    (SOFTMAX, 7, 210, 50, 2, MAIN, 70),
+    ("Memcpy DtoD", 7, 270, 10, 3, MAIN, 150),
+    (NVJET, 7, 500, 100, 4, ENGINE, 330),
+    (NVJET, 7, 610, 50, 5, ENGINE, 450),
+    (ADAM, 7, 800, 40, 6, MAIN, 710),
+    ("Memset", 7, 960, 5, 7, MAIN, 950),
+    ("mystery_kernel", 14, 120, 20, 8, OTHER, 110),
+    (NVJET, 7, 1000, 25, 9, None, None),
+]
+
+
+def write_nsys(path: Path) -> None:
+    """The other process's correlation id is one that this process has too."""
+    path.unlink(missing_ok=True)
+    base = sqlite3.connect(path)
+    base.execute("pragma page_size = 512")
+    common = "start integer, end integer, deviceId integer, streamId integer, "
+    common += "correlationId integer, globalPid integer"
+    for table, columns in {
+        "StringIds": "id integer, value text",
+        "CUPTI_ACTIVITY_KIND_KERNEL": f"{common}, demangledName integer, shortName integer",
+        "CUPTI_ACTIVITY_KIND_MEMCPY": f"{common}, bytes integer, copyKind integer",
+        "CUPTI_ACTIVITY_KIND_MEMSET": f"{common}, bytes integer",
+        "CUPTI_ACTIVITY_KIND_RUNTIME": (
+            "start integer, end integer, globalTid integer, correlationId integer, nameId integer"
+        ),
+        "NVTX_EVENTS": (
+            "start integer, end integer, eventType integer, text text, textId integer, "
+            "globalTid integer, endGlobalTid integer"
+        ),
+        "DIAGNOSTIC_EVENT": "timestamp integer, text text",
+    }.items():
+        base.execute(f"create table {table} ({columns})")
+    words = {}
+
+    def word(text):
+        if text not in words:
+            words[text] = len(words) + 1
+            base.execute("insert into StringIds values (?, ?)", (words[text], text))
+        return words[text]
+
+    def process(thread):
+        return thread[0] << 24
+
+    for name, stream, start, duration, correlation, thread, launched in KERNELS:
+        correlation = 1 if thread == OTHER else correlation
+        row = [start * US, (start + duration) * US, 0, stream, correlation, process(thread or MAIN)]
+        if name == "Memcpy DtoD":
+            base.execute("insert into CUPTI_ACTIVITY_KIND_MEMCPY values (?,?,?,?,?,?,?,?)",
+                         (*row, 64, 8))  # fmt: skip
+        elif name == "Memset":
+            base.execute("insert into CUPTI_ACTIVITY_KIND_MEMSET values (?,?,?,?,?,?,?)",
+                         (*row, 64))  # fmt: skip
+        else:
+            base.execute("insert into CUPTI_ACTIVITY_KIND_KERNEL values (?,?,?,?,?,?,?,?)",
+                         (*row, word(name), word(name[:9])))  # fmt: skip
+        if thread:
+            base.execute("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?,?,?,?,?)",
+                         (launched * US, (launched + 5) * US, process(thread) | thread[1],
+                          correlation, word("cudaLaunchKernel")))  # fmt: skip
+    for i, (name, thread, start, end) in enumerate(SPANS):
+        # Registered strings have an id in the place of a text.
+        text = (None, word(name)) if i % 2 else (name, None)
+        base.execute("insert into NVTX_EVENTS values (?,?,?,?,?,?,?)",
+                     (start * US, end * US, 59, *text, process(thread) | thread[1],
+                      None))  # fmt: skip
+    # A range of another kind, and one that was never closed: neither is around anything.
+    for kind, end in ((60, 500 * US), (59, None)):
+        base.execute("insert into NVTX_EVENTS values (?,?,?,?,?,?,?)",
+                     (15 * US, end, kind, "no range", None, process(MAIN) | 1, None))  # fmt: skip
+    base.execute("insert into DIAGNOSTIC_EVENT values (0, 'CUPTI events were lost')")
+    base.commit()
+    base.close()
+
+
+def write_chrome(path: Path) -> None:
+    events = [{"ph": "M", "name": "process_name", "pid": 7}]
+
+    def event(kind, name, thread, start, duration, **arguments):
+        events.append({"ph": "X", "cat": kind, "name": name, "pid": thread[0], "tid": thread[1],
+                       "ts": start + 5000.25, "dur": duration, "args": arguments})  # fmt: skip
+
+    for name, thread, start, end in SPANS:
+        event("user_annotation", name, thread, start, end - start)
+        event("gpu_user_annotation", name, (0, 7), start, end - start)
+    for name, stream, start, duration, correlation, thread, launched in KERNELS:
+        kind = {"Memcpy DtoD": "gpu_memcpy", "Memset": "gpu_memset"}.get(name, "kernel")
+        event(kind, name, (0, stream), start, duration, device=0, stream=stream,
+              correlation=correlation)  # fmt: skip
+        if thread:
+            host = "cuda_driver" if name == NVJET else "cuda_runtime"
+            event(host, "cudaLaunchKernel", thread, launched, 5, correlation=correlation)
+            event("cpu_op", "aten::something", thread, launched, 6)
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=0))
+
+
+def frame(path: str, line: int, name: str) -> dict:
+    return {"filename": path, "line": line, "name": name}
+
+
+def snapshot(notes: bool = True) -> dict:
+    """Weights of 1000 bytes from before the history; 400 for a moment of the forward, 600 that
+    backward needs, then 300 at the address of the 400: 2000 at the most, 1300 at the end."""
+    inside = [frame("??", 0, "CUDACachingAllocator::allocate(unsigned long)"),
+              frame("/x/torch/nn/functional.py", 5, "linear"),
+              frame("/home/someone/model/layers.py", 40, "forward")]  # fmt: skip
+    table = [
+        ("segment_alloc", 0, 4096, 9, []), ("alloc", 1024, 400, 10, inside),
+        ("alloc", 2048, 600, 20, inside), ("free_requested", 1024, 400, 30, []),
+        ("free_completed", 1024, 400, 30, []), ("alloc", 1024, 300, 40, []),
+        ("free_requested", 2048, 600, 50, []), ("free_completed", 2048, 600, 51, []),
+    ]  # fmt: skip
+    trace = [
+        {"action": action, "addr": address, "size": size, "stream": 0, "time_us": time,
+         "frames": frames}
+        for action, address, size, time, frames in table
+    ]  # fmt: skip
+
+    def block(size, state, requested):
+        return {"size": size, "state": state, "requested_size": requested, "frames": []}
+
+    blocks = [block(1024, "active_allocated", 1000), block(512, "active_allocated", 300),
+              block(512, "inactive", 0), block(2048, "inactive", 0)]  # fmt: skip
+    segments = [{"device": 0, "address": 0, "total_size": 4096, "stream": 0, "blocks": blocks}]
+    found = {"segments": segments, "device_traces": [trace, []]}
+    if notes:
+        found["a2lib"] = {
+            "phases": [["step 0/forward", 5, 35], ["step 0/backward", 36, 60], ["step 0", 5, 61]],
+            "owners": [["parameters", 0, "w", 6], ["saved for backward", 2048, "ffn", 34],
+                       ["gradients", 1024, "w", 59], ["parameters", 0, "w", 59]],
+            "max_entries": 100,
+        }  # fmt: skip
+    return found
+
+
+def write_snapshot(path: Path, notes: bool = True) -> None:
+    path.write_bytes(pickle.dumps(snapshot(notes), protocol=4))
+
+
+MADE = {
+    "report.sqlite": write_nsys,
+    "gpu_trace.json": write_chrome,
+    "cuda_memory.pickle": write_snapshot,
+}
+TINY = "--num-layers 1 --d-model 8 --d-ff 12 --num-heads 2 --vocab-size 11 --context 6 --batch 2"
+STEPS = "--warmup 1 --steps 1 --device cpu --nvtx modules"
+
+
+def write_cpu_trace(path: Path) -> None:
+    from a2lib.benchmark.__main__ import main as benchmark
+
+    benchmark([*TINY.split(), *STEPS.split(), "--torch-profile", str(path)])
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    kept = ("ph", "cat", "name", "ts", "dur")
+    events = [{**{key: e[key] for key in kept}, "pid": 1, "tid": 1}
+              for e in events if e["ph"] == "X"]  # fmt: skip
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode(), mtime=0))
+
+
+def main(folder: Path) -> None:
+    for name, write in MADE.items():
+        write(folder / name)
+    write_cpu_trace(folder / "cpu_trace.json.gz")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,118 @@
+"""The pictures of a step: what is drawn is what the tables hold, in the house's colours."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from profiles import make
+
+from a2lib.measure import snapshot, trace
+from a2lib.report import profile, svg
+
+HERE = Path(make.__file__).parent
+TRACE, MEMORY = HERE / "report.sqlite", HERE / "cuda_memory.pickle"
+
+
+def texts(chart):
+    return [w.strip() for w in re.findall(r"<text[^>]*>([^<]*)</text>", chart._repr_svg_())]
+
+
+@pytest.fixture(scope="module")
+def long_memory():
+    """A timeline of 1500 points with one peak."""
+    empty = dict.fromkeys(snapshot.CATEGORIES, 0)
+    return [
+        {"time_us": i * 100, "phase": "step 0/forward" if i < 800 else "step 0/backward",
+         **empty, "parameters": 10**9, "saved for backward": 10**6 * min(i, 1500 - i),
+         "temporaries": 10**9 if i == 777 else i % 7 * 1000}
+        for i in range(1500)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def long_strip():
+    kinds = list(profile.KINDS)
+    return [
+        {"start_us": i * 2.0, "duration_us": 1.5, "stream": "host" if i % 3 else "7",
+         "kind": kinds[i % len(kinds)], "phase": "forward", "part": "ffn"}
+        for i in range(1500)
+    ]  # fmt: skip
+
+
+def charts(long_strip, long_memory):
+    return {
+        "strip": profile.strip(TRACE), "long strip": profile.strip(long_strip),
+        "chrome": profile.strip(str(HERE / "gpu_trace.json")),
+        "cpu": profile.strip(HERE / "cpu_trace.json.gz"),
+        "step": profile.step_bar(TRACE), "memory": profile.memory(MEMORY),
+        "long memory": profile.memory(long_memory, total_bytes=3 * 10**9),
+    }  # fmt: skip
+
+
+def test_every_picture_is_of_the_house(long_strip, long_memory):
+    for name, chart in charts(long_strip, long_memory).items():
+        text = chart._repr_svg_()
+        ElementTree.fromstring(text)
+        assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r"--\w+:#[0-9a-f]{6}", "", text)) == [], name
+        assert svg.smallest_text(text) >= svg.LEAST_SIZE, name
+        assert len(text) < 70_000, name
+
+
+def test_every_class_and_category_has_a_colour_of_the_palette():
+    assert set(profile.KINDS) == set(trace.KINDS)
+    assert set(profile.CATEGORIES) == set(snapshot.CATEGORIES)
+    for colours in (profile.KINDS, profile.CATEGORIES):
+        assert set(colours.values()) <= set(svg.PAIRS)
+        assert len(set(colours.values())) == len(colours)
+
+
+def test_a_strip_names_its_streams_phases_and_classes():
+    words = texts(profile.strip(TRACE))
+    assert {"launches", "stream 7", "stream 14", "forward", "backward"} <= set(words)
+    assert [w for w in words if w in trace.KINDS] == ["matmul", "softmax", "copy", "optimizer",
+                                                      "other"]  # fmt: skip
+
+
+def test_a_window_of_a_strip():
+    words = texts(profile.strip(TRACE, start_us=480, length_us=200))
+    assert "backward" in words and "softmax" not in words
+    assert "not measured yet" in texts(profile.strip(TRACE, start_us=1030))
+
+
+def test_a_bar_of_each_phase_says_its_milliseconds():
+    words = texts(profile.step_bar(TRACE))
+    # 100 + 50 + 10, 100 + 50, 40 and 5 us of the one step; what no range holds is no step's.
+    assert [w for w in words if re.fullmatch(r"0\.\d+", w)][-4:] == [
+        "0.005", "0.04", "0.15", "0.16",
+    ]  # fmt: skip
+    assert "other" not in words and "step 0" in words
+    rows = [{"phase": "forward", "kind": "matmul", "ms": 6.0}]
+    assert "3" in texts(profile.step_bar(rows, steps=2))
+
+
+def test_a_timeline_marks_its_peak_however_long(long_memory):
+    assert "peak 0.002 MB" in texts(profile.memory(MEMORY))
+    # 1 GB, 1 GB for a moment, and 723 MB: the 777th of 1500 points.
+    words = texts(profile.memory(long_memory))
+    assert {"peak 2.72 GB", "forward", "backward", "saved for backward"} <= set(words)
+    assert "gradients" not in words
+    assert "peak 0.0019 MB" in texts(profile.memory(MEMORY, phase="backward"))
+
+
+def test_thinning_keeps_first_last_and_highest():
+    totals = [i * 7919 % 1009 for i in range(1500)]
+    kept = profile._thin(totals)
+    assert kept[0] == 0 and kept[-1] == 1499 and totals.index(max(totals)) in kept
+    assert len(kept) <= profile.POINTS + 2
+
+
+def test_files_that_cannot_be_drawn(tmp_path):
+    (tmp_path / "x").write_text("hello")
+    for draw in (profile.strip, profile.step_bar):
+        with pytest.raises(trace.TraceError, match="neither an SQLite export nor JSON"):
+            draw(tmp_path / "x")
+    with pytest.raises(snapshot.SnapshotError, match="no pickle"):
+        profile.memory(tmp_path / "x")
+    for draw in (profile.strip, profile.step_bar, profile.memory):
+        assert "not measured yet" in texts(draw([]))

@@ -1,0 +1,213 @@
+"""Memory and work of checkpointing strategies: by hand, by formula, and on the model itself."""
+
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from a2lib.measure import snapshot as memory
+from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
+from a2lib.model.checkpointing import KEPT, strategy
+from a2lib.theory.checkpointing import (
+    ATTENTION,
+    BLOCK,
+    FFN,
+    BlockBytes,
+    best_segment,
+    cost,
+    plan,
+    recomputed_flops,
+    selective_kept,
+    textbook_segment,
+)
+from a2lib.theory.transformer import Shape, block_gradient_bytes
+
+# Input 1, saved 10, at most 25 while it goes backward, gradients 3.
+UNIT = BlockBytes(1, 10, 25, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "peak_kept_gradients", "peak_fresh"),
+    # Of four blocks. Peaks: what waits, and the 25 of the block that goes backward.
+    [("none", 40, 30 + 25, 30 + 25), ("block", 4, 3 + 25, 9 + 25),
+     ("segments:2", 2, 1 + 10 + 25, 10 + 6 + 25), ("segments:3", 2, 20 + 25, 3 + 20 + 25),
+     ("segments:4", 1, 30 + 25, 30 + 25),
+     ("nested:2", 2, 2 + 25, 9 + 25), ("recursive", 2, 2 + 25, 9 + 25),
+     ("chain", 1, 1 + 25, 9 + 25)],
+)  # fmt: skip
+def test_four_blocks_by_hand(name, kept, peak_kept_gradients, peak_fresh):
+    found = cost(plan(name, 4), UNIT, fresh_gradients=False)
+    assert (found.kept, found.peak) == (kept, peak_kept_gradients)
+    assert cost(plan(name, 4), UNIT).peak == peak_fresh
+
+
+def test_plans_by_hand():
+    assert plan("segments:2", 3) == [(BLOCK, BLOCK), (BLOCK,)]
+    assert plan("nested:2", 3) == [((BLOCK,), (BLOCK,)), ((BLOCK,),)]
+    assert plan("half", 1) == [(ATTENTION,), (FFN,)]
+    assert plan("chain", 3) == [(((BLOCK,), BLOCK), BLOCK)]
+    assert plan("recursive", 3) == [((BLOCK,), (BLOCK,)), (BLOCK,)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8, 16])
+def test_the_two_formulas_of_segments(k):
+    n = 16
+    kept = cost(plan(f"segments:{k}", n), UNIT, fresh_gradients=False)
+    assert kept.peak == (n // k - 1) * 1 + (k - 1) * 10 + 25
+    fresh = cost(plan(f"segments:{k}", n), UNIT)
+    assert fresh.peak == (n - k) * 3 + (k - 1) * 10 + 25
+    assert (kept.runs, kept.cut) == (n, n // k)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64])
+def test_the_least_memory_and_its_work(n):
+    levels = int(math.log2(n))
+    recursive = cost(plan("recursive", n), UNIT, fresh_gradients=False)
+    assert recursive.peak == levels + 25
+    assert recursive.runs / n == 1 + (levels - 1) / 2
+    chain = cost(plan("chain", n), UNIT, fresh_gradients=False)
+    assert (chain.kept, chain.peak) == (1, 1 + 25)
+    assert chain.runs == n * (n + 1) / 2
+    k = 2 ** (levels // 2)
+    two = cost(plan(f"nested:{k}", n), UNIT, fresh_gradients=False)
+    assert two.peak == n // k - 1 + k - 1 + 25
+    assert two.runs / n == 1 + (k - 1) / k
+    assert chain.peak <= recursive.peak <= two.peak
+
+
+def test_the_best_segment():
+    # Gradients of three times the input hide what fewer inputs would save.
+    assert best_segment(64, UNIT) == 1
+    # 22 segments, the last of one block: 20 inputs wait, and 20 of the segment; of 2, 31 and 10.
+    assert best_segment(64, UNIT, fresh_gradients=False) == 3
+    # Where blocks keep hardly more than their input, and segments are of one size: the root of N.
+    thin = BlockBytes(10, 10, 12, 0)
+    peaks = {k: cost(plan(f"segments:{k}", 64), thin, fresh_gradients=False).peak
+             for k in (1, 2, 4, 8, 16, 32, 64)}  # fmt: skip
+    assert min(peaks, key=peaks.get) == textbook_segment(64, thin) == 8
+
+
+@pytest.mark.parametrize("name", ["", "segments", "segments:0", "segments:5", "block:1", "all", 3])
+def test_plans_that_cannot_be(name):
+    with pytest.raises(ValueError, match="allowed (are|as k are 1 to 4)"):
+        plan(name, 4)
+
+
+def test_bytes_and_parts_that_cannot_be():
+    for sizes in ((0, 1, 1), (2, 1, 3), (1, 3, 2), (1, 1, 1, -1)):
+        with pytest.raises(ValueError, match="allowed are 0 < input <= saved <= peak"):
+            BlockBytes(*sizes)
+    with pytest.raises(ValueError, match="allowed are block and tuples"):
+        cost(plan("half", 2), UNIT)
+    with pytest.raises(ValueError, match="allowed (are|as ops are) linear, products, attention"):
+        recomputed_flops("selective:softmax", SHAPE, 1, 1)
+    with pytest.raises(ValueError, match="allowed are linear, products, attention"):
+        selective_kept("softmax", SHAPE, 1, 1)
+
+
+# On the model: four blocks, of which attention's scores are the largest tensors.
+SHAPE, BATCH, CONTEXT = Shape(d_model=16, d_ff=40, num_layers=4, num_heads=2), 2, 32
+MODEL = ["none", "block", "segments:2", "segments:3", "nested:2", "recursive", "chain"]
+
+
+def blocks(layers):
+    rope = RotaryPositionalEmbedding(1e4, SHAPE.head_dim, CONTEXT)
+    sizes = (SHAPE.d_model, SHAPE.num_heads, SHAPE.d_ff)
+    return torch.nn.ModuleList(TransformerBlock(*sizes, rope) for _ in range(layers))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Work this small waits longer for a second thread than it takes alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def measured(path, layers, run, fresh):
+    """Bytes after forward and the peak of backward, above the weights, on the CPU; ``run`` is what
+    calls the blocks.
+
+    The first input counts (checkpoints hold it, and the first block saves it), the loss too: it is
+    a product and a sum, whose one result lives all through backward.
+    """
+    modules = blocks(layers)
+    x, weight = torch.randn(2, BATCH, CONTEXT, SHAPE.d_model)
+    if not fresh:
+        for p in modules.parameters():
+            p.grad = torch.zeros_like(p)
+    with memory.Recorder(path, "cpu") as recorder:
+        y = (x + 0).requires_grad_()
+        y = run(modules, y)
+        with recorder.phase("after"):
+            pass
+        with recorder.phase("backward"):
+            loss = (y * weight).sum()
+            del y
+            loss.backward()
+    found = memory.read(path)
+    return memory.peak(found, "after").total, memory.peak(found, "backward").total
+
+
+def unit(path, run, gradients, fresh):
+    """The bytes of one block, or half, from one and two of them; and those of the last output."""
+    (one, peak), (two, _) = (measured(path, n, run, fresh) for n in (1, 2))
+    u = BATCH * CONTEXT * SHAPE.d_model * 4
+    return BlockBytes(u, two - one, peak, gradients), one - (two - one)
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
+def test_the_model_has_the_bytes_of_the_plan(tmp_path, fresh):
+    path, n = tmp_path / "x", SHAPE.num_layers
+    gradients = block_gradient_bytes(SHAPE)
+    block, output = unit(path, strategy("none", 2), gradients, fresh)
+    for name in MODEL:
+        want = cost(plan(name, n), block, fresh_gradients=fresh)
+        found = measured(path, n, strategy(name, n), fresh)
+        assert found == (want.kept + output, want.peak), name
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
+def test_the_model_has_the_bytes_of_its_halves(tmp_path, fresh):
+    def attention(modules, x):
+        for module in modules:
+            x = module._attention(x)
+        return x
+
+    def ffn(modules, x):
+        for module in modules:
+            x = module._ffn(x)
+        return x
+
+    path, n = tmp_path / "x", SHAPE.num_layers
+    of_ffn = 4 * (3 * SHAPE.d_model * SHAPE.d_ff + SHAPE.d_model)
+    of_attention = block_gradient_bytes(SHAPE) - of_ffn
+    first, output = unit(path, attention, of_attention, fresh)
+    halves = {ATTENTION: first, FFN: unit(path, ffn, of_ffn, fresh)[0]}
+    want = cost(plan("half", n), UNIT, halves=halves, fresh_gradients=fresh)
+    found = measured(path, n, strategy("half", n), fresh)
+    assert found == (want.kept + output, want.peak)
+    assert (want.runs, want.cut) == (n, n)
+
+
+@pytest.mark.parametrize("ops", KEPT)
+def test_the_model_keeps_the_results_of_the_operations(tmp_path, ops):
+    n = SHAPE.num_layers
+    after, _ = measured(tmp_path / "x", n, strategy(f"selective:{ops}", n), fresh=False)
+    u = BATCH * CONTEXT * SHAPE.d_model * 4
+    assert after - u == n * selective_kept(ops, SHAPE, BATCH, CONTEXT)
+
+
+@pytest.mark.parametrize("name", [*MODEL, "half", *(f"selective:{ops}" for ops in KEPT)])
+def test_recomputed_operations_are_those_of_the_model(name):
+    counts = {}
+    for one in ("none", name):
+        with FlopCounterMode(display=False) as counter:
+            x = torch.randn(BATCH, CONTEXT, SHAPE.d_model, requires_grad=True)
+            strategy(one, SHAPE.num_layers)(blocks(SHAPE.num_layers), x).sum().backward()
+        counts[one] = counter.get_total_flops()
+    again = counts[name] - counts["none"]
+    assert again == recomputed_flops(name, SHAPE, BATCH, CONTEXT)
+    assert (again > 0) == (name not in ("none", "selective:products"))

@@ -1,0 +1,89 @@
+"""Bytes that one block keeps for backward: the formula, hooks and the graph, to the byte."""
+
+import pytest
+import torch
+
+from a2lib.measure.saved import by_module, by_operation, saved_for_backward
+from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
+from a2lib.theory.saved import block_saved, block_saved_bytes
+from a2lib.theory.transformer import SIZES, Shape
+
+SHAPES = [(Shape(24, 40, 1, 2), 2, 12), (Shape(16, 24, 1, 4), 1, 20)]
+
+
+def as_cuda_casts(q, k, v):
+    """Eager attention with the softmax in float32, as CUDA's autocast has it and the CPU's not."""
+    scores = q @ k.transpose(-1, -2) * (1 / q.shape[-1] ** 0.5)
+    token = torch.arange(q.shape[-2])
+    scores = scores.masked_fill(torch.arange(q.shape[-2]) > token[:, None], float("-inf"))
+    return torch.softmax(scores.float(), -1) @ v
+
+
+def kept(shape, batch, context, attention, precision):
+    rope = RotaryPositionalEmbedding(1e4, shape.head_dim, context)
+    block = TransformerBlock(shape.d_model, shape.num_heads, shape.d_ff, rope, attention)
+    if precision == "bf16" and attention == "eager":
+        block.attn.attention = as_cuda_casts
+    x = torch.randn(batch, context, shape.d_model, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        return saved_for_backward(block, x)[1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+@pytest.mark.parametrize("sizes", SHAPES, ids=["B2", "B1"])
+def test_every_tensor_of_the_block(sizes, attention, precision):
+    # Triton's interpreter multiplies bfloat16 wrongly; what is kept has its size all the same.
+    found = kept(*sizes, attention, precision)
+    want = block_saved(*sizes, attention, precision)
+    assert sum(one.bytes for one in found) == block_saved_bytes(*sizes, attention, precision)
+    assert len(found) == sum(one.count for one in want)
+    sums = {}
+    for one in want:
+        sums[one.module] = sums.get(one.module, 0) + one.bytes
+    here = by_module(found)
+    if attention == "flash":  # what attention gives is first kept by itself
+        of_output = next(o for o in want if o.what == "heads' results").bytes
+        sums["attn"] += of_output
+        sums["attn.output_proj"] -= of_output
+    assert here == {module: n for module, n in sums.items() if n}
+
+
+def test_the_operations_that_keep_them():
+    found = kept(*SHAPES[0], "eager", "fp32")
+    assert all(one.operations for one in found)
+    (probabilities,) = (one for one in found if "SoftmaxBackward0.result" in one.operations)
+    assert probabilities.module == "attn" and "BmmBackward0.self" in probabilities.operations
+    (norm,) = (one for one in found if one.module == "attn.q_proj")
+    assert norm.operations == ["MmBackward0.self"] * 3
+    assert sum(by_operation(found).values()) == sum(one.bytes for one in found)
+    assert list(by_operation(found).values()) == sorted(by_operation(found).values(), reverse=True)
+
+
+def test_the_closed_form_of_the_docstring():
+    shape, batch, context = SIZES["2.7B"], 4, 2048
+    rows = batch * context
+    u, g, s = rows * 2560, rows * 10240, batch * 32 * context**2
+    assert block_saved_bytes(shape, batch, context) == (
+        4 * (10 * u + 4 * g + s + 2 * rows) + context**2
+    )
+    matrices = 4 * 2560**2 + 3 * 2560 * 10240
+    assert block_saved_bytes(shape, batch, context, "flash", "bf16") == (
+        2 * 8 * u + (2 * 5 + 8) * u + 8 * g + 8 * rows + 4 * rows * 32 + 2 * matrices
+    )
+
+
+def test_what_is_not_kept_and_what_cannot_be():
+    model = torch.nn.Sequential(torch.nn.ReLU())
+    x = torch.ones(3)
+    _, found = saved_for_backward(model, x.requires_grad_())
+    assert [(one.module, one.bytes, one.operations) for one in found] == [
+        ("0", 12, ["ReluBackward0.result"])
+    ]
+    assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks
+    with pytest.raises(ValueError, match="attention 'fast': allowed are eager, flash"):
+        block_saved(SHAPES[0][0], 1, 1, "fast")
+    with pytest.raises(ValueError, match="precision 'fp16': allowed are fp32, bf16"):
+        block_saved(SHAPES[0][0], 1, 1, "eager", "fp16")
+    with pytest.raises(ValueError, match="batch"):
+        block_saved(SHAPES[0][0], 0, 1)

@@ -240,7 +240,7 @@ def ddp_refuses_what_would_be_wrong():
         module = ddp.module
         del ddp
         KINDS[kind](module)
-    for kind, make in KINDS.items():
+    for make in KINDS.values():
         module = Tied()
         ddp = make(module)
         with raises(RuntimeError, "outside of no_sync"), ddp.no_sync():

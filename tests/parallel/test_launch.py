@@ -115,7 +115,7 @@ def test_a_killed_launcher_leaves_nothing(rank_env, tmp_path):
     os.kill(started[0], signal.SIGKILL)
 
 
-def test_two_nodes_and_one_that_nobody_joins(rank_env):
+def test_two_nodes_meet(rank_env):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{found.getsockname()[1]}"

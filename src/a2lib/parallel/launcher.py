@@ -241,9 +241,9 @@ class _Run:
     def _said(self, name: str, who: str) -> str:
         path = self.folder / name
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        return "\n\n".join(
-            ["", f"{who}'s last lines:", "\n".join(lines[-TAIL_LINES:])] * bool(lines)
-        )
+        if not lines:
+            return ""
+        return "\n\n".join(["", f"{who}'s last lines:", "\n".join(lines[-TAIL_LINES:])])
 
 
 def first_to_fail(ends: Mapping[int, tuple[int, float]], errors: Mapping[int, dict]) -> int:

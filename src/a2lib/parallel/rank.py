@@ -21,7 +21,7 @@ from a2lib.parallel.lifeline import die_with_parent
 
 
 def path_of(folder: str | os.PathLike, rank: int, kind: str) -> Path:
-    """The file of a rank: "pid", "out" (what it prints), "events", "stacks", "error" or "result"."""
+    """A rank's file: "pid", "out" (what it prints), "events", "stacks", "error" or "result"."""
     return Path(folder, f"rank-{rank}.{kind}")
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from a2lib.parallel.rank import progress
 
-MODULES = ("checks_ddp", "checks_sharded_optimizer")
+MODULES = ("checks_ddp", "checks_sharded_optimizer", "checks_fsdp")
 CHECKS = {}
 
 
@@ -35,10 +35,10 @@ def names(size):
     return [name for name, (_, sizes) in CHECKS.items() if size in sizes]
 
 
-def run() -> None:
-    """What each rank runs."""
+def run(only: str = "") -> None:
+    """What each rank runs: the checks for so many ranks, with ``only`` in their names."""
     torch.set_num_threads(1)
-    every = names(dist.get_world_size())
+    every = [name for name in names(dist.get_world_size()) if only in name]
     warnings.simplefilter("error")
     for name in every:
         torch.manual_seed(0)

@@ -38,6 +38,9 @@ def names(size):
 def run(only: str = "") -> None:
     """What each rank runs: the checks for so many ranks, with ``only`` in their names."""
     torch.set_num_threads(1)
+    if dist.get_backend() == "nccl":
+        torch.set_default_device("cuda")
+        torch.use_deterministic_algorithms(True)
     every = [name for name in names(dist.get_world_size()) if only in name]
     warnings.simplefilter("error")
     for name in every:
@@ -120,9 +123,13 @@ class Tied(nn.Module):
         return self.head(self.extra(x) if extra else x)
 
 
+def seeded(seed):
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
 def token_batches(count, words=11):
     """One batch for each rank and step; the same on every rank."""
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     return [torch.randint(words, (2, 5), generator=generator) for _ in range(count)]
 
 

@@ -5,7 +5,7 @@ import io
 
 import torch
 import torch.distributed as dist
-from checking import check, raises, same, same_parameters, world
+from checking import check, raises, same, same_parameters, seeded, world
 from torch import nn
 from torch.optim import SGD, Adagrad, AdamW
 
@@ -39,7 +39,7 @@ class Mixed(nn.Module):
 
 def give_gradients(step, *modules):
     for n, ps in enumerate(zip(*(m.parameters() for m in modules), strict=True)):
-        generator = torch.Generator().manual_seed(100 * step + n)
+        generator = seeded(100 * step + n)
         gradient = torch.randn(ps[0].shape, generator=generator).to(ps[0].dtype)
         for module, p in zip(modules, ps, strict=True):
             p.grad = None if p is module.unused else gradient.clone()
@@ -179,7 +179,7 @@ def states_are_loaded_at_other_sizes():
             assert whole["state"][i].keys() == values.keys()
             for key, x in values.items():
                 if isinstance(x, torch.Tensor):
-                    same(whole["state"][i][key], x, key)
+                    same(whole["state"][i][key], x.cpu(), key)
                 else:
                     assert whole["state"][i][key] == x
 

@@ -41,6 +41,22 @@ def outcomes(rank_env):
     return outcome
 
 
+@pytest.mark.gpu
+def test_in_ranks_with_nccl(rank_env):
+    """The checks for two, each with a GPU. To the bit there too: two ranks add in one order."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    launch(
+        "checking:run",
+        processes=2,
+        time_limit_s=LIMIT_S,
+        device="cuda",
+        env={**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+    )
+
+
 @pytest.mark.parametrize(
     ("size", "name"), [(size, name) for size in (2, 4) for name in checking.names(size)]
 )

@@ -35,8 +35,8 @@ STACKS_S = 1.0
 END_S = 5
 TAIL_LINES = 40
 # What a rank says when another one is gone: it is no cause.
-PEER_GONE = ("connection closed by peer", "connection reset by peer", "broken pipe",
-             "remote process exited", "connection refused")  # fmt: skip
+PEER_GONE = ("connection closed by peer", "connection reset by peer", "connection refused",
+             "broken pipe", "remote process exited", "ncclremoteerror", "timed out")  # fmt: skip
 
 OnProgress = Callable[[int, dict], None]
 OnOutput = Callable[[int, str], None]

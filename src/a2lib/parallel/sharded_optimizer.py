@@ -204,7 +204,7 @@ class ShardedOptimizer(Optimizer):
         source = rank if self._group is None else dist.get_global_rank(self._group, rank)
         dist.broadcast(flat.view(torch.uint8), source, group=self._group)
         # Strides as they are: fused kernels take parameter and state to be laid out alike.
-        result = torch.empty_strided(shape.shape, shape.strides, dtype=shape.dtype)
+        result = torch.empty_strided(shape.shape, shape.strides, dtype=shape.dtype, device="cpu")
         return result.copy_(flat.view(shape.shape))
 
 

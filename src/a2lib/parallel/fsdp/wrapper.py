@@ -105,6 +105,7 @@ class FSDP(nn.Module):
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
         self._unseen: list[Unit] = []
         self._sent: collections.deque = collections.deque()
+        self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_modules()
         _wrapped.update(module.modules())
 
@@ -209,13 +210,16 @@ class FSDP(nn.Module):
         for unit in self._units:
             unit.module.register_forward_pre_hook(hook(self._before, unit), with_kwargs=True)
             unit.module.register_forward_hook(hook(self._after, unit), always_call=True)
-        if self.compute_dtype is not None:
+        if self._cast_inputs:
+            # This one is traced: it stands in the middle of a block.
             for owner in self._owners - {unit.module for unit in self._units}:
-                owner.register_forward_pre_hook(hook(self._cast), with_kwargs=True)
+                owner.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
 
     # Forward.
 
-    def _before(self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict):
+    def _before(
+        self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
         again = _in_backward()  # a checkpoint computes this anew
         if not again:
             if unit is self._root:
@@ -228,7 +232,7 @@ class FSDP(nn.Module):
         unit.wait()
         unit.refresh()
         show(unit.parameters, True)
-        return self._cast(module, args, kwargs)
+        return self._cast_inputs(module, args, kwargs) if self._cast_inputs else None
 
     def _begin(self) -> None:
         """A new forward of the whole: what is gathered may be of an earlier step."""
@@ -287,15 +291,6 @@ class FSDP(nn.Module):
             if x._is_view() and x._base.grad_fn is not None:
                 x._base.grad_fn.register_prehook(gradient_comes)
         return bool(tensors)
-
-    def _cast(self, module: nn.Module, args: tuple, kwargs: dict):
-        if self.compute_dtype is None:
-            return None
-        return tree_map(self._cast_one, args), tree_map(self._cast_one, kwargs)
-
-    def _cast_one(self, x: object) -> object:
-        floating = isinstance(x, Tensor) and x.is_floating_point()
-        return x.to(self.compute_dtype) if floating else x
 
     # Backward. Autograd runs the nodes of a device in the reverse order of their making, so a
     # unit is done when the next one's first gradient comes.
@@ -375,6 +370,18 @@ class FSDP(nn.Module):
 
     def __getstate__(self):
         raise TypeError("an FSDP cannot be copied or pickled; use gather_full_params()")
+
+
+def _caster(dtype: torch.dtype) -> Callable:
+    """A pre-hook that casts a module's floating inputs."""
+
+    def cast(x: object) -> object:
+        return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple:
+        return tree_map(cast, args), tree_map(cast, kwargs)
+
+    return hook
 
 
 def _in_backward() -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import warnings
 from types import SimpleNamespace
 
 import torch
@@ -391,3 +392,33 @@ def fsdp_recovers_and_refuses():
     module.head.weight = nn.Parameter(torch.zeros(11, 6))
     with raises(RuntimeError, "head.weight was replaced"):
         fsdp.finish_gradient_synchronization()
+
+
+@check(2)
+def fsdp_leaves_compiled_blocks_one_graph():
+    """Compiled before wrapping, by either way; nothing is compiled again, and no graph breaks."""
+    from torch._dynamo.utils import counters
+
+    rank, size = world()
+    warnings.simplefilter("default")  # torch's own, while it compiles
+    for dtype in (None, torch.bfloat16):
+        first = Ways("plain", blocks=2)
+        module, reference = copy.deepcopy(first), copy.deepcopy(first)
+        blocks = module.blocks
+        blocks[0] = torch.compile(blocks[0], backend="aot_eager", fullgraph=True)
+        blocks[1].compile(backend="aot_eager")
+        torch._dynamo.reset()
+        counters.clear()
+        fsdp = FSDP(module, compute_dtype=dtype)
+        for tokens in (token_batches(size),) * 2:
+            fsdp.zero_grad()
+            loss_on(tokens[rank])(fsdp).backward()
+            fsdp.finish_gradient_synchronization()
+            mean_gradients(reference, [[loss_on(t)] for t in tokens])
+            for p, q in zip(module.parameters(), reference.parameters(), strict=True):
+                if dtype is None:
+                    same(p.grad, mine_of(q.grad))
+        assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters
+        whole = fsdp.gather_full_params()
+        assert whole.keys() == dict(reference.named_parameters()).keys()
+    warnings.simplefilter("error")

@@ -139,6 +139,21 @@ def test_two_nodes_meet(rank_env):
     assert {result["world"] for result in results} == {2}
 
 
+def test_a_node_that_nobody_joins(rank_env):
+    """The world is smaller than it was said to be."""
+    with pytest.raises(TimeLimitPassed, match="^2 ranks had .* none of this node's had started"):
+        launch(
+            "launched:talks",
+            {"times": 0},
+            processes=1,
+            time_limit_s=8,
+            device=None,
+            env=rank_env,
+            nodes=2,
+            endpoint="127.0.0.1:0",
+        )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -335,5 +335,7 @@ def _check(
         import torch
 
         gpus = torch.cuda.device_count()
+        if not gpus:
+            raise ValueError("device 'cuda' needs a GPU, and there is none here; 'cpu' is allowed")
         if processes > gpus:
             raise ValueError(f"processes must be from 1 to {gpus}, the GPUs here; got {processes}")

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from a2lib.model import TransformerLM
-from a2lib.parallel import FSDP
+from a2lib.parallel import DDP, FSDP
 
 
 def rows_of(whole):
@@ -369,6 +369,22 @@ def fsdp_recovers_and_refuses():
     handle.remove()
     check_freed(fsdp)
     check_weights(fsdp, reference, "after an error in forward")
+    # A backward that raises half way, and a step that is not taken.
+    handle = module.blocks[1].norm.register_full_backward_hook(lambda *_: 1 / 0)
+    with raises(ZeroDivisionError, "division"):
+        loss_on(tokens)(fsdp).backward()
+    handle.remove()
+    fsdp.reset()
+    fsdp.zero_grad()
+    check_freed(fsdp)
+    loss_on(tokens)(fsdp).backward()
+    check_freed(fsdp)
+    torch.optim.SGD(fsdp.parameters(), lr=1.0).zero_grad()
+    loss_on(tokens)(fsdp).backward()
+    fsdp.finish_gradient_synchronization()
+    mean_gradients(reference, [[loss_on(tokens)]] * 2)
+    check_gradients(fsdp, reference, "after steps that were not taken")
+    fsdp.zero_grad()
     # A forward without a backward, then weights that change, then one with.
     fsdp(tokens)
     with torch.no_grad():
@@ -422,3 +438,20 @@ def fsdp_leaves_compiled_blocks_one_graph():
         whole = fsdp.gather_full_params()
         assert whole.keys() == dict(reference.named_parameters()).keys()
     warnings.simplefilter("error")
+
+
+@check(2)
+def one_rank_alone_is_one_process():
+    """Groups of one: nothing to average or to divide."""
+    rank, size = world()
+    alone = [dist.new_group([r]) for r in range(size)][rank]
+    tokens = token_batches(size)[rank]
+    for wrap in (FSDP, DDP):
+        module = Ways("plain")
+        reference = copy.deepcopy(module)
+        wrapped = wrap(module, group=alone)
+        loss_on(tokens)(wrapped).backward()
+        wrapped.finish_gradient_synchronization()
+        loss_on(tokens)(reference).backward()
+        for p, q in zip(module.parameters(), reference.parameters(), strict=True):
+            same(p.grad, q.grad, wrap.__name__)

@@ -53,6 +53,10 @@ class Replicated:
         gradient, self.shown.grad = self.shown.grad.to(self.master.dtype), None
         add_gradient(self.master, gradient)
 
+    def forget(self) -> None:
+        if self.shown is not self.master:
+            self.shown.grad = None
+
     def has_gradient(self) -> bool:
         """Whether this rank has one since the last finish."""
         return self.master.grad is not None
@@ -144,6 +148,10 @@ class Sharded:
         """Add the mean's rows of this rank to the master's gradient."""
         self._from_nothing |= self.master.grad is None
         add_gradient(self.master, room[: self.master.numel()].view(self.master.shape))
+
+    def forget(self) -> None:
+        self.shown.grad = None
+        self._present = self._from_nothing = False
 
     def has_gradient(self) -> bool:
         """Whether this rank has one since the last finish, before it was reduced."""

@@ -114,6 +114,14 @@ class Unit:
         self.free()
         return prepared
 
+    def forget(self) -> None:
+        """Drop gradients that were not sent, and the gathered parameters."""
+        self.in_backward = False
+        for p in self.parameters:
+            p.forget()
+        show(self.parameters, False)
+        self.free()
+
     def reduce(self, prepared: list) -> torch.cuda.Event | None:
         """Start the reduce-scatter of what was prepared, into the masters' gradients. The caller
         keeps ``prepared`` until the event."""

@@ -59,9 +59,9 @@ class FSDP(nn.Module):
     in each parameter's own dtype. Gradients travel and arrive in the masters' dtype.
 
     A unit (``units.unit_modules``) is gathered as a whole: a module without ModuleList or
-    Sequential is one. All else, the root, stays gathered from its forward to the finish. Under
-    activation checkpointing both around and inside units work; ``use_reentrant=False`` is the
-    better known form. ``torch.compile`` the units before wrapping, never the whole.
+    Sequential is one. All else, the root, stays gathered from its forward to the end of backward.
+    Activation checkpoints may be around units or inside, reentrant or not. ``torch.compile`` the
+    units before wrapping, never the whole.
 
     Every rank must run the same units in the same order; within a unit, a parameter may be without
     a gradient on some ranks (it counts as zero) or on all (``.grad`` stays None). Several backwards
@@ -104,6 +104,7 @@ class FSDP(nn.Module):
         self._in_forward = False
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
         self._unseen: list[Unit] = []
+        self._root_reduced = False  # since the last finish
         self._sent: collections.deque = collections.deque()
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_modules()
@@ -120,10 +121,11 @@ class FSDP(nn.Module):
         Raises RuntimeError where a parameter has been replaced since it was wrapped.
         """
         self._check_masters()
-        # The root's reduction is the same on every rank, also where its backward never began.
-        if self._root not in self._begun:
+        # Every rank reduces the root, also one on which its backward could not be seen.
+        if self._root not in self._begun and not self._root_reduced:
             self._begun.append(self._root)
         self._reduce_begun()
+        self._root_reduced = False
         for p in self._replicated:
             p.take_gradient()
         while self._sent:
@@ -132,6 +134,16 @@ class FSDP(nn.Module):
         for unit in self._units:
             unit.free()
             show(unit.parameters, False)
+
+    def reset(self) -> None:
+        """Forget what backwards have left since the last finish, after one that raised half way or
+        for a step that is not to be taken; ``zero_grad`` does the rest. Every rank calls it."""
+        while self._sent:
+            self._lane.wait(self._sent.popleft()[0])
+        for unit in self._units:
+            unit.forget()
+        self._begun, self._unseen = [], []
+        self._in_forward = self._root_reduced = False
 
     @torch.no_grad()
     def gather_full_params(self) -> dict[str, Tensor]:
@@ -302,6 +314,9 @@ class FSDP(nn.Module):
         done = [other for other in self._begun if other is not self._root]
         prepared = [(other, other.prepare_reduction()) for other in done]
         self._begun = [other for other in self._begun if other is self._root]
+        if unit is self._root:
+            # Nothing is left behind a backward, which zero_grad could not reach.
+            torch.autograd.Variable._execution_engine.queue_callback(self._reduce_begun)
         unit.in_backward = True
         self._begun.append(unit)
         unit.issue()
@@ -320,9 +335,11 @@ class FSDP(nn.Module):
             return None
         return order[order.index(unit) - 1]
 
+    @torch.no_grad()
     def _reduce_begun(self) -> None:
         begun = list(dict.fromkeys([*self._begun, *self._unseen]))
         self._begun, self._unseen = [], []
+        self._root_reduced |= self._root in begun
         for unit in begun:
             self._send(unit, unit.prepare_reduction())
 

@@ -1,0 +1,36 @@
+"""Training one model in several processes: data parallel, sharded optimizer, fully sharded.
+
+    ddp = DDP(model)                                  # or NaiveDDP, FlatDDP, BucketedDDP(model, 25)
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    loss(ddp(x), y).backward()
+    ddp.finish_gradient_synchronization()
+    optimizer.step()
+
+    model = FSDP(model, compute_dtype=torch.bfloat16)
+    results = launch("package.module:function", {"steps": 10}, processes=2, time_limit_s=600)
+
+Each class works for any nn.Module; a process group must exist, which ``launch`` makes in its
+processes. Importing this loads no torch, so that whoever only launches need not.
+"""
+
+from importlib import import_module
+
+_HOMES = {
+    "BucketedDDP": "ddp",
+    "DDP": "ddp",
+    "FSDP": "fsdp",
+    "FlatDDP": "ddp",
+    "LaunchError": "launcher",
+    "NaiveDDP": "ddp",
+    "RankFailed": "launcher",
+    "ShardedOptimizer": "sharded_optimizer",
+    "TimeLimitPassed": "launcher",
+    "launch": "launcher",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,349 @@
+"""Distributed data parallel, from the obvious to the overlapped.
+
+Every rank holds the whole module and works on its own part of the batch; after backward each
+gradient becomes the mean over the ranks, so that all take the same step. What differs is when and
+in what pieces the gradients travel:
+
+    NaiveDDP      after backward, one all-reduce a parameter
+    FlatDDP       after backward, one all-reduce of all gradients copied into one tensor
+    DDP           during backward, each gradient as soon as it is there
+    BucketedDDP   during backward, as soon as the gradients of a bucket are there
+
+The classes of one interface:
+
+    ddp = DDP(module)
+    with ddp.no_sync():                        # gradients accumulate and stay here
+        loss(ddp(x0), y0).backward()
+    loss(ddp(x1), y1).backward()
+    ddp.finish_gradient_synchronization()      # now .grad is the mean over the ranks
+    optimizer.step()
+
+Clipping, norms and loss scaling come after ``finish_gradient_synchronization``.
+
+To the bit: with two ranks each mean is (a + b) / 2 however it is cut into pieces, so all four
+classes, every bucket size and one process that adds the two ranks' gradients agree exactly. With
+more ranks the order of the sum is the backend's and depends on the size of the pieces; runs differ
+from one another in the last bits. So does a single pass over the whole batch, at any number of
+ranks, because a matrix product over more rows sums in another grouping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from a2lib.parallel.group import (
+    broadcast_from_first,
+    check_alike,
+    describe,
+    member,
+    one_device,
+    sum_or_mean,
+)
+
+MB = 2**20
+
+_wrappers: weakref.WeakSet[_Replica] = weakref.WeakSet()
+
+
+class _Replica(nn.Module):
+    """A module that is the same on every rank; what the four classes share.
+
+    ``module`` is taken as it is, not copied; its parameters and buffers become those of the group's
+    rank 0. Buffers are not broadcast again later. ``group`` is a process group whose members all
+    make this wrapper, None the default one. Frozen parameters have no gradient to average; they
+    must stay frozen.
+
+    A parameter that has a gradient on some ranks only counts as zero on the others. One without a
+    gradient on every rank keeps ``.grad`` None, so that an optimizer skips it, as in one process.
+
+    Raises RuntimeError without a process group or for a parameter that another wrapper has, and
+    ValueError for modules that differ between ranks, several devices or a meta module.
+    """
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        self.rank, self.world_size = member(group)
+        device = one_device(module)
+        named = dict(module.named_parameters())
+        check_alike("parameters", describe(named.items()), group)
+        check_alike("buffers", describe(module.named_buffers()), group)
+        _refuse_a_second_wrapper(module)
+        self.module, self.group = module, group
+        self._mean = sum_or_mean(self.world_size)
+        self._names = [name for name, p in named.items() if p.requires_grad]
+        self._trained = [p for p in named.values() if p.requires_grad]
+        self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
+        self._synchronizing = True
+        # How many ranks have a gradient, by parameter; from the device to the device where this
+        # rank has all, which is the rule, so that nothing waits and a CUDA graph can hold it.
+        self._ones = torch.ones(len(self._trained), device=device)
+        self._holders = torch.empty_like(self._ones)
+        broadcast_from_first([*module.parameters(), *module.buffers()], group)
+        _wrappers.add(self)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards in this context only accumulate; the next one outside, or the finish without
+        another, averages the sum. May be nested."""
+        before, self._synchronizing = self._synchronizing, False
+        try:
+            yield
+        finally:
+            self._synchronizing = before
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self) -> None:
+        """Make each ``.grad`` the mean over the ranks; every rank calls it once a step.
+
+        Work queued after it on the current stream sees the means; the host does not wait on CUDA.
+        Called again it averages equal tensors, which changes nothing where the number of ranks is
+        a power of two. Raises RuntimeError within ``no_sync``, and for a parameter that is no
+        longer frozen.
+        """
+        if not self._synchronizing:
+            raise RuntimeError("finish_gradient_synchronization is called outside of no_sync()")
+        for name, p in self._frozen:
+            if p.requires_grad:
+                raise RuntimeError(f"{name} was frozen when it was wrapped; wrap the module anew")
+        missing = [i for i, p in enumerate(self._trained) if p.grad is None]
+        self._holders.copy_(self._ones)
+        for i in missing:
+            self._holders[i] = 0.0
+            p = self._trained[i]
+            p.grad = torch.zeros_like(p)
+        self._average()
+        dist.all_reduce(self._holders, group=self.group)
+        if missing:
+            held = self._holders.tolist()
+            for i in missing:
+                if not held[i]:
+                    self._trained[i].grad = None
+
+    def _average(self) -> None:
+        """Make each ``.grad`` the mean, all of them present; in the same order on every rank."""
+        raise NotImplementedError
+
+    def _dense(self, i: int) -> Tensor:
+        """The gradient as NCCL wants it, contiguous: itself or a copy (it has its parameter's
+        strides)."""
+        grad = self._trained[i].grad
+        if grad.is_sparse:
+            raise ValueError(f"{self._names[i]} has a sparse gradient; only dense ones travel")
+        return grad.contiguous()
+
+    def __getstate__(self):
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; take its .module")
+
+
+class NaiveDDP(_Replica):
+    """One blocking all-reduce for each parameter, once backward is done."""
+
+    def _average(self) -> None:
+        for i, p in enumerate(self._trained):
+            dense = self._dense(i)
+            dist.all_reduce(dense, self._mean, group=self.group)
+            if dense is not p.grad:
+                p.grad.copy_(dense)
+
+
+class FlatDDP(_Replica):
+    """One blocking all-reduce for each dtype, of all gradients copied into one tensor.
+
+    At its peak it needs the memory of the gradients once more.
+    """
+
+    def _average(self) -> None:
+        for dtype in dict.fromkeys(p.dtype for p in self._trained):
+            mine = [i for i, p in enumerate(self._trained) if p.dtype == dtype]
+            grads = [self._trained[i].grad for i in mine]
+            flat = torch.cat([self._dense(i).view(-1) for i in mine])
+            dist.all_reduce(flat, self._mean, group=self.group)
+            for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+                grad.copy_(part.view_as(grad))
+
+
+class _Overlapped(_Replica):
+    """All-reduces during backward, a bucket of gradients each; what the two classes share.
+
+    The buckets are in the order in which rank 0's first backward made the gradients, and in the
+    reverse order of registration before. They leave in that order on every rank, whatever the order
+    of arrival: collectives are paired by order, not by name. A parameter without a gradient holds
+    the later buckets up until the finish.
+
+    Before the finish, a parameter must not get a second gradient (a second backward outside
+    ``no_sync``, or a checkpoint with use_reentrant=True around a module that is used twice), and no
+    ``.grad`` may be replaced: what is travelling would be changed. Both raise RuntimeError.
+
+    Where the whole module is one compiled graph its hooks fire after its whole backward, and
+    nothing overlaps: compile block by block. For a CUDA graph run a few steps first, since the
+    first finish reads the order on the host.
+    """
+
+    def __init__(
+        self, module: nn.Module, bucket_bytes: float, group: dist.ProcessGroup | None
+    ) -> None:
+        super().__init__(module, group)
+        self._bucket_bytes = bucket_bytes
+        self._arrived: dict[int, None] = {}  # in order of arrival, since the last finish
+        self._order_known = False
+        self._make_buckets(range(len(self._trained))[::-1])
+        me = weakref.ref(self)
+        for i, p in enumerate(self._trained):
+            p.register_post_accumulate_grad_hook(_hook(me, i))
+
+    def reset(self) -> None:
+        """Forget a backward that raised half way, once what was sent has arrived; every rank calls
+        it, and throws its gradients away (``zero_grad``)."""
+        for _, work in self._sent:
+            work.wait()
+        self._forget()
+
+    def _make_buckets(self, order: Sequence[int], known: int | None = None) -> None:
+        """Cut ``order`` into buckets; what comes after its first ``known`` starts one anew."""
+        self._buckets: list[list[int]] = []
+        open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
+        for place, i in enumerate(order):
+            p = self._trained[i]
+            size = p.numel() * p.element_size()
+            bucket, held = open_buckets.get(p.dtype, (None, 0))
+            if place == known:
+                open_buckets.clear()
+            if bucket is None or place == known or held + size > self._bucket_bytes:
+                bucket, held = [], 0
+                self._buckets.append(bucket)
+            bucket.append(i)
+            open_buckets[p.dtype] = bucket, held + size
+        # A bucket leaves when its last gradient is there: in the order of those.
+        place_of = {i: place for place, i in enumerate(order)}
+        self._buckets.sort(key=lambda bucket: place_of[bucket[-1]])
+        self._bucket_of = {i: b for b, bucket in enumerate(self._buckets) for i in bucket}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._arrived.clear()
+        self._waits_for = [len(bucket) for bucket in self._buckets]
+        self._next = 0
+        self._sent: list[tuple[list[tuple[int, Tensor, Tensor]], dist.Work]] = []
+
+    def _gradient_is_there(self, i: int) -> None:
+        if not self._synchronizing:
+            return
+        if i in self._arrived:
+            raise RuntimeError(
+                f"{self._names[i]} got a second gradient before finish_gradient_synchronization: "
+                "run all backwards but the last in no_sync(), and checkpoint with "
+                "use_reentrant=False; then reset() and zero_grad()"
+            )
+        self._arrived[i] = None
+        self._waits_for[self._bucket_of[i]] -= 1
+        while self._next < len(self._buckets) and not self._waits_for[self._next]:
+            self._send_next()
+
+    @torch.no_grad()
+    def _send_next(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        grads = [self._trained[i].grad for i in bucket]
+        dense = [self._dense(i) for i in bucket]
+        if len(dense) == 1:
+            work = dist.all_reduce(dense[0], self._mean, group=self.group, async_op=True)
+        else:
+            with dist._coalescing_manager(self.group, async_ops=True) as work:
+                for tensor in dense:
+                    dist.all_reduce(tensor, self._mean, group=self.group)
+        # Held until they have arrived: the backend does not.
+        self._sent.append((list(zip(bucket, grads, dense, strict=True)), work))
+
+    def _average(self) -> None:
+        arrived = list(self._arrived)
+        while self._next < len(self._buckets):
+            self._send_next()
+        sent = self._sent
+        for _, work in sent:
+            work.wait()
+        self._forget()
+        for i, grad, dense in (one for tensors, _ in sent for one in tensors):
+            if self._trained[i].grad is not grad:
+                raise RuntimeError(
+                    f"the gradient of {self._names[i]} was replaced between backward and "
+                    "finish_gradient_synchronization; clip, unscale and zero after it"
+                )
+            if dense is not grad:
+                grad.copy_(dense)
+        if not self._order_known:
+            self._take_order(arrived)
+
+    def _take_order(self, arrived: list[int]) -> None:
+        """Agree on the order of rank 0, of this first backward if it had one."""
+        count = len(self._trained)
+        mine = torch.tensor(
+            [len(arrived), *arrived, *[-1] * (count - len(arrived))], device=self._ones.device
+        )
+        broadcast_from_first([mine], self.group)
+        known, *first = mine.tolist()
+        if known:
+            rest = [i for i in reversed(range(count)) if i not in set(first[:known])]
+            self._make_buckets([*first[:known], *rest], known)
+            self._order_known = True
+
+
+class DDP(_Overlapped):
+    """One asynchronous all-reduce for each parameter, on the gradient itself, during backward.
+
+    The order, and what is refused, are as in ``BucketedDDP``.
+    """
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(module, 0, group)
+
+
+class BucketedDDP(_Overlapped):
+    """One asynchronous all-reduce for each bucket, as soon as backward has its last gradient.
+
+    ``bucket_size_mb``, in MB of 2**20 bytes, is the most that a bucket holds, but for a parameter
+    that is larger, which is a bucket by itself. A bucket has one dtype. Its gradients are not
+    copied: their all-reduces go to the backend as one call.
+
+    The buckets leave in one order on every rank, that of rank 0's first backward; a parameter that
+    gets no gradient holds the later ones up until the finish. A second gradient before the finish,
+    and one that is replaced, raise RuntimeError. ``_Overlapped`` has the reasons.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        bucket_size_mb: float,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb must be above 0; got {bucket_size_mb!r}")
+        super().__init__(module, bucket_size_mb * MB, group)
+
+
+def _hook(me: weakref.ref[_Overlapped], i: int):
+    # The parameters hold their hooks, so these do not hold the wrapper: dropped, it is gone.
+    def gradient_is_there(_: Tensor) -> None:
+        wrapper = me()
+        if wrapper is not None:
+            wrapper._gradient_is_there(i)
+
+    return gradient_is_there
+
+
+def _refuse_a_second_wrapper(module: nn.Module) -> None:
+    mine = {id(p) for p in module.parameters()}
+    for wrapper in _wrappers:
+        if any(id(p) in mine for p in wrapper._trained):
+            raise RuntimeError(
+                f"a {type(wrapper).__name__} has parameters of this module: averaged twice, they "
+                "would be wrong; drop that wrapper first"
+            )

@@ -1,0 +1,178 @@
+"""One parameter under FSDP: what the optimizer holds, and what the module shows while it computes.
+
+The master is the parameter object the module had, so an optimizer or a name that knew it still
+does. Of a parameter of two or more dimensions it becomes this rank's rows of dim 0, of others it
+stays whole. It is float32 if it was of 16 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+Place = tuple[nn.Module, str]
+
+
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+@dataclass(eq=False)
+class Replicated:
+    """A parameter that every rank holds whole. ``shown`` is what the module computes with: the
+    master, or a cast copy of it."""
+
+    names: list[str]
+    master: nn.Parameter
+    shown_dtype: torch.dtype
+    places: list[Place]
+    shown: nn.Parameter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shown = self.master
+        self.master.data = self.master.data.to(master_dtype(self.master.dtype))
+        if self.shown_dtype != self.master.dtype:
+            copy = self.master.detach().to(self.shown_dtype)
+            self.shown = nn.Parameter(copy, requires_grad=self.master.requires_grad)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Write the master's value into the cast copy."""
+        if self.shown is not self.master:
+            # Not a change: backward may have saved the same value.
+            with torch.autograd._unsafe_preserve_version_counter(self.shown):
+                self.shown.copy_(self.master)
+
+    @torch.no_grad()
+    def take_gradient(self) -> None:
+        """Add the copy's gradient to the master's."""
+        if self.shown is self.master or self.shown.grad is None:
+            return
+        gradient, self.shown.grad = self.shown.grad.to(self.master.dtype), None
+        add_gradient(self.master, gradient)
+
+    def forget(self) -> None:
+        if self.shown is not self.master:
+            self.shown.grad = None
+
+    def has_gradient(self) -> bool:
+        """Whether this rank has one since the last finish."""
+        return self.master.grad is not None
+
+    def fill_gradient(self) -> None:
+        """Zeros where there is none, contiguous where there is one, as NCCL wants it."""
+        gradient = self.master.grad
+        self.master.grad = (
+            torch.zeros_like(self.master, memory_format=torch.contiguous_format)
+            if gradient is None
+            else gradient.contiguous()
+        )
+
+    def settle(self, unused: bool) -> None:
+        """The end of the finish; ``unused`` where no rank had a gradient."""
+        if unused:
+            self.master.grad = None
+
+
+@dataclass(eq=False)
+class Sharded:
+    """A parameter of which each rank holds ceil(rows / W) rows, the last ranks fewer or none.
+
+    ``shown`` is the whole, in ``shown_dtype``, in a buffer padded to W equal slots of rows, whose
+    memory is there only between ``allocate`` and ``free``. Views that autograd saved see the bytes
+    that come back, since the storage object stays.
+    """
+
+    names: list[str]
+    master: nn.Parameter
+    shown_dtype: torch.dtype
+    places: list[Place]
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        whole = self.master.detach().contiguous()
+        self.shape = whole.shape
+        rows = -(-self.shape[0] // self.world_size)
+        row = self.shape[1:].numel()
+        self.slot = rows * row  # elements of a rank's slot, padding included
+        # Rows of this rank; a rank past the end has none.
+        start = min(self.rank * rows, self.shape[0])
+        mine = whole[start : start + rows].to(master_dtype(whole.dtype), copy=True)
+        buffer = torch.zeros(
+            self.world_size * self.slot, dtype=self.shown_dtype, device=whole.device
+        )
+        self.buffer = buffer
+        self.own_slot = buffer[self.rank * self.slot :][: self.slot]
+        self.own_rows = self.own_slot[: mine.numel()].view(mine.shape)
+        self.shown = nn.Parameter(
+            buffer[: whole.numel()].view(self.shape), requires_grad=self.master.requires_grad
+        )
+        self.master.data = mine
+        self.free()
+        self._present = False  # a gradient was here since the last finish
+        self._from_nothing = False  # the master's gradient began as what was reduced since then
+
+    def allocate(self) -> None:
+        self.buffer.untyped_storage().resize_(self.buffer.numel() * self.buffer.element_size())
+
+    def free(self) -> None:
+        self.buffer.untyped_storage().resize_(0)
+
+    def fill_own_slot(self) -> None:
+        """Cast this rank's rows into its slot; zeros behind them, since padding is sent too."""
+        self.own_rows.copy_(self.master)
+        if self.own_rows.numel() < self.slot:
+            self.own_slot[self.own_rows.numel() :].zero_()
+
+    def reduction(self) -> tuple[Tensor, Tensor]:
+        """(the gradient of the whole, padded, in the master's dtype; room for this rank's slot of
+        the mean). The whole's own gradient is dropped; none counts as zero."""
+        gradient, self.shown.grad = self.shown.grad, None
+        self._present |= gradient is not None
+        size = self.world_size * self.slot
+        room = torch.empty(self.slot, dtype=self.master.dtype, device=self.master.device)
+        if gradient is None:
+            return room.new_zeros(size), room
+        gradient = gradient.contiguous().view(-1)
+        if gradient.dtype == self.master.dtype and gradient.numel() == size:
+            return gradient, room
+        padded = room.new_empty(size)
+        padded[: gradient.numel()].copy_(gradient)
+        padded[gradient.numel() :].zero_()
+        return padded, room
+
+    def take_reduced(self, room: Tensor) -> None:
+        """Add the mean's rows of this rank to the master's gradient."""
+        self._from_nothing |= self.master.grad is None
+        add_gradient(self.master, room[: self.master.numel()].view(self.master.shape))
+
+    def forget(self) -> None:
+        self.shown.grad = None
+        self._present = self._from_nothing = False
+
+    def has_gradient(self) -> bool:
+        """Whether this rank has one since the last finish, before it was reduced."""
+        return self._present
+
+    def settle(self, unused: bool) -> None:
+        """The end of the finish; ``unused`` where no rank had a gradient: then there is none."""
+        if unused and self._from_nothing:
+            self.master.grad = None
+        self._present = self._from_nothing = False
+
+
+def add_gradient(master: nn.Parameter, gradient: Tensor) -> None:
+    if master.grad is None:
+        master.grad = gradient
+    else:
+        master.grad += gradient
+
+
+def show(parameters: list[Replicated | Sharded], shown: bool) -> None:
+    """Let the modules have what they compute with, or the masters."""
+    for p in parameters:
+        for owner, name in p.places:
+            owner._parameters[name] = p.shown if shown else p.master

@@ -1,0 +1,189 @@
+"""What travels together: a unit is a module whose parameters are gathered before it runs and freed
+after it.
+
+Sharding follows parameters, not class names: every parameter of two or more dimensions. Each
+element of an outermost ModuleList or Sequential is a unit, all else is the root's, and so is a
+weight that two units share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded, show
+from a2lib.parallel.group import all_gather_single, reduce_scatter_single, sum_or_mean
+
+
+class Lane:
+    """The stream that collectives run on, beside the current one; on the CPU there is none."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+
+    def run(self, work) -> torch.cuda.Event | None:
+        """Queue ``work`` on the lane behind what the current stream has queued; the event after."""
+        if self._stream is None:
+            work()
+            return None
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            work()
+            return self._stream.record_event()
+
+    @staticmethod
+    def wait(event: torch.cuda.Event | None) -> None:
+        """Let the current stream wait; never the host."""
+        if event is not None:
+            torch.cuda.current_stream().wait_event(event)
+
+
+class Unit:
+    """The sharded and the cast parameters of a module.
+
+    Memory is taken and given back on the current stream alone, and the lane touches it only between
+    an event there and one that the current stream waits for: no block is reused too early.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        sharded: list[Sharded],
+        cast: list[Replicated],
+        lane: Lane,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self.name, self.module = name, module
+        self.sharded, self.cast = sharded, cast
+        self.parameters = [*sharded, *cast]
+        self.trained = [p for p in sharded if p.master.requires_grad]
+        self.gathered = False
+        self.in_backward = False  # its backward has begun, and its gradients have not left
+        self._lane, self._group = lane, group
+        self._filled: torch.cuda.Event | None = None
+
+    def issue(self) -> None:
+        """Take the memory and start the all-gather, unless that is done."""
+        if self.gathered:
+            return
+        self.gathered = True
+        for p in self.sharded:
+            p.allocate()
+        self._filled = self._lane.run(self._gather)
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        buffers = tuple(p.buffer for p in self.sharded)
+        # The same values as before are no change of what backward has saved.
+        with torch.autograd._unsafe_preserve_version_counter(buffers):
+            for p in self.sharded:
+                p.fill_own_slot()
+            for same in by_dtype(self.sharded, lambda p: p.shown_dtype):
+                with dist._coalescing_manager(self._group):
+                    for p in same:
+                        all_gather_single(p.buffer, p.own_slot, group=self._group)
+
+    def wait(self) -> None:
+        """Let the current stream wait for the gathered parameters."""
+        self._lane.wait(self._filled)
+        self._filled = None
+
+    def refresh(self) -> None:
+        for p in self.cast:
+            p.refresh()
+
+    def free(self) -> None:
+        if self.gathered:
+            self.wait()
+            for p in self.sharded:
+                p.free()
+            self.gathered = False
+
+    @torch.no_grad()
+    def prepare_reduction(self) -> list[tuple[Sharded, torch.Tensor, torch.Tensor]]:
+        """The gradients as they will travel; the whole ones, and the parameters, are dropped."""
+        self.in_backward = False
+        for p in self.cast:
+            p.take_gradient()
+        prepared = [(p, *p.reduction()) for p in self.trained]
+        show(self.parameters, False)
+        self.free()
+        return prepared
+
+    def forget(self) -> None:
+        """Drop gradients that were not sent, and the gathered parameters."""
+        self.in_backward = False
+        for p in self.parameters:
+            p.forget()
+        show(self.parameters, False)
+        self.free()
+
+    def reduce(self, prepared: list) -> torch.cuda.Event | None:
+        """Start the reduce-scatter of what was prepared, into the masters' gradients. The caller
+        keeps ``prepared`` until the event."""
+
+        @torch.no_grad()
+        def reduce_scatter() -> None:
+            mean = sum_or_mean(dist.get_world_size(self._group))
+            for same in by_dtype(prepared, lambda one: one[0].master.dtype):
+                with dist._coalescing_manager(self._group):
+                    for _, whole, room in same:
+                        reduce_scatter_single(room, whole, op=mean, group=self._group)
+            for p, _, room in prepared:
+                p.take_reduced(room)
+
+        return self._lane.run(reduce_scatter) if prepared else None
+
+
+def by_dtype(items: Iterable, dtype_of) -> list[list]:
+    """Groups of one dtype, which is what one coalesced call takes, in order of first appearance."""
+    groups: dict[torch.dtype, list] = {}
+    for item in items:
+        groups.setdefault(dtype_of(item), []).append(item)
+    return list(groups.values())
+
+
+def clean(name: str) -> str:
+    """A parameter's name without what torch.compile puts into it."""
+    return name.replace("_orig_mod.", "")
+
+
+def unit_modules(root: nn.Module) -> dict[str, nn.Module]:
+    """The elements of the outermost ModuleLists and Sequentials below ``root`` that own a parameter
+    of two or more dimensions, by name."""
+    found: dict[str, nn.Module] = {}
+
+    def visit(prefix: str, module: nn.Module) -> None:
+        for name, child in module.named_children():
+            path = f"{prefix}{name}"
+            if isinstance(module, nn.ModuleList | nn.Sequential):
+                if any(p.dim() >= 2 for p in child.parameters()):
+                    found[path] = child
+            else:
+                visit(f"{path}.", child)
+
+    visit("", root)
+    # One module at two places is one unit.
+    return {name: m for name, m in found.items() if m is not root and unique(found, name)}
+
+
+def unique(found: dict[str, nn.Module], name: str) -> bool:
+    first = next(other for other, module in found.items() if module is found[name])
+    return first == name
+
+
+def places_of(root: nn.Module) -> dict[nn.Parameter, tuple[list[str], list[Place]]]:
+    """Each parameter with its names and the places where a module holds it, one of each."""
+    places: dict[nn.Parameter, tuple[list[str], list[Place]]] = {}
+    for prefix, module in root.named_modules():
+        for name, p in module._parameters.items():
+            if p is not None:
+                path = f"{prefix}.{name}" if prefix else name
+                names, at = places.setdefault(p, ([], []))
+                names.append(clean(path))
+                at.append((module, name))
+    return places

@@ -1,0 +1,411 @@
+"""When parameters are gathered, freed and their gradients sent: the FSDP wrapper.
+
+Forward of unit i:   start the all-gather of i+1, wait for that of i, compute, free i.
+Backward of unit i:  free i+1 and set its gradients apart, start the all-gather of i-1, start the
+                     reduce-scatter of i+1, wait for the all-gather of i, compute.
+
+The order is that of the forward before, so the first has no prefetch. A prefetch has to be queued
+before the kernels it hides behind: memory is taken on the stream that computes, and the all-gather
+waits for that point. The design follows Zhao et al., arXiv 2304.11277, and PyTorch's own second
+version in sharding each parameter by rows.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from a2lib.parallel.fsdp.shards import Replicated, Sharded, show
+from a2lib.parallel.fsdp.units import Lane, Unit, by_dtype, places_of, unit_modules
+from a2lib.parallel.group import (
+    all_gather_single,
+    broadcast_from_first,
+    check_alike,
+    describe,
+    member,
+    one_device,
+    sum_or_mean,
+)
+
+# Reduce-scatters whose inputs are held at once. More lets them lag further behind backward.
+IN_FLIGHT = 2
+PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
+
+_wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class FSDP(nn.Module):
+    """``module`` with each parameter of two or more dimensions divided over the ranks by rows.
+
+        fsdp = FSDP(module, compute_dtype=torch.bfloat16)
+        optimizer = torch.optim.AdamW(fsdp.parameters())
+        loss(fsdp(x), y).backward()
+        fsdp.finish_gradient_synchronization()
+        optimizer.step()
+
+    ``parameters()`` are this rank's rows and the whole of what has fewer dimensions, float32 where
+    the module had 16 bits. They are the module's own parameter objects, changed in place. A rank
+    may have no rows; row counts that the world does not divide are padded on the way.
+
+    ``compute_dtype`` is the dtype of the matrices while the module computes, cast before they are
+    gathered; floating inputs of units and of modules that own a matrix are cast to it too, and so
+    are those modules' biases. Other parameters, such as a norm's, keep their dtype. None computes
+    in each parameter's own dtype. Gradients travel and arrive in the masters' dtype.
+
+    A unit (``units.unit_modules``) is gathered as a whole: a module without ModuleList or
+    Sequential is one. All else, the root, stays gathered from its forward to the end of backward.
+    Activation checkpoints may be around units or inside, reentrant or not. ``torch.compile`` the
+    units before wrapping, never the whole.
+
+    Every rank must run the same units in the same order; within a unit, a parameter may be without
+    a gradient on some ranks (it counts as zero) or on all (``.grad`` stays None). Several backwards
+    may come before one finish: each is reduce-scattered, and the sum is kept in shards.
+
+    With two ranks, ``compute_dtype`` None and gradients added in rank order, the weights equal
+    those of one process to the bit. With more, the order of the sum is the backend's.
+
+    The norm of a gradient is over all ranks: use ``clip_grad_norm_`` of this class. Weights outside
+    of their module's forward (``module.head.weight`` in a loss of its own) are this rank's rows.
+
+    Raises RuntimeError without a process group or for a module that is wrapped already, ValueError
+    for modules that differ between ranks, several devices, a meta module, or a compute_dtype that
+    is not floating.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        compute_dtype: torch.dtype | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        if compute_dtype is not None and not compute_dtype.is_floating_point:
+            raise ValueError(f"compute_dtype must be a floating dtype or None; got {compute_dtype}")
+        self.rank, self.world_size = member(group)
+        device = one_device(module)
+        if any(m in _wrapped for m in module.modules()):
+            raise RuntimeError("this module, or a part of it, is in an FSDP already")
+        check_alike("parameters", describe(module.named_parameters()), group)
+        check_alike("buffers", describe(module.named_buffers()), group)
+        broadcast_from_first([*module.parameters(), *module.buffers()], group)
+        self.module, self.group, self.compute_dtype = module, group, compute_dtype
+        self._lane = Lane(device)
+        self._shard(device)
+        # Units in the order of the last forward, and how far this forward has followed it.
+        self._order: list[Unit] = []
+        self._current: list[Unit] = []
+        self._position: int | None = None
+        self._in_forward = False
+        self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
+        self._unseen: list[Unit] = []
+        self._root_reduced = False  # since the last finish
+        self._sent: collections.deque = collections.deque()
+        self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
+        self._hook_modules()
+        _wrapped.update(module.modules())
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self) -> None:
+        """Make each ``.grad`` the mean over the ranks, of this rank's rows or of the whole; every
+        rank calls it once a step. The host does not wait on CUDA.
+
+        Raises RuntimeError where a parameter has been replaced since it was wrapped.
+        """
+        self._check_masters()
+        # Every rank reduces the root, also one on which its backward could not be seen.
+        if self._root not in self._begun and not self._root_reduced:
+            self._begun.append(self._root)
+        self._reduce_begun()
+        self._root_reduced = False
+        for p in self._replicated:
+            p.take_gradient()
+        while self._sent:
+            self._lane.wait(self._sent.popleft()[0])
+        self._average_replicated_and_drop_unused()
+        for unit in self._units:
+            unit.free()
+            show(unit.parameters, False)
+
+    def reset(self) -> None:
+        """Forget what backwards have left since the last finish, after one that raised half way or
+        for a step that is not to be taken; ``zero_grad`` does the rest. Every rank calls it."""
+        while self._sent:
+            self._lane.wait(self._sent.popleft()[0])
+        for unit in self._units:
+            unit.forget()
+        self._begun, self._unseen = [], []
+        self._in_forward = self._root_reduced = False
+
+    @torch.no_grad()
+    def gather_full_params(self) -> dict[str, Tensor]:
+        """Every parameter whole, in its master's dtype, by its name in the module; a tied weight
+        under each of its names. New tensors, on every rank; collective."""
+        result = {}
+        for p in self._parameters_in_order:
+            whole = p.master.detach().clone()
+            if isinstance(p, Sharded):
+                padded = whole.new_zeros(p.slot)
+                padded[: whole.numel()].copy_(whole.view(-1))
+                buffer = whole.new_empty(p.slot * self.world_size)
+                all_gather_single(buffer, padded, group=self.group)
+                whole = buffer[: p.shape.numel()].view(p.shape).clone()
+            for name in p.names:
+                result[name] = whole
+        return result
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their 2-norm over all ranks is at most ``max_norm``; returns
+        the norm before, as torch's function of that name. After the finish; collective."""
+        squares = [torch.zeros((), device=self._ones.device) for _ in range(2)]
+        for p in self._parameters_in_order:
+            if p.master.grad is not None:
+                squares[isinstance(p, Sharded)] += p.master.grad.float().square().sum()
+        dist.all_reduce(squares[True], group=self.group)
+        norm = (squares[False] + squares[True]).sqrt()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for p in self._parameters_in_order:
+            if p.master.grad is not None:
+                p.master.grad.mul_(scale.to(p.master.grad.dtype))
+        return norm
+
+    def _shard(self, device: torch.device) -> None:
+        places = places_of(self.module)
+        owners = {m for p, (_, at) in places.items() if p.dim() >= 2 for m, _ in at}
+        modules = {"": self.module, **unit_modules(self.module)}
+        units_of: dict[nn.Module, set[str]] = {}
+        for name, module in list(modules.items())[1:]:
+            for m in module.modules():
+                units_of.setdefault(m, set()).add(name)
+        held: dict[str, tuple[list[Sharded], list[Replicated]]] = {n: ([], []) for n in modules}
+        self._parameters_in_order: list[Sharded | Replicated] = []
+        for p, (names, at) in places.items():
+            homes = set().union(*(units_of.get(m, {""}) for m, _ in at))
+            sharded, cast = held[homes.pop() if len(homes) == 1 else ""]
+            computes = p.dtype
+            if self.compute_dtype and p.is_floating_point() and any(m in owners for m, _ in at):
+                computes = self.compute_dtype
+            p.grad = None
+            if p.dim() >= 2 and p.numel():
+                one = Sharded(names, p, computes, at, self.rank, self.world_size)
+                sharded.append(one)
+            else:
+                one = Replicated(names, p, computes, at)
+                if one.shown is not p:
+                    cast.append(one)
+            self._parameters_in_order.append(one)
+        self._replicated = [p for p in self._parameters_in_order if isinstance(p, Replicated)]
+        self._units = [
+            Unit(name, module, *held[name], self._lane, self.group)
+            for name, module in modules.items()
+        ]
+        self._root = self._units[0]
+        self._owners = owners
+        self._trained = [p for p in self._parameters_in_order if p.master.requires_grad]
+        self._ones = torch.ones(len(self._trained), device=device)
+        self._holders = torch.empty_like(self._ones)
+
+    def _hook_modules(self) -> None:
+        def hook(function: Callable, *first: object) -> Callable:
+            # Not to be traced into a compiled block: what they do changes from call to call.
+            return torch.compiler.disable(lambda *rest: function(*first, *rest))
+
+        for unit in self._units:
+            unit.module.register_forward_pre_hook(hook(self._before, unit), with_kwargs=True)
+            unit.module.register_forward_hook(hook(self._after, unit), always_call=True)
+        if self._cast_inputs:
+            # This one is traced: it stands in the middle of a block.
+            for owner in self._owners - {unit.module for unit in self._units}:
+                owner.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
+
+    # Forward.
+
+    def _before(
+        self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
+        again = _in_backward()  # a checkpoint computes this anew
+        if not again:
+            if unit is self._root:
+                self._begin()
+            elif not self._in_forward:
+                unit.free()  # called by itself: what it had may be of an earlier step
+        unit.issue()
+        if not again:
+            self._prefetch(unit)
+        unit.wait()
+        unit.refresh()
+        show(unit.parameters, True)
+        return self._cast_inputs(module, args, kwargs) if self._cast_inputs else None
+
+    def _begin(self) -> None:
+        """A new forward of the whole: what is gathered may be of an earlier step."""
+        self._reduce_begun()
+        for unit in self._units:
+            unit.free()
+        self._current, self._position = [], 0
+        self._in_forward = True
+
+    def _prefetch(self, unit: Unit) -> None:
+        if unit is not self._root:
+            self._current.append(unit)
+            if self._position is None:
+                return
+            if self._order[self._position : self._position + 1] != [unit]:
+                self._position = None  # another way than last time: each gathers for itself
+                return
+            self._position += 1
+        for following in self._order[self._position : self._position + 1]:
+            following.issue()
+
+    def _after(self, unit: Unit, module: nn.Module, args: tuple, output: object) -> None:
+        needed = self._watch(unit, output)
+        if _in_backward():
+            return
+        if torch.is_grad_enabled() and _opaque(output):
+            # Its backward cannot be seen coming: it stays, and is reduced at the finish.
+            self._unseen.append(unit)
+            needed = True
+        show(unit.parameters, False)
+        # Backward wants the last one at once.
+        last = self._position == len(self._order) and self._order[-1:] == [unit]
+        if unit is self._root:
+            self._in_forward = False
+            self._order = self._current
+            # Gathered ahead and not used, or kept for a backward that will not come.
+            if not needed:
+                for other in self._units:
+                    other.free()
+        elif not (needed and last) and unit not in self._unseen:
+            unit.free()
+
+    def _watch(self, unit: Unit, output: object) -> bool:
+        """Have ``_before_backward`` called when a gradient reaches ``output``; whether one can."""
+        tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
+
+        def gradient_comes(*_: object) -> None:
+            self._before_backward(unit)
+
+        for x in tensors:
+            if x.grad_fn is None:
+                x.register_hook(gradient_comes)
+                continue
+            x.grad_fn.register_prehook(gradient_comes)
+            # Changed in place by the caller, a view gets another history, but not its base's.
+            if x._is_view() and x._base.grad_fn is not None:
+                x._base.grad_fn.register_prehook(gradient_comes)
+        return bool(tensors)
+
+    # Backward. Autograd runs the nodes of a device in the reverse order of their making, so a
+    # unit is done when the next one's first gradient comes.
+
+    @torch.no_grad()
+    def _before_backward(self, unit: Unit) -> None:
+        if unit.in_backward:
+            return
+        done = [other for other in self._begun if other is not self._root]
+        prepared = [(other, other.prepare_reduction()) for other in done]
+        self._begun = [other for other in self._begun if other is self._root]
+        if unit is self._root:
+            # Nothing is left behind a backward, which zero_grad could not reach.
+            torch.autograd.Variable._execution_engine.queue_callback(self._reduce_begun)
+        unit.in_backward = True
+        self._begun.append(unit)
+        unit.issue()
+        if (before := self._one_before(unit)) is not None:
+            before.issue()
+        for other, gradients in prepared:
+            self._send(other, gradients)
+        unit.wait()
+        show(unit.parameters, True)
+
+    def _one_before(self, unit: Unit) -> Unit | None:
+        order = self._order
+        if unit is self._root:
+            return order[-1] if order else None
+        if order.count(unit) != 1 or order[0] is unit:
+            return None
+        return order[order.index(unit) - 1]
+
+    @torch.no_grad()
+    def _reduce_begun(self) -> None:
+        begun = list(dict.fromkeys([*self._begun, *self._unseen]))
+        self._begun, self._unseen = [], []
+        self._root_reduced |= self._root in begun
+        for unit in begun:
+            self._send(unit, unit.prepare_reduction())
+
+    def _send(self, unit: Unit, prepared: list) -> None:
+        if not prepared:
+            return
+        if len(self._sent) == IN_FLIGHT:
+            self._lane.wait(self._sent.popleft()[0])
+        # What travels is held until the current stream has waited for it.
+        self._sent.append((unit.reduce(prepared), prepared))
+
+    # The finish.
+
+    def _average_replicated_and_drop_unused(self) -> None:
+        self._holders.copy_(self._ones)
+        missing = [i for i, p in enumerate(self._trained) if not p.has_gradient()]
+        for i in missing:
+            self._holders[i] = 0.0
+        replicated = [p for p in self._trained if isinstance(p, Replicated)]
+        for p in replicated:
+            p.fill_gradient()
+        mean = sum_or_mean(self.world_size)
+        for same in by_dtype(replicated, lambda p: p.master.dtype):
+            with dist._coalescing_manager(self.group):
+                for p in same:
+                    dist.all_reduce(p.master.grad, mean, group=self.group)
+        dist.all_reduce(self._holders, group=self.group)
+        # Read on the host only where this rank missed something.
+        held = self._holders.tolist() if missing else []
+        for i, p in enumerate(self._trained):
+            p.settle(unused=bool(held) and not held[i])
+
+    def _check_masters(self) -> None:
+        for p in self._parameters_in_order:
+            owner, name = p.places[0]
+            held = owner._parameters.get(name)
+            if held is not p.master and held is not p.shown:
+                raise RuntimeError(
+                    f"{p.names[0]} was replaced after it was wrapped; change a module's dtype, "
+                    "device or parameters before"
+                )
+
+    def _apply(self, fn, recurse=True):
+        raise RuntimeError("change the dtype or the device of a module before it is wrapped")
+
+    def __getstate__(self):
+        raise TypeError("an FSDP cannot be copied or pickled; use gather_full_params()")
+
+
+def _caster(dtype: torch.dtype) -> Callable:
+    """A pre-hook that casts a module's floating inputs."""
+
+    def cast(x: object) -> object:
+        return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple:
+        return tree_map(cast, args), tree_map(cast, kwargs)
+
+    return hook
+
+
+def _in_backward() -> bool:
+    """Whether autograd is running a backward here, so that a forward is a checkpoint's."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _opaque(output: object) -> bool:
+    """Whether there may be tensors in it that cannot be seen."""
+    return not all(isinstance(x, (Tensor, *PLAIN)) for x in tree_leaves(output))

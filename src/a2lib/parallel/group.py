@@ -1,0 +1,87 @@
+"""What every class of this package asks of its process group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+# torch 2.13 names these two anew, and warns of the old names, which 2.11 has alone.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def member(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """(rank, size) of this process in ``group``, None for the default one.
+
+    Raises RuntimeError where there is no process group, or this process is not in this one.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError(
+            "no process group: call torch.distributed.init_process_group, or start the processes "
+            "with a2lib.parallel.launch"
+        )
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise RuntimeError("this process is not in the group it was given; only its members may be")
+    return rank, dist.get_world_size(group)
+
+
+def check_alike(what: str, lines: Sequence[str], group: dist.ProcessGroup | None) -> None:
+    """Raise ValueError on every rank unless all gave the same ``lines``; collective.
+
+    The processes would pair other tensors than they mean: wrong sums, or a hang.
+    """
+    rank, size = member(group)
+    gathered: list[Sequence[str]] = [()] * size
+    dist.all_gather_object(gathered, list(lines), group=group)
+    for other, theirs in enumerate(gathered):
+        if theirs == gathered[0]:
+            continue
+        here, there = next(
+            (a, b) for a, b in zip([*gathered[0], None], [*theirs, None], strict=False) if a != b
+        )
+        raise ValueError(
+            f"{what} must be the same on every rank: rank 0 has {here or 'no more'}, "
+            f"rank {other} {there or 'no more'}"
+        )
+
+
+def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Name, shape, dtype and whether trained, one line a tensor."""
+    return [
+        f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        + (" trained" if x.requires_grad else "")
+        for name, x in named
+    ]
+
+
+@torch.no_grad()
+def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Overwrite each tensor with that of the group's rank 0, to the bit, whatever its dtype."""
+    source = 0 if group is None else dist.get_global_rank(group, 0)
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        dense = tensor.detach().contiguous()
+        dist.broadcast(dense.reshape(-1).view(torch.uint8), source, group=group)
+        if dense.data_ptr() != tensor.data_ptr():
+            tensor.copy_(dense)
+
+
+def one_device(module: nn.Module) -> torch.device:
+    """The device of every parameter and buffer; raises ValueError where there are several, or
+    "meta"."""
+    devices = {x.device for x in (*module.parameters(), *module.buffers())}
+    if len(devices) > 1 or torch.device("meta") in devices:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"parameters and buffers must be on one device and not meta; got {names}")
+    return devices.pop() if devices else torch.device("cpu")
+
+
+def sum_or_mean(size: int) -> dist.ReduceOp.RedOpType:
+    """The operator of a mean over ``size`` ranks. A sum for one: a mean of one has come out wrong
+    in NCCL's reduce-scatter."""
+    return dist.ReduceOp.AVG if size > 1 else dist.ReduceOp.SUM

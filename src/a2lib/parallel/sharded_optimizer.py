@@ -1,0 +1,255 @@
+"""An optimizer whose state is divided over the ranks: each updates its own parameters, then all
+exchange them.
+
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
+
+This is the first stage of ZeRO (Rajbhandari et al., arXiv 1910.02054) in memory: AdamW's 8 bytes a
+parameter become 8/W. In communication it is not quite: it takes gradients that DDP has already
+averaged, so the exchange of the parameters, (W-1)/W of their bytes in and out of each rank, comes
+on top, where the paper reduce-scatters the gradients and moves no more than DDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from a2lib.parallel.group import all_gather_single, check_alike, describe, member
+
+# A parameter of at least so many bytes is broadcast by itself, in place; smaller ones travel
+# together in one copy.
+ALONE_BYTES = 2**20
+# What a group of the local optimizer does not share with the one seen from outside.
+OWN_KEYS = ("params", "param_names")
+
+
+def assign(sizes: Iterable[int], loads: list[int]) -> list[int]:
+    """The rank for each size, largest first to the least loaded; adds to ``loads``, one a rank.
+
+    Ties go to the lower index and the lower rank, so all ranks agree without talking. From empty
+    loads the largest is at most (4/3 - 1/(3W)) times the least possible (Graham, 1969), and never
+    more than the mean plus the largest size.
+    """
+    sizes = list(sizes)
+    ranks = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        ranks[i] = min(range(len(loads)), key=lambda rank: (loads[rank], rank))
+        loads[ranks[i]] += sizes[i]
+    return ranks
+
+
+class ShardedOptimizer(Optimizer):
+    """``optimizer_cls(params, **kwargs)`` with each parameter's state on one rank of ``group``.
+
+    Whole parameters are assigned to ranks, balanced by their bytes, so that optimizers which look
+    at a whole matrix work too; ``owner(p)`` is the rank. Parameters and gradients must be the same
+    on every rank when ``step`` is called (DDP sees to that): clip before, by the whole gradient's
+    norm. The arithmetic is that of ``optimizer_cls`` on each parameter, so the weights equal those
+    of one process to the bit if its gradients do and the implementation works parameter by
+    parameter, as the ones of torch.optim do. LBFGS, which does not, is refused.
+
+    ``param_groups`` are the whole groups, which learning-rate schedulers write to; ``state`` is
+    this rank's part. Every rank calls ``step``, ``state_dict``, ``load_state_dict`` and
+    ``add_param_group``.
+
+    Raises RuntimeError without a process group, and ValueError for parameters that differ between
+    ranks or groups that ``optimizer_cls`` refuses.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        optimizer_cls: type[Optimizer],
+        group: dist.ProcessGroup | None = None,
+        **kwargs,
+    ) -> None:
+        if issubclass(optimizer_cls, torch.optim.LBFGS):
+            raise ValueError("LBFGS works on all parameters at once and cannot be sharded")
+        self._rank, self._world_size = member(group)
+        self._group = group
+        self._local: Optimizer | None = None
+        self._owners: dict[Tensor, int] = {}
+        self._loads = [0] * self._world_size
+        # A group without parameters: the defaults, and the refusals, are the class's own.
+        defaults = optimizer_cls([{"params": []}], **kwargs).defaults
+        super().__init__(params, defaults)
+        self._take(self.param_groups)
+        self._local = optimizer_cls([self._own_part(g) for g in self.param_groups], **kwargs)
+        self.state = self._local.state
+
+    def owner(self, param: Tensor) -> int:
+        """The rank in the group that holds the state of ``param``."""
+        return self._owners[param]
+
+    def add_param_group(self, param_group: dict) -> None:
+        super().add_param_group(param_group)
+        if self._local is not None:  # not from the constructor, which assigns all groups at once
+            self._take(self.param_groups[-1:])
+            self._local.add_param_group(self._own_part(self.param_groups[-1]))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update this rank's parameters and exchange all; returns what ``closure`` returned.
+
+        A parameter whose ``.grad`` is None is left as it is. The host does not wait on CUDA.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        _copy_settings(self.param_groups, self._local.param_groups)
+        self._local.step()
+        _copy_settings(self._local.param_groups, self.param_groups)
+        self._exchange()
+        return loss
+
+    @torch.no_grad()
+    def state_dict(self) -> dict:
+        """The whole state on every rank, copied to the CPU, in torch's own format.
+
+        It loads at any number of ranks, and into a plain ``optimizer_cls``. Collective: a rank that
+        alone calls it waits for the others.
+        """
+        whole = super().state_dict()
+        own = whole["state"]
+        # Shapes and plain values first; then tensor by tensor, so that no more than one more is on
+        # the device.
+        plain = {
+            i: {key: _Shape(x) if _travels(x) else _to_cpu(x) for key, x in values.items()}
+            for i, values in own.items()
+        }
+        gathered = [None] * self._world_size
+        dist.all_gather_object(gathered, plain, group=self._group)
+        params = self._all()
+        state = {}
+        for rank, theirs in enumerate(gathered):
+            for i, values in theirs.items():
+                state[i] = {
+                    key: self._receive(rank, x, own.get(i, {}).get(key), params[i].device)
+                    if isinstance(x, _Shape)
+                    else x
+                    for key, x in values.items()
+                }
+        return {**whole, "state": dict(sorted(state.items()))}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Take a whole state, of this class at any number of ranks or of a plain optimizer; only
+        this rank's part of it is kept. Raises ValueError where the groups differ."""
+        super().load_state_dict({**state_dict, "state": {}})
+        params = self._all()
+        mine = [i for i, p in enumerate(params) if self._owners[p] == self._rank]
+        place = {i: n for n, i in enumerate(mine)}
+        groups, state = state_dict["param_groups"], state_dict["state"]
+        self._local.load_state_dict(
+            {
+                "param_groups": [
+                    {
+                        **{key: x for key, x in group.items() if key not in OWN_KEYS},
+                        "params": [place[i] for i in group["params"] if i in place],
+                    }
+                    for group in groups
+                ],
+                "state": {place[i]: state[i] for i in mine if i in state},
+            }
+        )
+        self.state = self._local.state
+
+    def __getstate__(self):
+        raise TypeError("a ShardedOptimizer cannot be copied or pickled; use state_dict()")
+
+    def _all(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _own_part(self, group: dict) -> dict:
+        settings = {key: x for key, x in group.items() if key not in OWN_KEYS}
+        return {**settings, "params": [p for p in group["params"] if self.owner(p) == self._rank]}
+
+    def _take(self, groups: list[dict]) -> None:
+        """Give the parameters of new groups to ranks and lay out the exchange."""
+        new = [p for group in groups for p in group["params"]]
+        check_alike("parameters", describe((f"{n}:", p) for n, p in enumerate(new)), self._group)
+        ranks = assign((p.numel() * p.element_size() for p in new), self._loads)
+        self._owners.update(zip(new, ranks, strict=True))
+        self._alone, packed = [], {}
+        for p in self._all():
+            if p.is_contiguous() and p.numel() * p.element_size() >= ALONE_BYTES:
+                self._alone.append(p)
+            elif p.numel():
+                shares = packed.setdefault((p.dtype, p.device), [[] for _ in self._loads])
+                shares[self._owners[p]].append(p)
+        self._packs = [_Pack(shares) for shares in packed.values()]
+
+    def _exchange(self) -> None:
+        if self._world_size == 1:
+            return
+        works = []
+        for p in self._alone:
+            source = self._owners[p]
+            if self._group is not None:
+                source = dist.get_global_rank(self._group, source)
+            works.append(dist.broadcast(p.detach(), source, group=self._group, async_op=True))
+        for pack in self._packs:
+            pack.exchange(self._rank, self._group)
+        for work in works:
+            work.wait()
+
+    def _receive(self, rank: int, shape: _Shape, own: Tensor | None, device: torch.device):
+        tensor = own if rank == self._rank else torch.empty(shape.shape, dtype=shape.dtype)
+        flat = tensor.to(device).contiguous().reshape(-1)
+        source = rank if self._group is None else dist.get_global_rank(self._group, rank)
+        dist.broadcast(flat.view(torch.uint8), source, group=self._group)
+        # Strides as they are: fused kernels take parameter and state to be laid out alike.
+        result = torch.empty_strided(shape.shape, shape.strides, dtype=shape.dtype, device="cpu")
+        return result.copy_(flat.view(shape.shape))
+
+
+class _Pack:
+    """Small parameters of one dtype: copied side by side, one row a rank, gathered, copied back.
+
+    The buffer stays, at one address, for CUDA graphs. A rank without parameters sends its row too.
+    """
+
+    def __init__(self, shares: list[list[Tensor]]) -> None:
+        first = next(p for share in shares for p in share)
+        width = max(sum(p.numel() for p in share) for share in shares)
+        self._rows = torch.empty(len(shares), width, dtype=first.dtype, device=first.device)
+        self._shares = []
+        for row, share in zip(self._rows, shares, strict=True):
+            pieces = row[: sum(p.numel() for p in share)].split([p.numel() for p in share])
+            views = [piece.view(p.shape) for piece, p in zip(pieces, share, strict=True)]
+            self._shares.append((share, views))
+
+    def exchange(self, rank: int, group: dist.ProcessGroup | None) -> None:
+        mine, views = self._shares[rank]
+        if mine:
+            torch._foreach_copy_(views, mine)
+        all_gather_single(self._rows.view(-1), self._rows[rank], group=group)
+        for other, (params, views) in enumerate(self._shares):
+            if params and other != rank:
+                torch._foreach_copy_(params, views)
+
+
+class _Shape:
+    """What is told of a tensor of the state that is sent by itself."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self.strides = torch.empty_like(tensor, device="meta").stride()
+
+
+def _travels(x: object) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 0 and x.numel() > 0
+
+
+def _to_cpu(x: object) -> object:
+    return x.to("cpu", copy=True) if isinstance(x, Tensor) else x
+
+
+def _copy_settings(source: list[dict], target: list[dict]) -> None:
+    for a, b in zip(source, target, strict=True):
+        b.update({key: x for key, x in a.items() if key not in OWN_KEYS})

@@ -1,0 +1,167 @@
+"""Checks that run in every rank of a launch, all of them in one: a start of ranks takes seconds.
+
+A check is a function that raises if something is wrong, ``@check(2)`` or ``@check(2, 4)``: the
+numbers of ranks it is for. Warnings are errors in it.
+"""
+
+import contextlib
+import copy
+import importlib
+import re
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from a2lib.parallel.rank import progress
+
+MODULES = ("checks_ddp", "checks_sharded_optimizer", "checks_fsdp")
+CHECKS = {}
+
+
+def check(*sizes):
+    def register(function):
+        assert function.__name__ not in CHECKS
+        CHECKS[function.__name__] = function, sizes
+        return function
+
+    return register
+
+
+def names(size):
+    for module in MODULES:
+        importlib.import_module(module)
+    return [name for name, (_, sizes) in CHECKS.items() if size in sizes]
+
+
+def run(only: str = "") -> None:
+    """What each rank runs: the checks for so many ranks, with ``only`` in their names."""
+    torch.set_num_threads(1)
+    if dist.get_backend() == "nccl":
+        torch.set_default_device("cuda")
+        torch.use_deterministic_algorithms(True)
+    every = [name for name in names(dist.get_world_size()) if only in name]
+    warnings.simplefilter("error")
+    for name in every:
+        torch.manual_seed(0)
+        CHECKS[name][0]()
+        progress(passed=name)
+
+
+# What checks use.
+
+
+def world():
+    return dist.get_rank(), dist.get_world_size()
+
+
+@contextlib.contextmanager
+def raises(kind, pattern):
+    try:
+        yield
+    except kind as error:
+        assert re.search(pattern, str(error)), str(error)
+        assert "\n" not in str(error)
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def same(a, b, what=""):
+    """To the bit, dtype and shape too."""
+    assert a.dtype == b.dtype and a.shape == b.shape, (what, a.dtype, b.dtype, a.shape, b.shape)
+    assert torch.equal(a, b), f"{what}: differ by {(a.double() - b.double()).abs().max().item()}"
+
+
+def same_parameters(module, reference, what=""):
+    mine, theirs = dict(module.named_parameters()), dict(reference.named_parameters())
+    assert mine.keys() == theirs.keys()
+    for name, p in mine.items():
+        same(p.detach(), theirs[name].detach(), f"{what} {name}")
+
+
+def same_gradients(module, reference, what=""):
+    mine, theirs = dict(module.named_parameters()), dict(reference.named_parameters())
+    assert mine.keys() == theirs.keys()
+    for name, p in mine.items():
+        if theirs[name].grad is None:
+            assert p.grad is None, f"{what} {name}"
+        else:
+            assert p.grad is not None, f"{what} {name}"
+            same(p.grad, theirs[name].grad, f"{what} {name}")
+
+
+class Residual(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 3 * width)
+        self.down = nn.Linear(3 * width, width, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Tied(nn.Module):
+    """Embedding and head are one weight; one parameter is frozen, one used only if asked."""
+
+    def __init__(self, width=6, blocks=3, words=11):
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(Residual(width) for _ in range(blocks))
+        self.extra = nn.Linear(width, width)
+        self.never = nn.Linear(width, width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.embed.weight
+        self.blocks[1].up.weight.requires_grad_(False)
+        self.register_buffer("scale", torch.rand(1))
+
+    def forward(self, tokens, extra=False):
+        x = self.embed(tokens) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.extra(x) if extra else x)
+
+
+def seeded(seed):
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
+def token_batches(count, words=11):
+    """One batch for each rank and step; the same on every rank."""
+    generator = seeded(1)
+    return [torch.randint(words, (2, 5), generator=generator) for _ in range(count)]
+
+
+def token_loss(logits, tokens):
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+
+
+def mean_gradients(reference, losses):
+    """In one process: each rank's loss in turn, gradients added in that order, divided by W.
+
+    ``losses`` has, for each rank, a list of functions of the module, one a backward.
+    """
+    reference.zero_grad()
+    parts = []
+    for own in losses:
+        for loss in own:
+            loss(reference).backward()
+        parts.append([p.grad for p in reference.parameters()])
+        reference.zero_grad()
+    for p, grads in zip(reference.parameters(), zip(*parts, strict=True), strict=True):
+        given = [g for g in grads if g is not None]
+        if given:
+            total = given[0].clone()
+            for g in given[1:]:
+                total += g
+            p.grad = total / len(losses)
+
+
+def unlike(module):
+    """A copy whose weights and buffers are this rank's own until the broadcast."""
+    module = copy.deepcopy(module)
+    with torch.no_grad():
+        for x in (*module.parameters(), *module.buffers()):
+            x.add_(dist.get_rank())
+    return module

@@ -1,0 +1,281 @@
+"""The four data parallel classes against one process."""
+
+import copy
+import functools
+
+import torch
+import torch.distributed as dist
+from checking import (
+    Tied,
+    check,
+    mean_gradients,
+    raises,
+    same,
+    same_gradients,
+    same_parameters,
+    token_batches,
+    token_loss,
+    unlike,
+    world,
+)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP
+
+KINDS = {
+    "NaiveDDP": NaiveDDP,
+    "FlatDDP": FlatDDP,
+    "DDP": DDP,
+    "BucketedDDP tiny": functools.partial(BucketedDDP, bucket_size_mb=1e-6),
+    "BucketedDDP some": functools.partial(BucketedDDP, bucket_size_mb=0.0005),
+    "BucketedDDP one": functools.partial(BucketedDDP, bucket_size_mb=100),
+}
+HOOKED = [kind for kind in KINDS if "DDP" in kind and kind not in ("NaiveDDP", "FlatDDP")]
+
+
+def exact(module):
+    """The module with weights of which every sum of gradients is exact, in any order."""
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randint(-2, 3, p.shape) / 4)
+    return module
+
+
+def loss_on(tokens, **options):
+    return lambda module: token_loss(module(tokens, **options), tokens)
+
+
+@check(2)
+def ddp_trains_as_one_process_to_the_bit():
+    """Tied, frozen, unused everywhere, unused on one rank, accumulation, AdamW, four steps."""
+    rank, size = world()
+    first = Tied()
+    for kind, make in KINDS.items():
+        ddp, reference = make(unlike(first)), copy.deepcopy(first)
+        same_parameters(ddp.module, first, kind)
+        same(ddp.module.scale, first.scale)
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (ddp, reference)]
+        batches = iter(token_batches(4 * size * 3))
+        for step in range(4):
+            losses = [
+                # An odd step uses `extra` on rank 1 alone, and in one micro-batch alone.
+                [
+                    loss_on(next(batches), extra=step % 2 == 1 and r == 1 and micro == 1)
+                    for micro in range(3)
+                ]
+                for r in range(size)
+            ]
+            *early, last = losses[rank]
+            with ddp.no_sync():
+                early[0](ddp).backward()
+                with ddp.no_sync():
+                    early[1](ddp).backward()
+            last(ddp).backward()
+            ddp.finish_gradient_synchronization()
+            mean_gradients(reference, losses)
+            same_gradients(ddp.module, reference, f"{kind}, step {step}")
+            assert ddp.module.never.weight.grad is None
+            assert (ddp.module.extra.weight.grad is not None) == (step % 2 == 1)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            same_parameters(ddp.module, reference, f"{kind}, step {step}")
+
+
+class Odd(nn.Module):
+    """Several dtypes, a scalar, an empty parameter, strides that are not contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        self.fp64 = nn.Parameter(torch.randn(3, 5, dtype=torch.float64))
+        self.bf16 = nn.Parameter(torch.randn(5, 4, dtype=torch.bfloat16))
+        self.scalar = nn.Parameter(torch.randn(()))
+        self.empty = nn.Parameter(torch.randn(0, 3))
+        self.transposed = nn.Parameter(torch.randn(3, 4).t())
+        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.register_buffer("flag", torch.rand(3) < 0.5)
+        self.register_buffer("count", torch.tensor(7))
+
+    def forward(self, x):
+        y = x.double() @ self.fp64 @ self.bf16.double() @ self.transposed.double()
+        image = self.conv(x.repeat(2, 6, 1).view(1, 3, 4, -1))
+        return (y * self.scalar).sum() + image.square().sum() + self.empty.sum()
+
+
+@check(2)
+def ddp_takes_any_dtype_and_layout():
+    rank, size = world()
+    first = Odd()
+    batches = [torch.randn(5, 3) for _ in range(size)]
+    for kind, make in KINDS.items():
+        module, reference = copy.deepcopy(first), copy.deepcopy(first)
+        with torch.no_grad():
+            for x in (*module.parameters(), module.count):
+                x += rank
+            module.flag ^= rank == 1
+        ddp = make(module)
+        same_parameters(module, reference, kind)
+        same(module.flag, reference.flag)
+        same(module.count, reference.count)
+        ddp(batches[rank]).backward()
+        ddp.finish_gradient_synchronization()
+        mean_gradients(reference, [[lambda m, x=x: m(x)] for x in batches])
+        same_gradients(module, reference, kind)
+        assert module.conv.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@check(2)
+def ddp_works_under_checkpointing():
+    rank, size = world()
+    first = Tied()
+    batches = token_batches(size)
+
+    def forward(module, tokens):
+        x = module.embed(tokens)
+        for block in module.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return token_loss(module.head(x), tokens)
+
+    for kind, make in KINDS.items():
+        ddp, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
+        for _ in range(2):
+            ddp.zero_grad()
+            forward(ddp.module, batches[rank]).backward()
+            ddp.finish_gradient_synchronization()
+        mean_gradients(reference, [[lambda m, t=t: forward(m, t)] for t in batches])
+        same_gradients(ddp.module, reference, kind)
+
+
+@check(4)
+def ddp_is_exact_for_four_where_every_sum_is():
+    """A linear function of small whole numbers: no order of the sum rounds."""
+    rank, size = world()
+    first = exact(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)))
+    batches = [torch.randint(-4, 5, (4, 5)).float() for _ in range(size)]
+    for kind, make in KINDS.items():
+        ddp, reference = make(unlike(first)), copy.deepcopy(first)
+        ddp(batches[rank]).sum().backward()
+        ddp.finish_gradient_synchronization()
+        mean_gradients(reference, [[lambda m, x=x: m(x).sum()] for x in batches])
+        same_gradients(ddp.module, reference, kind)
+
+
+@check(4)
+def ddp_in_groups_that_are_not_the_world():
+    """Ranks 1 and 3 train together, 0 and 2 apart from them; rank 0 of a group is not rank 0."""
+    rank, _ = world()
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine, other = groups[rank % 2], groups[1 - rank % 2]
+    first = Tied()
+    batches = token_batches(4)
+    for kind, make in KINDS.items():
+        module, reference = unlike(first), copy.deepcopy(first)
+        with torch.no_grad():
+            for x in (*reference.parameters(), *reference.buffers()):
+                x.add_(rank % 2)
+        ddp = make(module, group=mine)
+        same_parameters(module, reference, kind)
+        loss_on(batches[rank])(ddp).backward()
+        ddp.finish_gradient_synchronization()
+        mean_gradients(reference, [[loss_on(batches[r])] for r in (rank % 2, rank % 2 + 2)])
+        same_gradients(module, reference, kind)
+    with raises(RuntimeError, "not in the group"):
+        NaiveDDP(Tied(), group=other)
+
+
+@check(2)
+def ddp_ranks_may_make_gradients_in_different_orders():
+    """Each rank uses two equal layers in its own order, and one of them later not at all: pairing
+    by arrival would mix them without an error."""
+    rank, size = world()
+    first = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
+    batches = [torch.randn(3, 4) for _ in range(size)]
+
+    def loss(module, step, r):
+        x = batches[r]
+        for layer in [module[0], module[1]] if (r + step) % 2 else [module[1], module[0]]:
+            if step < 2 or layer is module[r]:
+                x = layer(x).tanh()
+        return x.sum()
+
+    for kind, make in KINDS.items():
+        ddp, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
+        for step in range(4):
+            ddp.zero_grad()
+            loss(ddp.module, step, rank).backward()
+            ddp.finish_gradient_synchronization()
+            mean_gradients(
+                reference,
+                [[lambda m, step=step, r=r: loss(m, step, r)] for r in range(size)],
+            )
+            same_gradients(ddp.module, reference, f"{kind}, step {step}")
+
+
+@check(2)
+def ddp_refuses_what_would_be_wrong():
+    rank, _ = world()
+    tokens = token_batches(1)[0]
+    for kind in HOOKED:
+        ddp = KINDS[kind](Tied())
+        loss_on(tokens)(ddp).backward()
+        with raises(RuntimeError, "second gradient before finish_gradient_synchronization"):
+            loss_on(tokens)(ddp).backward()
+        ddp.reset()
+        ddp.zero_grad()
+        loss_on(tokens)(ddp).backward()
+        ddp.finish_gradient_synchronization()
+        gradient = ddp.module.head.weight.grad.clone()
+        ddp.finish_gradient_synchronization()
+        same(ddp.module.head.weight.grad, gradient, "finished twice")
+        ddp.zero_grad()
+        loss_on(tokens)(ddp).backward()
+        ddp.module.head.weight.grad = gradient
+        with raises(RuntimeError, "gradient of embed.weight was replaced"):
+            ddp.finish_gradient_synchronization()
+        with raises(RuntimeError, "a B?u?c?k?e?t?e?d?DDP has parameters of this module"):
+            KINDS[kind](ddp.module)
+        with raises(TypeError, "take its .module"):
+            copy.deepcopy(ddp)
+        module = ddp.module
+        del ddp
+        KINDS[kind](module)
+    for make in KINDS.values():
+        module = Tied()
+        ddp = make(module)
+        with raises(RuntimeError, "outside of no_sync"), ddp.no_sync():
+            ddp.finish_gradient_synchronization()
+        module.blocks[1].up.weight.requires_grad_(True)
+        with raises(RuntimeError, "blocks.1.up.weight was frozen"):
+            ddp.finish_gradient_synchronization()
+        shapes = r"rank 0 has weight \(2, 4\) float32 trained, rank 1 weight \(2, 5\)"
+        with raises(ValueError, shapes):
+            make(nn.Linear(4 + rank, 2))
+        with raises(ValueError, r"rank 0 has no more, rank 1 1.weight"):
+            make(nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(1 + rank)]))
+        with raises(ValueError, "one device and not meta; got meta"):
+            make(nn.Linear(2, 2, device="meta"))
+        sparse = nn.Embedding(4, 2, sparse=True)
+        ddp = make(sparse)
+        with raises(ValueError, "weight has a sparse gradient"):
+            ddp(torch.tensor([1])).sum().backward()
+            ddp.finish_gradient_synchronization()
+    with raises(ValueError, "bucket_size_mb must be above 0; got 0"):
+        BucketedDDP(Tied(), 0)
+
+
+@check(2)
+def ddp_buckets_hold_what_they_may_and_start_in_backward():
+    rank, _ = world()
+    layers = [nn.Linear(8, 8, bias=False) for _ in range(5)]
+    ddp = BucketedDDP(nn.Sequential(*layers), bucket_size_mb=2.5 * 256 / 2**20)
+    assert ddp._buckets == [[4, 3], [2, 1], [0]]
+    sent = []
+    layers[0].register_full_backward_pre_hook(lambda *_: sent.append(len(ddp._sent)))
+    for step in range(2):
+        ddp(torch.randn(2, 8, requires_grad=True)).sum().backward()
+        assert sent[step] == 2, "two buckets are on their way before the first layer's backward"
+        ddp.finish_gradient_synchronization()
+        assert not ddp._sent and not ddp._arrived
+    single = DDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    assert [len(bucket) for bucket in single._buckets] == [1] * 4

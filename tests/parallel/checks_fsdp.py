@@ -1,0 +1,457 @@
+"""FSDP against one process, and what it keeps in memory."""
+
+import copy
+import functools
+import warnings
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from checking import (
+    Residual,
+    Tied,
+    check,
+    mean_gradients,
+    raises,
+    same,
+    token_batches,
+    token_loss,
+    unlike,
+    world,
+)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from a2lib.model import TransformerLM
+from a2lib.parallel import DDP, FSDP
+
+
+def rows_of(whole):
+    rank, size = world()
+    rows = -(-whole.shape[0] // size)
+    return whole[rank * rows : (rank + 1) * rows]
+
+
+def mine_of(whole):
+    return rows_of(whole) if whole.dim() >= 2 and whole.numel() else whole
+
+
+def check_gradients(fsdp, reference, what):
+    theirs = dict(reference.named_parameters())
+    for name, p in fsdp.module.named_parameters():
+        if theirs[name].grad is None:
+            assert p.grad is None, f"{what} {name}"
+        else:
+            assert p.grad is not None, f"{what} {name}"
+            same(p.grad, mine_of(theirs[name].grad), f"{what} {name}")
+
+
+def check_weights(fsdp, reference, what):
+    whole = fsdp.gather_full_params()
+    theirs = dict(reference.named_parameters(remove_duplicate=False))
+    assert whole.keys() == theirs.keys()
+    for name, p in theirs.items():
+        same(whole[name], p.detach(), f"{what} {name}")
+    for name, p in fsdp.module.named_parameters():
+        same(p.detach(), mine_of(theirs[name].detach()), f"{what} {name}")
+
+
+def check_freed(fsdp):
+    for unit in fsdp._units:
+        for p in unit.sharded:
+            assert p.buffer.untyped_storage().nbytes() == 0, p.names
+
+
+class Ways(nn.Module):
+    """Blocks run plainly, in checkpoints around or inside, once or twice, with other outputs."""
+
+    def __init__(self, way, width=6, blocks=3):
+        super().__init__()
+        self.way = way
+        self.embed = nn.Embedding(11, width)
+        self.blocks = nn.ModuleList(Block(way, width) for _ in range(blocks))
+        self.head = nn.Linear(width, 11)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        blocks = list(self.blocks) * (2 if self.way == "twice" else 1)
+        if self.way == "segments":
+            x = checkpoint(run_all, blocks[:2], x, use_reentrant=False)
+            return self.head(checkpoint(run_all, blocks[2:], x, use_reentrant=False))
+        for block in blocks:
+            if self.way in ("around", "reentrant"):
+                x = checkpoint(block, x, use_reentrant=self.way == "reentrant")
+            elif self.way == "dict":
+                x = block(x)["deep"][0]
+            elif self.way == "opaque":
+                x = block(x).x
+            elif self.way == "view":
+                x = block(x)
+                x += 1
+            else:
+                x = block(x)
+        return self.head(x)
+
+
+def run_all(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+class Block(Residual):
+    def __init__(self, way, width):
+        super().__init__(width)
+        self.way = way
+
+    def forward(self, x):
+        if self.way == "inside":
+            return checkpoint(super().forward, x, use_reentrant=False)
+        y = super().forward(x)
+        match self.way:
+            case "dict":
+                return {"deep": [y, 3]}
+            case "opaque":
+                return SimpleNamespace(x=y)
+            case "view":
+                return y.view(-1, y.shape[-1]).view_as(y)
+        return y
+
+
+WAYS = (
+    *("plain", "around", "reentrant", "inside", "segments"),
+    *("twice", "dict", "opaque", "view"),
+)
+
+
+def loss_on(tokens):
+    return lambda module: token_loss(module(tokens), tokens)
+
+
+@check(2)
+def fsdp_trains_as_one_process_to_the_bit():
+    """Each way to run blocks, odd row counts, AdamW, three steps of two backwards."""
+    rank, size = world()
+    for way in WAYS:
+        first = Ways(way)
+        fsdp, reference = FSDP(unlike(first)), copy.deepcopy(first)
+        check_weights(fsdp, reference, way)
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (fsdp, reference)]
+        batches = iter(token_batches(3 * size * 2))
+        for step in range(3):
+            # The second micro-batch of each rank adds to the mean of the first.
+            gradients = []
+            for _ in range(2):
+                losses = [loss_on(next(batches)) for _ in range(size)]
+                losses[rank](fsdp).backward()
+                mean_gradients(reference, [[loss] for loss in losses])
+                gradients.append([p.grad.clone() for p in reference.parameters()])
+            fsdp.finish_gradient_synchronization()
+            for p, *both in zip(reference.parameters(), *gradients, strict=True):
+                p.grad = both[0] + both[1]
+            for name, p in fsdp.module.named_parameters():
+                if p.dim() < 2:  # these are added first and averaged then: another rounding
+                    whole = dict(reference.named_parameters())[name]
+                    assert torch.allclose(p.grad, whole.grad, rtol=1e-5, atol=1e-7), (way, name)
+                    whole.grad = p.grad.clone()
+            check_gradients(fsdp, reference, f"{way}, step {step}")
+            check_freed(fsdp)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            check_weights(fsdp, reference, f"{way}, step {step}")
+
+
+@check(2)
+def fsdp_takes_tied_frozen_and_unused():
+    """Also used on one rank alone, and an optimizer that was made before."""
+    rank, size = world()
+    first = Tied(width=5)
+    module, reference = copy.deepcopy(first), copy.deepcopy(first)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (module, reference)]
+    fsdp = FSDP(module)
+    batches = iter(token_batches(4 * size))
+    for step in range(4):
+        tokens = [next(batches) for _ in range(size)]
+        losses = [
+            lambda m, t=t, extra=step % 2 == 1 and r == 1: token_loss(m(t, extra), t)
+            for r, t in enumerate(tokens)
+        ]
+        losses[rank](fsdp).backward()
+        fsdp.finish_gradient_synchronization()
+        mean_gradients(reference, [[loss] for loss in losses])
+        check_gradients(fsdp, reference, f"step {step}")
+        assert fsdp.module.never.weight.grad is None
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        check_weights(fsdp, reference, f"step {step}")
+        with torch.no_grad():
+            tokens = token_batches(1)[0]
+            same(fsdp(tokens), reference(tokens))
+            same(fsdp.module(tokens, extra=True), reference(tokens, extra=True))
+        check_freed(fsdp)
+
+
+@check(4)
+def fsdp_shards_for_more_ranks_than_rows():
+    """Fewer rows than ranks, rows that the world does not divide, no ModuleList; exact sums."""
+    rank, size = world()
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.thin, self.wide = nn.Linear(5, 3), nn.Linear(3, 6)
+            self.deep = nn.Parameter(torch.empty(5, 2, 3))
+
+        def forward(self, x):
+            return self.wide(self.thin(x)).sum() + (self.deep * x[0, 0]).sum()
+
+    reference = Plain()
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.copy_(torch.randint(-2, 3, p.shape) / 4)
+    fsdp = FSDP(unlike(reference))
+    check_weights(fsdp, reference, "wrapped")
+    shapes = [(1, 5), (1, 5), (1, 5), (0, 5)]
+    assert fsdp.module.thin.weight.shape == shapes[rank]
+    assert fsdp.module.deep.shape == [(2, 2, 3), (2, 2, 3), (1, 2, 3), (0, 2, 3)][rank]
+    batches = [torch.randint(-4, 5, (4, 5)).float() for _ in range(size)]
+    for optimizer in (torch.optim.SGD, functools.partial(torch.optim.AdamW, fused=True)):
+        steps = [optimizer(m.parameters(), lr=0.25) for m in (fsdp, reference)]
+        fsdp(batches[rank]).backward()
+        fsdp.finish_gradient_synchronization()
+        mean_gradients(reference, [[lambda m, x=x: m(x)] for x in batches])
+        if optimizer is torch.optim.SGD:  # after a clipped step sums round
+            check_gradients(fsdp, reference, "four ranks")
+        norm = fsdp.clip_grad_norm_(0.5)
+        whole = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5, foreach=False)
+        assert torch.allclose(norm, whole)
+        for p, q in zip(fsdp.module.parameters(), reference.parameters(), strict=True):
+            assert torch.allclose(p.grad, mine_of(q.grad))
+            p.grad = mine_of(q.grad).clone()
+        for step in steps:
+            step.step()
+            step.zero_grad()
+        if optimizer is torch.optim.SGD:
+            check_weights(fsdp, reference, "stepped")
+
+
+@check(4)
+def fsdp_in_groups_that_are_not_the_world():
+    rank, _ = world()
+    group = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    first = Ways("plain")
+    reference = copy.deepcopy(first)
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.add_(rank % 2)
+    fsdp = FSDP(unlike(first), group=group)
+    whole = fsdp.gather_full_params()
+    for name, p in reference.named_parameters():
+        same(whole[name], p.detach(), name)
+    batches = token_batches(4)
+    loss_on(batches[rank])(fsdp).backward()
+    fsdp.finish_gradient_synchronization()
+    mean_gradients(reference, [[loss_on(batches[r])] for r in (rank % 2, rank % 2 + 2)])
+    for name, p in reference.named_parameters():
+        mine = fsdp.module.get_parameter(name)
+        rows = -(-p.shape[0] // 2)
+        part = p.grad[(rank // 2) * rows :][:rows] if p.dim() >= 2 else p.grad
+        same(mine.grad, part, name)
+
+
+class LowPrecision(torch.autograd.Function):
+    """The weight in 16 bits, its gradient back in the weight's dtype."""
+
+    @staticmethod
+    def forward(ctx, weight, dtype):
+        return weight.to(dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.float(), None
+
+
+def in_low_precision(module, dtype):
+    """What ``compute_dtype`` says, in one process: matrices and their modules' biases are cast,
+    inputs too; norms are not."""
+    for owner in list(module.modules()):
+        mine = {n: p for n, p in owner._parameters.items() if p is not None}
+        if not any(p.dim() >= 2 for p in mine.values()):
+            continue
+
+        def cast(module, args, masters=mine):
+            for name, p in masters.items():
+                module._parameters[name] = LowPrecision.apply(p, dtype)
+            return tuple(x.to(dtype) if x.is_floating_point() else x for x in args)
+
+        def back(module, args, output, masters=mine):
+            module._parameters.update(masters)
+
+        owner.register_forward_pre_hook(cast)
+        owner.register_forward_hook(back)
+    return module
+
+
+@check(2)
+def fsdp_computes_in_low_precision():
+    """To the bit as one process that casts; masters, gradients and their mean are float32."""
+    rank, size = world()
+    for dtype in (torch.bfloat16, torch.float16):
+        for make in (
+            lambda: Ways("plain"),
+            lambda: TransformerLM(11, 8, 8, 2, 2, 16, attention="eager", seed=0),
+        ):
+            first = make()
+            fsdp = FSDP(copy.deepcopy(first), compute_dtype=dtype)
+            reference = copy.deepcopy(first)
+            computing = in_low_precision(reference, dtype)
+            optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (fsdp, reference)]
+            batches = iter(token_batches(3 * size))
+            for step in range(3):
+                tokens = [next(batches) for _ in range(size)]
+                logits = fsdp(tokens[rank])
+                assert logits.dtype == dtype
+                token_loss(logits, tokens[rank]).backward()
+                fsdp.finish_gradient_synchronization()
+                mean_gradients(computing, [[loss_on(t)] for t in tokens])
+                assert {p.grad.dtype for p in fsdp.parameters()} == {torch.float32}
+                check_gradients(fsdp, reference, f"{dtype} {type(first).__name__} {step}")
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                check_weights(fsdp, reference, f"{dtype}, {step}")
+    low = FSDP(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).bfloat16())
+    assert {p.dtype for p in low.parameters()} == {torch.float32}
+    output = low(torch.randn(2, 4).bfloat16())
+    assert output.dtype == torch.bfloat16
+    output.sum().backward()
+    low.finish_gradient_synchronization()
+    assert {p.grad.dtype for p in low.parameters()} == {torch.float32}
+
+
+@check(2)
+def fsdp_gathers_ahead_and_frees_behind():
+    """Seen from inside the blocks: which units are there in forward and in backward."""
+    fsdp = FSDP(Ways("plain", blocks=4))
+    seen = []
+
+    def look(*_):
+        seen.append([unit.name.removeprefix("blocks.") for unit in fsdp._units if unit.gathered])
+
+    for block in fsdp.module.blocks:
+        block.norm.register_forward_hook(look)
+        block.norm.register_full_backward_hook(look)
+    tokens = token_batches(1)[0]
+    for _ in range(3):
+        seen.clear()
+        loss = token_loss(fsdp(tokens), tokens)
+        loss.backward()
+        fsdp.finish_gradient_synchronization()
+        check_freed(fsdp)
+    assert seen == [
+        *(["", "0", "1"], ["", "1", "2"], ["", "2", "3"], ["", "3"]),
+        *(["", "2", "3"], ["", "1", "2"], ["", "0", "1"], ["", "0"]),
+    ]
+
+
+@check(2)
+def fsdp_recovers_and_refuses():
+    rank, _ = world()
+    module = Ways("plain")
+    reference = copy.deepcopy(module)
+    fsdp = FSDP(module)
+    tokens = token_batches(1)[0]
+    handle = module.blocks[1].up.register_forward_pre_hook(lambda *_: 1 / 0)
+    with raises(ZeroDivisionError, "division"):
+        fsdp(tokens)
+    handle.remove()
+    check_freed(fsdp)
+    check_weights(fsdp, reference, "after an error in forward")
+    # A backward that raises half way, and a step that is not taken.
+    handle = module.blocks[1].norm.register_full_backward_hook(lambda *_: 1 / 0)
+    with raises(ZeroDivisionError, "division"):
+        loss_on(tokens)(fsdp).backward()
+    handle.remove()
+    fsdp.reset()
+    fsdp.zero_grad()
+    check_freed(fsdp)
+    loss_on(tokens)(fsdp).backward()
+    check_freed(fsdp)
+    torch.optim.SGD(fsdp.parameters(), lr=1.0).zero_grad()
+    loss_on(tokens)(fsdp).backward()
+    fsdp.finish_gradient_synchronization()
+    mean_gradients(reference, [[loss_on(tokens)]] * 2)
+    check_gradients(fsdp, reference, "after steps that were not taken")
+    fsdp.zero_grad()
+    # A forward without a backward, then weights that change, then one with.
+    fsdp(tokens)
+    with torch.no_grad():
+        for p in (*fsdp.parameters(), *reference.parameters()):
+            p.mul_(2)
+    same(fsdp(tokens), reference(tokens))
+    same(fsdp.module.blocks[0](torch.ones(2, 6)), reference.blocks[0](torch.ones(2, 6)))
+    fsdp.finish_gradient_synchronization()
+    assert all(p.grad is None for p in fsdp.parameters())
+
+    with raises(RuntimeError, "in an FSDP already"):
+        FSDP(module)
+    with raises(RuntimeError, "before it is wrapped"):
+        fsdp.double()
+    with raises(TypeError, "gather_full_params"):
+        copy.deepcopy(fsdp)
+    with raises(ValueError, "compute_dtype must be a floating dtype or None; got torch.int8"):
+        FSDP(Ways("plain"), compute_dtype=torch.int8)
+    with raises(ValueError, r"rank 0 has weight \(2, 4\) float32 trained, rank 1 weight \(2, 5\)"):
+        FSDP(nn.Linear(4 + rank, 2))
+    module.head.weight = nn.Parameter(torch.zeros(11, 6))
+    with raises(RuntimeError, "head.weight was replaced"):
+        fsdp.finish_gradient_synchronization()
+
+
+@check(2)
+def fsdp_leaves_compiled_blocks_one_graph():
+    """Compiled before wrapping, by either way; nothing is compiled again, and no graph breaks."""
+    from torch._dynamo.utils import counters
+
+    rank, size = world()
+    warnings.simplefilter("default")  # torch's own, while it compiles
+    for dtype in (None, torch.bfloat16):
+        first = Ways("plain", blocks=2)
+        module, reference = copy.deepcopy(first), copy.deepcopy(first)
+        blocks = module.blocks
+        blocks[0] = torch.compile(blocks[0], backend="aot_eager", fullgraph=True)
+        blocks[1].compile(backend="aot_eager")
+        torch._dynamo.reset()
+        counters.clear()
+        fsdp = FSDP(module, compute_dtype=dtype)
+        for tokens in (token_batches(size),) * 2:
+            fsdp.zero_grad()
+            loss_on(tokens[rank])(fsdp).backward()
+            fsdp.finish_gradient_synchronization()
+            mean_gradients(reference, [[loss_on(t)] for t in tokens])
+            for p, q in zip(module.parameters(), reference.parameters(), strict=True):
+                if dtype is None:
+                    same(p.grad, mine_of(q.grad))
+        assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters
+        whole = fsdp.gather_full_params()
+        assert whole.keys() == dict(reference.named_parameters()).keys()
+    warnings.simplefilter("error")
+
+
+@check(2)
+def one_rank_alone_is_one_process():
+    """Groups of one: nothing to average or to divide."""
+    rank, size = world()
+    alone = [dist.new_group([r]) for r in range(size)][rank]
+    tokens = token_batches(size)[rank]
+    for wrap in (FSDP, DDP):
+        module = Ways("plain")
+        reference = copy.deepcopy(module)
+        wrapped = wrap(module, group=alone)
+        loss_on(tokens)(wrapped).backward()
+        wrapped.finish_gradient_synchronization()
+        loss_on(tokens)(reference).backward()
+        for p, q in zip(module.parameters(), reference.parameters(), strict=True):
+            same(p.grad, q.grad, wrap.__name__)

@@ -1,0 +1,216 @@
+"""The sharded optimizer against the plain one in one process."""
+
+import copy
+import io
+
+import torch
+import torch.distributed as dist
+from checking import check, raises, same, same_parameters, seeded, world
+from torch import nn
+from torch.optim import SGD, Adagrad, AdamW
+
+from a2lib.parallel import ShardedOptimizer
+from a2lib.parallel import sharded_optimizer as home
+
+OPTIMIZERS = [
+    (AdamW, {"lr": 0.1, "weight_decay": 0.1, "foreach": False}),
+    (AdamW, {"lr": 0.1, "foreach": True, "amsgrad": True}),
+    (AdamW, {"fused": True}),
+    (SGD, {"lr": 0.1, "momentum": 0.9}),
+    (Adagrad, {"lr": 0.1}),
+]
+
+
+class Mixed(nn.Module):
+    """Parameters of several dtypes, strides and sizes, of which two are broadcast by themselves
+    once ALONE_BYTES is small."""
+
+    def __init__(self):
+        super().__init__()
+        self.large = nn.Parameter(torch.randn(30, 10))
+        self.second = nn.Parameter(torch.randn(20, 10))
+        self.strided = nn.Parameter(torch.randn(9, 40).t())
+        self.fp64 = nn.Parameter(torch.randn(5, dtype=torch.float64))
+        self.bf16 = nn.Parameter(torch.randn(7).bfloat16())
+        self.scalar = nn.Parameter(torch.randn(()))
+        self.empty = nn.Parameter(torch.randn(0))
+        self.unused = nn.Parameter(torch.randn(3))
+
+
+def give_gradients(step, *modules):
+    for n, ps in enumerate(zip(*(m.parameters() for m in modules), strict=True)):
+        generator = seeded(100 * step + n)
+        gradient = torch.randn(ps[0].shape, generator=generator).to(ps[0].dtype)
+        for module, p in zip(modules, ps, strict=True):
+            p.grad = None if p is module.unused else gradient.clone()
+
+
+def groups_of(module):
+    first, *rest = module.parameters()
+    return [{"params": [first], "lr": 0.01}, {"params": rest}]
+
+
+def small_alone(bytes_):
+    """Parameters of this many bytes are broadcast by themselves."""
+    home.ALONE_BYTES = bytes_
+
+
+@check(2, 4)
+def sharded_steps_are_those_of_the_plain_optimizer_to_the_bit():
+    """Groups, a schedule, parameters without a gradient; packed, alone and mixed."""
+    first = Mixed()
+    for alone in (1, 700, 2**20):
+        small_alone(alone)
+        for cls, options in OPTIMIZERS:
+            mine, reference = copy.deepcopy(first), copy.deepcopy(first)
+            sharded = ShardedOptimizer(groups_of(mine), cls, **options)
+            plain = cls(groups_of(reference), **options)
+            assert sharded.defaults == plain.defaults
+            schedules = [
+                torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) for optimizer in (sharded, plain)
+            ]
+            for step in range(4):
+                give_gradients(step, mine, reference)
+                for optimizer, schedule in zip((sharded, plain), schedules, strict=True):
+                    optimizer.step()
+                    schedule.step()
+                same_parameters(mine, reference, f"{cls.__name__} {options} {alone}, step {step}")
+            sharded.zero_grad()
+            assert all(p.grad is None for p in mine.parameters())
+    small_alone(2**20)
+
+
+@check(2, 4)
+def each_state_is_on_one_rank():
+    rank, size = world()
+    module = Mixed()
+    sharded = ShardedOptimizer(module.parameters(), AdamW)
+    give_gradients(0, module)
+    sharded.step()
+    with_state = {p for p in module.parameters() if p in sharded.state}
+    assert with_state == {
+        p for p in module.parameters() if sharded.owner(p) == rank and p is not module.unused
+    }
+    counts = torch.tensor(len(with_state))
+    dist.all_reduce(counts)
+    assert counts == len(list(module.parameters())) - 1
+
+
+@check(2)
+def sharded_closure_runs_once_with_gradients():
+    module = Mixed()
+    sharded = ShardedOptimizer(module.parameters(), SGD, lr=0.5)
+    calls = []
+
+    def closure():
+        calls.append(torch.is_grad_enabled())
+        loss = module.large.square().sum()
+        loss.backward()
+        return loss
+
+    before = module.large.detach().clone()
+    loss = sharded.step(closure)
+    same(loss.detach(), before.square().sum())
+    assert calls == [True]
+    same(module.large.detach(), before - 0.5 * (2 * before))
+
+
+@check(2)
+def groups_may_come_later_and_settings_reach_the_ranks():
+    mine = Mixed()
+    reference = copy.deepcopy(mine)
+    optimizers = []
+    for module, make in (
+        (mine, lambda g: ShardedOptimizer(g, AdamW, lr=0.1)),
+        (reference, lambda g: AdamW(g, lr=0.1)),
+    ):
+        early, late = groups_of(module)
+        optimizer = make([("large", p) for p in early["params"]])
+        give_gradients(0, module)
+        optimizer.step()
+        named = [(n, p) for n, p in module.named_parameters() if n != "large"]
+        optimizer.add_param_group({"params": named, "lr": 0.5})
+        optimizer.param_groups[0]["betas"] = (0.5, 0.6)
+        give_gradients(1, module)
+        optimizer.step()
+        optimizers.append(optimizer)
+    same_parameters(mine, reference)
+    assert optimizers[0].param_groups[1]["param_names"] == [n for n, _ in named]
+    with raises(ValueError, "some parameters appear in more than one"):
+        optimizers[0].add_param_group({"params": [mine.large], "param_names": ["large"]})
+
+
+@check(4)
+def states_are_loaded_at_other_sizes():
+    """Saved by 4 ranks, loaded by 2 and by 1 and by a plain optimizer, and back, by way of a file;
+    half of the ranks of 4 train with 2."""
+    rank, _ = world()
+    pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    alone = [dist.new_group([r]) for r in range(4)][rank]
+    for cls, options in OPTIMIZERS:
+        mine = Mixed()
+        reference = copy.deepcopy(mine)
+
+        def make(group, module, cls=cls, options=options):
+            return ShardedOptimizer(groups_of(module), cls, group=group, **options)
+
+        sharded, plain = make(None, mine), cls(groups_of(reference), **options)
+        for step, group in enumerate([None, pair, "plain", alone, None, pair]):
+            if step:
+                file = io.BytesIO()
+                torch.save(sharded.state_dict(), file)
+                file.seek(0)
+                state = torch.load(file)
+                if group == "plain":
+                    sharded = cls(groups_of(mine), **options)
+                else:
+                    sharded = make(group, mine)
+                sharded.load_state_dict(state)
+            for optimizer in (sharded, plain):
+                optimizer.param_groups[0]["lr"] *= 0.9
+            give_gradients(step, mine, reference)
+            sharded.step()
+            plain.step()
+            same_parameters(mine, reference, f"{cls.__name__}, {step}")
+        whole, theirs = sharded.state_dict(), plain.state_dict()
+        assert whole["param_groups"] == theirs["param_groups"]
+        assert whole["state"].keys() == theirs["state"].keys()
+        for i, values in theirs["state"].items():
+            assert whole["state"][i].keys() == values.keys()
+            for key, x in values.items():
+                if isinstance(x, torch.Tensor):
+                    same(whole["state"][i][key], x.cpu(), key)
+                else:
+                    assert whole["state"][i][key] == x
+
+
+@check(4)
+def more_ranks_than_parameters():
+    mine = nn.Linear(3, 2, bias=False)
+    reference = copy.deepcopy(mine)
+    sharded = ShardedOptimizer(mine.parameters(), AdamW, lr=0.1)
+    plain = AdamW(reference.parameters(), lr=0.1)
+    for _ in range(2):
+        for p in (mine.weight, reference.weight):
+            p.grad = torch.ones_like(p)
+        sharded.step()
+        plain.step()
+        same_parameters(mine, reference)
+    assert sharded.state_dict()["state"].keys() == {0}
+
+
+@check(2)
+def sharded_refuses():
+    rank, _ = world()
+    module = Mixed()
+    with raises(ValueError, r"rank 0 has 0: \(2, 2\) float32 trained, rank 1 0: \(2, 3\)"):
+        ShardedOptimizer(nn.Linear(2 + rank, 2).parameters(), AdamW)
+    with raises(ValueError, "Invalid learning rate: -1"):
+        ShardedOptimizer(module.parameters(), AdamW, lr=-1)
+    with raises(ValueError, "LBFGS works on all parameters"):
+        ShardedOptimizer(module.parameters(), torch.optim.LBFGS)
+    sharded = ShardedOptimizer(module.parameters(), AdamW)
+    with raises(ValueError, "different number of parameter groups"):
+        sharded.load_state_dict(AdamW(groups_of(module)).state_dict())
+    with raises(TypeError, "use state_dict"):
+        copy.deepcopy(sharded)

@@ -1,0 +1,53 @@
+"""How evenly the sharded optimizer divides, by the bounds it states; no process group."""
+
+import itertools
+import random
+
+import pytest
+
+from a2lib.parallel.sharded_optimizer import assign
+
+# The bytes of a small Transformer's parameters: an embedding, blocks, a head.
+TRANSFORMER = [4000, *[1024, 1024, 1024, 1024, 2730, 2730, 2730, 32, 32] * 6, 32, 4000]
+
+
+def loads_of(sizes, world):
+    loads = [0] * world
+    ranks = assign(sizes, loads)
+    assert loads == [
+        sum(s for s, r in zip(sizes, ranks, strict=True) if r == k) for k in range(world)
+    ]
+    return loads
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_no_rank_has_more_than_the_mean_and_the_largest(world):
+    draw = random.Random(0)
+    cases = [TRANSFORMER, [5], [], [1] * 7, [draw.randrange(10**6) for _ in range(50)]]
+    for sizes in cases:
+        bound = sum(sizes) / world + max(sizes, default=0)
+        assert max(loads_of(sizes, world)) <= bound
+    # Also what comes later, to ranks that are loaded already.
+    loads = [0] * world
+    for later in cases:
+        assign(later, loads)
+    everything = [size for sizes in cases for size in sizes]
+    assert max(loads) <= sum(everything) / world + max(everything)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_against_the_best_division(world):
+    draw = random.Random(1)
+    for _ in range(10):
+        sizes = [draw.randrange(1, 30) for _ in range(7)]
+        best = min(
+            max(sum(s for s, r in zip(sizes, ranks, strict=True) if r == k) for k in range(world))
+            for ranks in itertools.product(range(world), repeat=len(sizes))
+        )
+        assert max(loads_of(sizes, world)) <= (4 / 3 - 1 / (3 * world)) * best
+
+
+def test_largest_first_and_ties_to_the_lower():
+    loads = [0, 0]
+    assert assign([1, 4, 2, 2, 1], loads) == [0, 0, 1, 1, 1]
+    assert loads == [5, 5]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from a2lib.experiments.harness.parameters import ParameterError, changed, names, parameter
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import names, parameter
 from a2lib.theory.eager import Eager, by_hand_saved
 
 BATCH, CALLS = 8, 100
@@ -81,30 +82,14 @@ class Parameters:
     calls: int = parameter(
         CALLS, "timed calls of each pass, after some of warm-up", kind=int, minimum=1, maximum=10**6
     )
-    sweep: str = parameter(
-        "shape",
-        f"shape: the one above; or {', '.join(SWEEPS)}",
-        kind=str,
-        choices=("shape", *SWEEPS),
-    )
-    remeasure: bool = parameter(False, "measure again what a sweep has stored already", kind=bool)
-    time_limit_s: int = parameter(
-        0,
-        "start nothing more after this many seconds; 0: no limit",
-        kind=int,
-        minimum=0,
-        maximum=366 * 24 * 3600,
-    )
-    seed: int = parameter(0, "of the random inputs", kind=int, minimum=0, maximum=2**63 - 1)
+    sweep: str = parameters.sweep(SWEEPS)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed()
 
     def __post_init__(self) -> None:
-        if self.sweep != "shape":
-            for name in ("seq_len", "head_dim", "batch", "causal", "implementations", "calls"):
-                if name in changed(self):
-                    raise ParameterError(
-                        f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own;"
-                        f" leave {name} out, or leave sweep at shape"
-                    )
+        fixed = ("seq_len", "head_dim", "batch", "causal", "implementations", "calls")
+        parameters.refuse_beside_sweep(self, fixed)
 
     def has(self, sweep: str) -> bool:
         return self.sweep in (sweep, "all")

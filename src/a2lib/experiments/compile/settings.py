@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments.benchmark.configurations import MODELS, Configuration
-from a2lib.experiments.harness.parameters import ParameterError, changed, parameter
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import parameter
 from a2lib.theory.compiling import IMPLEMENTATIONS, PASSES, WRITTEN
 
 BATCH, MODEL_BATCH = 8, 4
@@ -155,24 +156,13 @@ class Parameters:
         kind=str,
         choices=("shape", *SWEEPS),
     )
-    remeasure: bool = parameter(False, "measure again what a sweep has stored already", kind=bool)
-    time_limit_s: int = parameter(
-        0,
-        "start nothing more after this many seconds; 0: no limit",
-        kind=int,
-        minimum=0,
-        maximum=366 * 24 * 3600,
-    )
-    seed: int = parameter(0, "of weights and inputs", kind=int, minimum=0, maximum=2**63 - 1)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed("of weights and inputs")
 
     def __post_init__(self) -> None:
         fixed = [f.name for f in dataclasses.fields(self)][:8]
-        for name in fixed if self.sweep != "shape" else ():
-            if name in changed(self):
-                raise ParameterError(
-                    f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own;"
-                    f" leave {name} out, or leave sweep at shape"
-                )
+        parameters.refuse_beside_sweep(self, fixed)
 
     def shapes(self, device: str) -> list[Shape]:
         """Those of attention, in order."""

@@ -99,10 +99,11 @@ def test_the_time_limit_ends_the_group_and_says_where_it_stood(rank_env, tmp_pat
     assert len(os.listdir(tmp_path)) == 3 and alive(tmp_path) == []
 
 
-def test_a_killed_launcher_leaves_nothing(rank_env, tmp_path):
+def test_a_killed_launcher_leaves_no_rank(rank_env, tmp_path, tmp_path_factory):
     launcher = subprocess.Popen(
         [sys.executable, Path(__file__).with_name("killed.py"), tmp_path],
-        env={**os.environ, **rank_env},
+        # Its folder of files does stay.
+        env={**os.environ, **rank_env, "TMPDIR": str(tmp_path_factory.mktemp("left"))},
     )
     until(lambda: len(os.listdir(tmp_path)) == 3)
     ranks = alive(tmp_path)

@@ -22,9 +22,9 @@ Clipping, norms and loss scaling come after ``finish_gradient_synchronization``.
 
 To the bit: with two ranks each mean is (a + b) / 2 however it is cut into pieces, so all four
 classes, every bucket size and one process that adds the two ranks' gradients agree exactly. With
-more ranks the order of the sum is the backend's and depends on the size of the pieces; runs differ
-from one another in the last bits. So does a single pass over the whole batch, at any number of
-ranks, because a matrix product over more rows sums in another grouping.
+more ranks the order of the sum is the backend's and depends on the size of the pieces, so that the
+classes differ from one another in the last bits. So does a single pass over the whole batch, at any
+number of ranks, because a matrix product over more rows sums in another grouping.
 """
 
 from __future__ import annotations
@@ -128,6 +128,10 @@ class _Replica(nn.Module):
                 if not held[i]:
                     self._trained[i].grad = None
 
+    def reset(self) -> None:
+        """Forget a backward that raised half way, or a step that is not to be taken, once what was
+        sent has arrived; every rank calls it, and then ``zero_grad``."""
+
     def _average(self) -> None:
         """Make each ``.grad`` the mean, all of them present; in the same order on every rank."""
         raise NotImplementedError
@@ -201,8 +205,6 @@ class _Overlapped(_Replica):
             p.register_post_accumulate_grad_hook(_hook(me, i))
 
     def reset(self) -> None:
-        """Forget a backward that raised half way, once what was sent has arrived; every rank calls
-        it, and throws its gradients away (``zero_grad``)."""
         for _, work in self._sent:
             work.wait()
         self._forget()

@@ -67,8 +67,9 @@ class FSDP(nn.Module):
     a gradient on some ranks (it counts as zero) or on all (``.grad`` stays None). Several backwards
     may come before one finish: each is reduce-scattered, and the sum is kept in shards.
 
-    With two ranks, ``compute_dtype`` None and gradients added in rank order, the weights equal
-    those of one process to the bit. With more, the order of the sum is the backend's.
+    With two ranks and one backward a step, the weights equal to the bit those of one process that
+    adds the ranks' gradients in order, and casts alike. Of several backwards, matrices add the
+    means and the rest takes the mean of the sums. With more ranks the order is the backend's.
 
     The norm of a gradient is over all ranks: use ``clip_grad_norm_`` of this class. Weights outside
     of their module's forward (``module.head.weight`` in a loss of its own) are this rank's rows.

@@ -61,16 +61,19 @@ def configured():
     assert [module.get_config_copy() for module in modules] == before
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def turn(item):
+    """When a test has its turn: slow ones early, so that no worker is alone with a long file last;
+    the file that builds the book first, and those that would wait for it after the other slow ones.
+    """
+    if "slow" not in item.keywords:
+        return 3
+    if item.path.parent.name != "book":
+        return 1
+    return 0 if item.path.name == "test_book.py" else 2
+
+
 def pytest_collection_modifyitems(items):
-    # File by file, the slow tests of every file before all others: no worker is alone with a long
-    # one at the end, and a fixture of a module is made once.
-    items.sort(key=lambda item: "slow" not in item.keywords)
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            file = item.nodeid.partition(".py::")[0].removeprefix("tests/")
-            slow = "-slow" if "slow" in item.keywords else ""
-            item.add_marker(pytest.mark.xdist_group(file + slow))
+    items.sort(key=turn)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -10,7 +10,7 @@ from bs4 import BeautifulSoup
 from a2lib.measure.sections import answers
 from a2lib.paths import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("book")]
+pytestmark = pytest.mark.slow
 
 # Each id of the two handouts, and the editions that ask it.
 QUESTIONS = """

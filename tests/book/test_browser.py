@@ -19,7 +19,6 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("book"),
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine"),
 ]
 QUIET = ("--no-sandbox --disable-gpu --disable-background-networking --no-first-run --disable-sync "

@@ -3,7 +3,7 @@
 import pytest
 from bs4 import BeautifulSoup
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("book")]
+pytestmark = pytest.mark.slow
 
 
 def article(html, page):

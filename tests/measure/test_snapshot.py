@@ -195,7 +195,14 @@ def without(key):
     return pickle.dumps({**make.snapshot(), "device_traces": [[event]]})
 
 
+def with_(key, value):
+    event = {**make.snapshot()["device_traces"][0][1], key: value}
+    return pickle.dumps({**make.snapshot(), "device_traces": [[event]]})
+
+
 BROKEN = {
+    "a size": (with_("size", -1), "an allocation has -1 bytes"),
+    "a time": (with_("time_us", math.nan), "or no time"),
     "no pickle": (b"hello", "no pickle, or one cut short"),
     "nothing": (b"", "no pickle, or one cut short"),
     "cut": (FILE.read_bytes()[:300], "no pickle, or one cut short"),

@@ -74,7 +74,8 @@ def test_the_idle_share_counts_overlap_once(found):
     busy = trace.busy(found.kernels)
     assert (busy.span_ns, busy.busy_ns) == (925_000, 380_000)  # 100 to 1025; 400 less 20 at once
     assert busy.idle_share == pytest.approx(1 - 380 / 925)
-    assert trace.busy([]).idle_share == 0
+    assert busy.launches == 8
+    assert trace.busy([]).idle_share == trace.busy([]).launches == 0
 
 
 def test_a_step_is_all_that_was_launched_in_it(found):
@@ -256,6 +257,10 @@ BROKEN = {
     "a number": (written(b"7"), "no chrome trace of torch.profiler"),
     "other JSON": (written(b'{"a": 1}'), "an event lacks 'traceEvents'"),
     "no event": (written(b'{"traceEvents": []}'), "no kernel and no operator was traced"),
+    "damaged": (written(gzip.compress(b"x" * 99)[:20] + b"\xff" * 30), "neither an SQLite export"),
+    "a name": (written(json.dumps([{"ph": "X", "cat": "kernel", "name": 7, "ts": 1, "dur": 1,
+                                    "pid": 1, "tid": 1, "args": {}}]).encode()), "is no text"),
+    "backwards": (broken_sqlite(f"update {KERNEL} set end = start - 1"), "ends before it starts"),
     "no time": (written(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1,
                                      "tid": 1}]).encode()), "an event lacks 'ts'"),
 }  # fmt: skip

@@ -178,6 +178,10 @@ def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], i
             one.line = _line(block.get("frames", ()))
             before.append(one)
             alive[one.address] = one
+    for one in before + made:
+        times = (t for t in (one.start_us, one.end_us) if abs(t) != math.inf)
+        if not (isinstance(one.bytes, int) and one.bytes >= 0) or any(t != t for t in times):
+            raise SnapshotError(f"an allocation has {one.bytes!r} bytes, or no time"[:200])
     return before + made, sum(one.bytes for one in alive.values())
 
 
@@ -196,7 +200,7 @@ def _categorise(snapshot: Snapshot, owners) -> None:
     for category, address, name, time_us in owners:
         if category not in _OWNED:
             raise SnapshotError(f"owner {category!r}: allowed are {', '.join(_OWNED)}")
-        seen[address].append((time_us, category, name))
+        seen[address].append((float(time_us), category, str(name)))
     for notes in seen.values():
         notes.sort()
     for one in snapshot.allocations:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def read_chrome(path: str | Path) -> Trace:
         if content[:2] == _GZIP:
             content = gzip.decompress(content)
         found = json.loads(content)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         words = " ".join(str(error).split())
         raise TraceError(f"{path}: neither an SQLite export nor JSON: {words}"[:300]) from None
     try:

@@ -180,7 +180,15 @@ def covered_ns(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 def from_zero(kernels: list[Kernel], spans: list[Span]) -> tuple[list[Kernel], list[Span]]:
-    """Kernels by start, and spans, counted from the first event of all."""
+    """Kernels by start, and spans, counted from the first event of all.
+
+    Raises TraceError for one without a name, or that ends before it starts.
+    """
+    for one in (*kernels, *spans):
+        if not isinstance(one.name, str):
+            raise TraceError(f"an event is named {one.name!r}, which is no text"[:200])
+        if one.end_ns < one.start_ns:
+            raise TraceError(f"{one.name!r} ends before it starts"[:200])
     starts = [k.start_ns for k in kernels] + [s.start_ns for s in spans]
     starts += [k.launch.start_ns for k in kernels if k.launch]
     zero = min(starts, default=0)

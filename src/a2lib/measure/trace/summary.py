@@ -27,10 +27,12 @@ class Total:
 @dataclass(frozen=True)
 class Busy:
     """From the first kernel's start to the last one's end, and how long at least one of a device
-    ran; streams overlap, so this is no sum. Several devices add up."""
+    ran; streams overlap, so this is no sum. Several devices add up. ``launches`` are the host's
+    calls: a replayed graph is one, whatever its kernels."""
 
     span_ns: int
     busy_ns: int
+    launches: int = 0
 
     @property
     def idle_share(self) -> float:
@@ -70,11 +72,13 @@ def totals(kernels: Iterable[Kernel], *by: str) -> list[Total]:
 
 def busy(kernels: Iterable[Kernel]) -> Busy:
     """How much of its time each device worked; nothing for no kernels."""
+    kernels = list(kernels)
     devices: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for kernel in kernels:
         devices[kernel.device].append((kernel.start_ns, kernel.end_ns))
     span = sum(max(b for _, b in one) - min(a for a, _ in one) for one in devices.values())
-    return Busy(span, sum(map(covered_ns, devices.values())))
+    launches = {k.launch for k in kernels if k.launch is not None}
+    return Busy(span, sum(map(covered_ns, devices.values())), len(launches))
 
 
 def coverage(kernels: list[Kernel]) -> Coverage:

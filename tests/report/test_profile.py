@@ -8,7 +8,8 @@ import pytest
 from profiles import make
 
 from a2lib.measure import snapshot, trace
-from a2lib.report import profile, svg
+from a2lib.report import svg
+from a2lib.report.chapters import profile
 
 HERE = Path(make.__file__).parent
 TRACE, MEMORY = HERE / "report.sqlite", HERE / "cuda_memory.pickle"

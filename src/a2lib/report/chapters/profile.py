@@ -1,6 +1,6 @@
 """Pictures of one step: kernels in time, time by class, memory by category.
 
-    from a2lib.report import profile
+    from a2lib.report.chapters import profile
     profile.strip("report.sqlite").save("strip.png")         # or a chrome trace of torch.profiler
     profile.step_bar("report.sqlite").save("step.png")
     profile.memory("memory.pickle").save("memory.png")       # or a pickle of _dump_snapshot

@@ -49,8 +49,8 @@ examples
     nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --capture-range=cudaProfilerApi \\
       --capture-range-end=stop -o report \\
       python -m a2lib.benchmark --size small --context 256 --steps 3 --nvtx phases --cuda-profiler
-  the same by PyTorch's profiler, also without a GPU; python -c "from a2lib.report.chapters import profile;
-  profile.strip('trace.json.gz').save('strip.png')" draws it
+  the same by PyTorch's profiler, also without a GPU; draw it with
+  python -c "from a2lib.report.chapters.profile import strip; strip('trace.json.gz').save('strip.png')"
     python -m a2lib.benchmark --size small --context 256 --steps 3 --nvtx modules \\
       --torch-profile trace.json.gz
   where the memory goes, also for pytorch.org/memory_viz

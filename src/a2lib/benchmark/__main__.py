@@ -50,7 +50,7 @@ examples
       --capture-range-end=stop -o report \\
       python -m a2lib.benchmark --size small --context 256 --steps 3 --nvtx phases --cuda-profiler
   the same by PyTorch's profiler, also without a GPU; draw it with
-  python -c "from a2lib.report.chapters.profile import strip; strip('trace.json.gz').save('strip.png')"
+  python -c "from a2lib.report.chapters import profile as p; p.strip('trace.json.gz').save('a.png')"
     python -m a2lib.benchmark --size small --context 256 --steps 3 --nvtx modules \\
       --torch-profile trace.json.gz
   where the memory goes, also for pytorch.org/memory_viz

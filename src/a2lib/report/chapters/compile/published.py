@@ -16,6 +16,7 @@ from a2lib.report.chapters.compile.rows import (
     MODELS,
     PASSES,
     Compile,
+    listed,
     pairs,
     title,
 )
@@ -29,8 +30,12 @@ STEPS = 10  # that a published mean and deviation are of
 
 
 def sources(c: Compile) -> Markdown:
-    found = c.reference.drop_duplicates(["device", "source"])
-    told = "; ".join(f"{row.device}: {row.source}" for row in found.itertuples())
+    """Where the published figures stand, and what they do not say."""
+    parts: dict[str, list[str]] = {}
+    for row in c.reference.drop_duplicates(["device", "source"]).itertuples():
+        where, _, part = row.source.rpartition(" ")
+        parts.setdefault(f"{row.device}: {where}", []).append(part)
+    told = "; ".join(f"{where} {listed(found)}" for where, found in parts.items())
     return Markdown(
         f"Published: {told}. None says whether its products were in TF32. The H800's eager times "
         "are those of its other tables, the models' at 512 tokens, so that eager and compiled did "

@@ -129,7 +129,7 @@ def mesh_map(layer: Layer = EXAMPLE) -> Chart:
                         textcoords="offset points")  # fmt: skip
         split = parallelism.shared_mesh_split(layer)
         for point, marker in ((split, "o"), ((1 + a, 1 + b), "s")):
-            ax.plot(*point, marker=marker, color=style.look("a2lib").colour, markersize=8,
+            ax.plot(*point, marker=marker, color=style.COLOURS[0], markersize=8,
                     linestyle="", zorder=5)  # fmt: skip
             ax.annotate(f"N = {point[0] * point[1]:.0f}", point, xytext=(7, 5),
                         textcoords="offset points", fontweight="bold")  # fmt: skip

@@ -70,3 +70,8 @@ def test_it_prints_its_tables_and_where_the_rows_are(executed):
     )
     assert printed.count("±") == 2 and "saved bytes" in printed
     assert "-p sweep limit" in printed and "measured/attention/cpu.csv" in printed
+
+
+def test_it_shows_its_figure_once(executed):
+    outputs = [output for cell in executed[0].cells for output in cell.get("outputs", ())]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 1

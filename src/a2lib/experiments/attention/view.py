@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from a2lib.experiments.attention.configurations import PASSES
+from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.tables import EMPTY, number, table
 
 Row = Mapping[str, str]
@@ -52,10 +53,7 @@ def figure(rows: Sequence[Row]):
     if not rows:
         print(EMPTY)
         return None
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(8, 3.4), layout="constrained")
-    axes = drawn.subplots(1, len(PASSES), sharey=True)
+    drawn, axes = subplots(1, len(PASSES), figsize=(8, 3.4), sharey=True)
     for ax, pass_ in zip(axes, PASSES, strict=True):
         lines: dict[tuple, list] = {}
         for row in rows:

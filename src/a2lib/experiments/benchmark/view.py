@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from a2lib.experiments.benchmark.configurations import MODELS, Configuration
+from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.tables import EMPTY, number
 from a2lib.experiments.harness.tables import table as text_table
 
@@ -74,19 +75,16 @@ def figure(rows: Sequence[Row]):
     if not rows:
         print(EMPTY)
         return None
-    from matplotlib.figure import Figure
-
     panels = _grouped(rows, lambda row: (list(MODELS).index(row["model"]), int(row["context"])))
-    drawn = Figure(figsize=(3.2 * len(panels), 3), layout="constrained")
-    axes = drawn.subplots(1, len(panels), squeeze=False)[0]
-    for ax, mine in zip(axes, panels, strict=True):
+    drawn, axes = subplots(1, len(panels), figsize=(3.2 * len(panels), 3), squeeze=False)
+    for ax, mine in zip(axes[0], panels, strict=True):
         for line in _grouped(mine, lambda row: int(row["warmup"])):
             steps = sorted((int(row["step_number"]), float(row["ms"])) for row in line)
             ax.plot(*zip(*steps, strict=True), marker=".", label=line[0]["warmup"])
         ax.set(title=f"{mine[0]['model']}, {mine[0]['context']} tokens", xlabel="step of a process")
         ax.set_yscale("log")
-    axes[0].set_ylabel("wall time, ms")
-    axes[0].legend(title="warm-up")
+    axes[0, 0].set_ylabel("wall time, ms")
+    axes[0, 0].legend(title="warm-up")
     return drawn
 
 

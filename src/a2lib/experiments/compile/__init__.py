@@ -22,6 +22,7 @@ from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
 from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
 from a2lib.experiments.harness.tables import EMPTY, number, table
@@ -106,9 +107,7 @@ def draw(run: Run):
     if not found:
         print(EMPTY)
         return None
-    import matplotlib.pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
+    figure, ax = subplots(figsize=(8, 4))
     for line, lengths in sorted(found.items()):
         both = [
             (n, at["eager"] / at["compile"]) for n, at in sorted(lengths.items()) if len(at) > 1
@@ -118,7 +117,6 @@ def draw(run: Run):
     ax.axhline(1, color="gray", linewidth=1)
     ax.set(xscale="log", xlabel="tokens", ylabel="eager time over compiled time")
     ax.legend()
-    plt.close(figure)  # the cell's value shows it, once
     return figure
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from a2lib.experiments.ceilings import line, matmul_tflops
 from a2lib.experiments.flash.shapes import IMPLEMENTATIONS, Shape
+from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.tables import EMPTY, notes, number, table
 from a2lib.theory.attention import PASSES, attention_flops
 
@@ -57,10 +58,8 @@ def tables(rows: Sequence[Row], quantity: str, ceilings: Sequence[Row], one_shap
 
 def figure(rows: Sequence[Row], ceilings: Sequence[Row], one_shape: bool, device: str):
     """Bars of the passes for one shape; for a sweep, the time against the length."""
-    import matplotlib.pyplot as plt
-
     if one_shape:
-        drawn, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+        drawn, axes = subplots(1, 2, figsize=(10, 3.6))
         _bars(axes[0], rows, "ms")
         _bars(axes[1], rows, "TFLOP/s")
         known = [r for r in ceilings if r["operation"] == "matmul" and r["status"] == "ok"]
@@ -72,14 +71,13 @@ def figure(rows: Sequence[Row], ceilings: Sequence[Row], one_shape: bool, device
         if rows:
             axes[0].legend(fontsize="small")
         drawn.suptitle(f"{shape_of(rows[0])} on {device}" if rows else device)
-        plt.close(drawn)  # or the notebook shows it twice
         return drawn
     groups = {g: rs for g, rs in _groups(rows).items() if len({r["seq_len"] for r in rs}) > 1}
     groups = groups or _groups(rows)
     columns = min(4, max(1, len(groups)))
     lines = -(-len(groups) // columns) or 1
     size = (max(5, 3.2 * columns), 2.9 * lines)
-    drawn, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    drawn, axes = subplots(lines, columns, figsize=size, squeeze=False)
     for axis in axes.flat[len(groups) :]:
         axis.axis("off")
     for axis, (group, members) in zip(axes.flat, groups.items(), strict=False):
@@ -93,7 +91,6 @@ def figure(rows: Sequence[Row], ceilings: Sequence[Row], one_shape: bool, device
             handles.values(), handles.keys(), loc="outside lower center", ncols=8, fontsize="small"
         )
     drawn.suptitle(f"{_last_pass(rows)} on {device}" if rows else device)
-    plt.close(drawn)
     return drawn
 
 

@@ -20,6 +20,7 @@ from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
 from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
 from a2lib.experiments.harness.tables import table
@@ -137,9 +138,7 @@ def normalise(run: Run) -> None:
 
 def draw(run: Run):
     """Every loop's running sum, as predicted, less the exact one: a matplotlib figure."""
-    import matplotlib.pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
+    figure, ax = subplots(figsize=(8, 4))
     for loop in run.parameters.loops:
         if not loop.cast:
             sums = loop.partial_sums()
@@ -148,7 +147,6 @@ def draw(run: Run):
     ax.set_xlabel("share of the additions")
     ax.set_ylabel("running sum")
     ax.legend()
-    plt.close(figure)  # the cell's value shows it, once
     return figure
 
 

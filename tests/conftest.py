@@ -2,6 +2,11 @@
 
 import gc
 import os
+import signal
+
+# A shell starts what it puts into the background deaf to Ctrl-C, which is what some tests send.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Work this small waits longer for a second thread than it takes alone, here and in what is started.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -27,6 +27,8 @@ def fails(how: str, pids: str) -> None:
     if RANK == 1:
         child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER_S})"])
         Path(pids, str(child.pid)).touch()
+        while len(os.listdir(pids)) < 3:  # until rank 0 is there too
+            time.sleep(0.01)
         if how == "raises":
             raise LookupError("no such\nthing")
         if how == "is killed":

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from a2lib.theory import allocator
-from a2lib.theory.attention import EAGER, check_sizes, tiled_memory
+from a2lib.theory.attention import EAGER, tiled_memory
+from a2lib.theory.products import check_sizes
 from a2lib.theory.roofline import Kernel
 
 PASSES = ("forward", "backward")

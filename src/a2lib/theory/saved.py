@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from a2lib.theory.attention import check_sizes
+from a2lib.theory.products import check_sizes
 from a2lib.theory.transformer import Shape
 
 ATTENTIONS = ("eager", "flash")

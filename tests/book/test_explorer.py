@@ -26,6 +26,8 @@ LAYERS = list(itertools.product(
 ))  # fmt: skip
 MESHES = ((1, 1), (8, 1), (1, 8), (8, 8), (3, 5), (60, 7), (1000, 36))
 PASSES = ("forward", "backward")
+# The ends of what the form allows.
+ENDS = ((1e9, 1e6, 1e6, 1e9, 1e15, 0.001), (1, 1, 1, 1e18, 1e6, 16), (1e9, 1, 1, 1e9, 1e15, 1))
 # Numbers of one layer on one mesh, in one order in both languages.
 SCRIPT = """([layers, names, meshes]) => layers.map((values, i) => {
   const one = Object.fromEntries(names.map((name, k) => [name, values[k]]));
@@ -38,7 +40,8 @@ SCRIPT = """([layers, names, meshes]) => layers.map((values, i) => {
     ...costs(p.fully_sharded_tensor_parallel(one, f, t)), ...costs(p.data_parallel(one, f)),
     p.data_slope(one), p.tensor_slope(one), p.data_limit(one), p.tensor_limit(one, "forward"),
     p.tensor_limit(one, "backward"), p.mesh_limit(one), p.shared_mesh_limit(one),
-    ...p.shared_mesh_split(one), ...p.best_split(one, f * t, true), ...p.best_split(one, f * t, false),
+    ...p.shared_mesh_split(one),
+    ...[true, false].flatMap((shared) => p.best_split(one, f * t, shared)),
     ...[true, false].flatMap((shared) => ["forward", "backward"].map(
       (pass) => p.communication_share(one, f, t, shared, pass))),
   ], whole: [true, false].map((shared) => p.best_whole_split(one, f * t, shared)),
@@ -83,12 +86,13 @@ def browser():
         browser.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scripts(browser):
     """An empty page with the explorer's functions."""
     tab = browser.new_page()
     for name in ("parallelism.js", "explorer.js"):
         tab.add_script_tag(path=SCRIPTS / name)
+    tab.add_style_tag(path=SCRIPTS / "explorer.css")
     yield tab
     tab.close()
 
@@ -134,7 +138,8 @@ def test_a_number_is_read_or_refused_by_a_rule_that_is_named(scripts, text, whol
 
 def test_the_map_stays_within_its_frame_for_every_layer(scripts):
     outside = scripts.evaluate("""([layers, names, meshes]) => {
-      document.body.innerHTML = '<svg viewBox="0 0 360 300" width="360" height="300"></svg>';
+      document.body.innerHTML = '<svg class="a2-map" viewBox="0 0 360 300"></svg>';
+      document.body.style = "width: 360px; margin: 0";
       const svg = document.querySelector("svg"), bad = [];
       layers.forEach((values, i) => {
         const one = Object.fromEntries(names.map((name, k) => [name, values[k]]));
@@ -142,18 +147,14 @@ def test_the_map_stays_within_its_frame_for_every_layer(scripts):
         svg.innerHTML = text;
         if (/NaN|Infinity|undefined/.test(text)) bad.push(["number", values]);
         for (const part of svg.children) {
-          const box = part.getBBox();
-          if (box.x < -1 || box.y < -1 || box.x + box.width > 361 || box.y + box.height > 301)
+          const { left, top, right, bottom } = part.getBoundingClientRect();
+          if (left < -1 || top < -1 || right > 361 || bottom > 301)
             bad.push([part.outerHTML.slice(0, 200), values, f, t]);
         }
       });
       return bad.slice(0, 5);
-    }""", [[*LAYERS[::29], *LARGEST], NAMES, [*MESHES, (10**6, 10**6), (10**6, 1)]])  # fmt: skip
+    }""", [[*LAYERS[::29], *ENDS], NAMES, [*MESHES, (10**6, 10**6), (10**6, 1)]])  # fmt: skip
     assert outside == []
-
-
-# The ends of what the form allows.
-LARGEST = ((1e9, 1e6, 1e6, 1e9, 1e15, 0.001), (1, 1, 1, 1e18, 1e6, 16), (1e9, 1, 1, 1e9, 1e15, 1))
 
 
 @pytest.mark.slow
@@ -223,7 +224,7 @@ def test_a_reader_types_a_mesh_and_reads_what_binds(book, browser):
     fills = []
     for theme in ("dark", "light"):
         tab.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-        fills.append(tab.evaluate("getComputedStyle(document.querySelector('.a2-map .bound')).fill"))
+        fills.append(tab.locator(".a2-map .bound").evaluate("(one) => getComputedStyle(one).fill"))
     assert len(set(fills)) == 2
     context.close()
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []

@@ -1,7 +1,7 @@
 // The form of report/chapters/parallelism/explorer.py: reads it, and writes the answers and the map.
 globalThis.a2Explorer = (() => {
   const theory = globalThis.a2Parallelism;
-  const WIDTH = 360, HEIGHT = 300, LEFT = 44, TOP = 8, RIGHT = 352, BOTTOM = 262;
+  const WIDTH = 360, HEIGHT = 300, LEFT = 44, TOP = 8, RIGHT = 346, BOTTOM = 262;
 
   // The rule that a text breaks as a number, or "". Groups of three digits may have commas.
   function problem(text, whole, least, most) {

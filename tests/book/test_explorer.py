@@ -218,6 +218,10 @@ def test_a_reader_types_a_mesh_and_reads_what_binds(book, browser):
     costs(1024, 4, Layer(**vars(EXAMPLE) | {"flops": 494.7e12}))
 
     assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert tab.locator(".a2-wide .a2-explorer").count() == 0  # nothing to scroll sideways
+    behind = tab.locator(".output:has(.a2-explorer)").evaluate(
+        "(one) => getComputedStyle(one).backgroundColor")  # fmt: skip
+    assert behind == "rgba(0, 0, 0, 0)"  # the page's own
     labelled = tab.evaluate("""[...document.querySelectorAll(".a2-explorer input")].map((one) =>
       [one.labels.length, one.getBoundingClientRect().height])""")
     assert len(labelled) == 8 and all(n == 1 and height >= 44 for n, height in labelled)

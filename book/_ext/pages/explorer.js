@@ -97,8 +97,6 @@ globalThis.a2Explorer = (() => {
       `<path class="half" d="M${at(1, 1)}L${at(1, 1 + b)}L${at(1 + a, 1 + b)}L${at(1 + a, 1)}z"/>`,
       `<path class="free" d="M${at(1, 1)}L${curve.join("L")}z"/>`,
       `<path class="edge" d="M${beyond.join("L")}"/>`,
-      words(LEFT + 6, TOP + 16, "TP binds"),
-      words(RIGHT - 6, BOTTOM - 8, "FSDP binds", 'text-anchor="end"'),
     ];
     for (const [axis, last] of [["x", right], ["y", top]]) {
       const step = Math.ceil(last / 6);
@@ -111,12 +109,14 @@ globalThis.a2Explorer = (() => {
     }
     parts.push(words((LEFT + RIGHT) / 2, HEIGHT - 5, "N_FSDP", 'text-anchor="middle"'));
     const middle = (TOP + BOTTOM) / 2;
-    parts.push(words(10, middle, "N_TP", `text-anchor="middle" transform="rotate(-90 10 ${middle})"`));
+    parts.push(words(13, middle, "N_TP", `text-anchor="middle" transform="rotate(-90 13 ${middle})"`));
     const n = Math.log2(n_fsdp * n_tp);  // from axis to axis, cut at the map's border
     const low = 2 ** Math.max(0, n - top), high = 2 ** Math.min(right, n);
     parts.push(`<path class="same" d="M${at(low, 2 ** n / low)}L${at(high, 2 ** n / high)}"/>`);
     const [f, t] = theory.shared_mesh_split(layer);
     parts.push(
+      words(LEFT + 6, TOP + 16, "TP binds", 'class="on"'),
+      words(RIGHT - 6, BOTTOM - 8, "FSDP binds", 'class="on" text-anchor="end"'),
       `<circle class="point" cx="${x(f).toFixed(1)}" cy="${y(t).toFixed(1)}" r="5"/>`,
       `<rect class="point" x="${(x(1 + a) - 5).toFixed(1)}" y="${(y(1 + b) - 5).toFixed(1)}" width="10" height="10"/>`,
       `<path class="mine" d="M${at(n_fsdp, n_tp)}m0-7l7 7l-7 7l-7-7z"/>`,

@@ -33,11 +33,11 @@ class Field:
 
 FIELDS = (
     Field("tokens", "B, the batch", "tokens", 10**9),
-    Field("d_model", "D, d_model", "", 10**6),
-    Field("d_ff", "F, d_ff", "", 10**6),
+    Field("d_model", "D, d_model", "elements", 10**6),
+    Field("d_ff", "F, d_ff", "elements", 10**6),
     Field("flops", "C, each device", "TFLOP/s", 10**6, whole=False, scale=1e12),
     Field("bandwidth", "W, each device", "GB/s", 10**6, whole=False, scale=1e9),
-    Field("element_bytes", "an element", "bytes", 16, whole=False),
+    Field("element_bytes", "an element has", "bytes", 16, whole=False),
     Field("n_fsdp", "N_FSDP", "devices", 10**6),
     Field("n_tp", "N_TP", "devices", 10**6),
 )
@@ -78,8 +78,9 @@ class Explorer:
             "limits", LIMIT_LINES, ("n", "at"),
         )  # fmt: skip
         splits = _table(
-            'The best split, forward, of <span data-out="n"></span> devices',
-            "the axes communicate", ("best", "in whole numbers", "communication / compute"),
+            'The best split, forward, of <span data-out="n"></span> devices; its share is '
+            "communication over computation",
+            "the axes communicate", ("best", "in whole numbers", "share"),
             "splits", SPLIT_LINES, ("best", "whole", "share"),
         )  # fmt: skip
         return (
@@ -121,10 +122,10 @@ def palette() -> str:
 
 def _input(field: Field, start: float) -> str:
     name = f"a2-{field.name}"
-    unit = f' <span class="a2-unit">{field.unit}</span>' if field.unit else ""
     keys = "numeric" if field.whole else "decimal"
     return (
-        f'<div class="a2-field"><label for="{name}">{field.label}{unit}</label>'
+        f'<div class="a2-field"><label for="{name}">{field.label} '
+        f'<span class="a2-unit">{field.unit}</span></label>'
         f'<input id="{name}" name="{field.name}" inputmode="{keys}" value="{start:.15g}" '
         f'data-whole="{int(field.whole)}" data-least="{field.least:g}" data-most="{field.most}" '
         f'data-scale="{field.scale:.0f}" aria-describedby="{name}-error">'

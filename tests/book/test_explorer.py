@@ -6,6 +6,7 @@ Runs where a Chromium is installed, as test_browser.py does.
 import itertools
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -253,3 +254,19 @@ def test_the_scripts_come_with_the_page_that_names_them(book):
     assert with_it == ["parallelism.html"]
     for name in ("parallelism.js", "explorer.js", "explorer.css"):
         assert text.count(f"_static/{name}") == 1 and (book.html / "_static" / name).is_file()
+
+
+def test_a_page_that_names_a_script_that_is_not_there_is_a_warning(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    import a2lib_pages
+
+    said, added = [], []
+    monkeypatch.setattr(a2lib_pages.logger, "warning", lambda text, *rest: said.append(text % rest))
+    app = SimpleNamespace(
+        env=SimpleNamespace(metadata={"one": {"assets": "explorer.js explorer.css gone.js"}}),
+        add_js_file=lambda name, **_: added.append(name), add_css_file=added.append,
+    )  # fmt: skip
+    for page in ("one", "other"):
+        a2lib_pages.add_assets(app, page, "", {}, object())
+    assert added == ["explorer.js", "explorer.css"]
+    assert said == ["one: assets: _ext/pages has no gone.js"]

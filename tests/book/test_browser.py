@@ -187,7 +187,8 @@ PAIRS_OF_COLOURS = """() => {
   return found;
 }"""
 NAMELESS = """[...document.querySelectorAll("button, a[href], input, summary")]
-  .filter((one) => !(one.textContent.trim() || one.ariaLabel || one.title || one.placeholder))
+  .filter((one) => !(one.textContent.trim() || one.ariaLabel || one.title || one.placeholder
+    || one.labels?.[0]?.textContent.trim()))
   .map((one) => one.outerHTML.slice(0, 120))"""
 
 

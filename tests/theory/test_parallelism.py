@@ -1,6 +1,8 @@
 """One layer on N devices: formulas against the handout's, against real products, and by search."""
 
 import math
+from dataclasses import replace
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import pytest
@@ -143,6 +145,31 @@ def test_the_best_split_of_n_is_no_worse_than_any_other(n, shared):
         n_fsdp = n ** (k / 100)
         other = parallelism.communication_share(EXAMPLE, n_fsdp, n / n_fsdp, shared)
         assert found <= other + 1e-12
+
+
+@pytest.mark.parametrize("tokens", [1, 4096, 10**9])
+@pytest.mark.parametrize("d_ff", [1, 10**9])
+def test_the_best_split_keeps_its_digits_where_one_slope_is_far_above_the_other(tokens, d_ff):
+    layer = replace(EXAMPLE, tokens=tokens, d_ff=d_ff)
+    a, b = (Decimal(slope(layer)) for slope in (parallelism.data_slope, parallelism.tensor_slope))
+    with localcontext(prec=80):
+        n_fsdp = (b - a + ((a - b) ** 2 + 4 * a * b * 64).sqrt()) / (2 * b)
+    found = parallelism.best_split(layer, 64, False)[0]
+    assert found == pytest.approx(float(min(max(n_fsdp, Decimal(1)), Decimal(64))), rel=1e-14)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_best_whole_split_is_the_least_of_all(shared):
+    for n in (1, 7, 36, 64):
+        found = parallelism.best_whole_split(EXAMPLE, n, shared)
+        assert found[0] * found[1] == n
+        least = parallelism.communication_share(EXAMPLE, *found, shared)
+        for k in range(1, n + 1):
+            if n % k == 0:
+                share = parallelism.communication_share(EXAMPLE, k, n // k, shared)
+                assert share > least or (share == least and k >= found[0])
+    with pytest.raises(ValueError, match="n is 0; allowed are"):
+        parallelism.best_whole_split(EXAMPLE, 0, shared)
 
 
 def test_operations_are_those_of_a_real_ffn_and_its_gradients():

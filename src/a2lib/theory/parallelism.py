@@ -173,9 +173,22 @@ def best_split(layer: Layer, n: float, shared: bool) -> tuple[float, float]:
     if shared:
         n_fsdp = math.sqrt(n * a / b)
     else:  # (n_fsdp - 1) / a = (n / n_fsdp - 1) / b
-        n_fsdp = (b - a + math.sqrt((a - b) ** 2 + 4 * a * b * n)) / (2 * b)
+        root = math.sqrt((a - b) * (a - b) + 4 * a * b * n)
+        # Equal; a - b and the root, near each other, would leave no digits of their difference.
+        n_fsdp = 2 * a * n / (a - b + root) if a > b else (b - a + root) / (2 * b)
     n_fsdp = min(max(n_fsdp, 1.0), n)
     return n_fsdp, n / n_fsdp
+
+
+def best_whole_split(layer: Layer, n: int, shared: bool) -> tuple[int, int]:
+    """The whole N_FSDP and N_TP of product ``n`` with the least communication forward.
+
+    Tries every divisor; of equal ones the pair with fewer along FSDP. Raises ValueError for an
+    ``n`` below 1.
+    """
+    positive(n=n)
+    pairs = ((k, n // k) for k in range(1, n + 1) if n % k == 0)
+    return min(pairs, key=lambda pair: communication_share(layer, *pair, shared))
 
 
 def communication_share(layer: Layer, n_fsdp, n_tp, shared: bool, pass_: str = "forward"):

@@ -90,10 +90,7 @@ def splits(caption: str, label: str, layer: Layer = EXAMPLE) -> Table:
         for shared in (False, True):
             fsdp, tp = parallelism.best_split(layer, n, shared)
             share = parallelism.communication_share(layer, fsdp, tp, shared)
-            whole = min(
-                ((k, n // k) for k in range(1, n + 1) if n % k == 0),
-                key=lambda pair: parallelism.communication_share(layer, *pair, shared),
-            )
+            whole = parallelism.best_whole_split(layer, n, shared)
             found = parallelism.communication_share(layer, *whole, shared)
             lines.append([
                 n, "one after the other" if shared else "at the same time",

@@ -1,0 +1,272 @@
+"""The explorer of FSDP and tensor parallelism: its formulas in a browser, and its form in the book.
+
+Runs where a Chromium is installed, as test_browser.py does.
+"""
+
+import itertools
+import math
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from a2lib.paths import ROOT
+from a2lib.theory import parallelism
+from a2lib.theory.parallelism import EXAMPLE, Layer
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+SCRIPTS = ROOT / "book" / "_ext" / "pages"
+
+NAMES = ("tokens", "d_model", "d_ff", "flops", "bandwidth", "element_bytes")
+LAYERS = list(itertools.product(
+    (1, 7, 4096, 65_536, 1_000_003), (1, 4096, 12_288), (3, 14_336, 53_248),
+    (1e12, 989.4e12, 2.5e15), (1e6, 50e9, 450e9, 1.8e12), (0.5, 1, 2, 4),
+))  # fmt: skip
+MESHES = ((1, 1), (8, 1), (1, 8), (8, 8), (3, 5), (60, 7), (1000, 36))
+PASSES = ("forward", "backward")
+# The ends of what the form allows.
+ENDS = ((1e9, 1e6, 1e6, 1e9, 1e15, 0.001), (1, 1, 1, 1e18, 1e6, 16), (1e9, 1, 1, 1e9, 1e15, 1))
+# Numbers of one layer on one mesh, in one order in both languages.
+SCRIPT = """([layers, names, meshes]) => layers.map((values, i) => {
+  const one = Object.fromEntries(names.map((name, k) => [name, values[k]]));
+  const [f, t] = meshes[i % meshes.length], p = a2Parallelism;
+  const costs = (found) => ["forward", "backward"].flatMap((pass) => {
+    const { flops, compute_s, data_s, tensor_s } = found[pass];
+    return [flops, compute_s, data_s, tensor_s];
+  });
+  return { numbers: [
+    ...costs(p.fully_sharded_tensor_parallel(one, f, t)), ...costs(p.data_parallel(one, f)),
+    p.data_slope(one), p.tensor_slope(one), p.data_limit(one), p.tensor_limit(one, "forward"),
+    p.tensor_limit(one, "backward"), p.mesh_limit(one), p.shared_mesh_limit(one),
+    ...p.shared_mesh_split(one),
+    ...[true, false].flatMap((shared) => p.best_split(one, f * t, shared)),
+    ...[true, false].flatMap((shared) => ["forward", "backward"].map(
+      (pass) => p.communication_share(one, f, t, shared, pass))),
+  ], whole: [true, false].map((shared) => p.best_whole_split(one, f * t, shared)),
+  binds: [true, false].flatMap((shared) => ["forward", "backward"].map(
+      (pass) => p.binds(one, f, t, shared, pass))) };
+})"""
+
+
+def twin(layer: Layer, f: int, t: int) -> list[float]:
+    """The numbers of SCRIPT, by the Python functions."""
+    def costs(found):
+        return [value for pass_ in PASSES for value in vars(found[pass_]).values()]
+
+    return [
+        *costs(parallelism.fully_sharded_tensor_parallel(layer, f, t)),
+        *costs(parallelism.data_parallel(layer, f)),
+        parallelism.data_slope(layer), parallelism.tensor_slope(layer),
+        parallelism.data_limit(layer), parallelism.tensor_limit(layer),
+        parallelism.tensor_limit(layer, "backward"), parallelism.mesh_limit(layer),
+        parallelism.shared_mesh_limit(layer), *parallelism.shared_mesh_split(layer),
+        *parallelism.best_split(layer, f * t, True), *parallelism.best_split(layer, f * t, False),
+        *(parallelism.communication_share(layer, f, t, shared, pass_)
+          for shared in (True, False) for pass_ in PASSES),
+    ]  # fmt: skip
+
+
+def binding(layer: Layer, f: int, t: int, shared: bool, pass_: str) -> str:
+    """What a pass waits for, from its times."""
+    cost = parallelism.fully_sharded_tensor_parallel(layer, f, t)[pass_]
+    if parallelism.communication_share(layer, f, t, shared, pass_) <= 1:
+        return "computation"
+    if shared and f > 1 and t > 1:
+        return "both axes"
+    return "FSDP" if cost.data_s > cost.tensor_s else "tensor parallelism"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def scripts(browser):
+    """An empty page with the explorer's functions."""
+    tab = browser.new_page()
+    for name in ("parallelism.js", "explorer.js"):
+        tab.add_script_tag(path=SCRIPTS / name)
+    tab.add_style_tag(path=SCRIPTS / "explorer.css")
+    yield tab
+    tab.close()
+
+
+def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
+    found = scripts.evaluate(SCRIPT, [LAYERS, NAMES, MESHES])
+    assert len(found) == len(LAYERS) > 2000
+    bound = set()
+    for i, (values, answer) in enumerate(zip(LAYERS, found, strict=True)):
+        layer, mesh = Layer(**dict(zip(NAMES, values, strict=True))), MESHES[i % len(MESHES)]
+        expected = twin(layer, *mesh)
+        assert len(answer["numbers"]) == len(expected)
+        for k, (one, other) in enumerate(zip(answer["numbers"], expected, strict=True)):
+            assert math.isclose(one, other, rel_tol=1e-12), (values, mesh, k, one, other)
+        waits = [binding(layer, *mesh, shared, pass_)
+                 for shared in (True, False) for pass_ in PASSES]  # fmt: skip
+        assert answer["binds"] == waits, (values, mesh)
+        bound.update(waits)
+        n = math.prod(mesh)
+        if n <= 64:  # Python tries every number up to n
+            whole = [list(parallelism.best_whole_split(layer, n, shared))
+                     for shared in (True, False)]  # fmt: skip
+            assert answer["whole"] == whole, (values, mesh)
+    assert bound == {"computation", "FSDP", "tensor parallelism", "both axes"}
+    assert len(MESHES) % 2  # so that each mesh meets each value of every list
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "allowed"),
+    [("65536", True, True), ("65,536", True, True), (" 8 ", True, True), ("1e6", True, True),
+     ("0", True, False), ("1.5", True, False), ("1,5", True, False), ("-8", True, False),
+     ("8 8", True, False), ("", True, False), ("eight", True, False), ("1000001", True, False),
+     ("989.4", False, True), (".5", False, True), ("0", False, False), ("1e-9", False, False),
+     ("NaN", False, False), ("Infinity", False, False), ("0x10", False, False)],
+)  # fmt: skip
+def test_a_number_is_read_or_refused_by_a_rule_that_is_named(scripts, text, whole, allowed):
+    said = scripts.evaluate("([text, whole]) => a2Explorer.problem(text, whole, "
+                            "whole ? 1 : 0.001, 1e6)", [text, whole])  # fmt: skip
+    rule = "allowed: whole numbers from 1 to 1,000,000"
+    assert said == ("" if allowed else rule if whole else
+                    "allowed: numbers from 0.001 to 1,000,000")  # fmt: skip
+
+
+def test_the_map_stays_within_its_frame_for_every_layer(scripts):
+    outside = scripts.evaluate("""([layers, names, meshes]) => {
+      document.body.innerHTML = '<svg class="a2-map" viewBox="0 0 360 300"></svg>';
+      document.body.style = "width: 360px; margin: 0";
+      const svg = document.querySelector("svg"), bad = [];
+      layers.forEach((values, i) => {
+        const one = Object.fromEntries(names.map((name, k) => [name, values[k]]));
+        const [f, t] = meshes[i % meshes.length], text = a2Explorer.map(one, f, t);
+        svg.innerHTML = text;
+        if (/NaN|Infinity|undefined/.test(text)) bad.push(["number", values]);
+        for (const part of svg.children) {
+          const { left, top, right, bottom } = part.getBoundingClientRect();
+          if (left < -1 || top < -1 || right > 361 || bottom > 301)
+            bad.push([part.outerHTML.slice(0, 200), values, f, t]);
+        }
+      });
+      return bad.slice(0, 5);
+    }""", [[*LAYERS[::29], *ENDS], NAMES, [*MESHES, (10**6, 10**6), (10**6, 1)]])  # fmt: skip
+    assert outside == []
+
+
+@pytest.mark.slow
+def test_a_reader_types_a_mesh_and_reads_what_binds(book, browser):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    tab = context.new_page()
+    asked, broken = [], []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: broken.append(str(error)))
+    tab.goto((book.html / "parallelism.html").as_uri())
+
+    def out(name):
+        return tab.text_content(f'[data-out="{name}"]')
+
+    def types(field, text):
+        tab.focus(f"#a2-{field}")
+        tab.keyboard.press("Control+A")
+        tab.keyboard.type(text)
+
+    def costs(f, t, layer=EXAMPLE):
+        cost = parallelism.fully_sharded_tensor_parallel(layer, f, t)["forward"]
+        times = [float(out(f"costs.{name}.forward").replace(",", ""))
+                 for name in ("compute_s", "data_s", "tensor_s")]  # fmt: skip
+        given = [cost.compute_s, cost.data_s, cost.tensor_s]
+        assert times == pytest.approx([1e3 * one for one in given], rel=6e-3)
+
+    costs(8, 8)  # the form holds the answers of its first values
+    assert out("limits.data.n") == f"{math.floor(parallelism.data_limit(EXAMPLE)):,}"
+    assert out("limits.tensor_forward.n") == f"{math.floor(parallelism.tensor_limit(EXAMPLE)):,}"
+    before, first = tab.inner_html(".a2-map"), tab.text_content("#a2-state")
+    tab.focus("#a2-n_fsdp")
+    tab.keyboard.press("Control+A")
+    tab.keyboard.type("1,024")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.id") == "a2-n_tp"
+    look = tab.evaluate("""() => { const look = getComputedStyle(document.activeElement);
+      return [look.outlineStyle, parseFloat(look.outlineWidth)]; }""")
+    assert look[0] != "none" and look[1] >= 2
+    tab.keyboard.type("4")
+    costs(1024, 4)
+    assert out("costs.overlap.forward") == binding(EXAMPLE, 1024, 4, False, "forward") == "FSDP"
+    assert out("n") == "4,096"
+    whole = parallelism.best_whole_split(EXAMPLE, 4096, True)
+    assert out("splits.shared.whole") == " × ".join(map(str, whole))
+    assert tab.inner_html(".a2-map") != before
+    tab.wait_for_function("(first) => document.getElementById('a2-state').textContent !== first",
+                          arg=first)  # fmt: skip
+    assert tab.text_content("#a2-state").startswith("1,024 × 4 = 4,096 devices: the forward is")
+
+    types("flops", "-1")
+    error = tab.text_content("#a2-flops-error")
+    assert error == "allowed: numbers from 0.001 to 1,000,000"
+    assert tab.get_attribute("#a2-flops", "aria-invalid") == "true"
+    boxes = [tab.locator(one).bounding_box() for one in ("#a2-flops", "#a2-flops-error")]
+    gap = boxes[1]["y"] - boxes[0]["y"] - boxes[0]["height"]
+    assert 0 <= gap < 12 and boxes[1]["x"] == pytest.approx(boxes[0]["x"], abs=1)
+    assert out("costs.compute_s.forward") == out("limits.data.n") == "–"
+    assert tab.inner_html(".a2-map") == ""
+    types("flops", "494.7")
+    assert tab.text_content("#a2-flops-error") == ""
+    costs(1024, 4, Layer(**vars(EXAMPLE) | {"flops": 494.7e12}))
+
+    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert tab.locator(".a2-wide .a2-explorer").count() == 0  # nothing to scroll sideways
+    behind = tab.locator(".output:has(.a2-explorer)").evaluate(
+        "(one) => getComputedStyle(one).backgroundColor")  # fmt: skip
+    assert behind == "rgba(0, 0, 0, 0)"  # the page's own
+    labelled = tab.evaluate("""[...document.querySelectorAll(".a2-explorer input")].map((one) =>
+      [one.labels.length, one.getBoundingClientRect().height])""")
+    assert len(labelled) == 8 and all(n == 1 and height >= 44 for n, height in labelled)
+    fills = []
+    for theme in ("dark", "light"):
+        tab.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+        fills.append(tab.locator(".a2-map .bound").evaluate("(one) => getComputedStyle(one).fill"))
+    assert len(set(fills)) == 2
+    context.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert broken == []
+
+
+@pytest.mark.slow
+def test_without_javascript_the_page_points_at_its_figure(book, browser):
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto((book.html / "parallelism.html").as_uri())
+    assert not tab.is_visible(".a2-explorer") and tab.is_visible("noscript p")
+    assert tab.is_visible("figure#fig-parallelism-map img")
+    context.close()
+
+
+@pytest.mark.slow
+def test_the_scripts_come_with_the_page_that_names_them(book):
+    with_it = [page.name for page in book.pages()
+               if "explorer." in page.read_text(encoding="utf-8")]  # fmt: skip
+    text = (book.html / "parallelism.html").read_text(encoding="utf-8")
+    assert with_it == ["parallelism.html"]
+    for name in ("parallelism.js", "explorer.js", "explorer.css"):
+        assert text.count(f"_static/{name}") == 1 and (book.html / "_static" / name).is_file()
+
+
+def test_a_page_that_names_a_script_that_is_not_there_is_a_warning(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    import a2lib_pages
+
+    said, added = [], []
+    monkeypatch.setattr(a2lib_pages.logger, "warning", lambda text, *rest: said.append(text % rest))
+    app = SimpleNamespace(
+        env=SimpleNamespace(metadata={"one": {"assets": "explorer.js explorer.css gone.js"}}),
+        add_js_file=lambda name, **_: added.append(name), add_css_file=added.append,
+    )  # fmt: skip
+    for page in ("one", "other"):
+        a2lib_pages.add_assets(app, page, "", {}, object())
+    assert added == ["explorer.js", "explorer.css"]
+    assert said == ["one: assets: _ext/pages has no gone.js"]

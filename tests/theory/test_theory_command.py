@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from a2lib.report.questions import QUESTIONS
 
+from a2lib.report.chapters.questions import QUESTIONS
 from a2lib.theory import __main__ as command
 from a2lib.theory import answers, parallelism
 from a2lib.theory.accounting import Mesh

@@ -47,7 +47,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from a2lib.theory.attention import attention_flops, check_sizes, matmul_flops
+from a2lib.theory.attention import attention_flops
+from a2lib.theory.products import check_sizes, matmul_flops
 from a2lib.theory.transformer import Shape
 
 BLOCK, ATTENTION, FFN = "block", "attention", "ffn"

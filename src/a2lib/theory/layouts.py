@@ -122,7 +122,7 @@ class Busy(NamedTuple):
 
     compute: float
     weights: float
-    links: float
+    links: tuple[float, float, float]  # of tensor, of data and context, of pipeline
     network: float
 
 
@@ -257,11 +257,21 @@ def timed(job: Job, layout: Layout, held: dict[str, float]) -> Plan:
         through = sum(s * count for s, (_, count) in zip(seconds, stages, strict=True))
         return m * slowest, through - slowest
 
-    work, wait = pipelined([max(stage) for stage, _ in stages])
-    links = m * max(stage.links for stage, _ in stages) + once_links
+    def together(links: tuple[float, ...]) -> float:
+        return max(links) if job.device.torus else sum(links)
+
+    def least(one: Busy) -> float:
+        return max(one.compute, one.weights, together(one.links), one.network)
+
+    def in_all(one: Busy) -> float:
+        tensor, data, pipeline = (m * seconds for seconds in one.links)
+        return together((tensor, data + once_links, pipeline))
+
+    work, wait = pipelined([least(stage) for stage, _ in stages])
+    links = max(in_all(stage) for stage, _ in stages)
     network = m * max(stage.network for stage, _ in stages) + once_network
     step = max(work + wait, links, network) + adamw
-    alone = [max(one.compute, one.weights) + one.links + one.network for one, _ in stages]
+    alone = [max(one.compute, one.weights) + sum(one.links) + one.network for one, _ in stages]
     serial = sum(pipelined(alone)) + once_links + once_network + adamw
     busy = {
         "computation": m * max(stage.compute for stage, _ in stages),
@@ -299,11 +309,10 @@ def _stage(job: Job, layout: Layout, first: bool, last: bool) -> Busy:
     context = _sent(job, layout, "context", blocks * (4 if again else 3) * rounds)
     hops = stage_boundary_bytes(tokens, d, 1) * ((not last) + (not first))
     pipeline = _sent(job, layout, "pipeline", hops)
-    own = (tensor[0], data[0] + context[0], pipeline[0])
     return Busy(
         compute=flops / t / job.device.flops,
         weights=reading,
-        links=max(own) if job.device.torus else sum(own),
+        links=(tensor[0], data[0] + context[0], pipeline[0]),
         network=tensor[1] + data[1] + context[1] + pipeline[1],
     )
 

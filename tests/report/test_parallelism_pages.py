@@ -1,5 +1,6 @@
 """What the pages on parallelism say and draw: numbers by value, drawings by what is in them."""
 
+import itertools
 import math
 import re
 from xml.etree import ElementTree
@@ -11,7 +12,7 @@ from matplotlib.textpath import TextPath
 from a2lib.paths import ROOT
 from a2lib.report import svg
 from a2lib.report.chapters.parallelism import accounting, axes, clocks, layer, plans, schemes
-from a2lib.theory.layouts import AXES, evaluate
+from a2lib.theory.layouts import AXES, SHARDINGS, STRATEGIES, Layout, evaluate
 from a2lib.theory.parallelism import EXAMPLE, Layer, communication_share
 
 DRAWINGS = {
@@ -178,6 +179,9 @@ def test_the_plans_are_the_planners():
     assert max(plans.planned()[0].memory, key=plans.planned()[0].memory.get) == "temporaries"
     assert plans.planned()[0].layout.tensor == 2 and plans.planned()[1].layout.data == 64
     assert plans.planned()[1].layout.sharding == "zero1"
+    for strategy, sharding in itertools.product(STRATEGIES, SHARDINGS):
+        alone = Layout(data=2, sharding=sharding, checkpointing=strategy)
+        assert evaluate(plans.JOBS[0], alone).memory_bytes > plans.JOBS[0].memory
     assert apart.layout.tensor < hidden.layout.tensor
     assert (hidden.layout.checkpointing, apart.layout.checkpointing) == ("none", "block")
     assert apart.serial_s < hidden.serial_s and hidden.step_s < apart.step_s

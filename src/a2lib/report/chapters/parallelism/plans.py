@@ -14,7 +14,7 @@ from a2lib.theory.planner import search
 from a2lib.theory.transformer import SIZES, Shape, parameter_count
 
 # The widths of communication_accounting in blocks that have attention and a gate too: 60 of them
-# have as many parameters as its 126.
+# have about as many parameters as its 126.
 WIDE = Shape(16_384, 53_248, 60, 128, vocab_size=128_256)
 # A step of the 2026 leaderboard; the same model on a batch of pre-training; the wide one likewise.
 JOBS = (

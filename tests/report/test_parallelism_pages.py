@@ -1,5 +1,6 @@
 """What the pages on parallelism say and draw: numbers by value, drawings by what is in them."""
 
+import itertools
 import math
 import re
 from xml.etree import ElementTree
@@ -10,7 +11,8 @@ from matplotlib.textpath import TextPath
 
 from a2lib.paths import ROOT
 from a2lib.report import svg
-from a2lib.report.chapters.parallelism import accounting, axes, clocks, layer, schemes
+from a2lib.report.chapters.parallelism import accounting, axes, clocks, layer, plans, schemes
+from a2lib.theory.layouts import AXES, SHARDINGS, STRATEGIES, Layout, evaluate
 from a2lib.theory.parallelism import EXAMPLE, Layer, communication_share
 
 DRAWINGS = {
@@ -160,12 +162,37 @@ def test_the_axes_numbers():
     assert all(math.isclose(s / f, 9, rel_tol=0.01) for f, s in zip(fast, slow, strict=True))
 
 
+def test_the_plans_are_the_planners():
+    frame = plans.plans("words", "name").frame.set_index(" ")
+    assert list(frame.columns)[:2] == ["8B on 2 H200", "8B on 64 H200"]
+    for name, plan, job in zip(frame.columns, plans.planned(), (*plans.JOBS, plans.JOBS[-1]),
+                               strict=True):  # fmt: skip
+        column = frame[name]
+        sizes = [int(column[axis]) for axis in AXES]
+        assert math.prod(sizes) == int(column["devices used"].replace(",", "")) <= job.devices
+        parts = sum(float(column[f"{part}, GB"]) for part in plan.memory)
+        assert math.isclose(parts, float(column["together, GB"]), abs_tol=0.31)
+        assert float(column["together, GB"]) <= float(column["allowed, GB"])
+        assert plan == evaluate(job, plan.layout)
+    hidden, apart = plans.planned()[2:]
+    # what the prose says of the four: why two devices share a matrix, and what gives way
+    assert max(plans.planned()[0].memory, key=plans.planned()[0].memory.get) == "temporaries"
+    assert plans.planned()[0].layout.tensor == 2 and plans.planned()[1].layout.data == 64
+    assert plans.planned()[1].layout.sharding == "zero1"
+    for strategy, sharding in itertools.product(STRATEGIES, SHARDINGS):
+        alone = Layout(data=2, sharding=sharding, checkpointing=strategy)
+        assert evaluate(plans.JOBS[0], alone).memory_bytes > plans.JOBS[0].memory
+    assert apart.layout.tensor < hidden.layout.tensor
+    assert (hidden.layout.checkpointing, apart.layout.checkpointing) == ("none", "block")
+    assert apart.serial_s < hidden.serial_s and hidden.step_s < apart.step_s
+
+
 @pytest.mark.parametrize(
     "page, said",
     [
         ("parallelism", layer.numbers),
         ("communication", accounting.numbers),
-        ("parallelism-axes", axes.numbers),
+        ("parallelism-axes", lambda: axes.numbers() | plans.numbers()),
     ],
 )
 def test_a_page_glues_what_is_computed_and_nothing_else(page, said):

@@ -3,6 +3,8 @@
 With ``--json`` one object, question id -> part -> quantities with formula, value, unit and
 assumption; otherwise a table. The questions of 2026 ask for formulas, and their values are those of
 an example: the feed-forward layer and the device that the options describe.
+
+``python -m a2lib.theory plan`` plans the training of a Transformer instead: plan_command.py.
 """
 
 from __future__ import annotations
@@ -12,13 +14,18 @@ import json
 import sys
 from dataclasses import replace
 
-from a2lib.theory import answers
+from a2lib.theory import answers, plan_command
 from a2lib.theory.parallelism import EXAMPLE
 
 
 def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["plan"]:
+        return plan_command.main(arguments[1:])
     parser = argparse.ArgumentParser(
-        prog="python -m a2lib.theory", description=__doc__.partition("\n")[0]
+        prog="python -m a2lib.theory",
+        description=__doc__.partition("\n")[0],
+        epilog="python -m a2lib.theory plan --help: the planner of a Transformer's training",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object in place of a table")
     for name, kind, words in (

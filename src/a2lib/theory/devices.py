@@ -1,0 +1,51 @@
+"""Devices that the planner knows, by their makers' figures.
+
+The figures are those of data/reference/devices.csv, each with its source there; a test holds the
+two equal. None is measured: a step takes longer than a floor that is computed from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from a2lib.theory.collectives import positive
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device and its links, in SI units.
+
+    ``slug`` is its name in data/reference; ``flops`` dense bf16 operations a second; ``memory``
+    bytes; ``memory_bandwidth`` bytes a second. ``node`` devices are joined by fast links, over
+    which each sends ``link`` bytes a second, and nodes by a network, over which each device sends
+    ``network``. On a ``torus`` each axis of a layout has links of its own, each with ``link``, and
+    there are three. Raises ValueError for a number that is not above 0.
+    """
+
+    slug: str
+    flops: float
+    memory: float
+    memory_bandwidth: float
+    link: float
+    network: float
+    node: int
+    torus: bool = False
+
+    def __post_init__(self) -> None:
+        positive(**{k: v for k, v in vars(self).items() if k != "torus"})
+
+
+# bf16 operations/s, bytes, bytes/s of memory, of fast links, of the network; devices of a node
+DEVICES = {
+    "H100": Device("nvidia-h100-80gb-hbm3", 989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8),
+    "H200": Device("nvidia-h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8),
+    "B200": Device("nvidia-b200", 2250e12, 180e9, 8e12, 900e9, 50e9, 8),
+    "TPU-v5p": Device("google-tpu-v5p", 459e12, 95e9, 2.765e12, 200e9, 6.25e9, 8960, torus=True),
+}
+
+
+def named_device(name: str) -> Device:
+    """``DEVICES[name]``; raises ValueError, in one line, naming the devices there are."""
+    if not isinstance(name, str) or name not in DEVICES:
+        raise ValueError(f"device {name!r}: allowed are {', '.join(DEVICES)}")
+    return DEVICES[name]

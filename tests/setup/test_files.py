@@ -95,3 +95,9 @@ def test_every_link_of_the_documents_leads_somewhere():
         links = re.findall(r"\]\(([^)#]+)", (ROOT / name).read_text())
         missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
         assert not missing, name
+
+
+def test_the_first_page_names_every_page_of_the_contents():
+    pages = set(re.findall(r"file: (\S+)", (ROOT / "_toc.yml").read_text()))
+    named = set(re.findall(r"\]\((\S+)\.md\)", (ROOT / "book" / "index.md").read_text()))
+    assert {page for page in pages if "/" not in page} - named == {"references"}

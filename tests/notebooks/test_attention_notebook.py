@@ -1,45 +1,15 @@
 """notebooks/attention.ipynb through papermill, at the smallest size."""
 
 import csv
-import os
-import subprocess
-import sys
 
-import nbformat
 import pytest
-
-from a2lib.experiments.attention.configurations import Parameters
-from a2lib.experiments.harness.parameters import cell_source
-from a2lib.paths import ROOT
-
-ATTENTION = ROOT / "notebooks" / "attention.ipynb"
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
+def executed(execute):
     """The executed notebook, and where it measured."""
-    folder = tmp_path_factory.mktemp("attention")
-    asked = ["-p", "seq_len", "32", "-p", "head_dim", "16", "-p", "calls", "2"]
-    asked += ["-p", "causal", "True"]
-    environment = {name: v for name, v in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"A2LIB_DATA": str(folder / "data"), "A2LIB_LOCKS": str(folder / "locks")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "papermill", ATTENTION, folder / "out.ipynb", *asked],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return nbformat.read(folder / "out.ipynb", as_version=4), folder / "data" / "measured"
-
-
-def test_the_cell_is_the_dataclass():
-    cells = nbformat.read(ATTENTION, as_version=4).cells
-    (cell,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", ())]
-    assert cell.source == cell_source(Parameters)
+    asked = ["-p", "seq_len", 32, "-p", "head_dim", 16, "-p", "calls", 2, "-p", "causal", True]
+    return execute("attention", *asked)
 
 
 def test_rows_are_stored_under_their_run(executed):

@@ -1,44 +1,14 @@
 """notebooks/benchmark.ipynb through papermill, at the smallest size."""
 
 import csv
-import os
-import subprocess
-import sys
 
-import nbformat
 import pytest
-
-from a2lib.experiments.benchmark.configurations import Parameters
-from a2lib.experiments.harness.parameters import cell_source
-from a2lib.paths import ROOT
-
-BENCHMARK = ROOT / "notebooks" / "benchmark.ipynb"
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
+def executed(execute):
     """The executed notebook, and where it measured."""
-    folder = tmp_path_factory.mktemp("benchmark")
-    asked = ["-p", "context", "8", "-p", "warmup", "0", "-p", "steps", "2"]
-    environment = {name: v for name, v in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"A2LIB_DATA": str(folder / "data"), "A2LIB_LOCKS": str(folder / "locks")}
-    environment |= {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "papermill", BENCHMARK, folder / "out.ipynb", *asked],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return nbformat.read(folder / "out.ipynb", as_version=4), folder / "data" / "measured"
-
-
-def test_the_cell_is_the_dataclass():
-    cells = nbformat.read(BENCHMARK, as_version=4).cells
-    (cell,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", ())]
-    assert cell.source == cell_source(Parameters)
+    return execute("benchmark", "-p", "context", 8, "-p", "warmup", 0, "-p", "steps", 2)
 
 
 def test_rows_are_stored_under_their_run(executed):

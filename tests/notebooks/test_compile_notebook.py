@@ -1,46 +1,17 @@
 """notebooks/compile.ipynb through papermill, at the smallest size."""
 
 import csv
-import os
-import subprocess
-import sys
 
-import nbformat
 import pytest
 
-from a2lib.experiments.compile.settings import Parameters
-from a2lib.experiments.harness.parameters import cell_source
-from a2lib.paths import ROOT
-
-COMPILE = ROOT / "notebooks" / "compile.ipynb"
 ASKED = ["-p", "seq_len", "8", "-p", "head_dim", "4", "-p", "batch", "1", "-p", "model", "none"]
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
+def executed(execute):
     """The executed notebook, and where it measured. A whole model would take a minute."""
-    folder = tmp_path_factory.mktemp("compile")
-    environment = {name: v for name, v in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"A2LIB_DATA": str(folder / "data"), "A2LIB_LOCKS": str(folder / "locks")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     # Seconds of the C++ compiler for each empty cache, which are measured and not tested.
-    environment |= {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "papermill", COMPILE, folder / "out.ipynb", *ASKED],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
-    return nbformat.read(folder / "out.ipynb", as_version=4), folder / "data" / "measured"
-
-
-def test_the_cell_is_the_dataclass():
-    cells = nbformat.read(COMPILE, as_version=4).cells
-    (cell,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", ())]
-    assert cell.source == cell_source(Parameters)
+    return execute("compile", *ASKED, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")
 
 
 @pytest.mark.slow

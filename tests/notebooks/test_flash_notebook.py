@@ -65,11 +65,6 @@ def test_every_notebook_declares_its_parameters(path):
     assert not LOCAL_PATH.search("\n".join(texts(notebook)))
 
 
-def test_the_cell_is_the_dataclass():
-    (cell,) = tagged(nbformat.read(FLASH, as_version=4), "parameters")
-    assert cell.source == cell_source(Parameters)
-
-
 def test_cells_only_call_the_experiment():
     for cell in nbformat.read(FLASH, as_version=4).cells:
         if cell.cell_type == "code" and "parameters" not in cell.metadata.get("tags", ()):

@@ -6,11 +6,8 @@ import re
 import subprocess
 import sys
 
-import nbformat
 import pytest
 
-from a2lib.experiments.harness.parameters import cell_source
-from a2lib.experiments.mixed_precision import Parameters
 from a2lib.paths import ROOT
 
 NOTEBOOK = ROOT / "notebooks" / "mixed_precision.ipynb"
@@ -29,21 +26,11 @@ def papermill(*arguments, data):
     )
 
 
-def test_the_cell_is_the_dataclass():
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
-    (cell,) = [c for c in cells if "parameters" in c.metadata.get("tags", ())]
-    assert cell.source == cell_source(Parameters)
-
-
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("mixed")
-    asked = ["-p", "terms", 50, "-p", "features", 16]
-    done = papermill(folder / "out.ipynb", *asked, data=folder / "data")
-    assert done.returncode == 0, done.stderr
-    notebook = nbformat.read(folder / "out.ipynb", as_version=4)
+def executed(execute):
+    notebook, measured = execute("mixed_precision", "-p", "terms", 50, "-p", "features", 16)
     shown = [out.get("text", "") for c in notebook.cells for out in c.get("outputs", ())]
-    return "".join(shown), notebook, folder / "data" / "measured"
+    return "".join(shown), notebook, measured
 
 
 def test_it_prints_results_beside_predictions(executed):

@@ -1,11 +1,8 @@
 """What the chapter on plain attention says, by value: rows made by hand, in round milliseconds."""
 
-import ast
-import re
 
 import pytest
 
-from a2lib.paths import ROOT
 from a2lib.report import svg
 from a2lib.report.chapters.attention import Plain, answer, estimate, local, memory, published
 from a2lib.theory.eager import Eager
@@ -15,8 +12,6 @@ CEILING = [
     {"operation": "matmul", "dtype": "fp32", "size": 8192, "ms": 2 * 8192**3 / 50e9},
     {"operation": "copy", "dtype": "bf16", "size": 2**30, "ms": 2 * 2**30 / 4e9},
 ]
-CELL = re.compile(r"```\{code-cell\} ipython3\n([\s\S]*?)```")
-
 
 def row(pass_, ms, seq_len=16384, head_dim=64, causal="false", implementation="eager", **over):
     s = Eager(8, seq_len, head_dim, causal == "true")
@@ -293,21 +288,11 @@ def test_another_machine_is_shown_apart(plain):
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_every_cell_of_the_page_runs(measured, synthetic, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT / "book")
+def test_every_cell_of_the_page_runs(measured, synthetic, tmp_path, shown_by):
     if measured:
         synthetic.by_hand(tmp_path, attention=[row("forward", 40), row("backward", 100)],
                           attention_limit=[limit(30208)], ceiling=CEILING)  # fmt: skip
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
-    names, shown = {}, []
-    for cell in CELL.findall((ROOT / "book/attention.md").read_text(encoding="utf-8")):
-        source = re.sub(r"\A(---\n[\s\S]*?^---\n|(:\w.*\n)+)", "", cell, flags=re.M)
-        *before, last = ast.parse(source).body
-        exec(compile(ast.Module(before, []), "page", "exec"), names)
-        if isinstance(last, ast.Expr):
-            shown.append(str(eval(compile(ast.Expression(last.value), "page", "eval"), names)))
-        else:
-            exec(compile(ast.Module([last], []), "page", "exec"), names)
+    shown = shown_by("attention", tmp_path)
     assert len(shown) >= 25
     text = "\n".join(shown)
     assert "nan" not in text.lower().split() and "None" not in text.replace("None has", "")

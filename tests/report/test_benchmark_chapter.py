@@ -1,21 +1,18 @@
 """What the chapter on benchmarking says, by value: rows made by hand, in round milliseconds."""
 
-import ast
 import math
-import re
 
 import pytest
 
-from a2lib.paths import ROOT
 from a2lib.report.chapters.benchmark import (
     Benchmark,
     answer,
     estimate,
     local,
     published,
-    rows,
     warmup,
 )
+from a2lib.report.chapters.measured import spread
 from a2lib.report.tables import MISSING
 
 WAYS = {
@@ -272,26 +269,15 @@ def test_without_rows_every_result_says_that_it_is_not_measured(empty):
     assert warmup.chart(empty)._repr_svg_()
 
 
-CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```$", re.M | re.S)
-
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_every_cell_of_the_page_runs(synthetic, tmp_path, monkeypatch, measured):
+def test_every_cell_of_the_page_runs(synthetic, tmp_path, shown_by, measured):
     if measured:
         made = {"benchmark": times(300, 600, 99) + whole(199, way="ours") + refused(model="10B"),
                 "benchmark_steps": steps([100, 20] + [10] * 8, 0), "ceiling": CEILING,
                 "benchmark_first": first("nothing", 110) + first("product", 105)}  # fmt: skip
         synthetic.by_hand(tmp_path, **made)
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
-    names, shown = {}, []
-    for cell in CELL.findall((ROOT / "book/benchmark.md").read_text(encoding="utf-8")):
-        source = re.sub(r"\A(---\n[\s\S]*?^---\n|(:\w.*\n)+)", "", cell, flags=re.M)
-        *before, last = ast.parse(source).body
-        exec(compile(ast.Module(before, []), "page", "exec"), names)
-        if isinstance(last, ast.Expr):
-            shown.append(str(eval(compile(ast.Expression(last.value), "page", "eval"), names)))
-        else:
-            exec(compile(ast.Module([last], []), "page", "exec"), names)
+    shown = shown_by("benchmark", tmp_path)
     assert len(shown) >= 20
     text = "\n".join(shown)
     assert ("One train-step of the 2.7B model" in text) == measured
@@ -300,4 +286,4 @@ def test_every_cell_of_the_page_runs(synthetic, tmp_path, monkeypatch, measured)
 
 
 def test_a_mean_with_its_deviation():
-    assert rows.spread(12.34, math.nan) == "12.3" and rows.spread(12.34, 0.456) == "12.3 ± 0.46"
+    assert spread(12.34, math.nan) == "12.3" and spread(12.34, 0.456) == "12.3 ± 0.46"

@@ -1,12 +1,10 @@
 """What the chapter on torch.compile says, by value: rows made by hand, in round milliseconds."""
 
-import ast
 import math
 import re
 
 import pytest
 
-from a2lib.paths import ROOT
 from a2lib.report.chapters.compile import (
     Compile,
     answer,
@@ -344,24 +342,13 @@ def test_without_rows_every_result_says_that_it_is_not_measured(empty):
     assert answer.chart(empty)._repr_svg_()
 
 
-CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```$", re.M | re.S)
-
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_every_cell_of_the_page_runs(synthetic, tmp_path, monkeypatch, one_head, measured):
+def test_every_cell_of_the_page_runs(synthetic, tmp_path, shown_by, one_head, measured):
     if measured:
         synthetic.by_hand(tmp_path, compile_attention=GRID, compile_model=STEPS, ceiling=CEILING,
                           flash=host_rows(one_head))  # fmt: skip
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
-    names, shown = {}, []
-    for cell in CELL.findall((ROOT / "book/compile.md").read_text(encoding="utf-8")):
-        source = re.sub(r"\A(---\n[\s\S]*?^---\n|(:\w.*\n)+)", "", cell, flags=re.M)
-        *before, last = ast.parse(source).body
-        exec(compile(ast.Module(before, []), "page", "exec"), names)
-        if isinstance(last, ast.Expr):
-            shown.append(str(eval(compile(ast.Expression(last.value), "page", "eval"), names)))
-        else:
-            exec(compile(ast.Module([last], []), "page", "exec"), names)
+    shown = shown_by("compile", tmp_path)
     assert len(shown) >= 25
     text = "\n".join(shown)
     assert ("A train-step of the small model takes 100 ms eager" in text) == measured

@@ -14,26 +14,13 @@ from a2lib.experiments.attention.configurations import (
     saved_tensors,
 )
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.experiments.harness.worker import Job
-from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED, Store, start_run
+from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
 from a2lib.measure.failures import LostContext
 from a2lib.measure.graphs import Replays
 from a2lib.measure.timing import Timing
 from a2lib.theory.eager import Eager, by_hand_saved, longest
 
 TINY = Parameters(seq_len=16, head_dim=8, batch=2, causal=True, calls=3)
-
-
-@pytest.fixture
-def job(tmp_path):
-    """``job(section, task, device)`` is what a worker would be given; it stores below tmp_path."""
-    run = start_run(command="test", parameters={}, device="cpu", data=tmp_path)
-
-    def make(section, task, device="cpu"):
-        store = Store(section, "cpu", tmp_path)
-        return Job(task.spec, device, wanted=task.rows, run=run, store=store)
-
-    return make
 
 
 def asked(name="eager", **over):

@@ -8,23 +8,10 @@ from a2lib.benchmark import Result, StepTimes
 from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import handlers, view
 from a2lib.experiments.benchmark.configurations import Configuration, Parameters
-from a2lib.experiments.harness.worker import Job
-from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS, Store, start_run
+from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS
 from a2lib.measure.failures import LostContext
 
 TINY = Configuration("tiny", 16)
-
-
-@pytest.fixture
-def job(tmp_path):
-    """``job(section, task, device)`` is what a worker would be given; it stores below tmp_path."""
-    run = start_run(command="test", parameters={}, device="cpu", data=tmp_path)
-
-    def make(section, task, device="cpu"):
-        store = Store(section, "cpu", tmp_path)
-        return Job(task.spec, device, wanted=task.rows, run=run, store=store)
-
-    return make
 
 
 def task_of(configuration, warmup=1, steps=3):

@@ -16,13 +16,11 @@ from a2lib.report.chapters.attention.rows import (
     PASSES,
     Plain,
     gb,
-    listed,
-    mean,
     shape,
-    time,
 )
+from a2lib.report.chapters.measured import mean, time
 from a2lib.report.metrics import pick, row_of
-from a2lib.report.style import Chart
+from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.eager import longest, tiled_total
 

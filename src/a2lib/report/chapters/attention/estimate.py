@@ -16,8 +16,8 @@ from a2lib.report.chapters.attention.rows import (
     Plain,
     shape,
     shape_of,
-    time,
 )
+from a2lib.report.chapters.measured import time
 from a2lib.report.metrics import pick
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.attention import eager_launches

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import local, style
-from a2lib.report.chapters.attention.rows import COMMAND, MASKS, Plain, gb, mean, time
+from a2lib.report.chapters.attention.rows import COMMAND, MASKS, Plain, gb
+from a2lib.report.chapters.measured import mean, time
 from a2lib.report.tables import Markdown, Table
 
 

@@ -12,12 +12,11 @@ from a2lib.report.chapters.attention.rows import (
     MIDDLE,
     PASSES,
     Plain,
-    listed,
     shape,
     shape_of,
 )
 from a2lib.report.metrics import pick
-from a2lib.report.style import Chart
+from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.eager import PASSES as COUNTED
 from a2lib.theory.eager import longest

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.attention.rows import HEAD_DIMS, LENGTHS, PASSES, Plain, mean, shape
+from a2lib.report.chapters.attention.rows import HEAD_DIMS, LENGTHS, PASSES, Plain, shape
+from a2lib.report.chapters.measured import mean
 from a2lib.report.metrics import pick, row_of
 from a2lib.report.tables import Markdown, Table
 

@@ -15,9 +15,8 @@ from a2lib.report.chapters.benchmark.rows import (
     PLAIN,
     TITLES,
     Benchmark,
-    mean,
-    time,
 )
+from a2lib.report.chapters.measured import mean, time
 from a2lib.report.metrics import pick
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table

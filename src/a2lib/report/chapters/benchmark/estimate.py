@@ -12,8 +12,8 @@ from a2lib.report.chapters.benchmark.rows import (
     PLAIN,
     TITLES,
     Benchmark,
-    time,
 )
+from a2lib.report.chapters.measured import time
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.roofline import Floor, eager_step, floor, fused_step
 from a2lib.theory.transformer import SIZES

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import local, style
-from a2lib.report.chapters.benchmark.rows import COMMAND, CONFIGURATION, Benchmark, mean
+from a2lib.report.chapters.benchmark.rows import COMMAND, CONFIGURATION, Benchmark
+from a2lib.report.chapters.measured import mean
 from a2lib.report.metrics import row_of
 from a2lib.report.tables import Markdown, Table
 

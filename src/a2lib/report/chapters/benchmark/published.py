@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.benchmark.rows import CONTEXTS, MODELS, TITLES, WARMUP, Benchmark, spread
+from a2lib.report.chapters.benchmark.rows import CONTEXTS, MODELS, TITLES, WARMUP, Benchmark
 from a2lib.report.chapters.benchmark.warmup import samples
+from a2lib.report.chapters.measured import spread
 from a2lib.report.metrics import pick, row_of
 from a2lib.report.tables import Markdown, Table
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.report import data, metrics, style
+from a2lib.report import data, metrics
+from a2lib.report.chapters.measured import Measured
 from a2lib.theory.transformer import SIZES
 
 MODELS = tuple(name for name in SIZES if name != "8B")
@@ -25,25 +26,17 @@ CONFIGURATION = ["model", "context", "batch", "mode", "precision", "attention", 
 COMMAND = "papermill notebooks/benchmark.ipynb -p sweep all"
 
 
-class Benchmark:
+class Benchmark(Measured):
     """What the chapter shows: `table`, `steps` and `firsts` of the published device, `local` of any
-    other, and what the device reaches in plain operations."""
+    other."""
 
     def __init__(self, roots: list[Path] | None = None):
-        every = data.load("benchmark", roots)
-        self.table = _by_name(every[~every["local"]])
-        self.local = every[every["local"]]
-        steps, firsts = data.load("benchmark_steps", roots), data.load("benchmark_first", roots)
-        self.steps = _by_name(steps[~steps["local"]])
-        self.firsts = _by_name(firsts[~firsts["local"]])
-        ceiling = data.load("ceiling", roots)
-        self.ceiling_rows = ceiling[~ceiling["local"]]
-        self.tflops = metrics.ceilings(self.ceiling_rows)
-        self.bandwidth = metrics.copy_bandwidth(self.ceiling_rows)
-        self.runs = data.load_runs(roots)
+        super().__init__(roots)
+        table, self.local = self.read("benchmark")
+        self.table = _by_name(table)
+        self.steps = _by_name(self.read("benchmark_steps")[0])
+        self.firsts = _by_name(self.read("benchmark_first")[0])
         self.reference = data.load_reference("benchmark")
-        self.device = style.device_name(data.PUBLISHED)
-        self.short = self.device.split()[-1]
 
     def row(self, model: str, context: int, phase: str = "wall", way: dict = PLAIN,
             mode: str = "train-step", capture: bool = False):  # fmt: skip
@@ -64,10 +57,6 @@ class Benchmark:
         row = self.row(*where, **more)
         return None if row is None or row.status != "ok" else float(row.ms)
 
-    def not_yet(self, what: str) -> str:
-        """The sentence in place of a result that nobody has measured."""
-        return f"**Not measured yet on an {self.device}**: {what}."
-
 
 def _by_name(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, smallest model first."""
@@ -77,21 +66,3 @@ def _by_name(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(_place=place).sort_values(["_place", *keys], kind="stable").drop(
         columns="_place"
     )  # fmt: skip
-
-
-def mean(row) -> str:
-    """Mean and standard deviation in ms, or why there is none."""
-    if row is None:
-        return "·"
-    if row.status != "ok":
-        return style.STATUS.get(row.status, row.status)
-    return spread(float(row.ms_mean), float(row.ms_std))
-
-
-def spread(middle: float, std: float) -> str:
-    """``12.3 ± 0.04``; the mean alone where there is no deviation."""
-    return style.digits(middle) + ("" if std != std else f" ± {style.digits(std, 2)}")
-
-
-def time(ms: float | None) -> str:
-    return "·" if ms is None or ms != ms else style.digits(ms)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import panels, style
-from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark, spread
+from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark
+from a2lib.report.chapters.measured import spread
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table

@@ -5,19 +5,18 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import panels, style
+from a2lib.report.chapters.benchmark.rows import MODELS
 from a2lib.report.chapters.compile.rows import (
     HEAD_DIMS,
-    MODELS,
     PASSES,
     Compile,
     curve,
-    listed,
     pairs,
     pays_from,
     title,
 )
 from a2lib.report.metrics import pick, row_of
-from a2lib.report.style import Chart
+from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
 DTYPE, HEAD = "fp32", 64  # of which the answer speaks

@@ -7,15 +7,9 @@ import math
 import pandas as pd
 
 from a2lib.report import style
+from a2lib.report.chapters.benchmark.rows import MODELS
 from a2lib.report.chapters.compile.models import WAYS
-from a2lib.report.chapters.compile.rows import (
-    CONTEXT,
-    LENGTHS,
-    MODELS,
-    PASSES,
-    Compile,
-    title,
-)
+from a2lib.report.chapters.compile.rows import CONTEXT, LENGTHS, PASSES, Compile, title
 from a2lib.report.metrics import pick, row_of
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.compiling import break_even

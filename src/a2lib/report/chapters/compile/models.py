@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.compile.rows import BATCH, CONTEXT, MODELS, Compile, title
+from a2lib.report.chapters.benchmark.rows import MODELS
+from a2lib.report.chapters.compile.rows import BATCH, CONTEXT, Compile, title
 from a2lib.report.metrics import pick
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.attention import eager_launches

@@ -7,20 +7,20 @@ import math
 import pandas as pd
 
 from a2lib.report import style
+from a2lib.report.chapters.benchmark.rows import MODELS
 from a2lib.report.chapters.compile.rows import (
     BYTES,
     CONTEXT,
     GRID_BATCH,
     HEAD_DIMS,
     LENGTHS,
-    MODELS,
     PASSES,
     Compile,
-    listed,
     pairs,
     title,
 )
 from a2lib.report.metrics import row_of, time_of
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.compiling import held
 

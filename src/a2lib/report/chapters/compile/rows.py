@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.report import data, metrics, style
+from a2lib.report import data, metrics
+from a2lib.report.chapters.benchmark.rows import TITLES
 from a2lib.report.chapters.flash.shapes import handout
-from a2lib.theory.transformer import SIZES
+from a2lib.report.chapters.measured import Measured
 
-MODELS = tuple(name for name in SIZES if name != "8B")
-TITLES = {"xl25": "xl (2025)"}
 WRITTEN = ("plain", "causal", "heads")
 LENGTHS = (256, 1024, 4096, 8192, 16384)
 HEAD_DIMS = (16, 32, 64, 128)
@@ -23,30 +22,19 @@ COMMAND = "papermill notebooks/compile.ipynb -p sweep all"
 KEY = ["written", "dtype", "batch", "head_dim", "seq_len", "pass"]
 
 
-class Compile:
+class Compile(Measured):
     """What the chapter shows: ``grid`` (attention of the handout's grid) and ``models`` of the
     published device, ``causal``: the flash chapter's eager and compiled rows, with batch 1, and
     ``local_grid`` and ``local_models`` of any other device."""
 
     def __init__(self, roots: list[Path] | None = None):
-        grid, models = data.load("compile_attention", roots), data.load("compile_model", roots)
-        self.grid, self.local_grid = grid[~grid["local"]], grid[grid["local"]]
-        self.models, self.local_models = models[~models["local"]], models[models["local"]]
-        flash = handout(data.load("flash", roots))
+        super().__init__(roots)
+        self.grid, self.local_grid = self.read("compile_attention")
+        self.models, self.local_models = self.read("compile_model")
+        flash = handout(self.read("flash")[0])
         both = flash["implementation"].isin(("eager", "compile")) & flash["pass"].isin(PASSES)
-        self.causal = flash[~flash["local"] & both].assign(written="causal")
-        ceiling = data.load("ceiling", roots)
-        self.ceiling_rows = ceiling[~ceiling["local"]]
-        self.tflops = metrics.ceilings(self.ceiling_rows)
-        self.bandwidth = metrics.copy_bandwidth(self.ceiling_rows)
-        self.runs = data.load_runs(roots)
+        self.causal = flash[both].assign(written="causal")
         self.reference = data.load_reference("compile", numbers=("before_mib", "peak_mib"))
-        self.device = style.device_name(data.PUBLISHED)
-        self.short = self.device.split()[-1]
-
-    def not_yet(self, what: str) -> str:
-        """The sentence in place of a result that nobody has measured."""
-        return f"**Not measured yet on an {self.device}**: {what}."
 
     @property
     def known(self) -> pd.DataFrame:
@@ -96,11 +84,6 @@ def curve(both: pd.DataFrame, written: str, dtype: str, head_dim: int, pass_: st
 
 def title(model: str) -> str:
     return TITLES.get(model, model)
-
-
-def listed(words: list[str]) -> str:
-    """Words as a list in a sentence: a, b and c."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
 class _Time:

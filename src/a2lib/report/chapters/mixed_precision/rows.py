@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure.sections import SECTIONS
-from a2lib.report import data, local, metrics, style
+from a2lib.report import data, local, style
+from a2lib.report.chapters.measured import Measured
 
 TABLES = ("accumulation", "autocast_dtypes", "layernorm")
 COMMAND = "papermill notebooks/mixed_precision.ipynb"
@@ -15,19 +16,14 @@ MISSING = "not measured yet"
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
-class Mixed:
+class Mixed(Measured):
     """What the chapter shows: the `tables` of every device, the benchmark's rows, references."""
 
     def __init__(self, roots: list[Path] | None = None):
+        super().__init__(roots)
         self.tables = {name: data.load(name, roots) for name in TABLES}
-        # Another chapter's section, which a checkout need not have yet.
-        steps = data.load("benchmark", roots) if "benchmark" in SECTIONS else pd.DataFrame()
-        self.steps = steps[~steps["local"]] if len(steps) else steps
-        ceiling = data.load("ceiling", roots)
-        self.ceiling_rows = ceiling[~ceiling["local"]]
-        self.runs = data.load_runs(roots)
+        self.steps, _ = self.read("benchmark")
         self.reference = data.load_reference("mixed_precision")
-        self.devices = data.load_devices()
 
     def devices_of(self, table: str) -> list[str]:
         """The devices that have rows of `table`: the published one, other GPUs, the CPU."""
@@ -45,11 +41,6 @@ class Mixed:
     def observed(self) -> pd.DataFrame:
         """The rows of all three tables together, for what is said of their runs."""
         return pd.concat([self.tables[name][["run"]] for name in TABLES])
-
-    def sheet(self, quantity: str) -> float:
-        """What the maker states of the published GPU."""
-        row = metrics.row_of(self.devices, device=data.PUBLISHED, quantity=quantity)
-        return float(row.value)
 
 
 def named(device: str) -> str:

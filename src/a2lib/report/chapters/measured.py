@@ -1,0 +1,58 @@
+"""What the chapters that time something share: the device's figures, and cells of their tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from a2lib.report import data, metrics, style
+from a2lib.report.tables import MISSING
+
+
+class Measured:
+    """What such a chapter rests on: the published ``device``, what it reaches in plain operations
+    (``tflops`` by dtype, ``bandwidth``), the ``runs`` and what makers state of ``devices``."""
+
+    def __init__(self, roots: list[Path] | None = None):
+        self._roots = roots
+        self.ceiling_rows, _ = self.read("ceiling")
+        self.tflops = metrics.ceilings(self.ceiling_rows)
+        self.bandwidth = metrics.copy_bandwidth(self.ceiling_rows)
+        self.runs = data.load_runs(roots)
+        self.devices = data.load_devices()
+        self.device = style.device_name(data.PUBLISHED)
+        self.short = self.device.split()[-1]
+
+    def read(self, section: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The rows of a section: of the published device, and of any other."""
+        every = data.load(section, self._roots)
+        return every[~every["local"]], every[every["local"]]
+
+    def sheet(self, quantity: str) -> float:
+        """What the maker states of the published device, in the unit of devices.csv."""
+        row = metrics.row_of(self.devices, device=data.PUBLISHED, quantity=quantity)
+        return float(row.value)
+
+    def not_yet(self, what: str) -> str:
+        """The sentence in place of a result that nobody has measured."""
+        return f"**Not measured yet on an {self.device}**: {what}."
+
+
+def mean(row) -> str:
+    """Mean and standard deviation in ms, or why there is none."""
+    if row is None:
+        return MISSING
+    if row.status != "ok":
+        return style.STATUS.get(row.status, row.status)
+    return spread(float(row.ms_mean), float(row.ms_std))
+
+
+def spread(middle: float, std: float) -> str:
+    """``12.3 ± 0.04``; the mean alone where there is no deviation."""
+    return style.digits(middle) + ("" if std != std else f" ± {style.digits(std, 2)}")
+
+
+def time(ms: float | None) -> str:
+    """Milliseconds, or the mark of what is not measured."""
+    return MISSING if ms is None or pd.isna(ms) else style.digits(float(ms))

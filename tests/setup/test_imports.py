@@ -131,8 +131,10 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.insert(0, Absent())
 """
 # What the book, notebooks and checks need beyond torch, triton, numpy, pandas and matplotlib.
-ABSENT = """bs4 docutils ipykernel IPython jupyter_book jupyter_client myst_nb nbclient nbformat papermill
-playwright psutil scipy sphinx tabulate yaml""".split()
+ABSENT = """
+bs4 docutils ipykernel IPython jupyter_book jupyter_client myst_nb nbclient nbformat papermill
+playwright psutil scipy sphinx tabulate yaml
+""".split()
 
 
 def test_gpu_tests_are_collected_where_little_is_installed(tmp_path):

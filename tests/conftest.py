@@ -68,13 +68,14 @@ def configured():
 
 def turn(item):
     """When a test has its turn: slow ones early, so that no worker is alone with a long file last;
-    the file that builds the book first, and those that would wait for it after the other slow ones.
+    the file that builds the book first, on a GPU the longest test, and those that would wait for
+    the book after the other slow ones.
     """
     if "slow" not in item.keywords:
         return 3
-    if item.path.parent.name != "book":
-        return 1
-    return 0 if item.path.name == "test_book.py" else 2
+    if item.path.name in ("test_book.py", "test_first_steps.py"):
+        return 0
+    return 2 if item.path.parent.name == "book" else 1
 
 
 MARK = "mark.gpu"

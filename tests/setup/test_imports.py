@@ -137,6 +137,7 @@ playwright psutil scipy sphinx tabulate yaml
 """.split()
 
 
+@pytest.mark.slow
 def test_gpu_tests_are_collected_where_little_is_installed(tmp_path):
     (tmp_path / "without.py").write_text(WITHOUT.format(names=ABSENT))
     done = subprocess.run(

@@ -16,7 +16,7 @@ from torch import nn
 
 from a2lib.parallel.rank import progress
 
-MODULES = ("checks_ddp", "checks_sharded_optimizer", "checks_fsdp")
+MODULES = ("checks_ddp", "checks_sharded_optimizer", "checks_fsdp", "checks_checkpoint")
 CHECKS = {}
 
 

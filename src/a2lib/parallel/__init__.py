@@ -7,6 +7,8 @@
     optimizer.step()
 
     model = FSDP(model, compute_dtype=torch.bfloat16)
+    save_sharded(folder, model, optimizer)            # load_sharded at any number of ranks
+
     results = launch("package.module:function", {"steps": 10}, processes=2, time_limit_s=600)
 
 Each class works for any nn.Module; a process group must exist, which ``launch`` makes in its
@@ -26,6 +28,8 @@ _HOMES = {
     "ShardedOptimizer": "sharded_optimizer",
     "TimeLimitPassed": "launcher",
     "launch": "launcher",
+    "load_sharded": "fsdp",
+    "save_sharded": "fsdp",
 }
 __all__ = list(_HOMES)
 

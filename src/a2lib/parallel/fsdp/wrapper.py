@@ -73,6 +73,7 @@ class FSDP(nn.Module):
 
     The norm of a gradient is over all ranks: use ``clip_grad_norm_`` of this class. Weights outside
     of their module's forward (``module.head.weight`` in a loss of its own) are this rank's rows.
+    ``save_sharded`` and ``load_sharded`` keep a training, for any number of ranks.
 
     Raises RuntimeError without a process group or for a module that is wrapped already, ValueError
     for modules that differ between ranks, several devices, a meta module, or a compute_dtype that

@@ -6,6 +6,8 @@
     ddp.finish_gradient_synchronization()
     optimizer.step()
 
+    captured = capture_step(step)                     # a step as one CUDA graph, collectives too
+
     model = FSDP(model, compute_dtype=torch.bfloat16)
     save_sharded(folder, model, optimizer)            # load_sharded at any number of ranks
 
@@ -27,6 +29,7 @@ _HOMES = {
     "RankFailed": "launcher",
     "ShardedOptimizer": "sharded_optimizer",
     "TimeLimitPassed": "launcher",
+    "capture_step": "captured",
     "launch": "launcher",
     "load_sharded": "fsdp",
     "save_sharded": "fsdp",

@@ -83,7 +83,7 @@ def _first(fsdp: FSDP) -> int:
 
 
 def _mesh(fsdp: FSDP) -> DeviceMesh:
-    return DeviceMesh.from_group(fsdp.group or dist.group.WORLD, fsdp._ones.device.type)
+    return DeviceMesh.from_group(fsdp.group or dist.group.WORLD, fsdp.device.type)
 
 
 def _whole(p: Sharded | Replicated, rows: Tensor, mesh: DeviceMesh) -> Tensor:

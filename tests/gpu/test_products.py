@@ -44,9 +44,11 @@ def test_frozen_and_shared_weights(dtype):
         x, dy = torch.randn(4, 33, 64, **draw), torch.randn(4, 33, 64, **draw)
         torch._dynamo.reset()
         compiled = torch.compile(ffn, fullgraph=True, dynamic=False)
-        found = {n: g for n, g in gradients(compiled, x, dy, dtype).items() if g is not None}
-        want = {n: g for n, g in gradients(ffn, x, dy, dtype).items() if g is not None}
-        assert found.keys() == {n.replace("_orig_mod.", "") for n in want}, change
+        found, want = (
+            {n.removeprefix("_orig_mod."): g for n, g in made.items() if g is not None}
+            for made in (gradients(compiled, x, dy, dtype), gradients(ffn, x, dy, dtype))
+        )
+        assert found.keys() == want.keys(), change
         for name, gradient in want.items():
             error = (found[name] - gradient).norm() / gradient.norm()
             assert error < 0.02, (change, name)

@@ -93,13 +93,16 @@ def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     their sum. Elsewhere, and where a Linear is replaced, hooked or there twice, each is called by
     itself.
     """
-    plain = len(set(map(id, linears))) == len(linears) and all(
+    weights = [linear.weight for linear in linears]
+    plain = all(
         type(linear) is Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
         for linear in linears
     )
-    if not plain or not _casts_while_compiling(x, *(linear.weight for linear in linears)):
+    # Compared as tensors: a graph that asks who a module is serves that module alone.
+    twice = any(a is b for i, a in enumerate(weights) for b in weights[:i])
+    if twice or not plain or not _casts_while_compiling(x, *weights):
         return tuple(linear(x) for linear in linears)
-    y = _sixteen_bit_product(x, *(linear.weight for linear in linears))
+    y = _sixteen_bit_product(x, *weights)
     return y.split([linear.out_features for linear in linears], dim=-1)
 
 

@@ -35,7 +35,7 @@ COLUMNS = {
     "score_scale": Column(WHOLE, "what q was multiplied by, 1 or 10"),
     "tensor": Column(TEXT, "`o`, `dq`, `dk`, `dv`, or another by its name"),
     "launch": Column(WHOLE, "0, 1, ... for the kernels of a pass, in order"),
-    "operation": Column(TEXT, "`matmul` of square matrices, `copy`, or a collective by its name"),
+    "operation": Column(TEXT, "`matmul` of two square matrices, `copy`, or a collective"),
     "size": Column(
         WHOLE,
         "of a matrix's side; of a copy in bytes read, as many are written; of a collective in bytes"

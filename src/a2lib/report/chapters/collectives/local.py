@@ -17,7 +17,7 @@ from a2lib.report.tables import Markdown, Table
 
 def show(c: Collectives) -> Markdown:
     """Every collective of every other device measured here."""
-    return local.show(c.runs, COMMAND, (c.local, _tables))
+    return local.show(c.runs, COMMAND, (c.local, _tables), tiny=False)
 
 
 def _tables(rows: pd.DataFrame, device: str, number: int) -> list[Table]:

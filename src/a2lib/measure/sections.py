@@ -295,7 +295,7 @@ COLLECTIVES = Section(
         Answer(
             "distributed_communication_single_node · 25, 26",
             "Collectives on one node",
-            "collectives",
+            "collectives-one-node",
         ),
     ),
 )

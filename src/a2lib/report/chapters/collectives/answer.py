@@ -48,13 +48,15 @@ def sentence(c: Collectives) -> Markdown:
     text += (
         f" NCCL takes {digits(large)} ms, {LARGE / large / 1e6:.0f} GB/s, which is "
         f"{floor_ms(c, 2) / large:.0%} of that; {megabytes(SMALL)} MB takes {digits(small)} ms, "
-        f"{SMALL / small / 1e6:.0f} GB/s: a small message is bound by what any message costs."
+        f"{SMALL / small / 1e6:.0f} GB/s."
     )
     fitted = line.fitted(c, MAIN)
     if fitted:
+        share = min(1.0, 1e3 * fitted.overhead_s / small)
         text += (
-            f" As a line, {digits(fitted.overhead_s * 1e6)} µs a message and "
-            f"{digits(fitted.bandwidth / 1e9)} GB/s beyond: half the bandwidth needs "
+            f" A line through all sizes gives {digits(fitted.overhead_s * 1e6)} µs to any "
+            f"message, {share:.0%} of what {megabytes(SMALL)} MB takes, and "
+            f"{digits(fitted.bandwidth / 1e9)} GB/s beyond; half the bandwidth needs "
             f"{digits(fitted.half_size / MB)} MB."
         )
     slow = c.ms(OTHER, LARGE)
@@ -109,7 +111,7 @@ def conditions(c: Collectives) -> Markdown:
             versions = sorted({v for v in used["nccl"] if v})
             switches = f" with {' and '.join(known)}" if known else ""
             told.append(f"NCCL was {' and '.join(versions) or 'of unknown version'}{switches}")
-    return Markdown("; ".join(told) + "." if told else "")
+    return Markdown("; ".join(told) + "." if told else c.not_yet("what carried the messages"))
 
 
 def interactions(c: Collectives) -> Markdown:

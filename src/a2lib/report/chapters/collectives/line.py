@@ -69,9 +69,8 @@ def sentence(c: Collectives) -> Markdown:
             told.append(f"for {label} it is within {BAD:.0%} of all {len(found)} times")
             continue
         low, high = found["off"].min(), found["off"].max()
-        sizes = ", ".join(megabytes(size) for size in bad["size"])
         told.append(f"for {label} it is off by {low:+.0%} to {high:+.0%}, by more than {BAD:.0%} "
-                    f"at {sizes} MB")  # fmt: skip
+                    f"at {len(bad)} of {len(found)} sizes")  # fmt: skip
     if not told:
         return Markdown(c.not_yet("sizes enough to fit the line to"))
     return Markdown(f"Held against the calls from rest, {'; '.join(told)}.")

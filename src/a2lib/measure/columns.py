@@ -92,6 +92,15 @@ COLUMNS = {
     ),
     "backend": Column(TEXT, "what carries messages: `gloo` (on the CPU), `nccl` (between GPUs)"),
     "world_size": Column(WHOLE, "processes, and with `nccl` GPUs"),
+    "wrapper": Column(
+        TEXT,
+        "how gradients become their mean: after backward with an all-reduce for each (`naive`) or"
+        " one for all (`flat`), during backward each by itself (`overlapped`) or `bucketed`;"
+        " `torch_ddp`, and with `gradient_as_bucket_view` `torch_ddp_view`: PyTorch's",
+    ),
+    "bucket_mb": Column(WHOLE, "the most a bucket holds, in units of 2^20 bytes; 0: no buckets"),
+    "carrier": Column(TEXT, "what carries gradients: the `backend`, or `copy_engines`"),
+    "sent_dtype": Column(TEXT, "that gradients travel in, `fp32` or `bf16`; they are `fp32`"),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
     # What came of it.
     "peak_bytes": Column(WHOLE, "peak memory beyond what was allocated on entry"),
@@ -158,6 +167,20 @@ COLUMNS = {
         "per call of many in a row that the host issues without waiting, by CUDA events around all"
         " of them, on the slowest rank; blank on a CPU",
     ),
+    "ms_without": Column(
+        NUMBER, "median of the same step without communication, measured in turns with `ms`"
+    ),
+    "ms_without_p20": Column(NUMBER, "its 20 % quantile"),
+    "ms_without_p80": Column(NUMBER, "its 80 % quantile"),
+    "ms_communication": Column(
+        NUMBER,
+        "the same messages after backward, with nothing beside them; blank for PyTorch's wrapper,"
+        " and for a step that is captured",
+    ),
+    "ms_backward": Column(
+        NUMBER, "backward of the step without communication; blank for a step that is captured"
+    ),
+    "sent_bytes": Column(WHOLE, "of all gradients in the dtype that they travel in"),
     "conditions": Column(
         TEXT, "the processor and its cores where the CPU sends; switches of NCCL that were set"
     ),

@@ -300,6 +300,30 @@ COLLECTIVES = Section(
     ),
 )
 
+_DDP_BENCHMARK = "ddp_overlap_individual_parameters_benchmarking (a), (b) · 25, 26"
+
+DDP = Section(
+    "ddp",
+    ("wrapper", "bucket_mb", "carrier", "sent_dtype", "model", "batch", "context", "precision")
+    + ("attention", "compile", "capture", "backend", "world_size"),
+    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_communication", "ms_backward")
+    + ("ms_host", "ms_rank_min", "ms_rank_median", "ms_rank_max", "sent_bytes", "conditions")
+    + ("note",),
+    handler="a2lib.experiments.ddp.handlers:measure",
+    notebook="ddp",
+    pages=("ddp",),
+    answers=(
+        Answer("naive_ddp · 25, 26", "One all-reduce a parameter", "ddp-naive"),
+        Answer("naive_ddp_benchmarking · 25, 26", "One all-reduce a parameter", "ddp-naive"),
+        Answer("minimal_ddp_flat_benchmarking · 25, 26", "One all-reduce in all", "ddp-flat"),
+        Answer("ddp_overlap_individual_parameters · 25, 26", "During backward", "ddp-overlap"),
+        Answer(_DDP_BENCHMARK, "During backward", "ddp-overlap"),
+        Answer("ddp_overlap_bucketed · 25", "In buckets", "ddp-buckets"),
+        Answer("ddp_bucketed_benchmarking (a) · 25", "In buckets", "ddp-buckets"),
+        Answer("ddp_bucketed_benchmarking (b) · 25", "The size of a bucket", "ddp-bucket-size"),
+    ),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
@@ -307,7 +331,7 @@ SECTIONS = {
         *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
-        *(COMPILE_ATTENTION, COMPILE_MODEL, COLLECTIVES),
+        *(COMPILE_ATTENTION, COMPILE_MODEL, COLLECTIVES, DDP),
     )
 }
 

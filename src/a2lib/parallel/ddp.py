@@ -199,8 +199,11 @@ class _Overlapped(_Replica):
         self._order_known = False
         self._make_buckets(range(len(self._trained))[::-1])
         me = weakref.ref(self)
-        for i, p in enumerate(self._trained):
-            p.register_post_accumulate_grad_hook(_hook(me, i))
+        hooks = [
+            p.register_post_accumulate_grad_hook(_hook(me, i)) for i, p in enumerate(self._trained)
+        ]
+        # Each would cost a call in every later backward.
+        weakref.finalize(self, _remove, hooks).atexit = False
 
     def reset(self) -> None:
         self._carrier.arrive()
@@ -358,6 +361,11 @@ def _hook(me: weakref.ref[_Overlapped], i: int):
             wrapper._gradient_is_there(i)
 
     return gradient_is_there
+
+
+def _remove(hooks: list) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _refuse_a_second_wrapper(module: nn.Module) -> None:

@@ -5,7 +5,6 @@ Every rank times the same calls from the same start, and rank 0 puts what all of
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from a2lib.experiments.collectives.configurations import DTYPES
 from a2lib.experiments.harness import memory
+from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import COLLECTIVES, Timing, synchronize
 from a2lib.measure.failures import note as one_line
@@ -31,12 +31,6 @@ CALLS = (5, 100)
 QUEUED_MS, QUEUED_CALLS, QUEUED_TIMES = 40.0, (20, 200), 5
 # A tensor and what the operation takes beside it, gloo's buffers included.
 TENSORS = 3
-# What NCCL's times depend on.
-SWITCHES = tuple(
-    f"NCCL_{name}"
-    for name in ("ALGO", "PROTO", "NVLS_ENABLE", "P2P_DISABLE", "SHM_DISABLE", "MIN_CTAS")
-    + ("MAX_CTAS", "CUMEM_ENABLE")
-)
 _TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -93,13 +87,13 @@ class Call:
 def _measure(job: RankJob, key: Row) -> Row:
     """The values of a row, the same on every rank."""
     operation, size = key["operation"], key["size"]
-    conditions = {"conditions": _conditions(job.device)}
+    around = {"conditions": conditions(job.device)}
     room = min(job.everyone(memory.free_bytes(job.device)))
     # On the CPU all ranks share the memory.
     needed = TENSORS * size * (job.world_size if job.device == "cpu" else 1)
     if needed > room:
         note = f"would take {needed / 1e9:.1f} GB of {room / 1e9:.1f}"
-        return {"status": "oom", "note": note, **conditions}
+        return {"status": "oom", "note": note, **around}
     call = Call.of(operation, size, key["dtype"], job.world_size, job.device)
     try:
         right = call.is_right(operation, job.rank, job.world_size, job.seed)
@@ -107,14 +101,14 @@ def _measure(job: RankJob, key: Row) -> Row:
         if "not support" not in str(error):
             raise
         # The same on every rank, so the group is as it was.
-        return {"status": "unsupported", "note": one_line(str(error)), **conditions}
+        return {"status": "unsupported", "note": one_line(str(error)), **around}
     right = job.everyone(right)
     if not all(right):
         wrong = [rank for rank, ok in enumerate(right) if not ok]
-        return {"status": "error", "note": f"wrong result on ranks {wrong}", **conditions}
+        return {"status": "error", "note": f"wrong result on ranks {wrong}", **around}
     call.whole.zero_()  # a sum of sums would overflow
     call.part.zero_()
-    return {"status": "ok", "note": "", **conditions, **_timed(job, call.run)}
+    return {"status": "ok", "note": "", **around, **_timed(job, call.run)}
 
 
 def _timed(job: RankJob, run: Callable[[], object]) -> Row:
@@ -164,21 +158,3 @@ def _queued(run: Callable[[], object], calls: int) -> float:
 def _count(budget_ms: float, estimate_ms: float, limits: tuple[int, int]) -> int:
     fewest, most = limits
     return max(fewest, min(most, int(budget_ms / max(estimate_ms, 1e-6))))
-
-
-def _conditions(device: str) -> str:
-    """What the figures depend on beside the key: the processor, or NCCL's switches."""
-    if device == "cuda":
-        set_ = [f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ]
-        return ", ".join(set_)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores"
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            lines = [line.partition(":")[2] for line in file if line.startswith("model name")]
-    except OSError:
-        lines = []
-    return " ".join(lines[0].split()) if lines else "a processor without a name"

@@ -1,0 +1,205 @@
+"""What the experiment on data parallelism measures: a training, and the ways to send its gradients.
+No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from a2lib.experiments.benchmark.configurations import MODELS
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import ParameterError, names, parameter
+from a2lib.experiments.harness.ranks import Ranks
+
+# torch_ddp_view is PyTorch's with gradient_as_bucket_view.
+WRAPPERS = ("naive", "flat", "overlapped", "bucketed", "torch_ddp", "torch_ddp_view")
+PEERS = ("torch_ddp", "torch_ddp_view")
+BUCKETED = ("bucketed", *PEERS)
+CARRIERS = ("backend", "copy_engines")
+SENT_DTYPES = {"fp32": 4, "bf16": 2}
+SWEEPS = ("essential", "xl25", "2.7B", "all")
+HANDOUT_MB = (1, 10, 100, 1000)
+MORE_MB = (25, 400)
+TORCH_MB = 25  # PyTorch's own
+BEST_MB = 100
+
+
+@dataclass(frozen=True)
+class Way:
+    """How gradients are averaged. ``bucket_mb`` is 0 where there are no buckets."""
+
+    wrapper: str
+    bucket_mb: int = 0
+    carrier: str = "backend"
+    sent_dtype: str = "fp32"
+
+    @property
+    def label(self) -> str:
+        parts = [self.wrapper, f"{self.bucket_mb} MB" * bool(self.bucket_mb)]
+        parts += [self.carrier * (self.carrier != "backend")]
+        parts += [self.sent_dtype * (self.sent_dtype != "fp32")]
+        return " ".join(filter(None, parts))
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training step that every one of ``ranks`` takes on a batch of its own."""
+
+    ranks: Ranks
+    model: str
+    batch: int
+    context: int
+    precision: str
+    attention: str
+    compile: str
+    capture: bool
+
+    def spec(self) -> dict[str, object]:
+        given = dataclasses.asdict(self)
+        del given["ranks"]
+        return given
+
+    def key(self, way: Way) -> dict[str, object]:
+        ranks = {"backend": self.ranks.backend, "world_size": self.ranks.world_size}
+        return {**dataclasses.asdict(way), **self.spec(), **ranks}
+
+    @property
+    def label(self) -> str:
+        return f"{self.model} {'captured' if self.capture else 'launched'}"
+
+
+# On a GPU what trains fastest, on the CPU a trial.
+_DEFAULTS = {
+    "cuda": {"model": "xl25", "batch": 4, "context": 512, "precision": "bf16",
+             "attention": "flash", "compile": "blocks"},
+    "cpu": {"model": "tiny", "batch": 2, "context": 16, "precision": "fp32",
+            "attention": "eager", "compile": "none"},
+}  # fmt: skip
+
+_PLAIN = (Way("naive"), Way("flat"), Way("overlapped"))
+_HANDOUT = (*_PLAIN, *(Way("bucketed", mb) for mb in HANDOUT_MB))
+_TORCH = tuple(Way(peer, TORCH_MB) for peer in PEERS)
+_BEST = (Way("bucketed", BEST_MB, "copy_engines"), Way("bucketed", BEST_MB))
+_BF16 = (
+    Way("bucketed", BEST_MB, "copy_engines", "bf16"),
+    Way("bucketed", BEST_MB, "backend", "bf16"),
+)
+_MORE = tuple(Way("bucketed", mb) for mb in MORE_MB)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/ddp.ipynb, in the order of its cell."""
+
+    wrappers: str = parameter(
+        "naive,flat,overlapped,bucketed",
+        f"comma list of {', '.join(WRAPPERS)}",
+        kind=str,
+        many=WRAPPERS,
+    )
+    bucket_mb: int = parameter(
+        TORCH_MB, "of bucketed and torch_ddp, 2**20 bytes each", kind=int, minimum=1, maximum=2**16
+    )
+    carrier: str = parameter(
+        "backend", "what carries bucketed gradients", kind=str, choices=CARRIERS
+    )
+    sent_dtype: str = parameter(
+        "fp32", "that bucketed gradients travel in", kind=str, choices=tuple(SENT_DTYPES)
+    )
+    model: str = parameter(
+        "auto",
+        "a size by name; auto: xl25 on GPUs, tiny on the CPU",
+        kind=str,
+        choices=("auto", *MODELS),
+    )
+    batch: int | None = parameter(
+        None,
+        "sequences a rank; None: 4 on GPUs, 2 on the CPU",
+        kind=int,
+        minimum=1,
+        maximum=2**16,
+        optional=True,
+    )
+    context: int | None = parameter(
+        None,
+        "tokens of a sequence; None: 512 on GPUs, 16 on the CPU",
+        kind=int,
+        minimum=1,
+        maximum=2**20,
+        optional=True,
+    )
+    capture: bool = parameter(False, "replay each step from a CUDA graph", kind=bool)
+    world_size: int = parameters.world_size()
+    backend: str = parameters.backend()
+    sweep: str = parameters.sweep(SWEEPS)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed("of weights and batches")
+
+    def __post_init__(self) -> None:
+        fixed = ("wrappers", "bucket_mb", "carrier", "sent_dtype", "model", "batch", "context")
+        parameters.refuse_beside_sweep(self, (*fixed, "capture"))
+        asked = names(self.wrappers)
+        for name in ("carrier", "sent_dtype"):
+            if name in parameters.changed(self) and asked != ("bucketed",):
+                raise ParameterError(
+                    f"{name} = {getattr(self, name)!r}: allowed with wrappers bucketed alone"
+                )
+        if self.capture and set(asked) & set(PEERS):
+            raise ParameterError("capture = True: allowed without torch_ddp, which is launched")
+
+    def asked(self) -> dict[Training, list[Way]]:
+        """The trainings, and the ways of each, in the order of measuring.
+
+        Raises ParameterError for what these ranks cannot do.
+        """
+        ranks = parameters.ranks(self)
+        on_gpu = ranks.device == "cuda"
+        if self.sweep != "shape":
+            if not on_gpu or ranks.world_size < 2:
+                raise ParameterError(
+                    f"sweep = {self.sweep!r}: allowed on two GPUs or more; shape is anywhere"
+                )
+            return _merged(_sweep(self.sweep, ranks))
+        if self.capture and not on_gpu:
+            raise ParameterError("capture = True: allowed with nccl, since a CUDA graph is a GPU's")
+        given = dict(_DEFAULTS[ranks.device])
+        named = {"model": self.model if self.model != "auto" else None}
+        named |= {"batch": self.batch, "context": self.context}
+        given |= {name: value for name, value in named.items() if value is not None}
+        return {Training(ranks, capture=self.capture, **given): list(self._ways())}
+
+    def _ways(self) -> Iterator[Way]:
+        for wrapper in names(self.wrappers):
+            mb = self.bucket_mb if wrapper in BUCKETED else 0
+            if wrapper == "bucketed":
+                yield Way(wrapper, mb, self.carrier, self.sent_dtype)
+            else:
+                yield Way(wrapper, mb)
+
+
+def _sweep(name: str, ranks: Ranks) -> Iterator[tuple[Training, Iterable[Way]]]:
+    """What answers most questions first."""
+
+    def training(model: str, capture: bool) -> Training:
+        return Training(ranks, capture=capture, **{**_DEFAULTS["cuda"], "model": model})
+
+    if name in ("essential", "xl25", "all"):
+        yield training("xl25", True), (*_BEST, _BF16[0])
+        yield training("xl25", False), (*_HANDOUT, *_TORCH[:1])
+    if name in ("xl25", "all"):
+        yield training("xl25", True), (*_HANDOUT, *_MORE, *_BF16)
+        yield training("xl25", False), (*_BEST, *_MORE, *_BF16, *_TORCH)
+        yield training("xl25", False), (Way(PEERS[0], TORCH_MB, sent_dtype="bf16"),)
+    if name in ("2.7B", "all"):
+        yield training("2.7B", False), (*_HANDOUT, *_TORCH[:1])
+        yield training("2.7B", True), (*_BEST, Way("overlapped"))
+
+
+def _merged(found: Iterable[tuple[Training, Iterable[Way]]]) -> dict[Training, list[Way]]:
+    """Each training once, its ways in order of their first mention."""
+    merged: dict[Training, dict[Way, None]] = {}
+    for training, ways in found:
+        merged.setdefault(training, {}).update(dict.fromkeys(ways))
+    return {training: list(ways) for training, ways in merged.items()}

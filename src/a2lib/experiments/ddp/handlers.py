@@ -1,0 +1,152 @@
+"""What each rank does for the section of data parallelism: one task is one training, many ways.
+
+Each way is timed in turns with the same step without communication, in the same processes. On a
+GPU everything is on one stream that is not the default one, since a step may be captured there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from a2lib.experiments.ddp.configurations import SENT_DTYPES, Way
+from a2lib.experiments.ddp.training import TOLERANCE, Mark, Training
+from a2lib.experiments.harness.conditions import conditions
+from a2lib.experiments.harness.ranks import RankJob
+from a2lib.measure import DDP, Timing, synchronize
+from a2lib.measure.failures import note as one_line
+from a2lib.measure.graphs import CudaGraphs
+from a2lib.parallel import capture_step
+from a2lib.parallel.copy_engines import why_not
+
+Row = dict[str, object]
+WARMUP = 4
+# Each turn starts from rest, and its first step is not counted.
+TURNS, STEPS = 5, 4
+# How often the communication is timed alone.
+ALONE = 5
+
+
+def measure(job: RankJob) -> None:
+    """Measure each way that is wanted."""
+    if job.expired():
+        return
+    job.begin(next(iter(job.wanted)))
+    on_stream = CudaGraphs().on_stream if job.device == "cuda" else contextlib.nullcontext
+    with on_stream(), contextlib.ExitStack() as held:
+        training = Training(job.spec, job.device, job.rank, job.seed)
+        for _ in range(WARMUP):
+            training.step(send=False)
+        without = lambda: training.step(send=False)  # noqa: E731
+        if job.spec["capture"]:
+            without = held.enter_context(capture_step(without)).replay
+        for culprit, keys in job.wanted.items():
+            if job.expired():
+                return
+            job.begin(culprit)
+            for key in keys:
+                job.put({**key, "conditions": conditions(job.device),
+                         **_measure(job, training, without, _way(key))})  # fmt: skip
+
+
+def _way(key: Row) -> Way:
+    return Way(**{field.name: key[field.name] for field in dataclasses.fields(Way)})
+
+
+def _measure(job: RankJob, training: Training, without: Callable, way: Way) -> Row:
+    """The values of a row, the same on every rank."""
+    if way.carrier == "copy_engines":
+        reason = why_not(None, training.parameters[0].device)
+        if reason:
+            return {"status": "unsupported", "note": one_line(reason)}
+    with training.wrapped(way), contextlib.ExitStack() as held:
+        for _ in range(WARMUP):
+            training.step(send=True)
+        wrong = max(job.everyone(training.error()))
+        if not wrong <= TOLERANCE:
+            return {"status": "error", "note": f"gradients are off their mean by {wrong:.2g}"}
+        row = {"status": "ok", "note": ""}
+        row["sent_bytes"] = SENT_DTYPES[way.sent_dtype] * sum(
+            p.numel() for p in training.parameters
+        )
+        step = lambda: training.step(send=True)  # noqa: E731
+        if job.spec["capture"]:
+            step = held.enter_context(capture_step(step)).replay
+        else:
+            row |= _parts(job, training)
+        return row | _in_turns(job, step, without)
+
+
+def _in_turns(job: RankJob, step: Callable, without: Callable) -> Row:
+    ours, plain, host = [], [], []
+    for _ in range(TURNS):
+        plain += _turn(job.device, without)[0]
+        times, issued = _turn(job.device, step)
+        ours += times
+        host.append(issued)
+    by_rank = job.everyone(ours)
+    own = [statistics.median(times) for times in by_rank]
+    row = _slowest(by_rank).row(DDP)
+    row |= {"ms_rank_min": min(own), "ms_rank_median": statistics.median(own)}
+    row |= {"ms_rank_max": max(own)}
+    base = _slowest(job.everyone(plain))
+    row |= {"ms_without": base.ms, "ms_without_p20": base.ms_p20, "ms_without_p80": base.ms_p80}
+    if job.device == "cuda":
+        row["ms_host"] = max(job.everyone(statistics.median(host)))
+    return row
+
+
+def _turn(device: str, step: Callable) -> tuple[list[float], float]:
+    """Milliseconds of each step but the first, one after another, and what the host took for that
+    first one."""
+    _meet(device)
+    start = time.perf_counter_ns()
+    step()
+    issued = (time.perf_counter_ns() - start) / 1e6
+    marks = [Mark(device)]
+    for _ in range(STEPS):
+        step()
+        marks.append(Mark(device))
+    synchronize(device)
+    return [a.ms_until(b) for a, b in itertools.pairwise(marks)], issued
+
+
+def _parts(job: RankJob, training: Training) -> Row:
+    """What backward takes without communication, and what communication takes without backward."""
+    backward, alone = [], []
+    for _ in range(ALONE):
+        marks: list[Mark] = []
+
+        def finish() -> None:
+            _meet(job.device)
+            marks.append(Mark(job.device))
+            training.finish()
+            marks.append(Mark(job.device))
+            synchronize(job.device)
+
+        training.step(send=False, before_optimizer=finish, backward=marks)
+        begin, end, *sent = marks
+        backward.append(begin.ms_until(end))
+        alone.append(sent[0].ms_until(sent[1]))
+    row = {"ms_backward": _slowest(job.everyone(backward)).ms}
+    # PyTorch's wrapper sends in backward alone.
+    if hasattr(training.wrapper, "finish_gradient_synchronization"):
+        row["ms_communication"] = _slowest(job.everyone(alone)).ms
+    return row
+
+
+def _slowest(by_rank: list[list[float]]) -> Timing:
+    return Timing.of([max(times) for times in zip(*by_rank, strict=True)])
+
+
+def _meet(device: str) -> None:
+    synchronize(device)
+    dist.barrier()
+    synchronize(device)

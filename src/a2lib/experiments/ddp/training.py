@@ -1,0 +1,165 @@
+"""A training step on every rank, whose gradients are averaged in one way or another, or not at all.
+
+With a learning rate of 0 the weights stay what they are, at the work of any other step: all ways
+average the same gradients, also after steps that averaged none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from a2lib.benchmark.config import Config
+from a2lib.benchmark.workload import Workload
+from a2lib.experiments.benchmark.configurations import MODELS
+from a2lib.experiments.ddp.configurations import PEERS, Way
+from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP
+
+# Of about so many parameters the averaged gradients are checked.
+CHECKED = 16
+# Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
+TOLERANCE = 0.01
+
+
+class Mark:
+    """A moment: on a GPU when the current stream comes to it, else now."""
+
+    def __init__(self, device: str) -> None:
+        self._event = None
+        if device == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+        self._ns = time.perf_counter_ns()
+
+    def ms_until(self, later: Mark) -> float:
+        """Milliseconds; on a GPU both must have come."""
+        if self._event is not None:
+            return self._event.elapsed_time(later._event)
+        return (later._ns - self._ns) / 1e6
+
+
+class Training:
+    """The model, this rank's batch and the optimizer of ``spec`` (configurations.Training)."""
+
+    def __init__(self, spec: Mapping[str, object], device: str, rank: int, seed: int) -> None:
+        given = dict(spec)
+        model, compiled = given.pop("model"), given.pop("compile")
+        # Captured or not, the optimizer counts its steps on the GPU.
+        given["capture"] = device == "cuda"
+        config = Config(
+            **dataclasses.asdict(MODELS[model]),
+            **given,
+            compile=compiled == "model",
+            compile_blocks=compiled == "blocks",
+            device=device,
+            seed=seed,
+        )
+        self.device, self.workload = device, Workload(config, device)
+        for group in self.workload.optimizer.param_groups:
+            group["lr"] = 0.0
+        generator = torch.Generator(device).manual_seed(seed + 1 + rank)
+        for tokens in (self.workload.token_ids, self.workload.targets):
+            tokens.random_(0, config.shape.vocab_size, generator=generator)
+        self.wrapper: nn.Module | None = None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for p in self.workload.model.parameters() if p.requires_grad]
+
+    @contextlib.contextmanager
+    def wrapped(self, way: Way) -> Iterator[None]:
+        """Steps in this context go through a wrapper; collective."""
+        self.wrapper = self.workload.forward = wrap(self.workload.model, way)
+        try:
+            yield
+        finally:
+            self.wrapper, self.workload.forward = None, self.workload.model
+            self.workload.drop_gradients()
+            gc.collect()
+
+    def step(
+        self,
+        send: bool,
+        before_optimizer: Callable[[], object] = lambda: None,
+        backward: list[Mark] | None = None,
+    ) -> torch.Tensor:
+        """One step, its loss. Where nothing is sent, gradients stay this rank's own.
+
+        ``before_optimizer`` is called between, where the wrapper may still be asked to finish;
+        ``backward`` gets the marks of where backward begins and ends.
+        """
+        with contextlib.ExitStack() as quiet:
+            if self.wrapper is not None and not send:
+                quiet.enter_context(self.wrapper.no_sync())
+
+            @contextlib.contextmanager
+            def phase(name: str) -> Iterator[None]:
+                if name == "optimizer":
+                    quiet.close()
+                    if send:
+                        self.finish()
+                    before_optimizer()
+                marked = backward is not None and name == "backward"
+                if marked:
+                    backward.append(Mark(self.device))
+                yield
+                if marked:
+                    backward.append(Mark(self.device))
+
+            return self.workload.work(phase).detach()
+
+    def finish(self) -> None:
+        """Wait for the gradients that travel; PyTorch's wrapper has done so in backward."""
+        if not isinstance(self.wrapper, DistributedDataParallel):
+            self.wrapper.finish_gradient_synchronization()
+
+    def error(self) -> float:
+        """How far what comes of a step is from the mean of the ranks' gradients: the largest
+        relative difference among some parameters; collective."""
+        some = self.parameters[:: max(1, len(self.parameters) // CHECKED)]
+        kept: list[torch.Tensor] = []
+
+        def keep() -> None:
+            kept.extend(p.grad.clone() for p in some)
+
+        self.step(send=False, before_optimizer=keep)
+        for grad in kept:
+            dist.all_reduce(grad)
+            grad /= dist.get_world_size()
+        means, kept = kept, []
+        self.step(send=True, before_optimizer=keep)
+        return max(
+            ((grad - mean).norm() / mean.norm().clamp(min=1e-30)).item()
+            for grad, mean in zip(kept, means, strict=True)
+        )
+
+
+def wrap(model: nn.Module, way: Way) -> nn.Module:
+    """``model`` in the wrapper of ``way``; collective. Raises ValueError where that cannot be."""
+    low = torch.bfloat16 if way.sent_dtype == "bf16" else None
+    if way.wrapper in PEERS:
+        on_gpu = next(model.parameters()).is_cuda
+        peer = DistributedDataParallel(
+            model,
+            device_ids=[torch.cuda.current_device()] if on_gpu else None,
+            bucket_cap_mb=way.bucket_mb,
+            gradient_as_bucket_view=way.wrapper == "torch_ddp_view",
+        )
+        if low is not None:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            peer.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        return peer
+    if way.wrapper == "bucketed":
+        return BucketedDDP(
+            model, way.bucket_mb, communication=way.carrier, communication_dtype=low
+        )
+    return {"naive": NaiveDDP, "flat": FlatDDP, "overlapped": DDP}[way.wrapper](model)

@@ -11,9 +11,8 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import torch
 import torch.distributed as dist
 
 from a2lib.experiments.ddp.configurations import SENT_DTYPES, Way
@@ -120,21 +119,7 @@ def _turn(device: str, step: Callable) -> tuple[list[float], float]:
 
 def _parts(job: RankJob, training: Training) -> Row:
     """What backward takes without communication, and what communication takes without backward."""
-    backward, alone = [], []
-    for _ in range(ALONE):
-        marks: list[Mark] = []
-
-        def finish() -> None:
-            _meet(job.device)
-            marks.append(Mark(job.device))
-            training.finish()
-            marks.append(Mark(job.device))
-            synchronize(job.device)
-
-        training.step(send=False, before_optimizer=finish, backward=marks)
-        begin, end, *sent = marks
-        backward.append(begin.ms_until(end))
-        alone.append(sent[0].ms_until(sent[1]))
+    backward, alone = zip(*(_apart(job.device, training) for _ in range(ALONE)), strict=True)
     row = {"ms_backward": _slowest(job.everyone(backward)).ms}
     # PyTorch's wrapper sends in backward alone.
     if hasattr(training.wrapper, "finish_gradient_synchronization"):
@@ -142,7 +127,22 @@ def _parts(job: RankJob, training: Training) -> Row:
     return row
 
 
-def _slowest(by_rank: list[list[float]]) -> Timing:
+def _apart(device: str, training: Training) -> tuple[float, float]:
+    marks: list[Mark] = []
+
+    def finish() -> None:
+        _meet(device)
+        marks.append(Mark(device))
+        training.finish()
+        marks.append(Mark(device))
+
+    training.step(send=False, before_optimizer=finish, backward=marks)
+    synchronize(device)
+    begin, end, first, last = marks
+    return begin.ms_until(end), first.ms_until(last)
+
+
+def _slowest(by_rank: list[Sequence[float]]) -> Timing:
     return Timing.of([max(times) for times in zip(*by_rank, strict=True)])
 
 

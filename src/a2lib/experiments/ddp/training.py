@@ -159,7 +159,5 @@ def wrap(model: nn.Module, way: Way) -> nn.Module:
             peer.register_comm_hook(None, default_hooks.bf16_compress_hook)
         return peer
     if way.wrapper == "bucketed":
-        return BucketedDDP(
-            model, way.bucket_mb, communication=way.carrier, communication_dtype=low
-        )
+        return BucketedDDP(model, way.bucket_mb, communication=way.carrier, communication_dtype=low)
     return {"naive": NaiveDDP, "flat": FlatDDP, "overlapped": DDP}[way.wrapper](model)

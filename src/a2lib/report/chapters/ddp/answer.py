@@ -1,0 +1,231 @@
+"""The first screen, a section for each way to send gradients, and the tables."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.patches import Patch
+
+from a2lib.report import panels, style
+from a2lib.report.chapters.ddp.rows import (
+    HANDOUT_MB,
+    MAIN,
+    MODELS,
+    WORLD_SIZE,
+    Ddp,
+    exposed,
+    gradient_bytes,
+    name,
+    time,
+)
+from a2lib.report.style import Chart, listed
+from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.collectives import all_reduce_s
+
+WITHOUT, EXPOSED = "#b5d2f0", "#d55e00"  # of svg.PAIRS
+TITLES = {False: "launched from Python", True: "replayed from a CUDA graph"}
+
+
+def floor_ms(c: Ddp, model: str, width: int = 4) -> float:
+    """The least time that all gradients take over the link the maker states."""
+    return 1e3 * all_reduce_s(gradient_bytes(model, width), WORLD_SIZE, c.link * 1e9)
+
+
+def estimate(c: Ddp) -> Markdown:
+    """What has to travel, before anything is measured."""
+    told = [
+        f"{label} has {gradient_bytes(model) / 1e9:.1f} GB of gradients in fp32, which take at "
+        f"least {time(floor_ms(c, model))} ms, in bf16 {time(floor_ms(c, model, 2))} ms"
+        for model, label in MODELS.items()
+    ]
+    return Markdown(
+        f"Between two GPUs every gradient crosses the link once in each direction. {_upper(told)}, "
+        f"over links of {c.link:.0f} GB/s. Nothing can be sent before backward has made it, and "
+        "the gradient of the embedding is there last: what can be hidden is all but that."
+    )
+
+
+def sentence(c: Ddp) -> Markdown:
+    """What each way adds to a step, and how near the best is to a step without communication."""
+    text = (
+        f"**The answer.** {MODELS[MAIN].capitalize()} has {gradient_bytes(MAIN) / 1e9:.1f} GB of "
+        f"gradients to average, at least {time(floor_ms(c, MAIN))} ms between two {c.short}."
+    )
+    rows = [row for row in (c.row("naive"), c.row("flat"), c.best()) if row is not None]
+    if rows:
+        parts = [f"{_gain(row)} {name(row)}" for row in rows]
+        text += f" Launched from Python they add to the step {listed(parts)}."
+    best = c.best(capture=True)
+    if best is not None:
+        text += (
+            f" Replayed from a CUDA graph, the best of ours ({name(best)}) takes {time(best.ms)} "
+            f"ms, {best.ms / best.ms_without:.3f} times the step without communication."
+        )
+    if not rows or best is None:
+        missing = "what they add to a step" if not rows else "the step in a CUDA graph"
+        text += f" {c.not_yet(missing)}"
+    return Markdown(text)
+
+
+def naive(c: Ddp) -> Markdown:
+    """naive_ddp_benchmarking: the step, and the share of it spent communicating."""
+    told = []
+    for model, label in MODELS.items():
+        row = c.row("naive", model=model)
+        if row is not None:
+            told.append(
+                f"For {label} a step takes {time(row.ms)} ms and {time(row.ms_without)} ms without "
+                f"communication: {exposed(row) / row.ms:.0%} of it is spent communicating. "
+                f"The all-reduces alone, after a backward, take {time(row.ms_communication)} ms."
+            )
+    return Markdown(" ".join(told) or c.not_yet("its step, and the share spent communicating"))
+
+
+def flat(c: Ddp) -> Markdown:
+    """minimal_ddp_flat_benchmarking: one message against one for each."""
+    told = []
+    for model, label in MODELS.items():
+        one, each = c.row("flat", model=model), c.row("naive", model=model)
+        if one is not None and each is not None:
+            told.append(
+                f"For {label} communication adds {_gain(one)} in place of {_gain(each)}; alone it "
+                f"takes {time(one.ms_communication)} ms, the copies into one tensor and out of it "
+                f"included, in place of {time(each.ms_communication)} ms."
+            )
+    return Markdown(" ".join(told) or c.not_yet("one message against one for each gradient"))
+
+
+def overlap(c: Ddp) -> Markdown:
+    """ddp_overlap_individual_parameters_benchmarking (a)."""
+    told = []
+    for model, label in MODELS.items():
+        row, after = c.row("overlapped", model=model), c.row("naive", model=model)
+        if row is None or after is None:
+            continue
+        told.append(
+            f"For {label} a step takes {time(row.ms)} ms, {time(after.ms)} ms with the same "
+            f"messages after backward: {_hidden(row)}."
+        )
+        captured = c.row("overlapped", model=model, capture=True)
+        if captured is not None:
+            told.append(
+                f"Replayed from a CUDA graph, where nothing hides in the host's gaps, it takes "
+                f"{time(captured.ms)} ms, {_gain(captured)} above the step without communication."
+            )
+    return Markdown(" ".join(told) or c.not_yet("its step against the one that sends afterwards"))
+
+
+def _hidden(row) -> str:
+    return (f"of the {time(row.ms_communication)} ms that the messages take alone, {_gain(row)} "
+            f"are added to the step and {hidden(row)} is hidden")  # fmt: skip
+
+
+def hidden(row) -> str:
+    """The share of the communication that adds nothing to the step, where both are measured."""
+    alone = float(row.ms_communication)
+    return f"{1 - exposed(row) / alone:.0%}" if alone > 0 else MISSING
+
+
+def buckets(c: Ddp) -> Markdown:
+    """ddp_bucketed_benchmarking (a): the sizes of the handout against each other and the rest."""
+    told = []
+    for model, label in MODELS.items():
+        for capture, way in TITLES.items():
+            rows = [row for mb in HANDOUT_MB
+                    if (row := c.row("bucketed", mb, model=model, capture=capture)) is not None]
+            if len(rows) < 2:
+                continue
+            parts = [f"{time(exposed(row))} ms with {int(row.bucket_mb)} MB" for row in rows]
+            best = min(rows, key=lambda row: row.ms)
+            each = c.row("overlapped", model=model, capture=capture)
+            text = f"For {label}, {way}, buckets add {listed(parts)}"
+            if each is not None:
+                text += f", and one message for each gradient {time(exposed(each))} ms"
+            told.append(f"{text}; the least is {int(best.bucket_mb)} MB.")
+    return Markdown(" ".join(told) or c.not_yet("buckets of 1, 10, 100 and 1000 MB"))
+
+
+def carriers(c: Ddp) -> Markdown:
+    """Copy engines and 16 bits beside NCCL in fp32, captured, at one size of bucket."""
+    told = []
+    for carrier, sent in (("copy_engines", "fp32"), ("backend", "bf16"), ("copy_engines", "bf16")):
+        row = c.row("bucketed", 100, capture=True, carrier=carrier, sent_dtype=sent)
+        plain = c.row("bucketed", 100, capture=True)
+        if row is not None and plain is not None:
+            who = "copy engines" if carrier == "copy_engines" else "NCCL"
+            told.append(f"{who} in {sent} {time(exposed(row))} ms")
+    if not told:
+        return Markdown(c.not_yet("copy engines, and gradients in 16 bits"))
+    return Markdown(
+        f"In buckets of 100 MB and replayed, NCCL in fp32 adds {time(exposed(plain))} ms to the "
+        f"step, {listed(told)}."
+    )
+
+
+def figure(c: Ddp, model: str = MAIN) -> Chart:
+    """For each way the step without communication, and what communication adds to it."""
+    shown = {capture: c.of(model, capture).dropna(subset=["ms"]) for capture in TITLES}
+    shown = {capture: rows for capture, rows in shown.items() if len(rows)}
+    if not shown:
+        return panels.empty()
+    counts = [len(rows) for rows in shown.values()]
+
+    def draw(figure):
+        axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False,
+                               height_ratios=counts)[:, 0]  # fmt: skip
+        for ax, (capture, rows) in zip(axes, shown.items(), strict=True):
+            for y, row in enumerate(rows.itertuples()):
+                ax.barh(y, row.ms_without, color=WITHOUT, height=0.7)
+                ax.barh(y, exposed(row), left=row.ms_without, color=EXPOSED, height=0.7)
+                ax.annotate(time(row.ms), (max(row.ms, row.ms_without), y), (4, 0), va="center",
+                            textcoords="offset points")  # fmt: skip
+            ax.set_yticks(range(len(rows)), [short(row) for row in rows.itertuples()])
+            ax.invert_yaxis()
+            ax.set_xlim(0, 1.15 * max(max(r["ms"].max(), r["ms_without"].max())
+                                      for r in shown.values()))  # fmt: skip
+            ax.grid(axis="y", visible=False)
+            ax.set_title(TITLES[capture])
+        axes[-1].set_xlabel("ms a step")
+        named = ((WITHOUT, "without communication"), (EXPOSED, "exposed"))
+        panels.legend(figure, [Patch(color=color, label=text) for color, text in named], columns=2)
+
+    return Chart(draw, height=1.2 + 0.3 * sum(counts) + 0.4 * len(shown))
+
+
+def short(row) -> str:
+    """A way as an axis has room for: 100 MB, copies, bf16."""
+    labels = {"naive": "naive", "flat": "flat", "overlapped": "each", "torch_ddp": "PyTorch",
+              "torch_ddp_view": "PyTorch, views"}  # fmt: skip
+    text = labels.get(row.wrapper) or f"{int(row.bucket_mb)} MB"
+    text += ", copies" if row.carrier == "copy_engines" else ""
+    return text + (f", {row.sent_dtype}" if row.sent_dtype != "fp32" else "")
+
+
+def table(c: Ddp, model: str, capture: bool, caption: str, label: str) -> Table:
+    """A line for each way: step, exposed, what hides, the host's time, the ranks apart."""
+    return Table(frame(c.of(model, capture)), caption, label, left=1, keys=1)
+
+
+def frame(rows: pd.DataFrame) -> pd.DataFrame:
+    lines = []
+    for row in rows.itertuples():
+        if row.status != "ok":
+            lines.append([name(row), style.STATUS.get(row.status, row.status), *[MISSING] * 7])
+            continue
+        by_rank = (row.ms_rank_min, row.ms_rank_median, row.ms_rank_max)
+        lines.append([
+            name(row), time(row.ms), f"{time(row.ms_p20)} to {time(row.ms_p80)}",
+            time(row.ms_without), time(exposed(row)), time(row.ms_communication), hidden(row),
+            time(row.ms_host), " / ".join(map(time, by_rank)),
+        ])  # fmt: skip
+    columns = ["gradients", "step, ms", "p20 to p80", "without", "exposed", "alone", "hidden",
+               "host", "by rank: least / median / most"]  # fmt: skip
+    return pd.DataFrame(lines, columns=columns)
+
+
+def _gain(row) -> str:
+    return f"{time(exposed(row))} ms"
+
+
+def _upper(parts: list[str]) -> str:
+    text = "; ".join(parts)
+    return text[0].upper() + text[1:]

@@ -1,0 +1,158 @@
+"""The size of a bucket: the handout's formula, the simulation, and the measured sweep."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from a2lib.report import panels
+from a2lib.report.chapters.ddp.rows import (
+    MAIN,
+    MB,
+    MODELS,
+    Ddp,
+    exposed,
+    gradient_bytes,
+    time,
+)
+from a2lib.report.metrics import pick
+from a2lib.report.panels import Measure
+from a2lib.report.style import Chart, Look, Looks
+from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.buckets import best_bucket, exposed_s, gradients, overhead_s, simulate
+from a2lib.theory.transformer import SIZES
+
+LOOKS = Looks(
+    formula=Look("the formula", "#444444", ""),
+    simulated=Look("simulated", "#0072b2", "^"),
+    launched=Look("measured, launched", "#d55e00", "o", ours=True),
+    captured=Look("measured, captured", "#a86f00", "s", ours=True),
+)
+# What an axis of logarithms shows in place of what is hidden whole.
+LEAST_MS = 0.01
+SIZES_MB = (1, 10, 25, 100, 400, 1000)
+
+
+def sweep(c: Ddp, model: str = MAIN, capture: bool = False) -> pd.DataFrame:
+    """The rows of buckets in fp32 by NCCL, smallest bucket first."""
+    rows = pick(c.of(model, capture), wrapper="bucketed", carrier="backend", sent_dtype="fp32")
+    return rows.dropna(subset=["ms"]).sort_values("bucket_mb")
+
+
+def backward_ms(c: Ddp, model: str = MAIN) -> float | None:
+    """Of the launched step without communication: the median of the sweep's rows."""
+    known = sweep(c, model)["ms_backward"].dropna()
+    return float(known.median()) if len(known) else None
+
+
+def simulated_ms(c: Ddp, bucket_mb: float, model: str = MAIN) -> float | None:
+    """What a simulated backward does not hide; None until line and backward are measured."""
+    line, backward = c.line(), backward_ms(c, model)
+    if line is None or backward is None:
+        return None
+    made = gradients(SIZES[model], backward / 1e3, blocks=True)
+    return 1e3 * exposed_s(simulate(made, bucket_mb * MB, line), backward / 1e3)
+
+
+def formula_ms(c: Ddp, bucket_mb: float, model: str = MAIN) -> float | None:
+    line = c.line()
+    return None if line is None else 1e3 * overhead_s(gradient_bytes(model), bucket_mb * MB, line)
+
+
+def best_mb(c: Ddp, model: str = MAIN) -> float | None:
+    line = c.line()
+    return None if line is None else best_bucket(gradient_bytes(model), line) / MB
+
+
+def optimum(c: Ddp) -> Markdown:
+    """The formula's best bucket with the constants of the chapter on collectives."""
+    line = c.line()
+    if line is None:
+        return Markdown(c.not_yet("the overhead and the bandwidth of an all-reduce, by the chapter "
+                                  "on collectives"))  # fmt: skip
+    told = [f"{time(best_mb(c, model))} MB for {label}" for model, label in MODELS.items()]
+    return Markdown(
+        f"With o = {time(line.overhead_s * 1e6)} µs and w = {time(line.bandwidth / 1e9)} GB/s, "
+        f"fitted to the all-reduces of the chapter on collectives, the best bucket is "
+        f"{' and '.join(told)}."
+    )
+
+
+def verdict(c: Ddp) -> Markdown:
+    """Where the formula's assumption fails, and by how much."""
+    backward, line = backward_ms(c), c.line()
+    if backward is None or line is None:
+        return Markdown(c.not_yet("the sweep beside the formula"))
+    sending = 1e3 * gradient_bytes(MAIN) / line.bandwidth
+    text = (
+        f"The formula takes it that sending a bucket's bytes takes as long as computing them. For "
+        f"{MODELS[MAIN]} backward takes {time(backward)} ms and the bytes {time(sending)} ms, "
+    )
+    if sending < backward:
+        text += "so the link waits for gradients and hides overheads that the formula counts."
+    else:
+        text += "so backward ends before the link does, which the formula does not count."
+    told = []
+    for row in sweep(c).itertuples():
+        mb = int(row.bucket_mb)
+        told.append(f"{mb} MB: {time(formula_ms(c, mb))}, {time(simulated_ms(c, mb))} and "
+                    f"{time(exposed(row))} ms")  # fmt: skip
+    text += f" By the formula, simulated and measured (launched): {'; '.join(told)}."
+    found = sweep(c, capture=True)
+    if len(found):
+        row = min(found.itertuples(), key=exposed)
+        expected = simulated_ms(c, int(row.bucket_mb))
+        text += (
+            f" Captured, the least is {time(exposed(row))} ms at {int(row.bucket_mb)} MB where "
+            f"{time(expected)} ms are simulated, with the backward of a launched step. Neither "
+            "model has what backward loses to NCCL's kernels that run beside it, which is our "
+            "guess for most of the difference."
+        )
+    return Markdown(text)
+
+
+def table(c: Ddp, caption: str, label: str) -> Table:
+    """By size of bucket: formula, simulation, and both measurements, ms exposed."""
+    lines = []
+    for mb in SIZES_MB:
+        measured = [c.row("bucketed", mb, capture=capture) for capture in (False, True)]
+        cells = [formula_ms(c, mb), simulated_ms(c, mb)]
+        cells += [None if row is None else exposed(row) for row in measured]
+        if any(cell is not None for cell in cells):
+            lines.append([mb, *(MISSING if cell is None else time(cell) for cell in cells)])
+    columns = ["bucket, MB", *(look.label for look in LOOKS.values())]
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=0, keys=1)
+
+
+def figure(c: Ddp) -> Chart:
+    """Exposed milliseconds against the size of the bucket: formula, simulated, measured."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    if c.line() is not None:
+        grid = np.geomspace(SIZES_MB[0], SIZES_MB[-1], 60)
+        points["formula"] = [(mb, formula_ms(c, mb)) for mb in grid]
+    if simulated_ms(c, 1) is not None:
+        points["simulated"] = [(mb, simulated_ms(c, mb)) for mb in SIZES_MB]
+    for capture, label in ((False, "launched"), (True, "captured")):
+        rows = sweep(c, capture=capture)
+        if len(rows):
+            points[label] = [(int(r.bucket_mb), exposed(r)) for r in rows.itertuples()]
+    if not points:
+        return panels.empty()
+
+    def draw(figure):
+        ax = figure.subplots()
+        for label, found in points.items():
+            look = LOOKS[label]
+            x, y = zip(*found, strict=True)
+            ax.plot(x, [max(ms, LEAST_MS) for ms in y], color=look.colour, marker=look.marker,
+                    markersize=4.6, linewidth=2.2 if look.ours else 1.3)  # fmt: skip
+        ax.set_xscale("log")
+        ax.set_xticks(SIZES_MB)
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_minor_locator(NullLocator())
+        panels.values_axis(ax, Measure("ms", base=10))
+        ax.set(xlabel="bucket (MB)", ylabel="ms exposed")
+        panels.legend(figure, panels.handles(list(points), LOOKS), 2)
+
+    return Chart(draw, height=3.1 + panels.legend_height(len(points), 2))

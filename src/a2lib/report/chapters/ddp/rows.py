@@ -1,0 +1,94 @@
+"""The chapter's rows, loaded once, and what every part of it looks up in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from a2lib.report import metrics, style
+from a2lib.report.chapters.collectives import Collectives, line
+from a2lib.report.chapters.measured import Measured
+from a2lib.report.tables import MISSING
+from a2lib.theory.latency import Line
+from a2lib.theory.transformer import SIZES, parameter_count
+
+MB = 2**20
+COMMAND = "papermill notebooks/ddp.ipynb -p sweep all"
+WORLD_SIZE, BATCH, CONTEXT = 2, 4, 512
+# What the handouts call xl.
+MODELS = {"xl25": "the xl of 2025", "2.7B": "the xl of 2026 (2.7B)"}
+MAIN = "xl25"
+HANDOUT_MB = (1, 10, 100, 1000)
+PEERS = ("torch_ddp", "torch_ddp_view")
+_NAMES = {
+    "naive": "after backward, each by itself", "flat": "after backward, all in one",
+    "overlapped": "during backward, each by itself", "bucketed": "during backward, buckets of",
+    "torch_ddp": "PyTorch's DDP, buckets of",
+    "torch_ddp_view": "PyTorch's DDP with views, buckets of",
+}  # fmt: skip
+
+
+class Ddp(Measured):
+    """What the chapter shows: `table` of the published device, `local` of any other, and the
+    `collectives` whose line the model of the buckets takes."""
+
+    def __init__(self, roots: list[Path] | None = None):
+        super().__init__(roots)
+        table, self.local = map(_in_order, self.read("ddp"))
+        self.table = table
+        self.collectives = Collectives(roots)
+        self.link = self.sheet("nvlink_egress")
+
+    def of(self, model: str, capture: bool, **more) -> pd.DataFrame:
+        """The rows of one training on two GPUs."""
+        where = {"backend": "nccl", "world_size": WORLD_SIZE, "batch": BATCH, "context": CONTEXT}
+        return metrics.pick(self.table, model=model, capture=capture, **where, **more)
+
+    def row(self, wrapper: str, bucket_mb: int = 0, *, model: str = MAIN, capture: bool = False,
+            carrier: str = "backend", sent_dtype: str = "fp32"):  # fmt: skip
+        """The row of one way, None where it has no time."""
+        return metrics.timed_row(self.of(model, capture), wrapper=wrapper, bucket_mb=bucket_mb,
+                                 carrier=carrier, sent_dtype=sent_dtype)  # fmt: skip
+
+    def best(self, model: str = MAIN, capture: bool = False, sent_dtype: str = "fp32"):
+        """The fastest row of ours, None where there is none."""
+        rows = self.of(model, capture, sent_dtype=sent_dtype).dropna(subset=["ms"])
+        rows = rows[~rows["wrapper"].isin(PEERS)]
+        return next(rows.sort_values("ms").itertuples(), None)
+
+    def line(self) -> Line | None:
+        """What a message among others costs between two GPUs, by the rows of collectives."""
+        return line.fitted(self.collectives, f"nccl {WORLD_SIZE}", "ms_queued")
+
+
+def exposed(row) -> float:
+    """Milliseconds that communication adds to the step."""
+    return float(row.ms) - float(row.ms_without)
+
+
+def gradient_bytes(model: str, width: int = 4) -> int:
+    return width * parameter_count(SIZES[model])
+
+
+def name(row) -> str:
+    """A way in words: during backward, buckets of 100 MB, copy engines, sent in bf16."""
+    text = _NAMES.get(row.wrapper, row.wrapper)
+    text += f" {int(row.bucket_mb)} MB" if int(row.bucket_mb) else ""
+    text += ", by copy engines" if row.carrier == "copy_engines" else ""
+    return text + (f", sent in {row.sent_dtype}" if row.sent_dtype != "fp32" else "")
+
+
+def time(ms: float | None, figures: int = 3) -> str:
+    """Milliseconds, or the mark of what is not measured."""
+    return MISSING if ms is None or pd.isna(ms) else style.digits(float(ms), figures)
+
+
+def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
+    places = {wrapper: i for i, wrapper in enumerate(_NAMES)}
+    place = rows["wrapper"].map(places).fillna(len(places))
+    keys = ["_place", "sent_dtype", "bucket_mb", "carrier"]
+    order = rows.assign(_place=place).sort_values(
+        keys, ascending=[True, False, True, True], kind="stable"
+    )
+    return order.drop(columns="_place")

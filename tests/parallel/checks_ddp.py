@@ -294,6 +294,16 @@ def ddp_buckets_hold_what_they_may_and_start_in_backward():
 
 
 @check(2)
+def ddp_takes_its_hooks_with_it():
+    module = nn.Linear(2, 2)
+    for _ in range(2):
+        ddp = DDP(module)
+        assert all(len(p._post_accumulate_grad_hooks) == 1 for p in module.parameters())
+        del ddp
+    assert not any(p._post_accumulate_grad_hooks for p in module.parameters())
+
+
+@check(2)
 def what_is_unused_is_not_read_in_a_capture():
     """As if a CUDA graph were captured: the answer is the last step's, for DDP and for FSDP."""
     rank, size = world()

@@ -12,9 +12,10 @@ from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 
+OURS = ("naive", "flat", "overlapped", "bucketed")
 # torch_ddp_view is PyTorch's with gradient_as_bucket_view.
-WRAPPERS = ("naive", "flat", "overlapped", "bucketed", "torch_ddp", "torch_ddp_view")
 PEERS = ("torch_ddp", "torch_ddp_view")
+WRAPPERS = (*OURS, *PEERS)
 BUCKETED = ("bucketed", *PEERS)
 CARRIERS = ("backend", "copy_engines")
 SENT_DTYPES = {"fp32": 4, "bf16": 2}
@@ -93,9 +94,10 @@ class Parameters:
     """The parameters of notebooks/ddp.ipynb, in the order of its cell."""
 
     wrappers: str = parameter(
-        "naive,flat,overlapped,bucketed",
-        f"comma list of {', '.join(WRAPPERS)}",
+        "ours",
+        f"ours, or from {', '.join(WRAPPERS)}",
         kind=str,
+        choices=("ours",),
         many=WRAPPERS,
     )
     bucket_mb: int = parameter(
@@ -140,7 +142,7 @@ class Parameters:
     def __post_init__(self) -> None:
         fixed = ("wrappers", "bucket_mb", "carrier", "sent_dtype", "model", "batch", "context")
         parameters.refuse_beside_sweep(self, (*fixed, "capture"))
-        asked = names(self.wrappers)
+        asked = self._wrappers
         for name in ("carrier", "sent_dtype"):
             if name in parameters.changed(self) and asked != ("bucketed",):
                 raise ParameterError(
@@ -148,6 +150,10 @@ class Parameters:
                 )
         if self.capture and set(asked) & set(PEERS):
             raise ParameterError("capture = True: allowed without torch_ddp, which is launched")
+
+    @property
+    def _wrappers(self) -> tuple[str, ...]:
+        return OURS if self.wrappers == "ours" else names(self.wrappers)
 
     def asked(self) -> dict[Training, list[Way]]:
         """The trainings, and the ways of each, in the order of measuring.
@@ -171,7 +177,7 @@ class Parameters:
         return {Training(ranks, capture=self.capture, **given): list(self._ways())}
 
     def _ways(self) -> Iterator[Way]:
-        for wrapper in names(self.wrappers):
+        for wrapper in self._wrappers:
             mb = self.bucket_mb if wrapper in BUCKETED else 0
             if wrapper == "bucketed":
                 yield Way(wrapper, mb, self.carrier, self.sent_dtype)

@@ -1,0 +1,219 @@
+"""What the chapter on data parallelism says, by value: rows made by hand, in round milliseconds."""
+
+import pytest
+
+from a2lib.report import svg
+from a2lib.report.chapters.ddp import Ddp, answer, buckets, local, targets
+from a2lib.theory.buckets import exposed_s, gradients, simulate
+from a2lib.theory.latency import Line
+from a2lib.theory.transformer import SIZES
+
+MB = 2**20
+WITHOUT = {False: 100, True: 80}
+
+
+def row(ms, wrapper="bucketed", bucket_mb=0, capture=False, model="xl25", **over):
+    blank = {"ms_communication": "", "ms_backward": "", "ms_host": 3}
+    if not capture:
+        blank = {"ms_communication": 40, "ms_backward": 50, "ms_host": 90}
+    return {
+        "wrapper": wrapper, "bucket_mb": bucket_mb, "carrier": "backend", "sent_dtype": "fp32",
+        "model": model, "batch": 4, "context": 512, "precision": "bf16", "attention": "flash",
+        "compile": "blocks", "capture": str(capture).lower(), "backend": "nccl", "world_size": 2,
+        "ms": ms, "ms_p20": ms - 1, "ms_p80": ms + 1, "n": 20, "ms_without": WITHOUT[capture],
+        "ms_without_p20": WITHOUT[capture] - 1, "ms_without_p80": WITHOUT[capture] + 1,
+        "ms_rank_min": ms - 0.5, "ms_rank_median": ms - 0.25, "ms_rank_max": ms,
+        "sent_bytes": 8 * 10**9, "conditions": "", "note": "", **blank, **over,
+    }  # fmt: skip
+
+
+ENGINES, LOW = {"carrier": "copy_engines"}, {"sent_dtype": "bf16"}
+ROWS = [
+    row(150, "naive", ms_communication=60), row(130, "flat"),
+    row(110, "overlapped", ms_communication=50),
+    row(108, bucket_mb=1), row(106, bucket_mb=10), row(104, bucket_mb=100),
+    row(112, bucket_mb=1000), row(160, "torch_ddp", 25, ms_communication="", ms_host=155),
+    row(96, "overlapped", capture=True), row(90, bucket_mb=10, capture=True),
+    row(88, bucket_mb=100, capture=True), row(82, bucket_mb=100, capture=True, **ENGINES),
+    row(86, bucket_mb=100, capture=True, **LOW),
+    row(85, bucket_mb=100, capture=True, **ENGINES, **LOW),
+]  # fmt: skip
+
+
+def collective(size, ms):
+    return {"operation": "all_reduce", "backend": "nccl", "world_size": 2, "dtype": "fp32",
+            "size": size, "ms": ms, "n": 9, "ms_queued": ms, "note": ""}  # fmt: skip
+
+
+# 40 us a message and 250 GB/s.
+LINE = Line(40e-6, 250e9)
+SENT = [collective(s * MB, 1e3 * LINE.time_s(s * MB)) for s in (1, 10, 100, 1024)]
+
+
+@pytest.fixture
+def made(synthetic, tmp_path):
+    def make(rows, device="nvidia-h200", **sections):
+        return Ddp([synthetic.by_hand(tmp_path, device=device, ddp=rows, **sections)])
+
+    return make
+
+
+@pytest.fixture
+def empty(tmp_path):
+    return Ddp([tmp_path])
+
+
+def lines(table):
+    return {tuple(row[:1]): row[1:] for row in table.frame.astype(str).values.tolist()}
+
+
+def test_the_answer_without_rows_is_what_has_to_travel(empty):
+    assert str(answer.sentence(empty)) == (
+        "**The answer.** The xl of 2025 has 8.0 GB of gradients to average, at least 17.8 ms "
+        "between two H200. **Not measured yet on an NVIDIA H200**: what they add to a step."
+    )
+    said = str(answer.estimate(empty))
+    assert "The xl of 2025 has 8.0 GB of gradients in fp32, which take at least 17.8 ms" in said
+    assert "the xl of 2026 (2.7B) has 13.6 GB" in said and "in bf16 8.88 ms" in said
+
+
+def test_the_answer_with_rows(made):
+    assert str(answer.sentence(made(ROWS))).endswith(
+        "Launched from Python they add to the step 50.0 ms after backward, each by itself, "
+        "30.0 ms after backward, all in one and 4.00 ms during backward, buckets of 100 MB. "
+        "Replayed from a CUDA graph, the best of ours (during backward, buckets of 100 MB, by copy "
+        "engines) takes 82.0 ms, 1.025 times the step without communication."
+    )
+    assert str(answer.sentence(made(ROWS[:3]))).endswith(
+        "**Not measured yet on an NVIDIA H200**: the step in a CUDA graph."
+    )
+
+
+def test_each_way_has_its_step_and_its_share(made):
+    c = made([*ROWS, row(140, "naive", model="2.7B")])
+    assert str(answer.naive(c)).startswith(
+        "For the xl of 2025 a step takes 150 ms and 100 ms without communication: 33% of it is "
+        "spent communicating. The all-reduces alone, after a backward, take 60.0 ms. For the xl of "
+        "2026 (2.7B) a step takes 140 ms"
+    )
+    assert "communication adds 30.0 ms in place of 50.0 ms; alone it takes 40.0 ms" in str(
+        answer.flat(c)
+    )
+    # 10 of 50 ms are exposed.
+    assert str(answer.overlap(c)) == (
+        "For the xl of 2025 a step takes 110 ms, 150 ms with the same messages after backward: of "
+        "the 50.0 ms that the messages take alone, 10.0 ms are added to the step and 80% is "
+        "hidden. Replayed from a CUDA graph, where nothing hides in the host's gaps, it takes 96.0 "
+        "ms, 16.0 ms above the step without communication."
+    )
+    assert str(answer.buckets(c)) == (
+        "For the xl of 2025, launched from Python, buckets add 8.00 ms with 1 MB, 6.00 ms with 10 "
+        "MB, 4.00 ms with 100 MB and 12.0 ms with 1000 MB, and one message for each gradient 10.0 "
+        "ms; the least is 100 MB. For the xl of 2025, replayed from a CUDA graph, buckets add 10.0 "
+        "ms with 10 MB and 8.00 ms with 100 MB, and one message for each gradient 16.0 ms; the "
+        "least is 100 MB."
+    )
+    assert str(answer.carriers(c)) == (
+        "In buckets of 100 MB and replayed, NCCL in fp32 adds 8.00 ms to the step, copy engines in "
+        "fp32 2.00 ms, NCCL in bf16 6.00 ms and copy engines in bf16 5.00 ms."
+    )
+
+
+def test_the_table_has_what_is_hidden_and_why_a_row_has_no_time(made):
+    failed = row(1, bucket_mb=400, capture=True)
+    failed |= {k: "" for k in failed if k.startswith("ms") or k == "n"} | {"status": "oom"}
+    c = made([*ROWS, failed])
+    found = lines(answer.table(c, "xl25", False, "c", "tab-c"))
+    assert list(found)[:3] == [
+        ("after backward, each by itself",), ("after backward, all in one",),
+        ("during backward, each by itself",),
+    ]  # fmt: skip
+    # Of 60 ms alone 50 are exposed.
+    assert found["after backward, each by itself",] == [
+        "150", "149 to 151", "100", "50.0", "60.0", "17%", "90.0", "150 / 150 / 150",
+    ]  # fmt: skip
+    assert found["PyTorch's DDP, buckets of 25 MB",][4:6] == ["·", "·"]
+    captured = lines(answer.table(c, "xl25", True, "c", "tab-c"))
+    assert captured["during backward, buckets of 400 MB",][0] == "oom"
+    assert captured["during backward, buckets of 100 MB, sent in bf16",][3] == "6.00"
+    assert len(found) == 8 and len(captured) == 7
+
+
+def test_targets_are_ratios_and_say_when_they_are_missed(made, empty):
+    found = [line[3:] for line in targets.table(made(ROWS), "c", "t").frame.values.tolist()]
+    # 82 / 80, 85 / 80, 104 / 160, 82 / 160.
+    assert found == [["1.10", "1.025", "met"], ["1.05", "1.062", "missed"],
+                     ["0.70", "0.650", "met"], ["0.55", "0.512", "met"]]  # fmt: skip
+    said = str(targets.sentence(made(ROWS)))
+    assert said.startswith("3 of the 4 targets that are measured are met. Launched, the host takes")
+    assert "90.0 ms to issue our step and 155 ms to issue that of PyTorch's wrapper, of 104" in said
+    nothing = targets.table(empty, "c", "t").frame.values.tolist()
+    assert [line[-1] for line in nothing] == ["·"] * 4
+    assert "Not measured yet" in str(targets.sentence(empty))
+
+
+def test_ratios_of_two_runs_say_so(made, synthetic):
+    c = made(ROWS)
+    c.table.loc[c.table["wrapper"] == "torch_ddp", "run"] = "another"
+    verdicts = [line[-1] for line in targets.table(c, "c", "t").frame.values.tolist()]
+    assert verdicts == ["met", "missed", "met, two runs", "met, two runs"]
+
+
+def test_the_size_of_a_bucket_by_formula_simulation_and_rows(made, empty):
+    c = made(ROWS, collectives=SENT)
+    size = 4 * sum(g.size for g in gradients(SIZES["xl25"], 1, blocks=True, width=1))
+    best = (size * 40e-6 * 250e9) ** 0.5 / MB
+    assert buckets.best_mb(c) == pytest.approx(best, rel=1e-3)
+    assert f"With o = 40.0 µs and w = 250 GB/s, fitted to the all-reduces of the chapter on "\
+        f"collectives, the best bucket is {best:.0f} MB for the xl of 2025" in str(
+            buckets.optimum(c))  # fmt: skip
+    assert buckets.formula_ms(c, 100) == pytest.approx(
+        1e3 * (size / (100 * MB) * 40e-6 + 100 * MB / 250e9), rel=1e-3
+    )
+    arrived = simulate(gradients(SIZES["xl25"], 0.05, blocks=True), 100 * MB, LINE)
+    assert buckets.simulated_ms(c, 100) == pytest.approx(1e3 * exposed_s(arrived, 0.05), rel=1e-3)
+    said = str(buckets.verdict(c))
+    # 7.99 GB at 250 GB/s.
+    assert "backward takes 50.0 ms and the bytes 32.0 ms, so the link waits for gradients" in said
+    assert f"100 MB: {buckets.formula_ms(c, 100):.2f}, " in said and "and 4.00 ms" in said
+    assert "Captured, the least is 8.00 ms at 100 MB" in said
+    assert "Not measured yet" in str(buckets.verdict(empty)) + str(buckets.optimum(empty))
+    found = buckets.table(c, "c", "t").frame.set_index("bucket, MB")
+    assert list(found.loc[100])[2:] == ["4.00", "8.00"] and list(found.loc[25])[2:] == ["·", "·"]
+
+
+def test_a_link_that_is_slower_than_backward_is_told(made):
+    slow = [collective(s * MB, 1e3 * (1e-5 + s * MB / 100e9)) for s in (1, 10, 100, 1024)]
+    said = str(buckets.verdict(made(ROWS, collectives=slow)))
+    assert "the bytes 79.9 ms, so backward ends before the link does" in said
+
+
+def test_the_figures_hold_the_rows(made, empty):
+    c = made(ROWS, collectives=SENT)
+    launched, captured = answer.figure(c).figure.axes
+    widths = [patch.get_width() for patch in launched.patches]
+    assert widths[:4] == [100, 50, 100, 30] and len(captured.patches) == 2 * 6
+    (ax,) = buckets.figure(c).figure.axes
+    drawn = {line.get_color(): line for line in ax.lines}
+    measured = drawn[buckets.LOOKS["launched"].colour]
+    assert list(measured.get_xdata()) == [1, 10, 100, 1000]
+    assert list(measured.get_ydata()) == [8, 6, 4, 12]
+    assert len(drawn) == 4
+    charts = (answer.figure(c), buckets.figure(c), answer.figure(empty), buckets.figure(empty))
+    for chart in charts:
+        assert svg.smallest_text(chart._repr_svg_()) >= svg.LEAST_SIZE
+
+
+def test_another_machine_is_shown_with_all_its_rows(made):
+    said = str(local.show(made([row(5, "flat", backend="gloo", model="tiny")], device="cpu")))
+    assert "**CPU**: tiny sizes" in said and "| after backward, all in one |" in said
+    assert "CPU: tiny, 2 ranks with gloo, batch 4 each, context 512, bf16, launched" in said
+
+
+def test_the_page_with_rows_and_without(shown_by, synthetic, tmp_path):
+    without = shown_by("ddp", tmp_path)
+    assert sum("Not measured yet" in text for text in without) >= 8
+    full = synthetic.by_hand(tmp_path, ddp=ROWS, collectives=SENT)
+    with_rows = shown_by("ddp", full)
+    assert len(with_rows) == len(without)
+    assert not any("Not measured yet" in text for text in with_rows)

@@ -256,8 +256,10 @@ def test_devices_are_those_of_the_reference():
             (device.link, link, 1e9),
             (device.network, "network_egress", 1e9),
             (device.node, "node_devices", 1),
+            *([(device.fp32, "fp32_plain", 1e12)] if device.fp32 else ()),
         ):
             assert found == pytest.approx(unit * stated[device.slug, quantity]), quantity
+        assert device.fp32 or (device.slug, "fp32_plain") not in stated
     assert named_device("H200") is DEVICES["H200"]
 
 
@@ -272,7 +274,7 @@ def test_devices_are_those_of_the_reference():
     ({"data": -1}, "data is -1; allowed are positive integers"),
     ({"tensor": 0}, "tensor is 0; allowed are positive integers"),
     ({"microbatches": 1.5}, "microbatches is 1.5; allowed are positive integers"),
-    ({"sharding": "ddp"}, "sharding 'ddp': allowed are zero1, fsdp"),
+    ({"sharding": "ddp"}, "sharding 'ddp': allowed are none, zero1, fsdp"),
     ({"checkpointing": "all"}, "checkpointing 'all': allowed are none, block"),
 ])  # fmt: skip
 def test_a_layout_that_breaks_a_rule_is_one_line(layout, words):

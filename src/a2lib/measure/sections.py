@@ -312,6 +312,7 @@ DERIVED = {
         ),
     ),
     "parallelism-axes": (),
+    "calculator": (),
 }
 
 

@@ -180,7 +180,8 @@ def _stage_memory(job: Job, layout: Layout, first: bool, last: bool) -> dict[str
         activations += tokens * (2 * WIDE + (NARROW if bf16 else 0)) * shape.d_model
         logit = element + LOGIT_TENSORS * WIDE
         temporary = max(temporary, logit * tokens * shape.vocab_size / t)
-    # Autocast computes with copies; without it a master copy that is cut needs a whole one beside.
+    # Autocast computes with copies, and zero1 cuts what they are made from. Without it the weights
+    # are what is computed with, and stay whole.
     working = NARROW * weights if bf16 else 0
     return {
         "parameters": WIDE * weights / (n if fsdp or (layout.sharding == "zero1" and bf16) else 1),

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -11,7 +12,15 @@ from matplotlib.textpath import TextPath
 
 from a2lib.paths import ROOT
 from a2lib.report import svg
-from a2lib.report.chapters.parallelism import accounting, axes, clocks, layer, plans, schemes
+from a2lib.report.chapters.parallelism import (
+    accounting,
+    axes,
+    calculator,
+    clocks,
+    layer,
+    plans,
+    schemes,
+)
 from a2lib.theory.layouts import AXES, SHARDINGS, STRATEGIES, Layout, evaluate
 from a2lib.theory.parallelism import EXAMPLE, Layer, communication_share
 
@@ -187,12 +196,44 @@ def test_the_plans_are_the_planners():
     assert apart.serial_s < hidden.serial_s and hidden.step_s < apart.step_s
 
 
+def test_the_choices_are_what_the_page_says_of_them():
+    frame = calculator.choices("words", "name").frame.set_index("choice")
+    assert frame["fits"].tolist() == ["no", "no", "yes", "yes", "no", "no"]
+    for (name, (job, layout)), most in zip(calculator.CHOICES.items(), frame["most a device"],
+                                           strict=True):  # fmt: skip
+        plan = evaluate(job, layout)
+        line = frame.loc[name]
+        assert float(line["GB each"]) == pytest.approx(plan.memory_bytes / 1e9, abs=0.5)
+        assert (line["fits"] == "yes") == (plan.memory_bytes <= job.memory)
+        assert float(line["step, s"]) == pytest.approx(plan.step_s, abs=0.005)
+        tokens = float(line["tokens a second"].replace(",", ""))
+        assert tokens == pytest.approx(job.batch * job.context / plan.step_s, rel=5e-3)
+        # as many sequences a device fit, one more of each does not
+        for more, fits in ((0, True), (1, False)):
+            batch = (int(most) + more) * layout.data
+            if batch:
+                held = evaluate(replace(job, batch=batch), layout).memory_bytes
+                assert (held <= job.memory) == fits, name
+    said = calculator.numbers()
+    # 8.13 billion parameters: 16 bytes of fp32 each, and 2 of bf16
+    assert said["fit_parameters"] == "8.1" and said["fit_state"] == "146\N{NO-BREAK SPACE}GB"
+    assert said["fit_allowed"] == "127\N{NO-BREAK SPACE}GB" and said["fit_each"] == "2"
+    order = [int(said[f"fit_{name}_most"]) for name in ("zero1", "fsdp", "again")]
+    assert order == sorted(order) and order[0] > 0
+    assert float(said["fit_fp32_kept"]) < 2
+    assert 14 < float(said["fit_fp32_slower"]) < 16  # 989.4 / 66.9
+    bound = frame["bound by"].to_dict()
+    assert bound.pop("FSDP, eager attention") == "memory bandwidth"
+    assert set(bound.values()) == {"computation"}
+
+
 @pytest.mark.parametrize(
     "page, said",
     [
         ("parallelism", layer.numbers),
         ("communication", accounting.numbers),
         ("parallelism-axes", lambda: axes.numbers() | plans.numbers()),
+        ("calculator", calculator.numbers),
     ],
 )
 def test_a_page_glues_what_is_computed_and_nothing_else(page, said):

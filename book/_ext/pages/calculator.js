@@ -4,6 +4,7 @@ globalThis.a2Calculator = (() => {
   const { grouped, shown } = globalThis.a2Forms;
   const WIDTH = 360, LEFT = 4, RIGHT = 356;
   const gb = (bytes) => `${shown(bytes / 1e9)} GB`;
+  const three = (value) => shown(Number(value.toPrecision(3)));
   function seconds(s) {
     if (s < 1e-4) return `${shown(1e6 * s)} µs`;
     return s < 0.1 ? `${shown(1e3 * s)} ms` : `${shown(s)} s`;
@@ -66,7 +67,7 @@ globalThis.a2Calculator = (() => {
     }
     for (const [name, s] of [["floor", plan.step_s], ["serial", plan.serial_s]]) {
       out[`speed.step.${name}`] = seconds(s);
-      out[`speed.tokens.${name}`] = shown(theory.tokens_per_s(job, s));
+      out[`speed.tokens.${name}`] = three(theory.tokens_per_s(job, s));
       out[`speed.mfu.${name}`] = percent(theory.flops_share(job, layout, s));
     }
     out["batch.most"] = grouped(most);
@@ -86,7 +87,7 @@ globalThis.a2Calculator = (() => {
     return `${fits ? "It fits" : "It does not fit"}: each of ${kind} holds ${gb(total)} of the `
       + `${gb(may)} allowed; ${room}. A step of ${counted(job.batch, "sequence")} takes at least `
       + `${seconds(plan.step_s)}, bound by ${plan.bound}: at most `
-      + `${shown(theory.tokens_per_s(job, plan.step_s))} tokens a second, `
+      + `${three(theory.tokens_per_s(job, plan.step_s))} tokens a second, `
       + `${percent(theory.flops_share(job, layout, plan.step_s))} of the peak; `
       + `${seconds(plan.serial_s)} if no communication hides.`;
   }

@@ -27,8 +27,9 @@ from a2lib.theory.parallelism import EXAMPLE, Layer, communication_share
 DRAWINGS = {
     "data": schemes.data_parallel, "fsdp": schemes.fully_sharded,
     "tensor": schemes.tensor_parallel, "mesh": schemes.mesh,
-    "exchange": schemes.experts_and_contexts, "rings": clocks.rings, "pipelines": clocks.pipelines,
-    "map": layer.mesh_map, "sensitivity": accounting.sensitivity,
+    "exchange": schemes.experts_and_contexts, "holds": schemes.other_axes,
+    "rings": clocks.rings, "pipelines": clocks.pipelines, "map": layer.mesh_map,
+    "sensitivity": accounting.sensitivity,
 }  # fmt: skip
 # a = 6 and b = 3 by hand: C = W, two bytes, 6 tokens, d_ff 2.
 BY_HAND = Layer(tokens=6, d_model=5, d_ff=2, flops=1e12, bandwidth=1e12)
@@ -54,7 +55,7 @@ def test_every_drawing_has_both_themes_and_letters_for_a_phone(texts):
 
 def test_words_stay_inside_the_drawing(texts):
     """By the widths of DejaVu Sans, which is wider than what browsers draw with elsewhere."""
-    for name in ("data", "fsdp", "tensor", "mesh", "exchange", "rings", "pipelines"):
+    for name in ("data", "fsdp", "tensor", "mesh", "exchange", "holds", "rings", "pipelines"):
         bold = re.findall(r"\.(\w+)\{[^}]*font-weight:700", texts[name])
         for node in ElementTree.fromstring(texts[name]).iter():
             if node.tag.endswith("text") and node.get("transform") is None:
@@ -91,6 +92,8 @@ def test_the_pipelines_are_drawn_with_their_bubbles(texts):
 
 def test_who_holds_what(texts):
     assert schemes.experts_and_contexts().counts == {"kept": 4, "sent": 12}
+    assert schemes.other_axes().counts == {"held": 4 + 3 + 2 + 1}
+    assert {"experts", "sequence", "weights"} <= set(words_of(texts["holds"]))
     for name, tensors in (("tensor", {"W1, W2", "W3", "x1, x2, z"}), ("mesh", {"in use", "W3"})):
         assert tensors <= set(words_of(texts[name]))
     assert {"R1", "R4"} <= set(words_of(texts["data"]))

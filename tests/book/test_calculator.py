@@ -14,10 +14,10 @@ from a2lib.paths import ROOT
 from a2lib.report.chapters.parallelism import calculator
 from a2lib.theory import __main__ as command
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.jobs import OPTIMIZERS, Job
+from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job
 from a2lib.theory.layouts import SHARDINGS, STRATEGIES, Layout, evaluate, flops_share
 from a2lib.theory.planner import largest_batch
-from a2lib.theory.saved import ATTENTIONS, PRECISIONS
+from a2lib.theory.saved import PRECISIONS
 from a2lib.theory.transformer import SIZES, Shape, parameter_count
 
 SCRIPTS = ROOT / "book" / "_ext" / "pages"
@@ -41,7 +41,8 @@ SCRIPT = """([constants, points]) => {
     const broken = theory.problem(job, layout);
     if (broken) return { rule: broken.rule };
     const plan = theory.evaluate(job, layout);
-    return { memory: plan.memory, busy: plan.busy, bound: plan.bound, numbers: [
+    const { memory, moment, busy, bound } = plan;
+    return { memory, moment, busy, bound, numbers: [
       theory.memory_bytes(plan.memory), theory.allowed(job), plan.step_s, plan.serial_s,
       theory.flops_share(job, layout, plan.step_s), theory.flops_share(job, layout, plan.serial_s),
       theory.tokens_per_s(job, plan.serial_s), theory.parameter_count(job.shape),
@@ -82,7 +83,7 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
     given = [[{**job, "shape": asdict(shape)}, asdict(layout), i % 11 == 0]
              for i, (shape, job, layout) in enumerate(points)]  # fmt: skip
     answers = scripts.evaluate(SCRIPT, [calculator.constants(), given])
-    rules, bound, fitting = set(), set(), 0
+    rules, bound, moments, fitting = set(), set(), set(), 0
     assert len(answers) == len(points)
     for i, ((shape, given, layout), answer) in enumerate(zip(points, answers, strict=True)):
         try:
@@ -103,12 +104,13 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
         ]  # fmt: skip
         for k, (one, other) in enumerate(zip(answer["numbers"], expected, strict=True)):
             assert close(one, other), (job, layout, k, one, other)
-        assert answer["bound"] == plan.bound, (job, layout)
+        assert (answer["bound"], answer["moment"]) == (plan.bound, plan.moment), (job, layout)
+        moments.add(plan.moment)
         bound.add(plan.bound)
         fitting += plan.memory_bytes <= job.memory
     answered = sum("rule" not in answer for answer in answers)
     assert answered > 2000 and 300 < fitting < answered - 300
-    assert bound == set(calculator.BUSY)
+    assert bound == set(calculator.BUSY) and len(moments) == 5
     assert {"data", "tensor", "pipeline", "context", "precision"} - rules == {"data"}
 
 
@@ -261,7 +263,7 @@ def shows(tab, job, layout):
 def test_a_reader_sets_a_training_by_keyboard_and_reads_whether_it_fits(page, capsys):
     example, layout = calculator.EXAMPLE, calculator.SHARDED
     shows(page, example, layout)
-    assert page.text_content("#a2-state").startswith("It fits: each of 8 devices holds 101 GB")
+    assert page.text_content("#a2-state").startswith("It fits: each of 8 devices holds 97.0 GB")
     assert page.input_value("#a2-size") == "8B"
     before = page.inner_html(".a2-memory")
 
@@ -319,9 +321,9 @@ def test_what_breaks_a_rule_is_said_under_its_field(page):
         ("headroom", "120", "allowed: numbers from 0 to 99"),
         ("num_heads", "33", "num_heads 33 does not divide d_model 4096; "
                             "d_model must be a whole multiple of num_heads"),
-        ("devices", "3", "data 3 does not divide batch 16; it must"),
-        ("microbatches", "3", "microbatches 3 does not divide the 2 sequences of a data rank "
-                              "(batch 16 / data 8); it must"),
+        ("devices", "3", "data 3 does not divide batch 32; it must"),
+        ("microbatches", "3", "microbatches 3 does not divide the 4 sequences of a data rank "
+                              "(batch 32 / data 8); it must"),
         ("tensor", "3", "8 is not a multiple of the 3 devices of tensor × pipeline × context; "
                         "it must be"),
     ):  # fmt: skip

@@ -201,7 +201,7 @@ def test_the_plans_are_the_planners():
 
 def test_the_choices_are_what_the_page_says_of_them():
     frame = calculator.choices("words", "name").frame.set_index("choice")
-    assert frame["fits"].tolist() == ["no", "no", "yes", "yes", "no", "no"]
+    assert frame["fits"].tolist() == ["no", "yes", "yes", "yes", "no", "no"]
     for (name, (job, layout)), most in zip(calculator.CHOICES.items(), frame["most a device"],
                                            strict=True):  # fmt: skip
         plan = evaluate(job, layout)
@@ -218,16 +218,23 @@ def test_the_choices_are_what_the_page_says_of_them():
                 held = evaluate(replace(job, batch=batch), layout).memory_bytes
                 assert (held <= job.memory) == fits, name
     said = calculator.numbers()
-    # 8.13 billion parameters: 16 bytes of fp32 each, and 2 of bf16
-    assert said["fit_parameters"] == "8.1" and said["fit_state"] == "146\N{NO-BREAK SPACE}GB"
-    assert said["fit_allowed"] == "127\N{NO-BREAK SPACE}GB" and said["fit_each"] == "2"
+    # 8.13 billion parameters of 16 bytes
+    assert said["fit_parameters"] == "8.1" and said["fit_state"] == "130\N{NO-BREAK SPACE}GB"
+    assert said["fit_allowed"] == "127\N{NO-BREAK SPACE}GB" and said["fit_each"] == "4"
     order = [int(said[f"fit_{name}_most"]) for name in ("zero1", "fsdp", "again")]
     assert order == sorted(order) and order[0] > 0
     assert float(said["fit_fp32_kept"]) < 2
     assert 14 < float(said["fit_fp32_slower"]) < 16  # 989.4 / 66.9
-    bound = frame["bound by"].to_dict()
-    assert bound.pop("FSDP, eager attention") == "memory bandwidth"
-    assert set(bound.values()) == {"computation"}
+    assert set(frame["bound by"]) == {"computation"}
+    job, layout = calculator.CHOICES["FSDP, eager attention"]
+    longer = replace(job, batch=job.batch // 2, context=2 * job.context)
+    assert evaluate(longer, layout).bound == "memory bandwidth"
+    # what the section on memory says of its fullest moment
+    job, layout = calculator.CHOICES["replicas"]
+    assert evaluate(job, layout).moment == "loss"
+    short = replace(job, batch=8, context=64)
+    assert evaluate(short, layout).moment == "after the backward"
+    assert evaluate(job, replace(layout, microbatches=2)).moment == "accumulating"
 
 
 @pytest.mark.parametrize(

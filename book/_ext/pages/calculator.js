@@ -29,6 +29,15 @@ globalThis.a2Calculator = (() => {
     return { job, layout, others };
   }
 
+  // When a device is fullest, in words.
+  const MOMENTS = {
+    accumulating: "in a micro-batch's backward, with the gradients of all",
+    loss: "at the loss: all activations are there, and no gradient yet",
+    "first block's backward": "in the first block's backward: gradients come as activations go",
+    "last block's backward": "in the last block's backward: most activations are gone",
+    "after the backward": "after the backward: gradients are there, activations gone",
+  };
+
   // The field that a rule is about, by the name it has in layouts.js.
   const FIELD = { data: "devices", context: "context_parallel" };
 
@@ -60,6 +69,7 @@ globalThis.a2Calculator = (() => {
     }
     out["memory.total.gb"] = shown(total / 1e9);
     out["memory.total.share"] = percent(1);
+    out["memory.moment"] = MOMENTS[plan.moment];
     out["memory.allowed.gb"] = shown(theory.allowed(job) / 1e9);
     for (const [name, s] of Object.entries(plan.busy)) {
       out[`busy.${name}.s`] = shown(s);

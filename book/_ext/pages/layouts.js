@@ -80,10 +80,12 @@ globalThis.a2Layouts = (constants) => {
     return null;
   }
 
+  // The fullest moment on the fullest device, and its bytes by component.
   function memory(job, layout) {
     const p = layout.pipeline;
     const ends = p > 1 ? [[true, false], [false, true]] : [[true, true]];
-    return largest(ends.map((end) => stage_memory(job, layout, ...end)), memory_bytes);
+    const moments = ends.flatMap((end) => stage_memory(job, layout, ...end));
+    return largest(moments, ([, held]) => memory_bytes(held));
   }
 
   // The first of the largest, as Python's max has it.
@@ -93,34 +95,52 @@ globalThis.a2Layouts = (constants) => {
 
   function stage_memory(job, layout, first, last) {
     const { shape } = job, t = layout.tensor, n = shards(layout);
+    const blocks = shape.num_layers / layout.pipeline;
     const weights = weights_of(job, layout, first, last);
     const fsdp = layout.sharding === "fsdp", bf16 = job.precision === "bf16";
-    const table = (shape.vocab_size * shape.d_model) / t;
-    const biggest = Math.max(block_weights(shape, t), first || last ? table : 0);
+    const table = (shape.vocab_size * shape.d_model) / t, block = block_weights(shape, t);
+    const head = last ? table + shape.d_model : 0;
     const tokens = tokens_of(job, layout);
     const [whole, cut] = saved(job);
     const mask = job.attention === "eager" ? job.context ** 2 : 0;
     const kept_whole = tokens * (whole + cut / t) + mask, entry = tokens * WIDE * shape.d_model;
     const stays = layout.checkpointing === "none" ? kept_whole : entry;
     const held = first ? Math.min(layout.pipeline, layout.microbatches) : 1;
-    let activations = ((held * shape.num_layers) / layout.pipeline) * stays;
     const inner = Math.max(
       (3 * element(job) * shape.d_ff) / t, (SCORE_TENSORS * WIDE * scores(job)) / t);
-    let temporary = kept_whole - stays + tokens * ((WIDE + element(job)) * shape.d_model + inner);
-    if (last) {
-      activations += tokens * (2 * WIDE + (bf16 ? NARROW : 0)) * shape.d_model;
-      const logit = element(job) + LOGIT_TENSORS * WIDE;
-      temporary = Math.max(temporary, (logit * tokens * shape.vocab_size) / t);
+    const temporary = kept_whole - stays + tokens * ((WIDE + element(job)) * shape.d_model + inner);
+    const top = last ? tokens * (2 * WIDE + (bf16 ? NARROW : 0)) * shape.d_model : 0;
+    const logits = last
+      ? ((tokens * shape.vocab_size) / t) * (element(job) + LOGIT_TENSORS * WIDE) : 0;
+    const parameters =
+      (WIDE * weights) / (fsdp || (layout.sharding === "zero1" && bf16) ? n : 1);
+    const optimizer = (OPTIMIZERS[job.optimizer] * weights) / (layout.sharding === "none" ? 1 : n);
+
+    function at(gone, gradients, kept, temporaries) {
+      let working = NARROW * (weights - first * table - gone);
+      if (fsdp) working = element(job) * 3 * Math.max(block, first || last ? table : 0);
+      else if (!bf16) working = 0;
+      else if (layout.sharding === "zero1") working = NARROW * weights;
+      return {
+        parameters,
+        gradients: (WIDE * gradients) / (fsdp ? n : 1),
+        optimizer,
+        "working weights": working,
+        activations: kept,
+        temporaries,
+      };
     }
-    const working = bf16 ? NARROW * weights : 0;
-    return {
-      parameters: (WIDE * weights) / (fsdp || (layout.sharding === "zero1" && bf16) ? n : 1),
-      gradients: (WIDE * weights) / (fsdp ? n : 1),
-      optimizer: (OPTIMIZERS[job.optimizer] * weights) / (layout.sharding === "none" ? 1 : n),
-      "working weights": fsdp ? element(job) * 3 * biggest : working,
-      activations,
-      temporaries: temporary,
-    };
+
+    const everything = held * blocks * stays + top;
+    const before = head + (blocks - 1) * block;
+    if (layout.microbatches > 1)
+      return [["accumulating", at(0, weights, everything, Math.max(temporary, logits))]];
+    return [
+      ["loss", at(0, 0, everything, logits)],
+      ["first block's backward", at(head, head, everything - top, temporary)],
+      ["last block's backward", at(before, before, stays, temporary)],
+      ["after the backward", at(weights - first * table, weights, 0, 0)],
+    ];
   }
 
   const block_weights = (shape, t) =>
@@ -139,8 +159,8 @@ globalThis.a2Layouts = (constants) => {
 
   // What is allowed, whether or not it fits; a layout that breaks a rule has no plan.
   function evaluate(job, layout) {
-    const held = memory(job, layout);
-    return { memory: held, ...timed(job, layout) };
+    const [moment, held] = memory(job, layout);
+    return { memory: held, moment, ...timed(job, layout) };
   }
 
   function timed(job, layout) {
@@ -271,7 +291,7 @@ globalThis.a2Layouts = (constants) => {
   function largest_batch(job, layout) {
     const unit = layout.data * layout.microbatches;
     const fits = (k) =>
-      memory_bytes(memory({ ...job, batch: k * unit }, layout)) <= allowed(job);
+      memory_bytes(memory({ ...job, batch: k * unit }, layout)[1]) <= allowed(job);
     let low = 0, high = 1;
     while (fits(high)) [low, high] = [high, 2 * high];
     while (high - low > 1) {

@@ -9,9 +9,10 @@ from functools import cache, cached_property
 from a2lib.theory.devices import Device
 from a2lib.theory.products import check_sizes
 from a2lib.theory.roofline import eager_step
-from a2lib.theory.saved import ATTENTIONS, PRECISIONS, block_saved
+from a2lib.theory.saved import PRECISIONS, block_saved
 from a2lib.theory.transformer import Shape
 
+ATTENTIONS = ("eager", "flash")  # of those that saved.py counts
 WIDE, NARROW = 4, 2  # bytes of fp32, of bf16
 # Of an optimizer: bytes a parameter that it keeps from step to step.
 OPTIMIZERS = {"adamw": 8, "adamw-8bit": 2, "momentum": 4, "sgd": 0}
@@ -22,7 +23,7 @@ class Job:
     """What is to be trained on what: at most ``devices`` of ``device``, which may be used but for
     the share ``headroom`` of their memory; ``batch`` sequences of ``context`` tokens a step.
 
-    ``precision`` and ``attention`` are those of saved.py, ``optimizer`` one of ``OPTIMIZERS``, and
+    ``precision`` and ``attention`` are as in saved.py, ``optimizer`` one of ``OPTIMIZERS``, and
     ``efficiency`` the share of the maker's peak at which products run. Raises ValueError, in one
     line, for sizes that are not positive integers, for a headroom that is not from 0 to below 1, an
     efficiency not above 0 or above 1, another name, and for fp32 where the maker states no rate.

@@ -2,9 +2,9 @@
 
 A layout cuts the batch over ``data``, each matrix over ``tensor``, the blocks over ``pipeline`` and
 the sequence over ``context`` devices. For each one: bytes of a device by component, and the least
-time of a step. ``ASSUMPTIONS`` is what the figures rest on; every plan is printed with it. No
-measured peak of a whole model is in data/ yet, so the memory was compared with none; links have
-their makers' bandwidth, since no collective is measured.
+time of a step. ``ASSUMPTIONS`` is what the figures rest on; every plan is printed with it. On one
+GPU the memory agrees with the measured peaks of whole models (tests/theory/test_jobs.py); cut over
+several it was compared with none. Links have their makers' bandwidth.
 
 ZeRO: Rajbhandari et al., 2020. Tensor parallelism: Shoeybi et al., 2019. 1F1B: Narayanan et al.,
 2021. Ring attention: Liu et al., 2023. The formulas of each axis are those of parallelism.py and
@@ -38,14 +38,15 @@ ASSUMPTIONS = (
     "micro-batch (three of the largest layer are there at once: in use, next, gradients); "
     "zero1 keeps gradients and the weights it computes with whole and exchanges both once a step; "
     "none keeps all of it whole and exchanges gradients once a step",
-    "the search leaves none out: zero1 sends as many bytes and holds less",
+    "the search leaves none out: zero1 sends as many bytes and holds less on several devices",
     "activations as this library's block keeps them (saved.py); eager attention adds the scores, a "
     "mask, and three fp32 matrices of scores while it goes backward; tensor parallelism cuts the "
     "heads and the FFN's hidden, not the residual stream and the norms",
     "checkpointing none keeps all of that, block keeps each block's fp32 input and runs the block "
     "again but for its last product",
-    "gradients are there all the time; 14 bytes a logit (fp32: 16), for all tokens of a "
-    "micro-batch at once; no allocator's blocks, no buffers of a communication library",
+    "gradients come as activations go if a step has one micro-batch, and are there all the time if "
+    "it has more; 14 bytes a logit (fp32: 16), for all tokens of a micro-batch at once; no "
+    "allocator's blocks, no workspaces, no buffers of a communication library",
     "pipeline: 1F1B, stages of equal blocks, the embedding in the first and the head in the last; "
     "micro-batches are whole sequences",
     "communication runs beside computation; axes on the same links wait for each other, node links "
@@ -92,7 +93,8 @@ class Busy(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout with bytes by component on its fullest device, and the seconds of a step.
+    """A layout with bytes by component on its fullest device at the fullest ``moment``, and the
+    seconds of a step.
 
     ``step_s`` is the floor, where communication hides; ``serial_s`` what it takes if none does.
     ``busy`` has seconds by what may bind, the largest being ``bound``.
@@ -100,6 +102,7 @@ class Plan:
 
     layout: Layout
     memory: dict[str, float]
+    moment: str
     step_s: float
     serial_s: float
     busy: dict[str, float]
@@ -149,48 +152,79 @@ def check_axis(job: Job, axis: str, size: int) -> None:
 def evaluate(job: Job, layout: Layout) -> Plan:
     """The plan of one layout, whether or not it fits. Raises ValueError as ``check``."""
     check(job, layout)
-    return timed(job, layout, memory(job, layout))
+    return timed(job, layout, *memory(job, layout))
 
 
-def memory(job: Job, layout: Layout) -> dict[str, float]:
-    """Bytes by component on the fullest device, of the first or of the last stage of a layout."""
+def memory(job: Job, layout: Layout) -> tuple[str, dict[str, float]]:
+    """The fullest moment of a step on the fullest device, which is of the first or of the last
+    stage of a layout, and its bytes by component."""
     p = layout.pipeline
     ends = [(True, p == 1), (False, True)] if p > 1 else [(True, True)]
-    return max((_stage_memory(job, layout, *end) for end in ends), key=lambda m: sum(m.values()))
+    moments = [moment for end in ends for moment in _stage_memory(job, layout, *end)]
+    return max(moments, key=lambda moment: sum(moment[1].values()))
 
 
-def _stage_memory(job: Job, layout: Layout, first: bool, last: bool) -> dict[str, float]:
+def _stage_memory(
+    job: Job, layout: Layout, first: bool, last: bool
+) -> list[tuple[str, dict[str, float]]]:
+    """Bytes by component at the moments of which one is the fullest.
+
+    With one micro-batch gradients come as activations go, each block leaving G and freeing A. That
+    is linear in the blocks, so one of its ends is the fullest, or the logits before it.
+    """
     shape, t, n = job.shape, layout.tensor, layout.shards
+    blocks = shape.num_layers / layout.pipeline
     weights = _weights(job, layout, first, last)
     fsdp, bf16, element = layout.sharding == "fsdp", job.precision == "bf16", job.element
-    table = shape.vocab_size * shape.d_model / t
-    largest = max(_block_weights(shape, t), table if first or last else 0)
+    table, block = shape.vocab_size * shape.d_model / t, _block_weights(shape, t)
+    head = table + shape.d_model if last else 0
     tokens = _tokens(job, layout)
     whole, cut = job.saved
     mask = job.context**2 if job.attention == "eager" else 0
     kept_whole, entry = tokens * (whole + cut / t) + mask, tokens * WIDE * shape.d_model
     stays = kept_whole if layout.checkpointing == "none" else entry
     held = peak_microbatches("1f1b", layout.pipeline, layout.microbatches) if first else 1
-    activations = held * shape.num_layers / layout.pipeline * stays
     # In a block's backward: the residual's gradient in fp32 and in what is computed with, and three
     # tensors of the FFN's hidden or of eager's scores.
     inner = max(3 * element * shape.d_ff / t, SCORE_TENSORS * WIDE * job.scores / t)
     temporary = kept_whole - stays + tokens * ((WIDE + element) * shape.d_model + inner)
-    if last:  # the last norm, in and out, and under autocast the head's narrow input
-        activations += tokens * (2 * WIDE + (NARROW if bf16 else 0)) * shape.d_model
-        logit = element + LOGIT_TENSORS * WIDE
-        temporary = max(temporary, logit * tokens * shape.vocab_size / t)
-    # Autocast computes with copies, and zero1 cuts what they are made from. Without it the weights
-    # are what is computed with, and stay whole.
-    working = NARROW * weights if bf16 else 0
-    return {
+    # The last norm, in and out, and under autocast the head's narrow input.
+    top = tokens * (2 * WIDE + (NARROW if bf16 else 0)) * shape.d_model if last else 0
+    logits = tokens * shape.vocab_size / t * (element + LOGIT_TENSORS * WIDE) if last else 0
+    state = {
         "parameters": WIDE * weights / (n if fsdp or (layout.sharding == "zero1" and bf16) else 1),
-        "gradients": WIDE * weights / (n if fsdp else 1),
         "optimizer": OPTIMIZERS[job.optimizer] * weights / (1 if layout.sharding == "none" else n),
-        "working weights": element * 3 * largest if fsdp else working,
-        "activations": activations,
-        "temporaries": temporary,
     }
+
+    def at(gone: float, gradients: float, kept: float, temporaries: float) -> dict[str, float]:
+        """The components when so many weights are done with, and so many have gradients."""
+        if fsdp:
+            working = element * 3 * max(block, table if first or last else 0)
+        elif not bf16:
+            working = 0  # the weights are what is computed with
+        elif layout.sharding == "zero1":
+            working = NARROW * weights
+        else:  # autocast's copies, which go with the graph; the embedding has none
+            working = NARROW * (weights - first * table - gone)
+        return {
+            "parameters": state["parameters"],
+            "gradients": WIDE * gradients / (n if fsdp else 1),
+            "optimizer": state["optimizer"],
+            "working weights": working,
+            "activations": kept,
+            "temporaries": temporaries,
+        }
+
+    everything = held * blocks * stays + top
+    before = head + (blocks - 1) * block
+    if layout.microbatches > 1:
+        return [("accumulating", at(0, weights, everything, max(temporary, logits)))]
+    return [
+        ("loss", at(0, 0, everything, logits)),
+        ("first block's backward", at(head, head, everything - top, temporary)),
+        ("last block's backward", at(before, before, stays, temporary)),
+        ("after the backward", at(weights - first * table, weights, 0, 0)),
+    ]
 
 
 def _block_weights(shape: Shape, t: int) -> float:
@@ -211,7 +245,7 @@ def _tokens(job: Job, layout: Layout) -> float:
     return job.batch // layout.data // layout.microbatches * (job.context // layout.context)
 
 
-def timed(job: Job, layout: Layout, held: dict[str, float]) -> Plan:
+def timed(job: Job, layout: Layout, moment: str, held: dict[str, float]) -> Plan:
     """``evaluate`` of a layout that was checked and whose ``memory`` is known."""
     m, p = layout.microbatches, layout.pipeline
     if p == 1:
@@ -255,7 +289,7 @@ def timed(job: Job, layout: Layout, held: dict[str, float]) -> Plan:
         "pipeline bubble": wait,
     }
     share = flops_share(job, layout, step)
-    return Plan(layout, held, step, serial, busy, max(busy, key=busy.get), share)
+    return Plan(layout, held, moment, step, serial, busy, max(busy, key=busy.get), share)
 
 
 def flops_share(job: Job, layout: Layout, seconds: float) -> float:

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, fields, replace
 
 from a2lib.theory.devices import DEVICES, named_device
-from a2lib.theory.jobs import OPTIMIZERS, Job
+from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job
 from a2lib.theory.layouts import (
     ASSUMPTIONS,
     SHARDINGS,
@@ -22,7 +22,7 @@ from a2lib.theory.layouts import (
     flops_share,
 )
 from a2lib.theory.planner import largest_batch, search
-from a2lib.theory.saved import ATTENTIONS, PRECISIONS
+from a2lib.theory.saved import PRECISIONS
 from a2lib.theory.transformer import SIZES, Shape, named_size, parameter_count
 
 DEFAULT_SIZE = "8B"
@@ -131,6 +131,7 @@ def as_object(job: Job, plan: Plan) -> dict:
         "efficiency": job.efficiency,
         "layout": {**asdict(plan.layout), "devices": plan.layout.devices},
         "memory_bytes": {**plan.memory, "total": plan.memory_bytes, "allowed": job.memory},
+        "moment": plan.moment,
         "fits": plan.memory_bytes <= job.memory,
         "largest_batch": largest_batch(job, plan.layout),
         "step_s": plan.step_s,
@@ -160,7 +161,7 @@ def text(job: Job, plan: Plan) -> str:
         f"{job.batch // layout.data // layout.microbatches} sequences",
         f"         {layout.sharding}, checkpointing {layout.checkpointing}",
         "",
-        "memory of the fullest device, GB",
+        f"memory of the fullest device ({plan.moment}), GB",
         *(f"  {name:<18}{size / 1e9:>10.2f}" for name, size in plan.memory.items()),
         f"  {'total':<18}{plan.memory_bytes / 1e9:>10.2f} of {job.memory / 1e9:.2f} allowed: "
         f"{'fits' if plan.memory_bytes <= job.memory else 'does not fit'}; at most "
@@ -172,7 +173,7 @@ def text(job: Job, plan: Plan) -> str:
         "busy, s",
         *(f"  {name:<18}{seconds:>10.4g}" for name, seconds in plan.busy.items()),
         "",
-        "assumed; no figure was compared with a measurement of a whole model",
+        "assumed; of a whole model only the memory on one GPU was compared with measurements",
         *(f"  {line}" for line in ASSUMPTIONS),
     ]
     return "\n".join(lines)

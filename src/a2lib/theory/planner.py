@@ -25,7 +25,7 @@ from a2lib.theory.layouts import (
 )
 from a2lib.theory.products import matmul_flops
 
-SEARCHED = ("zero1", "fsdp")  # plain replicas send as much as zero1 and hold more
+SEARCHED = ("zero1", "fsdp")  # several plain replicas send as much as zero1 and hold more
 
 
 def search(job: Job, fixed: dict[str, int | str] | None = None, *, overlap: bool = True) -> Plan:
@@ -51,12 +51,12 @@ def search(job: Job, fixed: dict[str, int | str] | None = None, *, overlap: bool
         if key is not None and floor > key[0] * (1 + 1e-5):
             break
         for layout in _layouts(job, fixed, data, tensor, pipeline, context):
-            held = memory(job, layout)
+            moment, held = memory(job, layout)
             total = sum(held.values())
             least = min(least, total)
             if total > job.memory:
                 continue
-            plan = timed(job, layout, held)
+            plan = timed(job, layout, moment, held)
             this = _rank(plan, overlap)
             if key is None or this < key:
                 best, key = plan, this
@@ -80,7 +80,7 @@ def largest_batch(job: Job, layout: Layout) -> int:
     unit = layout.data * layout.microbatches
 
     def fits(k: int) -> bool:
-        held = memory(replace(job, batch=k * unit), layout)
+        _, held = memory(replace(job, batch=k * unit), layout)
         return sum(held.values()) <= job.memory
 
     low, high = 0, 1

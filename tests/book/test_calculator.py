@@ -80,7 +80,7 @@ def scripts(browser):
 
 def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
     points = [point(i, *one) for i, one in enumerate(POINTS)]
-    given = [[{**job, "shape": asdict(shape)}, asdict(layout), i % 11 == 0]
+    given = [[{**job, "shape": asdict(shape)}, asdict(layout), i % 29 == 0]
              for i, (shape, job, layout) in enumerate(points)]  # fmt: skip
     answers = scripts.evaluate(SCRIPT, [calculator.constants(), given])
     rules, bound, moments, fitting = set(), set(), set(), 0
@@ -100,7 +100,7 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
         expected = [
             plan.memory_bytes, job.memory, plan.step_s, plan.serial_s, plan.flops_share,
             flops_share(job, layout, plan.serial_s), job.batch * job.context / plan.serial_s,
-            parameter_count(shape), largest_batch(job, layout) if i % 11 == 0 else 0,
+            parameter_count(shape), largest_batch(job, layout) if i % 29 == 0 else 0,
         ]  # fmt: skip
         for k, (one, other) in enumerate(zip(answer["numbers"], expected, strict=True)):
             assert close(one, other), (job, layout, k, one, other)

@@ -42,7 +42,7 @@ CHOICES: dict[str, tuple[Job, Layout]] = {
 LINKS: dict[str, tuple[Job, Layout]] = {
     "8B on eight H200, replicas": CHOICES["replicas"],
     "the same by FSDP": CHOICES["FSDP"],
-    "8B, a sequence of 32,768 tokens each on two H200": (
+    "8B, two sequences of 32,768 tokens on two H200": (
         Job(SIZES["8B"], DEVICES["H200"], 2, 2, 32_768),
         Layout(tensor=2, microbatches=2),
     ),
@@ -74,7 +74,7 @@ TRAINING = (
     Field("batch", "batch", "sequences", 10**9),
     Choice("batch_of", "counted", "a step", {"all": "in all", "each": "on each data rank"}),
     Field("context", "context", "tokens each", 10**7),
-    Choice("precision", "precision", "of products", {"fp32": "fp32", "bf16": "bf16 (autocast)"}),
+    Choice("precision", "precision", "bf16: autocast", {"fp32": "fp32", "bf16": "bf16"}),
     Choice("optimizer", "optimizer", "bytes a parameter",
            {name: f"{name}: {size}" for name, size in OPTIMIZERS.items()}),
     Choice("attention", "attention", "of each block",

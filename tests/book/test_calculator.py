@@ -33,10 +33,11 @@ MESHES = (
 POINTS = list(itertools.product(
     range(len(SHAPES)), DEVICES, MESHES, PRECISIONS, ATTENTIONS, SHARDINGS, STRATEGIES
 ))  # fmt: skip
-# Numbers of a job and its layout, in one order in both languages, or the rule that they break.
-SCRIPT = """([constants, points]) => {
-  const theory = a2Layouts(constants);
-  return points.map(([job, layout, most]) => {
+# Numbers of a job and its layout, in one order in both languages, or the rule that they break. As
+# text, since playwright takes seconds over each of so many values.
+SCRIPT = """(text) => {
+  const [constants, points] = JSON.parse(text), theory = a2Layouts(constants);
+  return JSON.stringify(points.map(([job, layout, most]) => {
     job.device = constants.devices[job.device];
     const broken = theory.problem(job, layout);
     if (broken) return { rule: broken.rule };
@@ -48,7 +49,7 @@ SCRIPT = """([constants, points]) => {
       theory.tokens_per_s(job, plan.serial_s), theory.parameter_count(job.shape),
       most ? theory.largest_batch(job, layout) : 0,
     ] };
-  });
+  }));
 }"""
 
 
@@ -82,7 +83,7 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
     points = [point(i, *one) for i, one in enumerate(POINTS)]
     given = [[{**job, "shape": asdict(shape)}, asdict(layout), i % 29 == 0]
              for i, (shape, job, layout) in enumerate(points)]  # fmt: skip
-    answers = scripts.evaluate(SCRIPT, [calculator.constants(), given])
+    answers = json.loads(scripts.evaluate(SCRIPT, json.dumps([calculator.constants(), given])))
     rules, bound, moments, fitting = set(), set(), set(), 0
     assert len(answers) == len(points)
     for i, ((shape, given, layout), answer) in enumerate(zip(points, answers, strict=True)):

@@ -4,6 +4,7 @@ Runs where a Chromium is installed, as test_browser.py does.
 """
 
 import itertools
+import json
 import math
 from types import SimpleNamespace
 
@@ -24,8 +25,9 @@ MESHES = ((1, 1), (8, 1), (1, 8), (8, 8), (3, 5), (60, 7), (1000, 36))
 PASSES = ("forward", "backward")
 # The ends of what the form allows.
 ENDS = ((1e9, 1e6, 1e6, 1e9, 1e15, 0.001), (1, 1, 1, 1e18, 1e6, 16), (1e9, 1, 1, 1e9, 1e15, 1))
-# Numbers of one layer on one mesh, in one order in both languages.
-SCRIPT = """([layers, names, meshes]) => layers.map((values, i) => {
+# Numbers of one layer on one mesh, in one order in both languages; as text, since playwright takes
+# seconds over each of so many values.
+SCRIPT = """([layers, names, meshes]) => JSON.stringify(layers.map((values, i) => {
   const one = Object.fromEntries(names.map((name, k) => [name, values[k]]));
   const [f, t] = meshes[i % meshes.length], p = a2Parallelism;
   const costs = (found) => ["forward", "backward"].flatMap((pass) => {
@@ -43,7 +45,7 @@ SCRIPT = """([layers, names, meshes]) => layers.map((values, i) => {
   ], whole: [true, false].map((shared) => p.best_whole_split(one, f * t, shared)),
   binds: [true, false].flatMap((shared) => ["forward", "backward"].map(
       (pass) => p.binds(one, f, t, shared, pass))) };
-})"""
+}))"""
 
 
 def twin(layer: Layer, f: int, t: int) -> list[float]:
@@ -87,7 +89,7 @@ def scripts(browser):
 
 
 def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
-    found = scripts.evaluate(SCRIPT, [LAYERS, NAMES, MESHES])
+    found = json.loads(scripts.evaluate(SCRIPT, [LAYERS, NAMES, MESHES]))
     assert len(found) == len(LAYERS) > 2000
     bound = set()
     for i, (values, answer) in enumerate(zip(LAYERS, found, strict=True)):

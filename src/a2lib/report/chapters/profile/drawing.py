@@ -1,10 +1,5 @@
 """Pictures of one step: kernels in time, time by class, memory by category.
 
-    from a2lib.report.chapters import profile
-    profile.strip("report.sqlite").save("strip.png")         # or a chrome trace of torch.profiler
-    profile.step_bar("report.sqlite").save("step.png")
-    profile.memory("memory.pickle").save("memory.png")       # or a pickle of _dump_snapshot
-
 Each takes a file as ``a2lib.measure.trace`` and ``a2lib.measure.snapshot`` read it, or the rows of
 a bulk table; in a notebook the result shows itself. Nothing here imports torch.
 """
@@ -80,7 +75,7 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
         ax.set_xlim(begin, end)
         ax.set_xlabel("time (µs)")
         ax.grid(False)
-        _legend(figure, {kind: KINDS[kind] for kind in kinds})
+        legend(figure, {kind: KINDS[kind] for kind in kinds})
 
         def finish():
             unit = ax.get_window_extent().height / figure.dpi * 72 / height  # points
@@ -126,7 +121,7 @@ def step_bar(source: Source, *, steps: int | None = None) -> Chart:
         ax.margins(x=0.12)
         ax.set_xlabel("time of kernels in a step (ms)")
         ax.grid(False, axis="y")
-        _legend(figure, {kind: KINDS[kind] for kind in kinds})
+        legend(figure, {kind: KINDS[kind] for kind in kinds})
 
     return Chart(draw, height=1.0 + 0.42 * len(phases) + 0.22 * -(-len(kinds) // 3))
 
@@ -169,7 +164,7 @@ def memory(source: Source, *, phase: str | None = None, total_bytes: int | None 
         ax.set_xlim(0, times[-1] or 1)
         ax.set_xlabel("host time (ms)")
         ax.set_ylabel(f"allocated ({unit})")
-        _legend(figure, {c: CATEGORIES[c] for c in reversed(names)}, columns=2)
+        legend(figure, {c: CATEGORIES[c] for c in reversed(names)}, columns=2)
 
     return Chart(draw, height=3.4 + 0.22 * -(-len(names) // 2))
 
@@ -250,7 +245,7 @@ def _thin(totals: list[int]) -> list[int]:
     return sorted(kept)
 
 
-def _legend(figure, colours: dict[str, str], columns: int = 3) -> None:
+def legend(figure, colours: dict[str, str], columns: int = 3) -> None:
     handles = [Patch(color=colour, label=name, linewidth=0) for name, colour in colours.items()]
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False,
                   columnspacing=1.0, handlelength=1.0, handletextpad=0.5)  # fmt: skip

@@ -1,0 +1,243 @@
+"""The trace beside the timer, what the host does, and the second profiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.measured import time
+from a2lib.report.chapters.profile.rows import (
+    CONFIGURATION,
+    CONTEXTS,
+    MODES,
+    PLAIN,
+    PROFILERS,
+    WAYS,
+    Profile,
+    idle,
+    title,
+)
+from a2lib.report.metrics import pick
+from a2lib.report.style import listed
+from a2lib.report.tables import MISSING, Markdown, Table
+
+NEAR = 0.02  # two times closer than this are called the same
+HOST = 0.9  # where issuing takes this share of the time or more, the host is the limit
+IDLE = 0.1  # a larger share of idle time is named
+AGREES, SLOWED, OTHER = "agrees", "slowed", "other"
+
+
+def verdict(row) -> str:
+    """How a trace's forward stands to the timer's: it AGREES; it was SLOWED, since the timer says
+    the same of the traced steps; or is OTHER."""
+    if abs(row.ms / row.ms_timer - 1) <= NEAR:
+        return AGREES
+    return SLOWED if abs(row.ms / row.ms_traced - 1) <= NEAR else OTHER
+
+
+def forwards(p: Profile, caption: str, name: str) -> Table:
+    """The plain forward by the timer and by the trace."""
+    lines = []
+    for model in p.models:
+        for context in CONTEXTS:
+            row = p.forward(model, context)
+            if row is None:
+                continue
+            lines.append([title(model), style.tokens(context), time(row.ms_timer),
+                          time(row.ms_traced), time(row.ms), _percent(row.ms / row.ms_timer - 1),
+                          time(row.ms_busy), time(row.ms_range),
+                          PROFILERS[row.profiler]])  # fmt: skip
+    columns = ["model", "tokens", "timer", "timer, traced", "first to last kernel", "off",
+               "a kernel runs", "range on the host", "by"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
+
+
+def agreement(p: Profile) -> Markdown:
+    """In how many forwards the trace says what the timer says, and why it does not elsewhere."""
+    found = [(m, c, p.forward(m, c)) for m in p.models for c in CONTEXTS]
+    found = [one for one in found if one[2] is not None]
+    if not found:
+        return Markdown(p.not_yet("the forward by a trace and by the timer"))
+    names = {kind: [f"{title(m)} at {style.tokens(c)}" for m, c, row in found
+                    if verdict(row) == kind] for kind in (AGREES, SLOWED, OTHER)}  # fmt: skip
+    text = (
+        f"From the first kernel's start to the last one's end, {len(names[AGREES])} of "
+        f"{len(found)} forwards are within {NEAR:.0%} of the timer's."
+    )
+    if names[SLOWED]:
+        text += (
+            f" In {listed(names[SLOWED])} the profiler itself is the difference: of the traced "
+            "steps the timer says the same as the trace. It adds to each launch, and there the "
+            "host is what takes the time."
+        )
+    if names[OTHER]:
+        first = [row for *_, row in found if verdict(row) == OTHER]
+        gaps = [1e3 * (row.ms_timer - row.ms) for row in first]
+        text += (
+            f" In {listed(names[OTHER])} the two differ otherwise, by {style.digits(min(gaps))} to "
+            f"{style.digits(max(gaps))} µs: the timer's first event is recorded before the first "
+            "launch, and its last after the last kernel has ended."
+        )
+    shorter = [(m, c) for m, c, row in found if row.ms_range < (1 - NEAR) * row.ms]
+    text += (
+        f" The range on the host, which is what a timeline of the host shows, is shorter than the "
+        f"kernels in {len(shorter)} of {len(found)}: it ends when the last kernel is launched, not "
+        "when it has run."
+    )
+    return Markdown(text)
+
+
+def hosts(p: Profile, caption: str, name: str) -> Table:
+    """The host's side of each step: kernels, idle share, issuing, launches, how far ahead."""
+    lines = []
+    for words, way in WAYS.items():
+        for model in p.models:
+            for context in CONTEXTS:
+                row = p.row(model, context, way=way)
+                if row is None:
+                    continue
+                each = None if pd.isna(row.ms_launching) else 1e3 * row.ms_launching / row.launches
+                lines.append([
+                    words, title(model), style.tokens(context), _whole(row.launches),
+                    time(row.ms_timer), time(row.ms_busy), f"{idle(row):.0%}", time(row.ms_host),
+                    time(each), time(row.ms_waiting), time(row.us_queued),
+                ])  # fmt: skip
+    columns = ["way", "model", "tokens", "kernels", "step, ms", "a kernel runs", "idle",
+               "host issues, ms", "a launch, µs", "host waits, ms", "ahead, µs"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
+
+
+def idling(p: Profile) -> Markdown:
+    """Which steps leave the GPU idle, and whether the host is why."""
+    found = [(f"{title(m)} at {style.tokens(c)}{'' if way is PLAIN else f' ({words})'}", row)
+             for words, way in WAYS.items() for m in p.models for c in CONTEXTS
+             if (row := p.row(m, c, way=way)) is not None and idle(row) is not None]  # fmt: skip
+    if not found:
+        return Markdown(p.not_yet("how much of a step the GPU is idle"))
+    idling = [(name, row) for name, row in found if idle(row) > IDLE]
+    text = (
+        f"No kernel runs in more than {IDLE:.0%} of the step in {len(idling)} of {len(found)} "
+        "configurations"
+    )
+    if not idling:
+        most = max(found, key=lambda one: idle(one[1]))
+        return Markdown(f"{text}; the most is {idle(most[1]):.1%}, in {most[0]}: the host is "
+                        "ahead everywhere.")  # fmt: skip
+    issuing = [name for name, row in idling
+               if not pd.isna(row.ms_host) and row.ms_host >= HOST * row.ms_timer]  # fmt: skip
+    other = [name for name, _ in idling if name not in issuing]
+    most = max(idling, key=lambda one: idle(one[1]))
+    text += f", the most in {most[0]}, {idle(most[1]):.0%}."
+    if issuing:
+        text += (
+            f" In {len(issuing)} of them ({listed(issuing)}) issuing the step takes the host "
+            f"{HOST:.0%} of it or more: the GPU waits for launches, and fewer kernels, or one CUDA "
+            "graph, would help."
+        )
+    if other:
+        text += f" In {listed(other)} it does not, and the gaps have another reason."
+    ahead = [row.us_queued for name, row in found if name not in issuing
+             and not pd.isna(row.us_queued)]  # fmt: skip
+    behind = [row.us_queued for name, row in idling if name in issuing
+              and not pd.isna(row.us_queued)]  # fmt: skip
+    if ahead and behind:
+        text += (
+            f" How far the host is ahead shows the same from the other side: a kernel starts "
+            f"{_us(behind)} after its launch there, and {_us(ahead)} elsewhere (medians)."
+        )
+    return Markdown(text)
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One configuration by two profilers: ``calls`` in both for each phase and class, and the
+    relative difference of kernel time, of all and of the class that differs most."""
+
+    name: str
+    calls_agree: bool
+    total: float
+    worst: tuple[str, float]
+
+
+def witnesses(p: Profile) -> list[Witness]:
+    """Every configuration that both profilers traced."""
+    found = []
+    for key, group in p.kernels.groupby(CONFIGURATION, sort=False):
+        if set(group["profiler"]) < set(PROFILERS):
+            continue
+        both = {name: pick(group, profiler=name) for name in PROFILERS}
+        counts = [rows.groupby(["phase", "kind"])["calls"].sum() for rows in both.values()]
+        times = [rows.groupby("kind")["ms"].sum() for rows in both.values()]
+        sums = [float(one.sum()) for one in times]
+        # A class of a thousandth of the time says nothing about the others.
+        large = times[0][times[0] > 0.001 * sums[0]]
+        off = (times[1].reindex(large.index, fill_value=0.0) / large - 1).abs()
+        found.append(Witness(
+            f"{title(key[0])} at {style.tokens(key[1])}", counts[0].to_dict() == counts[1].to_dict(),
+            sums[1] / sums[0] - 1, (str(off.idxmax()), float(off.max())),
+        ))  # fmt: skip
+    return found
+
+
+def witness(p: Profile) -> Markdown:
+    """Whether torch.profiler says the same of the same steps."""
+    found = witnesses(p)
+    if not found:
+        return Markdown(p.not_yet("the same steps by a second profiler"))
+    told = []
+    for one in found:
+        same = "the same number of kernels in every phase and class" if one.calls_agree else (
+            "another number of kernels in some phase and class"
+        )  # fmt: skip
+        told.append(
+            f"{one.name}: {same}, {abs(one.total):.1%} {'more' if one.total > 0 else 'less'} "
+            f"kernel time, most apart in {one.worst[0]} ({one.worst[1]:.1%})"
+        )
+    return Markdown(f"torch.profiler of the same steps, in another process: {'; '.join(told)}.")
+
+
+def refused(p: Profile) -> Markdown:
+    """The configurations without a trace, each with its reason."""
+    if not len(p.table):
+        return Markdown(p.not_yet("which configurations do not fit"))
+    rows = p.table[p.table["status"] != "ok"]
+    if not len(rows):
+        return Markdown("Every configuration that was tried has its trace.")
+    lines = []
+    for key, group in rows.groupby([*CONFIGURATION, "profiler"], sort=False):
+        r = group.iloc[0]
+        how = ", ".join([key[3], *key[4:6], *(["compiled"] if key[6] != "none" else [])])
+        lines.append(f"- {title(key[0])}, {style.tokens(key[1])} tokens, {how}: "
+                     f"{style.STATUS[r['status']]} ({r['note']})")  # fmt: skip
+    return Markdown("\n".join(lines))
+
+
+def perturbed(p: Profile) -> Markdown:
+    """How much longer the traced steps took, by the same timer."""
+    rows = pick(p.table, phase="step", status="ok", **PLAIN)
+    rows = rows[rows["ms_traced"].notna() & rows["ms_timer"].notna()]
+    if not len(rows):
+        return Markdown(p.not_yet("what a profiler adds"))
+    told = []
+    for mode in MODES:
+        mine = pick(rows, mode=mode)
+        if len(mine):
+            ratio = mine["ms_traced"] / mine["ms_timer"]
+            told.append(f"{mode} {ratio.min():.2f} to {ratio.max():.2f} times")
+    return Markdown(f"Traced steps take by the same timer, of a plain {listed(told)} the time of "
+                    "others.")  # fmt: skip
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %".replace("-", "−")
+
+
+def _whole(value) -> str:
+    return MISSING if pd.isna(value) else f"{int(value):,}"
+
+
+def _us(values: list[float]) -> str:
+    low, high = style.digits(min(values)), style.digits(max(values))
+    return f"{low} µs" if low == high else f"{low} to {high} µs"

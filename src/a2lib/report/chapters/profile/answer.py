@@ -10,7 +10,6 @@ from a2lib.report.chapters.profile.rows import (
     CONTEXT,
     CONTEXTS,
     MODES,
-    PLAIN,
     WAYS,
     Profile,
     calls,
@@ -23,10 +22,15 @@ from a2lib.report.chapters.profile.softmax import compared
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
-from a2lib.theory.transformer import SIZES
 
 SHOWN = {"forward": "forward", "forward-backward": "forward, backward", "train-step": "whole step"}
 LEAST = 0.01  # of the forward's kernel time: what takes less has no line of its own
+LETTERS = 56  # of a kernel's name in a table
+PARTS = {
+    "": "no range", "attn": "attention: RoPE, copies", "ffn": "ffn: gate",
+    "block": "residual", "forward": "no module", "backward": "no module",
+    "loss": "loss", "optimizer": "optimizer",
+}  # fmt: skip
 LIMIT = 2.0  # percent of the time that may be without a class
 
 
@@ -42,7 +46,7 @@ def sentence(p: Profile) -> Markdown:
             f"In plain fp32 at {CONTEXT} tokens, matrix products are {shares[0]:.0%} of the "
             f"{title(model)} model's kernel time in a forward, {shares[1]:.0%} with the backward "
             f"and {shares[2]:.0%} of a whole step with AdamW. The top kernel of its forward is "
-            f"`{name}`, {n} calls and {of_all:.0%} of the time."
+            f"`{short(name)}`, {n} calls and {of_all:.0%} of the time."
         )
         ratio = compared(p, model, CONTEXT)
         if ratio is not None:
@@ -118,7 +122,8 @@ def tops(p: Profile, caption: str, name: str) -> Table:
                     continue
                 kernel, n, of_all = top(kernels)
                 parts = pick(kernels, kernel=kernel)["part"].unique()
-                lines.append([title(model), style.tokens(context), SHOWN[mode], f"`{kernel}`", n,
+                lines.append([title(model), style.tokens(context), SHOWN[mode],
+                              f"`{short(kernel)}`", n,
                               f"{of_all:.1%}", _parts(parts)])  # fmt: skip
     columns = ["model", "tokens", "of", "kernel", "calls", "share", "launched by"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=4, keys=3)
@@ -170,7 +175,7 @@ def rest(p: Profile, caption: str, name: str) -> Table:
         for model in models:
             n, of_all = of_calls.get((model, *key)), shares_of.get((model, *key))
             cells += [MISSING, MISSING] if n is None else [n, f"{of_all:.1%}"]
-        lines.append([_part(key[0]), key[1], *cells])
+        lines.append([part_name(key[0]), key[1], *cells])
     columns = ["launched by", "class"]
     for i, model in enumerate(models):
         columns += [f"{title(model)}: calls" + " " * i, f"{title(model)}: share" + " " * i]
@@ -258,30 +263,22 @@ def filed(p: Profile) -> Markdown:
              (("class", "a name that no rule knows"), ("launch", "no launch in the trace"),
               ("range", "a launch outside of every range"))}  # fmt: skip
     said = listed([f"{value:.2g} % {words}" for words, value in worst.items()])
-    ok = max(worst.values()) <= LIMIT
-    verdict = f"below the {LIMIT:g} % that are allowed here" if ok else (
-        f"more than the {LIMIT:g} % that are allowed here, so that shares are off by as much"
-    )  # fmt: skip
-    return Markdown(f"Of {len(rows)} traces, the most that kernels have in one is {said}: "
-                    f"{verdict}.")  # fmt: skip
+    text = f"Of the kernel time of {len(rows)} traces, no more than this has, in any one: {said}."
+    if max(worst.values()) > LIMIT:
+        text += f" More than {LIMIT:g} % is too much: shares are off by as much."
+    return Markdown(text)
 
 
-def plain(p: Profile) -> pd.DataFrame:
-    """The rows of plain train-steps."""
-    return pick(p.table, mode="train-step", **PLAIN)
+def part_name(part: str) -> str:
+    """A part as the page names it; what a module launches outside of those in it by what that is.
+    """
+    return PARTS.get(part, part.replace("attn.attention.", "attn.").replace("attn.", "attention: "))
 
 
-def layers(model: str) -> int:
-    return SIZES[model].num_layers
+def short(kernel: str) -> str:
+    return kernel if len(kernel) <= LETTERS else f"{kernel[: LETTERS - 1]}…"
 
 
 def _parts(parts) -> str:
-    shown = sorted(_part(part) for part in parts if part)
+    shown = sorted(part_name(part) for part in parts)
     return ", ".join(shown) if len(shown) <= 5 else f"{', '.join(shown[:5])}, …"
-
-
-def _part(part: str) -> str:
-    """A part as the page names it: without the attention's module around its three."""
-    return {"": "no range", "forward": "outside of modules"}.get(
-        part, part.replace("attn.attention.", "attention: ").replace("attn.", "attention: ")
-    )

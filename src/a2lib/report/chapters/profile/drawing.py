@@ -38,7 +38,7 @@ Source = str | PathLike | Sequence[dict]
 
 
 def strip(source: Source, *, start_us: float = 0, length_us: float | None = None) -> Chart:
-    """Kernels by stream against time, coloured by class, with the phase and the part above.
+    """Kernels by stream against time, coloured by class, with phase, module and part above.
 
     A file is cut to the window that begins ``start_us`` after its first event; rows of the bulk
     table ``strip`` are drawn as they are. The host's row are the launches. Raises as
@@ -55,22 +55,27 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
     begin = min(row["start_us"] for row in rows)
     streams = list(dict.fromkeys(row["stream"] for row in rows if row["stream"] != HOST))
     shown = [HOST] * any(row["stream"] == HOST for row in rows) + sorted(streams, key=_number)
+    # "attn.q_proj" is the part q_proj of the module attn, where there is room for one alone.
+    rows = [row | dict(zip(("module", "_", "part"), row["part"].rpartition("."), strict=True))
+            for row in rows]  # fmt: skip
+    lanes = ["part", *(["module"] if any(row["module"] for row in rows) else []), "phase"]
+    rows = [row | {"module": row["module"].partition(".")[0] or row["part"]} for row in rows]
     kinds = _present(KINDS, (row["kind"] for row in rows))
 
     def draw(figure):
         ax, drawn = figure.subplots(), []
-        height = len(shown) + 2
+        height = len(shown) + len(lanes)
         for y, stream in enumerate(shown):
             here = [row for row in rows if row["stream"] == stream]
             for kind in kinds:
                 bars = _bars([row for row in here if row["kind"] == kind], (end - begin) * LEAST)
-                drawn.append(_stroke(ax, bars, height - 3 - y, KINDS[kind]))
+                drawn.append(_stroke(ax, bars, len(shown) - 1 - y, KINDS[kind]))
         # Those of the busiest stream: what two streams do at once has no one name.
         busiest = max(shown, key=lambda s: (s != HOST, _time(rows, s)))
         named = [row for row in rows if row["stream"] == busiest]
-        for level, column in ((height - 2, "part"), (height - 1, "phase")):
+        for level, column in enumerate(lanes, start=len(shown)):
             _lane(ax, named, column, level, end - begin)
-        ax.set_yticks(range(height), [*(_stream(s) for s in reversed(shown)), "part", "phase"])
+        ax.set_yticks(range(height), [*(_stream(s) for s in reversed(shown)), *lanes])
         ax.set_ylim(-0.6, height - 0.4)
         ax.set_xlim(begin, end)
         ax.set_xlabel("time (µs)")
@@ -84,7 +89,8 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
 
         return finish
 
-    return Chart(draw, height=1.4 + 0.36 * (len(shown) + 2) + 0.22 * -(-len(kinds) // 3))
+    height = 1.4 + 0.36 * (len(shown) + len(lanes)) + 0.22 * -(-len(kinds) // 3)
+    return Chart(draw, height=height)
 
 
 def step_bar(source: Source, *, steps: int | None = None) -> Chart:

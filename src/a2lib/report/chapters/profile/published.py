@@ -38,8 +38,8 @@ def ranges(p: Profile) -> Markdown:
     if counted["forward-backward"] != want:
         return Markdown("")
     return Markdown(
-        f"The writeup of the {RANGES} has a table of kernels for each range. The two kernels of its "
-        f"forward are called {counted['forward']:.0f} times in the range of the forward and "
+        f"The writeup of the {RANGES} has a table of kernels for each range. The two kernels of "
+        f"its forward are called {counted['forward']:.0f} times in the range of the forward and "
         f"{counted['backward']:.0f} times in that of the backward, together "
         f"{counted['forward-backward']:.0f}: exactly the {want} linear layers of a forward of that "
         f"model ({LINEAR} a block and the head). So {counted['backward'] / want:.0%} of the "
@@ -67,10 +67,10 @@ def cut_short(p: Profile) -> Markdown:
               if n % SIZES[model].num_layers]  # fmt: skip
     return Markdown(
         f"On the {TIMED}, {'; '.join(told)}: what is left out is what ran after the host's range "
-        "had ended. A forward cannot be shorter than its kernels; the writeup suspects the kernels. "
-        "In its smaller models the trace's is the longer one, where the host is the limit and a "
-        "profiler adds to each launch. A kernel of a forward is called so many times a block; its "
-        f"counts of {', '.join(uneven)} are no multiples of the blocks, so that there too the "
+        "had ended. A forward cannot be shorter than its kernels; the writeup suspects the "
+        "kernels. In its smaller models the trace's is the longer one, where the host is the "
+        "limit and a profiler adds to each launch. A kernel of a forward is called so many times "
+        f"a block; its counts of {', '.join(uneven)} are no multiples of the blocks, so that there too the "
         "range has cut some off."
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from a2lib.report import panels, style
-from a2lib.report.chapters.profile.drawing import KINDS
+from a2lib.report.chapters.profile.drawing import KINDS, legend
 from a2lib.report.chapters.profile.rows import BATCH, CONTEXTS, Profile, title
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart
@@ -116,10 +116,10 @@ def sentence(p: Profile) -> Markdown:
         soft, prod = cost["softmax"], cost["products"]
         text = (
             f"{title(model)} at {style.tokens(context)} tokens: the two products have "
-            f"{found.flops:.0f} times the operations of the softmax ({style.digits(prod.flops / 1e9)} "
-            f"to {style.digits(soft.flops / 1e9)} GFLOP a forward) and move "
-            f"{prod.bytes / soft.bytes:.2f} times its bytes; they take {1 / found.times:.2f} times "
-            f"as long ({style.digits(found.scores + found.values)} and "
+            f"{found.flops:.0f} times the operations of the softmax "
+            f"({style.digits(prod.flops / 1e9)} to {style.digits(soft.flops / 1e9)} GFLOP a "
+            f"forward) and move {prod.bytes / soft.bytes:.2f} times its bytes; they take "
+            f"{1 / found.times:.2f} times as long ({style.digits(found.scores + found.values)} and "
             f"{style.digits(found.softmax)} ms)"
         )
         floors = _floors(p, model, context)
@@ -166,9 +166,10 @@ def chart(p: Profile) -> Chart:
         ax.set_xlim(0, 116)
         ax.set_xticks(range(0, 101, 25))
         ax.grid(False)
-        ax.set_xlabel("blue: both products, rose: softmax (%)")
+        ax.set_xlabel("share (%)")
+        legend(figure, {"both products": KINDS["matmul"], "softmax": KINDS["softmax"]})
 
-    return Chart(draw, height=1.0 + 0.8 * len(found))
+    return Chart(draw, height=1.3 + 0.8 * len(found))
 
 
 def _floors(p: Profile, model: str, context: int):

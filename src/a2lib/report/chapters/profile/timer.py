@@ -150,6 +150,22 @@ def idling(p: Profile) -> Markdown:
     return Markdown(text)
 
 
+def issuing(p: Profile) -> Markdown:
+    """What the host does while it issues a plain forward, of the traces without modules' ranges."""
+    rows = pick(p.table, mode="forward", phase="forward", status="ok", **PLAIN)
+    rows = rows[rows["ms_launching"].notna()]
+    if not len(rows):
+        return Markdown(p.not_yet("what the host does while it issues"))
+    inside = rows["ms_launching"] / rows["ms_range"]
+    each = 1e3 * rows["ms_range"] / rows["launches"].astype(float)
+    return Markdown(
+        f"While it issues a plain forward, the host spends {inside.min():.0%} to "
+        f"{inside.max():.0%} of its time inside the calls that launch; the rest is Python and "
+        f"PyTorch's way from an operator to its kernel. A kernel costs it {_us(list(each))} in "
+        "all, under the profiler."
+    )
+
+
 @dataclass(frozen=True)
 class Witness:
     """One configuration by two profilers: ``calls`` in both for each phase and class, and the
@@ -174,10 +190,9 @@ def witnesses(p: Profile) -> list[Witness]:
         # A class of a thousandth of the time says nothing about the others.
         large = times[0][times[0] > 0.001 * sums[0]]
         off = (times[1].reindex(large.index, fill_value=0.0) / large - 1).abs()
-        found.append(Witness(
-            f"{title(key[0])} at {style.tokens(key[1])}", counts[0].to_dict() == counts[1].to_dict(),
-            sums[1] / sums[0] - 1, (str(off.idxmax()), float(off.max())),
-        ))  # fmt: skip
+        name, same = f"{title(key[0])} at {style.tokens(key[1])}", counts[0].equals(counts[1])
+        worst = str(off.idxmax()), float(off.max())
+        found.append(Witness(name, same, sums[1] / sums[0] - 1, worst))
     return found
 
 
@@ -239,5 +254,6 @@ def _whole(value) -> str:
 
 
 def _us(values: list[float]) -> str:
-    low, high = style.digits(min(values)), style.digits(max(values))
-    return f"{low} µs" if low == high else f"{low} to {high} µs"
+    low, high = (f"{style.digits(v)} µs" if v < 1e3 else f"{style.digits(v / 1e3)} ms"
+                 for v in (min(values), max(values)))  # fmt: skip
+    return low if low == high else f"{low} to {high}"

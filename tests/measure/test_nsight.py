@@ -98,8 +98,10 @@ def test_the_script_for_an_image_without_an_importer(tmp_path):
     given = os.environ | {"A2LIB_NSIGHT_COMPUTE": str(tmp_path / "compute"),
                           "A2LIB_NSYS_DEBS": str(debs),
                           nsight.VARIABLE: str(ROOT / "dev" / "nsys.sh")}  # fmt: skip
-    code = ("from pathlib import Path; from a2lib.measure import nsight; "
-            f"print(nsight.record(['echo', 'said'], Path({str(tmp_path / 'r')!r}), timeout_s=20))")
+    code = (
+        "from pathlib import Path; from a2lib.measure import nsight; "
+        f"print(nsight.record(['echo', 'said'], Path({str(tmp_path / 'r')!r}), timeout_s=20))"
+    )
     done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True,
                           timeout=60)  # fmt: skip
     assert "said" in done.stdout, done.stderr

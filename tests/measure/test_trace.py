@@ -81,7 +81,7 @@ def test_the_idle_share_counts_overlap_once(found):
 def test_each_phase_by_the_gpu_and_by_the_host(found):
     (phases,) = trace.phase_times(found).values()
     assert list(phases) == ["forward", "backward", "optimizer", "step"]
-    # From 100 to 280 with 160 of work, launched in 190 by three calls of 5; they waited 65, 135, 115.
+    # From 100 to 280, 160 of work, launched in 190 by three calls of 5; they waited 65, 135, 115.
     assert phases["forward"] == trace.PhaseTimes(3, 180_000, 160_000, 190_000, 15_000, 0, 115_000)
     assert phases["backward"] == trace.PhaseTimes(2, 160_000, 150_000, 300_000, 10_000, 0, 160_000)
     step = phases["step"]

@@ -3,9 +3,19 @@
 import pytest
 
 from a2lib.measure import bulk
-from a2lib.report.chapters.profile import answer, listing, local, published, softmax, timer
+from a2lib.report.chapters.profile import (
+    answer,
+    estimate,
+    listing,
+    local,
+    published,
+    softmax,
+    timer,
+)
 from a2lib.report.chapters.profile.rows import Profile, idle
 from a2lib.report.data import ReportError
+from a2lib.theory.roofline import eager_step
+from a2lib.theory.transformer import SIZES, forward_flops
 
 KEY = {"model": "small", "context": 512, "batch": 4, "mode": "train-step", "precision": "fp32",
        "attention": "eager", "compile": "none", "profiler": "nsys"}  # fmt: skip
@@ -78,8 +88,8 @@ def test_the_answer_word_for_word(made):
         "In plain fp32 at 512 tokens, matrix products are 75% of the small model's kernel time in "
         "a forward, 70% with the backward and 60% of a whole step with AdamW. The top kernel of "
         "its forward is `gemm_a`, 85 calls and 55% of the time. The softmax takes 0.80 times as "
-        "long as the two products around it and has 2.0% of their operations. In 20% of the step "
-        "no kernel runs."
+        "long as the two products around it, with 2.0% of their operations but 80% of their bytes. "
+        "In 20% of the step no kernel runs."
     )
 
 
@@ -97,6 +107,16 @@ def test_top_kernels_and_the_count_of_products(made):
     assert str(answer.same_top(made((), ({}, lost)))).endswith(
         "not all the model's: small at 512: 326 in place of 327."
     )
+
+
+def test_a_kernels_name_fits_a_phone():
+    assert answer.short("cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_tn_align1>") == (
+        "cutlass_80_simt_sgemm_256x128_8x4_tn_…"
+    )
+    assert answer.short("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x256x8_stage3_ffma") == (
+        "sm80_xmma_gemm_tn_n_tilesize128x256x8…"
+    )
+    assert answer.short("gemm_a") == "gemm_a"
 
 
 def test_what_is_no_product(made):
@@ -141,6 +161,15 @@ def test_a_mode_of_its_own_is_used_where_there_is_no_train_step(made):
     assert "**Not measured yet" in str(answer.sentence(p))
 
 
+def test_a_mode_by_itself_beside_its_phases(made):
+    own = [(*k[:5], 2 * k[5] if k[2] == "softmax" else k[5]) for k in STEP[:7]]
+    p = made((), ({}, STEP), ({"mode": "forward"}, own))
+    assert str(answer.alone(p)).endswith(
+        "In 1 traces of modes by themselves they differ by at most 10.3 points, in the forward of "
+        "small at 512 (plain fp32)."
+    )  # 75 of 100 beside 75 of 116
+
+
 def test_softmax_and_products(made):
     p = made((), ({}, STEP))
     found = softmax.compared(p, "small", 512)
@@ -169,6 +198,25 @@ def test_without_ranges_of_parts_nothing_is_compared(made):
 
 def forward(context, ms=10.0, **over):
     return row("forward", ms, context=context, mode="forward", **over)
+
+
+def test_kernels_by_count_and_their_floors(made):
+    p = made((), ({}, STEP))
+    found = estimate.phases(p, "small")
+    assert list(found) == ["forward", "loss", "backward", "optimizer"]
+    assert found["forward"].seen == 157 and found["forward"].measured == (75.0, 25.0)
+    step = eager_step(SIZES["small"], 4, 512, "fp32")
+    assert found["forward"].counted == sum(k.count for k in step if k.phase == "forward")
+    # All products: their operations at 50 TFLOP/s, where none is bound by memory.
+    least = found["forward"].floors[0]
+    assert least == pytest.approx(forward_flops(SIZES["small"], 4, 512) / 50e9, rel=0.02)
+    said = str(estimate.sentence(p))
+    assert "other numbers of kernels than the count (forward 157 for" in said
+    right = [(phase, "", "copy", "rest", one.counted, 1.0) for phase, one in found.items()]
+    assert "exactly the kernels of the count" in str(estimate.sentence(made((), ({}, right))))
+    assert lines(estimate.table(p, "c", "tab-c"))["small", "optimizer"][1::2] == [
+        "1", "0", "50.0",
+    ]  # fmt: skip
 
 
 def test_the_trace_beside_the_timer(made):
@@ -290,10 +338,11 @@ def test_published_counts_are_those_of_a_whole_forward(empty):
 def test_without_rows_each_part_says_so(empty):
     for say in (answer.sentence, answer.same_top, answer.not_products, answer.shift, answer.filed,
                 softmax.sentence, timer.agreement, timer.idling, timer.issuing, timer.witness,
-                timer.refused, timer.perturbed, listing.lists):  # fmt: skip
+                timer.refused, timer.perturbed, answer.alone, listing.lists,
+                estimate.sentence):  # fmt: skip
         assert "**Not measured yet on an NVIDIA H200**" in str(say(empty)), say
     for table in (answer.tops, answer.rest, answer.moves, softmax.table, timer.forwards,
-                  timer.hosts):  # fmt: skip
+                  timer.hosts, estimate.table):  # fmt: skip
         assert "nothing measured yet" in str(table(empty, "c", "tab-c")), table
     for chart in (answer.shares(empty), answer.bar(empty, "small"), softmax.chart(empty)):
         assert "not measured yet" in chart._repr_svg_()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 
 from a2lib.report import panels, style
@@ -18,14 +20,14 @@ from a2lib.report.chapters.profile.rows import (
     share,
     title,
 )
-from a2lib.report.chapters.profile.softmax import compared
+from a2lib.report.chapters.profile.softmax import compared, costs
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
 SHOWN = {"forward": "forward", "forward-backward": "forward, backward", "train-step": "whole step"}
 LEAST = 0.01  # of the forward's kernel time: what takes less has no line of its own
-LETTERS = 56  # of a kernel's name in a table
+LETTERS = 38  # of a kernel's name in a table
 PARTS = {
     "": "no range", "attn": "attention: RoPE, copies", "ffn": "ffn: gate",
     "block": "residual", "forward": "no module", "backward": "no module",
@@ -50,9 +52,12 @@ def sentence(p: Profile) -> Markdown:
         )
         ratio = compared(p, model, CONTEXT)
         if ratio is not None:
+            cost = costs(model, CONTEXT)
+            moved = cost["softmax"].bytes / cost["products"].bytes
             text += (
-                f" The softmax takes {ratio.times:.2f} times as long as the two products around it "
-                f"and has {1 / ratio.flops:.1%} of their operations."
+                f" The softmax takes {ratio.times:.2f} times as long as the two products around "
+                f"it, with {1 / ratio.flops:.1%} of their operations but {moved:.0%} of their "
+                "bytes."
             )
         gap = idle(p.row(model, CONTEXT))
         if gap is not None:
@@ -93,8 +98,8 @@ def shares(p: Profile) -> Chart:
                     if part:
                         ax.barh(y, part, left=left, height=0.66, color=KINDS[kind], linewidth=0)
                     left += part
-                ax.annotate(f" {100 * share(kernels, 'matmul'):.0f} % matmul", (100, y),
-                            va="center")  # fmt: skip
+                ax.annotate(f"{100 * share(kernels, 'matmul'):.0f} % matmul", (100, y),
+                            xytext=(4, 0), textcoords="offset points", va="center")  # fmt: skip
             ax.set_yticks(range(len(mine)), [SHOWN[mode] for mode, _ in reversed(mine)])
             ax.set_title(f"{title(model)}, {CONTEXT} tokens", loc="left")
             ax.grid(False)
@@ -254,6 +259,28 @@ def shift(p: Profile) -> Markdown:
     return Markdown(text)
 
 
+def alone(p: Profile) -> Markdown:
+    """Whether a mode traced by itself has the share that its phases have in a train-step."""
+    off = {}
+    for words, way in WAYS.items():
+        for model in p.models:
+            for context in CONTEXTS:
+                for mode in MODES[:2]:
+                    both = [p.of(model, context, mode, way, (traced,))
+                            for traced in ("train-step", mode)]  # fmt: skip
+                    if all(len(one) for one in both):
+                        name = f"{title(model)} at {style.tokens(context)} ({words})"
+                        off[name, mode] = abs(share(both[0], "matmul") - share(both[1], "matmul"))
+    if not off:
+        return Markdown(p.not_yet("modes traced by themselves"))
+    (name, mode), most = max(off.items(), key=lambda one: one[1])
+    return Markdown(
+        f"Shares of a mode are those of its phases in a train-step's trace. In {len(off)} traces "
+        f"of modes by themselves they differ by at most {100 * most:.1f} points, in the {mode} of "
+        f"{name}."
+    )
+
+
 def filed(p: Profile) -> Markdown:
     """What could not be filed, of every trace: the largest shares, and the verdict."""
     rows = pick(p.table, phase="step", status="ok")
@@ -276,7 +303,12 @@ def part_name(part: str) -> str:
 
 
 def short(kernel: str) -> str:
-    return kernel if len(kernel) <= LETTERS else f"{kernel[: LETTERS - 1]}…"
+    """A kernel's name that fits the width of a phone: the inner one of cutlass's, without a row of
+    dtypes, cut."""
+    inner = re.match(r"cutlass::Kernel2<(\w+)", kernel)
+    name = inner[1] if inner else kernel
+    name = re.sub(r"_(?:bf16|f16|f32|_)+(?=_[nt][nt]_)", "", name)
+    return name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…"
 
 
 def _parts(parts) -> str:

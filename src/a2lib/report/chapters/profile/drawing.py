@@ -122,7 +122,8 @@ def step_bar(source: Source, *, steps: int | None = None) -> Chart:
                 if ms:
                     ax.barh(y, ms, left=left, height=0.66, color=KINDS[kind], linewidth=0)
                 left += ms
-            ax.annotate(f" {left:.3g}", (left, y), va="center")
+            ax.annotate(f"{left:.3g}", (left, y), xytext=(4, 0), textcoords="offset points",
+                        va="center")  # fmt: skip
         ax.set_yticks(range(len(phases)), [phase or "no range" for phase in reversed(phases)])
         ax.margins(x=0.12)
         ax.set_xlabel("time of kernels in a step (ms)")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.profile.rows import CONTEXT, Profile, title
+from a2lib.report.chapters.profile.rows import Profile, title
 from a2lib.report.metrics import pick, row_of
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.transformer import SIZES
 
 RANGES, TIMED, COUNTED = "A100 40 GB", "H800 PCIe", "unnamed GPU of 80 GB"
 BLAMED = "xl25"  # the model of the writeup with a table for each range
+PRINTED_AT = 256  # tokens of that
 LINEAR = 7  # layers of a block, each one product of the forward
 
 
@@ -78,9 +79,9 @@ def cut_short(p: Profile) -> Markdown:
 def shares(p: Profile, caption: str, name: str) -> Table:
     """What was printed of the products' share and of the softmax, beside ours."""
     lines = []
-    model = next(iter(p.models), None)
+    model = next(reversed(p.models), None)  # the nearest in size
     ours = {} if model is None else {
-        phase: p.share(model, CONTEXT, phase) for phase in ("forward", "train-step")
+        phase: p.share(model, PRINTED_AT, phase) for phase in ("forward", "train-step")
     }  # fmt: skip
     for phase, words in (("forward", "inference"), ("train-step", "whole step")):
         theirs = printed(p, device=RANGES, quantity="matmul", phase=phase)

@@ -65,14 +65,14 @@ class Profile(Measured):
         return next((row for row in found if row is not None), None)
 
     def of(self, model: str, context: int, mode: str = "train-step", way: dict = PLAIN,
-           profiler: str | None = None) -> pd.DataFrame:  # fmt: skip
+           traced: tuple[str, ...] = ()) -> pd.DataFrame:  # fmt: skip
         """The kernels of one step of a mode: of the train-step's trace, whose ranges are the
-        finest, or where there is none of the mode's own; no rows for neither."""
-        for traced in ("train-step", mode):
-            found = pick(self.kernels, model=model, context=context, batch=BATCH, mode=traced,
-                         **way)  # fmt: skip
-            by = profiler or found["profiler"].min()
-            found = found[(found["profiler"] == by) & found["phase"].isin(PHASES_OF[mode])]
+        finest, or where there is none of the mode's own; no rows for neither. ``traced`` are the
+        modes whose traces may serve, if not these."""
+        for own in traced or ("train-step", mode):
+            found = pick(self.kernels, model=model, context=context, batch=BATCH, mode=own, **way)
+            found = found[found["profiler"] == found["profiler"].min()]
+            found = found[found["phase"].isin(PHASES_OF[mode])]
             if len(found):
                 return found
         return found

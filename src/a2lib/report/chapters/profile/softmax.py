@@ -158,7 +158,8 @@ def chart(p: Profile) -> Chart:
             for words, part in (("time", of_time), ("operations", of_flops)):
                 ax.barh(y, 100 - part, height=0.66, color=KINDS["matmul"], linewidth=0)
                 ax.barh(y, part, left=100 - part, height=0.66, color=KINDS["softmax"], linewidth=0)
-                ax.annotate(f" {part:.2g} %", (100, y), va="center")
+                ax.annotate(f"{part:.2g} %", (100, y), xytext=(4, 0), textcoords="offset points",
+                            va="center")  # fmt: skip
                 ticks.append((y, f"{title(model)} {style.tokens(context)}: {words}"))
                 y += 1
             y += 0.4

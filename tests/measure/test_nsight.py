@@ -70,7 +70,7 @@ def test_where_there_is_none(tmp_path, monkeypatch):
         nsight.find()
     monkeypatch.delenv(nsight.VARIABLE)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(nsight, "FOLDERS", (str(tmp_path / "opt"),))
+    monkeypatch.setattr(nsight, "PLACES", (str(tmp_path / "opt" / "*" / "bin" / "nsys"),))
     assert nsight.find() is None
     with pytest.raises(nsight.NsightError, match="is not found; .A2LIB_NSYS can name it"):
         nsight.record(["true"], tmp_path / "r", timeout_s=1)

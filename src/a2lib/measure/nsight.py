@@ -10,6 +10,7 @@ Options as in NVIDIA's "User Guide" of Nsight Systems 2025, chapter "CLI Profile
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import subprocess
@@ -19,7 +20,11 @@ from pathlib import Path
 from a2lib.errors import OneLine
 
 VARIABLE = "A2LIB_NSYS"
-FOLDERS = ("/opt/nvidia/nsight-systems", "/usr/local/cuda/bin")
+PLACES = (
+    "/usr/local/cuda/bin/nsys",
+    "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
+    "/opt/nvidia/nsight-systems/*/bin/nsys",
+)
 # Sampling and context switches would take the host's time and answer nothing that is asked here.
 OPTIONS = ("--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none")
 OPTIONS += ("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true")
@@ -49,8 +54,8 @@ def find() -> str | None:
     found = shutil.which("nsys")
     if found:
         return found
-    places = [path for folder in FOLDERS for path in sorted(Path(folder).glob("**/bin/nsys"))]
-    return next((str(path) for path in reversed(places) if os.access(path, os.X_OK)), None)
+    places = [path for place in PLACES for path in sorted(glob.glob(place))]
+    return next((path for path in reversed(places) if os.access(path, os.X_OK)), None)
 
 
 def record(command: Sequence[str], report: Path, *, timeout_s: float) -> tuple[Path, str]:

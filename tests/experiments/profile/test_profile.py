@@ -107,6 +107,8 @@ def test_the_values_of_a_step_tell_what_could_not_be_filed(found):
     assert row["no_launch_percent"] == pytest.approx(100 * 25 / 400)
     assert row["no_range_percent"] == row["no_class_percent"] == pytest.approx(5)
     assert row["note"] == "no class: mystery_kernel; CUPTI events were lost"
+    found.notes[:] = ["Profiling has started."]
+    assert values("step", found)["note"] == "no class: mystery_kernel"
 
 
 def test_a_phase_that_is_not_there_is_an_error(found):

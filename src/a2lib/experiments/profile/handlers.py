@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,8 @@ from a2lib.paths import build_dir
 
 TIMEOUT_S = 400  # below the silence that a worker is allowed
 NS = 1e-6  # milliseconds
+# Of what Nsight notes down, the rest being that it has started and the like.
+ALARMING = re.compile(r"lost|drop|overflow|incomplete|not all|fail|error", re.I)
 Row = dict[str, object]
 
 
@@ -78,7 +81,7 @@ def record(traced: Traced, config: Config) -> tuple[trace.Trace, Mapping]:
     """
     folder = build_dir() / "traces"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / traced.picture
+    path = folder / traced.picture.replace(".", "_")  # what nsys might take for a suffix
     if traced.profiler == NSYS:
         config = dataclasses.replace(config, cuda_profiler=True)
         path, printed = nsight.record(command(config), path, timeout_s=TIMEOUT_S)
@@ -121,7 +124,7 @@ def values(
     shares = _unfiled(found, phase)
     said = [f"no class: {name}" for name in shares.unknown[:2]]
     if phase == trace.STEP:
-        said += [differing(found), *found.notes[:1]]
+        said += [differing(found), *filter(ALARMING.search, found.notes)][:2]
     return {
         "status": "ok",
         "ms": statistics.median(spans),

@@ -5,6 +5,7 @@ import pytest
 from a2lib.measure import bulk
 from a2lib.report.chapters.profile import (
     answer,
+    checks,
     estimate,
     listing,
     local,
@@ -122,7 +123,7 @@ def test_a_kernels_name_fits_a_phone():
 def test_what_is_no_product(made):
     p = made((), ({}, STEP))
     assert str(answer.not_products(p)) == (
-        "What is no product, small: 25.0% of the forward's kernel time in 48 of 157 kernels "
+        "What is no product takes 25.0% of the forward's kernel time in small, 48 of 157 kernels "
         "(softmax 16.0%, copy 5.0% and elementwise 4.0%)."
     )
     found = lines(answer.rest(p, "c", "tab-c"))
@@ -149,8 +150,8 @@ def test_how_the_share_moves(made):
     assert str(answer.shift(p)) == (
         "From inference to a whole step the products' share falls in 1 of 1 plain configurations, "
         "most in small at 512 tokens, by 15 points. There AdamW, which has no product, is 14% of "
-        "the step's kernel time. The backward alone moves it by 5 to 5 points: it has twice the "
-        "products and about twice the rest."
+        "the step's kernel time. The backward moves it by 5 points: it has twice the products and "
+        "about twice the rest."
     )
 
 
@@ -164,7 +165,7 @@ def test_a_mode_of_its_own_is_used_where_there_is_no_train_step(made):
 def test_a_mode_by_itself_beside_its_phases(made):
     own = [(*k[:5], 2 * k[5] if k[2] == "softmax" else k[5]) for k in STEP[:7]]
     p = made((), ({}, STEP), ({"mode": "forward"}, own))
-    assert str(answer.alone(p)).endswith(
+    assert str(checks.alone(p)).endswith(
         "In 1 traces of modes by themselves they differ by at most 10.3 points, in the forward of "
         "small at 512 (plain fp32)."
     )  # 75 of 100 beside 75 of 116
@@ -272,29 +273,29 @@ def test_what_the_host_does_while_it_issues(made):
 def test_the_second_profiler(made):
     slower = [(*k[:5], k[5] * (1.1 if k[2] == "softmax" else 1.0)) for k in STEP]
     p = made((), ({}, STEP), ({"profiler": "torch"}, slower))
-    assert str(timer.witness(p)) == (
+    assert str(checks.witness(p)) == (
         "torch.profiler of the same steps, in another process: small at 512: the same number of "
         "kernels in every phase and class, 0.5% more kernel time, most apart in softmax (10.0%)."
     )
     p = made((), ({}, STEP), ({"profiler": "torch"}, STEP[:-1]))
-    assert "another number of kernels" in str(timer.witness(p))
+    assert "another number of kernels" in str(checks.witness(p))
     # Tables rest on Nsight's.
     assert p.share("small", 512, "train-step") == 0.6
 
 
 def test_what_could_not_be_filed(made):
-    said = str(answer.filed(made([row(), row(context=128, no_range_percent=1.25)])))
+    said = str(checks.filed(made([row(), row(context=128, no_range_percent=1.25)])))
     assert "of 2 traces" in said and "0.5 % a name that no rule knows" in said
     assert "1.2 % a launch outside" in said and "too much" not in said
-    assert str(answer.filed(made([row(no_class_percent=3)]))).endswith("off by as much.")
+    assert str(checks.filed(made([row(no_class_percent=3)]))).endswith("off by as much.")
 
 
 def test_what_was_not_traced(made):
     refused = {**KEY, "phase": "step", "status": "oom", "note": "in step 0: much"}
-    assert str(timer.refused(made([refused, row(context=128)]))) == (
+    assert str(checks.refused(made([refused, row(context=128)]))) == (
         "- small, 512 tokens, train-step, fp32, eager: oom (in step 0: much)"
     )
-    assert str(timer.refused(made([row()]))) == "Every configuration that was tried has its trace."
+    assert str(checks.refused(made([row()]))) == "Every configuration that was tried has its trace."
 
 
 def test_every_kernel_is_listed_and_adds_up(made):
@@ -336,9 +337,9 @@ def test_published_counts_are_those_of_a_whole_forward(empty):
 
 
 def test_without_rows_each_part_says_so(empty):
-    for say in (answer.sentence, answer.same_top, answer.not_products, answer.shift, answer.filed,
-                softmax.sentence, timer.agreement, timer.idling, timer.issuing, timer.witness,
-                timer.refused, timer.perturbed, answer.alone, listing.lists,
+    for say in (answer.sentence, answer.same_top, answer.not_products, answer.shift, checks.filed,
+                softmax.sentence, timer.agreement, timer.idling, timer.issuing, checks.witness,
+                checks.refused, timer.perturbed, checks.alone, listing.lists,
                 estimate.sentence):  # fmt: skip
         assert "**Not measured yet on an NVIDIA H200**" in str(say(empty)), say
     for table in (answer.tops, answer.rest, answer.moves, softmax.table, timer.forwards,

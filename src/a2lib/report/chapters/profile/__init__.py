@@ -7,8 +7,8 @@
 
 ``drawing`` has those. ``rows.Profile`` holds the chapter's rows; ``answer`` (the first screen, the
 top kernels, what is no product), ``timer`` (the trace beside the timer, and the host),
-``estimate`` (kernels by count, their floors), ``softmax``, ``listing``, ``published`` and ``local``
-say what follows from them. Without rows each says so.
+``estimate`` (kernels by count, their floors), ``softmax``, ``listing``, ``checks``, ``published``
+and ``local`` say what follows from them. Without rows each says so.
 """
 
 from a2lib.report.chapters.profile.drawing import CATEGORIES, KINDS, memory, step_bar, strip

@@ -33,7 +33,6 @@ PARTS = {
     "block": "residual", "forward": "no module", "backward": "no module",
     "loss": "loss", "optimizer": "optimizer",
 }  # fmt: skip
-LIMIT = 2.0  # percent of the time that may be without a class
 
 
 def sentence(p: Profile) -> Markdown:
@@ -200,12 +199,12 @@ def not_products(p: Profile) -> Markdown:
         most = [f"{kind} {ms / total:.1%}" for kind, ms in kinds.head(3).items()]
         n = int(other["calls"].sum())
         told.append(
-            f"{title(model)}: {kinds.sum() / total:.1%} of the forward's kernel time in {n:,} of "
+            f"{kinds.sum() / total:.1%} of the forward's kernel time in {title(model)}, {n:,} of "
             f"{int(kernels['calls'].sum()):,} kernels ({listed(most)})"
         )
     if not told:
         return Markdown(p.not_yet("the kernels that are no product"))
-    return Markdown(f"What is no product, {'; '.join(told)}.")
+    return Markdown(f"What is no product takes {'; '.join(told)}.")
 
 
 def moves(p: Profile, caption: str, name: str) -> Table:
@@ -253,46 +252,9 @@ def shift(p: Profile) -> Markdown:
     both = [(m, c, v[0], v[1]) for m, c, v in found]
     near = [abs(b - a) for *_, a, b in both]
     text += (
-        f" The backward alone moves it by {100 * min(near):.0f} to {100 * max(near):.0f} points: "
-        "it has twice the products and about twice the rest."
+        f" The backward moves it by {_points(near)}: it has twice the products and about twice "
+        "the rest."
     )
-    return Markdown(text)
-
-
-def alone(p: Profile) -> Markdown:
-    """Whether a mode traced by itself has the share that its phases have in a train-step."""
-    off = {}
-    for words, way in WAYS.items():
-        for model in p.models:
-            for context in CONTEXTS:
-                for mode in MODES[:2]:
-                    both = [p.of(model, context, mode, way, (traced,))
-                            for traced in ("train-step", mode)]  # fmt: skip
-                    if all(len(one) for one in both):
-                        name = f"{title(model)} at {style.tokens(context)} ({words})"
-                        off[name, mode] = abs(share(both[0], "matmul") - share(both[1], "matmul"))
-    if not off:
-        return Markdown(p.not_yet("modes traced by themselves"))
-    (name, mode), most = max(off.items(), key=lambda one: one[1])
-    return Markdown(
-        f"Shares of a mode are those of its phases in a train-step's trace. In {len(off)} traces "
-        f"of modes by themselves they differ by at most {100 * most:.1f} points, in the {mode} of "
-        f"{name}."
-    )
-
-
-def filed(p: Profile) -> Markdown:
-    """What could not be filed, of every trace: the largest shares, and the verdict."""
-    rows = pick(p.table, phase="step", status="ok")
-    if not len(rows):
-        return Markdown(p.not_yet("how much of the time could be filed"))
-    worst = {words: float(rows[f"no_{name}_percent"].max()) for name, words in
-             (("class", "a name that no rule knows"), ("launch", "no launch in the trace"),
-              ("range", "a launch outside of every range"))}  # fmt: skip
-    said = listed([f"{value:.2g} % {words}" for words, value in worst.items()])
-    text = f"Of the kernel time of {len(rows)} traces, no more than this has, in any one: {said}."
-    if max(worst.values()) > LIMIT:
-        text += f" More than {LIMIT:g} % is too much: shares are off by as much."
     return Markdown(text)
 
 
@@ -309,6 +271,11 @@ def short(kernel: str) -> str:
     name = inner[1] if inner else kernel
     name = re.sub(r"_(?:bf16|f16|f32|_)+(?=_[nt][nt]_)", "", name)
     return name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…"
+
+
+def _points(shares: list[float]) -> str:
+    low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
+    return f"{low} points" if low == high else f"{low} to {high} points"
 
 
 def _parts(parts) -> str:

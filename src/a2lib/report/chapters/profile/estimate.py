@@ -73,7 +73,7 @@ def sentence(p: Profile) -> Markdown:
                for phase, one in found.items() if one.seen != one.counted]  # fmt: skip
         if not found:
             continue
-        text = f"{title(model)}: the trace has " + (
+        text = f"The trace of {title(model)} has " + (
             f"other numbers of kernels than the count ({', '.join(off)})" if off
             else "exactly the kernels of the count in every phase"
         )  # fmt: skip

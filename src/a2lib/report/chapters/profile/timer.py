@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pandas as pd
 
 from a2lib.report import style
 from a2lib.report.chapters.measured import time
 from a2lib.report.chapters.profile.rows import (
-    CONFIGURATION,
     CONTEXTS,
     MODES,
     PLAIN,
@@ -164,69 +161,6 @@ def issuing(p: Profile) -> Markdown:
         f"PyTorch's way from an operator to its kernel. A kernel costs it {_us(list(each))} in "
         "all, under the profiler."
     )
-
-
-@dataclass(frozen=True)
-class Witness:
-    """One configuration by two profilers: ``calls`` in both for each phase and class, and the
-    relative difference of kernel time, of all and of the class that differs most."""
-
-    name: str
-    calls_agree: bool
-    total: float
-    worst: tuple[str, float]
-
-
-def witnesses(p: Profile) -> list[Witness]:
-    """Every configuration that both profilers traced."""
-    found = []
-    for key, group in p.kernels.groupby(CONFIGURATION, sort=False):
-        if set(group["profiler"]) < set(PROFILERS):
-            continue
-        both = {name: pick(group, profiler=name) for name in PROFILERS}
-        counts = [rows.groupby(["phase", "kind"])["calls"].sum() for rows in both.values()]
-        times = [rows.groupby("kind")["ms"].sum() for rows in both.values()]
-        sums = [float(one.sum()) for one in times]
-        # A class of a thousandth of the time says nothing about the others.
-        large = times[0][times[0] > 0.001 * sums[0]]
-        off = (times[1].reindex(large.index, fill_value=0.0) / large - 1).abs()
-        name, same = f"{title(key[0])} at {style.tokens(key[1])}", counts[0].equals(counts[1])
-        worst = str(off.idxmax()), float(off.max())
-        found.append(Witness(name, same, sums[1] / sums[0] - 1, worst))
-    return found
-
-
-def witness(p: Profile) -> Markdown:
-    """Whether torch.profiler says the same of the same steps."""
-    found = witnesses(p)
-    if not found:
-        return Markdown(p.not_yet("the same steps by a second profiler"))
-    told = []
-    for one in found:
-        same = "the same number of kernels in every phase and class" if one.calls_agree else (
-            "another number of kernels in some phase and class"
-        )  # fmt: skip
-        told.append(
-            f"{one.name}: {same}, {abs(one.total):.1%} {'more' if one.total > 0 else 'less'} "
-            f"kernel time, most apart in {one.worst[0]} ({one.worst[1]:.1%})"
-        )
-    return Markdown(f"torch.profiler of the same steps, in another process: {'; '.join(told)}.")
-
-
-def refused(p: Profile) -> Markdown:
-    """The configurations without a trace, each with its reason."""
-    if not len(p.table):
-        return Markdown(p.not_yet("which configurations do not fit"))
-    rows = p.table[p.table["status"] != "ok"]
-    if not len(rows):
-        return Markdown("Every configuration that was tried has its trace.")
-    lines = []
-    for key, group in rows.groupby([*CONFIGURATION, "profiler"], sort=False):
-        r = group.iloc[0]
-        how = ", ".join([key[3], *key[4:6], *(["compiled"] if key[6] != "none" else [])])
-        lines.append(f"- {title(key[0])}, {style.tokens(key[1])} tokens, {how}: "
-                     f"{style.STATUS[r['status']]} ({r['note']})")  # fmt: skip
-    return Markdown("\n".join(lines))
 
 
 def perturbed(p: Profile) -> Markdown:

@@ -284,6 +284,21 @@ COMPILE_MODEL = Section(
     pages=("compile",),
 )
 
+CHECKPOINTING = Section(
+    "checkpointing",
+    ("model", "layers", "context", "batch", "precision", "attention", "strategy", "gradients"),
+    ("ms_forward", "ms_backward", "held_bytes", "kept_bytes", "peak_bytes", "reserved_bytes")
+    + ("note",),
+    handler="a2lib.experiments.checkpointing.handlers:measure",
+    notebook="checkpointing",
+    pages=("checkpointing",),
+    answers=(
+        Answer(
+            "gradient_checkpointing (a), (b) · 26", "Checkpointing", "gradient-checkpointing"
+        ),
+    ),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
@@ -292,6 +307,7 @@ SECTIONS = {
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
         *(COMPILE_ATTENTION, COMPILE_MODEL),
+        CHECKPOINTING,
     )
 }
 

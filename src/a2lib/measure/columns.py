@@ -113,9 +113,7 @@ COLUMNS = {
     "held_bytes": Column(
         WHOLE, "what tensors held before the pass, cuBLAS's workspaces apart; blank on a CPU"
     ),
-    "kept_bytes": Column(
-        WHOLE, "what forward and loss have left for the backward; blank on a CPU"
-    ),
+    "kept_bytes": Column(WHOLE, "what forward and loss have left for the backward; blank on a CPU"),
     "ms_forward": Column(NUMBER, "median of the forward of the same steps, by CUDA events"),
     "ms_backward": Column(NUMBER, "median of their backward, which computes again"),
     "saved_bytes": Column(WHOLE, "what autograd saves of it for the backward"),

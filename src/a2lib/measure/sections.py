@@ -293,9 +293,7 @@ CHECKPOINTING = Section(
     notebook="checkpointing",
     pages=("checkpointing",),
     answers=(
-        Answer(
-            "gradient_checkpointing (a), (b) · 26", "Checkpointing", "gradient-checkpointing"
-        ),
+        Answer("gradient_checkpointing (a), (b) · 26", "Checkpointing", "gradient-checkpointing"),
     ),
 )
 

@@ -150,7 +150,7 @@ class Parameters:
     )
     strategies: str = parameter(
         "block,half,segments:2",
-        "comma list of none, half, block, segments:k, nested:k, recursive, chain, selective:ops",
+        "a comma list; see a2lib.model.checkpointing",
         kind=str,
         many=("none", "half", "block", "recursive", "chain")
         + tuple(f"selective:{ops}" for ops in SELECTIVE)

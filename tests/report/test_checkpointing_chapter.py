@@ -73,7 +73,7 @@ def test_the_answer_without_rows_is_the_prediction(empty):
 def test_the_answer_with_rows(made):
     rows = [row("half", 1500), row("block", 1530), row("segments:2", 1600), refused("none")]
     said = str(answer.sentence(made(rows)))
-    assert "Measured: 63.5 GB and 1500 ms (half a block), 63.5 GB and 1530 ms (1 block) and " in said
+    assert "Measured: 63.5 GB and 1500 ms (half a block), 63.5 GB and 1530 ms (1 block) " in said
     assert said.endswith("67.4 GB and 1600 ms (2 blocks); the least of all single-level segments "
                          "is 1 block, as predicted.")  # fmt: skip
     rows[2] = row("segments:2", 1600, off=0.5)

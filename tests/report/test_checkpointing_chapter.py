@@ -61,11 +61,11 @@ def lines(table, keys=1):
 def test_the_answer_without_rows_is_the_prediction(empty):
     said = str(answer.sentence(empty))
     # 12 bytes for each of 3.4068e9 parameters.
-    assert "The best segment is one block: " in said and ", 40.9 GB of it weights" in said
+    assert "(b) One block. At batch 4" in said and ", 40.9 GB of it weights" in said
     # 4 * 8192 * 2560 bytes; 10 u + 4 g + s + 2 rows in fp32 and the mask.
-    assert "A block's input is 0.0839 GB, what it saves 4.33 GB" in said
+    assert "saves inputs of 0.0839 GB and costs the 4.33 GB" in said
     # 31 blocks' gradients, one block with its own, the head's: 63.5 = 40.9 + 13.0 + 9.5 + 0.1.
-    assert "we predict a peak of 63.5 GB for 2.7B" in said
+    assert "a step of 2.7B then peaks at 63.5 GB by prediction" in said
     assert said.endswith("**Not measured yet on an NVIDIA H200**: the peaks and the times.")
     assert answer.best("kept") == answer.best("fresh", NARROW) == "block"
 
@@ -86,9 +86,13 @@ def test_the_table_has_predicted_and_measured(made):
     found = lines(segments.table(c, WIDE, "c", "tab-c"))
     assert len(found) == len(STRATEGIES[WIDE])
     assert found[("no checkpoint",)][:2] == ["144", "oom"]
-    assert found[("1 block",)] == ["22.6", "22.6", "11.8", "11.8", "0.767", "1500", "1500"]
-    # 26.54 GB times 1.1; 0.880 - 0.767 forwards of 300 ms more.
-    assert found[("2 blocks",)] == ["26.5", "29.2", "14.8", "·", "0.880", "1534", "1534"]
+    assert found[("1 block",)] == ["22.6", "22.6", "11.8", "11.8"]
+    assert found[("2 blocks",)] == ["26.5", "29.2", "14.8", "·"]  # 26.54 GB times 1.1
+    found = lines(segments.times(c, "c", "tab-c"))
+    assert found[("1 block",)] == ["0.767", "1500", "1500", "·", "·"]
+    # 0.880 - 0.767 forwards of 300 ms more.
+    assert found[("2 blocks",)] == ["0.880", "1534", "1534", "·", "·"]
+    assert found[("first input alone",)] == ["16.2", "·", "·", "·", "·"]
     assert not lines(segments.table(c, NARROW, "c", "tab-c"))[("1 block",)][1].strip("·")
 
 
@@ -96,10 +100,10 @@ def test_the_neighbours_by_setting(made):
     rows = [row("half", 1450), row("block", 1500), row("segments:2", 1600)]
     rows += [row(s, ms, "kept") for s, ms in (("half", 1500), ("block", 1500), ("segments:2", 1))]
     assert str(segments.neighbours(made(rows))) == (
-        "fp32, eager attention, gradients fresh: 1 block at 22.6 GB, then 2 blocks at 26.5 GB; "
-        "half a block the same to 1 %, and its step takes 3.3% less time. fp32, eager attention, "
-        "gradients kept: 1 block at 11.8 GB, then 2 blocks at 14.8 GB; half a block 2.60 GB more, "
-        "and its step takes as long."
+        "- fp32, eager attention, gradients fresh: 1 block at 22.6 GB, then 2 blocks at 26.5 GB; "
+        "half a block the same to 1 %, and its step takes 3.3% less time.\n"
+        "- fp32, eager attention, gradients kept: 1 block at 11.8 GB, then 2 blocks at 14.8 GB; "
+        "half a block 2.60 GB more, and its step takes as long."
     )
 
 
@@ -140,9 +144,9 @@ def test_what_stays_and_what_does_not_fit(empty):
 
 
 def test_the_highest_moment_is_bold(empty):
-    found = lines(segments.moments("c", "tab-c"), 2)
-    assert found["fp32, eager attention", "attention: softmax"] == ["**9.18**"]
-    assert found["bf16, FlashAttention", "ffn: gate"] == ["**1.96**"]
+    found = lines(segments.moments("c", "tab-c"), 3)
+    assert found["fp32, eager attention", "attention", "softmax"] == ["**9.18**"]
+    assert found["bf16, FlashAttention", "FFN", "gate times value"] == ["**1.96**"]
     assert sum("**" in cell for (cell,) in found.values()) == 2
 
 
@@ -151,12 +155,13 @@ def test_the_least_by_depth(made, empty):
             for layers in (8, 16, 32) for i, s in enumerate(least.strategies(layers))]  # fmt: skip
     c = made(rows)
     found = lines(least.table(c, "c", "tab-c"), 2)
-    assert found["8", "1 block"] == ["7", "1.00", "2.55", "2.55", "500", "500"]
-    assert found["32", "first input alone"][:4] == ["1", "16.5", "2.05", "2.05"]
-    assert found["128", "halves of halves"] == ["7", "4.00", "2.55", "·", "·", "·"]
+    assert found["8", "1 block"] == ["7", "1.00", "2.55 / 2.55", "500 / 500"]
+    assert found["32", "first input alone"][:3] == ["1", "16.5", "2.05 / 2.05"]
+    assert found["128", "halves of halves"] == ["7", "4.00", "2.55 / ·", "· / ·"]
     assert str(least.sentence(c)).endswith(
-        "Measured: 4 blocks, then 1 1.76 GB less at 1.20 times the time, halves of halves 2.18 GB "
-        "less at 1.40 times the time and first input alone 2.52 GB less at 1.60 times the time."
+        "Measured it is lower with two levels of 4 by 1.76 GB at 1.20 times the time, halves of "
+        "halves by 2.18 GB at 1.40 times the time and first input alone by 2.52 GB at 1.60 times "
+        "the time."
     )
     assert str(least.constant(c)) == (
         "The measured peak beyond what is held is the same at 8, 16 and 32 blocks: 2.05, 2.05 and "

@@ -36,7 +36,7 @@ LOOKS = Looks(
         "none": Look("no checkpoint", "#444444", "s"),
         "half": Look("half a block", "#b0558a", "X"),
         "segments": Look("segments of k", "#d55e00", "o", ours=True),
-        "nested": Look("4 blocks, then 1", "#00825f", "v"),
+        "nested": Look("two levels of 4", "#00825f", "v"),
         "recursive": Look("halves of halves", "#0072b2", "^"),
         "chain": Look("first input alone", "#8b5a2b", "p"),
         "selective:linear": Look("linear layers kept", "#a86f00", "D"),
@@ -54,21 +54,21 @@ def best(gradients: str, way: tuple[str, str] = WIDE) -> str:
 
 def sentence(c: Checkpointing) -> Markdown:
     """Both answers: the best segment with its neighbours, the least memory and its work."""
-    b, fresh = block(), [total(s) for s in NEIGHBOURS]
+    b, (half, one, two) = block(), [total(s) for s in NEIGHBOURS]
     text = (
-        f"**The answer.** (b) {_segment(best('fresh'))}: at batch {BATCH} and "
-        f"{style.tokens(CONTEXT)} tokens, in fp32 with eager attention, we predict a peak of "
-        f"{gb(fresh[1])} GB for {MODEL}, {gb(held('fresh'))} GB of it weights and AdamW's moments, "
-        f"which stay. A block's input is {gb(b.input)} GB, what it saves {gb(b.saved)} GB, and "
-        f"while it goes backward {gb(b.peak)} GB are alive. A second block in the segment keeps "
-        "half as many inputs and adds what one block saves: "
-        f"{gb(fresh[2])} GB. Checkpoints around half blocks give {gb(fresh[0])} GB. (a) The least "
-        "is to keep the first input alone, at "
-        f"{style.digits(again('chain'))} forwards more for {LAYERS} blocks, a number that grows as "
-        f"they do; halves of halves cost {style.digits(again('recursive'))}. But a backward that "
-        f"makes its gradients leaves {gb(b.gradients)} GB for each block that it frees, more than "
-        "an input: there the last block is the highest, and no strategy gains over one block at a "
-        "time."
+        f"**The answer.** (b) {_segment(best('fresh'))}. At batch {BATCH} and "
+        f"{style.tokens(CONTEXT)} tokens, in fp32 with eager attention, a step of {MODEL} then "
+        f"peaks at {gb(one)} GB by prediction, {gb(held('fresh'))} GB of it weights and AdamW's "
+        f"moments; with two blocks in a segment at {gb(two)} GB, with a checkpoint around each "
+        f"half of a block at {gb(half)} GB. A longer segment saves inputs of {gb(b.input)} GB and "
+        f"costs the {gb(b.saved)} GB that a block keeps for its backward. (a) To keep the first "
+        f"input alone takes the least: one input, whatever the depth, for "
+        f"{style.digits(again('chain'))} forwards more at {LAYERS} blocks, a number that grows "
+        f"with them; halves of halves keep their logarithm for {style.digits(again('recursive'))}. "
+        "But that gains only where gradients have their memory before the backward. Where the "
+        f"backward makes them, each block that is done leaves {gb(b.gradients)} GB of them, more "
+        "than the input that it frees: the peak is at the model's first block, beside almost all "
+        "gradients, and fewer inputs lower nothing."
     )
     rows = [c.timed(s) for s in NEIGHBOURS]
     if not all(row is not None for row in rows):
@@ -87,8 +87,8 @@ def sentence(c: Checkpointing) -> Markdown:
 
 def _segment(strategy: str) -> str:
     if strategy == "block":
-        return "The best segment is one block"
-    return f"The best segment is {words(strategy)}"
+        return "One block"
+    return f"Segments of {words(strategy)}"
 
 
 def family(strategy: str) -> str:
@@ -134,7 +134,8 @@ def _panel(ax, c: Checkpointing, gradients: str, way: tuple[str, str]) -> None:
         if row is not None and base is not None:
             ax.plot(row.ms / base.ms, row.peak_bytes / 1e9, markersize=4, zorder=3, **marks)
     last = [s for s in places if s in SEGMENTS][-1]
-    ax.annotate(f"k = {last.partition(':')[2]}", line[-1], xytext=(6, -10),
+    below = -10 if way == WIDE else 0  # clear of the dashed line, and of what lies beside
+    ax.annotate(f"k = {last.partition(':')[2]}", line[-1], xytext=(6, below),
                 textcoords="offset points")  # fmt: skip
     room = (c.capacity() - held(gradients)) / 1e9
     if places["none"][1] > room:

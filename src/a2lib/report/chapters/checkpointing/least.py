@@ -48,17 +48,15 @@ def table(c: Checkpointing, caption: str, name: str) -> Table:
     for layers in DEPTHS:
         for strategy in strategies(layers):
             row = c.timed(strategy, "kept", NARROW, layers)
-            known = row is not None
+            peak, ms = (row.peak_bytes, row.ms) if row is not None else (None, None)
+            expected = ms_predicted(c, strategy, "kept", NARROW, layers)
             lines.append([
                 layers, words(strategy), waiting(strategy, layers),
                 style.digits(runs(strategy, layers)),
-                gb(predicted(strategy, "kept", NARROW, layers).peak),
-                gb(row.peak_bytes if known else None),
-                time(ms_predicted(c, strategy, "kept", NARROW, layers)),
-                time(row.ms if known else None),
+                f"{gb(predicted(strategy, 'kept', NARROW, layers).peak)} / {gb(peak)}",
+                f"{time(expected)} / {time(ms)}",
             ])  # fmt: skip
-    columns = ["blocks", "computed again", "inputs that wait", "runs of a block", "GB predicted",
-               "measured", "ms predicted", "measured "]  # fmt: skip
+    columns = ["blocks", "checkpoint around", "inputs that wait", "runs of a block", "GB", "ms"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0, keys=2)
 
 
@@ -70,22 +68,23 @@ def sentence(c: Checkpointing) -> Markdown:
     for strategy in strategies(layers)[1:]:
         less = (predicted("block", "kept", NARROW).peak
                 - predicted(strategy, "kept", NARROW).peak)  # fmt: skip
-        told.append(f"{words(strategy)} {gb(less)} GB for {style.digits(runs(strategy, layers))} "
-                    "runs of each block")  # fmt: skip
+        each = style.digits(runs(strategy, layers))
+        told.append(f"{words(strategy)} by {gb(less)} GB for {each} runs of each block")
     text = (
         f"With {layers} blocks in bf16 with FlashAttention and gradients kept, one block at a time "
         f"lets {waiting('block', layers)} inputs of {gb(b.input)} GB wait beside the {gb(b.peak)} "
-        f"GB of the block that goes backward. Less than that take, as predicted: {listed(told)}."
+        "GB of the block that goes backward. By the prediction the peak is lower with "
+        f"{listed(told)}."
     )
     found = [(s, c.timed(s, "kept", NARROW, layers)) for s in strategies(layers)]
     if not all(row is not None for _, row in found):
         return Markdown(f"{text} {c.not_yet('these at three depths')}")
     base = found[0][1]
     measured = [
-        f"{words(s)} {gb(base.peak_bytes - row.peak_bytes)} GB less at "
+        f"{words(s)} by {gb(base.peak_bytes - row.peak_bytes)} GB at "
         f"{row.ms / base.ms:.2f} times the time" for s, row in found[1:]
     ]  # fmt: skip
-    return Markdown(f"{text} Measured: {listed(measured)}.")
+    return Markdown(f"{text} Measured it is lower with {listed(measured)}.")
 
 
 def constant(c: Checkpointing) -> Markdown:

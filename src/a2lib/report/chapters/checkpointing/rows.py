@@ -136,7 +136,7 @@ def words(strategy: str) -> str:
     name, _, k = strategy.partition(":")
     if strategy in WORDS:
         return WORDS[strategy]
-    return f"{k} blocks" if name == "segments" else f"{k} blocks, then 1"
+    return f"{k} blocks" if name == "segments" else f"two levels of {k}"
 
 
 def gb(size: float | None) -> str:

@@ -30,28 +30,46 @@ from a2lib.report.chapters.measured import time
 from a2lib.report.metrics import level, pick
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
-from a2lib.theory.checkpointing import textbook_segment
+from a2lib.theory.checkpointing import ATTENTION, FFN, textbook_segment
 from a2lib.theory.step_memory import block_moments
 
-MIB = 2**20
+HALVES = {ATTENTION: "attention", FFN: "FFN"}
+KERNELS = {
+    "w2": "products with w2", "widen w2's": "w2's gradient in fp32", "gate": "gate times value",
+    "norm": "norm", "output": "products with the output", "do v^T": "product for dP",
+    "widen dp": "dP in fp32", "softmax": "softmax", "flash": "FlashAttention",
+}  # fmt: skip
 
 
 def table(c: Checkpointing, way: tuple[str, str], caption: str, name: str) -> Table:
     """A line for each strategy: peaks beyond what is held, predicted and measured, with gradients
-    fresh and kept, the forwards computed again, and the time."""
+    fresh and kept."""
     lines = []
     for strategy in STRATEGIES[way]:
         cells = []
         for gradients in GRADIENTS:
             row = c.row(strategy, gradients, way)
             cells += [gb(predicted(strategy, gradients, way).peak), _peak(row)]
-        row = c.timed(strategy, "fresh", way)
-        cells += [style.digits(again(strategy, way)),
-                  time(ms_predicted(c, strategy, "fresh", way)),
-                  time(row.ms if row is not None else None)]  # fmt: skip
         lines.append([words(strategy), *cells])
-    columns = ["computed again", "fresh: GB predicted", "measured", "kept: GB predicted",
-               "measured ", "forwards more", "ms predicted", "measured  "]  # fmt: skip
+    columns = ["checkpoint around", "fresh: GB predicted", "measured", "kept: GB predicted",
+               "measured "]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
+def times(c: Checkpointing, caption: str, name: str) -> Table:
+    """A line for each strategy: forwards computed again, and the time of a step with fresh
+    gradients in both settings."""
+    lines = []
+    for strategy in dict.fromkeys(s for way in TITLES for s in STRATEGIES[way]):
+        cells = [style.digits(again(strategy))]
+        for way in TITLES:
+            row = c.timed(strategy, "fresh", way)
+            expected = ms_predicted(c, strategy, "fresh", way)
+            cells += [time(expected if strategy in STRATEGIES[way] else None),
+                      time(row.ms if row is not None else None)]  # fmt: skip
+        lines.append([words(strategy), *cells])
+    columns = ["checkpoint around", "forwards more", "fp32: ms predicted", "measured",
+               "bf16: ms predicted", "measured "]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
 
@@ -98,13 +116,13 @@ def moments(caption: str, name: str) -> Table:
         precision = "bf16" if way[0] == "bf16" else "fp32"
         found = block_moments(SHAPE, BATCH, CONTEXT, way[1], precision, fresh=False)
         beside = attention_half(way).saved
-        sizes = [m.bytes + (beside if m.half == "ffn" else 0) for m in found]
+        sizes = [m.bytes + (beside if m.half == FFN else 0) for m in found]
         for moment, size in zip(found, sizes, strict=True):
             text = style.digits(size / 1e9)
             marked = f"**{text}**" if size == max(sizes) else text
-            lines.append([title, f"{moment.half}: {moment.kernel}", marked])
-    columns = ["", "when this ends", "GB alive of the block"]
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
+            lines.append([title, HALVES[moment.half], KERNELS[moment.kernel], marked])
+    columns = ["setting", "half", "when this ends", "GB alive"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=3, keys=1)
 
 
 def checked(c: Checkpointing) -> Markdown:
@@ -153,7 +171,7 @@ def neighbours(c: Checkpointing) -> Markdown:
             if len(rows) < 2 or half is None:
                 continue
             first, second = sorted(rows, key=lambda row: row.peak_bytes)[:2]
-            text = (f"{title}, gradients {gradients}: {words(first.strategy)} at "
+            text = (f"- {title}, gradients {gradients}: {words(first.strategy)} at "
                     f"{gb(first.peak_bytes)} GB, then {words(second.strategy)} at "
                     f"{gb(second.peak_bytes)} GB; half a block ")  # fmt: skip
             apart = half.peak_bytes - first.peak_bytes
@@ -165,7 +183,7 @@ def neighbours(c: Checkpointing) -> Markdown:
             told.append(text)
     if not told:
         return Markdown(c.not_yet("the best segment and its neighbours"))
-    return Markdown(". ".join(told) + ".")
+    return Markdown("\n".join(f"{text}." for text in told))
 
 
 def _against(one, other) -> str:
@@ -199,13 +217,4 @@ def fragments(c: Checkpointing) -> Markdown:
     return Markdown(
         f"PyTorch's allocator held {share.min():.1%} to {share.max():.1%} more than the tensors "
         f"took at the peak ({gb(over.max())} GB at most), cuBLAS's workspaces among it."
-    )
-
-
-def narrow_gain() -> Markdown:
-    """How much of the peak of one block at a time is left in the second setting."""
-    wide, narrow = (predicted("block", "kept", way).peak for way in (WIDE, NARROW))
-    return Markdown(
-        f"With gradients kept, one block at a time takes {gb(wide)} GB in the first setting and "
-        f"{gb(narrow)} GB in the second."
     )

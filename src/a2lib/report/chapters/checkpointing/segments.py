@@ -10,7 +10,6 @@ from a2lib.report.chapters.checkpointing.rows import (
     CONTEXT,
     GRADIENTS,
     LAYERS,
-    NARROW,
     SEGMENTS,
     SHAPE,
     STRATEGIES,

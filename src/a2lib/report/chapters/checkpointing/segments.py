@@ -10,6 +10,7 @@ from a2lib.report.chapters.checkpointing.rows import (
     CONTEXT,
     GRADIENTS,
     LAYERS,
+    NARROW,
     SEGMENTS,
     SHAPE,
     STRATEGIES,
@@ -60,7 +61,7 @@ def times(c: Checkpointing, caption: str, name: str) -> Table:
     gradients in both settings."""
     lines = []
     for strategy in dict.fromkeys(s for way in TITLES for s in STRATEGIES[way]):
-        cells = [style.digits(again(strategy))]
+        cells = [style.digits(again(strategy, WIDE if strategy in STRATEGIES[WIDE] else NARROW))]
         for way in TITLES:
             row = c.timed(strategy, "fresh", way)
             expected = ms_predicted(c, strategy, "fresh", way)

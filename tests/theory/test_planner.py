@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from a2lib.measure import read_section
 from a2lib.paths import ROOT
 from a2lib.theory import __main__ as command
 from a2lib.theory import layouts, planner, schedules
@@ -18,6 +19,7 @@ from a2lib.theory.devices import DEVICES, Device, named_device
 from a2lib.theory.layouts import AXES, SHARDINGS, STRATEGIES, Job, Layout, evaluate
 from a2lib.theory.saved import block_saved, block_saved_bytes
 from a2lib.theory.schedules import Task
+from a2lib.theory.step_memory import step_memory
 from a2lib.theory.transformer import SIZES, Shape, forward_flops_by_part, state_bytes, step_flops
 
 # Round numbers: 1,000 operations, 10 bytes to a device of the node (of two), 1 byte to others.
@@ -35,30 +37,67 @@ def job(devices=8, batch=4, context=4, shape=TINY, device=TOY, headroom=0.0):
 # 4: 372 in all. A token leaves 2 (16 + 4 + 16) + 5 * 8 = 112 bytes whole, 24 + 8 + 8 + 4 * 12 = 88
 # that tensor parallelism cuts. The batch is one sequence of four tokens.
 BY_HAND = [
+    # when the backward begins: no gradients, and a copy of every matrix but the embedding
     (Layout(sharding="zero1"), {
-        "parameters": 1488, "gradients": 1488, "optimizer": 2976, "working weights": 744,
-        "activations": 2 * 4 * 200 + 160, "temporaries": 14 * 4 * 10}),
+        "parameters": 1488, "gradients": 0, "optimizer": 2976, "working weights": 2 * 332,
+        "activations": 2 * 4 * 200 + 160, "temporaries": 12 * 4 * 10}),
+    # when it ends: all gradients, and one block
     (Layout(sharding="zero1", checkpointing="block"), {
-        "parameters": 1488, "gradients": 1488, "optimizer": 2976, "working weights": 744,
+        "parameters": 1488, "gradients": 1488, "optimizer": 2976, "working weights": 2 * 144,
+        "activations": 4 * 16, "temporaries": 4 * 200 - 64 + 4 * (24 + 36)}),
+    # two micro-batches: gradients are there all the time
+    (Layout(sharding="fsdp", checkpointing="block", microbatches=2), {
+        "parameters": 1488, "gradients": 1488, "optimizer": 2976, "working weights": 2 * 184,
         "activations": 2 * 4 * 16 + 160, "temporaries": 4 * 200 - 64 + 4 * (24 + 36)}),
     # 76 of a block, 20 of a table; the hidden's and the logits' halves
     (Layout(tensor=2, sharding="zero1"), {
-        "parameters": 4 * 196, "gradients": 4 * 196, "optimizer": 8 * 196,
-        "working weights": 2 * 196, "activations": 2 * 4 * 156 + 160, "temporaries": 14 * 4 * 5}),
+        "parameters": 4 * 196, "gradients": 0, "optimizer": 8 * 196,
+        "working weights": 2 * 176, "activations": 2 * 4 * 156 + 160, "temporaries": 12 * 4 * 5}),
     # two tokens a device; three blocks' worth gathered, the largest layer
     (Layout(context=2, sharding="fsdp"), {
         "parameters": 744, "gradients": 744, "optimizer": 1488, "working weights": 3 * 2 * 144,
-        "activations": 2 * 2 * 200 + 80, "temporaries": 14 * 2 * 10}),
+        "activations": 2 * 2 * 200 + 80, "temporaries": 12 * 2 * 10}),
     # the last stage: its norm and the logits weigh more than the first's embedding alone
     (Layout(pipeline=2, sharding="zero1"), {
         "parameters": 4 * 188, "gradients": 4 * 188, "optimizer": 8 * 188,
-        "working weights": 2 * 188, "activations": 4 * 200 + 160, "temporaries": 14 * 4 * 10}),
+        "working weights": 2 * 188, "activations": 4 * 200 + 160, "temporaries": 12 * 4 * 10}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("layout, components", BY_HAND)
 def test_memory_by_hand(layout, components):
-    assert evaluate(job(batch=1), layout).memory == components
+    assert evaluate(job(batch=layout.microbatches), layout).memory == components
+
+
+# Of cuBLAS, two libraries on Hopper, for each of two threads.
+WORKSPACES = 4 * 32 * 2**20
+
+
+def test_one_device_is_within_five_percent_of_the_measured_peaks():
+    here = {"mode": "train-step", "precision": "bf16", "attention": "flash", "compile": "none",
+            "capture": "false", "phase": "step", "status": "ok"}  # fmt: skip
+    rows = [row for row in read_section("benchmark")["nvidia-h200"] if here.items() <= row.items()]
+    assert len({row["model"] for row in rows}) >= 4
+    for row in rows:
+        shape = SIZES[row["model"]]
+        one = Job(shape, DEVICES["H200"], 1, int(row["batch"]), int(row["context"]))
+        measured = int(row["peak_bytes"]) - WORKSPACES
+        for sharding in SHARDINGS:
+            off = evaluate(one, Layout(sharding=sharding)).memory_bytes / measured - 1
+            assert abs(off) < 0.05, (row["model"], row["context"], off)
+
+
+@pytest.mark.parametrize("checkpointing", STRATEGIES)
+@pytest.mark.parametrize("context", [128, 512, 2048])
+def test_one_device_is_what_its_tensors_are_counted_to(checkpointing, context):
+    """Against ``step_memory``, which goes through a block kernel by kernel."""
+    for shape in (SIZES["small"], SIZES["2.7B"]):
+        plan = evaluate(job(shape=shape, context=context), Layout(checkpointing=checkpointing))
+        ways = {"attention": "flash", "precision": "bf16"}
+        counted = step_memory(shape, 4, context, checkpointing, **ways).peak
+        state = state_bytes(shape)
+        total = state.parameters + state.optimizer + counted
+        assert plan.memory_bytes == pytest.approx(total, rel=0.04)
 
 
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():

@@ -2,9 +2,9 @@
 
 A layout cuts the batch over ``data``, each matrix over ``tensor``, the blocks over ``pipeline`` and
 the sequence over ``context`` devices. For each one: bytes of a device by component, and the least
-time of a step. ``ASSUMPTIONS`` is what the figures rest on; every plan is printed with it. No
-measured peak of a whole model is in data/ yet, so the memory was compared with none; links have
-their makers' bandwidth, since no collective is measured.
+time of a step. ``ASSUMPTIONS`` is what the figures rest on; every plan is printed with it. The
+memory of one device is held against the measured peaks of whole models by a test; that of several
+was compared with none. Links have their makers' bandwidth, since no collective is measured.
 
 ZeRO: Rajbhandari et al., 2020. Tensor parallelism: Shoeybi et al., 2019. 1F1B: Narayanan et al.,
 2021. Ring attention: Liu et al., 2023. The formulas of each axis are those of parallelism.py and
@@ -29,8 +29,8 @@ from a2lib.theory.transformer import Shape, step_flops
 AXES = ("data", "tensor", "pipeline", "context")
 SHARDINGS, STRATEGIES = ("zero1", "fsdp"), ("none", "block")
 WIDE, NARROW = 4, 2  # bytes of fp32, of bf16
-# The bf16 logits, and in fp32 their log-softmax, the gradient of it and that of the logits.
-LOGIT_BYTES = 14
+# In fp32 the log-softmax, the gradient of it and that of the logits.
+LOGIT_BYTES = 12
 # Bytes of parameters, gradients and two moments that AdamW reads, and what it writes but gradients.
 ADAMW_BYTES = 7 * WIDE
 
@@ -39,14 +39,16 @@ ASSUMPTIONS = (
     "messages in bf16",
     "fsdp cuts all of that over data x context and gathers a block for each pass of each "
     "micro-batch (three of the largest layer in bf16 are there at once: in use, next, gradients); "
-    "zero1 keeps gradients and bf16 weights whole and exchanges both once a step",
+    "zero1 keeps gradients and bf16 weights whole and exchanges both once a step; where nothing is "
+    "cut, bf16 weights are autocast's copies, kept as activations are",
     "plain replicas (DDP) are left out: zero1 sends as many bytes and holds less",
     "activations as this library's block under bf16 autocast with FlashAttention (saved.py); "
     "tensor parallelism cuts the heads and the FFN's hidden, not the residual stream and the norms",
     "checkpointing none keeps all of that, block keeps each block's fp32 input and runs the block "
     "again but for its last product",
-    "gradients are there all the time; 14 bytes a logit, for all tokens of a micro-batch at once; "
-    "no allocator's blocks, no buffers of a communication library",
+    "gradients are there all the time, but where nothing is cut and a step is one micro-batch: "
+    "there they come as activations go; 12 bytes a logit, for all tokens of a micro-batch at once; "
+    "no allocator's blocks, no buffers of a library",
     "pipeline: 1F1B, stages of equal blocks, the embedding in the first and the head in the last; "
     "micro-batches are whole sequences",
     "communication runs beside computation; axes on the same links wait for each other, node links "
@@ -196,28 +198,40 @@ def memory(job: Job, layout: Layout) -> dict[str, float]:
 def _stage_memory(job: Job, layout: Layout, first: bool, last: bool) -> dict[str, float]:
     shape, t, n = job.shape, layout.tensor, layout.shards
     weights = _weights(job, layout, first, last)
-    fsdp = layout.sharding == "fsdp"
-    table = shape.vocab_size * shape.d_model / t
-    largest = max(_block_weights(shape, t), table if first or last else 0)
+    fsdp, none = layout.sharding == "fsdp", layout.checkpointing == "none"
+    table, block = shape.vocab_size * shape.d_model / t, _block_weights(shape, t)
     tokens = _tokens(job, layout)
     whole, cut = job.saved
     kept_whole, entry = tokens * (whole + cut / t), tokens * WIDE * shape.d_model
-    stays = kept_whole if layout.checkpointing == "none" else entry
+    stays = kept_whole if none else entry
     held = peak_microbatches("1f1b", layout.pipeline, layout.microbatches) if first else 1
     activations = held * shape.num_layers / layout.pipeline * stays
     # In a block's backward: the residual's gradient, wide and narrow, three of the FFN's hidden.
-    temporary = kept_whole - stays + tokens * (6 * shape.d_model + 6 * shape.d_ff / t)
+    of_block = tokens * (6 * shape.d_model + 6 * shape.d_ff / t)
+    temporary, of_head = kept_whole - stays + of_block, 0.0
     if last:  # the last norm, in and out, and the head's narrow input
-        activations += tokens * (2 * WIDE + NARROW) * shape.d_model
+        of_head = tokens * (2 * WIDE + NARROW) * shape.d_model
         temporary = max(temporary, LOGIT_BYTES * tokens * shape.vocab_size / t)
-    return {
+    copies = weights - first * table if none else block + last * table
+    if n > 1:
+        largest = max(block, table if first or last else 0)
+        copies = 3 * largest if fsdp else weights
+    memory = {
         "parameters": WIDE * weights / n,
         "gradients": WIDE * weights / (n if fsdp else 1),
         "optimizer": 2 * WIDE * weights / n,
-        "working weights": NARROW * (3 * largest if fsdp else weights),
-        "activations": activations,
+        "working weights": NARROW * copies,
+        "activations": activations + of_head,
         "temporaries": temporary,
     }
+    if n > 1 or layout.pipeline > 1 or layout.microbatches > 1:
+        return memory
+    # One backward over all of it: before it no gradients, at its end no block's activations but the
+    # first one's.
+    before = memory | {"gradients": 0.0}
+    after = memory | {"working weights": NARROW * block, "activations": entry,
+                      "temporaries": kept_whole - entry + of_block}  # fmt: skip
+    return max(before, after, key=lambda m: sum(m.values()))
 
 
 def _block_weights(shape: Shape, t: int) -> float:

@@ -10,6 +10,7 @@ from a2lib.report.chapters.checkpointing.rows import (
     CONTEXT,
     GRADIENTS,
     LAYERS,
+    MODEL,
     NARROW,
     SEGMENTS,
     SHAPE,
@@ -127,7 +128,8 @@ def moments(caption: str, name: str) -> Table:
 
 def checked(c: Checkpointing) -> Markdown:
     """How far measured peaks are from the predicted ones, and times."""
-    rows = pick(c.table, status="ok", model="2.7B", context=CONTEXT, batch=BATCH)
+    rows = pick(c.table, status="ok", model=MODEL, context=CONTEXT, batch=BATCH)
+    bound = rows[rows["strategy"].str.startswith("selective")].dropna(subset=["peak_bytes"])
     rows = rows[~rows["strategy"].str.startswith("selective")].dropna(subset=["peak_bytes"])
     if not len(rows):
         return Markdown(c.not_yet("the peaks beside the prediction"))
@@ -142,10 +144,9 @@ def checked(c: Checkpointing) -> Markdown:
         f"In {len(off)} measured peaks the measured one is {min(off):+.1%} to {max(off):+.1%} off "
         "the predicted one (selections by operation apart, of which the prediction is a bound)."
     )
-    bound = pick(c.table, status="ok")
-    bound = bound[bound["strategy"].str.startswith("selective")].dropna(subset=["peak_bytes"])
     above = [r for r in bound.itertuples()
-             if r.peak_bytes > 1.01 * predicted(r.strategy, r.gradients, _way(r)).peak]  # fmt: skip
+             if r.peak_bytes > 1.01 * predicted(r.strategy, r.gradients, _way(r),
+                                           int(r.layers)).peak]  # fmt: skip
     if len(bound):
         text += f" The bound holds in {len(bound) - len(above)} of {len(bound)}."
     if late:

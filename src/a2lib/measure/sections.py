@@ -297,6 +297,22 @@ CHECKPOINTING = Section(
     ),
 )
 
+COLLECTIVES = Section(
+    "collectives",
+    ("operation", "backend", "world_size", "dtype", "size"),
+    ("ms_rank_min", "ms_rank_median", "ms_rank_max", "ms_queued", "conditions", "note"),
+    handler="a2lib.experiments.collectives.handlers:measure",
+    notebook="collectives",
+    pages=("collectives",),
+    answers=(
+        Answer(
+            "distributed_communication_single_node · 25, 26",
+            "Collectives on one node",
+            "collectives-one-node",
+        ),
+    ),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
@@ -304,8 +320,7 @@ SECTIONS = {
         *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
-        *(COMPILE_ATTENTION, COMPILE_MODEL),
-        CHECKPOINTING,
+        *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES),
     )
 }
 

@@ -150,20 +150,3 @@ def test_what_cannot_be_is_one_line(given, complaint, monkeypatch):
 def test_a_sweep_has_its_own_settings():
     with pytest.raises(ParameterError, match="leave layers out"):
         Parameters(sweep="depth", layers=8)
-
-
-def test_a_run_measures_prints_and_goes_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    run = checkpointing.start(Parameters(sweep="depth"))
-    checkpointing.measure(run)
-    checkpointing.show(run)
-    checkpointing.measure(run)
-    checkpointing.say_where(run)
-    printed = capsys.readouterr().out
-    assert "4 rows are stored already" in printed and "recursive" in printed
-    assert [row["strategy"] for row in checkpointing.rows(run)] == [
-        "block", "nested:1", "recursive", "chain",
-    ]  # fmt: skip
-    assert checkpointing.draw(run) is not None

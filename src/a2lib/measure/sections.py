@@ -297,6 +297,19 @@ COMPILE_MODEL = Section(
     pages=("compile",),
 )
 
+CHECKPOINTING = Section(
+    "checkpointing",
+    ("model", "layers", "context", "batch", "precision", "attention", "strategy", "gradients"),
+    ("ms_forward", "ms_backward", "held_bytes", "kept_bytes", "peak_bytes", "reserved_bytes")
+    + ("note",),
+    handler="a2lib.experiments.checkpointing.handlers:measure",
+    notebook="checkpointing",
+    pages=("checkpointing",),
+    answers=(
+        Answer("gradient_checkpointing (a), (b) · 26", "Checkpointing", "gradient-checkpointing"),
+    ),
+)
+
 COLLECTIVES = Section(
     "collectives",
     ("operation", "backend", "world_size", "dtype", "size"),
@@ -320,7 +333,7 @@ SECTIONS = {
         *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST, PROFILE),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
-        *(COMPILE_ATTENTION, COMPILE_MODEL, COLLECTIVES),
+        *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES),
     )
 }
 

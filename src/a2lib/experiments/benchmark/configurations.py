@@ -43,8 +43,8 @@ COLUMNS = {
     ),
     "cpu": (("bf16", "eager", "none", False),),
 }
-# (precision, attention, compile) whose GPU time is told apart by phase: each mode captured, of which
-# the longer less the shorter is a phase's. At ``COMPARED`` alone.
+# (precision, attention, compile) whose GPU time is told apart by phase: each mode captured, the
+# longer less the shorter one. At ``COMPARED`` alone.
 REPLAYED = {
     "cuda": (
         ("fp32", "eager", "none"),

@@ -9,6 +9,8 @@ import pandas as pd
 from a2lib.report import data, metrics, style
 from a2lib.report.tables import MISSING
 
+HOST = 0.9  # where the host takes this share of the time or more, the time is the host's
+
 
 class Measured:
     """What such a chapter rests on: the published ``device``, what it reaches in plain operations

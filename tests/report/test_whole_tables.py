@@ -10,12 +10,15 @@ import pytest
 from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark.configurations import SIZES, Configuration, Parameters
 from a2lib.paths import ROOT
+from a2lib.report.chapters.mixed_precision import Mixed, gains, speed
 from a2lib.theory.transformer import parameter_count
 
 PAGES = ("benchmark", "mixed_precision", "attention", "compile")
 RATES = {"fp32": 50, "tf32": 300, "bf16": 600}  # TFLOP/s
-# What no reader should see: a missing value of Python or pandas, an empty list or a bare type.
-WRONG = re.compile(r"\bNone\b(?! (has|of|is) )|<NA>|\bnan (ms|%|×)|\bnan×|np\.|\[\]|\binf (ms|%|×)|  and  ")
+# What no reader should see: a missing value of Python or pandas, an empty list, a type's name.
+WRONG = re.compile(
+    r"([^.;\s] |\()None\b|<NA>|\bnan( ms| %|×)|\binf( ms| %|×)|\bnp\.|\[\]|  and "
+)
 NOT_YET = "Not measured yet"
 
 
@@ -86,18 +89,22 @@ def wrong(texts):
     return [text for text in texts if WRONG.search(text)]
 
 
-@pytest.mark.parametrize("page", ["benchmark", "mixed_precision"])
-def test_a_whole_table_leaves_no_gap(whole, shown_by, page):
-    texts = shown_by(page, whole)
-    assert not wrong(texts)
-    models = texts if page == "benchmark" else [t for t in texts if "tab-mixed-gpu" in t]
-    assert models and not [text for text in models if NOT_YET in text]
+def test_a_whole_table_leaves_no_gap(whole, shown_by):
+    texts = shown_by("benchmark", whole)
     every = "\n".join(texts)
-    if page == "benchmark":
-        assert "| does not fit |" in every and "Met: " in every and "Missed: " in every
-    else:
-        assert "In the GPU's own time bf16 gains over fp32 at 512 tokens: forward from" in every
-        assert "(10B)" in every and "| replay |" in every and "measured, " in every
+    assert not wrong(texts) and NOT_YET not in every
+    assert "| does not fit |" in every and "Met: " in every and "Missed: " in every
+
+
+def test_whole_models_in_every_precision_leave_no_gap(whole):
+    mixed = Mixed([whole])
+    told = [gains.trend, gains.against_estimate, speed.hosts, speed.source]
+    texts = [str(sentence(mixed)) for sentence in told]
+    texts += [str(of(mixed, "c", "tab-c")) for of in (gains.table, speed.table, speed.expected)]
+    assert not wrong(texts) and NOT_YET not in "\n".join(texts)
+    assert texts[0].startswith("In the GPU's own time bf16 gains over fp32 at 512 tokens: forward ")
+    assert texts[0].count("(10B)") == 2 and "10B at 512: " in texts[1]
+    assert texts[4].count("| replay |") == len(speed.MODELS)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -227,7 +227,9 @@ def test_times_of_two_runs_are_not_compared(bench, synthetic, tmp_path):
     for row in measured:
         if row["attention"] == "flash":
             row["run"] = other
-    assert str(speed.beside(bench(benchmark=measured))).startswith("**Not measured yet")
+    b = bench(benchmark=measured)
+    assert str(speed.beside(b)).startswith("**Not measured yet")
+    assert speed.aimed(b, "2.7B") is None and speed.aimed(b, "small") == 8
 
 
 def test_targets_met_and_missed(bench):
@@ -273,6 +275,17 @@ def test_the_rest_of_a_step_by_captured_modes(bench):
     assert "Not measured" not in said
     found = rest.table(b, "c", "tab-c").frame.set_index("model").loc["2.7B"]
     assert list(found)[1::2][:1] == ["200"] and found["share"] == f"{least['total'] / 200:.0%}"
+
+
+def test_captured_modes_of_two_commits_make_no_pass(bench, synthetic, tmp_path):
+    other = synthetic.RUN.replace("nvidia-h200", "cpu")
+    synthetic.by_hand(tmp_path, device="cpu")
+    measured = whole(200, way="ours") + whole(60, way="ours", mode="forward")
+    measured += [{**row, "run": other} for row in whole(160, way="ours", mode="forward-backward")]
+    b = bench(benchmark=measured)
+    assert rest.passes(b, "2.7B")  # of two runs
+    b.runs.loc[other, "git"] = "later"
+    assert rest.passes(b, "2.7B") == {}
 
 
 def test_the_rest_of_a_step_as_launched(bench):

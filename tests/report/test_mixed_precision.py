@@ -264,7 +264,8 @@ def test_the_limits_are_arithmetic():
 def step(model, precision, phase, ms, host=0.1, **over):
     return {"model": model, "context": 512, "batch": 4, "mode": "train-step", "status": "ok",
             "precision": precision, "attention": "eager", "compile": "none", "capture": "false",
-            "warmup": 5, "phase": phase, "ms": ms, "ms_host": host, **over}  # fmt: skip
+            "warmup": 5, "phase": phase, "ms": ms, "ms_host": host, "run": "one",
+            **over}  # fmt: skip
 
 
 @pytest.fixture
@@ -286,6 +287,7 @@ def timed(empty):
         step("xl25", "bf16", "forward", 20.0, mode="forward"),
     ]  # fmt: skip
     empty.steps = pd.DataFrame(rows).astype({"ms": float, "ms_host": float})
+    empty.runs = pd.DataFrame({"git": ["a", "b"]}, index=["one", "other"])
     return empty
 
 
@@ -353,6 +355,9 @@ def test_gains_are_the_gpu_s(timed):
     ]  # fmt: skip
     assert cells(table, model="xl25").iloc[0].tolist()[2:6] == ["as called", "40.0", BLANK, "20.0"]
     assert cells(table, model="10B").iloc[0].tolist()[2:] == [BLANK] * 11
+    # Of two commits, a difference is none of a pass.
+    timed.steps.loc[timed.steps["mode"] == "forward-backward", "run"] = "other"
+    assert ("small", 512, "backward") not in gains.times(timed)
 
 
 def test_a_measured_gain_stands_beside_the_estimated_one(timed):

@@ -36,6 +36,10 @@ class Measured:
         row = metrics.row_of(self.devices, device=data.PUBLISHED, quantity=quantity)
         return float(row.value)
 
+    def one_commit(self, *rows) -> bool:
+        """Whether all rows are of one commit, so that what they differ by is no change of code."""
+        return len({self.runs.loc[row.run, "git"] for row in rows}) == 1
+
     def not_yet(self, what: str) -> str:
         """The sentence in place of a result that nobody has measured."""
         return f"**Not measured yet on an {self.device}**: {what}."

@@ -28,9 +28,10 @@ def passes(b: Benchmark, model: str) -> dict[str, float]:
     """The GPU's time of each part of our step, in ms. Of captured modes, the longer less the
     shorter; without them the optimizer's is its least in any way, since it is the same kernels,
     and the others' those as called where the host keeps ahead."""
-    modes = [b.ms(model, CONTEXT, "step", OURS, mode, True)
-             for mode in ("forward", "forward-backward", "train-step")]  # fmt: skip
-    if all(modes):
+    rows = [b.row(model, CONTEXT, "step", OURS, mode, True)
+            for mode in ("forward", "forward-backward", "train-step")]  # fmt: skip
+    modes = [None if row is None or row.status != "ok" else float(row.ms) for row in rows]
+    if all(modes) and b.one_commit(*rows):
         return dict(zip(PASSES, (modes[0], modes[1] - modes[0], modes[2] - modes[1]), strict=True))
     found = {}
     host = b.host(model, CONTEXT, OURS)

@@ -153,12 +153,14 @@ def targets(b: Benchmark, caption: str, name: str) -> Table:
 
 
 def aimed(b: Benchmark, model: str) -> float | None:
-    """What the captured step may take, in ms; None where the step that it is a share of is not
-    measured."""
+    """What the captured step may take, in ms; None where the step that it is a share of has no time
+    in its run."""
     if model in TARGETS:
         return TARGETS[model]
-    plain = b.ms(model, CONTEXT, way=PEER)
-    return None if plain is None else SHARE * plain
+    plain, ours = (b.row(model, CONTEXT, way=way, capture=way is OURS) for way in (PEER, OURS))
+    if plain is None or ours is None or plain.status != "ok" or plain.run != ours.run:
+        return None
+    return SHARE * float(plain.ms)
 
 
 def reached(b: Benchmark) -> Markdown:

@@ -33,13 +33,15 @@ Times = dict[str, float]  # precision -> ms
 def replayed(mixed: Mixed) -> dict[Case, Times]:
     """(model, context, pass) -> the times of replays, where fp32 and bf16 have one."""
     rows = pick(steps(mixed, capture=True, phases=("step",)), status="ok")
-    ms = {(r.model, r.context, r.mode, r.precision): float(r.ms) for r in rows.itertuples()}
+    timed = {(r.model, r.context, r.mode, r.precision): r for r in rows.itertuples()}
     made: dict[Case, Times] = {}
-    for (model, context, mode, precision), forward in ms.items():
+    for (model, context, mode, precision), row in timed.items():
         if mode == "forward":
-            made.setdefault((model, context, "forward"), {})[precision] = forward
-            if both := ms.get((model, context, "forward-backward", precision)):
-                made.setdefault((model, context, "backward"), {})[precision] = both - forward
+            made.setdefault((model, context, "forward"), {})[precision] = float(row.ms)
+            both = timed.get((model, context, "forward-backward", precision))
+            if both is not None and mixed.one_commit(row, both):
+                backward = float(both.ms - row.ms)
+                made.setdefault((model, context, "backward"), {})[precision] = backward
     return {case: ms for case, ms in made.items() if {"fp32", "bf16"} <= ms.keys()}
 
 

@@ -302,7 +302,7 @@ def test_whole_models_as_called_by_value(timed):
     assert not len(cells(table, model="10B"))
     assert str(speed.hosts(timed)) == (
         "As called in bf16, the host takes 90% of the time or more in 1 of 3 rows (small): there "
-        "faster products gain nothing."
+        "products still faster would gain nothing."
     )
     timed.steps.loc[timed.steps["ms"] == 8.0, ["ms", "ms_host"]] = [16.0, 16.0]
     assert str(speed.hosts(timed)).endswith("gain nothing, and bf16 is slower than fp32 in 1 rows.")

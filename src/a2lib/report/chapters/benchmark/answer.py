@@ -190,9 +190,13 @@ def launch_bound(b: Benchmark) -> Markdown:
             told.append(f"in {len(held)} of {len(known)} train-steps of {title}{which}")
     if not told:
         return Markdown(b.not_yet("host time and GPU time apart"))
-    return Markdown(
-        f"The host needs longer to issue the step than the GPU to run it {listed(told)}."
-    )
+    text = f"The host needs longer to issue the step than the GPU to run it {listed(told)}."
+    plain = [(m, c) for m in MODELS for c in CONTEXTS if b.ms(m, c)]
+    lacking = [case for case in plain if b.row(*case, way=OURS, capture=True) is None]
+    if lacking:
+        what = f"{len(lacking)} of the {len(plain)} sizes and contexts whose step fits"
+        text += f" {b.not_yet(f'the other ways of {what}')}"
+    return Markdown(text)
 
 
 def _apart(b: Benchmark, model: str, context: int, way: dict) -> tuple:

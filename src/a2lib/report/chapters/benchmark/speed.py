@@ -169,14 +169,14 @@ def reached(b: Benchmark) -> Markdown:
     for model in MODELS:
         captured, aim = b.ms(model, CONTEXT, way=OURS, capture=True), aimed(b, model)
         if captured and aim:
-            found = f"{TITLES[model]} ({time(captured)} ms of at most {time(aim)})"
+            found = f"{TITLES[model]} with {time(captured)} ms (at most {time(aim)})"
             (met if captured <= aim else missed).append(found)
             why += [_why(b, model)] if captured > aim else []
     if not (met or missed):
         return Markdown(b.not_yet("whether the targets are met"))
     for case, rows in cases(b, AUTOCAST, EAGER_OURS).items():
         if case[1] == CONTEXT and _behind(*rows):
-            missed.append(f"{TITLES[case[0]]} in eager mode ({time(rows[1].ms)} ms of at most "
+            missed.append(f"{TITLES[case[0]]} in eager mode with {time(rows[1].ms)} ms (at most "
                           f"{time(rows[0].ms)})")  # fmt: skip
     text = f"Met: {listed(met)}." if met else "None is met."
     text += f" Missed: {listed(missed)}." if missed else " None is missed."

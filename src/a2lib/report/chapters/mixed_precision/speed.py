@@ -131,7 +131,8 @@ def hosts(mixed: Mixed) -> Markdown:
         f"{len(known)} rows"
     )
     if bound:
-        text += f" ({listed(list(dict.fromkeys(bound)))}): there faster products gain nothing"
+        models = listed(list(dict.fromkeys(bound)))
+        text += f" ({models}): there products still faster would gain nothing"
     if slower:
         text += f", and bf16 is slower than fp32 in {slower} rows"
     return Markdown(f"{text}.")

@@ -284,6 +284,22 @@ COMPILE_MODEL = Section(
     pages=("compile",),
 )
 
+COLLECTIVES = Section(
+    "collectives",
+    ("operation", "backend", "world_size", "dtype", "size"),
+    ("ms_rank_min", "ms_rank_median", "ms_rank_max", "ms_queued", "conditions", "note"),
+    handler="a2lib.experiments.collectives.handlers:measure",
+    notebook="collectives",
+    pages=("collectives",),
+    answers=(
+        Answer(
+            "distributed_communication_single_node · 25, 26",
+            "Collectives on one node",
+            "collectives-one-node",
+        ),
+    ),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
@@ -291,7 +307,7 @@ SECTIONS = {
         *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
-        *(COMPILE_ATTENTION, COMPILE_MODEL),
+        *(COMPILE_ATTENTION, COMPILE_MODEL, COLLECTIVES),
     )
 }
 

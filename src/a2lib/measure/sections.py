@@ -328,6 +328,7 @@ DERIVED = {
         ),
     ),
     "parallelism-axes": (),
+    "calculator": (),
 }
 
 

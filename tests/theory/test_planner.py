@@ -378,8 +378,8 @@ def test_the_planner_needs_no_torch_and_no_numpy():
 @pytest.mark.parametrize("checkpointing", STRATEGIES)
 @pytest.mark.parametrize("context", [128, 512, 2048])
 def test_one_device_is_what_its_tensors_are_counted_to(checkpointing, context):
-    """Against ``strategy_memory``, which goes through a block kernel by kernel; the plan has all of a
-    block at once."""
+    """Against ``strategy_memory``, which goes through a block kernel by kernel; the plan has all
+    of a block at once."""
     for shape in (SIZES["small"], SIZES["2.7B"]):
         layout = Layout(sharding="none", checkpointing=checkpointing)
         plan = evaluate(job(shape=shape, context=context), layout)

@@ -26,7 +26,7 @@ from a2lib.theory.transformer import Shape, step_flops
 
 AXES = ("data", "tensor", "pipeline", "context")
 SHARDINGS, STRATEGIES = ("none", "zero1", "fsdp"), ("none", "block")
-# fp32 tensors of the logits' shape: log-softmax, its gradient, that of the logits, which are gone by then.
+# fp32 tensors of the logits' shape: log-softmax, its gradient, that of the logits (gone by then).
 LOGIT_TENSORS = 3
 # fp32 matrices of scores that eager's softmax has in its backward (eager.py): dp, dp p, ds.
 SCORE_TENSORS = 3

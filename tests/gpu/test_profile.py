@@ -1,5 +1,6 @@
 """Traces and snapshots of a GPU: what the readers say against what CUDA and PyTorch count."""
 
+import collections
 import itertools
 import os
 import shutil
@@ -19,6 +20,10 @@ from a2lib.theory.transformer import Shape, state_bytes
 pytestmark = pytest.mark.gpu
 SMALL = {"num_layers": 2, "context": 128, "batch": 2, "warmup": 2, "steps": 2, "device": "cuda"}
 
+IN_A_BLOCK = [f"attn.{name}_proj" for name in ("q", "k", "v", "output")] + [
+    f"ffn.w{i}" for i in (1, 2, 3)
+]
+
 
 def check(found):
     """What must hold of a trace of SMALL, whoever wrote it."""
@@ -29,10 +34,13 @@ def check(found):
     outside = [k.name for k in found.kernels if not k.path]
     assert len(outside) == SMALL["steps"] and all("DtoH" in name for name in outside), outside
     assert said.no_class < 0.01, said.unknown
+    linears = {f"layers.{i}.{name}" for i in range(2) for name in IN_A_BLOCK} | {"lm_head"}
     for kernels in found.steps().values():
-        here = [k for k in kernels if k.kind == "matmul" and "splitK" not in k.name]
-        count = {p: sum(k.phase == p for k in here) for p in ("forward", "backward")}
-        assert count == {"forward": 19, "backward": 38}  # nine a block and the head's
+        # cuBLAS may take several kernels for a product, and some to sum its parts.
+        here = [k for k in kernels if k.kind == "matmul"]
+        launched = collections.Counter(k.range for k in here)
+        assert all(launched[name] >= 1 for name in linears), launched
+        assert all(launched[f"{name}.bwd"] >= 2 for name in linears), launched
         in_backward = [k for k in here if k.phase == "backward"]
         assert all(k.range.endswith(".bwd") for k in in_backward)
 

@@ -142,7 +142,8 @@ def hosts(mixed: Mixed) -> Markdown:
     rows = steps(mixed)
     known = [
         (model, row)
-        for model in MODELS for context in sorted(rows["context"].unique().tolist()) for pass_ in PASSES
+        for model in MODELS for context in sorted(rows["context"].unique().tolist())
+        for pass_ in PASSES
         if (row := _found(rows, model, context, pass_).get("bf16")) and row.status == "ok"
         and not pd.isna(row.ms_host)
     ]  # fmt: skip

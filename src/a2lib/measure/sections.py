@@ -323,6 +323,7 @@ COLLECTIVES = Section(
             "Collectives on one node",
             "collectives-one-node",
         ),
+        Answer("ddp_bucketed_benchmarking (b) · 25", "The best bucket", "bucket-size"),
     ),
 )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from a2lib.measure import FLASH, Store, StoreError
+from a2lib.measure import FLASH, Store, StoreError, bulk
 from a2lib.measure.runs import COLUMNS, read_runs, runs_table
 
 SCRIPT = Path(__file__).resolve().parents[2] / "dev" / "take_rows.py"
@@ -55,3 +55,29 @@ def test_what_is_no_data_folder(tmp_path, take_rows, capsys):
     assert "no measured/runs.csv" in capsys.readouterr().err
     with pytest.raises(StoreError):
         take_rows.take(tmp_path / "nowhere", tmp_path)
+
+
+def picture(data, started, name, value):
+    """A picture of a run that ``measured`` knows."""
+    row = {"start_us": value, "duration_us": 1, "stream": "7", "kind": "copy", "phase": "forward",
+           "part": ""}  # fmt: skip
+    bulk.put("strip", "gpu", name, [row], run=f"run-{started}", about={}, data=data)
+
+
+def test_newer_pictures_and_their_runs(tmp_path, take_rows, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for data, started in ((here, "2026-01-02"), (there, "2026-01-01"), (there, "2026-01-03")):
+        measured(data, started, {})
+    picture(here, "2026-01-02", "a", 2)
+    picture(here, "2026-01-02", "b", 2)
+    picture(there, "2026-01-01", "a", 1)
+    picture(there, "2026-01-03", "b", 3)
+    picture(there, "2026-01-03", "c", 3)
+    assert take_rows.main([str(there), "--into", str(here)]) == 0
+    found = {name: bulk.read("strip", "gpu", name, here) for name in "abc"}
+    assert {name: one.rows[0]["start_us"] for name, one in found.items()} == {
+        "a": 2, "b": 3, "c": 3,
+    }  # fmt: skip
+    assert found["c"].run in {run["run"] for run in read_runs(here)}
+    assert "bulk strip, gpu: 2 pictures" in capsys.readouterr().out
+    assert take_rows.take(there, here) == {}

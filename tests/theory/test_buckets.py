@@ -1,64 +1,86 @@
-"""The size of a bucket: the formula by hand, and the simulation against it."""
-
-import math
+"""Buckets: the handout's formula against a clock, and the clock by hand."""
 
 import pytest
+import torch
 
+from a2lib.model import TransformerLM
 from a2lib.theory.buckets import (
     Gradient,
-    best_bucket,
-    exposed_s,
+    arrivals,
+    best_count,
+    best_size,
+    block_by_block,
+    curve,
+    fill,
     gradients,
     overhead_s,
     simulate,
 )
 from a2lib.theory.latency import Line
-from a2lib.theory.transformer import SIZES, parameter_count
+from a2lib.theory.transformer import SIZES, Shape, parameter_count
 
-LINE = Line(overhead_s=2.0, bandwidth=10.0)
-
-
-def test_the_formula_by_hand():
-    # 8 buckets of 100: 8 overheads of 2 s, and 100 bytes at 10 a second.
-    assert overhead_s(800, 100, LINE) == 26
-    assert best_bucket(800, LINE) == pytest.approx(math.sqrt(800 * 2 * 10))
-    least = overhead_s(800, best_bucket(800, LINE), LINE)
-    assert least == pytest.approx(2 * math.sqrt(800 * 2 / 10))
-    assert all(overhead_s(800, b, LINE) > least for b in (100, 120, 135, 200))
-    with pytest.raises(ValueError, match="bucket is 0; allowed are numbers above 0"):
-        overhead_s(800, 0, LINE)
+LINE = Line(2e-5, 3e11)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 20])
-def test_the_simulation_is_the_formula_where_computing_takes_as_long_as_sending(n):
-    """20 gradients of 40 bytes, each computed in the 4 s that its bytes take."""
-    made = [Gradient(40, 4.0 * (k + 1)) for k in range(20)]
-    found = exposed_s(simulate(made, 800 / n, LINE), 80)
-    assert found == pytest.approx(overhead_s(800, 800 / n, LINE))
+@pytest.mark.parametrize("count", [1, 7, 40, 400])
+def test_the_formula_is_the_clock_under_its_assumption(count):
+    """Each bucket's gradients take as long as its bytes."""
+    total = 8e9
+    sizes = [total / count] * count
+    ready = [(k + 1) * total / count / LINE.bandwidth for k in range(count)]
+    run = simulate(sizes, ready, total / count, LINE.time_s)
+    assert run.messages == count
+    assert run.exposed_s == pytest.approx(overhead_s(total, count, LINE))
+    assert run.busy_s == pytest.approx(count * LINE.overhead_s + total / LINE.bandwidth)
 
 
-def test_messages_wait_for_their_gradients_and_for_each_other():
-    made = [Gradient(40, 1), Gradient(30, 2), Gradient(90, 3), Gradient(10, 30)]
-    first, second, third = simulate(made, 75, LINE)
-    assert (first.size, first.ready_s, first.start_s, first.end_s) == (70, 2, 2, 11)
-    # Larger than a bucket, and held up by the first.
-    assert (second.size, second.ready_s, second.start_s, second.end_s) == (90, 3, 11, 22)
-    assert (third.start_s, third.end_s) == (30, 33)
-    assert exposed_s([first, second, third], 30) == 3 and exposed_s([first], 12) == 0
-    assert len(simulate(made, 0, LINE)) == 4
-    with pytest.raises(ValueError, match="in the order in which they become ready"):
-        simulate(made[::-1], 75, LINE)
+def test_the_best_number_is_a_minimum():
+    total = 8e9
+    best = best_count(total, LINE)
+    least = overhead_s(total, best, LINE)
+    assert least == pytest.approx(2 * (total * LINE.overhead_s / LINE.bandwidth) ** 0.5)
+    assert all(overhead_s(total, best * f, LINE) > least for f in (0.5, 0.99, 1.01, 2))
+    assert best_size(total, LINE) == pytest.approx((total * 2e-5 * 3e11) ** 0.5)
 
 
-@pytest.mark.parametrize("name", ["xl25", "2.7B"])
-def test_the_gradients_are_those_of_the_model(name):
-    shape = SIZES[name]
-    each, blocks = (gradients(shape, 0.06, blocks=b) for b in (False, True))
-    assert sum(g.size for g in each) == 4 * parameter_count(shape)
-    assert [g.size for g in each] == [g.size for g in blocks]
-    table = 4 * shape.vocab_size * shape.d_model
-    assert each[0].size == each[-1].size == table
-    assert each[-1].ready_s == each[-2].ready_s == pytest.approx(0.06)
-    assert all(a.ready_s <= b.ready_s for a, b in zip(each, blocks, strict=True))
-    assert len({g.ready_s for g in blocks}) == shape.num_layers + 1
-    assert len({g.ready_s for g in each}) == 7 * shape.num_layers + 1
+def test_the_clock_by_hand():
+    # Ready at 1, 2, 10; a message takes as many seconds as it has bytes.
+    def cost(size):
+        return size
+
+    assert simulate([4, 1, 2], [1, 2, 10], 0, cost).exposed_s == 2  # 1-5, 5-6, 10-12
+    assert simulate([4, 1, 2], [1, 2, 10], 5, cost).exposed_s == 2  # 2-7, 10-12
+    assert simulate([4, 1, 2], [1, 2, 10], 99, cost).exposed_s == 7  # 10-17
+    late = simulate([4, 9, 2], [1, 2, 10], 0, cost)  # 1-5, 5-14, 14-16
+    assert (late.exposed_s, late.busy_s, late.messages) == (6, 15, 3)
+    assert list(fill([4, 1, 2, 9], 5)) == [[0, 1], [2], [3]]
+
+
+def test_gradients_are_the_models_in_the_order_of_a_backward():
+    shape = Shape(8, 16, 2, 2, vocab_size=11)
+    model = TransformerLM(vocab_size=11, context_length=4, d_model=8, num_layers=2, num_heads=2,
+                          d_ff=16, rope_theta=1e4)  # fmt: skip
+    arrived = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: arrived.append(p.numel()))
+    model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    assert [one.elements for one in gradients(shape)] == arrived
+    for name in ("small", "xl25"):
+        made = gradients(SIZES[name])
+        assert sum(one.elements for one in made) == parameter_count(SIZES[name])
+        assert sum(one.share for one in made) == pytest.approx(1)
+    assert arrivals([Gradient(1, 0.25), Gradient(1, 0.75)], 4.0) == [1.0, 4.0]
+
+
+def test_the_curve_goes_through_its_points():
+    cost = curve([100.0, 1.0, 10.0], [50.0, 2.0, 10.0])
+    assert [cost(s) for s in (0.1, 1, 10, 100, 200)] == pytest.approx([2, 2, 10, 50, 100])
+    assert cost(10**0.5) == pytest.approx((2 * 10) ** 0.5)
+
+
+def test_a_compiled_block_makes_its_gradients_at_once():
+    made = gradients(Shape(8, 16, 2, 2, vocab_size=11))
+    each = arrivals(made, 3.0)
+    found = block_by_block(each, 2)
+    assert found[:2] == each[:2] and found[-1] == each[-1]
+    assert set(found[2:11]) == {each[10]} and set(found[11:20]) == {each[19]} and len(found) == 21

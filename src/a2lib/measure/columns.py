@@ -80,6 +80,9 @@ COLUMNS = {
         "what was timed: `import` of PyTorch, making the `context`, the preparations (of the block"
         " its first step and its second), then the `first` step, the `second` and a `steady` one",
     ),
+    "profiler": Column(
+        TEXT, "who traced it: `nsys` (Nsight Systems), or `torch` (torch.profiler, by its trace)"
+    ),
     "allocator": Column(
         TEXT,
         "how PyTorch's takes memory: in `blocks` of its own, its default, or `expandable`, in a"
@@ -102,6 +105,11 @@ COLUMNS = {
     "carrier": Column(TEXT, "what carries gradients: the `backend`, or `copy_engines`"),
     "sent_dtype": Column(TEXT, "that gradients travel in, `fp32` or `bf16`; they are `fp32`"),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
+    "layers": Column(WHOLE, "blocks, in place of the size's own number"),
+    "strategy": Column(TEXT, "what backward computes again: a name of `a2lib.model.checkpointing`"),
+    "gradients": Column(
+        TEXT, "`fresh`: made by the backward; `kept`: there before the step, as zeros"
+    ),
     # What came of it.
     "peak_bytes": Column(WHOLE, "peak memory beyond what was allocated on entry"),
     "ms_graph": Column(
@@ -123,6 +131,9 @@ COLUMNS = {
     "held_bytes": Column(
         WHOLE, "what tensors held before the pass, cuBLAS's workspaces apart; blank on a CPU"
     ),
+    "kept_bytes": Column(WHOLE, "what forward and loss have left for the backward; blank on a CPU"),
+    "ms_forward": Column(NUMBER, "median of the forward of the same steps, by CUDA events"),
+    "ms_backward": Column(NUMBER, "median of their backward, which computes again"),
     "saved_bytes": Column(WHOLE, "what autograd saves of it for the backward"),
     "room_bytes": Column(WHOLE, "what was free on the device, by its driver"),
     "tensors_len": Column(WHOLE, "the longest sequence whose tensors fit that"),
@@ -147,8 +158,26 @@ COLUMNS = {
         "what all of them read and write by Inductor's count, each operand of a kernel once",
     ),
     "launches": Column(
-        WHOLE, "kernels that the GPU ran in one call, by PyTorch's profiler; blank on a CPU"
+        WHOLE, "kernels that the GPU ran in one call, by a profiler; blank on a CPU"
     ),
+    "ms_timer": Column(NUMBER, "the same by the timer, in a process without a profiler: median"),
+    "ms_traced": Column(NUMBER, "the same by the timer, of the steps that were traced: median"),
+    "ms_busy": Column(NUMBER, "how long at least one kernel of it ran: median over the steps"),
+    "ms_range": Column(NUMBER, "length of its range on the host: median over the steps"),
+    "ms_launching": Column(
+        NUMBER, "the host's time inside calls that launch a kernel, of the range; blank on a CPU"
+    ),
+    "ms_waiting": Column(
+        NUMBER, "the host's time inside calls that wait for the GPU, of the range; blank for none"
+    ),
+    "us_queued": Column(
+        NUMBER,
+        "microseconds from the end of a launch to its kernel's start, median over the kernels: how"
+        " far the host was ahead; blank on a CPU",
+    ),
+    "no_launch_percent": Column(NUMBER, "of kernel time, what has no launch in the trace"),
+    "no_range_percent": Column(NUMBER, "of kernel time, what was launched outside of any range"),
+    "no_class_percent": Column(NUMBER, "of kernel time, what has a name that no rule knows"),
     "sm_mhz": Column(
         WHOLE,
         "clock of the multiprocessors while `ms` was measured, median of the driver's readings;"
@@ -177,7 +206,7 @@ COLUMNS = {
         "the same messages after backward, with nothing beside them; blank for PyTorch's wrapper,"
         " and for a step that is captured",
     ),
-    "ms_backward": Column(
+    "ms_backward_without": Column(
         NUMBER, "backward of the step without communication; blank for a step that is captured"
     ),
     "sent_bytes": Column(WHOLE, "of all gradients in the dtype that they travel in"),

@@ -225,6 +225,19 @@ BENCHMARK_FIRST = Section(
     pages=("benchmark",),
 )
 
+PROFILE = Section(
+    "profile",
+    ("model", "context", "batch", "mode", "precision", "attention", "compile", "profiler")
+    + ("phase",),
+    ("ms_timer", "ms_traced", "ms_busy", "ms_range", "ms_host", "ms_launching", "ms_waiting")
+    + ("us_queued", "launches", "no_launch_percent", "no_range_percent", "no_class_percent")
+    + ("note",),
+    handler="a2lib.experiments.profile.handlers:measure",
+    notebook="profile",
+    pages=("profile", "profile-kernels"),
+    answers=(Answer("nsys_profile (a)–(e) · 25, 26", "A step, kernel by kernel", "nsys-profile"),),
+)
+
 _PLAIN = ("implementation", "dtype", "batch")
 _ATTENTION = "a2lib.experiments.attention.handlers"
 
@@ -284,6 +297,19 @@ COMPILE_MODEL = Section(
     pages=("compile",),
 )
 
+CHECKPOINTING = Section(
+    "checkpointing",
+    ("model", "layers", "context", "batch", "precision", "attention", "strategy", "gradients"),
+    ("ms_forward", "ms_backward", "held_bytes", "kept_bytes", "peak_bytes", "reserved_bytes")
+    + ("note",),
+    handler="a2lib.experiments.checkpointing.handlers:measure",
+    notebook="checkpointing",
+    pages=("checkpointing",),
+    answers=(
+        Answer("gradient_checkpointing (a), (b) · 26", "Checkpointing", "gradient-checkpointing"),
+    ),
+)
+
 COLLECTIVES = Section(
     "collectives",
     ("operation", "backend", "world_size", "dtype", "size"),
@@ -297,6 +323,7 @@ COLLECTIVES = Section(
             "Collectives on one node",
             "collectives-one-node",
         ),
+        Answer("ddp_bucketed_benchmarking (b) · 25", "The best bucket", "bucket-size"),
     ),
 )
 
@@ -306,9 +333,9 @@ DDP = Section(
     "ddp",
     ("wrapper", "bucket_mb", "carrier", "sent_dtype", "model", "batch", "context", "precision")
     + ("attention", "compile", "capture", "backend", "world_size"),
-    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_communication", "ms_backward")
-    + ("ms_host", "ms_rank_min", "ms_rank_median", "ms_rank_max", "sent_bytes", "conditions")
-    + ("note",),
+    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_communication")
+    + ("ms_backward_without", "ms_host", "ms_rank_min", "ms_rank_median", "ms_rank_max")
+    + ("sent_bytes", "conditions", "note"),
     handler="a2lib.experiments.ddp.handlers:measure",
     notebook="ddp",
     pages=("ddp",),
@@ -320,7 +347,6 @@ DDP = Section(
         Answer(_DDP_BENCHMARK, "During backward", "ddp-overlap"),
         Answer("ddp_overlap_bucketed · 25", "In buckets", "ddp-buckets"),
         Answer("ddp_bucketed_benchmarking (a) · 25", "In buckets", "ddp-buckets"),
-        Answer("ddp_bucketed_benchmarking (b) · 25", "The size of a bucket", "ddp-bucket-size"),
     ),
 )
 
@@ -328,10 +354,10 @@ SECTIONS = {
     s.name: s
     for s in (
         *(FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, FLASH_COUNTERS, CEILING),
-        *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST),
+        *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST, PROFILE),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
-        *(COMPILE_ATTENTION, COMPILE_MODEL, COLLECTIVES, DDP),
+        *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES, DDP),
     )
 }
 
@@ -352,6 +378,7 @@ DERIVED = {
         ),
     ),
     "parallelism-axes": (),
+    "calculator": (),
 }
 
 

@@ -1,18 +1,17 @@
-"""How large a bucket of gradients should be: the formula of the handout, and a simulation.
+"""Gradients that travel during the backward pass, in buckets: the handout's formula, and a clock.
 
-Gradients of ``size`` bytes travel in n equal buckets during backward, a bucket when it is full, one
-after another; a message takes the time of a ``latency.Line``, overhead o and bandwidth w. If
-computing the gradients of a bucket takes as long as its bytes over w, what backward does not hide
-is n o + size / (n w): every overhead, and the last bucket's bytes. Its least is at n = sqrt(size /
-(o w)), a bucket of sqrt(size o w) bytes.
-
-The simulation drops that "if": it is given when each gradient is there.
+The formula rests on one assumption, that to compute a bucket's gradients takes as long as its bytes
+take to travel. Then the link, which has each message's overhead beside, never waits once the first
+bucket is there: s bytes in n buckets end n o + s / (n w) after the backward. ``simulate`` runs the
+same on a clock, for any arrival of gradients and any cost of a message.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
@@ -20,89 +19,115 @@ from a2lib.theory.latency import Line
 from a2lib.theory.transformer import Shape
 
 
-def overhead_s(size: float, bucket: float, line: Line) -> float:
-    """The formula: seconds that are not hidden, of ``size`` bytes in buckets of ``bucket`` bytes.
-
-    Raises ValueError unless both are above 0.
-    """
-    positive(size=size, bucket=bucket)
-    n = size / bucket
-    return n * line.overhead_s + bucket / line.bandwidth
+def overhead_s(total: float, count: float, line: Line) -> float:
+    """Seconds from the backward's end to the last bucket's, for ``total`` bytes in ``count`` equal
+    buckets whose gradients take as long to compute as their bytes to travel."""
+    positive(total=total, count=count)
+    return count * line.overhead_s + total / (count * line.bandwidth)
 
 
-def best_bucket(size: float, line: Line) -> float:
-    """Bytes of the bucket for which the formula is least."""
-    positive(size=size)
-    return math.sqrt(size * line.overhead_s * line.bandwidth)
+def best_count(total: float, line: Line) -> float:
+    """The number of buckets, no whole one, with the least ``overhead_s``: sqrt(s / (o w))."""
+    positive(total=total, overhead_s=line.overhead_s)
+    return math.sqrt(total / (line.overhead_s * line.bandwidth))
+
+
+def best_size(total: float, line: Line) -> float:
+    """Bytes of each of those buckets: sqrt(s o w)."""
+    return total / best_count(total, line)
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """``size`` bytes that are there ``ready_s`` seconds after backward's start."""
+    """``elements`` of one parameter, and the share of the backward that computing them takes."""
 
-    size: float
-    ready_s: float
+    elements: int
+    share: float
+
+
+def gradients(shape: Shape) -> list[Gradient]:
+    """Those of the course's Transformer in the order in which a backward pass makes them.
+
+    Shares are by multiply-adds of the products with weights, of which gradients of norms and of the
+    embedding have none; attention's own products, a few percent, are left out.
+    """
+    d, wide, table = shape.d_model, shape.d_ff * shape.d_model, shape.vocab_size * shape.d_model
+    products = [wide, wide, wide, d * d, d * d, d * d, d * d]
+    block = [(n, n) for n in products[:3]] + [(d, 0)] + [(n, n) for n in products[3:]] + [(d, 0)]
+    made = [(table, table), (d, 0), *block * shape.num_layers, (table, 0)]
+    whole = sum(weight for _, weight in made)
+    return [Gradient(elements, weight / whole) for elements, weight in made]
 
 
 @dataclass(frozen=True)
-class Message:
-    """A bucket of ``size`` bytes: full, sent and arrived so many seconds after backward's start."""
+class Run:
+    """``exposed_s`` seconds from the backward's end to the last message's, ``busy_s`` of the link,
+    and the number of messages."""
 
-    size: float
-    ready_s: float
-    start_s: float
-    end_s: float
+    exposed_s: float
+    busy_s: float
+    messages: int
 
 
-def simulate(gradients: Sequence[Gradient], bucket: float, line: Line) -> list[Message]:
-    """The messages of gradients in the order in which they become ready, in buckets of at most
-    ``bucket`` bytes; a larger gradient, or with 0 each one, is a bucket by itself.
+def fill(sizes: Sequence[float], bucket: float) -> Iterator[list[int]]:
+    """The indices of each bucket of at most ``bucket`` bytes; what is larger has its own."""
+    held, open_ = 0.0, []
+    for i, size in enumerate(sizes):
+        if open_ and held + size > bucket:
+            yield open_
+            held, open_ = 0.0, []
+        open_.append(i)
+        held += size
+    if open_:
+        yield open_
 
-    A bucket leaves when its last gradient is there and the one before has arrived. Raises
-    ValueError for gradients that are not in order.
+
+def simulate(
+    sizes: Sequence[float], ready_s: Sequence[float], bucket: float, cost: Callable[[float], float]
+) -> Run:
+    """One link that sends buckets in order, each once its last gradient is there.
+
+    ``sizes`` are bytes and ``ready_s`` the times at which gradients are there, in that order, the
+    last one at the backward's end; ``cost(bytes)`` is the seconds of a message.
     """
-    buckets: list[list[Gradient]] = []
-    held = math.inf
-    for before, gradient in zip([None, *gradients], gradients, strict=False):
-        if before is not None and gradient.ready_s < before.ready_s:
-            raise ValueError("gradients must be given in the order in which they become ready")
-        if held + gradient.size > bucket:
-            buckets.append([])
-            held = 0.0
-        buckets[-1].append(gradient)
-        held += gradient.size
-    messages: list[Message] = []
-    free_s = 0.0
-    for one in buckets:
-        size, ready_s = math.fsum(g.size for g in one), one[-1].ready_s
-        start_s = max(ready_s, free_s)
-        free_s = start_s + line.time_s(size)
-        messages.append(Message(size, ready_s, start_s, free_s))
-    return messages
+    free = busy = 0.0
+    count = 0
+    for bucket_of in fill(sizes, bucket):
+        takes = cost(sum(sizes[i] for i in bucket_of))
+        free = max(free, ready_s[bucket_of[-1]]) + takes
+        busy, count = busy + takes, count + 1
+    return Run(free - ready_s[-1], busy, count)
 
 
-def exposed_s(messages: Sequence[Message], backward_s: float) -> float:
-    """Seconds from backward's end to the last message's arrival, 0 where that was before."""
-    return max(0.0, messages[-1].end_s - backward_s)
+def arrivals(made: Sequence[Gradient], backward_s: float) -> list[float]:
+    """When each gradient is there, in a backward of so many seconds."""
+    return [backward_s * done for done in itertools.accumulate(one.share for one in made)]
 
 
-def gradients(shape: Shape, backward_s: float, *, blocks: bool, width: int = 4) -> list[Gradient]:
-    """Those of a transformer in the order of backward: head, blocks from the last on, embedding.
-
-    Backward's time is dealt out by the numbers in the matrices, whose products most of it is; the
-    embedding has none and comes at the end. With ``blocks`` a block's gradients are there together,
-    as those of a compiled block are. A gradient has ``width`` bytes a number.
-    """
-    d, ff, table = shape.d_model, shape.d_ff, shape.vocab_size * shape.d_model
-    # (numbers, whether a matrix that a product is taken with)
-    block = [(d * ff, True)] * 3 + [(d, False)] + [(d * d, True)] * 4 + [(d, False)]
-    parts = [[(table, True), (d, False)], *[block] * shape.num_layers, [(table, False)]]
-    total = sum(n for part in parts for n, product in part if product)
-    found, done = [], 0
-    for part in parts:
-        whole = done + sum(n for n, product in part if product)
-        for n, product in part:
-            done += n * product
-            share = (whole if blocks else done) / total
-            found.append(Gradient(width * n, backward_s * share))
+def block_by_block(ready_s: Sequence[float], blocks: int) -> list[float]:
+    """``arrivals`` of ``gradients`` of so many blocks where each block's come with its last one, as
+    those of a block that is compiled do; before them are two, after them one."""
+    each = (len(ready_s) - 3) // blocks
+    found = list(ready_s)
+    for first in range(2, 2 + blocks * each, each):
+        found[first : first + each] = [ready_s[first + each - 1]] * each
     return found
+
+
+def curve(sizes: Sequence[float], times_s: Sequence[float]) -> Callable[[float], float]:
+    """The seconds of a message of any size, from measured ones: straight lines between the points,
+    both axes logarithmic; the least time below them, the largest's bandwidth beyond."""
+    points = sorted(zip(sizes, times_s, strict=True))
+    known = [size for size, _ in points]
+
+    def cost(size: float) -> float:
+        if size <= known[0]:
+            return points[0][1]
+        if size >= known[-1]:
+            return points[-1][1] * size / known[-1]
+        i = bisect_left(known, size)
+        (low, first), (high, last) = points[i - 1], points[i]
+        part = math.log(size / low) / math.log(high / low)
+        return first * (last / first) ** part
+
+    return cost

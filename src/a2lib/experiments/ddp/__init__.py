@@ -118,7 +118,7 @@ def _line(way: Way, row: Row) -> list[str]:
         return [way.label, row["status"], *[""] * 11, row["note"]]
     exposed = float(row["ms"]) - float(row["ms_without"])
     columns = ("ms", "ms_p20", "ms_p80", "n", "ms_without")
-    rest = ("ms_communication", "ms_backward", "ms_host", "ms_rank_min", "ms_rank_median")
+    rest = ("ms_communication", "ms_backward_without", "ms_host", "ms_rank_min", "ms_rank_median")
     return [way.label, *(_cell(row[c]) for c in columns), number(exposed),
             *(_cell(row[c]) for c in (*rest, "ms_rank_max")), row["note"]]  # fmt: skip
 

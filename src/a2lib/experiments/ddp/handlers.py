@@ -120,7 +120,7 @@ def _turn(device: str, step: Callable) -> tuple[list[float], float]:
 def _parts(job: RankJob, training: Training) -> Row:
     """What backward takes without communication, and what communication takes without backward."""
     backward, alone = zip(*(_apart(job.device, training) for _ in range(ALONE)), strict=True)
-    row = {"ms_backward": _slowest(job.everyone(backward)).ms}
+    row = {"ms_backward_without": _slowest(job.everyone(backward)).ms}
     # PyTorch's wrapper sends in backward alone.
     if hasattr(training.wrapper, "finish_gradient_synchronization"):
         row["ms_communication"] = _slowest(job.everyone(alone)).ms

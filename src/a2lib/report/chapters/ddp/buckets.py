@@ -1,4 +1,4 @@
-"""The size of a bucket: the handout's formula, the simulation, and the measured sweep."""
+"""The size of a bucket: the measured sweep beside the handout's formula and the simulation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import pandas as pd
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from a2lib.report import panels
+from a2lib.report.chapters.collectives import line
 from a2lib.report.chapters.ddp.rows import (
     MAIN,
     MB,
     MODELS,
+    NCCL,
     Ddp,
     exposed,
     gradient_bytes,
@@ -20,7 +22,14 @@ from a2lib.report.metrics import pick
 from a2lib.report.panels import Measure
 from a2lib.report.style import Chart, Look, Looks
 from a2lib.report.tables import MISSING, Markdown, Table
-from a2lib.theory.buckets import best_bucket, exposed_s, gradients, overhead_s, simulate
+from a2lib.theory.buckets import (
+    arrivals,
+    block_by_block,
+    curve,
+    gradients,
+    overhead_s,
+    simulate,
+)
 from a2lib.theory.transformer import SIZES
 
 LOOKS = Looks(
@@ -34,57 +43,45 @@ LEAST_MS = 0.01
 SIZES_MB = (1, 10, 25, 100, 400, 1000)
 
 
-def sweep(c: Ddp, model: str = MAIN, capture: bool = False) -> pd.DataFrame:
+def sweep(c: Ddp, capture: bool = False) -> pd.DataFrame:
     """The rows of buckets in fp32 by NCCL, smallest bucket first."""
-    rows = pick(c.of(model, capture), wrapper="bucketed", carrier="backend", sent_dtype="fp32")
+    rows = pick(c.of(MAIN, capture), wrapper="bucketed", carrier="backend", sent_dtype="fp32")
     return rows.dropna(subset=["ms"]).sort_values("bucket_mb")
 
 
-def backward_ms(c: Ddp, model: str = MAIN) -> float | None:
+def backward_ms(c: Ddp) -> float | None:
     """Of the launched step without communication: the median of the sweep's rows."""
-    known = sweep(c, model)["ms_backward"].dropna()
+    known = sweep(c)["ms_backward_without"].dropna()
     return float(known.median()) if len(known) else None
 
 
-def simulated_ms(c: Ddp, bucket_mb: float, model: str = MAIN) -> float | None:
-    """What a simulated backward does not hide; None until line and backward are measured."""
-    line, backward = c.line(), backward_ms(c, model)
-    if line is None or backward is None:
+def simulated_ms(c: Ddp, bucket_mb: float) -> float | None:
+    """What a simulated backward does not hide: its time as measured, gradients block by block, and
+    messages that take what the chapter on collectives has; None until these are measured."""
+    backward = backward_ms(c)
+    if c.line() is None or backward is None:
         return None
-    made = gradients(SIZES[model], backward / 1e3, blocks=True)
-    return 1e3 * exposed_s(simulate(made, bucket_mb * MB, line), backward / 1e3)
+    made, shape = gradients(SIZES[MAIN]), SIZES[MAIN]
+    ready = block_by_block(arrivals(made, backward / 1e3), shape.num_layers)
+    points = line.points(c.collectives, NCCL, "ms_queued")
+    cost = curve(list(points["size"]), list(points["s"]))
+    sizes = [4.0 * one.elements for one in made]
+    return 1e3 * simulate(sizes, ready, bucket_mb * MB, cost).exposed_s
 
 
-def formula_ms(c: Ddp, bucket_mb: float, model: str = MAIN) -> float | None:
-    line = c.line()
-    return None if line is None else 1e3 * overhead_s(gradient_bytes(model), bucket_mb * MB, line)
-
-
-def best_mb(c: Ddp, model: str = MAIN) -> float | None:
-    line = c.line()
-    return None if line is None else best_bucket(gradient_bytes(model), line) / MB
-
-
-def optimum(c: Ddp) -> Markdown:
-    """The formula's best bucket with the constants of the chapter on collectives."""
-    line = c.line()
-    if line is None:
-        return Markdown(c.not_yet("the overhead and the bandwidth of an all-reduce, by the chapter "
-                                  "on collectives"))  # fmt: skip
-    told = [f"{time(best_mb(c, model))} MB for {label}" for model, label in MODELS.items()]
-    return Markdown(
-        f"With o = {time(line.overhead_s * 1e6)} µs and w = {time(line.bandwidth / 1e9)} GB/s, "
-        f"fitted to the all-reduces of the chapter on collectives, the best bucket is "
-        f"{' and '.join(told)}."
-    )
+def formula_ms(c: Ddp, bucket_mb: float) -> float | None:
+    """What the formula says of equal buckets of that size."""
+    fitted, size = c.line(), gradient_bytes(MAIN)
+    count = max(1.0, size / (bucket_mb * MB))
+    return None if fitted is None else 1e3 * overhead_s(size, count, fitted)
 
 
 def verdict(c: Ddp) -> Markdown:
     """Where the formula's assumption fails, and by how much."""
-    backward, line = backward_ms(c), c.line()
-    if backward is None or line is None:
+    backward, fitted = backward_ms(c), c.line()
+    if backward is None or fitted is None:
         return Markdown(c.not_yet("the sweep beside the formula"))
-    sending = 1e3 * gradient_bytes(MAIN) / line.bandwidth
+    sending = 1e3 * gradient_bytes(MAIN) / fitted.bandwidth
     text = (
         f"The formula takes it that sending a bucket's bytes takes as long as computing them. For "
         f"{MODELS[MAIN]} backward takes {time(backward)} ms and the bytes {time(sending)} ms, "

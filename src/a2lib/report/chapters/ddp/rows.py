@@ -19,6 +19,7 @@ WORLD_SIZE, BATCH, CONTEXT = 2, 4, 512
 # What the handouts call xl.
 MODELS = {"xl25": "the xl of 2025", "2.7B": "the xl of 2026 (2.7B)"}
 MAIN = "xl25"
+NCCL = f"nccl {WORLD_SIZE}"  # these ranks in the chapter on collectives
 HANDOUT_MB = (1, 10, 100, 1000)
 PEERS = ("torch_ddp", "torch_ddp_view")
 _NAMES = {
@@ -59,7 +60,7 @@ class Ddp(Measured):
 
     def line(self) -> Line | None:
         """What a message among others costs between two GPUs, by the rows of collectives."""
-        return line.fitted(self.collectives, f"nccl {WORLD_SIZE}", "ms_queued")
+        return line.fitted(self.collectives, NCCL, "ms_queued")
 
 
 def exposed(row) -> float:

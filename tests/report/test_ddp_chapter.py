@@ -2,8 +2,9 @@
 
 import pytest
 
+from a2lib.measure import bulk, read_runs
 from a2lib.report import svg
-from a2lib.report.chapters.ddp import Ddp, answer, buckets, local, targets
+from a2lib.report.chapters.ddp import Ddp, answer, buckets, local, targets, timeline
 from a2lib.theory.latency import Line
 from a2lib.theory.transformer import SIZES, parameter_count
 
@@ -208,6 +209,38 @@ def test_the_figures_hold_the_rows(made, empty):
         assert svg.smallest_text(chart._repr_svg_()) >= svg.LEAST_SIZE
 
 
+def piece(start, end, kind, stream):
+    return {"start_us": float(start), "duration_us": float(end - start), "stream": stream,
+            "kind": kind, "phase": "backward", "part": "backward"}  # fmt: skip
+
+
+# Sent for 4 to 9 ms and 12 to 14; beside it products until 6, and a copy from 13 to 20.
+STRIP = [piece(0, 5000, "matmul", "7"), piece(3000, 6000, "copy", "9"),
+         piece(4000, 9000, "communication", "20"), piece(12000, 14000, "communication", "20"),
+         piece(13000, 20000, "copy", "7")]  # fmt: skip
+
+
+def put_strip(root, wrapper):
+    about = {"section": "ddp", "wrapper": wrapper, "model": "xl25"}
+    (known,) = read_runs(root)
+    bulk.put("strip", "nvidia-h200", f"ddp-xl25-{wrapper}", STRIP, run=known["run"], about=about,
+             data=root)  # fmt: skip
+
+
+def test_what_runs_beside_what_is_read_from_the_strip(made, tmp_path, empty):
+    assert timeline.overlap_us(STRIP) == (7000, 3000) and timeline.overlap_us([]) == (0, 0)
+    assert "Not measured yet" in str(timeline.sentence(empty))
+    made(ROWS)
+    put_strip(tmp_path, "naive")
+    c = Ddp([tmp_path])
+    assert str(timeline.sentence(c)) == (
+        "In the windows drawn, other kernels run beside the messages for 3.00 of 7.00 ms where "
+        "they are sent after backward."
+    )
+    assert "communication" in timeline.figure(c, "naive")._repr_svg_()
+    assert "not measured yet" in timeline.figure(c, "overlapped")._repr_svg_()
+
+
 def test_another_machine_is_shown_with_all_its_rows(made):
     said = str(local.show(made([row(5, "flat", backend="gloo", model="tiny")], device="cpu")))
     assert "**CPU**: tiny sizes" in said and "| after backward, all in one |" in said
@@ -218,6 +251,8 @@ def test_the_page_with_rows_and_without(shown_by, synthetic, tmp_path):
     without = shown_by("ddp", tmp_path)
     assert sum("Not measured yet" in text for text in without) >= 8
     full = synthetic.by_hand(tmp_path, ddp=ROWS, collectives=SENT)
+    for wrapper in timeline.WAYS:
+        put_strip(full, wrapper)
     with_rows = shown_by("ddp", full)
     assert len(with_rows) == len(without)
     assert not any("Not measured yet" in text for text in with_rows)

@@ -8,7 +8,7 @@ from a2lib.experiments.ddp import training
 from a2lib.experiments.ddp.configurations import HANDOUT_MB, Parameters, Way
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.sweep import Sweep
-from a2lib.measure import DDP, Store, start_run
+from a2lib.measure import DDP, Store, bulk, start_run
 
 TINY = {"model": "tiny", "batch": 2, "context": 8, "precision": "fp32", "attention": "eager",
         "compile": "none", "capture": False}  # fmt: skip
@@ -70,11 +70,16 @@ def test_what_cannot_be_is_refused(monkeypatch):
 
 def test_rows_of_two_ranks(tmp_path):
     (asked,) = Parameters(wrappers="flat,torch_ddp", context=8).asked()
-    ways = [Way("flat"), Way("bucketed", 1, sent_dtype="bf16"), Way("torch_ddp", 25)]
+    ways = [Way("bucketed", 100), Way("bucketed", 1, sent_dtype="bf16"), Way("torch_ddp", 25)]
     ways.append(Way("bucketed", 1, "copy_engines"))
     store = Store(DDP, "cpu", data=tmp_path)
     run = start_run(command="test", parameters={}, device="cpu", data=tmp_path)
     assert Sweep(store, run, "cpu", seed=3).measure(ddp.tasks({asked: ways})) == 0
+    (picture,) = bulk.pictures("strip", tmp_path)
+    assert picture == ("cpu", "ddp-tiny-bucketed-100-MB")
+    drawn = bulk.read("strip", *picture, tmp_path)
+    assert drawn.run == run and drawn.about["wrapper"] == "bucketed"
+    assert "backward" in {r["phase"] for r in drawn.rows}
     rows = {(r["wrapper"], r["carrier"], r["sent_dtype"]): r for r in store.rows()}
     engines = rows.pop(("bucketed", "copy_engines", "fp32"))
     assert engines["status"] == "unsupported"
@@ -88,9 +93,9 @@ def test_rows_of_two_ranks(tmp_path):
         assert base == sorted(base) and base[0] > 0
         assert float(row["ms_backward_without"]) > 0 and row["ms_host"] == ""
     assert rows["torch_ddp", "backend", "fp32"]["ms_communication"] == ""
-    flat, low = rows["flat", "backend", "fp32"], rows["bucketed", "backend", "bf16"]
-    assert float(flat["ms_communication"]) > 0
-    assert int(flat["sent_bytes"]) == 2 * int(low["sent_bytes"]) > 0
+    each, low = rows["bucketed", "backend", "fp32"], rows["bucketed", "backend", "bf16"]
+    assert float(each["ms_communication"]) > 0
+    assert int(each["sent_bytes"]) == 2 * int(low["sent_bytes"]) > 0
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
+from a2lib.experiments.ddp import traces
 from a2lib.experiments.ddp.configurations import SENT_DTYPES, Way
 from a2lib.experiments.ddp.training import TOLERANCE, Mark, Training
 from a2lib.experiments.harness.conditions import conditions
@@ -53,6 +54,12 @@ def measure(job: RankJob) -> None:
             for key in keys:
                 job.put({**key, "conditions": conditions(job.device),
                          **_measure(job, training, without, _way(key))})  # fmt: skip
+        # At the end, so that a profiler costs no row.
+        for key in () if job.spec["capture"] else itertools.chain(*job.wanted.values()):
+            if _way(key) in traces.TRACED and not _unsupported(training, _way(key)):
+                if job.expired():
+                    return
+                traces.draw(job, training, _way(key), key)
 
 
 def _way(key: Row) -> Way:
@@ -61,10 +68,9 @@ def _way(key: Row) -> Way:
 
 def _measure(job: RankJob, training: Training, without: Callable, way: Way) -> Row:
     """The values of a row, the same on every rank."""
-    if way.carrier == "copy_engines":
-        reason = why_not(None, training.parameters[0].device)
-        if reason:
-            return {"status": "unsupported", "note": one_line(reason)}
+    reason = _unsupported(training, way)
+    if reason:
+        return {"status": "unsupported", "note": one_line(reason)}
     with training.wrapped(way), contextlib.ExitStack() as held:
         for _ in range(WARMUP):
             training.step(send=True)
@@ -81,6 +87,11 @@ def _measure(job: RankJob, training: Training, without: Callable, way: Way) -> R
         else:
             row |= _parts(job, training)
         return row | _in_turns(job, step, without)
+
+
+def _unsupported(training: Training, way: Way) -> str | None:
+    engines = way.carrier == "copy_engines"
+    return why_not(None, training.parameters[0].device) if engines else None
 
 
 def _in_turns(job: RankJob, step: Callable, without: Callable) -> Row:

@@ -11,6 +11,7 @@ import dataclasses
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -69,6 +70,8 @@ class Training:
         for tokens in (self.workload.token_ids, self.workload.targets):
             tokens.random_(0, config.shape.vocab_size, generator=generator)
         self.wrapper: nn.Module | None = None
+        # The context of each phase, for a profiler.
+        self.ranges: Callable[[str], AbstractContextManager] = contextlib.nullcontext
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -105,12 +108,14 @@ class Training:
                 if name == "optimizer":
                     quiet.close()
                     if send:
-                        self.finish()
+                        with self.ranges("communication"):
+                            self.finish()
                     before_optimizer()
                 marked = backward is not None and name == "backward"
                 if marked:
                     backward.append(Mark(self.device))
-                yield
+                with self.ranges(name):
+                    yield
                 if marked:
                     backward.append(Mark(self.device))
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.report import metrics, style
+from a2lib.measure import bulk
+from a2lib.report import data, metrics, style
 from a2lib.report.chapters.collectives import Collectives, line
 from a2lib.report.chapters.measured import Measured
 from a2lib.report.tables import MISSING
@@ -40,6 +41,10 @@ class Ddp(Measured):
         self.table = table
         self.collectives = Collectives(roots)
         self.link = self.sheet("nvlink_egress")
+        roots = data.data_roots() if roots is None else roots
+        found = [bulk.read("strip", *name, roots[0]) for name in bulk.pictures("strip", roots[0])
+                 if name[0] == data.PUBLISHED]  # fmt: skip
+        self._strips = [one for one in found if one.about.get("section") == "ddp"]
 
     def of(self, model: str, capture: bool, **more) -> pd.DataFrame:
         """The rows of one training on two GPUs."""
@@ -57,6 +62,13 @@ class Ddp(Measured):
         rows = self.of(model, capture, sent_dtype=sent_dtype).dropna(subset=["ms"])
         rows = rows[~rows["wrapper"].isin(PEERS)]
         return next(rows.sort_values("ms").itertuples(), None)
+
+    def strip(self, wrapper: str, model: str = MAIN) -> list[dict]:
+        """The window of a launched step's trace, without buckets; no rows where there is none."""
+        for one in self._strips:
+            if (one.about["wrapper"], one.about["model"]) == (wrapper, model):
+                return one.rows
+        return []
 
     def line(self) -> Line | None:
         """What a message among others costs between two GPUs, by the rows of collectives."""

@@ -1,4 +1,4 @@
-"""The step, tensor by tensor: against what PyTorch does on a CPU, and against what GPUs measured."""
+"""The step, tensor by tensor: against PyTorch on a CPU, and against what a GPU measured."""
 
 import csv
 import dataclasses
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from a2lib.attention import passes
+from a2lib.benchmark import MODES as BENCHMARKED
 from a2lib.measure import snapshot
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model import attention as attentions
@@ -108,6 +109,84 @@ def test_every_tensor_of_a_step_is_pytorchs(recorded, mode, attention, precision
     for number in range(2):
         mine = dataclasses.replace(step, first=number == 0)
         want, seen = expected(mine), made(found, number)
-        for place, (a, b) in enumerate(zip(want, seen, strict=False)):
-            assert a == b, f"step {number}, tensor {place} of {len(want)}: {want[place-3:place+2]} {seen[place-3:place+2]}"
+        for place, both in enumerate(zip(want, seen, strict=False)):
+            assert both[0] == both[1], f"step {number}, tensor {place} of {len(want)}"
         assert len(want) == len(seen)
+
+
+def test_what_a_forward_keeps_is_what_its_blocks_keep():
+    for precision in ("fp32", "bf16"):
+        step = StepMemory(SIZES["small"], 4, 256, "forward", precision)
+        end = peak(step).by_category["saved for backward"]
+        s, u = step.shape, step.size("u")
+        rest = 2 * u + step.size("r") + u if precision == "fp32" else 2 * u + step.size("r")
+        if precision == "bf16":  # the head's input and weight
+            rest += u // 2 + 2 * s.vocab_size * s.d_model
+        assert end == s.num_layers * block_saved_bytes(s, 4, 256, "eager", precision) + rest
+
+
+def test_peaks_by_hand():
+    s = Shape(8, 16, 1, 2, 100)
+    step = StepMemory(s, 1, 4, first=True)
+    state = state_bytes(s)
+    found = peak(step, "optimizer")
+    assert found.by_category["gradients"] == state.gradients
+    assert found.by_category["optimizer state"] == state.optimizer + 4 * 12
+    assert found.by_category["parameters"] == state.parameters + 2 * 4 * 2 * 4
+    # Loss, and token ids and targets; nothing is left of forward and backward.
+    assert found.total - state.total - 4 * 12 - 64 == 4 + 2 * 4 * 8
+    inference = dataclasses.replace(step, mode="inference")
+    # The logits, the last norm and its input.
+    assert peak(inference).made == {"last/logits": 1600, "last/norm": 128, "x1": 128}
+    assert [p[0] for p in points(step)][:2] == ["forward", "forward"]
+    assert points(step)[-1][1]["gradients"] == 0
+
+
+def test_the_softmax_of_a_gpu_makes_one_more_tensor():
+    gpu, cpu = (StepMemory(SIZES["small"], 4, 1024, cuda=cuda) for cuda in (True, False))
+    more = {e.name for e in gpu.events()} - {e.name for e in cpu.events()}
+    assert more == {f"{i}a/weighted" for i in range(12)}
+    assert peak(gpu, "backward").total >= peak(cpu, "backward").total
+
+
+def h200(mode, models):
+    path = ROOT / "data" / "measured" / "benchmark" / "nvidia-h200.csv"
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            plain = row["compile"] == "none" and row["capture"] == "false"
+            plain &= (row["precision"], row["attention"]) == ("fp32", "eager")
+            if plain and row["peak_bytes"] and (row["mode"], row["phase"]) == (mode, "step"):
+                if row["model"] in models:
+                    yield row
+
+
+@pytest.mark.parametrize("mode", ["train-step", "forward-backward"])
+def test_the_blocks_are_those_that_an_h200_counted(mode):
+    """Not to the byte: what ran before in that process is not known."""
+    rows = list(h200(mode, ("small", "medium", "2.7B")))
+    assert rows, "no row of the benchmark is there"
+    for row in rows:
+        step = StepMemory(SIZES[row["model"]], int(row["batch"]), int(row["context"]), mode)
+        assert replay(step).allocated == pytest.approx(int(row["peak_bytes"]), rel=5e-4), row
+
+
+def test_a_replay_ends_where_the_device_does():
+    step = StepMemory(Shape(512, 1024, 2, 8), 4, 256)
+    found = replay(step)
+    assert peak(step).total < found.allocated <= found.reserved
+    assert replay(step, capacity=found.reserved).reserved <= found.reserved
+    with pytest.raises(OutOfMemory):
+        replay(step, capacity=peak(step).total)
+
+
+def test_steps_that_cannot_be():
+    for name, words in (
+        ("mode", "mode 'nap': allowed are inference, forward, forward-backward, train-step"),
+        ("precision", "precision 'nap': allowed are fp32, bf16"),
+        ("attention", "attention 'nap': allowed are eager, flash"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            dataclasses.replace(TINY, **{name: "nap"})
+    with pytest.raises(ValueError, match="phase 'nap': allowed are forward"):
+        peak(TINY, "nap")
+    assert snapshot.CATEGORIES == CATEGORIES and set(MODES) == set(BENCHMARKED)

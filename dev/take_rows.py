@@ -3,8 +3,9 @@
     python dev/take_rows.py ~/from-the-gpu/data [--into data]
 
 Of every measured table in that folder, each row whose run is newer than the one stored here, or
-whose key is not, replaces it; runs.csv takes the runs that such rows name. Nothing else changes:
-a row that is only there already is left alone, and so is a run that no row names.
+whose key is not, replaces it; so does each picture of the bulk tables. runs.csv takes the runs that
+they name. Nothing else changes: a row that is only there already is left alone, and so is a run
+that no row names.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import sys
 from pathlib import Path
 
 from a2lib import paths
-from a2lib.measure import SECTIONS, Store, StoreError, read_section
+from a2lib.measure import SECTIONS, Store, StoreError, bulk, read_section
 from a2lib.measure.runs import read_runs, runs_table
 
 
 def take(source: Path, target: Path) -> dict[tuple[str, str], int]:
-    """Rows taken, by (section, device). Raises StoreError for a broken table on either side."""
+    """Rows taken, by (section, device), and pictures, by (bulk table, device). Raises StoreError
+    for a broken table on either side."""
     if not (source / "measured" / "runs.csv").is_file():
         raise StoreError(f"{source}: no measured/runs.csv in it; name a data folder")
     found = {run["run"]: run for run in read_runs(source)}
@@ -37,6 +39,18 @@ def take(source: Path, target: Path) -> dict[tuple[str, str], int]:
                     runs.put(found[row["run"]])
                     store.put(row)
                     taken[section.name, device] = taken.get((section.name, device), 0) + 1
+    for table in bulk.TABLES:
+        there = set(bulk.pictures(table, target))
+        for device, name in bulk.pictures(table, source):
+            one = bulk.read(table, device, name, source)
+            if (device, name) in there:
+                mine = bulk.read(table, device, name, target)
+                if started[mine.run] >= started[one.run]:
+                    continue
+            runs_table(target).put(found[one.run])
+            bulk.put(table, device, name, one.rows, run=one.run, about=one.about, data=target)
+            place = f"bulk/{table}", device
+            taken[place] = taken.get(place, 0) + 1
     return taken
 
 
@@ -52,9 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     except StoreError as error:
         print(f"take_rows: {error}", file=sys.stderr)
         return 1
-    for (section, device), n in taken.items():
-        print(f"{section}, {device}: {n} rows")
-    print(f"{sum(taken.values())} rows taken")
+    for (table, device), n in taken.items():
+        print(f"{table}, {device}: {n} {'pictures' if '/' in table else 'rows'}")
+    print(f"{sum(taken.values())} taken")
     return 0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from a2lib.measure import FLASH, Store, StoreError
+from a2lib.measure import FLASH, Store, StoreError, bulk
 from a2lib.measure.runs import COLUMNS, read_runs, runs_table
 
 SCRIPT = Path(__file__).resolve().parents[2] / "dev" / "take_rows.py"
@@ -48,6 +48,26 @@ def test_newer_rows_and_their_runs(tmp_path, take_rows, capsys):
     assert runs == ["2026-01-02", "2026-01-03", "2026-01-04"]
     assert "flash, gpu: 2 rows" in capsys.readouterr().out
     assert take_rows.take(there, here) == {}
+
+
+def test_newer_pictures(tmp_path, take_rows, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    row = dict.fromkeys(bulk.TABLES["lines"], 0)
+
+    def draw(data, started, name):
+        measured(data, started, {})
+        rows = [row | {"bytes": int(started[-2:])}]
+        bulk.put("lines", "gpu", name, rows, run=f"run-{started}", about={}, data=data)
+
+    for data, started, name in (
+        (here, "2026-01-02", "a"), (here, "2026-01-03", "b"),
+        (there, "2026-01-04", "a"), (there, "2026-01-01", "b"), (there, "2026-01-05", "c"),
+    ):  # fmt: skip
+        draw(data, started, name)
+    assert take_rows.main([str(there), "--into", str(here)]) == 0
+    found = {name: bulk.read("lines", "gpu", name, here).rows[0]["bytes"] for name in "abc"}
+    assert found == {"a": 4, "b": 3, "c": 5}
+    assert "bulk/lines, gpu: 2 pictures" in capsys.readouterr().out
 
 
 def test_what_is_no_data_folder(tmp_path, take_rows, capsys):

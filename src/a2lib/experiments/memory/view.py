@@ -30,9 +30,9 @@ def peaks(rows: Sequence[Row], device: str) -> str:
         one, step = case(row), int(row["step_number"])
         counted = peak(one.counted(step))
         blocks = _gb(replay(one.counted(step), steps=step + 1).allocated, device)
-        body.append([str(one), step, _gb(row["tensor_bytes"]), _gb(counted.total),
-                     counted.phase, _gb(row["allocated_bytes"]), blocks,
-                     _gb(row["reserved_bytes"]), _gb(row["driver_bytes"]), row["note"]])  # fmt: skip
+        taken = [_gb(row[column]) for column in ("reserved_bytes", "driver_bytes")]
+        body.append([str(one), step, _gb(row["tensor_bytes"]), _gb(counted.total), counted.phase,
+                     _gb(row["allocated_bytes"]), blocks, *taken, row["note"]])  # fmt: skip
     heads = ["GB", "step", "tensors", "counted", "in", "blocks", "counted ", "reserved", "driver"]
     return table(body, [*heads, ""])
 

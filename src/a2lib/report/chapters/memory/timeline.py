@@ -1,0 +1,72 @@
+"""Bytes by category over a step, as counted and as recorded."""
+
+from __future__ import annotations
+
+from a2lib.report import panels, provenance, style
+from a2lib.report.chapters import profile
+from a2lib.report.chapters.memory.rows import MODES, SHOWN, Memory, counted, gb, step
+from a2lib.report.style import Chart
+from a2lib.report.tables import Markdown
+from a2lib.theory.step_memory import StepMemory, points
+
+MS = 1000  # the drawing takes microseconds
+
+
+def by_count(one: StepMemory) -> Chart:
+    """The timeline that the count gives: no time, but one tensor after another."""
+    rows = [
+        {"time_us": MS * number, "phase": phase, **found}
+        for number, (phase, found) in enumerate(points(one))
+    ]
+    return profile.memory(rows, along="tensors made and dropped")
+
+
+def recorded(m: Memory, one: StepMemory, number: int = 1) -> Chart:
+    """The recorded timeline of a step."""
+    found = m.picture("memory", one, number)
+    return panels.empty() if found is None else profile.memory(found.rows)
+
+
+def agreement(m: Memory) -> Markdown:
+    """The peaks of the recorded steps beside those that are counted."""
+    rows = m.recordings[m.recordings["status"] == "ok"]
+    if not len(rows):
+        return Markdown(m.not_yet("the recorded timelines; above is what the count gives"))
+    off, lost = [], 0
+    for row in rows.itertuples():
+        one = step(row.context, row.mode, row.precision, row.attention, row.model,
+                   first=int(row.step_number) == 0)  # fmt: skip
+        off.append(int(row.tensor_bytes) - counted(one).total)
+        lost = max(lost, int(row.unexplained_bytes))
+    exact = sum(not x for x in off)
+    text = (
+        f"Of {len(rows)} recorded steps the peak of the tensors is the counted one, to the byte, "
+        f"in {exact}"
+    )
+    if exact < len(off):
+        text += f"; elsewhere they are {min(off) / 1e6:+,.1f} to {max(off) / 1e6:+,.1f} MB apart"
+    text += f". At the end the recording leaves {lost:,} bytes of the allocator's unexplained."
+    return Markdown(text)
+
+
+def shapes(m: Memory) -> Markdown:
+    """How the phases are told from the picture, by the counted bytes at their ends."""
+    forward = [sum(found.values()) for _, found in points(step(SHOWN, "inference"))]
+    low, high = forward[0], max(forward)
+    one = counted(step(SHOWN))
+    return Markdown(
+        f"A forward that keeps nothing rises from {gb(low)} to at most {gb(high)} GB: each block "
+        f"leaves its result alone. In a train-step at {SHOWN} tokens forward climbs by as many "
+        f"equal stairs as there are blocks; the peak, {gb(one.total)} GB, is in {one.phase}; then "
+        "gradients grow while what was saved goes, block by block, and the optimizer's phase is "
+        "flat, since fused AdamW makes no tensor, until the gradients are dropped."
+    )
+
+
+def title(one: StepMemory) -> str:
+    return f"{MODES[one.mode]}, {style.tokens(one.context)} tokens, {one.precision}"
+
+
+def source(m: Memory) -> Markdown:
+    return provenance.source(m.recordings, m.runs,
+                             "papermill notebooks/memory.ipynb -p sweep recordings")  # fmt: skip

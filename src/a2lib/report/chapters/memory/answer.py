@@ -134,7 +134,7 @@ def _held(size: int) -> int:
 def peaks(m: Memory) -> Chart:
     """Bytes by category at the peak of each mode and context, as counted, in either precision; a
     mark where the GPU's own count of tensors lies."""
-    names = [c for c in CATEGORIES if c != "other"]
+    names = CATEGORIES
     capacity = m.capacity() / 1e9
 
     def draw(figure):

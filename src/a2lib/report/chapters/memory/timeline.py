@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from a2lib.report import panels, provenance, style
+from a2lib.report import provenance
 from a2lib.report.chapters import profile
-from a2lib.report.chapters.memory.rows import MODES, SHOWN, Memory, counted, gb, step
+from a2lib.report.chapters.memory.rows import SHOWN, Memory, counted, gb, step
 from a2lib.report.style import Chart
 from a2lib.report.tables import Markdown
 from a2lib.theory.step_memory import StepMemory, points
@@ -21,17 +21,33 @@ def by_count(one: StepMemory) -> Chart:
     return profile.memory(rows, along="tensors made and dropped")
 
 
-def recorded(m: Memory, one: StepMemory, number: int = 1) -> Chart:
-    """The recorded timeline of a step."""
-    found = m.picture("memory", one, number)
-    return panels.empty() if found is None else profile.memory(found.rows)
+def chart(m: Memory, context: int, mode: str = "train-step", precision: str = "fp32",
+          attention: str = "eager", first: bool = False) -> Chart:  # fmt: skip
+    """The timeline of a step as the allocator recorded it; as counted, where it is not recorded."""
+    one = step(context, mode, precision, attention, first=first)
+    found = m.picture("memory", one, 0 if first else 1)
+    return by_count(one) if found is None else profile.memory(found.rows)
+
+
+def drawn(m: Memory) -> Markdown:
+    """Which of the two the pictures are."""
+    if len(m.recordings[m.recordings["status"] == "ok"]):
+        return Markdown(
+            "The pictures are of the GPU's own allocator: every allocation of two steps recorded, "
+            "against the host's time. One that is not recorded is drawn from the count, against "
+            "the number of tensors."
+        )
+    return Markdown(
+        "The pictures are drawn from the count, against the number of tensors. "
+        + m.not_yet("the same recorded by the GPU's allocator")
+    )
 
 
 def agreement(m: Memory) -> Markdown:
     """The peaks of the recorded steps beside those that are counted."""
     rows = m.recordings[m.recordings["status"] == "ok"]
     if not len(rows):
-        return Markdown(m.not_yet("the recorded timelines; above is what the count gives"))
+        return Markdown("")
     off, lost = [], 0
     for row in rows.itertuples():
         one = step(row.context, row.mode, row.precision, row.attention, row.model,
@@ -61,10 +77,6 @@ def shapes(m: Memory) -> Markdown:
         "gradients grow while what was saved goes, block by block, and the optimizer's phase is "
         "flat, since fused AdamW makes no tensor, until the gradients are dropped."
     )
-
-
-def title(one: StepMemory) -> str:
-    return f"{MODES[one.mode]}, {style.tokens(one.context)} tokens, {one.precision}"
 
 
 def source(m: Memory) -> Markdown:

@@ -294,7 +294,7 @@ MEMORY = Section(
     timed=False,
     handler=f"{_MEMORY}:peaks",
     notebook="memory",
-    pages=("memory",),
+    pages=("memory", "memory-published"),
     answers=(
         Answer("memory_profiling (a)–(e) · 25, 26", "Where the memory goes", "memory-profiling"),
     ),

@@ -31,9 +31,6 @@ class _Block:
         self.size, self.place, self.free = size, place, True
         self.before, self.after = before, after
 
-    def __lt__(self, other: _Block) -> bool:
-        return (self.size, self.place) < (other.size, other.place)
-
 
 class Allocator:
     """A device of ``capacity`` bytes, all of it free.
@@ -45,7 +42,9 @@ class Allocator:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.reserved = self.allocated = self.peak = 0
-        self._free: list[_Block] = []  # smallest first, the earlier segment before
+        # (size, place) of each free block, smallest first, the earlier segment before.
+        self._free: list[tuple[int, tuple[int, int]]] = []
+        self._at: dict[tuple[int, int], _Block] = {}
         self._held: dict[str, tuple[int, _Block | None]] = {}
         self._segments = 0
 
@@ -63,7 +62,7 @@ class Allocator:
                 if block.after is not None:
                     block.after.before = after
                 block.after = after
-                bisect.insort(self._free, after)
+                self._put(after)
             block.free, size = False, block.size
         self._held[name] = size, block
         self.allocated += size
@@ -85,19 +84,24 @@ class Allocator:
                 if second.after is not None:
                     second.after.before = first
                 block = first
-        bisect.insort(self._free, block)
+        self._put(block)
 
     def _best(self, size: int) -> _Block | None:
-        at = bisect.bisect_left(self._free, size, key=lambda block: block.size)
-        return self._free.pop(at) if at < len(self._free) else None
+        at = bisect.bisect_left(self._free, (size, (0, 0)))
+        return self._at.pop(self._free.pop(at)[1]) if at < len(self._free) else None
+
+    def _put(self, block: _Block) -> None:
+        bisect.insort(self._free, (block.size, block.place))
+        self._at[block.place] = block
 
     def _take(self, block: _Block) -> None:
-        self._free.pop(bisect.bisect_left(self._free, block))
+        del self._free[bisect.bisect_left(self._free, (block.size, block.place))]
+        del self._at[block.place]
 
     def _segment(self, size: int) -> _Block:
         taken = BUFFER if size < MIDDLE else -(-size // ROUND) * ROUND
         if self.reserved + taken > self.capacity:
-            idle = [b for b in self._free if b.before is None and b.after is None]
+            idle = [b for b in self._at.values() if b.before is None and b.after is None]
             for block in idle:
                 self.reserved -= block.size
                 self._take(block)

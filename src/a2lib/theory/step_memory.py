@@ -48,21 +48,22 @@ def points(step: StepMemory) -> list[tuple[str, dict[str, int]]]:
 def peak(step: StepMemory, phase: str | None = None) -> Peak:
     """The peak of what tensors hold, of the whole step or of one phase. Raises ValueError, naming
     those there are, for a phase that the step does not have."""
+    total, most, at = 0, -1, -1
+    for number, event in enumerate(step.events()):
+        total += event.bytes if event.made else -event.bytes
+        if total > most and event.made and phase in (None, event.phase):
+            most, at = total, number
+    if at < 0:
+        there = ", ".join(dict.fromkeys(e.phase for e in step.events() if e.phase))
+        raise ValueError(f"phase {phase!r}: allowed are {there}")
     now, live = step.standing(), {}
-    best: Peak | None = None
-    for event in step.events():
+    for event in step.events()[: at + 1]:
         now[event.category] += event.bytes if event.made else -event.bytes
         if event.made:
             live[event.name] = event.bytes
         else:
             del live[event.name]
-        inside = event.made and (phase is None or event.phase == phase)
-        if inside and (best is None or sum(now.values()) > best.total):
-            best = Peak(event.phase, dict(now), dict(live))
-    if best is None:
-        there = ", ".join(dict.fromkeys(e.phase for e in step.events() if e.phase))
-        raise ValueError(f"phase {phase!r}: allowed are {there}")
-    return best
+    return Peak(event.phase, now, live)
 
 
 @dataclass(frozen=True)

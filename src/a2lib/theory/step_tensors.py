@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from a2lib.theory.products import check_sizes
 from a2lib.theory.saved import ATTENTIONS, PRECISIONS
@@ -62,8 +63,7 @@ FLASH_BACK = {
 }
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A tensor of so many ``bytes`` is made in ``phase``, or dropped if not ``made``. ``category``
     is what a snapshot would call it (``a2lib.measure.snapshot``)."""
 
@@ -146,8 +146,11 @@ class StepMemory:
         found[OTHER] = 2 * self.batch * self.context * 8
         return found
 
-    def events(self) -> list[Event]:
+    def events(self) -> tuple[Event, ...]:
         """The step from its beginning until all that it made, but the state, is dropped."""
+        return _events(self)
+
+    def _played(self) -> tuple[Event, ...]:
         alive: dict[str, tuple[str, str, bool]] = {}
         played: list[tuple[bool, str, str, str, bool]] = []
         ended: dict[int, str] = {}
@@ -170,13 +173,14 @@ class StepMemory:
             if not name.endswith((".m", ".v", ".step")):
                 played.append((False, name, size, "", saved))
         category: dict[str, str] = {}
+        sizes = {size: self.size(size) for _, _, size, _, _ in played}
         events = []
         for number, (made, name, size, phase, saved) in enumerate(played):
             if made:
                 within = ended.get(number) == phase
                 category[name] = _category(name, saved, within)
-            events.append(Event(made, name, self.size(size), phase, category[name]))
-        return events
+            events.append(Event(made, name, sizes[size], phase, category[name]))
+        return tuple(events)
 
     @property
     def _narrow(self) -> bool:
@@ -295,6 +299,11 @@ class StepMemory:
                                   join="+dnorm:u -dn3 -dn4 ")  # fmt: skip
         attn += self._norm_back("ln1", f"@x{i}")
         return _named(ffn, f"{i}f", i) + _named(attn, f"{i}a", i)
+
+
+@lru_cache(maxsize=8)  # what is asked of a step comes one after another
+def _events(step: StepMemory) -> tuple[Event, ...]:
+    return step._played()
 
 
 def _named(score: str, where: str, block: int | None = None) -> str:

@@ -238,13 +238,17 @@ def levels(m: Memory) -> Markdown:
     )
 
 
+def _during(phase: str) -> str:
+    return "the optimizer's phase" if phase == "optimizer" else phase
+
+
 def first_step(m: Memory) -> Markdown:
     """The first step beside the second."""
     told = []
     for context in (CONTEXTS[0], SHOWN, CONTEXTS[-1]):
         one, later = (counted(step(context, first=first)) for first in (True, False))
         told.append(f"{gb(one.total)} and {gb(later.total)} GB at {style.tokens(context)} tokens "
-                    f"(in {one.phase} and in {later.phase})")  # fmt: skip
+                    f"(in {_during(one.phase)} and in {_during(later.phase)})")  # fmt: skip
     moments = state_bytes(SIZES[MODEL]).optimizer
     text = (
         f"AdamW makes its moments, {gb(moments)} GB, in the first optimizer phase. The first step "

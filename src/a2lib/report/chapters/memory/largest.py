@@ -21,7 +21,7 @@ def residual(caption: str, name: str) -> Table:
     for model in ("small", "medium", "large", "xl25", MODEL, "10B"):
         sizes = [residual_stream_bytes(SIZES[model], BATCH, c) for c in CONTEXTS]
         lines.append([model, SIZES[model].d_model, *(f"{n / 2**20:g}" for n in sizes)])
-    columns = ["model", "D", *(f"{style.tokens(c)} tokens" for c in CONTEXTS)]
+    columns = ["model", "D", *map(style.tokens, CONTEXTS)]
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
 
@@ -45,7 +45,7 @@ def by_size(caption: str, name: str) -> Table:
         pairs = zip(sizes, best, strict=True)
         cells = [f"**{mb(n)}**" if n == most else mb(n) for n, most in pairs]
         lines.append([words, *cells])
-    columns = ["", *(f"{style.tokens(c)} tokens" for c in CONTEXTS)]
+    columns = ["", *map(style.tokens, CONTEXTS)]
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
 

@@ -103,7 +103,7 @@ def fixed_sizes(m: Memory) -> Markdown:
     scores = step(SHOWN, model="xl25").size("s")
     verdict = "equal to the last byte" if said == scores else "which is not that size"
     return Markdown(
-        "**A tensor of scores taken for a fixed size.** One writeup finds its largest allocation, "
+        "The A100's writeup finds its largest allocation, "
         f"{said:,.0f} bytes, in `torch.exp` and supposes that PyTorch allocates in fixed sizes. "
         f"Its model has {xl.num_heads} heads: {BATCH} x {xl.num_heads} x {SHOWN} x {SHOWN} x "
         f"{WIDE} = {scores:,}, {verdict}. A recording shows what was asked for, not what the "
@@ -117,7 +117,7 @@ def wrong_width(m: Memory) -> Markdown:
     said = row.printed * UNIT[row.unit]
     right = residual_stream_bytes(SIZES[row.model], BATCH, int(row.context))
     return Markdown(
-        f"**Eight bytes a number.** The same writeup gives a residual-stream tensor of the 2025 XL "
+        f"The A100's writeup gives a residual-stream tensor of the 2025 XL "
         f"model at {int(row.context)} tokens {said:,.0f} bytes, {said / right:g} times ours: it "
         "multiplies by 8, and an fp32 number has 4."
     )
@@ -130,7 +130,7 @@ def hidden(m: Memory) -> Markdown:
     s = SIZES["large"]
     most = max(sizes, key=sizes.get)
     return Markdown(
-        "**The FFN blamed.** Another names the FFN's hidden tensors as the largest of the large "
+        "The writeup of the small GPU names the FFN's hidden tensors as the largest of the large "
         f"model's forward at 128 tokens. They are {sizes['FFN'] / 1e6:.1f} MB, more than a tensor "
         f"of scores ({sizes['scores'] / 1e6:.1f} MB) up to {s.d_ff / s.num_heads:g} tokens; but "
         f"the largest there are the {most}, {sizes[most] / 1e6:.1f} MB, since the vocabulary is "
@@ -144,7 +144,7 @@ def out_of_memory(m: Memory) -> Markdown:
     n = parameter_count(SIZES["large"])
     state, taken = state_bytes(SIZES["large"]).total, blocks(step(128, model="large")).allocated
     return Markdown(
-        "**A state too large.** It explains the failure of the large model's train-step by a "
+        "The writeup of the small GPU explains the failure of the large model's train-step by a "
         f"state of {said / 1e9:.1f} GB, for 1.6 billion parameters. The large model has {n:,}, so "
         f"16 bytes of each make {state / 1e9:.1f} GB. For a step at 128 tokens the allocator takes "
         f"{taken / 1e9:.1f} GB by the count: a GPU of 24 GB has them, one of 16 "
@@ -166,7 +166,7 @@ def two_scores(m: Memory) -> Markdown:
     summed = state_bytes(s).total + WIDE * L * BATCH * 256 * (19 * s.d_model
                                                               + 2 * s.num_heads * 256)  # fmt: skip
     return Markdown(
-        "**Scores before the softmax blamed, and all at once.** The writeup of the GPU of 80 GB "
+        "The writeup of the GPU of 80 GB "
         "counts two tensors of scores a block, before and after the softmax, and 19 numbers a "
         "feature and token beside them. The softmax's gradient needs its result alone; what is "
         f"linear in the tokens is {(10 * s.d_model + 4 * s.d_ff) / s.d_model:g} numbers a feature. "
@@ -186,7 +186,7 @@ def halving(m: Memory) -> Markdown:
     ratio = narrow / wide
     verb = "falls to" if ratio < 1 else "rises to"
     return Markdown(
-        "**Halving.** That mixed precision halves the activations, as the writeup of the small GPU "
+        "That mixed precision halves the activations, as the writeup of the small GPU "
         f"has it, none of its own figures shows. By the count what the large model keeps at 128 "
         f"tokens {verb} {ratio:.2f} times."
     )

@@ -20,8 +20,7 @@ BATCH = 4
 MODEL = "2.7B"
 CONTEXTS = (128, 256, 512, 1024, 2048)
 SHOWN = 512  # the context whose timelines are drawn
-MODES = {"inference": "forward, nothing kept", "forward": "forward, kept for backward",
-         "train-step": "train-step"}  # fmt: skip
+MODES = {"inference": "forward", "forward": "forward, kept", "train-step": "train-step"}
 PRECISIONS = ("fp32", "bf16")
 ATTENTIONS = ("eager", "flash")
 COMMAND = "papermill notebooks/memory.ipynb -p sweep all"

@@ -8,14 +8,16 @@ from a2lib.report.chapters.memory.rows import SHOWN, Memory, counted, gb, step
 from a2lib.report.style import Chart
 from a2lib.report.tables import Markdown
 from a2lib.theory.step_memory import StepMemory, points
+from a2lib.theory.step_tensors import PARAMETERS
 
 MS = 1000  # the drawing takes microseconds
 
 
-def by_count(one: StepMemory) -> Chart:
+def by_count(one: StepMemory, without: tuple[str, ...] = ()) -> Chart:
     """The timeline that the count gives: no time, but one tensor after another."""
+    nothing = dict.fromkeys(without, 0)
     rows = [
-        {"time_us": MS * number, "phase": phase, **found}
+        {"time_us": MS * number, "phase": phase, **found, **nothing}
         for number, (phase, found) in enumerate(points(one))
     ]
     return profile.memory(rows, along="tensors made and dropped")
@@ -27,6 +29,15 @@ def chart(m: Memory, context: int, mode: str = "train-step", precision: str = "f
     one = step(context, mode, precision, attention, first=first)
     found = m.picture("memory", one, 0 if first else 1)
     return by_count(one) if found is None else profile.memory(found.rows)
+
+
+def beyond_weights(m: Memory, context: int) -> Chart:
+    """The same of a forward that keeps nothing, without the weights, which would dwarf it."""
+    one = step(context, "inference")
+    found = m.picture("memory", one)
+    if found is None:
+        return by_count(one, without=(PARAMETERS,))
+    return profile.memory([row | {PARAMETERS: 0} for row in found.rows])
 
 
 def drawn(m: Memory) -> Markdown:

@@ -19,7 +19,7 @@ from a2lib.report.chapters.memory import (
 )
 from a2lib.report.chapters.memory.rows import counted, step
 from a2lib.theory.saved import block_saved_bytes
-from a2lib.theory.step_memory import points
+from a2lib.theory.step_memory import asked, points
 from a2lib.theory.transformer import SIZES
 
 NOT_YET = "**Not measured yet on an NVIDIA H200**"
@@ -29,7 +29,7 @@ P = 3_406_809_600  # parameters of the 2.7B model
 def row(one, tensors=None, number=1, phase="step", **over):
     key = {"model": "2.7B", "context": one.context, "batch": 4, "mode": one.mode,
            "precision": one.precision, "attention": one.attention}  # fmt: skip
-    tensors = counted(one).total if tensors is None else tensors
+    tensors = asked(one) if tensors is None else tensors
     return {**key, "step_number": number, "phase": phase, "tensor_bytes": tensors, **over}
 
 
@@ -109,6 +109,14 @@ def test_the_table_has_the_count_the_measured_and_reasons(made):
     )
 
 
+def test_every_size(made):
+    m = made(memory=[row(step(512, model="small"), 4_400_000_000, model="small"),
+                     row(step(512, model="10B"), "", model="10B", status="oom")])  # fmt: skip
+    found = lines(answer.sizes(m, "c", "tab-c"))
+    assert len(found) == 6 and found["small",][1:4:2] == ["·", "4.40"]
+    assert found["10B",][3] == "oom" and found["2.7B",][0] == "14.1"
+
+
 def test_the_figure_of_peaks_by_value(made):
     m = made(memory=[row(step(128), 60_000_000_000), row(step(2048), "", status="oom")])
     chart = answer.peaks(m)
@@ -140,9 +148,9 @@ def test_what_blocks_add_and_the_first_step(made, empty):
     rows = [row(step(512), 10**10, allocated_bytes=2 * 10**10, reserved_bytes=3 * 10**10,
                 driver_bytes=4 * 10**10)]  # fmt: skip
     assert str(answer.levels(made(memory=rows))) == (
-        "At the peak of the train-step at 512 tokens tensors held 10.0 GB, the allocator's blocks "
-        "20.0 GB; it had 30.0 GB from the device, and the driver counted 40.0 GB, with the CUDA "
-        "context and the kernels."
+        "At the peak of the train-step at 512 tokens tensors and workspaces held 10.0 GB, the "
+        "allocator's blocks 20.0 GB; it had 30.0 GB from the device, and the driver counted 40.0 "
+        "GB, with the CUDA context and the kernels."
     )
 
 
@@ -162,9 +170,10 @@ def test_timelines_are_recorded_or_counted(made, empty):
     assert "tensors made and dropped" in timeline.by_count(one)._repr_svg_()
     assert "not measured" not in timeline.chart(empty, 512, "inference")._repr_svg_()
     assert "every allocation of two steps recorded" in str(timeline.drawn(m))
-    more = (counted(one).total - counted(step(128, "inference")).total) / 1e6
+    more = (asked(one) - asked(step(128, "inference"))) / 1e6
     assert str(timeline.agreement(m)) == (
-        "Of 2 recorded steps the peak of the tensors is the counted one, to the byte, in 1; "
+        "Of 2 recorded steps the peak is the counted one, cuBLAS's workspaces of 32 MiB a thread "
+        "included, to the byte in 1; "
         f"elsewhere they are +0.0 to {more:+,.1f} MB apart. At the end the recording leaves 3 "
         "bytes of the allocator's unexplained."
     )

@@ -118,7 +118,11 @@ COLUMNS = {
     "predicted_len": Column(WHOLE, "the longest for which the allocator should find room"),
     "fits_len": Column(WHOLE, "the longest that ran"),
     "fails_len": Column(WHOLE, "the next one, which did not"),
-    "tensor_bytes": Column(WHOLE, "most that tensors held at once, of the sizes they asked for"),
+    "tensor_bytes": Column(
+        WHOLE,
+        "most that tensors held at once, of the sizes they asked for; on a GPU cuBLAS's workspaces"
+        " are in it, 32 MiB a thread on Hopper",
+    ),
     "allocated_bytes": Column(
         WHOLE,
         "most that the allocator's blocks held at once: `torch.cuda.max_memory_allocated`; blank"

@@ -1,7 +1,8 @@
 """What a training step takes: the peak of its tensors, and of the allocator's blocks for them.
 
     step = StepMemory(SIZES["2.7B"], batch=4, context=512)
-    peak(step).total, peak(step).by_category
+    peak(step).total                   # of tensors; .by_category
+    asked(step)                        # with cuBLAS's workspaces
     replay(step).allocated             # what torch.cuda.max_memory_allocated() says of that step
 
 ``StepMemory`` is of ``a2lib.theory.step_tensors``, which has every tensor; beyond them a GPU holds
@@ -16,7 +17,17 @@ from dataclasses import dataclass
 from a2lib.theory.allocator import Allocator
 from a2lib.theory.step_tensors import CATEGORIES, MODES, OTHER, StepMemory
 
-__all__ = ["CATEGORIES", "MODES", "Peak", "Replay", "StepMemory", "peak", "points", "replay"]
+__all__ = [
+    "CATEGORIES",
+    "MODES",
+    "Peak",
+    "Replay",
+    "StepMemory",
+    "asked",
+    "peak",
+    "points",
+    "replay",
+]
 
 WORKSPACE = 32 * 2**20  # of cuBLAS for one thread, on Hopper
 
@@ -64,6 +75,19 @@ def peak(step: StepMemory, phase: str | None = None) -> Peak:
         else:
             del live[event.name]
     return Peak(event.phase, now, live)
+
+
+def asked(step: StepMemory) -> int:
+    """Bytes that a GPU's allocator has been asked for at the peak: those of tensors and of cuBLAS's
+    workspaces, one for each thread that has multiplied by then."""
+    threads = 1 if step.first or step.mode in ("inference", "forward") else 2
+    total, most = sum(step.standing().values()), 0
+    for event in step.events():
+        if event.phase == "backward":
+            threads = 2
+        total += event.bytes if event.made else -event.bytes
+        most = max(most, total + threads * WORKSPACE)
+    return most
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def test_a_recording_is_rows_and_pictures(job, here):
     lines = bulk.read("lines", "cpu", f"{case.picture}-1", data).rows
     assert any(row["line"].startswith("attention/reference.py:") for row in lines)
     assert view.figure(drawn.rows).axes[0].collections and view.figure([]) is None
-    assert "0" in view.recordings(given.store.rows())
+    assert "0" in view.recordings(given.store.rows(), "cpu")
 
 
 def test_a_block_keeps_what_the_formula_says(job, here):

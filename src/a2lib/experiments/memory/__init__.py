@@ -6,6 +6,7 @@
     memory.measure_recordings(run)
     figure = memory.draw(run)
     memory.measure_blocks(run)
+    memory.measure_sizes(run)
     memory.say_where(run)
 
 ``configurations`` says what is measured, ``handlers`` how a worker does it.
@@ -43,9 +44,18 @@ def start(given: Parameters) -> Run:
 @measures
 def measure_peaks(run: Run) -> None:
     """Two steps of each configuration, and the peaks by phase; printed beside what is counted."""
-    given, device = run.parameters, run.device
-    tasks = peak_tasks(given, "table", device) + peak_tasks(given, "sizes", device)
-    _measure(run, MEMORY, tasks, "peaks", "table, sizes", keep=given.has("recordings"))
+    _measure_peaks(run, "table", keep=run.parameters.has("recordings"))
+
+
+@measures
+def measure_sizes(run: Run) -> None:
+    """The same of the other models, in a sweep that has them."""
+    _measure_peaks(run, "sizes")
+
+
+def _measure_peaks(run: Run, sweep: str, keep: bool = False) -> None:
+    tasks = peak_tasks(run.parameters, sweep, run.device)
+    _measure(run, MEMORY, tasks, "peaks", sweep, keep)
     if tasks:
         print(view.peaks(_stored(run, MEMORY, tasks), run.device))
 
@@ -57,14 +67,14 @@ def measure_recordings(run: Run) -> None:
     _measure(run, MEMORY_RECORDING, tasks, "recordings", "recordings",
              keep=run.parameters.has("blocks"))  # fmt: skip
     if tasks:
-        print(view.recordings(_stored(run, MEMORY_RECORDING, tasks)))
+        print(view.recordings(_stored(run, MEMORY_RECORDING, tasks), run.device))
 
 
 @measures
 def measure_blocks(run: Run) -> None:
     """What one block keeps, by hooks, by the allocator and by formula."""
     tasks = block_tasks(run.parameters, run.device)
-    _measure(run, MEMORY_BLOCK, tasks, "blocks", "blocks")
+    _measure(run, MEMORY_BLOCK, tasks, "blocks", "blocks", keep=run.parameters.sweep == "all")
     if tasks:
         print(view.blocks(_stored(run, MEMORY_BLOCK, tasks)))
 

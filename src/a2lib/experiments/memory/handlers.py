@@ -19,7 +19,7 @@ from a2lib.benchmark.workload import Workload
 from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.memory.configurations import STEPS, Case
-from a2lib.measure import bulk, snapshot
+from a2lib.measure import bulk, snapshot, synchronize
 from a2lib.measure.failures import classify, is_lost, note
 from a2lib.measure.saved import saved_for_backward, saved_rows
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
@@ -103,7 +103,7 @@ def _steps(case: Case, job: Job, meter: Peaks) -> None:
     for number in STEPS:
         with meter.step(number):
             result = workload.work(meter.phase)
-            torch.cuda.synchronize()
+            synchronize(job.device)
         del result
         workload.drop_gradients()
 
@@ -153,14 +153,12 @@ def _record(case: Case, job: Job) -> snapshot.Snapshot:
             workload = Workload(case.config(job.device, job.seed), job.device)
             recorder.watch(workload.model, workload.optimizer)
             for number in STEPS:
-                if job.device == "cuda":
-                    torch.cuda.synchronize()
+                synchronize(job.device)
                 with recorder.phase(f"step {number}"):
                     result = workload.work(recorder.phase)
                     del result
                     workload.drop_gradients()
-                    if job.device == "cuda":
-                        torch.cuda.synchronize()
+                    synchronize(job.device)
             del workload
         return snapshot.read(path)
 

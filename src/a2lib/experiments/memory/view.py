@@ -9,7 +9,7 @@ from a2lib.experiments.harness.tables import EMPTY, table
 from a2lib.experiments.memory.configurations import Case
 from a2lib.measure.snapshot import CATEGORIES
 from a2lib.theory.saved import block_saved_bytes
-from a2lib.theory.step_memory import peak, replay
+from a2lib.theory.step_memory import asked, peak, replay
 
 Row = Mapping[str, str]
 
@@ -29,19 +29,21 @@ def peaks(rows: Sequence[Row], device: str) -> str:
             continue
         one, step = case(row), int(row["step_number"])
         counted = peak(one.counted(step))
+        whole = asked(one.counted(step)) if device == "cuda" else counted.total
         blocks = _gb(replay(one.counted(step), steps=step + 1).allocated, device)
         taken = [_gb(row[column]) for column in ("reserved_bytes", "driver_bytes")]
-        body.append([str(one), step, _gb(row["tensor_bytes"]), _gb(counted.total), counted.phase,
+        body.append([str(one), step, _gb(row["tensor_bytes"]), _gb(whole), counted.phase,
                      _gb(row["allocated_bytes"]), blocks, *taken, row["note"]])  # fmt: skip
     heads = ["GB", "step", "tensors", "counted", "in", "blocks", "counted ", "reserved", "driver"]
     return table(body, [*heads, ""])
 
 
-def recordings(rows: Sequence[Row]) -> str:
+def recordings(rows: Sequence[Row], device: str) -> str:
     """A line for each recorded step."""
+    count = asked if device == "cuda" else lambda step: peak(step).total
     body = [
         [str(case(row)), row["step_number"], row["allocations"] or row["status"],
-         _gb(row["tensor_bytes"]), _gb(peak(case(row).counted(int(row["step_number"]))).total),
+         _gb(row["tensor_bytes"]), _gb(count(case(row).counted(int(row["step_number"])))),
          row["unexplained_bytes"], row["note"]]
         for row in rows
     ]  # fmt: skip

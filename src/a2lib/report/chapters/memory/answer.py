@@ -10,6 +10,7 @@ from a2lib.report.chapters import profile
 from a2lib.report.chapters.memory.rows import (
     CONTEXTS,
     MODEL,
+    MODELS,
     MODES,
     PRECISIONS,
     SHOWN,
@@ -21,6 +22,7 @@ from a2lib.report.chapters.memory.rows import (
 )
 from a2lib.report.style import Chart
 from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.step_memory import asked
 from a2lib.theory.step_tensors import CATEGORIES, GRADIENTS, SAVED, StepMemory
 from a2lib.theory.transformer import SIZES, state_bytes
 
@@ -198,6 +200,27 @@ def _measured(row, taken) -> list[str]:
     return [gb(row.tensor_bytes), gb(row.allocated_bytes), gb(row.reserved_bytes), off]
 
 
+def sizes(m: Memory, caption: str, name: str) -> Table:
+    """Forward and train-step of every size at one context: what the allocator is asked for, counted
+    and measured."""
+    lines = []
+    for model in MODELS:
+        cells = []
+        for precision in PRECISIONS:
+            for mode in ("inference", "train-step"):
+                one = step(SHOWN, mode, precision, model=model)
+                row = m.row(one)
+                seen = MISSING if row is None else style.STATUS.get(row.status, row.status)
+                if row is not None and row.status == "ok":
+                    seen = gb(row.tensor_bytes)
+                cells += [gb(asked(one)), seen]
+        lines.append([model, *cells])
+    heads = ["forward", "measured", "train-step", "measured "]
+    columns = ["model", f"fp32: {heads[0]}", *heads[1:], f"bf16: {heads[0]}",
+               *(f"{head}  " for head in heads[1:])]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
 def not_fitting(m: Memory) -> Markdown:
     """What did not fit, and whether the count says so."""
     rows = m.table[(m.table["phase"] == "step") & (m.table["status"] == "oom")]
@@ -231,10 +254,10 @@ def levels(m: Memory) -> Markdown:
     if row is None or row.status != "ok":
         return Markdown(m.not_yet("what the allocator reserves and what the driver says"))
     return Markdown(
-        f"At the peak of the train-step at {SHOWN} tokens tensors held {gb(row.tensor_bytes)} GB, "
-        f"the allocator's blocks {gb(row.allocated_bytes)} GB; it had {gb(row.reserved_bytes)} GB "
-        f"from the device, and the driver counted {gb(row.driver_bytes)} GB, with the CUDA "
-        "context and the kernels."
+        f"At the peak of the train-step at {SHOWN} tokens tensors and workspaces held "
+        f"{gb(row.tensor_bytes)} GB, the allocator's blocks {gb(row.allocated_bytes)} GB; it had "
+        f"{gb(row.reserved_bytes)} GB from the device, and the driver counted "
+        f"{gb(row.driver_bytes)} GB, with the CUDA context and the kernels."
     )
 
 

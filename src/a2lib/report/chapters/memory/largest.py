@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.memory.rows import BATCH, CONTEXTS, MODEL, SHOWN, Memory, mb, step
+from a2lib.report.chapters.memory.rows import BATCH, CONTEXTS, MODEL, MODELS, SHOWN, Memory, mb, step
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.transformer import SIZES, residual_stream_bytes
 
@@ -18,7 +18,7 @@ ROWS = 14
 def residual(caption: str, name: str) -> Table:
     """Bytes of one residual-stream tensor by size and context."""
     lines = []
-    for model in ("small", "medium", "large", "xl25", MODEL, "10B"):
+    for model in MODELS:
         sizes = [residual_stream_bytes(SIZES[model], BATCH, c) for c in CONTEXTS]
         lines.append([model, SIZES[model].d_model, *(f"{n / 2**20:g}" for n in sizes)])
     columns = ["model", "D", *map(style.tokens, CONTEXTS)]

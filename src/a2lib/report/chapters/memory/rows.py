@@ -18,6 +18,7 @@ from a2lib.theory.transformer import SIZES
 
 BATCH = 4
 MODEL = "2.7B"
+MODELS = ("small", "medium", "large", "xl25", MODEL, "10B")
 CONTEXTS = (128, 256, 512, 1024, 2048)
 SHOWN = 512  # the context whose timelines are drawn
 MODES = {"inference": "forward", "forward": "forward, kept", "train-step": "train-step"}

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.memory.rows import BATCH, CONTEXTS, MODEL, MODELS, SHOWN, Memory, mb, step
+from a2lib.report.chapters.memory.rows import (
+    BATCH,
+    CONTEXTS,
+    MODEL,
+    MODELS,
+    SHOWN,
+    Memory,
+    mb,
+    step,
+)
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.transformer import SIZES, residual_stream_bytes
 

@@ -149,8 +149,8 @@ def test_what_blocks_add_and_the_first_step(made, empty):
                 driver_bytes=4 * 10**10)]  # fmt: skip
     assert str(answer.levels(made(memory=rows))) == (
         "At the peak of the train-step at 512 tokens tensors and workspaces held 10.0 GB, the "
-        "allocator's blocks 20.0 GB; it had 30.0 GB from the device, and the driver counted 40.0 "
-        "GB, with the CUDA context and the kernels."
+        "allocator's blocks 20.0 GB; it had 30.0 GB from the device (68.1 by the count), and the "
+        "driver counted 40.0 GB, with the CUDA context and the kernels."
     )
 
 

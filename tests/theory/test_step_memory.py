@@ -14,6 +14,8 @@ from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model import attention as attentions
 from a2lib.paths import ROOT
 from a2lib.theory.allocator import OutOfMemory
+from a2lib.theory.devices import named_device
+from a2lib.theory.layouts import Job, Layout, memory
 from a2lib.theory.saved import block_saved_bytes
 from a2lib.theory.step_memory import (
     CATEGORIES,
@@ -193,6 +195,17 @@ def test_a_replay_ends_where_the_device_does():
     assert replay(step, capacity=found.reserved).reserved <= found.reserved
     with pytest.raises(OutOfMemory):
         replay(step, capacity=peak(step).total)
+
+
+@pytest.mark.parametrize(("size", "context"), [("small", 128), ("large", 512), ("2.7B", 2048)])
+def test_a_plan_for_one_device_has_room_for_the_count(size, context):
+    job = Job(SIZES[size], named_device("H200"), 1, 4, context)
+    planned = memory(job, Layout(sharding="fsdp"))
+    found = peak(StepMemory(SIZES[size], 4, context, precision="bf16", attention="flash"))
+    assert 1 <= sum(planned.values()) / found.total < 1.2
+    assert planned["parameters"] + planned["optimizer"] == pytest.approx(
+        found.by_category["parameters"] + found.by_category["optimizer state"], rel=1e-3
+    )
 
 
 def test_steps_that_cannot_be():

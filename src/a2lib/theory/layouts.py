@@ -2,9 +2,9 @@
 
 A layout cuts the batch over ``data``, each matrix over ``tensor``, the blocks over ``pipeline`` and
 the sequence over ``context`` devices. For each one: bytes of a device by component, and the least
-time of a step. ``ASSUMPTIONS`` is what the figures rest on; every plan is printed with it. No
-measured peak of a whole model is in data/ yet, so the memory was compared with none; links have
-their makers' bandwidth, since no collective is measured.
+time of a step. ``ASSUMPTIONS`` is what the figures rest on; every plan is printed with it. On one
+device the memory is more than ``step_memory`` counts tensor by tensor, since gradients are taken to
+be there all the time; links have their makers' bandwidth, since no collective is measured.
 
 ZeRO: Rajbhandari et al., 2020. Tensor parallelism: Shoeybi et al., 2019. 1F1B: Narayanan et al.,
 2021. Ring attention: Liu et al., 2023. The formulas of each axis are those of parallelism.py and

@@ -256,8 +256,9 @@ def levels(m: Memory) -> Markdown:
     return Markdown(
         f"At the peak of the train-step at {SHOWN} tokens tensors and workspaces held "
         f"{gb(row.tensor_bytes)} GB, the allocator's blocks {gb(row.allocated_bytes)} GB; it had "
-        f"{gb(row.reserved_bytes)} GB from the device, and the driver counted "
-        f"{gb(row.driver_bytes)} GB, with the CUDA context and the kernels."
+        f"{gb(row.reserved_bytes)} GB from the device ({gb(blocks(step(SHOWN)).reserved)} by the "
+        f"count), and the driver counted {gb(row.driver_bytes)} GB, with the CUDA context and the "
+        "kernels."
     )
 
 

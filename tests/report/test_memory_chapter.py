@@ -73,8 +73,9 @@ def test_how_near_the_count_is(made):
     from a2lib.report.chapters.memory.rows import blocks
 
     taken = blocks(one).allocated
-    m = made(memory=[row(one, allocated_bytes=taken), row(one, number=0, status="oom",
-                                                            tensor_bytes="")])  # fmt: skip
+    rows = [row(one, allocated_bytes=taken), row(one, number=0, status="oom", tensor_bytes=""),
+            row(one, batch=8, allocated_bytes=1)]  # fmt: skip
+    m = made(memory=rows)
     assert "gives the peak of 1 steps of this chapter to within 0 %." in answer.nearness(m)
     m = made(memory=[row(one, allocated_bytes=int(taken / 1.05))])
     assert "to within 5 %, more than the 3% that it should" in answer.nearness(m)

@@ -9,7 +9,7 @@ from a2lib.experiments.harness.tables import EMPTY, table
 from a2lib.experiments.memory.configurations import Case
 from a2lib.measure.snapshot import CATEGORIES
 from a2lib.theory.saved import block_saved_bytes
-from a2lib.theory.step_memory import asked, peak, replay
+from a2lib.theory.step_memory import asked, peak
 
 Row = Mapping[str, str]
 
@@ -21,8 +21,8 @@ def case(row: Row) -> Case:
 
 
 def peaks(rows: Sequence[Row], device: str) -> str:
-    """A line for each step: GB of tensors, of blocks and reserved at the peak, each beside what is
-    counted, and the phase of the peak; or why there is none."""
+    """A line for each step: GB of tensors at the peak beside what is counted, of blocks, reserved,
+    and by the driver, and the phase of the peak; or why there is none."""
     body = []
     for row in rows:
         if row["phase"] != "step":
@@ -30,11 +30,10 @@ def peaks(rows: Sequence[Row], device: str) -> str:
         one, step = case(row), int(row["step_number"])
         counted = peak(one.counted(step))
         whole = asked(one.counted(step)) if device == "cuda" else counted.total
-        blocks = _gb(replay(one.counted(step), steps=step + 1).allocated, device)
         taken = [_gb(row[column]) for column in ("reserved_bytes", "driver_bytes")]
         body.append([str(one), step, _gb(row["tensor_bytes"]), _gb(whole), counted.phase,
-                     _gb(row["allocated_bytes"]), blocks, *taken, row["note"]])  # fmt: skip
-    heads = ["GB", "step", "tensors", "counted", "in", "blocks", "counted ", "reserved", "driver"]
+                     _gb(row["allocated_bytes"]), *taken, row["note"]])  # fmt: skip
+    heads = ["GB", "step", "tensors", "counted", "in", "blocks", "reserved", "driver"]
     return table(body, [*heads, ""])
 
 
@@ -78,5 +77,5 @@ def figure(rows: Sequence[Row]):
     return drawn
 
 
-def _gb(cell, device: str = "cuda") -> str:
-    return f"{int(cell) / 1e9:.4g}" if cell and device == "cuda" else "-"
+def _gb(cell) -> str:
+    return f"{int(cell) / 1e9:.4g}" if cell else "-"

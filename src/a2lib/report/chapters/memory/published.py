@@ -194,6 +194,8 @@ def halving(m: Memory) -> Markdown:
 
 def sources(m: Memory) -> Markdown:
     """Where the published figures stand."""
-    found = m.reference.drop_duplicates(["device", "source"])
-    told = "; ".join(f"{row.device}: {row.source}" for row in found.itertuples())
-    return Markdown(f"Published: {told}. None has an address that could be given here.")
+    told = [
+        f"{source} ({style.listed(list(dict.fromkeys(rows['device'])))})"
+        for source, rows in m.reference.groupby("source", sort=False)
+    ]
+    return Markdown(f"Published: {'; '.join(told)}. None has an address that could be given here.")

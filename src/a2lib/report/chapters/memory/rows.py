@@ -37,6 +37,11 @@ class Memory(Measured):
         self.recordings, self.blocks = (
             self.read(f"memory_{name}")[0] for name in ("recording", "block")
         )
+        # Of anything else that was measured there nothing is said.
+        self.table, self.recordings, self.blocks = (
+            rows[(rows["batch"] == BATCH) & rows["model"].isin(MODELS)]
+            for rows in (self.table, self.recordings, self.blocks)
+        )
         bench, _ = self.read("benchmark")
         plain = (bench["compile"] == "none") & ~bench["capture"] & (bench["precision"] == "fp32")
         self.bench = bench[plain & (bench["attention"] == "eager") & (bench["phase"] == "step")]

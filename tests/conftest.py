@@ -68,17 +68,37 @@ def configured():
 
 def turn(item):
     """When a test has its turn: slow ones early, so that no worker is alone with a long file last;
-    the file that builds the book first, and those that would wait for it after the other slow ones.
+    the file that builds the book first, on a GPU the longest test, and those that would wait for
+    the book after the other slow ones.
     """
     if "slow" not in item.keywords:
         return 3
-    if item.path.parent.name != "book":
-        return 1
-    return 0 if item.path.name == "test_book.py" else 2
+    if item.path.name in ("test_book.py", "test_first_steps.py"):
+        return 0
+    return 2 if item.path.parent.name == "book" else 1
+
+
+MARK = "mark.gpu"
+
+
+def pytest_ignore_collect(collection_path, config):
+    """A machine that only measures runs `-m gpu` with little installed: what has no such test is
+    not imported there. Everywhere else every file is."""
+    if config.option.markexpr != "gpu" or "tests" not in collection_path.parts:
+        return None
+    files = [collection_path]
+    if collection_path.is_dir():
+        files = collection_path.rglob("test_*.py")
+    elif not collection_path.name.startswith("test_"):
+        return None
+    return None if any(MARK in file.read_text(encoding="utf-8") for file in files) else True
 
 
 def pytest_collection_modifyitems(items):
     items.sort(key=turn)
+    for item in items:
+        if item.get_closest_marker("gpu") and MARK not in item.path.read_text(encoding="utf-8"):
+            raise pytest.UsageError(f"{item.path} is marked gpu without the words {MARK}")
     if torch.cuda.is_available():
         return
     for item in items:

@@ -91,9 +91,10 @@ def test_small_tiles_where_the_first_would_leave_multiprocessors_idle(monkeypatc
     used = []
     monkeypatch.setattr(passes, "_n_multiprocessors", lambda device: n_multiprocessors)
     monkeypatch.setattr(passes, "_kernel", lambda name: name)
-    monkeypatch.setattr(passes, "launch", lambda *args: used.append(args[5]))
+    monkeypatch.setattr(passes, "launch", lambda *args: used.append(args[5]))  # keeps nothing
     length = first.Bq * (n_multiprocessors - spare)
     q = torch.empty(1, 1, length, 64, dtype=torch.float16, device="meta")
-    passes._Problem(q, q, True, None).forward(q, q, q, q, q[..., 0])
+    names = ("q", "k", "v", "o", "lse")
+    passes._Problem((q, q, q), (q, q[..., 0]), names, True, None).forward()
     wanted = tiles[key] if tiles is WHEN_FEW else first
     assert [(each["Bq"], each["Bk"]) for each in used] == [(wanted.Bq, wanted.Bk)]

@@ -1,5 +1,7 @@
 """Traces and snapshots of a GPU: what the readers say against what CUDA and PyTorch count."""
 
+import collections
+import itertools
 import os
 import shutil
 import subprocess
@@ -18,17 +20,27 @@ from a2lib.theory.transformer import Shape, state_bytes
 pytestmark = pytest.mark.gpu
 SMALL = {"num_layers": 2, "context": 128, "batch": 2, "warmup": 2, "steps": 2, "device": "cuda"}
 
+IN_A_BLOCK = [f"attn.{name}_proj" for name in ("q", "k", "v", "output")] + [
+    f"ffn.w{i}" for i in (1, 2, 3)
+]
+
 
 def check(found):
     """What must hold of a trace of SMALL, whoever wrote it."""
     assert list(found.steps()) == ["step 0", "step 1"]
     said = trace.coverage(found.kernels)
-    assert said.no_launch == 0 and said.no_range == 0, said
+    assert said.no_launch == 0, said
+    # After each step, outside of its range and its clock, the host reads the loss.
+    outside = [k.name for k in found.kernels if not k.path]
+    assert len(outside) == SMALL["steps"] and all("DtoH" in name for name in outside), outside
     assert said.no_class < 0.01, said.unknown
+    linears = {f"layers.{i}.{name}" for i in range(2) for name in IN_A_BLOCK} | {"lm_head"}
     for kernels in found.steps().values():
-        here = [k for k in kernels if k.kind == "matmul" and "splitK" not in k.name]
-        count = {p: sum(k.phase == p for k in here) for p in ("forward", "backward")}
-        assert count == {"forward": 19, "backward": 38}  # nine a block and the head's
+        # cuBLAS may take several kernels for a product, and some to sum its parts.
+        here = [k for k in kernels if k.kind == "matmul"]
+        launched = collections.Counter(k.range for k in here)
+        assert all(launched[name] >= 1 for name in linears), launched
+        assert all(launched[f"{name}.bwd"] >= 2 for name in linears), launched
         in_backward = [k for k in here if k.phase == "backward"]
         assert all(k.range.endswith(".bwd") for k in in_backward)
 
@@ -85,19 +97,16 @@ def test_the_recorded_peak_is_the_allocators(tmp_path):
     assert snapshot.peak(found, "step 1/forward").by_category()["saved for backward"] > 0
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("attention", ["eager", "flash", "sdpa_flash"])
+@pytest.mark.parametrize(("attention", "precision"), [
+    *itertools.product(("eager", "flash"), ("fp32", "bf16")),
+    ("sdpa_flash", "bf16"),  # it has no float32
+])  # fmt: skip
 def test_what_a_block_keeps_is_what_the_formula_says(attention, precision):
-    if (attention, precision) == ("sdpa_flash", "fp32"):
-        pytest.skip("FlashAttention-2 of PyTorch has no float32")
     shape, batch, context = Shape(128, 256, 1, 2), 2, 128
     rope = RotaryPositionalEmbedding(1e4, shape.head_dim, context, device="cuda")
     block = TransformerBlock(128, 2, 256, rope, attention, device="cuda")
     x = torch.randn(batch, context, 128, device="cuda", requires_grad=True)
     with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
         _, saved = saved_for_backward(block, x)
-    formula = "eager" if attention == "eager" else "flash"
-    # Two of eight bytes each that PyTorch's keeps for dropout's random numbers may come on top.
-    extra = 32 if attention == "sdpa_flash" else 0
-    want = block_saved_bytes(shape, batch, context, formula, precision)
-    assert want <= sum(one.bytes for one in saved) <= want + extra
+    want = block_saved_bytes(shape, batch, context, attention, precision)
+    assert sum(one.bytes for one in saved) == want, [(one.operations, one.bytes) for one in saved]

@@ -165,7 +165,7 @@ class FakeCuda:
         return graph
 
     @contextlib.contextmanager
-    def graph(self, graph, pool, stream):
+    def graph(self, graph, pool, stream, capture_error_mode):
         assert pool == (0, 1) and self.current == "side" and not gc.isenabled()
         try:
             yield
@@ -187,7 +187,7 @@ def cuda_graphs():
             _cuda_releasePool=lambda device, pool: ended.append(("release", device, pool)),
         )
         made._torch = types.SimpleNamespace(_C=allocator, Tensor=torch.Tensor)
-        made._device = 3
+        made._device, made._error_mode = 3, "global"
         made._stream = types.SimpleNamespace(
             name="side",
             wait_stream=lambda other: None,

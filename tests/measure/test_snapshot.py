@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import weakref
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,18 @@ def test_a_recording_that_fails_is_written_too(tmp_path):
         kept = torch.ones(10)
         raise KeyError("a step")
     assert memory.peak(memory.read(path)).total == kept.nbytes
+
+
+def test_a_forward_without_a_backward_is_freed(tmp_path):
+    with memory.Recorder(tmp_path / "m.pickle", "cpu") as recorder:
+        layer = torch.nn.Linear(4, 4)
+        recorder.watch(layer)
+        with recorder.phase("forward"):
+            p = layer(torch.ones(2, 4)).softmax(-1)
+        storage = weakref.ref(p.untyped_storage())
+        assert storage() is not None
+        del p
+        assert storage() is None
 
 
 def test_recorders_that_cannot_be(tmp_path):

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from checking import (
     Tied,
     check,
+    copies_on_the_cpu,
     mean_gradients,
     raises,
     same,
@@ -21,7 +22,7 @@ from checking import (
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP
+from a2lib.parallel import DDP, FSDP, BucketedDDP, FlatDDP, NaiveDDP, capture_step, group
 
 KINDS = {
     "NaiveDDP": NaiveDDP,
@@ -30,7 +31,18 @@ KINDS = {
     "BucketedDDP tiny": functools.partial(BucketedDDP, bucket_size_mb=1e-6),
     "BucketedDDP some": functools.partial(BucketedDDP, bucket_size_mb=0.0005),
     "BucketedDDP one": functools.partial(BucketedDDP, bucket_size_mb=100),
+    "BucketedDDP some, copied": lambda module, **options: copied(module, 0.0005, **options),
+    "BucketedDDP one, copied": lambda module, **options: copied(module, 100, **options),
 }
+
+
+def copied(module, bucket_size_mb, **options):
+    with copies_on_the_cpu():
+        ddp = BucketedDDP(module, bucket_size_mb, communication="copy_engines", **options)
+    assert ddp.communication == "copy_engines" and ddp.why_backend is None
+    return ddp
+
+
 HOOKED = [kind for kind in KINDS if "DDP" in kind and kind not in ("NaiveDDP", "FlatDDP")]
 
 
@@ -271,7 +283,7 @@ def ddp_buckets_hold_what_they_may_and_start_in_backward():
     ddp = BucketedDDP(nn.Sequential(*layers), bucket_size_mb=2.5 * 256 / 2**20)
     assert ddp._buckets == [[4, 3], [2, 1], [0]]
     sent = []
-    layers[0].register_full_backward_pre_hook(lambda *_: sent.append(len(ddp._sent)))
+    layers[0].register_full_backward_pre_hook(lambda *_: sent.append(ddp._next))
     for step in range(2):
         ddp(torch.randn(2, 8, requires_grad=True)).sum().backward()
         assert sent[step] == 2, "two buckets are on their way before the first layer's backward"
@@ -279,3 +291,42 @@ def ddp_buckets_hold_what_they_may_and_start_in_backward():
         assert not ddp._sent and not ddp._arrived
     single = DDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     assert [len(bucket) for bucket in single._buckets] == [1] * 4
+
+
+@check(2)
+def what_is_unused_is_not_read_in_a_capture():
+    """As if a CUDA graph were captured: the answer is the last step's, for DDP and for FSDP."""
+    rank, size = world()
+    batches = token_batches(size)
+    first = Tied()
+    for make in (DDP, FSDP):
+        wrapper = make(copy.deepcopy(first))
+        mine = list(wrapper.module.parameters())
+
+        def step(extra=False, wrapper=wrapper):
+            wrapper.zero_grad()
+            loss_on(batches[rank], extra=extra)(wrapper).backward()
+            wrapper.finish_gradient_synchronization()
+
+        step()
+        expected = [None if p.grad is None else p.grad.clone() for p in mine]
+        before, group.capturing = group.capturing, lambda device: True
+        try:
+            step()
+            for p, grad in zip(mine, expected, strict=True):
+                assert (p.grad is None) == (grad is None)
+                if grad is not None:
+                    same(p.grad, grad)
+            assert wrapper.module.never.weight.grad is None
+            with raises(RuntimeError, "extra.weight has a gradient in the captured step or in the"):
+                step(extra=True)
+        finally:
+            group.capturing = before
+
+
+@check(2)
+def a_capture_needs_a_gpu():
+    if torch.cuda.is_available():
+        return
+    with raises(RuntimeError, "a CUDA graph needs a GPU, and there is none here"):
+        capture_step(lambda: None)

@@ -23,7 +23,8 @@ def outcomes(rank_env):
         passed = {}
 
         def note(rank, event):
-            passed.setdefault(event["passed"], set()).add(rank)
+            if "passed" in event:
+                passed.setdefault(event["passed"], set()).add(rank)
 
         try:
             launch(
@@ -39,22 +40,6 @@ def outcomes(rank_env):
         return passed, None
 
     return outcome
-
-
-@pytest.mark.gpu
-def test_in_ranks_with_nccl(rank_env):
-    """The checks for two, each with a GPU. To the bit there too: two ranks add in one order."""
-    import torch
-
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    launch(
-        "checking:run",
-        processes=2,
-        time_limit_s=LIMIT_S,
-        device="cuda",
-        env={**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
-    )
 
 
 @pytest.mark.parametrize(

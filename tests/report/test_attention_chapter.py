@@ -148,7 +148,18 @@ def test_limits_by_value(plain):
     p = plain(attention_limit=rows)
     assert str(memory.predicted(p)) == (
         "The predicted length is the longest that ran in 2 of 3 cases; elsewhere the longest is "
-        "-256 to -256 tokens away."
+        "-256 tokens away."
+    )
+    rows += [limit(34304, allocator="expandable", head_dim=128),
+             limit(33536, 33792, "expandable", head_dim=32)]  # fmt: skip
+    # Four matrices, and q, k, v, o, do and dv.
+    total = 4 * 8 * 33792**2 * 4 + 6 * 8 * 33792 * 32 * 4
+    rows[-1]["room_bytes"] = 10**12
+    assert str(memory.predicted(plain(attention_limit=rows))) == (
+        "The predicted length is the longest that ran in 2 of 5 cases; elsewhere the longest is "
+        "-256 to +4,096 tokens away. With `expandable_segments` the tensors of such a length would "
+        "have left at most {:,.0f} MiB, and memory comes and goes by whole pages of 20 MiB "
+        "there.".format((10**12 - total) / 2**20)
     )
     found = lines(memory.limits(p, "c", "tab-c"), 3)
     assert found["blocks", "backward, causal", "64"] == ["33,792", "30,208", "29,952", "30,208"]

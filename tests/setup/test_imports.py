@@ -114,3 +114,41 @@ def test_importing_brings_no_torch(name):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+WITHOUT = """
+import importlib.abc, importlib.machinery, sys
+
+class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {names}:
+            return importlib.machinery.ModuleSpec(name, self)
+    def create_module(self, spec):
+        raise ModuleNotFoundError("No module named " + repr(spec.name), name=spec.name)
+    def exec_module(self, module):
+        pass
+
+sys.meta_path.insert(0, Absent())
+"""
+# What the book, notebooks and checks need beyond torch, triton, numpy, pandas and matplotlib.
+ABSENT = """
+bs4 docutils ipykernel IPython jupyter_book jupyter_client myst_nb nbclient nbformat papermill
+playwright psutil scipy sphinx tabulate yaml
+""".split()
+
+
+@pytest.mark.slow
+def test_gpu_tests_are_collected_where_little_is_installed(tmp_path):
+    (tmp_path / "without.py").write_text(WITHOUT.format(names=ABSENT))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "without", "-p", "no:cacheprovider", "-m", "gpu",
+         "--collect-only", "-q", "tests"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and "SKIPPED" not in done.stdout, done.stdout[-2000:]
+    collected = {line.split("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    files = (ROOT / "tests").rglob("test_*.py")
+    here = {file.relative_to(ROOT).as_posix() for file in files
+            if "mark." + "gpu" in file.read_text(encoding="utf-8")}  # fmt: skip
+    assert collected == here

@@ -18,7 +18,7 @@ WORDS = set("""
     attention causal flash flex sdpa softmax heads headdim seqlen seq qkv logits
     layer layers layernorm rmsnorm embedding vocab ffn autocast optimizer adamw
     forward backward leaderboard handout eager checkpointing
-    allreduce ddp fsdp gloo sharded sharding microbatch
+    allreduce ddp fsdp sharded sharding microbatch
 """.split())
 PHRASES = ("head_dim", "end_to_end", "d_model", "all_reduce", "mixed_precision")
 

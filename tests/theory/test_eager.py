@@ -6,6 +6,7 @@ import math
 import pytest
 
 from a2lib.paths import ROOT
+from a2lib.theory.allocator import BUFFER
 from a2lib.theory.attention import eager_launches
 from a2lib.theory.eager import (
     BLOCK,
@@ -142,6 +143,53 @@ def test_every_peak_of_eager_that_was_measured_is_the_count():
                 assert int(row["peak_bytes"]) == shape.peak(row["pass"]), row
                 compared += 1
     assert compared > 100
+
+
+def measured(table):
+    """The rows of eager attention of a table of this chapter, on the GPUs that there are."""
+    rows = []
+    for file in (ROOT / "data" / "measured" / table).glob("nvidia-*.csv"):
+        with open(file, newline="") as opened:
+            rows += [r for r in csv.DictReader(opened) if r["status"] == "ok"]
+    assert rows
+    return rows
+
+
+def sizes_of(row):
+    return int(row["batch"]), int(row["head_dim"]), row["causal"] == "true"
+
+
+def test_every_byte_of_plain_attention_that_was_measured_is_the_count():
+    for row in measured("attention"):
+        if row["implementation"] == "eager":
+            batch, d, causal = sizes_of(row)
+            shape = Eager(batch, int(row["seq_len"]), d, causal)
+            counted = sum(shape.inputs(row["pass"]).values()), shape.peak(row["pass"])
+            assert (int(row["held_bytes"]), int(row["peak_bytes"])) == counted, row
+    for row in measured("attention_saved"):
+        if row["implementation"] in ("eager", "by_hand"):
+            batch, d, causal = sizes_of(row)
+            shape = Eager(batch, int(row["seq_len"]), d, causal)
+            counted = shape.saved() if row["implementation"] == "eager" else by_hand_saved(shape)
+            assert int(row["saved_bytes"]) == counted.get(row["tensor"], 0), row
+
+
+def test_the_length_at_which_a_gpu_failed_is_the_predicted():
+    """In blocks exactly. A range that grows by pages may lose one at its end, and two where a
+    gradient lies in front of what is given back."""
+    for row in measured("attention_limit"):
+        batch, d, causal = sizes_of(row)
+        room, found, step = (int(row[c]) for c in ("room_bytes", "fits_len", "fails_len"))
+        step -= found
+        if row["allocator"] == "blocks":
+            want = longest(batch, d, causal, room, row["pass"], step=step, how="blocks")
+            assert found == want, row
+        else:
+            least, most = (
+                longest(batch, d, causal, room - lost, row["pass"], step=step)
+                for lost in (3 * BUFFER, 0)
+            )
+            assert least <= found <= most, row
 
 
 def test_the_longest_sequence_is_the_last_that_fits():

@@ -1,5 +1,8 @@
 """Bytes that one block keeps for backward: the formula, hooks and the graph, to the byte."""
 
+import itertools
+import weakref
+
 import pytest
 import torch
 
@@ -19,19 +22,37 @@ def as_cuda_casts(q, k, v):
     return torch.softmax(scores.float(), -1) @ v
 
 
+class AsPyTorchsFlash(torch.autograd.Function):
+    """What FlashAttention of PyTorch saves on CUDA, in its strides; nothing is computed."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        o = torch.empty_like(q.transpose(1, 2)).transpose(1, 2)
+        states = [torch.empty(size, dtype=torch.int64) for size in ((2,), ())]
+        ctx.save_for_backward(q, k, v, o, q.new_empty(q.shape[:-1], dtype=torch.float32), *states)
+        return o
+
+
 def kept(shape, batch, context, attention, precision):
     rope = RotaryPositionalEmbedding(1e4, shape.head_dim, context)
     block = TransformerBlock(shape.d_model, shape.num_heads, shape.d_ff, rope, attention)
     if precision == "bf16" and attention == "eager":
         block.attn.attention = as_cuda_casts
+    if attention == "sdpa_flash":
+        block.attn.attention = AsPyTorchsFlash.apply
     x = torch.randn(batch, context, shape.d_model, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         return saved_for_backward(block, x)[1]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("attention", ["eager", "flash"])
-@pytest.mark.parametrize("sizes", SHAPES, ids=["B2", "B1"])
+KINDS = [
+    *itertools.product(SHAPES, ("eager", "flash"), ("fp32", "bf16")),
+    ((Shape(32, 24, 1, 2), 2, 12), "sdpa_flash", "bf16"),
+    ((Shape(24, 40, 1, 3), 1, 20), "sdpa_flash", "bf16"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "attention", "precision"), KINDS)
 def test_every_tensor_of_the_block(sizes, attention, precision):
     # Triton's interpreter multiplies bfloat16 wrongly; what is kept has its size all the same.
     found = kept(*sizes, attention, precision)
@@ -47,6 +68,23 @@ def test_every_tensor_of_the_block(sizes, attention, precision):
         sums["attn"] += of_output
         sums["attn.output_proj"] -= of_output
     assert here == {module: n for module, n in sums.items() if n}
+
+
+def test_counting_frees_what_it_has_counted():
+    """A result that its own operation keeps, as of a softmax, would keep the graph and itself."""
+    storages = []
+
+    class Softmax(torch.nn.Module):
+        def forward(self, x):
+            p = torch.softmax(x * 2, -1)
+            storages.append(weakref.ref(p.untyped_storage()))
+            return p * p
+
+    output, found = saved_for_backward(Softmax(), torch.ones(5, requires_grad=True))
+    output.sum().backward(retain_graph=True)
+    assert storages[0]() is not None and len(found) == 1
+    del output
+    assert storages[0]() is None
 
 
 def test_the_operations_that_keep_them():
@@ -81,9 +119,12 @@ def test_what_is_not_kept_and_what_cannot_be():
         ("0", 12, ["ReluBackward0.result"])
     ]
     assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks
-    with pytest.raises(ValueError, match="attention 'fast': allowed are eager, flash"):
+    with pytest.raises(ValueError, match="attention 'fast': allowed are eager, flash, sdpa_flash"):
         block_saved(SHAPES[0][0], 1, 1, "fast")
     with pytest.raises(ValueError, match="precision 'fp16': allowed are fp32, bf16"):
         block_saved(SHAPES[0][0], 1, 1, "eager", "fp16")
+    for shape, precision in ((Shape(16, 24, 1, 2), "fp32"), (SHAPES[0][0], "bf16")):
+        with pytest.raises(ValueError, match="allowed are bf16 and multiples of 8"):
+            block_saved(shape, 1, 1, "sdpa_flash", precision)
     with pytest.raises(ValueError, match="batch"):
         block_saved(SHAPES[0][0], 0, 1)

@@ -18,31 +18,38 @@ CAPACITY = 4096
 def launch(kernel, key, n_programs, tensors, numbers, constants, options):
     """Run ``kernel`` on ``n_programs`` programs with ``(*tensors, *numbers)`` and ``constants``.
 
+    Returns what was launched, compiled, with the constants in the kernel's order; None where that
+    is not kept: in the interpreter, and for tensors that are not aligned.
+
     ``key`` must tell apart all that Triton compiles apart: the kernel, the dtypes, the constants,
     the options, the device, and every number it may specialise on (strides, and sizes that are not
     ``do_not_specialize``). Alignment of the tensors is looked after here.
     """
     device = tensors[0].device
-    if not all(x.data_ptr() % 16 == 0 for x in tensors):
-        known = None
-        key = None
-    else:
-        known = _compiled.get(key)
-    with _current(device):
+    aligned = is_aligned(tensors)
+    known = _compiled.get(key) if aligned else None
+    with current(device):
         if known is not None:
             compiled, values = known
             compiled[n_programs, 1, 1](*tensors, *numbers, *values)
-            return
+            return known
         compiled = kernel[(n_programs,)](*tensors, *numbers, **constants, **options)
     # The interpreter returns nothing.
-    if key is not None and hasattr(compiled, "packed_metadata"):
-        if len(_compiled) >= CAPACITY:
-            _compiled.clear()
-        names = kernel.arg_names[len(tensors) + len(numbers) :]
-        _compiled[key] = compiled, tuple(constants[name] for name in names)
+    if not aligned or not hasattr(compiled, "packed_metadata"):
+        return None
+    if len(_compiled) >= CAPACITY:
+        _compiled.clear()
+    names = kernel.arg_names[len(tensors) + len(numbers) :]
+    known = _compiled[key] = compiled, tuple(constants[name] for name in names)
+    return known
 
 
-def _current(device):
+def is_aligned(tensors):
+    """Whether all start where Triton compiles for: at a multiple of 16 bytes."""
+    return not any(x.data_ptr() & 15 for x in tensors)
+
+
+def current(device):
     """Make ``device`` the current one where it is a GPU and is not."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()

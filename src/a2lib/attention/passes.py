@@ -10,7 +10,9 @@ import math
 import torch
 from torch import Tensor
 
+from a2lib.attention import plans
 from a2lib.attention.launch import launch
+from a2lib.attention.plans import Launch
 from a2lib.attention.shapes import as_batched_heads, check_inputs, empty_output
 from a2lib.attention.tiles import (
     HEAD_DIM_MAX,
@@ -23,6 +25,7 @@ from a2lib.attention.tiles import (
 from a2lib.errors import UnsupportedError
 
 _NOTHING = {}
+_ROWS = ("lse", "delta")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -31,24 +34,39 @@ def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | Non
 
     ``scale`` is > 0, or None for ``1 / sqrt(d)``. Raises as ``flash_attention`` does.
     """
+    inputs = (q, k, v)
+    key = plans.key_of(inputs, ("forward", is_causal, scale, _tf32(q)))
+    made = plans.run(key, inputs)
+    if made is not None:
+        return made
     check_inputs(q, k, v)
     check_supported(q)
-    o = empty_output(q)
-    lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
-    q4, k4, v4, o4 = (as_batched_heads(x) for x in (q, k, v, o))
-    _Problem(q4, k4, is_causal, scale).forward(q4, k4, v4, o4, lse)
-    return o, lse
+    made = empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    problem = _Problem(inputs, made, ("q", "k", "v", "o", "lse"), is_causal, scale)
+    problem.forward()
+    problem.keep(key)
+    return made
 
 
 def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     """Returns dq, dk, dv, laid out as ``empty_output`` says; None where ``needs`` is false."""
-    gradients = [
-        empty_output(x) if needed else None for x, needed in zip((q, k, v), needs, strict=True)
-    ]
-    q4, k4, v4, o4, do4 = (as_batched_heads(x) for x in (q, k, v, o, do))
-    out = (None if x is None else as_batched_heads(x) for x in gradients)
-    _Problem(q4, k4, is_causal, scale).backward(q4, k4, v4, o4, do4, lse, *out)
-    return gradients
+    inputs = (do, q, k, v, o, lse)
+    key = plans.key_of(inputs, ("backward", is_causal, scale, _tf32(q), *needs))
+    made = plans.run(key, inputs)
+    if made is None:
+        made = [
+            empty_output(x) if needed else None for x, needed in zip((q, k, v), needs, strict=True)
+        ]
+        made.append(torch.empty_like(lse))
+        names = ("do", "q", "k", "v", "o", "lse", "dq", "dk", "dv", "delta")
+        problem = _Problem(inputs, made, names, is_causal, scale)
+        problem.backward()
+        problem.keep(key)
+    return made[:3]
+
+
+def _tf32(q: Tensor) -> bool:
+    return q.dtype == torch.float32 and _allow_tf32()
 
 
 def _allow_tf32() -> bool:
@@ -87,57 +105,79 @@ def _interpreted() -> bool:
 
 
 class _Problem:
-    """One call's sizes and the launches that serve it; tensors are (B, H, N, d)."""
+    """One call's sizes and the launches that serve it.
 
-    def __init__(self, q, k, is_causal, scale):
+    ``inputs`` and ``made``, under ``names``, are its tensors; what is not wanted is None. The
+    kernels see them as (B, H, N, d), and what has a number per row (``_ROWS``) as it is.
+    """
+
+    def __init__(self, inputs, made, names, is_causal, scale):
+        self.inputs, self.made, self.names = inputs, made, names
+        self.tensors = {
+            name: x if x is None or name in _ROWS else as_batched_heads(x)
+            for name, x in zip(names, (*inputs, *made), strict=True)
+        }
+        q, k = self.tensors["q"], self.tensors["k"]
         self.dtype = DTYPES[q.dtype]
         self.batch, self.heads, self.n_queries, self.head_dim = q.shape
         self.kv_heads, self.n_keys = k.shape[1:3]
         self.group = self.heads // self.kv_heads if self.kv_heads else 1
         self.is_causal = is_causal
         self.scale = 1 / math.sqrt(self.head_dim) if scale is None else scale
-        self.precision = precision_of(self.dtype, self.dtype == "fp32" and _allow_tf32())
+        self.precision = precision_of(self.dtype, _tf32(q))
         self.device = q.device
+        self.launches = []
 
-    def forward(self, q, k, v, o, lse):
+    def forward(self):
         """Fill o and lse."""
         n_heads = self.batch * self.heads
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
-        self._launch("forward", self.n_queries, n_heads, (q, k, v, o), (lse,), sizes)
+        names = ("q", "k", "v", "o"), ("lse",)
+        self._launch("forward", self.n_queries, n_heads, *names, sizes)
 
-    def backward(self, q, k, v, o, do, lse, dq, dk, dv):
+    def backward(self):
         """Fill dq, dk and dv, each unless None."""
         n_heads = self.batch * self.heads
-        rows = (lse, torch.empty_like(lse))
-        tensors = (q, k, v, o, do, q if dq is None else dq)
+        rows = ("lse", "delta")
+        dq, dk, dv = (self.tensors[name] is not None for name in ("dq", "dk", "dv"))
+        names = ("q", "k", "v", "o", "do", "dq" if dq else "q")
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
-        needs = {"NEEDS_DQ": dq is not None}
-        self._launch("backward_dq", self.n_queries, n_heads, tensors, rows, sizes, needs)
+        needs = {"NEEDS_DQ": dq}
+        self._launch("backward_dq", self.n_queries, n_heads, names, rows, sizes, needs)
 
-        if dk is None and dv is None:
+        if not (dk or dv):
             return
         n_heads = self.batch * self.kv_heads
-        tensors = (q, k, v, do, k if dk is None else dk, v if dv is None else dv)
+        names = ("q", "k", "v", "do", "dk" if dk else "k", "dv" if dv else "v")
         sizes = (self.scale, self.kv_heads, n_heads, self.group, self.n_queries, self.n_keys)
-        both = {"NEEDS_DK": dk is not None, "NEEDS_DV": dv is not None}
+        both = {"NEEDS_DK": dk, "NEEDS_DV": dv}
         if self._key("backward_dkdv") in TILES:
-            self._launch("backward_dkdv", self.n_keys, n_heads, tensors, rows, sizes, both)
+            self._launch("backward_dkdv", self.n_keys, n_heads, names, rows, sizes, both)
             return
         for name in ("backward_dk", "backward_dv"):
             needs = {flag: both[flag] and on for flag, on in SPECIALISED[name][1].items()}
             if any(needs.values()):
-                self._launch(name, self.n_keys, n_heads, tensors, rows, sizes, needs)
+                self._launch(name, self.n_keys, n_heads, names, rows, sizes, needs)
+
+    def keep(self, key):
+        """Have the next call of this form run at once, unless the kernels were given copies."""
+        for name, x in zip(self.names, self.inputs, strict=False):
+            if self.tensors[name].data_ptr() != x.data_ptr():
+                return
+        plans.keep(key, self.inputs, self.made, self.launches)
 
     def _key(self, name):
         """Where the table has this problem's tiles for a kernel."""
         family = "fp32" if self.dtype == "fp32" else "16bit"
         return name, family, max(16, 1 << (self.head_dim - 1).bit_length()), self.is_causal
 
-    def _launch(self, name, length, n_heads, tensors, rows, sizes, needs=_NOTHING):
+    def _launch(self, name, length, n_heads, names, row_names, sizes, needs=_NOTHING):
         """Run one kernel with the first tile of the table that fits this GPU."""
         if length == 0 or n_heads == 0:
             return
         key = self._key(name)
+        tensors = [self.tensors[name] for name in names]
+        rows = [self.tensors[name] for name in row_names]
         over_queries = name in ("forward", "backward_dq")
 
         def n_programs(tile):
@@ -161,19 +201,25 @@ class _Problem:
                 **needs,
             }
             apart = (name, self.dtype, self.device, self.group, *strides, *constants.values(), tile)
+            numbers = (*strides, *sizes)
             try:
-                launch(
+                known = launch(
                     _kernel(name),
                     apart,
                     n_programs(tile),
                     (*tensors, *rows),
-                    (*strides, *sizes),
+                    numbers,
                     constants,
                     options_of(tile, self.precision),
                 )
-                return
             except _out_of_resources():
                 _does_not_fit.add((key, tile, self.device))
+                continue
+            places = tuple(self.names.index(name) for name in (*names, *row_names))
+            self.launches.append(
+                known and Launch(known[0], n_programs(tile), places, (*numbers, *known[1]))
+            )
+            return
         raise UnsupportedError(
             f"flash_attention has no {name} tile for head_dim {self.head_dim} in {self.dtype} that "
             f"fits the shared memory of {self.device}"

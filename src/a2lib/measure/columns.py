@@ -35,8 +35,12 @@ COLUMNS = {
     "score_scale": Column(WHOLE, "what q was multiplied by, 1 or 10"),
     "tensor": Column(TEXT, "`o`, `dq`, `dk`, `dv`, or another by its name"),
     "launch": Column(WHOLE, "0, 1, ... for the kernels of a pass, in order"),
-    "operation": Column(TEXT, "`matmul` of two square matrices, or `copy`"),
-    "size": Column(WHOLE, "of a matrix's side; of a copy in bytes read, as many are written"),
+    "operation": Column(TEXT, "`matmul` of two square matrices, `copy`, or a collective"),
+    "size": Column(
+        WHOLE,
+        "of a matrix's side; of a copy in bytes read, as many are written; of a collective in bytes"
+        " of the whole tensor",
+    ),
     "sum_dtype": Column(TEXT, "of the running sum: `bf16`, `fp16`, `fp32`"),
     "addend_dtype": Column(TEXT, "of what is added to it"),
     "cast": Column(TRUTH, "whether the program converts the addend itself: `true`, `false`"),
@@ -90,6 +94,8 @@ COLUMNS = {
         "how attention is written: `plain` (three dimensions, no mask), `causal` (with a mask), or"
         " `heads` (`plain` with a dimension of one head, which Inductor recognises)",
     ),
+    "backend": Column(TEXT, "what carries messages: `gloo` (on the CPU), `nccl` (between GPUs)"),
+    "world_size": Column(WHOLE, "processes, and with `nccl` GPUs"),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
     # What came of it.
     "peak_bytes": Column(WHOLE, "peak memory beyond what was allocated on entry"),
@@ -170,6 +176,19 @@ COLUMNS = {
     ),
     "power_w": Column(
         NUMBER, "median of the driver's readings, which it averages over about a second"
+    ),
+    "ms_rank_min": Column(
+        NUMBER, "each rank has a median over the calls, from its own start: the least of them"
+    ),
+    "ms_rank_median": Column(NUMBER, "the median of them"),
+    "ms_rank_max": Column(NUMBER, "the largest of them"),
+    "ms_queued": Column(
+        NUMBER,
+        "per call of many in a row that the host issues without waiting, by CUDA events around all"
+        " of them, on the slowest rank; blank on a CPU",
+    ),
+    "conditions": Column(
+        TEXT, "the processor and its cores where the CPU sends; switches of NCCL that were set"
     ),
     "error": Column(NUMBER, "Frobenius norm of the difference over that of the truth"),
     "error_max": Column(

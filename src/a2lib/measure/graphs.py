@@ -71,10 +71,15 @@ class Captured(Protocol):
 
 
 class CudaGraphs:
-    """CUDA graphs captured on one side stream of the current device."""
+    """CUDA graphs captured on one side stream of the current device.
 
-    def __init__(self) -> None:
+    ``error_mode`` is that of torch.cuda.graph: what other threads may do meanwhile.
+    """
+
+    def __init__(self, error_mode: str = "global") -> None:
         import torch
+
+        self._error_mode = error_mode
 
         self._torch, self._cuda = torch, torch.cuda
         self._device = torch.cuda.current_device()
@@ -108,7 +113,9 @@ class CudaGraphs:
             # The outer context, since graph() leaves its stream current where its end fails.
             with (
                 cuda.stream(self._stream),
-                cuda.graph(graph, pool=pool, stream=self._stream),
+                cuda.graph(
+                    graph, pool=pool, stream=self._stream, capture_error_mode=self._error_mode
+                ),
             ):
                 try:
                     outputs = self._tensors(call())

@@ -46,12 +46,14 @@ def saved_for_backward(model, *inputs) -> tuple[object, list[Saved]]:
     def pack(tensor):
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        held.append(tensor)
+        # Detached: a result that its own operation keeps with its graph is never freed.
+        kept = tensor.detach()
+        held.append(kept)
         if address not in own and address not in found and storage.nbytes():
             module = inside[-1] if inside else ""
             dtype = str(tensor.dtype).removeprefix("torch.")
             found[address] = Saved(module, tuple(tensor.shape), dtype, storage.nbytes())
-        return tensor
+        return kept
 
     hooks = []
     for name, module in model.named_modules():

@@ -318,7 +318,23 @@ MEMORY_BLOCK = Section(
     handler=f"{_MEMORY}:block",
     notebook="memory",
     pages=("memory-block",),
-    answers=(Answer("memory_profiling (f) · 26", "What one block keeps", "memory-block"),),
+    answers=(Answer("memory_profiling (f) · 26", "What one block keeps", "memory-of-a-block"),),
+)
+
+COLLECTIVES = Section(
+    "collectives",
+    ("operation", "backend", "world_size", "dtype", "size"),
+    ("ms_rank_min", "ms_rank_median", "ms_rank_max", "ms_queued", "conditions", "note"),
+    handler="a2lib.experiments.collectives.handlers:measure",
+    notebook="collectives",
+    pages=("collectives",),
+    answers=(
+        Answer(
+            "distributed_communication_single_node · 25, 26",
+            "Collectives on one node",
+            "collectives-one-node",
+        ),
+    ),
 )
 
 SECTIONS = {
@@ -328,7 +344,7 @@ SECTIONS = {
         *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
-        *(COMPILE_ATTENTION, COMPILE_MODEL),
+        *(COMPILE_ATTENTION, COMPILE_MODEL, COLLECTIVES),
         *(MEMORY, MEMORY_RECORDING, MEMORY_BLOCK),
     )
 }

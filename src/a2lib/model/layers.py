@@ -36,10 +36,53 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x ``(..., in_features)`` to ``(..., out_features)``."""
+        if _casts_while_compiling(x, self.weight):
+            return _sixteen_bit_product(x, self.weight)
         return F.linear(x, self.weight)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}"
+
+
+class _SixteenBitProduct(torch.autograd.Function):
+    """``x @ cat(weights).T`` of a 16-bit x and float32 weights, whose gradients are float32.
+
+    Autocast's graph has a weight's gradient in 16 bits first and then casts it: a rounding, and
+    two more passes over as much memory as all weights take.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, *weights: Tensor) -> Tensor:
+        cast = [weight.to(x.dtype) for weight in weights]
+        joined = cast[0] if len(cast) == 1 else torch.cat(cast)
+        ctx.save_for_backward(x, joined)
+        ctx.rows = [weight.shape[0] for weight in weights]
+        return F.linear(x, joined)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        x, joined = ctx.saved_tensors
+        a, b = dy.flatten(0, -2).t(), x.flatten(0, -2)
+        # PyTorch's CPU has no product that is wider than its operands.
+        gradient = torch.mm(a, b, out_dtype=torch.float32) if dy.is_cuda else (a @ b).float()
+        return dy @ joined, *gradient.split(ctx.rows)
+
+
+def _sixteen_bit_product(x: Tensor, *weights: Tensor) -> Tensor:
+    # Cast out here, where autograd sees it: x's gradient takes x's dtype.
+    return _SixteenBitProduct.apply(x.to(torch.get_autocast_dtype(x.device.type)), *weights)
+
+
+def _casts_while_compiling(x: Tensor, *weights: Tensor) -> bool:
+    """Whether a graph is traced in which autocast makes 16-bit copies of these weights."""
+    device = x.device.type
+    return (
+        torch.compiler.is_compiling()
+        and torch.is_autocast_enabled(device)
+        and torch.get_autocast_dtype(device) in (torch.bfloat16, torch.float16)
+        and all(weight.dtype == torch.float32 for weight in weights)
+        and x.dim() > 1
+    )
 
 
 def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
@@ -47,21 +90,20 @@ def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
 
     That is in a compiled graph under 16-bit autocast, which copies every weight once in any case:
     the casts write into one matrix. The backward has one product for x in the place of several and
-    their sum. Elsewhere, and where a Linear is replaced or hooked, each is called by itself.
+    their sum. Elsewhere, and where a Linear is replaced, hooked or there twice, each is called by
+    itself.
     """
-    if not (torch.compiler.is_compiling() and torch.is_autocast_enabled(x.device.type)):
-        return tuple(linear(x) for linear in linears)
+    weights = [linear.weight for linear in linears]
     plain = all(
-        type(linear) is Linear
-        and linear.weight.dtype == torch.float32
-        and not (linear._forward_hooks or linear._forward_pre_hooks)
+        type(linear) is Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
         for linear in linears
     )
-    if not plain:
+    # Compared as tensors: a graph that asks who a module is serves that module alone.
+    twice = any(a is b for i, a in enumerate(weights) for b in weights[:i])
+    if twice or not plain or not _casts_while_compiling(x, *weights):
         return tuple(linear(x) for linear in linears)
-    dtype = torch.get_autocast_dtype(x.device.type)
-    weight = torch.cat([linear.weight.to(dtype) for linear in linears])
-    return F.linear(x, weight).split([linear.out_features for linear in linears], dim=-1)
+    y = _sixteen_bit_product(x, *weights)
+    return y.split([linear.out_features for linear in linears], dim=-1)
 
 
 class Embedding(nn.Module):
@@ -188,7 +230,13 @@ class RotaryPositionalEmbedding(nn.Module):
         else:
             self._check_positions(token_positions)
             cos, sin = self.cos[token_positions], self.sin[token_positions]
-        even, odd = _at_least_float32(x).unflatten(-1, (-1, 2)).unbind(-1)
+        pairs = _at_least_float32(x).unflatten(-1, (-1, 2))
+        if torch.compiler.is_compiling():
+            # A kernel reads each number beside its partner; stacked halves make Inductor's backward
+            # compute every half for every number.
+            swapped = pairs.flip(-1) * torch.stack((-sin, sin), dim=-1)
+            return (pairs * cos.unsqueeze(-1) + swapped).flatten(-2).to(x.dtype)
+        even, odd = pairs.unbind(-1)
         turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
         return turned.flatten(-2).to(x.dtype)
 

@@ -6,7 +6,11 @@
     ddp.finish_gradient_synchronization()
     optimizer.step()
 
+    captured = capture_step(step)                     # a step as one CUDA graph, collectives too
+
     model = FSDP(model, compute_dtype=torch.bfloat16)
+    save_sharded(folder, model, optimizer)            # load_sharded at any number of ranks
+
     results = launch("package.module:function", {"steps": 10}, processes=2, time_limit_s=600)
 
 Each class works for any nn.Module; a process group must exist, which ``launch`` makes in its
@@ -25,7 +29,10 @@ _HOMES = {
     "RankFailed": "launcher",
     "ShardedOptimizer": "sharded_optimizer",
     "TimeLimitPassed": "launcher",
+    "capture_step": "captured",
     "launch": "launcher",
+    "load_sharded": "fsdp",
+    "save_sharded": "fsdp",
 }
 __all__ = list(_HOMES)
 

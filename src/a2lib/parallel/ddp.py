@@ -7,7 +7,8 @@ in what pieces the gradients travel:
     NaiveDDP      after backward, one all-reduce a parameter
     FlatDDP       after backward, one all-reduce of all gradients copied into one tensor
     DDP           during backward, each gradient as soon as it is there
-    BucketedDDP   during backward, as soon as the gradients of a bucket are there
+    BucketedDDP   during backward, as soon as the gradients of a bucket are there; by NCCL or gloo,
+                  or by copy engines (``copy_engines``), in the gradients' dtype or in another
 
 The classes of one interface:
 
@@ -37,7 +38,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from a2lib.parallel.carriers import Backend, choose
+from a2lib.parallel.copy_engines import CopyEngines
 from a2lib.parallel.group import (
+    Holders,
     broadcast_from_first,
     check_alike,
     describe,
@@ -80,10 +84,8 @@ class _Replica(nn.Module):
         self._trained = [p for p in named.values() if p.requires_grad]
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         self._synchronizing = True
-        # How many ranks have a gradient, by parameter; from the device to the device where this
-        # rank has all, which is the rule, so that nothing waits and a CUDA graph can hold it.
-        self._ones = torch.ones(len(self._trained), device=device)
-        self._holders = torch.empty_like(self._ones)
+        self.device = device
+        self._holders = Holders(self._names, device, group)
         broadcast_from_first([*module.parameters(), *module.buffers()], group)
         _wrappers.add(self)
 
@@ -115,18 +117,12 @@ class _Replica(nn.Module):
             if p.requires_grad:
                 raise RuntimeError(f"{name} was frozen when it was wrapped; wrap the module anew")
         missing = [i for i, p in enumerate(self._trained) if p.grad is None]
-        self._holders.copy_(self._ones)
         for i in missing:
-            self._holders[i] = 0.0
             p = self._trained[i]
             p.grad = torch.zeros_like(p)
         self._average()
-        dist.all_reduce(self._holders, group=self.group)
-        if missing:
-            held = self._holders.tolist()
-            for i in missing:
-                if not held[i]:
-                    self._trained[i].grad = None
+        for i in self._holders.unused(missing):
+            self._trained[i].grad = None
 
     def reset(self) -> None:
         """Forget a backward that raised half way, or a step that is not to be taken, once what was
@@ -136,13 +132,15 @@ class _Replica(nn.Module):
         """Make each ``.grad`` the mean, all of them present; in the same order on every rank."""
         raise NotImplementedError
 
+    def _check_dense(self, i: int) -> None:
+        if self._trained[i].grad.is_sparse:
+            raise ValueError(f"{self._names[i]} has a sparse gradient; only dense ones travel")
+
     def _dense(self, i: int) -> Tensor:
         """The gradient as NCCL wants it, contiguous: itself or a copy (it has its parameter's
         strides)."""
-        grad = self._trained[i].grad
-        if grad.is_sparse:
-            raise ValueError(f"{self._names[i]} has a sparse gradient; only dense ones travel")
-        return grad.contiguous()
+        self._check_dense(i)
+        return self._trained[i].grad.contiguous()
 
     def __getstate__(self):
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; take its .module")
@@ -193,10 +191,10 @@ class _Overlapped(_Replica):
     """
 
     def __init__(
-        self, module: nn.Module, bucket_bytes: float, group: dist.ProcessGroup | None
+        self, module: nn.Module, bucket_bytes: float, carrier: Backend | CopyEngines
     ) -> None:
-        super().__init__(module, group)
-        self._bucket_bytes = bucket_bytes
+        super().__init__(module, carrier.group)
+        self._bucket_bytes, self._carrier = bucket_bytes, carrier
         self._arrived: dict[int, None] = {}  # in order of arrival, since the last finish
         self._order_known = False
         self._make_buckets(range(len(self._trained))[::-1])
@@ -205,8 +203,7 @@ class _Overlapped(_Replica):
             p.register_post_accumulate_grad_hook(_hook(me, i))
 
     def reset(self) -> None:
-        for _, work in self._sent:
-            work.wait()
+        self._carrier.arrive()
         self._forget()
 
     def _make_buckets(self, order: Sequence[int], known: int | None = None) -> None:
@@ -228,13 +225,15 @@ class _Overlapped(_Replica):
         place_of = {i: place for place, i in enumerate(order)}
         self._buckets.sort(key=lambda bucket: place_of[bucket[-1]])
         self._bucket_of = {i: b for b, bucket in enumerate(self._buckets) for i in bucket}
+        self._carrier.lay_out([[self._trained[i] for i in bucket] for bucket in self._buckets])
         self._forget()
 
     def _forget(self) -> None:
         self._arrived.clear()
         self._waits_for = [len(bucket) for bucket in self._buckets]
         self._next = 0
-        self._sent: list[tuple[list[tuple[int, Tensor, Tensor]], dist.Work]] = []
+        # The gradient that each parameter of what was sent has to have still.
+        self._sent: list[tuple[int, Tensor]] = []
 
     def _gradient_is_there(self, i: int) -> None:
         if not self._synchronizing:
@@ -253,34 +252,25 @@ class _Overlapped(_Replica):
     @torch.no_grad()
     def _send_next(self) -> None:
         bucket = self._buckets[self._next]
+        for i in bucket:
+            self._check_dense(i)
+        self._carrier.send(self._next, [self._trained[i] for i in bucket])
         self._next += 1
-        grads = [self._trained[i].grad for i in bucket]
-        dense = [self._dense(i) for i in bucket]
-        if len(dense) == 1:
-            work = dist.all_reduce(dense[0], self._mean, group=self.group, async_op=True)
-        else:
-            with dist._coalescing_manager(self.group, async_ops=True) as work:
-                for tensor in dense:
-                    dist.all_reduce(tensor, self._mean, group=self.group)
-        # Held until they have arrived: the backend does not.
-        self._sent.append((list(zip(bucket, grads, dense, strict=True)), work))
+        self._sent += [(i, self._trained[i].grad) for i in bucket]
 
     def _average(self) -> None:
         arrived = list(self._arrived)
         while self._next < len(self._buckets):
             self._send_next()
         sent = self._sent
-        for _, work in sent:
-            work.wait()
+        replaced = [i for i, grad in sent if self._trained[i].grad is not grad]
+        self._carrier.arrive()
         self._forget()
-        for i, grad, dense in (one for tensors, _ in sent for one in tensors):
-            if self._trained[i].grad is not grad:
-                raise RuntimeError(
-                    f"the gradient of {self._names[i]} was replaced between backward and "
-                    "finish_gradient_synchronization; clip, unscale and zero after it"
-                )
-            if dense is not grad:
-                grad.copy_(dense)
+        if replaced:
+            raise RuntimeError(
+                f"the gradient of {self._names[replaced[0]]} was replaced between backward and "
+                "finish_gradient_synchronization; clip, unscale and zero after it"
+            )
         if not self._order_known:
             self._take_order(arrived)
 
@@ -288,7 +278,7 @@ class _Overlapped(_Replica):
         """Agree on the order of rank 0, of this first backward if it had one."""
         count = len(self._trained)
         mine = torch.tensor(
-            [len(arrived), *arrived, *[-1] * (count - len(arrived))], device=self._ones.device
+            [len(arrived), *arrived, *[-1] * (count - len(arrived))], device=self.device
         )
         broadcast_from_first([mine], self.group)
         known, *first = mine.tolist()
@@ -305,19 +295,33 @@ class DDP(_Overlapped):
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(module, 0, group)
+        super().__init__(module, 0, Backend(group))
 
 
 class BucketedDDP(_Overlapped):
     """One asynchronous all-reduce for each bucket, as soon as backward has its last gradient.
 
     ``bucket_size_mb``, in MB of 2**20 bytes, is the most that a bucket holds, but for a parameter
-    that is larger, which is a bucket by itself. A bucket has one dtype. Its gradients are not
-    copied: their all-reduces go to the backend as one call.
+    that is larger, which is a bucket by itself. A bucket has one dtype.
+
+    ``communication`` is how a bucket travels; the attribute of that name is the one taken.
+
+    - "backend": one call of the group's backend, NCCL or gloo, on the gradients themselves.
+    - "copy_engines": see ``copy_engines``; on CUDA, between GPUs of one host that reach each
+      other's memory, and worth it for buckets of 25 MB and more. Each ``.grad`` is a view of memory
+      that stays, and that the next backward's gradients overwrite.
+    - "auto": copy engines where they can, else the backend; ``why_backend`` says why.
+
+    ``communication_dtype`` is the dtype that floating gradients travel in, None each's own:
+    bfloat16 halves what is sent. ``.grad`` keeps its dtype. Copy engines then add in float32, in
+    rank order, and round the mean once; a backend adds in that dtype and may round at each of the
+    W - 1 additions. With two ranks that is the same: gradients and sum are rounded.
 
     The buckets leave in one order on every rank, that of rank 0's first backward; a parameter that
     gets no gradient holds the later ones up until the finish. A second gradient before the finish,
     and one that is replaced, raise RuntimeError. ``_Overlapped`` has the reasons.
+
+    Raises ValueError for "copy_engines" where they cannot, and for values that are not allowed.
     """
 
     def __init__(
@@ -325,10 +329,25 @@ class BucketedDDP(_Overlapped):
         module: nn.Module,
         bucket_size_mb: float,
         group: dist.ProcessGroup | None = None,
+        *,
+        communication: str = "backend",
+        communication_dtype: torch.dtype | None = None,
     ) -> None:
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb must be above 0; got {bucket_size_mb!r}")
-        super().__init__(module, bucket_size_mb * MB, group)
+        if communication_dtype is not None and not communication_dtype.is_floating_point:
+            raise ValueError(
+                f"communication_dtype must be a floating dtype or None; got {communication_dtype}"
+            )
+        carrier, self.why_backend = choose(
+            communication, communication_dtype, group, one_device(module)
+        )
+        self.communication = carrier.name
+        super().__init__(module, bucket_size_mb * MB, carrier)
+
+    def extra_repr(self) -> str:
+        why = f" ({self.why_backend})" if self.why_backend else ""
+        return f"communication={self.communication}{why}"
 
 
 def _hook(me: weakref.ref[_Overlapped], i: int):

@@ -85,3 +85,47 @@ def sum_or_mean(size: int) -> dist.ReduceOp.RedOpType:
     """The operator of a mean over ``size`` ranks. A sum for one: a mean of one has come out wrong
     in NCCL's reduce-scatter."""
     return dist.ReduceOp.AVG if size > 1 else dist.ReduceOp.SUM
+
+
+class Holders:
+    """Which parameters have a gradient on no rank, by a sum of ones over the ranks.
+
+    A rank that has all its gradients, which is the rule, reads nothing on the host: nothing waits,
+    and a CUDA graph can hold it.
+    """
+
+    def __init__(
+        self, names: Sequence[str], device: torch.device, group: dist.ProcessGroup | None
+    ) -> None:
+        self._names, self._group = names, group
+        self._ones = torch.ones(len(names), device=device)
+        self._counts = torch.empty_like(self._ones)
+        self._last: tuple[list[int], set[int]] = [], set()
+
+    def unused(self, missing: list[int]) -> set[int]:
+        """Those of ``missing``, the parameters without a gradient on this rank, that no rank has
+        one for; collective.
+
+        In a CUDA graph's capture, which cannot read, what the last step found; RuntimeError where
+        that was missing others.
+        """
+        self._counts.copy_(self._ones)
+        for i in missing:
+            self._counts[i] = 0.0
+        dist.all_reduce(self._counts, group=self._group)
+        if capturing(self._ones.device):
+            if missing != self._last[0]:
+                other = sorted({*missing} ^ {*self._last[0]})
+                raise RuntimeError(
+                    f"{self._names[other[0]]} has a gradient in the captured step or in the one "
+                    "before, not in both; warm up with the step that is captured"
+                )
+        else:
+            counts = self._counts.tolist() if missing else []
+            self._last = missing, {i for i in missing if not counts[i]}
+        return self._last[1]
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether the current stream's work goes into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -43,11 +43,12 @@ OnOutput = Callable[[int, str], None]
 
 
 class LaunchError(RuntimeError):
-    """A launch that did not end well. ``rank`` is the rank to blame, None where none is."""
+    """A launch that did not end well. ``rank`` is the rank to blame, None where none is; ``code``
+    the exit code of that rank, or else of torchrun, where there is one (negative: a signal)."""
 
-    def __init__(self, message: str, rank: int | None = None) -> None:
+    def __init__(self, message: str, rank: int | None = None, code: int | None = None) -> None:
         super().__init__(message)
-        self.rank = rank
+        self.rank, self.code = rank, code
 
     def _render_traceback_(self) -> list[str]:
         # A notebook shows the rank's traceback alone: the launcher's own says nothing.
@@ -59,7 +60,12 @@ class RankFailed(LaunchError):
 
 
 class TimeLimitPassed(LaunchError):
-    """The time limit ended the launch; the message says where each rank stood."""
+    """A time limit ended the launch; the message says where each rank stood, and ``stacks``, by
+    rank, holds what each said of that, innermost call first."""
+
+    def __init__(self, message: str, stacks: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.stacks = dict(stacks)
 
 
 def print_output(rank: int, line: str) -> None:
@@ -76,6 +82,7 @@ def launch(
     device: str | None = "cpu",
     on_progress: OnProgress | None = None,
     on_output: OnOutput = print_output,
+    overdue: Callable[[], str | None] = lambda: None,
     env: Mapping[str, str] | None = None,
     collective_timeout_s: float | None = None,
     nodes: int = 1,
@@ -90,7 +97,8 @@ def launch(
     one with a GPU for each rank, None no group (and no torch).
 
     While it runs, ``on_progress(rank, event)`` gets what a rank sends with ``rank.progress`` and
-    ``on_output(rank, line)`` what it prints. ``env`` is added to this process's environment.
+    ``on_output(rank, line)`` what it prints. ``overdue()``, asked all the time, says why the ranks
+    are to be ended before the time limit, or None. ``env`` is added to this process's environment.
     ``collective_timeout_s`` is the group's timeout; by default the time limit comes first.
 
     Raises ValueError for impossible numbers, RankFailed, TimeLimitPassed, and LaunchError where
@@ -116,7 +124,7 @@ def launch(
             )
         run = _Run(Path(folder), agent, processes * nodes, on_progress, on_output)
         try:
-            run.wait(time_limit_s)
+            run.wait(time_limit_s, overdue)
         finally:
             kill_all({agent.pid, *run.pids()})
             agent.wait()
@@ -140,7 +148,7 @@ class _Run:
             self._listeners["events"] = lambda rank, line: on_progress(rank, json.loads(line))
         self._read: dict[Path, int] = {}
 
-    def wait(self, time_limit_s: float) -> None:
+    def wait(self, time_limit_s: float, overdue: Callable[[], str | None]) -> None:
         """Hand on what ranks say until torchrun ends; raise unless all went well."""
         until, failed = time.monotonic() + time_limit_s, None
         while self.agent.poll() is None:
@@ -149,13 +157,11 @@ class _Run:
             # torchrun itself waits 30 s for a rank that does not heed its SIGTERM.
             if failed is not None and time.monotonic() > failed + END_S:
                 kill_all(self.pids())
-            if time.monotonic() > until:
+            late = time.monotonic() > until and f"the time limit of {time_limit_s:g} s"
+            if why := overdue() or late and f"{self.world} ranks had not finished within {late}":
                 stacks = self._stacks()
                 self._hand_on()
-                raise TimeLimitPassed(
-                    f"{self.world} ranks had not finished within the time limit of "
-                    f"{time_limit_s:g} s{stacks}"
-                )
+                raise TimeLimitPassed(f"{why}{self._shown(stacks)}", stacks)
             self._hand_on()
             time.sleep(POLL_S)
         self._hand_on(to_the_end=True)
@@ -201,20 +207,19 @@ class _Run:
         self._read[path] = self._read.get(path, 0) + len(new)
         yield from new.decode(errors="replace").splitlines()
 
-    def _stacks(self) -> str:
-        """Where each rank stands, innermost call first."""
+    def _stacks(self) -> dict[int, str]:
+        """Where each rank stands, innermost call first; without those that have not started."""
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(STACKS_S)
         paths = [(rank, path_of(self.folder, rank, "stacks")) for rank in range(self.world)]
-        texts = [
-            f"\n\nrank {rank}: {path.read_text().strip() or 'said nothing'}"
-            for rank, path in paths
-            if path.exists()
-        ]
-        if texts:
-            return "".join(texts)
+        return {rank: path.read_text().strip() for rank, path in paths if path.exists()}
+
+    def _shown(self, stacks: Mapping[int, str]) -> str:
+        if stacks:
+            texts = (f"rank {rank}: {text or 'said nothing'}" for rank, text in stacks.items())
+            return "".join(f"\n\n{text}" for text in texts)
         return f"; none of this node's had started{self._said('torchrun.out', 'torchrun')}"
 
     def _failure(self) -> LaunchError:
@@ -222,7 +227,8 @@ class _Run:
             text = (self.folder / "agent.json").read_text()
         except FileNotFoundError:
             said = self._said("torchrun.out", "torchrun")
-            return LaunchError(f"torchrun failed, exit code {self.agent.returncode}{said}")
+            code = self.agent.returncode
+            return LaunchError(f"torchrun failed, exit code {code}{said}", code=code)
         ends = {int(rank): tuple(end) for rank, end in json.loads(text).items()}
         codes = {rank: code for rank, (code, _) in ends.items()}
         errors = dict(self._all("error"))
@@ -236,7 +242,8 @@ class _Run:
             message += f"\n\n{errors[rank]['traceback']}"
         else:
             message += self._said(path_of(self.folder, rank, "out").name, f"rank {rank}")
-        return RankFailed("\n\n".join([message, *(["\n".join(others)] if others else [])]), rank)
+        text = "\n\n".join([message, *(["\n".join(others)] if others else [])])
+        return RankFailed(text, rank, codes.get(rank))
 
     def _said(self, name: str, who: str) -> str:
         path = self.folder / name

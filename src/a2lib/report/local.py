@@ -41,13 +41,13 @@ def one(rows: pd.DataFrame, key: Iterable[str]) -> pd.DataFrame:
     return of(rows, devices(rows)[0], key, keep="last") if len(rows) else rows
 
 
-def show(runs: pd.DataFrame, command: str,
-         *parts: tuple[pd.DataFrame, Tabulate]) -> Markdown:  # fmt: skip
+def show(runs: pd.DataFrame, command: str, *parts: tuple[pd.DataFrame, Tabulate],
+         tiny: bool = True) -> Markdown:  # fmt: skip
     """Every table of every device, long ones folded away, each section's with its source.
 
     A part is the rows of a section and `tabulate(rows, name, number)`, which makes the tables of
     one data file: `name` is its device in words, and `number` (1, 2, ...) keeps the tables' labels
-    apart. `command` is what measures them.
+    apart. `command` is what measures them. `tiny` says that a CPU's figures are trials.
     """
     found: dict[tuple[str, Path], list] = {}
     for rows, tabulate in parts:
@@ -57,12 +57,12 @@ def show(runs: pd.DataFrame, command: str,
         return Markdown(
             "When this page was built, nothing had been measured on another machine. Type\n\n"
             f"```\n{command}\nmake book\n```\n\nand this section shows the figures of your "
-            "GPU. Without a GPU the same commands measure tiny sizes on the CPU."
+            "GPU. " + "Without a GPU the same commands measure tiny sizes on the CPU." * tiny
         )
     text = []
     for number, (device, folder) in enumerate(sorted(found), 1):
         name = style.device_name(device)
-        text.append(f"**{name}**{TINY * (device == CPU)}")
+        text.append(f"**{name}**{TINY * (tiny and device == CPU)}")
         for mine, tabulate in found[device, folder]:
             text += map(folded, tabulate(mine, name, number))
             text.append(provenance.source(mine, runs).text)

@@ -205,8 +205,8 @@ def numbers(rows: pd.DataFrame, column: str) -> pd.Series:
 
 
 def short_power(value: float) -> str:
-    """A power of two as an axis has room for: 512, 4k, 1M."""
-    for unit, size in (("M", 2**20), ("k", 2**10)):
+    """A power of two as an axis has room for: 512, 4k, 1M, 2G."""
+    for unit, size in (("G", 2**30), ("M", 2**20), ("k", 2**10)):
         if value >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"

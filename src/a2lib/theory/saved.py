@@ -12,6 +12,11 @@ results (4 u); s probabilities; the FFN's gate, SiLU, value and their product (4
 ``softmax`` needs its result alone, so the scores themselves are gone. FlashAttention keeps B H T
 log-sum-exps in the place of s and the mask.
 
+PyTorch's own FlashAttention on CUDA keeps u elements and 24 bytes more, after ``mha_fwd`` in
+``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``: its result has the strides of q
+(``empty_like``), which RoPE leaves head by head, so that putting the heads side by side copies it;
+and two tensors of dropout's random state, of 16 and 8 bytes, are made without dropout too.
+
 Under CUDA's bf16 autocast the residual stream and the norms stay float32, each linear layer keeps
 its own 16-bit copy of its input and of its weight (autocast caches the copies of leaf tensors
 alone), and eager's softmax runs in float32 and is copied for its product: 4 s + 2 s bytes where
@@ -25,9 +30,11 @@ from dataclasses import dataclass
 from a2lib.theory.products import check_sizes
 from a2lib.theory.transformer import Shape
 
-ATTENTIONS = ("eager", "flash")
+ATTENTIONS = ("eager", "flash", "sdpa_flash")
 PRECISIONS = ("fp32", "bf16")
 WIDE = 4
+RANDOM_STATE = (16, 8)  # bytes of two tensors: seed and offset, and one that is not used
+MULTIPLE = 8  # of the head size, to which PyTorch's FlashAttention pads
 
 
 @dataclass(frozen=True)
@@ -45,10 +52,10 @@ def block_saved(
 ) -> list[Saved]:
     """What one block keeps, in the order of its forward.
 
-    ``attention`` is eager or flash (this library's, and every other that keeps q, k, v, o and a
-    float32 log-sum-exp); ``precision`` fp32 or bf16 (CUDA's autocast). The input of the block is
-    counted. Raises ValueError, in one line, for others and for sizes that are not positive
-    integers.
+    ``attention`` is eager, flash (this library's, and every other that keeps q, k, v, o and a
+    float32 log-sum-exp) or sdpa_flash (PyTorch's on CUDA: bf16, heads of a multiple of 8);
+    ``precision`` fp32 or bf16 (CUDA's autocast). The input of the block is counted. Raises
+    ValueError, in one line, for others and for sizes that are not positive integers.
     """
     check_sizes(batch=batch, context=context)
     for name, value, allowed in (
@@ -57,6 +64,11 @@ def block_saved(
     ):
         if value not in allowed:
             raise ValueError(f"{name} {value!r}: allowed are {', '.join(allowed)}")
+    if attention == "sdpa_flash" and (precision != "bf16" or shape.head_dim % MULTIPLE):
+        raise ValueError(
+            f"sdpa_flash with precision {precision!r} and head_dim {shape.head_dim}: allowed are "
+            f"bf16 and multiples of {MULTIPLE}"
+        )
     D, F = shape.d_model, shape.d_ff
     rows = batch * context
     u, g, s = rows * D, rows * F, batch * shape.num_heads * context**2
@@ -91,9 +103,12 @@ def block_saved(
             keep("attn", "16-bit probabilities", narrow * s)
     else:
         keep("attn", "log-sum-exp", WIDE * rows * shape.num_heads)
+    if attention == "sdpa_flash":
+        keep("attn", "result, head by head", narrow * u)
+        keep("attn", "random state", *RANDOM_STATE)
     if casts:
         keep("attn.output_proj", "16-bit weight", narrow * D * D)
-    # Flash keeps its result too: it is the same tensor.
+    # Flash keeps its result too: it is the same tensor, but for sdpa_flash.
     keep("attn.output_proj", "heads' results", narrow * u)
     norm("ln2")
     inputs("norm", D * F, "ffn.w1", "ffn.w3")

@@ -1,6 +1,7 @@
 """What a worker stores of plain attention, at the smallest sizes; and what is asked of it."""
 
 import dataclasses
+import weakref
 
 import pytest
 
@@ -20,6 +21,7 @@ from a2lib.measure.graphs import Replays
 from a2lib.measure.timing import Timing
 from a2lib.theory.eager import Eager, by_hand_saved, longest
 
+SMALL = Shape("fp32", 2, 16, 8, False)
 TINY = Parameters(seq_len=16, head_dim=8, batch=2, causal=True, calls=3)
 
 
@@ -54,6 +56,18 @@ def test_saved_tensors_are_those_of_the_theory(job, causal):
                  if r["implementation"] == name}  # fmt: skip
         assert found == expected | {"other": 0}
     assert f"{shape.matrix:,}" in view.saved(given.store.rows())
+
+
+def test_counting_what_is_saved_frees_it():
+    storages = []
+
+    def attend(q, k, v, causal):
+        p = (q @ k.transpose(-1, -2) * 0.5).softmax(-1)
+        storages.append(weakref.ref(p.untyped_storage()))
+        return p @ v
+
+    assert handlers.saved_bytes(attend, handlers.inputs_of(SMALL, "cpu", 0, "forward")[:3], False)
+    assert storages[0]() is None
 
 
 def test_tiled_attention_saves_no_matrix(job):

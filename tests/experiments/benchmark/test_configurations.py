@@ -65,6 +65,15 @@ def test_a_configuration_becomes_the_command_s():
             configuration.config(device)
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_columns_compare_at_one_context_first(device):
+    found = configurations.columns(device)
+    first = [one for one in found if one.context == configurations.COMPARED[device]]
+    assert first and found[: len(first)] == first
+    for part in (found[: len(first)], found[len(first) :]):
+        assert part == configurations.smallest_first(part)
+
+
 def test_the_least_memory_by_hand():
     parameters = 128_625_408
     assert Configuration("small", 128, mode="forward").least_bytes() == (

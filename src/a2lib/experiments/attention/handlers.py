@@ -196,8 +196,9 @@ def saved_bytes(attend: Callable, qkv: tuple, causal: bool) -> dict[str, int]:
     storages: dict[int, torch.Tensor] = {}
 
     def pack(x: torch.Tensor) -> torch.Tensor:
-        storages.setdefault(x.untyped_storage().data_ptr(), x.detach())
-        return x
+        kept = x.detach()  # the result of the operation itself would keep itself alive
+        storages.setdefault(x.untyped_storage().data_ptr(), kept)
+        return kept
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         o = attend(*qkv, causal)

@@ -5,7 +5,8 @@ and `-p seed 1e1` arrives as the float 10.0. A notebook therefore declares its p
 dataclass of ``parameter`` fields and calls ``check(globals(), TheDataclass)`` in the cell after its
 parameters cell, whose text is ``cell_source(TheDataclass)``. What every experiment has, ``run``
 reads: those fields are made by ``remeasure()``, ``time_limit_s()``, ``seed()`` and, where something
-is compiled ahead, ``compile_workers()``.
+is compiled ahead, ``compile_workers()``. Where several processes measure together, ``world_size()``
+and ``backend()`` make two fields, and ``ranks(given)`` what a task is to have of them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 from a2lib.errors import OneLine
+from a2lib.experiments.harness.ranks import Ranks
 
 T = TypeVar("T")
 
@@ -31,6 +33,8 @@ _CHECKED = "_parameters_checked"
 _INJECTED = "# Parameters"
 _LARGEST = 2**63 - 1  # the tables hold no larger whole number
 _SHOWN = 60  # characters of a refused value
+# More processes than one host has GPUs, or cores to measure a collective with.
+MOST_RANKS = 64
 
 
 class ParameterError(OneLine, ValueError):
@@ -96,6 +100,40 @@ def compile_workers() -> Any:
         minimum=0,
         maximum=1024,
     )
+
+
+def world_size(default: int = 2) -> Any:
+    """The field ``world_size`` of an experiment that several processes measure together."""
+    return parameter(
+        default, "processes; with nccl a GPU for each", kind=int, minimum=1, maximum=MOST_RANKS
+    )
+
+
+def backend() -> Any:
+    """The field ``backend``; ``ranks`` says what auto is on this machine."""
+    return parameter(
+        "auto",
+        "gloo: on the CPU; nccl: on GPUs; auto: nccl where there are as many GPUs",
+        kind=str,
+        choices=("auto", "gloo", "nccl"),
+    )
+
+
+def ranks(given: Any) -> Ranks:
+    """What a task is to have for the ``world_size`` and the ``backend`` of ``given``.
+
+    Raises ParameterError for nccl with more processes than there are GPUs.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if given.backend == "nccl" and given.world_size > gpus:
+        allowed = f"from 1 to {gpus}, the GPUs here" if gpus else "gloo alone, without a GPU"
+        raise ParameterError(
+            f"world_size = {given.world_size} with backend nccl: allowed is {allowed}"
+        )
+    auto = "nccl" if given.world_size <= gpus else "gloo"
+    return Ranks(given.world_size, auto if given.backend == "auto" else given.backend)
 
 
 def sweep(names: Sequence[str], what: str = "") -> Any:

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 
 from a2lib.errors import OneLine
 from a2lib.experiments.harness import compiler, memory
+from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.worker import OUTSIDE
 from a2lib.paths import build_dir
 
 START_TIMEOUT_S = 180
 EXIT_TIMEOUT_S = 20
 # How often to look at the free memory, while a worker is at work.
 LOOK_S = 1.0
-# What a process does not do to itself.
-OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def command(handler: str) -> tuple[str, ...]:
@@ -52,10 +52,17 @@ class WorkerDied(OneLine, RuntimeError):
 
 
 class Worker:
-    """A process that runs ``command`` and speaks the protocol of ``worker``, itself or, behind a
-    launcher such as torchrun, by its rank 0; use as a context manager."""
+    """A process that runs ``command`` and speaks the protocol of ``worker``: one that measures, or
+    one that has ``ranks`` measure; use as a context manager.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    Ranks are in sessions of their own, so whoever started them is left ``end_s`` seconds to end
+    them, and then itself, once its standard input ends.
+    """
+
+    def __init__(
+        self, command: Sequence[str], ranks: Ranks | None = None, end_s: float = 0.0
+    ) -> None:
+        self.ranks, self._end_s = ranks, end_s
         self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             command,
@@ -104,6 +111,11 @@ class Worker:
         with self._closing:
             if self._errors.closed:
                 return
+            if self._end_s:
+                with contextlib.suppress(OSError):
+                    self._process.stdin.close()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(self._end_s)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(OSError):

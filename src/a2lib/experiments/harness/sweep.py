@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from a2lib.experiments.harness import ranks as group
 from a2lib.experiments.harness.process import Worker, WorkerDied, command
+from a2lib.experiments.harness.ranks import Ranks
 from a2lib.measure import Section, Store, StoreError
 from a2lib.measure.failures import note as one_line
 from a2lib.measure.store import format_value
@@ -29,13 +31,17 @@ class Task:
 
     ``rows`` are the keys wanted, by culprit: whom an `error` row names when the process dies while
     it is at work. What is measured only as a whole has one culprit. Several may be measured
-    ``in_turns``; if the process dies then, each is measured alone.
+    ``in_turns``; if the process dies then, each is measured alone. ``ranks`` are those that measure
+    it together; None is one process. They stay for the tasks after it that want the same. What says
+    nothing for ``silence_s`` seconds is ended and blamed; None leaves the limit to the sweep.
     """
 
     label: str
     spec: Mapping[str, object]
     rows: Mapping[str, tuple[Key, ...]]
     in_turns: bool = False
+    ranks: Ranks | None = None
+    silence_s: float | None = None
     ended: bool = False  # a process that was at it was ended from outside
 
     @property
@@ -89,8 +95,9 @@ class Sweep:
 
     ``until`` (``time.time()``) is when nothing more is started. ``row(row)`` is called after each
     wanted row was stored, ``begin(task, culprit)`` before each step. ``command`` is that of the
-    worker, by default one process with the section's handler; ``worker`` is one to begin with, and
-    with ``keep`` the last is left there for another sweep.
+    worker, by default one process, or the task's ranks, with the section's handler; ``worker`` is
+    one to begin with, and with ``keep`` the last is left there for another sweep. ``silence_s`` is
+    the limit of tasks that have none of their own.
     """
 
     store: Store
@@ -115,9 +122,7 @@ class Sweep:
         try:
             while waiting and not self._late():
                 task = waiting.popleft()
-                if self.worker is None or self.worker.closed:
-                    self.worker = Worker(self.command or command(self.store.section.handler))
-                left = self._measure_one(self.worker, task)
+                left = self._measure_one(self._worker_for(task), task)
                 if left.size and self._late():
                     waiting.append(left)
                 elif left.size:
@@ -127,13 +132,28 @@ class Sweep:
                 self.worker.close()
         return sum(task.size for task in waiting)
 
+    def _worker_for(self, task: Task) -> Worker:
+        if self.worker is not None and self.worker.ranks != task.ranks:
+            self.worker.close()
+        if self.worker is None or self.worker.closed:
+            handler = self.store.section.handler
+            self.worker = (
+                Worker(group.command(handler, task.ranks), task.ranks, group.END_S)
+                if task.ranks
+                else Worker(self.command or command(handler))
+            )
+        return self.worker
+
     def _measure_one(self, worker: Worker, task: Task) -> Task:
         """What is left of ``task`` after ``worker`` had it."""
         left, raised = task, None
         culprit = next(iter(task.rows)) if len(task.rows) == 1 else None
         self.begin(task, culprit)
+        request = self._request(task)
+        # Ranks are ended by who started them, which finds out where each of them stood.
+        silence_s = request["silence_s"] + (group.END_S if task.ranks else 0)
         try:
-            for event in worker.ask(self._request(task), self.silence_s or SILENCE_S[self.device]):
+            for event in worker.ask(request, silence_s):
                 if "row" in event:
                     left = self._less(left, event["row"])
                 elif "begin" in event:
@@ -158,13 +178,15 @@ class Sweep:
         return left
 
     def _request(self, task: Task) -> dict:
+        device = task.ranks.device if task.ranks else self.device
         return {
             "do": self.store.section.handler,
             "section": self.store.section.table(),
             "spec": task.spec,
             "wanted": task.rows,
             "in_turns": task.in_turns,
-            "device": self.device,
+            "device": device,
+            "silence_s": task.silence_s or self.silence_s or SILENCE_S[device],
             "slug": self.store.device,
             "data": str(self.store.data),
             "run": self.run,

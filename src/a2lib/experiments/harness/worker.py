@@ -36,6 +36,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Emit = Callable[[dict], None]
+# What a process does not do to itself.
+OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -103,17 +105,12 @@ def load(handler: str) -> Callable[[Job], None]:
 
 def serve(task: dict, emit: Emit) -> None:
     """Do one task."""
-    from a2lib.measure import Store, StoreError
+    from a2lib.measure import StoreError
     from a2lib.measure.failures import LostContext, classify, is_lost
-    from a2lib.measure.sections import table_of
 
-    given = {name: task[name] for name in ("spec", "device", "seed")}
-    if "section" in task:
-        store = Store(table_of(task["section"]), task["slug"], data=Path(task["data"]))
-        given |= {name: task[name] for name in ("wanted", "in_turns", "until", "run")}
-        given["store"] = store
+    job = Job(emit=emit, **fields(task))
     try:
-        load(task["do"])(Job(emit=emit, **given))
+        load(task["do"])(job)
     except StoreError as error:
         _leave(emit, {"fatal": str(error)})
     except LostContext as error:
@@ -124,8 +121,26 @@ def serve(task: dict, emit: Emit) -> None:
         emit({"raised": note, "status": status})
         if is_lost(error):
             _leave(emit, {"lost": note})
+    free_memory(task["device"])
+
+
+def fields(task: dict) -> dict[str, object]:
+    """What a ``Job`` knows from its task."""
+    from a2lib.measure import Store
+    from a2lib.measure.sections import table_of
+
+    given = {name: task[name] for name in ("spec", "device", "seed")}
+    if "section" in task:
+        given |= {name: task[name] for name in ("wanted", "in_turns", "until", "run")}
+        section = table_of(task["section"])
+        given["store"] = Store(section, task["slug"], data=Path(task["data"]))
+    return given
+
+
+def free_memory(device: str) -> None:
+    """Give back what the last task has left on ``device``."""
     gc.collect()
-    if task["device"] == "cuda" and "torch" in sys.modules:
+    if device == "cuda" and "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()
 
 

@@ -111,7 +111,9 @@ class Recorder:
         # Looked at when the phase ends: holding the tensor would change what is measured.
         name = self._modules[-1] if self._modules else ""
         self._kept.append((name, weakref.ref(tensor.untyped_storage())))
-        return tensor
+        # Without its graph: where no backward comes, a result that its own operation keeps would
+        # never be freed.
+        return tensor.detach()
 
     def _own(self, category: str, name: str, storage) -> None:
         if storage.device.type == self.device and storage.nbytes():

@@ -16,29 +16,7 @@ from torch import nn
 
 from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded, show
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single, sum_or_mean
-
-
-class Lane:
-    """The stream that collectives run on, beside the current one; on the CPU there is none."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-
-    def run(self, work) -> torch.cuda.Event | None:
-        """Queue ``work`` on the lane behind what the current stream has queued; the event after."""
-        if self._stream is None:
-            work()
-            return None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            work()
-            return self._stream.record_event()
-
-    @staticmethod
-    def wait(event: torch.cuda.Event | None) -> None:
-        """Let the current stream wait; never the host."""
-        if event is not None:
-            torch.cuda.current_stream().wait_event(event)
+from a2lib.parallel.lane import Lane
 
 
 class Unit:

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from a2lib.parallel.fsdp.shards import Replicated, Sharded, show
-from a2lib.parallel.fsdp.units import Lane, Unit, by_dtype, places_of, unit_modules
+from a2lib.parallel.fsdp.units import Unit, by_dtype, places_of, unit_modules
 from a2lib.parallel.group import (
+    Holders,
     all_gather_single,
     broadcast_from_first,
     check_alike,
@@ -32,6 +33,7 @@ from a2lib.parallel.group import (
     one_device,
     sum_or_mean,
 )
+from a2lib.parallel.lane import Lane
 
 # Reduce-scatters whose inputs are held at once. More lets them lag further behind backward.
 IN_FLIGHT = 2
@@ -73,6 +75,7 @@ class FSDP(nn.Module):
 
     The norm of a gradient is over all ranks: use ``clip_grad_norm_`` of this class. Weights outside
     of their module's forward (``module.head.weight`` in a loss of its own) are this rank's rows.
+    ``save_sharded`` and ``load_sharded`` keep a training, for any number of ranks.
 
     Raises RuntimeError without a process group or for a module that is wrapped already, ValueError
     for modules that differ between ranks, several devices, a meta module, or a compute_dtype that
@@ -96,8 +99,9 @@ class FSDP(nn.Module):
         check_alike("buffers", describe(module.named_buffers()), group)
         broadcast_from_first([*module.parameters(), *module.buffers()], group)
         self.module, self.group, self.compute_dtype = module, group, compute_dtype
+        self.device = device
         self._lane = Lane(device)
-        self._shard(device)
+        self._shard()
         # Units in the order of the last forward, and how far this forward has followed it.
         self._order: list[Unit] = []
         self._current: list[Unit] = []
@@ -167,7 +171,7 @@ class FSDP(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their 2-norm over all ranks is at most ``max_norm``; returns
         the norm before, as torch's function of that name. After the finish; collective."""
-        squares = [torch.zeros((), device=self._ones.device) for _ in range(2)]
+        squares = [torch.zeros((), device=self.device) for _ in range(2)]
         for p in self._parameters_in_order:
             if p.master.grad is not None:
                 squares[isinstance(p, Sharded)] += p.master.grad.float().square().sum()
@@ -179,7 +183,7 @@ class FSDP(nn.Module):
                 p.master.grad.mul_(scale.to(p.master.grad.dtype))
         return norm
 
-    def _shard(self, device: torch.device) -> None:
+    def _shard(self) -> None:
         places = places_of(self.module)
         owners = {m for p, (_, at) in places.items() if p.dim() >= 2 for m, _ in at}
         modules = {"": self.module, **unit_modules(self.module)}
@@ -212,8 +216,7 @@ class FSDP(nn.Module):
         self._root = self._units[0]
         self._owners = owners
         self._trained = [p for p in self._parameters_in_order if p.master.requires_grad]
-        self._ones = torch.ones(len(self._trained), device=device)
-        self._holders = torch.empty_like(self._ones)
+        self._holders = Holders([p.names[0] for p in self._trained], self.device, self.group)
 
     def _hook_modules(self) -> None:
         def hook(function: Callable, *first: object) -> Callable:
@@ -355,10 +358,7 @@ class FSDP(nn.Module):
     # The finish.
 
     def _average_replicated_and_drop_unused(self) -> None:
-        self._holders.copy_(self._ones)
         missing = [i for i, p in enumerate(self._trained) if not p.has_gradient()]
-        for i in missing:
-            self._holders[i] = 0.0
         replicated = [p for p in self._trained if isinstance(p, Replicated)]
         for p in replicated:
             p.fill_gradient()
@@ -367,11 +367,9 @@ class FSDP(nn.Module):
             with dist._coalescing_manager(self.group):
                 for p in same:
                     dist.all_reduce(p.master.grad, mean, group=self.group)
-        dist.all_reduce(self._holders, group=self.group)
-        # Read on the host only where this rank missed something.
-        held = self._holders.tolist() if missing else []
+        unused = self._holders.unused(missing)
         for i, p in enumerate(self._trained):
-            p.settle(unused=bool(held) and not held[i])
+            p.settle(unused=i in unused)
 
     def _check_masters(self) -> None:
         for p in self._parameters_in_order:

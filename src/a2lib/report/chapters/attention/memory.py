@@ -7,6 +7,7 @@ import pandas as pd
 from a2lib.report import style
 from a2lib.report.chapters.attention.rows import (
     BATCH,
+    BYTES,
     HEAD_DIMS,
     MASKS,
     MIDDLE,
@@ -18,8 +19,9 @@ from a2lib.report.chapters.attention.rows import (
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
+from a2lib.theory.allocator import BUFFER
 from a2lib.theory.eager import PASSES as COUNTED
-from a2lib.theory.eager import longest
+from a2lib.theory.eager import Eager, longest
 
 WORDS = {
     "q": "input", "k": "input", "v": "input", "o": "output", "do": "gradient of the output",
@@ -166,8 +168,24 @@ def predicted(p: Plain) -> Markdown:
     text = f"The predicted length is the longest that ran in {exact} of {len(off)} cases"
     if (off != 0).any():
         low, high = off[off != 0].min(), off[off != 0].max()
-        text += f"; elsewhere the longest is {low:+,} to {high:+,} tokens away"
+        far = f"{low:+,}" if low == high else f"{low:+,} to {high:+,}"
+        text += f"; elsewhere the longest is {far} tokens away"
+    short = rows[(off < 0) & (rows["allocator"] == "expandable")]
+    if len(short):
+        left = max(map(_left, short.rename(columns={"pass": "pass_"}).itertuples()))
+        text += (
+            f". With `expandable_segments` the tensors of such a length would have left at most "
+            f"{left / 2**20:,.0f} MiB, and memory comes and goes by whole pages of "
+            f"{BUFFER // 2**20} MiB there"
+        )
     return Markdown(f"{text}.")
+
+
+def _left(row) -> int:
+    """The bytes that the tensors of the predicted length leave of the room there was."""
+    sizes = int(row.batch), int(row.predicted_len), int(row.head_dim), bool(row.causal)
+    history = Eager(*sizes, BYTES[row.dtype]).history(row.pass_)
+    return int(row.room_bytes) - max(sum(live.values()) for live in history)
 
 
 def _mib(size: int) -> str:

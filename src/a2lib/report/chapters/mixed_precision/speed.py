@@ -91,7 +91,7 @@ def steps(mixed: Mixed) -> pd.DataFrame:
 def table(mixed: Mixed, pass_: str, caption: str, label: str) -> Table:
     """A pass of every size and context in each precision, and the gain over fp32."""
     rows = steps(mixed)
-    contexts = sorted(rows["context"].unique()) or [CONTEXT]
+    contexts = sorted(rows["context"].unique().tolist()) or [CONTEXT]
     lines = []
     for model in MODELS:
         for context in contexts:
@@ -118,7 +118,7 @@ def trend(mixed: Mixed) -> Markdown:
     """The gain of the smallest and the largest size, by pass, and whether it grows all the way."""
     rows = steps(mixed)
     text = []
-    for context in sorted(rows["context"].unique()):
+    for context in sorted(rows["context"].unique().tolist()):
         for pass_ in PASSES:
             made = list(gains(mixed, context, pass_).items())
             if len(made) < 2:
@@ -142,7 +142,8 @@ def hosts(mixed: Mixed) -> Markdown:
     rows = steps(mixed)
     known = [
         (model, row)
-        for model in MODELS for context in sorted(rows["context"].unique()) for pass_ in PASSES
+        for model in MODELS for context in sorted(rows["context"].unique().tolist())
+        for pass_ in PASSES
         if (row := _found(rows, model, context, pass_).get("bf16")) and row.status == "ok"
         and not pd.isna(row.ms_host)
     ]  # fmt: skip
@@ -161,7 +162,7 @@ def hosts(mixed: Mixed) -> Markdown:
 def against_estimate(mixed: Mixed) -> Markdown:
     """The measured gain of the forward beside the estimated one, where both are there."""
     rows, text = steps(mixed), []
-    for context in sorted(rows["context"].unique()):
+    for context in sorted(rows["context"].unique().tolist()):
         for model, gain in gains(mixed, context, "forward").items():
             ms = estimate(mixed, model, context)
             if ms:

@@ -1,0 +1,85 @@
+"""What ran before runs again without being worked out again.
+
+    key = key_of((q, k, v), switches)
+    made = run(key, (q, k, v))          # None: not known, go the long way and call keep()
+
+Which kernels a pass launches, on how many programs, with which numbers, follows from the shapes,
+strides, dtypes and devices of its tensors and a few switches. Checking and finding all that takes
+the host longer than a GPU needs for a short sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from a2lib.attention.launch import current, is_aligned
+
+
+class Launch(NamedTuple):
+    """A kernel that is compiled; ``tensors`` are places among a pass's inputs and what it makes,
+    ``rest`` its other arguments."""
+
+    compiled: object
+    n_programs: int
+    tensors: tuple[int, ...]
+    rest: tuple
+
+
+class _Plan(NamedTuple):
+    launches: tuple[Launch, ...]
+    made: tuple[tuple | None, ...]
+
+
+# Emptied when a program of ever-changing shapes has filled it.
+_plans: dict[tuple, _Plan] = {}
+CAPACITY = 1024
+
+
+def key_of(inputs: Sequence[Tensor], switches: tuple) -> tuple | None:
+    """All that a pass over ``inputs`` depends on but their contents; None for what is no tensor
+    with strides."""
+    key = switches
+    for x in inputs:
+        if not isinstance(x, Tensor) or x.layout is not torch.strided:
+            return None
+        key += x.shape, x.stride(), x.dtype, x.device
+    return key
+
+
+def run(key: tuple | None, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...] | None:
+    """What the pass makes, if one with this key was kept and ``inputs`` are aligned as its were."""
+    plan = _plans.get(key)
+    if plan is None or not is_aligned(inputs):
+        return None
+    made = [
+        None if form is None else torch.empty_strided(*form[:2], **form[2]) for form in plan.made
+    ]
+    tensors = (*inputs, *made)
+    with current(inputs[0].device):
+        for launch in plan.launches:
+            chosen = [tensors[i] for i in launch.tensors]
+            launch.compiled[launch.n_programs, 1, 1](*chosen, *launch.rest)
+    return made
+
+
+def keep(
+    key: tuple | None,
+    inputs: Sequence[Tensor],
+    made: Sequence[Tensor | None],
+    launches: Sequence[Launch | None],
+) -> None:
+    """Remember a pass that has run. Not where a launch was not kept (None), there was none, or the
+    inputs are not aligned."""
+    if key is None or not launches or None in launches or not is_aligned(inputs):
+        return
+    if len(_plans) >= CAPACITY:
+        _plans.clear()
+    forms = tuple(
+        None if x is None else (x.shape, x.stride(), {"dtype": x.dtype, "device": x.device})
+        for x in made
+    )
+    _plans[key] = _Plan(tuple(launches), forms)

@@ -1,0 +1,184 @@
+"""What each rank does for the section of collectives: one task is one operation, many sizes.
+
+Every rank times the same calls from the same start, and rank 0 puts what all of them measured.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from a2lib.experiments.collectives.configurations import DTYPES
+from a2lib.experiments.harness import memory
+from a2lib.experiments.harness.ranks import RankJob
+from a2lib.measure import COLLECTIVES, Timing, synchronize
+from a2lib.measure.failures import note as one_line
+from a2lib.parallel.group import all_gather_single, reduce_scatter_single
+
+Row = dict[str, object]
+WARMUP = 5
+# A call that takes this long is not repeated to warm up, but for once.
+LONG_MS = 500.0
+BUDGET_MS = {"cuda": 300.0, "cpu": 1500.0}
+CALLS = (5, 100)
+# Calls in a row, so many of them that the host's start is small in their sum; how often that.
+QUEUED_MS, QUEUED_CALLS, QUEUED_TIMES = 40.0, (20, 200), 5
+# A tensor and what the operation takes beside it, gloo's buffers included.
+TENSORS = 3
+# What NCCL's times depend on.
+SWITCHES = tuple(
+    f"NCCL_{name}"
+    for name in ("ALGO", "PROTO", "NVLS_ENABLE", "P2P_DISABLE", "SHM_DISABLE", "MIN_CTAS")
+    + ("MAX_CTAS", "CUMEM_ENABLE")
+)
+_TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def measure(job: RankJob) -> None:
+    """Measure each size that is wanted."""
+    for culprit, keys in job.wanted.items():
+        if job.expired():
+            return
+        job.begin(culprit)
+        for key in keys:
+            job.put({**key, **_measure(job, key)})
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation on tensors of its own: the ``whole`` one and this rank's ``part`` of it."""
+
+    run: Callable[[], object]
+    whole: torch.Tensor
+    part: torch.Tensor
+    result: torch.Tensor
+
+    @classmethod
+    def of(cls, operation: str, size: int, dtype: str, world_size: int, device: str) -> Call:
+        """On ``size`` bytes, or the few more that all ranks have equal parts of."""
+        each = -(-size // (DTYPES[dtype] * world_size))
+        made = {"dtype": _TORCH[dtype], "device": device}
+        whole = torch.zeros(world_size * each, **made)
+        part = torch.zeros(each, **made)
+        run, result = {
+            "all_reduce": (lambda: dist.all_reduce(whole), whole),
+            "all_gather": (lambda: all_gather_single(whole, part), whole),
+            "reduce_scatter": (lambda: reduce_scatter_single(part, whole), part),
+            "broadcast": (lambda: dist.broadcast(whole, 0), whole),
+        }[operation]
+        return cls(run, whole, part, result)
+
+    def is_right(self, operation: str, rank: int, world_size: int, seed: int) -> bool:
+        """Whether one call gives what it should: small whole numbers, another in each part."""
+        base = 1 + seed % 5
+        parts = self.whole.view(world_size, -1)
+        for j, own in enumerate(parts):
+            own.fill_(0 if operation == "broadcast" and rank else base + j + rank)
+        self.part.fill_(base + rank)
+        self.run()
+        sums = [world_size * (base + j) + world_size * (world_size - 1) // 2
+                for j in range(world_size)]  # fmt: skip
+        if operation == "reduce_scatter":
+            return bool((self.part == sums[rank]).all())
+        expected = sums if operation == "all_reduce" else range(base, base + world_size)
+        return all(bool((own == x).all()) for own, x in zip(parts, expected, strict=True))
+
+
+def _measure(job: RankJob, key: Row) -> Row:
+    """The values of a row, the same on every rank."""
+    operation, size = key["operation"], key["size"]
+    conditions = {"conditions": _conditions(job.device)}
+    room = min(job.everyone(memory.free_bytes(job.device)))
+    # On the CPU all ranks share the memory.
+    needed = TENSORS * size * (job.world_size if job.device == "cpu" else 1)
+    if needed > room:
+        note = f"would take {needed / 1e9:.1f} GB of {room / 1e9:.1f}"
+        return {"status": "oom", "note": note, **conditions}
+    call = Call.of(operation, size, key["dtype"], job.world_size, job.device)
+    try:
+        right = call.is_right(operation, job.rank, job.world_size, job.seed)
+    except RuntimeError as error:
+        if "not support" not in str(error):
+            raise
+        # The same on every rank, so the group is as it was.
+        return {"status": "unsupported", "note": one_line(str(error)), **conditions}
+    right = job.everyone(right)
+    if not all(right):
+        wrong = [rank for rank, ok in enumerate(right) if not ok]
+        return {"status": "error", "note": f"wrong result on ranks {wrong}", **conditions}
+    call.whole.zero_()  # a sum of sums would overflow
+    call.part.zero_()
+    return {"status": "ok", "note": "", **conditions, **_timed(job, call.run)}
+
+
+def _timed(job: RankJob, run: Callable[[], object]) -> Row:
+    def agreed(ms: float) -> float:
+        return max(job.everyone(ms))
+
+    estimate = agreed(_from_rest(run, job.device))
+    if estimate < LONG_MS:
+        estimate = agreed([_from_rest(run, job.device) for _ in range(WARMUP)][-1])
+    n = _count(BUDGET_MS[job.device], estimate, CALLS)
+    by_rank = job.everyone([_from_rest(run, job.device) for _ in range(n)])
+    own = [statistics.median(times) for times in by_rank]
+    row = Timing.of([max(times) for times in zip(*by_rank, strict=True)]).row(COLLECTIVES)
+    row |= {"ms_rank_min": min(own), "ms_rank_median": statistics.median(own)}
+    row |= {"ms_rank_max": max(own)}
+    if job.device == "cuda":
+        calls = _count(QUEUED_MS, estimate, QUEUED_CALLS)
+        queued = [agreed(_queued(run, calls)) for _ in range(QUEUED_TIMES)]
+        row["ms_queued"] = statistics.median(queued)
+    return row
+
+
+def _from_rest(run: Callable[[], object], device: str) -> float:
+    """Milliseconds of one call, from where all ranks are idle to where this one is again."""
+    synchronize(device)
+    dist.barrier()
+    synchronize(device)
+    start = time.perf_counter_ns()
+    run()
+    synchronize(device)
+    return (time.perf_counter_ns() - start) / 1e6
+
+
+def _queued(run: Callable[[], object], calls: int) -> float:
+    """Milliseconds a call of so many in a row, by CUDA events around all of them."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    synchronize("cuda")
+    dist.barrier()
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / calls
+
+
+def _count(budget_ms: float, estimate_ms: float, limits: tuple[int, int]) -> int:
+    fewest, most = limits
+    return max(fewest, min(most, int(budget_ms / max(estimate_ms, 1e-6))))
+
+
+def _conditions(device: str) -> str:
+    """What the figures depend on beside the key: the processor, or NCCL's switches."""
+    if device == "cuda":
+        set_ = [f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ]
+        return ", ".join(set_)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_processor()}, {cores} cores"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = [line.partition(":")[2] for line in file if line.startswith("model name")]
+    except OSError:
+        lines = []
+    return " ".join(lines[0].split()) if lines else "a processor without a name"

@@ -1,0 +1,95 @@
+"""A step of several processes as one launch: captured in a CUDA graph, collectives too.
+
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True, capturable=True)
+
+    def step():
+        optimizer.zero_grad()
+        loss = loss_of(ddp(tokens), tokens)
+        loss.backward()
+        ddp.finish_gradient_synchronization()
+        optimizer.step()
+        return loss
+
+    with capture_step(step) as captured:
+        for batch in batches:
+            tokens.copy_(batch)
+            captured.replay()                     # captured.output is the loss
+
+Launched from Python, a step on a fast GPU waits for the host, and communication that seems hidden
+may hide in the host's gaps. A replay's time is the GPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.utils._pytree import tree_map
+
+from a2lib.measure.graphs import CudaGraphs
+
+
+class CapturedStep:
+    """What ``capture_step`` returns. ``output`` is what the step returned, detached; each replay
+    writes it anew. ``steps_taken`` counts the steps that the weights have taken so far."""
+
+    def __init__(self, graph, output: object, steps_taken: int) -> None:
+        self._graph, self.output, self.steps_taken = graph, output, steps_taken
+
+    def replay(self) -> object:
+        """Queue the step on the current stream; returns ``output``. Every rank replays."""
+        self._graph.replay()
+        self.steps_taken += 1
+        return self.output
+
+    def release(self) -> None:
+        """Drop the graph and its memory. A process group must not be destroyed before: NCCL waits
+        for the graphs that hold its work."""
+        torch.cuda.synchronize()
+        self._graph.release()
+
+    def __enter__(self) -> CapturedStep:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
+    """Take ``warmup`` steps, capture the next one, and take that as the first replay; collective.
+
+    ``step`` takes no arguments and returns tensors, of which the floating ones must come out
+    finite. It is called on a side stream, and every time must do the same work on the same
+    addresses: inputs are written in place between replays, and so is a learning rate that changes,
+    which has to be a tensor. Every wrapper of this package can be in it. What it needs:
+
+    - An optimizer that counts its steps on the GPU (``capturable=True``).
+    - No loss or output of an earlier step still held by the caller: autograd would hand the
+      gradients over on that step's stream, which is not captured.
+    - Nothing read on the host. A parameter without a gradient has none in the warm-up either.
+    - At least one step of warm-up: the order of the gradients is agreed on in it, and memory,
+      communicators and kernels are made. FSDP gathers ahead from the second one on.
+
+    Gradients live in the graph's memory. Raises ValueError without a step of warm-up, RuntimeError
+    without a GPU, and what the capture raised, with the process made fit for further work.
+    """
+    if warmup < 1:
+        raise ValueError(f"warmup must be at least 1; got {warmup!r}")
+    if not torch.cuda.is_available():
+        raise RuntimeError("a CUDA graph needs a GPU, and there is none here; call the step itself")
+    output = None
+
+    def work() -> list[torch.Tensor]:
+        nonlocal output
+        output = None  # of the step before: see above
+        output = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, step())
+        return output
+
+    # NCCL's watchdog, a thread of its own, asks after earlier work meanwhile.
+    graphs = CudaGraphs(error_mode="thread_local")
+    try:
+        graph = graphs.capture(lambda: work, warmup)
+    except Exception:
+        graphs.mend()
+        raise
+    return CapturedStep(graph, output, warmup + 1)

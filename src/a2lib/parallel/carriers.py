@@ -1,0 +1,78 @@
+"""How a bucket of gradients becomes the mean over the ranks: by the group's backend, or by copy
+engines; the choice between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from a2lib.parallel.copy_engines import CopyEngines, why_not
+from a2lib.parallel.group import member, sum_or_mean
+
+COMMUNICATIONS = ("backend", "copy_engines", "auto")
+
+
+class Backend:
+    """Asynchronous all-reduces of NCCL or gloo, one call a bucket, on the gradients themselves or,
+    in another dtype, on copies."""
+
+    name = "backend"
+
+    def __init__(self, group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
+        self.group, self._dtype = group, dtype
+        self._mean = sum_or_mean(member(group)[1])
+        self._sent: list[tuple[dist.Work, list[tuple[Tensor, Tensor]]]] = []
+
+    def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
+        """The parameters of each bucket; nothing of the old ones is on its way."""
+
+    def send(self, bucket: int, params: Sequence[Tensor]) -> None:
+        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them."""
+        grads = [p.grad for p in params]
+        dense = [as_sent(g, self._dtype) for g in grads]
+        if len(dense) == 1:
+            work = dist.all_reduce(dense[0], self._mean, group=self.group, async_op=True)
+        else:
+            with dist._coalescing_manager(self.group, async_ops=True) as work:
+                for tensor in dense:
+                    dist.all_reduce(tensor, self._mean, group=self.group)
+        # Held until they have arrived: the backend does not.
+        self._sent.append((work, list(zip(grads, dense, strict=True))))
+
+    def arrive(self) -> None:
+        """Let the current stream wait for all that was sent, and write it into the gradients."""
+        sent, self._sent = self._sent, []
+        for work, _ in sent:
+            work.wait()
+        for grad, dense in (pair for _, pairs in sent for pair in pairs):
+            if dense is not grad:
+                grad.copy_(dense)
+
+
+def as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Contiguous and in the dtype it travels in: itself or a copy."""
+    if dtype is None or not grad.is_floating_point():
+        return grad.contiguous()
+    return grad.to(dtype, memory_format=torch.contiguous_format)
+
+
+def choose(
+    communication: str,
+    dtype: torch.dtype | None,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+) -> tuple[Backend | CopyEngines, str | None]:
+    """The carrier, and why "auto" took the backend, None where it did not; collective."""
+    if communication not in COMMUNICATIONS:
+        raise ValueError(f"communication must be one of {COMMUNICATIONS}; got {communication!r}")
+    if communication == "backend":
+        return Backend(group, dtype), None
+    reason = why_not(group, device)
+    if reason is None:
+        return CopyEngines(group, device, dtype), None
+    if communication == "copy_engines":
+        raise ValueError(f"copy engines cannot do it here: {reason}; 'backend' or 'auto' can")
+    return Backend(group, dtype), reason

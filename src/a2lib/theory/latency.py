@@ -1,0 +1,78 @@
+"""A message costs an overhead and its bytes over a bandwidth: the model, and its fit to times.
+
+The line t = o + s / w is the simplest of its kind (Hockney 1994; LogGP adds more terms). It is
+fitted by least squares of the *relative* errors, so that a message of a microsecond weighs as much
+as one of a second: that is linear in o and 1 / w.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from a2lib.theory.collectives import positive
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+
+
+@dataclass(frozen=True)
+class Line:
+    """``overhead_s`` seconds a message, and ``bandwidth`` bytes a second beyond that."""
+
+    overhead_s: float
+    bandwidth: float
+
+    def time_s(self, size: float) -> float:
+        """Seconds of a message of ``size`` bytes."""
+        return self.overhead_s + size / self.bandwidth
+
+    @property
+    def half_size(self) -> float:
+        """Bytes of the message that reaches half the bandwidth: overhead and bytes take as long."""
+        return self.overhead_s * self.bandwidth
+
+    def residuals(self, sizes: Sequence[float], times_s: Sequence[float]) -> list[float]:
+        """Each measured time over the line's, less 1."""
+        return [t / self.time_s(s) - 1 for s, t in zip(sizes, times_s, strict=True)]
+
+
+def fit(sizes: Sequence[float], times_s: Sequence[float]) -> Line:
+    """The line whose relative errors have the least squares; an overhead below 0 is taken as 0.
+
+    Raises ValueError unless there are as many times as sizes, all above 0, two of the sizes
+    different, and longer messages take longer.
+    """
+    if len(sizes) != len(times_s) or len(set(sizes)) < 2:
+        raise ValueError("a line needs as many times as sizes, and two different sizes")
+    for size, time_s in zip(sizes, times_s, strict=True):
+        positive(size=size, time_s=time_s)
+    # Minimise sum (o a + b x - 1)^2 with a = 1 / t, x = s / t; b is 1 / w.
+    a = [1 / t for t in times_s]
+    x = [s / t for s, t in zip(sizes, times_s, strict=True)]
+    aa, ax, xx = (math.fsum(p * q for p, q in zip(u, v, strict=True))
+                  for u, v in ((a, a), (a, x), (x, x)))  # fmt: skip
+    det = aa * xx - ax * ax
+    o = (math.fsum(a) * xx - math.fsum(x) * ax) / det
+    b = (math.fsum(x) * aa - math.fsum(a) * ax) / det
+    if o < 0:
+        o, b = 0.0, math.fsum(x) / xx
+    if b <= 0:
+        raise ValueError("longer messages do not take longer: no bandwidth can be fitted")
+    return Line(o, 1 / b)
+
+
+def wire_share(operation: str, n: int) -> float:
+    """Bytes that each of ``n`` ranks has to send in a ring, over those of the whole tensor.
+
+    Algorithm bandwidth (bytes of the tensor over time) times this is bus bandwidth, which can be
+    held against a link (NVIDIA's nccl-tests, PERFORMANCE.md). Raises ValueError for an operation
+    that is not among OPERATIONS, or fewer than two ranks.
+    """
+    if operation not in OPERATIONS:
+        raise ValueError(f"operation is {operation!r}; allowed are {', '.join(OPERATIONS)}")
+    if n < 2:
+        raise ValueError(f"n is {n!r}; allowed are whole numbers from 2 on")
+    if operation == "broadcast":
+        return 1.0
+    return (2 if operation == "all_reduce" else 1) * (n - 1) / n

@@ -1,0 +1,171 @@
+"""A pass that ran before launches the same kernels with the same arguments, worked out once."""
+
+import math
+
+import pytest
+import torch
+
+from a2lib.attention import launch, passes, plans
+from a2lib.errors import UnsupportedError
+
+
+class Kernel:
+    """Stands in for a Triton kernel: what it is launched with is logged, by pointer and value."""
+
+    packed_metadata = ()
+    log = None
+
+    def __init__(self, name):
+        self.name = name
+        # The tensors come first, then numbers, then the constants: only their order matters here.
+        self.arg_names = ()
+
+    def __getitem__(self, grid):
+        def call(*args, **named):
+            pointers = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in args]
+            Kernel.log.append((self.name, grid[0], pointers))
+            return self
+
+        return call
+
+
+@pytest.fixture(autouse=True)
+def log(monkeypatch):
+    """Every launch, whichever way it came; nothing is kept from test to test."""
+    monkeypatch.setattr(launch, "_compiled", {})
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(passes, "_interpreted", lambda: True)
+    monkeypatch.setattr(passes, "_kernel", Kernel)
+    monkeypatch.setattr(Kernel, "log", [])
+    return Kernel.log
+
+
+@pytest.fixture
+def long_way(monkeypatch):
+    """How often a pass was worked out."""
+    calls = []
+    problem = passes._Problem
+    monkeypatch.setattr(passes, "_Problem", lambda *args: calls.append(args) or problem(*args))
+    return calls
+
+
+def qkv(dtype=torch.bfloat16, length=40, heads=2, d=64):
+    return [torch.zeros(3, length, heads, d, dtype=dtype).transpose(1, 2) for _ in range(3)]
+
+
+def run(q, k, v, causal=True, scale=None, needs=(True, True, True)):
+    o, lse = passes.forward(q, k, v, causal, scale)
+    return (o, lse, *passes.backward(o, q, k, v, o, lse, causal, scale, needs))
+
+
+def roles(log, tensors):
+    """The log with each pointer replaced by the name of the tensor there."""
+    names = {x.data_ptr(): name for name, x in tensors.items() if x is not None}
+    return [(name, n, [names.get(a, a) for a in args]) for name, n, args in log]
+
+
+NEEDS = [(True, True, True), (False, True, False), (True, False, False), (False, True, True)]
+
+
+@pytest.mark.parametrize("needs", NEEDS)
+@pytest.mark.parametrize("dtype, d", [(torch.bfloat16, 64), (torch.float32, 128)])
+def test_the_second_time_the_same_is_launched_at_once(log, long_way, needs, dtype, d):
+    seen = []
+    for _ in range(3):
+        q, k, v = qkv(dtype, d=d)
+        o, lse, dq, dk, dv = run(q, k, v, needs=needs)
+        named = dict(q=q, k=k, v=v, o=o, lse=lse, dq=dq, dk=dk, dv=dv)
+        seen.append((roles(log, named), [x if x is None else x.stride() for x in named.values()]))
+        log.clear()
+    assert len(long_way) == 2, "the first forward and the first backward"
+    # Delta alone has no name here: it lies anew each time.
+    first, *others = [[(n, g, [str(a) for a in args]) for n, g, args in calls] for calls, _ in seen]
+    for calls, (_, strides) in zip(others, seen[1:], strict=True):
+        assert strides == seen[0][1]
+        for (name, n, args), (wanted, m, expected) in zip(calls, first, strict=True):
+            assert (name, n, len(args)) == (wanted, m, len(expected))
+            different = [(a, b) for a, b in zip(args, expected, strict=True) if a != b]
+            assert len(different) <= name.startswith("backward"), different
+
+
+def test_one_tensor_given_twice_does_not_bind_the_next_call(log):
+    q, k, v = qkv()
+    passes.forward(q, q, q, True, None)
+    log.clear()
+    o, lse = passes.forward(q, k, v, True, None)
+    ((_, _, args),) = log
+    assert args[:5] == [x.data_ptr() for x in (q, k, v, o, lse)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q, k, v: ((q, k, v), {"causal": False}),
+        lambda q, k, v: ((q, k, v), {"scale": 0.5}),
+        lambda q, k, v: ((q.contiguous(), k, v), {}),
+        lambda q, k, v: ((q, k, v.contiguous()), {}),
+        lambda q, k, v: ((q[:, :, :39], k, v), {}),
+        lambda q, k, v: ([x.half() for x in (q, k, v)], {}),
+        lambda q, k, v: ((q, k[:, :1], v[:, :1]), {}),
+    ],
+)
+def test_what_differs_is_worked_out(long_way, change):
+    q, k, v = qkv()
+    passes.forward(q, k, v, True, None)
+    (q, k, v), options = change(q, k, v)
+    passes.forward(q, k, v, options.get("causal", True), options.get("scale"))
+    assert len(long_way) == 2
+
+
+def test_tf32_is_part_of_the_form(long_way, monkeypatch):
+    q, k, v = qkv(torch.float32)
+    for allowed in (False, True, True):
+        monkeypatch.setattr(passes, "_allow_tf32", lambda allowed=allowed: allowed)
+        passes.forward(q, k, v, True, None)
+    assert len(long_way) == 2
+
+
+def test_the_scale_reaches_the_kernel_both_times(log):
+    for scale, wanted in ((None, 1 / math.sqrt(64)), (0.25, 0.25), (None, 1 / math.sqrt(64))):
+        log.clear()
+        passes.forward(*qkv(), True, scale)
+        assert wanted in log[0][2]
+
+
+def test_a_misaligned_tensor_goes_the_long_way(long_way):
+    q, k, v = qkv()
+    passes.forward(q, k, v, True, None)
+    shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(3, 40, 2, 64).transpose(1, 2)
+    passes.forward(shifted, k, v, True, None)
+    assert len(long_way) == 2
+
+
+def test_a_copy_made_for_the_kernels_is_made_each_time(long_way):
+    _, k, v = qkv()
+    q = torch.zeros(3, 2, 64, 40, dtype=k.dtype).transpose(2, 3)
+    for _ in range(2):
+        passes.forward(q, k, v, True, None)
+    assert len(long_way) == 2 and not plans._plans
+
+
+def test_nothing_is_kept_where_nothing_runs():
+    passes.forward(*qkv(length=0), True, None)
+    assert not plans._plans
+
+
+def test_what_is_kept_is_bounded(monkeypatch):
+    monkeypatch.setattr(plans, "CAPACITY", 3)
+    for length in range(1, 9):
+        passes.forward(*qkv(length=length), True, None)
+    assert 0 < len(plans._plans) <= 3
+
+
+def test_what_cannot_run_is_still_refused():
+    q, k, v = qkv()
+    passes.forward(q, k, v, True, None)
+    with pytest.raises(ValueError, match="same shape"):
+        passes.forward(q, k, v[:, :, :7], True, None)
+    with pytest.raises(TypeError, match="tensors"):
+        passes.forward(q, k, "v", True, None)
+    with pytest.raises(UnsupportedError, match="runs"):
+        passes.forward(*(x.double() for x in (q, k, v)), True, None)

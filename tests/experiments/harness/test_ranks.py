@@ -1,0 +1,176 @@
+"""A sweep measured by several ranks: what becomes of one is a row, and nothing stays behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+from experiments.harness.toy_ranks import IN_GROUP, RANKS, task
+
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.process import WorkerDied
+from a2lib.experiments.harness.ranks import Ranks, where
+from a2lib.experiments.harness.sweep import Sweep
+from a2lib.measure import Section, Store
+from a2lib.parallel.lifeline import is_alive
+
+LIMIT_S = 60
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    return Store(RANKS, "cpu", data=tmp_path / "data")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the groups have their temporary files; nothing is in it when a test ends."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+def rows(store):
+    return {row["operation"]: (row["status"], row["note"]) for row in store.rows()}
+
+
+def test_what_a_rank_does_is_the_row_of_its_configuration(ranks, run, tmp_path, folder):
+    asked = [
+        task("first"),
+        task("second"),
+        task("out of memory", part="no memory"),
+        task("dies", part="die"),
+        task("hangs", part="hang", silence_s=3),
+        task("killed", world_size=3, part="killed once", log=str(tmp_path / "log")),
+        task("last", world_size=3),
+    ]
+    assert Sweep(ranks, run, "cpu").measure(asked) == 0
+    found = rows(ranks)
+    assert [found[name][0] for name in ("first", "second", "killed", "last")] == ["ok"] * 4
+    assert found["first"][1] == found["second"][1]  # one group
+    assert found["out of memory"] == ("oom", "rank 1 of 2: out of memory")
+    assert found["dies"] == ("error", "rank 1 of 2: killed by SIGABRT")
+    status, note = found["hangs"]
+    assert status == "error"
+    stood = r"no answer within 3 s: ranks 0, 1 in measure \(toy_ranks.py:\d+\)"
+    assert re.fullmatch(stood, note)
+    assert (tmp_path / "log").exists()
+    assert not any(is_alive(int(note)) for status, note in found.values() if status == "ok")
+
+
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+def test_ranks_of_a_process_group(tmp_path, run, backend):
+    if backend == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    store = Store(IN_GROUP, "cpu", data=tmp_path / "data")
+    asked = [
+        task("sum", backend=backend, part="late"),
+        task("raises", backend=backend, part="raise"),
+    ]
+    Sweep(store, run, "cpu", until=time.time() + LIMIT_S).measure(asked)
+    found = rows(store)
+    status, note = found["sum"]
+    total, said, by = re.fullmatch(r"(\S+) (.*) (\S+)", note).groups()
+    assert (status, total, by) == ("ok", "3", backend)
+    assert [rank for rank, _ in json.loads(said)] == [0, 1]
+    # Not rank 0, whose peer is gone.
+    assert found["raises"] == ("error", "rank 1 of 2: ValueError: one")
+
+
+def test_ranks_that_do_not_start_are_no_row(tmp_path, run):
+    store = Store(Section("ranks", ("operation", "size"), ("note",), handler="no.such:module"),
+                  "cpu", data=tmp_path / "data")  # fmt: skip
+    with pytest.raises(WorkerDied, match="rank . of 2: ModuleNotFoundError: No module named 'no'"):
+        Sweep(store, run, "cpu").measure([task("a")])
+    assert store.rows() == []
+
+
+GOING = """
+from pathlib import Path
+from experiments.harness.toy_ranks import RANKS, task
+from a2lib.experiments.harness.sweep import Sweep
+from a2lib.measure import Store
+store = Store(RANKS, "cpu", data=Path({data!r}))
+try:
+    sweep = Sweep(store, {run!r}, "cpu")
+    sweep.measure([task({name!r}), task("hangs", part="hang", pids={pids!r})])
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_two_sweeps_at_once_and_neither_leaves_a_rank(ranks, run, tmp_path, folder):
+    """One is interrupted, one is killed; their groups know nothing of each other."""
+    going, folders = [], []
+    for name in ("interrupted", "killed"):
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+        script = textwrap.dedent(GOING).format(
+            data=str(ranks.data), run=run, pids=str(folders[-1]), name=name
+        )
+        command = [sys.executable, "-c", script]
+        going.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    pids = [[int(p) for p in _names(folder, 2)] for folder in folders]
+    for process, by in zip(going, (signal.SIGINT, signal.SIGKILL), strict=True):
+        process.send_signal(by)
+    said = [process.communicate(timeout=LIMIT_S)[0] for process in going]
+    assert said == ["interrupted\n", ""]
+    deadline = time.monotonic() + LIMIT_S
+    left = [folder, *sum(pids, [])]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = [*folder.iterdir(), *(pid for pid in sum(pids, []) if is_alive(pid))]
+    assert left == [] and {row["operation"] for row in ranks.rows()} == {"interrupted", "killed"}
+
+
+def _names(folder, count):
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        found = [name for name in os.listdir(folder) if name.isdigit()]
+        if len(found) == count:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{folder} has {os.listdir(folder)}")
+
+
+def test_where_ranks_stand():
+    said = 'Stack (most recent call first):\n  File "{}", line {} in {}\n  File "/b", line 1 in g'
+    waits, works = said.format("/x/c10d.py", 3, "all_reduce"), said.format("<string>", 5, "f")
+    assert where({0: waits, 1: works, 2: waits, 3: ""}) == (
+        "ranks 0, 2 in all_reduce (c10d.py:3); rank 1 in f (<string>:5); rank 3 in nowhere known"
+    )
+
+
+@dataclass(frozen=True)
+class Parameters:
+    world_size: int = parameters.world_size()
+    backend: str = parameters.backend()
+
+
+def given(gpus, monkeypatch, **values):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    return parameters.ranks(parameters.check({**vars(Parameters()), **values}, Parameters))
+
+
+def test_the_backend_is_that_of_the_machine(monkeypatch):
+    assert given(0, monkeypatch) == Ranks(2, "gloo")
+    assert given(2, monkeypatch) == Ranks(2, "nccl")
+    assert given(2, monkeypatch, world_size=3) == Ranks(3, "gloo")
+    assert given(2, monkeypatch, backend="gloo") == Ranks(2, "gloo")
+    with pytest.raises(ParameterError, match="^world_size = 2 with backend nccl: allowed is gloo"):
+        given(0, monkeypatch, backend="nccl")
+    with pytest.raises(ParameterError, match="allowed is from 1 to 2, the GPUs here$"):
+        given(2, monkeypatch, world_size=4, backend="nccl")
+    with pytest.raises(ParameterError, match="backend = 'none': allowed are auto, gloo, nccl"):
+        given(2, monkeypatch, backend="none")
+    assert [Ranks(1, name).device for name in ("gloo", "nccl")] == ["cpu", "cuda"]

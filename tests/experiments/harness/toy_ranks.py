@@ -1,0 +1,64 @@
+"""A section measured by ranks that play a part: rank 1 dies, raises or hangs, rank 0 waits for it.
+
+Without a process group, so that starting a rank takes no time; ``measure_in_group`` has one.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from experiments.harness.toy import OK
+
+from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.sweep import Task
+from a2lib.measure import Section
+
+HERE = "experiments.harness.toy_ranks"
+RANKS = Section("ranks", ("operation", "size"), ("note",), handler=f"{HERE}:measure")
+IN_GROUP = Section("ranks", ("operation", "size"), ("note",), handler=f"{HERE}:measure_in_group")
+WAIT_S = 600
+
+
+def task(operation, world_size=2, backend="none", silence_s=None, **spec):
+    """One row; ``part`` of its spec is what rank 1 does."""
+    rows = {operation: ({"operation": operation, "size": world_size},)}
+    return Task(operation, spec, rows, ranks=Ranks(world_size, backend), silence_s=silence_s)
+
+
+def measure(job):
+    """Put a row whose note is rank 0's process, or play the part."""
+    (((operation, (key,)),)) = job.wanted.items()
+    job.begin(operation)
+    part = job.spec.get("part")
+    if "pids" in job.spec:
+        Path(job.spec["pids"], str(os.getpid())).touch()
+    killed_before = part == "killed once" and Path(job.spec["log"]).exists()
+    if part == "hang" or (part and job.rank != 1 and not killed_before):
+        time.sleep(WAIT_S)
+    if part == "no memory":
+        raise MemoryError
+    if part == "die":
+        os.kill(os.getpid(), signal.SIGABRT)
+    if part == "killed once" and not killed_before:
+        Path(job.spec["log"]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    job.put({**key, **OK, "note": str(os.getpid())})
+
+
+def measure_in_group(job):
+    """Put a row whose note has what the ranks said to each other."""
+    import torch
+    import torch.distributed as dist
+
+    ((operation, (key,)),) = job.wanted.items()
+    if job.spec.get("part") == "raise" and job.rank == 1:
+        raise ValueError("one\ntwo")
+    total = torch.tensor([job.rank + 1.0], device=job.device)
+    dist.all_reduce(total)
+    said = job.everyone([job.rank, os.getpid()])
+    job.put({**key, **OK, "note": f"{total.item():g} {said} {dist.get_backend()}"})
+    if job.spec.get("part") == "late":
+        # Rank 1's clock alone says so.
+        object.__setattr__(job, "until", 0.0 if job.rank else None)
+        assert not job.expired()

@@ -1,0 +1,124 @@
+"""Steps in a CUDA graph against the same steps launched one by one; GPUs alone."""
+
+import functools
+
+import torch
+from checking import Tied, check, raises, same, seeded, token_loss, world
+
+from a2lib.parallel import (
+    DDP,
+    FSDP,
+    BucketedDDP,
+    FlatDDP,
+    NaiveDDP,
+    ShardedOptimizer,
+    capture_step,
+)
+
+STEPS, WARMUP, WORDS = 7, 3, 11
+ENGINES = {"communication": "copy_engines"}
+LOW = {"communication_dtype": torch.bfloat16}
+WRAPPERS = {
+    "naive": NaiveDDP,
+    "flat": FlatDDP,
+    "overlapped": DDP,
+    "bucketed": functools.partial(BucketedDDP, bucket_size_mb=0.01),
+    "one_bucket": functools.partial(BucketedDDP, bucket_size_mb=100),
+    "bucketed_bf16": functools.partial(BucketedDDP, bucket_size_mb=0.01, **LOW),
+    "copy_engines": functools.partial(BucketedDDP, bucket_size_mb=0.01, **ENGINES),
+    "copy_engines_bf16": functools.partial(BucketedDDP, bucket_size_mb=0.01, **ENGINES, **LOW),
+    "sharded_optimizer": DDP,
+    "fsdp": FSDP,
+    "fsdp_bf16": functools.partial(FSDP, compute_dtype=torch.bfloat16),
+}
+
+
+class Training:
+    """A wrapped model, frozen and unused parameters in it, that takes its batches by itself."""
+
+    def __init__(self, kind):
+        rank, size = world()
+        torch.manual_seed(0)
+        self.module = Tied(width=32)
+        self.wrapper = WRAPPERS[kind](self.module)
+        options = {"lr": 0.01, "capturable": True}
+        if kind == "sharded_optimizer":
+            self.optimizer = ShardedOptimizer(
+                self.module.parameters(), torch.optim.AdamW, **options
+            )
+        else:
+            self.optimizer = torch.optim.AdamW(
+                self.module.parameters(), fused=kind == "overlapped", **options
+            )
+        shape = (STEPS, size, 4, 8)
+        self.batches = torch.randint(WORDS, shape, generator=seeded(1))[:, rank].contiguous()
+        self.taken = torch.zeros(1, dtype=torch.long)
+        self.losses = []
+
+    def step(self, **options):
+        self.optimizer.zero_grad()
+        tokens = self.batches.index_select(0, self.taken)[0]
+        self.taken.add_(1)
+        loss = token_loss(self.wrapper(tokens, **options), tokens)
+        loss.backward()
+        self.wrapper.finish_gradient_synchronization()
+        self.optimizer.step()
+        self.losses.append(loss.detach().clone())
+        return loss
+
+    def weights(self):
+        if isinstance(self.wrapper, FSDP):
+            return self.wrapper.gather_full_params()
+        return {name: p.detach() for name, p in self.module.named_parameters()}
+
+
+def launched(kind):
+    """On a stream of its own too, so that the kernels are the same."""
+    training = Training(kind)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(STEPS):
+            training.step()
+    stream.synchronize()
+    return training
+
+
+def captured_as_launched(kind):
+    plain, training = launched(kind), Training(kind)
+    with capture_step(training.step, WARMUP) as captured:
+        losses = [*training.losses[:WARMUP], captured.output.clone()]
+        assert captured.steps_taken == len(losses) == WARMUP + 1
+        while captured.steps_taken < STEPS:
+            losses.append(captured.replay().clone())
+        assert training.taken.item() == STEPS
+        for n, (mine, theirs) in enumerate(zip(losses, plain.losses, strict=True)):
+            same(mine, theirs, f"{kind}, loss of step {n}")
+        mine, theirs = training.weights(), plain.weights()
+        for name, x in theirs.items():
+            same(mine[name], x, f"{kind}, {name}")
+
+
+for kind in WRAPPERS:
+    function = functools.partial(captured_as_launched, kind)
+    function.__name__, function.__module__ = f"captured_{kind}", __name__
+    check(2)(function)
+
+
+@check(2)
+def captured_refuses():
+    """A step that is not the one before it; the process goes on."""
+    training = Training("overlapped")
+    calls = []
+
+    def step():
+        calls.append(None)
+        return training.step(extra=len(calls) > WARMUP)
+
+    with raises(RuntimeError, "extra.weight has a gradient in the captured step or in the one"):
+        capture_step(step, WARMUP)
+    training.wrapper.reset()
+    training.step()
+    assert torch.isfinite(training.losses[-1])
+    with raises(ValueError, "warmup must be at least 1; got 0"):
+        capture_step(training.step, 0)

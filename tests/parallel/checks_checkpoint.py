@@ -1,0 +1,183 @@
+"""FSDP's checkpoints: saved by some ranks, loaded by others."""
+
+import contextlib
+import copy
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from checking import Tied, check, raises, same, seeded, world
+from checks_fsdp import check_weights
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.optim import SGD, Adafactor, AdamW
+
+from a2lib.parallel import FSDP, load_sharded, save_sharded
+
+
+@contextlib.contextmanager
+def shared_folder():
+    """One for all ranks, gone afterwards."""
+    rank, _ = world()
+    name = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(name)
+    yield Path(name[0])
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(name[0])
+
+
+class Uneven(Tied):
+    """Rows that 2 and 4 ranks do not divide, fewer rows than ranks, a buffer that is not kept."""
+
+    def __init__(self):
+        super().__init__(width=5)
+        self.thin = nn.Linear(5, 1)
+        self.low = nn.Parameter(torch.randn(3, 2).bfloat16())
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+
+def groups_of(module):
+    first, *rest = module.parameters()
+    return [{"params": [first], "lr": 0.01}, {"params": rest}]
+
+
+def step(number, optimizer, module, reference, plain, group):
+    """One step of both, with gradients made by name; parameters unused and frozen have none."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    mine = dict(module.named_parameters())
+    for n, (name, p) in enumerate(reference.named_parameters()):
+        if not p.requires_grad or name.startswith("never"):
+            continue
+        p.grad = torch.randn(p.shape, generator=seeded(100 * number + n))
+        rows = -(-p.shape[0] // size)
+        part = p.grad[rank * rows : (rank + 1) * rows] if p.dim() >= 2 else p.grad
+        mine[name].grad = part.clone()
+    optimizer.step()
+    plain.step()
+
+
+def kinds():
+    # Not fused: on a CPU that rounds a tensor's last elements, which fill no vector, otherwise.
+    adamw = {"lr": 0.1, "weight_decay": 0.1}
+    yield AdamW, {**adamw, "amsgrad": True}
+    yield AdamW, {**adamw, "foreach": True}
+    yield SGD, {"lr": 0.1, "momentum": 0.9}
+    yield SGD, {"lr": 0.1}  # no state
+
+
+@check(4)
+def checkpoints_are_loaded_at_other_sizes():
+    """2 -> 4 -> 1 ranks, then by a plain module and optimizer, each time going on to the bit."""
+    rank, _ = world()
+    pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    alone = [dist.new_group([r]) for r in range(4)][rank]
+    first = Uneven()
+    for cls, options in kinds():
+        # A 16-bit parameter is a float32 master from the start.
+        reference = copy.deepcopy(first)
+        reference.low.data = reference.low.data.float()
+        plain = cls(groups_of(reference), **options)
+        last = None
+        with shared_folder() as folder:
+            for number, (group, name) in enumerate(
+                ((pair, f"pair {rank // 2}"), (None, "all"), (alone, f"alone {rank}"))
+            ):
+                # Weights and buffers of its own, until it loads.
+                module = copy.deepcopy(first) if number == 0 else Uneven()
+                fsdp = FSDP(module, group=group)
+                optimizer = cls(groups_of(module), **options)
+                if number:
+                    load_sharded(folder / last, fsdp, optimizer)
+                    same(module.scale, first.scale)
+                    check_whole(fsdp, reference)
+                    assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"]
+                for one in (optimizer, plain):
+                    one.param_groups[0]["lr"] *= 0.9
+                step(number, optimizer, module, reference, plain, group)
+                check_whole(fsdp, reference)
+                save_sharded(folder / name, fsdp, optimizer)
+                last = "pair 0" if number == 0 else name
+                dist.barrier()
+            check_plain(folder / last, reference, plain)
+
+
+def check_whole(fsdp, reference):
+    whole = fsdp.gather_full_params()
+    for name, p in reference.named_parameters(remove_duplicate=False):
+        same(whole[name], p.detach(), name)
+
+
+def check_plain(folder, reference, plain):
+    """PyTorch alone: into a module, and into one file with the optimizer's state."""
+    module = Uneven()
+    module.low.data = module.low.data.float()
+    with warnings.catch_warnings(action="ignore"):  # that there is one process
+        dcp.load({"model": module.state_dict()}, checkpoint_id=folder, no_dist=True)
+    for name, x in reference.state_dict().items():
+        same(module.state_dict()[name], x, name)
+    assert not sorted(folder.parent.glob("*.part"))
+    dcp_to_torch_save(folder, f"{folder}.pt")
+    file = torch.load(f"{folder}.pt", weights_only=False)
+    assert file["model"].keys() == reference.state_dict().keys()
+    names = {p: name for name, p in reference.named_parameters()}
+    state = file.get("optimizer", {}).get("state", {})
+    assert state.keys() == {names[p] for p, values in plain.state.items() if values}
+    for p, values in plain.state.items():
+        for key, x in values.items():
+            same(state[names[p]][key], x, f"{names[p]} {key}")
+
+
+@check(2)
+def checkpoints_refuse():
+    rank, _ = world()
+    module = Tied()
+    fsdp = FSDP(module)
+    optimizer = AdamW(module.parameters())
+    with shared_folder() as folder:
+        save_sharded(folder / "weights", fsdp)
+        with raises(FileExistsError, "weights exists; a checkpoint is written to a new folder"):
+            save_sharded(folder / "weights", fsdp)
+        with raises(ValueError, "weights has no optimizer; load it into an optimizer as it was"):
+            load_sharded(folder / "weights", fsdp, optimizer)
+        whole = fsdp.gather_full_params()
+        with torch.no_grad():
+            for p in module.parameters():
+                p.zero_()
+        load_sharded(folder / "weights", fsdp)
+        for name, x in fsdp.gather_full_params().items():
+            same(x, whole[name], name)
+        save_sharded(folder / "both", fsdp, optimizer)
+        with raises(ValueError, r"both has other settings \(0.amsgrad, .*\); load it into"):
+            load_sharded(folder / "both", fsdp, SGD(module.parameters()))
+        with raises(ValueError, "both has other parameters in its groups"):
+            load_sharded(folder / "both", fsdp, AdamW([*module.parameters()][::-1]))
+        with raises(ValueError, "has parameters that the FSDP has not"):
+            save_sharded(folder / "other", fsdp, AdamW(Tied().parameters()))
+        for p in module.parameters():
+            p.grad = torch.ones_like(p) if p.requires_grad else None
+        rows = Adafactor(module.parameters())
+        rows.step()
+        with raises(ValueError, "Adafactor's row_var of embed.weight has not its parameter's"):
+            save_sharded(folder / "rows", fsdp, rows)
+        assert sorted(p.name for p in folder.iterdir()) == ["both", "weights"]
+        dist.barrier()
+
+
+@check(2)
+def checkpoints_have_the_names_of_the_plain_module():
+    """Compiled blocks and 16 bits computed in; loaded into a module that is neither."""
+    module, reference = Tied(), Tied()
+    module.load_state_dict(reference.state_dict())
+    module.blocks[0] = torch.compile(module.blocks[0], backend="eager")
+    fsdp = FSDP(module, compute_dtype=torch.bfloat16)
+    with shared_folder() as folder:
+        save_sharded(folder / "weights", fsdp)
+        other = FSDP(Tied())
+        load_sharded(folder / "weights", other)
+        check_weights(other, reference, "loaded")
+        dist.barrier()

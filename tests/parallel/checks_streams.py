@@ -1,0 +1,103 @@
+"""What waits for what: the same weights to the bit whichever stream is late; GPUs alone."""
+
+import contextlib
+import copy
+
+import torch
+from checking import Tied, check, same, token_batches, token_loss, world
+from torch.nn import functional as F
+
+from a2lib.parallel import FSDP, BucketedDDP
+from a2lib.parallel.copy_engines import mean_of_parts, mean_of_parts_plain
+from a2lib.parallel.lane import Lane
+
+STEPS = 3
+# Some tenths of a millisecond, much more than what a step's kernels take.
+CYCLES = 500_000
+
+
+@contextlib.contextmanager
+def late(where):
+    """Have the lane, or the stream that computes, begin or end its work late."""
+    run = Lane.run
+
+    def slow(lane, work):
+        if where == "computing":
+            torch.cuda._sleep(CYCLES)
+            return run(lane, work)
+
+        def slow_work():
+            if where == "lane begins":
+                torch.cuda._sleep(CYCLES)
+            work()
+            if where == "lane ends":
+                torch.cuda._sleep(CYCLES)
+
+        return run(lane, slow_work)
+
+    Lane.run = slow
+    try:
+        yield
+    finally:
+        Lane.run = run
+
+
+def trained(make, first):
+    rank, size = world()
+    wrapper = make(copy.deepcopy(first))
+    optimizer = torch.optim.AdamW(wrapper.parameters(), lr=0.05)
+    for tokens in token_batches(STEPS * size)[rank::size]:
+        optimizer.zero_grad()
+        token_loss(wrapper(tokens), tokens).backward()
+        wrapper.finish_gradient_synchronization()
+        optimizer.step()
+        # What is free is written to at once, by other work.
+        F.relu(torch.full((1000, 1000), float("nan")))
+    if isinstance(wrapper, FSDP):
+        return wrapper.gather_full_params()
+    return dict(wrapper.module.named_parameters())
+
+
+def the_same_whoever_is_late(make):
+    first = Tied(width=64)
+    expected = trained(make, first)
+    for where in ("nobody", "lane begins", "lane ends", "computing"):
+        with late(where):
+            weights = trained(make, first)
+        for name, x in expected.items():
+            same(weights[name].detach(), x.detach(), f"{where} late, {name}")
+
+
+@check(2)
+def fsdp_waits_where_it_must():
+    the_same_whoever_is_late(FSDP)
+    the_same_whoever_is_late(lambda module: FSDP(module, compute_dtype=torch.bfloat16))
+
+
+@check(2)
+def copy_engines_wait_where_they_must():
+    for dtype in (None, torch.bfloat16):
+        the_same_whoever_is_late(
+            lambda module, dtype=dtype: BucketedDDP(
+                module, 0.01, communication="copy_engines", communication_dtype=dtype
+            )
+        )
+
+
+@check(2)
+def the_mean_is_that_of_plain_operations():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for world_size in (2, 3, 8):
+            parts = torch.randn(world_size, 10_003).to(dtype)
+            for rank in {0, 1, world_size - 1}:
+                others = torch.cat([parts[:rank], parts[rank + 1 :]])
+                own, plain = parts[rank].clone(), parts[rank].clone()
+                mean_of_parts(own, list(others), rank)
+                mean_of_parts_plain(plain, list(others), rank)
+                same(own, plain, f"{dtype}, {rank} of {world_size}")
+
+
+@check(2)
+def auto_takes_copy_engines_between_gpus():
+    ddp = BucketedDDP(Tied(), 25, communication="auto")
+    assert ddp.communication == "copy_engines" and ddp.why_backend is None, ddp.why_backend

@@ -1,0 +1,75 @@
+"""The line of latency and bandwidth: found again from its own times, and least in its errors."""
+
+import random
+
+import pytest
+
+from a2lib.theory.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
+from a2lib.theory.latency import OPERATIONS, Line, fit, wire_share
+
+MB = 2**20
+SIZES = [n * MB for n in (0.0625, 1, 10, 100, 1024)]
+
+
+def test_a_line_is_found_again_from_its_times():
+    line = Line(38e-6, 3e11)
+    found = fit(SIZES, [line.time_s(s) for s in SIZES])
+    assert found.overhead_s == pytest.approx(line.overhead_s)
+    assert found.bandwidth == pytest.approx(line.bandwidth)
+    assert found.residuals(SIZES, [line.time_s(s) * 1.5 for s in SIZES]) == pytest.approx([0.5] * 5)
+    half = line.half_size
+    assert half / line.time_s(half) == pytest.approx(line.bandwidth / 2)
+
+
+def squares(line, sizes, times):
+    return sum((line.time_s(s) / t - 1) ** 2 for s, t in zip(sizes, times, strict=True))
+
+
+def test_no_line_nearby_has_less_relative_errors():
+    draw = random.Random(0)
+    times = [Line(1e-4, 1e9).time_s(s) * draw.uniform(0.7, 1.3) for s in SIZES]
+    best = fit(SIZES, times)
+    least = squares(best, SIZES, times)
+    for o in (0.9, 0.999, 1.001, 1.1):
+        for w in (0.9, 0.999, 1.001, 1.1):
+            other = Line(best.overhead_s * o, best.bandwidth * w)
+            assert squares(other, SIZES, times) > least
+
+
+def test_an_overhead_below_zero_is_none():
+    times = [1.0, 2.2, 3.4]
+    found = fit([1.0, 2.0, 3.0], times)
+    assert found.overhead_s == 0
+    for w in (0.99, 1.01):
+        other = Line(0.0, found.bandwidth * w)
+        assert squares(other, [1.0, 2.0, 3.0], times) > squares(found, [1.0, 2.0, 3.0], times)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times", "message"),
+    [
+        ([1, 1], [1, 1], "two different sizes"),
+        ([1, 2], [1], "as many times as sizes"),
+        ([1, 2], [1, 0], "time_s is 0; allowed are numbers above 0"),
+        ([1, 100], [100.0, 0.01], "no bandwidth can be fitted"),
+    ],
+)
+def test_what_has_no_line_is_refused(sizes, times, message):
+    with pytest.raises(ValueError, match=message):
+        fit(sizes, times)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_the_share_on_the_wire_is_that_of_the_rings(n):
+    times = {"all_reduce": all_reduce_s, "all_gather": all_gather_s}
+    times["reduce_scatter"] = reduce_scatter_s
+    for name, seconds in times.items():
+        assert wire_share(name, n) == pytest.approx(seconds(1.0, n, 1.0))
+    assert wire_share("broadcast", n) == 1
+
+
+def test_shares_of_nothing_are_refused():
+    with pytest.raises(ValueError, match=f"allowed are {', '.join(OPERATIONS)}"):
+        wire_share("gather", 2)
+    with pytest.raises(ValueError, match="from 2 on"):
+        wire_share("all_reduce", 1)

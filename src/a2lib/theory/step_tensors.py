@@ -23,9 +23,10 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from a2lib.theory.products import check_sizes
-from a2lib.theory.saved import ATTENTIONS, PRECISIONS
+from a2lib.theory.saved import PRECISIONS
 from a2lib.theory.transformer import Shape
 
+ATTENTIONS = ("eager", "flash")
 MODES = ("inference", "forward", "forward-backward", "train-step")
 # As a2lib.measure.snapshot has them.
 PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
@@ -76,8 +77,8 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class StepMemory:
-    """One step of a model of ``shape``: ``mode`` of ``MODES``, ``precision`` and ``attention`` as
-    ``a2lib.theory.saved`` has them.
+    """One step of a model of ``shape``: ``mode`` of ``MODES``, ``attention`` of ``ATTENTIONS``,
+    ``precision`` as ``a2lib.theory.saved`` has it.
 
     ``first`` is the first step of a process, which makes the optimizer's state; ``cuda`` False is
     a CPU's. Raises ValueError, in one line, for other names and sizes.

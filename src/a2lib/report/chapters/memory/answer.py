@@ -66,14 +66,14 @@ def sentence(m: Memory) -> Markdown:
         "result and a bf16 copy of it. What removes the memory is attention without scores: with "
         f"ours, in bf16, {gb(flash.total)} GB."
     )
-    return Markdown(f"{text} {nearness(m)}")
+    return Markdown(text)
 
 
 def _fits(size: float, capacity: int) -> str:
     return "fits" if size < capacity else f"does not fit the {capacity / 1e9:.0f} GB of the GPU"
 
 
-def nearness(m: Memory) -> str:
+def nearness(m: Memory) -> Markdown:
     """How far the count of blocks is from what the GPU counted, over all steps there are."""
     told = []
     bench = "train-steps of [the benchmark](benchmark.md)"
@@ -83,10 +83,10 @@ def nearness(m: Memory) -> str:
             aim = "" if worst <= AIM else f", more than the {AIM:.0%} that it should"
             told.append(f"{len(off)} {where} to within {100 * worst:.2g} %{aim}")
     if not told:
-        return m.not_yet("how near this count comes")
+        return Markdown(m.not_yet("how near this count comes"))
     peaks = " and of ".join(told)
     text = f"The count, tensor by tensor and block by block, gives the peak of {peaks}."
-    return text if _off(m) else f"{text} {m.not_yet('the peaks of this chapter')}"
+    return Markdown(text if _off(m) else f"{text} {m.not_yet('the peaks of this chapter')}")
 
 
 def _off(m: Memory) -> list[float]:

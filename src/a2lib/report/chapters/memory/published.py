@@ -67,8 +67,9 @@ def accounts(m: Memory) -> Markdown:
                     f"(ours: {off['ours']:.0%})")  # fmt: skip
     one = step(SHOWN)
     return Markdown(
-        "The writeups have models of their own. Two of them write the softmax and the SiLU as "
-        "formulas, of which autograd keeps the exponentials and the sigmoid as well. One more "
+        "The writeups have models of their own. By the bytes two of them write the softmax and the "
+        "SiLU as formulas (the A100's says so of its softmax, the rest is our guess), of which "
+        "autograd keeps the exponentials and the sigmoid as well. One more "
         f"tensor of scores and one more of the FFN in each block, {one.size('s') / 1e6:.0f} and "
         f"{one.size('g') / 1e6:.0f} MB at {SHOWN} tokens, give {' and '.join(told)}; ends of "
         "blocks come on top. Under autocast the exponentials are the only fp32 scores left, so "
@@ -81,12 +82,11 @@ def misprint(m: Memory) -> Markdown:
     """A figure that its own GPU could not hold."""
     said = printed(m, "A100 40 GB", "peak", mode="train-step", precision="bf16", context=SHOWN)
     there, other = (written_out(step(c, precision="bf16", model="xl25")) for c in (SHOWN, 256))
-    if there < 40e9:
-        return Markdown("")
+    slip = ", more than the GPU has, so that the figure is a slip" if there > 40e9 else ""
     return Markdown(
-        f"The A100's {gb(said)} GB for a train-step in bf16 at {SHOWN} tokens are a slip: by the "
-        f"count that takes {gb(there)} GB, more than the GPU has. At 256 tokens, which the writeup "
-        f"says it ran and its list leaves out, it takes {gb(other)}."
+        f"The A100's writeup gives {gb(said)} GB for a train-step in bf16 at {SHOWN} tokens. By "
+        f"the count that takes {gb(there)} GB{slip}. At 256 tokens, which the writeup says it ran "
+        f"and its list leaves out, it takes {gb(other)}."
     )
 
 

@@ -46,7 +46,7 @@ def drawn(m: Memory) -> Markdown:
         return Markdown(
             "The pictures are of the GPU's own allocator: every allocation of two steps recorded, "
             "against the host's time. One that is not recorded is drawn from the count, against "
-            "the number of tensors."
+            f"the number of tensors. {agreement(m)}"
         )
     return Markdown(
         "The pictures are drawn from the count, against the number of tensors. "
@@ -54,11 +54,9 @@ def drawn(m: Memory) -> Markdown:
     )
 
 
-def agreement(m: Memory) -> Markdown:
-    """The peaks of the recorded steps beside those that are counted."""
+def agreement(m: Memory) -> str:
+    """The peaks of the recorded steps beside those that are counted; of some rows."""
     rows = m.recordings[m.recordings["status"] == "ok"]
-    if not len(rows):
-        return Markdown("")
     off, lost = [], 0
     for row in rows.itertuples():
         one = step(row.context, row.mode, row.precision, row.attention, row.model,
@@ -72,8 +70,7 @@ def agreement(m: Memory) -> Markdown:
     )
     if exact < len(off):
         text += f"; elsewhere they are {min(off) / 1e6:+,.1f} to {max(off) / 1e6:+,.1f} MB apart"
-    text += f". At the end the recording leaves {lost:,} bytes of the allocator's unexplained."
-    return Markdown(text)
+    return f"{text}. At the end the recording leaves {lost:,} bytes of the allocator's unexplained."
 
 
 def shapes(m: Memory) -> Markdown:

@@ -3,9 +3,9 @@
     python dev/take_rows.py ~/from-the-gpu/data [--into data]
 
 Of every measured table in that folder, each row whose run is newer than the one stored here, or
-whose key is not, replaces it; so does each picture of the bulk tables. runs.csv takes the runs that
-they name. Nothing else changes: a row that is only there already is left alone, and so is a run
-that no row names.
+whose key is not, replaces it, and so does each picture of a bulk table; runs.csv takes the runs
+that these name. Nothing else changes: a row that is only there already is left alone, and so is a
+run that no row names.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from a2lib.measure.runs import read_runs, runs_table
 
 
 def take(source: Path, target: Path) -> dict[tuple[str, str], int]:
-    """Rows taken, by (section, device), and pictures, by (bulk table, device). Raises StoreError
-    for a broken table on either side."""
+    """Rows taken, by (section, device), and pictures by (bulk table, device). Raises StoreError for
+    a broken table on either side."""
     if not (source / "measured" / "runs.csv").is_file():
         raise StoreError(f"{source}: no measured/runs.csv in it; name a data folder")
     found = {run["run"]: run for run in read_runs(source)}
@@ -42,15 +42,17 @@ def take(source: Path, target: Path) -> dict[tuple[str, str], int]:
     for table in bulk.TABLES:
         there = set(bulk.pictures(table, target))
         for device, name in bulk.pictures(table, source):
-            one = bulk.read(table, device, name, source)
-            if (device, name) in there:
-                mine = bulk.read(table, device, name, target)
-                if started[mine.run] >= started[one.run]:
-                    continue
-            runs_table(target).put(found[one.run])
-            bulk.put(table, device, name, one.rows, run=one.run, about=one.about, data=target)
-            place = f"bulk/{table}", device
-            taken[place] = taken.get(place, 0) + 1
+            picture = bulk.read(table, device, name, source)
+            if picture.run not in found:
+                raise StoreError(f"{table} {name} of {device}: run {picture.run} is not in its "
+                                 "runs.csv")  # fmt: skip
+            mine = bulk.read(table, device, name, target) if (device, name) in there else None
+            if mine is None or started[mine.run] < started[picture.run]:
+                runs_table(target).put(found[picture.run])
+                bulk.put(table, device, name, picture.rows, run=picture.run, about=picture.about,
+                         data=target)  # fmt: skip
+                key = f"bulk {table}", device
+                taken[key] = taken.get(key, 0) + 1
     return taken
 
 
@@ -66,9 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
     except StoreError as error:
         print(f"take_rows: {error}", file=sys.stderr)
         return 1
-    for (table, device), n in taken.items():
-        print(f"{table}, {device}: {n} {'pictures' if '/' in table else 'rows'}")
-    print(f"{sum(taken.values())} taken")
+    for (section, device), n in taken.items():
+        print(f"{section}, {device}: {n} {'pictures' if section.startswith('bulk ') else 'rows'}")
+    print(f"{sum(taken.values())} rows and pictures taken")
     return 0
 
 

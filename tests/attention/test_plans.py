@@ -165,7 +165,8 @@ def test_what_cannot_run_is_still_refused():
     passes.forward(q, k, v, True, None)
     with pytest.raises(ValueError, match="same shape"):
         passes.forward(q, k, v[:, :, :7], True, None)
-    with pytest.raises(TypeError, match="tensors"):
-        passes.forward(q, k, "v", True, None)
+    for wrong in ((None, k, v), (q, k, "v")):
+        with pytest.raises(TypeError, match="tensors"):
+            passes.forward(*wrong, True, None)
     with pytest.raises(UnsupportedError, match="runs"):
         passes.forward(*(x.double() for x in (q, k, v)), True, None)

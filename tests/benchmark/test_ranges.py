@@ -1,5 +1,7 @@
 """Which range each operation is launched in, forward and backward, with a recorder for NVTX."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,6 +70,21 @@ def test_annotating_changes_nothing(tokens, attention):
     assert torch.equal(found.pop("logits"), want.pop("logits"))
     for name, tensor in want.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa_math"])
+def test_annotating_adds_no_operator_but_views(tokens, attention):
+    """A trace with ranges has the kernels of one without."""
+    counts = []
+    for annotated in (False, True):
+        model, recorder = build(attention), Recorder()
+        if annotated:
+            annotate(model, recorder)
+        with Launches(recorder) as launches:
+            step(model, tokens)
+        seen = Counter(name for name, _ in launches.seen)
+        counts.append({n: c for n, c in seen.items() if n not in ("view", "detach", "alias")})
+    assert counts[0] == counts[1]
 
 
 def test_every_product_lies_in_the_range_of_its_part(tokens):

@@ -74,6 +74,20 @@ def built(book: Book) -> Book:
     return book
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium that asks no network of itself; the test is skipped where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=quiet)
+        yield browser
+        browser.close()
+
+
 @pytest.fixture(scope="session")
 def book(tmp_path_factory):
     """The book, built once in a run of the tests, whichever worker asks. Do not change it.

@@ -4,8 +4,8 @@ Runs where a Chromium is installed, as test_browser.py does.
 """
 
 import itertools
+import json
 import math
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +14,6 @@ from a2lib.paths import ROOT
 from a2lib.theory import parallelism
 from a2lib.theory.parallelism import EXAMPLE, Layer
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 SCRIPTS = ROOT / "book" / "_ext" / "pages"
 
 NAMES = ("tokens", "d_model", "d_ff", "flops", "bandwidth", "element_bytes")
@@ -29,8 +25,9 @@ MESHES = ((1, 1), (8, 1), (1, 8), (8, 8), (3, 5), (60, 7), (1000, 36))
 PASSES = ("forward", "backward")
 # The ends of what the form allows.
 ENDS = ((1e9, 1e6, 1e6, 1e9, 1e15, 0.001), (1, 1, 1, 1e18, 1e6, 16), (1e9, 1, 1, 1e9, 1e15, 1))
-# Numbers of one layer on one mesh, in one order in both languages.
-SCRIPT = """([layers, names, meshes]) => layers.map((values, i) => {
+# Numbers of one layer on one mesh, in one order in both languages; as text, since playwright takes
+# seconds over each of so many values.
+SCRIPT = """([layers, names, meshes]) => JSON.stringify(layers.map((values, i) => {
   const one = Object.fromEntries(names.map((name, k) => [name, values[k]]));
   const [f, t] = meshes[i % meshes.length], p = a2Parallelism;
   const costs = (found) => ["forward", "backward"].flatMap((pass) => {
@@ -48,7 +45,7 @@ SCRIPT = """([layers, names, meshes]) => layers.map((values, i) => {
   ], whole: [true, false].map((shared) => p.best_whole_split(one, f * t, shared)),
   binds: [true, false].flatMap((shared) => ["forward", "backward"].map(
       (pass) => p.binds(one, f, t, shared, pass))) };
-})"""
+}))"""
 
 
 def twin(layer: Layer, f: int, t: int) -> list[float]:
@@ -80,26 +77,19 @@ def binding(layer: Layer, f: int, t: int, shared: bool, pass_: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def scripts(browser):
     """An empty page with the explorer's functions."""
     tab = browser.new_page()
-    for name in ("parallelism.js", "explorer.js"):
+    for name in ("forms.js", "parallelism.js", "explorer.js"):
         tab.add_script_tag(path=SCRIPTS / name)
-    tab.add_style_tag(path=SCRIPTS / "explorer.css")
+    for name in ("forms.css", "explorer.css"):
+        tab.add_style_tag(path=SCRIPTS / name)
     yield tab
     tab.close()
 
 
 def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
-    found = scripts.evaluate(SCRIPT, [LAYERS, NAMES, MESHES])
+    found = json.loads(scripts.evaluate(SCRIPT, [LAYERS, NAMES, MESHES]))
     assert len(found) == len(LAYERS) > 2000
     bound = set()
     for i, (values, answer) in enumerate(zip(LAYERS, found, strict=True)):
@@ -130,7 +120,7 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
      ("NaN", False, False), ("Infinity", False, False), ("0x10", False, False)],
 )  # fmt: skip
 def test_a_number_is_read_or_refused_by_a_rule_that_is_named(scripts, text, whole, allowed):
-    said = scripts.evaluate("([text, whole]) => a2Explorer.problem(text, whole, "
+    said = scripts.evaluate("([text, whole]) => a2Forms.problem(text, whole, "
                             "whole ? 1 : 0.001, 1e6)", [text, whole])  # fmt: skip
     rule = "allowed: whole numbers from 1 to 1,000,000"
     assert said == ("" if allowed else rule if whole else
@@ -139,7 +129,7 @@ def test_a_number_is_read_or_refused_by_a_rule_that_is_named(scripts, text, whol
 
 def test_the_map_stays_within_its_frame_for_every_layer(scripts):
     outside = scripts.evaluate("""([layers, names, meshes]) => {
-      document.body.innerHTML = '<svg class="a2-map" viewBox="0 0 360 300"></svg>';
+      document.body.innerHTML = '<svg class="a2-drawing a2-map" viewBox="0 0 360 300"></svg>';
       document.body.style = "width: 360px; margin: 0";
       const svg = document.querySelector("svg"), bad = [];
       layers.forEach((values, i) => {
@@ -204,6 +194,14 @@ def test_a_reader_types_a_mesh_and_reads_what_binds(book, browser):
     tab.wait_for_function("(first) => document.getElementById('a2-state').textContent !== first",
                           arg=first)  # fmt: skip
     assert tab.text_content("#a2-state").startswith("1,024 × 4 = 4,096 devices: the forward is")
+    # the address holds the state: another tab has the same, and is where the explorer is
+    other = context.new_page()
+    other.goto(tab.evaluate("location.href"))
+    assert other.input_value("#a2-n_fsdp") == "1,024"
+    assert other.text_content("#a2-state") == tab.text_content("#a2-state")
+    other.wait_for_function("Math.abs(document.getElementById('explorer')"
+                            ".getBoundingClientRect().top) < 200")  # fmt: skip
+    other.close()
 
     types("flops", "-1")
     error = tab.text_content("#a2-flops-error")
@@ -252,7 +250,7 @@ def test_the_scripts_come_with_the_page_that_names_them(book):
                if "explorer." in page.read_text(encoding="utf-8")]  # fmt: skip
     text = (book.html / "parallelism.html").read_text(encoding="utf-8")
     assert with_it == ["parallelism.html"]
-    for name in ("parallelism.js", "explorer.js", "explorer.css"):
+    for name in ("forms.js", "parallelism.js", "explorer.js", "forms.css", "explorer.css"):
         assert text.count(f"_static/{name}") == 1 and (book.html / "_static" / name).is_file()
 
 

@@ -2,16 +2,13 @@
 
 import collections
 import itertools
-import os
-import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from a2lib.benchmark import Config, run
-from a2lib.measure import snapshot, trace
+from a2lib.experiments.profile.handlers import command
+from a2lib.measure import nsight, snapshot, trace
 from a2lib.measure.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy
 from a2lib.theory.saved import block_saved_bytes
@@ -53,19 +50,13 @@ def test_a_trace_by_torch_profiler(tmp_path):
     check(found)
 
 
-@pytest.mark.skipif(shutil.which("nsys") is None, reason="needs nsys on the path")
+@pytest.mark.skipif(nsight.find() is None, reason="needs Nsight Systems")
 def test_a_trace_by_nsight_systems(tmp_path):
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    report = tmp_path / "report"
-    profile = ["nsys", "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
-               "--capture-range=cudaProfilerApi", "--capture-range-end=stop", f"--output={report}"]
-    command = [sys.executable, "-m", "a2lib.benchmark", *options, "--nvtx=modules",
-               "--cuda-profiler"]  # fmt: skip
-    subprocess.run([*profile, *command], check=True, timeout=300, env=os.environ)
-    export = ["nsys", "export", "--type=sqlite", f"--output={report}.sqlite", f"{report}.nsys-rep"]
-    subprocess.run(export, check=True, timeout=300)
-    found = trace.read(f"{report}.sqlite")
-    assert found.source == "nsys"
+    config = Config(**SMALL, nvtx="modules", cuda_profiler=True)
+    path, printed = nsight.record(command(config), tmp_path / "report", timeout_s=300)
+    assert '"status": "ok"' in printed
+    found = trace.read(path)
+    assert found.source == "nsys" and found.waits
     check(found)
 
 

@@ -50,28 +50,34 @@ def test_newer_rows_and_their_runs(tmp_path, take_rows, capsys):
     assert take_rows.take(there, here) == {}
 
 
-def test_newer_pictures(tmp_path, take_rows, capsys):
-    here, there = tmp_path / "here", tmp_path / "there"
-    row = dict.fromkeys(bulk.TABLES["lines"], 0)
-
-    def draw(data, started, name):
-        measured(data, started, {})
-        rows = [row | {"bytes": int(started[-2:])}]
-        bulk.put("lines", "gpu", name, rows, run=f"run-{started}", about={}, data=data)
-
-    for data, started, name in (
-        (here, "2026-01-02", "a"), (here, "2026-01-03", "b"),
-        (there, "2026-01-04", "a"), (there, "2026-01-01", "b"), (there, "2026-01-05", "c"),
-    ):  # fmt: skip
-        draw(data, started, name)
-    assert take_rows.main([str(there), "--into", str(here)]) == 0
-    found = {name: bulk.read("lines", "gpu", name, here).rows[0]["bytes"] for name in "abc"}
-    assert found == {"a": 4, "b": 3, "c": 5}
-    assert "bulk/lines, gpu: 2 pictures" in capsys.readouterr().out
-
-
 def test_what_is_no_data_folder(tmp_path, take_rows, capsys):
     assert take_rows.main([str(tmp_path)]) == 1
     assert "no measured/runs.csv" in capsys.readouterr().err
     with pytest.raises(StoreError):
         take_rows.take(tmp_path / "nowhere", tmp_path)
+
+
+def picture(data, started, name, value):
+    """A picture of a run that ``measured`` knows."""
+    row = {"start_us": value, "duration_us": 1, "stream": "7", "kind": "copy", "phase": "forward",
+           "part": ""}  # fmt: skip
+    bulk.put("strip", "gpu", name, [row], run=f"run-{started}", about={}, data=data)
+
+
+def test_newer_pictures_and_their_runs(tmp_path, take_rows, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for data, started in ((here, "2026-01-02"), (there, "2026-01-01"), (there, "2026-01-03")):
+        measured(data, started, {})
+    picture(here, "2026-01-02", "a", 2)
+    picture(here, "2026-01-02", "b", 2)
+    picture(there, "2026-01-01", "a", 1)
+    picture(there, "2026-01-03", "b", 3)
+    picture(there, "2026-01-03", "c", 3)
+    assert take_rows.main([str(there), "--into", str(here)]) == 0
+    found = {name: bulk.read("strip", "gpu", name, here) for name in "abc"}
+    assert {name: one.rows[0]["start_us"] for name, one in found.items()} == {
+        "a": 2, "b": 3, "c": 3,
+    }  # fmt: skip
+    assert found["c"].run in {run["run"] for run in read_runs(here)}
+    assert "bulk strip, gpu: 2 pictures" in capsys.readouterr().out
+    assert take_rows.take(there, here) == {}

@@ -78,6 +78,25 @@ def test_the_idle_share_counts_overlap_once(found):
     assert trace.busy([]).idle_share == trace.busy([]).launches == 0
 
 
+def test_each_phase_by_the_gpu_and_by_the_host(found):
+    (phases,) = trace.phase_times(found).values()
+    assert list(phases) == ["forward", "backward", "optimizer", "step"]
+    # From 100 to 280, 160 of work, launched in 190 by three calls of 5; they waited 65, 135, 115.
+    assert phases["forward"] == trace.PhaseTimes(3, 180_000, 160_000, 190_000, 15_000, 0, 115_000)
+    assert phases["backward"] == trace.PhaseTimes(2, 160_000, 150_000, 300_000, 10_000, 0, 160_000)
+    step = phases["step"]
+    assert (step.kernels, step.span_ns, step.busy_ns) == (7, 865_000, 355_000)
+    assert (step.range_ns, step.launching_ns, step.waiting_ns) == (1_000_000, 35_000, 25_000)
+
+
+def test_a_phase_of_operators_has_no_launches():
+    (phases,) = trace.phase_times(trace.read(HERE / "cpu_trace.json.gz")).values()
+    assert list(phases) == ["forward", "loss", "backward", "optimizer", "step"]
+    for times in phases.values():
+        assert 0 < times.busy_ns <= times.span_ns <= times.range_ns
+        assert times.launching_ns == times.waiting_ns == times.queued_ns == 0
+
+
 def test_a_step_is_all_that_was_launched_in_it(found):
     assert {step: len(kernels) for step, kernels in found.steps().items()} == {"step 0": 7}
 

@@ -6,11 +6,16 @@ numbers of ranks it is for. Warnings are errors in it.
 
 import contextlib
 import copy
+import gc
 import importlib
 import re
 import shutil
+import sys
 import tempfile
+import traceback
+import types
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -28,6 +33,9 @@ MODULES = (
 )
 GPU_MODULES = ("checks_capture", "checks_streams")
 CHECKS = {}
+# How long a rank that is through with a check waits for the others.
+MEET_S = 15
+SHORT = 240  # characters of a line
 
 
 def check(*sizes):
@@ -49,21 +57,85 @@ def names(size, modules=MODULES):
     ]
 
 
-def run(only: str = "", modules=MODULES, leave_out=()) -> None:
-    """What each rank runs: the checks for so many ranks, with ``only`` in their names."""
+def run(only: str = "", modules=MODULES, leave_out=(), go_on=False) -> None:
+    """What each rank runs: the checks for so many ranks, with ``only`` in their names.
+
+    With ``go_on`` a check that fails ends itself alone, if it ends on every rank.
+    """
     torch.set_num_threads(1)
     if dist.get_backend() == "nccl":
         torch.set_default_device("cuda")
         torch.use_deterministic_algorithms(True)
     every = names(dist.get_world_size(), modules)
-    warnings.simplefilter("error")
+    failed = []
     for name in every:
         if only not in name or name in leave_out:
             continue
         progress(began=name)
-        torch.manual_seed(0)
-        CHECKS[name][0]()
-        progress(passed=name)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                torch.manual_seed(0)
+                CHECKS[name][0]()
+        except Exception as error:
+            if not go_on:
+                raise
+            failed.append(name)
+            progress(failed=name, short=in_short(error), error=traceback.format_exc())
+        else:
+            progress(passed=name)
+        if go_on:
+            meet(name, failed[-1:] == [name])
+    # Not to the orderly end: a group is not destroyed while a failed check has graphs of its work.
+    assert not failed, f"{len(failed)} failed"
+
+
+def meet(name, failed) -> None:
+    """Raise unless every rank is through with this check and can go on to the next."""
+    rank, size = world()
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{name} {rank}", str(failed))
+    keys = [f"{name} {other}" for other in range(size)]
+    try:
+        store.wait(keys, timedelta(seconds=MEET_S))
+    except dist.DistStoreError:
+        raise RuntimeError(f"another rank was not through with {name} {MEET_S} s later") from None
+    if b"True" in [store.get(key) for key in keys]:
+        gc.collect()
+        if torch.cuda.is_available():
+            # Past work that others do not join, or a broken context, the next would fail too.
+            torch.cuda.synchronize()
+
+
+def in_short(error) -> str:
+    """The error's own line, and the last calls in the package and in its tests."""
+    line = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
+    frames = [
+        f"  {Path(f.filename).name}:{f.lineno} {f.name}: {f.line}"
+        for f in traceback.extract_tb(error.__traceback__)
+        if "a2lib" in f.filename or "checks_" in f.filename
+    ]
+    return "\n".join(part[:SHORT] for part in (line, *frames[-3:]))
+
+
+def holders(reference, depth=3) -> str:
+    """What refers to the object of a weak reference, and to that, as far as the collector knows."""
+    level, told = [reference()], []
+    for _ in range(depth):
+        known = {id(x) for x in level}
+        level = [
+            x
+            for x in gc.get_referrers(*level)
+            if id(x) not in known and x is not level and x is not sys._getframe()
+        ]
+        told.append(", ".join(sorted({_called(x) for x in level}))[:SHORT])
+    return " <- ".join(told)
+
+
+def _called(x) -> str:
+    if isinstance(x, types.FrameType):
+        return f"frame {x.f_code.co_name}:{x.f_lineno}"
+    return f"{type(x).__name__} {list(x)[:3]}" if isinstance(x, dict) else type(x).__name__
 
 
 # What checks use.

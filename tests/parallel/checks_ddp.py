@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,7 @@ from checking import (
     Tied,
     check,
     copies_on_the_cpu,
+    holders,
     mean_gradients,
     raises,
     same,
@@ -23,6 +25,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from a2lib.parallel import DDP, FSDP, BucketedDDP, FlatDDP, NaiveDDP, capture_step, group
+from a2lib.parallel.rank import progress
 
 KINDS = {
     "NaiveDDP": NaiveDDP,
@@ -249,8 +252,10 @@ def ddp_refuses_what_would_be_wrong():
             KINDS[kind](ddp.module)
         with raises(TypeError, "take its .module"):
             copy.deepcopy(ddp)
-        module = ddp.module
+        module, dropped = ddp.module, weakref.ref(ddp)
         del ddp
+        if dropped() is not None:
+            progress(told=f"{kind}, dropped, is held by {holders(dropped)}")
         KINDS[kind](module)
     for make in KINDS.values():
         module = Tied()

@@ -275,8 +275,12 @@ class LowPrecision(torch.autograd.Function):
 
 def in_low_precision(module, dtype):
     """What ``compute_dtype`` says, in one process: matrices and their modules' biases are cast,
-    inputs too; norms are not."""
+    inputs too; norms are not, and their inputs are what their weights are."""
     for owner in list(module.modules()):
+        if isinstance(owner, nn.LayerNorm):
+            owner.register_forward_pre_hook(
+                lambda m, args: tuple(x.to(m.weight.dtype) for x in args)
+            )
         mine = {n: p for n, p in owner._parameters.items() if p is not None}
         if not any(p.dim() >= 2 for p in mine.values()):
             continue

@@ -40,9 +40,10 @@ class Mixed(nn.Module):
 def give_gradients(step, *modules):
     for n, ps in enumerate(zip(*(m.parameters() for m in modules), strict=True)):
         generator = seeded(100 * step + n)
-        gradient = torch.randn(ps[0].shape, generator=generator).to(ps[0].dtype)
+        gradient = torch.randn(ps[0].shape, generator=generator)
         for module, p in zip(modules, ps, strict=True):
-            p.grad = None if p is module.unused else gradient.clone()
+            # With the parameter's strides, as autograd gives it and a GPU's fused step demands it.
+            p.grad = None if p is module.unused else torch.empty_like(p).copy_(gradient)
 
 
 def groups_of(module):

@@ -13,3 +13,15 @@ def rank_env():
     """The environment in which ranks find the modules of this folder."""
     path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Each failed check in ranks, in short, behind everything else: a log may be cut off."""
+    said = {}
+    for report in (*terminalreporter.getreports("failed"), *terminalreporter.getreports("passed")):
+        for key, text in report.user_properties:
+            name = f"{report.nodeid.rpartition('::')[2]}: " if key == "short" else ""
+            if key in ("short", "told"):
+                said[name + text] = None
+    for line in said:
+        terminalreporter.write_line(line)

@@ -1,11 +1,12 @@
 """The checks for two ranks under NCCL, and those for GPUs alone: CUDA graphs, engines, streams.
 
-To the bit there too: two ranks add in one order. A check that fails, or hangs until its launch's
-limit, ends that launch; the next one goes on behind it, so that one run tells of every check.
+To the bit there too: two ranks add in one order. A check that fails leaves the next ones to run;
+one that hangs ends its launch, and the next launch goes on behind it.
 """
 
 import functools
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,63 +17,100 @@ sys.path.insert(0, str(Path(__file__).parent))
 import checking  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-GROUPS = {"plain": checking.MODULES, **{name: (name,) for name in checking.GPU_MODULES}}
+GROUPS = {**{name: (name,) for name in checking.GPU_MODULES}, "plain": checking.MODULES}
 # A launch takes seconds, and a first kernel of each kind is loaded or compiled.
-LIMIT_S = 110
-MOST_LAUNCHES = 4
+LIMIT_S = 75
+ALL_S = 140
+COLLECTIVE_S = 20
+
+
+@pytest.fixture(scope="session")
+def until():
+    return time.monotonic() + ALL_S
 
 
 @pytest.fixture(scope="module")
-def outcomes(rank_env):
+def outcomes(rank_env, request, until):
     import torch
 
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
+    wanted = {i.callspec.params["name"] for i in request.session.items if _here(i)}
+    return functools.cache(lambda modules: outcomes_of(modules, wanted, rank_env, until))
 
-    @functools.cache
-    def outcome(modules):
-        """Check to the error that ended it, None where both ranks passed."""
-        every = checking.names(2, modules)
-        result = {}
-        for _ in range(MOST_LAUNCHES):
-            passed, began = {}, []
 
-            def note(rank, event, passed=passed, began=began):
-                if "began" in event:
-                    began.append(event["began"])
-                else:
-                    passed.setdefault(event["passed"], set()).add(rank)
+def _here(item):
+    return item.path == Path(__file__)
 
-            error = None
-            try:
-                launch(
-                    "checking:run",
-                    {"modules": modules, "leave_out": list(result)},
-                    processes=2,
-                    time_limit_s=LIMIT_S,
-                    collective_timeout_s=30,
-                    device="cuda",
-                    env={**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
-                    on_progress=note,
-                )
-            except LaunchError as ended:
-                error = str(ended)
-            result |= {name: None for name, ranks in passed.items() if len(ranks) == 2}
-            left = [name for name in every if name not in result]
-            if not left:
-                return result
-            # The first that did not pass is what ended it.
-            result[next((name for name in left if name in began), left[0])] = error or "not run"
-        return result
 
-    return outcome
+def outcomes_of(modules, wanted, rank_env, until, device="cuda"):
+    """(Each check that ran to its errors, as (in short, whole); what ranks told)."""
+    every = checking.names(2, modules)
+    left = [name for name in every if name in wanted]
+    errors, told = {}, []
+    while left and time.monotonic() < until:
+        passed, began = {}, []
+
+        def note(rank, event, passed=passed, began=began, errors=errors):
+            if "began" in event:
+                began.append(event["began"])
+            elif "passed" in event:
+                passed.setdefault(event["passed"], set()).add(rank)
+            elif "failed" in event:
+                shorts = errors.setdefault(event["failed"], {})
+                shorts.setdefault(event["short"], []).append((rank, event["error"]))
+            else:
+                told.append(f"rank {rank}: {event['told']}")
+
+        ended = None
+        try:
+            launch(
+                "checking:run",
+                {
+                    "modules": modules,
+                    "leave_out": [name for name in every if name not in left],
+                    "go_on": True,
+                },
+                processes=2,
+                time_limit_s=max(1, min(LIMIT_S, until - time.monotonic())),
+                collective_timeout_s=COLLECTIVE_S,
+                device=device,
+                env={**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+                on_progress=note,
+                on_output=lambda *line: None,
+            )
+        except LaunchError as error:
+            ended = str(error)
+        errors |= {name: {} for name in left if len(passed.get(name, ())) == 2}
+        unended = [name for name in left if name not in errors]
+        # A check that began last is what ended the launch, also where it failed on one rank.
+        if unended and (not began or began[-1] in unended):
+            errors[began[-1] if began else unended[0]] = {in_short(ended): [("all", ended)]}
+        left = [name for name in left if name not in errors]
+    return errors, told
+
+
+def in_short(ended):
+    """The first line of a launch's end, and of each rank's stack where the checks' frames are."""
+    first, *rest = (ended or "no error").splitlines()
+    frames = [x.strip() for x in rest if "a2lib" in x or "check" in x or x.startswith("rank ")]
+    return "\n".join(line[: checking.SHORT] for line in (first, *frames[:8]))
 
 
 @pytest.mark.parametrize(
     ("group", "name"),
     [(group, name) for group, modules in GROUPS.items() for name in checking.names(2, modules)],
 )
-def test_on_two_gpus(outcomes, group, name):
-    error = outcomes(GROUPS[group]).get(name, "not run: too many before it failed")
-    if error:
-        pytest.fail(error, pytrace=False)
+def test_on_two_gpus(outcomes, record_property, group, name):
+    errors, told = outcomes(GROUPS[group])
+    if told:
+        record_property("told", "\n".join(told))
+    failure = errors.get(name, {"not run: no time was left": []})
+    if failure:
+        short = "\n".join(
+            f"{', '.join(f'rank {rank}' for rank, _ in whole)}: {short}"
+            for short, whole in failure.items()
+        )
+        record_property("short", short)
+        wholes = [whole for by_rank in failure.values() for _, whole in by_rank[:1]]
+        pytest.fail("\n".join([short, *wholes]), pytrace=False)

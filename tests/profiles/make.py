@@ -38,6 +38,7 @@ KERNELS = [  # name, stream, start, duration, correlation, thread and time of th
     ("mystery_kernel", 14, 120, 20, 8, OTHER, 110),
     (NVJET, 7, 1000, 25, 9, None, None),
 ]
+WAIT = (970, 25)  # the main thread in cudaDeviceSynchronize
 
 
 def write_nsys(path: Path) -> None:
@@ -89,6 +90,9 @@ def write_nsys(path: Path) -> None:
             base.execute("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?,?,?,?,?)",
                          (launched * US, (launched + 5) * US, process(thread) | thread[1],
                           correlation, word("cudaLaunchKernel")))  # fmt: skip
+    base.execute("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?,?,?,?,?)",
+                 (WAIT[0] * US, sum(WAIT) * US, process(MAIN) | MAIN[1], 99,
+                  word("cudaDeviceSynchronize_v3020")))  # fmt: skip
     for i, (name, thread, start, end) in enumerate(SPANS):
         # Registered strings have an id in the place of a text.
         text = (None, word(name)) if i % 2 else (name, None)
@@ -122,6 +126,7 @@ def write_chrome(path: Path) -> None:
             host = "cuda_driver" if name == NVJET else "cuda_runtime"
             event(host, "cudaLaunchKernel", thread, launched, 5, correlation=correlation)
             event("cpu_op", "aten::something", thread, launched, 6)
+    event("cuda_runtime", "cudaDeviceSynchronize", MAIN, *WAIT, correlation=99)
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=0))
 
 

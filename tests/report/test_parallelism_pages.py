@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -11,15 +12,24 @@ from matplotlib.textpath import TextPath
 
 from a2lib.paths import ROOT
 from a2lib.report import svg
-from a2lib.report.chapters.parallelism import accounting, axes, clocks, layer, plans, schemes
+from a2lib.report.chapters.parallelism import (
+    accounting,
+    axes,
+    calculator,
+    clocks,
+    layer,
+    plans,
+    schemes,
+)
 from a2lib.theory.layouts import AXES, SHARDINGS, STRATEGIES, Layout, evaluate
 from a2lib.theory.parallelism import EXAMPLE, Layer, communication_share
 
 DRAWINGS = {
     "data": schemes.data_parallel, "fsdp": schemes.fully_sharded,
     "tensor": schemes.tensor_parallel, "mesh": schemes.mesh,
-    "exchange": schemes.experts_and_contexts, "rings": clocks.rings, "pipelines": clocks.pipelines,
-    "map": layer.mesh_map, "sensitivity": accounting.sensitivity,
+    "exchange": schemes.experts_and_contexts, "holds": schemes.other_axes,
+    "rings": clocks.rings, "pipelines": clocks.pipelines, "map": layer.mesh_map,
+    "sensitivity": accounting.sensitivity,
 }  # fmt: skip
 # a = 6 and b = 3 by hand: C = W, two bytes, 6 tokens, d_ff 2.
 BY_HAND = Layer(tokens=6, d_model=5, d_ff=2, flops=1e12, bandwidth=1e12)
@@ -45,7 +55,7 @@ def test_every_drawing_has_both_themes_and_letters_for_a_phone(texts):
 
 def test_words_stay_inside_the_drawing(texts):
     """By the widths of DejaVu Sans, which is wider than what browsers draw with elsewhere."""
-    for name in ("data", "fsdp", "tensor", "mesh", "exchange", "rings", "pipelines"):
+    for name in ("data", "fsdp", "tensor", "mesh", "exchange", "holds", "rings", "pipelines"):
         bold = re.findall(r"\.(\w+)\{[^}]*font-weight:700", texts[name])
         for node in ElementTree.fromstring(texts[name]).iter():
             if node.tag.endswith("text") and node.get("transform") is None:
@@ -82,6 +92,8 @@ def test_the_pipelines_are_drawn_with_their_bubbles(texts):
 
 def test_who_holds_what(texts):
     assert schemes.experts_and_contexts().counts == {"kept": 4, "sent": 12}
+    assert schemes.other_axes().counts == {"held": 4 + 3 + 2 + 1}
+    assert {"experts", "sequence", "weights"} <= set(words_of(texts["holds"]))
     for name, tensors in (("tensor", {"W1, W2", "W3", "x1, x2, z"}), ("mesh", {"in use", "W3"})):
         assert tensors <= set(words_of(texts[name]))
     assert {"R1", "R4"} <= set(words_of(texts["data"]))
@@ -187,12 +199,51 @@ def test_the_plans_are_the_planners():
     assert apart.serial_s < hidden.serial_s and hidden.step_s < apart.step_s
 
 
+def test_the_choices_are_what_the_page_says_of_them():
+    frame = calculator.choices("words", "name").frame.set_index("choice")
+    assert frame["fits"].tolist() == ["no", "yes", "yes", "yes", "no", "no"]
+    for (name, (job, layout)), most in zip(calculator.CHOICES.items(), frame["most a device"],
+                                           strict=True):  # fmt: skip
+        plan = evaluate(job, layout)
+        line = frame.loc[name]
+        assert float(line["GB each"]) == pytest.approx(plan.memory_bytes / 1e9, abs=0.5)
+        assert (line["fits"] == "yes") == (plan.memory_bytes <= job.memory)
+        assert float(line["step, s"]) == pytest.approx(plan.step_s, abs=0.005)
+        tokens = float(line["tokens a second"].replace(",", ""))
+        assert tokens == pytest.approx(job.batch * job.context / plan.step_s, rel=5e-3)
+        # as many sequences a device fit, one more of each does not
+        for more, fits in ((0, True), (1, False)):
+            batch = (int(most) + more) * layout.data
+            if batch:
+                held = evaluate(replace(job, batch=batch), layout).memory_bytes
+                assert (held <= job.memory) == fits, name
+    said = calculator.numbers()
+    # 8.13 billion parameters of 16 bytes
+    assert said["fit_parameters"] == "8.1" and said["fit_state"] == "130\N{NO-BREAK SPACE}GB"
+    assert said["fit_allowed"] == "127\N{NO-BREAK SPACE}GB" and said["fit_each"] == "4"
+    order = [int(said[f"fit_{name}_most"]) for name in ("zero1", "fsdp", "again")]
+    assert order == sorted(order) and order[0] > 0
+    assert float(said["fit_fp32_kept"]) < 2
+    assert 14 < float(said["fit_fp32_slower"]) < 16  # 989.4 / 66.9
+    assert set(frame["bound by"]) == {"computation"}
+    job, layout = calculator.CHOICES["FSDP, eager attention"]
+    longer = replace(job, batch=job.batch // 2, context=2 * job.context)
+    assert evaluate(longer, layout).bound == "memory bandwidth"
+    # what the section on memory says of its fullest moment
+    job, layout = calculator.CHOICES["replicas"]
+    assert evaluate(job, layout).moment == "loss"
+    short = replace(job, batch=8, context=64)
+    assert evaluate(short, layout).moment == "after the backward"
+    assert evaluate(job, replace(layout, microbatches=2)).moment == "accumulating"
+
+
 @pytest.mark.parametrize(
     "page, said",
     [
         ("parallelism", layer.numbers),
         ("communication", accounting.numbers),
         ("parallelism-axes", lambda: axes.numbers() | plans.numbers()),
+        ("calculator", calculator.numbers),
     ],
 )
 def test_a_page_glues_what_is_computed_and_nothing_else(page, said):

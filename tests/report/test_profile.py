@@ -103,9 +103,9 @@ def test_a_timeline_marks_its_peak_however_long(long_memory):
 
 def test_thinning_keeps_first_last_and_highest():
     totals = [i * 7919 % 1009 for i in range(1500)]
-    kept = profile._thin(totals)
+    kept = profile.drawing._thin(totals)
     assert kept[0] == 0 and kept[-1] == 1499 and totals.index(max(totals)) in kept
-    assert len(kept) <= profile.POINTS + 2
+    assert len(kept) <= profile.drawing.POINTS + 2
 
 
 def test_files_that_cannot_be_drawn(tmp_path):

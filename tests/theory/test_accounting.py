@@ -170,6 +170,15 @@ def test_what_is_not_allowed_is_refused():
         Mesh(combine="mean")
     with pytest.raises(ValueError, match="X is 0; allowed are numbers above 0"):
         Mesh(X=0)
+    for call, words in (
+        (lambda: Stack(d_ff=0), "d_ff is 0; allowed are positive integers"),
+        (lambda: XXL.least_devices(-1), "tokens is -1; allowed are numbers from 0"),
+        (lambda: XXL.device_bytes(float("nan"), 2), "tokens is nan; allowed are numbers from 0"),
+        (lambda: XXL.least_devices(0, -1), "memory is -1; allowed are numbers above 0"),
+        (lambda: XXL.most_tokens(0), "memory is 0; allowed are numbers above 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
     with pytest.raises(ValueError, match="n is -1; allowed are numbers above 0"):
         XXL.device_bytes(1, -1)
     assert math.isfinite(XXL.device_bytes(0, 1))

@@ -242,6 +242,16 @@ def test_what_is_not_allowed_is_refused():
         Layer(1, 1, 0, 1.0, 1.0)
     with pytest.raises(ValueError, match="allowed are forward, backward"):
         parallelism.tensor_limit(EXAMPLE, "both")
+    for call, words in (
+        (lambda: parallelism.fully_sharded_tensor_parallel(EXAMPLE, 0, 2), "n_fsdp is 0; allowed"),
+        (lambda: parallelism.communication_share(EXAMPLE, 2, -2, True), "n_tp is -2; allowed"),
+        (lambda: parallelism.communication_share(EXAMPLE, 2, 2, True, "both"),
+         "pass 'both': allowed are forward, backward"),
+        (lambda: parallelism.best_whole_split(EXAMPLE, 2.5, True),
+         "n is 2.5; allowed are positive integers"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            call()
     with pytest.raises(ValueError, match="allowed are numbers from 1"):
         parallelism.best_split(EXAMPLE, 0.5, True)
     with pytest.raises(ValueError, match="n is 0; allowed are numbers above 0"):

@@ -56,6 +56,12 @@ def test_values_are_the_theorys(printed):
     assert found["tp_calcs"]["a"][0]["value"][-1].startswith("dx = all-reduce")
     ours = [one for one in found["communication_accounting"]["c"] if "our" in one["assumption"]]
     assert [one["value"] for one in ours] == [Mesh().least_tokens(), Mesh().batch()]
+    held = [one for one in found["communication_accounting"]["b"] if one["unit"] == "GB"]
+    devices = [one["value"] for one in found["communication_accounting"]["b"]
+               if one["quantity"].startswith("N_FSDP")][0::2]  # fmt: skip
+    assert [f"memory per device of {n}," in one["quantity"]
+            for one, n in zip(held, devices, strict=True)] == [True, True]  # fmt: skip
+    assert held[0]["value"] == pytest.approx(16 * 219_848_638_464 / 38 / 1e9)
 
 
 def test_the_formulas_of_the_readings_give_their_values(printed):

@@ -1,29 +1,8 @@
 // The form of report/chapters/parallelism/explorer.py: reads it, and writes the answers and the map.
 globalThis.a2Explorer = (() => {
-  const theory = globalThis.a2Parallelism;
+  const theory = globalThis.a2Parallelism, { grouped, shown } = globalThis.a2Forms;
   const WIDTH = 360, HEIGHT = 300, LEFT = 44, TOP = 8, RIGHT = 346, BOTTOM = 262;
 
-  // The rule that a text breaks as a number, or "". Groups of three digits may have commas.
-  function problem(text, whole, least, most) {
-    const value = parsed(text);
-    if (value >= least && value <= most && (!whole || Number.isInteger(value))) return "";
-    return `allowed: ${whole ? "whole " : ""}numbers from ${least} to ${grouped(most)}`;
-  }
-  function parsed(text) {
-    const digits = text.trim();
-    if (/^\d{1,3}(,\d{3})+$/.test(digits)) return Number(digits.replaceAll(",", ""));
-    return /^(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(digits) ? Number(digits) : NaN;
-  }
-
-  const grouped = (value) => String(value).replace(/\B(?=(\d{3})+$)/g, ",");
-  // To three significant figures; an exponent where zeros would be counted.
-  function shown(value) {
-    if (value === 0) return "0";
-    const size = Math.floor(Math.log10(Math.abs(value)));
-    if (size < -4 || size > 8) return value.toExponential(2).replace("e+", "e");
-    const text = value.toFixed(Math.max(0, 2 - size));
-    return text.includes(".") ? text : grouped(text);
-  }
   const pair = (split) =>
     split.map((n) => (Number.isInteger(n) && n < 1e9 ? grouped(n) : shown(n))).join(" × ");
   // The devices that fit: a limit's whole part, unless it is too long to read.
@@ -124,40 +103,12 @@ globalThis.a2Explorer = (() => {
     return parts.join("");
   }
 
-  function start(root) {
-    const inputs = [...root.querySelectorAll("input")];
-    const cells = [...root.querySelectorAll("[data-out]")];
-    const drawing = root.querySelector(".a2-map"), said = root.querySelector(".a2-state");
-    let later;
-    function update() {
-      const given = {};
-      let wrong = 0;
-      for (const input of inputs) {
-        const { whole, least, most } = input.dataset;
-        const rule = problem(input.value, whole === "1", Number(least), Number(most));
-        const line = document.getElementById(`${input.id}-error`);
-        if (line.textContent !== rule) line.textContent = rule;
-        input.setAttribute("aria-invalid", String(rule !== ""));
-        wrong += rule !== "";
-        given[input.name] = parsed(input.value) * Number(input.dataset.scale);
-      }
-      const { n_fsdp, n_tp, ...layer } = given;
-      const out = wrong ? {} : answers(layer, n_fsdp, n_tp);
-      for (const cell of cells) cell.textContent = out[cell.dataset.out] ?? "–";
-      drawing.innerHTML = wrong ? "" : map(layer, n_fsdp, n_tp);
-      root.classList.toggle("a2-wrong", wrong > 0);
-      const text = wrong ? "No answer until each number is one that is allowed."
-        : state(layer, n_fsdp, n_tp, out);
-      clearTimeout(later);
-      if (!said.textContent) said.textContent = text;
-      else later = setTimeout(() => { said.textContent = text; }, 400);  // once, not at each digit
-    }
-    root.addEventListener("input", update);
-    root.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
-    update();
-    root.hidden = false;
+  function respond({ n_fsdp, n_tp, ...layer }) {
+    const out = answers(layer, n_fsdp, n_tp);
+    return { out, drawings: { map: map(layer, n_fsdp, n_tp) },
+      said: state(layer, n_fsdp, n_tp, out) };
   }
-  document.querySelectorAll(".a2-explorer").forEach(start);
+  document.querySelectorAll(".a2-explorer").forEach((root) => a2Forms.start(root, respond));
 
-  return { problem, shown, answers, state, map };
+  return { answers, state, map };
 })();

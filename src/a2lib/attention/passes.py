@@ -66,7 +66,8 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
 
 
 def _tf32(q: Tensor) -> bool:
-    return q.dtype == torch.float32 and _allow_tf32()
+    # Asked before the inputs are checked.
+    return isinstance(q, Tensor) and q.dtype == torch.float32 and _allow_tf32()
 
 
 def _allow_tf32() -> bool:

@@ -135,7 +135,8 @@ def _parts(nvtx: Nvtx):
 
 
 def _eager_in_parts(name: str, part) -> Callable:
-    """``attention_reference``, causal, with a range around each of its three parts."""
+    """``attention_reference``, causal, with a range around each of its three parts: the same
+    operators, so that a trace has the same kernels."""
     import math
 
     import torch
@@ -143,8 +144,8 @@ def _eager_in_parts(name: str, part) -> Callable:
     @part(f"{name}.scores")
     def scores(q, k):
         s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]))
-        token = torch.arange(s.shape[-1], device=s.device)
-        return s.masked_fill(token > token[:, None], float("-inf"))
+        query = torch.arange(s.shape[-2], device=s.device)[:, None]
+        return s.masked_fill(torch.arange(s.shape[-1], device=s.device) > query, float("-inf"))
 
     @part(f"{name}.softmax")
     def softmax(s):

@@ -84,6 +84,9 @@ COLUMNS = {
         "what was timed: `import` of PyTorch, making the `context`, the preparations (of the block"
         " its first step and its second), then the `first` step, the `second` and a `steady` one",
     ),
+    "profiler": Column(
+        TEXT, "who traced it: `nsys` (Nsight Systems), or `torch` (torch.profiler, by its trace)"
+    ),
     "allocator": Column(
         TEXT,
         "how PyTorch's takes memory: in `blocks` of its own, its default, or `expandable`, in a"
@@ -167,8 +170,26 @@ COLUMNS = {
         "what all of them read and write by Inductor's count, each operand of a kernel once",
     ),
     "launches": Column(
-        WHOLE, "kernels that the GPU ran in one call, by PyTorch's profiler; blank on a CPU"
+        WHOLE, "kernels that the GPU ran in one call, by a profiler; blank on a CPU"
     ),
+    "ms_timer": Column(NUMBER, "the same by the timer, in a process without a profiler: median"),
+    "ms_traced": Column(NUMBER, "the same by the timer, of the steps that were traced: median"),
+    "ms_busy": Column(NUMBER, "how long at least one kernel of it ran: median over the steps"),
+    "ms_range": Column(NUMBER, "length of its range on the host: median over the steps"),
+    "ms_launching": Column(
+        NUMBER, "the host's time inside calls that launch a kernel, of the range; blank on a CPU"
+    ),
+    "ms_waiting": Column(
+        NUMBER, "the host's time inside calls that wait for the GPU, of the range; blank for none"
+    ),
+    "us_queued": Column(
+        NUMBER,
+        "microseconds from the end of a launch to its kernel's start, median over the kernels: how"
+        " far the host was ahead; blank on a CPU",
+    ),
+    "no_launch_percent": Column(NUMBER, "of kernel time, what has no launch in the trace"),
+    "no_range_percent": Column(NUMBER, "of kernel time, what was launched outside of any range"),
+    "no_class_percent": Column(NUMBER, "of kernel time, what has a name that no rule knows"),
     "sm_mhz": Column(
         WHOLE,
         "clock of the multiprocessors while `ms` was measured, median of the driver's readings;"

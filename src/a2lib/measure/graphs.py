@@ -129,6 +129,7 @@ class CudaGraphs:
             # The end of a broken capture fails with words of its own.
             raise (first or error) from None
         finally:
+            first = None  # its frames, this one too, would hold it and with it the call's tensors
             if collecting:
                 gc.enable()
         return CapturedGraph(graph, call)

@@ -225,6 +225,19 @@ BENCHMARK_FIRST = Section(
     pages=("benchmark",),
 )
 
+PROFILE = Section(
+    "profile",
+    ("model", "context", "batch", "mode", "precision", "attention", "compile", "profiler")
+    + ("phase",),
+    ("ms_timer", "ms_traced", "ms_busy", "ms_range", "ms_host", "ms_launching", "ms_waiting")
+    + ("us_queued", "launches", "no_launch_percent", "no_range_percent", "no_class_percent")
+    + ("note",),
+    handler="a2lib.experiments.profile.handlers:measure",
+    notebook="profile",
+    pages=("profile", "profile-kernels"),
+    answers=(Answer("nsys_profile (a)–(e) · 25, 26", "A step, kernel by kernel", "nsys-profile"),),
+)
+
 _PLAIN = ("implementation", "dtype", "batch")
 _ATTENTION = "a2lib.experiments.attention.handlers"
 
@@ -341,7 +354,7 @@ SECTIONS = {
     s.name: s
     for s in (
         *(FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, FLASH_COUNTERS, CEILING),
-        *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST),
+        *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST, PROFILE),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
         *(COMPILE_ATTENTION, COMPILE_MODEL, COLLECTIVES),
@@ -366,6 +379,7 @@ DERIVED = {
         ),
     ),
     "parallelism-axes": (),
+    "calculator": (),
 }
 
 

@@ -26,6 +26,7 @@ from collections.abc import Callable
 import torch
 from torch.utils._pytree import tree_map
 
+from a2lib.measure import synchronize
 from a2lib.measure.graphs import CudaGraphs
 
 
@@ -45,7 +46,7 @@ class CapturedStep:
     def release(self) -> None:
         """Drop the graph and its memory. A process group must not be destroyed before: NCCL waits
         for the graphs that hold its work."""
-        torch.cuda.synchronize()
+        synchronize("cuda")
         self._graph.release()
 
     def __enter__(self) -> CapturedStep:

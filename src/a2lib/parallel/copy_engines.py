@@ -241,7 +241,8 @@ def mean_of_parts_plain(own: Tensor, others: Sequence[Tensor], rank: int) -> Non
     total = parts[0].to(wide)
     for part in parts[1:]:
         total = total + part.to(wide)
-    own.copy_(total / len(parts))
+    # By a tensor: a GPU would multiply by the reciprocal of a number.
+    own.copy_(total / torch.full((), len(parts), dtype=wide, device=own.device))
 
 
 @triton.jit

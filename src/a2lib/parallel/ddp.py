@@ -31,6 +31,7 @@ number of ranks, because a matrix product over more rows sums in another groupin
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -362,9 +363,15 @@ def _hook(me: weakref.ref[_Overlapped], i: int):
 
 def _refuse_a_second_wrapper(module: nn.Module) -> None:
     mine = {id(p) for p in module.parameters()}
-    for wrapper in _wrappers:
-        if any(id(p) in mine for p in wrapper._trained):
-            raise RuntimeError(
-                f"a {type(wrapper).__name__} has parameters of this module: averaged twice, they "
-                "would be wrong; drop that wrapper first"
-            )
+
+    def other() -> str | None:
+        wrappers = (w for w in list(_wrappers) if any(id(p) in mine for p in w._trained))
+        return next((type(w).__name__ for w in wrappers), None)
+
+    if other():
+        gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
+    if name := other():
+        raise RuntimeError(
+            f"a {name} has parameters of this module: averaged twice, they would be wrong; drop "
+            "that wrapper first"
+        )

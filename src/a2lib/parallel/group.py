@@ -111,7 +111,8 @@ class Holders:
         """
         self._counts.copy_(self._ones)
         for i in missing:
-            self._counts[i] = 0.0
+            # Not an assignment, which copies the number from the host: no capture allows that.
+            self._counts[i].zero_()
         dist.all_reduce(self._counts, group=self._group)
         if capturing(self._ones.device):
             if missing != self._last[0]:

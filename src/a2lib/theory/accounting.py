@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from a2lib.theory.collectives import positive
+from a2lib.theory.products import check_sizes
 
 GB, GIB = 10**9, 2**30
 H100_GB, V5P_GB = 80, 95
@@ -27,11 +28,18 @@ WIDE, NARROW = 4, 2  # bytes of fp32, of bf16
 
 @dataclass(frozen=True)
 class Stack:
-    """``blocks`` of two linear layers without biases: d_model -> d_ff -> d_model."""
+    """``blocks`` of two linear layers without biases: d_model -> d_ff -> d_model.
+
+    Raises ValueError for sizes that are not positive integers; its methods for a memory or a number
+    of devices that is not above 0, and for a number of tokens below 0.
+    """
 
     d_model: int = 16_384
     d_ff: int = 53_248
     blocks: int = 126
+
+    def __post_init__(self) -> None:
+        check_sizes(**vars(self))
 
     @property
     def parameters(self) -> int:
@@ -63,8 +71,14 @@ class Stack:
         and buffers are left out, as in the question; ``gathered_bytes`` is what they are at least.
         """
         positive(n=n)
-        half = self.saved_bytes_per_token * tokens / 2
+        half = self._half(tokens)
         return (self.state_bytes + half) / n + half
+
+    def _half(self, tokens: float) -> float:
+        """Bytes of half of the activations."""
+        if not tokens >= 0:
+            raise ValueError(f"tokens is {tokens!r}; allowed are numbers from 0")
+        return self.saved_bytes_per_token * tokens / 2
 
     @property
     def gathered_bytes(self) -> int:
@@ -73,13 +87,15 @@ class Stack:
 
     def least_devices(self, tokens: float, memory: float = V5P_GB * GB) -> int | None:
         """The least ``n`` with ``device_bytes`` below ``memory``; None where no ``n`` suffices."""
-        half = self.saved_bytes_per_token * tokens / 2
+        positive(memory=memory)
+        half = self._half(tokens)
         if half >= memory:
             return None
         return math.floor((self.state_bytes + half) / (memory - half)) + 1
 
     def most_tokens(self, memory: float = V5P_GB * GB) -> int:
         """The largest batch for which some ``n`` suffices: half of it stays on every device."""
+        positive(memory=memory)
         return math.ceil(2 * memory / self.saved_bytes_per_token) - 1
 
 

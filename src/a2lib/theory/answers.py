@@ -76,6 +76,11 @@ def accounting_answers() -> list[Answer]:
         say("b", f"N_FSDP with the activations of {tokens} tokens",
             "(16 P + A T / 2) / N + A T / 2 < 95 GB", XXL.least_devices(tokens), "devices",
             rest)  # fmt: skip
+    for tokens in (0, 4096):
+        n = XXL.least_devices(tokens)
+        say("b", f"memory per device of {n}, with the activations of {tokens} tokens",
+            "(16 P + A T / 2) / N + A T / 2", XXL.device_bytes(tokens, n) / GB, "GB",
+            rest)  # fmt: skip
     say("b", "tokens past which no N_FSDP suffices", "A T / 2 < 95 GB", XXL.most_tokens(), "tokens",
         "half of the activations are whole on every device; " + rest)  # fmt: skip
     for name, mesh in accounting.readings().items():

@@ -19,7 +19,8 @@ class Device:
     bytes; ``memory_bandwidth`` bytes a second. ``node`` devices are joined by fast links, over
     which each sends ``link`` bytes a second, and nodes by a network, over which each device sends
     ``network``. On a ``torus`` each axis of a layout has links of its own, each with ``link``, and
-    there are three. Raises ValueError for a number that is not above 0.
+    there are three. ``fp32`` operations a second do without tensor cores; None where the maker
+    states none. Raises ValueError for a number that is not above 0.
     """
 
     slug: str
@@ -30,16 +31,18 @@ class Device:
     network: float
     node: int
     torus: bool = False
+    fp32: float | None = None
 
     def __post_init__(self) -> None:
         positive(**{k: v for k, v in vars(self).items() if k != "torus"})
 
 
-# bf16 operations/s, bytes, bytes/s of memory, of fast links, of the network; devices of a node
+# bf16 operations/s, bytes, bytes/s of memory, of fast links, of the network; devices of a node;
+# fp32 operations/s
 DEVICES = {
-    "H100": Device("nvidia-h100-80gb-hbm3", 989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8),
-    "H200": Device("nvidia-h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8),
-    "B200": Device("nvidia-b200", 2250e12, 180e9, 8e12, 900e9, 50e9, 8),
+    "H100": Device("nvidia-h100-80gb-hbm3", 989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8, fp32=66.9e12),
+    "H200": Device("nvidia-h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8, fp32=66.9e12),
+    "B200": Device("nvidia-b200", 2250e12, 180e9, 8e12, 900e9, 50e9, 8, fp32=80e12),
     "TPU-v5p": Device("google-tpu-v5p", 459e12, 95e9, 2.765e12, 200e9, 6.25e9, 8960, torus=True),
 }
 

@@ -3,8 +3,8 @@
 A layout cuts the batch over ``data``, each matrix over ``tensor``, the blocks over ``pipeline`` and
 the sequence over ``context`` devices. For each one: bytes of a device by component, and the least
 time of a step. ``ASSUMPTIONS`` is what the figures rest on; every plan is printed with it. On one
-device the memory is more than ``step_memory`` counts tensor by tensor, since gradients are taken to
-be there all the time; links have their makers' bandwidth, since no collective is measured.
+GPU the memory agrees with the measured peaks of whole models (tests/theory/test_jobs.py); cut over
+several it was compared with none. Links have their makers' bandwidth.
 
 ZeRO: Rajbhandari et al., 2020. Tensor parallelism: Shoeybi et al., 2019. 1F1B: Narayanan et al.,
 2021. Ring attention: Liu et al., 2023. The formulas of each axis are those of parallelism.py and
@@ -15,84 +15,49 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.collectives import all_gather_s
-from a2lib.theory.devices import Device
+from a2lib.theory.jobs import NARROW, OPTIMIZERS, WIDE, Job, check_names, score_bytes
 from a2lib.theory.other_axes import peak_microbatches, ring_attention, stage_boundary_bytes
 from a2lib.theory.products import check_sizes, matmul_flops
-from a2lib.theory.saved import block_saved
 from a2lib.theory.transformer import Shape, step_flops
 
 AXES = ("data", "tensor", "pipeline", "context")
-SHARDINGS, STRATEGIES = ("zero1", "fsdp"), ("none", "block")
-WIDE, NARROW = 4, 2  # bytes of fp32, of bf16
-# The bf16 logits, and in fp32 their log-softmax, the gradient of it and that of the logits.
-LOGIT_BYTES = 14
-# Bytes of parameters, gradients and two moments that AdamW reads, and what it writes but gradients.
-ADAMW_BYTES = 7 * WIDE
+SHARDINGS, STRATEGIES = ("none", "zero1", "fsdp"), ("none", "block")
+# fp32 tensors of the logits' shape beside the logits: log-softmax, gradient of it, of the logits.
+LOGIT_TENSORS = 3
+# fp32 matrices of scores that eager's softmax has in its backward (eager.py): dp, dp p, ds.
+SCORE_TENSORS = 3
 
 ASSUMPTIONS = (
-    "parameters, gradients and AdamW's two moments in fp32 (16 bytes a parameter), computation and "
-    "messages in bf16",
+    "parameters and gradients in fp32 (8 bytes a parameter), the optimizer's state beside them "
+    "(AdamW's two moments: 8 more); computation and messages in bf16 under autocast, else in fp32",
     "fsdp cuts all of that over data x context and gathers a block for each pass of each "
-    "micro-batch (three of the largest layer in bf16 are there at once: in use, next, gradients); "
-    "zero1 keeps gradients and bf16 weights whole and exchanges both once a step",
-    "plain replicas (DDP) are left out: zero1 sends as many bytes and holds less",
-    "activations as this library's block under bf16 autocast with FlashAttention (saved.py); "
-    "tensor parallelism cuts the heads and the FFN's hidden, not the residual stream and the norms",
+    "micro-batch (three of the largest layer are there at once: in use, next, gradients); "
+    "zero1 keeps gradients and the weights it computes with whole and exchanges both once a step; "
+    "none keeps all of it whole and exchanges gradients once a step",
+    "the search leaves none out: zero1 sends as many bytes and holds less on several devices",
+    "activations as this library's block keeps them (saved.py); eager attention adds the scores, a "
+    "mask, and three fp32 matrices of scores while it goes backward; tensor parallelism cuts the "
+    "heads and the FFN's hidden, not the residual stream and the norms",
     "checkpointing none keeps all of that, block keeps each block's fp32 input and runs the block "
     "again but for its last product",
-    "gradients are there all the time; 14 bytes a logit, for all tokens of a micro-batch at once; "
-    "no allocator's blocks, no buffers of a communication library",
+    "gradients come as activations go if a step has one micro-batch, and are there all the time if "
+    "it has more; 14 bytes a logit (fp32: 16), for all tokens of a micro-batch at once; no "
+    "allocator's blocks, no workspaces, no buffers of a communication library",
     "pipeline: 1F1B, stages of equal blocks, the embedding in the first and the head in the last; "
     "micro-batches are whole sequences",
     "communication runs beside computation; axes on the same links wait for each other, node links "
     "and network do not; on a torus tensor, data with context, and pipeline have an axis each; a "
     "message costs its bytes over the maker's bandwidth and no latency",
     "axes are laid out tensor, context, data, pipeline, the first within a node",
-    "causal attention, half of the scores, its backward 2.5 forwards; matrix products at the "
-    "maker's peak, or their weights at the memory's bandwidth; nothing elementwise; AdamW at the "
+    "FlashAttention computes half of the scores and its backward 2.5 forwards, eager all of them "
+    "and 2; matrix products at the given share of the maker's peak, or their weights at the "
+    "memory's bandwidth; of what is elementwise eager's scores alone; the optimizer at the "
     "memory's bandwidth",
 )
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be trained on what: at most ``devices`` of ``device``, which may be used but for
-    the share ``headroom`` of their memory; ``batch`` sequences of ``context`` tokens a step.
-
-    Raises ValueError, in one line, for sizes that are not positive integers and for a headroom that
-    is not from 0 to below 1.
-    """
-
-    shape: Shape
-    device: Device
-    devices: int
-    batch: int
-    context: int
-    headroom: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_sizes(devices=self.devices, batch=self.batch, context=self.context)
-        if not 0 <= self.headroom < 1:
-            raise ValueError(f"headroom is {self.headroom!r}; allowed are numbers from 0 to < 1")
-
-    @property
-    def memory(self) -> float:
-        """Bytes of a device that a plan may use."""
-        return (1 - self.headroom) * self.device.memory
-
-    @cached_property
-    def saved(self) -> tuple[int, int]:
-        """Bytes that a token of one block leaves: whole on, and cut over, tensor's devices."""
-        kept = [one for one in block_saved(self.shape, 1, 1, "flash", "bf16")
-                if one.what != "16-bit weight"]  # fmt: skip
-        whole = sum(one.bytes for one in kept
-                    if one.module in ("ln1", "ln2") or one.what == "16-bit norm")  # fmt: skip
-        return whole, sum(one.bytes for one in kept) - whole
 
 
 @dataclass(frozen=True)
@@ -118,17 +83,18 @@ class Layout:
 
 
 class Busy(NamedTuple):
-    """Seconds that a micro-batch takes: of arithmetic, of reading weights, on either links."""
+    """Seconds that a micro-batch takes: of arithmetic, of device memory, on either links."""
 
     compute: float
-    weights: float
+    memory: float
     links: tuple[float, float, float]  # of tensor, of data and context, of pipeline
     network: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout with bytes by component on its fullest device, and the seconds of a step.
+    """A layout with bytes by component on its fullest device at the fullest ``moment``, and the
+    seconds of a step.
 
     ``step_s`` is the floor, where communication hides; ``serial_s`` what it takes if none does.
     ``busy`` has seconds by what may bind, the largest being ``bound``.
@@ -136,6 +102,7 @@ class Plan:
 
     layout: Layout
     memory: dict[str, float]
+    moment: str
     step_s: float
     serial_s: float
     busy: dict[str, float]
@@ -150,9 +117,7 @@ class Plan:
 def check(job: Job, layout: Layout) -> None:
     """Raise ValueError, in one line that names the rule, for a layout that breaks one."""
     check_sizes(**{name: getattr(layout, name) for name in (*AXES, "microbatches")})
-    for name, allowed in (("sharding", SHARDINGS), ("checkpointing", STRATEGIES)):
-        if getattr(layout, name) not in allowed:
-            raise ValueError(f"{name} {getattr(layout, name)!r}: allowed are {', '.join(allowed)}")
+    check_names(layout, sharding=SHARDINGS, checkpointing=STRATEGIES)
     for axis in AXES:
         check_axis(job, axis, getattr(layout, axis))
     if job.batch // layout.data % layout.microbatches:
@@ -178,46 +143,88 @@ def check_axis(job: Job, axis: str, size: int) -> None:
             f"context {size}: its double does not divide context length {job.context}; it must, "
             "since each device has an early and a late part of a causal sequence"
         )
+    if axis == "context" and size > 1 and job.attention == "eager":
+        raise ValueError(
+            f"context {size} with eager attention; allowed is 1, since a ring of keys needs flash"
+        )
 
 
 def evaluate(job: Job, layout: Layout) -> Plan:
     """The plan of one layout, whether or not it fits. Raises ValueError as ``check``."""
     check(job, layout)
-    return timed(job, layout, memory(job, layout))
+    return timed(job, layout, *memory(job, layout))
 
 
-def memory(job: Job, layout: Layout) -> dict[str, float]:
-    """Bytes by component on the fullest device, of the first or of the last stage of a layout."""
+def memory(job: Job, layout: Layout) -> tuple[str, dict[str, float]]:
+    """The fullest moment of a step on the fullest device, which is of the first or of the last
+    stage of a layout, and its bytes by component."""
     p = layout.pipeline
     ends = [(True, p == 1), (False, True)] if p > 1 else [(True, True)]
-    return max((_stage_memory(job, layout, *end) for end in ends), key=lambda m: sum(m.values()))
+    moments = [moment for end in ends for moment in _stage_memory(job, layout, *end)]
+    return max(moments, key=lambda moment: sum(moment[1].values()))
 
 
-def _stage_memory(job: Job, layout: Layout, first: bool, last: bool) -> dict[str, float]:
+def _stage_memory(
+    job: Job, layout: Layout, first: bool, last: bool
+) -> list[tuple[str, dict[str, float]]]:
+    """Bytes by component at the moments of which one is the fullest.
+
+    With one micro-batch gradients come as activations go, each block leaving G and freeing A. That
+    is linear in the blocks, so one of its ends is the fullest, or the logits before it.
+    """
     shape, t, n = job.shape, layout.tensor, layout.shards
+    blocks = shape.num_layers / layout.pipeline
     weights = _weights(job, layout, first, last)
-    fsdp = layout.sharding == "fsdp"
-    table = shape.vocab_size * shape.d_model / t
-    largest = max(_block_weights(shape, t), table if first or last else 0)
+    fsdp, bf16, element = layout.sharding == "fsdp", job.precision == "bf16", job.element
+    table, block = shape.vocab_size * shape.d_model / t, _block_weights(shape, t)
+    head = table + shape.d_model if last else 0
     tokens = _tokens(job, layout)
     whole, cut = job.saved
-    kept_whole, entry = tokens * (whole + cut / t), tokens * WIDE * shape.d_model
+    mask = job.context**2 if job.attention == "eager" else 0
+    kept_whole, entry = tokens * (whole + cut / t) + mask, tokens * WIDE * shape.d_model
     stays = kept_whole if layout.checkpointing == "none" else entry
     held = peak_microbatches("1f1b", layout.pipeline, layout.microbatches) if first else 1
-    activations = held * shape.num_layers / layout.pipeline * stays
-    # In a block's backward: the residual's gradient, wide and narrow, three of the FFN's hidden.
-    temporary = kept_whole - stays + tokens * (6 * shape.d_model + 6 * shape.d_ff / t)
-    if last:  # the last norm, in and out, and the head's narrow input
-        activations += tokens * (2 * WIDE + NARROW) * shape.d_model
-        temporary = max(temporary, LOGIT_BYTES * tokens * shape.vocab_size / t)
-    return {
-        "parameters": WIDE * weights / n,
-        "gradients": WIDE * weights / (n if fsdp else 1),
-        "optimizer": 2 * WIDE * weights / n,
-        "working weights": NARROW * (3 * largest if fsdp else weights),
-        "activations": activations,
-        "temporaries": temporary,
+    # In a block's backward: the residual's gradient in fp32 and in what is computed with, and three
+    # tensors of the FFN's hidden or of eager's scores.
+    inner = max(3 * element * shape.d_ff / t, SCORE_TENSORS * WIDE * job.scores / t)
+    temporary = kept_whole - stays + tokens * ((WIDE + element) * shape.d_model + inner)
+    # The last norm, in and out, and under autocast the head's narrow input.
+    top = tokens * (2 * WIDE + (NARROW if bf16 else 0)) * shape.d_model if last else 0
+    logits = tokens * shape.vocab_size / t * (element + LOGIT_TENSORS * WIDE) if last else 0
+    state = {
+        "parameters": WIDE * weights / (n if fsdp or (layout.sharding == "zero1" and bf16) else 1),
+        "optimizer": OPTIMIZERS[job.optimizer] * weights / (1 if layout.sharding == "none" else n),
     }
+
+    def at(gone: float, gradients: float, kept: float, temporaries: float) -> dict[str, float]:
+        """The components when so many weights are done with, and so many have gradients."""
+        if fsdp:
+            working = element * 3 * max(block, table if first or last else 0)
+        elif not bf16:
+            working = 0  # the weights are what is computed with
+        elif layout.sharding == "zero1":
+            working = NARROW * weights
+        else:  # autocast's copies, which go with the graph; the embedding has none
+            working = NARROW * (weights - first * table - gone)
+        return {
+            "parameters": state["parameters"],
+            "gradients": WIDE * gradients / (n if fsdp else 1),
+            "optimizer": state["optimizer"],
+            "working weights": working,
+            "activations": kept,
+            "temporaries": temporaries,
+        }
+
+    everything = held * blocks * stays + top
+    before = head + (blocks - 1) * block
+    if layout.microbatches > 1:
+        return [("accumulating", at(0, weights, everything, max(temporary, logits)))]
+    return [
+        ("loss", at(0, 0, everything, logits)),
+        ("first block's backward", at(head, head, everything - top, temporary)),
+        ("last block's backward", at(before, before, stays, temporary)),
+        ("after the backward", at(weights - first * table, weights, 0, 0)),
+    ]
 
 
 def _block_weights(shape: Shape, t: int) -> float:
@@ -238,7 +245,7 @@ def _tokens(job: Job, layout: Layout) -> float:
     return job.batch // layout.data // layout.microbatches * (job.context // layout.context)
 
 
-def timed(job: Job, layout: Layout, held: dict[str, float]) -> Plan:
+def timed(job: Job, layout: Layout, moment: str, held: dict[str, float]) -> Plan:
     """``evaluate`` of a layout that was checked and whose ``memory`` is known."""
     m, p = layout.microbatches, layout.pipeline
     if p == 1:
@@ -249,7 +256,8 @@ def timed(job: Job, layout: Layout, held: dict[str, float]) -> Plan:
         stages = [(stage, count) for stage, count in stages if count]
     weights = max(_weights(job, layout, True, p == 1), _weights(job, layout, p == 1, True))
     once_links, once_network = _once(job, layout, weights)
-    adamw = ADAMW_BYTES * weights / layout.shards / job.device.memory_bandwidth
+    updated = weights / (1 if layout.sharding == "none" else layout.shards)
+    update = job.update_bytes * updated / job.device.memory_bandwidth
 
     def pipelined(seconds: list[float]) -> tuple[float, float]:
         """Seconds of m micro-batches: the slowest stage's, and the wait for the others."""
@@ -261,7 +269,7 @@ def timed(job: Job, layout: Layout, held: dict[str, float]) -> Plan:
         return max(links) if job.device.torus else sum(links)
 
     def least(one: Busy) -> float:
-        return max(one.compute, one.weights, together(one.links), one.network)
+        return max(one.compute, one.memory, together(one.links), one.network)
 
     def in_all(one: Busy) -> float:
         tensor, data, pipeline = (m * seconds for seconds in one.links)
@@ -270,19 +278,25 @@ def timed(job: Job, layout: Layout, held: dict[str, float]) -> Plan:
     work, wait = pipelined([least(stage) for stage, _ in stages])
     links = max(in_all(stage) for stage, _ in stages)
     network = m * max(stage.network for stage, _ in stages) + once_network
-    step = max(work + wait, links, network) + adamw
-    alone = [max(one.compute, one.weights) + sum(one.links) + one.network for one, _ in stages]
-    serial = sum(pipelined(alone)) + once_links + once_network + adamw
+    step = max(work + wait, links, network) + update
+    alone = [max(one.compute, one.memory) + sum(one.links) + one.network for one, _ in stages]
+    serial = sum(pipelined(alone)) + once_links + once_network + update
     busy = {
         "computation": m * max(stage.compute for stage, _ in stages),
-        "memory bandwidth": m * max(stage.weights for stage, _ in stages) + adamw,
+        "memory bandwidth": m * max(stage.memory for stage, _ in stages) + update,
         "node links": links,
         "network": network,
         "pipeline bubble": wait,
     }
+    share = flops_share(job, layout, step)
+    return Plan(layout, held, moment, step, serial, busy, max(busy, key=busy.get), share)
+
+
+def flops_share(job: Job, layout: Layout, seconds: float) -> float:
+    """Model FLOPs utilisation of a step of so many seconds: the operations of the model, with half
+    of the scores and nothing computed again, over the devices' peak in the job's precision."""
     useful = step_flops(job.shape, job.batch, job.context, causal=True)
-    share = useful / (layout.devices * job.device.flops * step)
-    return Plan(layout, held, step, serial, busy, max(busy, key=busy.get), share)
+    return useful / (layout.devices * job.peak * seconds)
 
 
 def _stage(job: Job, layout: Layout, first: bool, last: bool) -> Busy:
@@ -293,11 +307,13 @@ def _stage(job: Job, layout: Layout, first: bool, last: bool) -> Busy:
     flops = blocks * block_flops(job, tokens, again)
     if last:
         flops += 3 * matmul_flops(tokens, shape.vocab_size, shape.d_model)
-    weights = _weights(job, layout, first, last) * NARROW
+    weights = _weights(job, layout, first, last) * job.element
     # Weights pass in the forward and for either product of the backward, and if it runs again.
-    reading = (3 + again) * weights / job.device.memory_bandwidth
+    moved = (3 + again) * weights
+    forward, backward = score_bytes(job.precision)
+    moved += blocks * tokens * job.scores / t * ((1 + again) * forward + backward)
     d = shape.d_model
-    message = NARROW * tokens * d
+    message = job.element * tokens * d
     # Two sums a block in either pass; a block that runs again ends before its last.
     sums = blocks * (5 if again else 4) + first + last
     tensor = _scaled(2 * sums, _ring(job, layout, "tensor", message))
@@ -305,13 +321,14 @@ def _stage(job: Job, layout: Layout, first: bool, last: bool) -> Busy:
     if layout.sharding == "fsdp":
         data = _scaled(3, _ring(job, layout, "data", weights))
     # The backward sends keys, values and the gradients of both.
-    rounds = ring_attention(tokens, d / t, d / t, layout.context, 1, 1).bytes
+    rounds = ring_attention(tokens, d / t, d / t, layout.context, 1, 1,
+                            element_bytes=job.element).bytes  # fmt: skip
     context = _sent(job, layout, "context", blocks * (4 if again else 3) * rounds)
-    hops = stage_boundary_bytes(tokens, d, 1) * ((not last) + (not first))
-    pipeline = _sent(job, layout, "pipeline", hops)
+    hop = stage_boundary_bytes(tokens, d, 1, element_bytes=job.element)
+    pipeline = _sent(job, layout, "pipeline", hop * ((not last) + (not first)))
     return Busy(
-        compute=flops / t / job.device.flops,
-        weights=reading,
+        compute=flops / t / job.flops,
+        memory=moved / job.device.memory_bandwidth,
         links=(tensor[0], data[0] + context[0], pipeline[0]),
         network=tensor[1] + data[1] + context[1] + pipeline[1],
     )
@@ -322,18 +339,22 @@ def block_flops(job: Job, tokens: float, again: bool) -> float:
     shape = job.shape
     square = matmul_flops(tokens, shape.d_model, shape.d_model)
     wide = matmul_flops(tokens, shape.d_ff, shape.d_model)
-    # Each query meets half of the whole sequence, whichever part of it the device has.
-    scores = attention_flops(1, shape.num_heads, tokens, job.context, shape.head_dim, True,
+    # Each query meets half of the whole sequence, whichever part of it the device has; eager's
+    # meets all of it, and keeps what flash computes again.
+    flash = job.attention == "flash"
+    scores = attention_flops(1, shape.num_heads, tokens, job.context, shape.head_dim, flash,
                              "forward")  # fmt: skip
     forward = 4 * square + 3 * wide + scores
-    return 3 * (4 * square + 3 * wide) + 3.5 * scores + (forward - wide if again else 0)
+    both = 3 * (4 * square + 3 * wide) + (3.5 if flash else 3) * scores
+    return both + (forward - wide if again else 0)
 
 
 def _once(job: Job, layout: Layout, weights: float) -> tuple[float, float]:
-    """Seconds on links and network of zero1's gradients and weights, sent once a step."""
+    """Seconds on links and network of zero1's gradients and weights, sent once a step. An
+    all-reduce of gradients, where nothing is cut, sends as much."""
     if layout.sharding == "fsdp":
         return 0.0, 0.0
-    return _scaled(2, _ring(job, layout, "data", NARROW * weights))
+    return _scaled(2, _ring(job, layout, "data", job.element * weights))
 
 
 def _inside(job: Job, layout: Layout, axis: str) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive, reduce_scatter_s
+from a2lib.theory.products import check_sizes
 from a2lib.theory.transformer import SIZES
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS, MATRICES = 3, 6, 3
@@ -103,7 +104,9 @@ def fully_sharded_tensor_parallel(layer: Layer, n_fsdp, n_tp) -> dict[str, Cost]
 
     A device has 1 / n_fsdp of the batch, and for its columns and rows 1 / n_tp of the weights, of
     which it stores 1 / n_fsdp. Whether the two axes' seconds add up or overlap is the network's.
+    Raises ValueError for a number of devices that is not above 0.
     """
+    positive(n_fsdp=n_fsdp, n_tp=n_tp)
     weights, activations = layer.weight_bytes / n_tp, layer.activation_bytes / n_fsdp
     gather = all_gather_s(weights, n_fsdp, layer.bandwidth)
     scatter = reduce_scatter_s(weights, n_fsdp, layer.bandwidth)
@@ -125,8 +128,7 @@ def tensor_limit(layer: Layer, pass_: str = "forward"):
 
     Raises ValueError for another pass.
     """
-    if pass_ not in ("forward", "backward"):
-        raise ValueError(f"pass {pass_!r}: allowed are forward, backward")
+    _check_pass(pass_)
     return 1 + tensor_slope(layer) * (1 if pass_ == "forward" else 2)
 
 
@@ -183,10 +185,10 @@ def best_split(layer: Layer, n: float, shared: bool) -> tuple[float, float]:
 def best_whole_split(layer: Layer, n: int, shared: bool) -> tuple[int, int]:
     """The whole N_FSDP and N_TP of product ``n`` with the least communication forward.
 
-    Tries every divisor; of equal ones the pair with fewer along FSDP. Raises ValueError for an
-    ``n`` below 1.
+    Tries every divisor; of equal ones the pair with fewer along FSDP. Raises ValueError unless
+    ``n`` is a positive integer.
     """
-    positive(n=n)
+    check_sizes(n=n)
     pairs = ((k, n // k) for k in range(1, n + 1) if n % k == 0)
     return min(pairs, key=lambda pair: communication_share(layer, *pair, shared))
 
@@ -194,8 +196,9 @@ def best_whole_split(layer: Layer, n: int, shared: bool) -> tuple[int, int]:
 def communication_share(layer: Layer, n_fsdp, n_tp, shared: bool, pass_: str = "forward"):
     """Communication over computation of a pass: the sum of the axes if ``shared``, else the longer.
 
-    Above 1 the pass is bound by communication.
+    Above 1 the pass is bound by communication. Raises ValueError for another pass.
     """
+    _check_pass(pass_)
     cost = fully_sharded_tensor_parallel(layer, n_fsdp, n_tp)[pass_]
     axes = cost.data_s, cost.tensor_s
     return (sum(axes) if shared else max(axes)) / cost.compute_s
@@ -228,6 +231,11 @@ EXAMPLE = Layer(
     flops=989.4e12,
     bandwidth=450e9,
 )
+
+
+def _check_pass(pass_: str) -> None:
+    if pass_ not in ("forward", "backward"):
+        raise ValueError(f"pass {pass_!r}: allowed are forward, backward")
 
 
 def _cost(layer: Layer, products: int, n, **seconds) -> Cost:

@@ -11,8 +11,18 @@ import json
 from dataclasses import asdict, fields, replace
 
 from a2lib.theory.devices import DEVICES, named_device
-from a2lib.theory.layouts import ASSUMPTIONS, SHARDINGS, STRATEGIES, Job, Layout, Plan
-from a2lib.theory.planner import search
+from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job
+from a2lib.theory.layouts import (
+    ASSUMPTIONS,
+    SHARDINGS,
+    STRATEGIES,
+    Layout,
+    Plan,
+    evaluate,
+    flops_share,
+)
+from a2lib.theory.planner import largest_batch, search
+from a2lib.theory.saved import PRECISIONS
 from a2lib.theory.transformer import SIZES, Shape, named_size, parameter_count
 
 DEFAULT_SIZE = "8B"
@@ -24,6 +34,7 @@ devices than there are may be used, if no layout of all of them is faster.
 
   fsdp   parameters, gradients and moments cut over data x context, gathered block by block
   zero1  weights and gradients whole on each device, AdamW's state cut over data x context
+  none   everything whole on each device; never tried, since zero1 sends as much and holds less
 
 "at least" is a floor: all communication hides behind computation as far as it is shorter. "with
 nothing hidden" is the other end. A real step lies between, or above where kernels are slow.
@@ -32,6 +43,8 @@ examples:
   python -m a2lib.theory plan --size 8B --device H200 --devices 2 --batch 2 --context 32768
   python -m a2lib.theory plan --device H100 --devices 4096 --batch 2048 --context 8192 \\
       --d-model 16384 --d-ff 53248 --layers 60 --heads 128 --vocab 128256 --tensor 8
+  python -m a2lib.theory plan --as-given --size 2.7B --device H100 --devices 8 --data 8 --batch 8 \\
+      --context 1024 --sharding none --precision fp32 --attention eager --optimizer sgd
 """
 
 
@@ -55,6 +68,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--context", type=int, default=32_768, help="tokens of a sequence (32768)")
     made.add_argument("--headroom", type=float, default=0.1,
                       help="share of a device's memory to leave free (0.1)")  # fmt: skip
+    for name, values in (("precision", PRECISIONS), ("attention", ATTENTIONS),
+                         ("optimizer", OPTIMIZERS)):  # fmt: skip
+        default = Job.__dataclass_fields__[name].default
+        made.add_argument(f"--{name}", default=default, help=f"{', '.join(values)} ({default})")
+    made.add_argument("--efficiency", type=float, default=1.0,
+                      help="share of the maker's peak at which products run (1)")  # fmt: skip
     held = made.add_argument_group("held, not searched")
     for name in ("data", "tensor", "pipeline"):
         held.add_argument(f"--{name}", type=int, help=f"devices along {name}")
@@ -64,6 +83,9 @@ def parser() -> argparse.ArgumentParser:
     held.add_argument("--checkpointing", help=", ".join(STRATEGIES))
     made.add_argument("--no-overlap", action="store_true",
                       help="the best layout if nothing hides, not by the floor")  # fmt: skip
+    made.add_argument("--as-given", action="store_true",
+                      help="no search: the layout given, 1 along what is not and fsdp, whether or "
+                           "not it fits")  # fmt: skip
     return made
 
 
@@ -78,8 +100,14 @@ def main(arguments: list[str]) -> int:
             batch=given.batch,
             context=given.context,
             headroom=given.headroom,
+            precision=given.precision,
+            attention=given.attention,
+            optimizer=given.optimizer,
+            efficiency=given.efficiency,
         )
-        plan = search(job, _held(given), overlap=not given.no_overlap)
+        held = _held(given)
+        plan = (evaluate(job, Layout(**held)) if given.as_given
+                else search(job, held, overlap=not given.no_overlap))  # fmt: skip
     except ValueError as error:
         made.error(str(error))
     if given.json:
@@ -97,13 +125,23 @@ def as_object(job: Job, plan: Plan) -> dict:
         "devices": job.devices,
         "batch": job.batch,
         "context": job.context,
+        "precision": job.precision,
+        "attention": job.attention,
+        "optimizer": job.optimizer,
+        "efficiency": job.efficiency,
         "layout": {**asdict(plan.layout), "devices": plan.layout.devices},
         "memory_bytes": {**plan.memory, "total": plan.memory_bytes, "allowed": job.memory},
+        "moment": plan.moment,
+        "fits": plan.memory_bytes <= job.memory,
+        "largest_batch": largest_batch(job, plan.layout),
         "step_s": plan.step_s,
         "serial_s": plan.serial_s,
         "busy_s": plan.busy,
         "bound": plan.bound,
         "flops_share": plan.flops_share,
+        "serial_flops_share": flops_share(job, plan.layout, plan.serial_s),
+        "tokens_per_s": job.batch * job.context / plan.step_s,
+        "serial_tokens_per_s": job.batch * job.context / plan.serial_s,
         "assumptions": list(ASSUMPTIONS),
     }
 
@@ -115,16 +153,19 @@ def text(job: Job, plan: Plan) -> str:
         f"{parameter_count(shape):,} parameters (d_model {shape.d_model}, d_ff {shape.d_ff}, "
         f"{shape.num_layers} layers, {shape.num_heads} heads, vocabulary {shape.vocab_size}), "
         f"{job.batch} sequences of {job.context} tokens",
-        f"{layout.devices} of {job.devices} devices of {job.device.slug}",
+        f"{layout.devices} of {job.devices} devices of {job.device.slug}, {job.precision}, "
+        f"{job.attention} attention, {job.optimizer}",
         "",
         f"layout   data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x "
         f"context {layout.context}, {layout.microbatches} micro-batches of "
         f"{job.batch // layout.data // layout.microbatches} sequences",
         f"         {layout.sharding}, checkpointing {layout.checkpointing}",
         "",
-        "memory of the fullest device, GB",
+        f"memory of the fullest device ({plan.moment}), GB",
         *(f"  {name:<18}{size / 1e9:>10.2f}" for name, size in plan.memory.items()),
-        f"  {'total':<18}{plan.memory_bytes / 1e9:>10.2f} of {job.memory / 1e9:.2f} allowed",
+        f"  {'total':<18}{plan.memory_bytes / 1e9:>10.2f} of {job.memory / 1e9:.2f} allowed: "
+        f"{'fits' if plan.memory_bytes <= job.memory else 'does not fit'}; at most "
+        f"{largest_batch(job, layout):,} sequences would, in as many micro-batches",
         "",
         f"step     at least {plan.step_s:.4g} s, {plan.serial_s:.4g} s with nothing hidden; "
         f"{100 * plan.flops_share:.0f} % of the peak at the floor",
@@ -132,7 +173,7 @@ def text(job: Job, plan: Plan) -> str:
         "busy, s",
         *(f"  {name:<18}{seconds:>10.4g}" for name, seconds in plan.busy.items()),
         "",
-        "assumed; no figure was compared with a measurement of a whole model",
+        "assumed; of a whole model only the memory on one GPU was compared with measurements",
         *(f"  {line}" for line in ASSUMPTIONS),
     ]
     return "\n".join(lines)

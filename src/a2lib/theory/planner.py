@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from a2lib.theory.layouts import (
     AXES,
-    SHARDINGS,
     STRATEGIES,
     Job,
     Layout,
@@ -25,6 +24,8 @@ from a2lib.theory.layouts import (
     timed,
 )
 from a2lib.theory.products import matmul_flops
+
+SEARCHED = ("zero1", "fsdp")  # several plain replicas send as much as zero1 and hold more
 
 
 def search(job: Job, fixed: dict[str, int | str] | None = None, *, overlap: bool = True) -> Plan:
@@ -46,16 +47,16 @@ def search(job: Job, fixed: dict[str, int | str] | None = None, *, overlap: bool
     least = math.inf
     for data, tensor, pipeline, context in _meshes(job, fixed):
         # Sorted by devices, so no later mesh is faster either.
-        floor = flops / (job.device.flops * data * tensor * pipeline * context)
+        floor = flops / (job.flops * data * tensor * pipeline * context)
         if key is not None and floor > key[0] * (1 + 1e-5):
             break
         for layout in _layouts(job, fixed, data, tensor, pipeline, context):
-            held = memory(job, layout)
+            moment, held = memory(job, layout)
             total = sum(held.values())
             least = min(least, total)
             if total > job.memory:
                 continue
-            plan = timed(job, layout, held)
+            plan = timed(job, layout, moment, held)
             this = _rank(plan, overlap)
             if key is None or this < key:
                 best, key = plan, this
@@ -70,6 +71,25 @@ def search(job: Job, fixed: dict[str, int | str] | None = None, *, overlap: bool
             f"{least / 1e9:.1f} GB of the {job.memory / 1e9:.1f} GB allowed on each"
         )
     return best
+
+
+def largest_batch(job: Job, layout: Layout) -> int:
+    """The most sequences of a step that fit on a layout of this ``data`` and ``microbatches``, 0 if
+    one for each of these does not. Raises ValueError as ``evaluate``, for the job's own batch."""
+    check(job, layout)
+    unit = layout.data * layout.microbatches
+
+    def fits(k: int) -> bool:
+        _, held = memory(replace(job, batch=k * unit), layout)
+        return sum(held.values()) <= job.memory
+
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * unit
 
 
 def _least_flops(job: Job) -> float:
@@ -122,6 +142,6 @@ def _layouts(job: Job, fixed: dict, *mesh: int) -> Iterator[Layout]:
     if "microbatches" in fixed:
         microbatches = [m for m in microbatches if m == fixed["microbatches"]]
     for m in microbatches:
-        for sharding in [fixed["sharding"]] if "sharding" in fixed else SHARDINGS:
+        for sharding in [fixed["sharding"]] if "sharding" in fixed else SEARCHED:
             for strategy in [fixed["checkpointing"]] if "checkpointing" in fixed else STRATEGIES:
                 yield Layout(*mesh, m, sharding, strategy)

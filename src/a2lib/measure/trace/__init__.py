@@ -5,6 +5,7 @@
     totals(trace.kernels, "phase", "kind")   # calls, time, share
     coverage(trace.kernels)                  # what could not be filed, as shares of kernel time
     busy(trace.kernels).idle_share
+    phase_times(trace)["step 0"]["backward"] # the GPU's time, the host's, and how far it is ahead
 
 A kernel belongs to the range in which it was *launched*, found by the launch's correlation id. When
 it ran says nothing, since the host is ahead of the GPU; and backward is launched by a thread of its
@@ -19,15 +20,18 @@ from a2lib.measure.trace.chrome import read_chrome
 from a2lib.measure.trace.classes import KINDS, RULES, kind_of
 from a2lib.measure.trace.kernels import Kernel, Trace, TraceError, part_of
 from a2lib.measure.trace.nsys import read_nsys
+from a2lib.measure.trace.phases import STEP, PhaseTimes, phase_times
 from a2lib.measure.trace.summary import Busy, Coverage, Total, busy, coverage, totals
 from a2lib.measure.trace.window import kernel_rows, strip_rows
 
 __all__ = [
     "KINDS",
     "RULES",
+    "STEP",
     "Busy",
     "Coverage",
     "Kernel",
+    "PhaseTimes",
     "Total",
     "Trace",
     "TraceError",
@@ -36,6 +40,7 @@ __all__ = [
     "kernel_rows",
     "kind_of",
     "part_of",
+    "phase_times",
     "read",
     "read_chrome",
     "read_nsys",

@@ -17,6 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from a2lib.measure.trace.kernels import (
+    WAIT,
     Kernel,
     Launch,
     Span,
@@ -80,9 +81,15 @@ def _read(events: list[dict]) -> Trace:
         source, kernels = "chrome, cpu", _operators(by_kind["cpu_op"])
     if not kernels:
         raise TraceError("no kernel and no operator was traced")
-    kernels, spans = from_zero(kernels, spans)
+    waits = [
+        Launch(_thread(event), start, end - start)
+        for event in by_kind["cuda_runtime"]
+        if WAIT in event["name"]
+        for start, end in [_times(event)]
+    ]
+    kernels, spans, waits = from_zero(kernels, spans, waits)
     attribute(kernels, spans)
-    return Trace(source, kernels, spans)
+    return Trace(source, kernels, spans, waits=waits)
 
 
 def _on_device(by_kind: dict[str, list[dict]]) -> list[Kernel]:

@@ -12,6 +12,7 @@ from a2lib.errors import OneLine
 from a2lib.measure.trace.classes import kind_of
 
 PHASES = ("forward", "loss", "backward", "optimizer")
+WAIT = "Synchronize"  # in the names of CUDA's calls that wait for the device
 NO_LAUNCH = "no launch"  # the phase of a kernel whose launch is not in the trace
 
 
@@ -90,13 +91,15 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Trace:
-    """``kernels`` in order of start; ``spans`` are the ranges. ``source`` is "nsys", "chrome" or
-    "chrome, cpu" (operators instead of kernels); ``notes`` what the profiler had to say."""
+    """``kernels`` in order of start; ``spans`` are the ranges, ``waits`` the host's calls that wait
+    for a device. ``source`` is "nsys", "chrome" or "chrome, cpu" (operators instead of kernels);
+    ``notes`` what the profiler had to say."""
 
     source: str
     kernels: list[Kernel]
     spans: list[Span]
     notes: list[str] = field(default_factory=list)
+    waits: list[Launch] = field(default_factory=list)
 
     def steps(self) -> dict[str, list[Kernel]]:
         """Step -> its kernels, in order."""
@@ -179,8 +182,10 @@ def covered_ns(intervals: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def from_zero(kernels: list[Kernel], spans: list[Span]) -> tuple[list[Kernel], list[Span]]:
-    """Kernels by start, and spans, counted from the first event of all.
+def from_zero(
+    kernels: list[Kernel], spans: list[Span], waits: Iterable[Launch] = ()
+) -> tuple[list[Kernel], list[Span], list[Launch]]:
+    """Kernels by start, spans, and waits, counted from the first kernel, launch or span of all.
 
     Raises TraceError for one without a name, or that ends before it starts.
     """
@@ -192,10 +197,14 @@ def from_zero(kernels: list[Kernel], spans: list[Span]) -> tuple[list[Kernel], l
     starts = [k.start_ns for k in kernels] + [s.start_ns for s in spans]
     starts += [k.launch.start_ns for k in kernels if k.launch]
     zero = min(starts, default=0)
+
+    def moved(call: Launch) -> Launch:
+        return Launch(call.thread, call.start_ns - zero, call.duration_ns)
+
     for kernel in kernels:
         kernel.start_ns -= zero
         if kernel.launch:
-            launch = kernel.launch
-            kernel.launch = Launch(launch.thread, launch.start_ns - zero, launch.duration_ns)
+            kernel.launch = moved(kernel.launch)
     spans = [Span(s.name, s.thread, s.start_ns - zero, s.end_ns - zero) for s in spans]
-    return sorted(kernels, key=lambda k: (k.start_ns, k.stream)), spans
+    waits = sorted(map(moved, waits), key=lambda one: one.start_ns)
+    return sorted(kernels, key=lambda k: (k.start_ns, k.stream)), spans, waits

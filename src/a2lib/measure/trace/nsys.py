@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from a2lib.measure.trace.kernels import (
+    WAIT,
     Kernel,
     Launch,
     Span,
@@ -82,10 +83,12 @@ def _read(base: sqlite3.Connection) -> Trace:
         return base.execute(f"select {wanted} from {table}")
 
     words = dict(rows("StringIds", "id", "value"))
-    launches = {
-        (tid & _PROCESS, correlation): Launch((tid & _PROCESS, tid), start, end - start)
-        for start, end, correlation, tid in rows(RUNTIME, *_NEEDED[RUNTIME])
-    }
+    launches, waits = {}, []
+    for start, end, correlation, tid, name_id in rows(RUNTIME, *_NEEDED[RUNTIME], "nameId"):
+        call = Launch((tid & _PROCESS, tid), start, end - start)
+        launches[tid & _PROCESS, correlation] = call
+        if WAIT in words.get(name_id, ""):
+            waits.append(call)
     kernels = []
     for table in (KERNELS, MEMCPY, MEMSET):
         *columns, what = (*_EVENT, {KERNELS: "demangledName", MEMCPY: "copyKind"}.get(table, "end"))
@@ -105,7 +108,7 @@ def _read(base: sqlite3.Connection) -> Trace:
             spans.append(Span(name, (thread & _PROCESS, thread), start, end))
     if not kernels:
         raise TraceError("no kernel was traced")
-    kernels, spans = from_zero(kernels, spans)
+    kernels, spans, waits = from_zero(kernels, spans, waits)
     attribute(kernels, spans)
     notes = [str(text) for (text,) in rows("DIAGNOSTIC_EVENT", "text") if text]
-    return Trace("nsys", kernels, spans, notes)
+    return Trace("nsys", kernels, spans, notes, waits)

@@ -37,6 +37,8 @@ from a2lib.parallel.lane import Lane
 
 # Reduce-scatters whose inputs are held at once. More lets them lag further behind backward.
 IN_FLIGHT = 2
+# Normalisations whose kernels on a GPU take inputs and parameters of one dtype.
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -57,8 +59,9 @@ class FSDP(nn.Module):
 
     ``compute_dtype`` is the dtype of the matrices while the module computes, cast before they are
     gathered; floating inputs of units and of modules that own a matrix are cast to it too, and so
-    are those modules' biases. Other parameters, such as a norm's, keep their dtype. None computes
-    in each parameter's own dtype. Gradients travel and arrive in the masters' dtype.
+    are those modules' biases. Other parameters, such as a norm's, keep their dtype; the inputs of
+    torch.nn's LayerNorm, RMSNorm and GroupNorm are cast to it. None computes in each parameter's
+    own dtype. Gradients travel and arrive in the masters' dtype.
 
     A unit (``units.unit_modules``) is gathered as a whole: a module without ModuleList or
     Sequential is one. All else, the root, stays gathered from its forward to the end of backward.
@@ -227,9 +230,12 @@ class FSDP(nn.Module):
             unit.module.register_forward_pre_hook(hook(self._before, unit), with_kwargs=True)
             unit.module.register_forward_hook(hook(self._after, unit), always_call=True)
         if self._cast_inputs:
-            # This one is traced: it stands in the middle of a block.
+            # These are traced: they stand in the middle of a block.
             for owner in self._owners - {unit.module for unit in self._units}:
                 owner.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
+            for norm in set(self.module.modules()) - self._owners:
+                if isinstance(norm, NORMS) and norm.weight is not None:
+                    norm.register_forward_pre_hook(_caster(None), with_kwargs=True)
 
     # Forward.
 
@@ -388,13 +394,15 @@ class FSDP(nn.Module):
         raise TypeError("an FSDP cannot be copied or pickled; use gather_full_params()")
 
 
-def _caster(dtype: torch.dtype) -> Callable:
-    """A pre-hook that casts a module's floating inputs."""
-
-    def cast(x: object) -> object:
-        return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+def _caster(dtype: torch.dtype | None) -> Callable:
+    """A pre-hook that casts a module's floating inputs, to its weight's dtype if None is given."""
 
     def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple:
+        to = dtype or module.weight.dtype
+
+        def cast(x: object) -> object:
+            return x.to(to) if isinstance(x, Tensor) and x.is_floating_point() else x
+
         return tree_map(cast, args), tree_map(cast, kwargs)
 
     return hook

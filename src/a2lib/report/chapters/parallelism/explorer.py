@@ -6,31 +6,11 @@ JavaScript the section says where the example's map is. Starting values are the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from a2lib.report import svg
+from a2lib.report.chapters.parallelism import forms
+from a2lib.report.chapters.parallelism.forms import Field
 from a2lib.theory.parallelism import EXAMPLE, Layer
 
-
-@dataclass(frozen=True)
-class Field:
-    """A number that a reader sets, from ``least`` to ``most``: a whole one, or any.
-
-    ``name`` is the field of Layer, n_fsdp or n_tp; the form's unit is ``scale`` of the theory's.
-    """
-
-    name: str
-    label: str
-    unit: str
-    most: int
-    whole: bool = True
-    scale: float = 1
-
-    @property
-    def least(self) -> float:
-        return 1 if self.whole else 0.001
-
-
+# Names are those of Layer, n_fsdp and n_tp.
 FIELDS = (
     Field("tokens", "B, the batch", "tokens", 10**9),
     Field("d_model", "D, d_model", "elements", 10**6),
@@ -69,30 +49,31 @@ class Explorer:
         }
 
     def _repr_html_(self) -> str:
-        inputs = "".join(_input(field, self.start[field.name]) for field in FIELDS)
-        costs = _table(
+        costs = forms.table(
             "One pass on this mesh", "time, and what binds", PASSES, "costs", COST_LINES, PASSES
         )
-        limits = _table(
+        limits = forms.table(
             "The largest N that computation bounds", "scheme", ("N", "at N_FSDP × N_TP"),
             "limits", LIMIT_LINES, ("n", "at"),
         )  # fmt: skip
-        splits = _table(
+        splits = forms.table(
             'The best split, forward, of <span data-out="n"></span> devices; its share is '
             "communication over computation",
             "the axes communicate", ("best", "in whole numbers", "share"),
             "splits", SPLIT_LINES, ("best", "whole", "share"),
         )  # fmt: skip
+        fields = forms.fieldset(
+            "The layer, the device and the mesh",
+            [field.html(self.start[field.name]) for field in FIELDS],
+        )
+        key = "".join(f"<li>{forms.swatch(drawing)}{words}</li>" for drawing, words in KEY)
         return (
-            f"<style>{palette()}</style>"
+            f"{forms.palette()}"
             "<noscript><p>The explorer needs JavaScript; the map at the top of this page is the "
             "example's.</p></noscript>"
-            '<div class="a2-explorer" hidden>'
-            '<form autocomplete="off"><fieldset><legend>The layer, the device and the mesh</legend>'
-            f"{inputs}</fieldset></form>"
-            '<p class="a2-state" id="a2-state" role="status" aria-live="polite"></p>'
-            '<svg class="a2-map" role="img" aria-labelledby="a2-state" viewBox="0 0 360 300"></svg>'
-            f'<ul class="a2-key">{"".join(_key(*line) for line in KEY)}</ul>'
+            '<div class="a2-form a2-explorer" id="explorer" hidden>'
+            f'<form autocomplete="off">{fields}</form>{forms.STATE}'
+            f'{forms.picture("map", 360, 300)}<ul class="a2-key">{key}</ul>'
             f"{costs}{limits}{splits}</div>"
         )
 
@@ -111,42 +92,3 @@ KEY = (
     ('<rect class="point" x="3" y="3" width="10" height="10"/>',
      "the most devices, axes at the same time"),
 )  # fmt: skip
-
-
-def palette() -> str:
-    """The drawings' colours as variables of the form, by the page's theme."""
-    light = ";".join(f"--{name}:{value}" for name, value, _ in svg.PAIRS.values())
-    dark = ";".join(f"--{name}:{value}" for name, _, value in svg.PAIRS.values())
-    return f'.a2-explorer{{{light}}}html[data-theme="dark"] .a2-explorer{{{dark}}}'
-
-
-def _input(field: Field, start: float) -> str:
-    name = f"a2-{field.name}"
-    keys = "numeric" if field.whole else "decimal"
-    return (
-        f'<div class="a2-field"><label for="{name}">{field.label} '
-        f'<span class="a2-unit">{field.unit}</span></label>'
-        f'<input id="{name}" name="{field.name}" inputmode="{keys}" value="{start:.15g}" '
-        f'data-whole="{int(field.whole)}" data-least="{field.least:g}" data-most="{field.most}" '
-        f'data-scale="{field.scale:.0f}" aria-describedby="{name}-error">'
-        f'<p class="a2-error" id="{name}-error" aria-live="polite"></p></div>'
-    )
-
-
-def _table(caption, corner, heads, name, lines, columns) -> str:
-    """A table of empty cells that the script finds by `data-out`: name.line.column."""
-    head = "".join(f'<th scope="col">{text}</th>' for text in (corner, *heads))
-    body = "".join(
-        f'<tr><th scope="row">{text}</th>'
-        + "".join(f'<td data-out="{name}.{line}.{column}"></td>' for column in columns)
-        + "</tr>"
-        for line, text in lines.items()
-    )
-    return (
-        f'<table class="table a2-answers"><caption>{caption}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
-
-
-def _key(drawing: str, words: str) -> str:
-    return f'<li><svg viewBox="0 0 16 16" aria-hidden="true">{drawing}</svg>{words}</li>'

@@ -128,6 +128,46 @@ def mesh() -> Drawing:
     )  # fmt: skip
 
 
+def other_axes() -> Drawing:
+    """What a pipeline, experts and contexts cut, and what each device then holds."""
+
+    def rows(n):
+        return lambda i: [(r, 0) for r in range(n(i))]
+
+    def own(i):
+        return [(i, 0)]
+
+    def whole(i):
+        return [(0, 0)]
+
+    held = [schedules.held_by_stage(schedules.run(schedules.pipeline("1f1b", DEVICES, 8)), i,
+                                    DEVICES) for i in range(DEVICES)]  # fmt: skip
+    parts = {
+        "pipeline: cuts the layers": [
+            ("layers,\nstate", (4, 1), own, HELD),
+            ("micro-\nbatches", (4, 1), rows(held.__getitem__), SENT),
+        ],
+        "experts: cuts batch and experts": [
+            ("batch", (4, 1), own, HELD),
+            ("experts", (1, 4), lambda i: [(0, i)], HELD),
+            ("other\nweights", (1, 1), whole, HELD),
+        ],
+        "context: cuts each sequence": [
+            ("sequence", (1, 4), lambda i: [(0, i)], HELD),
+            ("keys,\nvalues", (1, 4), lambda i: [(0, i), (0, (i - 1) % DEVICES)], SENT),
+            ("weights", (1, 1), whole, HELD),
+        ],
+    }
+    out, y = [], 0.0
+    for title, tensors in parts.items():
+        out.append(text(LEFT, y + 12, title, bold=True))
+        more, y = _holdings(tensors, y + 18)
+        out += more
+        y += 10
+    more, y = _legend(HOLDS, y)
+    return Drawing([*out, *more], y + 2, {"held": sum(held)})
+
+
 def experts_and_contexts() -> Drawing:
     """Above, whose tokens travel to which expert's device; below, the rounds of ring attention."""
     n = DEVICES

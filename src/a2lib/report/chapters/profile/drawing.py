@@ -1,10 +1,5 @@
 """Pictures of one step: kernels in time, time by class, memory by category.
 
-    from a2lib.report.chapters import profile
-    profile.strip("report.sqlite").save("strip.png")         # or a chrome trace of torch.profiler
-    profile.step_bar("report.sqlite").save("step.png")
-    profile.memory("memory.pickle").save("memory.png")       # or a pickle of _dump_snapshot
-
 Each takes a file as ``a2lib.measure.trace`` and ``a2lib.measure.snapshot`` read it, or the rows of
 a bulk table; in a notebook the result shows itself. Nothing here imports torch.
 """
@@ -43,7 +38,7 @@ Source = str | PathLike | Sequence[dict]
 
 
 def strip(source: Source, *, start_us: float = 0, length_us: float | None = None) -> Chart:
-    """Kernels by stream against time, coloured by class, with the phase and the part above.
+    """Kernels by stream against time, coloured by class, with phase, module and part above.
 
     A file is cut to the window that begins ``start_us`` after its first event; rows of the bulk
     table ``strip`` are drawn as they are. The host's row are the launches. Raises as
@@ -60,27 +55,32 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
     begin = min(row["start_us"] for row in rows)
     streams = list(dict.fromkeys(row["stream"] for row in rows if row["stream"] != HOST))
     shown = [HOST] * any(row["stream"] == HOST for row in rows) + sorted(streams, key=_number)
+    # "attn.q_proj" is the part q_proj of the module attn, where there is room for one alone.
+    rows = [row | dict(zip(("module", "_", "part"), row["part"].rpartition("."), strict=True))
+            for row in rows]  # fmt: skip
+    lanes = ["part", *(["module"] if any(row["module"] for row in rows) else []), "phase"]
+    rows = [row | {"module": row["module"].partition(".")[0] or row["part"]} for row in rows]
     kinds = _present(KINDS, (row["kind"] for row in rows))
 
     def draw(figure):
         ax, drawn = figure.subplots(), []
-        height = len(shown) + 2
+        height = len(shown) + len(lanes)
         for y, stream in enumerate(shown):
             here = [row for row in rows if row["stream"] == stream]
             for kind in kinds:
                 bars = _bars([row for row in here if row["kind"] == kind], (end - begin) * LEAST)
-                drawn.append(_stroke(ax, bars, height - 3 - y, KINDS[kind]))
+                drawn.append(_stroke(ax, bars, len(shown) - 1 - y, KINDS[kind]))
         # Those of the busiest stream: what two streams do at once has no one name.
         busiest = max(shown, key=lambda s: (s != HOST, _time(rows, s)))
         named = [row for row in rows if row["stream"] == busiest]
-        for level, column in ((height - 2, "part"), (height - 1, "phase")):
+        for level, column in enumerate(lanes, start=len(shown)):
             _lane(ax, named, column, level, end - begin)
-        ax.set_yticks(range(height), [*(_stream(s) for s in reversed(shown)), "part", "phase"])
+        ax.set_yticks(range(height), [*(_stream(s) for s in reversed(shown)), *lanes])
         ax.set_ylim(-0.6, height - 0.4)
         ax.set_xlim(begin, end)
         ax.set_xlabel("time (µs)")
         ax.grid(False)
-        _legend(figure, {kind: KINDS[kind] for kind in kinds})
+        legend(figure, {kind: KINDS[kind] for kind in kinds})
 
         def finish():
             unit = ax.get_window_extent().height / figure.dpi * 72 / height  # points
@@ -89,7 +89,8 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
 
         return finish
 
-    return Chart(draw, height=1.4 + 0.36 * (len(shown) + 2) + 0.22 * -(-len(kinds) // 3))
+    height = 1.4 + 0.36 * (len(shown) + len(lanes)) + 0.22 * -(-len(kinds) // 3)
+    return Chart(draw, height=height)
 
 
 def step_bar(source: Source, *, steps: int | None = None) -> Chart:
@@ -121,12 +122,13 @@ def step_bar(source: Source, *, steps: int | None = None) -> Chart:
                 if ms:
                     ax.barh(y, ms, left=left, height=0.66, color=KINDS[kind], linewidth=0)
                 left += ms
-            ax.annotate(f" {left:.3g}", (left, y), va="center")
+            ax.annotate(f"{left:.3g}", (left, y), xytext=(4, 0), textcoords="offset points",
+                        va="center")  # fmt: skip
         ax.set_yticks(range(len(phases)), [phase or "no range" for phase in reversed(phases)])
         ax.margins(x=0.12)
         ax.set_xlabel("time of kernels in a step (ms)")
         ax.grid(False, axis="y")
-        _legend(figure, {kind: KINDS[kind] for kind in kinds})
+        legend(figure, {kind: KINDS[kind] for kind in kinds})
 
     return Chart(draw, height=1.0 + 0.42 * len(phases) + 0.22 * -(-len(kinds) // 3))
 
@@ -171,7 +173,7 @@ def memory(source: Source, *, phase: str | None = None, total_bytes: int | None 
         ax.set_xlim(0, times[-1] or 1)
         ax.set_xlabel(along)
         ax.set_ylabel(f"allocated ({unit})")
-        _legend(figure, {c: CATEGORIES[c] for c in reversed(names)}, columns=2)
+        legend(figure, {c: CATEGORIES[c] for c in reversed(names)}, columns=2)
 
     return Chart(draw, height=3.4 + 0.22 * -(-len(names) // 2))
 
@@ -252,7 +254,7 @@ def _thin(totals: list[int]) -> list[int]:
     return sorted(kept)
 
 
-def _legend(figure, colours: dict[str, str], columns: int = 3) -> None:
+def legend(figure, colours: dict[str, str], columns: int = 3) -> None:
     handles = [Patch(color=colour, label=name, linewidth=0) for name, colour in colours.items()]
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False,
                   columnspacing=1.0, handlelength=1.0, handletextpad=0.5)  # fmt: skip

@@ -1,0 +1,199 @@
+"""What a worker does for the profile: time a configuration, then trace it in a child process.
+
+The child is ``python -m a2lib.benchmark`` under Nsight Systems, or with torch.profiler in it. It is
+a process of its own since CUPTI has one reader at a time and a profiler leaves a process slower.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+
+from a2lib.benchmark import Config, run
+from a2lib.experiments.benchmark.configurations import Configuration
+from a2lib.experiments.benchmark.handlers import of_host, of_phase
+from a2lib.experiments.harness import memory
+from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.profile.settings import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
+from a2lib.experiments.profile.tables import (
+    block_windows,
+    differing,
+    kernel_table,
+    median_step,
+)
+from a2lib.measure import bulk, nsight, trace
+from a2lib.measure.failures import LostContext, note
+from a2lib.paths import build_dir
+
+TIMEOUT_S = 400  # below the silence that a worker is allowed
+NS = 1e-6  # milliseconds
+# Of what Nsight notes down, the rest being that it has started and the like.
+ALARMING = re.compile(r"lost|drop|overflow|incomplete|not all|fail|error", re.I)
+Row = dict[str, object]
+
+
+class TracingError(RuntimeError):
+    """The child gave no trace; one line."""
+
+
+def measure(job: Job) -> None:
+    """The rows of one configuration, a phase each, and its bulk tables."""
+    spec = job.spec
+    traced = Traced(Configuration(**spec["configuration"]), spec["profiler"])
+    least, there = traced.configuration.least_bytes(), memory.total_bytes(job.device)
+    if least > there:
+        why = f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"
+        return _say(job, "oom", why)
+    given = {"seed": job.seed, "warmup": WARMUP}
+    timer = run(traced.configuration.config(job.device, steps=STEPS, **given))
+    if timer.status != "ok":
+        return _say(job, timer.status, timer.note)
+    config = traced.configuration.config(
+        job.device, steps=TRACED_STEPS, nvtx=traced.ranges, **given
+    )
+    try:
+        found, under = record(traced, config)
+    except (nsight.NsightError, TracingError, subprocess.TimeoutExpired) as error:
+        _say(job, "error", str(error))
+        if isinstance(error, subprocess.TimeoutExpired) or getattr(error, "stuck", False):
+            # What the child started ends with this process.
+            raise LostContext("a traced process does not end") from None
+        return None
+    if under["status"] != "ok":
+        return _say(job, under["status"], under["note"])
+    _store_tables(job, traced, found)
+    times = trace.phase_times(found)
+    for key in _keys(job):
+        job.put({**key, **values(key["phase"], found, times, timer, under)})
+    return None
+
+
+def record(traced: Traced, config: Config) -> tuple[trace.Trace, Mapping]:
+    """The trace of ``config`` in a child process, and what its benchmark said of itself.
+
+    The trace's file stays in build/traces. Raises NsightError, TracingError or TimeoutExpired where
+    none comes of it.
+    """
+    folder = build_dir() / "traces"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / traced.picture.replace(".", "_")  # what nsys might take for a suffix
+    if traced.profiler == NSYS:
+        config = dataclasses.replace(config, cuda_profiler=True)
+        path, printed = nsight.record(command(config), path, timeout_s=TIMEOUT_S)
+    else:
+        path = path.with_name(f"{path.name}.json.gz")
+        config = dataclasses.replace(config, torch_profile=str(path))
+        printed = _child(command(config))
+    return trace.read(path), _said(printed)
+
+
+def command(config: Config) -> list[str]:
+    """``python -m a2lib.benchmark`` with the options that ``config`` has other than by default."""
+    words = [sys.executable, "-m", "a2lib.benchmark", "--json"]
+    for field in dataclasses.fields(config):
+        value, option = getattr(config, field.name), field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{option}")
+        else:
+            words.append(f"--{option}={value}")
+    return words
+
+
+def values(
+    phase: str, found: trace.Trace, times: Mapping, timer, under: Mapping[str, object]
+) -> Row:
+    """The values of a row: the steps of the trace ``found``, with ``times`` from it, beside those
+    of the ``timer`` (a Result) and the timer's of the traced process, ``under``."""
+    mine = [phases[phase] for phases in times.values() if phase in phases]
+    if not mine:
+        return {"status": "error", "note": f"the trace has no {phase}"}
+
+    def median(name: str) -> float | None:
+        # The store has no time of zero.
+        return statistics.median(getattr(one, name) for one in mine) * NS or None
+
+    spans = sorted(one.span_ns * NS for one in mine)
+    on_cpu = found.source == "chrome, cpu"
+    shares = _unfiled(found, phase)
+    said = [f"no class: {name}" for name in shares.unknown[:2]]
+    if phase == trace.STEP:
+        said += [differing(found), *filter(ALARMING.search, found.notes)][:2]
+    return {
+        "status": "ok",
+        "ms": statistics.median(spans),
+        "ms_p20": spans[0],
+        "ms_p80": spans[-1],
+        "n": len(spans),
+        "ms_timer": statistics.median(of_phase(step, phase) for step in timer.steps),
+        "ms_traced": statistics.median(_of_dict(step, phase) for step in under["steps"]),
+        "ms_busy": median("busy_ns"),
+        "ms_range": median("range_ns"),
+        "ms_host": None if on_cpu else statistics.median(of_host(s, phase) for s in timer.steps),
+        "ms_launching": median("launching_ns"),
+        "ms_waiting": median("waiting_ns"),
+        "us_queued": None if on_cpu else statistics.median(o.queued_ns for o in mine) / 1e3,
+        "launches": None if on_cpu else int(statistics.median_low(o.kernels for o in mine)),
+        "no_launch_percent": 100 * shares.no_launch,
+        "no_range_percent": 100 * shares.no_range,
+        "no_class_percent": 100 * shares.no_class,
+        "note": note("; ".join(filter(None, said))),
+    }
+
+
+def _store_tables(job: Job, traced: Traced, found: trace.Trace) -> None:
+    """The kernels of the median step, and windows as long as a block."""
+    step = median_step(found)
+    where = {"run": job.run, "data": job.store.data}
+    about = traced.key() | {"source": found.source, "steps": 1}
+    device = job.store.device
+    bulk.put("kernels", device, traced.picture, kernel_table(step), about=about, **where)
+    if traced.configuration.mode != "train-step":
+        return
+    layers = traced.configuration.shape.num_layers
+    for phase, rows in block_windows(found, step, layers).items():
+        name = f"{traced.picture}-{phase}"
+        bulk.put("strip", device, name, rows, about=about | {"phase": phase}, **where)
+
+
+def _unfiled(found: trace.Trace, phase: str) -> trace.Coverage:
+    """Of the whole trace for a step, since what is in no range is in no step."""
+    if phase == trace.STEP:
+        return trace.coverage(found.kernels)
+    return trace.coverage([k for k in found.kernels if k.phase == phase])
+
+
+def _of_dict(step: Mapping[str, object], phase: str) -> float:
+    return step["total_ms"] if phase == trace.STEP else step["ms"][phase]
+
+
+def _child(words: list[str]) -> str:
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                          timeout=TIMEOUT_S, check=False)  # fmt: skip
+    if done.returncode:
+        raise TracingError(f"the traced process ended with {done.returncode}")
+    return done.stdout
+
+
+def _said(printed: str) -> Mapping[str, object]:
+    """The benchmark's line of JSON, among what nsys prints."""
+    lines: Iterable[str] = (line for line in printed.splitlines() if line.startswith('{"status"'))
+    line = next(iter(lines), None)
+    if line is None:
+        raise TracingError("the traced process printed no result")
+    return json.loads(line)
+
+
+def _say(job: Job, status: str, why: str) -> None:
+    for key in _keys(job):
+        job.put({**key, "status": status, "note": note(why)})
+
+
+def _keys(job: Job) -> list[Mapping[str, object]]:
+    return [key for keys in job.wanted.values() for key in keys]

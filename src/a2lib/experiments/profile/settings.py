@@ -1,0 +1,164 @@
+"""What the profile experiment traces: its parameters, and the sweeps' configurations. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from a2lib.benchmark import PHASES
+from a2lib.experiments.benchmark.configurations import MODELS, MODES, Configuration
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import ParameterError, parameter
+from a2lib.measure.trace import STEP
+
+NSYS, TORCH = "nsys", "torch"
+BATCH = 4
+# The smallest size and the largest whose train-step fits at every context; the handouts' contexts.
+TRACED = {"cuda": ("small", "2.7B"), "cpu": ("tiny",)}
+CONTEXTS = {"cuda": (512, 128, 1024, 256), "cpu": (16, 32)}
+# Where one context tells what is asked.
+CONTEXT = {"cuda": 512, "cpu": 16}
+PLAIN: Mapping[str, str] = {}
+COMPILED = {"compile": "blocks"}
+AUTOCAST = {"precision": "bf16"}
+OURS = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
+SWEEPS = ("steps", "forward", "witness", "compiled", "bf16", "modes", "all")
+# Without the profiler, then with it.
+WARMUP, STEPS, TRACED_STEPS = 3, 5, 3
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A configuration of ``a2lib.benchmark``, and who traces it: ``nsys`` or ``torch``."""
+
+    configuration: Configuration
+    profiler: str
+
+    def __str__(self) -> str:
+        return f"{self.configuration} by {self.profiler}"
+
+    @property
+    def picture(self) -> str:
+        """The name of its bulk tables."""
+        c = self.configuration
+        names = (c.model, c.context, c.batch, c.mode, c.precision, c.attention, c.compile)
+        return "-".join(map(str, (*names, self.profiler)))
+
+    def key(self) -> dict[str, object]:
+        """The key columns of its rows, but for the phase."""
+        key = self.configuration.key()
+        del key["capture"]
+        return key | {"profiler": self.profiler}
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Those that have rows."""
+        return (*PHASES[self.configuration.mode], STEP)
+
+    @property
+    def ranges(self) -> str:
+        """Those of ``a2lib.benchmark`` that it is traced with: of a train-step all that there are,
+        so that its kernels can be told apart; else those of phases, which take little of the
+        host's time, so that the times are nearly those without a profiler."""
+        c = self.configuration
+        return "modules" if c.mode == "train-step" and c.compile == "none" else "phases"
+
+
+def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
+    """What a sweep traces on ``device``, what answers most first, each once."""
+
+    def traced(modes, contexts, *ways: Mapping[str, str], by: str = profiler) -> list[Traced]:
+        return [
+            Traced(Configuration(model, context, BATCH, mode, **way), by)
+            for context in contexts
+            for way in ways
+            for mode in modes
+            for model in TRACED[device]
+        ]
+
+    whole, one, every = ("train-step",), (CONTEXT[device],), CONTEXTS[device]
+    gpu = device == "cuda"
+    found = {
+        "steps": traced(whole, every, PLAIN),
+        "forward": traced(("forward",), every, PLAIN),
+        # Another reader of the same counters, which must agree.
+        "witness": traced(whole, one, PLAIN, by=TORCH) if profiler == NSYS else [],
+        "compiled": traced(whole, every, COMPILED) if gpu else [],
+        "bf16": traced(whole, one, AUTOCAST, *([OURS] if gpu else [])),
+        "modes": traced(MODES[:2], every, PLAIN, *([COMPILED] if gpu else [])),
+    }
+    if name != "all":
+        return found[name]
+    return list(dict.fromkeys(one for part in found.values() for one in part))
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/profile.ipynb, in the order of its cell."""
+
+    model: str = parameter(
+        "auto",
+        "a size by name; auto: small on a GPU, tiny on the CPU",
+        kind=str,
+        choices=("auto", *MODELS),
+    )
+    context: int | None = parameter(
+        None,
+        "tokens per sequence; None: 512 on a GPU, 16 on the CPU",
+        kind=int,
+        minimum=1,
+        maximum=2**20,
+        optional=True,
+    )
+    batch: int = parameter(BATCH, "sequences in a batch", kind=int, minimum=1, maximum=2**16)
+    mode: str = parameter("train-step", f"one of {', '.join(MODES)}", kind=str, choices=MODES)
+    precision: str = parameter(
+        "fp32", "fp32, tf32 or bf16 (autocast)", kind=str, choices=("fp32", "tf32", "bf16")
+    )
+    attention: str = parameter(
+        "eager",
+        "eager, flash (ours), or one of PyTorch's",
+        kind=str,
+        choices=("eager", "flash", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math")
+        + ("flex",),
+    )
+    compile: str = parameter(
+        "none",
+        "torch.compile: none, blocks or model",
+        kind=str,
+        choices=("none", "blocks", "model"),
+    )
+    profiler: str = parameter(
+        "auto",
+        "nsys, torch, or auto: nsys where there is one",
+        kind=str,
+        choices=("auto", NSYS, TORCH),
+    )
+    sweep: str = parameters.sweep(SWEEPS)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed("of weights and batch")
+
+    def __post_init__(self) -> None:
+        fixed = [f.name for f in dataclasses.fields(self)][:7]
+        parameters.refuse_beside_sweep(self, fixed)
+        try:
+            self._one("cuda", TORCH).configuration.config("cuda")
+        except ValueError as error:
+            raise ParameterError(str(error)) from None
+
+    def traced(self, device: str, profiler: str) -> list[Traced]:
+        """What is traced on ``device``, "cuda" or "cpu", in order."""
+        if self.sweep == "shape":
+            return [self._one(device, profiler)]
+        return sweep_of(self.sweep, device, profiler)
+
+    def _one(self, device: str, profiler: str) -> Traced:
+        names = ("batch", "mode", "precision", "attention", "compile")
+        configuration = Configuration(
+            {"cuda": "small", "cpu": "tiny"}[device] if self.model == "auto" else self.model,
+            self.context or CONTEXT[device],
+            **{name: getattr(self, name) for name in names},
+        )
+        return Traced(configuration, profiler)

@@ -1,0 +1,94 @@
+"""The notebook's text tables and its figure; not for the book."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from a2lib.experiments.harness.picture import subplots
+from a2lib.experiments.harness.sweep import identity
+from a2lib.experiments.harness.tables import EMPTY, number
+from a2lib.experiments.harness.tables import table as text_table
+from a2lib.experiments.profile.settings import Traced
+from a2lib.measure import PROFILE, StoreError, bulk
+from a2lib.measure.trace import KINDS
+
+Row = Mapping[str, str]
+TIMES = ("ms_timer", "ms_traced", "ms", "ms_busy", "ms_range")
+MOST = 12  # kernels that are shown
+
+
+def table(rows: Sequence[Row], asked: Sequence[Traced]) -> str:
+    """A line for each phase of each configuration asked for: the timer's time without and with the
+    profiler, from the first kernel to the last, with a kernel running, of the host's range; how far
+    the host was ahead; kernels; what could not be filed."""
+    known = {identity(PROFILE, row): row for row in rows}
+    body = []
+    for traced in asked:
+        for phase in traced.phases:
+            row = known.get(identity(PROFILE, {**traced.key(), "phase": phase}))
+            if row is None:
+                continue
+            if row["status"] != "ok":
+                body.append([str(traced), phase, row["status"], *[""] * 8, row["note"]])
+                continue
+            times = [number(float(row[c])) if row[c] else "-" for c in TIMES]
+            unfiled = [
+                f"{float(row[c]):.2g}"
+                for c in ("no_launch_percent", "no_range_percent", "no_class_percent")
+            ]
+            queued = number(float(row["us_queued"])) if row["us_queued"] else "-"
+            body.append([str(traced), phase, *times, queued, row["launches"] or "-",
+                         "/".join(unfiled), row["note"]])  # fmt: skip
+    heads = ["", "phase", "timer, ms", "timer, traced", "first to last kernel", "busy", "range",
+             "ahead, us", "kernels", "unfiled, %", ""]  # fmt: skip
+    return text_table([line[: len(heads)] for line in body], heads)
+
+
+def rows_of(name: str, device: str, traced: Traced, data: Path) -> list[dict]:
+    """The rows of a bulk table of a configuration; [] where there is none."""
+    if (device, traced.picture) not in bulk.pictures(name, data):
+        return []
+    try:
+        return bulk.read(name, device, traced.picture, data).rows
+    except StoreError as error:
+        print(error)
+        return []
+
+
+def kernels(traced: Traced | None, rows: Sequence[Mapping[str, object]]) -> str:
+    """The kernels that take the most time, by phase."""
+    if traced is None:
+        return EMPTY
+    groups: dict[tuple, list[float]] = {}
+    for row in rows:
+        group = groups.setdefault((row["phase"], row["kind"], row["kernel"]), [0, 0.0, 0.0])
+        for i, column in enumerate(("calls", "ms", "share")):
+            group[i] += row[column]
+    most = sorted(groups.items(), key=lambda item: -item[1][1])[:MOST]
+    body = [
+        [phase, kind, kernel, str(calls), number(ms), f"{share:.1%}"]
+        for (phase, kind, kernel), (calls, ms, share) in most
+    ]
+    heads = ["phase", "class", "kernel", "calls", "ms", "of all kernel time"]
+    return f"{traced}\n{text_table(body, heads)}"
+
+
+def figure(traced: Traced | None, rows: Sequence[Mapping[str, object]]):
+    """Kernel time of each phase by class; None without rows."""
+    if traced is None:
+        print(EMPTY)
+        return None
+    phases = list(dict.fromkeys(row["phase"] for row in rows))
+    drawn, ax = subplots(figsize=(8, 1 + 0.5 * len(phases)))
+    left = dict.fromkeys(phases, 0.0)
+    for kind in KINDS:
+        sums = {p: sum(r["ms"] for r in rows if (r["phase"], r["kind"]) == (p, kind))
+                for p in phases}  # fmt: skip
+        if any(sums.values()):
+            ax.barh(phases, list(sums.values()), left=list(left.values()), label=kind)
+            left = {phase: left[phase] + sums[phase] for phase in phases}
+    ax.invert_yaxis()
+    ax.set(xlabel="kernel time of a step, ms", title=str(traced))
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return drawn

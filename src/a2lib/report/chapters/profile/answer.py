@@ -1,0 +1,283 @@
+"""The first screen, the top kernels, what is no product, and how the shares move."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+
+from a2lib.report import panels, style
+from a2lib.report.chapters.profile.drawing import KINDS, legend, step_bar
+from a2lib.report.chapters.profile.rows import (
+    CONTEXT,
+    CONTEXTS,
+    MODES,
+    WAYS,
+    Profile,
+    calls,
+    idle,
+    products,
+    share,
+    title,
+)
+from a2lib.report.chapters.profile.softmax import compared, costs
+from a2lib.report.metrics import pick
+from a2lib.report.style import Chart, listed
+from a2lib.report.tables import MISSING, Markdown, Table
+
+SHOWN = {"forward": "forward", "forward-backward": "forward, backward", "train-step": "whole step"}
+LEAST = 0.01  # of the forward's kernel time: what takes less has no line of its own
+LETTERS = 38  # of a kernel's name in a table
+PARTS = {
+    "": "no range", "attn": "attention: RoPE, copies", "ffn": "ffn: gate",
+    "block": "residual", "forward": "no module", "backward": "no module",
+    "loss": "loss", "optimizer": "optimizer",
+}  # fmt: skip
+
+
+def sentence(p: Profile) -> Markdown:
+    """The answer, of each model at the usual context: where the kernels' time goes."""
+    told = []
+    for model in p.models:
+        shares = [p.share(model, CONTEXT, mode) for mode in MODES]
+        if None in shares:
+            continue
+        name, n, of_all = top(p.of(model, CONTEXT, "forward"))
+        text = (
+            f"In plain fp32 at {CONTEXT} tokens, matrix products are {shares[0]:.0%} of the "
+            f"{title(model)} model's kernel time in a forward, {shares[1]:.0%} with the backward "
+            f"and {shares[2]:.0%} of a whole step with AdamW. The top kernel of its forward is "
+            f"`{short(name)}`, {n} calls and {of_all:.0%} of the time."
+        )
+        ratio = compared(p, model, CONTEXT)
+        if ratio is not None:
+            cost = costs(model, CONTEXT)
+            moved = cost["softmax"].bytes / cost["products"].bytes
+            text += (
+                f" The softmax takes {ratio.times:.2f} times as long as the two products around "
+                f"it, with {1 / ratio.flops:.1%} of their operations but {moved:.0%} of their "
+                "bytes."
+            )
+        gap = idle(p.row(model, CONTEXT))
+        if gap is not None:
+            text += f" In {gap:.0%} of the step no kernel runs."
+        told.append(text)
+    if not told:
+        return Markdown(p.not_yet("the question is below, the traces will follow"))
+    return Markdown("\n\n".join(told))
+
+
+def top(kernels: pd.DataFrame) -> tuple[str, int, float]:
+    """The kernel with the most time, its calls and its share."""
+    named = kernels[kernels["kernel"] != "rest"]
+    sums = named.groupby("kernel")[["ms", "calls"]].sum()
+    name = sums["ms"].idxmax()
+    return name, int(sums.loc[name, "calls"]), float(sums.loc[name, "ms"] / kernels["ms"].sum())
+
+
+def shares(p: Profile) -> Chart:
+    """Kernel time by class as shares of the whole, a bar for each mode, the models below each
+    other."""
+    bars = [(model, mode, p.of(model, CONTEXT, mode)) for model in p.models for mode in MODES]
+    bars = [bar for bar in bars if len(bar[2])]
+    if not bars:
+        return panels.empty()
+    present = set().union(*(set(kernels["kind"]) for *_, kernels in bars))
+    kinds = [kind for kind in KINDS if kind in present]
+    models = list(dict.fromkeys(model for model, *_ in bars))
+
+    def draw(figure):
+        axes = figure.subplots(len(models), 1, sharex=True, squeeze=False)[:, 0]
+        for ax, model in zip(axes, models, strict=True):
+            mine = [(mode, kernels) for name, mode, kernels in bars if name == model]
+            for y, (_, kernels) in enumerate(reversed(mine)):
+                left = 0.0
+                for kind in kinds:
+                    part = 100 * share(kernels, kind)
+                    if part:
+                        ax.barh(y, part, left=left, height=0.66, color=KINDS[kind], linewidth=0)
+                    left += part
+                ax.annotate(f"{100 * share(kernels, 'matmul'):.0f} % matmul", (100, y),
+                            xytext=(4, 0), textcoords="offset points", va="center")  # fmt: skip
+            ax.set_yticks(range(len(mine)), [SHOWN[mode] for mode, _ in reversed(mine)])
+            ax.set_title(f"{title(model)}, {CONTEXT} tokens", loc="left")
+            ax.grid(False)
+            ax.set_xlim(0, 134)
+            ax.set_xticks(range(0, 101, 25))
+        axes[-1].set_xlabel("share of kernel time (%)")
+        legend(figure, {kind: KINDS[kind] for kind in kinds})
+
+    return Chart(draw, height=0.9 + 1.55 * len(models) + 0.22 * -(-len(kinds) // 3))
+
+
+def bar(p: Profile, model: str) -> Chart:
+    """The kernel time of one step by phase, in milliseconds."""
+    return step_bar(p.of(model, CONTEXT).to_dict("records"))
+
+
+def tops(p: Profile, caption: str, name: str) -> Table:
+    """The top kernel of forward, and of forward with backward: calls, share, what launches it."""
+    lines = []
+    for model in p.models:
+        for context in CONTEXTS:
+            for mode in MODES[:2]:
+                kernels = p.of(model, context, mode)
+                if not len(kernels):
+                    continue
+                kernel, n, of_all = top(kernels)
+                parts = pick(kernels, kernel=kernel)["part"].unique()
+                lines.append([title(model), style.tokens(context), SHOWN[mode],
+                              f"`{short(kernel)}`", n,
+                              f"{of_all:.1%}", _parts(parts)])  # fmt: skip
+    columns = ["model", "tokens", "of", "kernel", "calls", "share", "launched by"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=4, keys=3)
+
+
+def same_top(p: Profile) -> Markdown:
+    """Whether the top kernel stays the same with the backward, and whether the trace has as many
+    products as the model."""
+    found = [(m, c, *(p.of(m, c, mode) for mode in MODES[:2])) for m in p.models for c in CONTEXTS]
+    found = [one for one in found if len(one[2]) and len(one[3])]
+    if not found:
+        return Markdown(p.not_yet("the top kernels"))
+    same = [(m, c) for m, c, ahead, both in found if top(ahead)[0] == top(both)[0]]
+    other = [f"{title(m)} at {style.tokens(c)}" for m, c, *_ in found if (m, c) not in same]
+    text = f"With the backward it is the same kernel in {len(same)} of {len(found)} configurations"
+    text += f" (another in {listed(other)})" if other else ""
+    wrong = [
+        f"{title(m)} at {style.tokens(c)}: {calls(kernels)} in place of {products(m, mode)}"
+        for m, c, ahead, both in found
+        for mode, kernels in zip(MODES[:2], (ahead, both), strict=True)
+        if calls(kernels) != products(m, mode)
+    ]
+    if wrong:
+        return Markdown(f"{text}. The products that the traces have are not all the model's: "
+                        f"{listed(wrong)}.")  # fmt: skip
+    return Markdown(
+        f"{text}. Its count is a check: a block has seven linear layers and two products of "
+        "attention, the model a head, so that a forward has 9 L + 1 products and a backward twice "
+        "as many, and every trace has exactly these."
+    )
+
+
+def rest(p: Profile, caption: str, name: str) -> Table:
+    """What of the forward is no product: class and part, calls, share of the kernel time."""
+    models = [model for model in p.models if len(p.of(model, CONTEXT, "forward"))]
+    shares_of, of_calls = {}, {}
+    for model in models:
+        kernels = p.of(model, CONTEXT, "forward")
+        total = kernels["ms"].sum()
+        other = kernels[kernels["kind"] != "matmul"]
+        for (part, kind), group in other.groupby(["part", "kind"]):
+            shares_of[model, part, kind] = group["ms"].sum() / total
+            of_calls[model, part, kind] = int(group["calls"].sum())
+    keys = {key[1:] for key, value in shares_of.items() if value >= LEAST}
+    order = sorted(keys, key=lambda key: -max(shares_of.get((m, *key), 0) for m in models))
+    lines = []
+    for key in order:
+        cells = []
+        for model in models:
+            n, of_all = of_calls.get((model, *key)), shares_of.get((model, *key))
+            cells += [MISSING, MISSING] if n is None else [n, f"{of_all:.1%}"]
+        lines.append([part_name(key[0]), key[1], *cells])
+    columns = ["launched by", "class"]
+    for i, model in enumerate(models):
+        columns += [f"{title(model)}: calls" + " " * i, f"{title(model)}: share" + " " * i]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
+
+
+def not_products(p: Profile) -> Markdown:
+    """How much of a forward is no product, and the largest class of it."""
+    told = []
+    for model in p.models:
+        kernels = p.of(model, CONTEXT, "forward")
+        other = kernels[kernels["kind"] != "matmul"]
+        if not len(other):
+            continue
+        kinds = other.groupby("kind")["ms"].sum().sort_values(ascending=False)
+        total = kernels["ms"].sum()
+        most = [f"{kind} {ms / total:.1%}" for kind, ms in kinds.head(3).items()]
+        n = int(other["calls"].sum())
+        told.append(
+            f"{kinds.sum() / total:.1%} of the forward's kernel time in {title(model)}, {n:,} of "
+            f"{int(kernels['calls'].sum()):,} kernels ({listed(most)})"
+        )
+    if not told:
+        return Markdown(p.not_yet("the kernels that are no product"))
+    return Markdown(f"What is no product takes {'; '.join(told)}.")
+
+
+def moves(p: Profile, caption: str, name: str) -> Table:
+    """The products' share of kernel time by mode, for each way of running the step."""
+    lines = []
+    for words, way in WAYS.items():
+        for model in p.models:
+            for context in CONTEXTS:
+                found = [p.of(model, context, mode, way) for mode in MODES]
+                if not all(len(one) for one in found):
+                    continue
+                cells = [f"{share(one, 'matmul') + share(one, 'attention'):.1%}" for one in found]
+                whole = found[-1].groupby("kind")["ms"].sum().drop(["matmul", "attention"],
+                                                                   errors="ignore")  # fmt: skip
+                kind = whole.idxmax()
+                lines.append([words, title(model), style.tokens(context), *cells,
+                              style.digits(found[-1]["ms"].sum()),
+                              f"{kind}, {whole[kind] / found[-1]['ms'].sum():.1%}"])  # fmt: skip
+    columns = ["way", "model", "tokens", *SHOWN.values(), "step: kernels, ms", "most of the rest"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
+
+
+def shift(p: Profile) -> Markdown:
+    """In how many plain configurations the share falls from mode to mode, and what takes its
+    place."""
+    found = []
+    for model in p.models:
+        for context in CONTEXTS:
+            values = [p.share(model, context, mode) for mode in MODES]
+            if None not in values:
+                found.append((model, context, values))
+    if not found:
+        return Markdown(p.not_yet("how the products' share moves"))
+    falls = [one for one in found if one[2][2] < one[2][0]]
+    drops = {(m, c): v[0] - v[2] for m, c, v in found}
+    most = max(drops, key=drops.get)
+    text = (
+        f"From inference to a whole step the products' share falls in {len(falls)} of "
+        f"{len(found)} plain configurations, most in {title(most[0])} at {style.tokens(most[1])} "
+        f"tokens, by {100 * drops[most]:.0f} points."
+    )
+    step = p.of(*most)
+    added = step[step["phase"] == "optimizer"]["ms"].sum() / step["ms"].sum()
+    text += f" There AdamW, which has no product, is {added:.0%} of the step's kernel time."
+    both = [(m, c, v[0], v[1]) for m, c, v in found]
+    near = [abs(b - a) for *_, a, b in both]
+    text += (
+        f" The backward moves it by {_points(near)}: it has twice the products and about twice "
+        "the rest."
+    )
+    return Markdown(text)
+
+
+def part_name(part: str) -> str:
+    """A part as the page names it; what a module launches outside of those in it by what that is.
+    """
+    return PARTS.get(part, part.replace("attn.attention.", "attn.").replace("attn.", "attention: "))
+
+
+def short(kernel: str) -> str:
+    """A kernel's name that fits the width of a phone: the inner one of cutlass's, without a row of
+    dtypes, cut."""
+    inner = re.match(r"cutlass::Kernel2<(\w+)", kernel)
+    name = inner[1] if inner else kernel
+    name = re.sub(r"_(?:bf16|f16|f32|_)+(?=_[nt][nt]_)", "", name)
+    return name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…"
+
+
+def _points(shares: list[float]) -> str:
+    low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
+    return f"{low} points" if low == high else f"{low} to {high} points"
+
+
+def _parts(parts) -> str:
+    shown = sorted(part_name(part) for part in parts)
+    return ", ".join(shown) if len(shown) <= 5 else f"{', '.join(shown[:5])}, …"

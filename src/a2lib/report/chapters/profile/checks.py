@@ -1,0 +1,123 @@
+"""What the chapter's figures rest on: what could be filed, the same steps by a second profiler and
+by traces of their own, and what was not traced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from a2lib.report import style
+from a2lib.report.chapters.profile.rows import (
+    CONFIGURATION,
+    CONTEXTS,
+    MODES,
+    PROFILERS,
+    WAYS,
+    Profile,
+    share,
+    title,
+)
+from a2lib.report.metrics import pick
+from a2lib.report.style import listed
+from a2lib.report.tables import Markdown
+
+LIMIT = 2.0  # percent of the time that may be without a class
+
+
+def alone(p: Profile) -> Markdown:
+    """Whether a mode traced by itself has the share that its phases have in a train-step."""
+    off = {}
+    for words, way in WAYS.items():
+        for model in p.models:
+            for context in CONTEXTS:
+                for mode in MODES[:2]:
+                    both = [p.of(model, context, mode, way, (traced,))
+                            for traced in ("train-step", mode)]  # fmt: skip
+                    if all(len(one) for one in both):
+                        name = f"{title(model)} at {style.tokens(context)} ({words})"
+                        off[name, mode] = abs(share(both[0], "matmul") - share(both[1], "matmul"))
+    if not off:
+        return Markdown(p.not_yet("modes traced by themselves"))
+    (name, mode), most = max(off.items(), key=lambda one: one[1])
+    return Markdown(
+        f"Shares of a mode are those of its phases in a train-step's trace. In {len(off)} traces "
+        f"of modes by themselves they differ by at most {100 * most:.1f} points, in the {mode} of "
+        f"{name}."
+    )
+
+
+def filed(p: Profile) -> Markdown:
+    """What could not be filed, of every trace: the largest shares, and the verdict."""
+    rows = pick(p.table, phase="step", status="ok")
+    if not len(rows):
+        return Markdown(p.not_yet("how much of the time could be filed"))
+    worst = {words: float(rows[f"no_{name}_percent"].max()) for name, words in
+             (("class", "a name that no rule knows"), ("launch", "no launch in the trace"),
+              ("range", "a launch outside of every range"))}  # fmt: skip
+    said = listed([f"{value:.2g} % {words}" for words, value in worst.items()])
+    text = f"Of the kernel time of {len(rows)} traces, no more than this has, in any one: {said}."
+    if max(worst.values()) > LIMIT:
+        text += f" More than {LIMIT:g} % is too much: shares are off by as much."
+    return Markdown(text)
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One configuration by two profilers: ``calls`` in both for each phase and class, and the
+    relative difference of kernel time, of all and of the class that differs most."""
+
+    name: str
+    calls_agree: bool
+    total: float
+    worst: tuple[str, float]
+
+
+def witnesses(p: Profile) -> list[Witness]:
+    """Every configuration that both profilers traced."""
+    found = []
+    for key, group in p.kernels.groupby(CONFIGURATION, sort=False):
+        if set(group["profiler"]) < set(PROFILERS):
+            continue
+        both = {name: pick(group, profiler=name) for name in PROFILERS}
+        counts = [rows.groupby(["phase", "kind"])["calls"].sum() for rows in both.values()]
+        times = [rows.groupby("kind")["ms"].sum() for rows in both.values()]
+        sums = [float(one.sum()) for one in times]
+        # A class of a thousandth of the time says nothing about the others.
+        large = times[0][times[0] > 0.001 * sums[0]]
+        off = (times[1].reindex(large.index, fill_value=0.0) / large - 1).abs()
+        name, same = f"{title(key[0])} at {style.tokens(key[1])}", counts[0].equals(counts[1])
+        worst = str(off.idxmax()), float(off.max())
+        found.append(Witness(name, same, sums[1] / sums[0] - 1, worst))
+    return found
+
+
+def witness(p: Profile) -> Markdown:
+    """Whether torch.profiler says the same of the same steps."""
+    found = witnesses(p)
+    if not found:
+        return Markdown(p.not_yet("the same steps by a second profiler"))
+    told = []
+    for one in found:
+        same = "the same number of kernels in every phase and class" if one.calls_agree else (
+            "another number of kernels in some phase and class"
+        )  # fmt: skip
+        told.append(
+            f"{one.name}: {same}, {abs(one.total):.1%} {'more' if one.total > 0 else 'less'} "
+            f"kernel time, most apart in {one.worst[0]} ({one.worst[1]:.1%})"
+        )
+    return Markdown(f"torch.profiler of the same steps, in another process: {'; '.join(told)}.")
+
+
+def refused(p: Profile) -> Markdown:
+    """The configurations without a trace, each with its reason."""
+    if not len(p.table):
+        return Markdown(p.not_yet("which configurations do not fit"))
+    rows = p.table[p.table["status"] != "ok"]
+    if not len(rows):
+        return Markdown("Every configuration that was tried has its trace.")
+    lines = []
+    for key, group in rows.groupby([*CONFIGURATION, "profiler"], sort=False):
+        r = group.iloc[0]
+        how = ", ".join([key[3], *key[4:6], *(["compiled"] if key[6] != "none" else [])])
+        lines.append(f"- {title(key[0])}, {style.tokens(key[1])} tokens, {how}: "
+                     f"{style.STATUS[r['status']]} ({r['note']})")  # fmt: skip
+    return Markdown("\n".join(lines))

@@ -1,0 +1,91 @@
+"""What a step's kernels are by count, and what they must cost, beside the trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.profile.rows import BATCH, CONTEXT, Profile, title
+from a2lib.report.metrics import pick
+from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.roofline import PHASES, eager_step, floor
+from a2lib.theory.transformer import SIZES
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a plain step: kernels by count and in the trace; the floor of the products and
+    of the rest in ms, None without ceilings, and what the trace has."""
+
+    counted: int
+    seen: int
+    floors: tuple[float, float] | None
+    measured: tuple[float, float]
+
+
+def phases(p: Profile, model: str, context: int = CONTEXT) -> dict[str, Phase]:
+    """Each phase that the trace has; {} where there is none."""
+    trace, found = p.of(model, context), {}
+    step = eager_step(SIZES[model], BATCH, context, "fp32")
+    for phase in PHASES:
+        seen = pick(trace, phase=phase)
+        if not len(seen):
+            continue
+        mine = [kernel for kernel in step if kernel.phase == phase]
+        floors = None
+        if p.bandwidth is not None and "fp32" in p.tflops:
+            ceilings = p.tflops["fp32"] * 1e12, p.bandwidth * 1e12
+            floors = tuple(
+                floor([k for k in mine if bool(k.flops) is product], *ceilings)["total"].ms
+                for product in (True, False)
+            )
+        products = float(pick(seen, kind="matmul")["ms"].sum())
+        counted = sum(kernel.count for kernel in mine)
+        rest = float(seen["ms"].sum()) - products
+        found[phase] = Phase(counted, int(seen["calls"].sum()), floors, (products, rest))
+    return found
+
+
+def table(p: Profile, caption: str, name: str) -> Table:
+    """Kernels and milliseconds of each phase, by count and floor, and in the trace."""
+    lines = []
+    for model in p.models:
+        for phase, one in phases(p, model).items():
+            floors = one.floors or (None, None)
+            cells = []
+            for least, ms in zip(floors, one.measured, strict=True):
+                cells += [MISSING if least is None else style.digits(least), style.digits(ms)]
+            lines.append([title(model), phase, f"{one.counted:,}", f"{one.seen:,}", *cells])
+    columns = ["model", "phase", "kernels: by count", "in the trace", "products: floor, ms",
+               "measured", "the rest: floor, ms", "measured "]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
+
+
+def sentence(p: Profile) -> Markdown:
+    """Whether the kernels are those of the count, and how near products and the rest come to their
+    floors."""
+    told = []
+    for model in p.models:
+        found = phases(p, model)
+        off = [f"{phase} {one.seen:,} for {one.counted:,}"
+               for phase, one in found.items() if one.seen != one.counted]  # fmt: skip
+        if not found:
+            continue
+        text = f"The trace of {title(model)} has " + (
+            f"other numbers of kernels than the count ({', '.join(off)})" if off
+            else "exactly the kernels of the count in every phase"
+        )  # fmt: skip
+        if all(one.floors for one in found.values()):
+            least = [sum(one.floors[i] for one in found.values()) for i in (0, 1)]
+            took = [sum(one.measured[i] for one in found.values()) for i in (0, 1)]
+            shares = [f"{a / b:.0%}" if b else MISSING for a, b in zip(least, took, strict=True)]
+            text += (
+                f"; products run at {shares[0]} of the ceiling that their floor assumes, the rest "
+                f"at {shares[1]}"
+            )
+        told.append(text)
+    if not told:
+        return Markdown(p.not_yet("the kernels beside their count"))
+    return Markdown(f"{'. '.join(told)}.")

@@ -1,0 +1,151 @@
+"""The chapter's rows, loaded once, and what every part of it looks up in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from a2lib.measure import bulk
+from a2lib.report import data
+from a2lib.report.chapters.benchmark.rows import MODELS, TITLES
+from a2lib.report.chapters.measured import Measured
+from a2lib.report.metrics import pick
+from a2lib.theory.transformer import SIZES
+
+CONTEXTS = (128, 256, 512, 1024)
+CONTEXT = 512  # where one context tells what is asked
+PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
+COMPILED = {**PLAIN, "compile": "blocks"}
+AUTOCAST = {**PLAIN, "precision": "bf16"}
+OURS = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
+WAYS = {"plain fp32": PLAIN, "fp32, blocks compiled": COMPILED, "bf16": AUTOCAST,
+        "bf16, our attention, blocks compiled": OURS}  # fmt: skip
+# What a mode runs, as the question has it: from inference to a step of training.
+PHASES_OF = {
+    "forward": ("forward",),
+    "forward-backward": ("forward", "loss", "backward"),
+    "train-step": ("forward", "loss", "backward", "optimizer"),
+}
+MODES = tuple(PHASES_OF)
+CONFIGURATION = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
+BATCH = 4
+PROFILERS = {"nsys": "Nsight Systems", "torch": "torch.profiler"}
+NO_CALL = re.compile(r"split[kK]|reduce")  # a matmul's helper, which is no product of its own
+COMMAND = "papermill notebooks/profile.ipynb -p sweep all"
+
+
+class Profile(Measured):
+    """What the chapter shows of the published device: ``table`` (a row for each phase), ``kernels``
+    (every kernel of a step of each trace, with its configuration) and ``strips`` (name of the
+    picture -> its rows); ``local`` and ``local_kernels`` of any other device."""
+
+    def __init__(self, roots: list[Path] | None = None):
+        super().__init__(roots)
+        self.table, self.local = self.read("profile")
+        every = self._kernels(roots)
+        self.kernels, self.local_kernels = every[~every["local"]], every[every["local"]]
+        self.strips = {
+            name: rows for name, about, rows, local in self._pictures("strip", roots) if not local
+        }
+        self.reference = data.load_reference("profile", numbers=("printed",))
+
+    def row(self, model: str, context: int, phase: str = "step", mode: str = "train-step",
+            way: dict = PLAIN):  # fmt: skip
+        """The row of one phase of a configuration, Nsight's if there is one; None where there is
+        none with a time."""
+        found = pick(self.table, model=model, context=context, phase=phase, mode=mode, batch=BATCH,
+                     status="ok", **way)  # fmt: skip
+        return next(iter(found.sort_values("profiler").itertuples()), None)
+
+    def forward(self, model: str, context: int):
+        """The row of a plain forward, of the trace that has the least ranges in it."""
+        found = (self.row(model, context, "forward", mode) for mode in MODES)
+        return next((row for row in found if row is not None), None)
+
+    def of(self, model: str, context: int, mode: str = "train-step", way: dict = PLAIN,
+           traced: tuple[str, ...] = ()) -> pd.DataFrame:  # fmt: skip
+        """The kernels of one step of a mode: of the train-step's trace, whose ranges are the
+        finest, or where there is none of the mode's own; no rows for neither. ``traced`` are the
+        modes whose traces may serve, if not these."""
+        for own in traced or ("train-step", mode):
+            found = pick(self.kernels, model=model, context=context, batch=BATCH, mode=own, **way)
+            found = found[found["profiler"] == found["profiler"].min()]
+            found = found[found["phase"].isin(PHASES_OF[mode])]
+            if len(found):
+                return found
+        return found
+
+    def share(self, model: str, context: int, mode: str, way: dict = PLAIN,
+              kind: str = "matmul") -> float | None:  # fmt: skip
+        """A class's share of the kernel time of a mode, or None."""
+        found = self.of(model, context, mode, way)
+        return share(found, kind) if len(found) else None
+
+    def strip(self, model: str, context: int, phase: str, way: dict = PLAIN) -> list[dict]:
+        """The window of one block in a phase; [] where there is none."""
+        how = (model, context, BATCH, "train-step", way["precision"], way["attention"])
+        for profiler in PROFILERS:
+            name = "-".join(map(str, (*how, way["compile"], profiler, phase)))
+            if name in self.strips:
+                return self.strips[name]
+        return []
+
+    @property
+    def models(self) -> list[str]:
+        """Those with kernels, smallest first."""
+        present = set(self.kernels["model"])
+        return [model for model in MODELS if model in present]
+
+    def _kernels(self, roots: list[Path] | None) -> pd.DataFrame:
+        frames = [
+            pd.DataFrame(rows).assign(**about, local=local)
+            for _, about, rows, local in self._pictures("kernels", roots)
+        ]
+        if frames:
+            return pd.concat(frames, ignore_index=True)
+        columns = [*bulk.TABLES["kernels"], *CONFIGURATION, "profiler", "source", "device", "local"]
+        return pd.DataFrame(columns=columns).astype({"local": bool})
+
+    def _pictures(self, table: str, roots: list[Path] | None):
+        """(name, what it is of, rows, local) of each picture; refuses one whose run is unknown."""
+        for position, root in enumerate(data.data_roots() if roots is None else roots):
+            for device, name in bulk.pictures(table, root):
+                found = bulk.read(table, device, name, root)
+                if found.run not in self.runs.index:
+                    raise data.ReportError(f"{table} {name} of {device}: run {found.run!r} is not "
+                                           "in runs.csv")  # fmt: skip
+                local = device != data.PUBLISHED or position > 0
+                yield name, {**found.about, "device": device}, found.rows, local
+
+
+def share(kernels: pd.DataFrame, kind: str) -> float:
+    """A class's share of the time of some kernels."""
+    return float(pick(kernels, kind=kind)["ms"].sum() / kernels["ms"].sum())
+
+
+def calls(kernels: pd.DataFrame) -> int:
+    """How many products there are among some kernels: matmuls without what only sums their parts.
+    """
+    products = pick(kernels, kind="matmul")
+    return int(products.loc[~products["kernel"].str.contains(NO_CALL), "calls"].sum())
+
+
+def products(model: str, mode: str = "forward") -> int:
+    """How many the model has: seven linear layers and two products of attention a block, and the
+    head; a backward has two for each."""
+    return (9 * SIZES[model].num_layers + 1) * (1 if mode == "forward" else 3)
+
+
+def title(model: str) -> str:
+    return TITLES.get(model, model)
+
+
+def idle(row) -> float | None:
+    """The share of a phase, timed without a profiler, in which no kernel ran: kernels take the same
+    time under a profiler, gaps do not. Never below zero, where the two differ by their noise."""
+    if row is None or pd.isna(row.ms_timer) or pd.isna(row.ms_busy):
+        return None
+    return max(0.0, 1 - float(row.ms_busy) / float(row.ms_timer))
+

@@ -1,0 +1,187 @@
+"""The softmax beside the two products around it: time, operations, bytes, and the floor of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from a2lib.report import panels, style
+from a2lib.report.chapters.profile.drawing import KINDS, legend
+from a2lib.report.chapters.profile.rows import BATCH, CONTEXTS, Profile, title
+from a2lib.report.metrics import pick
+from a2lib.report.style import Chart
+from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.products import matmul_flops
+from a2lib.theory.transformer import SIZES
+
+PART = "attn.attention."
+WIDE = 4  # bytes of a float32
+# Compare, subtract, exponential, add, divide.
+PER_SCORE = 5
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Of one plain forward, all blocks: milliseconds of the softmax, of the products before it
+    (``scores``) and after (``values``), and of scaling and masking; ``times`` is the softmax over
+    both products, ``flops`` how many times its operations they have."""
+
+    softmax: float
+    scores: float
+    values: float
+    masking: float
+    flops: float
+
+    @property
+    def times(self) -> float:
+        return self.softmax / (self.scores + self.values)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Operations and bytes of one forward, all blocks, every operand passing once."""
+
+    flops: int
+    bytes: int
+
+    def floor_ms(self, flops_per_s: float, bytes_per_s: float) -> tuple[float, float]:
+        """The least time by the operations, and by the bytes."""
+        return 1e3 * self.flops / flops_per_s, 1e3 * self.bytes / bytes_per_s
+
+
+def costs(model: str, context: int) -> dict[str, Cost]:
+    """What ``softmax``, and ``products`` (both), compute and move in plain fp32."""
+    shape = SIZES[model]
+    heads = BATCH * shape.num_heads * shape.num_layers
+    scores = heads * context**2
+    rows = heads * context * shape.head_dim  # of q, k, v and the output
+    flops = 2 * heads * matmul_flops(context, context, shape.head_dim)
+    return {
+        "softmax": Cost(PER_SCORE * scores, 2 * WIDE * scores),
+        "products": Cost(flops, WIDE * (2 * scores + 4 * rows)),
+    }
+
+
+def compared(p: Profile, model: str, context: int) -> Softmax | None:
+    """What the trace has of it; None where its ranges do not tell the parts."""
+    kernels = p.of(model, context, "forward")
+    inside = {name: kernels[kernels["part"] == PART + name]
+              for name in ("softmax", "scores", "values")}  # fmt: skip
+    if not all(len(rows) for rows in inside.values()):
+        return None
+    products = [float(pick(inside[name], kind="matmul")["ms"].sum())
+                for name in ("scores", "values")]  # fmt: skip
+    if not all(products):
+        return None
+    cost = costs(model, context)
+    return Softmax(
+        float(inside["softmax"]["ms"].sum()),
+        *products,
+        float(inside["scores"]["ms"].sum()) - products[0],
+        cost["products"].flops / cost["softmax"].flops,
+    )
+
+
+def table(p: Profile, caption: str, name: str) -> Table:
+    """Times, ratios and floors by model and context."""
+    lines = []
+    for model in p.models:
+        for context in CONTEXTS:
+            found = compared(p, model, context)
+            if found is None:
+                continue
+            floors = _floors(p, model, context)
+            lines.append([
+                title(model), style.tokens(context),
+                *(style.digits(v) for v in (found.scores, found.values, found.masking,
+                                            found.softmax)),
+                f"{found.times:.2f}", f"1/{found.flops:.0f}",
+                *(MISSING if f is None else style.digits(max(f)) for f in floors),
+            ])  # fmt: skip
+    columns = ["model", "tokens", "scores, ms", "values, ms", "scale, mask, ms", "softmax, ms",
+               "softmax / products: time", "operations", "floor of products, ms",
+               "floor of softmax, ms"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
+
+
+def sentence(p: Profile) -> Markdown:
+    """Which limit binds each, and what the times say."""
+    told = []
+    for model in p.models:
+        context = next((c for c in reversed(CONTEXTS) if compared(p, model, c)), None)
+        if context is None:
+            continue
+        found, cost = compared(p, model, context), costs(model, context)
+        soft, prod = cost["softmax"], cost["products"]
+        text = (
+            f"{title(model)} at {style.tokens(context)} tokens: the two products have "
+            f"{found.flops:.0f} times the operations of the softmax "
+            f"({style.digits(prod.flops / 1e9)} to {style.digits(soft.flops / 1e9)} GFLOP a "
+            f"forward) and move {prod.bytes / soft.bytes:.2f} times its bytes; they take "
+            f"{1 / found.times:.2f} times as long ({style.digits(found.scores + found.values)} and "
+            f"{style.digits(found.softmax)} ms)"
+        )
+        floors = _floors(p, model, context)
+        if None not in floors:
+            (of_flops, of_bytes), (soft_flops, soft_bytes) = floors
+            text += (
+                f". At the measured ceilings the products need {style.digits(of_flops)} ms for "
+                f"their operations and {style.digits(of_bytes)} ms for their bytes, the softmax "
+                f"{style.digits(soft_flops)} and {style.digits(soft_bytes)}: "
+                f"{_binding(of_flops, of_bytes)} the products, "
+                f"{_binding(soft_flops, soft_bytes)} the softmax, which reaches "
+                f"{soft_bytes / found.softmax:.0%} of the bandwidth"
+            )
+        told.append(f"- {text}.")
+    if not told:
+        return Markdown(p.not_yet("the softmax beside the products"))
+    return Markdown("\n".join(told))
+
+
+def chart(p: Profile) -> Chart:
+    """Products and softmax of each model at its longest context: their share of the operations of
+    both, and of the time of both."""
+    found = []
+    for model in p.models:
+        context = next((c for c in reversed(CONTEXTS) if compared(p, model, c)), None)
+        if context is not None:
+            found.append((model, context, compared(p, model, context)))
+    if not found:
+        return panels.empty()
+
+    def draw(figure):
+        ax, y, ticks = figure.subplots(), 0, []
+        for model, context, one in reversed(found):
+            of_time = 100 * one.times / (1 + one.times)
+            of_flops = 100 / (1 + one.flops)
+            for words, part in (("time", of_time), ("operations", of_flops)):
+                ax.barh(y, 100 - part, height=0.66, color=KINDS["matmul"], linewidth=0)
+                ax.barh(y, part, left=100 - part, height=0.66, color=KINDS["softmax"], linewidth=0)
+                ax.annotate(f"{part:.2g} %", (100, y), xytext=(4, 0), textcoords="offset points",
+                            va="center")  # fmt: skip
+                ticks.append((y, f"{title(model)} {style.tokens(context)}: {words}"))
+                y += 1
+            y += 0.4
+        ax.set_yticks(*zip(*ticks, strict=True))
+        ax.set_xlim(0, 116)
+        ax.set_xticks(range(0, 101, 25))
+        ax.grid(False)
+        ax.set_xlabel("share (%)")
+        legend(figure, {"both products": KINDS["matmul"], "softmax": KINDS["softmax"]})
+
+    return Chart(draw, height=1.3 + 0.8 * len(found))
+
+
+def _floors(p: Profile, model: str, context: int):
+    """(by operations, by bytes) in ms of the products and of the softmax; None without ceilings.
+    The softmax's operations run where fp32 products do, on the same units."""
+    if p.bandwidth is None or "fp32" not in p.tflops:
+        return None, None
+    ceilings = p.tflops["fp32"] * 1e12, p.bandwidth * 1e12
+    cost = costs(model, context)
+    return cost["products"].floor_ms(*ceilings), cost["softmax"].floor_ms(*ceilings)
+
+
+def _binding(by_flops: float, by_bytes: float) -> str:
+    return "arithmetic binds" if by_flops > by_bytes else "memory binds"

@@ -1,0 +1,117 @@
+"""What a plan is for: a model, its batch, a device, and what the training computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from a2lib.theory.devices import Device
+from a2lib.theory.products import check_sizes
+from a2lib.theory.roofline import eager_step
+from a2lib.theory.saved import PRECISIONS, block_saved
+from a2lib.theory.transformer import Shape
+
+ATTENTIONS = ("eager", "flash")  # of those that saved.py counts
+WIDE, NARROW = 4, 2  # bytes of fp32, of bf16
+# Of an optimizer: bytes a parameter that it keeps from step to step.
+OPTIMIZERS = {"adamw": 8, "adamw-8bit": 2, "momentum": 4, "sgd": 0}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained on what: at most ``devices`` of ``device``, which may be used but for
+    the share ``headroom`` of their memory; ``batch`` sequences of ``context`` tokens a step.
+
+    ``precision`` and ``attention`` are as in saved.py, ``optimizer`` one of ``OPTIMIZERS``, and
+    ``efficiency`` the share of the maker's peak at which products run. Raises ValueError, in one
+    line, for sizes that are not positive integers, for a headroom that is not from 0 to below 1, an
+    efficiency not above 0 or above 1, another name, and for fp32 where the maker states no rate.
+    """
+
+    shape: Shape
+    device: Device
+    devices: int
+    batch: int
+    context: int
+    headroom: float = 0.1
+    precision: str = "bf16"
+    attention: str = "flash"
+    optimizer: str = "adamw"
+    efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_sizes(devices=self.devices, batch=self.batch, context=self.context)
+        if not 0 <= self.headroom < 1:
+            raise ValueError(f"headroom is {self.headroom!r}; allowed are numbers from 0 to < 1")
+        if not 0 < self.efficiency <= 1:
+            raise ValueError(f"efficiency is {self.efficiency!r}; allowed are numbers above 0 to 1")
+        check_names(self, precision=PRECISIONS, attention=ATTENTIONS, optimizer=OPTIMIZERS)
+        if self.precision == "fp32" and self.device.fp32 is None:
+            raise ValueError(
+                f"precision fp32: allowed is bf16 on {self.device.slug}, whose maker states no "
+                "rate in fp32"
+            )
+
+    @property
+    def memory(self) -> float:
+        """Bytes of a device that a plan may use."""
+        return (1 - self.headroom) * self.device.memory
+
+    @property
+    def peak(self) -> float:
+        """Operations a second that the maker states for this precision."""
+        return self.device.flops if self.precision == "bf16" else self.device.fp32
+
+    @property
+    def flops(self) -> float:
+        """Operations a second at which products run."""
+        return self.efficiency * self.peak
+
+    @property
+    def element(self) -> int:
+        """Bytes of a number that is computed with, or sent."""
+        return NARROW if self.precision == "bf16" else WIDE
+
+    @cached_property
+    def saved(self) -> tuple[int, int]:
+        """Bytes that a token of one block leaves: whole on, and cut over, tensor's devices. Eager's
+        mask is not in them."""
+        kept = [one for one in block_saved(self.shape, 1, self.context, self.attention,
+                                           self.precision)
+                if one.what not in ("16-bit weight", "mask")]  # fmt: skip
+        whole = sum(
+            one.bytes
+            for one in kept
+            if one.module in ("ln1", "ln2") or one.what in ("norm", "16-bit norm")
+        )
+        return whole // self.context, (sum(one.bytes for one in kept) - whole) // self.context
+
+    @property
+    def update_bytes(self) -> int:
+        """What the optimizer reads of a parameter, its gradient and its state, and writes again."""
+        return 3 * WIDE + 2 * OPTIMIZERS[self.optimizer]
+
+    @property
+    def scores(self) -> int:
+        """Scores that a token of one block has, if attention forms them in memory."""
+        return self.shape.num_heads * self.context if self.attention == "eager" else 0
+
+
+def check_names(given: object, **allowed: Iterable[str]) -> None:
+    """Raise ValueError, in one line, where an attribute of ``given`` is none of its names."""
+    for name, names in allowed.items():
+        if getattr(given, name) not in tuple(names):
+            raise ValueError(f"{name} {getattr(given, name)!r}: allowed are {', '.join(names)}")
+
+
+@cache
+def score_bytes(precision: str) -> tuple[int, int]:
+    """Bytes that eager attention's kernels move for each score, forward and backward, as the list
+    of roofline.py has them: what is left of two heads' bytes if those of one are taken away."""
+    moved = {1: {}, 2: {}}
+    for heads, sums in moved.items():
+        for one in eager_step(Shape(4, 1, 1, heads, 1), 1, 1, precision):
+            if one.part == "attention":
+                sums[one.phase] = sums.get(one.phase, 0) + (one.read + one.written) * one.count
+    return tuple(moved[2][phase] - moved[1][phase] for phase in ("forward", "backward"))

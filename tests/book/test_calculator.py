@@ -1,0 +1,398 @@
+"""The calculator: its formulas in a browser against Python's, and its form in the book.
+
+Runs where a Chromium is installed, as test_browser.py does.
+"""
+
+import itertools
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+
+from a2lib.paths import ROOT
+from a2lib.report.chapters.parallelism import calculator
+from a2lib.theory import __main__ as command
+from a2lib.theory.devices import DEVICES
+from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job
+from a2lib.theory.layouts import SHARDINGS, STRATEGIES, Layout, evaluate, flops_share
+from a2lib.theory.planner import largest_batch
+from a2lib.theory.saved import PRECISIONS
+from a2lib.theory.transformer import SIZES, Shape, parameter_count
+
+SCRIPTS = ROOT / "book" / "_ext" / "pages"
+SHAPES = (Shape(8, 16, 12, 4, 64), SIZES["8B"], Shape(16_384, 53_248, 60, 128, 128_256))
+# data, tensor, pipeline, context, micro-batches; sequences of a step, tokens of one
+MESHES = (
+    ((1, 1, 1, 1, 1), 1, 512), ((1, 1, 1, 1, 4), 8, 1000), ((8, 1, 1, 1, 1), 16, 4096),
+    ((64, 1, 1, 1, 2), 256, 2048), ((2, 4, 1, 1, 1), 6, 8192), ((4, 8, 1, 1, 3), 12, 16_384),
+    ((1, 4, 2, 1, 4), 4, 777), ((2, 1, 4, 1, 16), 32, 2048), ((3, 2, 12, 1, 5), 15, 96),
+    ((1, 1, 1, 2, 1), 2, 32_768), ((2, 2, 2, 2, 2), 4, 65_536), ((12, 4, 2, 4, 1), 12, 1 << 20),
+    ((1000, 1, 1, 1, 1), 1000, 128),
+)  # fmt: skip
+POINTS = list(itertools.product(
+    range(len(SHAPES)), DEVICES, MESHES, PRECISIONS, ATTENTIONS, SHARDINGS, STRATEGIES
+))  # fmt: skip
+# Numbers of a job and its layout, in one order in both languages, or the rule that they break. As
+# text, since playwright takes seconds over each of so many values.
+SCRIPT = """(text) => {
+  const [constants, points] = JSON.parse(text), theory = a2Layouts(constants);
+  return JSON.stringify(points.map(([job, layout, most]) => {
+    job.device = constants.devices[job.device];
+    const broken = theory.problem(job, layout);
+    if (broken) return { rule: broken.rule };
+    const plan = theory.evaluate(job, layout);
+    const { memory, moment, busy, bound } = plan;
+    return { memory, moment, busy, bound, numbers: [
+      theory.memory_bytes(plan.memory), theory.allowed(job), plan.step_s, plan.serial_s,
+      theory.flops_share(job, layout, plan.step_s), theory.flops_share(job, layout, plan.serial_s),
+      theory.tokens_per_s(job, plan.serial_s), theory.parameter_count(job.shape),
+      most ? theory.largest_batch(job, layout) : 0,
+    ] };
+  }));
+}"""
+
+
+def point(i, shape, device, mesh, precision, attention, sharding, strategy):
+    """The i-th job, as one for JavaScript, and its layout; what is not crossed goes in turn."""
+    sizes, batch, context = mesh
+    job = {
+        "device": device, "devices": math.prod(sizes[:4]) + i % 2, "batch": batch,
+        "context": context, "headroom": (0.0, 0.1, 0.35)[i % 3], "precision": precision,
+        "attention": attention, "optimizer": list(OPTIMIZERS)[i % len(OPTIMIZERS)],
+        "efficiency": (1.0, 0.45)[i % 2],
+    }  # fmt: skip
+    return SHAPES[shape], job, Layout(*sizes, sharding, strategy)
+
+
+def close(one, other):
+    return math.isclose(one, other, rel_tol=1e-11, abs_tol=1e-300)
+
+
+@pytest.fixture(scope="module")
+def scripts(browser):
+    """An empty page with the calculator's functions."""
+    tab = browser.new_page()
+    for name in ("forms.js", "layouts.js", "calculator.js"):
+        tab.add_script_tag(path=SCRIPTS / name)
+    yield tab
+    tab.close()
+
+
+def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
+    points = [point(i, *one) for i, one in enumerate(POINTS)]
+    given = [[{**job, "shape": asdict(shape)}, asdict(layout), i % 29 == 0]
+             for i, (shape, job, layout) in enumerate(points)]  # fmt: skip
+    answers = json.loads(scripts.evaluate(SCRIPT, json.dumps([calculator.constants(), given])))
+    rules, bound, moments, fitting = set(), set(), set(), 0
+    assert len(answers) == len(points)
+    for i, ((shape, given, layout), answer) in enumerate(zip(points, answers, strict=True)):
+        try:
+            job = Job(shape, **{**given, "device": DEVICES[given["device"]]})
+            plan = evaluate(job, layout)
+        except ValueError as error:
+            assert answer == {"rule": str(error)}
+            rules.add(str(error).split()[0])
+            continue
+        for found, expected in ((answer["memory"], plan.memory), (answer["busy"], plan.busy)):
+            assert list(found) == list(expected)
+            for name in expected:
+                assert close(found[name], expected[name]), (job, layout, name)
+        expected = [
+            plan.memory_bytes, job.memory, plan.step_s, plan.serial_s, plan.flops_share,
+            flops_share(job, layout, plan.serial_s), job.batch * job.context / plan.serial_s,
+            parameter_count(shape), largest_batch(job, layout) if i % 29 == 0 else 0,
+        ]  # fmt: skip
+        for k, (one, other) in enumerate(zip(answer["numbers"], expected, strict=True)):
+            assert close(one, other), (job, layout, k, one, other)
+        assert (answer["bound"], answer["moment"]) == (plan.bound, plan.moment), (job, layout)
+        moments.add(plan.moment)
+        bound.add(plan.bound)
+        fitting += plan.memory_bytes <= job.memory
+    answered = sum("rule" not in answer for answer in answers)
+    assert answered > 2000 and 300 < fitting < answered - 300
+    assert bound == set(calculator.BUSY) and len(moments) == 5
+    assert {"data", "tensor", "pipeline", "context", "precision"} - rules == {"data"}
+
+
+def test_each_rule_has_the_words_of_python(scripts):
+    good = {"device": "H200", "devices": 8, "batch": 4, "context": 8, "headroom": 0.1,
+            "precision": "bf16", "attention": "flash", "optimizer": "adamw",
+            "efficiency": 1}  # fmt: skip
+    shape = {"d_model": 8, "d_ff": 16, "num_layers": 4, "num_heads": 2, "vocab_size": 64}
+    cases = [
+        ("num_heads", {}, {"num_heads": 3}, {}), ("num_heads", {}, {"num_heads": 8}, {}),
+        ("precision", {"precision": "fp32", "device": "TPU-v5p"}, {}, {}),
+        ("data", {}, {}, {"data": 3}), ("tensor", {}, {}, {"tensor": 4}),
+        ("pipeline", {}, {}, {"pipeline": 3}), ("context", {}, {}, {"context": 3}),
+        ("context", {}, {}, {"context": 8}),
+        ("context", {"attention": "eager"}, {}, {"context": 2}),
+        ("microbatches", {}, {}, {"data": 2, "microbatches": 4}),
+        ("devices", {}, {}, {"data": 4, "tensor": 2, "pipeline": 2}),
+    ]  # fmt: skip
+    for name, job, sizes, axes in cases:
+        layout = asdict(Layout(**axes))
+        found = scripts.evaluate(
+            """([constants, job, layout]) => a2Layouts(constants).problem(
+              { ...job, device: constants.devices[job.device] }, layout)""",
+            [calculator.constants(), {**good, **job, "shape": {**shape, **sizes}}, layout],
+        )
+        with pytest.raises(ValueError) as error:
+            values = {**good, **job}
+            evaluate(Job(Shape(**{**shape, **sizes}),
+                         **{**values, "device": DEVICES[values["device"]]}),
+                     Layout(**axes))  # fmt: skip
+        assert found == {"name": name, "rule": str(error.value)}
+
+
+@pytest.mark.parametrize("precision, attention",
+                         list(itertools.product(PRECISIONS, ATTENTIONS)))  # fmt: skip
+def test_the_constants_give_what_a_block_keeps(precision, attention):
+    kept = calculator.constants()["saved"][attention][precision]
+    for shape, context in itertools.product(SHAPES, (1, 7, 4096)):
+        job = replace(calculator.EXAMPLE, shape=shape, context=context, precision=precision,
+                      attention=attention)  # fmt: skip
+        whole, cut = kept["whole"], kept["cut"]
+        assert job.saved == (
+            whole["d_model"] * shape.d_model + whole["one"],
+            cut["d_model"] * shape.d_model + cut["d_ff"] * shape.d_ff
+            + (cut["num_heads"] + cut["scores"] * context) * shape.num_heads,
+        )  # fmt: skip
+
+
+def test_the_bars_stay_within_their_frames(scripts):
+    points = [point(i, *one) for i, one in enumerate(POINTS)][::17]
+    given = [[{**job, "shape": asdict(shape)}, asdict(layout)] for shape, job, layout in points]
+    outside, drawn = scripts.evaluate("""([constants, points]) => {
+      const theory = a2Layouts(constants), bad = [];
+      let drawn = 0;
+      document.body.innerHTML = '<svg></svg>';
+      document.body.style = "width: 360px; margin: 0; font: 12px sans-serif";
+      const svg = document.querySelector("svg");
+      for (const [job, layout] of points) {
+        job.device = constants.devices[job.device];
+        if (theory.problem(job, layout)) continue;
+        drawn++;
+        const plan = theory.evaluate(job, layout);
+        const pictures = { 92: a2Calculator.memoryBar(theory, job, plan),
+                           144: a2Calculator.timeBars(plan) };
+        for (const [height, text] of Object.entries(pictures)) {
+          svg.setAttribute("viewBox", `0 0 360 ${height}`);
+          svg.innerHTML = text;
+          if (/NaN|Infinity|undefined/.test(text)) bad.push(["number", text]);
+          for (const part of svg.children) {
+            const { left, top, right, bottom } = part.getBoundingClientRect();
+            if (left < -1 || top < -1 || right > 361 || bottom > Number(height) + 1)
+              bad.push([part.outerHTML.slice(0, 200), left, right, bottom]);
+          }
+        }
+      }
+      return [bad.slice(0, 5), drawn];
+    }""", [calculator.constants(), given])  # fmt: skip
+    assert outside == [] and drawn > 100
+
+
+def test_an_address_is_written_in_both_languages_alike(scripts):
+    for job, layout in calculator.LINKS.values():
+        held = calculator.state(job, layout)
+        fields = [{"name": field.name, "value": str(held[field.name]).removesuffix(".0")}
+                  for field in calculator.FIELDS]  # fmt: skip
+        written = scripts.evaluate("(fields) => a2Forms.address('fit', fields)", fields)
+        assert written == calculator.address(job, layout)
+        found = scripts.evaluate("(hash) => a2Forms.stateOf(hash, 'fit')", written)
+        assert found == {field["name"]: field["value"] for field in fields}
+    assert scripts.evaluate("a2Forms.stateOf('#fitting&batch=1', 'fit')") is None
+    assert scripts.evaluate("a2Forms.stateOf('', 'fit')") is None
+
+
+@pytest.fixture
+def page(book, browser):
+    """The calculator on a phone, dark; afterwards, that it asked no network and did not fail."""
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    tab = context.new_page()
+    asked, broken = [], []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: broken.append(str(error)))
+    tab.goto((book.html / "calculator.html").as_uri())
+    yield tab
+    context.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert broken == []
+
+
+def types(tab, field, text):
+    tab.focus(f"#a2-{field}")
+    tab.keyboard.press("Control+A")
+    tab.keyboard.type(text)
+
+
+def out(tab, name):
+    return tab.text_content(f'[data-out="{name}"]')
+
+
+def as_command(tab, capsys):
+    """What the command under the form prints."""
+    words = out(tab, "command").split()
+    assert words[:3] == ["python", "-m", "a2lib.theory"]
+    assert command.main([*words[3:], "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def shows(tab, job, layout):
+    """That the page has the figures of a job, and its words."""
+    plan = evaluate(job, layout)
+
+    def near(name, value):
+        text, _, unit = out(tab, name).replace(",", "").partition(" ")
+        number = float(text) / {"s": 1, "ms": 1e3, "µs": 1e6}.get(unit, 1)
+        assert number == pytest.approx(value, rel=6e-3, abs=1e-12), name
+
+    for part, size in plan.memory.items():
+        near(f"memory.{part}.gb", size / 1e9)
+    near("memory.total.gb", plan.memory_bytes / 1e9)
+    for name, seconds in plan.busy.items():
+        near(f"busy.{name}.s", seconds)
+    near("speed.step.floor", plan.step_s)
+    near("speed.step.serial", plan.serial_s)
+    near("speed.tokens.floor", job.batch * job.context / plan.step_s)
+    near("speed.mfu.serial", 100 * flops_share(job, layout, plan.serial_s))
+    assert out(tab, "batch.most") == f"{largest_batch(job, layout):,}"
+    return plan
+
+
+@pytest.mark.slow
+def test_a_reader_sets_a_training_by_keyboard_and_reads_whether_it_fits(page, capsys):
+    example, layout = calculator.EXAMPLE, calculator.SHARDED
+    shows(page, example, layout)
+    assert page.text_content("#a2-state").startswith("It fits: each of 8 devices holds 97.0 GB")
+    assert page.input_value("#a2-size") == "8B"
+    before = page.inner_html(".a2-memory")
+
+    page.focus("#a2-sharding")
+    page.keyboard.type("none")
+    replicas = replace(layout, sharding="none")
+    plan = shows(page, example, replicas)
+    assert page.inner_html(".a2-memory") != before
+    page.wait_for_function("document.getElementById('a2-state').textContent.includes('not fit')")
+    said = page.text_content("#a2-state")
+    assert "no batch would" in said and f"bound by {plan.bound}" in said
+    found = as_command(page, capsys)
+    assert found["fits"] is False and found["step_s"] == plan.step_s
+
+    page.focus("#a2-size")
+    page.keyboard.type("small")
+    types(page, "batch", "1,024")
+    shows(page, replace(example, shape=SIZES["small"], batch=1024), replicas)
+    assert page.input_value("#a2-d_model") == "768"
+    types(page, "d_ff", "3000")
+    odd = replace(SIZES["small"], d_ff=3000)
+    shows(page, replace(example, shape=odd, batch=1024), replicas)
+    assert page.input_value("#a2-size") == ""
+
+    page.focus("#a2-batch_of")
+    page.keyboard.type("on")
+    shows(page, replace(example, shape=odd, batch=8192), replicas)
+
+    page.focus(".a2-calculator summary")
+    page.keyboard.press("Enter")
+    types(page, "tensor", "4")
+    types(page, "efficiency", "50")
+    mixed = replace(example, shape=odd, batch=2048, efficiency=0.5)
+    shows(page, mixed, replace(replicas, data=2, tensor=4))
+    found = as_command(page, capsys)
+    assert found["layout"]["tensor"] == 4 and found["efficiency"] == 0.5
+    assert found["largest_batch"] == int(out(page, "batch.most").replace(",", ""))
+
+
+@pytest.mark.slow
+def test_what_breaks_a_rule_is_said_under_its_field(page):
+    def wrong(field, text, rule):
+        line = page.text_content(f"#a2-{field}-error")
+        assert line == rule and page.get_attribute(f"#a2-{field}", "aria-invalid") == "true"
+        boxes = [page.locator(one).bounding_box()
+                 for one in (f"#a2-{field}", f"#a2-{field}-error")]  # fmt: skip
+        gap = boxes[1]["y"] - boxes[0]["y"] - boxes[0]["height"]
+        assert 0 <= gap < 12 and boxes[1]["x"] == pytest.approx(boxes[0]["x"], abs=1)
+        assert out(page, "memory.total.gb") == out(page, "batch.most") == "–"
+        assert page.inner_html(".a2-memory") == page.inner_html(".a2-time") == ""
+        page.wait_for_function("document.getElementById('a2-state').textContent.startsWith('No')")
+
+    for field, text, rule in (
+        ("d_model", "-1", "allowed: whole numbers from 1 to 1,000,000"),
+        ("headroom", "120", "allowed: numbers from 0 to 99"),
+        ("num_heads", "33", "num_heads 33 does not divide d_model 4096; "
+                            "d_model must be a whole multiple of num_heads"),
+        ("devices", "3", "data 3 does not divide batch 32; it must"),
+        ("microbatches", "3", "microbatches 3 does not divide the 4 sequences of a data rank "
+                              "(batch 32 / data 8); it must"),
+        ("tensor", "3", "8 is not a multiple of the 3 devices of tensor × pipeline × context; "
+                        "it must be"),
+    ):  # fmt: skip
+        if field in ("microbatches", "tensor"):
+            page.evaluate("document.querySelector('.a2-calculator details').open = true")
+        before = page.input_value(f"#a2-{field}")
+        types(page, field, text)
+        wrong("devices" if field == "tensor" else field, text, rule)
+        types(page, field, before)
+        assert page.locator(".a2-error:not(:empty)").count() == 0
+    page.select_option("#a2-device", "TPU-v5p")
+    page.select_option("#a2-precision", "fp32")
+    wrong("precision", "fp32", "precision fp32: allowed is bf16 on google-tpu-v5p, whose maker "
+                               "states no rate in fp32")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_address_holds_the_form_and_a_link_fills_it(page, book):
+    [(job, layout)] = [one for words, one in calculator.LINKS.items() if "32,768" in words]
+    page.locator("ul.a2-links a", has_text="32,768").click()
+    shows(page, job, layout)
+    types(page, "batch", "4")
+    page.wait_for_function("location.hash.includes('batch=4')")
+    address = page.evaluate("location.href")
+    other = page.context.new_page()
+    other.goto(address)
+    shows(other, replace(job, batch=4), layout)
+    top = other.locator(".a2-calculator").bounding_box()["y"]
+    assert abs(top) < 200  # it is on the screen
+    # what an address cannot set is left, and what breaks a rule is said
+    other.goto("about:blank")
+    other.goto((book.html / "calculator.html").as_uri() + "#fit&device=A9&batch=x&gone=1")
+    assert other.input_value("#a2-device") == "H200"
+    assert other.text_content("#a2-batch-error").startswith("allowed: whole numbers")
+    other.close()
+
+
+@pytest.mark.slow
+def test_it_fits_a_phone_and_both_themes(page):
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert page.locator(".a2-wide .a2-calculator").count() == 0
+    labelled = page.evaluate("""[...document.querySelectorAll(
+      ".a2-calculator :is(input, select)")].filter((one) => !one.closest("details")).map((one) =>
+      [one.labels.length, one.getBoundingClientRect().height])""")
+    assert len(labelled) == len(calculator.FIELDS) - len(calculator.AXES) + 1
+    assert all(n == 1 and height >= 44 for n, height in labelled)
+    page.focus("#a2-sharding")
+    page.keyboard.press("Tab")
+    look = page.evaluate("""() => { const look = getComputedStyle(document.activeElement);
+      return [document.activeElement.id, look.outlineStyle, parseFloat(look.outlineWidth)]; }""")
+    assert look[0] == "a2-checkpointing" and look[1] != "none" and look[2] >= 2
+    live = page.get_attribute("#a2-state", "aria-live")
+    assert live == "polite" and page.get_attribute(".a2-memory", "aria-labelledby") == "a2-state"
+    fills = []
+    for theme in ("dark", "light"):
+        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+        kinds = page.locator(".a2-memory rect[class^=part]")
+        colours = kinds.evaluate_all("(all) => all.map((one) => getComputedStyle(one).fill)")
+        assert len(set(colours)) == len(calculator.PARTS)
+        fills.append(colours)
+    assert fills[0] != fills[1]
+
+
+@pytest.mark.slow
+def test_without_javascript_the_page_has_a_table_and_says_so(book, browser):
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto((book.html / "calculator.html").as_uri())
+    assert not tab.is_visible(".a2-calculator") and tab.is_visible("noscript p")
+    assert tab.is_visible("table.dataframe")
+    context.close()

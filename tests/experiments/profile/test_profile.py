@@ -1,0 +1,259 @@
+"""What is traced, and what a worker stores of it: by value on the traces made by hand."""
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from profiles import make
+
+from a2lib.benchmark import Result, StepTimes
+from a2lib.benchmark.__main__ import parse
+from a2lib.experiments import profile
+from a2lib.experiments.benchmark.configurations import Configuration
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.profile import handlers, settings, tables, view
+from a2lib.experiments.profile.settings import Parameters, Traced, sweep_of
+from a2lib.measure import PROFILE, bulk, nsight, trace
+from a2lib.measure.failures import LostContext
+
+HERE = Path(make.__file__).parent
+TINY = Traced(Configuration("tiny", 16), "torch")
+
+
+def test_what_answers_most_comes_first_and_each_once():
+    everything = sweep_of("all", "cuda", "nsys")
+    assert len(everything) == len(set(everything)) == 54
+    first = [(t.configuration.model, t.configuration.context) for t in everything[:3]]
+    assert first == [("small", 512), ("2.7B", 512), ("small", 128)]
+    for way in ({}, {"compile": "blocks"}):
+        for mode in ("forward", "forward-backward", "train-step"):
+            for context in (128, 256, 512, 1024):
+                for model in ("small", "2.7B"):
+                    wanted = Configuration(model, context, 4, mode, **way)
+                    assert Traced(wanted, "nsys") in everything
+    assert len({t.picture for t in everything}) == len(everything)
+    witness = sweep_of("witness", "cuda", "nsys")
+    assert {t.profiler for t in witness} == {"torch"}
+    assert {dataclasses.replace(t, profiler="nsys") for t in witness} <= set(everything)
+    assert sweep_of("witness", "cuda", "torch") == []
+    assert {t.profiler for t in sweep_of("all", "cuda", "torch")} == {"torch"}
+
+
+def test_modules_have_ranges_where_parts_are_told_apart():
+    ranges = {t: t.ranges for t in sweep_of("all", "cuda", "nsys")}
+    for traced, name in ranges.items():
+        c = traced.configuration
+        assert name == ("modules" if (c.mode, c.compile) == ("train-step", "none") else "phases")
+        c.config("cuda", nvtx=name, cuda_profiler=True)  # allowed
+
+
+def test_parameters_that_cannot_be():
+    with pytest.raises(ParameterError, match="sweep steps has its own"):
+        Parameters(sweep="steps", context=64)
+    (one,) = Parameters(context=64, compile="blocks").traced("cuda", "nsys")
+    assert str(one) == "small 64 train-step fp32 eager compiled blocks by nsys"
+
+
+SOME = sweep_of("all", "cuda", "nsys")[::7] + sweep_of("all", "cpu", "torch")
+
+
+@pytest.mark.parametrize("traced", SOME, ids=str)
+def test_the_command_is_the_configuration(traced, monkeypatch):
+    monkeypatch.setattr("a2lib.benchmark.__main__.check_here", lambda config: "cuda")
+    config = traced.configuration.config("cpu", steps=2, nvtx=traced.ranges, torch_profile="t.json")
+    python, flag, module, *options = handlers.command(config)
+    assert (flag, module) == ("-m", "a2lib.benchmark")
+    assert parse(options) == (config, True)
+
+
+def test_a_flag_that_is_on_by_default_is_switched_off():
+    config = TINY.configuration.config("cpu", autocast_cache=False)
+    assert "--no-autocast-cache" in handlers.command(config)
+
+
+def step(ms, host=0.5):
+    each = {"forward": ms, "loss": 1.0, "backward": 2 * ms, "optimizer": 3.0}
+    return StepTimes(each, dict.fromkeys(each, host), sum(each.values()), 99.0)
+
+
+@pytest.fixture
+def found():
+    return trace.read(HERE / "report.sqlite")
+
+
+def values(phase, found):
+    timer = SimpleNamespace(steps=[step(4.0), step(2.0), step(3.0)])
+    under = {"steps": [dataclasses.asdict(step(5.0)), dataclasses.asdict(step(7.0))]}
+    return handlers.values(phase, found, trace.phase_times(found), timer, under)
+
+
+def test_the_values_of_a_phase(found):
+    row = values("forward", found)
+    want = {"ms": 0.18, "ms_timer": 3, "ms_traced": 6, "ms_busy": 0.16, "ms_range": 0.19,
+            "ms_host": 0.5, "ms_launching": 0.015, "us_queued": 115, "ms_p20": 0.18,
+            "ms_p80": 0.18}  # fmt: skip
+    assert {name: row[name] for name in want} == pytest.approx(want)
+    assert (row["n"], row["launches"], row["ms_waiting"], row["note"]) == (1, 3, None, "")
+    assert row["no_class_percent"] == row["no_launch_percent"] == row["no_range_percent"] == 0
+
+
+def test_the_values_of_a_step_tell_what_could_not_be_filed(found):
+    row = values("step", found)
+    assert (row["ms"], row["ms_timer"], row["ms_host"]) == pytest.approx((0.865, 13, 2))
+    assert row["ms_waiting"] == pytest.approx(0.025)
+    assert row["no_launch_percent"] == pytest.approx(100 * 25 / 400)
+    assert row["no_range_percent"] == row["no_class_percent"] == pytest.approx(5)
+    assert row["note"] == "no class: mystery_kernel; CUPTI events were lost"
+    found.notes[:] = ["Profiling has started."]
+    assert values("step", found)["note"] == "no class: mystery_kernel"
+
+
+def test_a_phase_that_is_not_there_is_an_error(found):
+    assert values("loss", found) == {"status": "error", "note": "the trace has no loss"}
+
+
+def test_a_trace_of_a_cpu_has_no_host_apart():
+    row = values("backward", trace.read(HERE / "cpu_trace.json.gz"))
+    assert row["status"] == "ok" and row["ms"] > 0
+    assert {row[c] for c in ("ms_host", "ms_launching", "us_queued", "launches")} == {None}
+
+
+def test_the_window_of_a_block_is_its_range_or_as_long(found):
+    kernels = found.steps()["step 0"]
+    windows = tables.block_windows(found, kernels, 1)
+    # layers.0 itself has no range here: the phases whole, from 100 to 280 and from 500 to 660.
+    assert {p: (rows[0]["start_us"], max(r["start_us"] + r["duration_us"] for r in rows))
+            for p, rows in windows.items()
+            } == {"forward": (0, 180), "backward": (0, 160)}  # fmt: skip
+    thirds = tables.block_windows(found, kernels, 3)["forward"]  # from 160 to 220
+    assert [(r["start_us"], r["duration_us"]) for r in thirds if r["stream"] == "7"] == [
+        (0, 40), (50, 10),
+    ]  # fmt: skip
+    cpu = trace.read(HERE / "cpu_trace.json.gz")
+    rows = tables.block_windows(cpu, cpu.steps()["step 0"], 1)
+    assert {row["phase"] for row in rows["backward"]} == {"backward"}
+    assert "lm_head" not in {row["part"] for row in rows["forward"]}
+
+
+def test_steps_that_differ_are_said(found):
+    assert tables.differing(found) == ""
+    found.kernels.extend(dataclasses.replace(k, path=("step 1",)) for k in found.kernels[:2])
+    assert tables.differing(found) == "steps of 2 to 7 kernels"
+    assert len(tables.median_step(found)) == 2  # 120 of work against 355
+    found.kernels.clear()
+    with pytest.raises(trace.TraceError, match="names no step"):
+        tables.median_step(found)
+
+
+@pytest.fixture
+def played(monkeypatch, tmp_path):
+    """``played(status)``: the timer ends so, and tracing gives a trace made by hand; its calls."""
+
+    def make_(status="ok", traced="ok", error=None):
+        calls = []
+
+        def run(config):
+            result = Result(config, status=status, note="in step 0: much")
+            result.steps = [step(1.0)] if status == "ok" else []
+            return result
+
+        def record(asked, config):
+            calls.append((asked, config))
+            if error:
+                raise error
+            steps = [dataclasses.asdict(step(2.0))]
+            return trace.read(HERE / "cpu_trace.json.gz"), {"status": traced, "note": "why",
+                                                            "steps": steps}  # fmt: skip
+
+        monkeypatch.setattr(handlers, "run", run)
+        monkeypatch.setattr(handlers, "record", record)
+        monkeypatch.setattr(handlers.memory, "total_bytes", lambda device: 10**12)
+        return calls
+
+    return make_
+
+
+def test_a_configuration_is_rows_and_pictures(job, played, tmp_path):
+    calls = played()
+    given = job(PROFILE, profile._task(TINY))
+    handlers.measure(given)
+    rows = {row["phase"]: row for row in given.store.rows()}
+    assert set(rows) == {"forward", "loss", "backward", "optimizer", "step"}
+    assert {(row["status"], row["profiler"], row["n"]) for row in rows.values()} == {
+        ("ok", "torch", "1")
+    }
+    ((_, config),) = calls
+    assert (config.steps, config.warmup, config.nvtx) == (settings.TRACED_STEPS, settings.WARMUP,
+                                                          "modules")  # fmt: skip
+    name = "tiny-16-4-train-step-fp32-eager-none-torch"
+    kernels = bulk.read("kernels", "cpu", name, tmp_path)
+    assert kernels.run == given.run and kernels.about["source"] == "chrome, cpu"
+    assert {k: str(v) for k, v in TINY.key().items()}.items() <= {
+        k: str(v) for k, v in kernels.about.items()}.items()  # fmt: skip
+    assert sum(row["share"] for row in kernels.rows) == pytest.approx(1, abs=1e-3)
+    assert bulk.pictures("strip", tmp_path) == [
+        ("cpu", f"{name}-{phase}") for phase in ("backward", "forward")
+    ]
+    said = view.table(given.store.rows(), [TINY])
+    assert said.count("tiny 16 train-step fp32 eager by torch") == 5
+    assert "aten::" in view.kernels(TINY, view.rows_of("kernels", "cpu", TINY, tmp_path))
+
+
+@pytest.mark.parametrize("ends", [{"status": "oom"}, {"traced": "oom"}])
+def test_out_of_memory_is_a_row_with_or_without_the_profiler(job, played, tmp_path, ends):
+    calls = played(**ends)
+    given = job(PROFILE, profile._task(TINY))
+    handlers.measure(given)
+    assert {row["status"] for row in given.store.rows()} == {"oom"} and len(given.store.rows()) == 5
+    assert len(calls) == ("traced" in ends)
+    assert not bulk.pictures("kernels", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [(nsight.NsightError("nsys profile left no report: x"), False),
+     (handlers.TracingError("the traced process ended with 1"), False),
+     (nsight.NsightError("nsys profile did not end within 9 s", stuck=True), True),
+     (subprocess.TimeoutExpired("python", 9), True)],
+)  # fmt: skip
+def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, played, error, lost):
+    played(error=error)
+    given = job(PROFILE, profile._task(TINY))
+    if lost:
+        with pytest.raises(LostContext):
+            handlers.measure(given)
+    else:
+        handlers.measure(given)
+    assert {(row["status"], row["note"]) for row in given.store.rows()} == {("error", str(error))}
+
+
+def test_what_certainly_does_not_fit_is_not_tried(job, played, monkeypatch):
+    calls = played()
+    monkeypatch.setattr(handlers.memory, "total_bytes", lambda device: 1)
+    given = job(PROFILE, profile._task(TINY))
+    handlers.measure(given)
+    assert not calls and {row["note"][:9] for row in given.store.rows()} == {"not tried"}
+
+
+def test_the_line_of_the_benchmark_among_those_of_nsys():
+    line = json.dumps({"status": "ok", "steps": []})
+    assert handlers._said(f"Collecting data...\n{line}\nGenerating 'x'\n")["steps"] == []
+    with pytest.raises(handlers.TracingError, match="printed no result"):
+        handlers._said("Generating\n")
+
+
+def test_who_traces(monkeypatch):
+    def run(device, asked):
+        return SimpleNamespace(device=device, parameters=Parameters(profiler=asked))
+
+    monkeypatch.setattr(nsight, "find", lambda: None)
+    assert profile.profiler(run("cuda", "auto")) == "torch"
+    assert "Nsight Systems is not found" in profile._words(run("cuda", "auto"))
+    monkeypatch.setattr(nsight, "find", lambda: "/usr/bin/nsys")
+    assert profile.profiler(run("cuda", "auto")) == "nsys"
+    assert profile.profiler(run("cpu", "auto")) == profile.profiler(run("cuda", "torch")) == "torch"
+    assert "asked for" in profile._words(run("cuda", "torch"))
+    assert "operators" in profile._words(run("cpu", "auto"))

@@ -1,0 +1,110 @@
+"""Running nsys, with a script in its place: what it is asked, and what is said where it fails."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from a2lib.measure import nsight
+from a2lib.paths import ROOT
+
+# `profile` runs the command after the options and leaves a report, `export` a file of its name.
+FAKE = """#!/usr/bin/env bash
+echo "$@" >>"$0.asked"
+for word in "$@"; do case $word in --output=*) output=${word#--output=} ;; esac; done
+if [ "$1" = profile ]; then
+  while [ "${2#-}" != "$2" ]; do shift; done
+  "${@:2}"; code=$?
+  BODY
+  exit $code
+fi
+echo exported >"$output"
+"""
+GOOD = 'echo "Generating"; echo report >"$output.nsys-rep"'
+
+
+@pytest.fixture
+def nsys(tmp_path, monkeypatch):
+    """``nsys(body)`` puts a script in the place of nsys; ``.asked`` beside it has its arguments."""
+
+    def make(body=GOOD):
+        path = tmp_path / "nsys"
+        path.write_text(FAKE.replace("BODY", body))
+        path.chmod(0o755)
+        monkeypatch.setenv(nsight.VARIABLE, str(path))
+        return path
+
+    return make
+
+
+def test_a_command_and_its_export(nsys, tmp_path):
+    script = nsys()
+    (tmp_path / "r.sqlite").write_text("old")
+    path, printed = nsight.record(["echo", "said"], tmp_path / "r", timeout_s=20)
+    assert path == tmp_path / "r.sqlite" and path.read_text() == "exported\n"
+    assert printed.splitlines() == ["said", "Generating"]
+    profile, export = (tmp_path / f"{script.name}.asked").read_text().splitlines()
+    assert profile.startswith("profile --trace=cuda,nvtx --sample=none")
+    assert profile.endswith(f"--output={tmp_path / 'r'} echo said")
+    assert "--capture-range=cudaProfilerApi --capture-range-end=stop" in profile
+    assert export.endswith(f"--output={path} {tmp_path / 'r.nsys-rep'}")
+
+
+def test_what_goes_wrong_is_one_line(nsys, tmp_path):
+    nsys("true")
+    with pytest.raises(nsight.NsightError, match="^nsys profile left no report: said$"):
+        nsight.record(["echo", "said"], tmp_path / "r", timeout_s=20)
+    nsys()
+    with pytest.raises(nsight.NsightError, match="^nsys profile ended with 3: Generating$") as end:
+        nsight.record(["bash", "-c", "exit 3"], tmp_path / "r", timeout_s=20)
+    assert not end.value.stuck
+    with pytest.raises(nsight.NsightError, match="did not end within 0.2 s") as stuck:
+        nsight.record(["sleep", "1"], tmp_path / "r", timeout_s=0.2)
+    assert stuck.value.stuck
+
+
+def test_where_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv(nsight.VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(nsight.NsightError, match="which is no program; name nsys"):
+        nsight.find()
+    monkeypatch.delenv(nsight.VARIABLE)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(nsight, "PLACES", (str(tmp_path / "opt" / "*" / "bin" / "nsys"),))
+    assert nsight.find() is None
+    with pytest.raises(nsight.NsightError, match="is not found; .A2LIB_NSYS can name it"):
+        nsight.record(["true"], tmp_path / "r", timeout_s=1)
+    for version in ("2024.1", "2025.3"):
+        program = tmp_path / "opt" / version / "bin" / "nsys"
+        program.parent.mkdir(parents=True)
+        program.touch(mode=0o755)
+    assert nsight.find() == str(program)
+
+
+def test_the_script_for_an_image_without_an_importer(tmp_path):
+    """dev/nsys.sh: the importer finishes what nsys leaves, with the libraries that it lacks."""
+    root = tmp_path / "compute" / "2025.3"
+    nsys = root / "host" / "target-linux-x64" / "nsys"
+    importer = root / "host" / "linux-desktop-x64" / "QdstrmImporter"
+    for program, body in (
+        (nsys, FAKE.replace("BODY", 'echo raw >"$output.qdstrm"')),
+        (importer, '#!/usr/bin/env bash\nprintf "%s" "$LD_LIBRARY_PATH" >"$4"\ncat "$2"\n'),
+    ):
+        program.parent.mkdir(parents=True)
+        program.write_text(body)
+        program.chmod(0o755)
+    debs = tmp_path / "debs"
+    (debs / "unpacked").mkdir(parents=True)
+    given = os.environ | {"A2LIB_NSIGHT_COMPUTE": str(tmp_path / "compute"),
+                          "A2LIB_NSYS_DEBS": str(debs),
+                          nsight.VARIABLE: str(ROOT / "dev" / "nsys.sh")}  # fmt: skip
+    code = (
+        "from pathlib import Path; from a2lib.measure import nsight; "
+        f"print(nsight.record(['echo', 'said'], Path({str(tmp_path / 'r')!r}), timeout_s=20))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True,
+                          timeout=60)  # fmt: skip
+    assert "said" in done.stdout, done.stderr
+    assert (tmp_path / "r.nsys-rep").read_text().startswith(f"{debs}/unpacked/usr/lib/")
+    assert (tmp_path / "r.sqlite").read_text() == "exported\n"
+    assert not (tmp_path / "r.qdstrm").exists()

@@ -1,0 +1,377 @@
+"""What the chapter on the kernels of a step says, by value: a trace made by hand."""
+
+import pytest
+
+from a2lib.measure import bulk
+from a2lib.report.chapters.profile import (
+    answer,
+    checks,
+    estimate,
+    listing,
+    local,
+    published,
+    softmax,
+    timer,
+)
+from a2lib.report.chapters.profile.rows import Profile, idle
+from a2lib.report.data import ReportError
+from a2lib.theory.roofline import eager_step
+from a2lib.theory.transformer import SIZES, forward_flops
+
+KEY = {"model": "small", "context": 512, "batch": 4, "mode": "train-step", "precision": "fp32",
+       "attention": "eager", "compile": "none", "profiler": "nsys"}  # fmt: skip
+NAMES = ("model", "context", "batch", "mode", "precision", "attention", "compile", "profiler")
+SCORES = "attn.attention.scores"
+# phase, part, kind, kernel, calls, ms: the products, 109 forward and 218 backward, of 12 blocks.
+STEP = [
+    ("forward", "ffn.w1", "matmul", "gemm_a", 84, 50.0),
+    ("forward", "lm_head", "matmul", "gemm_a", 1, 5.0),
+    ("forward", SCORES, "matmul", "gemm_b", 12, 10.0),
+    ("forward", "attn.attention.values", "matmul", "gemm_b", 12, 10.0),
+    ("forward", SCORES, "elementwise", "mask", 24, 4.0),
+    ("forward", "attn.attention.softmax", "softmax", "soft", 12, 16.0),
+    ("forward", "attn", "copy", "rest", 12, 5.0),
+    ("loss", "loss", "loss", "nll", 1, 10.0),
+    ("backward", "ffn.w1", "matmul", "gemm_c", 218, 130.0),
+    ("backward", "ffn.w1", "matmul", "splitKreduce", 30, 5.0),
+    ("backward", "ffn", "elementwise", "mul", 100, 55.0),
+    ("optimizer", "optimizer", "optimizer", "adam", 1, 50.0),
+]
+# 2 * 8192**3 operations at 50 TFLOP/s, 2 * 2**30 bytes at 4 TB/s.
+CEILING = [
+    {"operation": "matmul", "dtype": "fp32", "size": 8192, "ms": 2 * 8192**3 / 50e9},
+    {"operation": "copy", "dtype": "bf16", "size": 2**30, "ms": 2 * 2**30 / 4e9},
+]
+
+
+def row(phase="step", ms=350.0, **over):
+    """A row whose other times are the trace's, unless given."""
+    made = {**KEY, "phase": phase, "ms": ms, "ms_timer": ms, "ms_traced": ms, "ms_busy": ms,
+            "ms_range": ms, "ms_host": ms / 2, "ms_launching": ms / 10, "us_queued": 90,
+            "launches": 100, "no_launch_percent": 0, "no_range_percent": 0,
+            "no_class_percent": 0.5, "n": 3}  # fmt: skip
+    return made | over
+
+
+@pytest.fixture
+def made(synthetic, tmp_path):
+    """``made(rows, (changes of KEY, kernels), ...)``: the chapter over these rows and traces."""
+
+    def make(rows=(), *traces, **sections):
+        synthetic.by_hand(tmp_path, profile=rows or [row()], ceiling=CEILING, **sections)
+        for over, kernels in traces:
+            key = KEY | over
+            total = sum(k[-1] for k in kernels)
+            columns = ("phase", "part", "kind", "kernel", "calls", "ms")
+            found = [
+                {**dict(zip(columns, k, strict=True)), "median_us": 1.0, "share": k[-1] / total}
+                for k in kernels
+            ]
+            bulk.put("kernels", "nvidia-h200", "-".join(str(key[n]) for n in NAMES), found,
+                     run=synthetic.RUN, about=key | {"source": "nsys"}, data=tmp_path)  # fmt: skip
+        return Profile([tmp_path])
+
+    return make
+
+
+@pytest.fixture
+def empty(tmp_path):
+    return Profile([tmp_path])
+
+
+def lines(table, keys=2):
+    return {tuple(r[:keys]): r[keys:] for r in table.frame.astype(str).values.tolist()}
+
+
+def test_the_answer_word_for_word(made):
+    p = made([row(ms_timer=437.5)], ({}, STEP))
+    assert str(answer.sentence(p)) == (
+        "In plain fp32 at 512 tokens, matrix products are 75% of the small model's kernel time in "
+        "a forward, 70% with the backward and 60% of a whole step with AdamW. The top kernel of "
+        "its forward is `gemm_a`, 85 calls and 55% of the time. The softmax takes 0.80 times as "
+        "long as the two products around it, with 2.0% of their operations but 80% of their bytes. "
+        "In 20% of the step no kernel runs."
+    )
+
+
+def test_top_kernels_and_the_count_of_products(made):
+    p = made((), ({}, STEP))
+    found = lines(answer.tops(p, "c", "tab-c"), 3)
+    assert found["small", "512", "forward"] == [
+        "`gemm_a`", "85", "55.0%", "ffn.w1, lm_head",
+    ]  # fmt: skip
+    assert found["small", "512", "forward, backward"] == ["`gemm_c`", "218", "43.3%", "ffn.w1"]
+    said = str(answer.same_top(p))
+    assert said.startswith("With the backward it is the same kernel in 0 of 1 configurations "
+                           "(another in small at 512). Its count is a check")  # fmt: skip
+    lost = [(*k[:4], k[4] - 1, k[5]) if k[3] == "gemm_c" else k for k in STEP]
+    assert str(answer.same_top(made((), ({}, lost)))).endswith(
+        "not all the model's: small at 512: 326 in place of 327."
+    )
+
+
+def test_a_kernels_name_fits_a_phone():
+    assert answer.short("cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_tn_align1>") == (
+        "cutlass_80_simt_sgemm_256x128_8x4_tn_…"
+    )
+    assert answer.short("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x256x8_stage3_ffma") == (
+        "sm80_xmma_gemm_tn_n_tilesize128x256x8…"
+    )
+    assert answer.short("gemm_a") == "gemm_a"
+
+
+def test_what_is_no_product(made):
+    p = made((), ({}, STEP))
+    assert str(answer.not_products(p)) == (
+        "What is no product takes 25.0% of the forward's kernel time in small, 48 of 157 kernels "
+        "(softmax 16.0%, copy 5.0% and elementwise 4.0%)."
+    )
+    found = lines(answer.rest(p, "c", "tab-c"))
+    assert list(found.items()) == [
+        (("attention: softmax", "softmax"), ["12", "16.0%"]),
+        (("attention: RoPE, copies", "copy"), ["12", "5.0%"]),
+        (("attention: scores", "elementwise"), ["24", "4.0%"]),
+    ]
+
+
+def test_how_the_share_moves(made):
+    compiled = [("forward", "forward", "attention", "flash", 12, 30.0),
+                ("forward", "forward", "matmul", "gemm_a", 85, 30.0),
+                ("backward", "backward", "fused", "triton_poi", 9, 40.0),
+                ("optimizer", "optimizer", "optimizer", "adam", 1, 100.0)]  # fmt: skip
+    way = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
+    p = made((), ({}, STEP), (way, compiled))
+    found = lines(answer.moves(p, "c", "tab-c"), 3)
+    assert found == {
+        ("plain fp32", "small", "512"): ["75.0%", "70.0%", "60.0%", "350", "elementwise, 16.9%"],
+        ("bf16, our attention, blocks compiled", "small", "512"):
+            ["100.0%", "60.0%", "30.0%", "200", "optimizer, 50.0%"],
+    }  # fmt: skip
+    assert str(answer.shift(p)) == (
+        "From inference to a whole step the products' share falls in 1 of 1 plain configurations, "
+        "most in small at 512 tokens, by 15 points. There AdamW, which has no product, is 14% of "
+        "the step's kernel time. The backward moves it by 5 points: it has twice the products and "
+        "about twice the rest."
+    )
+
+
+def test_a_mode_of_its_own_is_used_where_there_is_no_train_step(made):
+    p = made((), ({"mode": "forward"}, STEP[:7]))
+    assert p.share("small", 512, "forward") == 0.75
+    assert p.share("small", 512, "train-step") is None
+    assert "**Not measured yet" in str(answer.sentence(p))
+
+
+def test_a_mode_by_itself_beside_its_phases(made):
+    own = [(*k[:5], 2 * k[5] if k[2] == "softmax" else k[5]) for k in STEP[:7]]
+    p = made((), ({}, STEP), ({"mode": "forward"}, own))
+    assert str(checks.alone(p)).endswith(
+        "In 1 traces of modes by themselves they differ by at most 10.3 points, in the forward of "
+        "small at 512 (plain fp32)."
+    )  # 75 of 100 beside 75 of 116
+
+
+def test_softmax_and_products(made):
+    p = made((), ({}, STEP))
+    found = softmax.compared(p, "small", 512)
+    assert (found.softmax, found.scores, found.values, found.masking) == (16, 10, 10, 4)
+    assert found.times == 0.8 and found.flops == 4 * 64 / 5
+    cost = softmax.costs("small", 512)
+    scores = 4 * 12 * 12 * 512**2
+    assert cost["softmax"] == softmax.Cost(5 * scores, 8 * scores)
+    assert cost["products"].flops == 4 * 64 * scores
+    assert cost["products"].bytes == 4 * (2 * scores + 4 * 4 * 12 * 12 * 512 * 64)
+    # 4 * 64 * scores at 50 TFLOP/s and 8 * scores bytes at 4 TB/s, in ms.
+    assert lines(softmax.table(p, "c", "tab-c"))["small", "512"] == [
+        "10.0", "10.0", "4.00", "16.0", "0.80", "1/51", "0.773", "0.302",
+    ]  # fmt: skip
+    said = str(softmax.sentence(p))
+    assert "51 times the operations" in said
+    assert "take 1.25 times as long (20.0 and 16.0 ms)" in said
+    assert "arithmetic binds the products, memory binds the softmax, which reaches 2%" in said
+
+
+def test_without_ranges_of_parts_nothing_is_compared(made):
+    p = made((), ({}, [(k[0], "forward", *k[2:]) for k in STEP]))
+    assert softmax.compared(p, "small", 512) is None
+    assert "**Not measured yet" in str(softmax.sentence(p))
+
+
+def forward(context, ms=10.0, **over):
+    return row("forward", ms, context=context, mode="forward", **over)
+
+
+def test_kernels_by_count_and_their_floors(made):
+    p = made((), ({}, STEP))
+    found = estimate.phases(p, "small")
+    assert list(found) == ["forward", "loss", "backward", "optimizer"]
+    assert found["forward"].seen == 157 and found["forward"].measured == (75.0, 25.0)
+    step = eager_step(SIZES["small"], 4, 512, "fp32")
+    assert found["forward"].counted == sum(k.count for k in step if k.phase == "forward")
+    # All products: their operations at 50 TFLOP/s, where none is bound by memory.
+    least = found["forward"].floors[0]
+    assert least == pytest.approx(forward_flops(SIZES["small"], 4, 512) / 50e9, rel=0.02)
+    said = str(estimate.sentence(p))
+    assert "other numbers of kernels than the count (forward 157 for" in said
+    right = [(phase, "", "copy", "rest", one.counted, 1.0) for phase, one in found.items()]
+    assert "exactly the kernels of the count" in str(estimate.sentence(made((), ({}, right))))
+    assert lines(estimate.table(p, "c", "tab-c"))["small", "optimizer"][1::2] == [
+        "1", "0", "50.0",
+    ]  # fmt: skip
+
+
+def test_the_trace_beside_the_timer(made):
+    rows = [forward(128, ms_timer=8.0, ms_traced=9.9), forward(256, ms_timer=10.1, ms_range=3.0),
+            forward(512, ms_timer=10.5, ms_traced=10.5)]  # fmt: skip
+    p = made(rows, *(({"context": c}, STEP) for c in (128, 256, 512)))
+    said = str(timer.agreement(p))
+    assert said.startswith(
+        "From the first kernel's start to the last one's end, 1 of 3 forwards are within 2% of the "
+        "timer's. In small at 128 the profiler itself is the difference"
+    )
+    assert "In small at 512 the two differ otherwise, by 500 to 500 µs" in said
+    assert "is shorter than the kernels in 1 of 3" in said
+    assert lines(timer.forwards(p, "c", "tab-c"))["small", "128"] == [
+        "8.00", "9.90", "10.0", "+25.0 %", "10.0", "10.0", "Nsight Systems",
+    ]  # fmt: skip
+
+
+def test_the_traces_of_phases_alone_come_first(made):
+    p = made([row("forward", 9.0), forward(512, 7.0)], ({}, STEP))
+    assert p.forward("small", 512).ms == 7.0
+    p = made([row("forward", 9.0), row("forward", 8.0, profiler="torch")], ({}, STEP))
+    assert p.forward("small", 512).ms == 9.0
+
+
+def test_idle_and_the_host(made):
+    rows = [row(ms_timer=500.0, ms_host=490.0, us_queued=2, context=128),
+            row(ms_timer=360.0, us_queued=5000), row(ms_timer=340.0, context=1024)]  # fmt: skip
+    p = made(rows, *(({"context": c}, STEP) for c in (128, 512, 1024)))
+    assert [idle(p.row("small", c)) for c in (128, 1024)] == pytest.approx([0.3, 0.0])
+    assert str(timer.idling(p)) == (
+        "No kernel runs in more than 10% of the step in 1 of 3 configurations, the most in small "
+        "at 128, 30%. In 1 of them (small at 128) issuing the step takes the host 90% of it or "
+        "more: the GPU waits for launches, and fewer kernels, or one CUDA graph, would help. How "
+        "far the host is ahead shows the same from the other side: a kernel starts 2.00 µs after "
+        "its launch there, and 90.0 µs to 5.00 ms elsewhere (medians)."
+    )
+    found = lines(timer.hosts(p, "c", "tab-c"), 3)
+    assert found["plain fp32", "small", "128"] == [
+        "100", "500", "350", "30%", "490", "350", "·", "2.00",
+    ]  # fmt: skip
+    p = made([row(ms_timer=355.0)], ({}, STEP))
+    assert str(timer.idling(p)).endswith("the most is 1.4%, in small at 512: the host is ahead "
+                                         "everywhere.")  # fmt: skip
+
+
+def test_what_the_host_does_while_it_issues(made):
+    p = made([forward(512, ms_range=8.0, ms_launching=2.0, launches=1000)], ({}, STEP))
+    assert "spends 25% to 25% of its time inside" in str(timer.issuing(p))
+    assert "A kernel costs it 8.00 µs in all" in str(timer.issuing(p))
+
+
+def test_the_second_profiler(made):
+    slower = [(*k[:5], k[5] * (1.1 if k[2] == "softmax" else 1.0)) for k in STEP]
+    p = made((), ({}, STEP), ({"profiler": "torch"}, slower))
+    assert str(checks.witness(p)) == (
+        "torch.profiler of the same steps, in another process: small at 512: the same number of "
+        "kernels in every phase and class, 0.5% more kernel time, most apart in softmax (10.0%)."
+    )
+    p = made((), ({}, STEP), ({"profiler": "torch"}, STEP[:-1]))
+    assert "another number of kernels" in str(checks.witness(p))
+    # Tables rest on Nsight's.
+    assert p.share("small", 512, "train-step") == 0.6
+
+
+def test_what_could_not_be_filed(made):
+    said = str(checks.filed(made([row(), row(context=128, no_range_percent=1.25)])))
+    assert "of 2 traces" in said and "0.5 % a name that no rule knows" in said
+    assert "1.2 % a launch outside" in said and "too much" not in said
+    assert str(checks.filed(made([row(no_class_percent=3)]))).endswith("off by as much.")
+
+
+def test_what_was_not_traced(made):
+    refused = {**KEY, "phase": "step", "status": "oom", "note": "in step 0: much"}
+    assert str(checks.refused(made([refused, row(context=128)]))) == (
+        "- small, 512 tokens, train-step, fp32, eager: oom (in step 0: much)"
+    )
+    assert str(checks.refused(made([row()]))) == "Every configuration that was tried has its trace."
+
+
+def test_every_kernel_is_listed_and_adds_up(made):
+    p = made((), ({}, STEP))
+    said = str(listing.lists(p))
+    assert said.count("::::{dropdown}") == 2 and "small, 512 tokens, plain fp32" in said
+    found = lines(listing.totals(p.of("small", 512), "c", "tab-c"), 3)
+    assert found["backward", "matmul", "ffn.w1"] == ["248", "135", "38.6%"]
+    assert len(found) == 11
+    first = listing.tops(p.of("small", 512), "c", "tab-c").frame.iloc[0]
+    assert list(first)[2:] == ["`gemm_c`", 218, "130", "596", "37.1%"]
+
+
+def test_a_picture_without_its_run_is_refused(made, tmp_path):
+    made((), ({}, STEP))
+    runs = tmp_path / "measured" / "runs.csv"
+    head, *_ = runs.read_text().splitlines()
+    for file in tmp_path.glob("measured/*/*.csv"):
+        file.unlink()
+    runs.write_text(head + "\n")
+    with pytest.raises(ReportError, match="is not in runs.csv"):
+        Profile([tmp_path])
+
+
+def test_published_counts_are_those_of_a_whole_forward(empty):
+    """48 blocks of seven linear layers and the head: 337; 32 of them: 225."""
+    assert (published.linear("xl25"), published.linear("2.7B")) == (337, 225)
+    said = str(published.ranges(empty))
+    assert "213 times" in said and "124 times" in said and "exactly the 337 linear layers" in said
+    assert "37% of the forward's linear layers are filed under the backward" in said
+    said = str(published.cut_short(empty))
+    assert "65.6% of the timer's" in said and "148 calls, 65.8% of the model's 225" in said
+    assert "large 107, xl (2025) 143, 2.7B 148 are no multiples" in said
+    assert "0.35 times both" in str(published.softmax(empty))
+    assert lines(published.table(empty, "c", "tab-c"))["small", "128"][2:4] == ["60", "5.00"]
+    assert lines(published.shares(empty, "c", "tab-c"), 1) == {
+        ("products, inference",): ["85 %", "·"], ("products, whole step",): ["68 %", "·"],
+    }  # fmt: skip
+
+
+def test_without_rows_each_part_says_so(empty):
+    for say in (answer.sentence, answer.same_top, answer.not_products, answer.shift, checks.filed,
+                softmax.sentence, timer.agreement, timer.idling, timer.issuing, checks.witness,
+                checks.refused, timer.perturbed, checks.alone, listing.lists,
+                estimate.sentence):  # fmt: skip
+        assert "**Not measured yet on an NVIDIA H200**" in str(say(empty)), say
+    for table in (answer.tops, answer.rest, answer.moves, softmax.table, timer.forwards,
+                  timer.hosts, estimate.table):  # fmt: skip
+        assert "nothing measured yet" in str(table(empty, "c", "tab-c")), table
+    for chart in (answer.shares(empty), answer.bar(empty, "small"), softmax.chart(empty)):
+        assert "not measured yet" in chart._repr_svg_()
+    assert "nothing had been measured on another machine" in str(local.show(empty))
+
+
+def test_the_pages_render_with_and_without_rows(made, shown_by, tmp_path):
+    for page in ("profile", "profile-kernels"):
+        assert any("Not measured yet" in cell for cell in shown_by(page, tmp_path / "none"))
+    made([row(ms_timer=400.0), forward(512)], ({}, STEP), ({"profiler": "torch"}, STEP))
+    for page in ("profile", "profile-kernels"):
+        text = "".join(shown_by(page, tmp_path))
+        assert "gemm_a" in text and "traces will follow" not in text
+
+
+def test_charts_are_of_the_house(made):
+    from a2lib.report import svg
+
+    p = made((), ({}, STEP), ({"model": "2.7B"}, STEP))
+    for chart in (answer.shares(p), answer.bar(p, "small"), softmax.chart(p)):
+        text = chart._repr_svg_()
+        assert svg.smallest_text(text) >= svg.LEAST_SIZE
+    assert answer.shares(p)._repr_svg_().count("75 % matmul") == 2
+
+
+def test_another_machine_is_in_its_own_section(synthetic, tmp_path):
+    rows = [row("forward", 10.0, ms_timer=20.0), {**KEY, "phase": "step", "status": "oom"}]
+    synthetic.by_hand(tmp_path, device="nvidia-l4", profile=rows)
+    text = str(local.show(Profile([tmp_path])))
+    assert "NVIDIA L4" in text and "| forward | 20.0 | 10.0 | 10.0 | 50% |" in text
+    assert "| step | oom |" in text

@@ -92,6 +92,7 @@ def test_what_is_no_option(tiny_arguments, capsys, given, complaint):
         ({"sync": "phase"}, "sync 'phase': a replay has no phases; allowed is 'step'"),
         ({"nvtx": "modules"}, "nvtx 'modules' is lost in a replay; allowed is 'phases'"),
         ({"device": "cpu"}, "capture needs a CUDA device; allowed on cpu is to leave it out"),
+        ({"keep_gradients": True}, "allowed with capture is to leave it out"),
     ],
 )
 def test_what_a_capture_excludes(tiny, options, complaint):

@@ -154,6 +154,32 @@ def test_gradients_are_dropped_between_steps(tiny, monkeypatch):
     assert seen == [False] * 6
 
 
+@pytest.mark.parametrize("mode", ["forward-backward", "train-step"])
+def test_gradients_are_kept_and_zero_between_steps(tiny, monkeypatch, mode):
+    """The same memory in every step, and each step's gradients its own."""
+    seen = []
+
+    def watch(self):
+        self.model.register_forward_pre_hook(
+            lambda *_: seen.append(
+                [(p.grad.data_ptr(), p.grad.abs().max().item()) for p in self.model.parameters()]
+                if self.gradients()
+                else None
+            )
+        )
+
+    monkeypatch.setattr(Workload, "__init__", spy_on(Workload.__init__, watch))
+    losses = [
+        [step.loss for step in run(tiny(mode=mode, keep_gradients=keep)).steps]
+        for keep in (False, True)
+    ]
+    dropped, (first, *kept) = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert not any(dropped) and first is None
+    assert kept and all(one == kept[0] for one in kept)
+    assert all(largest == 0 for _, largest in kept[0])
+    assert losses[0] == losses[1]
+
+
 def test_autocast_is_on_where_asked_and_off_in_backward(tiny, monkeypatch):
     seen = []
 

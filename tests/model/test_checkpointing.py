@@ -76,6 +76,17 @@ def test_blocks_run_again_in_backward(make_model, batch, loss_and_gradients, spe
     assert calls == CALLS.get(spec, [2, 2, 2])
 
 
+def test_a_model_changes_its_strategy(make_model, batch, loss_and_gradients):
+    model = make_model()
+    for spec in ("chain", "none", "block"):
+        model.use_checkpointing(spec)
+        calls = calls_of_each_block(model, lambda: loss_and_gradients(model, batch))
+        assert calls == CALLS.get(spec, [2, 2, 2]) and model.checkpointing == spec
+    with pytest.raises(ValueError, match="segments:4"):
+        model.use_checkpointing("segments:4")
+    assert model.checkpointing == "block"
+
+
 class Operations(TorchDispatchMode):
     """Counts the operations that run, by name; one whose kept result is taken does not."""
 

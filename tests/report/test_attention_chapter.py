@@ -55,7 +55,7 @@ def test_the_answer_without_rows_is_arithmetic(empty):
     assert "so that 34.6 GB are taken at the peak, of which all that is not a matrix makes" in said
     assert "makes 0.201 GB" in said and "tiles takes 0.269 GB" in said
     # The square roots of 141e9 / 128 and / 160, less what is linear.
-    assert "fill them at 33,141 tokens" in said and "we predict the end at 29,652" in said
+    assert "fill them at 33,141 tokens" in said and "the end is predicted at 29,652" in said
     assert said.endswith(
         "**Not measured yet on an NVIDIA H200**: where it ends. **Not measured yet on an NVIDIA "
         "H200**: the times of this grid."
@@ -65,8 +65,13 @@ def test_the_answer_without_rows_is_arithmetic(empty):
 def test_the_answer_with_rows(plain):
     p = plain(attention=[row("forward", 40), row("backward", 100)], attention_limit=[limit(29952)])
     said = str(answer.sentence(p))
-    assert "Tried, 29,952 ran and 30,208 did not." in said
-    assert said.endswith("There, with vectors of 64, forward takes 40.0 ms and backward 100 ms.")
+    assert "Tried in steps of 256 tokens, 29,952 ran and 30,208 did not. What removes it" in said
+    assert said.endswith(
+        "At 16,384 tokens, with vectors of 64, forward takes 40.0 ms and backward 100 ms."
+    )
+    # The ends are of the 1e11 bytes that were free: roots over 128 and 160, less what is linear.
+    assert "the 100 GB that the driver calls free (141 GB by its maker's count) of an H200" in said
+    assert "fill them at 27,902 tokens" in said and "the end is predicted at 24,966" in said
 
 
 def test_the_table_has_times_memory_and_reasons(plain):
@@ -88,15 +93,21 @@ def test_the_table_has_times_memory_and_reasons(plain):
 def test_scaling_and_hosts(plain):
     rows = [row("forward", ms, n, d) for ms, n, d in ((10, 8192, 64), (41, 16384, 64))]
     rows += [row("forward", 30, head_dim=16), row("forward", 60, head_dim=128)]
-    p = plain(attention=[*rows, row("forward", 0.26, 256), row("backward", 1, 256)])
+    p = plain(attention=[*rows, row("forward", 0.26, 256), row("backward", 1, 256),
+                         row("forward", 2, 1024)])  # fmt: skip
     assert str(answer.scaling(p)) == (
         "Forward takes 4.10 times as long at 16,384 tokens as at half of them, and 2.00 times as "
         "long with vectors of 128 as with 16, for 8 times the products."
     )
     assert str(answer.hosts(p)) == (
-        "The host takes 90% of the time or more in 1 of 6 rows, at 256 tokens: these times are "
-        "the host's."
+        "The host takes longer to issue a call than the GPU to run it in 1 of 2 rows at 256 "
+        "tokens: these times are the host's."
     )
+    slow = plain(attention=[row("forward", 40, ms_graph=44), row("backward", 9, ms_graph=9.1)])
+    assert "the GPU to run it nowhere. In 1 rows, from 16,384 tokens on, the replay takes" in str(
+        answer.hosts(slow)
+    )
+    assert "longer than the call, by up to 10%. We have no explanation." in str(answer.hosts(slow))
 
 
 def test_the_spread_is_drawn_by_value(plain):
@@ -147,8 +158,9 @@ def test_limits_by_value(plain):
     rows = [limit(30208), limit(29952, causal="true"), limit(33792, 33792, "expandable")]
     p = plain(attention_limit=rows)
     assert str(memory.predicted(p)) == (
-        "The predicted length is the longest that ran in 2 of 3 cases; elsewhere the longest is "
-        "-256 tokens away."
+        "The predicted length is the longest that ran in 2 of 3 cases (1 of 2 with blocks and 1 of "
+        "1 with expandable); elsewhere the longest is "
+        "256 tokens shorter."
     )
     rows += [limit(34304, allocator="expandable", head_dim=128),
              limit(33536, 33792, "expandable", head_dim=32)]  # fmt: skip
@@ -156,13 +168,15 @@ def test_limits_by_value(plain):
     total = 4 * 8 * 33792**2 * 4 + 6 * 8 * 33792 * 32 * 4
     rows[-1]["room_bytes"] = 10**12
     assert str(memory.predicted(plain(attention_limit=rows))) == (
-        "The predicted length is the longest that ran in 2 of 5 cases; elsewhere the longest is "
+        "The predicted length is the longest that ran in 2 of 5 cases (1 of 2 with blocks and 1 of "
+        "3 with expandable); elsewhere the longest is "
         "-256 to +4,096 tokens away. With `expandable_segments` the tensors of such a length would "
         "have left at most {:,.0f} MiB, and memory comes and goes by whole pages of 20 MiB "
         "there.".format((10**12 - total) / 2**20)
     )
-    found = lines(memory.limits(p, "c", "tab-c"), 3)
-    assert found["blocks", "backward, causal", "64"] == ["33,792", "30,208", "29,952", "30,208"]
+    found = lines(memory.limits(p, "c", "tab-c"), 2)
+    assert found["blocks", "backward, full"] == ["33,792", "·", "·", "30,208", "·"]
+    assert found["blocks", "backward, causal"][3] == "29,952 (30,208)"
 
 
 def test_the_ends_are_square_roots(empty):
@@ -283,9 +297,11 @@ def test_published_times_beside_ours(plain):
     assert "H800 PCIe: an unnamed public writeup" in str(published.sources(p))
 
 
-def test_ours_beside_eager(plain):
+def test_ours_beside_eager(plain, empty):
+    assert str(answer.not_beside(empty)).endswith("ours in this protocol; its memory is counted.")
     tiled = {"implementation": "a2lib", "causal": "true", "held_bytes": 10**9, "peak_bytes": 10**9}
     p = plain(attention=[row("forward", 20, **tiled), row("backward", 30, **tiled)])
+    assert str(answer.not_beside(p)) == ""
     found = lines(answer.removed(p, "c", "tab-c"))
     assert found["16,384",] == [
         "·", "·", "·", "20.0 ± 0.40", "30.0 ± 0.60", "2.00", "34.8", "0.269",

@@ -10,6 +10,8 @@ from a2lib.report.chapters.benchmark import (
     estimate,
     local,
     published,
+    rest,
+    speed,
     warmup,
 )
 from a2lib.report.chapters.measured import spread
@@ -19,6 +21,8 @@ WAYS = {
     "plain": {},
     "autocast": {"precision": "bf16"},
     "ours": {"precision": "bf16", "attention": "flash", "compile": "blocks"},
+    "peer": {"precision": "bf16", "attention": "sdpa_flash", "compile": "blocks"},
+    "eager ours": {"precision": "bf16", "attention": "flash"},
 }
 # 2 * 8192**3 operations at 50 and at 800 TFLOP/s, 2 * 2**30 bytes at 4 TB/s.
 CEILING = [
@@ -115,8 +119,20 @@ def test_the_table_has_means_deviations_and_reasons(bench):
 def test_what_did_not_fit_is_listed_once_with_its_reason(bench):
     measured = refused(model="10B", note="not tried: needs much") + times(1, 2, 3)
     assert str(answer.not_fitting(bench(benchmark=measured))) == (
-        "- 10B, 512 tokens, train-step, fp32, eager: oom (not tried: needs much)"
+        "- 10B, train-step at 512 tokens: out of memory (not tried: needs much)"
     )
+    many = refused(model="10B", note="not tried: needs much", context=128)
+    many += refused(model="10B", note="not tried: needs much")
+    many += refused(model="10B", note="not tried: needs much", way="ours", capture="true")
+    tried = "in warmup 0, forward: CUDA out of memory. Tried to allocate {} MiB of ..."
+    for size, mode in ((72, "forward"), (90, "forward-backward")):
+        many += refused(model="10B", context=1024, mode=mode, note=tried.format(size))
+    assert str(answer.not_fitting(bench(benchmark=many))).splitlines() == [
+        "- 10B, train-step at 128 and 512 tokens (3 configurations): out of memory (not tried: "
+        "needs much)",
+        "- 10B, forward and forward-backward at 1,024 tokens (2 configurations): out of memory (in "
+        "its first forward)",
+    ]
     fits = answer.not_fitting(bench(benchmark=times(1, 2, 3)))
     assert str(fits) == "Every configuration that was measured fits."
 
@@ -139,15 +155,150 @@ def test_host_and_gpu_apart(bench):
     measured += times(9, 18, 12, way="autocast", **small)
     b = bench(benchmark=measured)
     assert str(answer.launch_bound(b)) == (
-        "The host needs longer to issue the step than the GPU to run it in plain fp32 in 1 of 2 "
-        "train-steps (small at 128) and in bf16 with our attention, compiled in 1 of 1 "
-        "train-steps (small at 128)."
+        "The host needs longer to issue the step than the GPU to run it in 1 of 2 train-steps of "
+        "plain fp32 (small at 128) and in 1 of 1 train-steps of bf16 with our attention and "
+        "compiled blocks (small at 128). **Not measured yet on an NVIDIA H200**: the other ways of "
+        "1 of the 2 sizes and contexts whose step fits."
     )
     found = lines(answer.ways(b, "c", "tab-c"))
     assert found["small", "128"] == [
         "40.0", "36.0", "12.0", "40.0", "30.0", "30.0", "4.00", "5.00", "8.00",
     ]  # fmt: skip
     assert found["2.7B", "512"] == ["400", "36.0", "398"] + [MISSING] * 6
+    # A step that was measured in plain fp32 alone is in the table of every size.
+    only = bench(benchmark=times(1, 2, 3, host=2))
+    assert not len(answer.ways(only, "c", "tab-c").frame)
+
+
+def test_a_forward_that_the_host_holds_up_is_told_apart(bench):
+    measured = times(100, 200, 100, std=1) + times(10, 15, 5, model="small", context=128)
+    for row in measured:
+        if row["phase"] == "forward":
+            row["ms_host"] = 9.5
+    said = str(answer.spreads(bench(benchmark=measured)))
+    assert "above 2% of the mean in 3 of 6 phases" in said
+    assert said.endswith(
+        "In 1 of these 2 steps (small at 128) the host takes 90% of the forward's time or more: "
+        "that time is the host's, and 3 of the 3 wide phases are in these steps. In the others "
+        "backward takes 2.00 to 2.00 times its forward."
+    )
+
+
+def test_the_answer_says_what_limits(bench):
+    measured = times(300, 600, 99) + whole(199, way="ours")
+    measured += times(5, 10, 4, model="small", way="ours") + whole(4, model="small", way="ours")
+    said = str(answer.sentence(bench(benchmark=measured, ceiling=CEILING)))
+    assert "the GPU limits it. The small model is limited by the host: launched kernel by" in said
+    assert said.endswith("kernel that step takes 20.0 ms, replayed 5.00 ms.")
+
+
+def aims(peer, ours, captured, host=(None, None), model="2.7B"):
+    """Compiled steps of one model by wall time, with PyTorch's attention and with ours, and ours
+    captured; times() and whole() make wall 1 ms more than the step."""
+    third = [(ms - 1) / 3 for ms in (peer, ours)]
+    return [
+        *times(*[third[0]] * 3, host=host[0], way="peer", model=model),
+        *times(*[third[1]] * 3, host=host[1], way="ours", model=model),
+        *whole(captured * 1.1 - 1, way="peer", model=model),
+        *whole(captured - 1, way="ours", model=model),
+    ]
+
+
+def test_our_attention_beside_pytorch_s_own(bench):
+    measured = aims(100, 150, 50, host=(90, 140), model="small") + aims(400, 390, 380)
+    measured += times(50, 40, 9, way="autocast") + times(40, 30, 9, way="eager ours")
+    b = bench(benchmark=measured)
+    assert str(speed.beside(b)) == (
+        "Replayed, where nothing but the GPU counts, a compiled step with our attention is faster "
+        "than with PyTorch's in 2 of 2 cases and takes 0.91 to 0.91 of its time. Launched kernel "
+        "by kernel ours is slower, by more than the spread of the steps, in 1 of 2 (small at 512), "
+        "in all of which the host decides: issuing the step with our operator took it 50.0 to 50.0 "
+        "ms longer. In eager mode the step with ours takes 0.80 to 0.80 of the time of the one "
+        "with attention by its definition."
+    )
+    found = lines(speed.table(b, "c", "tab-c"))
+    assert found["small", "512"] == ["100", "150", "1.50", "55.0", "50.0", "0.91"] + [MISSING] * 3
+    assert found["2.7B", "512"][6:] == ["100", "80.0", "0.80"]
+
+
+def test_times_of_two_runs_are_not_compared(bench, synthetic, tmp_path):
+    measured = aims(100, 150, 50)
+    other = synthetic.RUN.replace("nvidia-h200", "cpu")
+    synthetic.by_hand(tmp_path, device="cpu")
+    for row in measured:
+        if row["attention"] == "flash":
+            row["run"] = other
+    b = bench(benchmark=measured)
+    assert str(speed.beside(b)).startswith("**Not measured yet")
+    assert speed.aimed(b, "2.7B") is None and speed.aimed(b, "small") == 8
+
+
+def test_targets_met_and_missed(bench):
+    measured = aims(30, 20, 7, model="small") + aims(100, 90, 80, model="xl25")
+    measured += aims(200, 195, 190, host=(20, 20))
+    measured += times(50, 40, 9, way="autocast") + times(140, 30, 9, way="eager ours")
+    measured += refused(model="10B", way="ours", capture="true")
+    b = bench(benchmark=measured, ceiling=CEILING)
+    floor = estimate.floors(b, "2.7B", "bf16", True)["total"].ms
+    said = str(speed.reached(b))
+    assert said.startswith(
+        "Met: small with 7.00 ms (at most 8.00). Missed: xl (2025) with 80.0 ms (at most 72.0), "
+        "2.7B with 190 ms (at most 150) and 2.7B in eager mode with 180 ms (at most 100)."
+    )
+    assert f"it is {190 / floor - 1:.0%} above. Its plain compiled step is the GPU's" in said
+    found = speed.targets(b, "c", "tab-c").frame.set_index("model")
+    assert list(found.loc["small"][:5]) == ["8.00", "7.00", "met", "20.0", "65%"]
+    assert list(found.loc["2.7B"][:3]) == ["150", "190", "missed"]
+    assert found.loc["10B", "verdict"] == "does not fit"
+
+
+def test_a_target_below_the_floor_is_called_so(bench):
+    measured = aims(100, 195, 190)
+    b = bench(benchmark=measured, ceiling=CEILING)
+    assert estimate.floors(b, "2.7B", "bf16", True)["total"].ms > 75
+    said = str(speed.reached(b))
+    assert said.startswith("None is met. Missed: 2.7B with 190 ms (at most 75.0).")
+    assert said.endswith("above its target: no kernel reaches it on this GPU.")
+
+
+def test_the_rest_of_a_step_by_captured_modes(bench):
+    measured = whole(200, way="ours") + whole(60, way="ours", mode="forward")
+    measured += whole(160, way="ours", mode="forward-backward")
+    b = bench(benchmark=measured, ceiling=CEILING)
+    assert rest.passes(b, "2.7B") == {"forward": 60, "backward": 100, "optimizer": 40}
+    least = {n: f.ms for n, f in estimate.floors(b, "2.7B", "bf16", True, by="phase").items()}
+    said = str(rest.sentence(b))
+    beyond = 200 - least["total"]
+    assert said.startswith(f"Beyond its floor the captured step takes {beyond:.0f} ms (2.7B).")
+    assert f"has {(40 - least['optimizer']) / beyond:.0%} to" in said
+    later = 100 - least["backward"] - least["loss"]
+    assert f"2.7B {60 - least['forward']:.1f} and {later:.1f} ms" in said
+    assert "Not measured" not in said
+    found = rest.table(b, "c", "tab-c").frame.set_index("model").loc["2.7B"]
+    assert list(found)[1::2][:1] == ["200"] and found["share"] == f"{least['total'] / 200:.0%}"
+
+
+def test_captured_modes_of_two_commits_make_no_pass(bench, synthetic, tmp_path):
+    other = synthetic.RUN.replace("nvidia-h200", "cpu")
+    synthetic.by_hand(tmp_path, device="cpu")
+    measured = whole(200, way="ours") + whole(60, way="ours", mode="forward")
+    measured += [{**row, "run": other} for row in whole(160, way="ours", mode="forward-backward")]
+    b = bench(benchmark=measured)
+    assert rest.passes(b, "2.7B")  # of two runs
+    b.runs.loc[other, "git"] = "later"
+    assert rest.passes(b, "2.7B") == {}
+
+
+def test_the_rest_of_a_step_as_launched(bench):
+    held = times(5, 10, 4, host=19, way="ours", model="small")
+    held += whole(10, way="ours", model="small") + times(1, 2, 3, model="small")
+    free = times(60, 90, 42, host=20, way="ours") + whole(190, way="ours") + times(9, 9, 41)
+    free += [{**free[0], "phase": "loss", "ms": 2, "ms_mean": 2}]
+    b = bench(benchmark=held + free, ceiling=CEILING)
+    assert rest.passes(b, "small") == {"optimizer": 3}
+    assert rest.passes(b, "2.7B") == {"forward": 60, "backward": 92, "optimizer": 41}
+    said = str(rest.sentence(b))
+    assert said.endswith("forward and backward of small apart, by the GPU.")
 
 
 def steps(walls, warmup, model="small"):
@@ -261,9 +412,11 @@ def test_another_machine_is_shown_as_such(synthetic, tmp_path):
 def test_without_rows_every_result_says_that_it_is_not_measured(empty):
     told = [answer.sentence, answer.spreads, answer.not_fitting, answer.launch_bound]
     told += [warmup.sentence, warmup.firsts_sentence, estimate.sentence, estimate.beside]
+    told += [speed.beside, speed.reached, rest.sentence]
     for sentence in told:
         assert str(sentence(empty)).startswith("**Not measured yet on an NVIDIA H200**")
-    for table in (answer.table, answer.ways, warmup.table, warmup.firsts_table, estimate.table):
+    tables = (answer.table, answer.ways, warmup.table, warmup.firsts_table, estimate.table)
+    for table in (*tables, speed.table, speed.targets, rest.table):
         assert not len(table(empty, "c", "tab-c").frame)
     assert "nothing had been measured" in str(local.show(empty))
     assert warmup.chart(empty)._repr_svg_()

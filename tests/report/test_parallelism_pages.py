@@ -188,7 +188,8 @@ def test_the_plans_are_the_planners():
         assert plan == evaluate(job, plan.layout)
     hidden, apart = plans.planned()[2:]
     # what the prose says of the four: why two devices share a matrix, and what gives way
-    assert max(plans.planned()[0].memory, key=plans.planned()[0].memory.get) == "temporaries"
+    two = plans.planned()[0].memory
+    assert sorted(two, key=two.get)[-2:] == ["temporaries", "optimizer"]
     assert plans.planned()[0].layout.tensor == 2 and plans.planned()[1].layout.data == 64
     assert plans.planned()[1].layout.sharding == "zero1"
     for strategy, sharding in itertools.product(STRATEGIES, SHARDINGS):

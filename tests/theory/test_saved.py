@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from cuda_casts import as_cuda_casts
 
 from a2lib.measure.saved import by_module, by_operation, saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
@@ -12,14 +13,6 @@ from a2lib.theory.saved import block_saved, block_saved_bytes
 from a2lib.theory.transformer import SIZES, Shape
 
 SHAPES = [(Shape(24, 40, 1, 2), 2, 12), (Shape(16, 24, 1, 4), 1, 20)]
-
-
-def as_cuda_casts(q, k, v):
-    """Eager attention with the softmax in float32, as CUDA's autocast has it and the CPU's not."""
-    scores = q @ k.transpose(-1, -2) * (1 / q.shape[-1] ** 0.5)
-    token = torch.arange(q.shape[-2])
-    scores = scores.masked_fill(torch.arange(q.shape[-2]) > token[:, None], float("-inf"))
-    return torch.softmax(scores.float(), -1) @ v
 
 
 class AsPyTorchsFlash(torch.autograd.Function):

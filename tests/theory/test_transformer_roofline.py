@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from cuda_casts import as_cuda_casts
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -78,14 +79,6 @@ class Operators(TorchDispatchMode):
         view = outs and all(x.untyped_storage()._cdata in same for x in outs)
         made = not view and outs and not name.startswith(("empty", "new_empty", "profiler"))
         return [(read, written)] if made else []
-
-
-def as_cuda_casts(q, k, v):
-    """Eager attention with the softmax in float32, as CUDA's autocast has it and the CPU's not."""
-    scores = q @ k.transpose(-1, -2) * (1 / q.shape[-1] ** 0.5)
-    token = torch.arange(q.shape[-2])
-    scores = scores.masked_fill(torch.arange(q.shape[-2]) > token[:, None], float("-inf"))
-    return torch.softmax(scores.float(), -1) @ v
 
 
 def operators_of_a_step(precision):

@@ -110,8 +110,7 @@ globalThis.a2Layouts = (constants) => {
       (3 * element(job) * shape.d_ff) / t, (SCORE_TENSORS * WIDE * scores(job)) / t);
     const temporary = kept_whole - stays + tokens * ((WIDE + element(job)) * shape.d_model + inner);
     const top = last ? tokens * (2 * WIDE + (bf16 ? NARROW : 0)) * shape.d_model : 0;
-    const logits = last
-      ? ((tokens * shape.vocab_size) / t) * (element(job) + LOGIT_TENSORS * WIDE) : 0;
+    const logits = last ? ((tokens * shape.vocab_size) / t) * LOGIT_TENSORS * WIDE : 0;
     const parameters =
       (WIDE * weights) / (fsdp || (layout.sharding === "zero1" && bf16) ? n : 1);
     const optimizer = (OPTIMIZERS[job.optimizer] * weights) / (layout.sharding === "none" ? 1 : n);

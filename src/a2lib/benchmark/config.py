@@ -83,6 +83,11 @@ class Config:
     autocast_cache: bool = _option(
         True, "autocast keeps no bf16 copy of a weight after its use (else until the loss)"
     )
+    keep_gradients: bool = _option(
+        False,
+        "zero gradients between steps and keep their memory, in place of dropping them; the memory "
+        "of accumulation over several batches",
+    )
     device: str | None = _option(None, "cuda or cpu; the GPU if there is one", choices=DEVICES)
     seed: int = _option(0, "of weights and batch", minimum=0)
     sync: str = _option(
@@ -124,6 +129,11 @@ class Config:
                 raise ValueError("sync 'phase': a replay has no phases; allowed is 'step'")
             if self.nvtx == "modules":
                 raise ValueError("nvtx 'modules' is lost in a replay; allowed is 'phases'")
+            if self.keep_gradients:
+                raise ValueError(
+                    "keep_gradients: a captured step makes its gradients; allowed with capture is "
+                    "to leave it out"
+                )
             if self.device == "cpu":
                 raise ValueError("capture needs a CUDA device; allowed on cpu is to leave it out")
         if self.nvtx == "modules":

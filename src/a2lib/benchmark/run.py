@@ -72,7 +72,7 @@ def run(config: Config, into: Result | None = None) -> Result:
     result.device_name, result.versions = _describe(result.device)
     failed = ""
     try:
-        with _precision(config), _memory_history(config, result.device) as recorder:
+        with float32_products(config.precision), _memory_history(config, result.device) as recorder:
             failed = _measure(config, result, recorder)
     finally:
         _release(config, result.device)
@@ -161,7 +161,9 @@ def _nvtx(config: Config):
 
 
 @contextlib.contextmanager
-def _precision(config: Config) -> Iterator[None]:
+def float32_products(precision: str) -> Iterator[None]:
+    """Inside, PyTorch's products of float32 are TF32 for ``precision`` "tf32", float32 for others;
+    what it was before comes back."""
     import torch
 
     newer = torch.backends.cuda.matmul
@@ -171,7 +173,7 @@ def _precision(config: Config) -> Iterator[None]:
         before = None
     before_newer = newer.fp32_precision
     # The older setting, since Inductor reads it too; it sets the newer one as well.
-    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
         yield
     finally:

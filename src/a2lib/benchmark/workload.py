@@ -22,7 +22,8 @@ class Workload:
     """A model, a random batch and, for a train-step, fused AdamW; ``step`` runs one step of them.
 
     The batch is the same in every step. A train-step drops the gradients at the end of the
-    optimizer's phase; forward-backward drops them between steps, outside the clock. Compiled, the
+    optimizer's phase; forward-backward drops them between steps, outside the clock. With
+    ``keep_gradients`` they are zeroed in place of dropped. Compiled, the
     loss is a graph of its own, so that the phases stay apart; it reads 16-bit logits and keeps no
     float32 copy of them.
     """
@@ -88,7 +89,7 @@ class Workload:
         if self.optimizer is not None:
             with phase("optimizer"):
                 self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
+                self.optimizer.zero_grad(set_to_none=not self.config.keep_gradients)
         return output
 
     def gradients(self) -> list[Tensor]:
@@ -96,7 +97,8 @@ class Workload:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
 
     def drop_gradients(self) -> None:
-        self.model.zero_grad(set_to_none=True)
+        """Or zero them, as the configuration has it."""
+        self.model.zero_grad(set_to_none=not self.config.keep_gradients)
 
     def with_loss(self, times: StepTimes, loss: Tensor | None) -> StepTimes:
         """``times`` with the loss, if it is finite, and with the bytes that are now allocated."""

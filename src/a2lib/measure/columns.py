@@ -100,6 +100,11 @@ COLUMNS = {
     "backend": Column(TEXT, "what carries messages: `gloo` (on the CPU), `nccl` (between GPUs)"),
     "world_size": Column(WHOLE, "processes, and with `nccl` GPUs"),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
+    "layers": Column(WHOLE, "blocks, in place of the size's own number"),
+    "strategy": Column(TEXT, "what backward computes again: a name of `a2lib.model.checkpointing`"),
+    "gradients": Column(
+        TEXT, "`fresh`: made by the backward; `kept`: there before the step, as zeros"
+    ),
     # What came of it.
     "peak_bytes": Column(WHOLE, "peak memory beyond what was allocated on entry"),
     "ms_graph": Column(
@@ -121,6 +126,9 @@ COLUMNS = {
     "held_bytes": Column(
         WHOLE, "what tensors held before the pass, cuBLAS's workspaces apart; blank on a CPU"
     ),
+    "kept_bytes": Column(WHOLE, "what forward and loss have left for the backward; blank on a CPU"),
+    "ms_forward": Column(NUMBER, "median of the forward of the same steps, by CUDA events"),
+    "ms_backward": Column(NUMBER, "median of their backward, which computes again"),
     "saved_bytes": Column(WHOLE, "what autograd saves of it for the backward"),
     "room_bytes": Column(WHOLE, "what was free on the device, by its driver"),
     "tensors_len": Column(WHOLE, "the longest sequence whose tensors fit that"),

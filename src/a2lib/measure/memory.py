@@ -1,4 +1,4 @@
-"""How much device memory a call needs."""
+"""How much device memory a call needs, and what a library takes for itself."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ def peak_bytes(fn: Callable[[], object], *, device: str = "cuda") -> int | None:
     fn()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - at_entry
+
+
+def take_workspaces(device: str) -> None:
+    """Let cuBLAS take what it keeps, for this thread and for autograd's, so that what is allocated
+    from now on is tensors; nothing on "cpu"."""
+    if device == "cuda":
+        import torch
+
+        x = torch.ones(1, 64, 64, device=device, requires_grad=True)
+        (x @ x).sum().backward()

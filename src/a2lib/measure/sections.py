@@ -334,6 +334,19 @@ MEMORY_BLOCK = Section(
     answers=(Answer("memory_profiling (f) · 26", "What one block keeps", "memory-of-a-block"),),
 )
 
+CHECKPOINTING = Section(
+    "checkpointing",
+    ("model", "layers", "context", "batch", "precision", "attention", "strategy", "gradients"),
+    ("ms_forward", "ms_backward", "held_bytes", "kept_bytes", "peak_bytes", "reserved_bytes")
+    + ("note",),
+    handler="a2lib.experiments.checkpointing.handlers:measure",
+    notebook="checkpointing",
+    pages=("checkpointing",),
+    answers=(
+        Answer("gradient_checkpointing (a), (b) · 26", "Checkpointing", "gradient-checkpointing"),
+    ),
+)
+
 COLLECTIVES = Section(
     "collectives",
     ("operation", "backend", "world_size", "dtype", "size"),
@@ -347,6 +360,7 @@ COLLECTIVES = Section(
             "Collectives on one node",
             "collectives-one-node",
         ),
+        Answer("ddp_bucketed_benchmarking (b) · 25", "The best bucket", "bucket-size"),
     ),
 )
 
@@ -357,7 +371,7 @@ SECTIONS = {
         *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST, PROFILE),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
-        *(COMPILE_ATTENTION, COMPILE_MODEL, COLLECTIVES),
+        *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES),
         *(MEMORY, MEMORY_RECORDING, MEMORY_BLOCK),
     )
 }

@@ -95,8 +95,8 @@ class TransformerLM(nn.Module):
         super().__init__()
         self.shape = Shape(d_model, d_ff, num_layers, num_heads, vocab_size)
         check_sizes(context_length=context_length)
-        self.context_length, self.checkpointing = context_length, checkpointing
-        self._run_blocks = strategy(checkpointing, num_layers)
+        self.context_length = context_length
+        self.use_checkpointing(checkpointing)
         device = torch.get_default_device() if device is None else torch.device(device)
         place = {"device": "meta", "dtype": dtype}
         rope = RotaryPositionalEmbedding(rope_theta, self.shape.head_dim, context_length, **place)
@@ -124,6 +124,11 @@ class TransformerLM(nn.Module):
             shape.d_ff,
             **options,
         )
+
+    def use_checkpointing(self, name: str) -> None:
+        """From now on keep what this strategy keeps; raises ValueError as the constructor does."""
+        self._run_blocks = strategy(name, self.shape.num_layers)
+        self.checkpointing = name
 
     @torch.no_grad()
     def reset_parameters(self, seed: int | None = None) -> None:

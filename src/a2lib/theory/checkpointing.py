@@ -220,23 +220,30 @@ def textbook_segment(num_layers: int, block: BlockBytes) -> float:
     return (num_layers * block.input / block.saved) ** 0.5
 
 
-def recomputed_flops(strategy: str, shape: Shape, batch: int, context: int) -> int:
+def recomputed_flops(
+    strategy: str, shape: Shape, batch: int, context: int, attention: str = "eager"
+) -> int:
     """Operations of the matrix products that backward repeats under a strategy, of all blocks.
 
-    Eager attention, which computes every score; conventions and errors as
-    ``a2lib.theory.transformer.forward_flops``. ``half`` ends before the last product of either
-    half; ``selective`` takes what ``a2lib.model.checkpointing`` says.
+    Eager ``attention`` computes every score, any other (``flash``) the half that its mask leaves;
+    conventions and errors as ``a2lib.theory.transformer.forward_flops``. ``half`` ends before the
+    last product of either half; ``selective`` takes what ``a2lib.model.checkpointing`` says.
     """
     tokens, D, F = batch * context, shape.d_model, shape.d_ff
     check_sizes(batch=batch, context=context)
+    eager = attention == "eager"
     square, wide = matmul_flops(tokens, D, D), matmul_flops(tokens, F, D)
-    scores = attention_flops(batch, shape.num_heads, context, context, shape.head_dim, False,
+    scores = attention_flops(batch, shape.num_heads, context, context, shape.head_dim, not eager,
                              "forward")  # fmt: skip
     whole = 4 * square + 3 * wide + scores
     name, _, ops = strategy.partition(":") if isinstance(strategy, str) else ("", "", "")
     if name == "selective":
         # What is not kept; w2, the last product, is never repeated.
-        repeated = {"linear": scores, "products": 0, "attention": whole - wide}
+        repeated = {
+            "linear": scores,
+            "products": 0 if eager else scores,
+            "attention": whole - wide - (0 if eager else scores),
+        }
         if ops not in repeated:
             raise ValueError(f"strategy {strategy!r}: allowed as ops are {', '.join(repeated)}")
         return shape.num_layers * repeated[ops]
@@ -246,20 +253,34 @@ def recomputed_flops(strategy: str, shape: Shape, batch: int, context: int) -> i
     return int(found.runs) * whole - int(found.cut) * wide
 
 
-def selective_kept(ops: str, shape: Shape, batch: int, context: int, element_bytes: int = 4) -> int:
-    """Bytes that one block keeps after forward under ``selective:ops``, with eager attention.
+def selective_kept(
+    ops: str,
+    shape: Shape,
+    batch: int,
+    context: int,
+    attention: str = "eager",
+    precision: str = "fp32",
+) -> int:
+    """Bytes that one block keeps after forward under ``selective:ops``.
 
-    Its input, and the kept results: of q, k, v, output and w2 a residual-stream tensor each, of w1
-    and w3 a hidden one; for ``products`` the scores before their scale and the heads' results too.
-    A result is kept whether backward wants it or not (w2's and output's do nothing for it). Eager
-    attention is no one operation: under ``attention`` its block keeps its input alone. Raises
-    ValueError for other ops and for sizes that are not positive integers.
+    Its input, in float32, and the kept results: of q, k, v, output and w2 a residual-stream tensor
+    each, of w1 and w3 a hidden one; for ``products`` with eager attention the scores before their
+    scale and the heads' results too. A result is kept whether backward wants it or not (w2's and
+    output's do nothing for it). Eager attention is no one operation: under ``attention`` its block
+    keeps its input alone, another's its result and log-sum-exps. ``precision`` fp32 or bf16 is that
+    of the results. Raises ValueError for other ops and for sizes that are not positive integers.
     """
-    check_sizes(batch=batch, context=context, element_bytes=element_bytes)
-    tokens = batch * context
+    check_sizes(batch=batch, context=context)
+    tokens, eager = batch * context, attention == "eager"
+    narrow = 2 if precision == "bf16" else 4
     u, f = tokens * shape.d_model, tokens * shape.d_ff
     s = batch * shape.num_heads * context**2
-    kept = {"linear": 5 * u + 2 * f, "products": 6 * u + 2 * f + s, "attention": 0}
+    linear = 5 * u + 2 * f
+    kept = {
+        "linear": narrow * linear,
+        "products": narrow * (linear + (u + s if eager else 0)),
+        "attention": 0 if eager else narrow * u + 4 * tokens * shape.num_heads,
+    }
     if ops not in kept:
         raise ValueError(f"ops {ops!r}: allowed are {', '.join(kept)}")
-    return (u + kept[ops]) * element_bytes
+    return 4 * u + kept[ops]

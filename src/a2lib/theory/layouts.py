@@ -26,7 +26,7 @@ from a2lib.theory.transformer import Shape, step_flops
 
 AXES = ("data", "tensor", "pipeline", "context")
 SHARDINGS, STRATEGIES = ("none", "zero1", "fsdp"), ("none", "block")
-# fp32 tensors of the logits' shape beside the logits: log-softmax, gradient of it, of the logits.
+# fp32 tensors of the logits' shape: log-softmax, its gradient, that of the logits (gone by then).
 LOGIT_TENSORS = 3
 # fp32 matrices of scores that eager's softmax has in its backward (eager.py): dp, dp p, ds.
 SCORE_TENSORS = 3
@@ -45,7 +45,7 @@ ASSUMPTIONS = (
     "checkpointing none keeps all of that, block keeps each block's fp32 input and runs the block "
     "again but for its last product",
     "gradients come as activations go if a step has one micro-batch, and are there all the time if "
-    "it has more; 14 bytes a logit (fp32: 16), for all tokens of a micro-batch at once; no "
+    "it has more; 12 bytes a logit, for all tokens of a micro-batch at once; no "
     "allocator's blocks, no workspaces, no buffers of a communication library",
     "pipeline: 1F1B, stages of equal blocks, the embedding in the first and the head in the last; "
     "micro-batches are whole sequences",
@@ -190,7 +190,7 @@ def _stage_memory(
     temporary = kept_whole - stays + tokens * ((WIDE + element) * shape.d_model + inner)
     # The last norm, in and out, and under autocast the head's narrow input.
     top = tokens * (2 * WIDE + (NARROW if bf16 else 0)) * shape.d_model if last else 0
-    logits = tokens * shape.vocab_size / t * (element + LOGIT_TENSORS * WIDE) if last else 0
+    logits = tokens * shape.vocab_size / t * LOGIT_TENSORS * WIDE if last else 0
     state = {
         "parameters": WIDE * weights / (n if fsdp or (layout.sharding == "zero1" and bf16) else 1),
         "optimizer": OPTIMIZERS[job.optimizer] * weights / (1 if layout.sharding == "none" else n),

@@ -74,6 +74,21 @@ def test_columns_compare_at_one_context_first(device):
         assert part == configurations.smallest_first(part)
 
 
+def test_columns_replay_every_phase_of_each_precision():
+    replayed = [c for c in configurations.columns("cuda") if c.capture and c.context == 512]
+    ways = {(c.precision, c.attention, c.compile) for c in replayed}
+    for precision in ("fp32", "tf32", "bf16"):
+        assert (precision, "eager", "none") in ways
+    for way in configurations.REPLAYED["cuda"]:
+        mine = [c for c in replayed if (c.precision, c.attention, c.compile) == way]
+        assert sorted((c.model, c.mode) for c in mine) == sorted(
+            (model, mode)
+            for model in configurations.TABLE["cuda"]
+            for mode in ("forward", "forward-backward", "train-step")
+        )
+    assert all(c.mode == "train-step" for c in configurations.columns("cuda") if c.context != 512)
+
+
 def test_the_least_memory_by_hand():
     parameters = 128_625_408
     assert Configuration("small", 128, mode="forward").least_bytes() == (

@@ -24,6 +24,7 @@ from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import Timing, peak_bytes, synchronize
 from a2lib.measure.failures import LostContext, classify, is_lost, note
+from a2lib.measure.memory import take_workspaces
 
 Row = dict[str, object]
 WARMUP = 5
@@ -240,13 +241,6 @@ def _too_large(job: Job, shape: Shape) -> bool:
 def say(job: Job, status: str, why: str) -> None:
     for key in keys_of(job):
         job.put({**key, "status": status, "note": note(why)})
-
-
-def take_workspaces(device: str) -> None:
-    """Let cuBLAS take what it keeps, for this thread and for autograd's."""
-    if device == "cuda":
-        x = torch.ones(1, 64, 64, device=device, requires_grad=True)
-        (x @ x).sum().backward()
 
 
 def _allocated(device: str) -> int:

@@ -17,12 +17,12 @@ from a2lib.experiments.attention.handlers import (
     inputs_of,
     keys_of,
     say,
-    take_workspaces,
 )
 from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import synchronize
 from a2lib.measure.failures import outcome
+from a2lib.measure.memory import take_workspaces
 from a2lib.theory.eager import longest
 
 prepare = handlers.prepare

@@ -43,6 +43,17 @@ COLUMNS = {
     ),
     "cpu": (("bf16", "eager", "none", False),),
 }
+# (precision, attention, compile) whose GPU time is told apart by phase: each mode captured, the
+# longer less the shorter one. At ``COMPARED`` alone.
+REPLAYED = {
+    "cuda": (
+        ("fp32", "eager", "none"),
+        ("tf32", "eager", "none"),
+        ("bf16", "eager", "none"),
+        ("bf16", "flash", "blocks"),
+    ),
+    "cpu": (),
+}
 WARMUPS = {"cuda": (0, 1, 2, 5), "cpu": (0, 2)}
 # Where the first step is taken apart: a model that the host holds up, and the largest that trains.
 FIRST = {"cuda": ("small", "2.7B"), "cpu": ("tiny",)}
@@ -128,15 +139,24 @@ def table(device: str) -> list[Configuration]:
 
 
 def columns(device: str) -> list[Configuration]:
-    """The train-step of every size and context in the other ways of running it; those at
-    ``COMPARED`` come before all others."""
+    """The train-step of every size and context in the other ways of running it, and every mode of
+    those in ``REPLAYED``; those at ``COMPARED`` come before all others."""
     names = ("precision", "attention", "compile", "capture")
-    found = smallest_first(
+    steps = [
         Configuration(model, context, **dict(zip(names, way, strict=True)))
         for model in TABLE[device]
         for context in CONTEXTS[device]
         for way in COLUMNS[device]
-    )
+    ]
+    replayed = [
+        Configuration(
+            model, COMPARED[device], mode=mode, **dict(zip(names, (*way, True), strict=True))
+        )
+        for model in TABLE[device]
+        for mode in MODES
+        for way in REPLAYED[device]
+    ]
+    found = smallest_first(dict.fromkeys([*steps, *replayed]))
     return sorted(found, key=lambda one: one.context != COMPARED[device])
 
 

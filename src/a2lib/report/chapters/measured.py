@@ -9,6 +9,8 @@ import pandas as pd
 from a2lib.report import data, metrics, style
 from a2lib.report.tables import MISSING
 
+HOST = 0.9  # where the host takes this share of the time or more, the time is the host's
+
 
 class Measured:
     """What such a chapter rests on: the published ``device``, what it reaches in plain operations
@@ -33,6 +35,10 @@ class Measured:
         """What the maker states of the published device, in the unit of devices.csv."""
         row = metrics.row_of(self.devices, device=data.PUBLISHED, quantity=quantity)
         return float(row.value)
+
+    def one_commit(self, *rows) -> bool:
+        """Whether all rows are of one commit, so that what they differ by is no change of code."""
+        return len({self.runs.loc[row.run, "git"] for row in rows}) == 1
 
     def not_yet(self, what: str) -> str:
         """The sentence in place of a result that nobody has measured."""

@@ -18,6 +18,7 @@ from a2lib.report.chapters.attention.rows import (
 )
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
+from a2lib.report.tables import MISSING as BLANK
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.allocator import BUFFER
 from a2lib.theory.eager import PASSES as COUNTED
@@ -145,14 +146,31 @@ def ends(p: Plain, caption: str, name: str) -> Table:
 
 
 def limits(p: Plain, caption: str, name: str) -> Table:
-    """Predicted and found lengths on the published GPU."""
-    lines = []
-    for row in pick(p.limits, status="ok").rename(columns={"pass": "pass_"}).itertuples():
-        lengths = (row.tensors_len, row.predicted_len, row.fits_len, row.fails_len)
-        lines.append([row.allocator, f"{row.pass_}, {MASKS[bool(row.causal)]}", int(row.head_dim),
-                      *map(style.tokens, lengths)])  # fmt: skip
-    columns = ["allocator", "pass", "d", "by tensors", "predicted", "fits", "fails"]
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
+    """The longest lengths that ran on the published GPU, by pass and vector; in brackets what was
+    predicted where that is another."""
+    rows, lines = pick(p.limits, status="ok"), []
+    for allocator in ("blocks", "expandable"):
+        for pass_ in PASSES:
+            for causal in MASKS:
+                mine = pick(rows, allocator=allocator, pass_=pass_, causal=causal)
+                if not len(mine):
+                    continue
+                found = {int(row.head_dim): row for row in mine.itertuples()}
+                by_tensors = sorted({int(row.tensors_len) for row in found.values()})
+                lines.append([
+                    allocator, f"{pass_}, {MASKS[causal]}",
+                    " to ".join(style.tokens(n) for n in {by_tensors[0]: 0, by_tensors[-1]: 0}),
+                    *(_ran(found.get(d)) for d in HEAD_DIMS),
+                ])  # fmt: skip
+    columns = ["allocator", "pass", "by tensors", *(f"d = {d}" for d in HEAD_DIMS)]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
+
+
+def _ran(row) -> str:
+    if row is None:
+        return BLANK
+    other = f" ({style.tokens(row.predicted_len)})" if row.fits_len != row.predicted_len else ""
+    return f"{style.tokens(row.fits_len)}{other}"
 
 
 def predicted(p: Plain) -> Markdown:
@@ -165,11 +183,16 @@ def predicted(p: Plain) -> Markdown:
         )
     off = (rows["fits_len"] - rows["predicted_len"]).astype(int)
     exact = int((off == 0).sum())
-    text = f"The predicted length is the longest that ran in {exact} of {len(off)} cases"
+    by = [(int((off[mine] == 0).sum()), int(mine.sum()), name) for name in ("blocks", "expandable")
+          if (mine := rows["allocator"] == name).any()]  # fmt: skip
+    each = listed([f"{right} of {n} with {name}" for right, n, name in by])
+    text = f"The predicted length is the longest that ran in {exact} of {len(off)} cases ({each})"
     if (off != 0).any():
         low, high = off[off != 0].min(), off[off != 0].max()
-        far = f"{low:+,}" if low == high else f"{low:+,} to {high:+,}"
-        text += f"; elsewhere the longest is {far} tokens away"
+        far = f"{low:+,} to {high:+,} tokens away"
+        if low == high:
+            far = f"{abs(low):,} tokens {'shorter' if low < 0 else 'longer'}"
+        text += f"; elsewhere the longest is {far}"
     short = rows[(off < 0) & (rows["allocator"] == "expandable")]
     if len(short):
         left = max(map(_left, short.rename(columns={"pass": "pass_"}).itertuples()))

@@ -42,8 +42,10 @@ class Plain(Measured):
                               dtype="fp32")  # fmt: skip
 
     def capacity(self) -> int:
-        """The memory that the maker states of the published GPU, in bytes."""
-        return int(self.sheet("memory") * 1e9)
+        """The memory of the published GPU in bytes: what the driver called free where the ends were
+        tried, else what the maker states."""
+        free = self.limits["room_bytes"].max() if len(self.limits) else None
+        return int(self.sheet("memory") * 1e9 if pd.isna(free) else free)
 
 
 def shape(seq_len: int = LONGEST, head_dim: int = MIDDLE, causal: bool = False) -> Eager:

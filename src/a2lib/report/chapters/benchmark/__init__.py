@@ -2,6 +2,7 @@
 
 ``rows.Benchmark`` holds the rows; ``answer`` (the first screen and the tables of times),
 ``warmup`` (steps one by one, the first taken apart), ``estimate`` (the floor beside the measured),
+``speed`` (our attention, the targets), ``rest`` (what a step takes beyond its floor),
 ``published`` and ``local`` say what follows from them. Without rows each says so.
 """
 

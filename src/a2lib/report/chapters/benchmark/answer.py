@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 
 from a2lib.report import style
+from a2lib.report.chapters.benchmark.estimate import floors
 from a2lib.report.chapters.benchmark.rows import (
     AUTOCAST,
+    CONFIGURATION,
     CONTEXT,
     CONTEXTS,
     MODELS,
@@ -16,12 +20,14 @@ from a2lib.report.chapters.benchmark.rows import (
     TITLES,
     Benchmark,
 )
-from a2lib.report.chapters.measured import mean, time
+from a2lib.report.chapters.measured import HOST, mean, time
 from a2lib.report.metrics import pick
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
 LOOSE = 0.02  # a relative deviation above this is named
+MODES = ("forward", "forward-backward", "train-step")
+WHY = {"oom": "out of memory", "unsupported": "not supported"}
 
 
 def sentence(b: Benchmark) -> Markdown:
@@ -42,8 +48,23 @@ def sentence(b: Benchmark) -> Markdown:
         return Markdown(f"{text} {b.not_yet('the same step in bf16, compiled and captured')}")
     return Markdown(
         f"{text} In bf16 with our attention, compiled block by block and replayed from one CUDA "
-        f"graph, the same step takes {_ms(best)}, {_faster(wall, best)}."
+        f"graph, the same step takes {_ms(best)}, {_faster(wall, best)}.{_limits(b, model, best)}"
     )
+
+
+def _limits(b: Benchmark, model: str, best: float) -> str:
+    """What limits the fast step of that model, and of the smallest."""
+    text, least = "", floors(b, model, "bf16", True)
+    if least:
+        text = f" Its kernels need at least {_ms(least['total'].ms)}: the GPU limits it."
+    called = b.ms(MODELS[0], CONTEXT, way=OURS)
+    captured = b.ms(MODELS[0], CONTEXT, way=OURS, capture=True)
+    if called and captured and called * HOST > captured:
+        text += (
+            f" The {TITLES[MODELS[0]]} model is limited by the host: launched kernel by kernel "
+            f"that step takes {_ms(called)}, replayed {_ms(captured)}."
+        )
+    return text
 
 
 def table(b: Benchmark, caption: str, name: str) -> Table:
@@ -70,34 +91,71 @@ def spreads(b: Benchmark) -> Markdown:
     relative = (timed["ms_std"].fillna(0) / timed["ms_mean"]).astype(float)
     worst = timed.loc[relative.idxmax()]
     wide = int((relative > LOOSE).sum())
-    ratios = [b.ms(m, c, "backward") / b.ms(m, c, "forward") for m in MODELS for c in CONTEXTS
-              if b.ms(m, c, "forward") and b.ms(m, c, "backward")]  # fmt: skip
-    return Markdown(
+    ratios = {(m, c): b.ms(m, c, "backward") / b.ms(m, c, "forward")
+              for m in MODELS for c in CONTEXTS
+              if b.ms(m, c, "forward") and b.ms(m, c, "backward")}  # fmt: skip
+    text = (
         f"The standard deviation is above {LOOSE:.0%} of the mean in {wide} of {len(timed)} "
         f"phases; the widest is the {worst['phase']} of {TITLES[worst['model']]} at "
         f"{style.tokens(worst['context'])} tokens ({relative.max():.1%}). Backward takes "
-        f"{min(ratios):.2f} to {max(ratios):.2f} times its forward, where the products alone "
-        "would make it two."
+        f"{min(ratios.values()):.2f} to {max(ratios.values()):.2f} times its forward, where the "
+        "products alone would make it two."
     )
+    bound = [case for case in ratios if _host_bound(b, *case)]
+    ahead = [ratio for case, ratio in ratios.items() if case not in bound]
+    if bound and ahead:
+        theirs = sum(bool(_host_bound(b, r.model, r.context))
+                     for r in timed[relative > LOOSE].itertuples())  # fmt: skip
+        text += (
+            f" In {len(bound)} of these {len(ratios)} steps ("
+            f"{listed([f'{TITLES[m]} at {style.tokens(c)}' for m, c in bound])}) the host takes "
+            f"{HOST:.0%} of the forward's time or more: that time is the host's, and {theirs} of "
+            f"the {wide} wide phases are in these steps. In the others backward takes "
+            f"{min(ahead):.2f} to {max(ahead):.2f} times its forward."
+        )
+    return Markdown(text)
+
+
+def _host_bound(b: Benchmark, model: str, context: int) -> bool:
+    """Whether the time of a plain forward, with which a step begins, is the host's."""
+    row = b.phase(model, int(context), "forward")
+    known = row is not None and row.status == "ok" and not pd.isna(row.ms_host)
+    return known and row.ms_host >= HOST * row.ms
 
 
 def not_fitting(b: Benchmark) -> Markdown:
-    """The configurations without a time, each with its reason."""
-    rows = b.table[b.table["status"] != "ok"]
+    """What has no time: a line for each model and reason."""
     if not len(b.table):
         return Markdown(b.not_yet("which configurations do not fit"))
+    rows = b.table[b.table["status"] != "ok"]
     if not len(rows):
         return Markdown("Every configuration that was measured fits.")
+    rows = rows.assign(why=[_why(r.status, r.note) for r in rows.itertuples()])
     lines = []
-    for _, group in rows.groupby(["model", "context", "mode", "precision", "attention", "compile",
-                                  "capture"], sort=False):  # fmt: skip
-        r = group.iloc[0]
-        how = [r["mode"], r["precision"], r["attention"]]
-        how += ["compiled"] * (r["compile"] != "none") + ["captured"] * bool(r["capture"])
-        what = f"{TITLES.get(r['model'], r['model'])}, {style.tokens(r['context'])} tokens"
-        why = f"{style.STATUS[r['status']]} ({r['note']})"
-        lines.append(f"- {what}, {', '.join(how)}: {why}")
+    for (model, why), group in rows.groupby(["model", "why"], sort=False):
+        cases = []
+        for modes, contexts in _cases(group):
+            at = listed([style.tokens(c) for c in contexts])
+            cases.append(f"{listed(modes)} at {at} tokens")
+        n = len(group.drop_duplicates(CONFIGURATION))
+        count = f" ({n} configurations)" if n > 1 else ""
+        lines.append(f"- {TITLES.get(model, model)}, {'; '.join(cases)}{count}: {why}")
     return Markdown("\n".join(lines))
+
+
+def _cases(rows: pd.DataFrame) -> list[tuple[list[str], list[int]]]:
+    """(modes, contexts) of the rows; modes that have the same contexts together."""
+    found: dict[tuple, list[str]] = {}
+    for mode in (m for m in MODES if m in set(rows["mode"])):
+        contexts = tuple(sorted({int(c) for c in rows[rows["mode"] == mode]["context"]}))
+        found.setdefault(contexts, []).append(mode)
+    return [(modes, list(contexts)) for contexts, modes in found.items()]
+
+
+def _why(status: str, note: str) -> str:
+    """A stored reason without the figures of one attempt, which a process's state decides."""
+    note = re.sub(r"^in warmup 0, (\w+): CUDA out of memory\b.*", r"in its first \1", note)
+    return f"{WHY.get(status, status)} ({note})" if note else WHY.get(status, status)
 
 
 def ways(b: Benchmark, caption: str, name: str) -> Table:
@@ -109,7 +167,7 @@ def ways(b: Benchmark, caption: str, name: str) -> Table:
             plain, ours = _apart(b, model, context, PLAIN), _apart(b, model, context, OURS)
             autocast = b.ms(model, context, way=AUTOCAST)
             captured = b.ms(model, context, way=OURS, capture=True)
-            if any(value is not None for value in (*plain, *ours, autocast)):
+            if any(value is not None for value in (plain[2], *ours, autocast)):
                 gain = plain[0] / captured if plain[0] and captured else None
                 lines.append([TITLES[model], style.tokens(context), *map(time, plain),
                               time(autocast), *map(time, ours), time(captured),
@@ -122,25 +180,28 @@ def ways(b: Benchmark, caption: str, name: str) -> Table:
 def launch_bound(b: Benchmark) -> Markdown:
     """In how many plain and compiled steps the host takes longer than the GPU needs."""
     told = []
-    for title, way in (("plain fp32", PLAIN), ("bf16 with our attention, compiled", OURS)):
+    ways_told = (("plain fp32", PLAIN), ("bf16 with our attention and compiled blocks", OURS))
+    for title, way in ways_told:
         known = [(m, c, *_apart(b, m, c, way)[1:]) for m in MODELS for c in CONTEXTS]
         known = [line for line in known if line[2] and line[3]]
         held = [f"{TITLES[m]} at {style.tokens(c)}" for m, c, host, gpu in known if host > gpu]
         if known:
             which = f" ({listed(held)})" if held else ""
-            told.append(f"in {title} in {len(held)} of {len(known)} train-steps{which}")
+            told.append(f"in {len(held)} of {len(known)} train-steps of {title}{which}")
     if not told:
         return Markdown(b.not_yet("host time and GPU time apart"))
-    return Markdown(
-        f"The host needs longer to issue the step than the GPU to run it {listed(told)}."
-    )
+    text = f"The host needs longer to issue the step than the GPU to run it {listed(told)}."
+    plain = [(m, c) for m in MODELS for c in CONTEXTS if b.ms(m, c)]
+    lacking = [case for case in plain if b.row(*case, way=OURS, capture=True) is None]
+    if lacking:
+        what = f"{len(lacking)} of the {len(plain)} sizes and contexts whose step fits"
+        text += f" {b.not_yet(f'the other ways of {what}')}"
+    return Markdown(text)
 
 
 def _apart(b: Benchmark, model: str, context: int, way: dict) -> tuple:
     """(wall, host, GPU) in ms of a train-step; None for what is missing."""
-    row = b.row(model, context, "step", way=way)
-    host = None if row is None or row.status != "ok" or pd.isna(row.ms_host) else float(row.ms_host)
-    return (b.ms(model, context, way=way), host,
+    return (b.ms(model, context, way=way), b.host(model, context, way),
             b.ms(model, context, "step", way=way, capture=True))  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.report import data, metrics
+from a2lib.report import data
 from a2lib.report.chapters.measured import Measured
 from a2lib.theory.transformer import SIZES
 
@@ -19,10 +19,14 @@ CONTEXT = 512  # what the handout asks for unless it says otherwise
 PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
 AUTOCAST = {"precision": "bf16", "attention": "eager", "compile": "none"}
 OURS = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
+PEER = {**OURS, "attention": "sdpa_flash"}  # PyTorch's own attention in the place of ours
+EAGER_OURS = {**AUTOCAST, "attention": "flash"}
 TITLES = {"small": "small", "medium": "medium", "large": "large", "xl25": "xl (2025)",
           "2.7B": "2.7B", "10B": "10B"}  # fmt: skip
 CONFIGURATION = ["model", "context", "batch", "mode", "precision", "attention", "compile",
                  "capture"]  # fmt: skip
+LOOKED_UP = ("model", "context", "mode", "precision", "attention", "compile", "capture", "warmup",
+             "phase")  # fmt: skip
 COMMAND = "papermill notebooks/benchmark.ipynb -p sweep all"
 
 
@@ -34,6 +38,9 @@ class Benchmark(Measured):
         super().__init__(roots)
         table, self.local = self.read("benchmark")
         self.table = _by_name(table)
+        self._rows: dict[tuple, object] = {}
+        for row in self.table.itertuples():
+            self._rows.setdefault(tuple(getattr(row, name) for name in LOOKED_UP), row)
         self.steps = _by_name(self.read("benchmark_steps")[0])
         self.firsts = _by_name(self.read("benchmark_first")[0])
         self.reference = data.load_reference("benchmark")
@@ -41,8 +48,9 @@ class Benchmark(Measured):
     def row(self, model: str, context: int, phase: str = "wall", way: dict = PLAIN,
             mode: str = "train-step", capture: bool = False):  # fmt: skip
         """The row of one phase of a configuration, timed or not; None where there is none."""
-        where = {"model": model, "context": context, "phase": phase, "mode": mode}
-        return metrics.row_of(self.table, **where, **way, capture=capture, warmup=WARMUP)
+        where = {"model": model, "context": context, "phase": phase, "mode": mode, **way}
+        where |= {"capture": capture, "warmup": WARMUP}
+        return self._rows.get(tuple(where[name] for name in LOOKED_UP))
 
     def phase(self, model: str, context: int, phase: str):
         """The plain row of a phase: of the train-step, or where that has no time of the longest
@@ -51,6 +59,11 @@ class Benchmark(Measured):
                  for mode in ("train-step", "forward-backward", "forward")]  # fmt: skip
         timed = [row for row in found if row is not None and row.status == "ok"]
         return next(iter([*timed, *(row for row in found if row is not None)]), None)
+
+    def host(self, model: str, context: int, way: dict = PLAIN) -> float | None:
+        """What the host takes to issue a train-step, in ms; None where it is not known."""
+        row = self.row(model, context, "step", way=way)
+        return None if row is None or pd.isna(row.ms_host) else float(row.ms_host)
 
     def ms(self, *where, **more) -> float | None:
         """The median of row(), None where there is none."""

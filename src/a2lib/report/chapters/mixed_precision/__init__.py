@@ -2,7 +2,8 @@
 is computed when the page is built, so that it stands without a row.
 
 ``rows.Mixed`` holds the rows; ``sums`` (the accumulation loops), ``dtypes`` (autocast),
-``layernorm`` and ``speed`` (whole models) say what follows from them.
+``layernorm``, ``gains`` (whole models in the GPU's time) and ``speed`` (as called, as published)
+say what follows from them.
 """
 
 from a2lib.report.chapters.mixed_precision.rows import Mixed

@@ -1,14 +1,16 @@
-"""Whole models in fp32, TF32 and bf16: what arithmetic expects, and the benchmark's rows."""
+"""Whole models in fp32, TF32 and bf16: what arithmetic expects, the times as called, and those that
+others print. ``gains`` has the GPU's own times."""
 
 from __future__ import annotations
 
 import pandas as pd
 
 from a2lib.report import metrics, provenance, style
-from a2lib.report.chapters.mixed_precision.rows import MISSING, PRECISIONS, Mixed, named
-from a2lib.report.data import PUBLISHED
+from a2lib.report.chapters.measured import HOST
+from a2lib.report.chapters.mixed_precision.rows import MISSING, PRECISIONS, Mixed
 from a2lib.report.metrics import pick
 from a2lib.report.style import listed
+from a2lib.report.tables import MISSING as BLANK
 from a2lib.report.tables import Markdown, Table, shown
 from a2lib.theory.transformer import SIZES, Shape, forward_flops, parameter_count
 
@@ -21,8 +23,10 @@ KEY = ("model", "context", "mode", "precision", "phase")
 # How often an eager forward reads or writes, in fp32, per element of: the residual stream (two
 # norms of 7, two additions of 3), the FFN's hidden vector (silu 2, product 3), the scores.
 TRAVERSALS = {"residual": 20, "hidden": 5, "scores": 12}
+# The precisions whose launches are no fewer.
+LAUNCHES = {"fp32": PRECISIONS, "tf32": PRECISIONS, "bf16": ("bf16",)}
+WAITING = 3  # a host that takes so many times what those took it waits for the GPU
 CAST_BYTES = 6  # of a weight: its fp32 is read, its bf16 written
-HOST = 0.9  # the host takes this share of a time or more: it is the host's
 
 
 def elementwise_bytes(shape: Shape, context: int, batch: int = BATCH) -> int:
@@ -73,104 +77,65 @@ def expected(mixed: Mixed, caption: str, label: str, context: int = CONTEXT) -> 
     return Table(pd.DataFrame(lines, columns=columns), caption, label)
 
 
-def steps(mixed: Mixed) -> pd.DataFrame:
+def steps(mixed: Mixed, capture: bool = False, phases: tuple[str, ...] = PASSES) -> pd.DataFrame:
     """The benchmark's rows that compare precisions: eager, not compiled, batch 4, after the longest
-    warm-up; of forward and backward."""
+    warm-up; of forward and backward as called, or with ``capture`` those of replays."""
     rows = mixed.steps
     if not len(rows):
-        return pd.DataFrame(columns=[*KEY, "status", "ms"])
+        return pd.DataFrame(columns=[*KEY, "status", "ms", "ms_host"])
     plain = rows[
         (rows["attention"] == "eager") & (rows["compile"] == "none")
-        & (rows["capture"].astype(str).str.lower() == "false")
-        & (rows["batch"].astype(int) == BATCH) & rows["phase"].isin(PASSES)
+        & (rows["capture"].astype(str).str.lower() == str(capture).lower())
+        & (rows["batch"].astype(int) == BATCH) & rows["phase"].isin(phases)
     ]  # fmt: skip
     plain = plain.sort_values("warmup").drop_duplicates(list(KEY), keep="last")
     return plain.assign(context=plain["context"].astype(int))
 
 
-def table(mixed: Mixed, pass_: str, caption: str, label: str) -> Table:
-    """A pass of every size and context in each precision, and the gain over fp32."""
-    rows = steps(mixed)
-    contexts = sorted(rows["context"].unique().tolist()) or [CONTEXT]
-    lines = []
+def table(mixed: Mixed, caption: str, label: str) -> Table:
+    """Forward and backward as called, of each size and context that has more than fp32, and what
+    bf16 gains over it; times that are the host's in italics."""
+    rows, lines = steps(mixed), []
     for model in MODELS:
-        for context in contexts:
-            found = _found(rows, model, context, pass_)
-            cells = [_time(found.get(p)) for p in PRECISIONS]
-            gains = [_gain(found, p) for p in PRECISIONS[1:]]
-            lines.append([model, style.tokens(context), *cells, *gains])
-    columns = ["model", "context", *(f"{p} (ms)" for p in PRECISIONS),
-               *(f"gain of {p}" for p in PRECISIONS[1:])]  # fmt: skip
+        for context in contexts(rows):
+            cells, known = [], set()
+            for pass_ in PASSES:
+                mine = found(rows, model, context, pass_)
+                known |= {p for p in mine if has(mine, p)}
+                cells += [_time(rows, mine.get(p)) for p in PRECISIONS]
+                both = has(mine, "fp32") and has(mine, "bf16")
+                cells.append(f"{mine['fp32'].ms / mine['bf16'].ms:.2f}×" if both else BLANK)
+            if known - {"fp32"}:
+                lines.append([model, style.tokens(context), *cells])
+    columns = ["model", "context"]
+    for i, pass_ in enumerate(PASSES):
+        columns += [f"{pass_}: fp32", *(f"{p}{' ' * i}" for p in PRECISIONS[1:]), f"gain{' ' * i}"]
     return Table(pd.DataFrame(lines, columns=columns), caption, label, left=1, keys=2)
 
 
-def gains(mixed: Mixed, context: int, pass_: str) -> dict[str, float]:
-    """Model -> the time in fp32 over that in bf16, of the models that have both."""
-    rows, made = steps(mixed), {}
-    for model in MODELS:
-        found = _found(rows, model, context, pass_)
-        if _has(found, "fp32") and _has(found, "bf16"):
-            made[model] = found["fp32"].ms / found["bf16"].ms
-    return made
-
-
-def trend(mixed: Mixed) -> Markdown:
-    """The gain of the smallest and the largest size, by pass, and whether it grows all the way."""
-    rows = steps(mixed)
-    text = []
-    for context in sorted(rows["context"].unique().tolist()):
-        for pass_ in PASSES:
-            made = list(gains(mixed, context, pass_).items())
-            if len(made) < 2:
-                continue
-            values = [gain for _, gain in made]
-            grows = "growing with every size" if values == sorted(values) else "not at every step"
-            text.append(
-                f"at {style.tokens(context)} tokens, {pass_}, from {values[0]:.2f}× ({made[0][0]}) "
-                f"to {values[-1]:.2f}× ({made[-1][0]}), {grows}"
-            )
-    if not text:
-        return Markdown(
-            f"The times of whole models in each precision are {MISSING} on {named(PUBLISHED)}; "
-            "what follows is the estimate."
-        )
-    return Markdown(f"The gain of bf16 over fp32: {'; '.join(text)}.")
-
-
 def hosts(mixed: Mixed) -> Markdown:
-    """Which of the bf16 times in the tables are the host's."""
-    rows = steps(mixed)
-    known = [
-        (model, row)
-        for model in MODELS for context in sorted(rows["context"].unique().tolist())
-        for pass_ in PASSES
-        if (row := _found(rows, model, context, pass_).get("bf16")) and row.status == "ok"
-        and not pd.isna(row.ms_host)
-    ]  # fmt: skip
+    """Which of the bf16 times in that table are the host's, and where bf16 is slower than fp32."""
+    rows, known, slower = steps(mixed), [], 0
+    for model in MODELS:
+        for context in contexts(rows):
+            for pass_ in PASSES:
+                mine = found(rows, model, context, pass_)
+                if has(mine, "bf16") and not pd.isna(mine["bf16"].ms_host):
+                    known.append((model, mine["bf16"]))
+                    slower += has(mine, "fp32") and mine["bf16"].ms > mine["fp32"].ms
     if not known:
-        return Markdown(f"Whether the host or the GPU sets these times is {MISSING}.")
-    bound = [model for model, row in known if row.ms_host >= HOST * row.ms]
+        return Markdown(f"Whether the host or the GPU sets the times as called is {MISSING}.")
+    bound = [model for model, row in known if of_host(rows, row)]
     text = (
-        f"In bf16 the host takes {HOST:.0%} of the time or more in {len(bound)} of {len(known)} "
-        "rows"
+        f"As called in bf16, the host takes {HOST:.0%} of the time or more in {len(bound)} of "
+        f"{len(known)} rows"
     )
     if bound:
-        text += f" ({listed(list(dict.fromkeys(bound)))}): there faster products gain nothing"
+        models = listed(list(dict.fromkeys(bound)))
+        text += f" ({models}): there products still faster would gain nothing"
+    if slower:
+        text += f", and bf16 is slower than fp32 in {slower} rows"
     return Markdown(f"{text}.")
-
-
-def against_estimate(mixed: Mixed) -> Markdown:
-    """The measured gain of the forward beside the estimated one, where both are there."""
-    rows, text = steps(mixed), []
-    for context in sorted(rows["context"].unique().tolist()):
-        for model, gain in gains(mixed, context, "forward").items():
-            ms = estimate(mixed, model, context)
-            if ms:
-                text.append(f"{model} at {style.tokens(context)}: {gain:.2f}× measured, "
-                            f"{ms['fp32'] / ms['bf16']:.2f}× estimated")  # fmt: skip
-    if not text:
-        return Markdown(f"The estimate has nothing to be held against: {MISSING}.")
-    return Markdown(f"Forward, {'; '.join(text)}.")
 
 
 def published(mixed: Mixed, caption: str, label: str) -> Table:
@@ -217,23 +182,34 @@ def source(mixed: Mixed) -> Markdown:
     return provenance.source(rows, mixed.runs)
 
 
-def _found(rows: pd.DataFrame, model: str, context: int, pass_: str) -> dict:
-    """Precision -> its row, all of one mode: the first that has both fp32 and bf16."""
+def contexts(rows: pd.DataFrame) -> list[int]:
+    return sorted(rows["context"].unique().tolist())
+
+
+def found(rows: pd.DataFrame, model: str, context: int, pass_: str) -> dict:
+    """Precision -> its row, all of one mode: the first that has both fp32 and bf16, else any."""
     mine = rows[(rows["model"] == model) & (rows["context"] == context) & (rows["phase"] == pass_)]
-    by_mode = [{r.precision: r for r in pick(mine, mode=mode).itertuples()} for mode in MODES]
-    both = [found for found in by_mode if _has(found, "fp32") and _has(found, "bf16")]
-    return next(iter([*both, *filter(None, by_mode)]), {})
+    by_mode = [{r.precision: r for r in mine.itertuples() if r.mode == mode} for mode in MODES]
+    both = [rows for rows in by_mode if has(rows, "fp32") and has(rows, "bf16")]
+    timed = [rows for rows in by_mode if any(has(rows, p) for p in rows)]
+    return next(iter([*both, *timed, *filter(None, by_mode)]), {})
 
 
-def _has(found: dict, precision: str) -> bool:
-    return precision in found and found[precision].status == "ok"
+def has(mine: dict, precision: str) -> bool:
+    """Whether it has a time."""
+    return precision in mine and mine[precision].status == "ok"
 
 
-def _time(row) -> str:
-    return MISSING if row is None else shown(row)
+def of_host(rows: pd.DataFrame, row) -> bool:
+    """Whether a row's time is the host's: it took most of that time, and not to wait for a full
+    queue of launches, as where no fewer launches took it far less."""
+    more = LAUNCHES[row.precision]
+    alike = rows[(rows["model"] == row.model) & (rows["phase"] == row.phase)
+                 & rows["precision"].isin(more)]["ms_host"]  # fmt: skip
+    return bool(row.ms_host >= HOST * row.ms and row.ms < WAITING * alike.min())
 
 
-def _gain(found: dict, precision: str) -> str:
-    if not (_has(found, "fp32") and _has(found, precision)):
-        return "–"
-    return f"{found['fp32'].ms / found[precision].ms:.2f}×"
+def _time(rows: pd.DataFrame, row) -> str:
+    if row is None:
+        return BLANK
+    return f"*{shown(row)}*" if row.status == "ok" and of_host(rows, row) else shown(row)

@@ -1,0 +1,206 @@
+"""What the checkpointing experiment measures: its parameters and the sweeps' strategies. No torch.
+
+parameters.plan("cuda")        # (setting, strategies) in the order in which they are measured
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from a2lib.benchmark import Config
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import ParameterError, names, parameter
+from a2lib.theory.checkpointing import plan as plan_of
+from a2lib.theory.transformer import SIZES, Shape
+
+BATCH, WARMUP, STEPS = 4, 1, 3
+# The CPU's: every path in seconds, and no result.
+TINY = Shape(d_model=32, d_ff=64, num_layers=4, num_heads=2, vocab_size=128)
+MODELS = {"tiny": TINY, **SIZES}
+MODEL = {"cuda": "2.7B", "cpu": "tiny"}
+CONTEXT = {"cuda": 2048, "cpu": 16}
+GRADIENTS = ("fresh", "kept")
+SWEEPS = ("segments", "frontier", "depth", "fp32", "all")
+# (precision, attention). TF32 products change no byte of fp32 and make its steps shorter.
+WIDE = {"cuda": ("tf32", "eager"), "cpu": ("fp32", "eager")}
+NARROW = {"cuda": ("bf16", "flash"), "cpu": ("bf16", "eager")}
+# Single-level segments, the best and its neighbours first; what does not fit an H200 last.
+SEGMENTS = {
+    "cuda": ("block", "half", "segments:2", "segments:4", "segments:8", "segments:16"),
+    "cpu": ("block", "half", "segments:2"),
+}
+# Beside those, of the same setting: two levels, the least memory with little work, and a selection.
+BESIDE = {"cuda": ("nested:4", "recursive", "selective:linear"), "cpu": ("nested:2",)}
+FRONTIER = {
+    "cuda": ("none", "block", "half", "segments:2", "segments:4", "segments:8", "nested:4")
+    + ("recursive", "selective:attention", "selective:linear", "chain"),
+    "cpu": ("none", "block", "recursive", "selective:linear", "chain"),
+}
+# Blocks, and of the two-level strategy the segment near their root.
+DEPTHS = {"cuda": {8: 2, 16: 4}, "cpu": {2: 1}}
+SELECTIVE = ("linear", "products", "attention")
+SIZES_OF_SEGMENTS = (1, 2, 3, 4, 6, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model and a batch, which several strategies are tried on; the fields are key columns."""
+
+    model: str
+    layers: int
+    context: int
+    precision: str
+    attention: str
+    gradients: str
+    batch: int = BATCH
+
+    def __str__(self) -> str:
+        size = f"{self.model}, {self.layers} blocks, {self.context}"
+        return f"{size}, {self.precision} {self.attention}, gradients {self.gradients}"
+
+    def key(self, strategy: str) -> dict[str, object]:
+        return {**dataclasses.asdict(self), "strategy": strategy}
+
+    def config(self, device: str, **others: object) -> Config:
+        """The train-step that the benchmark would run; raises ValueError for what cannot be."""
+        return Config(
+            **dataclasses.asdict(dataclasses.replace(MODELS[self.model], num_layers=self.layers)),
+            context=self.context,
+            batch=self.batch,
+            precision=self.precision,
+            attention=self.attention,
+            autocast_cache=False,  # it would outlive each segment
+            keep_gradients=self.gradients == "kept",
+            device=device,
+            **others,
+        )
+
+
+Planned = list[tuple[Setting, tuple[str, ...]]]
+
+
+def _setting(device: str, way: tuple[str, str], gradients: str, layers: int | None = None):
+    model = MODEL[device]
+    layers = layers or MODELS[model].num_layers
+    return Setting(model, layers, CONTEXT[device], *way, gradients)
+
+
+def segments(device: str) -> Planned:
+    """The best single-level segment and its neighbours, both ways with gradients."""
+    fresh, kept = (_setting(device, WIDE[device], one) for one in GRADIENTS)
+    first = [(fresh, (*SEGMENTS[device], "none")), (kept, SEGMENTS[device])]
+    return first + [(fresh, BESIDE[device]), (kept, BESIDE[device])]
+
+
+def frontier(device: str) -> Planned:
+    """Every strategy where all of them fit."""
+    return [(_setting(device, NARROW[device], one), FRONTIER[device]) for one in GRADIENTS]
+
+
+def depth(device: str) -> Planned:
+    """The strategies of least memory with fewer blocks, gradients kept; with all blocks they are in
+    the frontier."""
+    return [
+        (
+            _setting(device, NARROW[device], "kept", layers),
+            ("block", f"nested:{k}", "recursive", "chain"),
+        )
+        for layers, k in DEPTHS[device].items()
+    ]
+
+
+def fp32(device: str) -> Planned:
+    """The best segment and its neighbours with products in fp32, on a GPU."""
+    if device == "cpu":
+        return []
+    return [(_setting(device, ("fp32", "eager"), "fresh"), SEGMENTS[device][:3])]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/checkpointing.ipynb, in the order of its cell."""
+
+    model: str = parameter(
+        "auto",
+        "a size by name; auto: 2.7B on a GPU, tiny on the CPU",
+        kind=str,
+        choices=("auto", *MODELS),
+    )
+    layers: int | None = parameter(
+        None, "blocks; None: the size's own", kind=int, minimum=1, maximum=10**4, optional=True
+    )
+    context: int | None = parameter(
+        None,
+        "tokens per sequence; None: 2048 on a GPU, 16 on the CPU",
+        kind=int,
+        minimum=1,
+        maximum=2**20,
+        optional=True,
+    )
+    batch: int = parameter(BATCH, "sequences in a batch", kind=int, minimum=1, maximum=2**16)
+    precision: str = parameter(
+        "bf16", "fp32, tf32 or bf16 (autocast)", kind=str, choices=("fp32", "tf32", "bf16")
+    )
+    attention: str = parameter(
+        "auto",
+        "eager, flash (ours); auto: flash on a GPU, eager on the CPU",
+        kind=str,
+        choices=("auto", "eager", "flash"),
+    )
+    strategies: str = parameter(
+        "block,half,segments:2",
+        "a comma list; see a2lib.model.checkpointing",
+        kind=str,
+        many=("none", "half", "block", "recursive", "chain")
+        + tuple(f"selective:{ops}" for ops in SELECTIVE)
+        + tuple(f"{name}:{k}" for name in ("segments", "nested") for k in SIZES_OF_SEGMENTS),
+    )
+    gradients: str = parameter(
+        "fresh", "fresh: made by the backward; kept: there before", kind=str, choices=GRADIENTS
+    )
+    steps: int = parameter(STEPS, "measured steps", kind=int, minimum=1, maximum=10**4)
+    sweep: str = parameters.sweep(SWEEPS)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed("of weights and batch")
+
+    def __post_init__(self) -> None:
+        fixed = [f.name for f in dataclasses.fields(self)]
+        fixed = fixed[: fixed.index("steps")]
+        parameters.refuse_beside_sweep(self, fixed)
+        self.check("cuda")
+
+    def check(self, device: str) -> None:
+        """Raise ParameterError for what cannot be on ``device``, "cuda" or "cpu"."""
+        if device == "cpu" and self.precision == "tf32":
+            raise ParameterError("precision = 'tf32' needs a GPU; allowed here are fp32 and bf16")
+        try:
+            for setting, strategies in self.plan(device):
+                setting.config(device)
+                for strategy in strategies:
+                    if not strategy.startswith("selective"):
+                        plan_of(strategy, setting.layers)
+        except ValueError as error:
+            raise ParameterError(str(error)) from None
+
+    def setting(self, device: str) -> Setting:
+        """The one that the parameters name on ``device``, "cuda" or "cpu"."""
+        model = MODEL[device] if self.model == "auto" else self.model
+        attention = NARROW[device][1] if self.attention == "auto" else self.attention
+        layers = self.layers or MODELS[model].num_layers
+        context = self.context or CONTEXT[device]
+        ways = self.precision, attention, self.gradients
+        return Setting(model, layers, context, *ways, self.batch)
+
+    def plan(self, device: str) -> Planned:
+        """Every setting asked for with its strategies, in order."""
+        if self.sweep == "shape":
+            return [(self.setting(device), names(self.strategies))]
+        sweeps = {"segments": segments, "frontier": frontier, "depth": depth, "fp32": fp32}
+        return [
+            planned
+            for name, of in sweeps.items()
+            if self.sweep in (name, "all")
+            for planned in of(device)
+        ]

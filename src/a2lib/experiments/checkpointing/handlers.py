@@ -1,0 +1,122 @@
+"""What a worker does for the section of checkpointing: one model, one strategy after another.
+
+Memory is PyTorch's count of what tensors occupy, without the workspaces that cuBLAS keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+from collections.abc import Iterator
+
+import torch
+
+from a2lib.benchmark.ranges import Ranges
+from a2lib.benchmark.result import StepTimes
+from a2lib.benchmark.run import float32_products
+from a2lib.benchmark.stopwatch import Stopwatch
+from a2lib.benchmark.workload import Workload
+from a2lib.experiments.checkpointing.configurations import WARMUP, Setting
+from a2lib.experiments.harness.worker import Job
+from a2lib.measure import Timing
+from a2lib.measure.failures import LostContext, classify, is_lost, note
+from a2lib.measure.memory import take_workspaces
+
+Row = dict[str, object]
+
+
+def measure(job: Job) -> None:
+    """Steps of one model under each strategy that is wanted; the model and AdamW's moments stay."""
+    setting = Setting(**job.spec["setting"])
+    take_workspaces(job.device)
+    empty = _allocated(job.device)
+    with float32_products(setting.precision):
+        workload = Workload(setting.config(job.device, seed=job.seed), job.device)
+        for culprit, keys in job.wanted.items():
+            if job.expired():
+                return
+            job.begin(culprit)
+            for key in keys:
+                row, lost = _row(workload, key["strategy"], job, empty)
+                job.put({**key, **row})
+                if lost:
+                    raise LostContext(f"after {setting}, {culprit}")
+
+
+def _row(workload: Workload, strategy: str, job: Job, empty: int) -> tuple[Row, bool]:
+    """The values of a row, and whether the device is lost after it."""
+    row, lost = None, False
+    try:
+        workload.model.use_checkpointing(strategy)
+        row = _measured(workload, job.device, job.spec["steps"], empty)
+    except Exception as error:
+        status, why = classify(error)
+        row, lost = {"status": status, "note": note(why)}, is_lost(error)
+    if not lost:
+        # Here, since the exception has let go of its frames.
+        workload.drop_gradients()
+        gc.collect()
+        if job.device == "cuda":
+            torch.cuda.empty_cache()
+    return row, lost
+
+
+def _measured(workload: Workload, device: str, steps: int, empty: int) -> Row:
+    stopwatch = Stopwatch(device, False, Ranges(None))
+    for i in range(WARMUP):
+        _step(workload, stopwatch, f"warmup {i}")
+    found = [_step(workload, stopwatch, f"step {i}") for i in range(steps)]
+    timing = Timing.of([times.total_ms for times, _ in found])
+    row: Row = {
+        "status": "ok",
+        "ms": timing.ms,
+        "ms_p20": timing.ms_p20,
+        "ms_p80": timing.ms_p80,
+        "n": timing.n,
+        **{
+            f"ms_{phase}": statistics.median(times.ms[phase] for times, _ in found)
+            for phase in ("forward", "backward")
+        },
+    }
+    if device == "cpu":
+        return row
+    every = [memory for _, memory in found]
+    last = every[-1]
+    row |= {
+        "held_bytes": last["held"] - empty,
+        "kept_bytes": last["kept"] - last["held"],
+        "peak_bytes": last["peak"] - last["held"],
+        "reserved_bytes": last["reserved"],
+    }
+    apart = max(one["peak"] for one in every) - min(one["peak"] for one in every)
+    return row | ({"note": f"peaks of the steps are {apart} bytes apart"} if apart else {})
+
+
+def _step(workload: Workload, stopwatch: Stopwatch, name: str) -> tuple[StepTimes, dict[str, int]]:
+    """One step's times and, on a GPU, its memory: what is ``held`` before it, what is there when
+    the loss is (``kept``), the ``peak``, and what the allocator then holds (``reserved``)."""
+    device = workload.device
+    memory = {"held": _allocated(device)}
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+    @contextlib.contextmanager
+    def phase(part: str) -> Iterator[None]:
+        with stopwatch.phase(part):
+            yield
+        memory[part] = _allocated(device)
+
+    with stopwatch.step(name) as done:
+        loss = workload.work(phase)
+    del loss
+    memory["kept"] = memory["loss"]
+    if device == "cuda":
+        memory["peak"] = torch.cuda.max_memory_allocated()
+        memory["reserved"] = torch.cuda.max_memory_reserved()
+    workload.drop_gradients()
+    return done[0], memory
+
+
+def _allocated(device: str) -> int:
+    return torch.cuda.memory_allocated() if device == "cuda" else 0

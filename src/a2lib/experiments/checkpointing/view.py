@@ -1,0 +1,64 @@
+"""The notebook's text table and its figure; not for the book."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from a2lib.experiments.harness.picture import subplots
+from a2lib.experiments.harness.tables import EMPTY, number
+from a2lib.experiments.harness.tables import table as text_table
+
+Row = Mapping[str, str]
+BYTES = ("held_bytes", "kept_bytes", "peak_bytes", "reserved_bytes")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each strategy: times of the step, its forward and backward (ms) and memory (GB),
+    or why there is none."""
+    body = []
+    for row in rows:
+        times = [_ms(row[column]) for column in ("ms", "ms_forward", "ms_backward")]
+        memory = [_gb(row[column]) for column in BYTES]
+        first = times[0] if row["status"] == "ok" else row["status"]
+        body.append([_setting(row), row["strategy"], first, *times[1:], *memory, row["note"]])
+    heads = ["step, ms", "forward", "backward", "held, GB", "kept", "peak", "reserved", ""]
+    return text_table(body, ["", "strategy", *heads])
+
+
+def figure(rows: Sequence[Row]):
+    """The peak against the time of a step, a colour for each setting; None without rows."""
+    rows = [row for row in rows if row["ms"]]
+    if not rows:
+        print(EMPTY)
+        return None
+    # A CPU counts no bytes: then the strategies stand one after another.
+    has_bytes = any(row["peak_bytes"] for row in rows)
+    drawn, ax = subplots(figsize=(8, 5))
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_setting(row), []).append(row)
+    for name, mine in groups.items():
+        places = [int(row["peak_bytes"] or 0) / 1e9 if has_bytes else i
+                  for i, row in enumerate(mine)]  # fmt: skip
+        times = [float(row["ms"]) for row in mine]
+        ax.scatter(times, places, label=name)
+        for row, x, y in zip(mine, times, places, strict=True):
+            ax.annotate(row["strategy"], (x, y), fontsize=7)
+    ax.set(xlabel="step, ms", ylabel="peak beyond what is held, GB" if has_bytes else "")
+    ax.legend(fontsize=7)
+    return drawn
+
+
+def _setting(row: Row) -> str:
+    return (
+        f"{row['model']}, {row['layers']} blocks, {row['context']}, {row['precision']} "
+        f"{row['attention']}, {row['gradients']}"
+    )
+
+
+def _ms(cell: str) -> str:
+    return number(float(cell)) if cell else "-"
+
+
+def _gb(cell: str) -> str:
+    return f"{int(cell) / 1e9:.2f}" if cell else "-"

@@ -1,0 +1,106 @@
+"""Where the time of our step beyond its floor goes, as far as the rows tell."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report.chapters.benchmark.estimate import floors
+from a2lib.report.chapters.benchmark.rows import (
+    AUTOCAST,
+    CONTEXT,
+    EAGER_OURS,
+    MODELS,
+    OURS,
+    PEER,
+    PLAIN,
+    TITLES,
+    Benchmark,
+)
+from a2lib.report.chapters.measured import HOST, time
+from a2lib.report.style import listed
+from a2lib.report.tables import Markdown, Table
+
+WAYS = (PLAIN, {**PLAIN, "precision": "tf32"}, AUTOCAST, EAGER_OURS, PEER, OURS)
+PASSES = ("forward", "backward", "optimizer")
+
+
+def passes(b: Benchmark, model: str) -> dict[str, float]:
+    """The GPU's time of each part of our step, in ms. Of captured modes, the longer less the
+    shorter; without them the optimizer's is its least in any way, since it is the same kernels,
+    and the others' those as called where the host keeps ahead."""
+    rows = [b.row(model, CONTEXT, "step", OURS, mode, True)
+            for mode in ("forward", "forward-backward", "train-step")]  # fmt: skip
+    modes = [None if row is None or row.status != "ok" else float(row.ms) for row in rows]
+    if all(modes) and b.one_commit(*rows):
+        return dict(zip(PASSES, (modes[0], modes[1] - modes[0], modes[2] - modes[1]), strict=True))
+    found = {}
+    host = b.host(model, CONTEXT, OURS)
+    if host and modes[2] and host < HOST * modes[2]:
+        parts = {p: b.ms(model, CONTEXT, p, OURS) for p in ("forward", "loss", "backward")}
+        found["forward"] = parts["forward"]
+        found["backward"] = (parts["loss"] or 0) + parts["backward"]
+    optimizer = [b.ms(model, CONTEXT, "optimizer", way) for way in WAYS]
+    if any(optimizer):
+        found["optimizer"] = min(filter(None, optimizer))
+    return found
+
+
+def table(b: Benchmark, caption: str, name: str) -> Table:
+    """The floor of our step and of its parts beside the GPU's time."""
+    lines = []
+    for model in MODELS:
+        captured = b.ms(model, CONTEXT, "step", way=OURS, capture=True)
+        least = _by_pass(b, model)
+        if not (captured and least):
+            continue
+        known = passes(b, model)
+        cells = [time(least["total"]), time(captured), f"{least['total'] / captured:.0%}"]
+        for part in PASSES:
+            cells += [time(least[part]), time(known.get(part))]
+        lines.append([TITLES[model], *cells])
+    heads = ["step: floor", "GPU", "share"]
+    for i, part in enumerate(PASSES):
+        heads += [f"{part}: floor", f"GPU {' ' * i}"]
+    return Table(pd.DataFrame(lines, columns=["model", *heads]), caption, name)
+
+
+def sentence(b: Benchmark) -> Markdown:
+    """What each step takes beyond its floor, and which parts have it."""
+    beyond, shares, reached, told, missing = {}, [], [], [], []
+    for model in MODELS:
+        captured = b.ms(model, CONTEXT, "step", way=OURS, capture=True)
+        least, known = _by_pass(b, model), passes(b, model)
+        if not (captured and least and "optimizer" in known):
+            continue
+        beyond[model] = captured - least["total"]
+        reached.append(least["optimizer"] / known["optimizer"])
+        shares.append((known["optimizer"] - least["optimizer"]) / beyond[model])
+        if "backward" in known:
+            more = {p: known[p] - least[p] for p in ("forward", "backward")}
+            told.append(f"{TITLES[model]} {time(more['forward'])} and {time(more['backward'])} ms")
+        else:
+            missing.append(TITLES[model])
+    if not beyond:
+        return Markdown(b.not_yet("where the rest of the step goes"))
+    text = (
+        f"Beyond its floor the captured step takes "
+        f"{listed([f'{time(ms)} ms ({TITLES[model]})' for model, ms in beyond.items()])}. The "
+        f"optimizer has {min(shares):.0%} to {max(shares):.0%} of that: its bytes over the "
+        f"measured bandwidth are {min(reached):.0%} to {max(reached):.0%} of its time."
+    )
+    if told:
+        text += (
+            f" Forward and backward take beyond their floors: {', '.join(told)}. Whether that is "
+            "products below the best rate or what lies between them, these rows do not say."
+        )
+    if missing:
+        text += f" {b.not_yet(f'forward and backward of {listed(missing)} apart, by the GPU')}"
+    return Markdown(text)
+
+
+def _by_pass(b: Benchmark, model: str) -> dict[str, float]:
+    """The floor of the step and of its parts, the loss in the backward's; {} without ceilings."""
+    least = {name: f.ms for name, f in floors(b, model, "bf16", True, by="phase").items()}
+    if least:
+        least["backward"] += least.pop("loss")
+    return least

@@ -1,0 +1,221 @@
+"""The best segment, every strategy beside what is predicted of it, and where a block is highest."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.checkpointing.rows import (
+    BATCH,
+    CONTEXT,
+    GRADIENTS,
+    LAYERS,
+    MODEL,
+    NARROW,
+    SEGMENTS,
+    SHAPE,
+    STRATEGIES,
+    TITLES,
+    WIDE,
+    Checkpointing,
+    again,
+    attention_half,
+    block,
+    gb,
+    held,
+    ms_predicted,
+    predicted,
+    words,
+)
+from a2lib.report.chapters.measured import time
+from a2lib.report.metrics import level, pick
+from a2lib.report.style import listed
+from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.checkpointing import ATTENTION, FFN, textbook_segment
+from a2lib.theory.strategy_memory import block_moments
+
+HALVES = {ATTENTION: "attention", FFN: "FFN"}
+KERNELS = {
+    "w2": "products with w2", "widen w2's": "w2's gradient in fp32", "gate": "gate times value",
+    "norm": "norm", "output": "products with the output", "do v^T": "product for dP",
+    "widen dp": "dP in fp32", "softmax": "softmax", "flash": "FlashAttention",
+}  # fmt: skip
+
+
+def table(c: Checkpointing, way: tuple[str, str], caption: str, name: str) -> Table:
+    """A line for each strategy: peaks beyond what is held, predicted and measured, with gradients
+    fresh and kept."""
+    lines = []
+    for strategy in STRATEGIES[way]:
+        cells = []
+        for gradients in GRADIENTS:
+            row = c.row(strategy, gradients, way)
+            cells += [gb(predicted(strategy, gradients, way).peak), _peak(row)]
+        lines.append([words(strategy), *cells])
+    columns = ["checkpoint around", "fresh: GB predicted", "measured", "kept: GB predicted",
+               "measured "]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
+def times(c: Checkpointing, caption: str, name: str) -> Table:
+    """A line for each strategy: forwards computed again, and the time of a step with fresh
+    gradients in both settings."""
+    lines = []
+    for strategy in dict.fromkeys(s for way in TITLES for s in STRATEGIES[way]):
+        cells = [style.digits(again(strategy, WIDE if strategy in STRATEGIES[WIDE] else NARROW))]
+        for way in TITLES:
+            row = c.timed(strategy, "fresh", way)
+            expected = ms_predicted(c, strategy, "fresh", way)
+            cells += [time(expected if strategy in STRATEGIES[way] else None),
+                      time(row.ms if row is not None else None)]  # fmt: skip
+        lines.append([words(strategy), *cells])
+    columns = ["checkpoint around", "forwards more", "fp32: ms predicted", "measured",
+               "bf16: ms predicted", "measured "]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
+def _peak(row) -> str:
+    if row is None:
+        return MISSING
+    if row.status != "ok":
+        return style.STATUS.get(row.status, row.status)
+    return gb(row.peak_bytes)
+
+
+def held_bytes(c: Checkpointing) -> Markdown:
+    """What stays between steps, which the peaks come on top of, and what then fits."""
+    sizes = {g: held(g) for g in GRADIENTS}
+    text = (
+        f"The peaks are beyond what stays between steps: {gb(sizes['fresh'])} GB of weights and "
+        f"moments, with kept gradients {gb(sizes['kept'])} GB."
+    )
+    out = [words(s) for s in STRATEGIES[WIDE]
+           if held("fresh") + predicted(s).peak > c.capacity()]  # fmt: skip
+    if out:
+        text += (f" Of the {c.capacity() / 1e9:.0f} GB of an {c.short} that leaves too little for "
+                 f"{listed(out)} in the first setting.")  # fmt: skip
+    return Markdown(text)
+
+
+def textbook(c: Checkpointing) -> Markdown:
+    """What the textbook's root gives, by setting, and the condition under which 1 beats 2."""
+    told = []
+    for way, title in TITLES.items():
+        b = block(way)
+        half = LAYERS * b.input / 2
+        told.append(
+            f"{title}: $k^*$ = {style.digits(textbook_segment(LAYERS, b))}, and "
+            f"$A$ = {gb(b.saved)} GB {'>' if b.saved > half else '<'} $N I / 2$ = {gb(half)} GB"
+        )
+    return Markdown("; ".join(told) + ".")
+
+
+def moments(caption: str, name: str) -> Table:
+    """What is alive of a block, kernel by kernel of its backward, in both settings."""
+    lines = []
+    for way, title in TITLES.items():
+        precision = "bf16" if way[0] == "bf16" else "fp32"
+        found = block_moments(SHAPE, BATCH, CONTEXT, way[1], precision, fresh=False)
+        beside = attention_half(way).saved
+        sizes = [m.bytes + (beside if m.half == FFN else 0) for m in found]
+        for moment, size in zip(found, sizes, strict=True):
+            text = style.digits(size / 1e9)
+            marked = f"**{text}**" if size == max(sizes) else text
+            lines.append([title, HALVES[moment.half], KERNELS[moment.kernel], marked])
+    columns = ["setting", "half", "when this ends", "GB alive"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=3, keys=1)
+
+
+def checked(c: Checkpointing) -> Markdown:
+    """How far measured peaks are from the predicted ones, and times."""
+    rows = pick(c.table, status="ok", model=MODEL, context=CONTEXT, batch=BATCH)
+    bound = rows[rows["strategy"].str.startswith("selective")].dropna(subset=["peak_bytes"])
+    rows = rows[~rows["strategy"].str.startswith("selective")].dropna(subset=["peak_bytes"])
+    if not len(rows):
+        return Markdown(c.not_yet("the peaks beside the prediction"))
+    off, late = [], []
+    for row in rows.itertuples():
+        where = row.strategy, row.gradients, _way(row), int(row.layers)
+        off.append(row.peak_bytes / predicted(*where).peak - 1)
+        expected = ms_predicted(c, *where)
+        if expected is not None and row.strategy != "block":
+            late.append(row.ms / expected - 1)
+    text = (
+        f"In {len(off)} measured peaks the measured one is {min(off):+.1%} to {max(off):+.1%} off "
+        "the predicted one (selections by operation apart, of which the prediction is a bound)."
+    )
+    above = [r for r in bound.itertuples()
+             if r.peak_bytes > 1.01 * predicted(r.strategy, r.gradients, _way(r),
+                                           int(r.layers)).peak]  # fmt: skip
+    if len(bound):
+        text += f" The bound holds in {len(bound) - len(above)} of {len(bound)}."
+    if late:
+        text += (
+            " The time of a step, predicted from that of one block at a time and the forwards "
+            f"computed again, is {min(late):+.1%} to {max(late):+.1%} off."
+        )
+    return Markdown(text)
+
+
+def _way(row) -> tuple[str, str]:
+    return row.precision, row.attention
+
+
+def neighbours(c: Checkpointing) -> Markdown:
+    """The measured best of the single-level segments, by setting and gradients, and half a block
+    beside it."""
+    told = []
+    for way, title in TITLES.items():
+        for gradients in GRADIENTS:
+            rows = [row for s in SEGMENTS if (row := c.timed(s, gradients, way)) is not None]
+            half = c.timed("half", gradients, way)
+            if len(rows) < 2 or half is None:
+                continue
+            first, second = sorted(rows, key=lambda row: row.peak_bytes)[:2]
+            text = (f"- {title}, gradients {gradients}: {words(first.strategy)} at "
+                    f"{gb(first.peak_bytes)} GB, then {words(second.strategy)} at "
+                    f"{gb(second.peak_bytes)} GB; half a block ")  # fmt: skip
+            apart = half.peak_bytes - first.peak_bytes
+            if abs(apart) < 0.01 * first.peak_bytes:
+                text += "the same to 1 %"
+            else:
+                text += f"{gb(abs(apart))} GB {'more' if apart > 0 else 'less'}"
+            text += f", and its step {_against(half, first)}"
+            told.append(text)
+    if not told:
+        return Markdown(c.not_yet("the best segment and its neighbours"))
+    return Markdown("\n".join(f"{text}." for text in told))
+
+
+def _against(one, other) -> str:
+    if level(one, other):
+        return "takes as long"
+    share = one.ms / other.ms - 1
+    return f"takes {abs(share):.1%} {'longer' if share > 0 else 'less time'}"
+
+
+def precise(c: Checkpointing) -> Markdown:
+    """What TF32 does to the time: the same strategies with products in fp32."""
+    told = []
+    for strategy in ("block", "half", "segments:2"):
+        rows = [c.timed(strategy, "fresh", way) for way in (("fp32", "eager"), WIDE)]
+        if all(row is not None for row in rows):
+            same = "the same" if rows[0].peak_bytes == rows[1].peak_bytes else "another"
+            told.append(f"{words(strategy)} {style.digits(rows[0].ms)} ms in place of "
+                        f"{style.digits(rows[1].ms)}, {same} peak")  # fmt: skip
+    if not told:
+        return Markdown(c.not_yet("steps of the first setting without TF32"))
+    return Markdown(f"Without TF32: {'; '.join(told)}.")
+
+
+def fragments(c: Checkpointing) -> Markdown:
+    """How much more the allocator held than tensors took at the peak."""
+    rows = pick(c.table, status="ok").dropna(subset=["reserved_bytes", "peak_bytes"])
+    if not len(rows):
+        return Markdown(c.not_yet("what the allocator holds beyond the tensors"))
+    over = (rows["reserved_bytes"] - rows["held_bytes"] - rows["peak_bytes"]).astype(float)
+    share = over / (rows["held_bytes"] + rows["peak_bytes"]).astype(float)
+    return Markdown(
+        f"PyTorch's allocator held {share.min():.1%} to {share.max():.1%} more than the tensors "
+        f"took at the peak ({gb(over.max())} GB at most), cuBLAS's workspaces among it."
+    )

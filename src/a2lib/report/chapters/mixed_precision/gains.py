@@ -1,0 +1,137 @@
+"""What each precision gains in the GPU's own time, by pass and size, and the estimate beside it.
+
+A replay of a CUDA graph has no phases, so a backward is what a captured forward-backward takes
+beyond a captured forward; the loss, forward and backward, is in it. Where nothing is captured, a
+pass as called is the GPU's time if the host keeps ahead of it in every precision compared.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.mixed_precision.rows import PRECISIONS, Mixed
+from a2lib.report.chapters.mixed_precision.speed import (
+    CONTEXT,
+    MODELS,
+    PASSES,
+    contexts,
+    estimate,
+    found,
+    has,
+    of_host,
+    steps,
+)
+from a2lib.report.metrics import pick
+from a2lib.report.style import listed
+from a2lib.report.tables import MISSING, Markdown, Table
+
+Case = tuple[str, int, str]  # model, context, pass
+Times = dict[str, float]  # precision -> ms
+
+
+def replayed(mixed: Mixed) -> dict[Case, Times]:
+    """(model, context, pass) -> the times of replays, where fp32 and bf16 have one."""
+    rows = pick(steps(mixed, capture=True, phases=("step",)), status="ok")
+    timed = {(r.model, r.context, r.mode, r.precision): r for r in rows.itertuples()}
+    made: dict[Case, Times] = {}
+    for (model, context, mode, precision), row in timed.items():
+        if mode == "forward":
+            made.setdefault((model, context, "forward"), {})[precision] = float(row.ms)
+            both = timed.get((model, context, "forward-backward", precision))
+            if both is not None and mixed.one_commit(row, both):
+                backward = float(both.ms - row.ms)
+                made.setdefault((model, context, "backward"), {})[precision] = backward
+    return {case: ms for case, ms in made.items() if {"fp32", "bf16"} <= ms.keys()}
+
+
+def ahead(mixed: Mixed) -> dict[Case, Times]:
+    """The same of times as called, of the precisions in which the host keeps ahead."""
+    rows, made = steps(mixed), {}
+    for model in MODELS:
+        for context in contexts(rows):
+            for pass_ in PASSES:
+                mine = found(rows, model, context, pass_)
+                timed = [mine[p] for p in PRECISIONS if has(mine, p)]
+                ms = {row.precision: float(row.ms) for row in timed
+                      if not pd.isna(row.ms_host) and not of_host(rows, row)}  # fmt: skip
+                if {"fp32", "bf16"} <= ms.keys():
+                    made[model, context, pass_] = ms
+    return made
+
+
+def times(mixed: Mixed) -> dict[Case, Times]:
+    """The GPU's times: of replays, else as called. A model's passes are of one kind."""
+    captured, called = replayed(mixed), ahead(mixed)
+    whole = {case[:2] for case in captured}
+    return {**{case: ms for case, ms in called.items() if case[:2] not in whole}, **captured}
+
+
+def table(mixed: Mixed, caption: str, label: str) -> Table:
+    """The GPU's time of forward and backward in each precision, and the gains over fp32."""
+    known, captured, lines = times(mixed), replayed(mixed), []
+    shown = sorted({CONTEXT, *(context for _, context, _ in known)})
+    for model in MODELS:
+        for context in shown:
+            cells = []
+            for pass_ in PASSES:
+                ms = known.get((model, context, pass_), {})
+                cells += [style.digits(ms[p]) if p in ms else MISSING for p in PRECISIONS]
+                cells += [f"{ms['fp32'] / ms[p]:.2f}×" if p in ms else MISSING
+                          for p in PRECISIONS[1:]]  # fmt: skip
+            if set(cells) != {MISSING} or context == CONTEXT:
+                how = "replay" if (model, context, "forward") in captured else "as called"
+                lines.append([model, style.tokens(context),
+                              MISSING if set(cells) == {MISSING} else how, *cells])  # fmt: skip
+    columns = ["model", "context", "how"]
+    for i, pass_ in enumerate(PASSES):
+        space = " " * i
+        columns += [f"{pass_}: fp32", *(f"{p}{space}" for p in PRECISIONS[1:]),
+                    *(f"gain of {p}{space}" for p in PRECISIONS[1:])]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=1, keys=2)
+
+
+def of_pass(known: dict[Case, Times], context: int, pass_: str) -> Times:
+    """Model -> the GPU's time in fp32 over that in bf16, smallest model first, of ``times()``."""
+    cases = {model: known.get((model, context, pass_)) for model in MODELS}
+    return {model: ms["fp32"] / ms["bf16"] for model, ms in cases.items() if ms}
+
+
+def trend(mixed: Mixed) -> Markdown:
+    """The gain of the smallest and the largest size, by pass, and whether it grows all the way;
+    which sizes are not measured."""
+    text, lacking, known = [], set(), times(mixed)
+    for pass_ in PASSES:
+        gains = of_pass(known, CONTEXT, pass_)
+        lacking |= set(MODELS) - set(gains)
+        if len(gains) == 1:
+            text += [f"{pass_} {gain:.2f}× ({model})" for model, gain in gains.items()]
+        elif gains:
+            made = list(gains.items())
+            grows = list(gains.values()) == sorted(gains.values())
+            text.append(
+                f"{pass_} from {made[0][1]:.2f}× ({made[0][0]}) to {made[-1][1]:.2f}× "
+                f"({made[-1][0]}), {'growing with every size' if grows else 'not at every size'}"
+            )
+    absent = mixed.not_yet(
+        f"the GPU's own time in each precision, of {listed([m for m in MODELS if m in lacking])}"
+        if lacking else ""
+    )  # fmt: skip
+    if not text:
+        return Markdown(f"{absent} What follows is the estimate.")
+    said = f"In the GPU's own time bf16 gains over fp32 at {CONTEXT} tokens: {'; '.join(text)}."
+    return Markdown(f"{said} {absent}" if lacking else said)
+
+
+def against_estimate(mixed: Mixed) -> Markdown:
+    """The measured gain of the forward beside the estimated one, where both are there."""
+    text, known = [], times(mixed)
+    for context in sorted({context for _, context, _ in known}):
+        for model, gain in of_pass(known, context, "forward").items():
+            ms = estimate(mixed, model, context)
+            if ms:
+                text.append(f"{model} at {style.tokens(context)}: {gain:.2f}× measured, "
+                            f"{ms['fp32'] / ms['bf16']:.2f}× estimated")  # fmt: skip
+    if not text:
+        return Markdown(mixed.not_yet("gains in the GPU's own time beside this estimate"))
+    return Markdown(f"Forward, in the GPU's own time: {'; '.join(text)}.")

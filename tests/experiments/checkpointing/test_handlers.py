@@ -1,0 +1,152 @@
+"""What a worker stores of strategies, at the smallest sizes; and what is asked of it."""
+
+import pytest
+import torch
+
+from a2lib.benchmark.workload import Workload
+from a2lib.experiments import checkpointing
+from a2lib.experiments.checkpointing import handlers, view
+from a2lib.experiments.checkpointing.configurations import MODELS, Parameters
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.measure import CHECKPOINTING
+from a2lib.measure.failures import LostContext
+from a2lib.theory.checkpointing import best_segment
+from a2lib.theory.strategy_memory import block_bytes
+from a2lib.theory.transformer import SIZES
+
+
+def asked(**over):
+    given = {"precision": "fp32", "strategies": "none,half,segments:2", "steps": 2}
+    return Parameters(**{**given, **over})
+
+
+@pytest.fixture
+def measured(job):
+    """``measured(**parameters)``: the stored rows by strategy."""
+
+    def measure(device="cpu", **over):
+        (task,) = checkpointing.tasks(asked(**over), "cpu")
+        given = job(CHECKPOINTING, task, device)
+        handlers.measure(given)
+        return {row["strategy"]: row for row in given.store.rows()}
+
+    return measure
+
+
+@pytest.mark.parametrize("gradients", ["fresh", "kept"])
+def test_a_cpu_times_steps_and_counts_no_bytes(measured, gradients):
+    rows = measured(gradients=gradients)
+    assert set(rows) == {"none", "half", "segments:2"}
+    for row in rows.values():
+        assert (row["status"], row["n"], row["gradients"]) == ("ok", "2", gradients)
+        assert 0 < float(row["ms_forward"]) < float(row["ms"])
+        assert 0 < float(row["ms_backward"]) < float(row["ms"])
+        assert not any(row[name] for name in view.BYTES)
+    printed = view.table(list(rows.values()))
+    assert printed.count("4 blocks, 16, fp32 eager") == 3 and "segments:2" in printed
+    assert len(view.figure(list(rows.values())).axes[0].texts) == 3
+
+
+def test_a_strategy_that_fails_is_a_row_and_the_next_goes_on(measured, monkeypatch):
+    work = Workload.work
+
+    def refuse(self, phase):
+        if self.model.checkpointing == "half":
+            raise MemoryError
+        return work(self, phase)
+
+    monkeypatch.setattr(Workload, "work", refuse)
+    rows = measured()
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "none": "ok", "half": "oom", "segments:2": "ok",
+    }  # fmt: skip
+    assert rows["half"]["note"] == "out of memory"
+    assert "oom" in view.table(list(rows.values()))
+
+
+def test_what_ends_the_device_ends_the_process_after_its_row(job, monkeypatch):
+    def lose(self, phase):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Workload, "work", lose)
+    (task,) = checkpointing.tasks(asked(), "cpu")
+    given = job(CHECKPOINTING, task)
+    with pytest.raises(LostContext, match="none"):
+        handlers.measure(given)
+    assert [row["status"] for row in given.store.rows()] == ["error"]
+
+
+def test_a_gpus_bytes_are_beyond_what_is_held(monkeypatch):
+    """On a stand-in: the step stays on the CPU, and what is allocated is made up."""
+    config = asked().setting("cpu").config("cpu")
+    workload = Workload(config, "cpu")
+    # Of each step: before it, then after forward, loss, backward and optimizer.
+    counts = iter([100, 180, 190, 150, 110] * 3)
+    peaks = iter([0, 300, 308])
+    monkeypatch.setattr(handlers, "_allocated", lambda device: next(counts))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 400)
+    watch = handlers.Stopwatch
+    monkeypatch.setattr(handlers, "Stopwatch", lambda device, *more: watch("cpu", *more))
+    monkeypatch.setattr(workload, "device", "cuda")
+    row = handlers._measured(workload, "cuda", 2, 30)
+    assert (row["held_bytes"], row["kept_bytes"]) == (70, 90)
+    assert (row["peak_bytes"], row["reserved_bytes"]) == (208, 400)
+    assert row["note"] == "peaks of the steps are 8 bytes apart"
+    shown = {**CHECKPOINTING_KEY, **{name: str(value) for name, value in row.items()}}
+    assert view.figure([shown]).axes[0].get_ylabel() == "peak beyond what is held, GB"
+
+
+CHECKPOINTING_KEY = {
+    "model": "tiny", "layers": "4", "context": "16", "batch": "4", "precision": "fp32",
+    "attention": "eager", "strategy": "none", "gradients": "fresh",
+}  # fmt: skip
+
+
+def test_without_rows_there_is_no_figure(capsys):
+    assert view.figure([]) is None and "Nothing" in capsys.readouterr().out
+
+
+def test_the_handouts_question_comes_first():
+    """The best segment and both neighbours, fresh and kept, before everything else."""
+    first, second, *rest = Parameters(sweep="all").plan("cuda")
+    for gradients, (setting, strategies) in zip(("fresh", "kept"), (first, second), strict=True):
+        assert (setting.model, setting.batch, setting.context) == ("2.7B", 4, 2048)
+        assert (setting.gradients, setting.precision, setting.layers) == (gradients, "tf32", 32)
+        assert strategies[:3] == ("block", "half", "segments:2")
+        block, _ = block_bytes(SIZES["2.7B"], 4, 2048, fresh=gradients == "fresh")
+        assert best_segment(32, block, fresh_gradients=gradients == "fresh") == 1
+    assert first[1][-1] == "none"  # which fails
+    keys = [setting.key(name) for setting, names in (first, second, *rest) for name in names]
+    assert len({tuple(key.values()) for key in keys}) == len(keys)
+    least = {"block", "recursive", "chain"}
+    for layers in (8, 16, 32):
+        found = {k["strategy"] for k in keys if (k["layers"], k["gradients"]) == (layers, "kept")}
+        assert least <= found
+
+
+def test_the_cpus_plan_runs_every_path():
+    planned = Parameters(sweep="all").plan("cpu")
+    assert {s.model for s, _ in planned} == {"tiny"}
+    assert {s.layers for s, _ in planned} == {2, MODELS["tiny"].num_layers}
+    assert {s.gradients for s, _ in planned} == {"fresh", "kept"}
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [({"strategies": "segments:5"}, "strategies = 'segments:5': allowed are none, half"),
+     ({"layers": 4, "strategies": "segments:8"}, "allowed as k are 1 to 4"),
+     ({"precision": "tf32"}, "precision = 'tf32' needs a GPU"),
+     ({"strategies": "segments:8"}, "allowed as k are 1 to 4")],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line(given, complaint, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    defaults = {f: getattr(Parameters(), f) for f in Parameters.__dataclass_fields__}
+    with pytest.raises(ParameterError, match=complaint):
+        checkpointing.start(checkpointing.check({**defaults, **given}))
+
+
+def test_a_sweep_has_its_own_settings():
+    with pytest.raises(ParameterError, match="leave layers out"):
+        Parameters(sweep="depth", layers=8)

@@ -1,0 +1,51 @@
+"""Peaks of a step under each strategy on the GPU, against what is counted of its tensors."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from a2lib.benchmark import Config  # noqa: E402
+from a2lib.benchmark.run import float32_products  # noqa: E402
+from a2lib.benchmark.workload import Workload  # noqa: E402
+from a2lib.experiments.checkpointing import handlers  # noqa: E402
+from a2lib.measure.memory import take_workspaces  # noqa: E402
+from a2lib.theory.strategy_memory import strategy_memory  # noqa: E402
+from a2lib.theory.transformer import Shape, state_bytes  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+# Whole MiB of every large tensor, so that the allocator rounds little.
+SHAPE, BATCH, CONTEXT = Shape(512, 2048, 8, 8, vocab_size=1024), 4, 1024
+STRATEGIES = ["none", "block", "half", "segments:2", "nested:4", "recursive", "chain"]
+BOUNDED = ["selective:linear", "selective:attention"]
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
+@pytest.mark.parametrize(
+    ("precision", "attention"),
+    [("fp32", "eager"), ("tf32", "eager"), ("bf16", "eager"), ("bf16", "flash")],
+)
+def test_the_peak_is_what_is_counted(no_garbage, precision, attention, fresh):
+    take_workspaces("cuda")
+    empty = torch.cuda.memory_allocated()
+    config = Config(
+        d_model=512, d_ff=2048, num_layers=8, num_heads=8, vocab_size=1024, context=CONTEXT,
+        batch=BATCH, precision=precision, attention=attention, autocast_cache=False,
+        keep_gradients=not fresh, device="cuda",
+    )  # fmt: skip
+    ways = {"attention": attention, "precision": "bf16" if precision == "bf16" else "fp32"}
+    state, off = state_bytes(SHAPE), {}
+    with float32_products(precision):
+        workload = Workload(config, "cuda")
+        for name in STRATEGIES + BOUNDED:
+            workload.model.use_checkpointing(name)
+            row = handlers._measured(workload, "cuda", 2, empty)
+            want = strategy_memory(SHAPE, BATCH, CONTEXT, name, fresh=fresh, **ways)
+            off[name] = row["peak_bytes"] / want.peak - 1, row["kept_bytes"] / want.kept - 1
+            held = state.total - (state.gradients if fresh else 0)
+            # The second library's workspaces come with the first step.
+            assert held <= row["held_bytes"] < 1.1 * held + 2**27
+            assert "note" not in row, row["note"]
+    assert all(abs(peak) < 0.04 and abs(kept) < 0.04
+               for peak, kept in (off[name] for name in STRATEGIES)), off  # fmt: skip
+    assert all(off[name][0] < 0.02 and abs(off[name][1]) < 0.04 for name in BOUNDED), off

@@ -1,0 +1,248 @@
+"""What the chapter on checkpointing says, by value: rows made by hand, in round milliseconds."""
+
+import math
+
+import pytest
+import sympy
+
+from a2lib.report import svg
+from a2lib.report.chapters.checkpointing import Checkpointing, answer, least, local, segments
+from a2lib.report.chapters.checkpointing.rows import (
+    NARROW,
+    STRATEGIES,
+    WIDE,
+    again,
+    held,
+    ms_predicted,
+    predicted,
+    runs,
+    work,
+)
+from a2lib.theory.checkpointing import best_segment, textbook_segment
+from a2lib.theory.strategy_memory import block_bytes
+from a2lib.theory.transformer import SIZES
+
+
+def row(strategy, ms, gradients="fresh", way=WIDE, layers=32, off=1.0, **over):
+    """Measured as predicted, times ``off``."""
+    peak = int(predicted(strategy, gradients, way, layers).peak * off)
+    stays = held(gradients, layers)
+    return {
+        "model": "2.7B", "layers": layers, "context": 2048, "batch": 4, "precision": way[0],
+        "attention": way[1], "strategy": strategy, "gradients": gradients, "ms": ms, "n": 3,
+        "ms_forward": 300, "ms_backward": ms * 0.7, "held_bytes": stays, "kept_bytes": 10**9,
+        "peak_bytes": peak, "reserved_bytes": int((stays + peak) * 1.02), **over,
+    }  # fmt: skip
+
+
+def refused(strategy, gradients="fresh"):
+    blank = ("ms", "n", "ms_forward", "ms_backward", "held_bytes", "kept_bytes", "peak_bytes")
+    blank = dict.fromkeys((*blank, "reserved_bytes"), "")
+    return row(strategy, 1, gradients) | blank | {"status": "oom", "note": "out of memory"}
+
+
+@pytest.fixture
+def made(synthetic, tmp_path):
+    def make(rows, device="nvidia-h200"):
+        return Checkpointing([synthetic.by_hand(tmp_path, device=device, checkpointing=rows)])
+
+    return make
+
+
+@pytest.fixture
+def empty(tmp_path):
+    return Checkpointing([tmp_path])
+
+
+def lines(table, keys=1):
+    return {tuple(row[:keys]): row[keys:] for row in table.frame.astype(str).values.tolist()}
+
+
+def test_the_answer_without_rows_is_the_prediction(empty):
+    said = str(answer.sentence(empty))
+    # 12 bytes for each of 3.4068e9 parameters.
+    assert "(b) One block. At batch 4" in said and ", 40.9 GB of it weights" in said
+    # 4 * 8192 * 2560 bytes; 10 u + 4 g + s + 2 rows in fp32 and the mask.
+    assert "saves inputs of 0.0839 GB and costs the 4.33 GB" in said
+    # 31 blocks' gradients, one block with its own, the head's: 63.5 = 40.9 + 13.0 + 9.5 + 0.1.
+    assert "a step of 2.7B then peaks at 63.5 GB by prediction" in said
+    assert said.endswith("**Not measured yet on an NVIDIA H200**: the peaks and the times.")
+    assert answer.best("kept") == answer.best("fresh", NARROW) == "block"
+
+
+def test_the_answer_with_rows(made):
+    rows = [row("half", 1500), row("block", 1530), row("segments:2", 1600), refused("none")]
+    said = str(answer.sentence(made(rows)))
+    assert "Measured: 63.5 GB and 1500 ms (half a block), 63.5 GB and 1530 ms (1 block) " in said
+    assert said.endswith("67.4 GB and 1600 ms (2 blocks); the least of all single-level segments "
+                         "is 1 block, as predicted.")  # fmt: skip
+    rows[2] = row("segments:2", 1600, off=0.5)
+    assert str(answer.sentence(made(rows))).endswith("is 2 blocks, not as predicted.")
+
+
+def test_the_table_has_predicted_and_measured(made):
+    c = made([row("block", 1500), row("segments:2", 1534, off=1.1), refused("none"),
+              row("block", 1510, "kept")])  # fmt: skip
+    found = lines(segments.table(c, WIDE, "c", "tab-c"))
+    assert len(found) == len(STRATEGIES[WIDE])
+    assert found[("no checkpoint",)][:2] == ["144", "oom"]
+    assert found[("1 block",)] == ["22.6", "22.6", "11.8", "11.8"]
+    assert found[("2 blocks",)] == ["26.5", "29.2", "14.8", "·"]  # 26.54 GB times 1.1
+    found = lines(segments.times(c, "c", "tab-c"))
+    assert found[("1 block",)] == ["0.767", "1500", "1500", "·", "·"]
+    # 0.880 - 0.767 forwards of 300 ms more.
+    assert found[("2 blocks",)] == ["0.880", "1534", "1534", "·", "·"]
+    assert found[("first input alone",)] == ["16.1", "·", "·", "·", "·"]
+    assert not lines(segments.table(c, NARROW, "c", "tab-c"))[("1 block",)][1].strip("·")
+
+
+def test_the_neighbours_by_setting(made):
+    rows = [row("half", 1450), row("block", 1500), row("segments:2", 1600)]
+    rows += [row(s, ms, "kept") for s, ms in (("half", 1500), ("block", 1500), ("segments:2", 1))]
+    assert str(segments.neighbours(made(rows))) == (
+        "- fp32, eager attention, gradients fresh: 1 block at 22.6 GB, then 2 blocks at 26.5 GB; "
+        "half a block the same to 1 %, and its step takes 3.3% less time.\n"
+        "- fp32, eager attention, gradients kept: 1 block at 11.8 GB, then 2 blocks at 14.8 GB; "
+        "half a block 2.60 GB more, and its step takes as long."
+    )
+
+
+def test_the_check_by_value(made, empty):
+    rows = [row("block", 1500, off=1.01), row("segments:2", 1500, off=0.98),
+            row("selective:linear", 1200, off=0.9), refused("none")]  # fmt: skip
+    c = made(rows)
+    expected = ms_predicted(c, "segments:2", "fresh", WIDE)
+    assert expected == pytest.approx(1500 + 300 * (again("segments:2") - again("block")))
+    late = 1500 / expected - 1
+    assert str(segments.checked(c)) == (
+        "In 2 measured peaks the measured one is -2.0% to +1.0% off the predicted one (selections "
+        "by operation apart, of which the prediction is a bound). The bound holds in 1 of 1. The "
+        "time of a step, predicted from that of one block at a time and the forwards computed "
+        f"again, is {late:+.1%} to {late:+.1%} off."
+    )
+    rows[2] = row("selective:linear", 1200, off=1.2)
+    assert "The bound holds in 0 of 1." in str(segments.checked(made(rows)))
+    assert "Not measured yet" in str(segments.checked(empty))
+    assert "held 2.0% to 2.0% more" in str(segments.fragments(made(rows)))
+
+
+def test_without_tf32(made, empty):
+    fp32 = ("fp32", "eager")
+    c = made([row("block", 1500), row("block", 6000, way=fp32), row("half", 1, way=fp32)])
+    assert str(segments.precise(c)) == (
+        "Without TF32: 1 block 6000 ms in place of 1500, the same peak."
+    )
+    assert "Not measured yet" in str(segments.precise(empty))
+
+
+def test_what_stays_and_what_does_not_fit(empty):
+    assert str(segments.held_bytes(empty)) == (
+        "The peaks are beyond what stays between steps: 40.9 GB of weights and moments, with kept "
+        "gradients 54.5 GB. Of the 141 GB of an H200 that leaves too little for no checkpoint in "
+        "the first setting."
+    )
+
+
+def test_the_highest_moment_is_bold(empty):
+    found = lines(segments.moments("c", "tab-c"), 3)
+    assert found["fp32, eager attention", "attention", "softmax"] == ["**9.18**"]
+    assert found["bf16, FlashAttention", "FFN", "gate times value"] == ["**1.96**"]
+    assert sum("**" in cell for (cell,) in found.values()) == 2
+
+
+def test_the_least_by_depth(made, empty):
+    rows = [row(s, 500 + 100 * i, "kept", NARROW, layers)
+            for layers in (8, 16, 32) for i, s in enumerate(least.strategies(layers))]  # fmt: skip
+    c = made(rows)
+    found = lines(least.table(c, "c", "tab-c"), 2)
+    assert found["8", "1 block"] == ["7", "1.00", "2.55 / 2.55", "500 / 500"]
+    assert found["32", "first input alone"][:3] == ["1", "16.5", "2.05 / 2.05"]
+    assert found["128", "halves of halves"] == ["7", "4.00", "2.55 / ·", "· / ·"]
+    assert str(least.sentence(c)).endswith(
+        "Measured it is lower with two levels of 4 by 1.76 GB at 1.20 times the time, halves of "
+        "halves by 2.18 GB at 1.40 times the time and first input alone by 2.52 GB at 1.60 times "
+        "the time."
+    )
+    assert str(least.constant(c)) == (
+        "The measured peak beyond what is held is the same at 8, 16 and 32 blocks: 2.05, 2.05 and "
+        "2.05 GB."
+    )
+    rows[3] = row("chain", 1, "kept", NARROW, 8, off=2)
+    assert "is not the same at" in str(least.constant(made(rows)))
+    assert "they gain nothing by the prediction" in str(least.fresh(empty))
+    fresh = [row(s, 1, "fresh", NARROW) for s in least.strategies(32)]
+    assert str(least.fresh(made(fresh))).endswith("Measured: 15.2 to 15.2 GB.")
+    assert str(least.constant(empty)).startswith("**Not measured yet")
+
+
+def test_the_figure_has_a_point_for_each(made, empty):
+    for c, measured in ((empty, 0), (made([row("block", 1000), row("none", 900)]), 2)):
+        drawn = answer.frontier(c)
+        panels = drawn.figure.axes
+        points = [[line for line in ax.lines if line.get_marker() not in ("", "None")]
+                  for ax in panels]  # fmt: skip
+        ways = (WIDE, WIDE, NARROW, NARROW)
+        for i, (mine, way) in enumerate(zip(points, ways, strict=True)):
+            assert len(mine) == len(STRATEGIES[way]) + (measured if i == 0 else 0)
+        picture = drawn._repr_svg_()
+        assert svg.smallest_text(picture) >= svg.LEAST_SIZE
+    filled = [line for line in points[0] if line.get_fillstyle() == "full"]
+    assert sorted(float(line.get_xdata()[0]) for line in filled) == [0.9, 1.0]
+    assert work("block") == 1 > work("half") > work("none")
+
+
+def test_on_your_machine(made, empty):
+    text = str(local.show(made([row("block", 1500)], device="nvidia-h100")))
+    assert "2.7B, 32 blocks" in text and "1500" in text and "22.6" in text
+    assert "sweep all" in str(local.show(empty))
+
+
+def test_the_page_with_and_without_rows(made, shown_by, tmp_path, synthetic):
+    bare = " ".join(shown_by("checkpointing", tmp_path / "none"))
+    assert bare.count("Not measured yet") >= 6 and "nan" not in bare
+    rows = [row(s, 1000 + i, g, way) for way in (WIDE, NARROW) for g in ("fresh", "kept")
+            for i, s in enumerate(STRATEGIES[way])]  # fmt: skip
+    rows += [row(s, 500, "kept", NARROW, n) for n in (8, 16) for s in least.strategies(n)]
+    rows += [row("block", 6000, way=("fp32", "eager"))]
+    folder = synthetic.by_hand(tmp_path / "full", checkpointing=rows)
+    full = " ".join(shown_by("checkpointing", folder))
+    assert "Not measured yet" not in full and "nan" not in full
+
+
+def test_the_equations_of_the_page():
+    """eq-ckpt-kept to eq-ckpt-work by sympy, and their numbers by what the library computes."""
+    N, k, j, n = sympy.symbols("N k j n", positive=True)
+    I_, A, M, G = sympy.symbols("I A M G", positive=True)
+    kept = (N / k - 1) * I_ + (k - 1) * A + M
+    [best] = sympy.solve(sympy.diff(kept, k), k)
+    assert sympy.simplify(best - sympy.sqrt(N * I_ / A)) == 0
+    assert sympy.diff(kept, k, 2).is_positive
+    assert sympy.simplify(kept.subs(k, 2) - kept.subs(k, 1) - (A - N * I_ / 2)) == 0
+    after = (N / k - 1 - j) * I_ + j * k * G + (k - 1) * A + M
+    assert sympy.simplify(after.subs(j, 0) - kept) == 0
+    assert sympy.diff(after, j) == G * k - I_
+    fresh = sympy.expand((N - k) * G + (k - 1) * A + M)
+    assert sympy.simplify(after.subs(j, N / k - 1) - fresh) == 0
+    assert sympy.diff(fresh, k) == A - G
+    assert sympy.summation(j, (j, 1, N)) == sympy.expand(N * (N + 1) / 2)
+    # R(n) = n / 2 + 2 R(n / 2), R(1) = 1, by powers of two; the outermost halves run alone.
+    R = n + n / 2 * sympy.log(n, 2)
+    assert sympy.simplify(R - n / 2 - 2 * R.subs(n, n / 2)) == 0 and R.subs(n, 1) == 1
+    outer = sympy.expand_log(2 * R.subs(n, N / 2) / N, force=True)
+    assert sympy.simplify(outer - 1 - (sympy.log(N, 2) - 1) / 2) == 0
+    for layers in (8, 32):
+        assert runs("recursive", layers) == 1 + (math.log2(layers) - 1) / 2
+        assert runs("chain", layers) == (layers + 1) / 2
+        assert runs("nested:4", layers) == 1 + 3 / 4
+    for way, precision in ((WIDE, "fp32"), (NARROW, "bf16")):
+        for is_fresh, formula in ((False, kept), (True, fresh)):
+            b, _ = block_bytes(SIZES["2.7B"], 4, 2048, way[1], precision, fresh=is_fresh)
+            given = {N: 32, I_: b.input, A: b.saved, M: b.peak, G: b.gradients}
+            peaks = {size: formula.subs(given).subs(k, size) for size in (1, 2, 4, 8, 16, 32)}
+            assert min(peaks, key=peaks.get) == 1
+            assert best_segment(32, b, fresh_gradients=is_fresh) == 1
+            head = 4 * 10_001 * 2560 if is_fresh else 0
+            for size in (2, 4):
+                gradients = "fresh" if is_fresh else "kept"
+                assert predicted(f"segments:{size}", gradients, way).peak == peaks[size] + head
+        assert sympy.N(best.subs(given)) == pytest.approx(textbook_segment(32, b))

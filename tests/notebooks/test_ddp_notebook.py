@@ -1,25 +1,57 @@
-"""notebooks/ddp.ipynb through papermill, with two processes and one way."""
+"""notebooks/ddp.ipynb through papermill, with two processes: ours in buckets, and PyTorch's."""
 
 import csv
 
 import pytest
 
+from a2lib.measure import bulk
+
 
 @pytest.fixture(scope="module")
 def executed(execute):
     """The executed notebook, and where it measured."""
-    return execute("ddp", "-p", "wrappers", "flat", "-p", "context", 8)
+    asked = {"wrappers": "bucketed,torch_ddp", "bucket_mb": 100, "context": 8}
+    return execute("ddp", *(word for pair in asked.items() for word in ("-p", *pair)))
 
 
-def test_rows_are_stored_under_their_run(executed):
-    _, measured = executed
-    with open(measured / "ddp" / "cpu.csv", newline="") as file:
-        (row,) = csv.DictReader(file)
-    with open(measured / "runs.csv", newline="") as file:
+@pytest.fixture(scope="module")
+def rows(executed):
+    with open(executed[1] / "ddp" / "cpu.csv", newline="") as file:
+        return {row["wrapper"]: row for row in csv.DictReader(file)}
+
+
+def test_rows_are_stored_under_their_run(executed, rows):
+    with open(executed[1] / "runs.csv", newline="") as file:
         (run,) = csv.DictReader(file)
-    key = [row[c] for c in ("wrapper", "model", "context", "backend", "world_size", "status")]
-    assert key == ["flat", "tiny", "8", "gloo", "2", "ok"] and row["run"] == run["run"]
-    assert run["command"] == "papermill notebooks/ddp.ipynb -p wrappers flat -p context 8"
+    assert set(rows) == {"bucketed", "torch_ddp"}
+    for row in rows.values():
+        columns = ("model", "context", "bucket_mb", "backend", "world_size", "status", "n")
+        assert [row[c] for c in columns] == ["tiny", "8", "100", "gloo", "2", "ok", "20"], row
+        assert row["run"] == run["run"]
+    assert run["command"] == (
+        "papermill notebooks/ddp.ipynb -p wrappers bucketed,torch_ddp -p bucket_mb 100 -p context 8"
+    )
+
+
+def test_a_row_has_its_parts_and_the_ranks_apart(rows):
+    for row in rows.values():
+        ranks = [float(row[f"ms_rank_{one}"]) for one in ("min", "median", "max")]
+        assert ranks == sorted(ranks) and ranks[0] > 0
+        base = [float(row[f"ms_without{one}"]) for one in ("_p20", "", "_p80")]
+        assert base == sorted(base) and base[0] > 0
+        assert float(row["ms_backward_without"]) > 0 and row["ms_host"] == ""
+    # PyTorch's cannot send without a backward.
+    assert float(rows["bucketed"]["ms_communication"]) > 0
+    assert rows["torch_ddp"]["ms_communication"] == ""
+    assert int(rows["bucketed"]["sent_bytes"]) == int(rows["torch_ddp"]["sent_bytes"]) > 0
+
+
+def test_ours_in_large_buckets_is_drawn(executed, rows):
+    data = executed[1].parent
+    assert bulk.pictures("strip", data) == [("cpu", "ddp-tiny-bucketed-100-MB")]
+    drawn = bulk.read("strip", "cpu", "ddp-tiny-bucketed-100-MB", data)
+    assert drawn.run == rows["bucketed"]["run"] and drawn.about["wrapper"] == "bucketed"
+    assert "backward" in {row["phase"] for row in drawn.rows}
 
 
 def test_it_prints_its_table_and_shows_its_figure_once(executed):

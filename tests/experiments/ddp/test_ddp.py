@@ -1,12 +1,21 @@
-"""The experiment on data parallelism: what a sweep asks for, its rows, what it checks."""
+"""The experiment on data parallelism: what a sweep asks for, and what is checked."""
 
 import pytest
 import torch
 
 from a2lib.experiments import ddp
 from a2lib.experiments.ddp import training
-from a2lib.experiments.ddp.configurations import HANDOUT_MB, Parameters, Way
+from a2lib.experiments.ddp.configurations import (
+    CARRIERS,
+    HANDOUT_MB,
+    PEERS,
+    SENT_DTYPES,
+    Parameters,
+    Training,
+    Way,
+)
 from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Sweep
 from a2lib.measure import DDP, Store, bulk, start_run
 
@@ -68,34 +77,29 @@ def test_what_cannot_be_is_refused(monkeypatch):
     assert asked[1] == [Way("flat"), Way("torch_ddp", 25)]
 
 
-def test_rows_of_two_ranks(tmp_path):
-    (asked,) = Parameters(wrappers="flat,torch_ddp", context=8).asked()
-    ways = [Way("bucketed", 100), Way("bucketed", 1, sent_dtype="bf16"), Way("torch_ddp", 25)]
-    ways.append(Way("bucketed", 1, "copy_engines"))
-    store = Store(DDP, "cpu", data=tmp_path)
-    run = start_run(command="test", parameters={}, device="cpu", data=tmp_path)
-    assert Sweep(store, run, "cpu", seed=3).measure(ddp.tasks({asked: ways})) == 0
-    (picture,) = bulk.pictures("strip", tmp_path)
-    assert picture == ("cpu", "ddp-tiny-bucketed-100-MB")
-    drawn = bulk.read("strip", *picture, tmp_path)
-    assert drawn.run == run and drawn.about["wrapper"] == "bucketed"
-    assert "backward" in {r["phase"] for r in drawn.rows}
-    rows = {(r["wrapper"], r["carrier"], r["sent_dtype"]): r for r in store.rows()}
-    engines = rows.pop(("bucketed", "copy_engines", "fp32"))
-    assert engines["status"] == "unsupported"
-    assert engines["note"] == "the parameters are on cpu, not on GPUs"
-    assert len(rows) == 3
-    for row in rows.values():
-        assert row["status"] == "ok" and row["n"] == "20", row
-        ranks = [float(row[f"ms_rank_{one}"]) for one in ("min", "median", "max")]
-        assert ranks == sorted(ranks) and ranks[0] > 0
-        base = [float(row[f"ms_without{one}"]) for one in ("_p20", "", "_p80")]
-        assert base == sorted(base) and base[0] > 0
-        assert float(row["ms_backward_without"]) > 0 and row["ms_host"] == ""
-    assert rows["torch_ddp", "backend", "fp32"]["ms_communication"] == ""
-    each, low = rows["bucketed", "backend", "fp32"], rows["bucketed", "backend", "bf16"]
-    assert float(each["ms_communication"]) > 0
-    assert int(each["sent_bytes"]) == 2 * int(low["sent_bytes"]) > 0
+@pytest.mark.gpu
+def test_rows_of_two_gpus(tmp_path):
+    """Every way, launched and captured. Those of two processes on the CPU are the notebook's
+    test's."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    given = {**TINY, "precision": "bf16"}
+    ways = [Way("naive"), Way("flat"), Way("overlapped")]
+    ways += [Way("bucketed", 1, c, t) for c in CARRIERS for t in SENT_DTYPES]
+    asked = {Training(Ranks(2, "nccl"), **{**given, "capture": True}): ways}
+    ways = [*ways, *(Way(peer, 25) for peer in PEERS), Way("torch_ddp", 25, sent_dtype="bf16")]
+    asked[Training(Ranks(2, "nccl"), **given)] = ways
+    store = Store(DDP, "nvidia", data=tmp_path)
+    run = start_run(command="test", parameters={}, device="nvidia", data=tmp_path)
+    assert Sweep(store, run, "cuda", seed=3).measure(ddp.tasks(asked)) == 0
+    rows = store.rows()
+    assert len(rows) == sum(map(len, asked.values()))
+    assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}, rows
+    assert all(float(row["ms_host"]) > 0 for row in rows)
+    drawn = {name for _, name in bulk.pictures("strip", tmp_path)}
+    assert drawn == {"ddp-tiny-naive", "ddp-tiny-overlapped"}
+    kinds = {r["kind"] for r in bulk.read("strip", "nvidia", "ddp-tiny-overlapped", tmp_path).rows}
+    assert {"communication", "matmul"} <= kinds
 
 
 @pytest.fixture

@@ -55,7 +55,8 @@ def measure(job: RankJob) -> None:
                 job.put({**key, "conditions": conditions(job.device),
                          **_measure(job, training, without, _way(key))})  # fmt: skip
         # At the end, so that a profiler costs no row.
-        for key in () if job.spec["capture"] else itertools.chain(*job.wanted.values()):
+        drawn = not job.spec["capture"] and job.spec["model"] in traces.MODELS
+        for key in itertools.chain(*job.wanted.values()) if drawn else ():
             if _way(key) in traces.TRACED and not _unsupported(training, _way(key)):
                 if job.expired():
                     return

@@ -170,6 +170,9 @@ def test_the_size_of_a_bucket_by_formula_simulation_and_rows(made, empty):
     said = str(buckets.verdict(c))
     # 7.99 GB at 250 GB/s.
     assert "backward takes 50.0 ms and the bytes 32.0 ms, so the link waits for gradients" in said
+    # Seven matrices and two norms a block, embedding, head and a norm: none has a neighbour that
+    # fits beside it.
+    assert "those of 1 MB are 435 messages and not 7623." in said
     assert f"100 MB: {buckets.formula_ms(c, 100):.2f}, " in said and "and 4.00 ms" in said
     assert "Captured, the least is 8.00 ms at 100 MB" in said
     assert "Not measured yet" in str(buckets.verdict(empty))

@@ -26,6 +26,7 @@ from a2lib.theory.buckets import (
     arrivals,
     block_by_block,
     curve,
+    fill,
     gradients,
     overhead_s,
     simulate,
@@ -90,6 +91,12 @@ def verdict(c: Ddp) -> Markdown:
         text += "so the link waits for gradients and hides overheads that the formula counts."
     else:
         text += "so backward ends before the link does, which the formula does not count."
+    sizes = [4.0 * one.elements for one in gradients(SIZES[MAIN])]
+    text += (
+        f" Nor does a bucket cut a gradient: those of {SIZES_MB[0]} MB are "
+        f"{len(list(fill(sizes, SIZES_MB[0] * MB)))} messages and not "
+        f"{sum(sizes) / (SIZES_MB[0] * MB):.0f}."
+    )
     told = []
     for row in sweep(c).itertuples():
         mb = int(row.bucket_mb)

@@ -136,15 +136,20 @@ def main() -> int:
         given.file.open("a", buffering=1) as file,
         concurrent.futures.ThreadPoolExecutor(given.at_once) as threads,
     ):
-        for future in concurrent.futures.as_completed([threads.submit(one, x) for x in wanted]):
-            if not (row := future.result()):
-                continue
-            row |= {"commit": commit, "torch": version("torch")}
-            rows.append(row)
-            file.write(json.dumps(row) + "\n")
-            if not good(row):
-                print(f"{row['kind']} {row['number']}: {row['what']}")
-                print("\n".join([*row["said"], *row["output"]]), flush=True)
+        futures = [threads.submit(one, x) for x in wanted]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                if not (row := future.result()):
+                    continue
+                row |= {"commit": commit, "torch": version("torch")}
+                rows.append(row)
+                file.write(json.dumps(row) + "\n")
+                if not good(row):
+                    print(f"{row['kind']} {row['number']}: {row['what']}")
+                    print("\n".join([*row["said"], *row["output"]]), flush=True)
+        except KeyboardInterrupt:
+            # Those that run end by themselves.
+            threads.shutdown(cancel_futures=True)
     print(table(rows))
     return 0 if all(map(good, rows)) else 1
 

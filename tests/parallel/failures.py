@@ -81,7 +81,8 @@ def train(wrapper: str, how: str, where: str, who: int, step: int, delay_s: floa
         # A plain step: PyTorch's optimizers import its compiler, which doubles the start.
         with torch.no_grad():
             for p in model.parameters():
-                p -= 0.01 * p.grad
+                if p.grad is not None:
+                    p -= 0.01 * p.grad
 
 
 def mismatched(wrapper: str, who: int, width: int) -> None:

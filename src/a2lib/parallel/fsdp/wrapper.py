@@ -318,7 +318,7 @@ class FSDP(nn.Module):
 
     # Backward. Autograd runs the nodes of a device in the reverse order of their making, so a
     # unit is done when the next one's first gradient comes, unless that is at the same node: the
-    # root returns what its last unit did, and an Identity what came in.
+    # root returns what its last unit did, and a block that is skipped what came in.
 
     @torch.no_grad()
     def _before_backward(self, unit: Unit, mark: object) -> None:

@@ -8,6 +8,7 @@ from profiles import make
 
 from a2lib import paths
 from a2lib.measure import StoreError, bulk, read_runs, snapshot, trace
+from a2lib.measure.saved import Saved, saved_rows
 
 RUN = "20260102T030405Z-cpu-000000"
 HERE = Path(make.__file__).parent
@@ -39,6 +40,8 @@ def test_what_the_readers_make_is_what_the_tables_take(data):
         "kernels": trace.kernel_rows(kernels),
         "memory": snapshot.timeline_rows(found),
         "largest": snapshot.largest_rows(snapshot.peak(found)),
+        "lines": snapshot.line_rows(found, "step 0"),
+        "saved": saved_rows([Saved("attn", (2, 3), "float32", 24, ["MmBackward0.self"])]),
     }
     assert set(made) == set(bulk.TABLES)
     for table, rows in made.items():

@@ -96,7 +96,7 @@ def test_the_harness_names_no_section_and_no_column_of_one(path):
     of_sections = {*SECTIONS}.union(*((*s.key, *s.values) for s in SECTIONS.values()))
     # Words of any notebook.
     of_sections -= {"note", "size", "second", "error", "kernel", "part", "compile"}
-    of_sections -= {"backend", "world_size", "launch"}
+    of_sections -= {"backend", "world_size", "launch", "memory"}
     named = set()
     for node in ast.walk(ast.parse(path.read_text())):
         named |= {str(getattr(node, field, "")) for field in ("id", "attr", "arg", "value")}

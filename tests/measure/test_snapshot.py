@@ -65,6 +65,17 @@ def test_the_peak_of_a_phase_and_what_is_alive_at_it(phase, total, at, where):
     assert [row["rank"] for row in largest] == [1, 2]
 
 
+def test_the_largest_by_line_of_code():
+    found = memory.read(FILE)
+    rows = memory.line_rows(found, "step 0")
+    assert [(r["bytes"], r["count"], r["phase"], r["name"], r["line"]) for r in rows] == [
+        (600, 1, "forward", "ffn", "model/layers.py:40 forward"),
+        (400, 1, "forward", "", "model/layers.py:40 forward"), (300, 1, "backward", "w", ""),
+    ]  # fmt: skip
+    assert [r["bytes"] for r in memory.line_rows(found, "forward", 1)] == [600]
+    assert memory.line_rows(found, "step 1") == []
+
+
 def test_what_was_there_when_a_phase_began_counts_for_it(tmp_path):
     notes = {**make.snapshot()["a2lib"], "phases": [["late", 32, 38]], "owners": []}
     assert memory.peak(memory.read(write(tmp_path / "x", a2lib=notes)), "late").total == 1600

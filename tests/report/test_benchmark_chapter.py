@@ -204,6 +204,17 @@ def aims(peer, ours, captured, host=(None, None), model="2.7B"):
     ]
 
 
+def test_the_landing_page_s_steps(bench):
+    small = {"model": "small"}
+    measured = times(1, 2, 3, **small) + times(4, 2, 1, way="peer", **small)
+    measured += whole(5, way="ours", **small) + whole(6, way="peer", **small)
+    b = bench(benchmark=measured + times(1, 1, 1, way="ours", **small) + whole(2, **small))
+    found = {row[0]: row[1:5] for row in speed.results(b, "c", "tab-c").frame.values.tolist()}
+    assert found["small"] == ["**6.00 ms**", "7.00 ms", "8.00 ms", "7.00 ms"]
+    assert found["2.7B"] == [MISSING] * 4
+    assert sorted(speed.behind_results(b)["ms"]) == [6, 7, 7, 8]
+
+
 def test_our_attention_beside_pytorch_s_own(bench):
     measured = aims(100, 150, 50, host=(90, 140), model="small") + aims(400, 390, 380)
     measured += times(50, 40, 9, way="autocast") + times(40, 30, 9, way="eager ours")

@@ -3,7 +3,14 @@
 import pytest
 
 from a2lib.report import svg
-from a2lib.report.chapters.collectives import Collectives, answer, line, local, published
+from a2lib.report.chapters.collectives import (
+    Collectives,
+    answer,
+    buckets,
+    line,
+    local,
+    published,
+)
 
 MB = 2**20
 KB = 2**10
@@ -185,6 +192,61 @@ def test_what_the_published_verdict_says_holds_of_the_table(empty):
         b for b, _ in nvlink
     )
     assert nvlink[2][1] < nvlink[1][1]
+
+
+SIZES = [16 * KB * 2**k for k in range(17)]
+# In a row 20 us and 400 GB/s.
+ON_A_LINE = [row(9, size, ms_queued=1e3 * (20e-6 + size / 400e9)) for size in SIZES]
+STEP = {
+    **buckets.STEP, "capture": "false", "warmup": 5, "n": 9,
+    "ms_mean": 50, "ms_std": 1, "ms_min": 50,
+}  # fmt: skip
+
+
+def test_the_best_bucket_by_the_formula(made, empty):
+    c = made(ON_A_LINE)
+    said = str(buckets.sentence(c))
+    # s = 4 * 1,998,235,200 bytes: sqrt(s / (o w)), sqrt(s o w), 2 sqrt(s o / w).
+    assert said.startswith(
+        "For the 7.99 GB of fp32 gradients of the xl of 2025, sent with NCCL, 2 GPUs, o = 20.0 µs "
+        "and w = 400 GB/s, the formula wants 32 buckets of 241 MB, which leave 1.26 ms after"
+    )
+    assert said.endswith("the backward pass of this model.")  # not measured
+    found = lines(buckets.table(c, "c", "tab-c"), 1)
+    # 1000 MB are 7.62 buckets of 20 us, and 2.62 ms for the last one's bytes.
+    assert found["1000",][1] == "2.77" and found["1000",][-1] == "·"
+    # Every gradient of the model but those of embedding, head and norms is above 1 MB.
+    assert found["1",][0] == "435"
+    for show in (buckets.sentence, buckets.limits):
+        assert "Not measured yet" in str(show(empty))
+    assert buckets.table(empty, "c", "tab-c").frame.empty
+
+
+def test_the_clock_beside_the_formula(made, synthetic, tmp_path):
+    made(ON_A_LINE)
+    synthetic.by_hand(
+        tmp_path,
+        benchmark=[
+            {**STEP, "ms": 1e6, "ms_p20": 1e6, "ms_p80": 1e6},
+            {**STEP, "ms": 1, "ms_p20": 1, "ms_p80": 1, "capture": "true"},
+        ],
+    )
+    c = Collectives([tmp_path])
+    ways = buckets.ways(c)
+    # So long a backward leaves what it makes last: a matrix, a norm and the embedding.
+    last = [4 * n for n in (1600 * 1600, 1600, 10_000 * 1600)]
+    left = sum(1e3 * (20e-6 + size / 400e9) for size in last)
+    assert ways["trained"](MB) == pytest.approx(left, rel=0.02)
+    # In one bucket everything is left, and the formula says the same.
+    whole = 1e3 * (20e-6 + buckets.BYTES / 400e9)
+    assert ways["line"](1e12) == pytest.approx(whole) == ways["formula"](1e12)
+    assert ways["measured"](1e12) == pytest.approx(whole, rel=0.01)
+    assert "it takes 1000000 ms" in str(buckets.sentence(c))
+    (ax,) = buckets.figure(c).figure.axes
+    assert [len(own.get_xdata()) for own in ax.lines] == [len(buckets.DRAWN)] * 4
+    drawn = dict(zip(buckets.DRAWN, ax.lines[0].get_ydata(), strict=True))
+    assert drawn[2**28] == pytest.approx(ways["formula"](2**28))
+    assert svg.smallest_text(buckets.figure(c)._repr_svg_()) >= svg.LEAST_SIZE
 
 
 def test_another_machine_is_shown_with_all_its_rows(made):

@@ -40,6 +40,11 @@ TABLES: dict[str, dict[str, type]] = {
     "memory": {"time_us": int, "phase": str, **dict.fromkeys(CATEGORIES, int)},
     # largest_rows: the largest allocations at the peak.
     "largest": {"rank": int, "bytes": int, "category": str, "phase": str, "name": str, "line": str},
+    # line_rows: the largest that a phase asked for, once for each line of code.
+    "lines": {"bytes": int, "count": int, "category": str, "phase": str, "name": str, "line": str},
+    # a2lib.measure.saved.saved_rows: what one module keeps for its backward.
+    "saved": {"number": int, "module": str, "operations": str, "shape": str, "dtype": str,
+              "bytes": int},
 }  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 

@@ -56,7 +56,11 @@ COLUMNS = {
     "features": Column(WHOLE, "how many numbers a layer norm normalises"),
     "model": Column(TEXT, "a size by name; `tiny` is the CPU's"),
     "context": Column(WHOLE, "tokens of a sequence"),
-    "mode": Column(TEXT, "`forward`, `forward-backward`, or `train-step` with AdamW"),
+    "mode": Column(
+        TEXT,
+        "`inference` (a forward that keeps nothing), `forward` (that keeps what a backward would"
+        " need), `forward-backward`, or `train-step` with AdamW",
+    ),
     "precision": Column(TEXT, "`fp32`, `tf32`, `bf16` (autocast)"),
     "attention": Column(TEXT, "`eager`, `flash` (ours), or another of `python -m a2lib.benchmark`"),
     "compile": Column(TEXT, "what is compiled: `none`, each of the `blocks`, or the whole `model`"),
@@ -131,6 +135,31 @@ COLUMNS = {
     "predicted_len": Column(WHOLE, "the longest for which the allocator should find room"),
     "fits_len": Column(WHOLE, "the longest that ran"),
     "fails_len": Column(WHOLE, "the next one, which did not"),
+    "tensor_bytes": Column(
+        WHOLE,
+        "most that tensors held at once, of the sizes they asked for; on a GPU cuBLAS's workspaces"
+        " are in it, 32 MiB a thread on Hopper",
+    ),
+    "allocated_bytes": Column(
+        WHOLE,
+        "most that the allocator's blocks held at once: `torch.cuda.max_memory_allocated`; blank"
+        " on a CPU",
+    ),
+    "driver_bytes": Column(
+        WHOLE,
+        "what the driver says is in use at the end of the step, the CUDA context included; blank"
+        " on a CPU",
+    ),
+    "allocations": Column(WHOLE, "how many tensors the step made"),
+    "unexplained_bytes": Column(
+        WHOLE, "by how much the allocator's blocks and the recorded history differ at the end"
+    ),
+    "grown_bytes": Column(
+        WHOLE,
+        "what the allocator had given out more after the forward, the block's input included and"
+        " its output not; blank on a CPU",
+    ),
+    "gradient_bytes": Column(WHOLE, "of the gradients of the block's parameters"),
     "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
     "ms_cold": Column(
         NUMBER,

@@ -82,6 +82,15 @@ def by_operation(saved: Iterable[Saved]) -> dict[str, int]:
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
+def saved_rows(saved: Iterable[Saved]) -> list[dict[str, object]]:
+    """Rows of the bulk table ``saved``, in order."""
+    return [
+        {"number": number, "module": one.module, "operations": " ".join(one.operations),
+         "shape": "x".join(map(str, one.shape)), "dtype": one.dtype, "bytes": one.bytes}
+        for number, one in enumerate(saved)
+    ]  # fmt: skip
+
+
 def _sums(saved, key) -> dict[str, int]:
     sums: dict[str, int] = defaultdict(int)
     for one in saved:

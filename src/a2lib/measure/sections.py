@@ -297,6 +297,43 @@ COMPILE_MODEL = Section(
     pages=("compile",),
 )
 
+_STEP = ("model", "context", "batch", "mode", "precision", "attention")
+_MEMORY = "a2lib.experiments.memory.handlers"
+
+MEMORY = Section(
+    "memory",
+    (*_STEP, "step_number", "phase"),
+    ("tensor_bytes", "allocated_bytes", "reserved_bytes", "driver_bytes", "note"),
+    timed=False,
+    handler=f"{_MEMORY}:peaks",
+    notebook="memory",
+    pages=("memory", "memory-published"),
+    answers=(
+        Answer("memory_profiling (a)–(e) · 25, 26", "Where the memory goes", "memory-profiling"),
+    ),
+)
+
+MEMORY_RECORDING = Section(
+    "memory_recording",
+    (*_STEP, "step_number"),
+    ("tensor_bytes", "allocations", "unexplained_bytes", "note"),
+    timed=False,
+    handler=f"{_MEMORY}:recording",
+    notebook="memory",
+    pages=("memory",),
+)
+
+MEMORY_BLOCK = Section(
+    "memory_block",
+    ("model", "context", "batch", "precision", "attention"),
+    ("saved_bytes", "grown_bytes", "gradient_bytes", "note"),
+    timed=False,
+    handler=f"{_MEMORY}:block",
+    notebook="memory",
+    pages=("memory-block",),
+    answers=(Answer("memory_profiling (f) · 26", "What one block keeps", "memory-of-a-block"),),
+)
+
 CHECKPOINTING = Section(
     "checkpointing",
     ("model", "layers", "context", "batch", "precision", "attention", "strategy", "gradients"),
@@ -323,6 +360,7 @@ COLLECTIVES = Section(
             "Collectives on one node",
             "collectives-one-node",
         ),
+        Answer("ddp_bucketed_benchmarking (b) · 25", "The best bucket", "bucket-size"),
     ),
 )
 
@@ -334,6 +372,7 @@ SECTIONS = {
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
         *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES),
+        *(MEMORY, MEMORY_RECORDING, MEMORY_BLOCK),
     )
 }
 

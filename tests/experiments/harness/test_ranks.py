@@ -17,9 +17,10 @@ from experiments.harness.toy_ranks import IN_GROUP, RANKS, task
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.process import WorkerDied
-from a2lib.experiments.harness.ranks import Ranks, where
+from a2lib.experiments.harness.ranks import Ranks, _Group, where
 from a2lib.experiments.harness.sweep import Sweep
 from a2lib.measure import Section, Store
+from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed
 from a2lib.parallel.lifeline import is_alive
 
 LIMIT_S = 60
@@ -48,8 +49,6 @@ def test_what_a_rank_does_is_the_row_of_its_configuration(ranks, run, tmp_path, 
     asked = [
         task("first"),
         task("second"),
-        task("out of memory", part="no memory"),
-        task("dies", part="die"),
         task("hangs", part="hang", silence_s=3),
         task("killed", world_size=3, part="killed once", log=str(tmp_path / "log")),
         task("last", world_size=3),
@@ -58,8 +57,6 @@ def test_what_a_rank_does_is_the_row_of_its_configuration(ranks, run, tmp_path, 
     found = rows(ranks)
     assert [found[name][0] for name in ("first", "second", "killed", "last")] == ["ok"] * 4
     assert found["first"][1] == found["second"][1]  # one group
-    assert found["out of memory"] == ("oom", "rank 1 of 2: out of memory")
-    assert found["dies"] == ("error", "rank 1 of 2: killed by SIGABRT")
     status, note = found["hangs"]
     assert status == "error"
     stood = r"no answer within 3 s: ranks 0, 1 in measure \(toy_ranks.py:\d+\)"
@@ -141,6 +138,45 @@ def _names(folder, count):
             return found
         time.sleep(0.05)
     raise AssertionError(f"{folder} has {os.listdir(folder)}")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "event"),
+    [
+        (RankFailed("rank 1 of 2: x\n\nmore", 1, 1), {1: ("oom", "out of memory")},
+         ("rank 1 of 2: out of memory", "oom")),
+        # Rank 0 has lost its peer: it is not to blame.
+        (RankFailed("rank 1 of 2: killed by SIGABRT\n\nmore", 1, -6), {0: ("error", "closed")},
+         ("rank 1 of 2: killed by SIGABRT", "error")),
+        (LaunchError("torchrun failed, exit code 1\n\nmore", code=1), {},
+         ("torchrun failed, exit code 1", "error")),
+        (TimeLimitPassed("no answer within 3 s\n\nmore", {1: "  File \"a.py\", line 2 in f"}), {},
+         ("no answer within 3 s: rank 1 in f (a.py:2)", "error")),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_group_that_ended(error, raised, event):
+    group = _Group(2, emit=lambda event: None)
+    for rank, (status, note) in raised.items():
+        group.event(rank, {"raised": note, "status": status})
+    assert group.failure(error) == dict(zip(("raised", "status"), event, strict=True))
+
+
+def test_a_group_is_overdue_only_while_a_rank_is_at_work():
+    said = []
+    group = _Group(2, said.append)
+    assert group.overdue() is None and not group.started
+    for rank in (0, 1):
+        group.event(rank, {"ready": True})
+    assert group.started and said == [{"ready": True}]
+    group.asked({"silence_s": 0})
+    group.heard -= 1
+    assert group.overdue() == "no answer within 0 s"
+    group.event(0, {"row": {}})
+    group.event(0, {"done": True})
+    assert said[1:] == [{"row": {}}]
+    group.event(1, {"done": True})
+    group.heard -= 1
+    assert group.overdue() is None and said[2:] == [{"done": True}]
 
 
 def test_where_ranks_stand():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 
 from a2lib.measure.snapshot.reading import CATEGORIES, Allocation, Snapshot
@@ -97,6 +98,26 @@ def largest_rows(found: Peak, n: int = LARGEST) -> list[dict[str, object]]:
         {"rank": rank, "bytes": one.bytes, "category": one.category, "phase": one.phase,
          "name": one.name, "line": one.line}
         for rank, one in enumerate(found.largest(n), start=1)
+    ]  # fmt: skip
+
+
+def line_rows(snapshot: Snapshot, phase: str, n: int = LARGEST) -> list[dict[str, object]]:
+    """The n largest of what the phases of that name (and those inside them) asked for, as rows of
+    the bulk table ``lines``: equal sizes of one line of code, category and phase in one row. Where
+    backward's thread has no line, what saved it or owns it tells them apart, blocks taken together.
+    """
+    found: dict[tuple, int] = {}
+    for one in snapshot.allocations:
+        if f"/{phase}/" in f"/{one.phase}/":
+            inner = one.phase.rpartition("/")[2]
+            name = re.sub(r"\b\d+\b", "*", one.name)
+            key = one.bytes, one.category, inner, name, one.line
+            found[key] = found.get(key, 0) + 1
+    rows = sorted(found.items(), key=lambda item: (-item[0][0], -item[1], item[0][2:]))
+    return [
+        {"bytes": size, "count": count, "category": category, "phase": inner, "name": name,
+         "line": line}
+        for (size, category, inner, name, line), count in rows[:n]
     ]  # fmt: skip
 
 

@@ -14,10 +14,12 @@ from a2lib.report.chapters.benchmark.rows import (
     MODELS,
     OURS,
     PEER,
+    PLAIN,
     TITLES,
     Benchmark,
 )
 from a2lib.report.chapters.measured import HOST, time
+from a2lib.report.metrics import pick
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
@@ -25,6 +27,7 @@ from a2lib.report.tables import MISSING, Markdown, Table
 # of the compiled step with PyTorch's own attention, as called.
 TARGETS = {"small": 8.0, "xl25": 72.0}
 SHARE = 0.75
+SHOWN = ("small", "xl25", "2.7B")  # on the landing page
 
 
 def rows(b: Benchmark) -> pd.DataFrame:
@@ -68,6 +71,34 @@ def table(b: Benchmark, caption: str, name: str) -> Table:
              for head in (first, f"ours{' ' * i}", f"ratio{' ' * i}")]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=["model", "tokens", *heads]), caption, name, left=1,
                  keys=2)  # fmt: skip
+
+
+def results(b: Benchmark, caption: str, name: str) -> Table:
+    """The chapter's results for the landing page: ours, PyTorch's own attention, plain fp32."""
+    lines = []
+    for model in SHOWN:
+        theirs, ours = pair(b, model, CONTEXT, PEER, OURS, capture=True)
+        found = [None if row is None else row.ms for row in (ours, theirs)]
+        found += [b.ms(model, CONTEXT, way=way) for way in (PEER, PLAIN)]
+        cells = [MISSING if ms is None else f"{time(ms)} ms" for ms in found]
+        if found[0] is not None:
+            cells[0] = f"**{cells[0]}**"
+        lines.append([TITLES[model], *cells, "{numref}`tab-benchmark-attention`"])
+    columns = ["train-step, bf16", "ours, captured", "PyTorch's attention, captured",
+               "the same, launched", "plain fp32", "evidence"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=6)
+
+
+def behind_results(b: Benchmark) -> pd.DataFrame:
+    """The rows that the figures of results() come from."""
+    at = b.table[
+        b.table["model"].isin(SHOWN)
+        & (b.table["context"].astype(int) == CONTEXT)
+        & (b.table["phase"] == "wall")
+        & (b.table["mode"] == "train-step")
+    ]
+    shown = [{**OURS, "capture": True}, PEER, {**PLAIN, "capture": False}]
+    return pd.concat([pick(at, **way) for way in shown])
 
 
 def beside(b: Benchmark) -> Markdown:

@@ -133,12 +133,14 @@ def step_bar(source: Source, *, steps: int | None = None) -> Chart:
     return Chart(draw, height=1.0 + 0.42 * len(phases) + 0.22 * -(-len(kinds) // 3))
 
 
-def memory(source: Source, *, phase: str | None = None, total_bytes: int | None = None) -> Chart:
+def memory(source: Source, *, phase: str | None = None, total_bytes: int | None = None,
+           along: str = "host time (ms)") -> Chart:  # fmt: skip
     """Bytes by category against time, stacked, with the phases above and the peak marked.
 
     ``phase`` cuts a file to the phases of that name ("step 0"); ``total_bytes`` draws the device's
-    memory as a line. The peak is that of the source, also where lines are thinned. Raises as
-    ``a2lib.measure.snapshot.read`` and ``timeline``.
+    memory as a line; ``along`` says what thousands of ``time_us`` are. The peak is that of the
+    source, also where lines are thinned. Raises as ``a2lib.measure.snapshot.read`` and
+    ``timeline``.
     """
     rows = source
     if isinstance(source, str | PathLike):
@@ -169,7 +171,7 @@ def memory(source: Source, *, phase: str | None = None, total_bytes: int | None 
         _phases(ax, kept, times, high)
         ax.set_ylim(0, max(high * 1.22, 1.02 * (total_bytes or 0) / scale))
         ax.set_xlim(0, times[-1] or 1)
-        ax.set_xlabel("host time (ms)")
+        ax.set_xlabel(along)
         ax.set_ylabel(f"allocated ({unit})")
         legend(figure, {c: CATEGORIES[c] for c in reversed(names)}, columns=2)
 

@@ -1,0 +1,231 @@
+"""What a worker does for the sections of memory: one task is one configuration.
+
+Peaks are the allocator's own statistics, set back when a phase begins. A recording slows its
+process and is made apart. cuBLAS's workspaces are dropped before each configuration, so that each
+takes its own and none finds another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from a2lib.benchmark.workload import Workload
+from a2lib.experiments.harness import memory
+from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.memory.configurations import STEPS, Case
+from a2lib.measure import bulk, snapshot, synchronize
+from a2lib.measure.failures import classify, is_lost, note
+from a2lib.measure.saved import saved_for_backward, saved_rows
+from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
+from a2lib.model.transformer import ROPE_THETA
+from a2lib.paths import build_dir
+from a2lib.theory.step_memory import peak
+
+Row = dict[str, object]
+POINTS = 400  # of a timeline, which is drawn from about 180
+LINES = 24
+# Column -> the allocator's name of it.
+LEVELS = {"tensor_bytes": "requested_bytes", "allocated_bytes": "allocated_bytes",
+          "reserved_bytes": "reserved_bytes"}  # fmt: skip
+
+
+def prepare() -> None:
+    """fp32 is multiplied as fp32, not as TF32."""
+    torch.set_float32_matmul_precision("highest")
+
+
+class Peaks:
+    """The most bytes of each phase, by what the allocator counts; a step's are its phases' most."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, str], Row] = {}
+        self.where = "building the model"
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        self._number = number
+        yield
+        phases = [row for (n, _), row in self.found.items() if n == number]
+        whole = {name: max(row[name] for row in phases) for name in LEVELS}
+        free, total = torch.cuda.mem_get_info()
+        self.found[number, "step"] = whole | {"driver_bytes": total - free}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.where = f"step {self._number}, {name}"
+        torch.cuda.reset_peak_memory_stats()
+        yield
+        stats = torch.cuda.memory_stats()
+        levels = {column: stats[f"{level}.all.peak"] for column, level in LEVELS.items()}
+        self.found[self._number, name] = levels
+
+
+def peaks(job: Job) -> None:
+    """The peaks of two steps by phase; phases that were not reached have the reason."""
+    case = Case(**job.spec["case"])
+    if _too_large(job, case):
+        return
+    failure: Exception | None = None
+    if job.device == "cpu":
+        found, where = _counted_on_cpu(case, job), ""
+    else:
+        meter = Peaks()
+        try:
+            _steps(case, job, meter)
+        except Exception as error:
+            failure = error.with_traceback(None)  # which holds the tensors
+        found, where = meter.found, meter.where
+    for key in keys_of(job):
+        row = found.get((key["step_number"], key["phase"]))
+        job.put({**key, **({"status": "ok", **row} if row else _why(failure, where))})
+    if failure is not None and is_lost(failure):
+        raise failure
+
+
+def _why(failure: Exception | None, where: str) -> Row:
+    if failure is None:
+        return {"status": "error", "note": "the step has no such phase"}
+    status, why = classify(failure)
+    if status == "oom":
+        why = " ".join(str(failure).split()).partition(" If you are")[0] or why
+    return {"status": status, "note": note(f"in {where}: {why}")}
+
+
+def _steps(case: Case, job: Job, meter: Peaks) -> None:
+    clear()
+    workload = Workload(case.config(job.device, job.seed), job.device)
+    for number in STEPS:
+        with meter.step(number):
+            result = workload.work(meter.phase)
+            synchronize(job.device)
+        del result
+        workload.drop_gradients()
+
+
+def _counted_on_cpu(case: Case, job: Job) -> dict[tuple[int, str], Row]:
+    found = {}
+    recorded = _record(case, job)
+    for number in STEPS:
+        for phase in case.phases():
+            name = f"step {number}" if phase == "step" else f"step {number}/{phase}"
+            found[number, phase] = {"tensor_bytes": snapshot.peak(recorded, name).total}
+    return found
+
+
+def recording(job: Job) -> None:
+    """Every allocation of two steps: a picture of each, its largest by line of code, and what was
+    alive at its peak."""
+    case = Case(**job.spec["case"])
+    if _too_large(job, case):
+        return
+    found = _record(case, job)
+    for key in keys_of(job):
+        number = key["step_number"]
+        name = f"step {number}"
+        most = snapshot.peak(found, name)
+        about = {**case.key(), "step_number": number, "peak phase": most.phase}
+        tables = {
+            "memory": snapshot.timeline_rows(found, points=POINTS, phase=name),
+            "lines": snapshot.line_rows(found, name, LINES),
+            "largest": snapshot.largest_rows(most, LINES),
+        }
+        for table, rows in tables.items():
+            put(job, table, f"{case.picture}-{number}", rows, about)
+        made = sum(one.phase.startswith(f"{name}/") for one in found.allocations)
+        job.put({**key, "status": "ok", "tensor_bytes": most.total, "allocations": made,
+                 "unexplained_bytes": abs(found.unexplained_bytes)})  # fmt: skip
+
+
+def _record(case: Case, job: Job) -> snapshot.Snapshot:
+    """Two steps of a model built under the recorder."""
+    clear()
+    folder = build_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as place:
+        path = Path(place) / "memory.pickle"
+        with snapshot.Recorder(path, job.device) as recorder:
+            workload = Workload(case.config(job.device, job.seed), job.device)
+            recorder.watch(workload.model, workload.optimizer)
+            for number in STEPS:
+                synchronize(job.device)
+                with recorder.phase(f"step {number}"):
+                    result = workload.work(recorder.phase)
+                    del result
+                    workload.drop_gradients()
+                    synchronize(job.device)
+            del workload
+        return snapshot.read(path)
+
+
+def block(job: Job) -> None:
+    """What one block keeps, by autograd's hooks and by the allocator, and its gradients."""
+    case = Case(**job.spec["case"])
+    if _too_large(job, case):
+        return
+    clear()
+    s, place = case.shape, {"device": job.device}
+    rope = RotaryPositionalEmbedding(ROPE_THETA, s.head_dim, case.context, **place)
+    torch.manual_seed(job.seed)
+    one = TransformerBlock(s.d_model, s.num_heads, s.d_ff, rope, case.attention, **place)
+    size = case.batch, case.context, s.d_model
+    for _ in range(2):  # the first takes cuBLAS's workspaces
+        one.zero_grad(set_to_none=True)
+        before = _requested(job.device)
+        x = torch.randn(size, requires_grad=True, **place)
+        narrow = case.precision == "bf16"
+        with torch.autocast(job.device, torch.bfloat16, enabled=narrow):
+            output, saved = saved_for_backward(one, x)
+        after = _requested(job.device)
+        output.sum().backward()
+        made = output.nbytes
+        output = x = None
+    rows = saved_rows(saved)
+    gradients = sum(p.grad.untyped_storage().nbytes() for p in one.parameters())
+    (key,) = keys_of(job)
+    put(job, "saved", case.picture, rows, {name: key[name] for name in key})
+    row = {"saved_bytes": sum(r["bytes"] for r in rows), "gradient_bytes": gradients}
+    if job.device == "cuda":
+        row["grown_bytes"] = after - before - made
+    job.put({**key, "status": "ok", **row})
+
+
+def _requested(device: str) -> int:
+    if device == "cpu":
+        return 0
+    return torch.cuda.memory_stats()["requested_bytes.all.current"]
+
+
+def _too_large(job: Job, case: Case) -> bool:
+    """Whether a CPU would have to swap; then the rows say so."""
+    if job.device != "cpu":
+        return False
+    needed, available = peak(case.counted()).total, memory.available_bytes()
+    if needed > available:
+        why = f"not tried: needs {needed / 1e9:.3g} GB, {available / 1e9:.3g} GB are left"
+        for key in keys_of(job):
+            job.put({**key, "status": "oom", "note": why})
+    return needed > available
+
+
+def put(job: Job, table: str, picture: str, rows: list[Row], about: Row) -> None:
+    """Store a picture beside the rows of the job's section."""
+    path = job.store.path
+    bulk.put(table, path.stem, picture, rows, run=job.run, about=about, data=path.parents[2])
+
+
+def clear() -> None:
+    """Nothing of what was measured before is left on the device, cuBLAS's workspaces included."""
+    gc.collect()
+    if torch.cuda.is_available():
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+        torch.cuda.empty_cache()
+
+
+def keys_of(job: Job) -> list[dict]:
+    return [key for keys in job.wanted.values() for key in keys]

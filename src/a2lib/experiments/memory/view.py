@@ -1,0 +1,81 @@
+"""The notebook's text tables and its figure; not for the book."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from a2lib.experiments.harness.picture import subplots
+from a2lib.experiments.harness.tables import EMPTY, table
+from a2lib.experiments.memory.configurations import Case
+from a2lib.measure.snapshot import CATEGORIES
+from a2lib.theory.saved import block_saved_bytes
+from a2lib.theory.step_memory import asked, peak
+
+Row = Mapping[str, str]
+
+
+def case(row: Row) -> Case:
+    """The one that a stored row is of."""
+    return Case(row["model"], int(row["context"]), row.get("mode", "forward-backward"),
+                row["precision"], row["attention"], int(row["batch"]))  # fmt: skip
+
+
+def peaks(rows: Sequence[Row], device: str) -> str:
+    """A line for each step: GB of tensors at the peak beside what is counted, of blocks, reserved,
+    and by the driver, and the phase of the peak; or why there is none."""
+    body = []
+    for row in rows:
+        if row["phase"] != "step":
+            continue
+        one, step = case(row), int(row["step_number"])
+        counted = peak(one.counted(step))
+        whole = asked(one.counted(step)) if device == "cuda" else counted.total
+        taken = [_gb(row[column]) for column in ("reserved_bytes", "driver_bytes")]
+        body.append([str(one), step, _gb(row["tensor_bytes"]), _gb(whole), counted.phase,
+                     _gb(row["allocated_bytes"]), *taken, row["note"]])  # fmt: skip
+    heads = ["GB", "step", "tensors", "counted", "in", "blocks", "reserved", "driver"]
+    return table(body, [*heads, ""])
+
+
+def recordings(rows: Sequence[Row], device: str) -> str:
+    """A line for each recorded step."""
+    count = asked if device == "cuda" else lambda step: peak(step).total
+    body = [
+        [str(case(row)), row["step_number"], row["allocations"] or row["status"],
+         _gb(row["tensor_bytes"]), _gb(count(case(row).counted(int(row["step_number"])))),
+         row["unexplained_bytes"], row["note"]]
+        for row in rows
+    ]  # fmt: skip
+    heads = ["", "step", "tensors made", "peak, GB", "counted", "unexplained, bytes", ""]
+    return table(body, heads)
+
+
+def blocks(rows: Sequence[Row]) -> str:
+    """A line for each block: bytes by hooks, by the allocator and by formula, and of gradients."""
+    body = []
+    for row in rows:
+        one = case(row)
+        formula = block_saved_bytes(one.shape, one.batch, one.context, one.attention, one.precision)
+        cells = [f"{int(row[c]):,}" if row[c] else "-"
+                 for c in ("saved_bytes", "grown_bytes", "gradient_bytes")]  # fmt: skip
+        name = f"{one.model} {one.context} {one.precision} {one.attention}"
+        body.append([name, cells[0], f"{formula:,}", *cells[1:], row["note"]])
+    return table(body, ["block", "by hooks", "formula", "by allocator", "gradients", ""])
+
+
+def figure(rows: Sequence[Row]):
+    """A recorded step's timeline, stacked by category; None without rows."""
+    if not rows:
+        print(EMPTY)
+        return None
+    drawn, ax = subplots(figsize=(8, 3.6))
+    times = [(row["time_us"] - rows[0]["time_us"]) / 1e3 for row in rows]
+    ax.stackplot(times, [[row[c] / 1e9 for row in rows] for c in CATEGORIES], labels=CATEGORIES,
+                 step="post")  # fmt: skip
+    ax.set(xlabel="host time (ms)", ylabel="GB")
+    ax.legend(fontsize=7)
+    return drawn
+
+
+def _gb(cell) -> str:
+    return f"{int(cell) / 1e9:.4g}" if cell else "-"

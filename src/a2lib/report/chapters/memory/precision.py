@@ -1,0 +1,95 @@
+"""bf16 autocast beside fp32: which bytes go, which come."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.memory.rows import (
+    BATCH,
+    CONTEXTS,
+    MODEL,
+    Memory,
+    blocks,
+    counted,
+    gb,
+    mb,
+    step,
+)
+from a2lib.report.tables import Markdown, Table
+from a2lib.theory.saved import block_saved
+from a2lib.theory.transformer import SIZES
+
+# What a kept tensor is counted with.
+KINDS = {
+    "norms and residual stream": ("input", "root", "normalised", "norm"),
+    "copies for the linear layers": ("16-bit norm",),
+    "copies of the weights": ("16-bit weight",),
+    "q, k, v and the heads' results": ("q, k, v", "heads' results"),
+    "scores": ("mask", "probabilities", "16-bit probabilities"),
+    "FFN": ("gate, SiLU, value", "product"),
+}
+
+
+def kinds(context: int, precision: str, attention: str = "eager") -> dict[str, int]:
+    """Bytes that a block keeps, by kind."""
+    found = dict.fromkeys(KINDS, 0)
+    for one in block_saved(SIZES[MODEL], BATCH, context, attention, precision):
+        kind = next((k for k, whats in KINDS.items() if one.what in whats), "scores")
+        found[kind] += one.bytes
+    return found
+
+
+def table(caption: str, name: str) -> Table:
+    """What one block keeps by kind, in either precision."""
+    contexts = (CONTEXTS[0], CONTEXTS[2], CONTEXTS[-1])
+    lines = []
+    columns = {(c, p): kinds(c, p) for c in contexts for p in ("fp32", "bf16")}
+    for kind in KINDS:
+        lines.append([kind, *(mb(found[kind]) for found in columns.values())])
+    lines.append(["together", *(mb(sum(found.values())) for found in columns.values())])
+    heads = [f"{style.tokens(c)}: fp32" if p == "fp32" else p + " " * contexts.index(c)
+             for c, p in columns]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=["", *heads]), caption, name)
+
+
+def sentence(m: Memory) -> Markdown:
+    """In which configurations bf16 takes less, as counted and as measured."""
+    told = []
+    for mode, words in (
+        ("inference", "A forward that keeps nothing"), ("train-step", "A train-step"),
+    ):  # fmt: skip
+        ratios = [counted(step(c, mode, "bf16")).total / counted(step(c, mode)).total
+                  for c in CONTEXTS]  # fmt: skip
+        told.append(
+            f"{words} takes {min(ratios):.2f} to {max(ratios):.2f} times the memory of fp32 over "
+            f"{style.tokens(CONTEXTS[0])} to {style.tokens(CONTEXTS[-1])} tokens"
+        )
+    text = "By the count: " + ". ".join(told) + ". "
+    rows = []
+    for c in CONTEXTS:
+        for mode in ("inference", "forward", "train-step"):
+            both = [m.row(step(c, mode, p)) for p in ("fp32", "bf16")]
+            if all(row is not None and row.status == "ok" for row in both):
+                rows.append(both[1].tensor_bytes / both[0].tensor_bytes)
+    if not rows:
+        return Markdown(text + m.not_yet("bf16 beside fp32"))
+    less = sum(ratio < 1 for ratio in rows)
+    return Markdown(
+        f"{text}Measured: bf16 takes less in {less} of {len(rows)} configurations that fit in "
+        f"both, {min(rows):.2f} to {max(rows):.2f} times as much."
+    )
+
+
+def cache(m: Memory) -> Markdown:
+    """Autocast's copies of the weights, which a forward alone shows."""
+    one, other = (counted(step(CONTEXTS[0], "inference", p)) for p in ("fp32", "bf16"))
+    copies = sum(kinds(CONTEXTS[0], "bf16")[k] for k in ("copies of the weights",))
+    copies = copies * SIZES[MODEL].num_layers + 2 * SIZES[MODEL].vocab_size * SIZES[MODEL].d_model
+    return Markdown(
+        f"Autocast keeps its bf16 copy of each matrix until its context ends, {gb(copies)} GB, "
+        "also where nothing is kept for a backward: that is why a forward alone at "
+        f"{CONTEXTS[0]} tokens takes {gb(other.total)} GB in bf16 and {gb(one.total)} in fp32 "
+        f"(blocks: {gb(blocks(step(CONTEXTS[0], 'inference', 'bf16')).allocated)} and "
+        f"{gb(blocks(step(CONTEXTS[0], 'inference')).allocated)})."
+    )

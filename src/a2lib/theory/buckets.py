@@ -1,0 +1,123 @@
+"""Gradients that travel during the backward pass, in buckets: the handout's formula, and a clock.
+
+The formula rests on one assumption, that to compute a bucket's gradients takes as long as its bytes
+take to travel. Then the link, which has each message's overhead beside, never waits once the first
+bucket is there: s bytes in n buckets end n o + s / (n w) after the backward. ``simulate`` runs the
+same on a clock, for any arrival of gradients and any cost of a message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from a2lib.theory.collectives import positive
+from a2lib.theory.latency import Line
+from a2lib.theory.transformer import Shape
+
+
+def overhead_s(total: float, count: float, line: Line) -> float:
+    """Seconds from the backward's end to the last bucket's, for ``total`` bytes in ``count`` equal
+    buckets whose gradients take as long to compute as their bytes to travel."""
+    positive(total=total, count=count)
+    return count * line.overhead_s + total / (count * line.bandwidth)
+
+
+def best_count(total: float, line: Line) -> float:
+    """The number of buckets, no whole one, with the least ``overhead_s``: sqrt(s / (o w))."""
+    positive(total=total, overhead_s=line.overhead_s)
+    return math.sqrt(total / (line.overhead_s * line.bandwidth))
+
+
+def best_size(total: float, line: Line) -> float:
+    """Bytes of each of those buckets: sqrt(s o w)."""
+    return total / best_count(total, line)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """``elements`` of one parameter, and the share of the backward that computing them takes."""
+
+    elements: int
+    share: float
+
+
+def gradients(shape: Shape) -> list[Gradient]:
+    """Those of the course's Transformer in the order in which a backward pass makes them.
+
+    Shares are by multiply-adds of the products with weights, of which gradients of norms and of the
+    embedding have none; attention's own products, a few percent, are left out.
+    """
+    d, wide, table = shape.d_model, shape.d_ff * shape.d_model, shape.vocab_size * shape.d_model
+    products = [wide, wide, wide, d * d, d * d, d * d, d * d]
+    block = [(n, n) for n in products[:3]] + [(d, 0)] + [(n, n) for n in products[3:]] + [(d, 0)]
+    made = [(table, table), (d, 0), *block * shape.num_layers, (table, 0)]
+    whole = sum(weight for _, weight in made)
+    return [Gradient(elements, weight / whole) for elements, weight in made]
+
+
+@dataclass(frozen=True)
+class Run:
+    """``exposed_s`` seconds from the backward's end to the last message's, ``busy_s`` of the link,
+    and the number of messages."""
+
+    exposed_s: float
+    busy_s: float
+    messages: int
+
+
+def fill(sizes: Sequence[float], bucket: float) -> Iterator[list[int]]:
+    """The indices of each bucket of at most ``bucket`` bytes; what is larger has its own."""
+    held, open_ = 0.0, []
+    for i, size in enumerate(sizes):
+        if open_ and held + size > bucket:
+            yield open_
+            held, open_ = 0.0, []
+        open_.append(i)
+        held += size
+    if open_:
+        yield open_
+
+
+def simulate(
+    sizes: Sequence[float], ready_s: Sequence[float], bucket: float, cost: Callable[[float], float]
+) -> Run:
+    """One link that sends buckets in order, each once its last gradient is there.
+
+    ``sizes`` are bytes and ``ready_s`` the times at which gradients are there, in that order, the
+    last one at the backward's end; ``cost(bytes)`` is the seconds of a message.
+    """
+    free = busy = 0.0
+    count = 0
+    for bucket_of in fill(sizes, bucket):
+        takes = cost(sum(sizes[i] for i in bucket_of))
+        free = max(free, ready_s[bucket_of[-1]]) + takes
+        busy, count = busy + takes, count + 1
+    return Run(free - ready_s[-1], busy, count)
+
+
+def arrivals(made: Sequence[Gradient], backward_s: float) -> list[float]:
+    """When each gradient is there, in a backward of so many seconds."""
+    return [backward_s * done for done in itertools.accumulate(one.share for one in made)]
+
+
+def curve(sizes: Sequence[float], times_s: Sequence[float]) -> Callable[[float], float]:
+    """The seconds of a message of any size, from measured ones: straight lines between the points,
+    both axes logarithmic; the least time below them, the largest's bandwidth beyond."""
+    points = sorted(zip(sizes, times_s, strict=True))
+    known = [size for size, _ in points]
+
+    def cost(size: float) -> float:
+        if size <= known[0]:
+            return points[0][1]
+        if size >= known[-1]:
+            return points[-1][1] * size / known[-1]
+        i = bisect_left(known, size)
+        (low, first), (high, last) = points[i - 1], points[i]
+        part = math.log(size / low) / math.log(high / low)
+        return first * (last / first) ** part
+
+    return cost

@@ -1,0 +1,127 @@
+"""What a training step takes: the peak of its tensors, and of the allocator's blocks for them.
+
+    step = StepMemory(SIZES["2.7B"], batch=4, context=512)
+    peak(step).total                   # of tensors; .by_category
+    asked(step)                        # with cuBLAS's workspaces
+    replay(step).allocated             # what torch.cuda.max_memory_allocated() says of that step
+
+``StepMemory`` is of ``a2lib.theory.step_tensors``, which has every tensor; beyond them a GPU holds
+cuBLAS's workspaces, and what is left of a block that is not worth splitting (``allocator``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from a2lib.theory.allocator import Allocator
+from a2lib.theory.step_tensors import CATEGORIES, MODES, OTHER, StepMemory
+
+__all__ = [
+    "CATEGORIES",
+    "MODES",
+    "Peak",
+    "Replay",
+    "StepMemory",
+    "asked",
+    "peak",
+    "points",
+    "replay",
+]
+
+WORKSPACE = 32 * 2**20  # of cuBLAS for one thread, on Hopper
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The first moment of most bytes: its phase, bytes by category, and the tensors that the step
+    has made and not dropped, name -> bytes."""
+
+    phase: str
+    by_category: dict[str, int]
+    made: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_category.values())
+
+
+def points(step: StepMemory) -> list[tuple[str, dict[str, int]]]:
+    """Phase and bytes by category at the beginning and after each event."""
+    now = step.standing()
+    found = [("forward", dict(now))]
+    for event in step.events():
+        now[event.category] += event.bytes if event.made else -event.bytes
+        found.append((event.phase, dict(now)))
+    return found
+
+
+def peak(step: StepMemory, phase: str | None = None) -> Peak:
+    """The peak of what tensors hold, of the whole step or of one phase. Raises ValueError, naming
+    those there are, for a phase that the step does not have."""
+    total, most, at = 0, -1, -1
+    for number, event in enumerate(step.events()):
+        total += event.bytes if event.made else -event.bytes
+        if total > most and event.made and phase in (None, event.phase):
+            most, at = total, number
+    if at < 0:
+        there = ", ".join(dict.fromkeys(e.phase for e in step.events() if e.phase))
+        raise ValueError(f"phase {phase!r}: allowed are {there}")
+    now, live = step.standing(), {}
+    for event in step.events()[: at + 1]:
+        now[event.category] += event.bytes if event.made else -event.bytes
+        if event.made:
+            live[event.name] = event.bytes
+        else:
+            del live[event.name]
+    return Peak(event.phase, now, live)
+
+
+def asked(step: StepMemory) -> int:
+    """Bytes that a GPU's allocator has been asked for at the peak: those of tensors and of cuBLAS's
+    workspaces, one for each thread that has multiplied by then."""
+    threads = 1 if step.first or step.mode in ("inference", "forward") else 2
+    total, most = sum(step.standing().values()), 0
+    for event in step.events():
+        if event.phase == "backward":
+            threads = 2
+        total += event.bytes if event.made else -event.bytes
+        most = max(most, total + threads * WORKSPACE)
+    return most
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Bytes as a GPU's allocator counts them, at the peak of the last step of a run: ``allocated``
+    in blocks, cuBLAS's workspaces among them, and ``reserved``, taken from the device by then."""
+
+    allocated: int
+    reserved: int
+
+
+def replay(step: StepMemory, steps: int = 2, capacity: int = 2**62) -> Replay:
+    """A run of so many steps, block by block: the model is built, then each step is played.
+
+    Raises allocator.OutOfMemory where ``capacity`` bytes are too few.
+    """
+    device = Allocator(capacity)
+    for name, size in step.parameters().items():
+        device.allocate(name, size)
+    for size in step.parameters().values():
+        if size > step.size("D"):  # drawn in a tensor of its own, then copied
+            device.allocate("drawn", size)
+            device.free("drawn")
+    device.allocate("tables", 4 * step.context * step.shape.head_dim)
+    device.allocate("batch", step.standing()[OTHER])
+    workspaces = {"forward", "backward"}  # of the thread that runs each
+    for number in range(steps):
+        device.peak = device.allocated
+        for event in dataclasses.replace(step, first=number == 0).events():
+            if event.phase in workspaces:
+                workspaces.remove(event.phase)
+                device.allocate(f"workspace of {event.phase}", WORKSPACE)
+            if event.made:
+                device.allocate(event.name, event.bytes)
+            else:
+                device.free(event.name)
+    return Replay(device.peak, device.reserved)

@@ -1,0 +1,184 @@
+"""What a worker stores of memory, at the smallest sizes; and what is asked of it."""
+
+import contextlib
+import dataclasses
+
+import pytest
+import torch
+
+from a2lib.experiments import memory
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.memory import handlers, view
+from a2lib.experiments.memory.configurations import CONTEXTS, Case, Parameters
+from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, bulk
+from a2lib.theory.saved import block_saved_bytes
+from a2lib.theory.step_memory import peak
+
+TINY = Parameters(context=16, batch=2)
+
+
+def counted(case, step):
+    """What the theory has for a CPU."""
+    return peak(dataclasses.replace(case.counted(step), cuda=False)).total
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    monkeypatch.setattr(handlers, "build_dir", lambda: tmp_path / "build")
+
+
+@pytest.mark.parametrize("mode", ["inference", "train-step"])
+def test_peaks_are_those_of_the_count(job, here, mode):
+    asked = dataclasses.replace(TINY, mode=mode)
+    (task,) = memory.peak_tasks(asked, "table", "cpu")
+    given = job(MEMORY, task)
+    handlers.peaks(given)
+    rows = {(int(r["step_number"]), r["phase"]): r for r in given.store.rows()}
+    (case,) = asked.cases("table", "cpu")
+    assert set(rows) == {(step, phase) for step in (0, 1) for phase in case.phases()}
+    for step in (0, 1):
+        assert int(rows[step, "step"]["tensor_bytes"]) == counted(case, step)
+        phases = [int(rows[step, p]["tensor_bytes"]) for p in case.phases()]
+        assert max(phases[:-1]) == phases[-1]
+    assert not any(r["allocated_bytes"] or r["driver_bytes"] for r in rows.values())
+    assert f"tiny 16 {mode} fp32 eager" in view.peaks(given.store.rows(), "cpu")
+
+
+def test_a_recording_is_rows_and_pictures(job, here):
+    (task,) = memory.recording_tasks(TINY, "cpu")
+    given = job(MEMORY_RECORDING, task)
+    handlers.recording(given)
+    first, second = given.store.rows()
+    (case,) = TINY.cases("recordings", "cpu")
+    assert int(first["tensor_bytes"]) == counted(case, 0)
+    assert int(second["tensor_bytes"]) == counted(case, 1)
+    assert {first["unexplained_bytes"], second["unexplained_bytes"]} == {"0"}
+    data = given.store.data
+    for table in ("memory", "lines", "largest"):
+        assert bulk.pictures(table, data) == [("cpu", f"{case.picture}-{n}") for n in (0, 1)]
+    drawn = bulk.read("memory", "cpu", f"{case.picture}-1", data)
+    totals = [sum(row[c] for c in view.CATEGORIES) for row in drawn.rows]
+    assert max(totals) == counted(case, 1) and drawn.about["peak phase"] == "step 1/backward"
+    lines = bulk.read("lines", "cpu", f"{case.picture}-1", data).rows
+    assert any(row["line"].startswith("attention/reference.py:") for row in lines)
+    assert view.figure(drawn.rows).axes[0].collections and view.figure([]) is None
+    assert "0" in view.recordings(given.store.rows(), "cpu")
+
+
+def test_a_block_keeps_what_the_formula_says(job, here):
+    (task,) = memory.block_tasks(TINY, "cpu")
+    given = job(MEMORY_BLOCK, task)
+    handlers.block(given)
+    (row,) = given.store.rows()
+    (case,) = TINY.cases("blocks", "cpu")
+    formula = block_saved_bytes(case.shape, 2, 16)
+    parameters = 4 * 32**2 + 3 * 32 * 64 + 2 * 32
+    assert (row["saved_bytes"], row["gradient_bytes"]) == (str(formula), str(4 * parameters))
+    assert row["grown_bytes"] == ""
+    seen = bulk.read("saved", "cpu", case.picture, given.store.data).rows
+    assert sum(r["bytes"] for r in seen) == formula
+    assert any("SoftmaxBackward0.result" in r["operations"] for r in seen)
+    assert f"{formula:,}" in view.blocks(given.store.rows())
+
+
+class Allocator:
+    """The statistics of an allocator whose phases peak at 100, 200, ... bytes."""
+
+    def __init__(self):
+        self.peaks = iter(range(100, 9900, 100))
+
+    def memory_stats(self):
+        most = next(self.peaks)
+        names = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+        return {f"{name}.all.peak": most + i for i, name in enumerate(names)}
+
+    def reset_peak_memory_stats(self):
+        pass
+
+    def mem_get_info(self):
+        return 40, 1000
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A GPU of made-up numbers: its tensors are on the CPU."""
+    for name in ("memory_stats", "reset_peak_memory_stats", "mem_get_info"):
+        monkeypatch.setattr(torch.cuda, name, getattr(Allocator(), name))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    made = handlers.Workload
+
+    def workload(config, device):
+        return made(dataclasses.replace(config, device="cpu"), "cpu")
+
+    monkeypatch.setattr(handlers, "Workload", workload)
+
+
+def test_a_gpus_peaks_by_phase(job, monkeypatch, stand_in):
+    (task,) = memory.peak_tasks(dataclasses.replace(TINY, model="tiny"), "table", "cuda")
+    given = job(MEMORY, task, "cuda")
+    handlers.peaks(given)
+    rows = {(int(r["step_number"]), r["phase"]): r for r in given.store.rows()}
+    levels = ("tensor_bytes", "allocated_bytes", "reserved_bytes", "driver_bytes")
+    found = {key: [row[c] for c in levels] for key, row in rows.items()}
+    assert found[0, "forward"] == ["100", "101", "102", ""]
+    assert found[0, "step"] == ["400", "401", "402", "960"]
+    assert found[1, "step"] == ["800", "801", "802", "960"]
+
+
+def test_out_of_memory_names_the_phase_and_keeps_what_was_before(job, monkeypatch, stand_in):
+    @contextlib.contextmanager
+    def phase(self, name):
+        yield from real(self, name)
+        if (self._number, name) == (1, "backward"):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. If you are")
+
+    real = handlers.Peaks.phase.__wrapped__
+    monkeypatch.setattr(handlers.Peaks, "phase", phase)
+    (task,) = memory.peak_tasks(dataclasses.replace(TINY, model="tiny"), "table", "cuda")
+    given = job(MEMORY, task, "cuda")
+    handlers.peaks(given)
+    rows = {(int(r["step_number"]), r["phase"]): r for r in given.store.rows()}
+    assert rows[0, "step"]["status"] == rows[1, "loss"]["status"] == "ok"
+    for name in ("optimizer", "step"):
+        assert rows[1, name]["status"] == "oom"
+        assert rows[1, name]["note"] == (
+            "in step 1, backward: CUDA out of memory. Tried to allocate 2 GiB."
+        )
+    assert "out of memory" in view.peaks(given.store.rows(), "cuda")
+
+
+def test_what_a_cpu_would_have_to_swap_is_not_tried(job, monkeypatch):
+    monkeypatch.setattr(handlers.memory, "available_bytes", lambda: 1000)
+    for section, tasks, handler in (
+        (MEMORY, memory.peak_tasks(TINY, "table", "cpu"), handlers.peaks),
+        (MEMORY_RECORDING, memory.recording_tasks(TINY, "cpu"), handlers.recording),
+        (MEMORY_BLOCK, memory.block_tasks(TINY, "cpu"), handlers.block),
+    ):
+        given = job(section, tasks[0])
+        handler(given)
+        assert {r["status"] for r in given.store.rows()} == {"oom"}
+        assert all(r["note"].startswith("not tried: needs") for r in given.store.rows())
+
+
+def test_the_sweeps_have_what_the_questions_ask():
+    everything = Parameters(sweep="all")
+    table = everything.cases("table", "cuda")
+    for context in (128, 256, 512, 2048):  # of both editions
+        for mode in ("inference", "train-step"):
+            for precision in ("fp32", "bf16"):
+                assert Case("2.7B", context, mode, precision) in table
+    models = {case.model for case in everything.cases("sizes", "cuda")}
+    assert models == {"small", "medium", "large", "xl25", "10B"}
+    blocks = {(c.precision, c.attention) for c in everything.cases("blocks", "cuda")}
+    assert len(blocks) == 4
+    assert Case("2.7B", 512) in everything.cases("recordings", "cuda")
+    for sweep in ("table", "sizes", "recordings", "blocks"):
+        found = everything.cases(sweep, "cuda")
+        assert len({case.picture for case in found}) == len(set(found)) == len(found)
+        assert Parameters(sweep="table").has(sweep) == (sweep == "table")
+    assert Parameters(sweep="table").cases("table", "cpu")[0].context in CONTEXTS["cpu"]
+
+
+def test_a_sweep_has_its_own_configurations():
+    with pytest.raises(ParameterError, match="leave context out"):
+        Parameters(sweep="table", context=32)

@@ -1,0 +1,77 @@
+"""Buckets: the handout's formula against a clock, and the clock by hand."""
+
+import pytest
+import torch
+
+from a2lib.model import TransformerLM
+from a2lib.theory.buckets import (
+    Gradient,
+    arrivals,
+    best_count,
+    best_size,
+    curve,
+    fill,
+    gradients,
+    overhead_s,
+    simulate,
+)
+from a2lib.theory.latency import Line
+from a2lib.theory.transformer import SIZES, Shape, parameter_count
+
+LINE = Line(2e-5, 3e11)
+
+
+@pytest.mark.parametrize("count", [1, 7, 40, 400])
+def test_the_formula_is_the_clock_under_its_assumption(count):
+    """Each bucket's gradients take as long as its bytes."""
+    total = 8e9
+    sizes = [total / count] * count
+    ready = [(k + 1) * total / count / LINE.bandwidth for k in range(count)]
+    run = simulate(sizes, ready, total / count, LINE.time_s)
+    assert run.messages == count
+    assert run.exposed_s == pytest.approx(overhead_s(total, count, LINE))
+    assert run.busy_s == pytest.approx(count * LINE.overhead_s + total / LINE.bandwidth)
+
+
+def test_the_best_number_is_a_minimum():
+    total = 8e9
+    best = best_count(total, LINE)
+    least = overhead_s(total, best, LINE)
+    assert least == pytest.approx(2 * (total * LINE.overhead_s / LINE.bandwidth) ** 0.5)
+    assert all(overhead_s(total, best * f, LINE) > least for f in (0.5, 0.99, 1.01, 2))
+    assert best_size(total, LINE) == pytest.approx((total * 2e-5 * 3e11) ** 0.5)
+
+
+def test_the_clock_by_hand():
+    # Ready at 1, 2, 10; a message takes as many seconds as it has bytes.
+    def cost(size):
+        return size
+
+    assert simulate([4, 1, 2], [1, 2, 10], 0, cost).exposed_s == 2  # 1-5, 5-6, 10-12
+    assert simulate([4, 1, 2], [1, 2, 10], 5, cost).exposed_s == 2  # 2-7, 10-12
+    assert simulate([4, 1, 2], [1, 2, 10], 99, cost).exposed_s == 7  # 10-17
+    late = simulate([4, 9, 2], [1, 2, 10], 0, cost)  # 1-5, 5-14, 14-16
+    assert (late.exposed_s, late.busy_s, late.messages) == (6, 15, 3)
+    assert list(fill([4, 1, 2, 9], 5)) == [[0, 1], [2], [3]]
+
+
+def test_gradients_are_the_models_in_the_order_of_a_backward():
+    shape = Shape(8, 16, 2, 2, vocab_size=11)
+    model = TransformerLM(vocab_size=11, context_length=4, d_model=8, num_layers=2, num_heads=2,
+                          d_ff=16, rope_theta=1e4)  # fmt: skip
+    arrived = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: arrived.append(p.numel()))
+    model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    assert [one.elements for one in gradients(shape)] == arrived
+    for name in ("small", "xl25"):
+        made = gradients(SIZES[name])
+        assert sum(one.elements for one in made) == parameter_count(SIZES[name])
+        assert sum(one.share for one in made) == pytest.approx(1)
+    assert arrivals([Gradient(1, 0.25), Gradient(1, 0.75)], 4.0) == [1.0, 4.0]
+
+
+def test_the_curve_goes_through_its_points():
+    cost = curve([100.0, 1.0, 10.0], [50.0, 2.0, 10.0])
+    assert [cost(s) for s in (0.1, 1, 10, 100, 200)] == pytest.approx([2, 2, 10, 50, 100])
+    assert cost(10**0.5) == pytest.approx((2 * 10) ** 0.5)

@@ -1,0 +1,223 @@
+"""The step, tensor by tensor: against PyTorch on a CPU, and against what a GPU measured."""
+
+import csv
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+
+from a2lib.attention import passes
+from a2lib.benchmark import MODES as BENCHMARKED
+from a2lib.measure import snapshot
+from a2lib.model import TransformerLM, cross_entropy
+from a2lib.model import attention as attentions
+from a2lib.paths import ROOT
+from a2lib.theory.allocator import OutOfMemory
+from a2lib.theory.devices import named_device
+from a2lib.theory.jobs import Job
+from a2lib.theory.layouts import Layout, evaluate
+from a2lib.theory.saved import block_saved_bytes
+from a2lib.theory.step_memory import (
+    CATEGORIES,
+    MODES,
+    WORKSPACE,
+    StepMemory,
+    asked,
+    peak,
+    points,
+    replay,
+)
+from a2lib.theory.transformer import SIZES, Shape, state_bytes
+
+TINY = StepMemory(Shape(24, 40, 2, 2, 56), 2, 16, cuda=False)
+
+
+def as_cuda_casts(q, k, v):
+    """Eager attention with the softmax in float32, as CUDA's autocast has it and the CPU's not."""
+    scores = q @ k.transpose(-1, -2) * (1 / q.shape[-1] ** 0.5)
+    query = torch.arange(q.shape[-2])[:, None]
+    scores = scores.masked_fill(torch.arange(q.shape[-2]) > query, float("-inf"))
+    return torch.softmax(scores.float(), -1) @ v
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """``recorded(step)``: the snapshot of two such steps on the CPU."""
+    # Under a dispatch mode the operator runs in the place of the Function that a GPU runs.
+    monkeypatch.setattr(attentions, "_get_current_dispatch_mode", lambda: None)
+    # Triton's interpreter holds on to what it was given; the tensors are made before a launch.
+    monkeypatch.setattr(passes, "check_supported", lambda q: None)
+    monkeypatch.setattr(passes._Problem, "_launch", lambda *_: None)
+
+    def record(step):
+        if (step.precision, step.attention) == ("bf16", "eager"):
+            monkeypatch.setitem(attentions.ATTENTIONS, "eager", as_cuda_casts)
+        s = step.shape
+        with snapshot.Recorder(tmp_path / "x", "cpu") as recorder:
+            model = TransformerLM(s.vocab_size, step.context, s.d_model, s.num_layers, s.num_heads,
+                                  s.d_ff, attention=step.attention, seed=0)  # fmt: skip
+            tokens, targets = torch.randint(s.vocab_size, (2, step.batch, step.context))
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            recorder.watch(model, optimizer)
+            for number in range(2):
+                with recorder.phase(f"step {number}"):
+                    one_step(step, model, optimizer, recorder.phase, tokens, targets)
+        return snapshot.read(tmp_path / "x")
+
+    return record
+
+
+def one_step(step, model, optimizer, phase, tokens, targets):
+    narrow = step.precision == "bf16"
+    with torch.set_grad_enabled(step.mode != "inference"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            with phase("forward"):
+                output = model(tokens)
+            if step.mode in ("inference", "forward"):
+                return
+            with phase("loss"):
+                output = cross_entropy(output, targets)
+        with phase("backward"):
+            output.backward()
+        if step.mode == "train-step":
+            with phase("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+        else:
+            model.zero_grad()
+
+
+def made(found, number):
+    """(phase, bytes, total after it) of each allocation of one recorded step."""
+    changes = []
+    for one in found.allocations:
+        changes += [(one.first, one.bytes, one)] if one.first >= 0 else []
+        changes += [(one.last, -one.bytes, one)] if one.last < math.inf else []
+    total = sum(one.bytes for one in found.allocations if one.first < 0)
+    rows = []
+    for _, change, one in sorted(changes, key=lambda c: c[0]):
+        total += change
+        if change > 0 and one.phase.startswith(f"step {number}/"):
+            rows.append((one.phase.partition("/")[2], change, total, one.category))
+    return rows
+
+
+def expected(step):
+    total, rows = sum(step.standing().values()), []
+    for event in step.events():
+        total += event.bytes if event.made else -event.bytes
+        if event.made:
+            rows.append((event.phase, event.bytes, total, event.category))
+    return rows
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+@pytest.mark.parametrize("mode", ["inference", "train-step"])
+def test_every_tensor_of_a_step_is_pytorchs(recorded, mode, attention, precision):
+    step = dataclasses.replace(TINY, mode=mode, attention=attention, precision=precision)
+    found = recorded(step)
+    for number in range(2):
+        mine = dataclasses.replace(step, first=number == 0)
+        want, seen = expected(mine), made(found, number)
+        for place, both in enumerate(zip(want, seen, strict=False)):
+            assert both[0] == both[1], f"step {number}, tensor {place} of {len(want)}"
+        assert len(want) == len(seen)
+
+
+def test_what_a_forward_keeps_is_what_its_blocks_keep():
+    for precision in ("fp32", "bf16"):
+        step = StepMemory(SIZES["small"], 4, 256, "forward", precision)
+        end = peak(step).by_category["saved for backward"]
+        s, u = step.shape, step.size("u")
+        rest = 2 * u + step.size("r") + u if precision == "fp32" else 2 * u + step.size("r")
+        if precision == "bf16":  # the head's input and weight
+            rest += u // 2 + 2 * s.vocab_size * s.d_model
+        assert end == s.num_layers * block_saved_bytes(s, 4, 256, "eager", precision) + rest
+
+
+def test_peaks_by_hand():
+    s = Shape(8, 16, 1, 2, 100)
+    step = StepMemory(s, 1, 4, first=True)
+    state = state_bytes(s)
+    found = peak(step, "optimizer")
+    assert found.by_category["gradients"] == state.gradients
+    assert found.by_category["optimizer state"] == state.optimizer + 4 * 12
+    assert found.by_category["parameters"] == state.parameters + 2 * 4 * 2 * 4
+    # Loss, and token ids and targets; nothing is left of forward and backward.
+    assert found.total - state.total - 4 * 12 - 64 == 4 + 2 * 4 * 8
+    inference = dataclasses.replace(step, mode="inference")
+    # The logits, the last norm and its input.
+    assert peak(inference).made == {"last/logits": 1600, "last/norm": 128, "x1": 128}
+    assert [p[0] for p in points(step)][:2] == ["forward", "forward"]
+    assert points(step)[-1][1]["gradients"] == 0
+
+
+def test_workspaces_come_with_their_threads():
+    step = StepMemory(SIZES["small"])
+    for one, threads in ((step, 2), (dataclasses.replace(step, mode="forward"), 1),
+                         (dataclasses.replace(step, first=True), 2)):  # fmt: skip
+        assert asked(one) == peak(one).total + threads * WORKSPACE
+
+
+def test_the_softmax_of_a_gpu_makes_one_more_tensor():
+    gpu, cpu = (StepMemory(SIZES["small"], 4, 1024, cuda=cuda) for cuda in (True, False))
+    more = {e.name for e in gpu.events()} - {e.name for e in cpu.events()}
+    assert more == {f"{i}a/weighted" for i in range(12)}
+    assert peak(gpu, "backward").total >= peak(cpu, "backward").total
+
+
+def h200(mode, models):
+    path = ROOT / "data" / "measured" / "benchmark" / "nvidia-h200.csv"
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            plain = row["compile"] == "none" and row["capture"] == "false"
+            plain &= (row["precision"], row["attention"]) == ("fp32", "eager")
+            if plain and row["peak_bytes"] and (row["mode"], row["phase"]) == (mode, "step"):
+                if row["model"] in models:
+                    yield row
+
+
+@pytest.mark.parametrize("mode", ["train-step", "forward-backward"])
+def test_the_blocks_are_those_that_an_h200_counted(mode):
+    """Not to the byte: what ran before in that process is not known."""
+    rows = list(h200(mode, ("small", "2.7B")))
+    assert rows, "no row of the benchmark is there"
+    for row in rows:
+        step = StepMemory(SIZES[row["model"]], int(row["batch"]), int(row["context"]), mode)
+        assert replay(step).allocated == pytest.approx(int(row["peak_bytes"]), rel=5e-4), row
+
+
+def test_a_replay_ends_where_the_device_does():
+    step = StepMemory(Shape(512, 1024, 2, 8), 4, 256)
+    found = replay(step)
+    assert peak(step).total < found.allocated <= found.reserved
+    assert replay(step, capacity=found.reserved).reserved <= found.reserved
+    with pytest.raises(OutOfMemory):
+        replay(step, capacity=peak(step).total)
+
+
+@pytest.mark.parametrize(("size", "context"), [("large", 128), ("small", 2048), ("2.7B", 512)])
+def test_a_plan_for_one_device_takes_what_is_counted(size, context):
+    """The planner's few terms, at the moment that is its largest."""
+    for precision, attention in itertools.product(("fp32", "bf16"), ("eager", "flash")):
+        how = {"precision": precision, "attention": attention}
+        job = Job(SIZES[size], named_device("H200"), 1, 4, context, **how)
+        found = peak(StepMemory(SIZES[size], 4, context, **how)).total
+        planned = evaluate(job, Layout(sharding="none")).memory_bytes
+        assert planned == pytest.approx(found, rel=0.03), how
+
+
+def test_steps_that_cannot_be():
+    for name, words in (
+        ("mode", "mode 'nap': allowed are inference, forward, forward-backward, train-step"),
+        ("precision", "precision 'nap': allowed are fp32, bf16"),
+        ("attention", "attention 'nap': allowed are eager, flash"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            dataclasses.replace(TINY, **{name: "nap"})
+    with pytest.raises(ValueError, match="phase 'nap': allowed are forward"):
+        peak(TINY, "nap")
+    assert snapshot.CATEGORIES == CATEGORIES and set(MODES) == set(BENCHMARKED)

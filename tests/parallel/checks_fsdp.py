@@ -163,6 +163,35 @@ def fsdp_trains_as_one_process_to_the_bit():
 
 
 @check(2)
+def fsdp_trains_units_that_return_one_tensor():
+    """The last unit's output is the root's, and a skipped one's that of the unit before it."""
+    rank, size = world()
+    x = torch.rand(size, 3, 5)
+
+    class Skipped(nn.Linear):
+        def forward(self, x):
+            return x
+
+    for last in ([], [nn.Identity()], [Skipped(2, 2)], [Skipped(2, 2), nn.ReLU()]):
+        first = nn.Sequential(nn.Linear(5, 4), Skipped(4, 4), nn.Linear(4, 2), *last)
+        fsdp, reference = FSDP(unlike(first)), copy.deepcopy(first)
+        with torch.no_grad():
+            for p in reference.parameters():
+                dist.broadcast(p, 0)
+        for _ in range(2):
+            losses = [lambda m, r=r: m(x[r]).square().sum() for r in range(size)]
+            losses[rank](fsdp).backward()
+            fsdp.finish_gradient_synchronization()
+            mean_gradients(reference, [[loss] for loss in losses])
+            for p, q in zip(fsdp.parameters(), reference.parameters(), strict=True):
+                if q.grad is None:
+                    assert p.grad is None
+                else:
+                    same(p.grad, q.grad if q.dim() < 2 else q.grad.chunk(size)[rank])
+            fsdp.zero_grad()
+
+
+@check(2)
 def fsdp_takes_tied_frozen_and_unused():
     """Also used on one rank alone, and an optimizer that was made before."""
     rank, size = world()

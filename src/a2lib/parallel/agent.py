@@ -4,7 +4,8 @@
 
 Everything after the module's name is torchrun's. What it adds: the guard of ``lifeline``, for
 torchrun here and for the ranks through ``A2LIB_AGENT``, and ``agent.json`` with the exit code
-of each rank that did not end well (negative: a signal) and when, in seconds, torchrun saw it.
+of each rank that did not end well (negative: a signal) and when, in seconds, torchrun saw it. Where
+torchrun itself fails, ``agent.error`` has the first cause in one line.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ def main(arguments: list[str]) -> int:
         ends = {rank: (end.exitcode, end.timestamp) for rank, end in error.failures.items()}
         Path(os.environ["A2LIB_RUN_DIR"], "agent.json").write_text(json.dumps(ends))
         return 1
+    except Exception as error:
+        while error.__cause__:
+            error = error.__cause__
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        Path(os.environ["A2LIB_RUN_DIR"], "agent.error").write_text(line)
+        raise
     return 0
 
 

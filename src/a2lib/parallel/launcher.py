@@ -110,6 +110,8 @@ def launch(
             "target": target,
             "arguments": dict(arguments or {}),
             "device": device,
+            "nodes": nodes,
+            "processes": processes,
             "collective_timeout_s": collective_timeout_s or 2 * time_limit_s,
         }
         Path(folder, "task.json").write_text(json.dumps(task))
@@ -122,7 +124,7 @@ def launch(
                 env=_environment(processes, folder, env or {}),
                 start_new_session=True,  # a Ctrl-C in the terminal is for this process alone
             )
-        run = _Run(Path(folder), agent, processes * nodes, on_progress, on_output)
+        run = _Run(Path(folder), agent, processes * nodes, endpoint, on_progress, on_output)
         try:
             run.wait(time_limit_s, overdue)
         finally:
@@ -139,10 +141,12 @@ class _Run:
         folder: Path,
         agent: subprocess.Popen,
         world: int,
+        endpoint: str | None,
         on_progress: OnProgress | None,
         on_output: OnOutput,
     ) -> None:
         self.folder, self.agent, self.world = folder, agent, world
+        self.endpoint = endpoint
         self._listeners = {"out": on_output}
         if on_progress:
             self._listeners["events"] = lambda rank, line: on_progress(rank, json.loads(line))
@@ -183,14 +187,18 @@ class _Run:
     def _all(self, kind: str) -> list[tuple[int, object]]:
         """Each rank and what its file of this kind holds, in rank order."""
         found = []
-        for rank in range(self.world):
+        for rank in self._ranks(kind):
             with contextlib.suppress(FileNotFoundError):
                 found.append((rank, json.loads(path_of(self.folder, rank, kind).read_text())))
         return found
 
+    def _ranks(self, kind: str) -> list[int]:
+        # Not those there should be: nodes that disagree may give a rank any number.
+        return sorted(int(x.stem.removeprefix("rank-")) for x in self.folder.glob(f"rank-*.{kind}"))
+
     def _hand_on(self, to_the_end: bool = False) -> None:
-        for rank in range(self.world):
-            for kind, listener in self._listeners.items():
+        for kind, listener in self._listeners.items():
+            for rank in self._ranks(kind):
                 for line in self._lines(path_of(self.folder, rank, kind), to_the_end):
                     listener(rank, line)
 
@@ -213,14 +221,18 @@ class _Run:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(STACKS_S)
-        paths = [(rank, path_of(self.folder, rank, "stacks")) for rank in range(self.world)]
-        return {rank: path.read_text().strip() for rank, path in paths if path.exists()}
+        return {
+            rank: path_of(self.folder, rank, "stacks").read_text().strip()
+            for rank in self._ranks("stacks")
+        }
 
     def _shown(self, stacks: Mapping[int, str]) -> str:
         if stacks:
             texts = (f"rank {rank}: {text or 'said nothing'}" for rank, text in stacks.items())
             return "".join(f"\n\n{text}" for text in texts)
-        return f"; none of this node's had started{self._said('torchrun.out', 'torchrun')}"
+        alone = ": all nodes must be launched, with the same nodes, processes, job and endpoint"
+        why = alone if self.endpoint else ""
+        return f"; none of this node's had started{why}{self._said('torchrun.out', 'torchrun')}"
 
     def _failure(self) -> LaunchError:
         try:
@@ -228,7 +240,7 @@ class _Run:
         except FileNotFoundError:
             said = self._said("torchrun.out", "torchrun")
             code = self.agent.returncode
-            return LaunchError(f"torchrun failed, exit code {code}{said}", code=code)
+            return LaunchError(f"{self._why(code)}{said}", code=code)
         ends = {int(rank): tuple(end) for rank, end in json.loads(text).items()}
         codes = {rank: code for rank, (code, _) in ends.items()}
         errors = dict(self._all("error"))
@@ -244,6 +256,19 @@ class _Run:
             message += self._said(path_of(self.folder, rank, "out").name, f"rank {rank}")
         text = "\n\n".join([message, *(["\n".join(others)] if others else [])])
         return RankFailed(text, rank, codes.get(rank))
+
+    def _why(self, code: int) -> str:
+        """Why torchrun failed, in one line."""
+        path = self.folder / "agent.error"
+        if not path.exists():
+            return f"torchrun failed, exit code {code}"
+        why = path.read_text()
+        if "EADDRINUSE" in why:
+            return (
+                f"the port of endpoint {self.endpoint} is in use on this node; take a free one, "
+                "the same on every node"
+            )
+        return f"torchrun failed: {why}"
 
     def _said(self, name: str, who: str) -> str:
         path = self.folder / name
@@ -289,7 +314,11 @@ def _command(
     where = (
         ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
         if nodes == 1
-        else ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--node-rank={node}"]
+        else [
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--node-rank={node}"),
+            # Said, not guessed: who guesses takes what occupies the port for the host, and waits.
+            f"--rdzv-conf=is_host={int(node == 0)}",
+        ]
     )
     return [
         *(sys.executable, "-m", "a2lib.parallel.agent"),

@@ -78,6 +78,12 @@ def _redirect(folder: str, rank: int) -> None:
 
 
 def _call(task: dict) -> object:
+    world, nodes, processes = int(os.environ["WORLD_SIZE"]), task["nodes"], task["processes"]
+    if world != nodes * processes:
+        raise ValueError(
+            f"the world has {world} ranks, this node was launched for {nodes} x {processes}; nodes "
+            "and processes must be the same on every node"
+        )
     if task["device"]:
         _init_process_group(task["device"], task["collective_timeout_s"])
     module, _, name = task["target"].partition(":")

@@ -41,6 +41,7 @@ class Unit:
         self.trained = [p for p in sharded if p.master.requires_grad]
         self.gathered = False
         self.in_backward = False  # its backward has begun, and its gradients have not left
+        self.began_at: object = None  # the mark of the node at which it began
         self._lane, self._group = lane, group
         self._filled: torch.cuda.Event | None = None
 

@@ -301,29 +301,37 @@ class FSDP(nn.Module):
         """Have ``_before_backward`` called when a gradient reaches ``output``; whether one can."""
         tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
 
-        def gradient_comes(*_: object) -> None:
-            self._before_backward(unit)
+        def at(node: object) -> Callable:
+            # Of the node, which the hook must not hold: that would be a cycle no collector sees.
+            mark = node.metadata.setdefault("a2lib.fsdp", object()) if node else None
+            return lambda *_: self._before_backward(unit, mark)
 
         for x in tensors:
             if x.grad_fn is None:
-                x.register_hook(gradient_comes)
+                x.register_hook(at(None))
                 continue
-            x.grad_fn.register_prehook(gradient_comes)
+            x.grad_fn.register_prehook(at(x.grad_fn))
             # Changed in place by the caller, a view gets another history, but not its base's.
             if x._is_view() and x._base.grad_fn is not None:
-                x._base.grad_fn.register_prehook(gradient_comes)
+                x._base.grad_fn.register_prehook(at(x._base.grad_fn))
         return bool(tensors)
 
     # Backward. Autograd runs the nodes of a device in the reverse order of their making, so a
-    # unit is done when the next one's first gradient comes.
+    # unit is done when the next one's first gradient comes, unless that is at the same node: the
+    # root returns what its last unit did, and a block that is skipped what came in.
 
     @torch.no_grad()
-    def _before_backward(self, unit: Unit) -> None:
+    def _before_backward(self, unit: Unit, mark: object) -> None:
         if unit.in_backward:
             return
-        done = [other for other in self._begun if other is not self._root]
+        done = [
+            other
+            for other in self._begun
+            if other is not self._root and (mark is None or other.began_at is not mark)
+        ]
         prepared = [(other, other.prepare_reduction()) for other in done]
-        self._begun = [other for other in self._begun if other is self._root]
+        self._begun = [other for other in self._begun if other not in done]
+        unit.began_at = mark
         if unit is self._root:
             # Nothing is left behind a backward, which zero_grad could not reach.
             torch.autograd.Variable._execution_engine.queue_callback(self._reduce_begun)

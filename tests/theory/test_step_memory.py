@@ -84,9 +84,9 @@ def one_step(step, model, optimizer, phase, tokens, targets):
         if step.mode == "train-step":
             with phase("optimizer"):
                 optimizer.step()
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=step.fresh)
         else:
-            model.zero_grad()
+            model.zero_grad(set_to_none=step.fresh)
 
 
 def made(found, number):
@@ -115,9 +115,12 @@ def expected(step):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "flash"])
-@pytest.mark.parametrize("mode", ["inference", "train-step"])
-def test_every_tensor_of_a_step_is_pytorchs(recorded, mode, attention, precision):
-    step = dataclasses.replace(TINY, mode=mode, attention=attention, precision=precision)
+@pytest.mark.parametrize(
+    ("mode", "fresh"), [("inference", True), ("train-step", True), ("train-step", False)]
+)
+def test_every_tensor_of_a_step_is_pytorchs(recorded, mode, fresh, attention, precision):
+    how = {"mode": mode, "attention": attention, "precision": precision, "fresh": fresh}
+    step = dataclasses.replace(TINY, **how)
     found = recorded(step)
     for number in range(2):
         mine = dataclasses.replace(step, first=number == 0)

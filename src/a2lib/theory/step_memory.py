@@ -29,7 +29,7 @@ __all__ = [
     "replay",
 ]
 
-WORKSPACE = 32 * 2**20  # of cuBLAS for one thread, on Hopper
+WORKSPACE = 32 * 2**20  # of cuBLAS for one thread and stream, on Hopper
 
 
 @dataclass(frozen=True)

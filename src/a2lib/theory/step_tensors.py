@@ -82,7 +82,8 @@ class StepMemory:
 
     ``first`` is the first step of a process, which makes the optimizer's state; ``cuda`` False is
     a CPU's. Gradients are made by each backward and dropped with the step, or, if not ``fresh``,
-    there already: a backward adds to them (after a ``first`` step, which makes them). Raises ValueError, in one line, for other names and sizes.
+    there already: a backward adds to them (after a ``first`` step, which makes them). Raises
+    ValueError, in one line, for other names and sizes.
     """
 
     shape: Shape

@@ -43,7 +43,7 @@ def test_the_peak_is_what_is_counted(no_garbage, precision, attention, fresh):
             want = strategy_memory(SHAPE, BATCH, CONTEXT, name, fresh=fresh, **ways)
             off[name] = row["peak_bytes"] / want.peak - 1, row["kept_bytes"] / want.kept - 1
             held = state.total - (state.gradients if fresh else 0)
-            # The second library's workspaces come with the first step.
+            # A block is up to 1 MiB larger than its tensor.
             assert held <= row["held_bytes"] < 1.1 * held + 2**27
             assert "note" not in row, row["note"]
     assert all(abs(peak) < 0.04 and abs(kept) < 0.04

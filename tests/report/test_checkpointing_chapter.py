@@ -241,7 +241,8 @@ def test_the_equations_of_the_page():
             peaks = {size: formula.subs(given).subs(k, size) for size in (1, 2, 4, 8, 16, 32)}
             assert min(peaks, key=peaks.get) == 1
             assert best_segment(32, b, fresh_gradients=is_fresh) == 1
-            head = 4 * 10_001 * 2560 if is_fresh else 0
+            # Beside the loss and its gradient.
+            head = 8 + (4 * 10_001 * 2560 if is_fresh else 0)
             for size in (2, 4):
                 gradients = "fresh" if is_fresh else "kept"
                 assert predicted(f"segments:{size}", gradients, way).peak == peaks[size] + head

@@ -378,7 +378,7 @@ def test_the_planner_needs_no_torch_and_no_numpy():
 @pytest.mark.parametrize("checkpointing", STRATEGIES)
 @pytest.mark.parametrize("context", [128, 512, 2048])
 def test_one_device_is_what_its_tensors_are_counted_to(checkpointing, context):
-    """Against ``strategy_memory``, which goes through a block kernel by kernel; the plan has all
+    """Against ``strategy_memory``, which goes through a block tensor by tensor; the plan has all
     of a block at once."""
     for shape in (SIZES["small"], SIZES["2.7B"]):
         layout = Layout(sharding="none", checkpointing=checkpointing)

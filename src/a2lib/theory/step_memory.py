@@ -6,7 +6,8 @@
     replay(step).allocated             # what torch.cuda.max_memory_allocated() says of that step
 
 ``StepMemory`` is of ``a2lib.theory.step_tensors``, which has every tensor; beyond them a GPU holds
-cuBLAS's workspaces, and what is left of a block that is not worth splitting (``allocator``).
+cuBLAS's workspaces, and what is left of a block that is not worth splitting (``allocator``). Steps
+with checkpoints are ``strategy_memory``'s.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = [
     "replay",
 ]
 
-WORKSPACE = 32 * 2**20  # of cuBLAS for one thread, on Hopper
+WORKSPACE = 32 * 2**20  # of cuBLAS for one thread and stream, on Hopper
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def peak(step: StepMemory, phase: str | None = None) -> Peak:
 
 def asked(step: StepMemory) -> int:
     """Bytes that a GPU's allocator has been asked for at the peak: those of tensors and of cuBLAS's
-    workspaces, one for each thread that has multiplied by then."""
+    workspaces, one for each thread that has multiplied by then, whatever the precision. A process
+    that has captured a step keeps as many for the capture's stream."""
     threads = 1 if step.first or step.mode in ("inference", "forward") else 2
     total, most = sum(step.standing().values()), 0
     for event in step.events():

@@ -35,7 +35,7 @@ CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED, TEMPORARIES, OTHER)
 
 NORM = "+square:u +mean:r -square +shifted:r -mean +root:r* -shifted +normal:u* -root +norm:u' "
 NORM += "-normal "
-NORM_BACK = "+dnormal:u +dgain:u +{gain}.grad:D -dgain -dnorm -normal +dx:u +droots:u +droot:r "
+NORM_BACK = "+dnormal:u +dgain:u +{gain}:D -dgain {added}-dnorm -normal +dx:u +droots:u +droot:r "
 NORM_BACK += "-droots -dnormal {join}+cube:r +cubes:r +dmean:r -cubes -cube -droot -root "
 NORM_BACK += "+dsquare:u -dmean +power:u +twice:u +dx2:u -twice -power -dsquare -{x} {sum}"
 JOIN, SUM = "+joined:u -dx -@dy ", "+@dy:u -{dx} -dx2 "
@@ -81,7 +81,9 @@ class StepMemory:
     ``precision`` as ``a2lib.theory.saved`` has it.
 
     ``first`` is the first step of a process, which makes the optimizer's state; ``cuda`` False is
-    a CPU's. Raises ValueError, in one line, for other names and sizes.
+    a CPU's. Gradients are made by each backward and dropped with the step, or, if not ``fresh``,
+    there already: a backward adds to them (after a ``first`` step, which makes them). Raises
+    ValueError, in one line, for other names and sizes.
     """
 
     shape: Shape
@@ -92,6 +94,7 @@ class StepMemory:
     attention: str = "eager"
     first: bool = False
     cuda: bool = True
+    fresh: bool = True
 
     def __post_init__(self) -> None:
         check_sizes(batch=self.batch, context=self.context)
@@ -144,6 +147,8 @@ class StepMemory:
         found[PARAMETERS] = sum(self.parameters().values()) + 4 * self.context * self.shape.head_dim
         if self.mode == "train-step" and not self.first:
             found[OPTIMIZER] = sum(self.state().values())
+        if self._adds:
+            found[GRADIENTS] = sum(self.parameters().values())
         found[OTHER] = 2 * self.batch * self.context * 8
         return found
 
@@ -171,7 +176,7 @@ class StepMemory:
                     played.append((False, name, size, phase, saved))
         # What is left goes when Python lets go of the step's result.
         for name, (size, _, saved) in alive.items():
-            if not name.endswith((".m", ".v", ".step")):
+            if not name.endswith((".m", ".v", ".step", ".grad")):
                 played.append((False, name, size, "", saved))
         category: dict[str, str] = {}
         sizes = {size: self.size(size) for _, _, size, _, _ in played}
@@ -182,6 +187,18 @@ class StepMemory:
                 category[name] = _category(name, saved, within)
             events.append(Event(made, name, sizes[size], phase, category[name]))
         return tuple(events)
+
+    @property
+    def _adds(self) -> bool:
+        """Whether a backward adds to gradients that are there."""
+        return self.mode in ("forward-backward", "train-step") and not (self.fresh or self.first)
+
+    def _gradient(self, weight: str) -> str:
+        return "added" if self._adds else f"^{weight}.grad"
+
+    @property
+    def _added(self) -> str:
+        return "-added " if self._adds else ""
 
     @property
     def _narrow(self) -> bool:
@@ -204,9 +221,9 @@ class StepMemory:
             "+dloss:1 +dlogp:l -weight +last/dlogits:l -dlogp -logp "
             + _named(back + norm, "last")
             + "".join(map(self._block_back, reversed(layers)))
-            + "+token_embeddings.grad:DV -dy -dloss"
+            + _named(f"+{self._gradient('token_embeddings')}:DV -@dy {self._added}-@dloss", "first")
         )
-        drop = "".join(f"-{name}.grad " for name in self._weights)
+        drop = "".join(f"-{name}.grad " for name in self._weights if self.fresh)
         if self.mode == "forward-backward":
             yield "", drop
             return
@@ -225,20 +242,22 @@ class StepMemory:
                      letter: str = "u", last: bool = False, join: str = "") -> str:  # fmt: skip
         """The gradients of weight and input. ``last`` drops the float32 input, shared by others;
         ``join`` is what is done with dx before the weight's gradient gets its 32 bits."""
-        grad, done = f"+^{weight}.grad:{size} ", f"-{dout} " if dout else ""
+        grad, done = f"+{self._gradient(weight)}:{size} ", f"-{dout} " if dout else ""
         if not self._narrow:
-            return f"{grad}+{dx}:{letter} {done}{f'-{x} ' if last else ''}{join}"
+            dropped = f"-{x} " if last else ""
+            return f"{grad}+{dx}:{letter} {done}{dropped}{join}{self._added}"
         made = f"+dw16:{size}.2 "
         if x in ("o", "product"):
             dropped = f"-{x} " if last else ""
-            return f"{made}+{dx}:{letter}.2 {done}-{weight}.16 {dropped}{grad}-dw16 "
+            return f"{made}+{dx}:{letter}.2 {done}-{weight}.16 {dropped}{grad}-dw16 {self._added}"
         return (f"{made}+d16:u.2 {done}-{weight}.16 -{weight}.x +{dx}:u -d16 {join}{grad}"
-                "-dw16 ")  # fmt: skip
+                f"-dw16 {self._added}")  # fmt: skip
 
     def _norm_back(self, gain: str, x: str, joins: bool = True) -> str:
         """Back through a norm; with ``joins`` onto the gradient of the residual stream."""
         total = SUM.format(dx="joined" if joins else "dx")
-        return NORM_BACK.format(gain=f"^{gain}", x=x, join=JOIN if joins else "", sum=total)
+        return NORM_BACK.format(gain=self._gradient(gain), added=self._added, x=x, sum=total,
+                                join=JOIN if joins else "")  # fmt: skip
 
     def _turn(self, given: str, made: str) -> str:
         if not self._narrow:

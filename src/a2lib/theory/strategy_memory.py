@@ -1,78 +1,135 @@
-"""The peak of a training step's memory, from the tensors that are alive at its highest moments.
+"""The peak of a training step's memory under each strategy of checkpointing.
 
 ``saved.py`` has what a block keeps for its backward, ``checkpointing.py`` what a strategy keeps of
-all blocks. Here is what a backward needs beside it: ``block_moments`` lists, kernel by kernel, all
-that is alive while one block goes backward, of which the highest is M of ``checkpointing.py``;
-``head_moments`` does so for the last norm, the head and the loss. ``strategy_memory`` puts them
-together.
+all blocks, and ``step_tensors.py`` every tensor of a step without a strategy. From such a step of
+one block comes what a backward needs beside what is kept: ``block_moments`` are its fullest moments
+kernel by kernel, the highest of them M of ``checkpointing.py``. ``strategy_memory`` puts blocks,
+head and embedding together. Without a strategy that is the peak of ``step_memory.py``, which a test
+holds to the byte.
 
-The order is that of autograd on CUDA: a node computes the gradient of its second operand first,
-its saved tensors go when it is done, and gradients of weights are handed over before the graph goes
-on. The peaks of whole models in data/ are held against it by a test. What it leaves out: cuBLAS's
-workspaces, and what PyTorch's allocator gives beyond what is asked of it (up to 1 MiB for each
-tensor of more than that).
-
-    u  B T D    g  B T F    s  B H T T    L  B T V    rows  B T    in elements
+What is left out: cuBLAS's workspaces, and what PyTorch's allocator gives beyond what is asked of it
+(up to 1 MiB for each tensor of more than that). ``step_memory.replay`` has both.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 from a2lib.theory.checkpointing import ATTENTION, FFN, BlockBytes, cost, plan, selective_kept
-from a2lib.theory.products import check_sizes
-from a2lib.theory.saved import WIDE, Saved, block_saved
-from a2lib.theory.transformer import Shape, block_gradient_bytes
+from a2lib.theory.saved import WIDE
+from a2lib.theory.step_tensors import StepMemory
+from a2lib.theory.transformer import Shape
 
 HALVES = (ATTENTION, FFN)
+HEAD = "head"
+# How the names of a half's tensors begin, in a step of one block.
+NAMES = {
+    ATTENTION: ("x0", "0a/", "layers.0.attn.", "layers.0.ln1"),
+    FFN: ("y0", "0f/", "layers.0.ffn.", "layers.0.ln2"),
+}
+FIRST = {ATTENTION: "output", FFN: "w2"}
+# After each kernel of a backward: the tensors with which another begins. Those that widen 16 bits
+# are of bf16 alone.
+NEXT = {
+    "w2": {"ffn.w2.grad": "widen w2's", "added": "widen w2's", "dsilu": "gate"},
+    "widen w2's": {"dsilu": "gate"},
+    "gate": {"ffn.w3.grad": "w1 w3", "added": "w1 w3", "dw16": "w1 w3"},
+    "w1 w3": {"dnormal": "norm"},
+    "output": {"dheads": "do v^T", "dq": "flash"},
+    "do v^T": {"dprob": "widen dp", "weighted": "softmax", "dmasked": "softmax"},
+    "widen dp": {"weighted": "softmax", "dwide": "softmax"},
+    "softmax": {"dq": "rope"},
+    "flash": {"a": "rope", "given": "rope"},
+    "rope": {"attn.v_proj.grad": "q k v", "added": "q k v", "dw16": "q k v"},
+    "q k v": {"dnormal": "norm"},
+    "norm": {},
+}
 
 
 @dataclass(frozen=True)
 class Moment:
-    """All that is alive of one ``half`` of a block when a ``kernel`` of its backward ends, the
-    gradient that came in and the half's own finished gradients among it; ``inside`` of these
-    ``bytes`` are a temporary that an operator makes and no graph shows."""
+    """All that is alive of one ``half`` of a block at the fullest moment of a ``kernel`` of its
+    backward, the gradient that came in and the half's own finished gradients among it."""
 
     half: str
     kernel: str
     bytes: int
-    inside: int = 0
 
 
 @dataclass(frozen=True)
 class StrategyMemory:
-    """Bytes beyond what is there between steps: ``kept`` after forward and loss, ``peak`` of the
-    whole step but its optimizer. ``where`` is blocks or head, whichever is higher."""
+    """Bytes beyond what is there between steps: ``kept`` after forward and loss, ``peak`` of
+    forward and backward. ``where`` is blocks, head or embedding, whichever is highest."""
 
     kept: int
     peak: int
     where: str
 
 
-class _Sizes:
-    def __init__(self, shape: Shape, batch: int, context: int, attention: str, precision: str):
-        check_sizes(batch=batch, context=context)
-        self.saved = block_saved(shape, batch, context, attention, precision)
-        self.casts = precision == "bf16"
-        self.narrow = 2 if self.casts else WIDE
-        self.eager = attention == "eager"
-        rows, D, F = batch * context, shape.d_model, shape.d_ff
-        self.u, self.g = rows * D, rows * F
-        self.s = batch * shape.num_heads * context**2
-        self.square, self.wide = D * D, D * F
-        self.lse = WIDE * rows * shape.num_heads
-        self.norm = WIDE * D
+@dataclass(frozen=True)
+class _Step:
+    """A step of one block: what its halves keep, their ``moments``, and what is beside them: kept
+    of the ``head``, its ``peak``, what is left of it while blocks go backward, and the last of the
+    backward, the gradient of the embedding."""
 
-    def of(self, half: str) -> list[Saved]:
-        parts = ("ln2", "ffn") if half == FFN else ("ln1", "attn")
-        return [one for one in self.saved if one.module.startswith(parts)]
+    saved: dict[str, int]
+    gradients: dict[str, int]
+    moments: tuple[Moment, ...]
+    head: int
+    head_peak: int
+    left: int
+    embedding: int
 
-    def saved_bytes(self, half: str) -> int:
-        return sum(one.bytes for one in self.of(half))
 
-    def gradients(self, half: str) -> int:
-        matrices = 3 * self.wide if half == FFN else 4 * self.square
-        return WIDE * matrices + self.norm
+@lru_cache(maxsize=64)
+def _played(
+    shape: Shape, batch: int, context: int, attention: str, precision: str, fresh: bool, cuda: bool
+) -> _Step:
+    one = StepMemory(
+        dataclasses.replace(shape, num_layers=1), batch, context, "forward-backward", precision,
+        attention, cuda=cuda, fresh=fresh,
+    )  # fmt: skip
+    live, kept, moments = Counter(), Counter(), {}
+    dy = top = left = half = 0
+    for event in one.events():
+        change = event.bytes if event.made else -event.bytes
+        owner = _owner(event.name)
+        if event.phase == "backward" and not kept:
+            kept = live.copy()
+        if event.name == "dy":
+            dy += change
+            continue
+        live[owner] += change
+        if event.phase != "backward" or not event.made:
+            continue
+        if owner == HEAD:
+            top, last = max(top, live[HEAD]), live[HEAD] + dy
+            continue
+        if owner != half:
+            half, kernel = owner, FIRST[owner]
+            left = live[HEAD]
+        else:
+            kernel = _next(kernel, event.name, one.precision)
+        now = live[half] + dy
+        moments[half, kernel] = max(now, moments.get((half, kernel), 0))
+    gradients = Counter()
+    for name, size in one.parameters().items():
+        gradients[_owner(name)] += size
+    found = tuple(Moment(*where, size) for where, size in moments.items())
+    return _Step(kept, gradients, found, kept[HEAD], top, left, last)
+
+
+def _owner(name: str) -> str:
+    return next((half for half in HALVES if name.startswith(NAMES[half])), HEAD)
+
+
+def _next(kernel: str, name: str, precision: str) -> str:
+    last = name.rpartition("/")[2].removeprefix("layers.0.")
+    found = NEXT[kernel].get(last, kernel)
+    return kernel if found.startswith("widen") and precision == "fp32" else found
 
 
 def block_moments(
@@ -83,72 +140,15 @@ def block_moments(
     precision: str = "fp32",
     *,
     fresh: bool = True,
-) -> list[Moment]:
-    """What is alive at the highest moments of one block's backward, in order: of the FFN without
-    what the attention half has saved, of attention without gradients of the FFN.
+    cuda: bool = True,
+) -> tuple[Moment, ...]:
+    """What is alive at the fullest moment of each kernel of one block's backward, in order: of the
+    FFN without what the attention half has saved, of attention without gradients of the FFN.
 
-    ``attention`` and ``precision`` as ``block_saved``, errors too; ``fresh`` if this backward makes
-    the gradients' memory.
+    ``attention``, ``precision``, ``cuda``, and errors as ``StepMemory``; ``fresh`` if this backward
+    makes the gradients' memory.
     """
-    z = _Sizes(shape, batch, context, attention, precision)
-    return _ffn(z, fresh) + _attention(z, fresh)
-
-
-def _ffn(z: _Sizes, fresh: bool) -> list[Moment]:
-    held = z.saved_bytes(FFN)
-    dy = WIDE * z.u
-    down = 2 * z.u if z.casts else 0  # the gradient that came in, rounded for the products
-    hidden, dw = z.narrow * z.g, z.narrow * z.wide
-    found = [Moment(FFN, "w2", held + dy + down + dw + hidden)]
-    held -= hidden + (dw if z.casts else 0)  # its input, and its 16-bit weight
-    if z.casts:
-        found.append(Moment(FFN, "widen w2's", held + dy + hidden + dw + WIDE * z.wide))
-    done = WIDE * z.wide if fresh else 0
-    found.append(Moment(FFN, "gate", held + dy + done + 3 * hidden))
-    found.append(_last(FFN, z, hidden, z.wide, 2 if fresh else 0))
-    return found
-
-
-def _last(half: str, z: _Sizes, rows: int, weight: int, done: int) -> Moment:
-    """The last of several linear layers with one input, and the norm before them: ``rows`` is the
-    gradient that comes in, ``weight`` the matrix, ``done`` finished gradients of its size."""
-    u, dw = WIDE * z.u, z.narrow * weight
-    dx = z.narrow * z.u
-    norm = sum(one.bytes for one in z.of(half) if one.module.startswith("ln"))
-    kept = z.narrow * (z.u + (weight if z.casts else 0))  # this layer's own input and weight
-    # The gradient that came to the half, and that of the norm, which the layers before have begun.
-    held = norm + 2 * u + WIDE * weight * done
-    product = held + kept + rows + dx + dw
-    widened = held + dw + WIDE * weight if z.casts else 0
-    # The gradient of the norm's weight, by element and then summed, beside that of its input.
-    fresh = WIDE * weight if done else 0
-    return Moment(half, "norm", max(product, widened, held + fresh + 2 * u + z.norm))
-
-
-def _attention(z: _Sizes, fresh: bool) -> list[Moment]:
-    held = z.saved_bytes(ATTENTION)
-    dy, rows, dw = WIDE * z.u, z.narrow * z.u, z.narrow * z.square
-    down = 2 * z.u if z.casts else 0
-    found = [Moment(ATTENTION, "output", held + dy + down + dw + rows)]
-    held -= dw if z.casts else 0
-    done = WIDE * z.square if fresh else 0
-    if not z.eager:
-        # dq, dk and dv beside do, and a number for each row.
-        found.append(Moment(ATTENTION, "flash", held + dy + done + 4 * rows + z.lse))
-        found.append(_last(ATTENTION, z, rows, z.square, 3 if fresh else 0))
-        return found
-    held -= rows  # the heads' results
-    scores, wide = z.narrow * z.s, WIDE * z.s
-    # A copy of do with the heads in front, dv and dp.
-    found.append(Moment(ATTENTION, "do v^T", held + dy + done + 2 * rows + scores))
-    held -= rows  # v
-    if z.casts:
-        held -= scores  # the 16-bit weights, which the product alone reads
-        found.append(Moment(ATTENTION, "widen dp", held + dy + done + rows + scores + wide))
-    live = held + dy + done + rows + 3 * wide
-    found.append(Moment(ATTENTION, "softmax", live, inside=wide))
-    found.append(_last(ATTENTION, z, rows, z.square, 3 if fresh else 0))
-    return found
+    return _played(shape, batch, context, attention, precision, fresh, cuda).moments
 
 
 def block_bytes(
@@ -161,38 +161,16 @@ def block_bytes(
     fresh: bool = True,
 ) -> tuple[BlockBytes, dict[str, BlockBytes]]:
     """I, A, M and G of a block, and of its halves by name; arguments as ``block_moments``."""
-    z = _Sizes(shape, batch, context, attention, precision)
-    moments = _ffn(z, fresh) + _attention(z, fresh)
-    entry = WIDE * z.u
+    one = _played(shape, batch, context, attention, precision, fresh, True)
+    entry = WIDE * batch * context * shape.d_model
+    most = {half: max(m.bytes for m in one.moments if m.half == half) for half in HALVES}
     halves = {
-        half: BlockBytes(
-            entry,
-            z.saved_bytes(half),
-            max(m.bytes for m in moments if m.half == half),
-            z.gradients(half),
-        )
-        for half in HALVES
+        half: BlockBytes(entry, one.saved[half], most[half], one.gradients[half]) for half in HALVES
     }
-    saved = sum(half.saved for half in halves.values())
-    peak = max(
-        halves[ATTENTION].saved + halves[FFN].peak,
-        halves[ATTENTION].peak + (halves[FFN].gradients if fresh else 0),
-    )
-    return BlockBytes(entry, saved, peak, block_gradient_bytes(shape)), halves
-
-
-def head_moments(shape: Shape, batch: int, context: int, precision: str = "fp32") -> dict[str, int]:
-    """Bytes alive of the last norm, the head and the loss: ``kept`` after the loss, the last
-    block's output among them, and the ``peak`` of their backward."""
-    check_sizes(batch=batch, context=context)
-    rows, D = batch * context, shape.d_model
-    u, logits = rows * D, rows * shape.vocab_size
-    kept = WIDE * (2 * u + rows + logits)  # input, normalised, root; log-softmax
-    if precision == "bf16":
-        kept += 2 * (u + shape.vocab_size * D)  # the head's input and weight
-    else:
-        kept += WIDE * u
-    return {"kept": kept, "peak": kept + 2 * WIDE * logits}
+    saved, gradients = (sum(of[half] for half in HALVES) for of in (one.saved, one.gradients))
+    beside = one.gradients[FFN] if fresh else 0
+    peak = max(one.saved[ATTENTION] + most[FFN], most[ATTENTION] + beside)
+    return BlockBytes(entry, saved, peak, gradients), halves
 
 
 def strategy_memory(
@@ -211,7 +189,7 @@ def strategy_memory(
     an upper bound. Errors as ``plan``, ``selective_kept`` and ``block_saved``.
     """
     block, halves = block_bytes(shape, batch, context, attention, precision, fresh=fresh)
-    head = head_moments(shape, batch, context, precision)
+    one = _played(shape, batch, context, attention, precision, fresh, True)
     name, _, ops = strategy.partition(":") if isinstance(strategy, str) else ("", "", "")
     if name == "selective":
         each = selective_kept(ops, shape, batch, context, attention, precision)
@@ -222,7 +200,11 @@ def strategy_memory(
     else:
         found = cost(plan(strategy, shape.num_layers), block, halves=halves, fresh_gradients=fresh)
         kept, peak = found.kept, found.peak
-    of_head = (WIDE * (shape.vocab_size + 1) * shape.d_model) if fresh else 0
-    ends = {"blocks": peak + of_head, "head": kept + head["peak"]}
+    of_blocks = shape.num_layers * block.gradients * fresh
+    ends = {
+        "blocks": peak + one.left,
+        "head": kept + one.head_peak,
+        "embedding": of_blocks + one.embedding,
+    }
     where = max(ends, key=ends.get)
-    return StrategyMemory(kept + head["kept"], ends[where], where)
+    return StrategyMemory(kept + one.head, ends[where], where)

@@ -37,7 +37,9 @@ from a2lib.theory.strategy_memory import block_moments
 HALVES = {ATTENTION: "attention", FFN: "FFN"}
 KERNELS = {
     "w2": "products with w2", "widen w2's": "w2's gradient in fp32", "gate": "gate times value",
-    "norm": "norm", "output": "products with the output", "do v^T": "product for dP",
+    "w1 w3": "products with w1 and w3", "q k v": "products with q, k and v",
+    "rope": "RoPE", "norm": "norm", "output": "products with the output",
+    "do v^T": "product for dP",
     "widen dp": "dP in fp32", "softmax": "softmax", "flash": "FlashAttention",
 }  # fmt: skip
 

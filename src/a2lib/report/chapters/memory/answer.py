@@ -22,7 +22,7 @@ from a2lib.report.chapters.memory.rows import (
 )
 from a2lib.report.style import Chart
 from a2lib.report.tables import MISSING, Markdown, Table
-from a2lib.theory.step_memory import asked
+from a2lib.theory.step_memory import WORKSPACE, asked
 from a2lib.theory.step_tensors import CATEGORIES, GRADIENTS, SAVED, StepMemory
 from a2lib.theory.transformer import SIZES, state_bytes
 
@@ -115,9 +115,9 @@ def missing(m: Memory) -> Markdown:
     text = (
         f"Of that step at {SHOWN} tokens the tensors are {gb(tensors)} GB at the peak, their "
         f"blocks {gb(taken.allocated)} GB: {rest / 2**20:.0f} MiB more, of which cuBLAS's two "
-        "workspaces are 64. The rest are ends of blocks: the allocator takes memory from the "
-        "device in steps of 2 MiB, and of a block it splits off what is larger than 1 MiB, so "
-        "that a matrix of "
+        f"workspaces are {2 * WORKSPACE // 2**20}. The rest are ends of blocks: the allocator "
+        "takes memory from the device in steps of 2 MiB, and of a block it splits off what is "
+        "larger than 1 MiB, so that a matrix of "
         f"{one.size('DD') / 2**20:.0f} MiB holds {_held(one.size('DD'))} MiB for good. From the "
         f"device it has {gb(taken.reserved)} GB, {gb(taken.reserved - taken.allocated)} GB of "
         "which lie in blocks that were free at that moment."

@@ -7,7 +7,7 @@ from a2lib.report.chapters import profile
 from a2lib.report.chapters.memory.rows import SHOWN, Memory, counted, gb, step
 from a2lib.report.style import Chart
 from a2lib.report.tables import Markdown
-from a2lib.theory.step_memory import StepMemory, asked, points
+from a2lib.theory.step_memory import WORKSPACE, StepMemory, asked, points
 from a2lib.theory.step_tensors import PARAMETERS
 
 MS = 1000  # the drawing takes microseconds
@@ -65,8 +65,8 @@ def agreement(m: Memory) -> str:
         lost = max(lost, int(row.unexplained_bytes))
     exact = sum(not x for x in off)
     text = (
-        f"Of {len(rows)} recorded steps the peak is the counted one, cuBLAS's workspaces of 32 MiB "
-        f"a thread included, to the byte in {exact}"
+        f"Of {len(rows)} recorded steps the peak is the counted one, cuBLAS's workspaces of "
+        f"{WORKSPACE // 2**20} MiB a thread included, to the byte in {exact}"
     )
     if exact < len(off):
         text += f"; elsewhere they are {min(off) / 1e6:+,.1f} to {max(off) / 1e6:+,.1f} MB apart"

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.benchmark import Config
+from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, parameter
 from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
 
 BATCH, WARMUP, STEPS = 4, 5, 10
 MODES = ("forward", "forward-backward", "train-step")
-COMPILES = ("none", "blocks", "model")
 SWEEPS = ("table", "columns", "warmup", "first", "all")
 # The CPU's: every path in seconds, and no result.
 TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
@@ -183,35 +183,13 @@ def firsts(device: str) -> list[tuple[Configuration, str]]:
 class Parameters:
     """The parameters of notebooks/benchmark.ipynb, in the order of its cell."""
 
-    model: str = parameter(
-        "auto",
-        "a size by name; auto: small on a GPU, tiny on the CPU",
-        kind=str,
-        choices=("auto", *MODELS),
-    )
-    context: int | None = parameter(
-        None,
-        "tokens per sequence; None: 512 on a GPU, 32 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**20,
-        optional=True,
-    )
-    batch: int = parameter(BATCH, "sequences in a batch", kind=int, minimum=1, maximum=2**16)
-    mode: str = parameter("train-step", f"one of {', '.join(MODES)}", kind=str, choices=MODES)
-    precision: str = parameter(
-        "fp32", "fp32, tf32 or bf16 (autocast)", kind=str, choices=("fp32", "tf32", "bf16")
-    )
-    attention: str = parameter(
-        "eager",
-        "eager, flash (ours), or one of PyTorch's",
-        kind=str,
-        choices=("eager", "flash", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math")
-        + ("flex",),
-    )
-    compile: str = parameter(
-        "none", "torch.compile: none, blocks or model", kind=str, choices=COMPILES
-    )
+    model: str = step_parameters.model(MODELS)
+    context: int | None = step_parameters.context(512, 32)
+    batch: int = step_parameters.batch(BATCH)
+    mode: str = step_parameters.mode(MODES)
+    precision: str = step_parameters.precision()
+    attention: str = step_parameters.attention()
+    compile: str = step_parameters.compiled()
     capture: bool = parameter(False, "replay the whole step from a CUDA graph", kind=bool)
     warmup: int = parameter(WARMUP, "steps before the measured ones", kind=int, minimum=0,
                             maximum=10**6)  # fmt: skip

@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.benchmark import Config
+from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, names, parameter
 from a2lib.theory.checkpointing import plan as plan_of
@@ -121,27 +122,13 @@ def fp32(device: str) -> Planned:
 class Parameters:
     """The parameters of notebooks/checkpointing.ipynb, in the order of its cell."""
 
-    model: str = parameter(
-        "auto",
-        "a size by name; auto: 2.7B on a GPU, tiny on the CPU",
-        kind=str,
-        choices=("auto", *MODELS),
-    )
+    model: str = step_parameters.model(MODELS, "2.7B")
     layers: int | None = parameter(
         None, "blocks; None: the size's own", kind=int, minimum=1, maximum=10**4, optional=True
     )
-    context: int | None = parameter(
-        None,
-        "tokens per sequence; None: 2048 on a GPU, 16 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**20,
-        optional=True,
-    )
-    batch: int = parameter(BATCH, "sequences in a batch", kind=int, minimum=1, maximum=2**16)
-    precision: str = parameter(
-        "bf16", "fp32, tf32 or bf16 (autocast)", kind=str, choices=("fp32", "tf32", "bf16")
-    )
+    context: int | None = step_parameters.context(2048, 16)
+    batch: int = step_parameters.batch(BATCH)
+    precision: str = step_parameters.precision("bf16")
     attention: str = parameter(
         "auto",
         "eager, flash (ours); auto: flash on a GPU, eager on the CPU",

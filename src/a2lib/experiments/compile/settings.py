@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from a2lib.experiments import step_parameters
 from a2lib.experiments.benchmark.configurations import MODELS, Configuration
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import parameter
@@ -139,17 +140,8 @@ class Parameters:
         kind=str,
         choices=("auto", "none", *MODELS),
     )
-    context: int | None = parameter(
-        None,
-        "tokens of the model; None: 512 on a GPU, 16 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**20,
-        optional=True,
-    )
-    precision: str = parameter(
-        "fp32", "of the model: fp32, tf32 or bf16", kind=str, choices=("fp32", "tf32", "bf16")
-    )
+    context: int | None = step_parameters.context(512, 16, "tokens of the model")
+    precision: str = step_parameters.precision("fp32", "of the model: fp32, tf32 or bf16")
     sweep: str = parameter(
         "shape",
         f"shape: the ones above; or {', '.join(SWEEPS)}",

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from a2lib.experiments import step_parameters
 from a2lib.experiments.benchmark.configurations import MODELS
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, names, parameter
@@ -109,12 +110,7 @@ class Parameters:
     sent_dtype: str = parameter(
         "fp32", "that bucketed gradients travel in", kind=str, choices=tuple(SENT_DTYPES)
     )
-    model: str = parameter(
-        "auto",
-        "a size by name; auto: xl25 on GPUs, tiny on the CPU",
-        kind=str,
-        choices=("auto", *MODELS),
-    )
+    model: str = step_parameters.model(MODELS, "xl25", "GPUs")
     batch: int | None = parameter(
         None,
         "sequences a rank; None: 4 on GPUs, 2 on the CPU",
@@ -123,14 +119,7 @@ class Parameters:
         maximum=2**16,
         optional=True,
     )
-    context: int | None = parameter(
-        None,
-        "tokens of a sequence; None: 512 on GPUs, 16 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**20,
-        optional=True,
-    )
+    context: int | None = step_parameters.context(512, 16, "tokens of a sequence", "GPUs")
     capture: bool = parameter(False, "replay each step from a CUDA graph", kind=bool)
     world_size: int = parameters.world_size()
     backend: str = parameters.backend()

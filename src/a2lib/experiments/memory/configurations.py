@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.benchmark import MODES, PHASES, Config
+from a2lib.experiments import step_parameters
 from a2lib.experiments.benchmark.configurations import BATCH, MODELS
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import parameter
@@ -126,24 +127,10 @@ def blocks(device: str) -> list[Case]:
 class Parameters:
     """The parameters of notebooks/memory.ipynb, in the order of its cell."""
 
-    model: str = parameter(
-        "auto",
-        "a size by name; auto: small on a GPU, tiny on the CPU",
-        kind=str,
-        choices=("auto", *MODELS),
-    )
-    context: int | None = parameter(
-        None,
-        "tokens per sequence; None: 512 on a GPU, 16 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**20,
-        optional=True,
-    )
-    batch: int = parameter(BATCH, "sequences in a batch", kind=int, minimum=1, maximum=2**16)
-    mode: str = parameter(
-        "train-step", f"one of {', '.join(MODES)}", kind=str, choices=tuple(MODES)
-    )
+    model: str = step_parameters.model(MODELS)
+    context: int | None = step_parameters.context(512, 16)
+    batch: int = step_parameters.batch(BATCH)
+    mode: str = step_parameters.mode(MODES)
     precision: str = parameter("fp32", "fp32 or bf16 (autocast)", kind=str, choices=PRECISIONS)
     attention: str = parameter("eager", "eager or flash (ours)", kind=str, choices=ATTENTIONS)
     sweep: str = parameters.sweep(SWEEPS)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from a2lib.benchmark import PHASES
+from a2lib.experiments import step_parameters
 from a2lib.experiments.benchmark.configurations import MODELS, MODES, Configuration
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, parameter
@@ -97,38 +98,13 @@ def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
 class Parameters:
     """The parameters of notebooks/profile.ipynb, in the order of its cell."""
 
-    model: str = parameter(
-        "auto",
-        "a size by name; auto: small on a GPU, tiny on the CPU",
-        kind=str,
-        choices=("auto", *MODELS),
-    )
-    context: int | None = parameter(
-        None,
-        "tokens per sequence; None: 512 on a GPU, 16 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**20,
-        optional=True,
-    )
-    batch: int = parameter(BATCH, "sequences in a batch", kind=int, minimum=1, maximum=2**16)
-    mode: str = parameter("train-step", f"one of {', '.join(MODES)}", kind=str, choices=MODES)
-    precision: str = parameter(
-        "fp32", "fp32, tf32 or bf16 (autocast)", kind=str, choices=("fp32", "tf32", "bf16")
-    )
-    attention: str = parameter(
-        "eager",
-        "eager, flash (ours), or one of PyTorch's",
-        kind=str,
-        choices=("eager", "flash", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math")
-        + ("flex",),
-    )
-    compile: str = parameter(
-        "none",
-        "torch.compile: none, blocks or model",
-        kind=str,
-        choices=("none", "blocks", "model"),
-    )
+    model: str = step_parameters.model(MODELS)
+    context: int | None = step_parameters.context(512, 16)
+    batch: int = step_parameters.batch(BATCH)
+    mode: str = step_parameters.mode(MODES)
+    precision: str = step_parameters.precision()
+    attention: str = step_parameters.attention()
+    compile: str = step_parameters.compiled()
     profiler: str = parameter(
         "auto",
         "nsys, torch, or auto: nsys where there is one",

@@ -1,0 +1,66 @@
+"""Parameters that every experiment on a training step has, each with its rule. No torch.
+
+    model: str = step_parameters.model(MODELS)
+    context: int | None = step_parameters.context(512, 16)
+
+``harness/parameters.py`` makes those that every experiment has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from a2lib.experiments.harness.parameters import parameter
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+ATTENTIONS = ("eager", "flash", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "flex")
+COMPILES = ("none", "blocks", "model")
+
+
+def model(names: Sequence[str], usual: str = "small", where: str = "a GPU") -> Any:
+    """The field ``model``, one of ``names``: auto is ``usual`` on ``where``, tiny on the CPU."""
+    return parameter(
+        "auto",
+        f"a size by name; auto: {usual} on {where}, tiny on the CPU",
+        kind=str,
+        choices=("auto", *names),
+    )
+
+
+def context(gpu: int, cpu: int, what: str = "tokens per sequence", where: str = "a GPU") -> Any:
+    """The field ``context``, which is None for the usual one of the device."""
+    return parameter(
+        None,
+        f"{what}; None: {gpu} on {where}, {cpu} on the CPU",
+        kind=int,
+        minimum=1,
+        maximum=2**20,
+        optional=True,
+    )
+
+
+def batch(usual: int) -> Any:
+    """The field ``batch``."""
+    return parameter(usual, "sequences in a batch", kind=int, minimum=1, maximum=2**16)
+
+
+def mode(names: Sequence[str]) -> Any:
+    """The field ``mode``, one of ``names``."""
+    return parameter("train-step", f"one of {', '.join(names)}", kind=str, choices=tuple(names))
+
+
+def precision(usual: str = "fp32", what: str = "fp32, tf32 or bf16 (autocast)") -> Any:
+    """The field ``precision``."""
+    return parameter(usual, what, kind=str, choices=PRECISIONS)
+
+
+def attention() -> Any:
+    """The field ``attention`` of an experiment that takes all of the model's."""
+    what = "eager, flash (ours), or one of PyTorch's"
+    return parameter("eager", what, kind=str, choices=ATTENTIONS)
+
+
+def compiled() -> Any:
+    """The field ``compile``."""
+    return parameter("none", "torch.compile: none, blocks or model", kind=str, choices=COMPILES)

@@ -144,6 +144,16 @@ def test_all_blocks_share_one_graph(make_model, batch, autocast):
     assert counted.frame_count == 1
 
 
+def test_a_projection_may_be_replaced_by_what_has_no_weight():
+    ffn = SwiGLU(24, 24)
+    ffn.w3 = torch.nn.Identity()
+    x = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(0))
+    want = ffn.w2(torch.nn.functional.silu(ffn.w1(x)) * x)
+    torch._dynamo.reset()
+    for function in (ffn, torch.compile(ffn, fullgraph=True, backend="aot_eager")):
+        assert torch.equal(function(x), want)
+
+
 @pytest.mark.parametrize("change", ["frozen", "shared"])
 def test_frozen_and_shared_weights_side_by_side(change):
     torch._dynamo.reset()

@@ -55,9 +55,9 @@ def run(key: tuple | None, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...
     plan = _plans.get(key)
     if plan is None or not is_aligned(inputs):
         return None
-    made = [
+    made = tuple(
         None if form is None else torch.empty_strided(*form[:2], **form[2]) for form in plan.made
-    ]
+    )
     tensors = (*inputs, *made)
     with current(inputs[0].device):
         for launch in plan.launches:

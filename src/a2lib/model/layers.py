@@ -93,11 +93,11 @@ def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     their sum. Elsewhere, and where a Linear is replaced, hooked or there twice, each is called by
     itself.
     """
-    weights = [linear.weight for linear in linears]
-    plain = all(
+    plain = torch.compiler.is_compiling() and all(
         type(linear) is Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
         for linear in linears
     )
+    weights = [linear.weight for linear in linears] if plain else []
     # Compared as tensors: a graph that asks who a module is serves that module alone.
     twice = any(a is b for i, a in enumerate(weights) for b in weights[:i])
     if twice or not plain or not _casts_while_compiling(x, *weights):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from matplotlib import rc_context
@@ -111,6 +112,12 @@ def size(n_bytes: float | None) -> str:
 def listed(words: list[str]) -> str:
     """Words as a list in a sentence: a, b and c."""
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def between(values, written: Callable[[float], str]) -> str:
+    """The least and the most of some values, "1 % to 3 %", or the one that both are written as."""
+    low, high = written(min(values)), written(max(values))
+    return low if low == high else f"{low} to {high}"
 
 
 class Chart:

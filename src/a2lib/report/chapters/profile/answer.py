@@ -27,6 +27,7 @@ from a2lib.report.tables import MISSING, Markdown, Table
 
 SHOWN = {"forward": "forward", "forward-backward": "forward, backward", "train-step": "whole step"}
 LEAST = 0.01  # of the forward's kernel time: what takes less has no line of its own
+ATTENTION = "attention: "
 LETTERS = 38  # of a kernel's name in a table
 PARTS = {
     "": "no range", "attn": "attention: RoPE, copies", "ffn": "ffn: gate",
@@ -60,7 +61,8 @@ def sentence(p: Profile) -> Markdown:
             )
         gap = idle(p.row(model, CONTEXT))
         if gap is not None:
-            text += f" In {gap:.0%} of the step no kernel runs."
+            much = f"{gap:.0%}" if gap >= 0.01 else "less than 1%"
+            text += f" In {much} of the step no kernel runs."
         told.append(text)
     if not told:
         return Markdown(p.not_yet("the question is below, the traces will follow"))
@@ -143,7 +145,7 @@ def same_top(p: Profile) -> Markdown:
     same = [(m, c) for m, c, ahead, both in found if top(ahead)[0] == top(both)[0]]
     other = [f"{title(m)} at {style.tokens(c)}" for m, c, *_ in found if (m, c) not in same]
     text = f"With the backward it is the same kernel in {len(same)} of {len(found)} configurations"
-    text += f" (another in {listed(other)})" if other else ""
+    text += f" (another in {listed(other)})" if same and other else ""
     wrong = [
         f"{title(m)} at {style.tokens(c)}: {calls(kernels)} in place of {products(m, mode)}"
         for m, c, ahead, both in found
@@ -239,29 +241,35 @@ def shift(p: Profile) -> Markdown:
     if not found:
         return Markdown(p.not_yet("how the products' share moves"))
     falls = [one for one in found if one[2][2] < one[2][0]]
-    drops = {(m, c): v[0] - v[2] for m, c, v in found}
-    most = max(drops, key=drops.get)
     text = (
         f"From inference to a whole step the products' share falls in {len(falls)} of "
-        f"{len(found)} plain configurations, most in {title(most[0])} at {style.tokens(most[1])} "
-        f"tokens, by {100 * drops[most]:.0f} points."
+        f"{len(found)} plain configurations"
     )
-    step = p.of(*most)
-    added = step[step["phase"] == "optimizer"]["ms"].sum() / step["ms"].sum()
-    text += f" There AdamW, which has no product, is {added:.0%} of the step's kernel time."
-    both = [(m, c, v[0], v[1]) for m, c, v in found]
-    near = [abs(b - a) for *_, a, b in both]
-    text += (
-        f" The backward moves it by {_points(near)}: it has twice the products and about twice "
-        "the rest."
+    if falls:
+        drops = {(m, c): v[0] - v[2] for m, c, v in falls}
+        most = max(drops, key=drops.get)
+        step = p.of(*most)
+        added = step[step["phase"] == "optimizer"]["ms"].sum() / step["ms"].sum()
+        text += (
+            f", most in {title(most[0])} at {style.tokens(most[1])} tokens, by "
+            f"{100 * drops[most]:.0f} points. There AdamW, which has no product, is {added:.0%} of "
+            "the step's kernel time"
+        )
+    near = [abs(v[1] - v[0]) for *_, v in found]
+    times = [_times(p.of(m, c, "forward"), p.of(m, c, "forward-backward")) for m, c, _ in found]
+    products, rest = (style.between(of, "{:.1f}".format) for of in zip(*times, strict=True))
+    return Markdown(
+        f"{text}. The backward moves it by {_points(near)}: its products take {products} times "
+        f"those of the forward, its other kernels {rest} times the others."
     )
-    return Markdown(text)
 
 
 def part_name(part: str) -> str:
     """A part as the page names it; what a module launches outside of those in it by what that is.
     """
-    return PARTS.get(part, part.replace("attn.attention.", "attn.").replace("attn.", "attention: "))
+    if part.startswith("Optimizer.step#"):  # torch.profiler's own range
+        part = "optimizer"
+    return PARTS.get(part, part.replace("attn.attention.", "attn.").replace("attn.", ATTENTION))
 
 
 def short(kernel: str) -> str:
@@ -273,11 +281,23 @@ def short(kernel: str) -> str:
     return name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…"
 
 
+def _times(forward: pd.DataFrame, both: pd.DataFrame) -> tuple[float, float]:
+    """How many times the forward's the backward takes, of the products and of everything else."""
+    backward, found = both[both["phase"] == "backward"], []
+    for product in (True, False):
+        ahead, back = (one.loc[(one["kind"] == "matmul") == product, "ms"].sum()
+                       for one in (forward, backward))  # fmt: skip
+        found.append(float(back / ahead) if ahead else float("nan"))
+    return found[0], found[1]
+
+
 def _points(shares: list[float]) -> str:
-    low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
-    return f"{low} points" if low == high else f"{low} to {high} points"
+    return f"{style.between(shares, lambda share: f'{100 * share:.0f}')} points"
 
 
 def _parts(parts) -> str:
     shown = sorted(part_name(part) for part in parts)
-    return ", ".join(shown) if len(shown) <= 5 else f"{', '.join(shown[:5])}, …"
+    inside = [name.removeprefix(ATTENTION) for name in shown[:5] if name.startswith(ATTENTION)]
+    groups = [ATTENTION + ", ".join(inside)] if inside else []
+    groups += [name for name in shown[:5] if not name.startswith(ATTENTION)]
+    return "; ".join([*groups, *["…"] * (len(shown) > 5)])

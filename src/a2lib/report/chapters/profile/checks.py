@@ -6,10 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from a2lib.report import style
+from a2lib.report.chapters.benchmark.rows import MODELS
 from a2lib.report.chapters.profile.rows import (
+    BATCH,
+    COMPILED,
     CONFIGURATION,
+    CONTEXT,
     CONTEXTS,
     MODES,
+    PLAIN,
     PROFILERS,
     WAYS,
     Profile,
@@ -20,6 +25,8 @@ from a2lib.report.metrics import pick
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
 
+TRACED = ("small", "2.7B")  # the models of the chapter
+EVERYWHERE = (PLAIN, COMPILED)  # ways that are traced at every context, others at one
 LIMIT = 2.0  # percent of the time that may be without a class
 
 
@@ -74,7 +81,8 @@ class Witness:
 def witnesses(p: Profile) -> list[Witness]:
     """Every configuration that both profilers traced."""
     found = []
-    for key, group in p.kernels.groupby(CONFIGURATION, sort=False):
+    every, order = p.kernels.groupby(CONFIGURATION), {name: i for i, name in enumerate(MODELS)}
+    for key, group in sorted(every, key=lambda one: order.get(one[0][0], len(order))):
         if set(group["profiler"]) < set(PROFILERS):
             continue
         both = {name: pick(group, profiler=name) for name in PROFILERS}
@@ -108,16 +116,25 @@ def witness(p: Profile) -> Markdown:
 
 
 def refused(p: Profile) -> Markdown:
-    """The configurations without a trace, each with its reason."""
+    """The configurations without a trace, each with its reason; steps that nobody has traced yet.
+    """
     if not len(p.table):
         return Markdown(p.not_yet("which configurations do not fit"))
     rows = p.table[p.table["status"] != "ok"]
-    if not len(rows):
-        return Markdown("Every configuration that was tried has its trace.")
-    lines = []
+    lines = [] if len(rows) else ["Every configuration that was tried has its trace."]
     for key, group in rows.groupby([*CONFIGURATION, "profiler"], sort=False):
         r = group.iloc[0]
         how = ", ".join([key[3], *key[4:6], *(["compiled"] if key[6] != "none" else [])])
         lines.append(f"- {title(key[0])}, {style.tokens(key[1])} tokens, {how}: "
                      f"{style.STATUS[r['status']]} ({r['note']})")  # fmt: skip
+    left = [
+        f"{title(model)} at {listed([style.tokens(c) for c in contexts])} ({words})"
+        for words, way in WAYS.items() for model in TRACED
+        if (contexts := [c for c in (CONTEXTS if way in EVERYWHERE else (CONTEXT,))
+                         if not len(pick(p.table, model=model, context=c, batch=BATCH,
+                                         mode="train-step", **way))])
+    ]  # fmt: skip
+    if left:
+        lines.append(f"\n**Not measured yet**, of the steps that this chapter is about: "
+                     f"{'; '.join(left)}.")  # fmt: skip
     return Markdown("\n".join(lines))

@@ -51,6 +51,23 @@ def forwards(p: Profile, caption: str, name: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
 
 
+def ranged(p: Profile) -> Markdown:
+    """Which ranges the traces of the forwards have, since those around modules take time."""
+    rows = {(m, c): p.forward(m, c) for m in p.models for c in CONTEXTS}
+    rows = {at: row for at, row in rows.items() if row is not None}
+    if not rows:
+        return Markdown(p.not_yet("forwards with ranges around the phases alone"))
+    fine = [f"{title(m)} at {style.tokens(c)}" for (m, c), row in rows.items()
+            if row.mode == "train-step"]  # fmt: skip
+    text = "These traces have ranges around the phases alone"
+    if fine:
+        text = f"{text}, but for {listed(fine)}" if len(fine) < len(rows) else "**Traces with "\
+            "ranges around the phases alone are not measured yet**: all of these have one around "\
+            "every module"  # fmt: skip
+    return Markdown(f"{text}. With a range around every module, which tells parts apart, the host "
+                    "takes longer.")  # fmt: skip
+
+
 def agreement(p: Profile) -> Markdown:
     """In how many forwards the trace says what the timer says, and why it does not elsewhere."""
     found = [(m, c, p.forward(m, c)) for m in p.models for c in CONTEXTS]
@@ -69,14 +86,17 @@ def agreement(p: Profile) -> Markdown:
             "steps the timer says the same as the trace. It adds to each launch, and there the "
             "host is what takes the time."
         )
-    if names[OTHER]:
-        first = [row for *_, row in found if verdict(row) == OTHER]
-        gaps = [1e3 * (row.ms_timer - row.ms) for row in first]
-        text += (
-            f" In {listed(names[OTHER])} the two differ otherwise, by {style.digits(min(gaps))} to "
-            f"{style.digits(max(gaps))} µs: the timer's first event is recorded before the first "
-            "launch, and its last after the last kernel has ended."
-        )
+    for longer, why in (
+        ("timer", "its first event is recorded before the first launch, and its last after the "
+                  "last kernel has ended"),
+        ("trace", "that is not explained"),
+    ):  # fmt: skip
+        gaps = {f"{title(m)} at {style.tokens(c)}": 1e3 * abs(row.ms_timer - row.ms)
+                for m, c, row in found if verdict(row) == OTHER
+                and (row.ms_timer > row.ms) == (longer == "timer")}  # fmt: skip
+        if gaps:
+            text += (f" In {listed(list(gaps))} the {longer} says more, by "
+                     f"{_us(list(gaps.values()))}: {why}.")  # fmt: skip
     shorter = [(m, c) for m, c, row in found if row.ms_range < (1 - NEAR) * row.ms]
     text += (
         f" The range on the host, which is what a timeline of the host shows, is shorter than the "
@@ -99,10 +119,11 @@ def hosts(p: Profile, caption: str, name: str) -> Table:
                 lines.append([
                     words, title(model), style.tokens(context), _whole(row.launches),
                     time(row.ms_timer), time(row.ms_busy), f"{idle(row):.0%}", time(row.ms_host),
-                    time(each), time(row.ms_waiting), time(row.us_queued),
+                    time(each), time(row.ms_waiting),
+                    time(None if pd.isna(row.us_queued) else row.us_queued / 1e3),
                 ])  # fmt: skip
     columns = ["way", "model", "tokens", "kernels", "step, ms", "a kernel runs", "idle",
-               "host issues, ms", "a launch, µs", "host waits, ms", "ahead, µs"]  # fmt: skip
+               "host issues, ms", "a launch, µs", "host waits, ms", "ahead, ms"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
 
 
@@ -140,9 +161,10 @@ def idling(p: Profile) -> Markdown:
     behind = [row.us_queued for name, row in idling if name in issuing
               and not pd.isna(row.us_queued)]  # fmt: skip
     if ahead and behind:
+        same = " shows the same from the other side" if max(behind) < min(ahead) else ""
         text += (
-            f" How far the host is ahead shows the same from the other side: a kernel starts "
-            f"{_us(behind)} after its launch there, and {_us(ahead)} elsewhere (medians)."
+            f" How far the host is ahead{same}: a kernel starts {_us(behind)} after its launch "
+            f"there, and {_us(ahead)} elsewhere (medians)."
         )
     return Markdown(text)
 
@@ -156,8 +178,9 @@ def issuing(p: Profile) -> Markdown:
     inside = rows["ms_launching"] / rows["ms_range"]
     each = 1e3 * rows["ms_range"] / rows["launches"].astype(float)
     return Markdown(
-        f"While it issues a plain forward, the host spends {inside.min():.0%} to "
-        f"{inside.max():.0%} of its time inside the calls that launch; the rest is Python and "
+        f"While it issues a plain forward, the host spends "
+        f"{style.between(inside, '{:.0%}'.format)} of its time inside the calls that launch; "
+        "the rest is Python and "
         f"PyTorch's way from an operator to its kernel. A kernel costs it {_us(list(each))} in "
         "all, under the profiler."
     )
@@ -174,9 +197,8 @@ def perturbed(p: Profile) -> Markdown:
         mine = pick(rows, mode=mode)
         if len(mine):
             ratio = mine["ms_traced"] / mine["ms_timer"]
-            told.append(f"{mode} {ratio.min():.2f} to {ratio.max():.2f} times")
-    return Markdown(f"Traced steps take by the same timer, of a plain {listed(told)} the time of "
-                    "others.")  # fmt: skip
+            told.append(f"{style.between(ratio, '{:.2f}'.format)} times in a plain {mode}")
+    return Markdown(f"By the same timer traced steps take {listed(told)} the time of others.")
 
 
 def _percent(share: float) -> str:
@@ -188,6 +210,7 @@ def _whole(value) -> str:
 
 
 def _us(values: list[float]) -> str:
-    low, high = (f"{style.digits(v)} µs" if v < 1e3 else f"{style.digits(v / 1e3)} ms"
-                 for v in (min(values), max(values)))  # fmt: skip
-    return low if low == high else f"{low} to {high}"
+    def written(us):
+        return f"{style.digits(us)} µs" if us < 1e3 else f"{style.digits(us / 1e3)} ms"
+
+    return style.between(values, written)

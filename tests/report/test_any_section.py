@@ -210,6 +210,18 @@ def test_a_column_called_like_a_word_of_python(rows):
     assert (row.class_, row.ms) == ("sorted", 1.0)
 
 
+def test_a_range_of_values_is_one_where_both_ends_are_written_alike():
+    assert style.between([0.1, 0.3, 0.2], "{:.1f}".format) == "0.1 to 0.3"
+    assert style.between([0.31, 0.3], "{:.1f}".format) == "0.3"
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0125, "+1.25%"), (-0.0125, "−1.25%"), (-0.00001, "0.00%"), (0, "0.00%")]
+)
+def test_a_signed_share(share, text):
+    assert style.signed(share) == text
+
+
 def test_words_as_a_list():
     assert [style.listed(list(words)) for words in ("a", "ab", "abc")] == [
         "a", "a and b", "a, b and c"

@@ -111,6 +111,20 @@ def test_the_table_has_the_count_the_measured_and_reasons(made, monkeypatch):
     )
 
 
+def test_what_did_not_fit_is_in_order_and_says_what_the_count_says(made):
+    note = "in step 0, backward: CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has a total"
+    rows = [row(step(512, model=m, precision="bf16", attention="flash"), "", model=m, status="oom",
+                note=note) for m in ("10B", "small")]  # fmt: skip
+    small, large = (counted(step(512, model=m, precision="bf16", attention="flash")).total / 1e9
+                    for m in ("small", "10B"))  # fmt: skip
+    what = "train-step, 512 tokens, bf16, our attention: counted"
+    why = "in step 0, backward: CUDA out of memory. Tried to allocate 2 GiB"
+    assert str(answer.not_fitting(made(memory=rows))).splitlines() == [
+        f"- small, {what} {small:.2f} GB, which would fit; {why}",
+        f"- 10B, {what} {large:.0f} GB; {why}",
+    ]
+
+
 def test_every_size(made, monkeypatch):
     monkeypatch.setattr(answer, "MODELS", ("small", "2.7B", "10B"))
     m = made(memory=[row(step(512, model="small"), 4_400_000_000, model="small"),
@@ -179,7 +193,7 @@ def test_timelines_are_recorded_or_counted(made, empty):
     assert timeline.agreement(m) == (
         "Of 2 recorded steps the peak is the counted one, cuBLAS's workspaces of 32 MiB a thread "
         "included, to the byte in 1; "
-        f"elsewhere they are +0.0 to {more:+,.1f} MB apart. At the end the recording leaves 3 "
+        f"elsewhere they are {more:+,.1f} MB apart. At the end the recording leaves 3 "
         "bytes of the allocator's unexplained."
     )
 
@@ -220,8 +234,8 @@ def test_the_largest(made, empty):
         "H, T, T), asked for by `attention/reference.py:33 attention_reference`."
     )
     shown = lines(largest.lines(m, "train-step", "c", "tab-c"))
-    assert shown["`backward's own thread` (lm_head.weight)",] == ["backward", "gradients", "2",
-                                                                  "1.0"]  # fmt: skip
+    assert shown["backward's own thread (lm_head.weight)",] == ["backward", "gradients", "2",
+                                                                "1.0"]  # fmt: skip
 
 
 def of_block(context, p, attention, more=0, **over):
@@ -246,6 +260,10 @@ def test_a_block_by_value(made, empty):
     assert found["2,048", "fp32", "eager"] == [formula, formula, formula, "419,450,880",
                                                "419,450,880"]  # fmt: skip
     assert found["512", "fp32", "eager"][1:4] == ["·"] * 3
+    refused = of_block(512, "fp32", "eager", status="unsupported", note="no kernel")
+    refused |= dict.fromkeys(("saved_bytes", "grown_bytes", "gradient_bytes"), "")
+    found = lines(block.table(made(memory_block=[refused]), "c", "tab-c"), 3)
+    assert found["512", "fp32", "eager"][1:4] == ["n/a", "·", "·"]
     assert str(block.gradients(m)).endswith("Measured: so in 2 of 2 blocks.")
     wrong = made(memory_block=[of_block(2048, "fp32", "eager", gradient_bytes=1)])
     assert str(block.gradients(wrong)).endswith("so in 0 of 1 blocks.")

@@ -114,6 +114,14 @@ def listed(words: list[str]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
+def signed(share: float, decimals: int = 2) -> str:
+    """A share as a signed percentage, "−1.25%"; zero has no sign."""
+    text = f"{100 * share:.{decimals}f}"
+    if not float(text):
+        return f"{text.removeprefix('-')}%"
+    return f"+{text}%" if share > 0 else f"−{text[1:]}%"
+
+
 def between(values, written: Callable[[float], str]) -> str:
     """The least and the most of some values, "1 % to 3 %", or the one that both are written as."""
     low, high = written(min(values)), written(max(values))

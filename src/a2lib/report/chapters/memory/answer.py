@@ -196,7 +196,7 @@ def _measured(row, taken) -> list[str]:
         return [style.STATUS.get(row.status, row.status), *[MISSING] * 3]
     off = MISSING
     if not pd.isna(row.allocated_bytes):
-        off = f"{taken.allocated / row.allocated_bytes - 1:+.2%}"
+        off = style.signed(taken.allocated / row.allocated_bytes - 1)
     return [gb(row.tensor_bytes), gb(row.allocated_bytes), gb(row.reserved_bytes), off]
 
 
@@ -225,6 +225,9 @@ def not_fitting(m: Memory) -> Markdown:
     """What did not fit, and whether the count says so."""
     rows = m.table[(m.table["phase"] == "step") & (m.table["status"] == "oom")]
     rows = rows[rows["step_number"] == 1]
+    rows = rows.assign(place=rows["model"].map(MODELS.index)).sort_values(
+        ["place", "context"], kind="stable"
+    )
     if not len(m.table):
         over = [one for one in _everything() if counted(one).total > m.capacity()]
         lines = [f"- {_name(one)}: {gb(counted(one).total)} GB" for one in over]
@@ -236,7 +239,10 @@ def not_fitting(m: Memory) -> Markdown:
     for row in rows.itertuples():
         one = step(row.context, row.mode, row.precision, row.attention, row.model)
         size = gb(counted(one).total)
-        lines.append(f"- {row.model}, {_name(one)}: counted {size} GB; {row.note}")
+        fits = ", which would fit" if asked(one) < m.capacity() else ""
+        # What PyTorch says of the whole device is that of every such row.
+        why = row.note.partition(" GPU ")[0].rstrip(".")
+        lines.append(f"- {row.model}, {_name(one)}: counted {size} GB{fits}; {why}")
     return Markdown("\n".join(lines))
 
 
@@ -245,7 +251,9 @@ def _everything() -> list[StepMemory]:
 
 
 def _name(one: StepMemory) -> str:
-    return f"{MODES.get(one.mode, one.mode)}, {style.tokens(one.context)} tokens, {one.precision}"
+    ours = ", our attention" if one.attention == "flash" else ""
+    mode = MODES.get(one.mode, one.mode)
+    return f"{mode}, {style.tokens(one.context)} tokens, {one.precision}{ours}"
 
 
 def levels(m: Memory) -> Markdown:

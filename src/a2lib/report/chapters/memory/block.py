@@ -72,8 +72,8 @@ def checked(m: Memory) -> str:
     if grown:
         text += f"; the allocator gave out those in {grown.count(0)} of {len(grown)}"
         if any(grown):
-            text += f" and elsewhere {min(x for x in grown if x):+,} to "
-            text += f"{max(x for x in grown if x):+,} bytes beside them"
+            beside = style.between([x for x in grown if x], "{:+,}".format)
+            text += f" and elsewhere {beside} bytes beside them"
     return f"{text}."
 
 
@@ -88,7 +88,9 @@ def table(m: Memory, caption: str, name: str) -> Table:
                 row = row_of(m.blocks, model=MODEL, context=context, batch=BATCH,
                              precision=precision, attention=attention)  # fmt: skip
                 cells = [MISSING] * 3
-                if row is not None:
+                if row is not None and row.status != "ok":
+                    cells[0] = style.STATUS[row.status]
+                elif row is not None:
                     values = (row.saved_bytes, row.grown_bytes, row.gradient_bytes)
                     cells = [MISSING if pd.isna(x) else f"{int(x):,}" for x in values]
                 lines.append([style.tokens(context), precision, TITLES[attention],

@@ -80,9 +80,9 @@ def lines(m: Memory, mode: str, caption: str, name: str) -> Table:
     found = m.picture("lines", step(SHOWN, mode))
     body = []
     for row in found.rows[:ROWS] if found else ():
-        where = row["line"] or "backward's own thread"
+        where = f"`{row['line']}`" if row["line"] else "backward's own thread"
         of = f" ({row['name']})" if row["name"] else ""
-        body.append([f"`{where}`{of}", row["phase"], row["category"], row["count"],
+        body.append([f"{where}{of}", row["phase"], row["category"], row["count"],
                      f"{row['bytes'] / 2**20:,.1f}"])  # fmt: skip
     columns = ["asked for by", "phase", "category", "how many", "MiB each"]
     return Table(pd.DataFrame(body, columns=columns), caption, name, left=3)

@@ -57,12 +57,12 @@ def sentence(m: Memory) -> Markdown:
     """In which configurations bf16 takes less, as counted and as measured."""
     told = []
     for mode, words in (
-        ("inference", "A forward that keeps nothing"), ("train-step", "A train-step"),
+        ("inference", "a forward that keeps nothing"), ("train-step", "A train-step"),
     ):  # fmt: skip
         ratios = [counted(step(c, mode, "bf16")).total / counted(step(c, mode)).total
                   for c in CONTEXTS]  # fmt: skip
         told.append(
-            f"{words} takes {min(ratios):.2f} to {max(ratios):.2f} times the memory of fp32 over "
+            f"{words} takes {style.between(ratios, '{:.2f}'.format)} times the memory of fp32 over "
             f"{style.tokens(CONTEXTS[0])} to {style.tokens(CONTEXTS[-1])} tokens"
         )
     text = "By the count: " + ". ".join(told) + ". "
@@ -77,7 +77,7 @@ def sentence(m: Memory) -> Markdown:
     less = sum(ratio < 1 for ratio in rows)
     return Markdown(
         f"{text}Measured: bf16 takes less in {less} of {len(rows)} configurations that fit in "
-        f"both, {min(rows):.2f} to {max(rows):.2f} times as much."
+        f"both, {style.between(rows, '{:.2f}'.format)} times as much."
     )
 
 

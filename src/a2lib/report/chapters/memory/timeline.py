@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from a2lib.report import provenance
+from a2lib.report import provenance, style
 from a2lib.report.chapters import profile
 from a2lib.report.chapters.memory.rows import SHOWN, Memory, counted, gb, step
 from a2lib.report.style import Chart
@@ -69,7 +69,8 @@ def agreement(m: Memory) -> str:
         f"{WORKSPACE // 2**20} MiB a thread included, to the byte in {exact}"
     )
     if exact < len(off):
-        text += f"; elsewhere they are {min(off) / 1e6:+,.1f} to {max(off) / 1e6:+,.1f} MB apart"
+        apart = style.between([x for x in off if x], lambda x: f"{x / 1e6:+,.1f}")
+        text += f"; elsewhere they are {apart} MB apart"
     return f"{text}. At the end the recording leaves {lost:,} bytes of the allocator's unexplained."
 
 

@@ -74,10 +74,12 @@ def test_the_answer_with_rows(made):
     rows = [row("half", 1500), row("block", 1530), row("segments:2", 1600), refused("none")]
     said = str(answer.sentence(made(rows)))
     assert "Measured: 63.5 GB and 1500 ms (half a block), 63.5 GB and 1530 ms (1 block) " in said
-    assert said.endswith("67.4 GB and 1600 ms (2 blocks); the least of all single-level segments "
-                         "is 1 block, as predicted.")  # fmt: skip
+    assert said.endswith("67.4 GB and 1600 ms (2 blocks); the least of the 3 tried so far is 1 "
+                         "block, as predicted.")  # fmt: skip
     rows[2] = row("segments:2", 1600, off=0.5)
     assert str(answer.sentence(made(rows))).endswith("is 2 blocks, not as predicted.")
+    rows += [row(f"segments:{k}", 1600) for k in (4, 8, 16)]
+    assert "the least of all single-level segments is" in str(answer.sentence(made(rows)))
 
 
 def test_the_table_has_predicted_and_measured(made):
@@ -115,15 +117,32 @@ def test_the_check_by_value(made, empty):
     assert expected == pytest.approx(1500 + 300 * (again("segments:2") - again("block")))
     late = 1500 / expected - 1
     assert str(segments.checked(c)) == (
-        "In 2 measured peaks the measured one is -2.0% to +1.0% off the predicted one (selections "
+        "In 2 measured peaks the measured one is −2.0% to +1.0% off the predicted one (selections "
         "by operation apart, of which the prediction is a bound). The bound holds in 1 of 1. The "
         "time of a step, predicted from that of one block at a time and the forwards computed "
-        f"again, is {late:+.1%} to {late:+.1%} off."
+        f"again, is −{-late:.1%} off."
     )
     rows[2] = row("selective:linear", 1200, off=1.2)
     assert "The bound holds in 0 of 1." in str(segments.checked(made(rows)))
     assert "Not measured yet" in str(segments.checked(empty))
-    assert "held 2.0% to 2.0% more" in str(segments.fragments(made(rows)))
+    assert "held 2.0% more" in str(segments.fragments(made(rows)))
+
+
+def test_what_has_no_figure_has_its_reason(made, empty):
+    whole = [row(s, 1, g, way) for way, found in STRATEGIES.items() for s in found
+             for g in ("fresh", "kept")]  # fmt: skip
+    assert str(segments.refused(made(whole))) == "Everything that was tried has its figures."
+    c = made([refused("none"), *(r for r in whole if r["strategy"] not in ("none", "chain"))])
+    assert str(segments.refused(c)) == (
+        "- fp32, eager attention, gradients fresh, no checkpoint: oom (out of memory)\n"
+        "- **not measured yet**: bf16, FlashAttention, gradients fresh: no checkpoint and first "
+        "input alone\n"
+        "- **not measured yet**: bf16, FlashAttention, gradients kept: no checkpoint and first "
+        "input alone"
+    )
+    assert "Not measured yet" in str(segments.refused(empty))
+    found = lines(segments.times(c, "c", "tab-c"))
+    assert found[("no checkpoint",)][2] == "oom" and found[("no checkpoint",)][4] == "·"
 
 
 def test_without_tf32(made, empty):
@@ -132,6 +151,9 @@ def test_without_tf32(made, empty):
     assert str(segments.precise(c)) == (
         "Without TF32: 1 block 6000 ms in place of 1500, the same peak."
     )
+    peak = int(c.timed("block").peak_bytes) - 2**20
+    c = made([row("block", 1500), row("block", 6000, way=fp32, peak_bytes=peak)])
+    assert str(segments.precise(c)).endswith("in place of 1500, a peak 1.00 MiB lower.")
     assert "Not measured yet" in str(segments.precise(empty))
 
 
@@ -159,9 +181,9 @@ def test_the_least_by_depth(made, empty):
     assert found["32", "first input alone"][:3] == ["1", "16.5", "2.05 / 2.05"]
     assert found["128", "halves of halves"] == ["7", "4.00", "2.55 / ·", "· / ·"]
     assert str(least.sentence(c)).endswith(
-        "Measured it is lower with two levels of 4 by 1.76 GB at 1.20 times the time, halves of "
-        "halves by 2.18 GB at 1.40 times the time and first input alone by 2.52 GB at 1.60 times "
-        "the time."
+        "Measured it is with two levels of 4 1.76 GB lower at 1.20 times the time, with halves of "
+        "halves 2.18 GB lower at 1.40 times the time and with first input alone 2.52 GB lower at "
+        "1.60 times the time."
     )
     assert str(least.constant(c)) == (
         "The measured peak beyond what is held is the same at 8, 16 and 32 blocks: 2.05, 2.05 and "
@@ -171,7 +193,7 @@ def test_the_least_by_depth(made, empty):
     assert "is not the same at" in str(least.constant(made(rows)))
     assert "they gain nothing by the prediction" in str(least.fresh(empty))
     fresh = [row(s, 1, "fresh", NARROW) for s in least.strategies(32)]
-    assert str(least.fresh(made(fresh))).endswith("Measured: 15.2 to 15.2 GB.")
+    assert str(least.fresh(made(fresh))).endswith("Measured: 15.2 GB.")
     assert str(least.constant(empty)).startswith("**Not measured yet")
 
 

@@ -76,11 +76,14 @@ def sentence(c: Checkpointing) -> Markdown:
     measured = [row.held_bytes + row.peak_bytes for row in rows]
     told = [f"{gb(size)} GB and {style.digits(row.ms)} ms ({words(s)})"
             for s, size, row in zip(NEIGHBOURS, measured, rows, strict=True)]  # fmt: skip
-    every = [c.timed(s) for s in ("none", *SEGMENTS)]
-    least = min((row for row in every if row is not None), key=lambda row: row.peak_bytes)
+    every = [c.row(s) for s in ("none", *SEGMENTS)]
+    tried = [row for row in every if row is not None]
+    whole = len(tried) == len(every)
+    which = "all single-level segments" if whole else f"the {len(tried)} tried so far"
+    least = min((row for row in tried if row.status == "ok"), key=lambda row: row.peak_bytes)
     verdict = "as predicted" if least.strategy == best("fresh") else "not as predicted"
     return Markdown(
-        f"{text} Measured: {listed(told)}; the least of all single-level segments is "
+        f"{text} Measured: {listed(told)}; the least of {which} is "
         f"{words(least.strategy)}, {verdict}."
     )
 

@@ -81,10 +81,11 @@ def sentence(c: Checkpointing) -> Markdown:
         return Markdown(f"{text} {c.not_yet('these at three depths')}")
     base = found[0][1]
     measured = [
-        f"{words(s)} by {gb(base.peak_bytes - row.peak_bytes)} GB at "
+        f"with {words(s)} {gb(abs(base.peak_bytes - row.peak_bytes))} GB "
+        f"{'lower' if row.peak_bytes < base.peak_bytes else 'higher'} at "
         f"{row.ms / base.ms:.2f} times the time" for s, row in found[1:]
     ]  # fmt: skip
-    return Markdown(f"{text} Measured it is lower with {listed(measured)}.")
+    return Markdown(f"{text} Measured it is {listed(measured)}.")
 
 
 def constant(c: Checkpointing) -> Markdown:
@@ -114,4 +115,4 @@ def fresh(c: Checkpointing) -> Markdown:
     if not all(row is not None for row in rows):
         return Markdown(f"{text} {c.not_yet('these peaks')}")
     sizes = [row.peak_bytes for row in rows]
-    return Markdown(f"{text} Measured: {gb(min(sizes))} to {gb(max(sizes))} GB.")
+    return Markdown(f"{text} Measured: {style.between(sizes, gb)} GB.")

@@ -34,6 +34,8 @@ from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.checkpointing import ATTENTION, FFN, textbook_segment
 from a2lib.theory.strategy_memory import block_moments
 
+# What certainly fits as little as with fresh gradients, and no sweep tries.
+UNTRIED = ("none", "kept", WIDE)
 HALVES = {ATTENTION: "attention", FFN: "FFN"}
 KERNELS = {
     "w2": "products with w2", "widen w2's": "w2's gradient in fp32", "gate": "gate times value",
@@ -52,7 +54,7 @@ def table(c: Checkpointing, way: tuple[str, str], caption: str, name: str) -> Ta
         cells = []
         for gradients in GRADIENTS:
             row = c.row(strategy, gradients, way)
-            cells += [gb(predicted(strategy, gradients, way).peak), _peak(row)]
+            cells += [gb(predicted(strategy, gradients, way).peak), _told(row, "peak_bytes")]
         lines.append([words(strategy), *cells])
     columns = ["checkpoint around", "fresh: GB predicted", "measured", "kept: GB predicted",
                "measured "]  # fmt: skip
@@ -66,22 +68,42 @@ def times(c: Checkpointing, caption: str, name: str) -> Table:
     for strategy in dict.fromkeys(s for way in TITLES for s in STRATEGIES[way]):
         cells = [style.digits(again(strategy, WIDE if strategy in STRATEGIES[WIDE] else NARROW))]
         for way in TITLES:
-            row = c.timed(strategy, "fresh", way)
+            row = c.row(strategy, "fresh", way)
             expected = ms_predicted(c, strategy, "fresh", way)
-            cells += [time(expected if strategy in STRATEGIES[way] else None),
-                      time(row.ms if row is not None else None)]  # fmt: skip
+            cells += [time(expected if strategy in STRATEGIES[way] else None), _told(row, "ms")]
         lines.append([words(strategy), *cells])
     columns = ["checkpoint around", "forwards more", "fp32: ms predicted", "measured",
                "bf16: ms predicted", "measured "]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
 
-def _peak(row) -> str:
+def _told(row, column: str) -> str:
+    """A row's time or bytes, or why it has none."""
     if row is None:
         return MISSING
     if row.status != "ok":
         return style.STATUS.get(row.status, row.status)
-    return gb(row.peak_bytes)
+    return time(row.ms) if column == "ms" else gb(getattr(row, column))
+
+
+def refused(c: Checkpointing) -> Markdown:
+    """What was tried and has no figure, each with its reason, and what nobody has tried yet."""
+    if not len(c.table):
+        return Markdown(c.not_yet("what fits and what does not"))
+    told, left = [], []
+    for way, title in TITLES.items():
+        for gradients in GRADIENTS:
+            where = f"{title}, gradients {gradients}"
+            rows = {s: c.row(s, gradients, way) for s in STRATEGIES[way]}
+            for s, row in rows.items():
+                if row is not None and row.status != "ok":
+                    why = row.note.partition(" GPU ")[0].rstrip(".")
+                    status = style.STATUS.get(row.status, row.status)
+                    told.append(f"- {where}, {words(s)}: {status} ({why})")
+            none = [words(s) for s, row in rows.items()
+                    if row is None and (s, gradients, way) != UNTRIED]  # fmt: skip
+            left += [f"- **not measured yet**: {where}: {listed(none)}"] if none else []
+    return Markdown("\n".join([*told, *left]) or "Everything that was tried has its figures.")
 
 
 def held_bytes(c: Checkpointing) -> Markdown:
@@ -143,8 +165,8 @@ def checked(c: Checkpointing) -> Markdown:
         if expected is not None and row.strategy != "block":
             late.append(row.ms / expected - 1)
     text = (
-        f"In {len(off)} measured peaks the measured one is {min(off):+.1%} to {max(off):+.1%} off "
-        "the predicted one (selections by operation apart, of which the prediction is a bound)."
+        f"In {len(off)} measured peaks the measured one is {_off(off)} off the predicted one "
+        "(selections by operation apart, of which the prediction is a bound)."
     )
     above = [r for r in bound.itertuples()
              if r.peak_bytes > 1.01 * predicted(r.strategy, r.gradients, _way(r),
@@ -154,9 +176,13 @@ def checked(c: Checkpointing) -> Markdown:
     if late:
         text += (
             " The time of a step, predicted from that of one block at a time and the forwards "
-            f"computed again, is {min(late):+.1%} to {max(late):+.1%} off."
+            f"computed again, is {_off(late)} off."
         )
     return Markdown(text)
+
+
+def _off(shares: list[float]) -> str:
+    return style.between(shares, lambda share: style.signed(share, 1))
 
 
 def _way(row) -> tuple[str, str]:
@@ -202,9 +228,13 @@ def precise(c: Checkpointing) -> Markdown:
     for strategy in ("block", "half", "segments:2"):
         rows = [c.timed(strategy, "fresh", way) for way in (("fp32", "eager"), WIDE)]
         if all(row is not None for row in rows):
-            same = "the same" if rows[0].peak_bytes == rows[1].peak_bytes else "another"
+            more = int(rows[0].peak_bytes) - int(rows[1].peak_bytes)
+            peak = "the same peak"
+            if more:
+                size = style.size(abs(more))
+                peak = f"a peak {size} {'higher' if more > 0 else 'lower'}"
             told.append(f"{words(strategy)} {style.digits(rows[0].ms)} ms in place of "
-                        f"{style.digits(rows[1].ms)}, {same} peak")  # fmt: skip
+                        f"{style.digits(rows[1].ms)}, {peak}")  # fmt: skip
     if not told:
         return Markdown(c.not_yet("steps of the first setting without TF32"))
     return Markdown(f"Without TF32: {'; '.join(told)}.")
@@ -218,6 +248,6 @@ def fragments(c: Checkpointing) -> Markdown:
     over = (rows["reserved_bytes"] - rows["held_bytes"] - rows["peak_bytes"]).astype(float)
     share = over / (rows["held_bytes"] + rows["peak_bytes"]).astype(float)
     return Markdown(
-        f"PyTorch's allocator held {share.min():.1%} to {share.max():.1%} more than the tensors "
+        f"PyTorch's allocator held {style.between(share, '{:.1%}'.format)} more than the tensors "
         f"took at the peak ({gb(over.max())} GB at most), cuBLAS's workspaces among it."
     )

@@ -138,10 +138,18 @@ def test_the_grids_table_and_what_it_leaves_out(chapter):
         ["16", "256", "1.00", "2.00", "0.50", "1.00", "2.00", "1.00", "2.00", "1.00"]
     ]
     assert not len(answer.table(c, "causal", "fp32", "c", "tab-c").frame)
-    assert str(answer.untimed(c)) == (
-        "- eager, plain, fp32, 16,384 tokens, heads of 128, forward: oom (out of memory)"
+    said, left = str(answer.untimed(c)).split("\n\n")
+    assert said == "- eager, plain, fp32, 16,384 tokens, heads of 128, forward: oom (out of memory)"
+    assert left == (
+        "**Not measured yet, or not whole**, of the question's grid: 256 tokens with heads of 32, "
+        "64 and 128; 1,024 tokens; 4,096 tokens; 8,192 tokens; 16,384 tokens."
     )
     assert str(answer.untimed(chapter(compile_attention=GRID))).startswith("Every shape")
+    every = [{**row, "seq_len": n, "head_dim": d} for n in rows.LENGTHS for d in rows.HEAD_DIMS
+             for row in both(n, (1, 1), (1, 1))]  # fmt: skip
+    said = str(answer.untimed(chapter(compile_attention=every[:-1])))
+    assert said.endswith("of the question's grid: 16,384 tokens with heads of 128.")
+    assert "Not measured" not in str(answer.untimed(chapter(compile_attention=every)))
 
 
 def test_whose_time_it_is(chapter):
@@ -182,8 +190,8 @@ def test_what_inductor_recognised(chapter):
     heads = [{**shape("compile", p, 1), "written": "heads", "attentions": 1}
              for p in ("forward", "backward")]  # fmt: skip
     assert str(reasons.recognised(chapter(compile_attention=GRID + heads))) == (
-        "Inductor put PyTorch's own attention in the place of 0 of 6 compiled passes of `plain`, "
-        "2 of 2 compiled passes of `heads`."
+        "Inductor put PyTorch's own attention in the place of 0 of 6 compiled passes of `plain` "
+        "and 2 of 2 compiled passes of `heads`."
     )
 
 
@@ -208,8 +216,8 @@ def test_the_measured_gain_stands_beside_the_predicted(chapter):
     made = [shape(*key, 2 * ms) for key, ms in floors.items()]
     said = str(reasons.beside(chapter(ceiling=CEILING, compile_attention=made)))
     assert said.startswith(
-        "At 16,384 tokens in fp32 the measured gain is 1.00 to 1.00 times the predicted one. The "
-        "floor is 50% to 50% of eager's time and 50% to 50% of compiled's time."
+        "At 16,384 tokens in fp32 the measured gain is 1.00 times the predicted one. The floor is "
+        "50% of eager's time and 50% of compiled's time."
     )
     wrong = [shape(*key, ms / 2) for key, ms in floors.items()]
     said = str(reasons.beside(chapter(ceiling=CEILING, compile_attention=wrong)))
@@ -254,8 +262,29 @@ def test_models_by_phase(chapter, one_head):
          "2.00", allowed],
     ]  # fmt: skip
     assert str(models.measured(c)) == (
-        "In fp32 at 512 tokens compiling makes a train-step 2.00 to 2.00 times as fast. More than "
+        "In fp32 at 512 tokens compiling makes a train-step 2.00 times as fast. More than "
         "the estimate allows, so that it misses something: small (one graph)."
+    )
+
+
+def test_train_steps_without_a_time_have_their_reason(chapter):
+    note = "in warmup 0, backward: CUDA out of memory. Tried to allocate 4 MiB. GPU 0 has a total"
+    key = {name: STEPS[0][name] for name in ("context", "batch", "mode", "precision", "attention")}
+    refused = {**key, "model": "2.7B", "compile": "model", "phase": "wall", "status": "oom"}
+    assert "Not measured yet on" in str(models.untimed(chapter()))
+    c = chapter(compile_model=[*STEPS, refused | {"note": note}])
+    said, left = str(models.untimed(c)).split("\n\n")
+    assert said == (
+        "- 2.7B, 512 tokens, fp32, one graph: oom (in warmup 0, backward: CUDA out of memory. "
+        "Tried to allocate 4 MiB)"
+    )
+    assert left.startswith("**Not measured yet** in fp32 at 512 tokens: small (blocks), medium (ea")
+    assert left.endswith("2.7B (eager) and 2.7B (blocks).")
+    ways = ("none", "blocks", "model")
+    every = [row for m in ("small", "medium", "large", "xl25", "2.7B") for way in ways
+             for row in step(way, 1, 1, model=m)]  # fmt: skip
+    assert str(models.untimed(chapter(compile_model=every))) == (
+        "Every train-step that was measured has a time."
     )
 
 

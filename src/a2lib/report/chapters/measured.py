@@ -45,6 +45,11 @@ class Measured:
         return f"**Not measured yet on an {self.device}**: {what}."
 
 
+def reason(note: str) -> str:
+    """A row's note without what PyTorch says of the whole device, the same in every row."""
+    return note.partition(" GPU 0 has")[0].rstrip(".")
+
+
 def mean(row) -> str:
     """Mean and standard deviation in ms, or why there is none."""
     if row is None:

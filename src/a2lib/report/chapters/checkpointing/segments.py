@@ -27,7 +27,7 @@ from a2lib.report.chapters.checkpointing.rows import (
     predicted,
     words,
 )
-from a2lib.report.chapters.measured import time
+from a2lib.report.chapters.measured import reason, time
 from a2lib.report.metrics import level, pick
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -97,9 +97,8 @@ def refused(c: Checkpointing) -> Markdown:
             rows = {s: c.row(s, gradients, way) for s in STRATEGIES[way]}
             for s, row in rows.items():
                 if row is not None and row.status != "ok":
-                    why = row.note.partition(" GPU ")[0].rstrip(".")
                     status = style.STATUS.get(row.status, row.status)
-                    told.append(f"- {where}, {words(s)}: {status} ({why})")
+                    told.append(f"- {where}, {words(s)}: {status} ({reason(row.note)})")
             none = [words(s) for s, row in rows.items()
                     if row is None and (s, gradients, way) != UNTRIED]  # fmt: skip
             left += [f"- **not measured yet**: {where}: {listed(none)}"] if none else []

@@ -8,6 +8,7 @@ from a2lib.report import panels, style
 from a2lib.report.chapters.benchmark.rows import MODELS
 from a2lib.report.chapters.compile.rows import (
     HEAD_DIMS,
+    LENGTHS,
     PASSES,
     Compile,
     curve,
@@ -15,9 +16,11 @@ from a2lib.report.chapters.compile.rows import (
     pays_from,
     title,
 )
+from a2lib.report.chapters.measured import reason
 from a2lib.report.metrics import pick, row_of
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.compiling import IMPLEMENTATIONS
 
 DTYPE, HEAD = "fp32", 64  # of which the answer speaks
 COLOURS = {16: "#d55e00", 32: "#0072b2", 64: "#00825f", 128: "#b0558a"}
@@ -132,13 +135,22 @@ def untimed(c: Compile) -> Markdown:
     if not len(c.grid):
         return Markdown(c.not_yet("which shapes do not fit"))
     rows = c.grid[c.grid["status"] != "ok"]
-    if not len(rows):
-        return Markdown("Every shape that was measured has a time.")
     lines = [
         f"- {r.implementation}, {r.written}, {r.dtype}, {style.tokens(r.seq_len)} tokens, heads of "
-        f"{r.head_dim}, {r.pass_}: {style.STATUS[r.status]} ({r.note})"
+        f"{r.head_dim}, {r.pass_}: {style.STATUS[r.status]} ({reason(r.note)})"
         for r in rows.rename(columns={"pass": "pass_"}).itertuples()
-    ]
+    ] or ["Every shape that was measured has a time."]
+    known = pick(c.grid, written="plain", dtype=DTYPE)
+    whole = len(PASSES) * len(IMPLEMENTATIONS)
+    left = []
+    for n in LENGTHS:
+        heads = [d for d in HEAD_DIMS if len(pick(known, seq_len=n, head_dim=d)) < whole]
+        some = f" with heads of {listed(list(map(str, heads)))}" if heads != [*HEAD_DIMS] else ""
+        left += [f"{style.tokens(n)} tokens{some}"] if heads else []
+    if left:
+        lines.append(
+            f"\n**Not measured yet, or not whole**, of the question's grid: {'; '.join(left)}."
+        )
     return Markdown("\n".join(lines))
 
 

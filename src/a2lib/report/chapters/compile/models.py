@@ -7,7 +7,9 @@ import pandas as pd
 from a2lib.report import style
 from a2lib.report.chapters.benchmark.rows import MODELS
 from a2lib.report.chapters.compile.rows import BATCH, CONTEXT, Compile, title
+from a2lib.report.chapters.measured import reason
 from a2lib.report.metrics import pick
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.attention import eager_launches
 from a2lib.theory.roofline import Floor, compiled_step, eager_step, floor
@@ -120,6 +122,26 @@ def table(c: Compile, caption: str, name: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=4)
 
 
+def untimed(c: Compile) -> Markdown:
+    """The train-steps without a time, each with its reason, and those of the question that nobody
+    has tried."""
+    if not len(c.models):
+        return Markdown(c.not_yet("which models do not fit"))
+    rows = c.models[(c.models["status"] != "ok") & (c.models["phase"] == "wall")]
+    names = {"none": "eager", **WAYS}
+    lines = [
+        f"- {title(r.model)}, {style.tokens(r.context)} tokens, {r.precision}, {names[r.compile]}: "
+        f"{style.STATUS[r.status]} ({reason(r.note)})"
+        for r in rows.itertuples()
+    ] or ["Every train-step that was measured has a time."]
+    known = pick(c.models, context=CONTEXT, precision="fp32", phase="wall")
+    left = [f"{title(model)} ({words})" for model in MODELS[:-1] for way, words in names.items()
+            if not len(pick(known, model=model, compile=way))]  # fmt: skip
+    if left:
+        lines.append(f"\n**Not measured yet** in fp32 at {CONTEXT} tokens: {listed(left)}.")
+    return Markdown("\n".join(lines))
+
+
 def measured(c: Compile) -> Markdown:
     """The measured gains of the train-step beside those allowed."""
     found = []
@@ -134,7 +156,7 @@ def measured(c: Compile) -> Markdown:
     above = [f"{m} ({w})" for m, w, gain, allowed in found if gain > 1.02 * allowed]
     said = (
         f"In fp32 at {CONTEXT} tokens compiling makes a train-step "
-        f"{min(g for *_, g, _ in found):.2f} to {max(g for *_, g, _ in found):.2f} times as fast."
+        f"{style.between([g for *_, g, _ in found], '{:.2f}'.format)} times as fast."
     )
     if above:
         said += f" More than the estimate allows, so that it misses something: {', '.join(above)}."

@@ -16,6 +16,7 @@ from a2lib.report.chapters.compile.rows import (
     pairs,
 )
 from a2lib.report.metrics import pick, row_of
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.compiling import IMPLEMENTATIONS, attention_kernels, held, moves
 from a2lib.theory.roofline import Floor, floor
@@ -84,7 +85,7 @@ def recognised(c: Compile) -> Markdown:
         if len(mine):
             hits = int((mine["attentions"] > 0).sum())
             told.append(f"{hits} of {len(mine)} compiled passes of `{written}`")
-    return Markdown(f"Inductor put PyTorch's own attention in the place of {', '.join(told)}.")
+    return Markdown(f"Inductor put PyTorch's own attention in the place of {listed(told)}.")
 
 
 def table(c: Compile, caption: str, name: str, dtype: str = "fp32") -> Table:
@@ -140,13 +141,14 @@ def beside(c: Compile, dtype: str = "fp32") -> Markdown:
     if below:
         return Markdown("A time is below its floor, so that the floor or the time is wrong.")
     told = " and ".join(
-        f"{min(s):.0%} to {max(s):.0%} of {'eager' if i == 'eager' else 'compiled'}'s time"
+        f"{style.between(s, '{:.0%}'.format)} of {'eager' if i == 'eager' else 'compiled'}'s time"
         for i, s in shares.items()
     )
     return Markdown(
-        f"At {style.tokens(LONGEST)} tokens in {dtype} the measured gain is {min(gains):.2f} to "
-        f"{max(gains):.2f} times the predicted one. The floor is {told}. What fills the rest was "
-        "not taken apart; a guess is products of few columns, which reach neither ceiling."
+        f"At {style.tokens(LONGEST)} tokens in {dtype} the measured gain is "
+        f"{style.between(gains, '{:.2f}'.format)} times the predicted one. The floor is "
+        f"{told}. What fills the rest was not taken apart; a guess is products of "
+        "few columns, which reach neither ceiling."
     )
 
 

@@ -7,6 +7,7 @@ from matplotlib.patches import Patch
 
 from a2lib.report import style
 from a2lib.report.chapters import profile
+from a2lib.report.chapters.measured import reason
 from a2lib.report.chapters.memory.rows import (
     CONTEXTS,
     MODEL,
@@ -240,9 +241,9 @@ def not_fitting(m: Memory) -> Markdown:
         one = step(row.context, row.mode, row.precision, row.attention, row.model)
         size = gb(counted(one).total)
         fits = ", which would fit" if asked(one) < m.capacity() else ""
-        # What PyTorch says of the whole device is that of every such row.
-        why = row.note.partition(" GPU ")[0].rstrip(".")
-        lines.append(f"- {row.model}, {_name(one)}: counted {size} GB{fits}; {why}")
+        lines.append(
+            f"- {row.model}, {_name(one)}: counted {size} GB{fits}; {reason(row.note)}"
+        )
     return Markdown("\n".join(lines))
 
 

@@ -145,8 +145,9 @@ def untimed(c: Compile) -> Markdown:
     left = []
     for n in LENGTHS:
         heads = [d for d in HEAD_DIMS if len(pick(known, seq_len=n, head_dim=d)) < whole]
-        some = f" with heads of {listed(list(map(str, heads)))}" if heads != [*HEAD_DIMS] else ""
-        left += [f"{style.tokens(n)} tokens{some}"] if heads else []
+        if heads:
+            some = f" with heads of {listed(list(map(str, heads)))}"
+            left.append(f"{style.tokens(n)} tokens{some if len(heads) < len(HEAD_DIMS) else ''}")
     if left:
         lines.append(
             f"\n**Not measured yet, or not whole**, of the question's grid: {'; '.join(left)}."

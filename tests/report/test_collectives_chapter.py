@@ -112,16 +112,43 @@ def test_how_the_factors_act_together(made):
 
 def test_sixteen_bits_by_as_many_bytes(made, empty):
     c = made([*ROWS, row(4.4, dtype="bf16"), row(0.04, MB, dtype="bf16")])
-    assert "in bf16 takes 0.80 to 1.10 times the time of fp32, over 2 pairs" in str(
-        answer.dtypes(c)
+    assert str(answer.dtypes(c)).endswith(
+        "in bf16 takes 0.80 to 1.10 times the time of fp32, over 2 pairs: not within 10% of each "
+        "other, so that bytes alone do not decide."
+    )
+    alike = made([*ROWS, row(4.2, dtype="bf16")])
+    assert "1.05 times the time of fp32, over 1 pairs: what counts is bytes" in str(
+        answer.dtypes(alike)
     )
     assert "Not measured yet" in str(answer.dtypes(empty))
+
+
+def test_what_has_no_time_has_its_reason(made, empty):
+    blank = dict.fromkeys(("ms", "ms_p20", "ms_p80", "n", "ms_queued", "ms_rank_min",
+                           "ms_rank_median", "ms_rank_max"), "")  # fmt: skip
+    large = row(1, backend="gloo", world_size=6) | blank | {"status": "oom", "note": "19 GB of 18"}
+    no = blank | {"status": "unsupported", "note": "no"}
+    other = [row(1, size, "gloo", operation="reduce_scatter") | no for size in (100 * MB, MB)]
+    said, left = str(answer.untimed(made([*ROWS, large, *other]))).split("\n\n")
+    assert said.splitlines() == [
+        "- gloo, 2 processes, reduce-scatter in fp32, 1 and 100 MB: n/a (no)",
+        "- gloo, 6 processes, all-reduce in fp32, 1024 MB: oom (19 GB of 18)",
+    ]
+    assert left == (
+        "**Not measured yet**, of what the question asks: NCCL, 2 GPUs (10 MB); NCCL, 4 GPUs; "
+        "NCCL, 6 GPUs; gloo, 2 processes (10 MB); gloo, 4 processes; gloo, 6 processes (1 and 10 "
+        "MB)."
+    )
+    every = [row(1, size, backend=b, world_size=n) for b in ("nccl", "gloo") for n in (2, 4, 6)
+             for size in (MB, 10 * MB, 100 * MB, 1024 * MB)]  # fmt: skip
+    assert str(answer.untimed(made(every))) == "Everything that the question asks has a time."
+    assert "Not measured yet on" in str(answer.untimed(empty))
 
 
 def test_the_other_operations(made):
     others = [row(2.4, operation="reduce_scatter"), row(2, operation="all_gather")]
     c = made([*ROWS, *others])
-    assert "these take 60% and 50% with NCCL, 2 GPUs at 1024 MB of its time" in str(
+    assert "these take of its time 60% and 50% with NCCL, 2 GPUs at 1024 MB." in str(
         answer.halves(c)
     )
     found = lines(answer.operations(c, "c", "tab-c"))
@@ -142,7 +169,7 @@ def test_where_the_line_fails_is_said_by_size(made):
     slow = exact | {10 * MB: 2 * exact[10 * MB]}
     c = made([row(ms, size) for size, ms in slow.items()])
     said = str(line.sentence(c))
-    assert "for NCCL, 2 GPUs it is off by -" in said
+    assert "for NCCL, 2 GPUs it is off by −" in said
     bad = [off for off in line.every(c)[0][3]["off"] if abs(off) > 0.1]
     assert said.endswith(f"by more than 10% at {len(bad)} of 5 sizes.") and 0 < len(bad) < 5
     ((_, _, fitted, points), _) = line.every(c)

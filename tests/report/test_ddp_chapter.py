@@ -79,8 +79,8 @@ def test_the_answer_without_rows_is_what_has_to_travel(empty):
 
 def test_the_answer_with_rows(made):
     assert str(answer.sentence(made(ROWS))).endswith(
-        "Launched from Python they add to the step 50.0 ms after backward, each by itself, "
-        "30.0 ms after backward, all in one and 4.00 ms during backward, buckets of 100 MB. "
+        "Launched from Python they add to the step 50.0 ms (after backward, each by itself), "
+        "30.0 ms (after backward, all in one) and 4.00 ms (during backward, buckets of 100 MB). "
         "Replayed from a CUDA graph, the best of ours (during backward, buckets of 100 MB, by copy "
         "engines) takes 82.0 ms, 1.025 times the step without communication."
     )
@@ -117,6 +117,37 @@ def test_each_way_has_its_step_and_its_share(made):
         "In buckets of 100 MB and replayed, NCCL in fp32 adds 8.00 ms to the step, copy engines in "
         "fp32 2.00 ms, NCCL in bf16 6.00 ms and copy engines in bf16 5.00 ms."
     )
+
+
+def test_nothing_is_hidden_where_the_step_takes_longer_than_its_messages(made):
+    rows = [row(150, "naive"), row(145, "overlapped"), row(99.5, bucket_mb=100)]
+    c = made(rows)
+    assert str(answer.overlap(c)).endswith(
+        "45.0 ms are added to the step, more than the 40.0 ms that the messages take alone, so "
+        "that nothing is hidden."
+    )
+    found = lines(answer.table(c, "xl25", False, "c", "tab-c"))
+    assert found["during backward, each by itself",][3:6] == ["45.0", "40.0", "0%"]
+    assert found["during backward, buckets of 100 MB",][3:6] == ["−0.500", "40.0", "100%"]
+
+
+def test_what_has_no_time_has_its_reason(made, empty):
+    blank = {k: "" for k in row(1) if k.startswith("ms") or k == "n"}
+    note = "CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has a total capacity"
+    failed = row(1, bucket_mb=400, capture=True) | blank | {"status": "oom", "note": note}
+    shown = row(150, "naive", conditions="NCCL_MAX_CTAS=8")
+    assert str(answer.untimed(made([failed, *ROWS[1:7], shown]))).split("\n\n") == [
+        "- xl25, replayed from a CUDA graph, during backward, buckets of 400 MB: oom (CUDA out of "
+        "memory. Tried to allocate 2 GiB)",
+        "**Not measured yet**, launched, of what the handouts ask: the xl of 2026 (2.7B): naive, "
+        "flat, each, 1 MB, 10 MB, 100 MB and 1000 MB.",
+        "Some rows are with NCCL_MAX_CTAS=8.",
+    ]
+    large = [{**one, "model": "2.7B"} for one in ROWS[:7]]
+    assert str(answer.untimed(made([*ROWS, *large]))) == (
+        "Every way that was tried has its times."
+    )
+    assert "Not measured yet on" in str(answer.untimed(empty))
 
 
 def test_the_table_has_what_is_hidden_and_why_a_row_has_no_time(made):
@@ -258,4 +289,4 @@ def test_the_page_with_rows_and_without(shown_by, synthetic, tmp_path):
         put_strip(full, wrapper)
     with_rows = shown_by("ddp", full)
     assert len(with_rows) == len(without)
-    assert not any("Not measured yet" in text for text in with_rows)
+    assert not any("Not measured yet on" in text for text in with_rows)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from a2lib.experiments import ddp
+from a2lib.experiments import collectives, ddp
 from a2lib.experiments.ddp import training
 from a2lib.experiments.ddp.configurations import (
     CARRIERS,
@@ -17,7 +17,7 @@ from a2lib.experiments.ddp.configurations import (
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Sweep
-from a2lib.measure import DDP, Store, bulk, start_run
+from a2lib.measure import DDP, Store, bulk, read_runs, start_run
 
 TINY = {"model": "tiny", "batch": 2, "context": 8, "precision": "fp32", "attention": "eager",
         "compile": "none", "capture": False}  # fmt: skip
@@ -56,6 +56,17 @@ def test_the_essential_sweep_has_all_sides_of_the_targets_and_resumes_in_the_who
     tasks = ddp.tasks(essential)
     assert [task.label for task in tasks] == ["xl25 captured", "xl25 launched"]
     assert "bucketed 100 MB copy_engines bf16" in tasks[0].rows
+
+
+@pytest.mark.parametrize(("start", "given", "n"), [
+    (ddp.start, Parameters(sweep="essential"), "2"), (ddp.start, Parameters(backend="gloo"), "1"),
+    (collectives.start, collectives.Parameters(sweep="handout"), "2"),
+])  # fmt: skip
+def test_a_run_names_the_gpus_that_measure_together(gpus, monkeypatch, tmp_path, start, given, n):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    start(given)
+    assert [run["n_devices"] for run in read_runs(tmp_path)] == [n]
 
 
 def test_what_cannot_be_is_refused(monkeypatch):

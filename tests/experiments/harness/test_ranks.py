@@ -17,7 +17,7 @@ from experiments.harness.toy_ranks import IN_GROUP, RANKS, task
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.process import WorkerDied
-from a2lib.experiments.harness.ranks import Ranks, _Group, where
+from a2lib.experiments.harness.ranks import Ranks, _Group, gpus_of, where
 from a2lib.experiments.harness.sweep import Sweep
 from a2lib.measure import Section, Store
 from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed
@@ -210,3 +210,10 @@ def test_the_backend_is_that_of_the_machine(monkeypatch):
     with pytest.raises(ParameterError, match="backend = 'none': allowed are auto, gloo, nccl"):
         given(2, monkeypatch, backend="none")
     assert [Ranks(1, name).device for name in ("gloo", "nccl")] == ["cpu", "cuda"]
+
+
+def test_a_run_names_how_many_gpus_measured_together():
+    two, four = Ranks(2, "nccl"), Ranks(4, "nccl")
+    assert gpus_of([two, four, Ranks(6, "gloo")]) == 4
+    # As for one process that measures alone.
+    assert gpus_of([Ranks(6, "gloo")]) == gpus_of([]) == 1

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,12 @@ class Ranks:
     @property
     def device(self) -> str:
         return DEVICES[self.backend]
+
+
+def gpus_of(groups: Iterable[Ranks]) -> int:
+    """How many GPUs the largest of ``groups`` takes; 1 where none is on GPUs, as for a process that
+    measures alone."""
+    return max((group.world_size for group in groups if group.device == "cuda"), default=1)
 
 
 @dataclass(frozen=True)

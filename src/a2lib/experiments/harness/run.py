@@ -76,8 +76,16 @@ def data_folder(device: str) -> Path:
     return paths.data_dir()
 
 
-def start(given: object, notebook: str, sections: Sequence[Section], *, tiny: bool = True) -> Run:
-    """Record the run and print what it runs on; ``tiny`` if a CPU gets sizes that are a trial.
+def start(
+    given: object,
+    notebook: str,
+    sections: Sequence[Section],
+    *,
+    tiny: bool = True,
+    gpus: int = 1,
+) -> Run:
+    """Record the run and print what it runs on; ``tiny`` if a CPU gets sizes that are a trial,
+    ``gpus`` how many devices measure together at most.
 
     Raises, before anything is measured, StoreError where rows could not be stored and DeviceBusy
     where another process measures on the device.
@@ -93,6 +101,7 @@ def start(given: object, notebook: str, sections: Sequence[Section], *, tiny: bo
         command=command(notebook, given),
         parameters=dataclasses.asdict(given),
         device=slug,
+        n_devices=gpus,
         data=data,
     )
     until = time.time() + given.time_limit_s if given.time_limit_s else None

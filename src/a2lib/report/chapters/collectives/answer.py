@@ -27,6 +27,8 @@ from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.collectives import all_reduce_s
 
 MAIN, OTHER = "nccl 2", "gloo 2"
+ASKED = tuple(f"{name} {n}" for name in NAMES for n in (2, 4, 6))  # by the handout
+ALIKE = 0.1  # two times closer than this are taken for those of as many bytes
 OTHERS = ("all_gather", "reduce_scatter", "broadcast")
 
 
@@ -185,10 +187,19 @@ def dtypes(c: Collectives) -> Markdown:
     if not ratios:
         return Markdown(c.not_yet("bf16 beside fp32"))
     return Markdown(
-        f"For as many bytes, an all-reduce in bf16 takes {min(ratios):.2f} to {max(ratios):.2f} "
-        f"times the time of fp32, over {len(ratios)} pairs: what counts is bytes, so gradients in "
-        "16 bits take the time of a tensor of half the size."
+        f"For as many bytes, an all-reduce in bf16 takes "
+        f"{style.between(ratios, '{:.2f}'.format)} times the time of fp32, over {len(ratios)} "
+        f"pairs: {_bytes_count(ratios)}."
     )
+
+
+def _bytes_count(ratios: list[float]) -> str:
+    if max(abs(ratio - 1) for ratio in ratios) <= ALIKE:
+        return (
+            "what counts is bytes, so gradients in 16 bits take the time of a tensor of half the "
+            "size"
+        )
+    return f"not within {ALIKE:.0%} of each other, so that bytes alone do not decide"
 
 
 def operations(c: Collectives, caption: str, name: str) -> Table:
@@ -211,6 +222,29 @@ def operations(c: Collectives, caption: str, name: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=3)
 
 
+def untimed(c: Collectives) -> Markdown:
+    """What has no time, each with its reason, and which of the question's groups nobody has
+    measured."""
+    if not len(c.table):
+        return Markdown(c.not_yet("any of these"))
+    told: dict[tuple, list[str]] = {}
+    for row in c.table[c.table["status"] != "ok"].sort_values("size").itertuples():
+        why = f"{style.STATUS.get(row.status, row.status)} ({row.note})"
+        what = VIEW.looks.of(row.ranks).label, row.operation.replace("_", "-"), row.dtype, why
+        told.setdefault(what, []).append(megabytes(row.size))
+    lines = [f"- {label}, {operation} in {dtype}, {listed(sizes)} MB: {why}"
+             for (label, operation, dtype, why), sizes in told.items()]  # fmt: skip
+    left = []
+    for ranks in ASKED:
+        sizes = [megabytes(size) for size in HANDOUT if c.row(ranks, size) is None]
+        if sizes:
+            some = f" ({listed(sizes)} MB)" if len(sizes) < len(HANDOUT) else ""
+            left.append(f"{VIEW.looks.of(ranks).label}{some}")
+    if left:
+        lines.append(f"\n**Not measured yet**, of what the question asks: {'; '.join(left)}.")
+    return Markdown("\n".join(lines) or "Everything that the question asks has a time.")
+
+
 def halves(c: Collectives) -> Markdown:
     """An all-reduce beside the reduce-scatter and the all-gather that it is made of."""
     told = []
@@ -226,5 +260,5 @@ def halves(c: Collectives) -> Markdown:
         return Markdown(c.not_yet("the other operations beside the all-reduce"))
     return Markdown(
         "In a ring an all-reduce is a reduce-scatter and then an all-gather, half of it each. "
-        f"Measured, these take {'; '.join(told)} of its time."
+        f"Measured, these take of its time {'; '.join(told)}."
     )

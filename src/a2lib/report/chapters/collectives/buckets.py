@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from a2lib.report import panels
+from a2lib.report import panels, style
 from a2lib.report.chapters.collectives import line
 from a2lib.report.chapters.collectives.answer import MAIN
 from a2lib.report.chapters.collectives.rows import MB, VIEW, Collectives, digits, megabytes
@@ -88,7 +88,8 @@ def sentence(c: Collectives) -> Markdown:
         f" On the clock, where a message takes what was measured, the best of the sizes drawn is "
         f"{megabytes(best['measured'])} MB with {digits(found['measured'](best['measured']))} ms, "
         f"and at the formula's size it has {digits(found['measured'](size))} ms, "
-        f"{found['measured'](size) / found['formula'](size) - 1:+.0%} against the formula."
+        f"{style.signed(found['measured'](size) / found['formula'](size) - 1, 0)} against the "
+        "formula."
     )
     row = backward(c)
     if row is None:
@@ -152,7 +153,7 @@ def limits(c: Collectives) -> Markdown:
     told = []
     for bucket in TRIED:
         said, clock = found["formula"](bucket), found["measured"](bucket)
-        told.append(f"{clock / said - 1:+.0%} at {megabytes(bucket)} MB")
+        told.append(f"{style.signed(clock / said - 1, 0)} at {megabytes(bucket)} MB")
     return Markdown(
         f"Against the formula the clock with measured times has {listed(told)}. Two things are "
         "in that: one bandwidth for all sizes, which the residuals above show it is not, and "

@@ -48,10 +48,11 @@ def table(c: Collectives, caption: str, name: str) -> Table:
     lines = []
     for ranks, column, line, found in every(c):
         worst = found.loc[found["off"].abs().idxmax()]
+        off = style.signed(worst["off"], 0)
         lines.append([
             VIEW.looks.of(ranks).label, "alone" if column == "ms" else "in a row", len(found),
             digits(line.overhead_s * 1e6), digits(line.bandwidth / 1e9),
-            digits(line.half_size / MB), f"{worst['off']:+.0%} at {megabytes(worst['size'])} MB",
+            digits(line.half_size / MB), f"{off} at {megabytes(worst['size'])} MB",
         ])  # fmt: skip
     columns = ["ranks", "call", "sizes", "o, µs", "w, GB/s", "o w, MB", "largest residual"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
@@ -68,9 +69,9 @@ def sentence(c: Collectives) -> Markdown:
         if not len(bad):
             told.append(f"for {label} it is within {BAD:.0%} of all {len(found)} times")
             continue
-        low, high = found["off"].min(), found["off"].max()
-        told.append(f"for {label} it is off by {low:+.0%} to {high:+.0%}, by more than {BAD:.0%} "
-                    f"at {len(bad)} of {len(found)} sizes")  # fmt: skip
+        off = style.between(found["off"], lambda share: style.signed(share, 0))
+        told.append(f"for {label} it is off by {off}, by more than {BAD:.0%} at {len(bad)} of "
+                    f"{len(found)} sizes")  # fmt: skip
     if not told:
         return Markdown(c.not_yet("sizes enough to fit the line to"))
     return Markdown(f"Held against the calls from rest, {'; '.join(told)}.")

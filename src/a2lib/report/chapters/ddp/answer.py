@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pandas as pd
 from matplotlib.patches import Patch
 
@@ -17,6 +19,8 @@ from a2lib.report.chapters.ddp.rows import (
     name,
     time,
 )
+from a2lib.report.chapters.measured import reason
+from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.collectives import all_reduce_s
@@ -52,7 +56,7 @@ def sentence(c: Ddp) -> Markdown:
     )
     rows = [row for row in (c.row("naive"), c.row("flat"), c.best()) if row is not None]
     if rows:
-        parts = [f"{_gain(row)} {name(row)}" for row in rows]
+        parts = [f"{_gain(row)} ({name(row)})" for row in rows]
         text += f" Launched from Python they add to the step {listed(parts)}."
     best = c.best(capture=True)
     if best is not None:
@@ -115,14 +119,18 @@ def overlap(c: Ddp) -> Markdown:
 
 
 def _hidden(row) -> str:
-    return (f"of the {time(row.ms_communication)} ms that the messages take alone, {_gain(row)} "
-            f"are added to the step and {hidden(row)} is hidden")  # fmt: skip
+    alone = f"the {time(row.ms_communication)} ms that the messages take alone"
+    if exposed(row) > float(row.ms_communication):
+        return f"{_gain(row)} are added to the step, more than {alone}, so that nothing is hidden"
+    return f"of {alone}, {_gain(row)} are added to the step and {hidden(row)} is hidden"
 
 
 def hidden(row) -> str:
-    """The share of the communication that adds nothing to the step, where both are measured."""
+    """The share of the communication that adds nothing to the step, where both are measured: none
+    where the step takes longer than with the messages after it, all where noise makes it shorter.
+    """
     alone = float(row.ms_communication)
-    return f"{1 - exposed(row) / alone:.0%}" if alone > 0 else MISSING
+    return f"{min(1.0, max(0.0, 1 - exposed(row) / alone)):.0%}" if alone > 0 else MISSING
 
 
 def buckets(c: Ddp) -> Markdown:
@@ -142,6 +150,36 @@ def buckets(c: Ddp) -> Markdown:
                 text += f", and one message for each gradient {time(exposed(each))} ms"
             told.append(f"{text}; the least is {int(best.bucket_mb)} MB.")
     return Markdown(" ".join(told) or c.not_yet("buckets of 1, 10, 100 and 1000 MB"))
+
+
+def untimed(c: Ddp) -> Markdown:
+    """What has no time, each with its reason, and which of the handout's ways nobody has measured
+    yet."""
+    if not len(c.table):
+        return Markdown(c.not_yet("any of these"))
+    lines, left = [], []
+    for model in MODELS:
+        for capture, way in TITLES.items():
+            rows = c.of(model, capture)
+            refused = rows[rows["status"] != "ok"]
+            lines += [f"- {model}, {way}, {name(row)}: {style.STATUS.get(row.status, row.status)} "
+                      f"({reason(row.note)})" for row in refused.itertuples()]  # fmt: skip
+        asked = [("naive", 0), ("flat", 0), ("overlapped", 0),
+                 *(("bucketed", mb) for mb in HANDOUT_MB)]  # fmt: skip
+        rows = c.of(model, False)
+        none = [
+            short(SimpleNamespace(wrapper=wrapper, bucket_mb=mb, carrier="", sent_dtype="fp32"))
+            for wrapper, mb in asked if not len(pick(rows, wrapper=wrapper, bucket_mb=mb))
+        ]  # fmt: skip
+        if none:
+            left.append(f"{MODELS[model]}: {listed(none)}")
+    if left:
+        lines.append(f"\n**Not measured yet**, launched, of what the handouts ask: "
+                     f"{'; '.join(left)}.")  # fmt: skip
+    switches = sorted(set(c.table["conditions"]) - {""})
+    if switches:
+        lines.append(f"\nSome rows are with {listed(switches)}.")
+    return Markdown("\n".join(lines) or "Every way that was tried has its times.")
 
 
 def carriers(c: Ddp) -> Markdown:

@@ -94,7 +94,9 @@ def name(row) -> str:
 
 def time(ms: float | None, figures: int = 3) -> str:
     """Milliseconds, or the mark of what is not measured."""
-    return MISSING if ms is None or pd.isna(ms) else style.digits(float(ms), figures)
+    if ms is None or pd.isna(ms):
+        return MISSING
+    return style.digits(float(ms), figures).replace("-", "−")
 
 
 def _in_order(rows: pd.DataFrame) -> pd.DataFrame:

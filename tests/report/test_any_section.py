@@ -222,6 +222,10 @@ def test_a_signed_share(share, text):
     assert style.signed(share) == text
 
 
+def test_a_share_that_is_nothing_has_no_sign():
+    assert [style.share(x) for x in (-0.001, 0.004, -0.02, 0.5)] == ["0%", "0%", "−2%", "50%"]
+
+
 def test_words_as_a_list():
     assert [style.listed(list(words)) for words in ("a", "ab", "abc")] == [
         "a", "a and b", "a, b and c"

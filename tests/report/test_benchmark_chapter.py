@@ -137,6 +137,42 @@ def test_what_did_not_fit_is_listed_once_with_its_reason(bench):
     assert str(fits) == "Every configuration that was measured fits."
 
 
+def test_a_configuration_that_was_stored_in_part_is_told_as_far_as_it_goes(bench):
+    rows = times(300, 600, 99)
+    said = str(answer.sentence(bench(benchmark=[r for r in rows if r["phase"] != "backward"])))
+    assert "1000 ms in plain fp32: forward 300 ms, optimizer 99.0 ms. **Not" in said
+    alone = [r for r in rows if r["phase"] in ("optimizer", "wall")]
+    assert str(answer.spreads(bench(benchmark=alone))).endswith("512 tokens (1.0%).")
+    wall = bench(benchmark=[r for r in rows if r["phase"] == "wall"])
+    assert "takes 1000 ms in plain fp32. **Not" in str(answer.sentence(wall))
+
+
+def test_processes_without_times_have_their_reason(bench, empty):
+    every = [row for model in ("small", "medium", "large", "xl25", "2.7B") for w in (0, 1, 2, 5)
+             for row in steps([10] * 10, w, model)]  # fmt: skip
+    assert str(warmup.missing(bench(benchmark_steps=every))) == (
+        "Every process of these sweeps gave its times."
+    )
+    gone = {"status": "oom", "note": "out of it. GPU 0 has a total", "ms": "", "n": ""}
+    some = [row | gone if row["warmup"] == 5 else row for row in every
+            if row["model"] != "2.7B" or row["warmup"] < 2]  # fmt: skip
+    memory = [row | gone for row in first("memory", 1, model="2.7B")]
+    said, left = str(warmup.missing(bench(benchmark_steps=[r for r in some if r["model"] in (
+        "small", "2.7B")], benchmark_first=memory))).split("\n\n")  # fmt: skip
+    assert said.splitlines() == [
+        "- small after 5: oom (out of it)", "- first step of 2.7B after memory: oom (out of it)",
+    ]  # fmt: skip
+    assert left.startswith("**Not measured yet** of the means after steps of warm-up: medium aft")
+    assert left.endswith("xl (2025) after 5, 2.7B after 2 and 2.7B after 5.")
+    assert "Not measured yet on" in str(warmup.missing(empty))
+
+
+def test_a_process_without_warm_up_is_not_needed_for_the_legend(bench):
+    b = bench(benchmark_steps=steps([10] * 10, 1) + steps([20] * 10, 2))
+    labels = [line.get_label() for line in warmup.chart(b).figure.axes[0].lines]
+    assert labels[0] == "small" and len(labels) == 2 and labels[1].startswith("_")
+
+
 def test_spreads_and_the_ratio(bench):
     measured = times(100, 200, 100) + times(100, 250, 100, model="small", context=128)
     measured[0] |= {"ms_std": 7}
@@ -342,8 +378,9 @@ def test_warmup_by_value(bench):
 def first(prepared, first_ms, steady=10, repeat=0, **where):
     named = {"import": 2000, "first": first_ms, "second": steady, "steady": steady}
     named |= {"context": 300} if prepared == "nothing" else {}
-    return [{**key(model="small", context=128, **where), "prepared": prepared, "repeat": repeat,
-             "part": name, "ms": ms, "n": 1} for name, ms in named.items()]  # fmt: skip
+    where = {"model": "small", "context": 128, **where}
+    return [{**key(**where), "prepared": prepared, "repeat": repeat, "part": name, "ms": ms, "n": 1}
+            for name, ms in named.items()]  # fmt: skip
 
 
 def test_the_first_step_taken_apart(bench):

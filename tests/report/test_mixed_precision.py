@@ -345,8 +345,8 @@ def test_gains_are_the_gpu_s(timed):
     assert gains.times(timed)["small", 512, "backward"] == {"fp32": 16, "tf32": 8, "bf16": 2}
     assert gains.of_pass(gains.times(timed), 512, "forward") == {"small": 4, "xl25": 2, "2.7B": 7}
     said = str(gains.trend(timed))
-    assert "forward from 4.00× (small) to 7.00× (2.7B), not at every size; backward from" in said
-    assert "backward from 8.00× (small) to 7.00× (2.7B), not at every size." in said
+    assert "forward from 4.00× (small) to 7.00× (2.7B), not growing with every size; back" in said
+    assert "backward from 8.00× (small) to 7.00× (2.7B), not growing with every size." in said
     assert said.endswith("of medium, large, xl25 and 10B.")
     table = gains.table(timed, "G", "tab-g")
     assert cells(table, model="small").iloc[0].tolist()[2:] == [

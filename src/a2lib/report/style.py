@@ -114,6 +114,11 @@ def listed(words: list[str]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
+def share(value: float, decimals: int = 0) -> str:
+    """A share in percent; below zero with a minus sign, but for what is rounded to zero."""
+    return signed(value, decimals).removeprefix("+")
+
+
 def signed(share: float, decimals: int = 2) -> str:
     """A share as a signed percentage, "−1.25%"; zero has no sign."""
     text = f"{100 * share:.{decimals}f}"

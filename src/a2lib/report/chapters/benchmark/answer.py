@@ -37,11 +37,14 @@ def sentence(b: Benchmark) -> Markdown:
         return Markdown(b.not_yet("the command and the estimate are below, the times will follow"))
     parts = {phase: b.ms(model, CONTEXT, phase) for phase in PHASES}
     wall = b.ms(model, CONTEXT)
+    known = {phase: ms for phase, ms in parts.items() if ms is not None}
+    told = [f"{phase} {_ms(ms)}" for phase, ms in known.items()]
+    if "forward" in known and "backward" in known:
+        times = known["backward"] / known["forward"]
+        told[list(known).index("backward")] += f" ({times:.2f} times the forward)"
     text = (
         f"One train-step of the {TITLES[model]} model, {CONTEXT} tokens and a batch of 4, takes "
-        f"{_ms(wall)} in plain fp32: forward {_ms(parts['forward'])}, backward "
-        f"{_ms(parts['backward'])} ({parts['backward'] / parts['forward']:.2f} times the forward), "
-        f"optimizer {_ms(parts['optimizer'])}."
+        f"{_ms(wall)} in plain fp32{': ' if told else ''}{', '.join(told)}."
     )
     best = b.ms(model, CONTEXT, way=OURS, capture=True)
     if best is None:
@@ -97,10 +100,13 @@ def spreads(b: Benchmark) -> Markdown:
     text = (
         f"The standard deviation is above {LOOSE:.0%} of the mean in {wide} of {len(timed)} "
         f"phases; the widest is the {worst['phase']} of {TITLES[worst['model']]} at "
-        f"{style.tokens(worst['context'])} tokens ({relative.max():.1%}). Backward takes "
-        f"{min(ratios.values()):.2f} to {max(ratios.values()):.2f} times its forward, where the "
-        "products alone would make it two."
+        f"{style.tokens(worst['context'])} tokens ({relative.max():.1%})."
     )
+    if ratios:
+        text += (
+            f" Backward takes {style.between(ratios.values(), '{:.2f}'.format)} times its forward, "
+            "where the products alone would make it two."
+        )
     bound = [case for case in ratios if _host_bound(b, *case)]
     ahead = [ratio for case, ratio in ratios.items() if case not in bound]
     if bound and ahead:

@@ -174,7 +174,7 @@ def targets(b: Benchmark, caption: str, name: str) -> Table:
         share = 1 - captured / called if captured and called else None
         lines.append([
             TITLES[model], time(aim), time(captured), verdict, time(called),
-            MISSING if share is None else f"{share:.0%}",
+            MISSING if share is None else style.share(share),
             time(least["total"].ms) if least else MISSING,
             f"{least['total'].ms / aim:.0%}" if least and aim else MISSING,
         ])  # fmt: skip

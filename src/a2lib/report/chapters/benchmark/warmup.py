@@ -6,12 +6,13 @@ import pandas as pd
 
 from a2lib.report import panels, style
 from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark
-from a2lib.report.chapters.measured import spread
+from a2lib.report.chapters.measured import reason, spread
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
 
 WARMUPS = (0, 1, 2, 5)
+TRAINED = tuple(model for model in MODELS if model != "10B")  # whose step fits
 STEADY = 5  # the last steps of a process are taken for its steady ones
 NEAR = 0.02  # a mean this near to that after five steps of warm-up agrees with it
 # What each preparation spares the first step, beside the one before it.
@@ -66,6 +67,36 @@ def sentence(b: Benchmark) -> Markdown:
     return Markdown(text)
 
 
+def missing(b: Benchmark) -> Markdown:
+    """The processes of both sweeps that gave no times, each with its reason, and those that nobody
+    has run yet."""
+    told, left = [], []
+    for model in TRAINED:
+        for warmup in WARMUPS:
+            rows = pick(b.steps, model=model, warmup=warmup)
+            name = f"{TITLES[model]} after {warmup}"
+            if not len(rows):
+                left.append(name)
+            elif not (rows["status"] == "ok").any():
+                told.append(f"- {name}: {_why(rows)}")
+    firsts = pick(b.firsts, part="first")
+    for (model, compile_, prepared), rows in firsts.groupby(["model", "compile", "prepared"]):
+        if not (rows["status"] == "ok").any():
+            how = ", compiled" if compile_ != "none" else ""
+            told.append(f"- first step of {TITLES.get(model, model)}{how} after {prepared}: "
+                        f"{_why(rows)}")  # fmt: skip
+    if not len(b.steps):
+        return Markdown(b.not_yet("steps without warm-up, and after some"))
+    if left:
+        told.append(f"\n**Not measured yet** of the means after steps of warm-up: {listed(left)}.")
+    return Markdown("\n".join(told) or "Every process of these sweeps gave its times.")
+
+
+def _why(rows: pd.DataFrame) -> str:
+    row = next(rows.itertuples())
+    return f"{style.STATUS.get(row.status, row.status)} ({reason(row.note)})"
+
+
 def chart(b: Benchmark) -> Chart:
     """Wall time of each step of a process against its number, a line for each model and process."""
     rows = pick(b.steps, phase="wall", status="ok")
@@ -76,10 +107,10 @@ def chart(b: Benchmark) -> Chart:
     def draw(figure):
         ax = figure.subplots()
         for model, look in style.palette(models).items():
-            for warmup, line in pick(rows, model=model).groupby("warmup"):
+            for i, (_, line) in enumerate(pick(rows, model=model).groupby("warmup")):
                 ax.plot(line["step_number"].astype(int), line["ms"], color=look.colour,
                         marker=look.marker, markersize=3.5, linewidth=1.2,
-                        label=TITLES[model] if warmup == 0 else None)  # fmt: skip
+                        label=TITLES[model] if not i else None)  # fmt: skip
         ax.set_yscale("log")
         ax.set_xlabel("step of a process, the first is 0")
         ax.set_ylabel("wall time (ms)")

@@ -109,9 +109,10 @@ def trend(mixed: Mixed) -> Markdown:
         elif gains:
             made = list(gains.items())
             grows = list(gains.values()) == sorted(gains.values())
+            how = f"{'growing' if grows else 'not growing'} with every size"
             text.append(
                 f"{pass_} from {made[0][1]:.2f}× ({made[0][0]}) to {made[-1][1]:.2f}× "
-                f"({made[-1][0]}), {'growing with every size' if grows else 'not at every size'}"
+                f"({made[-1][0]}), {how}"
             )
     absent = mixed.not_yet(
         f"the GPU's own time in each precision, of {listed([m for m in MODELS if m in lacking])}"

@@ -298,14 +298,32 @@ def test_published_times_beside_ours(plain):
 
 
 def test_ours_beside_eager(plain, empty):
-    assert str(answer.not_beside(empty)).endswith("ours in this protocol; its memory is counted.")
+    assert str(answer.beside(empty)).endswith("ours in this protocol; its memory is counted.")
     tiled = {"implementation": "a2lib", "causal": "true", "held_bytes": 10**9, "peak_bytes": 10**9}
     p = plain(attention=[row("forward", 20, **tiled), row("backward", 30, **tiled)])
-    assert str(answer.not_beside(p)) == ""
+    assert str(answer.beside(p)).endswith("ours in this protocol; its memory is counted.")
+    both = [row("forward", 60, causal="true"), row("backward", 90, causal="true")]
+    whole = plain(attention=[row("forward", 20, **tiled), row("backward", 30, **tiled), *both])
+    assert str(answer.beside(whole)) == (
+        "At 16,384 tokens with a mask and vectors of 64 it takes forward 20.0 ms in place of 60.0 "
+        "and backward 30.0 ms in place of 90.0, and 2.00 GB in place of 34.8."
+    )
     found = lines(answer.removed(p, "c", "tab-c"))
     assert found["16,384",] == [
         "·", "·", "·", "20.0 ± 0.40", "30.0 ± 0.60", "2.00", "34.8", "0.269",
     ]  # fmt: skip
+
+
+def test_the_softmax_written_out_beside_ours(plain, empty):
+    matrix = 8 * 16384**2 * 4
+    held = row("backward", 100)["held_bytes"]
+    rows = [row("backward", 100), row("backward", 130, implementation="by_hand",
+                                      held_bytes=held + matrix)]  # fmt: skip
+    assert str(answer.by_hand(plain(attention=rows))) == (
+        "Measured here, the softmax written out holds before the backward: full at 16,384 tokens "
+        "1.00 matrices more, and its backward takes 130 ms in place of 100."
+    )
+    assert "Not measured yet on" in str(answer.by_hand(empty))
 
 
 def test_another_machine_is_shown_apart(plain):

@@ -175,11 +175,43 @@ def spread(p: Plain) -> Chart:
     return Chart(draw, height=1.4 + 0.54 * len(lengths))
 
 
-def not_beside(p: Plain) -> Markdown:
-    """That ours is not measured in this protocol, as long as it is not."""
-    if len(pick(p.table, implementation="a2lib")):
-        return Markdown("")
+def beside(p: Plain) -> Markdown:
+    """What tiles take in place of eager's at the longest length of the grid that has both."""
+    for seq_len in reversed(LENGTHS):
+        eager, ours = (
+            [p.row(pass_, seq_len, MIDDLE, True, name) for pass_ in PASSES]
+            for name in ("eager", "a2lib")
+        )
+        if all(row is not None and row.status == "ok" for row in (*eager, *ours)):
+            told = [f"{pass_} {time(mine.ms_mean)} ms in place of {time(theirs.ms_mean)}"
+                    for pass_, mine, theirs in zip(PASSES, ours, eager, strict=True)]  # fmt: skip
+            sizes = [gb(rows[1].held_bytes + rows[1].peak_bytes) for rows in (ours, eager)]
+            return Markdown(
+                f"At {style.tokens(seq_len)} tokens with a mask and vectors of {MIDDLE} it takes "
+                f"{listed(told)}, and {sizes[0]} GB in place of {sizes[1]}."
+            )
     return Markdown(p.not_yet("ours in this protocol; its memory is counted"))
+
+
+def by_hand(p: Plain) -> Markdown:
+    """What the softmax written out as a formula holds and takes, beside `torch.softmax`."""
+    told = []
+    for causal, words in MASKS.items():
+        for seq_len in reversed(LENGTHS):
+            mine, theirs = (p.row("backward", seq_len, MIDDLE, causal, name)
+                            for name in ("by_hand", "eager"))  # fmt: skip
+            if any(row is None or row.status != "ok" for row in (mine, theirs)):
+                continue
+            more = float(mine.held_bytes - theirs.held_bytes) / shape(seq_len, MIDDLE).matrix
+            told.append(
+                f"{words} at {style.tokens(seq_len)} tokens {more:.2f} matrices more, and its "
+                f"backward takes {time(mine.ms_mean)} ms in place of {time(theirs.ms_mean)}"
+            )
+            break
+    if not told:
+        return Markdown(p.not_yet("the softmax written out as a formula"))
+    return Markdown(f"Measured here, the softmax written out holds before the backward: "
+                    f"{'; '.join(told)}.")  # fmt: skip
 
 
 def removed(p: Plain, caption: str, name: str) -> Table:

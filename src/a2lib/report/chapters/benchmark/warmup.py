@@ -8,6 +8,7 @@ from a2lib.report import panels, style
 from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark
 from a2lib.report.chapters.measured import reason, spread
 from a2lib.report.metrics import pick
+from a2lib.report.panels import Measure
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
 
@@ -111,7 +112,7 @@ def chart(b: Benchmark) -> Chart:
                 ax.plot(line["step_number"].astype(int), line["ms"], color=look.colour,
                         marker=look.marker, markersize=3.5, linewidth=1.2,
                         label=TITLES[model] if not i else None)  # fmt: skip
-        ax.set_yscale("log")
+        panels.values_axis(ax, Measure("wall time (ms)", base=10))
         ax.set_xlabel("step of a process, the first is 0")
         ax.set_ylabel("wall time (ms)")
         figure.legend(loc="outside lower center", ncols=3, frameon=False)

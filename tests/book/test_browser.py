@@ -125,6 +125,21 @@ def test_two_columns_that_name_a_line_both_stay(open_page):
     assert moved > 40 and after == pytest.approx(before, abs=1.5)
 
 
+def test_the_columns_that_stay_leave_room_on_a_phone_for_those_that_scroll(open_page):
+    for page in ("communication.html", "parallelism-axes.html", "mixed_precision.html"):
+        shares = open_page(page, PHONE).evaluate("""() => {
+          const width = (one) => one.getBoundingClientRect().width;
+          return [...document.querySelectorAll("table.dataframe")].flatMap((table) => {
+            const box = table.closest(".pst-scrollable-table-container");
+            if (!box || width(table) <= width(box) + 1) return [];
+            const stay = [...table.querySelectorAll("tbody tr:first-child .stub")]
+              .filter((cell) => getComputedStyle(cell).position === "sticky");
+            return [stay.reduce((sum, cell) => sum + width(cell), 0) / width(box)];
+          });
+        }""")
+        assert shares and max(shares) < 0.7, page
+
+
 def test_a_formula_wider_than_a_phone_is_scrolled_from_its_beginning(book, open_page):
     def formulas(name):
         return (book.html / name).read_text(encoding="utf-8").count('<div class="math')

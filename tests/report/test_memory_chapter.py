@@ -106,22 +106,24 @@ def test_the_table_has_the_count_the_measured_and_reasons(made, monkeypatch):
     assert found["2,048", "forward"][3:] == ["·"] * 4
     assert ("2,048", "train-step, our attention") in lines(answer.table(m, "bf16", "c", "t"), 2)
     assert str(answer.not_fitting(m)) == (
-        "- 2.7B, train-step, 2,048 tokens, fp32: counted 185 GB; in step 0, forward: CUDA out of "
-        "memory"
+        "What ran out of memory, and where:\n\n"
+        "- 2.7B, train-step, fp32: 2,048 tokens (counted 185 GB): in step 0, forward"
     )
 
 
 def test_what_did_not_fit_is_in_order_and_says_what_the_count_says(made):
     note = "in step 0, backward: CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has a total"
-    rows = [row(step(512, model=m, precision="bf16", attention="flash"), "", model=m, status="oom",
-                note=note) for m in ("10B", "small")]  # fmt: skip
-    small, large = (counted(step(512, model=m, precision="bf16", attention="flash")).total / 1e9
-                    for m in ("small", "10B"))  # fmt: skip
-    what = "train-step, 512 tokens, bf16, our attention: counted"
-    why = "in step 0, backward: CUDA out of memory. Tried to allocate 2 GiB"
-    assert str(answer.not_fitting(made(memory=rows))).splitlines() == [
-        f"- small, {what} {small:.2f} GB, which would fit; {why}",
-        f"- 10B, {what} {large:.0f} GB; {why}",
+    ours = {"precision": "bf16", "attention": "flash"}
+    rows = [row(step(c, model=m, **ours), "", model=m, status="oom", note=note)
+            for m, c in (("10B", 512), ("10B", 128), ("small", 512))]  # fmt: skip
+    sizes = [counted(step(c, model=m, **ours)).total / 1e9
+             for m, c in (("small", 512), ("10B", 128), ("10B", 512))]  # fmt: skip
+    what = "train-step, bf16, our attention:"
+    why = "in step 0, backward"
+    assert str(answer.not_fitting(made(memory=rows))).splitlines()[2:] == [
+        f"- small, {what} 512 tokens (counted {sizes[0]:.2f} GB, which would fit): {why}",
+        f"- 10B, {what} 128 tokens (counted {sizes[1]:.0f} GB) and 512 tokens (counted "
+        f"{sizes[2]:.0f} GB): {why}",
     ]
 
 

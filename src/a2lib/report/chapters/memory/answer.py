@@ -7,7 +7,6 @@ from matplotlib.patches import Patch
 
 from a2lib.report import style
 from a2lib.report.chapters import profile
-from a2lib.report.chapters.measured import reason
 from a2lib.report.chapters.memory.rows import (
     CONTEXTS,
     MODEL,
@@ -236,14 +235,16 @@ def not_fitting(m: Memory) -> Markdown:
         return Markdown(f"{text}\n{m.not_yet('what does not fit')}")
     if not len(rows):
         return Markdown("Every configuration that was measured fits.")
-    lines = []
+    groups: dict[tuple, list[str]] = {}
     for row in rows.itertuples():
         one = step(row.context, row.mode, row.precision, row.attention, row.model)
-        size = gb(counted(one).total)
         fits = ", which would fit" if asked(one) < m.capacity() else ""
-        lines.append(
-            f"- {row.model}, {_name(one)}: counted {size} GB{fits}; {reason(row.note)}"
-        )
+        size = f"{style.tokens(one.context)} tokens (counted {gb(counted(one).total)} GB{fits})"
+        where = row.note.partition(": CUDA out of memory")[0]
+        groups.setdefault((row.model, *_how(one), where), []).append(size)
+    lines = ["What ran out of memory, and where:", ""]
+    lines += [f"- {model}, {mode}, {how}: {style.listed(sizes)}: {why}"
+              for (model, mode, how, why), sizes in groups.items()]  # fmt: skip
     return Markdown("\n".join(lines))
 
 
@@ -252,9 +253,13 @@ def _everything() -> list[StepMemory]:
 
 
 def _name(one: StepMemory) -> str:
+    mode, how = _how(one)
+    return f"{mode}, {style.tokens(one.context)} tokens, {how}"
+
+
+def _how(one: StepMemory) -> tuple[str, str]:
     ours = ", our attention" if one.attention == "flash" else ""
-    mode = MODES.get(one.mode, one.mode)
-    return f"{mode}, {style.tokens(one.context)} tokens, {one.precision}{ours}"
+    return MODES.get(one.mode, one.mode), f"{one.precision}{ours}"
 
 
 def levels(m: Memory) -> Markdown:

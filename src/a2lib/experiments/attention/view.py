@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from a2lib.experiments.attention.configurations import PASSES
-from a2lib.experiments.harness.picture import subplots
+from a2lib.experiments.harness.picture import legend_beside, subplots
 from a2lib.experiments.harness.tables import EMPTY, number, table
 
 Row = Mapping[str, str]
@@ -65,7 +65,7 @@ def figure(rows: Sequence[Row]):
             ax.plot(*zip(*sorted(points), strict=True), marker=".", label=label)
         ax.set(title=pass_, xlabel="tokens", xscale="log", yscale="log")
     axes[0].set_ylabel("ms")
-    axes[1].legend(fontsize=7)
+    legend_beside(drawn, axes[1])
     return drawn
 
 

@@ -18,7 +18,7 @@ from a2lib.experiments.collectives.configurations import MB, Collective, Paramet
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
-from a2lib.experiments.harness.picture import subplots
+from a2lib.experiments.harness.picture import legend_beside, subplots
 from a2lib.experiments.harness.ranks import gpus_of
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
@@ -98,7 +98,7 @@ def draw(run: Run):
         label = " ".join(map(str, name))
         ax.plot(*zip(*sorted(points), strict=True), marker=".", label=label)
     ax.set(xscale="log", yscale="log", xlabel="MB", ylabel="bus bandwidth, GB/s")
-    ax.legend(fontsize=7)
+    legend_beside(figure, ax)
     return figure
 
 

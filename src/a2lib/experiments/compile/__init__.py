@@ -22,7 +22,7 @@ from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.experiments.harness.picture import subplots
+from a2lib.experiments.harness.picture import legend_beside, subplots
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
 from a2lib.experiments.harness.tables import EMPTY, number, table
@@ -116,7 +116,7 @@ def draw(run: Run):
             ax.plot(*zip(*both, strict=True), marker=".", label=" ".join(map(str, line)))
     ax.axhline(1, color="gray", linewidth=1)
     ax.set(xscale="log", xlabel="tokens", ylabel="eager time over compiled time")
-    ax.legend()
+    legend_beside(figure, ax)
     return figure
 
 

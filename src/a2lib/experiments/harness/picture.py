@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LONGEST = 22  # names that a figure of four inches has room for below each other
+
 
 def subplots(rows: int = 1, columns: int = 1, **options):
     """A matplotlib figure and its axes, as ``pyplot.subplots`` gives them, which a cell shows once.
@@ -14,3 +16,10 @@ def subplots(rows: int = 1, columns: int = 1, **options):
     drawn, axes = plt.subplots(rows, columns, layout="constrained", **options)
     plt.close(drawn)
     return drawn, axes
+
+
+def legend_beside(figure, ax) -> None:
+    """The names of the lines of ``ax`` at the right of the figure, where they hide none of them."""
+    named = ax.get_legend_handles_labels()
+    columns = -(-len(named[1]) // LONGEST)
+    figure.legend(*named, loc="outside right upper", fontsize=7, ncols=columns)

@@ -261,10 +261,10 @@ def test_our_attention_beside_pytorch_s_own(bench):
     b = bench(benchmark=measured)
     assert str(speed.beside(b)) == (
         "Replayed, where nothing but the GPU counts, a compiled step with our attention is faster "
-        "than with PyTorch's in 2 of 2 cases and takes 0.91 to 0.91 of its time. Launched kernel "
+        "than with PyTorch's in 2 of 2 cases and takes 0.91 of its time. Launched kernel "
         "by kernel ours is slower, by more than the spread of the steps, in 1 of 2 (small at 512), "
-        "in all of which the host decides: issuing the step with our operator took it 50.0 to 50.0 "
-        "ms longer. In eager mode the step with ours takes 0.80 to 0.80 of the time of the one "
+        "in all of which the host decides: issuing the step with our operator took it 50.0 "
+        "ms longer. In eager mode the step with ours takes 0.80 of the time of the one "
         "with attention by its definition."
     )
     found = lines(speed.table(b, "c", "tab-c"))
@@ -407,6 +407,17 @@ def test_the_first_step_taken_apart(bench):
     }  # fmt: skip
     assert table.loc["small, compiled", "compiling"] == "6000"
     assert table.loc["small, compiled", "cuBLAS"] == MISSING
+
+
+def test_the_largest_part_is_of_those_that_are_known(bench):
+    b = bench(benchmark_first=first("nothing", 1010) + first("product", 910))
+    said = str(warmup.firsts_sentence(b))
+    assert said.endswith("of which cuBLAS 100 ms, the largest part known.")
+
+
+def test_one_model_without_warm_up_is_named_once(bench):
+    said = str(warmup.sentence(bench(benchmark_steps=steps([100] + [10] * 9, 0))))
+    assert said.startswith("The first step of a process takes 10.0 (small) times the median")
 
 
 def test_a_part_that_spares_nothing_is_negative(bench):

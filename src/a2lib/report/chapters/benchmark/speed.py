@@ -112,12 +112,14 @@ def beside(b: Benchmark) -> Markdown:
     faster = sum(ratio < 1 for ratio in ratios)
     text = (
         f"Replayed, where nothing but the GPU counts, a compiled step with our attention is faster "
-        f"than with PyTorch's in {faster} of {len(ratios)} cases and takes {min(ratios):.2f} to "
-        f"{max(ratios):.2f} of its time. {_called(b, called)} In eager mode the step with ours "
-        f"takes {_range(eager)} of the time of the one with attention by its definition"
+        f"than with PyTorch's in {faster} of {len(ratios)} cases and takes "
+        f"{style.between(ratios, '{:.2f}'.format)} of its time. {_called(b, called)} In eager mode "
+        f"the step with ours takes {_range(eager)} of the time of the one with attention by its "
+        "definition"
     )
     bound = sum(_host_bound(b, *case, EAGER_OURS) for case in eager)
-    text += f"; {bound} of these {len(eager)} times are the host's" if bound else ""
+    which = "is the host's" if bound == 1 else "are the host's"
+    text += f"; {bound} of these {len(eager)} times {which}" if bound else ""
     return Markdown(f"{text}.")
 
 
@@ -133,7 +135,7 @@ def _called(b: Benchmark, called: dict) -> str:
     if len(bound) == len(slower):
         more = [b.host(m, c, OURS) - b.host(m, c, PEER) for m, c in slower]
         text += (
-            f", in all of which the host decides: issuing the step with our operator took it "
+            f"{style.between(more, style.digits)} ms longer"
             f"{style.digits(min(more))} to {style.digits(max(more))} ms longer"
         )
     elif bound:
@@ -253,8 +255,7 @@ def _refused(b: Benchmark, model: str) -> bool:
 
 
 def _range(found: dict) -> str:
-    ratios = [ours.ms / theirs.ms for theirs, ours in found.values()]
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return style.between([ours.ms / theirs.ms for theirs, ours in found.values()], "{:.2f}".format)
 
 
 def _cases(found: list) -> str:

@@ -55,9 +55,10 @@ def sentence(b: Benchmark) -> Markdown:
     if not firsts:
         return Markdown(b.not_yet("what steps without warm-up cost"))
     low, high = min(firsts, key=firsts.get), max(firsts, key=firsts.get)
+    ends = [f"{firsts[model]:.1f} ({TITLES[model]})" for model in dict.fromkeys((low, high))]
     text = (
-        f"The first step of a process takes {firsts[low]:.1f} ({TITLES[low]}) to "
-        f"{firsts[high]:.1f} ({TITLES[high]}) times the median of its last {STEADY}."
+        f"The first step of a process takes {' to '.join(ends)} times the median of its last "
+        f"{STEADY}."
     )
     told = [f"{sum(known)} of {len(known)} models after {warmup}"
             for warmup, known in agree.items() if known]  # fmt: skip
@@ -166,9 +167,10 @@ def firsts_sentence(b: Benchmark) -> Markdown:
         known = {title: value for title, value in known.items() if value is not None}
         if whole and known:
             most = max(known, key=known.get)
+            rank = "the largest part" if len(known) == len(SPARED) else "the largest part known"
             told.append(
                 f"the first step of {TITLES[model]} takes {style.digits(whole)} ms more than a "
-                f"steady one, of which {most} {style.digits(known[most])} ms, the largest part"
+                f"steady one, of which {most} {style.digits(known[most])} ms, {rank}"
             )
     if not told:
         return Markdown(b.not_yet("the parts of a first step"))

@@ -98,7 +98,7 @@ def beside(p: Plain) -> Markdown:
             wrong = ", so that somewhere floor or time is wrong" * (max(shares) > 1)
             told.append(
                 f"In the {len(shares)} rows {where} from {style.tokens(LONGEST)} tokens on, the "
-                f"floor is {min(shares):.0%} to {max(shares):.0%} of the GPU's time{wrong}."
+                f"floor is {style.between(shares, '{:.0%}'.format)} of the GPU's time{wrong}."
             )
     if not len(pick(p.table, implementation="eager", status="ok")):
         told.append(p.not_yet("the GPU's time of this grid beside its floor"))

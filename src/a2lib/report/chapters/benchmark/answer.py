@@ -117,7 +117,7 @@ def spreads(b: Benchmark) -> Markdown:
             f"{listed([f'{TITLES[m]} at {style.tokens(c)}' for m, c in bound])}) the host takes "
             f"{HOST:.0%} of the forward's time or more: that time is the host's, and {theirs} of "
             f"the {wide} wide phases are in these steps. In the others backward takes "
-            f"{min(ahead):.2f} to {max(ahead):.2f} times its forward."
+            f"{style.between(ahead, '{:.2f}'.format)} times its forward."
         )
     return Markdown(text)
 

@@ -87,7 +87,7 @@ def beside(b: Benchmark) -> Markdown:
         return Markdown(f"Below its floor, so that the floor or the time is wrong: {names}.")
     shares = [least / ms for _, least, ms in found]
     return Markdown(
-        f"The floor is {min(shares):.0%} to {max(shares):.0%} of the GPU's measured time of a "
+        f"The floor is {style.between(shares, '{:.0%}'.format)} of the GPU's measured time of a "
         "plain step; what is left is tiles and caches, since a replay has no gaps of the host."
     )
 

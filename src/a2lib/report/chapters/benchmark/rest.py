@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from a2lib.report import style
 from a2lib.report.chapters.benchmark.estimate import floors
 from a2lib.report.chapters.benchmark.rows import (
     AUTOCAST,
@@ -85,8 +86,8 @@ def sentence(b: Benchmark) -> Markdown:
     text = (
         f"Beyond its floor the captured step takes "
         f"{listed([f'{time(ms)} ms ({TITLES[model]})' for model, ms in beyond.items()])}. The "
-        f"optimizer has {min(shares):.0%} to {max(shares):.0%} of that: its bytes over the "
-        f"measured bandwidth are {min(reached):.0%} to {max(reached):.0%} of its time."
+        f"optimizer has {style.between(shares, style.share)} of that: its bytes over the "
+        f"measured bandwidth are {style.between(reached, '{:.0%}'.format)} of its time."
     )
     if told:
         text += (

@@ -135,8 +135,8 @@ def _called(b: Benchmark, called: dict) -> str:
     if len(bound) == len(slower):
         more = [b.host(m, c, OURS) - b.host(m, c, PEER) for m, c in slower]
         text += (
+            f", in all of which the host decides: issuing the step with our operator took it "
             f"{style.between(more, style.digits)} ms longer"
-            f"{style.digits(min(more))} to {style.digits(max(more))} ms longer"
         )
     elif bound:
         text += f", of which the host decides {_cases(bound)}"

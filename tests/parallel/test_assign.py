@@ -6,7 +6,7 @@ import random
 import pytest
 
 from a2lib.parallel.exchange import cut
-from a2lib.parallel.sharded_optimizer import assign
+from a2lib.theory.sharding import assign
 
 # The bytes of a small Transformer's parameters: an embedding, blocks, a head.
 TRANSFORMER = [4000, *[1024, 1024, 1024, 1024, 2730, 2730, 2730, 32, 32] * 6, 32, 4000]

@@ -21,24 +21,10 @@ from torch.optim import Optimizer
 
 from a2lib.parallel.exchange import Chunk, lay_out
 from a2lib.parallel.group import check_alike, describe, member
+from a2lib.theory.sharding import assign
 
 # What a group of the local optimizer does not share with the one seen from outside.
 OWN_KEYS = ("params", "param_names")
-
-
-def assign(sizes: Iterable[int], loads: list[int]) -> list[int]:
-    """The rank for each size, largest first to the least loaded; adds to ``loads``, one a rank.
-
-    Ties go to the lower index and the lower rank, so all ranks agree without talking. From empty
-    loads the largest is at most (4/3 - 1/(3W)) times the least possible (Graham, 1969), and never
-    more than the mean plus the largest size.
-    """
-    sizes = list(sizes)
-    ranks = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        ranks[i] = min(range(len(loads)), key=lambda rank: (loads[rank], rank))
-        loads[ranks[i]] += sizes[i]
-    return ranks
 
 
 class ShardedOptimizer(Optimizer):

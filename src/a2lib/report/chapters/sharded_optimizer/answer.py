@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from a2lib.report import metrics
 from a2lib.report.chapters.measured import time
 from a2lib.report.chapters.sharded_optimizer.memory import off
 from a2lib.report.chapters.sharded_optimizer.rows import (
@@ -17,6 +18,7 @@ from a2lib.report.chapters.sharded_optimizer.rows import (
     update_s,
     weight_bytes,
 )
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.sharding import CHUNKS, pipelined_s
 
@@ -36,20 +38,18 @@ def sentence(c: Sharding) -> Markdown:
     if None not in rows:
         there, here = (row.present_bytes for row in rows)
         worst = max(abs(off(row)) for row in rows)
-        text += (f" Measured: {gb(there)} and {gb(here)} GB, within {_percent(worst)} of the "
+        text += (f" Measured: {gb(there)} and {gb(here)} GB, within {worst:.2%} of the "
                  "formula.")  # fmt: skip
-    else:
-        text += f" {c.not_yet('the same by the allocator')}"
-    for capture, how in ((True, "Replayed from a CUDA graph"), (False, "Launched from Python")):
+    missing = [] if None not in rows else ["the same by the allocator"]
+    for capture, how in ((True, "replayed from a CUDA graph"), (False, "launched from Python")):
         pair = c.pair(capture)
         if pair is not None:
             plain, sharded = pair
-            text += (f" {how}, a step takes {time(sharded.ms)} ms in place of {time(plain.ms)}, "
-                     f"{ratio(sharded, plain):.3f} times.")  # fmt: skip
+            text += (f" A step {how} takes {time(sharded.ms)} ms in place of {time(plain.ms)}, "
+                     f"{ratio(sharded, plain):.3f} times{_by_level(sharded, plain)}.")  # fmt: skip
         else:
-            missing = "a step in a CUDA graph" if capture else "a step launched from Python"
-            text += f" {c.not_yet(missing)}"
-    return Markdown(text)
+            missing.append(f"a step {how}")
+    return Markdown(text + (f" {c.not_yet(listed(missing))}" if missing else ""))
 
 
 def estimate(c: Sharding) -> Markdown:
@@ -89,6 +89,10 @@ def targets(c: Sharding, caption: str, label: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, label, left=3, keys=2)
 
 
+def _by_level(one, other) -> str:
+    return ", which is level" if metrics.level(one, other) else ""
+
+
 def ratio(one, other) -> float:
     return float(one.ms) / float(other.ms)
 
@@ -97,10 +101,6 @@ def _verdict(value: float | None, limit: float, form: str, more: str = "") -> li
     if value is None:
         return [MISSING, MISSING]
     return [form.format(value), ("met" if value <= limit else "missed") + more]
-
-
-def _percent(share: float) -> str:
-    return f"{share:.2%}" if share < 0.01 else f"{share:.1%}"
 
 
 def _ms(seconds: float) -> str:

@@ -69,7 +69,7 @@ def sentence(c: Sharding, setting: Setting = MAIN) -> Markdown:
     ranks = c.held("sharded", "after", setting=setting)
     text = ". ".join(told) + "."
     if ranks is not None and len(told) > 1:
-        saved = (c.held("plain", "after", setting=setting).present_bytes - ranks.present_bytes)
+        saved = c.held("plain", "after", setting=setting).present_bytes - ranks.present_bytes
         text += (f" Sharding saves {gb(saved)} GB, and nothing before the first update: until then "
                  "there is no state.")  # fmt: skip
     return Markdown(text)

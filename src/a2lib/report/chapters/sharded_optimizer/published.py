@@ -26,7 +26,7 @@ def table(c: Sharding, caption: str, label: str) -> Table:
     for row in c.reference.itertuples():
         if row.unit == "s":
             mine = c.time(row.optimizer, setting=PLAIN)
-            values = [f"{row.printed:.4f} s", MISSING, MISSING if mine is None
+            values = [f"{row.printed:g} s", MISSING, MISSING if mine is None
                       else f"{time(mine.ms)} ms"]  # fmt: skip
         else:
             values = [_printed(row), _gib(_counted(row)), _gib(_measured(c, row))]
@@ -50,23 +50,22 @@ def sentence(c: Sharding) -> Markdown:
     device = c.reference.device.iloc[0]
     text = (
         f"The writeup ({device}) finds {_gib(fell)} GiB less with sharding after the update, more "
-        f"than the {_gib(whole - part)} GiB of state that are saved. PyTorch's default AdamW takes "
-        "the roots of all second moments at once, a temporary of half the state, which sharding "
+        f"than the {_gib(whole - part)} GiB of state saved. PyTorch's default AdamW takes the "
+        "roots of all second moments at once, a temporary of half the state, which sharding "
         f"divides too: {_gib(foreach)} GiB in all. The writeup's figures then lie "
-        f"{_gib(over[0])} and {_gib(over[1])} GiB above the count, the same with and without, which "
-        "suggests that such peaks were read; that is our guess. Our updates are fused and have no "
+        f"{_gib(over[0])} and {_gib(over[1])} GiB above the count, much the same with and "
+        "without, which suggests that such peaks were read; that is our guess. Our updates are fused and have no "
         "temporary. "
-        f"Its sharded step takes {took['sharded'] / took['plain']:.2f} times the plain one: each "
-        f"parameter is broadcast after the update, {_gib(weight_bytes(PLAIN))} GiB one way after "
-        "another, over PCIe."
+        f"Its sharded step takes {took['sharded'] / took['plain']:.2f} times the plain one: the "
+        f"weights, {_gib(weight_bytes(PLAIN))} GiB, are broadcast after the update, over PCIe."
     )
     return Markdown(text)
 
 
 def _printed(row) -> str:
     if pd.isna(row.most):
-        return f"{digits(row.printed, 4)} {row.unit}"
-    return f"{digits(row.printed)} to {digits(row.most)} {row.unit}"
+        return f"{row.printed:g} {row.unit}"
+    return f"{row.printed:g} to {row.most:g} {row.unit}"
 
 
 def _counted(row) -> float:

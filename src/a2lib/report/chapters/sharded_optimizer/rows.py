@@ -57,6 +57,11 @@ class Sharding(Measured):
         super().__init__(roots)
         self.times, self.local_times = map(_with_side, self.read("sharded_optimizer"))
         self.memory, self.local_memory = map(_with_side, self.read("sharded_optimizer_memory"))
+        rows = pick(self.memory, **_ranks(), status="ok")
+        rows = rows.sort_values(["present_bytes", "on_rank"], ascending=[True, False])
+        keys = [*MAIN.columns(), "optimizer", "side", "moment"]
+        # Of the ranks the last is kept, which holds most.
+        self._fullest = {tuple(getattr(row, k) for k in keys): row for row in rows.itertuples()}
         self.collectives = Collectives(roots)
         self.link = self.sheet("nvlink_egress") * 1e9
         self.reference = data.load_reference(
@@ -85,10 +90,8 @@ class Sharding(Measured):
 
     def held(self, optimizer: str, moment: str, side: str = "bucketed", setting: Setting = MAIN):
         """The row of the rank that holds most at a moment, None where there is none."""
-        rows = pick(self.memory, **_ranks(), **setting.columns(), optimizer=optimizer, side=side,
-                    moment=moment, status="ok")  # fmt: skip
-        order = rows.sort_values(["present_bytes", "rank"], ascending=[False, True])
-        return next(order.itertuples(), None)
+        training = tuple(setting.columns().values())
+        return self._fullest.get((*training, optimizer, side, moment))
 
     def gathers(self) -> Line | None:
         """What an all-gather between two GPUs costs, by the rows of collectives."""

@@ -189,7 +189,8 @@ def contexts(rows: pd.DataFrame) -> list[int]:
 def found(rows: pd.DataFrame, model: str, context: int, pass_: str) -> dict:
     """Precision -> its row, all of one mode: the first that has both fp32 and bf16, else any."""
     mine = rows[(rows["model"] == model) & (rows["context"] == context) & (rows["phase"] == pass_)]
-    by_mode = [{r.precision: r for r in mine.itertuples() if r.mode == mode} for mode in MODES]
+    every = list(mine.itertuples())
+    by_mode = [{r.precision: r for r in every if r.mode == mode} for mode in MODES]
     both = [rows for rows in by_mode if has(rows, "fp32") and has(rows, "bf16")]
     timed = [rows for rows in by_mode if any(has(rows, p) for p in rows)]
     return next(iter([*both, *timed, *filter(None, by_mode)]), {})

@@ -1,9 +1,12 @@
 """What the chapter on benchmarking says, by value: rows made by hand, in round milliseconds."""
 
 import math
+import re
+from collections import Counter
 
 import pytest
 
+from a2lib.report import svg
 from a2lib.report.chapters.benchmark import (
     Benchmark,
     answer,
@@ -334,9 +337,25 @@ def test_warmup_by_value(bench):
     found = lines(warmup.table(b, "c", "tab-c"))
     assert found["small", "0"] == ["5.00 ± 7.1", MISSING, MISSING, "20.0 ± 28"]
     assert found["small", "5"] == ["2.50 ± 0", MISSING, MISSING, "10.0 ± 0"]
-    drawn = warmup.chart(b)
-    (ax,) = drawn.figure.axes
-    assert len(ax.lines) == 5 and list(ax.lines[0].get_ydata())[:2] == [100, 20]
+
+
+def test_every_step_is_drawn_and_what_is_averaged(bench):
+    measured = steps([100, 20] + [10] * 8, 0) + steps([100, 20, 10, 10, 10] + [10] * 10, 5)
+    measured += steps([800] + [100] * 9, 0, "2.7B")
+    b = bench(benchmark_steps=measured)
+    chart = warmup.chart(b)
+    above, below = chart.figure.axes
+    lines_drawn = [list(line.get_ydata()) for line in above.lines if len(line.get_ydata())]
+    assert sorted(line[:2] for line in lines_drawn) == [[100, 20], [100, 20], [800, 100]]
+    assert sorted(map(len, lines_drawn)) == [10, 10, 15]
+    points = [point for dots in below.collections for point in dots.get_offsets().tolist()]
+    ratios = Counter((round(x), y) for x, y in points)  # by place of the warm-up: 0, 1, 2, 5
+    assert ratios == {(0, 10): 1, (0, 2): 1, (0, 1): 8, (3, 1): 10}  # 2.7B has no five to go by
+    text = chart._repr_svg_()
+    assert svg.smallest_text(text) >= svg.LEAST_SIZE
+    assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r"--\w+:#[0-9a-f]{6}", "", text)) == []
+    alone = warmup.chart(bench(benchmark_steps=steps([800] + [100] * 9, 0, "2.7B")))
+    assert [t.get_text() for t in alone.figure.axes[1].texts] == ["not measured yet"]
 
 
 def first(prepared, first_ms, steady=10, repeat=0, **where):
@@ -431,7 +450,6 @@ def test_without_rows_every_result_says_that_it_is_not_measured(empty):
         assert not len(table(empty, "c", "tab-c").frame)
     assert "nothing had been measured" in str(local.show(empty))
     assert warmup.chart(empty)._repr_svg_()
-
 
 
 @pytest.mark.parametrize("measured", [False, True])

@@ -2,7 +2,9 @@
 
 import math
 import re
+import statistics
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -427,7 +429,36 @@ def test_published_figures_stand_beside_ours(bench):
     warmed = published.warmups(bench(benchmark_steps=steps([9] * 11, 1)), "c", "tab-c").frame
     mine = warmed[(warmed["model"] == "small") & (warmed["w"] == 1)].iloc[0]
     assert mine["RTX 5090"] == "33.5 ± 44" and mine["H200"] == "2.25 ± 0"
-    assert len(b.reference.drop_duplicates(["device", "source"])) == 3
+    assert len(b.reference.drop_duplicates(["device", "source"])) == 4
+
+
+def test_published_forwards_as_rates(bench):
+    said = str(published.rates(bench()))
+    # Of all their forwards the fastest, by operations over the printed time.
+    assert "30.1 TFLOP/s on the H800 PCIe and 16.5 TFLOP/s on the unnamed GPU" in said
+    assert said.endswith("ours with and without TF32 beside them.")
+    # Products of a forward are 14.2 TFLOP.
+    both = times(284, 9, 9) + times(71, 9, 9, precision="tf32")
+    assert "runs at 50.0 in fp32 and at 200 in TF32." in str(published.rates(bench(benchmark=both)))
+
+
+def test_what_published_deviations_say_of_slow_steps(bench):
+    b = bench()
+    slow = [400.0] + [100.0] * 9
+    given = {"ms": statistics.mean(slow), "ms_std": statistics.stdev(slow)}
+    alone = SimpleNamespace(**given)
+    assert published._excess(alone) == pytest.approx(300)
+    assert published._without_one(alone) == pytest.approx(100)
+    said = str(published.slow_steps(b))
+    assert "53.3 ms (large, 53.2), 64.8 ms (xl (2025), 64.5) and 80.6 ms (2.7B, 81.6)" in said
+    assert "574 to 598 ms more, for models one of which has 3.5 times the parameters" in said
+    assert "It leaves 27.8 ms (small, 20.1) and 39.6 ms (medium, 32.4), too much" in said
+    assert said.endswith(
+        "small has 32.5 ± 39 ms after them, which one step of 124 ms more explains."
+    )
+    said = str(published.first_of_all(b))
+    assert "41.6 ± 75 ms for small, its first model, and deviations of 3% to 8%" in said
+    assert "xl (2025) takes 186 times its forward. Weights and gradients are 16.0 GB" in said
 
 
 def test_another_machine_is_shown_as_such(synthetic, tmp_path):

@@ -152,6 +152,38 @@ def test_spreads_and_the_ratio(bench):
     )
 
 
+def test_the_spread_is_drawn_by_value(bench):
+    measured = times(100, 200, 10, std=2, model="small") + refused(model="small", context=1024)
+    measured += times(100, 200, 10, std=12, mode="forward", model="2.7B")
+    figure = answer.spread(bench(benchmark=measured)).figure
+    assert [ax.get_title() for ax in figure.axes] == [
+        "forward", "backward", "optimizer", "train-step",
+    ]  # fmt: skip
+    said = [[t.get_text() for t in ax.texts if t.get_text() not in ("", "–")]
+            for ax in figure.axes]  # fmt: skip
+    assert said == [["2.0", "12.0"], ["1.0", "6.0"], ["20.0", "120.0"], ["0.6"]]
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["small", "2.7B"]
+    assert sum(t.get_text() == "–" for t in figure.axes[3].texts) == 7
+
+
+def test_a_step_is_drawn_beside_its_floor(bench, empty):
+    measured = times(300, 650, 49, model="2.7B") + whole(112, way="ours")
+    measured += times(60, 40, 19, way="ours") + refused(model="10B")
+    b = bench(benchmark=measured, ceiling=CEILING)
+    [ax] = estimate.chart(b).figure.axes
+    drawn = {(round(x, 3), round(y, 1)) for line in ax.lines for x, y in line.get_xydata()}
+    least = [estimate.floors(b, "2.7B", *how)["total"].ms for how in (("fp32", False),
+                                                                      ("bf16", True))]  # fmt: skip
+    for ms, y in ((1000, 1.2), (113, 0.8), (120, 0.8), (least[0], 1.2), (least[1], 0.8)):
+        assert (round(ms, 3), y) in drawn, ms
+    said = [t.get_text() for t in ax.texts if t.get_text()]
+    assert said == ["does not fit", "1000", "113", "120"]
+    assert [t.get_text() for t in ax.get_yticklabels()][:2] == ["10B", "2.7B"]
+    text = estimate.chart(b)._repr_svg_()
+    assert svg.smallest_text(text) >= svg.LEAST_SIZE
+    assert "not measured yet" in estimate.chart(empty)._repr_svg_()
+
+
 def test_host_and_gpu_apart(bench):
     small = {"model": "small", "context": 128}
     measured = times(10, 20, 9, host=36, **small) + whole(12, **small)

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import shutil
 
 import pytest
 
@@ -18,7 +19,7 @@ from a2lib.measure.sections import (
     readme_table,
 )
 from a2lib.paths import ROOT
-from a2lib.report.chapters.questions import NOT_MEASURED, NOT_YET, QUESTIONS, index
+from a2lib.report.chapters.questions import NOT_MEASURED, NOT_YET, QUESTIONS, index, standing
 
 HARNESS = sorted((ROOT / "src" / "a2lib" / "experiments" / "harness").glob("*.py"))
 
@@ -89,6 +90,32 @@ def test_the_index_says_what_the_published_device_has_not_measured(tmp_path):
     assert index("Attention", [tmp_path]).text == nothing
     (tmp_path / "measured" / "flash" / "nvidia-h200.csv").write_text(flash)
     assert index("Attention", [tmp_path]).text.count(NOT_MEASURED) < nothing.count(NOT_MEASURED)
+
+
+def test_the_first_page_says_how_many_questions_are_answered_and_which_are_not(tmp_path):
+    labels = [label for questions in QUESTIONS.values() for label, _ in questions]
+    derived = sum(len(group) for group in DERIVED.values())
+    lacking, waiting = len(labels) - len(answers()), len(answers()) - derived
+    none = standing([tmp_path]).text
+    assert none.startswith(f"Of the {len(labels)} questions {derived} are answered. {waiting} have")
+    assert "`leaderboard` (2025)" in none and "`flash_forward` (a)–(c)" in none
+    assert not any(f"`{a.label.split()[0]}`" in none for group in DERIVED.values() for a in group)
+    assert none.count("`") == 2 * (waiting + lacking)
+    here = standing([ROOT / "data"]).text
+    assert "`flash_forward`" not in here
+    assert len(here) < len(none) and f"{lacking} are not answered yet" in here or not lacking
+    assert "questions.standing()" in (ROOT / "book" / "index.md").read_text()
+
+
+def test_warm_up_is_answered_by_its_own_rows(tmp_path):
+    """Rows of the benchmark's table say nothing of the first steps of a process."""
+    for name in ("runs.csv", "benchmark/nvidia-h200.csv"):
+        (tmp_path / "measured" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "data" / "measured" / name, tmp_path / "measured" / name)
+    lines = index("Profiling and benchmarking", [tmp_path]).text.splitlines()
+    [times, warm] = [line for line in lines if "(b)" in line and "script" in line or "(c)" in line
+                     and "script" in line]  # fmt: skip
+    assert NOT_MEASURED not in times and NOT_MEASURED in warm
 
 
 @pytest.mark.parametrize("path", HARNESS, ids=lambda path: path.stem)

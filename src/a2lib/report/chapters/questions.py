@@ -113,14 +113,31 @@ def _read(text: str) -> dict[str, list[tuple[str, str]]]:
 QUESTIONS = _read(_TEXT)
 
 
+def standing(roots: list[Path] | None = None) -> Markdown:
+    """How many of the questions are answered, which wait for rows, and which have no answer."""
+    found = _answers()
+    labels = [label for questions in QUESTIONS.values() for label, _ in questions]
+    lacking = [_name(label) for label in labels if label not in found]
+    waiting = [_name(label) for label in labels
+               if label in found and not _measured(found[label][1], roots)]  # fmt: skip
+    done = len(labels) - len(lacking) - len(waiting)
+    text = f"Of the {len(labels)} questions {done} are answered."
+    if waiting:
+        text += (
+            f" {len(waiting)} have derivation and code, and wait for their rows on an "
+            f"{style.device_name(PUBLISHED)}: {style.listed(waiting)}."
+        )
+    if lacking:
+        text += f" {len(lacking)} are not answered yet: {style.listed(lacking)}."
+    return Markdown(text)
+
+
 def index(group: str, roots: list[Path] | None = None) -> Markdown:
     """The questions of one group, each with a link to its answer.
 
     Where the rows that answer it are not measured on the published device, it says so.
     """
-    found = {a.label: (a, section) for section in SECTIONS.values() for a in section.answers}
-    found |= {a.label: (a, None) for derived in DERIVED.values() for a in derived}
-    rows = []
+    found, rows = _answers(), []
     for label, words in QUESTIONS[group]:
         shown = _link(*found[label], roots) if label in found else NOT_YET
         name, _, rest = label.partition(" ")
@@ -129,7 +146,27 @@ def index(group: str, roots: list[Path] | None = None) -> Markdown:
     return Markdown(f":::{{table}}\n:class: questions\n\n{pipe(frame, left=3)}\n:::\n")
 
 
+def _answers() -> dict[str, tuple[Answer, Section | None]]:
+    """The answers by the questions' labels, each with the section whose rows it needs; None where
+    it is derived and needs no row."""
+    found = {a.label: (a, section) for section in SECTIONS.values() for a in section.answers}
+    return found | {a.label: (a, None) for derived in DERIVED.values() for a in derived}
+
+
+def _measured(section: Section | None, roots: list[Path] | None) -> bool:
+    return section is None or not load(section.name, roots)["local"].all()
+
+
 def _link(answer: Answer, section: Section | None, roots: list[Path] | None) -> str:
-    """``section`` is None where the answer is derived and needs no row."""
-    measured = section is None or not load(section.name, roots)["local"].all()
-    return f"[{answer.title}](#{answer.anchor})" + ("" if measured else NOT_MEASURED)
+    more = "" if _measured(section, roots) else NOT_MEASURED
+    return f"[{answer.title}](#{answer.anchor}){more}"
+
+
+def _name(label: str) -> str:
+    """A label's question as a sentence has it: its name and parts, and where it is asked in one
+    edition alone and another question has its name, that edition."""
+    words, _, editions = label.partition(" · ")
+    name, _, parts = words.partition(" ")
+    twins = [one for questions in QUESTIONS.values() for one, _ in questions
+             if one != label and one.partition(" · ")[0] == words]  # fmt: skip
+    return f"`{name}`" + (f" {parts}" if parts else "") + (f" (20{editions})" if twins else "")

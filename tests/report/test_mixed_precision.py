@@ -1,6 +1,7 @@
 """The mixed-precision chapter by value: rows made by hand, whose sentences a person can check."""
 
 import ast
+import math
 import re
 from fractions import Fraction
 
@@ -366,6 +367,23 @@ def test_a_measured_gain_stands_beside_the_estimated_one(timed):
     ms = speed.estimate(timed, "2.7B", 512)
     text = str(gains.against_estimate(timed))
     assert f"2.7B at 512: 6.00× measured, {ms['fp32'] / ms['bf16']:.2f}× estimated" in text
+
+
+def test_gains_are_drawn_measured_and_estimated(timed):
+    rows = replays("small", {"fp32": (8, 24), "tf32": (4, 12), "bf16": (2, 4)})
+    timed.steps = pd.concat([timed.steps, pd.DataFrame(rows)], ignore_index=True)
+    timed.ceiling_rows = Mixed([ROOT / "data"]).ceiling_rows
+    [ax] = gains.chart(timed).figure.axes
+    lines = [list(line.get_ydata()) for line in ax.lines[:-1]]  # the last is the line at 1
+    estimated = [speed.estimate(timed, m, 512) for m in speed.MODELS]
+    assert lines[3] == [ms["fp32"] / ms["bf16"] for ms in estimated]
+    tf32, bf16, backward = (dict(zip(speed.MODELS, lines[i], strict=True)) for i in (1, 4, 5))
+    assert (tf32["small"], tf32["2.7B"], bf16["small"], bf16["xl25"]) == (2, 3, 4, 2)
+    assert backward["small"] == 8 and all(math.isnan(backward[m]) for m in speed.MODELS[1:])
+    text = gains.chart(timed)._repr_svg_()
+    assert svg.smallest_text(text) >= svg.LEAST_SIZE and "bf16: forward, estimated" in text
+    timed.steps, timed.ceiling_rows = timed.steps.iloc[:0], timed.ceiling_rows.iloc[:0]
+    assert "not measured yet" in gains.chart(timed)._repr_svg_()
 
 
 def test_the_estimate_by_hand(mixed):

@@ -8,8 +8,9 @@ pass as called is the GPU's time if the host keeps ahead of it in every precisio
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.lines import Line2D
 
-from a2lib.report import style
+from a2lib.report import panels, style
 from a2lib.report.chapters.mixed_precision.rows import PRECISIONS, Mixed
 from a2lib.report.chapters.mixed_precision.speed import (
     CONTEXT,
@@ -23,11 +24,12 @@ from a2lib.report.chapters.mixed_precision.speed import (
     steps,
 )
 from a2lib.report.metrics import pick
-from a2lib.report.style import listed
+from a2lib.report.style import INK, PAPER, Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
 Case = tuple[str, int, str]  # model, context, pass
 Times = dict[str, float]  # precision -> ms
+GAINED = {"tf32": ("#00825f", "^"), "bf16": ("#d55e00", "o")}
 
 
 def replayed(mixed: Mixed) -> dict[Case, Times]:
@@ -121,6 +123,44 @@ def trend(mixed: Mixed) -> Markdown:
         return Markdown(f"{absent} What follows is the estimate.")
     said = f"In the GPU's own time bf16 gains over fp32 at {CONTEXT} tokens: {'; '.join(text)}."
     return Markdown(f"{said} {absent}" if lacking else said)
+
+
+def chart(mixed: Mixed) -> Chart:
+    """The gains over fp32 by model: of the forward as estimated (dashed), and of both passes as
+    measured in the GPU's own time."""
+    known = times(mixed)
+    estimated = {model: ms for model in MODELS if (ms := estimate(mixed, model, CONTEXT))}
+    measured = {pass_: {m: ms for m in MODELS if (ms := known.get((m, CONTEXT, pass_)))}
+                for pass_ in PASSES}  # fmt: skip
+    if not (estimated or any(measured.values())):
+        return panels.empty()
+    places = range(len(MODELS))
+
+    def gain(ms: Times | None, precision: str) -> float:
+        return ms["fp32"] / ms[precision] if ms and precision in ms else float("nan")
+
+    def draw(figure):
+        ax, marks = figure.subplots(), []
+        for precision in PRECISIONS[1:]:
+            colour, marker = GAINED[precision]
+            if estimated:
+                ax.plot(places, [gain(estimated.get(m), precision) for m in MODELS], color=colour,
+                        linewidth=1.2, linestyle=(0, (4, 3)))  # fmt: skip
+                marks.append(Line2D([], [], color=colour, linestyle=(0, (4, 3)),
+                                    label=f"{precision}: forward, estimated"))  # fmt: skip
+            for pass_, fill in zip(PASSES, (colour, PAPER), strict=True):
+                values = [gain(measured[pass_].get(m), precision) for m in MODELS]
+                look = {"color": colour, "marker": marker, "markerfacecolor": fill}
+                ax.plot(places, values, linewidth=1.2, markersize=6, **look)
+                marks.append(Line2D([], [], linestyle="", **look, label=f"{precision}: {pass_}"))
+        ax.axhline(1, color=INK, linewidth=0.8)
+        ax.set_xticks(places, MODELS)
+        ax.set_xlim(-0.4, len(MODELS) - 0.6)
+        ax.set_ylim(bottom=0)
+        ax.set_ylabel("gain over fp32")
+        panels.legend(figure, marks, columns=2)
+
+    return Chart(draw, height=3.6 + panels.legend_height(6, 2))
 
 
 def against_estimate(mixed: Mixed) -> Markdown:

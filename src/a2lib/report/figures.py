@@ -25,7 +25,7 @@ from a2lib.report.view import View
 HEAT = ("#f0ad78", "#f6cfab", "#fbe9da", "#eeeeee", "#dce9f7", "#b5d2f0", "#86b6e6")
 HEAT_STEPS = (1.25, 2.0)
 SHADES = ("#dce9f7", "#b5d2f0", "#86b6e6")
-SPREADS = (0.01, 0.05)  # a deviation beyond each, relative to the mean, is a darker shade
+SPREADS = (0.01, 0.05)  # a deviation beyond each, relative to the mean, is a stronger shade
 
 
 def grid(rows: pd.DataFrame, measure: str, view: View, *, down: str, across: str | None = None,

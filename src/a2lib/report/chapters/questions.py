@@ -114,22 +114,20 @@ QUESTIONS = _read(_TEXT)
 
 
 def standing(roots: list[Path] | None = None) -> Markdown:
-    """How many of the questions are answered, which wait for rows, and which have no answer."""
+    """How many of the questions are answered, how many wait for rows, how many have no answer."""
     found = _answers()
     labels = [label for questions in QUESTIONS.values() for label, _ in questions]
-    lacking = [_name(label) for label in labels if label not in found]
-    waiting = [_name(label) for label in labels
-               if label in found and not _measured(found[label][1], roots)]  # fmt: skip
-    done = len(labels) - len(lacking) - len(waiting)
-    text = f"Of the {len(labels)} questions {done} are answered."
+    lacking = sum(label not in found for label in labels)
+    waiting = sum(not _measured(section, roots) for _, section in found.values())
+    text = f"Of {len(labels)} questions {len(labels) - lacking - waiting} are answered"
     if waiting:
         text += (
-            f" {len(waiting)} have derivation and code, and wait for their rows on an "
-            f"{style.device_name(PUBLISHED)}: {style.listed(waiting)}."
+            f"; {waiting} have their derivation and their code, and wait for rows of an "
+            f"{style.device_name(PUBLISHED)}"
         )
     if lacking:
-        text += f" {len(lacking)} are not answered yet: {style.listed(lacking)}."
-    return Markdown(text)
+        text += f"; {lacking} are not answered yet"
+    return Markdown(f"{text}.")
 
 
 def index(group: str, roots: list[Path] | None = None) -> Markdown:
@@ -160,13 +158,3 @@ def _measured(section: Section | None, roots: list[Path] | None) -> bool:
 def _link(answer: Answer, section: Section | None, roots: list[Path] | None) -> str:
     more = "" if _measured(section, roots) else NOT_MEASURED
     return f"[{answer.title}](#{answer.anchor}){more}"
-
-
-def _name(label: str) -> str:
-    """A label's question as a sentence has it: its name and parts, and where it is asked in one
-    edition alone and another question has its name, that edition."""
-    words, _, editions = label.partition(" · ")
-    name, _, parts = words.partition(" ")
-    twins = [one for questions in QUESTIONS.values() for one, _ in questions
-             if one != label and one.partition(" · ")[0] == words]  # fmt: skip
-    return f"`{name}`" + (f" {parts}" if parts else "") + (f" (20{editions})" if twins else "")

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from a2lib.report import panels, style
+from a2lib.report.chapters.benchmark.rows import TITLES
 from a2lib.report.chapters.mixed_precision.rows import PRECISIONS, Mixed
 from a2lib.report.chapters.mixed_precision.speed import (
     CONTEXT,
@@ -83,7 +84,7 @@ def table(mixed: Mixed, caption: str, label: str) -> Table:
                           for p in PRECISIONS[1:]]  # fmt: skip
             if set(cells) != {MISSING} or context == CONTEXT:
                 how = "replay" if (model, context, "forward") in captured else "as called"
-                lines.append([model, style.tokens(context),
+                lines.append([TITLES[model], style.tokens(context),
                               MISSING if set(cells) == {MISSING} else how, *cells])  # fmt: skip
     columns = ["model", "context", "how"]
     for i, pass_ in enumerate(PASSES):
@@ -107,17 +108,16 @@ def trend(mixed: Mixed) -> Markdown:
         gains = of_pass(known, CONTEXT, pass_)
         lacking |= set(MODELS) - set(gains)
         if len(gains) == 1:
-            text += [f"{pass_} {gain:.2f}× ({model})" for model, gain in gains.items()]
+            text += [f"{pass_} {gain:.2f}× ({TITLES[model]})" for model, gain in gains.items()]
         elif gains:
             made = list(gains.items())
             grows = list(gains.values()) == sorted(gains.values())
-            text.append(
-                f"{pass_} from {made[0][1]:.2f}× ({made[0][0]}) to {made[-1][1]:.2f}× "
-                f"({made[-1][0]}), {'growing with every size' if grows else 'not at every size'}"
-            )
+            ends = [f"{gain:.2f}× ({TITLES[model]})" for model, gain in (made[0], made[-1])]
+            how = "growing with every size" if grows else "not at every size"
+            text.append(f"{pass_} from {ends[0]} to {ends[1]}, {how}")
     absent = mixed.not_yet(
-        f"the GPU's own time in each precision, of {listed([m for m in MODELS if m in lacking])}"
-        if lacking else ""
+        "the GPU's own time in each precision, of "
+        f"{listed([TITLES[m] for m in MODELS if m in lacking])}" if lacking else ""
     )  # fmt: skip
     if not text:
         return Markdown(f"{absent} What follows is the estimate.")
@@ -154,7 +154,7 @@ def chart(mixed: Mixed) -> Chart:
                 ax.plot(places, values, linewidth=1.2, markersize=6, **look)
                 marks.append(Line2D([], [], linestyle="", **look, label=f"{precision}: {pass_}"))
         ax.axhline(1, color=INK, linewidth=0.8)
-        ax.set_xticks(places, MODELS)
+        ax.set_xticks(places, [TITLES[m] for m in MODELS])
         ax.set_xlim(-0.4, len(MODELS) - 0.6)
         ax.set_ylim(bottom=0)
         ax.set_ylabel("gain over fp32")
@@ -170,7 +170,7 @@ def against_estimate(mixed: Mixed) -> Markdown:
         for model, gain in of_pass(known, context, "forward").items():
             ms = estimate(mixed, model, context)
             if ms:
-                text.append(f"{model} at {style.tokens(context)}: {gain:.2f}× measured, "
+                text.append(f"{TITLES[model]} at {style.tokens(context)}: {gain:.2f}× measured, "
                             f"{ms['fp32'] / ms['bf16']:.2f}× estimated")  # fmt: skip
     if not text:
         return Markdown(mixed.not_yet("gains in the GPU's own time beside this estimate"))

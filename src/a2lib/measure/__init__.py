@@ -30,6 +30,8 @@ from a2lib.measure.sections import (
     MEMORY_RECORDING,
     PROFILE,
     SECTIONS,
+    SHARDED_OPTIMIZER,
+    SHARDED_OPTIMIZER_MEMORY,
     STATUSES,
     Section,
 )
@@ -62,6 +64,8 @@ __all__ = [
     "MEMORY_RECORDING",
     "PROFILE",
     "SECTIONS",
+    "SHARDED_OPTIMIZER",
+    "SHARDED_OPTIMIZER_MEMORY",
     "STATUSES",
     "DeviceBusy",
     "DeviceLock",

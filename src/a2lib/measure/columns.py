@@ -21,7 +21,7 @@ COLUMNS = {
         TEXT,
         "`a2lib` (ours), `eager`, `compile`, `sdpa_flash`, `sdpa_cudnn`, `sdpa_efficient`, `flex`,"
         " each forced to be itself; `tiled` (plain PyTorch) on the CPU; `by_hand`: eager with the"
-        " softmax written as a formula",
+        " softmax written as a formula; `torch`: PyTorch's own wrapper",
     ),
     "dtype": Column(TEXT, "`bf16`, `fp16`, `fp32`"),
     "batch": Column(WHOLE, "sequences"),
@@ -108,8 +108,18 @@ COLUMNS = {
     "bucket_mb": Column(WHOLE, "the most a bucket holds, in units of 2^20 bytes; 0: no buckets"),
     "carrier": Column(TEXT, "what carries gradients: the `backend`, or `copy_engines`"),
     "sent_dtype": Column(TEXT, "that gradients travel in, `fp32` or `bf16`; they are `fp32`"),
+    "scheme": Column(
+        TEXT,
+        "how layers are spread: `dp` (data), `fsdp`, `tp` (tensor), or `fsdp_tp`, two axes of both",
+    ),
+    "mesh": Column(TEXT, "ranks along data x ranks along tensor"),
+    "d_model": Column(WHOLE, "width of a layer"),
+    "d_ff": Column(WHOLE, "width of its hidden"),
+    "tokens": Column(WHOLE, "of a batch, over all ranks"),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
-    "layers": Column(WHOLE, "blocks, in place of the size's own number"),
+    "layers": Column(
+        WHOLE, "blocks, in place of the size's own number; of a stack of alike layers, how many"
+    ),
     "strategy": Column(TEXT, "what backward computes again: a name of `a2lib.model.checkpointing`"),
     "gradients": Column(
         TEXT, "`fresh`: made by the backward; `kept`: there before the step, as zeros"
@@ -226,15 +236,17 @@ COLUMNS = {
         " of them, on the slowest rank; blank on a CPU",
     ),
     "ms_without": Column(
-        NUMBER, "median of the same step without communication, measured in turns with `ms`"
+        NUMBER, "median of the same without communication, measured in turns with `ms`"
     ),
     "ms_without_p20": Column(NUMBER, "its 20 % quantile"),
     "ms_without_p80": Column(NUMBER, "its 80 % quantile"),
     "ms_communication": Column(
         NUMBER,
-        "the same messages after backward, with nothing beside them; blank for PyTorch's wrapper,"
-        " and for a step that is captured",
+        "the same messages with nothing beside them (in `ddp` after backward); blank for PyTorch's"
+        " wrapper, and for a step that is captured",
     ),
+    "ms_data": Column(NUMBER, "of these those along data alone, where both axes have some"),
+    "ms_tensor": Column(NUMBER, "and those along tensor"),
     "ms_backward_without": Column(
         NUMBER, "backward of the step without communication; blank for a step that is captured"
     ),

@@ -387,6 +387,17 @@ DDP = Section(
     ),
 )
 
+PARALLELISM = Section(
+    "parallelism",
+    ("scheme", "implementation", "mesh", "backend", "world_size", "dtype", "layers", "d_model")
+    + ("d_ff", "tokens", "pass"),
+    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_communication", "ms_data", "ms_tensor")
+    + ("conditions", "note"),
+    handler="a2lib.experiments.parallelism.handlers:measure",
+    notebook="parallelism",
+    pages=("parallelism-measured",),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
@@ -396,6 +407,7 @@ SECTIONS = {
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
         *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES, DDP),
         *(MEMORY, MEMORY_RECORDING, MEMORY_BLOCK),
+        PARALLELISM,
     )
 }
 

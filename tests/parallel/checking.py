@@ -30,6 +30,7 @@ MODULES = (
     "checks_sharded_optimizer",
     "checks_fsdp",
     "checks_checkpoint",
+    "checks_schemes",
 )
 GPU_MODULES = ("checks_capture", "checks_streams")
 CHECKS = {}

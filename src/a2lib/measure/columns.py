@@ -242,8 +242,8 @@ COLUMNS = {
     "ms_without_p80": Column(NUMBER, "its 80 % quantile"),
     "ms_communication": Column(
         NUMBER,
-        "the same messages with nothing beside them (in `ddp` after backward); blank for PyTorch's"
-        " wrapper, and for a step that is captured",
+        "the same messages with nothing beside them (in `ddp` after backward); blank where there"
+        " are none, for PyTorch's wrapper, and for a step that is captured",
     ),
     "ms_data": Column(NUMBER, "of these those along data alone, where both axes have some"),
     "ms_tensor": Column(NUMBER, "and those along tensor"),

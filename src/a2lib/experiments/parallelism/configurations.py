@@ -24,7 +24,7 @@ PARTS = 2
 # as long at a batch in the middle.
 _DEFAULTS = {
     "cuda": {"d_model": 4096, "d_ff": 11008, "layers": 8, "dtype": "bf16"},
-    "cpu": {"d_model": 128, "d_ff": 512, "layers": 3, "dtype": "fp32"},
+    "cpu": {"d_model": 256, "d_ff": 1024, "layers": 3, "dtype": "fp32"},
 }
 # Tokens of a rank, to either side of where communication should stop to bind: of two ranks half of
 # C / W, which is some thousand operations a byte on GPUs and some dozens on a CPU.
@@ -119,7 +119,7 @@ class Parameters:
     )
     d_model: int | None = parameter(
         None,
-        "width of a layer; None: 4096 on GPUs, 128 on the CPU",
+        "width of a layer; None: 4096 on GPUs, 256 on the CPU",
         kind=int,
         minimum=1,
         maximum=2**17,
@@ -127,7 +127,7 @@ class Parameters:
     )
     d_ff: int | None = parameter(
         None,
-        "width of its hidden; None: 11008 on GPUs, 512 on the CPU",
+        "width of its hidden; None: 11008 on GPUs, 1024 on the CPU",
         kind=int,
         minimum=1,
         maximum=2**19,

@@ -236,7 +236,7 @@ class Stack:
         found = {}
         for i, flat in enumerate(self._sums):
             if self._sharded:
-                whole = torch.empty_like(self._spent[0])
+                whole = torch.zeros_like(self._spent[0])
                 self.wire.all_gather(DATA, whole, flat)()
                 flat = whole
             matrices = zip(NAMES, self._matrices(flat), strict=True)

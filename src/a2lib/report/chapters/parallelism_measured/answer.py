@@ -1,0 +1,281 @@
+"""The first screen, the thresholds, the times beside the formulas', and PyTorch's own ways."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.parallelism_measured.rows import (
+    BACKENDS,
+    NAMES,
+    PASSES,
+    Beside,
+    Machine,
+    crossing,
+    share,
+    stack_rows,
+)
+from a2lib.report.metrics import level, pick, row_of
+from a2lib.report.style import digits, listed, tokens
+from a2lib.report.tables import MISSING, Markdown, Table, folded
+from a2lib.theory import parallelism
+from a2lib.theory.parallelism import Layer
+
+N = 2  # GPUs of the first screen
+MAIN = ("nccl", N)
+
+
+def machine(p: Beside, backend: str, n: int) -> Machine | None:
+    """The machine of so many ranks; None where it is not measured."""
+    return next((m for m in p.machines if (m.backend, m.world_size) == (backend, n)), None)
+
+
+def sentence(p: Beside) -> Markdown:
+    """From which batch on two GPUs are not bound by communication, on paper and measured, and how
+    near the formulas are."""
+    layer = p.maker(N).layer
+    text = (
+        f"**The answer.** By its maker's figures, C = {layer.flops / 1e12:.0f} TFLOP/s and W = "
+        f"{layer.bandwidth / 1e9:.0f} GB/s, communication of data parallelism and FSDP hides on "
+        f"{N} {p.short} from a batch of {tokens(parallelism.least_tokens(layer, N, 1))} tokens on."
+    )
+    found = machine(p, *MAIN)
+    if found is None:
+        return Markdown(f"{text} {p.not_yet('C, W, and what the schemes take')}")
+    text += (
+        f" Measured, this layer has C = {rate(found.layer)} and W = {bandwidth(found.layer)}, and "
+        f"with these the formula says {tokens(parallelism.least_tokens(found.layer, N, 1))}."
+    )
+    told = []
+    for scheme in ("dp", "fsdp"):
+        at = found_threshold(p, found, scheme, (N, 1), "backward")
+        told.append(f"{at} for {NAMES[scheme]}")
+    text += f" Products and messages, each alone, take equally long at {listed(told)} (backward)."
+    off = agreement(p.of(found))
+    if off:
+        text += f" {off}"
+    return Markdown(text)
+
+
+def rate(layer: Layer) -> str:
+    return f"{digits(layer.flops / 1e12)} TFLOP/s"
+
+
+def bandwidth(layer: Layer) -> str:
+    return f"{digits(layer.bandwidth / 1e9)} GB/s"
+
+
+def agreement(rows: pd.DataFrame) -> str:
+    """How far times are from what is predicted, and how often the regime is the predicted one."""
+    rows = rows[rows["pass_"].isin(PASSES)].dropna(subset=["off"])
+    if not len(rows):
+        return ""
+    off = rows["off"]
+    text = (
+        f"Of {len(rows)} passes the median takes {_signed(off.median())} against what the formulas "
+        f"say, the extremes {_signed(off.min())} and {_signed(off.max())}"
+    )
+    sent = rows.dropna(subset=["ms_communication"])
+    right = int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
+    return f"{text}; what binds is the predicted one in {right} of {len(sent)}."
+
+
+def regime(shares: pd.Series) -> pd.Series:
+    """What binds, by messages over computation."""
+    return shares.gt(1).map({True: "messages", False: "products"})
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.0%}".replace("-", "−")
+
+
+def inputs(p: Beside, caption: str, name: str) -> Table:
+    """C and W of each group of ranks; what the other schemes' messages reach, of the same rows."""
+    lines = []
+    for m in p.machines:
+        cells = [_sent(p, m, scheme) for scheme in ("fsdp", "tp")]
+        of_peak = MISSING
+        if stated(m):
+            of_peak = f"{m.layer.flops / p.maker(m.world_size).layer.flops:.0%}"
+        lines.append([m.label, m.dtype, rate(m.layer), of_peak, bandwidth(m.layer), *cells,
+                      f"{m.layer.flops / m.layer.bandwidth:,.0f}"])  # fmt: skip
+    columns = ["ranks", "dtype", "C", "of the maker's", "W, data parallel", "FSDP's",
+               "tensor parallel's", "C / W, operations a byte"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2)
+
+
+def stated(m: Machine) -> bool:
+    """Whether the maker's figures are for what this machine computes and sends with."""
+    return m.backend == "nccl" and m.dtype == "bf16"
+
+
+def _sent(p: Beside, m: Machine, scheme: str) -> str:
+    """GB/s that a scheme's messages reach with nothing beside them, at its largest batch."""
+    rows = p.of(m, scheme=scheme, pass_="backward", d_ff=m.layer.d_ff)
+    rows = rows.dropna(subset=["ms_communication", "messages"]).sort_values("tokens")
+    if not len(rows):
+        return MISSING
+    row = rows.iloc[-1]
+    sent = m.layer.bandwidth * row["messages"] / float(row["ms_communication"])
+    return f"{digits(sent / 1e9)} GB/s"
+
+
+def predicted_threshold(m: Machine, scheme: str, mesh: tuple[int, int], pass_: str) -> float:
+    """The batch, or under tensor parallelism the width, from which computation binds; infinity
+    where no batch suffices."""
+    if scheme == "tp":
+        return parallelism.least_width(m.layer, mesh[1], pass_)
+    return parallelism.least_tokens(m.layer, *mesh, pass_)
+
+
+def _threshold_points(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], pass_: str):
+    """(batch or width, share) of the rows that a threshold is looked for in."""
+    rows = p.of(m, scheme=scheme, pass_=pass_, mesh="x".join(map(str, mesh)))
+    along = "tokens"
+    if scheme == "tp":  # of the batch with most widths
+        along = "d_ff"
+        rows = rows[rows["tokens"] == rows.groupby("tokens").size().idxmax()] if len(rows) else rows
+    else:
+        rows = rows[rows["d_ff"] == m.layer.d_ff]
+    rows = rows.assign(share=share(rows)).dropna(subset=["share"]).sort_values(along)
+    return [(float(x), float(y)) for x, y in zip(rows[along], rows["share"], strict=True)]
+
+
+def found_threshold(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], pass_: str) -> str:
+    """Where measured messages and products take equally long, in words."""
+    points = _threshold_points(p, m, scheme, mesh, pass_)
+    if not points:
+        return MISSING
+    at = crossing(points)
+    if at is not None:
+        return tokens(at)
+    if all(y <= 1 for _, y in points):
+        return f"below {tokens(points[0][0])}"
+    if all(y > 1 for _, y in points):
+        return f"above {tokens(points[-1][0])}"
+    return "no one place"
+
+
+def schemes(p: Beside, m: Machine) -> list[tuple[str, tuple[int, int]]]:
+    """The schemes and meshes that there are rows of, in order."""
+    rows = p.of(m)
+    found = {(row.scheme, (int(row.along_data), int(row.along_tensor))) for row in
+             rows.itertuples()}  # fmt: skip
+    order = list(NAMES)
+    return sorted(found, key=lambda one: (order.index(one[0]), -one[1][0]))
+
+
+def thresholds(p: Beside, caption: str, name: str) -> Table:
+    """Of each scheme and pass that sends something: predicted by the maker's figures, predicted by
+    the measured C and W, found."""
+    lines = []
+    for m in p.machines:
+        for scheme, mesh in schemes(p, m):
+            for pass_ in PASSES:
+                if scheme == "dp" and pass_ == "forward":
+                    continue
+                on_paper = MISSING
+                if stated(m):
+                    on_paper = _at(predicted_threshold(p.maker(m.world_size), scheme, mesh, pass_))
+                lines.append([
+                    m.label, mesh_name(scheme, mesh), pass_,
+                    "d_ff" if scheme == "tp" else "tokens", on_paper,
+                    _at(predicted_threshold(m, scheme, mesh, pass_)),
+                    found_threshold(p, m, scheme, mesh, pass_),
+                ])  # fmt: skip
+    columns = ["ranks", "scheme", "pass", "of", "the maker's C, W", "measured C, W", "found"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=4, keys=3)
+
+
+def _at(value: float) -> str:
+    return tokens(value) if math.isfinite(value) else "none"
+
+
+def mesh_name(scheme: str, mesh: tuple[int, int]) -> str:
+    """A scheme in words, with its mesh where there are several."""
+    return NAMES[scheme] + (f" {mesh[0]} × {mesh[1]}" if scheme == "fsdp_tp" else "")
+
+
+def verdicts(p: Beside, backend: str) -> Markdown:
+    """How near the formulas are by scheme, and how much hides where most could."""
+    told = []
+    for m in (m for m in p.machines if m.backend == backend):
+        own = []
+        for scheme, mesh in schemes(p, m):
+            rows = p.of(m, scheme=scheme, mesh="x".join(map(str, mesh)))
+            rows = rows[rows["pass_"].isin(PASSES)].dropna(subset=["off", "ms_communication"])
+            if not len(rows):
+                continue
+            low, high = _signed(rows["off"].min()), _signed(rows["off"].max())
+            hidden = rows.loc[(share(rows) - 1).abs().idxmin()]
+            own.append(
+                f"{mesh_name(scheme, mesh)}: {low} to {high} against the prediction, and "
+                f"{max(0.0, hidden['hidden']):.0%} of the shorter of messages and products hidden "
+                f"where these are nearest ({tokens(hidden['tokens'])} tokens, {hidden['pass_']})"
+            )
+        told.append(f"- {m.label}. {'; '.join(own)}.")
+    name = BACKENDS[backend][0]
+    return Markdown("\n".join(told) if told else p.not_yet(f"the schemes with {name}"))
+
+
+def times(p: Beside, m: Machine, caption: str, name: str) -> Table:
+    """Every pass of a machine beside its prediction."""
+    lines = []
+    for scheme, mesh in schemes(p, m):
+        rows = p.of(m, scheme=scheme, mesh="x".join(map(str, mesh)))
+        for row in rows.sort_values(["d_ff", "tokens", "pass_"]).itertuples():
+            if row.pass_ not in PASSES:
+                continue
+            binds = MISSING
+            if row.ms_communication > 0:
+                shares = row.messages / row.compute, row.ms_communication / row.ms_without
+                binds = " / ".join(regime(pd.Series(shares)))
+            lines.append([
+                mesh_name(scheme, mesh), tokens(row.d_ff), tokens(row.tokens), row.pass_,
+                *(_ms(x) for x in (row.compute, row.ms_without, row.messages,
+                                   row.ms_communication, row.clock, row.ms)),
+                _signed(row.off), binds,
+            ])  # fmt: skip
+    columns = ["scheme", "d_ff", "tokens", "pass", "products: predicted", "alone",
+               "messages: predicted", "alone ", "together: predicted", "measured", "off",
+               "binds: predicted / found"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=4)
+
+
+def all_times(p: Beside) -> Markdown:
+    """A table of times for each machine, folded away."""
+    if not p.machines:
+        return Markdown(p.not_yet("the times of any pass"))
+    made = []
+    for m in p.machines:
+        stack = f"{m.layers} layers of d_model {m.layer.d_model:,} in {m.dtype}"
+        caption = f"{m.label}: {stack}, ms on the slowest rank"
+        made.append(times(p, m, caption, f"tab-beside-{m.backend}-{m.world_size}"))
+    return Markdown("\n".join(folded(table) for table in made))
+
+
+def peers(p: Beside, caption: str, name: str) -> Table:
+    """Forward and backward by PyTorch's own wrappers beside ours."""
+    lines = []
+    for m in p.machines:
+        theirs = stack_rows(p.table, m, "torch", pass_="end_to_end")
+        for scheme, mesh in schemes(p, m):
+            of = pick(theirs, scheme=scheme, mesh="x".join(map(str, mesh))).sort_values("tokens")
+            for row in of.itertuples():
+                ours = row_of(p.of(m, pass_="end_to_end", scheme=scheme, mesh=row.mesh,
+                                   tokens=row.tokens, d_ff=row.d_ff))  # fmt: skip
+                if ours is None:
+                    continue
+                ratio = f"{row.ms / ours.ms:.2f}"
+                lines.append([
+                    m.label, mesh_name(scheme, mesh), tokens(row.tokens), _ms(ours.ms),
+                    _ms(row.ms), f"**{ratio}**" if level(ours, row) else ratio,
+                ])  # fmt: skip
+    columns = ["ranks", "scheme", "tokens", "ours, ms", "PyTorch's, ms", "PyTorch's / ours"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
+
+
+def _ms(value: float) -> str:
+    return MISSING if pd.isna(value) else style.digits(float(value))

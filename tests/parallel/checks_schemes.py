@@ -1,5 +1,5 @@
-"""The feed-forward stack under every scheme and mesh against one process: y, dx and each gradient by
-name, of layers with random weights and a random dy."""
+"""The feed-forward stack under every scheme and mesh against one process: y, dx and each gradient
+by name, of layers with random weights and a random dy."""
 
 import torch.distributed as dist
 from checking import check, world

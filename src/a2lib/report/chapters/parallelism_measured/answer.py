@@ -39,14 +39,14 @@ def sentence(p: Beside) -> Markdown:
     text = (
         f"**The answer.** By its maker's figures, C = {layer.flops / 1e12:.0f} TFLOP/s and W = "
         f"{layer.bandwidth / 1e9:.0f} GB/s, communication of data parallelism and FSDP hides on "
-        f"{N} {p.short} from a batch of {tokens(parallelism.least_tokens(layer, N, 1))} tokens on."
+        f"{N} {p.short} from a batch of {_at(parallelism.least_tokens(layer, N, 1))} tokens on."
     )
     found = machine(p, *MAIN)
     if found is None:
         return Markdown(f"{text} {p.not_yet('C, W, and what the schemes take')}")
     text += (
         f" Measured, this layer has C = {rate(found.layer)} and W = {bandwidth(found.layer)}, and "
-        f"with these the formula says {tokens(parallelism.least_tokens(found.layer, N, 1))}."
+        f"with these the formula says {_at(parallelism.least_tokens(found.layer, N, 1))}."
     )
     told = []
     for scheme in ("dp", "fsdp"):
@@ -69,13 +69,13 @@ def bandwidth(layer: Layer) -> str:
 
 def agreement(rows: pd.DataFrame) -> str:
     """How far times are from what is predicted, and how often the regime is the predicted one."""
-    rows = rows[rows["pass_"].isin(PASSES)].dropna(subset=["off"])
+    rows = rows[rows["phase"].isin(PASSES)].dropna(subset=["off"])
     if not len(rows):
         return ""
     off = rows["off"]
     text = (
-        f"Of {len(rows)} passes the median takes {_signed(off.median())} against what the formulas "
-        f"say, the extremes {_signed(off.min())} and {_signed(off.max())}"
+        f"Of {len(rows)} passes the median takes {signed(off.median())} against what the formulas "
+        f"say, the extremes {signed(off.min())} and {signed(off.max())}"
     )
     sent = rows.dropna(subset=["ms_communication"])
     right = int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
@@ -87,8 +87,10 @@ def regime(shares: pd.Series) -> pd.Series:
     return shares.gt(1).map({True: "messages", False: "products"})
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.0%}".replace("-", "−")
+def signed(value: float) -> str:
+    """A share as a whole percentage with its sign; 0 has none."""
+    percent = round(100 * value)
+    return f"{percent:+d}%".replace("-", "−") if percent else "0%"
 
 
 def inputs(p: Beside, caption: str, name: str) -> Table:
@@ -113,7 +115,7 @@ def stated(m: Machine) -> bool:
 
 def _sent(p: Beside, m: Machine, scheme: str) -> str:
     """GB/s that a scheme's messages reach with nothing beside them, at its largest batch."""
-    rows = p.of(m, scheme=scheme, pass_="backward", d_ff=m.layer.d_ff)
+    rows = p.of(m, scheme=scheme, phase="backward", d_ff=m.layer.d_ff)
     rows = rows.dropna(subset=["ms_communication", "messages"]).sort_values("tokens")
     if not len(rows):
         return MISSING
@@ -132,7 +134,7 @@ def predicted_threshold(m: Machine, scheme: str, mesh: tuple[int, int], pass_: s
 
 def _threshold_points(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], pass_: str):
     """(batch or width, share) of the rows that a threshold is looked for in."""
-    rows = p.of(m, scheme=scheme, pass_=pass_, mesh="x".join(map(str, mesh)))
+    rows = p.of(m, scheme=scheme, phase=pass_, mesh="x".join(map(str, mesh)))
     along = "tokens"
     if scheme == "tp":  # of the batch with most widths
         along = "d_ff"
@@ -150,7 +152,7 @@ def found_threshold(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], p
         return MISSING
     at = crossing(points)
     if at is not None:
-        return tokens(at)
+        return _at(at)
     if all(y <= 1 for _, y in points):
         return f"below {tokens(points[0][0])}"
     if all(y > 1 for _, y in points):
@@ -190,7 +192,7 @@ def thresholds(p: Beside, caption: str, name: str) -> Table:
 
 
 def _at(value: float) -> str:
-    return tokens(value) if math.isfinite(value) else "none"
+    return tokens(round(value)) if math.isfinite(value) else "none"
 
 
 def mesh_name(scheme: str, mesh: tuple[int, int]) -> str:
@@ -205,15 +207,15 @@ def verdicts(p: Beside, backend: str) -> Markdown:
         own = []
         for scheme, mesh in schemes(p, m):
             rows = p.of(m, scheme=scheme, mesh="x".join(map(str, mesh)))
-            rows = rows[rows["pass_"].isin(PASSES)].dropna(subset=["off", "ms_communication"])
+            rows = rows[rows["phase"].isin(PASSES)].dropna(subset=["off", "ms_communication"])
             if not len(rows):
                 continue
-            low, high = _signed(rows["off"].min()), _signed(rows["off"].max())
-            hidden = rows.loc[(share(rows) - 1).abs().idxmin()]
+            low, high = signed(rows["off"].min()), signed(rows["off"].max())
+            hidden = rows.loc[share(rows).map(math.log).abs().idxmin()]
             own.append(
                 f"{mesh_name(scheme, mesh)}: {low} to {high} against the prediction, and "
                 f"{max(0.0, hidden['hidden']):.0%} of the shorter of messages and products hidden "
-                f"where these are nearest ({tokens(hidden['tokens'])} tokens, {hidden['pass_']})"
+                f"where these are nearest ({tokens(hidden['tokens'])} tokens, {hidden['phase']})"
             )
         told.append(f"- {m.label}. {'; '.join(own)}.")
     name = BACKENDS[backend][0]
@@ -225,18 +227,18 @@ def times(p: Beside, m: Machine, caption: str, name: str) -> Table:
     lines = []
     for scheme, mesh in schemes(p, m):
         rows = p.of(m, scheme=scheme, mesh="x".join(map(str, mesh)))
-        for row in rows.sort_values(["d_ff", "tokens", "pass_"]).itertuples():
-            if row.pass_ not in PASSES:
+        for row in rows.sort_values(["d_ff", "tokens", "phase"]).itertuples():
+            if row.phase not in PASSES:
                 continue
             binds = MISSING
             if row.ms_communication > 0:
                 shares = row.messages / row.compute, row.ms_communication / row.ms_without
                 binds = " / ".join(regime(pd.Series(shares)))
             lines.append([
-                mesh_name(scheme, mesh), tokens(row.d_ff), tokens(row.tokens), row.pass_,
+                mesh_name(scheme, mesh), tokens(row.d_ff), tokens(row.tokens), row.phase,
                 *(_ms(x) for x in (row.compute, row.ms_without, row.messages,
                                    row.ms_communication, row.clock, row.ms)),
-                _signed(row.off), binds,
+                signed(row.off), binds,
             ])  # fmt: skip
     columns = ["scheme", "d_ff", "tokens", "pass", "products: predicted", "alone",
                "messages: predicted", "alone ", "together: predicted", "measured", "off",
@@ -260,11 +262,11 @@ def peers(p: Beside, caption: str, name: str) -> Table:
     """Forward and backward by PyTorch's own wrappers beside ours."""
     lines = []
     for m in p.machines:
-        theirs = stack_rows(p.table, m, "torch", pass_="end_to_end")
+        theirs = stack_rows(p.table, m, "torch", phase="end_to_end")
         for scheme, mesh in schemes(p, m):
             of = pick(theirs, scheme=scheme, mesh="x".join(map(str, mesh))).sort_values("tokens")
             for row in of.itertuples():
-                ours = row_of(p.of(m, pass_="end_to_end", scheme=scheme, mesh=row.mesh,
+                ours = row_of(p.of(m, phase="end_to_end", scheme=scheme, mesh=row.mesh,
                                    tokens=row.tokens, d_ff=row.d_ff))  # fmt: skip
                 if ours is None:
                     continue

@@ -52,7 +52,7 @@ def by_width(p: Beside) -> Chart:
 
 def _rows(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], along: str) -> pd.DataFrame:
     """The rows of one panel: of the main width, or of the batch that has most widths."""
-    rows = p.of(m, scheme=scheme, pass_=PASS, mesh="x".join(map(str, mesh)))
+    rows = p.of(m, scheme=scheme, phase=PASS, mesh="x".join(map(str, mesh)))
     if along == "tokens":
         rows = rows[rows["d_ff"] == m.layer.d_ff]
     elif len(rows):

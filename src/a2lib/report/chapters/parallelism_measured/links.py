@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 
 from a2lib.report.chapters.collectives import line
-from a2lib.report.chapters.parallelism_measured.answer import machine
+from a2lib.report.chapters.parallelism_measured.answer import machine, signed
 from a2lib.report.chapters.parallelism_measured.rows import Beside
 from a2lib.report.metrics import pick
 from a2lib.report.style import digits
@@ -57,7 +57,7 @@ def sentence(p: Beside) -> Markdown:
     )
     found = machine(p, "nccl", N)
     if found is not None:
-        rows = p.of(found, scheme="dp", pass_="backward", d_ff=found.layer.d_ff)
+        rows = p.of(found, scheme="dp", phase="backward", d_ff=found.layer.d_ff)
         measured = rows["ms_communication"].astype(float).median() / found.layers
         said = 1e3 * fitted(p).time_s(found.layer.weight_bytes)
         text += (
@@ -90,5 +90,6 @@ def agreement(p: Beside) -> Markdown:
     off = [(own.latency + row.size * wire_share("all_reduce", N) / own.link) * 1e3
            / getattr(row, COLUMN) - 1 for row in rows.itertuples()]  # fmt: skip
     return Markdown(
-        f"Its times of these messages are {min(off):+.0%} to {max(off):+.0%} off the measured ones."
+        "Its times of these messages are "
+        f"{signed(min(off))} to {signed(max(off))} off the measured ones."
     )

@@ -17,13 +17,13 @@ def show(p: Beside) -> Markdown:
 
 
 def _tables(rows: pd.DataFrame, device: str, number: int) -> list[Table]:
-    order = ["backend", "world_size", "scheme", "mesh", "implementation", "d_ff", "tokens", "pass_"]
+    order = ["backend", "world_size", "scheme", "mesh", "implementation", "d_ff", "tokens", "phase"]
     lines = []
     for row in rows.sort_values(order).itertuples():
         who = "PyTorch" if row.implementation == "torch" else "ours"
         mesh = int(row.along_data), int(row.along_tensor)
         start = [mesh_name(row.scheme, mesh), who, f"{row.backend} {row.world_size}"]
-        start += [f"{row.d_model} × {row.d_ff}", tokens(row.tokens), row.pass_.replace("_", " ")]
+        start += [f"{row.d_model} × {row.d_ff}", tokens(row.tokens), row.phase.replace("_", " ")]
         if row.status == "ok":
             cells = [digits(x) if not pd.isna(x) else MISSING for x in (
                 row.ms, row.ms_without, row.ms_communication, row.clock)]  # fmt: skip

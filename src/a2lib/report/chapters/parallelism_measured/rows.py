@@ -84,7 +84,7 @@ def with_predictions(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[Machine]]:
     of all devices among them."""
     rows = rows.reset_index(drop=True)
     sizes = rows["mesh"].str.split("x", expand=True).reindex(columns=[0, 1])
-    rows = rows.rename(columns={"pass": "pass_"}).assign(
+    rows = rows.rename(columns={"pass": "phase"}).assign(
         along_data=sizes[0].astype(float), along_tensor=sizes[1].astype(float),
         **dict.fromkeys(ADDED, math.nan),
     )  # fmt: skip
@@ -118,7 +118,7 @@ def machine(group: pd.DataFrame) -> Machine | None:
     for row in rows.itertuples():
         passes = costs(row, replace(unit, tokens=int(row.tokens)))
         rates.append(layers * sum(c.compute_s for c in passes) / row.ms_without * 1e3)
-        if row.pass_ == "backward" and row.ms_communication > 0:
+        if row.phase == "backward" and row.ms_communication > 0:
             sent.append(layers * sum(c.data_s for c in passes) / row.ms_communication * 1e3)
     if not sent:
         return None
@@ -137,7 +137,7 @@ def costs(row, layer: Layer) -> list[Cost]:
 
 
 def passes_of(row) -> tuple[str, ...]:
-    return PASSES if row.pass_ == "end_to_end" else (row.pass_,)
+    return PASSES if row.phase == "end_to_end" else (row.phase,)
 
 
 def predict(row, machine: Machine) -> dict[str, float]:

@@ -159,11 +159,26 @@ def test_the_thresholds_by_scheme(made):
 
 
 def test_what_is_said_of_each_scheme(made):
-    said = str(answer.verdicts(made([*BY_BATCH, *BY_WIDTH]), "nccl"))
-    assert said.startswith(
-        "- NCCL, 2 GPUs. data parallel: 0% to +10% against the prediction, and 50% of the shorter "
-        "of messages and products hidden where these are nearest (500 tokens, backward); FSDP: "
-    )
+    p = made([*BY_BATCH, *BY_WIDTH])
+    said = str(answer.verdicts(p, "nccl"))
+    assert said.startswith("- NCCL, 2 GPUs: this layer has C = 1.00 TFLOP/s and W = 1.00 GB/s")
+    assert str(answer.sentence(p)).endswith(said.partition(": ")[2])
+    assert "Not measured yet" in str(answer.verdicts(p, "gloo"))
+    found = lines(answer.near(p, "c", "tab-c"), 2)
+    # At 500 tokens messages take twice as long as products, at 2,000 half: 15 of 18 ms, hidden 3 of
+    # 6.
+    assert found["NCCL, 2 GPUs", "data parallel"] == [
+        "2", "0%", "+5%", "+10%", "50%", "backward, 500 tokens, d_ff 1,000",
+    ]  # fmt: skip
+    assert found["NCCL, 2 GPUs", "FSDP"][:4] == ["4", "0%", "+6%", "+20%"]
+    # 1.5 and 4 ms in 5, or 6 and 4 in 8: nearest at 3 and 4 in 5.
+    assert found["NCCL, 2 GPUs", "tensor parallel"][4:] == [
+        "67%", "backward, 1,000 tokens, d_ff 250",
+    ]  # fmt: skip
+    assert answer.rate(Layer(1, 1, 1, 48.7e9, 1)) == "48.7 GFLOP/s"
+
+
+def test_c_w_and_every_time_in_tables(made):
     found = lines(answer.inputs(made([*BY_BATCH, *BY_WIDTH]), "c", "tab-c"), 1)
     # FSDP's backward sends its 12 MB in 6 ms at the largest batch.
     assert found == {("NCCL, 2 GPUs",): [
@@ -184,6 +199,10 @@ def test_pytorchs_beside_ours(made):
         ("NCCL, 2 GPUs", "data parallel", "500"): ["18.0", "27.0", "1.50"],
         ("NCCL, 2 GPUs", "data parallel", "2,000"): ["42.0", "42.5", "**1.01**"],
     }
+    assert str(answer.all_peers(made([*BY_BATCH, *theirs]), "c", "tab-c")).startswith(
+        "PyTorch's take with NCCL, 2 GPUs: 1.01 to 1.50 times the time of ours, 1.25 in the middle "
+        "of 2."
+    )
 
 
 def test_the_figures_hold_the_points_and_the_formula(made, empty):
@@ -195,11 +214,21 @@ def test_the_figures_hold_the_points_and_the_formula(made, empty):
     assert list(products.get_ydata()) == [6, 24] and list(messages.get_ydata()) == [12, 12]
     assert list(formula.get_ydata()) == pytest.approx([12, 24])
     assert threshold.get_xdata()[0] == pytest.approx(1000)
+    # Of the width no threshold is drawn along the batch.
+    more = [row("tp", "backward", 2000, 28, 24, 8)]
+    third = drawn.by_batch(made([*BY_BATCH, *BY_WIDTH, *more]), "nccl").figure.axes[2]
+    assert third.get_title()[:6] == "tensor" and len(third.lines) == 4
     (wide,) = drawn.by_width(p).figure.axes
     assert list(wide.lines[0].get_xdata()) == [250, 1000]
     assert wide.lines[-1].get_xdata()[0] == pytest.approx(1000 / 3)
     for chart in (drawn.by_batch(p, "nccl"), drawn.by_width(p), drawn.by_batch(empty, "gloo")):
         assert svg.smallest_text(chart._repr_svg_()) >= svg.LEAST_SIZE
+
+
+def test_each_number_of_ranks_begins_a_row_of_panels():
+    assert drawn._places(list("aaabbbbcd")) == [
+        (0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (4, 0), (5, 0),
+    ]  # fmt: skip
 
 
 # The planner's communication and the fitted model.

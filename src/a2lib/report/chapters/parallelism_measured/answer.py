@@ -44,22 +44,33 @@ def sentence(p: Beside) -> Markdown:
     found = machine(p, *MAIN)
     if found is None:
         return Markdown(f"{text} {p.not_yet('C, W, and what the schemes take')}")
-    text += (
-        f" Measured, this layer has C = {rate(found.layer)} and W = {bandwidth(found.layer)}, and "
-        f"with these the formula says {_at(parallelism.least_tokens(found.layer, N, 1))}."
-    )
+    return Markdown(f"{text} Measured, {_told(p, found)}")
+
+
+def _told(p: Beside, m: Machine) -> str:
+    """C, W, where communication should stop to bind and where it does, and how near times are."""
     told = []
     for scheme in ("dp", "fsdp"):
-        at = found_threshold(p, found, scheme, (N, 1), "backward")
+        at = found_threshold(p, m, scheme, (m.world_size, 1), "backward")
         told.append(f"{at} for {NAMES[scheme]}")
-    text += f" Products and messages, each alone, take equally long at {listed(told)} (backward)."
-    off = agreement(p.of(found))
-    if off:
-        text += f" {off}"
-    return Markdown(text)
+    text = (
+        f"this layer has C = {rate(m.layer)} and W = {bandwidth(m.layer)}, and with these the "
+        f"formula says {_at(parallelism.least_tokens(m.layer, m.world_size, 1))}. Products and "
+        f"messages, each alone, take equally long at {listed(told)} (backward)."
+    )
+    return " ".join(filter(None, (text, agreement(p.of(m)))))
+
+
+def verdicts(p: Beside, backend: str) -> Markdown:
+    """The same of each number of ranks."""
+    told = [f"- {m.label}: {_told(p, m)}" for m in p.machines if m.backend == backend]
+    name = BACKENDS[backend][0]
+    return Markdown("\n".join(told) or p.not_yet(f"the schemes with {name}"))
 
 
 def rate(layer: Layer) -> str:
+    if layer.flops < 1e12:
+        return f"{digits(layer.flops / 1e9)} GFLOP/s"
     return f"{digits(layer.flops / 1e12)} TFLOP/s"
 
 
@@ -200,26 +211,26 @@ def mesh_name(scheme: str, mesh: tuple[int, int]) -> str:
     return NAMES[scheme] + (f" {mesh[0]} × {mesh[1]}" if scheme == "fsdp_tp" else "")
 
 
-def verdicts(p: Beside, backend: str) -> Markdown:
-    """How near the formulas are by scheme, and how much hides where most could."""
-    told = []
-    for m in (m for m in p.machines if m.backend == backend):
-        own = []
+def near(p: Beside, caption: str, name: str) -> Table:
+    """How near the predictions are by scheme, and how much hides where most could."""
+    lines = []
+    for m in p.machines:
         for scheme, mesh in schemes(p, m):
             rows = p.of(m, scheme=scheme, mesh="x".join(map(str, mesh)))
             rows = rows[rows["phase"].isin(PASSES)].dropna(subset=["off", "ms_communication"])
             if not len(rows):
                 continue
-            low, high = signed(rows["off"].min()), signed(rows["off"].max())
-            hidden = rows.loc[share(rows).map(math.log).abs().idxmin()]
-            own.append(
-                f"{mesh_name(scheme, mesh)}: {low} to {high} against the prediction, and "
-                f"{max(0.0, hidden['hidden']):.0%} of the shorter of messages and products hidden "
-                f"where these are nearest ({tokens(hidden['tokens'])} tokens, {hidden['phase']})"
-            )
-        told.append(f"- {m.label}. {'; '.join(own)}.")
-    name = BACKENDS[backend][0]
-    return Markdown("\n".join(told) if told else p.not_yet(f"the schemes with {name}"))
+            off = rows["off"]
+            closest = rows.loc[share(rows).map(math.log).abs().idxmin()]
+            lines.append([
+                m.label, mesh_name(scheme, mesh), len(rows),
+                *map(signed, (off.min(), off.median(), off.max())),
+                f"{max(0.0, closest['hidden']):.0%}",
+                f"{closest['phase']}, {tokens(closest['tokens'])} tokens, "
+                f"d_ff {tokens(closest['d_ff'])}",
+            ])  # fmt: skip
+    columns = ["ranks", "scheme", "passes", "off: least", "median", "most", "hidden", "at"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
 
 def times(p: Beside, m: Machine, caption: str, name: str) -> Table:
@@ -277,6 +288,19 @@ def peers(p: Beside, caption: str, name: str) -> Table:
                 ])  # fmt: skip
     columns = ["ranks", "scheme", "tokens", "ours, ms", "PyTorch's, ms", "PyTorch's / ours"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
+
+
+def all_peers(p: Beside, caption: str, name: str) -> Markdown:
+    """How PyTorch's stand to ours, and the table, folded away."""
+    table = peers(p, caption, name)
+    if not len(table.frame):
+        return Markdown(p.not_yet("PyTorch's own ways of the same layers"))
+    told = []
+    for ranks, group in table.frame.groupby("ranks", sort=False):
+        ratios = group["PyTorch's / ours"].str.strip("*").astype(float)
+        told.append(f"{ranks}: {ratios.min():.2f} to {ratios.max():.2f} times the time of ours, "
+                    f"{ratios.median():.2f} in the middle of {len(ratios)}")  # fmt: skip
+    return Markdown(f"PyTorch's take with {'; with '.join(told)}.\n\n{folded(table)}")
 
 
 def _ms(value: float) -> str:

@@ -37,7 +37,7 @@ def by_batch(p: Beside, backend: str) -> Chart:
         for scheme, mesh in schemes(p, m)
         if len(rows := _rows(p, m, scheme, mesh, "tokens")) > 1
     ]
-    return _grid(found, "tokens", "tokens")
+    return _grid(found, "tokens")
 
 
 def by_width(p: Beside) -> Chart:
@@ -47,7 +47,7 @@ def by_width(p: Beside) -> Chart:
         for m in p.machines
         if len(rows := _rows(p, m, "tp", (1, m.world_size), "d_ff")) > 1
     ]
-    return _grid(found, "d_ff", "d_ff")
+    return _grid(found, "d_ff")
 
 
 def _rows(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], along: str) -> pd.DataFrame:
@@ -60,25 +60,35 @@ def _rows(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], along: str)
     return rows.sort_values(along)
 
 
-def _grid(found: list[tuple], along: str, label: str) -> Chart:
+def _grid(found: list[tuple], along: str) -> Chart:
     if not found:
         return panels.empty()
-    down = -(-len(found) // 2)
-    across = min(2, len(found))
+    places = _places([one[0] for one in found] if along == "tokens" else [None] * len(found))
+    down, across = 1 + max(i for i, _ in places), min(2, len(found))
 
     def draw(figure):
         axes = figure.subplots(down, across, squeeze=False)
-        for ax, (m, scheme, mesh, rows) in zip(axes.flat, found, strict=False):
-            _panel(ax, m, scheme, mesh, rows, along)
-            ax.set_title(f"{mesh_name(scheme, mesh)}\n{m.label}")
-            ax.set_xlabel(label)
-        for ax in list(axes.flat)[len(found) :]:
-            ax.set_axis_off()
+        for (i, j), (m, scheme, mesh, rows) in zip(places, found, strict=True):
+            _panel(axes[i, j], m, scheme, mesh, rows, along)
+            axes[i, j].set_title(f"{mesh_name(scheme, mesh)}\n{m.label}")
+            axes[i, j].set_xlabel(along)
+        for ax in axes.flat:
+            if not ax.lines:
+                ax.set_axis_off()
         for row in axes:
             row[0].set_ylabel("ms")
         panels.legend(figure, _handles(), LEGEND)
 
     return Chart(draw, height=PANEL * down + panels.legend_height(len(LINES) + 2, LEGEND))
+
+
+def _places(groups: list) -> list[tuple[int, int]]:
+    """Row and column of each panel, two in a row; another group begins another row."""
+    places: list[tuple[int, int]] = []
+    for k, group in enumerate(groups):
+        i, j = places[-1] if places else (-1, 1)
+        places.append((i, 1) if j == 0 and group == groups[k - 1] else (i + 1, 0))
+    return places
 
 
 def _panel(ax, m: Machine, scheme: str, mesh: tuple[int, int], rows, along: str) -> None:
@@ -89,6 +99,8 @@ def _panel(ax, m: Machine, scheme: str, mesh: tuple[int, int], rows, along: str)
     ax.plot(x, rows["floor"], color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)))
     panels.values_axis(ax, Measure("ms", base=10))
     panels.doubling_axis(ax)
+    if (scheme == "tp") != (along == "d_ff"):
+        return  # a threshold is of the other axis
     low, high = ax.get_xlim()
     at = predicted_threshold(m, scheme, mesh, PASS)
     if math.isfinite(at) and low < at < high:

@@ -337,31 +337,41 @@ def _values(stack, tokens, pass_):
     return value
 
 
-@pytest.mark.parametrize("world_sizes", [(2,), (2, 4, 8)])
-def test_the_page_with_the_rows_of_a_real_sweep(
-    shown_by, synthetic, monkeypatch, tmp_path, world_sizes
-):
+def real(synthetic, monkeypatch, tmp_path, world_sizes):
+    """A folder with the rows of real sweeps, NCCL's and gloo's, and of collectives."""
     found = [*sweep(monkeypatch, world_sizes=world_sizes), *sweep(monkeypatch, backend="gloo")]
-    data = synthetic.by_hand(tmp_path, parallelism=found, collectives=sent())
-    shown = shown_by("parallelism-measured", data)
+    return synthetic.by_hand(tmp_path, parallelism=found, collectives=sent())
+
+
+def test_the_page_with_the_rows_of_two_gpus(shown_by, synthetic, monkeypatch, tmp_path):
+    shown = shown_by("parallelism-measured", real(synthetic, monkeypatch, tmp_path, (2,)))
     assert not any("Not measured yet" in text for text in shown)
-    p = Beside([data])
-    assert [m.world_size for m in p.machines if m.backend == "nccl"] == list(world_sizes)
+
+
+def test_the_rows_of_two_four_and_eight_gpus(synthetic, monkeypatch, tmp_path):
+    p = Beside([real(synthetic, monkeypatch, tmp_path, (2, 4, 8))])
+    assert [(m.backend, m.world_size) for m in p.machines] == [
+        ("nccl", 2), ("nccl", 4), ("nccl", 8), ("gloo", 2),
+    ]  # fmt: skip
     for m in p.machines:
         rate, links_ = (650e12, 340e9) if m.backend == "nccl" else (60e9, 1.5e9)
         assert m.layer.flops == pytest.approx(rate, rel=0.4 if m.backend == "gloo" else 0.02)
         assert m.layer.bandwidth == pytest.approx(links_, rel=0.15)
     table = answer.thresholds(p, "c", "tab-c").frame
-    assert len(table) == sum(
-        5 + 2 * len([s for s, _ in answer.schemes(p, m) if s == "fsdp_tp"]) for m in p.machines
-    )
+    # Five of each, and two of each mesh of both axes.
+    assert list(table.groupby("ranks", sort=False).size()) == [5, 7, 9, 5]
     panels = [ax for ax in drawn.by_batch(p, "nccl").figure.axes if ax.lines]
-    assert len(panels) == {(2,): 3, (2, 4, 8): 3 + 4 + 5}[world_sizes]
+    assert len(panels) == 3 + 4 + 5
+    assert len([ax for ax in drawn.by_width(p).figure.axes if ax.lines]) == 4
     # The threshold of two GPUs is C / W of the rows, and is found near it.
     near = table[(table["ranks"] == "NCCL, 2 GPUs") & (table["scheme"] == "FSDP")]
     for cells in near.itertuples():
         predicted, at = (float(text.replace(",", "")) for text in cells[6:8])
         assert 1700 < predicted < 2100 and at == pytest.approx(predicted, rel=0.15)
+    # Every pass is in a table, PyTorch's aside; one of gloo's widths is that of its batches.
+    lengths = [len(answer.times(p, m, "c", "tab-c").frame) for m in p.machines]
+    assert lengths == [2 * (7 * n + 6) for n in (3, 4, 5)] + [2 * (4 * 3 + 3)]
+    assert len(answer.peers(p, "c", "tab-c").frame) == 7 * (3 + 4 + 5) + 4 * 3 - 1
 
 
 def test_the_page_without_rows(shown_by, tmp_path):

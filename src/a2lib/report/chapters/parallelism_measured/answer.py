@@ -17,7 +17,7 @@ from a2lib.report.chapters.parallelism_measured.rows import (
     share,
     stack_rows,
 )
-from a2lib.report.metrics import level, pick, row_of
+from a2lib.report.metrics import level, pick
 from a2lib.report.style import digits, listed, tokens
 from a2lib.report.tables import MISSING, Markdown, Table, folded
 from a2lib.theory import parallelism
@@ -274,11 +274,12 @@ def peers(p: Beside, caption: str, name: str) -> Table:
     lines = []
     for m in p.machines:
         theirs = stack_rows(p.table, m, "torch", phase="end_to_end")
+        known = {(row.mesh, row.scheme, row.tokens, row.d_ff): row
+                 for row in p.of(m, phase="end_to_end").itertuples()}  # fmt: skip
         for scheme, mesh in schemes(p, m):
             of = pick(theirs, scheme=scheme, mesh="x".join(map(str, mesh))).sort_values("tokens")
             for row in of.itertuples():
-                ours = row_of(p.of(m, phase="end_to_end", scheme=scheme, mesh=row.mesh,
-                                   tokens=row.tokens, d_ff=row.d_ff))  # fmt: skip
+                ours = known.get((row.mesh, row.scheme, row.tokens, row.d_ff))
                 if ours is None:
                     continue
                 ratio = f"{row.ms / ours.ms:.2f}"

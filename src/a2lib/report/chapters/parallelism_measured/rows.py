@@ -88,7 +88,7 @@ def with_predictions(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[Machine]]:
         along_data=sizes[0].astype(float), along_tensor=sizes[1].astype(float),
         **dict.fromkeys(ADDED, math.nan),
     )  # fmt: skip
-    machines = []
+    machines, added = [], {}
     for _, group in rows.groupby(["device", "backend", "world_size"], sort=False):
         found = machine(group)
         if found is None:
@@ -96,8 +96,8 @@ def with_predictions(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[Machine]]:
         machines.append(found)
         for implementation in ("a2lib", "torch"):
             for row in stack_rows(group, found, implementation).itertuples():
-                values = predict(row, found)
-                rows.loc[row.Index, list(values)] = list(values.values())
+                added[row.Index] = predict(row, found)
+    rows.update(pd.DataFrame.from_dict(added, orient="index", columns=ADDED))
     order = {"nccl": 0, "gloo": 1}
     return rows, sorted(machines, key=lambda m: (order.get(m.backend, 2), m.world_size))
 

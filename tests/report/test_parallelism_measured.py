@@ -368,10 +368,10 @@ def test_the_rows_of_two_four_and_eight_gpus(synthetic, monkeypatch, tmp_path):
     for cells in near.itertuples():
         predicted, at = (float(text.replace(",", "")) for text in cells[6:8])
         assert 1700 < predicted < 2100 and at == pytest.approx(predicted, rel=0.15)
-    # Every pass is in a table, PyTorch's aside; one of gloo's widths is that of its batches.
+    # Every pass is in a table; one of gloo's widths is that of its batches.
     lengths = [len(answer.times(p, m, "c", "tab-c").frame) for m in p.machines]
     assert lengths == [2 * (7 * n + 6) for n in (3, 4, 5)] + [2 * (4 * 3 + 3)]
-    assert len(answer.peers(p, "c", "tab-c").frame) == 7 * (3 + 4 + 5) + 4 * 3 - 1
+    assert len(answer.peers(p, "c", "tab-c").frame) == 7 * (3 + 4 + 5) + 4 * 3 - 2
 
 
 def test_the_page_without_rows(shown_by, tmp_path):

@@ -52,8 +52,8 @@ ASSUMPTIONS = (
     "micro-batches are whole sequences",
     "communication runs beside computation; axes on the same links wait for each other, node links "
     "and network do not; on a torus tensor, data with context, and pipeline have an axis each; a "
-    "message costs its bytes over the maker's bandwidth and no latency, or over what is given for "
-    "both; a layer's weights or gradients are one message",
+    "message costs its bytes over the maker's bandwidth and no latency, unless others are given; "
+    "a layer's weights or gradients are one message",
     "axes are laid out tensor, context, data, pipeline, the first within a node",
     "FlashAttention computes half of the scores and its backward 2.5 forwards, eager all of them "
     "and 2; matrix products at the given share of the maker's peak, or their weights at the "

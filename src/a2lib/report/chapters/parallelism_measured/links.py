@@ -55,6 +55,7 @@ def sentence(p: Beside) -> Markdown:
         f"--batch {BATCH} --context {CONTEXT} --bandwidth {own.link:.4g} --latency-us "
         f"{own.latency * 1e6:.4g}` plans with them."
     )
+    text += _agreement(p, own)
     found = machine(p, "nccl", N)
     if found is not None:
         rows = p.of(found, scheme="dp", phase="backward", d_ff=found.layer.d_ff)
@@ -81,15 +82,12 @@ def table(p: Beside, caption: str, name: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1)
 
 
-def agreement(p: Beside) -> Markdown:
+def _agreement(p: Beside, own: Device) -> str:
     """How far the planner's time of a message is from each measured all-reduce."""
-    own = device(p)
     rows = pick(p.collectives.sums, ranks=f"nccl {N}", dtype="fp32").dropna(subset=[COLUMN])
-    if own is None or not len(rows):
-        return Markdown("")
     off = [(own.latency + row.size * wire_share("all_reduce", N) / own.link) * 1e3
            / getattr(row, COLUMN) - 1 for row in rows.itertuples()]  # fmt: skip
-    return Markdown(
-        "Its times of these messages are "
-        f"{signed(min(off))} to {signed(max(off))} off the measured ones."
+    return (
+        f" Its times of these {len(off)} messages are {signed(min(off))} to {signed(max(off))} off "
+        "the measured ones."
     )

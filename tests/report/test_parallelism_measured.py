@@ -8,7 +8,15 @@ import pytest
 from a2lib.experiments.parallelism.configurations import PASSES, Parameters
 from a2lib.measure import PARALLELISM
 from a2lib.report import svg
-from a2lib.report.chapters.parallelism_measured import Beside, answer, drawn, links, local, rows
+from a2lib.report.chapters.parallelism_measured import (
+    Beside,
+    answer,
+    compared,
+    drawn,
+    links,
+    local,
+    rows,
+)
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import Job
 from a2lib.theory.latency import Line
@@ -127,6 +135,19 @@ def test_a_clock_for_every_scheme(made):
     assert 12 < forward.clock <= 12 + 11
 
 
+def test_whether_axes_share_their_links(made, empty):
+    dp = row("dp", "backward", 4000, 30, 24, 18, mesh="4x1", world_size=4)
+    on = {"mesh": "2x2", "world_size": 4}
+    both = [row("fsdp_tp", "backward", n, 99, 9, sent, ms_data=6, ms_tensor=4, **on)
+            for n, sent in ((4000, 9), (8000, 9), (16000, 12))]  # fmt: skip
+    assert (
+        "at once take, against each axis' alone: FSDP × TP 2 × 2 with NCCL, 4 GPUs: 0.90 times "
+        "their sum, 1.50 times the longer (medians"
+    ) in str(answer.sharing(made([dp, *both])))
+    assert "Not measured yet" in str(answer.sharing(made(BY_BATCH)))
+    assert "Not measured yet" in str(answer.sharing(empty))
+
+
 def test_the_answer_with_rows(made):
     said = str(answer.sentence(made([*BY_BATCH, *BY_WIDTH])))
     assert (
@@ -164,7 +185,7 @@ def test_what_is_said_of_each_scheme(made):
     assert said.startswith("- NCCL, 2 GPUs: this layer has C = 1.00 TFLOP/s and W = 1.00 GB/s")
     assert str(answer.sentence(p)).endswith(said.partition(": ")[2])
     assert "Not measured yet" in str(answer.verdicts(p, "gloo"))
-    found = lines(answer.near(p, "c", "tab-c"), 2)
+    found = lines(compared.near(p, "c", "tab-c"), 2)
     # At 500 tokens messages take twice as long as products, at 2,000 half: 15 of 18 ms, hidden 3 of
     # 6.
     assert found["NCCL, 2 GPUs", "data parallel"] == [
@@ -183,7 +204,7 @@ def test_c_w_and_every_time_in_tables(made):
     # FSDP's backward sends its 12 MB in 6 ms at the largest batch.
     assert found == {("NCCL, 2 GPUs",): [
         "bf16", "1.00 TFLOP/s", "0%", "1.00 GB/s", "2.00 GB/s", "1.00 GB/s", "1,000"]}  # fmt: skip
-    table = answer.times(made(BY_BATCH), made(BY_BATCH).machines[0], "c", "tab-c")
+    table = compared.times(made(BY_BATCH), made(BY_BATCH).machines[0], "c", "tab-c")
     found = lines(table, 4)
     assert found["data parallel", "1,000", "2,000", "backward"] == [
         "24.0", "24.0", "12.0", "12.0", "30.0", "33.0", "+10%", "products / products",
@@ -194,12 +215,12 @@ def test_c_w_and_every_time_in_tables(made):
 def test_pytorchs_beside_ours(made):
     theirs = [row("dp", "end_to_end", 500, 27, "", implementation="torch"),
               row("dp", "end_to_end", 2000, 42.5, "", implementation="torch")]  # fmt: skip
-    found = lines(answer.peers(made([*BY_BATCH, *theirs]), "c", "tab-c"), 3)
+    found = lines(compared.peers(made([*BY_BATCH, *theirs]), "c", "tab-c"), 3)
     assert found == {
         ("NCCL, 2 GPUs", "data parallel", "500"): ["18.0", "27.0", "1.50"],
         ("NCCL, 2 GPUs", "data parallel", "2,000"): ["42.0", "42.5", "**1.01**"],
     }
-    assert str(answer.all_peers(made([*BY_BATCH, *theirs]), "c", "tab-c")).startswith(
+    assert str(compared.all_peers(made([*BY_BATCH, *theirs]), "c", "tab-c")).startswith(
         "PyTorch's take with NCCL, 2 GPUs: 1.01 to 1.50 times the time of ours, 1.25 in the middle "
         "of 2."
     )
@@ -351,7 +372,8 @@ def real(synthetic, monkeypatch, tmp_path, world_sizes):
 
 def test_the_page_with_the_rows_of_two_gpus(shown_by, synthetic, monkeypatch, tmp_path):
     shown = shown_by("parallelism-measured", real(synthetic, monkeypatch, tmp_path, (2,)))
-    assert not any("Not measured yet" in text for text in shown)
+    missing = [text for text in shown if "Not measured yet" in text]
+    assert len(missing) == 1 and missing[0].endswith("at once, on four GPUs or more.")
 
 
 def test_the_rows_of_two_four_and_eight_gpus(synthetic, monkeypatch, tmp_path):
@@ -375,9 +397,9 @@ def test_the_rows_of_two_four_and_eight_gpus(synthetic, monkeypatch, tmp_path):
         predicted, at = (float(text.replace(",", "")) for text in cells[6:8])
         assert 1700 < predicted < 2100 and at == pytest.approx(predicted, rel=0.15)
     # Every pass is in a table; one of gloo's widths is that of its batches.
-    lengths = [len(answer.times(p, m, "c", "tab-c").frame) for m in p.machines]
+    lengths = [len(compared.times(p, m, "c", "tab-c").frame) for m in p.machines]
     assert lengths == [2 * (7 * n + 6) for n in (3, 4, 5)] + [2 * (4 * 3 + 3)]
-    assert len(answer.peers(p, "c", "tab-c").frame) == 7 * (3 + 4 + 5) + 4 * 3 - 2
+    assert len(compared.peers(p, "c", "tab-c").frame) == 7 * (3 + 4 + 5) + 4 * 3 - 2
 
 
 def test_the_page_without_rows(shown_by, tmp_path):

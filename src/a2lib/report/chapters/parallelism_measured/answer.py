@@ -1,4 +1,4 @@
-"""The first screen, the thresholds, the times beside the formulas', and PyTorch's own ways."""
+"""The first screen, C and W, the thresholds, and whether axes share their links."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 
 import pandas as pd
 
-from a2lib.report import style
 from a2lib.report.chapters.parallelism_measured.rows import (
     BACKENDS,
     NAMES,
@@ -15,11 +14,9 @@ from a2lib.report.chapters.parallelism_measured.rows import (
     Machine,
     crossing,
     share,
-    stack_rows,
 )
-from a2lib.report.metrics import level, pick
 from a2lib.report.style import digits, listed, tokens
-from a2lib.report.tables import MISSING, Markdown, Table, folded
+from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory import parallelism
 from a2lib.theory.parallelism import Layer
 
@@ -211,98 +208,23 @@ def mesh_name(scheme: str, mesh: tuple[int, int]) -> str:
     return NAMES[scheme] + (f" {mesh[0]} × {mesh[1]}" if scheme == "fsdp_tp" else "")
 
 
-def near(p: Beside, caption: str, name: str) -> Table:
-    """How near the predictions are by scheme, and how much hides where most could."""
-    lines = []
-    for m in p.machines:
-        for scheme, mesh in schemes(p, m):
-            rows = p.of(m, scheme=scheme, mesh="x".join(map(str, mesh)))
-            rows = rows[rows["phase"].isin(PASSES)].dropna(subset=["off", "ms_communication"])
-            if not len(rows):
-                continue
-            off = rows["off"]
-            closest = rows.loc[share(rows).map(math.log).abs().idxmin()]
-            lines.append([
-                m.label, mesh_name(scheme, mesh), len(rows),
-                *map(signed, (off.min(), off.median(), off.max())),
-                f"{max(0.0, closest['hidden']):.0%}",
-                f"{closest['phase']}, {tokens(closest['tokens'])} tokens, "
-                f"d_ff {tokens(closest['d_ff'])}",
-            ])  # fmt: skip
-    columns = ["ranks", "scheme", "passes", "off: least", "median", "most", "hidden", "at"]
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
-
-
-def times(p: Beside, m: Machine, caption: str, name: str) -> Table:
-    """Every pass of a machine beside its prediction."""
-    lines = []
-    for scheme, mesh in schemes(p, m):
-        rows = p.of(m, scheme=scheme, mesh="x".join(map(str, mesh)))
-        for row in rows.sort_values(["d_ff", "tokens", "phase"]).itertuples():
-            if row.phase not in PASSES:
-                continue
-            binds = MISSING
-            if row.ms_communication > 0:
-                shares = row.messages / row.compute, row.ms_communication / row.ms_without
-                binds = " / ".join(regime(pd.Series(shares)))
-            lines.append([
-                mesh_name(scheme, mesh), tokens(row.d_ff), tokens(row.tokens), row.phase,
-                *(_ms(x) for x in (row.compute, row.ms_without, row.messages,
-                                   row.ms_communication, row.clock, row.ms)),
-                signed(row.off), binds,
-            ])  # fmt: skip
-    columns = ["scheme", "d_ff", "tokens", "pass", "products: predicted", "alone",
-               "messages: predicted", "alone ", "together: predicted", "measured", "off",
-               "binds: predicted / found"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=4)
-
-
-def all_times(p: Beside) -> Markdown:
-    """A table of times for each machine, folded away."""
-    if not p.machines:
-        return Markdown(p.not_yet("the times of any pass"))
-    made = []
-    for m in p.machines:
-        stack = f"{m.layers} layers of d_model {m.layer.d_model:,} in {m.dtype}"
-        caption = f"{m.label}: {stack}, ms on the slowest rank"
-        made.append(times(p, m, caption, f"tab-beside-{m.backend}-{m.world_size}"))
-    return Markdown("\n".join(folded(table) for table in made))
-
-
-def peers(p: Beside, caption: str, name: str) -> Table:
-    """Forward and backward by PyTorch's own wrappers beside ours."""
-    lines = []
-    for m in p.machines:
-        theirs = stack_rows(p.table, m, "torch", phase="end_to_end")
-        known = {(row.mesh, row.scheme, row.tokens, row.d_ff): row
-                 for row in p.of(m, phase="end_to_end").itertuples()}  # fmt: skip
-        for scheme, mesh in schemes(p, m):
-            of = pick(theirs, scheme=scheme, mesh="x".join(map(str, mesh))).sort_values("tokens")
-            for row in of.itertuples():
-                ours = known.get((row.mesh, row.scheme, row.tokens, row.d_ff))
-                if ours is None:
-                    continue
-                ratio = f"{row.ms / ours.ms:.2f}"
-                lines.append([
-                    m.label, mesh_name(scheme, mesh), tokens(row.tokens), _ms(ours.ms),
-                    _ms(row.ms), f"**{ratio}**" if level(ours, row) else ratio,
-                ])  # fmt: skip
-    columns = ["ranks", "scheme", "tokens", "ours, ms", "PyTorch's, ms", "PyTorch's / ours"]
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
-
-
-def all_peers(p: Beside, caption: str, name: str) -> Markdown:
-    """How PyTorch's stand to ours, and the table, folded away."""
-    table = peers(p, caption, name)
-    if not len(table.frame):
-        return Markdown(p.not_yet("PyTorch's own ways of the same layers"))
+def sharing(p: Beside) -> Markdown:
+    """Whether the two axes of a mesh share a GPU's links, by their messages at once and apart."""
     told = []
-    for ranks, group in table.frame.groupby("ranks", sort=False):
-        ratios = group["PyTorch's / ours"].str.strip("*").astype(float)
-        told.append(f"{ranks}: {ratios.min():.2f} to {ratios.max():.2f} times the time of ours, "
-                    f"{ratios.median():.2f} in the middle of {len(ratios)}")  # fmt: skip
-    return Markdown(f"PyTorch's take with {'; with '.join(told)}.\n\n{folded(table)}")
-
-
-def _ms(value: float) -> str:
-    return MISSING if pd.isna(value) else style.digits(float(value))
+    for m in p.machines:
+        for scheme, mesh in schemes(p, m):
+            rows = p.of(m, scheme=scheme, mesh="x".join(map(str, mesh)), phase="backward")
+            apart = rows[["ms_data", "ms_tensor"]].astype(float)
+            at_once = rows["ms_communication"].astype(float)
+            together, longer = at_once / apart.sum(axis=1), at_once / apart.max(axis=1)
+            if apart.notna().all(axis=1).any():
+                told.append(f"{mesh_name(scheme, mesh)} with {m.label}: {together.median():.2f} "
+                            f"times their sum, {longer.median():.2f} times the longer")  # fmt: skip
+    if not told:
+        what = "the messages of both axes of a mesh at once, on four GPUs or more"
+        return Markdown(p.not_yet(what))
+    return Markdown(
+        f"Backward, the messages of both axes at once take, against each axis' alone: "
+        f"{'; '.join(told)} (medians over the batches). Links that are shared add up, 1 times the "
+        "sum; with links of its own for each axis it is 1 times the longer."
+    )

@@ -116,4 +116,3 @@ def _handles() -> list[Line2D]:
     dotted = {"color": style.DIM, "linewidth": 1, "linestyle": ":"}
     return [*made, Line2D([], [], **dashed, label=FORMULA),
             Line2D([], [], **dotted, label=THRESHOLD)]  # fmt: skip
-

@@ -152,8 +152,8 @@ def test_the_answer_with_rows(made):
     said = str(answer.sentence(made([*BY_BATCH, *BY_WIDTH])))
     assert (
         "this layer has C = 1.00 TFLOP/s and W = 1.00 GB/s, and with these the formula says 1,000. "
-        "Products and messages, each alone, take equally long at 1,000 for data parallel and 794 "
-        "for FSDP (backward)."
+        "The batch at which products and messages, each alone, take equally long backward is 1,000 "
+        "for data parallel and 794 for FSDP."
     ) in said
     # In order 0 five times, 0.1, 0.125, 0.143 three times, 0.167, 0.2.
     assert said.endswith(

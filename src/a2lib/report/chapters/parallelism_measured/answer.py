@@ -52,8 +52,8 @@ def _told(p: Beside, m: Machine) -> str:
         told.append(f"{at} for {NAMES[scheme]}")
     text = (
         f"this layer has C = {rate(m.layer)} and W = {bandwidth(m.layer)}, and with these the "
-        f"formula says {_at(parallelism.least_tokens(m.layer, m.world_size, 1))}. Products and "
-        f"messages, each alone, take equally long at {listed(told)} (backward)."
+        f"formula says {_at(parallelism.least_tokens(m.layer, m.world_size, 1))}. The batch at "
+        f"which products and messages, each alone, take equally long backward is {listed(told)}."
     )
     return " ".join(filter(None, (text, agreement(p.of(m)))))
 

@@ -31,6 +31,8 @@ from a2lib.measure.sections import (
     PARALLELISM,
     PROFILE,
     SECTIONS,
+    SHARDED_OPTIMIZER,
+    SHARDED_OPTIMIZER_MEMORY,
     STATUSES,
     Section,
 )
@@ -64,6 +66,8 @@ __all__ = [
     "PARALLELISM",
     "PROFILE",
     "SECTIONS",
+    "SHARDED_OPTIMIZER",
+    "SHARDED_OPTIMIZER_MEMORY",
     "STATUSES",
     "DeviceBusy",
     "DeviceLock",

@@ -108,6 +108,17 @@ COLUMNS = {
     "bucket_mb": Column(WHOLE, "the most a bucket holds, in units of 2^20 bytes; 0: no buckets"),
     "carrier": Column(TEXT, "what carries gradients: the `backend`, or `copy_engines`"),
     "sent_dtype": Column(TEXT, "that gradients travel in, `fp32` or `bf16`; they are `fp32`"),
+    "optimizer": Column(
+        TEXT,
+        "AdamW with its state whole on every rank (`plain`), divided by ours (`sharded`) or by"
+        " PyTorch's `ZeroRedundancyOptimizer` (`zero`)",
+    ),
+    "moment": Column(
+        TEXT,
+        "of a process's first step: `init` (model, wrapper and optimizer are made), directly"
+        " `before` and directly `after` the optimizer's step; `step`, the whole of a later one",
+    ),
+    "on_rank": Column(WHOLE, "of which process, from 0"),
     "scheme": Column(
         TEXT,
         "how layers are spread: `dp` (data), `fsdp`, `tp` (tensor), or `fsdp_tp`, two axes of both",
@@ -178,7 +189,7 @@ COLUMNS = {
         "what the allocator had given out more after the forward, the block's input included and"
         " its output not; blank on a CPU",
     ),
-    "gradient_bytes": Column(WHOLE, "of the gradients of the block's parameters"),
+    "gradient_bytes": Column(WHOLE, "of the parameters' gradients"),
     "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
     "ms_cold": Column(
         NUMBER,
@@ -251,6 +262,24 @@ COLUMNS = {
         NUMBER, "backward of the step without communication; blank for a step that is captured"
     ),
     "sent_bytes": Column(WHOLE, "of all gradients in the dtype that they travel in"),
+    "ms_optimizer": Column(
+        NUMBER,
+        "the optimizer's step of a launched step, the exchange of its parameters included, which"
+        " all ranks start together; the slowest rank's median",
+    ),
+    "parameter_bytes": Column(WHOLE, "of this rank's parameters"),
+    "optimizer_bytes": Column(WHOLE, "of the optimizer's state on this rank"),
+    "buffer_bytes": Column(
+        WHOLE, "what wrapper and optimizer took when they were made; blank on a CPU"
+    ),
+    "present_bytes": Column(
+        WHOLE, "what tensors ask of the allocator at that moment; blank on a CPU"
+    ),
+    "reduced_bytes": Column(
+        WHOLE, "of the tensors that all-reduces of a step are given, counted from the calls"
+    ),
+    "gathered_bytes": Column(WHOLE, "of those that its all-gathers end with"),
+    "broadcast_bytes": Column(WHOLE, "of those that its broadcasts are given"),
     "conditions": Column(
         TEXT, "the processor and its cores where the CPU sends; switches of NCCL that were set"
     ),

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from a2lib.experiments import ddp
-from a2lib.experiments.ddp import training
+from a2lib.experiments.data_parallel import training
+from a2lib.experiments.data_parallel.configurations import Training
 from a2lib.experiments.ddp.configurations import (
     CARRIERS,
     HANDOUT_MB,
     PEERS,
     SENT_DTYPES,
     Parameters,
-    Training,
     Way,
 )
 from a2lib.experiments.harness.parameters import ParameterError
@@ -147,9 +147,8 @@ class Wrapper(torch.nn.Module):
         (lambda grad: grad + 1, False),
     ],
 )
-def test_gradients_that_are_no_mean_are_seen(alone, monkeypatch, mean, right):
-    monkeypatch.setattr(training, "wrap", lambda model, way: Wrapper(model, mean))
-    with alone.wrapped(Way("naive")):
+def test_gradients_that_are_no_mean_are_seen(alone, mean, right):
+    with alone.wrapped(lambda model: Wrapper(model, mean)):
         assert (alone.error() <= training.TOLERANCE) is right
     assert alone.wrapper is None and alone.workload.forward is alone.workload.model
 

@@ -7,15 +7,16 @@
     figure = ddp.draw(run)
     ddp.say_where(run)
 
-``configurations`` says what is measured, ``training`` what a step is, ``handlers`` what each rank
-does with it.
+``configurations`` says what is measured, ``wrappers`` how gradients are averaged, ``handlers`` what
+each rank does with it. The training and the turns are ``experiments/data_parallel``'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 
-from a2lib.experiments.ddp.configurations import Parameters, Training, Way
+from a2lib.experiments.data_parallel.configurations import Training
+from a2lib.experiments.ddp.configurations import Parameters, Way
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures

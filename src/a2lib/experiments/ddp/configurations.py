@@ -3,12 +3,13 @@ No torch."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from a2lib.experiments import step_parameters
 from a2lib.experiments.benchmark.configurations import MODELS
+from a2lib.experiments.data_parallel import configurations as data_parallel
+from a2lib.experiments.data_parallel.configurations import Training
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
@@ -44,41 +45,6 @@ class Way:
         return " ".join(filter(None, parts))
 
 
-@dataclass(frozen=True)
-class Training:
-    """A training step that every one of ``ranks`` takes on a batch of its own."""
-
-    ranks: Ranks
-    model: str
-    batch: int
-    context: int
-    precision: str
-    attention: str
-    compile: str
-    capture: bool
-
-    def spec(self) -> dict[str, object]:
-        given = dataclasses.asdict(self)
-        del given["ranks"]
-        return given
-
-    def key(self, way: Way) -> dict[str, object]:
-        ranks = {"backend": self.ranks.backend, "world_size": self.ranks.world_size}
-        return {**dataclasses.asdict(way), **self.spec(), **ranks}
-
-    @property
-    def label(self) -> str:
-        return f"{self.model} {'captured' if self.capture else 'launched'}"
-
-
-# On a GPU what trains fastest, on the CPU a trial.
-_DEFAULTS = {
-    "cuda": {"model": "xl25", "batch": 4, "context": 512, "precision": "bf16",
-             "attention": "flash", "compile": "blocks"},
-    "cpu": {"model": "tiny", "batch": 2, "context": 16, "precision": "fp32",
-            "attention": "eager", "compile": "none"},
-}  # fmt: skip
-
 _PLAIN = (Way("naive"), Way("flat"), Way("overlapped"))
 _HANDOUT = (*_PLAIN, *(Way("bucketed", mb) for mb in HANDOUT_MB))
 _TORCH = tuple(Way(peer, TORCH_MB) for peer in PEERS)
@@ -111,16 +77,9 @@ class Parameters:
         "fp32", "that bucketed gradients travel in", kind=str, choices=tuple(SENT_DTYPES)
     )
     model: str = step_parameters.model(MODELS, "xl25", "GPUs")
-    batch: int | None = parameter(
-        None,
-        "sequences a rank; None: 4 on GPUs, 2 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**16,
-        optional=True,
-    )
+    batch: int | None = data_parallel.batch()
     context: int | None = step_parameters.context(512, 16, "tokens of a sequence", "GPUs")
-    capture: bool = parameter(False, "replay each step from a CUDA graph", kind=bool)
+    capture: bool = data_parallel.capture()
     world_size: int = parameters.world_size()
     backend: str = parameters.backend()
     sweep: str = parameters.sweep(SWEEPS)
@@ -150,20 +109,10 @@ class Parameters:
         Raises ParameterError for what these ranks cannot do.
         """
         ranks = parameters.ranks(self)
-        on_gpu = ranks.device == "cuda"
         if self.sweep != "shape":
-            if not on_gpu or ranks.world_size < 2:
-                raise ParameterError(
-                    f"sweep = {self.sweep!r}: allowed on two GPUs or more; shape is anywhere"
-                )
-            return _merged(_sweep(self.sweep, ranks))
-        if self.capture and not on_gpu:
-            raise ParameterError("capture = True: allowed with nccl, since a CUDA graph is a GPU's")
-        given = dict(_DEFAULTS[ranks.device])
-        named = {"model": self.model if self.model != "auto" else None}
-        named |= {"batch": self.batch, "context": self.context}
-        given |= {name: value for name, value in named.items() if value is not None}
-        return {Training(ranks, capture=self.capture, **given): list(self._ways())}
+            data_parallel.refuse_a_sweep(self.sweep, ranks)
+            return data_parallel.merged(_sweep(self.sweep, ranks))
+        return {Training.asked(self, ranks): list(self._ways())}
 
     def _ways(self) -> Iterator[Way]:
         for wrapper in self._wrappers:
@@ -178,7 +127,7 @@ def _sweep(name: str, ranks: Ranks) -> Iterator[tuple[Training, Iterable[Way]]]:
     """What answers most questions first."""
 
     def training(model: str, capture: bool) -> Training:
-        return Training(ranks, capture=capture, **{**_DEFAULTS["cuda"], "model": model})
+        return Training.usual(ranks, model=model, capture=capture)
 
     if name in ("essential", "xl25", "all"):
         yield training("xl25", True), (*_BEST, _BF16[0])
@@ -190,11 +139,3 @@ def _sweep(name: str, ranks: Ranks) -> Iterator[tuple[Training, Iterable[Way]]]:
     if name in ("2.7B", "all"):
         yield training("2.7B", False), (*_HANDOUT, *_TORCH[:1])
         yield training("2.7B", True), (*_BEST, Way("overlapped"))
-
-
-def _merged(found: Iterable[tuple[Training, Iterable[Way]]]) -> dict[Training, list[Way]]:
-    """Each training once, its ways in order of their first mention."""
-    merged: dict[Training, dict[Way, None]] = {}
-    for training, ways in found:
-        merged.setdefault(training, {}).update(dict.fromkeys(ways))
-    return {training: list(ways) for training, ways in merged.items()}

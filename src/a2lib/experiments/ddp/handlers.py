@@ -9,27 +9,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import torch.distributed as dist
-
+from a2lib.experiments.data_parallel.training import TOLERANCE, Training
+from a2lib.experiments.data_parallel.turns import WARMUP, Mark, in_turns, meet, slowest
 from a2lib.experiments.ddp import traces
 from a2lib.experiments.ddp.configurations import SENT_DTYPES, Way
-from a2lib.experiments.ddp.training import TOLERANCE, Mark, Training
+from a2lib.experiments.ddp.wrappers import wrap
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.measure import DDP, Timing, synchronize
+from a2lib.measure import DDP, synchronize
 from a2lib.measure.failures import note as one_line
 from a2lib.measure.graphs import CudaGraphs
 from a2lib.parallel import capture_step
 from a2lib.parallel.copy_engines import why_not
 
 Row = dict[str, object]
-WARMUP = 4
-# Each turn starts from rest, and its first step is not counted.
-TURNS, STEPS = 5, 4
 # How often the communication is timed alone.
 ALONE = 5
 
@@ -72,7 +67,7 @@ def _measure(job: RankJob, training: Training, without: Callable, way: Way) -> R
     reason = _unsupported(training, way)
     if reason:
         return {"status": "unsupported", "note": one_line(reason)}
-    with training.wrapped(way), contextlib.ExitStack() as held:
+    with training.wrapped(lambda model: wrap(model, way)), contextlib.ExitStack() as held:
         for _ in range(WARMUP):
             training.step(send=True)
         wrong = max(job.everyone(training.error()))
@@ -87,7 +82,8 @@ def _measure(job: RankJob, training: Training, without: Callable, way: Way) -> R
             step = held.enter_context(capture_step(step)).replay
         else:
             row |= _parts(job, training)
-        return row | _in_turns(job, step, without)
+        (times,) = in_turns(job, DDP, [step], without)
+        return row | times
 
 
 def _unsupported(training: Training, way: Way) -> str | None:
@@ -95,47 +91,12 @@ def _unsupported(training: Training, way: Way) -> str | None:
     return why_not(None, training.parameters[0].device) if engines else None
 
 
-def _in_turns(job: RankJob, step: Callable, without: Callable) -> Row:
-    ours, plain, host = [], [], []
-    for _ in range(TURNS):
-        plain += _turn(job.device, without)[0]
-        times, issued = _turn(job.device, step)
-        ours += times
-        host.append(issued)
-    by_rank = job.everyone(ours)
-    own = [statistics.median(times) for times in by_rank]
-    row = _slowest(by_rank).row(DDP)
-    row |= {"ms_rank_min": min(own), "ms_rank_median": statistics.median(own)}
-    row |= {"ms_rank_max": max(own)}
-    base = _slowest(job.everyone(plain))
-    row |= {"ms_without": base.ms, "ms_without_p20": base.ms_p20, "ms_without_p80": base.ms_p80}
-    if job.device == "cuda":
-        row["ms_host"] = max(job.everyone(statistics.median(host)))
-    return row
-
-
-def _turn(device: str, step: Callable) -> tuple[list[float], float]:
-    """Milliseconds of each step but the first, one after another, and what the host took for that
-    first one."""
-    _meet(device)
-    start = time.perf_counter_ns()
-    step()
-    issued = (time.perf_counter_ns() - start) / 1e6
-    marks = [Mark(device)]
-    for _ in range(STEPS):
-        step()
-        marks.append(Mark(device))
-    synchronize(device)
-    return [a.ms_until(b) for a, b in itertools.pairwise(marks)], issued
-
-
 def _parts(job: RankJob, training: Training) -> Row:
     """What backward takes without communication, and what communication takes without backward."""
     backward, alone = zip(*(_apart(job.device, training) for _ in range(ALONE)), strict=True)
-    row = {"ms_backward_without": _slowest(job.everyone(backward)).ms}
-    # PyTorch's wrapper sends in backward alone.
-    if hasattr(training.wrapper, "finish_gradient_synchronization"):
-        row["ms_communication"] = _slowest(job.everyone(alone)).ms
+    row = {"ms_backward_without": slowest(job.everyone(backward)).ms}
+    if training.finishes:
+        row["ms_communication"] = slowest(job.everyone(alone)).ms
     return row
 
 
@@ -143,7 +104,7 @@ def _apart(device: str, training: Training) -> tuple[float, float]:
     marks: list[Mark] = []
 
     def finish() -> None:
-        _meet(device)
+        meet(device)
         marks.append(Mark(device))
         training.finish()
         marks.append(Mark(device))
@@ -152,13 +113,3 @@ def _apart(device: str, training: Training) -> tuple[float, float]:
     synchronize(device)
     begin, end, first, last = marks
     return begin.ms_until(end), first.ms_until(last)
-
-
-def _slowest(by_rank: list[Sequence[float]]) -> Timing:
-    return Timing.of([max(times) for times in zip(*by_rank, strict=True)])
-
-
-def _meet(device: str) -> None:
-    synchronize(device)
-    dist.barrier()
-    synchronize(device)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
+from a2lib.experiments.data_parallel.training import Training
 from a2lib.experiments.ddp.configurations import BEST_MB, Way
-from a2lib.experiments.ddp.training import Training
+from a2lib.experiments.ddp.wrappers import wrap
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import bulk, synchronize, trace
 from a2lib.measure.trace.classes import COMMUNICATION
@@ -33,7 +34,7 @@ ROWS = 1500
 
 def draw(job: RankJob, training: Training, way: Way, key: Mapping[str, object]) -> None:
     """Store the bulk table ``strip`` of a step; collective. What fails is told, and is no row."""
-    with training.wrapped(way):
+    with training.wrapped(lambda model: wrap(model, way)):
         for _ in range(WARMUP):
             training.step(send=True)
         try:
@@ -72,11 +73,7 @@ def window(found: Trace | None) -> list[dict[str, object]]:
     """Rows of the bulk table ``strip`` around the end of the last backward; [] without a trace."""
     if found is None:
         return []
-    backward = [
-        k
-        for k in found.kernels
-        if k.phase == "backward" and k.kind != COMMUNICATION
-    ]
+    backward = [k for k in found.kernels if k.phase == "backward" and k.kind != COMMUNICATION]
     if not backward:
         raise trace.TraceError("no kernel of a backward was traced")
     end = max(k.end_ns for k in backward)

@@ -9,42 +9,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from a2lib.benchmark.config import Config
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.benchmark.configurations import MODELS
-from a2lib.experiments.ddp.configurations import PEERS, Way
-from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP
+from a2lib.experiments.data_parallel.turns import Mark
 
 # Of about so many parameters the averaged gradients are checked.
 CHECKED = 16
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
 TOLERANCE = 0.01
-
-
-class Mark:
-    """A moment: on a GPU when the current stream comes to it, else now."""
-
-    def __init__(self, device: str) -> None:
-        self._event = None
-        if device == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
-        self._ns = time.perf_counter_ns()
-
-    def ms_until(self, later: Mark) -> float:
-        """Milliseconds; on a GPU both must have come."""
-        if self._event is not None:
-            return self._event.elapsed_time(later._event)
-        return (later._ns - self._ns) / 1e6
 
 
 class Training:
@@ -78,9 +58,9 @@ class Training:
         return [p for p in self.workload.model.parameters() if p.requires_grad]
 
     @contextlib.contextmanager
-    def wrapped(self, way: Way) -> Iterator[None]:
-        """Steps in this context go through a wrapper; collective."""
-        self.wrapper = self.workload.forward = wrap(self.workload.model, way)
+    def wrapped(self, wrap: Callable[[nn.Module], nn.Module]) -> Iterator[None]:
+        """Steps in this context go through ``wrap(model)``; collective."""
+        self.wrapper = self.workload.forward = wrap(self.workload.model)
         try:
             yield
         finally:
@@ -121,9 +101,14 @@ class Training:
 
             return self.workload.work(phase).detach()
 
+    @property
+    def finishes(self) -> bool:
+        """Whether the wrapper has a finish; PyTorch's waits in backward."""
+        return hasattr(self.wrapper, "finish_gradient_synchronization")
+
     def finish(self) -> None:
-        """Wait for the gradients that travel; PyTorch's wrapper has done so in backward."""
-        if not isinstance(self.wrapper, DistributedDataParallel):
+        """Wait for the gradients that travel."""
+        if self.finishes:
             self.wrapper.finish_gradient_synchronization()
 
     def error(self) -> float:
@@ -145,24 +130,3 @@ class Training:
             ((grad - mean).norm() / mean.norm().clamp(min=1e-30)).item()
             for grad, mean in zip(kept, means, strict=True)
         )
-
-
-def wrap(model: nn.Module, way: Way) -> nn.Module:
-    """``model`` in the wrapper of ``way``; collective. Raises ValueError where that cannot be."""
-    low = torch.bfloat16 if way.sent_dtype == "bf16" else None
-    if way.wrapper in PEERS:
-        on_gpu = next(model.parameters()).is_cuda
-        peer = DistributedDataParallel(
-            model,
-            device_ids=[torch.cuda.current_device()] if on_gpu else None,
-            bucket_cap_mb=way.bucket_mb,
-            gradient_as_bucket_view=way.wrapper == "torch_ddp_view",
-        )
-        if low is not None:
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-            peer.register_comm_hook(None, default_hooks.bf16_compress_hook)
-        return peer
-    if way.wrapper == "bucketed":
-        return BucketedDDP(model, way.bucket_mb, communication=way.carrier, communication_dtype=low)
-    return {"naive": NaiveDDP, "flat": FlatDDP, "overlapped": DDP}[way.wrapper](model)

@@ -2,7 +2,7 @@
 
 W ranks. Of every matrix a rank keeps 1 / W in ``WIDE`` bytes an element, with as much of gradient
 and twice as much of AdamW's moments: 4 / W bytes a parameter after init, 8 / W before the first
-step (no moments yet), 16 / W from then on. What has one dimension, ``vectors``, each rank has whole.
+step (no moments yet), 16 / W from then on. What has one dimension (``vectors``) is whole.
 
 While a step computes there is more. A unit (a block, or the root: embedding and head) is whole, in
 ``computes`` bytes an element, from its all-gather to its end; the next one is gathered ahead, so

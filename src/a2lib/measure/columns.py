@@ -103,11 +103,17 @@ COLUMNS = {
         TEXT,
         "how gradients become their mean: after backward with an all-reduce for each (`naive`) or"
         " one for all (`flat`), during backward each by itself (`overlapped`) or `bucketed`;"
-        " `torch_ddp`, and with `gradient_as_bucket_view` `torch_ddp_view`: PyTorch's",
+        " `torch_ddp`, and with `gradient_as_bucket_view` `torch_ddp_view`: PyTorch's; or what"
+        " shards the model: `fsdp` (ours), `fsdp2` (PyTorch's `fully_shard`)",
     ),
     "bucket_mb": Column(WHOLE, "the most a bucket holds, in units of 2^20 bytes; 0: no buckets"),
     "carrier": Column(TEXT, "what carries gradients: the `backend`, or `copy_engines`"),
     "sent_dtype": Column(TEXT, "that gradients travel in, `fp32` or `bf16`; they are `fp32`"),
+    "moment": Column(
+        TEXT,
+        "`init`; `forward`, its end; `peak`, the fullest of the step; `before` and `after` the"
+        " optimizer's step, whose gradients are still there",
+    ),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
     "layers": Column(WHOLE, "blocks, in place of the size's own number"),
     "strategy": Column(TEXT, "what backward computes again: a name of `a2lib.model.checkpointing`"),
@@ -168,7 +174,22 @@ COLUMNS = {
         "what the allocator had given out more after the forward, the block's input included and"
         " its output not; blank on a CPU",
     ),
-    "gradient_bytes": Column(WHOLE, "of the gradients of the block's parameters"),
+    "gradient_bytes": Column(WHOLE, "of the gradients: of a block's parameters, or a rank's own"),
+    "parameter_bytes": Column(WHOLE, "of the parameters that a rank keeps"),
+    "optimizer_bytes": Column(WHOLE, "of the optimizer's state on a rank"),
+    "gathered_bytes": Column(
+        WHOLE, "of parameters that are whole for the time being; blank for PyTorch's wrapper"
+    ),
+    "travelling_bytes": Column(
+        WHOLE,
+        "of whole gradients that are being made or sent; blank for PyTorch's wrapper",
+    ),
+    "moment_bytes": Column(
+        WHOLE,
+        "what the allocator had given out at that moment since before the model was made; blank on"
+        " a CPU. What is of the parameters, gradients, state and the two before is known at the"
+        " begin of a unit alone: of the peak it is told for the fullest of these",
+    ),
     "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
     "ms_cold": Column(
         NUMBER,
@@ -237,6 +258,11 @@ COLUMNS = {
     ),
     "ms_backward_without": Column(
         NUMBER, "backward of the step without communication; blank for a step that is captured"
+    ),
+    "ms_waited": Column(
+        NUMBER,
+        "what the computation waited for all-gathers in a step, median of a few steps with events"
+        " around each wait, the most of the ranks; blank for PyTorch's wrapper",
     ),
     "sent_bytes": Column(WHOLE, "of all gradients in the dtype that they travel in"),
     "conditions": Column(

@@ -387,6 +387,35 @@ DDP = Section(
     ),
 )
 
+_SHARDED = ("model", "batch", "context", "precision", "attention", "compile")
+_FSDP = "a2lib.experiments.fsdp.handlers"
+
+FSDP = Section(
+    "fsdp",
+    ("wrapper", *_SHARDED, "capture", "backend", "world_size"),
+    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_waited", "ms_host")
+    + ("ms_rank_min", "ms_rank_median", "ms_rank_max", "conditions", "note"),
+    handler=f"{_FSDP}:measure",
+    notebook="fsdp",
+    pages=("fsdp",),
+    answers=(
+        Answer("fsdp · 26", "Fully sharded data parallel", "fsdp-chapter"),
+        Answer("fsdp_accounting (a) · 26", "What a rank holds", "fsdp-memory"),
+        Answer("fsdp_accounting (b) · 26", "In time?", "fsdp-gathers"),
+    ),
+)
+
+FSDP_MEMORY = Section(
+    "fsdp_memory",
+    ("wrapper", *_SHARDED, "backend", "world_size", "step_number", "moment"),
+    ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "gathered_bytes")
+    + ("travelling_bytes", "moment_bytes", "reserved_bytes", "driver_bytes", "note"),
+    timed=False,
+    handler=f"{_FSDP}:memory",
+    notebook="fsdp",
+    pages=("fsdp",),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
@@ -396,6 +425,7 @@ SECTIONS = {
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
         *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES, DDP),
         *(MEMORY, MEMORY_RECORDING, MEMORY_BLOCK),
+        *(FSDP, FSDP_MEMORY),
     )
 }
 

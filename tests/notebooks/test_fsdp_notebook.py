@@ -52,14 +52,14 @@ def test_what_a_rank_holds_is_what_the_theory_says(executed):
                 assert found == pytest.approx(own * held.parts[name] + extra), (wrapper, part)
     forward = rows["fsdp", "3", "forward"]
     last = [m for m in theory.step(SIZES, 2, 0, computes=4) if m.moment == "backward root"][0]
-    assert int(forward["gathered_bytes"]) == last.gathered
+    assert int(forward["whole_bytes"]) == last.gathered
     # Without activations, which a CPU does not tell, and before a cast is dropped.
     moments = [m for m in theory.step(SIZES, 2, 0, computes=4) if not m.moment.startswith("sent")]
     fullest = max(moments, key=lambda m: m.total)
     peak = rows["fsdp", "3", "peak"]
-    found = sum(int(peak[f"{part}_bytes"]) for part in (*parts, "gathered", "travelling"))
+    found = sum(int(peak[f"{part}_bytes"]) for part in (*parts, "whole", "travelling"))
     assert found >= fullest.total + counters
-    assert {row["moment_bytes"] for row in rows.values()} == {""}
+    assert {row["present_bytes"] for row in rows.values()} == {""}
 
 
 def test_each_gather_has_its_turn(executed):

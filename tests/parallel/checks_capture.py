@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from checking import Tied, check, raises, same, seeded, token_loss, world
+from checking import Tied, check, chunks_from, raises, same, seeded, token_loss, world
 
 from a2lib.parallel import (
     DDP,
@@ -43,9 +43,10 @@ class Training:
         self.wrapper = WRAPPERS[kind](self.module)
         options = {"lr": 0.01, "capturable": True}
         if kind == "sharded_optimizer":
-            self.optimizer = ShardedOptimizer(
-                self.module.parameters(), torch.optim.AdamW, **options
-            )
+            with chunks_from(1000):
+                self.optimizer = ShardedOptimizer(
+                    self.module.parameters(), torch.optim.AdamW, **options
+                )
         else:
             self.optimizer = torch.optim.AdamW(
                 self.module.parameters(), fused=kind == "overlapped", **options

@@ -2,15 +2,15 @@
 
 import copy
 import io
+import itertools
 
 import torch
 import torch.distributed as dist
-from checking import check, raises, same, same_parameters, seeded, world
+from checking import check, chunks_from, raises, same, same_parameters, seeded, world
 from torch import nn
 from torch.optim import SGD, Adagrad, AdamW
 
-from a2lib.parallel import ShardedOptimizer
-from a2lib.parallel import sharded_optimizer as home
+from a2lib.parallel import ShardedOptimizer, exchange
 
 OPTIMIZERS = [
     (AdamW, {"lr": 0.1, "weight_decay": 0.1, "foreach": False}),
@@ -22,8 +22,7 @@ OPTIMIZERS = [
 
 
 class Mixed(nn.Module):
-    """Parameters of several dtypes, strides and sizes, of which two are broadcast by themselves
-    once ALONE_BYTES is small."""
+    """Parameters of several dtypes, strides and sizes, one of them a part of other memory."""
 
     def __init__(self):
         super().__init__()
@@ -35,6 +34,8 @@ class Mixed(nn.Module):
         self.scalar = nn.Parameter(torch.randn(()))
         self.empty = nn.Parameter(torch.randn(0))
         self.unused = nn.Parameter(torch.randn(3))
+        self.part = nn.Parameter(torch.randn(8)[2:6])
+        self.frozen = nn.Parameter(torch.randn(6), requires_grad=False)
 
 
 def give_gradients(step, *modules):
@@ -43,7 +44,8 @@ def give_gradients(step, *modules):
         gradient = torch.randn(ps[0].shape, generator=generator)
         for module, p in zip(modules, ps, strict=True):
             # With the parameter's strides, as autograd gives it and a GPU's fused step demands it.
-            p.grad = None if p is module.unused else torch.empty_like(p).copy_(gradient)
+            without = p is module.unused or not p.requires_grad
+            p.grad = None if without else torch.empty_like(p).copy_(gradient)
 
 
 def groups_of(module):
@@ -51,18 +53,12 @@ def groups_of(module):
     return [{"params": [first], "lr": 0.01}, {"params": rest}]
 
 
-def small_alone(bytes_):
-    """Parameters of this many bytes are broadcast by themselves."""
-    home.ALONE_BYTES = bytes_
-
-
 @check(2, 4)
 def sharded_steps_are_those_of_the_plain_optimizer_to_the_bit():
-    """Groups, a schedule, parameters without a gradient; packed, alone and mixed."""
+    """Groups, a schedule, parameters without a gradient; in one chunk and in several."""
     first = Mixed()
-    for alone in (1, 700, 2**20):
-        small_alone(alone)
-        for cls, options in OPTIMIZERS:
+    for least, (cls, options) in itertools.product((100, 2**26), OPTIMIZERS):
+        with chunks_from(least):
             mine, reference = copy.deepcopy(first), copy.deepcopy(first)
             sharded = ShardedOptimizer(groups_of(mine), cls, **options)
             plain = cls(groups_of(reference), **options)
@@ -75,10 +71,9 @@ def sharded_steps_are_those_of_the_plain_optimizer_to_the_bit():
                 for optimizer, schedule in zip((sharded, plain), schedules, strict=True):
                     optimizer.step()
                     schedule.step()
-                same_parameters(mine, reference, f"{cls.__name__} {options} {alone}, step {step}")
+                same_parameters(mine, reference, f"{cls.__name__} {options} {least}, step {step}")
             sharded.zero_grad()
             assert all(p.grad is None for p in mine.parameters())
-    small_alone(2**20)
 
 
 @check(2, 4)
@@ -90,11 +85,52 @@ def each_state_is_on_one_rank():
     sharded.step()
     with_state = {p for p in module.parameters() if p in sharded.state}
     assert with_state == {
-        p for p in module.parameters() if sharded.owner(p) == rank and p is not module.unused
+        p for p in module.parameters() if sharded.owner(p) == rank and p.grad is not None
     }
     counts = torch.tensor(len(with_state))
     dist.all_reduce(counts)
-    assert counts == len(list(module.parameters())) - 1
+    assert counts == len([p for p in module.parameters() if p.grad is not None])
+
+
+@check(2, 4)
+def parameters_lie_in_chunks_of_one_gather_each():
+    """What moved and what did not; what is sent is counted from the calls."""
+    _, size = world()
+    module = Mixed()
+    places = {name: p.data_ptr() for name, p in module.named_parameters()}
+    with chunks_from(400):
+        sharded = ShardedOptimizer(module.parameters(), SGD, lr=1.0)
+    chunks = [chunk for chunk, _ in sharded._chunks]
+    assert len(chunks) > 3  # three dtypes, of which one is cut
+    moved = {name for name, p in module.named_parameters() if p.data_ptr() != places[name]}
+    assert moved == set(places) - {"strided", "part", "empty"}
+    give_gradients(0, module)
+    sent = []
+    gather = exchange.all_gather_single
+
+    def counted(output, own, **options):
+        sent.append((output.numel() * output.element_size(), own.numel() * own.element_size()))
+        return gather(output, own, **options)
+
+    exchange.all_gather_single = counted
+    try:
+        sharded.step()
+    finally:
+        exchange.all_gather_single = gather
+    assert len(sent) == len(chunks)
+    assert all(whole == size * own for whole, own in sent)
+    copied = sum(p.numel() * p.element_size() for p in (module.strided, module.part))
+    every = sum(p.numel() * p.element_size() for p in module.parameters())
+    padding = sum(chunk.padding_bytes for chunk in chunks)
+    assert sum(whole for whole, _ in sent) == every - copied + padding
+    # A parameter that is elsewhere afterwards would be left as it is, without a word.
+    module.large.data = module.large.data.clone()
+    with raises(RuntimeError, "a parameter has other memory than this optimizer gave it"):
+        sharded.step()
+    again = ShardedOptimizer(module.parameters(), SGD, lr=1.0)
+    again.step()
+    with raises(ValueError, "two parameters are the same memory"):
+        ShardedOptimizer([module.large, nn.Parameter(module.large.data)], SGD, lr=1.0)
 
 
 @check(2)

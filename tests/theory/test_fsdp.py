@@ -60,9 +60,6 @@ def test_the_peak_is_where_activations_make_it():
 def test_bytes_sent():
     sent = fsdp.sent_bytes(SMALL, 2)
     assert sent == {"forward": 320, "backward": 200, "gradients": 640, "vectors": 28}
-    others = fsdp.sent_by_others(SMALL, 2)
-    assert others["DDP"] == 4 * 327 == others["ZeRO 1"]
-    assert others["DDP and sharded optimizer"] == 6 * 327
     assert set(fsdp.sent_bytes(SMALL, 1).values()) == {0}
     # Computing in 32 bits, three shares of the parameters, as the paper has it.
     wide = sum(fsdp.sent_bytes(SMALL, 4, computes=4).values())

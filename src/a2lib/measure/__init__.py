@@ -32,6 +32,8 @@ from a2lib.measure.sections import (
     MEMORY_RECORDING,
     PROFILE,
     SECTIONS,
+    SHARDED_OPTIMIZER,
+    SHARDED_OPTIMIZER_MEMORY,
     STATUSES,
     Section,
 )
@@ -66,6 +68,8 @@ __all__ = [
     "MEMORY_RECORDING",
     "PROFILE",
     "SECTIONS",
+    "SHARDED_OPTIMIZER",
+    "SHARDED_OPTIMIZER_MEMORY",
     "STATUSES",
     "DeviceBusy",
     "DeviceLock",

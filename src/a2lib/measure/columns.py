@@ -109,11 +109,18 @@ COLUMNS = {
     "bucket_mb": Column(WHOLE, "the most a bucket holds, in units of 2^20 bytes; 0: no buckets"),
     "carrier": Column(TEXT, "what carries gradients: the `backend`, or `copy_engines`"),
     "sent_dtype": Column(TEXT, "that gradients travel in, `fp32` or `bf16`; they are `fp32`"),
+    "optimizer": Column(
+        TEXT,
+        "AdamW with its state whole on every rank (`plain`), divided by ours (`sharded`) or by"
+        " PyTorch's `ZeroRedundancyOptimizer` (`zero`)",
+    ),
     "moment": Column(
         TEXT,
-        "`init`; `forward`, its end; `peak`, the fullest of the step; `before` and `after` the"
-        " optimizer's step, whose gradients are still there",
+        "of a step, the process's first where none is said: `init` (model, wrapper and optimizer"
+        " are made), directly `before` and directly `after` the optimizer's step; `forward`, the"
+        " end of that, and `peak`, its fullest moment; `step`, the whole of a later one",
     ),
+    "rank": Column(WHOLE, "of the processes, from 0"),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
     "layers": Column(WHOLE, "blocks, in place of the size's own number"),
     "strategy": Column(TEXT, "what backward computes again: a name of `a2lib.model.checkpointing`"),
@@ -174,21 +181,13 @@ COLUMNS = {
         "what the allocator had given out more after the forward, the block's input included and"
         " its output not; blank on a CPU",
     ),
-    "gradient_bytes": Column(WHOLE, "of the gradients: of a block's parameters, or a rank's own"),
-    "parameter_bytes": Column(WHOLE, "of the parameters that a rank keeps"),
-    "optimizer_bytes": Column(WHOLE, "of the optimizer's state on a rank"),
-    "gathered_bytes": Column(
+    "gradient_bytes": Column(WHOLE, "of the parameters' gradients"),
+    "whole_bytes": Column(
         WHOLE, "of parameters that are whole for the time being; blank for PyTorch's wrapper"
     ),
     "travelling_bytes": Column(
         WHOLE,
-        "of whole gradients that are being made or sent; blank for PyTorch's wrapper",
-    ),
-    "moment_bytes": Column(
-        WHOLE,
-        "what the allocator had given out at that moment since before the model was made; blank on"
-        " a CPU. What is of the parameters, gradients, state and the two before is known at the"
-        " begin of a unit alone: of the peak it is told for the fullest of these",
+        "of whole gradients, as they are made and as they are sent; blank for PyTorch's wrapper",
     ),
     "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
     "ms_cold": Column(
@@ -265,6 +264,24 @@ COLUMNS = {
         " around each wait, the most of the ranks; blank for PyTorch's wrapper",
     ),
     "sent_bytes": Column(WHOLE, "of all gradients in the dtype that they travel in"),
+    "ms_optimizer": Column(
+        NUMBER,
+        "the optimizer's step of a launched step, the exchange of its parameters included, which"
+        " all ranks start together; the slowest rank's median",
+    ),
+    "parameter_bytes": Column(WHOLE, "of this rank's parameters"),
+    "optimizer_bytes": Column(WHOLE, "of the optimizer's state on this rank"),
+    "buffer_bytes": Column(
+        WHOLE, "what wrapper and optimizer took when they were made; blank on a CPU"
+    ),
+    "present_bytes": Column(
+        WHOLE, "what tensors ask of the allocator at that moment; blank on a CPU"
+    ),
+    "reduced_bytes": Column(
+        WHOLE, "of the tensors that all-reduces of a step are given, counted from the calls"
+    ),
+    "gathered_bytes": Column(WHOLE, "of those that its all-gathers end with"),
+    "broadcast_bytes": Column(WHOLE, "of those that its broadcasts are given"),
     "conditions": Column(
         TEXT, "the processor and its cores where the CPU sends; switches of NCCL that were set"
     ),

@@ -387,6 +387,44 @@ DDP = Section(
     ),
 )
 
+_SHARDING = ("optimizer", "wrapper", "bucket_mb", "carrier", "model", "batch", "context")
+
+SHARDED_OPTIMIZER = Section(
+    "sharded_optimizer",
+    (*_SHARDING, "precision", "attention", "compile", "capture", "backend", "world_size"),
+    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_optimizer", "ms_host")
+    + ("ms_rank_min", "ms_rank_median", "ms_rank_max", "conditions", "note"),
+    handler="a2lib.experiments.sharded_optimizer.handlers:measure",
+    notebook="sharded_optimizer",
+    pages=("sharded_optimizer",),
+    answers=(
+        Answer("optimizer_state_sharding · 25, 26", "How it works", "sharding-how"),
+        Answer(
+            "optimizer_state_sharding_accounting (b) · 25, 26", "A step's time", "sharding-time"
+        ),
+        Answer(
+            "optimizer_state_sharding_accounting (c) · 25, 26",
+            "Against ZeRO's first stage",
+            "sharding-zero",
+        ),
+    ),
+)
+
+SHARDED_OPTIMIZER_MEMORY = Section(
+    "sharded_optimizer_memory",
+    (*_SHARDING, "precision", "attention", "compile", "backend", "world_size", "moment", "rank"),
+    ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "buffer_bytes", "present_bytes")
+    + ("tensor_bytes", "allocated_bytes", "reserved_bytes", "driver_bytes")
+    + ("reduced_bytes", "gathered_bytes", "broadcast_bytes", "note"),
+    timed=False,
+    handler="a2lib.experiments.sharded_optimizer.memory:measure",
+    notebook="sharded_optimizer",
+    pages=("sharded_optimizer",),
+    answers=(
+        Answer("optimizer_state_sharding_accounting (a) · 25, 26", "Memory", "sharding-memory"),
+    ),
+)
+
 _SHARDED = ("model", "batch", "context", "precision", "attention", "compile")
 _FSDP = "a2lib.experiments.fsdp.handlers"
 
@@ -408,8 +446,9 @@ FSDP = Section(
 FSDP_MEMORY = Section(
     "fsdp_memory",
     ("wrapper", *_SHARDED, "backend", "world_size", "step_number", "moment"),
-    ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "gathered_bytes")
-    + ("travelling_bytes", "moment_bytes", "reserved_bytes", "driver_bytes", "note"),
+    ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "whole_bytes")
+    + ("travelling_bytes", "present_bytes", "tensor_bytes", "allocated_bytes")
+    + ("reserved_bytes", "driver_bytes", "note"),
     timed=False,
     handler=f"{_FSDP}:memory",
     notebook="fsdp",
@@ -424,6 +463,7 @@ SECTIONS = {
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
         *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES, DDP),
+        *(SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY),
         *(MEMORY, MEMORY_RECORDING, MEMORY_BLOCK),
         *(FSDP, FSDP_MEMORY),
     )

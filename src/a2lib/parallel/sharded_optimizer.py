@@ -6,7 +6,8 @@ exchange them.
 This is the first stage of ZeRO (Rajbhandari et al., arXiv 1910.02054) in memory: AdamW's 8 bytes a
 parameter become 8/W. In communication it is not quite: it takes gradients that DDP has already
 averaged, so the exchange of the parameters, (W-1)/W of their bytes in and out of each rank, comes
-on top, where the paper reduce-scatters the gradients and moves no more than DDP.
+on top, where the paper reduce-scatters the gradients and moves no more than DDP. Its time is hidden
+as far as the update goes: parameters are updated and exchanged chunk by chunk (``exchange``).
 """
 
 from __future__ import annotations
@@ -18,28 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from a2lib.parallel.group import all_gather_single, check_alike, describe, member
+from a2lib.parallel.exchange import Chunk, lay_out
+from a2lib.parallel.group import check_alike, describe, member
+from a2lib.theory.sharding import assign
 
-# A parameter of at least so many bytes is broadcast by itself, in place; smaller ones travel
-# together in one copy.
-ALONE_BYTES = 2**20
 # What a group of the local optimizer does not share with the one seen from outside.
 OWN_KEYS = ("params", "param_names")
-
-
-def assign(sizes: Iterable[int], loads: list[int]) -> list[int]:
-    """The rank for each size, largest first to the least loaded; adds to ``loads``, one a rank.
-
-    Ties go to the lower index and the lower rank, so all ranks agree without talking. From empty
-    loads the largest is at most (4/3 - 1/(3W)) times the least possible (Graham, 1969), and never
-    more than the mean plus the largest size.
-    """
-    sizes = list(sizes)
-    ranks = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        ranks[i] = min(range(len(loads)), key=lambda rank: (loads[rank], rank))
-        loads[ranks[i]] += sizes[i]
-    return ranks
 
 
 class ShardedOptimizer(Optimizer):
@@ -50,14 +35,21 @@ class ShardedOptimizer(Optimizer):
     on every rank when ``step`` is called (DDP sees to that): clip before, by the whole gradient's
     norm. The arithmetic is that of ``optimizer_cls`` on each parameter, so the weights equal those
     of one process to the bit if its gradients do and the implementation works parameter by
-    parameter, as the ones of torch.optim do. LBFGS, which does not, is refused.
+    parameter, as the ones of torch.optim do: ``step`` calls its ``step`` once a chunk, with the
+    parameters of that chunk. LBFGS, which does not, is refused.
+
+    With several ranks the memory of the parameters moves once, into chunks that are gathered in
+    place: each stays the same ``Parameter``, and becomes a view. So make the optimizer before a
+    step is captured in a CUDA graph, and do not move the module afterwards. A parameter that is not
+    contiguous, or has no memory of its own, stays where it is and is copied at each step.
 
     ``param_groups`` are the whole groups, which learning-rate schedulers write to; ``state`` is
     this rank's part. Every rank calls ``step``, ``state_dict``, ``load_state_dict`` and
     ``add_param_group``.
 
-    Raises RuntimeError without a process group, and ValueError for parameters that differ between
-    ranks or groups that ``optimizer_cls`` refuses.
+    Raises RuntimeError without a process group, and in ``step`` where a parameter has other memory
+    than it was given; ValueError for parameters that differ between ranks or groups that
+    ``optimizer_cls`` refuses.
     """
 
     def __init__(
@@ -74,6 +66,8 @@ class ShardedOptimizer(Optimizer):
         self._local: Optimizer | None = None
         self._owners: dict[Tensor, int] = {}
         self._loads = [0] * self._world_size
+        # Each chunk with this rank's parameters in it, group by group.
+        self._chunks: list[tuple[Chunk, list[list[Tensor]]]] = []
         # A group without parameters: the defaults, and the refusals, are the class's own.
         defaults = optimizer_cls([{"params": []}], **kwargs).defaults
         super().__init__(params, defaults)
@@ -102,9 +96,8 @@ class ShardedOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         _copy_settings(self.param_groups, self._local.param_groups)
-        self._local.step()
+        self._update_and_exchange()
         _copy_settings(self._local.param_groups, self.param_groups)
-        self._exchange()
         return loss
 
     @torch.no_grad()
@@ -173,30 +166,51 @@ class ShardedOptimizer(Optimizer):
         """Give the parameters of new groups to ranks and lay out the exchange."""
         new = [p for group in groups for p in group["params"]]
         check_alike("parameters", describe((f"{n}:", p) for n, p in enumerate(new)), self._group)
+        if len({p.data_ptr() for p in new if p.numel()}) < sum(p.numel() > 0 for p in new):
+            # With owners of their own, one's update would be overwritten by the other's weights.
+            raise ValueError("two parameters are the same memory; give one Parameter for both")
         ranks = assign((p.numel() * p.element_size() for p in new), self._loads)
         self._owners.update(zip(new, ranks, strict=True))
-        self._alone, packed = [], {}
-        for p in self._all():
-            if p.is_contiguous() and p.numel() * p.element_size() >= ALONE_BYTES:
-                self._alone.append(p)
-            elif p.numel():
-                shares = packed.setdefault((p.dtype, p.device), [[] for _ in self._loads])
-                shares[self._owners[p]].append(p)
-        self._packs = [_Pack(shares) for shares in packed.values()]
+        self._chunks += self._lay_out(new)
 
-    def _exchange(self) -> None:
+    def _lay_out(self, params: list[Tensor]) -> list[tuple[Chunk, list[list[Tensor]]]]:
         if self._world_size == 1:
+            return []
+        kinds: dict[tuple, list[list[Tensor]]] = {}
+        for p in params:
+            shares = kinds.setdefault((p.dtype, p.device), [[] for _ in self._loads])
+            shares[self._owners[p]].append(p)
+        group_of = {p: i for i, g in enumerate(self.param_groups) for p in g["params"]}
+        found = []
+        for chunk in (chunk for shares in kinds.values() for chunk in lay_out(shares)):
+            own: list[list[Tensor]] = [[] for _ in self.param_groups]
+            for p in chunk.params[self._rank]:
+                own[group_of[p]].append(p)
+            found.append((chunk, own))
+        return found
+
+    def _update_and_exchange(self) -> None:
+        if not self._chunks:
+            self._local.step()
             return
-        works = []
-        for p in self._alone:
-            source = self._owners[p]
-            if self._group is not None:
-                source = dist.get_global_rank(self._group, source)
-            works.append(dist.broadcast(p.detach(), source, group=self._group, async_op=True))
-        for pack in self._packs:
-            pack.exchange(self._rank, self._group)
-        for work in works:
-            work.wait()
+        if not all(chunk.stays() for chunk, _ in self._chunks):
+            raise RuntimeError(
+                "a parameter has other memory than this optimizer gave it (by another "
+                "ShardedOptimizer, module.to() or load_state_dict(assign=True)); make it after that"
+            )
+        groups = self._local.param_groups
+        whole = [group["params"] for group in groups]
+        try:
+            for chunk, own in self._chunks:
+                for i, group in enumerate(groups):
+                    group["params"] = own[i] if i < len(own) else []
+                self._local.step()
+                chunk.start(self._rank, self._group)
+        finally:
+            for group, params in zip(groups, whole, strict=True):
+                group["params"] = params
+        for chunk, _ in self._chunks:
+            chunk.finish(self._rank)
 
     def _receive(self, rank: int, shape: _Shape, own: Tensor | None, device: torch.device):
         tensor = own if rank == self._rank else torch.empty(shape.shape, dtype=shape.dtype)
@@ -206,32 +220,6 @@ class ShardedOptimizer(Optimizer):
         # Strides as they are: fused kernels take parameter and state to be laid out alike.
         result = torch.empty_strided(shape.shape, shape.strides, dtype=shape.dtype, device="cpu")
         return result.copy_(flat.view(shape.shape))
-
-
-class _Pack:
-    """Small parameters of one dtype: copied side by side, one row a rank, gathered, copied back.
-
-    The buffer stays, at one address, for CUDA graphs. A rank without parameters sends its row too.
-    """
-
-    def __init__(self, shares: list[list[Tensor]]) -> None:
-        first = next(p for share in shares for p in share)
-        width = max(sum(p.numel() for p in share) for share in shares)
-        self._rows = torch.empty(len(shares), width, dtype=first.dtype, device=first.device)
-        self._shares = []
-        for row, share in zip(self._rows, shares, strict=True):
-            pieces = row[: sum(p.numel() for p in share)].split([p.numel() for p in share])
-            views = [piece.view(p.shape) for piece, p in zip(pieces, share, strict=True)]
-            self._shares.append((share, views))
-
-    def exchange(self, rank: int, group: dist.ProcessGroup | None) -> None:
-        mine, views = self._shares[rank]
-        if mine:
-            torch._foreach_copy_(views, mine)
-        all_gather_single(self._rows.view(-1), self._rows[rank], group=group)
-        for other, (params, views) in enumerate(self._shares):
-            if params and other != rank:
-                torch._foreach_copy_(params, views)
 
 
 class _Shape:

@@ -17,7 +17,8 @@ Activations are not derived here: they are what the forward leaves, given by the
 to be as much for each block. Row counts are taken to be multiples of W; else shards are padded.
 
 Bytes sent: a ring's all-gather or reduce-scatter of S bytes sends (W - 1) / W of them from each
-rank, an all-reduce twice that. See ``theory.collectives``; Rajbhandari et al., 2020 (ZeRO).
+rank, an all-reduce twice that; ``theory.sharding.sent`` has those of data parallelism and of ZeRO's
+first stage. Rajbhandari et al., arXiv 1910.02054 (stage 3); Zhao et al., arXiv 2304.11277.
 """
 
 from __future__ import annotations
@@ -166,12 +167,3 @@ def sent_bytes(s: Sizes, world_size: int, computes: int = 2) -> dict[str, float]
         "gradients": share * WIDE * s.matrices,
         "vectors": 2 * share * WIDE * s.replicated,
     }
-
-
-def sent_by_others(s: Sizes, world_size: int) -> dict[str, float]:
-    """The same for gradients and weights of ``WIDE`` bytes: data parallel averages all gradients,
-    two shares of them. ZeRO's first stage reduce-scatters gradients and all-gathers weights, two
-    shares as well; behind an all-reduce, as a sharded optimizer that sees averaged gradients has
-    it, the all-gather comes on top."""
-    whole = share_sent(world_size) * WIDE * s.parameters
-    return {"DDP": 2 * whole, "ZeRO 1": 2 * whole, "DDP and sharded optimizer": 3 * whole}

@@ -156,7 +156,7 @@ def test_gradients_that_are_no_mean_are_seen(alone, mean, right):
 def test_steps_leave_the_weights_and_ranks_have_batches_of_their_own(alone):
     before = [p.detach().clone() for p in alone.parameters]
     marks = []
-    first = alone.step(send=False, backward=marks)
+    first = alone.step(send=False, marks={"backward": marks})
     assert torch.equal(alone.step(send=False), first)
     assert all(torch.equal(p, q) for p, q in zip(alone.parameters, before, strict=True))
     assert len(marks) == 2 and marks[0].ms_until(marks[1]) > 0

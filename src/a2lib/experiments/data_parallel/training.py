@@ -27,6 +27,13 @@ CHECKED = 16
 TOLERANCE = 0.01
 
 
+def still(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """With a learning rate of 0 from now on."""
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    return optimizer
+
+
 class Training:
     """The model, this rank's batch and the optimizer of ``spec`` (configurations.Training)."""
 
@@ -44,8 +51,7 @@ class Training:
             seed=seed,
         )
         self.device, self.workload = device, Workload(config, device)
-        for group in self.workload.optimizer.param_groups:
-            group["lr"] = 0.0
+        still(self.workload.optimizer)
         generator = torch.Generator(device).manual_seed(seed + 1 + rank)
         for tokens in (self.workload.token_ids, self.workload.targets):
             tokens.random_(0, config.shape.vocab_size, generator=generator)
@@ -72,12 +78,12 @@ class Training:
         self,
         send: bool,
         before_optimizer: Callable[[], object] = lambda: None,
-        backward: list[Mark] | None = None,
+        marks: Mapping[str, list[Mark]] | None = None,
     ) -> torch.Tensor:
         """One step, its loss. Where nothing is sent, gradients stay this rank's own.
 
         ``before_optimizer`` is called between, where the wrapper may still be asked to finish;
-        ``backward`` gets the marks of where backward begins and ends.
+        ``marks`` gets those of where each phase begins and ends that has a list there.
         """
         with contextlib.ExitStack() as quiet:
             if self.wrapper is not None and not send:
@@ -91,13 +97,13 @@ class Training:
                         with self.ranges("communication"):
                             self.finish()
                     before_optimizer()
-                marked = backward is not None and name == "backward"
-                if marked:
-                    backward.append(Mark(self.device))
+                marked = (marks or {}).get(name)
+                if marked is not None:
+                    marked.append(Mark(self.device))
                 with self.ranges(name):
                     yield
-                if marked:
-                    backward.append(Mark(self.device))
+                if marked is not None:
+                    marked.append(Mark(self.device))
 
             return self.workload.work(phase).detach()
 

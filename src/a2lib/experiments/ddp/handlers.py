@@ -109,7 +109,7 @@ def _apart(device: str, training: Training) -> tuple[float, float]:
         training.finish()
         marks.append(Mark(device))
 
-    training.step(send=False, before_optimizer=finish, backward=marks)
+    training.step(send=False, before_optimizer=finish, marks={"backward": marks})
     synchronize(device)
     begin, end, first, last = marks
     return begin.ms_until(end), first.ms_until(last)

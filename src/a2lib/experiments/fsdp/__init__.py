@@ -32,7 +32,7 @@ NOTEBOOK = FSDP.notebook
 SECTIONS = (FSDP, FSDP_MEMORY)
 # Making, sharding and compiling a model, or capturing a step of one.
 SILENCE_S = 240
-PARTS = ("parameter", "gradient", "optimizer", "gathered", "travelling")
+PARTS = ("parameter", "gradient", "optimizer", "whole", "travelling")
 Row = Mapping[str, str]
 
 
@@ -149,7 +149,7 @@ def _memory_line(row: Row) -> list[str]:
     line = [row["wrapper"], row["model"], row["step_number"], row["moment"]]
     if row["status"] != "ok":
         return [*line, row["status"], *[""] * len(PARTS)]
-    return [*line, *(_size(row[f"{part}_bytes"]) for part in PARTS), _size(row["moment_bytes"])]
+    return [*line, *(_size(row[f"{part}_bytes"]) for part in PARTS), _size(row["tensor_bytes"] or row["present_bytes"])]
 
 
 def _cell(text: str) -> str:

@@ -28,6 +28,13 @@ from a2lib.parallel import capture_step
 Row = dict[str, object]
 # Of the memory of a GPU, what weights, gradients and moments of all that are in turns may take.
 SHARE = 0.7
+COLUMNS = {
+    "parameters": "parameter_bytes",
+    "gradients": "gradient_bytes",
+    "optimizer": "optimizer_bytes",
+    "gathered": "whole_bytes",
+    "travelling": "travelling_bytes",
+}
 # Nanoseconds of a picture, and of it before the last backward's first kernel.
 LENGTH, BEFORE = 24_000_000, 12_000_000
 
@@ -126,12 +133,14 @@ def memory(job: RankJob) -> None:
 
 def _moments(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
     cuda = job.device == "cuda"
-    entry = torch.cuda.memory_allocated() if cuda else 0
+    entry = _stats()["requested_bytes.all.current"] if cuda else 0
     training = Sharded(job.spec, job.device, job.rank, job.seed, wrapper)
 
     def now() -> Row:
-        row = {f"{part}_bytes": size for part, size in _columns(training.held_bytes()).items()}
-        return row | ({"moment_bytes": torch.cuda.memory_allocated() - entry} if cuda else {})
+        row = {COLUMNS[part]: size for part, size in training.held_bytes().items()}
+        if cuda:
+            row["present_bytes"] = _stats()["requested_bytes.all.current"] - entry
+        return row
 
     held = {(0, "init"): now()}
     fullest: Row = {}
@@ -169,8 +178,9 @@ def _moments(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
     if cuda:
         free, total = torch.cuda.mem_get_info()
         held[STEADY, "peak"] |= {
-            "moment_bytes": torch.cuda.max_memory_allocated() - entry,
-            "reserved_bytes": torch.cuda.memory_reserved(),
+            "tensor_bytes": _stats()["requested_bytes.all.peak"] - entry,
+            "allocated_bytes": _stats()["allocated_bytes.all.peak"],
+            "reserved_bytes": _stats()["reserved_bytes.all.current"],
             "driver_bytes": total - free,
         }
     if wrapper == OURS:
@@ -178,13 +188,13 @@ def _moments(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
     return {moment: held[moment] for moment in MOMENTS}
 
 
-def _columns(held: Mapping[str, int]) -> dict[str, int]:
-    names = {"parameters": "parameter", "gradients": "gradient"}
-    return {names.get(part, part): size for part, size in held.items()}
+def _stats() -> dict[str, int]:
+    """Of the allocator; "requested" is what tensors ask it for."""
+    return torch.cuda.memory_stats()
 
 
 def _total(row: Row) -> int:
-    known = row.get("moment_bytes")
+    known = row.get("present_bytes")
     return sum(row.values()) if known is None else known
 
 

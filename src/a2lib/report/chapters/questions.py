@@ -73,8 +73,12 @@ ddp_bucketed_benchmarking (b) · 25
     a model of the overhead, and the best bucket size
 optimizer_state_sharding · 25, 26
     optimizer states split over ranks
-optimizer_state_sharding_accounting (a)–(c) · 25, 26
-    its memory and time, and ZeRO stage 1
+optimizer_state_sharding_accounting (a) · 25, 26
+    its memory at three moments, by what it is
+optimizer_state_sharding_accounting (b) · 25, 26
+    a step's time with and without
+optimizer_state_sharding_accounting (c) · 25, 26
+    its memory and bytes against ZeRO stage 1
 fsdp · 26
     weights, gradients and states split over ranks
 fsdp_accounting (a), (b) · 26

@@ -56,7 +56,8 @@ def test_what_cannot_be_is_refused(monkeypatch):
 MOMENTS_OF_A_STEP = [
     ("begins", "root", "forward", 0), ("gather begins", "a", "forward", 1),
     ("gather ends", "a", "forward", 4), ("gather begins", "b", "forward", 5),
-    ("gather ends", "b", "forward", 7), ("turn", "a", "forward", 2), ("computes", "a", "forward", 4),
+    ("gather ends", "b", "forward", 7),
+    ("turn", "a", "forward", 2), ("computes", "a", "forward", 4),
     ("turn", "b", "forward", 10), ("computes", "b", "forward", 10), ("ends", "root", "forward", 15),
     ("gather begins", "a", "backward", 16), ("gather ends", "a", "backward", 22),
     ("turn", "b", "backward", 15), ("computes", "b", "backward", 15),

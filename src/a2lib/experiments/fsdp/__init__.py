@@ -149,7 +149,8 @@ def _memory_line(row: Row) -> list[str]:
     line = [row["wrapper"], row["model"], row["step_number"], row["moment"]]
     if row["status"] != "ok":
         return [*line, row["status"], *[""] * len(PARTS)]
-    return [*line, *(_size(row[f"{part}_bytes"]) for part in PARTS), _size(row["tensor_bytes"] or row["present_bytes"])]
+    sizes = [row[f"{part}_bytes"] for part in PARTS]
+    return [*line, *map(_size, (*sizes, row["tensor_bytes"] or row["present_bytes"]))]
 
 
 def _cell(text: str) -> str:

@@ -75,22 +75,21 @@ class Sharded(Training):
     def error_against(self, plain: Training) -> float:
         """How far this rank's gradients are from the mean over the ranks of what ``plain`` has: the
         largest relative difference among some parameters; collective."""
-        every = max(1, len(self.parameters) // CHECKED)
+        some = slice(None, None, max(1, len(self.parameters) // CHECKED))
         means: list[Tensor] = []
         own: list[Tensor] = []
-        plain.step(
-            send=False,
-            before_optimizer=lambda: means.extend(p.grad.clone() for p in plain.parameters[::every]),
-        )
+
+        def keep() -> None:
+            means.extend(p.grad.clone() for p in plain.parameters[some])
+
+        def keep_own() -> None:
+            own.extend(_local(p.grad).clone() for p in self.parameters[some])
+
+        plain.step(send=False, before_optimizer=keep)
         for mean in means:
             dist.all_reduce(mean)
             mean /= dist.get_world_size()
-        self.step(
-            send=True,
-            before_optimizer=lambda: own.extend(
-                _local(p.grad).clone() for p in self.parameters[::every]
-            ),
-        )
+        self.step(send=True, before_optimizer=keep_own)
         return max(
             ((grad - part).norm() / part.norm().clamp(min=1e-30)).item()
             for grad, mean in zip(own, means, strict=True)

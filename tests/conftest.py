@@ -1,5 +1,6 @@
 """Without a GPU the Triton kernels run in Triton's interpreter, decided before any import."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -34,7 +35,24 @@ def locks_of_their_own(tmp_path_factory):
 
 
 @pytest.fixture
-def no_garbage():
+def plain_frames():
+    """For a test that counts a step's tensors: Python's own evaluator of frames.
+
+    Where a compiled function breaks its graph within an autograd.Function PyTorch leaves its own
+    evaluator on for good (2.13). A Python function then keeps its arguments until it returns, also
+    those it has put another value in the place of: a residual stream more.
+    """
+    python = ctypes.pythonapi
+    python.PyInterpreterState_Get.restype = ctypes.c_void_p
+    python._PyInterpreterState_SetEvalFrameFunc.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    python._PyInterpreterState_SetEvalFrameFunc.restype = None
+    python._PyInterpreterState_SetEvalFrameFunc(
+        python.PyInterpreterState_Get(), python._PyEval_EvalFrameDefault
+    )
+
+
+@pytest.fixture
+def no_garbage(plain_frames):
     """For a test that counts bytes on the GPU: a cycle that an earlier test left, such as a
     traceback, would be there before the count and collected after."""
     gc.collect()

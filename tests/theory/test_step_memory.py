@@ -43,7 +43,7 @@ def as_cuda_casts(q, k, v):
 
 
 @pytest.fixture
-def recorded(tmp_path, monkeypatch):
+def recorded(tmp_path, monkeypatch, plain_frames):
     """``recorded(step)``: the snapshot of two such steps on the CPU."""
     # Under a dispatch mode the operator runs in the place of the Function that a GPU runs.
     monkeypatch.setattr(attentions, "_get_current_dispatch_mode", lambda: None)

@@ -120,7 +120,7 @@ COLUMNS = {
         " are made), directly `before` and directly `after` the optimizer's step; `forward`, the"
         " end of that, and `peak`, its fullest moment; `step`, the whole of a later one",
     ),
-    "rank": Column(WHOLE, "of the processes, from 0"),
+    "on_rank": Column(WHOLE, "of which process, from 0"),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
     "layers": Column(WHOLE, "blocks, in place of the size's own number"),
     "strategy": Column(TEXT, "what backward computes again: a name of `a2lib.model.checkpointing`"),

@@ -412,7 +412,7 @@ SHARDED_OPTIMIZER = Section(
 
 SHARDED_OPTIMIZER_MEMORY = Section(
     "sharded_optimizer_memory",
-    (*_SHARDING, "precision", "attention", "compile", "backend", "world_size", "moment", "rank"),
+    (*_SHARDING, "precision", "attention", "compile", "backend", "world_size", "moment", "on_rank"),
     ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "buffer_bytes", "present_bytes")
     + ("tensor_bytes", "allocated_bytes", "reserved_bytes", "driver_bytes")
     + ("reduced_bytes", "gathered_bytes", "broadcast_bytes", "note"),

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from a2lib.parallel.group import all_gather_single
+from a2lib.theory.sharding import CHUNKS
 
-# So many chunks of a dtype, but none below so many bytes: what is exposed is the update of the
-# first one or the transfer of the last.
-CHUNKS, LEAST_BYTES = 8, 2**26
+# CHUNKS of a dtype, but none below so many bytes: what is exposed is the update of the first one or
+# the transfer of the last.
+LEAST_BYTES = 2**26
 # A parameter begins at a multiple of these, as the allocator would have it begin at 512.
 ALIGN_BYTES = 256
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import keyword
 import math
+from collections import namedtuple
+from functools import cache
 
+import numpy as np
 import pandas as pd
 
 from a2lib.report.view import View
@@ -53,21 +56,41 @@ def row_of(rows: pd.DataFrame, **where):
 
     A column that is called like a word of Python has an underscore after its name.
     """
-    names = {name: f"{name}_" for name in rows if keyword.iskeyword(name)}
-    return next(iter(pick(rows, **where).rename(columns=names).itertuples()), None)
+    return _first(rows, _matching(rows, where))
 
 
 def timed_row(rows: pd.DataFrame, **where):
     """The first row that matches and has a time, as a named tuple; None where there is none."""
-    return row_of(rows.dropna(subset=["ms"]), **where)
+    return _first(rows, _matching(rows, where) & rows["ms"].notna().to_numpy())
 
 
 def pick(rows: pd.DataFrame, **where) -> pd.DataFrame:
     """The rows whose columns equal the values given (`class_` stands for a column `class`)."""
+    return rows[_matching(rows, where)]
+
+
+def _matching(rows: pd.DataFrame, where: dict) -> np.ndarray:
+    found = np.ones(len(rows), dtype=bool)
     for column, value in where.items():
         plain = column.removesuffix("_")
-        rows = rows[rows[plain if keyword.iskeyword(plain) else column] == value]
-    return rows
+        equal = rows[plain if keyword.iskeyword(plain) else column] == value
+        found &= equal.to_numpy(dtype=bool, na_value=False)
+    return found
+
+
+def _first(rows: pd.DataFrame, matching: np.ndarray):
+    if not matching.any():
+        return None
+    at = int(matching.argmax())
+    # itertuples() would make a class and a Series a column for the one row, at ten times the cost.
+    values = (v.item() if isinstance(v, np.generic) else v for v in rows.iloc[at])
+    return _kind(tuple(rows))(rows.index[at], *values)
+
+
+@cache
+def _kind(columns: tuple[str, ...]):
+    names = [f"{name}_" if keyword.iskeyword(name) else name for name in columns]
+    return namedtuple("Row", ["Index", *names], rename=True)
 
 
 def level(one, other) -> bool:

@@ -33,6 +33,8 @@ from a2lib.theory.transformer import Shape
 
 PARAMETERS, GRADIENTS, STATE, REST = "parameters", "gradients", "optimizer state", "rest"
 MOMENTS = ("init", "before", "after")
+# Parts in which the update and the exchange of our optimizer follow each other.
+CHUNKS = 8
 # Read of a weight, its gradient and both moments; written, all but the gradient: fp32.
 UPDATE_BYTES = 28
 # Of ZeRO's mixed precision: 16-bit weights and gradients, and K.
@@ -91,8 +93,8 @@ class Held:
         ]
 
     def at(self, moment: str) -> dict[str, int]:
-        """Bytes by component on the fullest rank at one of ``MOMENTS``; on a GPU, whose cuBLAS takes
-        workspaces with its first products. Raises ValueError for another moment."""
+        """Bytes by component on the fullest rank at one of ``MOMENTS``, on a GPU, where cuBLAS
+        takes workspaces with its first products; ValueError for another moment."""
         if moment not in MOMENTS:
             raise ValueError(f"moment {moment!r}: allowed are {', '.join(MOMENTS)}")
         standing, size = self._step.standing(), sum(self._step.parameters().values())
@@ -150,8 +152,8 @@ def sent(scheme: str, size, ranks) -> Sent:
 
 
 def pipelined_s(update_s: float, gather_s: float, chunks: int) -> float:
-    """Seconds in which ``chunks`` equal parts are updated one after another, each sent as soon as it
-    is updated and one at a time: two machines in a row.
+    """Seconds in which ``chunks`` equal parts are updated one after another, each sent as soon as
+    it is updated and one at a time: two machines in a row.
 
     The slower of the two is never idle once it has begun, and the other is exposed for one part.
     Raises ValueError unless the number is above 0.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import lru_cache
 
 from a2lib.theory.allocator import Allocator
 from a2lib.theory.step_tensors import CATEGORIES, MODES, OTHER, StepMemory
@@ -36,7 +37,7 @@ WORKSPACE = 32 * 2**20  # of cuBLAS for one thread and stream, on Hopper
 @dataclass(frozen=True)
 class Peak:
     """The first moment of most bytes: its phase, bytes by category, and the tensors that the step
-    has made and not dropped, name -> bytes."""
+    has made and not dropped, name -> bytes. To be read only: who asks again gets the same."""
 
     phase: str
     by_category: dict[str, int]
@@ -57,6 +58,7 @@ def points(step: StepMemory) -> list[tuple[str, dict[str, int]]]:
     return found
 
 
+@lru_cache(maxsize=512)
 def peak(step: StepMemory, phase: str | None = None) -> Peak:
     """The peak of what tensors hold, of the whole step or of one phase. Raises ValueError, naming
     those there are, for a phase that the step does not have."""
@@ -78,6 +80,7 @@ def peak(step: StepMemory, phase: str | None = None) -> Peak:
     return Peak(event.phase, now, live)
 
 
+@lru_cache(maxsize=512)
 def asked(step: StepMemory) -> int:
     """Bytes that a GPU's allocator has been asked for at the peak: those of tensors and of cuBLAS's
     workspaces, one for each thread that has multiplied by then, whatever the precision. A process
@@ -101,6 +104,7 @@ class Replay:
     reserved: int
 
 
+@lru_cache(maxsize=512)
 def replay(step: StepMemory, steps: int = 2, capacity: int = 2**62) -> Replay:
     """A run of so many steps, block by block: the model is built, then each step is played.
 

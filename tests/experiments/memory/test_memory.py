@@ -23,7 +23,7 @@ def counted(case, step):
 
 
 @pytest.fixture
-def here(monkeypatch, tmp_path):
+def here(monkeypatch, tmp_path, plain_frames):
     monkeypatch.setattr(handlers, "build_dir", lambda: tmp_path / "build")
 
 

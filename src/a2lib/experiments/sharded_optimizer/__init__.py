@@ -99,7 +99,7 @@ def _memory_keys(training: Training, way: Way) -> Iterator[dict[str, object]]:
     del key["capture"]
     for moment in MOMENTS:
         for rank in range(training.ranks.world_size):
-            yield {**key, "moment": moment, "rank": rank}
+            yield {**key, "moment": moment, "on_rank": rank}
 
 
 @measures
@@ -191,8 +191,10 @@ def _fullest(rows: list[Row]) -> list[Row]:
     last = [row for row in rows if row["moment"] == "after" and row["status"] == "ok"]
     full = {}
     for row in sorted(last, key=lambda row: int(row["optimizer_bytes"])):
-        full[_name(row)] = row["rank"]
-    return [row for row in rows if row["moment"] != "step" and row["rank"] == full.get(_name(row))]
+        full[_name(row)] = row["on_rank"]
+    return [
+        row for row in rows if row["moment"] != "step" and row["on_rank"] == full.get(_name(row))
+    ]
 
 
 def _name(row: Row) -> str:
@@ -206,7 +208,7 @@ def _memory_line(row: Row) -> list[str]:
     most = [float(row["tensor_bytes"]) if row["tensor_bytes"] else None]
     values = [*parts, *most, *(float(x) if x else None for x in sent)]
     cells = ["-" if x is None else number(x / MB) for x in values]
-    return [_name(row), row["moment"], row["rank"], *cells, _why(row)]
+    return [_name(row), row["moment"], row["on_rank"], *cells, _why(row)]
 
 
 def _part(row: Row, part: str) -> float | None:

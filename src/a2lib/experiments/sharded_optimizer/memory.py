@@ -41,7 +41,7 @@ def measure(job: RankJob) -> None:
         with on_stream(job.device):
             found = job.everyone(_rows(job, keys[0]))
         for key in keys:
-            job.put({**key, **found[int(key["rank"])][str(key["moment"])]})
+            job.put({**key, **found[int(key["on_rank"])][str(key["moment"])]})
 
 
 def _rows(job: RankJob, key: Row) -> dict[str, Row]:

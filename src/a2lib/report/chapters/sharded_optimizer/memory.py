@@ -1,0 +1,148 @@
+"""Memory at the three moments, by what it is, beside the formula."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from a2lib.report import panels
+from a2lib.report.chapters.sharded_optimizer.rows import (
+    GB,
+    MAIN,
+    SETTINGS,
+    SIDES,
+    WORLD_SIZE,
+    Setting,
+    Sharding,
+    formula,
+    gb,
+    name,
+)
+from a2lib.report.style import Chart, listed
+from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.sharding import MOMENTS, REST, STATE
+
+WORDS = {"init": "model made", "before": "before update", "after": "after update"}
+# What a row has by name -> the component of the formula, and the colour of both.
+COLUMNS = {"parameter_bytes": "parameters", "gradient_bytes": "gradients",
+           "optimizer_bytes": STATE, "buffer_bytes": "buffers"}  # fmt: skip
+COLOURS = {"parameters": "#0072b2", "gradients": "#a86f00", STATE: "#d55e00",
+           "buffers": "#00825f", REST: "#808080"}  # fmt: skip
+OURS = ("plain", "sharded")
+
+
+def parts(row) -> dict[str, float]:
+    """Measured bytes by component; the rest is what no column names."""
+    found = {part: float(getattr(row, column)) for column, part in COLUMNS.items()
+             if not pd.isna(getattr(row, column))}  # fmt: skip
+    if not pd.isna(row.present_bytes):
+        found[REST] = float(row.present_bytes) - sum(found.values())
+    return found
+
+
+def off(row, setting: Setting = MAIN) -> float:
+    """By how much what is there differs from the formula, as a share of that."""
+    return float(row.present_bytes) / _expected(row.optimizer, row.moment, setting) - 1
+
+
+def sentence(c: Sharding, setting: Setting = MAIN) -> Markdown:
+    """optimizer_state_sharding_accounting (a), in words."""
+    told = []
+    for optimizer in OURS:
+        rows = [c.held(optimizer, moment, setting=setting) for moment in MOMENTS]
+        if None in rows:
+            continue
+        levels = [f"{gb(row.present_bytes)}" for row in rows]
+        worst = max((abs(off(row, setting)) for row in rows))
+        text = (f"{'With' if optimizer == 'sharded' else 'Without'} sharding the fullest of "
+                f"{WORLD_SIZE} GPUs holds {listed(levels)} GB at the three moments, at most "
+                f"{worst:.2%} from the formula")  # fmt: skip
+        step = c.held(optimizer, "step", setting=setting)
+        if step is not None:
+            counted = formula(optimizer, setting).peak()
+            text += (f"; the peak of a later step is {gb(step.tensor_bytes)} GB, by the count of "
+                     f"its tensors {gb(counted)}")  # fmt: skip
+        told.append(text)
+    if not told:
+        return Markdown(c.not_yet("the bytes at the three moments, by what they are"))
+    ranks = c.held("sharded", "after", setting=setting)
+    text = ". ".join(told) + "."
+    if ranks is not None and len(told) > 1:
+        saved = c.held("plain", "after", setting=setting).present_bytes - ranks.present_bytes
+        text += (f" Sharding saves {gb(saved)} GB, and nothing before the first update: until then "
+                 "there is no state.")  # fmt: skip
+    return Markdown(text)
+
+
+def figure(c: Sharding, setting: Setting = MAIN) -> Chart:
+    """A bar for each moment with and without: measured, or the formula's where nothing is; a line
+    across a measured bar is the formula's sum."""
+    bars = []
+    for moment in MOMENTS:
+        for optimizer in OURS:
+            row = c.held(optimizer, moment, setting=setting)
+            counted = formula(optimizer, setting).at(moment)
+            bars.append((moment, optimizer, parts(row) if row else counted, sum(counted.values()),
+                         row is not None))  # fmt: skip
+    measured = any(known for *_, known in bars)
+
+    def draw(figure):
+        ax = figure.subplots()
+        places, labels = [], []
+        for n, (moment, optimizer, found, counted, known) in enumerate(bars):
+            y = n + 0.6 * (n // 2)
+            places.append(y)
+            labels.append(f"{WORDS[moment]}, {optimizer}")
+            left = 0.0
+            for part, colour in COLOURS.items():
+                width = max(0.0, found.get(part, 0.0)) / GB
+                ax.barh(y, width, left=left, color=colour, height=0.8)
+                left += width
+            ax.annotate(gb(left * GB), (left, y), (4, 0), textcoords="offset points", va="center")
+            if known:
+                ax.plot([counted / GB] * 2, [y - 0.46, y + 0.46], color="#000000", linewidth=1.6)
+        ax.set_yticks(places, labels)
+        ax.invert_yaxis()
+        ax.grid(axis="y", visible=False)
+        ax.set_xlim(0, 1.15 * max(sum(found.values()) for *_, found, _, _ in bars) / GB)
+        ax.set_xlabel("GB on a GPU" if measured else "GB on a GPU, by the formula")
+        named = [Patch(color=colour, label=part) for part, colour in COLOURS.items()]
+        if measured:
+            named.append(Line2D([], [], color="#000000", label="formula"))
+        panels.legend(figure, named, columns=3)
+
+    return Chart(draw, height=3.6)
+
+
+def table(c: Sharding, caption: str, label: str) -> Table:
+    """A line for each setting, optimizer, wrapper and moment, of the fullest rank."""
+    lines = []
+    for setting in SETTINGS:
+        for side in SIDES:
+            for optimizer in ("plain", "sharded", "zero"):
+                for moment in (*MOMENTS, "step"):
+                    row = c.held(optimizer, moment, side, setting)
+                    if row is not None:
+                        lines.append(_line(row, setting))
+    columns = ["model", "optimizer", "moment", *COLOURS, "in all", "formula", "off", "most"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=3, keys=2)
+
+
+def _line(row, setting: Setting) -> list[str]:
+    found = parts(row)
+    cells = [gb(found.get(part)) for part in COLOURS]
+    if row.moment == "step":
+        counted = formula(row.optimizer, setting).peak()
+        there = row.tensor_bytes
+        cells = [MISSING] * len(COLOURS)
+    else:
+        counted, there = _expected(row.optimizer, row.moment, setting), row.present_bytes
+    differs = MISSING if pd.isna(there) else f"{float(there) / counted - 1:+.2%}"
+    moment = "peak of a later step" if row.moment == "step" else WORDS[row.moment]
+    return [setting.label, name(row), moment, *cells, gb(there), gb(counted), differs,
+            gb(row.allocated_bytes)]  # fmt: skip
+
+
+def _expected(optimizer: str, moment: str, setting: Setting) -> int:
+    return sum(formula(optimizer, setting).at(moment).values())

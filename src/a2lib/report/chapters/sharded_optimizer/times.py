@@ -1,0 +1,86 @@
+"""A step's time with and without sharding."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import metrics, style
+from a2lib.report.chapters.measured import HOST, time
+from a2lib.report.chapters.sharded_optimizer.rows import (
+    SETTINGS,
+    Sharding,
+    in_order,
+    name,
+)
+from a2lib.report.metrics import pick, timed_row
+from a2lib.report.tables import MISSING, Markdown, Table
+
+HOW = {True: "captured", False: "launched"}
+HEADS = ["", "step, ms", "p20 to p80", "over plain", "one GPU", "update", "host",
+         "by rank: least / median / most"]  # fmt: skip
+
+
+def sentence(c: Sharding) -> Markdown:
+    """optimizer_state_sharding_accounting (b), in words."""
+    told = []
+    for setting in SETTINGS:
+        for capture in HOW:
+            pair = c.pair(capture, setting)
+            if pair is None:
+                continue
+            plain, sharded = pair
+            text = (
+                f"For {setting.label}, {HOW[capture]}, a step takes {time(sharded.ms)} ms with "
+                f"sharding and {time(plain.ms)} without, {_verdict(sharded, plain)}; its update, "
+                f"exchange included, {time(sharded.ms_optimizer)} ms and "
+                f"{time(plain.ms_optimizer)}"
+            )
+            if not capture and _by_host(sharded) and _by_host(plain):
+                text += (". The host takes as long to issue the steps: that is what is compared, "
+                         "and another host gives another ratio")  # fmt: skip
+            told.append(text + ".")
+    zero, alone = c.time("zero", "torch_ddp"), c.time("plain", "torch_ddp")
+    if zero is not None and alone is not None:
+        told.append(
+            f"PyTorch's ZeroRedundancyOptimizer in its DDP takes {time(zero.ms)} ms, its DDP with "
+            f"AdamW {time(alone.ms)}, both launched."
+        )
+    return Markdown(" ".join(told) or c.not_yet("a step with and without sharding, in turns"))
+
+
+def _verdict(sharded, plain) -> str:
+    text = f"{float(sharded.ms) / float(plain.ms):.3f} times"
+    return f"{text}, which is level" if metrics.level(sharded, plain) else text
+
+
+def _by_host(row) -> bool:
+    return not pd.isna(row.ms_host) and float(row.ms_host) >= HOST * float(row.ms)
+
+
+def table(c: Sharding, caption: str, label: str) -> Table:
+    """A line for each setting, way to run it and optimizer."""
+    lines = []
+    for setting in SETTINGS:
+        for capture in HOW:
+            rows = c.of(setting, capture=capture)
+            lines += [[f"{setting.label}, {HOW[capture]}", *line] for line in frame(rows)]
+    return Table(pd.DataFrame(lines, columns=["model", *HEADS]), caption, label, left=2, keys=2)
+
+
+def frame(rows: pd.DataFrame) -> list[list[str]]:
+    """The cells of rows of one training."""
+    lines = []
+    for row in in_order(rows).itertuples():
+        if row.status != "ok":
+            reason = style.STATUS.get(row.status, row.status)
+            lines.append([name(row), reason, *[MISSING] * (len(HEADS) - 2)])
+            continue
+        base = timed_row(pick(rows, side=row.side), optimizer="plain")
+        over = MISSING if base is None else f"{float(row.ms) / float(base.ms):.3f}"
+        by_rank = (row.ms_rank_min, row.ms_rank_median, row.ms_rank_max)
+        lines.append([
+            name(row), time(row.ms), f"{time(row.ms_p20)} to {time(row.ms_p80)}",
+            over if row.optimizer != "plain" else "1", time(row.ms_without),
+            time(row.ms_optimizer), time(row.ms_host), " / ".join(map(time, by_rank)),
+        ])  # fmt: skip
+    return lines

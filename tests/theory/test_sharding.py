@@ -1,0 +1,101 @@
+"""A divided optimizer's memory, bytes and time: against sums a person can make, and simulations."""
+
+import pytest
+
+from a2lib.theory.collectives import run_all_reduce
+from a2lib.theory.sharding import (
+    MOMENTS,
+    STATE,
+    UPDATE_BYTES,
+    Held,
+    pipelined_s,
+    sent,
+    zero_stage_1_bytes,
+)
+from a2lib.theory.step_memory import WORKSPACE, StepMemory, asked
+from a2lib.theory.transformer import SIZES, Shape, parameter_count
+
+SHAPE = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
+P = parameter_count(SHAPE)
+# Nine tensors a block, embedding, head and a norm; batch 2 of 8 tokens and their targets, RoPE.
+TENSORS, INPUTS, TABLES = 21, 2 * 2 * 8 * 8, 4 * 8 * 16
+
+
+def held(sharded, ranks=2, **over):
+    return Held(SHAPE, ranks, sharded, **{"batch": 2, "context": 8, **over})
+
+
+def test_three_moments_without_sharding_are_4_8_and_16_bytes_a_parameter():
+    levels = [sum(held(False).at(moment).values()) for moment in MOMENTS]
+    rest = INPUTS + TABLES
+    later = rest + 2 * WORKSPACE + 4
+    assert levels == [4 * P + rest, 8 * P + later, 16 * P + 4 * TENSORS + later]
+    # A fused update reads weight, gradient and two moments, and writes all but the gradient.
+    assert UPDATE_BYTES == 4 * (4 + 3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_sharding_divides_the_state_alone(ranks):
+    whole, part = held(False, ranks), held(True, ranks)
+    assert sum(part.state()) == whole.state()[0] and len(part.state()) == ranks
+    largest = 2 * 4 * 32 * 128 + 4
+    assert max(part.state()) <= whole.state()[0] / ranks + largest
+    for moment in MOMENTS:
+        mine, theirs = part.at(moment), whole.at(moment)
+        assert {k: v for k, v in mine.items() if k != STATE} == {
+            k: v for k, v in theirs.items() if k != STATE
+        }
+        assert (mine[STATE] > 0) == (moment == "after")
+    assert whole.peak() - part.peak() == whole.state()[0] - max(part.state())
+
+
+def test_the_peak_of_one_rank_is_that_of_the_chapter_on_memory():
+    assert held(False).peak() == asked(StepMemory(SHAPE, 2, 8))
+
+
+def test_xl_is_divided_into_equal_halves():
+    first, second = Held(SIZES["xl25"], 2, True).state()
+    assert abs(first - second) < 1e-5 * first
+
+
+def test_bytes_sent_are_those_of_rings_run_step_by_step():
+    for ranks in (2, 3, 4):
+        elements = 12 * ranks
+        ring = run_all_reduce([[1.0] * elements] * ranks)
+        reduce = 4 * ring.sent[0]
+        assert sent("plain", 4 * elements, ranks).total == pytest.approx(reduce)
+        # An all-reduce is a reduce-scatter and an all-gather, of as many bytes each.
+        assert sent("sharded", 4 * elements, ranks).total == pytest.approx(1.5 * reduce)
+        assert sent("zero1", 4 * elements, ranks).total == pytest.approx(reduce)
+    assert sent("sharded", 100, 1).total == 0
+
+
+def test_the_paper_divides_12_of_16_bytes():
+    assert [zero_stage_1_bytes(n) for n in (1, 2, 4, 64)] == [16, 10, 7, 4.1875]
+
+
+def simulated(update_s, gather_s, chunks):
+    updated = sent_by = 0.0
+    for _ in range(chunks):
+        updated += update_s / chunks
+        sent_by = max(sent_by, updated) + gather_s / chunks
+    return sent_by
+
+
+@pytest.mark.parametrize(("update", "gather"), [(6.0, 12.0), (12.0, 6.0), (5.0, 5.0), (3.0, 0.0)])
+def test_a_pipeline_hides_all_but_one_part_of_the_shorter(update, gather):
+    for chunks in (1, 2, 8):
+        found = pipelined_s(update, gather, chunks)
+        assert found == pytest.approx(simulated(update, gather, chunks))
+    assert pipelined_s(update, gather, 1) == update + gather
+
+
+def test_what_cannot_be_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="moment 'later': allowed are init, before, after"):
+        held(True).at("later")
+    with pytest.raises(ValueError, match="scheme 'zero2': allowed are plain, sharded, zero1"):
+        sent("zero2", 1, 2)
+    with pytest.raises(ValueError, match="ranks"):
+        held(True, ranks=0)
+    with pytest.raises(ValueError, match="chunks"):
+        pipelined_s(1, 1, 0)

@@ -4,10 +4,10 @@ import contextlib
 import copy
 
 import torch
-from checking import Tied, check, same, token_batches, token_loss, world
+from checking import Tied, check, chunks_from, same, token_batches, token_loss, world
 from torch.nn import functional as F
 
-from a2lib.parallel import FSDP, BucketedDDP
+from a2lib.parallel import FSDP, BucketedDDP, ShardedOptimizer
 from a2lib.parallel.copy_engines import mean_of_parts, mean_of_parts_plain
 from a2lib.parallel.lane import Lane
 
@@ -101,3 +101,34 @@ def the_mean_is_that_of_plain_operations():
 def auto_takes_copy_engines_between_gpus():
     ddp = BucketedDDP(Tied(), 25, communication="auto")
     assert ddp.communication == "copy_engines" and ddp.why_backend is None, ddp.why_backend
+
+
+@check(2)
+def what_the_sharded_optimizer_sends_is_updated():
+    """Also where the update of each chunk comes late."""
+    first = Tied(width=64)
+
+    def trained_by(make):
+        module = copy.deepcopy(first)
+        optimizer = make(module.parameters(), torch.optim.AdamW)
+        for tokens in token_batches(STEPS):  # the same on every rank, and so the gradients
+            optimizer.zero_grad()
+            token_loss(module(tokens), tokens).backward()
+            optimizer.step()
+        return dict(module.named_parameters())
+
+    def late_update(params, cls):
+        with chunks_from(1000):
+            optimizer = ShardedOptimizer(params, cls, lr=0.05)
+        step = optimizer._local.step
+
+        def slow():
+            torch.cuda._sleep(CYCLES)
+            return step()
+
+        optimizer._local.step = slow
+        return optimizer
+
+    expected = trained_by(lambda params, cls: cls(params, lr=0.05))
+    for name, x in trained_by(late_update).items():
+        same(x.detach(), expected[name].detach(), name)

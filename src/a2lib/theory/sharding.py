@@ -33,7 +33,8 @@ from a2lib.theory.transformer import Shape
 
 PARAMETERS, GRADIENTS, STATE, REST = "parameters", "gradients", "optimizer state", "rest"
 MOMENTS = ("init", "before", "after")
-# Parts in which the update and the exchange of our optimizer follow each other.
+# Parts in which the update and the exchange of our optimizer follow each other. More of them expose
+# less of the update u and cost the overhead o of a message each: least at sqrt(u / o), about here.
 CHUNKS = 8
 # Read of a weight, its gradient and both moments; written, all but the gradient: fp32.
 UPDATE_BYTES = 28

@@ -105,8 +105,9 @@ def _memory_keys(training: Training, way: Way) -> Iterator[dict[str, object]]:
 @measures
 def measure_memory(run: Run) -> None:
     """Read the memory of each rank; of a single training always, in a sweep what it lacks."""
-    tasks = memory_tasks(run.parameters.asked().memory)
-    _measure(run, SHARDED_OPTIMIZER_MEMORY, tasks, "memory")
+    asked = run.parameters.asked()
+    tasks = memory_tasks(asked.memory)
+    _measure(run, SHARDED_OPTIMIZER_MEMORY, tasks, "memory", keep=bool(asked.times))
 
 
 @measures
@@ -115,10 +116,10 @@ def measure_times(run: Run) -> None:
     _measure(run, SHARDED_OPTIMIZER, time_tasks(run.parameters.asked().times), "times")
 
 
-def _measure(run: Run, section: Section, tasks: list[Task], what: str) -> None:
+def _measure(run: Run, section: Section, tasks: list[Task], what: str, keep: bool = False) -> None:
     resume = run.parameters.sweep != "shape"
     if tasks:
-        harness.measure(run, section, tasks, what=what, resume=resume)
+        harness.measure(run, section, tasks, what=what, resume=resume, keep_worker=keep)
 
 
 def show_memory(run: Run) -> None:

@@ -69,6 +69,22 @@ def estimate(c: Sharding) -> Markdown:
     )
 
 
+def hides(c: Sharding) -> Markdown:
+    """The update with its exchange as measured, beside that estimate."""
+    update, own, (gather, _) = update_s(c), update_s(c, WORLD_SIZE), exchange_s(c)
+    pair = c.pair(capture=False)
+    if pair is None:
+        return Markdown(c.not_yet("whether the exchange hides beside the update"))
+    plain, sharded = (float(row.ms_optimizer) for row in pair)
+    added = sharded - plain * own / update
+    share = max(0.0, 1 - added / (1e3 * gather))
+    return Markdown(
+        f"Measured, launched, the whole update takes {time(plain)} ms, and ours with its exchange "
+        f"{time(sharded)}: of the {_ms(gather)} ms that the exchange takes by the estimate, "
+        f"{share:.0%} run beside half of an update."
+    )
+
+
 def targets(c: Sharding, caption: str, label: str) -> Table:
     """What was aimed at, what came out, and whether that is met."""
     lines = []

@@ -53,9 +53,9 @@ def sentence(c: Sharding) -> Markdown:
         f"than the {_gib(whole - part)} GiB of state saved. PyTorch's default AdamW takes the "
         "roots of all second moments at once, a temporary of half the state, which sharding "
         f"divides too: {_gib(foreach)} GiB in all. The writeup's figures then lie "
-        f"{_gib(over[0])} and {_gib(over[1])} GiB above the count, much the same with and "
-        "without, which suggests that such peaks were read; that is our guess. Our updates are fused and have no "
-        "temporary. "
+        f"{_gib(over[0])} and {_gib(over[1])} GiB above the count, much the same with and without, "
+        "which suggests that such peaks were read; that is our guess. Our updates are fused and "
+        "have no temporary. "
         f"Its sharded step takes {took['sharded'] / took['plain']:.2f} times the plain one: the "
         f"weights, {_gib(weight_bytes(PLAIN))} GiB, are broadcast after the update, over PCIe."
     )

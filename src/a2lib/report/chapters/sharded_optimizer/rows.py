@@ -13,7 +13,7 @@ from a2lib.report.chapters.measured import Measured
 from a2lib.report.metrics import pick
 from a2lib.report.tables import MISSING
 from a2lib.theory.latency import Line, fit
-from a2lib.theory.sharding import UPDATE_BYTES, Held, sent
+from a2lib.theory.sharding import CHUNKS, UPDATE_BYTES, Held, sent
 from a2lib.theory.transformer import SIZES, parameter_count
 
 COMMAND = "papermill notebooks/sharded_optimizer.ipynb -p sweep all"
@@ -121,11 +121,11 @@ def update_s(c: Sharding, ranks: int = 1, setting: Setting = MAIN) -> float:
 
 
 def exchange_s(c: Sharding, setting: Setting = MAIN) -> tuple[float, bool]:
-    """Seconds of the exchange of all weights, and whether by measured all-gathers; else by the
-    maker's link."""
+    """Seconds of the exchange of all weights, chunk by chunk, and whether by measured all-gathers;
+    else by the maker's link."""
     line = c.gathers()
     if line is not None:
-        return line.time_s(weight_bytes(setting)), True
+        return CHUNKS * line.time_s(weight_bytes(setting) / CHUNKS), True
     return sent("sharded", weight_bytes(setting), WORLD_SIZE).all_gather / c.link, False
 
 

@@ -16,9 +16,9 @@ from a2lib.theory.collectives import all_gather_s, all_reduce_s, reduce_scatter_
 from a2lib.theory.sharding import sent, zero_stage_1_bytes
 
 SCHEMES = {
-    "plain": "AdamW on every rank",
-    "sharded": "ours: all-reduce, then all-gather",
-    "zero1": "ZeRO stage 1 in fp32: reduce-scatter, then all-gather",
+    "plain": "AdamW",
+    "sharded": "ours",
+    "zero1": "ZeRO stage 1",
 }
 ROWS = {"plain": "plain", "sharded": "sharded"}
 LEVEL = 0.01  # what is counted may differ by so much: norms' padding, flags

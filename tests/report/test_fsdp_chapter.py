@@ -132,7 +132,7 @@ def test_the_answer_without_rows_is_the_formula(empty):
 def test_the_answer_with_rows(made):
     tables = [("2.7B", True, step_table(32))]
     c = made(ROWS, memory_rows(model="2.7B"), tables)
-    # With one block to go: 27.0 GB of state, 0.5 of two blocks and the root, 0.3 of a block's and the
+    # One block to go: 27.0 GB of state, 0.5 of two blocks and the root, 0.3 of a block's and the
     # head's gradient, 0.8 of two casts, 0.2 of activations. 150 / 140; one gather late, by 0.3 ms.
     assert str(answer.sentence(c)).endswith(
         "The most in a step is 28.9 GB, +0.3% from the formula. Captured, 63 of 64 all-gathers "

@@ -57,6 +57,7 @@ def measure(job: RankJob) -> None:
             if job.expired():
                 return
             job.begin(group[0]["wrapper"])
+            gc.collect()  # wrappers are cycles
             _in_turns(job, group, plain, without)
 
 
@@ -161,7 +162,6 @@ def _moments(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
                 torch.cuda.reset_peak_memory_stats()
             if wrapper == OURS:
                 training.wrapper.observe(sample)
-
 
         def note(moment: str, number: int = number) -> None:
             held[number, moment] = now()

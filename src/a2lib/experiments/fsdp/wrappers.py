@@ -15,8 +15,8 @@ from a2lib.experiments.fsdp.configurations import OURS
 from a2lib.parallel import FSDP
 
 # By precision. Sharded, the stream between blocks is bf16 as well, which autocast leaves in fp32:
-# gradients differ by roundings, where ranks that are not averaged differ by more than their size.
-TOLERANCE = {"fp32": 0.01, "tf32": 0.05, "bf16": 0.2}
+# gradients differ by roundings. What is no mean differs by about its own size.
+TOLERANCE = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.4}
 
 
 class Sharded(Training):

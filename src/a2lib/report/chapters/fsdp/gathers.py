@@ -28,7 +28,7 @@ from a2lib.theory.transformer import SIZES, forward_flops_by_part
 
 PASSES = ("forward", "backward")
 WAYS = {False: "launched", True: "captured"}
-GATHER, COMPUTE, WAITED = "#86b6e6", "#808080", "#d55e00"
+GATHER, COMPUTE, WAITED = "#0072b2", "#808080", "#d55e00"
 # What a mark between two kernels takes by itself: a wait below it is none.
 MARK_MS = 0.01
 LATEST = 8
@@ -70,16 +70,15 @@ def prediction(c: Fsdp) -> Markdown:
     for model, words in MODELS.items():
         e, size = expected(c, model), COMPUTES * sizes(model).block
         told.append(
-            f"of {words} {size / 1e6:.0f} MB in {time(e.gather)} ms, beside a "
-            f"forward of at least {time(e.forward)} ms; in backward with a reduce-scatter "
-            f"{time(e.gather + e.scatter)} ms, beside {time(e.backward)} ms"
+            f"a block of {words} ({size / 1e6:.0f} MB in bf16) is gathered in {time(e.gather)} ms, "
+            f"beside a forward of at least {time(e.forward)} ms, and in backward gathered and "
+            f"reduced in {time(e.gather + e.scatter)} ms, beside {time(e.backward)} ms"
         )
     by = "the line fitted to all-reduces" if c.line() else f"links of {c.link:.0f} GB/s"
     reached = "that large products reach" if c.tflops.get("bf16") else "that the maker states"
     return Markdown(
-        f"By {by}, and by the {c.rate:.0f} TFLOP/s {reached}, the all-gather of a block takes: "
-        f"{'; '.join(told)}. Where a gather is shorter than the block it hides behind, all but the "
-        "first are in time."
+        f"By {by}, and by the {c.rate:.0f} TFLOP/s {reached}, {'; '.join(told)}. Where a gather is "
+        "shorter than the block it hides behind, all but the first are in time."
     )
 
 

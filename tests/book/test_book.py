@@ -102,6 +102,11 @@ def urls(css):
     return [one or other for one, other in found]
 
 
+def test_an_address_is_escaped_once(book):
+    links = [a["href"] for page in book.pages() for a in soup(page).find_all("a", href=True)]
+    assert any("&" in link for link in links) and not [link for link in links if "&amp;" in link]
+
+
 def test_no_page_asks_another_site_for_anything(book):
     away = re.compile(r"(?:https?:|wss?:)?//(?!www\.w3\.org/)", re.I)
     for page in book.pages():

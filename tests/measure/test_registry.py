@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import shutil
 
 import pytest
 
@@ -18,7 +19,7 @@ from a2lib.measure.sections import (
     readme_table,
 )
 from a2lib.paths import ROOT
-from a2lib.report.chapters.questions import NOT_MEASURED, NOT_YET, QUESTIONS, index
+from a2lib.report.chapters.questions import NOT_MEASURED, NOT_YET, QUESTIONS, index, standing
 
 HARNESS = sorted((ROOT / "src" / "a2lib" / "experiments" / "harness").glob("*.py"))
 
@@ -89,6 +90,33 @@ def test_the_index_says_what_the_published_device_has_not_measured(tmp_path):
     assert index("Attention", [tmp_path]).text == nothing
     (tmp_path / "measured" / "flash" / "nvidia-h200.csv").write_text(flash)
     assert index("Attention", [tmp_path]).text.count(NOT_MEASURED) < nothing.count(NOT_MEASURED)
+
+
+def test_the_first_page_says_how_many_questions_are_answered(tmp_path):
+    total = sum(map(len, QUESTIONS.values()))
+    derived = sum(map(len, DERIVED.values()))
+    none = standing([tmp_path]).text
+    assert none.startswith(
+        f"Of {total} questions {derived} are answered; {len(answers()) - derived}"
+    )
+    lacking = f"; {total - len(answers())} are not answered yet." if len(answers()) < total else "."
+    here = standing([ROOT / "data"]).text
+    assert none.endswith(f"rows of an NVIDIA H200{lacking}") and here.endswith(lacking)
+    shown = "".join(index(group, [ROOT / "data"]).text for group in QUESTIONS)
+    open_ = shown.count(NOT_YET) + shown.count(NOT_MEASURED)
+    assert here.startswith(f"Of {total} questions {total - open_} are answered")
+    assert "questions.standing()" in (ROOT / "book" / "index.md").read_text()
+
+
+def test_warm_up_is_answered_by_its_own_rows(tmp_path):
+    """Rows of the benchmark's table say nothing of the first steps of a process."""
+    for name in ("runs.csv", "benchmark/nvidia-h200.csv"):
+        (tmp_path / "measured" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "data" / "measured" / name, tmp_path / "measured" / name)
+    lines = index("Profiling and benchmarking", [tmp_path]).text.splitlines()
+    [times, warm] = [line for line in lines if "(b)" in line and "script" in line or "(c)" in line
+                     and "script" in line]  # fmt: skip
+    assert NOT_MEASURED not in times and NOT_MEASURED in warm
 
 
 @pytest.mark.parametrize("path", HARNESS, ids=lambda path: path.stem)

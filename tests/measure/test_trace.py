@@ -299,6 +299,13 @@ def test_a_file_that_is_no_trace_is_one_line(what, tmp_path):
     assert raised.value._render_traceback_() == [f"TraceError: {raised.value}"]
 
 
+def test_a_report_that_was_not_exported_is_told_how(tmp_path):
+    path = tmp_path / "mine.nsys-rep"
+    path.write_bytes(b"\x00\x01nsys")
+    with pytest.raises(trace.TraceError, match="nsys export --type sqlite mine.nsys-rep"):
+        trace.read(path)
+
+
 def test_a_file_that_is_not_there(tmp_path):
     for read in (trace.read, trace.read_nsys, trace.read_chrome):
         with pytest.raises(FileNotFoundError):

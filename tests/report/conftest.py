@@ -51,6 +51,7 @@ def complete(synthetic, tmp_path_factory):
 @pytest.fixture(scope="session")
 def partial(synthetic, tmp_path_factory):
     """A data folder of two implementations, bf16, up to 8,192 tokens, and no ceiling."""
+
     def keep(shape):
         implementation, dtype, batch, heads, seq_len, *_ = shape
         return (implementation in ("eager", "a2lib") and dtype == "bf16" and seq_len <= 8192
@@ -91,3 +92,14 @@ def one_head(timed):
         return timed(implementation, pass_, ms, low, high, **over)
 
     return row
+
+
+@pytest.fixture
+def bench(synthetic, tmp_path):
+    """``bench(section=rows, ...)``: the benchmark's chapter on rows made by hand."""
+    from a2lib.report.chapters.benchmark import Benchmark
+
+    def make(**sections):
+        return Benchmark([synthetic.by_hand(tmp_path, **sections)])
+
+    return make

@@ -138,6 +138,21 @@ def test_a_map_and_dots_of_any_columns(rows):
     assert said.count("not measured") == 1  # heap, of sorted numbers
 
 
+def test_maps_of_deviations():
+    shares = pd.DataFrame(
+        [[0.004, 0.02], [0.3, float("nan")]], index=["a", "b"], columns=["x", "y"]
+    )
+    chart = figures.spreads({"random": shares, "sorted": shares * 2, "equal": shares},
+                            down="numbers", across="input")  # fmt: skip
+    first, second, _, empty = chart.figure.axes
+    assert [t.get_text() for t in first.texts] == ["0.4", "2.0", "30.0", "–"]
+    shade = list(first.collections[0].get_array().compressed())
+    assert shade == [0, 1, 2] and second.get_title() == "sorted" and not empty.axison
+    assert words(figures.spreads({"random": shares * float("nan")}, down="", across="")) == [
+        "not measured yet"
+    ]
+
+
 def test_figures_and_tables_of_no_rows_say_so(rows):
     none = rows.iloc[:0]
     for chart in (figures.grid(none, "ms", VIEW, down="quantity"),

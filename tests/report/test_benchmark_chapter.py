@@ -3,13 +3,13 @@
 import math
 
 import pytest
+from benchmark_rows import CEILING, first, lines, refused, steps, times, whole
 
 from a2lib.report.chapters.benchmark import (
     Benchmark,
     answer,
     estimate,
     local,
-    published,
     rest,
     speed,
     warmup,
@@ -17,68 +17,10 @@ from a2lib.report.chapters.benchmark import (
 from a2lib.report.chapters.measured import spread
 from a2lib.report.tables import MISSING
 
-WAYS = {
-    "plain": {},
-    "autocast": {"precision": "bf16"},
-    "ours": {"precision": "bf16", "attention": "flash", "compile": "blocks"},
-    "peer": {"precision": "bf16", "attention": "sdpa_flash", "compile": "blocks"},
-    "eager ours": {"precision": "bf16", "attention": "flash"},
-}
-# 2 * 8192**3 operations at 50 and at 800 TFLOP/s, 2 * 2**30 bytes at 4 TB/s.
-CEILING = [
-    {"operation": "matmul", "dtype": "fp32", "size": 8192, "ms": 2 * 8192**3 / 50e9},
-    {"operation": "matmul", "dtype": "bf16", "size": 8192, "ms": 2 * 8192**3 / 800e9},
-    {"operation": "copy", "dtype": "bf16", "size": 2**30, "ms": 2 * 2**30 / 4e9},
-]
-
-
-def key(model="2.7B", context=512, mode="train-step", way="plain", capture="false", **over):
-    return {
-        "model": model, "context": context, "batch": 4, "mode": mode, "precision": "fp32",
-        "attention": "eager", "compile": "none", **WAYS[way], "capture": capture, **over,
-    }  # fmt: skip
-
-
-def times(forward, backward, optimizer, host=None, std=1, **where):
-    """The rows of one configuration, whose wall time is one more than the sum."""
-    parts = {"forward": forward, "backward": backward, "optimizer": optimizer}
-    whole = forward + backward + optimizer
-    parts |= {"step": whole, "wall": whole + 1}
-    return [
-        {**key(**where), "warmup": 5, "phase": phase, "ms": ms, "ms_mean": ms, "ms_std": std,
-         "ms_min": ms, "ms_host": host if phase == "step" else "", "n": 10,
-         "peak_bytes": 60 * 10**9}
-        for phase, ms in parts.items()
-    ]  # fmt: skip
-
-
-def whole(ms, **where):
-    """The rows of a captured configuration."""
-    return [{**key(capture="true", **where), "warmup": 5, "phase": phase, "ms": ms + more,
-             "ms_mean": ms + more, "ms_std": 0.5, "ms_min": ms, "n": 10}
-            for phase, more in (("step", 0), ("wall", 1))]  # fmt: skip
-
-
-def refused(status="oom", note="not tried", **where):
-    return [{**key(**where), "warmup": 5, "phase": phase, "status": status, "note": note}
-            for phase in ("forward", "backward", "optimizer", "step", "wall")]  # fmt: skip
-
-
-@pytest.fixture
-def bench(synthetic, tmp_path):
-    def make(**sections):
-        return Benchmark([synthetic.by_hand(tmp_path, **sections)])
-
-    return make
-
 
 @pytest.fixture
 def empty(tmp_path):
     return Benchmark([tmp_path])
-
-
-def lines(table):
-    return {tuple(row[:2]): row[2:] for row in table.frame.astype(str).values.tolist()}
 
 
 def test_the_answer_word_for_word(bench):
@@ -145,6 +87,20 @@ def test_spreads_and_the_ratio(bench):
         "forward of 2.7B at 512 tokens (7.0%). Backward takes 2.00 to 2.50 times its forward, "
         "where the products alone would make it two."
     )
+
+
+def test_the_spread_is_drawn_by_value(bench):
+    measured = times(100, 200, 10, std=2, model="small") + refused(model="small", context=1024)
+    measured += times(100, 200, 10, std=12, mode="forward", model="2.7B")
+    figure = answer.spread(bench(benchmark=measured)).figure
+    assert [ax.get_title() for ax in figure.axes] == [
+        "forward", "backward", "optimizer", "train-step",
+    ]  # fmt: skip
+    said = [[t.get_text() for t in ax.texts if t.get_text() not in ("", "–")]
+            for ax in figure.axes]  # fmt: skip
+    assert said == [["2.0", "12.0"], ["1.0", "6.0"], ["20.0", "120.0"], ["0.6"]]
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["small", "2.7B"]
+    assert sum(t.get_text() == "–" for t in figure.axes[3].texts) == 7
 
 
 def test_host_and_gpu_apart(bench):
@@ -312,105 +268,6 @@ def test_the_rest_of_a_step_as_launched(bench):
     assert said.endswith("forward and backward of small apart, by the GPU.")
 
 
-def steps(walls, warmup, model="small"):
-    return [
-        {**key(model=model, context=128), "warmup": warmup, "step_number": i, "phase": phase,
-         "ms": wall * share, "n": 1}
-        for i, wall in enumerate(walls)
-        for phase, share in (("wall", 1), ("forward", 0.25))
-    ]  # fmt: skip
-
-
-def test_warmup_by_value(bench):
-    measured = steps([100, 20] + [10] * 8, 0) + steps([100] + [10] * 10, 1)
-    measured += steps([100, 20] + [10.1] * 10, 2) + steps([100, 20, 10, 10, 10] + [10] * 10, 5)
-    measured += steps([800] + [100] * 9, 0, "2.7B")
-    b = bench(benchmark_steps=measured)
-    assert str(warmup.sentence(b)) == (
-        "The first step of a process takes 8.0 (2.7B) to 10.0 (small) times the median of its last "
-        "5. The mean is within 2% of that after five steps of warm-up for 0 of 1 models after 0, "
-        "1 of 1 models after 1 and 1 of 1 models after 2 steps."
-    )
-    found = lines(warmup.table(b, "c", "tab-c"))
-    assert found["small", "0"] == ["5.00 ± 7.1", MISSING, MISSING, "20.0 ± 28"]
-    assert found["small", "5"] == ["2.50 ± 0", MISSING, MISSING, "10.0 ± 0"]
-    drawn = warmup.chart(b)
-    (ax,) = drawn.figure.axes
-    assert len(ax.lines) == 5 and list(ax.lines[0].get_ydata())[:2] == [100, 20]
-
-
-def first(prepared, first_ms, steady=10, repeat=0, **where):
-    named = {"import": 2000, "first": first_ms, "second": steady, "steady": steady}
-    named |= {"context": 300} if prepared == "nothing" else {}
-    return [{**key(model="small", context=128, **where), "prepared": prepared, "repeat": repeat,
-             "part": name, "ms": ms, "n": 1} for name, ms in named.items()]  # fmt: skip
-
-
-def test_the_first_step_taken_apart(bench):
-    measured = [row for repeat, more in enumerate((0, 50, -1))
-                for row in first("nothing", 1010 + more, repeat=repeat)]  # fmt: skip
-    measured += first("product", 910) + first("block", 210) + first("memory", 60)
-    measured += first("modules", 260)
-    measured += first("nothing", 9010, way="ours") + first("cached", 3010, way="ours")
-    b = bench(benchmark_first=measured)
-    assert str(warmup.firsts_sentence(b)) == (
-        "The first step of small takes 1000 ms more than a steady one, of which kernels and "
-        "autograd 700 ms, the largest part."
-    )
-    table = warmup.firsts_table(b, "c", "tab-c").frame.set_index("model")
-    plain = dict(table.loc["small"])
-    assert plain == {
-        "steady step": "10.0", "first step: more": "1000", "cuBLAS": "100",
-        "kernels and autograd": "700", "allocator": "150", "rest": "50.0", "lazy loading": "750",
-        "compiling": MISSING, "context (before)": "300",
-    }  # fmt: skip
-    assert table.loc["small, compiled", "compiling"] == "6000"
-    assert table.loc["small, compiled", "cuBLAS"] == MISSING
-
-
-def test_a_part_that_spares_nothing_is_negative(bench):
-    b = bench(benchmark_first=first("nothing", 110) + first("product", 115))
-    assert warmup.firsts_table(b, "c", "tab-c").frame.loc[0, "cuBLAS"] == "−5.00"
-
-
-def test_the_estimate_is_of_the_measured_ceilings(bench):
-    b = bench(ceiling=CEILING)
-    parts = estimate.floors(b, "2.7B", "fp32", False)
-    # Products and attention's, at 50 TFLOP/s: 3 forwards of 14.2 TFLOP.
-    assert parts["total"].flops == pytest.approx(42.6e12, rel=2e-3)
-    assert parts["products"].ms > 3 * 14.2e12 / 50e12 * 1e3 * 0.95
-    said = str(estimate.sentence(b))
-    assert "50.0 TFLOP/s in fp32, 4.00 TB/s" in said and "the arithmetic binds" in said
-    assert "has 42.6 TFLOP" in said
-    share = parts["products"].ms / parts["total"].ms
-    assert f"{share:.0%} of it in matrix products" in said
-
-
-def test_the_measured_time_stands_beside_its_floor(bench):
-    floor = estimate.floors(bench(ceiling=CEILING), "2.7B", "fp32", False)["total"].ms
-    double = bench(ceiling=CEILING, benchmark=whole(2 * floor))
-    assert str(estimate.beside(double)).startswith("The floor is 50% to 50% of the GPU's measured")
-    table = estimate.table(double, "c", "tab-c").frame.set_index("model")
-    assert table.loc["2.7B", "share"] == "50%" and table.loc["small", "share"] == MISSING
-    wrong = bench(ceiling=CEILING, benchmark=whole(floor / 2))
-    assert str(estimate.beside(wrong)) == (
-        "Below its floor, so that the floor or the time is wrong: 2.7B."
-    )
-
-
-def test_published_figures_stand_beside_ours(bench):
-    b = bench(benchmark=times(100, 300, 9, model="small"))
-    found = lines(published.table(b, "c", "tab-c"))
-    assert found["small", "512"] == [
-        "27.2", "45.3 ± 0.82", "100 ± 1.0", "54.2", "90.6 ± 1.2", "300 ± 1.0",
-    ]  # fmt: skip
-    assert found["2.7B", "1,024"] == [MISSING, "oom", MISSING] * 2
-    warmed = published.warmups(bench(benchmark_steps=steps([9] * 11, 1)), "c", "tab-c").frame
-    mine = warmed[(warmed["model"] == "small") & (warmed["w"] == 1)].iloc[0]
-    assert mine["RTX 5090"] == "33.5 ± 44" and mine["H200"] == "2.25 ± 0"
-    assert len(b.reference.drop_duplicates(["device", "source"])) == 3
-
-
 def test_another_machine_is_shown_as_such(synthetic, tmp_path):
     measured = times(3, 6, 1, model="tiny", context=16)
     b = Benchmark([synthetic.by_hand(tmp_path, device="cpu", benchmark=measured)])
@@ -431,7 +288,6 @@ def test_without_rows_every_result_says_that_it_is_not_measured(empty):
         assert not len(table(empty, "c", "tab-c").frame)
     assert "nothing had been measured" in str(local.show(empty))
     assert warmup.chart(empty)._repr_svg_()
-
 
 
 @pytest.mark.parametrize("measured", [False, True])

@@ -1,6 +1,7 @@
 """The mixed-precision chapter by value: rows made by hand, whose sentences a person can check."""
 
 import ast
+import math
 import re
 from fractions import Fraction
 
@@ -298,7 +299,7 @@ def test_whole_models_as_called_by_value(timed):
     ]  # fmt: skip
     assert cells(table, model="2.7B").iloc[0].tolist()[2:6] == ["300", "100", "50.0", "6.00×"]
     # Where a step does not fit, the forward alone is compared with the forward alone.
-    assert cells(table, model="xl25").iloc[0].tolist()[2:6] == ["40.0", BLANK, "20.0", "2.00×"]
+    assert cells(table, model="xl (2025)").iloc[0].tolist()[2:6] == ["40.0", BLANK, "20.0", "2.00×"]
     assert not len(cells(table, model="10B"))
     assert str(speed.hosts(timed)) == (
         "As called in bf16, the host takes 90% of the time or more in 1 of 3 rows (small): there "
@@ -335,9 +336,10 @@ def test_gains_are_the_gpu_s(timed):
     assert ("small", 512, "forward") not in gains.times(timed)  # the host's, in bf16
     said = str(gains.trend(timed))
     assert said.startswith(
-        "In the GPU's own time bf16 gains over fp32 at 512 tokens: forward from 2.00× (xl25) to "
-        "6.00× (2.7B), growing with every size. **Not measured yet on an NVIDIA H200**: the GPU's "
-        "own time in each precision, of small, medium, large, xl25, 2.7B and 10B."
+        "In the GPU's own time bf16 gains over fp32 at 512 tokens: forward from 2.00× "
+        "(xl (2025)) to 6.00× (2.7B), growing with every size. **Not measured yet on an NVIDIA "
+        "H200**: the GPU's own time in each precision, of small, medium, large, xl (2025), 2.7B "
+        "and 10B."
     )
     rows = replays("small", {"fp32": (8, 24), "tf32": (4, 12), "bf16": (2, 4)})
     rows += replays("2.7B", {"fp32": (280, 840), "bf16": (40, 120)})
@@ -347,13 +349,14 @@ def test_gains_are_the_gpu_s(timed):
     said = str(gains.trend(timed))
     assert "forward from 4.00× (small) to 7.00× (2.7B), not at every size; backward from" in said
     assert "backward from 8.00× (small) to 7.00× (2.7B), not at every size." in said
-    assert said.endswith("of medium, large, xl25 and 10B.")
+    assert said.endswith("of medium, large, xl (2025) and 10B.")
     table = gains.table(timed, "G", "tab-g")
     assert cells(table, model="small").iloc[0].tolist()[2:] == [
         "replay", "8.00", "4.00", "2.00", "2.00×", "4.00×",
         "16.0", "8.00", "2.00", "2.00×", "8.00×",
     ]  # fmt: skip
-    assert cells(table, model="xl25").iloc[0].tolist()[2:6] == ["as called", "40.0", BLANK, "20.0"]
+    largest = cells(table, model="xl (2025)").iloc[0].tolist()
+    assert largest[2:6] == ["as called", "40.0", BLANK, "20.0"]
     assert cells(table, model="10B").iloc[0].tolist()[2:] == [BLANK] * 11
     # Of two commits, a difference is none of a pass.
     timed.steps.loc[timed.steps["mode"] == "forward-backward", "run"] = "other"
@@ -366,6 +369,23 @@ def test_a_measured_gain_stands_beside_the_estimated_one(timed):
     ms = speed.estimate(timed, "2.7B", 512)
     text = str(gains.against_estimate(timed))
     assert f"2.7B at 512: 6.00× measured, {ms['fp32'] / ms['bf16']:.2f}× estimated" in text
+
+
+def test_gains_are_drawn_measured_and_estimated(timed):
+    rows = replays("small", {"fp32": (8, 24), "tf32": (4, 12), "bf16": (2, 4)})
+    timed.steps = pd.concat([timed.steps, pd.DataFrame(rows)], ignore_index=True)
+    timed.ceiling_rows = Mixed([ROOT / "data"]).ceiling_rows
+    [ax] = gains.chart(timed).figure.axes
+    lines = [list(line.get_ydata()) for line in ax.lines[:-1]]  # the last is the line at 1
+    estimated = [speed.estimate(timed, m, 512) for m in speed.MODELS]
+    assert lines[3] == [ms["fp32"] / ms["bf16"] for ms in estimated]
+    tf32, bf16, backward = (dict(zip(speed.MODELS, lines[i], strict=True)) for i in (1, 4, 5))
+    assert (tf32["small"], tf32["2.7B"], bf16["small"], bf16["xl25"]) == (2, 3, 4, 2)
+    assert backward["small"] == 8 and all(math.isnan(backward[m]) for m in speed.MODELS[1:])
+    text = gains.chart(timed)._repr_svg_()
+    assert svg.smallest_text(text) >= svg.LEAST_SIZE and "bf16: forward, estimated" in text
+    timed.steps, timed.ceiling_rows = timed.steps.iloc[:0], timed.ceiling_rows.iloc[:0]
+    assert "not measured yet" in gains.chart(timed)._repr_svg_()
 
 
 def test_the_estimate_by_hand(mixed):

@@ -1,6 +1,7 @@
 """The pictures of a step: what is drawn is what the tables hold, in the house's colours."""
 
 import re
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,6 +9,7 @@ import pytest
 from profiles import make
 
 from a2lib.measure import snapshot, trace
+from a2lib.paths import ROOT
 from a2lib.report import svg
 from a2lib.report.chapters import profile
 
@@ -117,3 +119,15 @@ def test_files_that_cannot_be_drawn(tmp_path):
         profile.memory(tmp_path / "x")
     for draw in (profile.strip, profile.step_bar, profile.memory):
         assert "not measured yet" in texts(draw([]))
+
+
+def test_a_reader_s_own_files_are_drawn_as_the_pages_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(HERE / "cpu_trace.json.gz", "trace.json.gz")
+    shutil.copy(MEMORY, "memory.pickle")
+    [traced] = re.findall(r"```python\n(.*?)```", (ROOT / "book/profile.md").read_text(), re.S)
+    [recorded] = re.findall(r'python -c "(.*)"', (ROOT / "book/memory.md").read_text())
+    for code in (traced, recorded):
+        exec(code, {})
+    for name in ("strip", "step", "memory"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name

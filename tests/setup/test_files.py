@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 from a2lib.paths import ROOT
@@ -101,3 +102,26 @@ def test_the_first_page_names_every_page_of_the_contents():
     pages = set(re.findall(r"file: (\S+)", (ROOT / "_toc.yml").read_text()))
     named = set(re.findall(r"\]\((\S+)\.md\)", (ROOT / "book" / "index.md").read_text()))
     assert {page for page in pages if "/" not in page} - named == {"references"}
+
+
+def untidy(text):
+    """Lines that a merge of two sides leaves behind in a document of headings and paragraphs."""
+    lines = text.splitlines()
+    found = [f"no blank line around: {line}" for i, line in enumerate(lines) if i
+             and line.startswith("## ") and any(lines[i - 1:i] + lines[i + 1:i + 2])]  # fmt: skip
+    found += [f"no blank line before: {line}" for i, line in enumerate(lines) if i
+              and line.startswith("**") and lines[i - 1]]  # fmt: skip
+    twice = Counter(line for line in lines if len(line) > 60)
+    return found + [f"twice: {line}" for line, n in twice.items() if n > 1]
+
+
+def test_a_merge_leaves_no_line_twice_in_the_documents():
+    for name in ("dev/log.md", "CONTRIBUTING.md", "README.md"):
+        assert untidy((ROOT / name).read_text()) == [], name
+
+
+def test_what_a_merge_leaves_is_seen():
+    long = "**Not done.** " + "x" * 50
+    assert len(untidy(f"# A\n\n## B\ntext\n\n{long}\n\n{long}\n")) == 2
+    assert untidy(f"# A\n\n## B\n\ntext\n\n{long}\n\n{long[:-1]}\n") == []
+    assert untidy("text\n**Not done.** A.\n") == ["no blank line before: **Not done.** A."]

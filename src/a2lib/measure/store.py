@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from a2lib import paths
@@ -119,6 +120,10 @@ class Store:
             raise ValueError(f"column {', '.join(missing)} is missing; the columns are {allowed}")
 
 
+# A page asks for the same rows many times; a table notices itself that its file has changed.
+_reader = lru_cache(maxsize=64)(Store)
+
+
 def read_section(name: Section | str, data: Path | None = None) -> dict[str, list[Row]]:
     """Device slug -> rows of that section, of every device measured in ``data``; {} for none.
 
@@ -130,7 +135,7 @@ def read_section(name: Section | str, data: Path | None = None) -> dict[str, lis
     runs = {run["run"] for run in read_runs(data)}
     measured: dict[str, list[Row]] = {}
     for path in sorted((data / "measured" / section.name).glob("[!.]*.csv")):
-        rows = Store(section, path.stem, data).rows()
+        rows = _reader(section, path.stem, data).rows()
         for line, row in enumerate(rows, start=2):
             if row["run"] not in runs:
                 raise StoreError(f"{path}:{line}: run {row['run']!r} is not in runs.csv")

@@ -1,4 +1,5 @@
-"""Figures for the rows of any section: small multiples, a map of ratios, one case in dots.
+"""Figures for the rows of any section: small multiples, maps of ratios and spreads, one case in
+dots.
 
 A section's View says what is compared along what, and how its columns are written. Every function
 returns a Chart, also from a partial sweep or from no rows: a panel without data says so. A line has
@@ -23,6 +24,8 @@ from a2lib.report.view import View
 # Of svg.PAIRS: ours ahead by more than 2, by more than 1.25, by less; level; a peer ahead likewise.
 HEAT = ("#f0ad78", "#f6cfab", "#fbe9da", "#eeeeee", "#dce9f7", "#b5d2f0", "#86b6e6")
 HEAT_STEPS = (1.25, 2.0)
+SHADES = ("#dce9f7", "#b5d2f0", "#86b6e6")
+SPREADS = (0.01, 0.05)  # a deviation beyond each, relative to the mean, is a stronger shade
 
 
 def grid(rows: pd.DataFrame, measure: str, view: View, *, down: str, across: str | None = None,
@@ -130,6 +133,44 @@ def heat(rows: pd.DataFrame, view: View, *, down: str, across: str, each: str) -
         panels.legend(figure, [Patch(color=c, label=words) for c, words in named], columns=3)
 
     return Chart(draw, height=0.9 + 0.27 * len(lines) + panels.legend_height(3, 3))
+
+
+def spreads(maps: dict[str, pd.DataFrame], *, down: str, across: str, wide: int = 2) -> Chart:
+    """Relative deviations, a map per title, `wide` of them side by side, in percent.
+
+    A map has the deviation over the mean in its cells, its lines and columns by the words that
+    stand beside and below them; all maps have the same. Its shades are those of SPREADS, and a cell
+    without a value has a dash.
+    """
+    import seaborn  # a second to import, for this figure alone
+
+    if not any(shares.notna().any(axis=None) for shares in maps.values()):
+        return panels.empty()
+    n_lines, deep = len(next(iter(maps.values()))), -(-len(maps) // wide)
+
+    def draw(figure):
+        axes = figure.subplots(deep, wide, sharex=True, sharey=True, squeeze=False)
+        for ax, (title, shares) in zip(axes.flat, maps.items(), strict=False):
+            step = sum((shares > least).astype(float) for least in SPREADS).where(shares.notna())
+            text = shares.map(lambda share: "" if np.isnan(share) else f"{100 * share:.1f}")
+            seaborn.heatmap(step, ax=ax, annot=text, fmt="", cbar=False, vmin=-0.5, vmax=2.5,
+                            cmap=ListedColormap(SHADES), linewidths=1.5, linecolor=PAPER,
+                            annot_kws={"color": INK, "fontsize": 10.5})  # fmt: skip
+            ax.grid(False)
+            for i, j in np.argwhere(shares.isna().to_numpy()):
+                ax.text(j + 0.5, i + 0.5, "–", color=DIM, ha="center", va="center")
+            ax.set_title(title)
+            ax.tick_params(length=0)
+            ax.set_xticklabels(shares.columns, rotation=0)
+            ax.set_yticklabels(shares.index, rotation=0)
+        for ax in list(axes.flat)[len(maps) :]:
+            ax.set_axis_off()
+        for ax in axes[-1]:
+            ax.set_xlabel(across)
+        for ax in axes[:, 0]:
+            ax.set_ylabel(down)
+
+    return Chart(draw, height=0.5 + (0.45 + 0.27 * n_lines) * deep)
 
 
 def dots(rows: pd.DataFrame, view: View, *, each: str, reference: float | None = None,

@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 _SQLITE = b"SQLite format 3\x00"
+_REPORT = ".nsys-rep"
 
 
 def read(path: str | Path) -> Trace:
@@ -56,4 +57,7 @@ def read(path: str | Path) -> Trace:
     trace of torch.profiler. Raises TraceError for anything else, OSError where there is no file."""
     with open(path, "rb") as file:
         start = file.read(len(_SQLITE))
+    if str(path).endswith(_REPORT) and start != _SQLITE:
+        command = f"nsys export --type sqlite {Path(path).name}"
+        raise TraceError(f"{path}: Nsight Systems' own form; allowed is what `{command}` makes")
     return read_nsys(path) if start == _SQLITE else read_chrome(path)

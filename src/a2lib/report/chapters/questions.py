@@ -119,14 +119,29 @@ def _read(text: str) -> dict[str, list[tuple[str, str]]]:
 QUESTIONS = _read(_TEXT)
 
 
+def standing(roots: list[Path] | None = None) -> Markdown:
+    """How many of the questions are answered, how many wait for rows, how many have no answer."""
+    found = _answers()
+    labels = [label for questions in QUESTIONS.values() for label, _ in questions]
+    lacking = sum(label not in found for label in labels)
+    waiting = sum(not _measured(section, roots) for _, section in found.values())
+    text = f"Of {len(labels)} questions {len(labels) - lacking - waiting} are answered"
+    if waiting:
+        text += (
+            f"; {waiting} have their derivation and their code, and wait for rows of an "
+            f"{style.device_name(PUBLISHED)}"
+        )
+    if lacking:
+        text += f"; {lacking} are not answered yet"
+    return Markdown(f"{text}.")
+
+
 def index(group: str, roots: list[Path] | None = None) -> Markdown:
     """The questions of one group, each with a link to its answer.
 
     Where the rows that answer it are not measured on the published device, it says so.
     """
-    found = {a.label: (a, section) for section in SECTIONS.values() for a in section.answers}
-    found |= {a.label: (a, None) for derived in DERIVED.values() for a in derived}
-    rows = []
+    found, rows = _answers(), []
     for label, words in QUESTIONS[group]:
         shown = _link(*found[label], roots) if label in found else NOT_YET
         name, _, rest = label.partition(" ")
@@ -135,7 +150,17 @@ def index(group: str, roots: list[Path] | None = None) -> Markdown:
     return Markdown(f":::{{table}}\n:class: questions\n\n{pipe(frame, left=3)}\n:::\n")
 
 
+def _answers() -> dict[str, tuple[Answer, Section | None]]:
+    """The answers by the questions' labels, each with the section whose rows it needs; None where
+    it is derived and needs no row."""
+    found = {a.label: (a, section) for section in SECTIONS.values() for a in section.answers}
+    return found | {a.label: (a, None) for derived in DERIVED.values() for a in derived}
+
+
+def _measured(section: Section | None, roots: list[Path] | None) -> bool:
+    return section is None or not load(section.name, roots)["local"].all()
+
+
 def _link(answer: Answer, section: Section | None, roots: list[Path] | None) -> str:
-    """``section`` is None where the answer is derived and needs no row."""
-    measured = section is None or not load(section.name, roots)["local"].all()
-    return f"[{answer.title}](#{answer.anchor})" + ("" if measured else NOT_MEASURED)
+    more = "" if _measured(section, roots) else NOT_MEASURED
+    return f"[{answer.title}](#{answer.anchor}){more}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from a2lib.report import panels, style
+from a2lib.report import figures, panels, style
 from a2lib.report.chapters.attention.rows import (
     BATCH,
     HEAD_DIMS,
@@ -25,8 +25,6 @@ from a2lib.report.tables import Markdown, Table
 from a2lib.theory.eager import longest, tiled_total
 
 LONGER = 1.02  # a replay that takes so many times its call is named
-SHADES = ("#dce9f7", "#b5d2f0", "#86b6e6")
-SPREADS = (0.01, 0.05)  # a deviation beyond each, relative to the mean, is a darker shade
 
 
 def sentence(p: Plain) -> Markdown:
@@ -141,38 +139,18 @@ def hosts(p: Plain) -> Markdown:
 
 def spread(p: Plain) -> Chart:
     """Standard deviation over the mean, by length and size of a vector, a map per pass and mask."""
-    import seaborn  # a second to import, for this figure alone
-    from matplotlib.colors import ListedColormap
-
     rows = pick(p.table, implementation="eager", status="ok")
     if not len(rows):
         return panels.empty()
-    lengths = sorted(rows["seq_len"].unique())
-
-    def draw(figure):
-        axes = figure.subplots(2, 2, sharex=True, sharey=True)
-        for line, causal in zip(axes, MASKS, strict=True):
-            for ax, pass_ in zip(line, PASSES, strict=True):
-                step = pd.DataFrame(np.nan, index=lengths, columns=list(HEAD_DIMS))
-                text = pd.DataFrame("", index=lengths, columns=list(HEAD_DIMS))
-                for row in pick(rows, pass_=pass_, causal=causal).itertuples():
-                    share = 0.0 if pd.isna(row.ms_std) else float(row.ms_std / row.ms_mean)
-                    step.loc[row.seq_len, row.head_dim] = sum(share > s for s in SPREADS)
-                    text.loc[row.seq_len, row.head_dim] = f"{100 * share:.1f}"
-                seaborn.heatmap(step.astype(float), ax=ax, annot=text, fmt="", cbar=False,
-                                cmap=ListedColormap(SHADES), vmin=-0.5, vmax=2.5, linewidths=1.5,
-                                linecolor=style.PAPER,
-                                annot_kws={"color": style.INK, "fontsize": 10.5})  # fmt: skip
-                ax.set_title(f"{pass_}, {MASKS[causal]}")
-                ax.tick_params(length=0)
-                ax.set_xticklabels([str(d) for d in HEAD_DIMS], rotation=0)
-                ax.set_yticklabels([style.tokens(n) for n in lengths], rotation=0)
-        for ax in axes[-1]:
-            ax.set_xlabel("d")
-        for ax in axes[:, 0]:
-            ax.set_ylabel("tokens")
-
-    return Chart(draw, height=1.4 + 0.54 * len(lengths))
+    lengths, maps = sorted(rows["seq_len"].unique()), {}
+    for causal in MASKS:
+        for pass_ in PASSES:
+            shares = pd.DataFrame(np.nan, index=lengths, columns=list(HEAD_DIMS))
+            for row in pick(rows, pass_=pass_, causal=causal).itertuples():
+                share = 0.0 if pd.isna(row.ms_std) else float(row.ms_std / row.ms_mean)
+                shares.loc[row.seq_len, row.head_dim] = share
+            maps[f"{pass_}, {MASKS[causal]}"] = shares.rename(index=style.tokens, columns=str)
+    return figures.spreads(maps, down="tokens", across="d")
 
 
 def not_beside(p: Plain) -> Markdown:

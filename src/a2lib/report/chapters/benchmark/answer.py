@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pandas as pd
 
-from a2lib.report import style
+from a2lib.report import figures, style
 from a2lib.report.chapters.benchmark.estimate import floors
 from a2lib.report.chapters.benchmark.rows import (
     AUTOCAST,
@@ -22,7 +23,7 @@ from a2lib.report.chapters.benchmark.rows import (
 )
 from a2lib.report.chapters.measured import HOST, mean, time
 from a2lib.report.metrics import pick
-from a2lib.report.style import listed
+from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
 
 LOOSE = 0.02  # a relative deviation above this is named
@@ -114,6 +115,23 @@ def spreads(b: Benchmark) -> Markdown:
             f"{min(ahead):.2f} to {max(ahead):.2f} times its forward."
         )
     return Markdown(text)
+
+
+def spread(b: Benchmark) -> Chart:
+    """Standard deviation over the mean of the plain phases, by model and context."""
+    models = [m for m in MODELS if any(b.phase(m, c, p) is not None for c in CONTEXTS
+                                       for p in PHASES)]  # fmt: skip
+    maps = {}
+    for title in (*PHASES, "train-step"):
+        shares = pd.DataFrame(np.nan, index=models, columns=list(CONTEXTS))
+        for model in models:
+            for context in CONTEXTS:
+                whole = title == "train-step"
+                row = b.row(model, context) if whole else b.phase(model, context, title)
+                if row is not None and row.status == "ok" and not pd.isna(row.ms_std):
+                    shares.loc[model, context] = float(row.ms_std / row.ms_mean)
+        maps[title] = shares.rename(index=TITLES, columns=style.tokens)
+    return figures.spreads(maps, down="", across="tokens")
 
 
 def _host_bound(b: Benchmark, model: str, context: int) -> bool:

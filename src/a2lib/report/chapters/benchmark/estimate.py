@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
-from a2lib.report import style
+from a2lib.report import panels, style
 from a2lib.report.chapters.benchmark.rows import (
     CONTEXT,
     MODELS,
@@ -14,6 +16,7 @@ from a2lib.report.chapters.benchmark.rows import (
     Benchmark,
 )
 from a2lib.report.chapters.measured import time
+from a2lib.report.style import Chart
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.roofline import Floor, eager_step, floor, fused_step
 from a2lib.theory.transformer import SIZES
@@ -69,6 +72,66 @@ def sentence(b: Benchmark) -> Markdown:
         f"{fused['products'].ms / fused['total'].ms:.0%} and the optimizer "
         f"{fused['optimizer'].ms / fused['total'].ms:.0%}."
     )
+
+
+def chart(b: Benchmark) -> Chart:
+    """The train-step of each model, plain and fast, beside its floor, in ms on a log scale.
+
+    A hairline leads from the floor to the measured step, whose thick bar is p20 to p80; the hollow
+    mark is the fast step launched kernel by kernel. A model that does not fit has its floors alone.
+    """
+    models = [m for m in MODELS if floors(b, m, "fp32", False) and floors(b, m, "bf16", True)]
+    if not models:
+        return panels.empty()
+    plain, ours = style.COLOURS[1], style.COLOURS[0]
+    ways = (("plain fp32", plain, "o", 0.2, PLAIN, False, "fp32", False),
+            ("bf16, ours, captured", ours, "^", -0.2, OURS, True, "bf16", True))  # fmt: skip
+
+    def words(ax, ms, x, y, side):
+        ax.annotate(style.digits(ms), (x, y), xytext=(7 if side == "left" else -7, 0), ha=side,
+                    va="center", textcoords="offset points")  # fmt: skip
+
+    def draw(figure):
+        ax = figure.subplots()
+        for y, model in enumerate(reversed(models)):
+            for _, colour, marker, up, way, capture, precision, fused in ways:
+                least = floors(b, model, precision, fused)["total"].ms
+                ax.plot(least, y + up, marker="|", markersize=9, markeredgewidth=2, color=colour)
+                row = b.row(model, CONTEXT, way=way, capture=capture)
+                if row is None or row.status != "ok":
+                    ax.annotate("does not fit" if row is not None else "", (least, y + up),
+                                xytext=(7, 0), textcoords="offset points", va="center",
+                                color=style.DIM)  # fmt: skip
+                    continue
+                ax.plot([least, row.ms], [y + up] * 2, color=colour, linewidth=0.8)
+                ax.plot([row.ms_p20, row.ms_p80], [y + up] * 2, color=colour, linewidth=3)
+                ax.plot(row.ms, y + up, marker=marker, markersize=6.5, color=colour)
+                right = row.ms
+                if capture:
+                    words(ax, row.ms, least, y + up, "right")
+                    right = b.ms(model, CONTEXT, way=way)
+                if right and capture:
+                    ax.plot(right, y + up, marker=marker, markersize=6.5, color=colour,
+                            markerfacecolor=style.PAPER)  # fmt: skip
+                if right:
+                    words(ax, right, right, y + up, "left")
+        ax.set_yticks(range(len(models)), [TITLES[m] for m in reversed(models)])
+        ax.set_ylim(-0.6, len(models) - 0.4)
+        ax.set_xscale("log")
+        ax.margins(x=0.2)
+        ax.set_xlabel("train-step (ms)")
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: panels.plain(value)))
+        ax.minorticks_off()
+        ax.grid(False, axis="y")
+        marks = [Line2D([], [], color=colour, marker=marker, linestyle="", label=title)
+                 for title, colour, marker, *_ in ways]  # fmt: skip
+        marks.append(Line2D([], [], color=ours, marker="^", linestyle="",
+                            markerfacecolor=style.PAPER, label="the same, launched"))  # fmt: skip
+        marks.append(Line2D([], [], color=style.INK, marker="|", markeredgewidth=2, linestyle="",
+                            label="floor"))  # fmt: skip
+        panels.legend(figure, marks, columns=2)
+
+    return Chart(draw, height=1.0 + 0.52 * len(models) + panels.legend_height(4, 2))
 
 
 def beside(b: Benchmark) -> Markdown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from a2lib.report import panels, style
 from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark
@@ -67,25 +68,51 @@ def sentence(b: Benchmark) -> Markdown:
 
 
 def chart(b: Benchmark) -> Chart:
-    """Wall time of each step of a process against its number, a line for each model and process."""
+    """Above, the wall time of each step of a process against its number, a line for each process;
+    below, what is averaged after each warm-up: a point for each measured step, over the median of
+    those after five steps of warm-up."""
+    import seaborn  # a second to import, for this figure alone
+
     rows = pick(b.steps, phase="wall", status="ok")
     models = [m for m in MODELS if (rows["model"] == m).any()]
     if not models:
         return panels.empty()
+    looks = {TITLES[model]: look for model, look in style.palette(models).items()}
+    numbers = {"step_number": rows["step_number"].astype(int), "ms": rows["ms"].astype(float)}
+    rows = rows.assign(**numbers, title=rows["model"].map(TITLES))
+    steady = pick(rows, warmup=WARMUPS[-1])
+    steady = steady[steady["step_number"] >= WARMUPS[-1]].groupby("title")["ms"].median()
+    averaged = rows[rows["step_number"] >= rows["warmup"].astype(int)]
+    averaged = averaged.assign(ratio=averaged["ms"] / averaged["title"].map(steady))
+    averaged = averaged.dropna(subset=["ratio"])
+    named = {"hue": "title", "hue_order": list(looks),
+             "palette": {title: look.colour for title, look in looks.items()}}  # fmt: skip
+    marks = {title: look.marker for title, look in looks.items()}
 
     def draw(figure):
-        ax = figure.subplots()
-        for model, look in style.palette(models).items():
-            for warmup, line in pick(rows, model=model).groupby("warmup"):
-                ax.plot(line["step_number"].astype(int), line["ms"], color=look.colour,
-                        marker=look.marker, markersize=3.5, linewidth=1.2,
-                        label=TITLES[model] if warmup == 0 else None)  # fmt: skip
-        ax.set_yscale("log")
-        ax.set_xlabel("step of a process, the first is 0")
-        ax.set_ylabel("wall time (ms)")
-        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+        above, below = figure.subplots(2, 1)
+        seaborn.lineplot(rows, x="step_number", y="ms", style="title", units="warmup", **named,
+                         estimator=None, dashes=False, markers=marks, markersize=4, linewidth=1.2,
+                         markeredgewidth=0, ax=above)  # fmt: skip
+        above.set_xlabel("step of a process, the first is 0")
+        above.set_ylabel("wall time (ms)")
+        panels.legend(figure, above.get_legend_handles_labels()[0], columns=3)
+        above.get_legend().remove()
+        below.set_xlabel("steps of warm-up")
+        below.set_ylabel("time over the median after 5")
+        if len(averaged):
+            seaborn.stripplot(averaged, x="warmup", y="ratio", order=list(WARMUPS), **named,
+                              dodge=True, jitter=False, size=4, legend=False, ax=below)  # fmt: skip
+            below.axhline(1, **panels.REFERENCE_LINE, zorder=0)
+        else:
+            panels.nothing(below)
+        for ax in (above, below):
+            ax.set_yscale("log")
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: panels.plain(value)))
+            ax.minorticks_off()
 
-    return Chart(draw, height=4.2)
+    return Chart(draw, height=5.6 + panels.legend_height(len(models), 3))
 
 
 def part(b: Benchmark, model: str, prepared: str, name: str, compile_: str = "none"):

@@ -7,6 +7,7 @@ from matplotlib.patches import Patch
 
 from a2lib.report import style
 from a2lib.report.chapters import profile
+from a2lib.report.chapters.benchmark.rows import TITLES
 from a2lib.report.chapters.memory.rows import (
     CONTEXTS,
     MODEL,
@@ -214,7 +215,7 @@ def sizes(m: Memory, caption: str, name: str) -> Table:
                 if row is not None and row.status == "ok":
                     seen = gb(row.tensor_bytes)
                 cells += [gb(asked(one)), seen]
-        lines.append([model, *cells])
+        lines.append([TITLES[model], *cells])
     heads = ["forward", "measured", "train-step", "measured "]
     columns = ["model", f"fp32: {heads[0]}", *heads[1:], f"bf16: {heads[0]}",
                *(f"{head}  " for head in heads[1:])]  # fmt: skip

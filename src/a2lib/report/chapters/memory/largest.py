@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
+from a2lib.report.chapters.benchmark.rows import TITLES
 from a2lib.report.chapters.memory.rows import (
     BATCH,
     CONTEXTS,
@@ -29,7 +30,7 @@ def residual(caption: str, name: str) -> Table:
     lines = []
     for model in MODELS:
         sizes = [residual_stream_bytes(SIZES[model], BATCH, c) for c in CONTEXTS]
-        lines.append([model, SIZES[model].d_model, *(f"{n / 2**20:g}" for n in sizes)])
+        lines.append([TITLES[model], SIZES[model].d_model, *(f"{n / 2**20:g}" for n in sizes)])
     columns = ["model", "D", *map(style.tokens, CONTEXTS)]
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 

@@ -7,6 +7,7 @@ import functools
 import pandas as pd
 
 from a2lib.report import style
+from a2lib.report.chapters.benchmark.rows import TITLES
 from a2lib.report.chapters.memory.rows import BATCH, SHOWN, Memory, blocks, counted, gb, step
 from a2lib.report.metrics import pick
 from a2lib.report.tables import Markdown, Table, folded
@@ -28,8 +29,9 @@ def table(m: Memory, caption: str, name: str) -> Table:
     for row in pick(m.reference, quantity="peak").itertuples():
         one = step(row.context, row.mode, row.precision, model=row.model)
         said = f"{row.printed:g} {row.unit}", gb(row.printed * UNIT[row.unit])
-        lines.append([row.device, row.model, style.tokens(row.context), row.mode, row.precision,
-                      *said, gb(counted(one).total), gb(written_out(one))])  # fmt: skip
+        lines.append([row.device, TITLES[row.model], style.tokens(row.context), row.mode,
+                      row.precision, *said, gb(counted(one).total),
+                      gb(written_out(one))])  # fmt: skip
     columns = ["GPU", "model", "tokens", "mode", "", "printed", "GB", "counted for ours, GB",
                "written out, GB"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=5, keys=5)

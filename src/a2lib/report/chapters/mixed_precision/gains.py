@@ -8,8 +8,10 @@ pass as called is the GPU's time if the host keeps ahead of it in every precisio
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.lines import Line2D
 
-from a2lib.report import style
+from a2lib.report import panels, style
+from a2lib.report.chapters.benchmark.rows import TITLES
 from a2lib.report.chapters.mixed_precision.rows import PRECISIONS, Mixed
 from a2lib.report.chapters.mixed_precision.speed import (
     CONTEXT,
@@ -23,11 +25,12 @@ from a2lib.report.chapters.mixed_precision.speed import (
     steps,
 )
 from a2lib.report.metrics import pick
-from a2lib.report.style import listed
+from a2lib.report.style import INK, PAPER, Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
 Case = tuple[str, int, str]  # model, context, pass
 Times = dict[str, float]  # precision -> ms
+GAINED = {"tf32": ("#00825f", "^"), "bf16": ("#d55e00", "o")}
 
 
 def replayed(mixed: Mixed) -> dict[Case, Times]:
@@ -81,7 +84,7 @@ def table(mixed: Mixed, caption: str, label: str) -> Table:
                           for p in PRECISIONS[1:]]  # fmt: skip
             if set(cells) != {MISSING} or context == CONTEXT:
                 how = "replay" if (model, context, "forward") in captured else "as called"
-                lines.append([model, style.tokens(context),
+                lines.append([TITLES[model], style.tokens(context),
                               MISSING if set(cells) == {MISSING} else how, *cells])  # fmt: skip
     columns = ["model", "context", "how"]
     for i, pass_ in enumerate(PASSES):
@@ -105,22 +108,59 @@ def trend(mixed: Mixed) -> Markdown:
         gains = of_pass(known, CONTEXT, pass_)
         lacking |= set(MODELS) - set(gains)
         if len(gains) == 1:
-            text += [f"{pass_} {gain:.2f}× ({model})" for model, gain in gains.items()]
+            text += [f"{pass_} {gain:.2f}× ({TITLES[model]})" for model, gain in gains.items()]
         elif gains:
             made = list(gains.items())
             grows = list(gains.values()) == sorted(gains.values())
-            text.append(
-                f"{pass_} from {made[0][1]:.2f}× ({made[0][0]}) to {made[-1][1]:.2f}× "
-                f"({made[-1][0]}), {'growing with every size' if grows else 'not at every size'}"
-            )
+            ends = [f"{gain:.2f}× ({TITLES[model]})" for model, gain in (made[0], made[-1])]
+            how = "growing with every size" if grows else "not at every size"
+            text.append(f"{pass_} from {ends[0]} to {ends[1]}, {how}")
     absent = mixed.not_yet(
-        f"the GPU's own time in each precision, of {listed([m for m in MODELS if m in lacking])}"
-        if lacking else ""
+        "the GPU's own time in each precision, of "
+        f"{listed([TITLES[m] for m in MODELS if m in lacking])}" if lacking else ""
     )  # fmt: skip
     if not text:
         return Markdown(f"{absent} What follows is the estimate.")
     said = f"In the GPU's own time bf16 gains over fp32 at {CONTEXT} tokens: {'; '.join(text)}."
     return Markdown(f"{said} {absent}" if lacking else said)
+
+
+def chart(mixed: Mixed) -> Chart:
+    """The gains over fp32 by model: of the forward as estimated (dashed), and of both passes as
+    measured in the GPU's own time."""
+    known = times(mixed)
+    estimated = {model: ms for model in MODELS if (ms := estimate(mixed, model, CONTEXT))}
+    measured = {pass_: {m: ms for m in MODELS if (ms := known.get((m, CONTEXT, pass_)))}
+                for pass_ in PASSES}  # fmt: skip
+    if not (estimated or any(measured.values())):
+        return panels.empty()
+    places = range(len(MODELS))
+
+    def gain(ms: Times | None, precision: str) -> float:
+        return ms["fp32"] / ms[precision] if ms and precision in ms else float("nan")
+
+    def draw(figure):
+        ax, marks = figure.subplots(), []
+        for precision in PRECISIONS[1:]:
+            colour, marker = GAINED[precision]
+            if estimated:
+                ax.plot(places, [gain(estimated.get(m), precision) for m in MODELS], color=colour,
+                        linewidth=1.2, linestyle=(0, (4, 3)))  # fmt: skip
+                marks.append(Line2D([], [], color=colour, linestyle=(0, (4, 3)),
+                                    label=f"{precision}: forward, estimated"))  # fmt: skip
+            for pass_, fill in zip(PASSES, (colour, PAPER), strict=True):
+                values = [gain(measured[pass_].get(m), precision) for m in MODELS]
+                look = {"color": colour, "marker": marker, "markerfacecolor": fill}
+                ax.plot(places, values, linewidth=1.2, markersize=6, **look)
+                marks.append(Line2D([], [], linestyle="", **look, label=f"{precision}: {pass_}"))
+        ax.axhline(1, color=INK, linewidth=0.8)
+        ax.set_xticks(places, [TITLES[m] for m in MODELS])
+        ax.set_xlim(-0.4, len(MODELS) - 0.6)
+        ax.set_ylim(bottom=0)
+        ax.set_ylabel("gain over fp32")
+        panels.legend(figure, marks, columns=2)
+
+    return Chart(draw, height=3.6 + panels.legend_height(6, 2))
 
 
 def against_estimate(mixed: Mixed) -> Markdown:
@@ -130,7 +170,7 @@ def against_estimate(mixed: Mixed) -> Markdown:
         for model, gain in of_pass(known, context, "forward").items():
             ms = estimate(mixed, model, context)
             if ms:
-                text.append(f"{model} at {style.tokens(context)}: {gain:.2f}× measured, "
+                text.append(f"{TITLES[model]} at {style.tokens(context)}: {gain:.2f}× measured, "
                             f"{ms['fp32'] / ms['bf16']:.2f}× estimated")  # fmt: skip
     if not text:
         return Markdown(mixed.not_yet("gains in the GPU's own time beside this estimate"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, provenance, style
+from a2lib.report.chapters.benchmark.rows import TITLES
 from a2lib.report.chapters.measured import HOST
 from a2lib.report.chapters.mixed_precision.rows import MISSING, PRECISIONS, Mixed
 from a2lib.report.metrics import pick
@@ -69,7 +70,8 @@ def expected(mixed: Mixed, caption: str, label: str, context: int = CONTEXT) -> 
             continue
         products = forward_flops(SIZES[model], BATCH, context) / rates["fp32"] / 1e9
         lines.append([
-            model, f"{products / ms['fp32']:.0%}", *(f"{style.digits(ms[p])}" for p in PRECISIONS),
+            TITLES[model], f"{products / ms['fp32']:.0%}",
+            *(style.digits(ms[p]) for p in PRECISIONS),
             *(f"{ms['fp32'] / ms[p]:.1f}×" for p in PRECISIONS[1:]),
         ])  # fmt: skip
     columns = ["model", "products' share of fp32", *(f"{p} (ms)" for p in PRECISIONS),
@@ -106,7 +108,7 @@ def table(mixed: Mixed, caption: str, label: str) -> Table:
                 both = has(mine, "fp32") and has(mine, "bf16")
                 cells.append(f"{mine['fp32'].ms / mine['bf16'].ms:.2f}×" if both else BLANK)
             if known - {"fp32"}:
-                lines.append([model, style.tokens(context), *cells])
+                lines.append([TITLES[model], style.tokens(context), *cells])
     columns = ["model", "context"]
     for i, pass_ in enumerate(PASSES):
         columns += [f"{pass_}: fp32", *(f"{p}{' ' * i}" for p in PRECISIONS[1:]), f"gain{' ' * i}"]
@@ -125,7 +127,7 @@ def hosts(mixed: Mixed) -> Markdown:
                     slower += has(mine, "fp32") and mine["bf16"].ms > mine["fp32"].ms
     if not known:
         return Markdown(f"Whether the host or the GPU sets the times as called is {MISSING}.")
-    bound = [model for model, row in known if of_host(rows, row)]
+    bound = [TITLES[model] for model, row in known if of_host(rows, row)]
     text = (
         f"As called in bf16, the host takes {HOST:.0%} of the time or more in {len(bound)} of "
         f"{len(known)} rows"
@@ -148,7 +150,7 @@ def published(mixed: Mixed, caption: str, label: str) -> Table:
             times = {p: metrics.time_of(group, precision=p, pass_=pass_) for p in ("fp32", "bf16")}
             cells += [style.digits(times["fp32"]), style.digits(times["bf16"]),
                       f"{times['fp32'] / times['bf16']:.2f}×"]  # fmt: skip
-        lines.append([device, model, style.tokens(float(context)), *cells])
+        lines.append([device, TITLES[model], style.tokens(float(context)), *cells])
     columns = ["device", "model", "context"]
     for pass_ in PASSES:
         columns += [f"{pass_} fp32 (ms)", f"{pass_} bf16 (ms)", f"{pass_} gain"]
@@ -166,10 +168,10 @@ def published_trend(mixed: Mixed) -> Markdown:
         made[device, model, int(context), pass_] = times[0] / times[1]
     slower = [key for key, gain in made.items() if gain < 1]
     (device, model, context, pass_), gain = max(made.items(), key=lambda item: item[1])
-    models = [name for name in MODELS if any(name == key[1] for key in slower)]
+    models = [TITLES[m] for m in MODELS if any(m == key[1] for key in slower)]
     return Markdown(
         f"As published, bf16 is slower than fp32 in {len(slower)} of {len(made)} cases "
-        f"({listed(models)}), and gains most, {gain:.2f}×, in the {pass_} of {model} at "
+        f"({listed(models)}), and gains most, {gain:.2f}×, in the {pass_} of {TITLES[model]} at "
         f"{style.tokens(context)} tokens on {device}."
     )
 
@@ -189,7 +191,8 @@ def contexts(rows: pd.DataFrame) -> list[int]:
 def found(rows: pd.DataFrame, model: str, context: int, pass_: str) -> dict:
     """Precision -> its row, all of one mode: the first that has both fp32 and bf16, else any."""
     mine = rows[(rows["model"] == model) & (rows["context"] == context) & (rows["phase"] == pass_)]
-    by_mode = [{r.precision: r for r in mine.itertuples() if r.mode == mode} for mode in MODES]
+    every = list(mine.itertuples())
+    by_mode = [{r.precision: r for r in every if r.mode == mode} for mode in MODES]
     both = [rows for rows in by_mode if has(rows, "fp32") and has(rows, "bf16")]
     timed = [rows for rows in by_mode if any(has(rows, p) for p in rows)]
     return next(iter([*both, *timed, *filter(None, by_mode)]), {})

@@ -1,0 +1,159 @@
+"""Warm-up, the estimate and published figures in the chapter on benchmarking, by value."""
+
+import re
+import statistics
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from benchmark_rows import CEILING, first, lines, refused, steps, times, whole
+
+from a2lib.report import svg
+from a2lib.report.chapters.benchmark import Benchmark, estimate, published, warmup
+from a2lib.report.tables import MISSING
+
+
+def test_a_step_is_drawn_beside_its_floor(bench, tmp_path):
+    measured = times(300, 650, 49, model="2.7B") + whole(112, way="ours")
+    measured += times(60, 40, 19, way="ours") + refused(model="10B")
+    b = bench(benchmark=measured, ceiling=CEILING)
+    [ax] = estimate.chart(b).figure.axes
+    drawn = {(round(x, 3), round(y, 1)) for line in ax.lines for x, y in line.get_xydata()}
+    least = [estimate.floors(b, "2.7B", *how)["total"].ms for how in (("fp32", False),
+                                                                      ("bf16", True))]  # fmt: skip
+    for ms, y in ((1000, 1.2), (113, 0.8), (120, 0.8), (least[0], 1.2), (least[1], 0.8)):
+        assert (round(ms, 3), y) in drawn, ms
+    said = [t.get_text() for t in ax.texts if t.get_text()]
+    assert said == ["does not fit", "1000", "113", "120"]
+    assert [t.get_text() for t in ax.get_yticklabels()][:2] == ["10B", "2.7B"]
+    text = estimate.chart(b)._repr_svg_()
+    assert svg.smallest_text(text) >= svg.LEAST_SIZE
+    assert "not measured yet" in estimate.chart(Benchmark([tmp_path / "empty"]))._repr_svg_()
+
+
+def test_warmup_by_value(bench):
+    measured = steps([100, 20] + [10] * 8, 0) + steps([100] + [10] * 10, 1)
+    measured += steps([100, 20] + [10.1] * 10, 2) + steps([100, 20, 10, 10, 10] + [10] * 10, 5)
+    measured += steps([800] + [100] * 9, 0, "2.7B")
+    b = bench(benchmark_steps=measured)
+    assert str(warmup.sentence(b)) == (
+        "The first step of a process takes 8.0 (2.7B) to 10.0 (small) times the median of its last "
+        "5. The mean is within 2% of that after five steps of warm-up for 0 of 1 models after 0, "
+        "1 of 1 models after 1 and 1 of 1 models after 2 steps."
+    )
+    found = lines(warmup.table(b, "c", "tab-c"))
+    assert found["small", "0"] == ["5.00 ± 7.1", MISSING, MISSING, "20.0 ± 28"]
+    assert found["small", "5"] == ["2.50 ± 0", MISSING, MISSING, "10.0 ± 0"]
+
+
+def test_every_step_is_drawn_and_what_is_averaged(bench):
+    measured = steps([100, 20] + [10] * 8, 0) + steps([100, 20, 10, 10, 10] + [10] * 10, 5)
+    measured += steps([800] + [100] * 9, 0, "2.7B")
+    b = bench(benchmark_steps=measured)
+    chart = warmup.chart(b)
+    above, below = chart.figure.axes
+    lines_drawn = [list(line.get_ydata()) for line in above.lines if len(line.get_ydata())]
+    assert sorted(line[:2] for line in lines_drawn) == [[100, 20], [100, 20], [800, 100]]
+    assert sorted(map(len, lines_drawn)) == [10, 10, 15]
+    points = [point for dots in below.collections for point in dots.get_offsets().tolist()]
+    ratios = Counter((round(x), y) for x, y in points)  # by place of the warm-up: 0, 1, 2, 5
+    assert ratios == {(0, 10): 1, (0, 2): 1, (0, 1): 8, (3, 1): 10}  # 2.7B has no five to go by
+    text = chart._repr_svg_()
+    assert svg.smallest_text(text) >= svg.LEAST_SIZE
+    assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r"--\w+:#[0-9a-f]{6}", "", text)) == []
+    alone = warmup.chart(bench(benchmark_steps=steps([800] + [100] * 9, 0, "2.7B")))
+    assert [t.get_text() for t in alone.figure.axes[1].texts] == ["not measured yet"]
+
+
+def test_the_first_step_taken_apart(bench):
+    measured = [row for repeat, more in enumerate((0, 50, -1))
+                for row in first("nothing", 1010 + more, repeat=repeat)]  # fmt: skip
+    measured += first("product", 910) + first("block", 210) + first("memory", 60)
+    measured += first("modules", 260)
+    measured += first("nothing", 9010, way="ours") + first("cached", 3010, way="ours")
+    b = bench(benchmark_first=measured)
+    assert str(warmup.firsts_sentence(b)) == (
+        "The first step of small takes 1000 ms more than a steady one, of which kernels and "
+        "autograd 700 ms, the largest part."
+    )
+    table = warmup.firsts_table(b, "c", "tab-c").frame.set_index("model")
+    plain = dict(table.loc["small"])
+    assert plain == {
+        "steady step": "10.0", "first step: more": "1000", "cuBLAS": "100",
+        "kernels and autograd": "700", "allocator": "150", "rest": "50.0", "lazy loading": "750",
+        "compiling": MISSING, "context (before)": "300",
+    }  # fmt: skip
+    assert table.loc["small, compiled", "compiling"] == "6000"
+    assert table.loc["small, compiled", "cuBLAS"] == MISSING
+
+
+def test_a_part_that_spares_nothing_is_negative(bench):
+    b = bench(benchmark_first=first("nothing", 110) + first("product", 115))
+    assert warmup.firsts_table(b, "c", "tab-c").frame.loc[0, "cuBLAS"] == "−5.00"
+
+
+def test_the_estimate_is_of_the_measured_ceilings(bench):
+    b = bench(ceiling=CEILING)
+    parts = estimate.floors(b, "2.7B", "fp32", False)
+    # Products and attention's, at 50 TFLOP/s: 3 forwards of 14.2 TFLOP.
+    assert parts["total"].flops == pytest.approx(42.6e12, rel=2e-3)
+    assert parts["products"].ms > 3 * 14.2e12 / 50e12 * 1e3 * 0.95
+    said = str(estimate.sentence(b))
+    assert "50.0 TFLOP/s in fp32, 4.00 TB/s" in said and "the arithmetic binds" in said
+    assert "has 42.6 TFLOP" in said
+    share = parts["products"].ms / parts["total"].ms
+    assert f"{share:.0%} of it in matrix products" in said
+
+
+def test_the_measured_time_stands_beside_its_floor(bench):
+    floor = estimate.floors(bench(ceiling=CEILING), "2.7B", "fp32", False)["total"].ms
+    double = bench(ceiling=CEILING, benchmark=whole(2 * floor))
+    assert str(estimate.beside(double)).startswith("The floor is 50% to 50% of the GPU's measured")
+    table = estimate.table(double, "c", "tab-c").frame.set_index("model")
+    assert table.loc["2.7B", "share"] == "50%" and table.loc["small", "share"] == MISSING
+    wrong = bench(ceiling=CEILING, benchmark=whole(floor / 2))
+    assert str(estimate.beside(wrong)) == (
+        "Below its floor, so that the floor or the time is wrong: 2.7B."
+    )
+
+
+def test_published_figures_stand_beside_ours(bench):
+    b = bench(benchmark=times(100, 300, 9, model="small"))
+    found = lines(published.table(b, "c", "tab-c"))
+    assert found["small", "512"] == [
+        "27.2", "45.3 ± 0.82", "100 ± 1.0", "54.2", "90.6 ± 1.2", "300 ± 1.0",
+    ]  # fmt: skip
+    assert found["2.7B", "1,024"] == [MISSING, "oom", MISSING] * 2
+    warmed = published.warmups(bench(benchmark_steps=steps([9] * 11, 1)), "c", "tab-c").frame
+    mine = warmed[(warmed["model"] == "small") & (warmed["w"] == 1)].iloc[0]
+    assert mine["RTX 5090"] == "33.5 ± 44" and mine["H200"] == "2.25 ± 0"
+    assert len(b.reference.drop_duplicates(["device", "source"])) == 4
+
+
+def test_published_forwards_as_rates(bench):
+    said = str(published.rates(bench()))
+    # Of all their forwards the fastest, by operations over the printed time.
+    assert "30.1 TFLOP/s on the H800 PCIe and 16.5 TFLOP/s on the unnamed GPU" in said
+    assert said.endswith("ours with and without TF32 beside them.")
+    # Products of a forward are 14.2 TFLOP.
+    both = times(284, 9, 9) + times(71, 9, 9, precision="tf32")
+    assert "runs at 50.0 in fp32 and at 200 in TF32." in str(published.rates(bench(benchmark=both)))
+
+
+def test_what_published_deviations_say_of_slow_steps(bench):
+    b = bench()
+    slow = [400.0] + [100.0] * 9
+    given = {"ms": statistics.mean(slow), "ms_std": statistics.stdev(slow)}
+    alone = SimpleNamespace(**given)
+    assert published._excess(alone) == pytest.approx(300)
+    assert published._without_one(alone) == pytest.approx(100)
+    said = str(published.slow_steps(b))
+    assert "53.3 ms (large, 53.2), 64.8 ms (xl (2025), 64.5) and 80.6 ms (2.7B, 81.6)" in said
+    assert "574 to 598 ms more, for models one of which has 3.5 times the parameters" in said
+    assert "It leaves 27.8 ms (small, 20.1) and 39.6 ms (medium, 32.4), too much" in said
+    assert said.endswith(
+        "small has 32.5 ± 39 ms after them, which one step of 124 ms more explains."
+    )
+    said = str(published.first_of_all(b))
+    assert "41.6 ± 75 ms for small, its first model, and deviations of 3% to 8%" in said
+    assert "xl (2025) takes 186 times its forward. Weights and gradients are 16.0 GB" in said

@@ -77,7 +77,7 @@ def _task(training: Training, rows: Mapping[str, tuple[Key, ...]]) -> Task:
 def measure_memory(run: Run) -> None:
     """What a rank holds at the moments of a step; printed."""
     tasks = memory_tasks(run.parameters.asked())
-    _measure(run, FSDP_MEMORY, tasks, "memory")
+    _measure(run, FSDP_MEMORY, tasks, "memory", keep=True)
     heads = ["", "model", "step", "moment", *PARTS, "in all"]
     print(table([_memory_line(row) for row in _stored(run, FSDP_MEMORY, tasks)], heads))
 
@@ -117,10 +117,10 @@ def say_where(run: Run) -> None:
     harness.say_where(run, SECTIONS, "Fully sharded data parallel")
 
 
-def _measure(run: Run, section: Section, tasks: list[Task], what: str) -> None:
-    """A single training always, of a sweep what it lacks."""
+def _measure(run: Run, section: Section, tasks: list[Task], what: str, keep: bool = False) -> None:
+    """A single training always, of a sweep what it lacks. The ranks are kept for the times."""
     resume = run.parameters.sweep != "shape"
-    harness.measure(run, section, tasks, what=what, resume=resume)
+    harness.measure(run, section, tasks, what=what, resume=resume, keep_worker=keep)
 
 
 def _stored(run: Run, section: Section, tasks: Iterable[Task]) -> list[Row]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.measure.sections import DERIVED, SECTIONS, Answer, Section
+from a2lib.measure.section import Answer, Section
+from a2lib.measure.sections import DERIVED, SECTIONS
 from a2lib.report import style
 from a2lib.report.data import PUBLISHED, load
 from a2lib.report.tables import Markdown, pipe

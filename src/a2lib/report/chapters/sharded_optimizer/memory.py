@@ -20,7 +20,7 @@ from a2lib.report.chapters.sharded_optimizer.rows import (
     name,
 )
 from a2lib.report.style import Chart, listed
-from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.report.tables import MISSING, Markdown, Table, folded
 from a2lib.theory.sharding import MOMENTS, REST, STATE
 
 WORDS = {"init": "model made", "before": "before update", "after": "after update"}
@@ -115,18 +115,25 @@ def figure(c: Sharding, setting: Setting = MAIN) -> Chart:
     return Chart(draw, height=3.6)
 
 
-def table(c: Sharding, caption: str, label: str) -> Table:
-    """A line for each setting, optimizer, wrapper and moment, of the fullest rank."""
+def table(c: Sharding, setting: Setting, caption: str, label: str) -> Table:
+    """A line for each optimizer, wrapper and moment, of the fullest rank."""
     lines = []
-    for setting in SETTINGS:
-        for side in SIDES:
-            for optimizer in ("plain", "sharded", "zero"):
-                for moment in (*MOMENTS, "step"):
-                    row = c.held(optimizer, moment, side, setting)
-                    if row is not None:
-                        lines.append(_line(row, setting))
-    columns = ["model", "optimizer", "moment", *COLOURS, "in all", "formula", "off", "most"]
-    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=3, keys=2)
+    for side in SIDES:
+        for optimizer in ("plain", "sharded", "zero"):
+            for moment in (*MOMENTS, "step"):
+                row = c.held(optimizer, moment, side, setting)
+                if row is not None:
+                    lines.append(_line(row, setting))
+    columns = ["", "moment", "in all", "formula", "off", *COLOURS, "most"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2, keys=2)
+
+
+def rest(c: Sharding, caption: str, label: str) -> Markdown:
+    """The same of the settings that are not the main one, folded away."""
+    return Markdown("\n".join(
+        folded(table(c, setting, f"{caption}: {setting.label}", f"{label}-{n}"), longest=0)
+        for n, setting in enumerate(SETTINGS[1:])
+    ))  # fmt: skip
 
 
 def _line(row, setting: Setting) -> list[str]:
@@ -139,9 +146,8 @@ def _line(row, setting: Setting) -> list[str]:
     else:
         counted, there = _expected(row.optimizer, row.moment, setting), row.present_bytes
     differs = MISSING if pd.isna(there) else f"{float(there) / counted - 1:+.2%}"
-    moment = "peak of a later step" if row.moment == "step" else WORDS[row.moment]
-    return [setting.label, name(row), moment, *cells, gb(there), gb(counted), differs,
-            gb(row.allocated_bytes)]  # fmt: skip
+    moment = "later peak" if row.moment == "step" else WORDS[row.moment]
+    return [name(row), moment, gb(there), gb(counted), differs, *cells, gb(row.allocated_bytes)]
 
 
 def _expected(optimizer: str, moment: str, setting: Setting) -> int:

@@ -43,6 +43,8 @@ def fsdp_holds_what_the_theory_says():
         # The root and the last block are gathered once; all gradients leave, the root's at the end.
         assert count == {"gather begins": 8, "gather ends": 8, "turn": 10, "computes": 10,
                          "reduce begins": 5, "reduce ends": 5}, count  # fmt: skip
+        # The root's leave before the first block's.
+        assert [u for m, u in told if m == "reduce begins"][-2:] == ["", "layers.0"], told
         ahead = [told.index(("gather begins", f"layers.{i}")) for i in range(4)]
         begun = [told.index(("computes", f"layers.{i}")) for i in range(3)]
         assert all(a < b for a, b in zip(ahead[1:], begun, strict=True)), told

@@ -39,22 +39,33 @@ def test_two_blocks_are_whole_at_once_and_two_casts_travel():
     # The head's gradient, then casts of 400 bytes: none, one, two.
     assert [found[f"backward {i}"].travelling - 20 for i in (2, 1, 0)] == [0, 400, 800]
     # The block's own beside them, one more cast, two at most.
-    assert [found[f"sent {i}"].travelling - 20 for i in (2, 1, 0)] == [600, 1000, 1000]
-    assert [found[f"sent {i}"].gradients for i in (2, 1, 0)] == [4 + 208, 4 + 416, 4 + 624]
+    assert [found[f"sent {i}"].travelling - 20 for i in (2, 1)] == [600, 1000]
+    assert [found[f"sent {i}"].gradients for i in (2, 1)] == [4 + 208, 4 + 416]
+    # At the end the root's two gradients, cast, beside block 0's and block 1's cast; then, the root
+    # gone, block 0's beside the root's cast.
+    assert found["sent root"].travelling == 40 + 80 + 200 + 400
+    assert found["sent root"].gathered == root + block
+    assert found["sent 0"].travelling == 80 + 200 + 400 and found["sent 0"].gathered == block
+    assert found["sent 0"].gradients == OWN
     assert [found[f"backward {i}"].activations for i in (2, 1, 0)] == [300, 200, 100]
     assert all(held.parameters == OWN and held.optimizer == 2 * OWN for held in found.values())
 
 
 def test_without_a_cast_the_gradient_itself_is_sent():
     found = {held.moment: held for held in fsdp.step(SMALL, 2, 0, computes=4, moments=False)}
-    assert [found[f"sent {i}"].travelling - 40 for i in (2, 1, 0)] == [400, 800, 800]
+    assert [found[f"sent {i}"].travelling - 40 for i in (2, 1)] == [400, 800]
+    assert found["sent root"].travelling == 80 + 400 + 400
+    assert found["sent 0"].travelling == 80 + 400
     assert {held.optimizer for held in found.values()} == {0}
 
 
 def test_the_peak_is_where_activations_make_it():
-    # Few: at the end, when all gradients are there. Many: at the begin of backward.
-    assert fsdp.peak(SMALL, 2, 0).moment == "sent 0"
+    # Few: near the end, when most gradients are there. Many: at the begin of backward.
+    assert fsdp.peak(SMALL, 2, 0).moment == "sent 1"
     assert fsdp.peak(SMALL, 2, 10**6).moment == "backward 2"
+    # Of the largest vocabulary, at the root's gradients.
+    wide = fsdp.Sizes(embedding=1000, head=1000, block=10, block_vectors=2, vectors=1, blocks=3)
+    assert fsdp.peak(wide, 2, 0).moment == "sent root"
 
 
 def test_bytes_sent():

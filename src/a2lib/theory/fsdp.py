@@ -117,7 +117,7 @@ def step(
     AdamW's ``moments`` are there. ``activations``: bytes that the forward leaves for the backward.
 
     "forward" and "backward" of a unit are when its parameters are there and it begins, "sent" is
-    when its whole gradient has been cast and has not been dropped.
+    when its whole gradient has been cast and has not been dropped; the root's are the last but one.
     """
     positive(world_size=world_size, computes=computes)
     own = kept(s, world_size)
@@ -129,7 +129,7 @@ def step(
         ahead = block if i < last else 0
         yield Held(f"forward {i}", **state, gathered=root + block + ahead, activations=i * share)
     yield Held("backward root", **state, gathered=root + block, activations=activations)
-    head, cast = computes * s.head, WIDE * s.block
+    cast, casting = WIDE * s.block, computes != WIDE
     reduced = WIDE * (s.block / world_size + s.block_vectors)
     made = WIDE * s.vectors
     for i in reversed(range(s.blocks)):
@@ -137,12 +137,21 @@ def step(
         there = {**state, "gathered": root + block + ahead}
         casts = min(done, IN_FLIGHT) * cast
         yield Held(f"backward {i}", **there, gradients=made + done * reduced,
-                   travelling=head + casts, activations=(i + 1) * share)  # fmt: skip
+                   travelling=computes * s.head + casts, activations=(i + 1) * share)  # fmt: skip
+        if not i:
+            break
         # The block's own gradient; without a cast it is what is sent.
-        own_gradient = block if computes != WIDE else 0
         casts = min(done + 1, IN_FLIGHT) * cast
+        travelling = computes * s.head + casts + (block if casting else 0)
         yield Held(f"sent {i}", **there, gradients=made + (done + 1) * reduced,
-                   travelling=head + own_gradient + casts, activations=i * share)  # fmt: skip
+                   travelling=travelling, activations=i * share)  # fmt: skip
+    # The end: the root's gradients, those of embedding and head, leave before the first block's.
+    made += last * reduced + WIDE * s.root / world_size
+    casts = min(last, IN_FLIGHT - 1) * cast + (WIDE * s.root if casting else 0)
+    yield Held("sent root", **state, gradients=made, gathered=root + block,
+               travelling=root + block + casts)  # fmt: skip
+    casts = cast + WIDE * s.root + (block if casting else 0)
+    yield Held("sent 0", **state, gradients=made + reduced, gathered=block, travelling=casts)
 
 
 def peak(s: Sizes, world_size: int, activations: float, computes: int = 2) -> Held:

@@ -7,7 +7,6 @@ with nothing sent. ``memory`` has each way alone in its processes.
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -20,7 +19,9 @@ from a2lib.experiments.fsdp.configurations import MOMENTS, OURS, STEADY
 from a2lib.experiments.fsdp.wrappers import TOLERANCE, Sharded
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
+from a2lib.experiments.harness.worker import free_memory
 from a2lib.measure import FSDP, bulk, synchronize, trace
+from a2lib.measure.failures import note as one_line
 from a2lib.measure.graphs import CudaGraphs
 from a2lib.measure.memory import take_workspaces
 from a2lib.parallel import capture_step
@@ -57,7 +58,7 @@ def measure(job: RankJob) -> None:
             if job.expired():
                 return
             job.begin(group[0]["wrapper"])
-            gc.collect()  # wrappers are cycles
+            free_memory(job.device)  # wrappers are cycles
             _in_turns(job, group, plain, without)
 
 
@@ -89,15 +90,21 @@ def _in_turns(job: RankJob, keys: list[Row], plain: Training, without: Callable)
             made.append((key, training))
             steps.append(step)
         times = in_turns(job, FSDP, steps, without) if made else []
-    # Its graph is gone by now: what comes takes as much memory again.
+    # What comes takes as much memory again as the graph that is gone.
+    free_memory(job.device)
     for (key, training), row in zip(made, times, strict=True):
         row |= {**key, "conditions": conditions(job.device), "status": "ok", "note": ""}
         if key["wrapper"] != OURS:
             job.put(row)
             continue
-        table, row["ms_waited"] = gathers.look(job, training)
+        table = []
+        try:
+            table, row["ms_waited"] = gathers.look(job, training)
+        except RuntimeError as error:  # the times are measured, whatever the marks come to
+            row["note"] = one_line(f"no marks: {error}")
         job.put(row)
-        gathers.store(job, key, table)
+        if table:
+            gathers.store(job, key, table)
         if not job.spec["capture"]:
             _draw(job, training, key)
 
@@ -123,13 +130,11 @@ def memory(job: RankJob) -> None:
         job.begin(culprit)
         with _on_stream(job.device):
             take_workspaces(job.device)
-            gc.collect()
+            free_memory(job.device)
             held = _moments(job, keys[0]["wrapper"])
         for key in keys:
             row = held[key["step_number"], key["moment"]]
             job.put({**key, **row, "status": "ok", "note": ""})
-        if job.device == "cuda":
-            torch.cuda.empty_cache()
 
 
 def _moments(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:

@@ -67,8 +67,7 @@ class Parameters:
 
     wrappers: str = parameter(
         "all",
-        f"all, or from {', '.join(WRAPPERS)}: who averages gradients, each with and without "
-        "sharding",
+        f"all, or from {', '.join(WRAPPERS)}: who averages gradients",
         kind=str,
         choices=("all",),
         many=WRAPPERS,

@@ -8,8 +8,16 @@ import shutil
 import pytest
 
 from a2lib.measure.columns import COLUMNS
-from a2lib.measure.section import COMMON, readme_table
-from a2lib.measure.sections import DERIVED, SECTIONS, answers, notebooks, of_notebook, pages
+from a2lib.measure.section import COMMON
+from a2lib.measure.sections import (
+    DERIVED,
+    SECTIONS,
+    answers,
+    notebooks,
+    of_notebook,
+    pages,
+    readme_table,
+)
 from a2lib.paths import ROOT
 from a2lib.report.chapters.questions import NOT_MEASURED, NOT_YET, QUESTIONS, index, standing
 

@@ -29,6 +29,7 @@ MODULES = (
     "checks_copy_engines",
     "checks_sharded_optimizer",
     "checks_fsdp",
+    "checks_fsdp_memory",
     "checks_checkpoint",
     "checks_schemes",
 )

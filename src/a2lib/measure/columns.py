@@ -103,7 +103,8 @@ COLUMNS = {
         TEXT,
         "how gradients become their mean: after backward with an all-reduce for each (`naive`) or"
         " one for all (`flat`), during backward each by itself (`overlapped`) or `bucketed`;"
-        " `torch_ddp`, and with `gradient_as_bucket_view` `torch_ddp_view`: PyTorch's",
+        " `torch_ddp`, and with `gradient_as_bucket_view` `torch_ddp_view`: PyTorch's; or what"
+        " shards the model: `fsdp` (ours), `fsdp2` (PyTorch's `fully_shard`)",
     ),
     "bucket_mb": Column(WHOLE, "the most a bucket holds, in units of 2^20 bytes; 0: no buckets"),
     "carrier": Column(TEXT, "what carries gradients: the `backend`, or `copy_engines`"),
@@ -115,8 +116,9 @@ COLUMNS = {
     ),
     "moment": Column(
         TEXT,
-        "of a process's first step: `init` (model, wrapper and optimizer are made), directly"
-        " `before` and directly `after` the optimizer's step; `step`, the whole of a later one",
+        "of a step, the process's first where none is said: `init` (model, wrapper and optimizer"
+        " are made), directly `before` and directly `after` the optimizer's step; `forward`, the"
+        " end of that, and `peak`, its fullest moment; `step`, the whole of a later one",
     ),
     "on_rank": Column(WHOLE, "of which process, from 0"),
     "scheme": Column(
@@ -190,6 +192,13 @@ COLUMNS = {
         " its output not; blank on a CPU",
     ),
     "gradient_bytes": Column(WHOLE, "of the parameters' gradients"),
+    "whole_bytes": Column(
+        WHOLE, "of parameters that are whole for the time being; blank for PyTorch's wrapper"
+    ),
+    "travelling_bytes": Column(
+        WHOLE,
+        "of whole gradients, as they are made and as they are sent; blank for PyTorch's wrapper",
+    ),
     "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
     "ms_cold": Column(
         NUMBER,
@@ -260,6 +269,11 @@ COLUMNS = {
     "ms_tensor": Column(NUMBER, "and those along tensor"),
     "ms_backward_without": Column(
         NUMBER, "backward of the step without communication; blank for a step that is captured"
+    ),
+    "ms_waited": Column(
+        NUMBER,
+        "what the computation waited for all-gathers in a step, median of a few steps with events"
+        " around each wait, the most of the ranks; blank for PyTorch's wrapper",
     ),
     "sent_bytes": Column(WHOLE, "of all gradients in the dtype that they travel in"),
     "ms_optimizer": Column(

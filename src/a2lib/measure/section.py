@@ -1,5 +1,7 @@
-"""What a section is: one table of ``data/measured``, its columns, who measures it and what it
-answers. The sections themselves are in ``sections.py``."""
+"""What a section is: one table of ``data/measured``, and what is said of it beside its columns.
+
+``a2lib.measure.sections`` is the registry of them all.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +67,3 @@ def table_of(given: Mapping[str, object]) -> Section:
     """The section whose ``table()`` came through JSON."""
     lists = {name: tuple(given[name]) for name in ("key", "values")}
     return Section(**{**given, **lists})
-
-
-def readme_table(section: Section) -> str:
-    """The columns of ``section`` as data/README.md has them: the key, then the values."""
-    lines = ["| column | meaning |", "|---|---|"]
-    for column in (*section.key, *section.values):
-        key = " (key)" if column in section.key else ""
-        lines.append(f"| `{column}`{key} | {COLUMNS[column].meaning} |")
-    return "\n".join(lines)

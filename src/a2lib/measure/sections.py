@@ -10,6 +10,7 @@ pages are held against this.
 
 from __future__ import annotations
 
+from a2lib.measure.columns import COLUMNS
 from a2lib.measure.section import Answer, Section
 
 _SHAPE = ("dtype", "batch", "heads", "seq_len", "head_dim", "causal")
@@ -363,6 +364,36 @@ SHARDED_OPTIMIZER_MEMORY = Section(
     ),
 )
 
+_SHARDED = ("model", "batch", "context", "precision", "attention", "compile")
+_FSDP = "a2lib.experiments.fsdp.handlers"
+
+FSDP = Section(
+    "fsdp",
+    ("wrapper", *_SHARDED, "capture", "backend", "world_size"),
+    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_waited", "ms_host")
+    + ("ms_rank_min", "ms_rank_median", "ms_rank_max", "conditions", "note"),
+    handler=f"{_FSDP}:measure",
+    notebook="fsdp",
+    pages=("fsdp",),
+    answers=(
+        Answer("fsdp · 26", "Fully sharded data parallel", "fsdp-chapter"),
+        Answer("fsdp_accounting (a) · 26", "What a rank holds", "fsdp-memory"),
+        Answer("fsdp_accounting (b) · 26", "In time?", "fsdp-gathers"),
+    ),
+)
+
+FSDP_MEMORY = Section(
+    "fsdp_memory",
+    ("wrapper", *_SHARDED, "backend", "world_size", "step_number", "moment"),
+    ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "whole_bytes")
+    + ("travelling_bytes", "present_bytes", "tensor_bytes", "allocated_bytes")
+    + ("reserved_bytes", "driver_bytes", "note"),
+    timed=False,
+    handler=f"{_FSDP}:memory",
+    notebook="fsdp",
+    pages=("fsdp",),
+)
+
 PARALLELISM = Section(
     "parallelism",
     ("scheme", "implementation", "mesh", "backend", "world_size", "dtype", "layers", "d_model")
@@ -384,6 +415,7 @@ SECTIONS = {
         *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES, DDP),
         *(SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY),
         *(MEMORY, MEMORY_RECORDING, MEMORY_BLOCK),
+        *(FSDP, FSDP_MEMORY),
         PARALLELISM,
     )
 }
@@ -429,3 +461,12 @@ def answers() -> dict[str, Answer]:
     """The label of each question that is answered -> its answer."""
     measured = (s.answers for s in SECTIONS.values())
     return {answer.label: answer for group in (*measured, *DERIVED.values()) for answer in group}
+
+
+def readme_table(section: Section) -> str:
+    """The columns of ``section`` as data/README.md has them: the key, then the values."""
+    lines = ["| column | meaning |", "|---|---|"]
+    for column in (*section.key, *section.values):
+        key = " (key)" if column in section.key else ""
+        lines.append(f"| `{column}`{key} | {COLUMNS[column].meaning} |")
+    return "\n".join(lines)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from a2lib.experiments import collectives, ddp, sharded_optimizer
+from a2lib.experiments import collectives, ddp, fsdp, parallelism, sharded_optimizer
 from a2lib.experiments.data_parallel import training
 from a2lib.experiments.data_parallel.configurations import Training
 from a2lib.experiments.ddp.configurations import (
@@ -62,6 +62,7 @@ def test_the_essential_sweep_has_all_sides_of_the_targets_and_resumes_in_the_who
     (ddp.start, Parameters(sweep="essential"), "2"), (ddp.start, Parameters(backend="gloo"), "1"),
     (collectives.start, collectives.Parameters(sweep="handout"), "2"),
     (sharded_optimizer.start, sharded_optimizer.Parameters(), "2"),
+    (fsdp.start, fsdp.Parameters(), "2"), (parallelism.start, parallelism.Parameters(), "2"),
 ])  # fmt: skip
 def test_a_run_names_the_gpus_that_measure_together(gpus, monkeypatch, tmp_path, start, given, n):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -23,6 +23,7 @@ from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
 from a2lib.experiments.harness.picture import subplots
+from a2lib.experiments.harness.ranks import gpus_of
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Key, Task, identity
 from a2lib.experiments.harness.tables import EMPTY, number, table
@@ -46,8 +47,8 @@ def start(given: Parameters) -> Run:
 
     Raises ParameterError for what these ranks cannot do, and what ``harness.run.start`` does.
     """
-    given.asked()
-    return harness.start(given, NOTEBOOK, SECTIONS)
+    gpus = gpus_of(training.ranks for training in given.asked())
+    return harness.start(given, NOTEBOOK, SECTIONS, gpus=gpus)
 
 
 def time_tasks(asked: Mapping[Training, list[Way]]) -> list[Task]:

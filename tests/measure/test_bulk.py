@@ -7,6 +7,7 @@ import pytest
 from profiles import make
 
 from a2lib import paths
+from a2lib.experiments.fsdp import gathers
 from a2lib.measure import StoreError, bulk, read_runs, snapshot, trace
 from a2lib.measure.saved import Saved, saved_rows
 
@@ -14,6 +15,9 @@ RUN = "20260102T030405Z-cpu-000000"
 HERE = Path(make.__file__).parent
 ROW = {"start_us": 1.5, "duration_us": 2 / 3, "stream": "7", "kind": "matmul", "phase": "forward",
        "part": "attn, q"}  # fmt: skip
+
+# Of one unit that is gathered and waits.
+STEP = (("gather begins", 0), ("gather ends", 3), ("turn", 1), ("computes", 3), ("ends", 4))
 
 
 def put(data, rows, table="strip", picture="small-128", device="cpu", run=RUN):
@@ -41,6 +45,7 @@ def test_what_the_readers_make_is_what_the_tables_take(data):
         "memory": snapshot.timeline_rows(found),
         "largest": snapshot.largest_rows(snapshot.peak(found)),
         "lines": snapshot.line_rows(found, "step 0"),
+        "gathers": gathers.table([gathers.Moment(n, "root", "forward", ms) for n, ms in STEP]),
         "saved": saved_rows([Saved("attn", (2, 3), "float32", 24, ["MmBackward0.self"])]),
     }
     assert set(made) == set(bulk.TABLES)

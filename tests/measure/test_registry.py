@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from a2lib.measure.columns import COLUMNS
+from a2lib.measure.section import COMMON
 from a2lib.measure.sections import (
-    COMMON,
     DERIVED,
     SECTIONS,
     answers,

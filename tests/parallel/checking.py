@@ -29,7 +29,9 @@ MODULES = (
     "checks_copy_engines",
     "checks_sharded_optimizer",
     "checks_fsdp",
+    "checks_fsdp_memory",
     "checks_checkpoint",
+    "checks_schemes",
 )
 GPU_MODULES = ("checks_capture", "checks_streams")
 CHECKS = {}

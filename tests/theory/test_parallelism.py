@@ -257,3 +257,19 @@ def test_what_is_not_allowed_is_refused():
     with pytest.raises(ValueError, match="n is 0; allowed are numbers above 0"):
         parallelism.data_parallel(EXAMPLE, 0)
     assert math.isclose(parallelism.best_split(EXAMPLE, 1, True)[0], 1)
+
+
+@pytest.mark.parametrize("n_fsdp, n_tp", [(2, 1), (8, 1), (4, 2), (2, 4), (16, 4)])
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_at_the_least_batch_and_width_communication_takes_as_long(n_fsdp, n_tp, pass_):
+    layer = parallelism.EXAMPLE
+    at = replace(layer, tokens=parallelism.least_tokens(layer, n_fsdp, n_tp, pass_))
+    assert parallelism.communication_share(at, n_fsdp, n_tp, True, pass_) == pytest.approx(1)
+    if n_tp > 1:
+        at = replace(layer, d_ff=parallelism.least_width(layer, n_tp, pass_))
+        assert parallelism.communication_share(at, 1, n_tp, True, pass_) == pytest.approx(1)
+        narrow = replace(layer, d_ff=0.9 * at.d_ff)  # no batch mends that
+        assert parallelism.least_tokens(narrow, n_fsdp, n_tp, pass_) == math.inf
+    assert parallelism.least_tokens(layer, 1, 2) == 0
+    wide = replace(layer, element_bytes=4)
+    assert parallelism.least_tokens(wide, 2, 1) == 2 * parallelism.least_tokens(layer, 2, 1)

@@ -388,3 +388,52 @@ def test_one_device_is_what_its_tensors_are_counted_to(checkpointing, context):
         state = state_bytes(shape)
         total = state.parameters + state.optimizer + counted
         assert plan.memory_bytes == pytest.approx(total, rel=0.08), (shape, total)
+
+
+def test_a_message_costs_the_latency_that_is_given():
+    """With 1 s a message, by hand: what is added to the busy links and network of each axis."""
+    slow = replace(TOY, latency=1.0)
+
+    def added(layout, shape=TINY, node=8, attention="flash"):
+        plain, late = (replace(device, node=node) for device in (TOY, slow))
+        jobs = [replace(job(shape=shape, device=one), attention=attention) for one in (plain, late)]
+        before, after = (evaluate(one, layout).busy for one in jobs)
+        return [round(after[name] - before[name], 6) for name in ("node links", "network")]
+
+    # Two blocks, an embedding and a head on one device. Gathers in both passes, a scatter.
+    assert added(Layout(data=2)) == [3 * 4, 0]
+    assert added(Layout(data=2, microbatches=2)) == [2 * 3 * 4, 0]
+    assert added(Layout(data=2, sharding="zero1")) == [2 * 4, 0]
+    assert added(Layout(data=2, sharding="none")) == [4, 0]
+    assert added(Layout(tensor=2, sharding="none")) == [2 * 4 + 2, 0]
+    assert added(Layout(tensor=2, sharding="none", checkpointing="block")) == [2 * 5 + 2, 0]
+    # Either stage sends one hop and gets another's, and has a block and one table.
+    assert added(Layout(pipeline=2, sharding="none")) == [1, 0]
+    # A ring of two: keys and values once forward, and twice backward; weights as data has them.
+    assert added(Layout(context=2)) == [3 * 2 + 3 * 4, 0]
+    # Four devices, two in a node: either part of the gather is a message of its own.
+    assert added(Layout(data=4), node=2) == [3 * 4, 3 * 4]
+    assert added(Layout(data=2), node=1) == [0, 3 * 4]
+    assert added(Layout()) == [0, 0]
+
+
+def test_the_command_takes_measured_links(capsys):
+    given = ["plan", "--devices", "2", "--batch", "2", "--context", "1024", "--size", "small",
+             "--tensor", "2", "--json"]  # fmt: skip
+    found, own = {}, ["--bandwidth", "2.25e11", "--latency-us", "20"]
+    for name, more in {"makers": [], "own": own}.items():
+        assert command.main([*given, *more]) == 0
+        found[name] = json.loads(capsys.readouterr().out)
+    assert found["makers"]["device"]["latency"] == 0
+    assert (found["own"]["device"]["link"], found["own"]["device"]["latency"]) == (2.25e11, 20e-6)
+    sums = 4 * SIZES["small"].num_layers + 2
+    before, after = (found[name]["busy_s"]["node links"] for name in ("makers", "own"))
+    assert after == pytest.approx(2 * before + 20e-6 * sums)
+    assert command.main([*given[:-1], "--latency-us", "20"]) == 0
+    assert "links of 450 GB/s, 20 us a message" in capsys.readouterr().out
+    for wrong, words in ((["--bandwidth", "0"], "link is 0.0; allowed are numbers above 0"),
+                         (["--latency-us", "-1"], "latency is -1e-06; allowed are numbers from 0"),
+                         (["--latency-us", "nan"], "allowed are numbers from 0")):  # fmt: skip
+        with pytest.raises(SystemExit):
+            command.main([*given, *wrong])
+        assert words in capsys.readouterr().err.strip().splitlines()[-1]

@@ -191,3 +191,16 @@ def test_tasks_that_wait_for_each_other_are_an_error():
 def test_what_is_not_allowed_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_the_sums_of_a_tensor_parallel_backward_hide_up_to_its_own_limit():
+    """In two parts a sum has the part's weights and the other part to hide behind; the last has its
+    own weights alone."""
+    for reduce_s in (0.1, 0.5, 1.0):
+        timeline = schedules.run(schedules.tensor_backward(8, 1.0, reduce_s, 2))
+        assert timeline.seconds == pytest.approx(8 + max(0, reduce_s / 2 - 0.25))
+    bound = schedules.run(schedules.tensor_backward(8, 1.0, 3.0, 2))
+    assert bound.seconds == pytest.approx(8 * 3 + 0.25)
+    # In one part the weights alone hide half of a sum that takes as long as the layer.
+    one = schedules.run(schedules.tensor_backward(8, 1.0, 1.0, 1))
+    assert one.seconds == pytest.approx(8 * 1.5)

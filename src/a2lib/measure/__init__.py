@@ -4,6 +4,7 @@ from a2lib.measure.device import device_slug, synchronize
 from a2lib.measure.lock import DeviceBusy, DeviceLock
 from a2lib.measure.memory import peak_bytes
 from a2lib.measure.runs import read_runs, start_run
+from a2lib.measure.section import COMMON, STATUSES, Section
 from a2lib.measure.sections import (
     ACCUMULATION,
     ATTENTION,
@@ -16,7 +17,6 @@ from a2lib.measure.sections import (
     CEILING,
     CHECKPOINTING,
     COLLECTIVES,
-    COMMON,
     COMPILE_ATTENTION,
     COMPILE_MODEL,
     DDP,
@@ -24,16 +24,17 @@ from a2lib.measure.sections import (
     FLASH_ACCURACY,
     FLASH_COUNTERS,
     FLASH_PROTOCOL,
+    FSDP,
+    FSDP_MEMORY,
     LAYERNORM,
     MEMORY,
     MEMORY_BLOCK,
     MEMORY_RECORDING,
+    PARALLELISM,
     PROFILE,
     SECTIONS,
     SHARDED_OPTIMIZER,
     SHARDED_OPTIMIZER_MEMORY,
-    STATUSES,
-    Section,
 )
 from a2lib.measure.store import Store, StoreError, read_section
 from a2lib.measure.timing import Timing, time_call, time_many
@@ -58,10 +59,13 @@ __all__ = [
     "FLASH_ACCURACY",
     "FLASH_COUNTERS",
     "FLASH_PROTOCOL",
+    "FSDP",
+    "FSDP_MEMORY",
     "LAYERNORM",
     "MEMORY",
     "MEMORY_BLOCK",
     "MEMORY_RECORDING",
+    "PARALLELISM",
     "PROFILE",
     "SECTIONS",
     "SHARDED_OPTIMIZER",

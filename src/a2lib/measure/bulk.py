@@ -42,6 +42,10 @@ TABLES: dict[str, dict[str, type]] = {
     "largest": {"rank": int, "bytes": int, "category": str, "phase": str, "name": str, "line": str},
     # line_rows: the largest that a phase asked for, once for each line of code.
     "lines": {"bytes": int, "count": int, "category": str, "phase": str, "name": str, "line": str},
+    # a2lib.experiments.fsdp.gathers: each all-gather and the wait for it, from a step's begin.
+    "gathers": {"unit": str, "pass": str, "gather_start_ms": float, "gather_end_ms": float,
+                "turn_ms": float, "compute_start_ms": float, "compute_end_ms": float,
+                "slack_ms": float, "waited_ms": float},
     # a2lib.measure.saved.saved_rows: what one module keeps for its backward.
     "saved": {"number": int, "module": str, "operations": str, "shape": str, "dtype": str,
               "bytes": int},

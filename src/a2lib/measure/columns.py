@@ -21,7 +21,7 @@ COLUMNS = {
         TEXT,
         "`a2lib` (ours), `eager`, `compile`, `sdpa_flash`, `sdpa_cudnn`, `sdpa_efficient`, `flex`,"
         " each forced to be itself; `tiled` (plain PyTorch) on the CPU; `by_hand`: eager with the"
-        " softmax written as a formula",
+        " softmax written as a formula; `torch`: PyTorch's own wrapper",
     ),
     "dtype": Column(TEXT, "`bf16`, `fp16`, `fp32`"),
     "batch": Column(WHOLE, "sequences"),
@@ -103,7 +103,8 @@ COLUMNS = {
         TEXT,
         "how gradients become their mean: after backward with an all-reduce for each (`naive`) or"
         " one for all (`flat`), during backward each by itself (`overlapped`) or `bucketed`;"
-        " `torch_ddp`, and with `gradient_as_bucket_view` `torch_ddp_view`: PyTorch's",
+        " `torch_ddp`, and with `gradient_as_bucket_view` `torch_ddp_view`: PyTorch's; or what"
+        " shards the model: `fsdp` (ours), `fsdp2` (PyTorch's `fully_shard`)",
     ),
     "bucket_mb": Column(WHOLE, "the most a bucket holds, in units of 2^20 bytes; 0: no buckets"),
     "carrier": Column(TEXT, "what carries gradients: the `backend`, or `copy_engines`"),
@@ -115,12 +116,23 @@ COLUMNS = {
     ),
     "moment": Column(
         TEXT,
-        "of a process's first step: `init` (model, wrapper and optimizer are made), directly"
-        " `before` and directly `after` the optimizer's step; `step`, the whole of a later one",
+        "of a step, the process's first where none is said: `init` (model, wrapper and optimizer"
+        " are made), directly `before` and directly `after` the optimizer's step; `forward`, the"
+        " end of that, and `peak`, its fullest moment; `step`, the whole of a later one",
     ),
     "on_rank": Column(WHOLE, "of which process, from 0"),
+    "scheme": Column(
+        TEXT,
+        "how layers are spread: `dp` (data), `fsdp`, `tp` (tensor), or `fsdp_tp`, two axes of both",
+    ),
+    "mesh": Column(TEXT, "ranks along data x ranks along tensor"),
+    "d_model": Column(WHOLE, "width of a layer"),
+    "d_ff": Column(WHOLE, "width of its hidden"),
+    "tokens": Column(WHOLE, "of a batch, over all ranks"),
     "repeat": Column(WHOLE, "0, 1, ...: another process, the same measurement"),
-    "layers": Column(WHOLE, "blocks, in place of the size's own number"),
+    "layers": Column(
+        WHOLE, "blocks, in place of the size's own number; of a stack of alike layers, how many"
+    ),
     "strategy": Column(TEXT, "what backward computes again: a name of `a2lib.model.checkpointing`"),
     "gradients": Column(
         TEXT, "`fresh`: made by the backward; `kept`: there before the step, as zeros"
@@ -180,6 +192,13 @@ COLUMNS = {
         " its output not; blank on a CPU",
     ),
     "gradient_bytes": Column(WHOLE, "of the parameters' gradients"),
+    "whole_bytes": Column(
+        WHOLE, "of parameters that are whole for the time being; blank for PyTorch's wrapper"
+    ),
+    "travelling_bytes": Column(
+        WHOLE,
+        "of whole gradients, as they are made and as they are sent; blank for PyTorch's wrapper",
+    ),
     "reserved_bytes": Column(WHOLE, "what PyTorch's allocator held after it; blank on a CPU"),
     "ms_cold": Column(
         NUMBER,
@@ -237,17 +256,24 @@ COLUMNS = {
         " of them, on the slowest rank; blank on a CPU",
     ),
     "ms_without": Column(
-        NUMBER, "median of the same step without communication, measured in turns with `ms`"
+        NUMBER, "median of the same without communication, measured in turns with `ms`"
     ),
     "ms_without_p20": Column(NUMBER, "its 20 % quantile"),
     "ms_without_p80": Column(NUMBER, "its 80 % quantile"),
     "ms_communication": Column(
         NUMBER,
-        "the same messages after backward, with nothing beside them; blank for PyTorch's wrapper,"
-        " and for a step that is captured",
+        "the same messages with nothing beside them (in `ddp` after backward); blank where there"
+        " are none, for PyTorch's wrapper, and for a step that is captured",
     ),
+    "ms_data": Column(NUMBER, "of these those along data alone, where both axes have some"),
+    "ms_tensor": Column(NUMBER, "and those along tensor"),
     "ms_backward_without": Column(
         NUMBER, "backward of the step without communication; blank for a step that is captured"
+    ),
+    "ms_waited": Column(
+        NUMBER,
+        "what the computation waited for all-gathers in a step, median of a few steps with events"
+        " around each wait, the most of the ranks; blank for PyTorch's wrapper",
     ),
     "sent_bytes": Column(WHOLE, "of all gradients in the dtype that they travel in"),
     "ms_optimizer": Column(

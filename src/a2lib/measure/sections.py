@@ -10,69 +10,8 @@ pages are held against this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from a2lib.measure.columns import COLUMNS, NUMBER, TRUTH, WHOLE
-
-STATUSES = ("ok", "oom", "unsupported", "error")
-
-# status: one of STATUSES. ms, ms_p20, ms_p80: median and quantiles of n samples in milliseconds,
-# blank unless status is ok. run: the row of runs.csv that produced this one.
-COMMON = ("status", "ms", "ms_p20", "ms_p80", "n", "run")
-TIMES = ("ms", "ms_p20", "ms_p80")
-
-INTEGERS = frozenset(name for name, column in COLUMNS.items() if column.kind == WHOLE)
-FLAGS = frozenset(name for name, column in COLUMNS.items() if column.kind == TRUTH)
-# Results beside the time: a number where there is one, blank where there is none.
-RESULTS = frozenset(name for name, column in COLUMNS.items() if column.kind == NUMBER) - {*TIMES}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A question of the assignment (``label`` as the index of questions shows it), and where the
-    book answers it: the heading's ``title`` and its ``anchor``."""
-
-    label: str
-    title: str
-    anchor: str
-
-
-@dataclass(frozen=True)
-class Section:
-    """One table: ``key`` identifies a row, ``values`` are section-specific results.
-
-    ``columns`` is the header of its files, in order. Where it is not ``timed``, an ``ok`` row needs
-    no ``ms``, but one of its values. A section may gain values: files without them stay readable.
-
-    ``handler`` is "module:function", what a worker calls to measure it; ``notebook`` the name of
-    the notebook that does; ``pages`` those of the book about it, the chapter first;
-    ``answers`` what these answer.
-    """
-
-    name: str
-    key: tuple[str, ...]
-    values: tuple[str, ...] = ()
-    timed: bool = True
-    handler: str = ""
-    notebook: str = ""
-    pages: tuple[str, ...] = ()
-    answers: tuple[Answer, ...] = ()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.key + self.values + COMMON
-
-    def table(self) -> dict[str, object]:
-        """What a worker needs to store rows, for JSON; ``table_of`` is the way back."""
-        return {"name": self.name, "key": self.key, "values": self.values, "timed": self.timed}
-
-
-def table_of(given: Mapping[str, object]) -> Section:
-    """The section whose ``table()`` came through JSON."""
-    lists = {name: tuple(given[name]) for name in ("key", "values")}
-    return Section(**{**given, **lists})
-
+from a2lib.measure.columns import COLUMNS
+from a2lib.measure.section import Answer, Section
 
 _SHAPE = ("dtype", "batch", "heads", "seq_len", "head_dim", "causal")
 _FLASH = "a2lib.experiments.flash.handlers"
@@ -425,6 +364,47 @@ SHARDED_OPTIMIZER_MEMORY = Section(
     ),
 )
 
+_SHARDED = ("model", "batch", "context", "precision", "attention", "compile")
+_FSDP = "a2lib.experiments.fsdp.handlers"
+
+FSDP = Section(
+    "fsdp",
+    ("wrapper", *_SHARDED, "capture", "backend", "world_size"),
+    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_waited", "ms_host")
+    + ("ms_rank_min", "ms_rank_median", "ms_rank_max", "conditions", "note"),
+    handler=f"{_FSDP}:measure",
+    notebook="fsdp",
+    pages=("fsdp",),
+    answers=(
+        Answer("fsdp · 26", "Fully sharded data parallel", "fsdp-chapter"),
+        Answer("fsdp_accounting (a) · 26", "What a rank holds", "fsdp-memory"),
+        Answer("fsdp_accounting (b) · 26", "In time?", "fsdp-gathers"),
+    ),
+)
+
+FSDP_MEMORY = Section(
+    "fsdp_memory",
+    ("wrapper", *_SHARDED, "backend", "world_size", "step_number", "moment"),
+    ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "whole_bytes")
+    + ("travelling_bytes", "present_bytes", "tensor_bytes", "allocated_bytes")
+    + ("reserved_bytes", "driver_bytes", "note"),
+    timed=False,
+    handler=f"{_FSDP}:memory",
+    notebook="fsdp",
+    pages=("fsdp",),
+)
+
+PARALLELISM = Section(
+    "parallelism",
+    ("scheme", "implementation", "mesh", "backend", "world_size", "dtype", "layers", "d_model")
+    + ("d_ff", "tokens", "pass"),
+    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_communication", "ms_data", "ms_tensor")
+    + ("conditions", "note"),
+    handler="a2lib.experiments.parallelism.handlers:measure",
+    notebook="parallelism",
+    pages=("parallelism-measured",),
+)
+
 SECTIONS = {
     s.name: s
     for s in (
@@ -435,6 +415,8 @@ SECTIONS = {
         *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES, DDP),
         *(SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY),
         *(MEMORY, MEMORY_RECORDING, MEMORY_BLOCK),
+        *(FSDP, FSDP_MEMORY),
+        PARALLELISM,
     )
 }
 

@@ -7,10 +7,54 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    ReduceScatterOptions,
+)
 
 # torch 2.13 names these two anew, and warns of the old names, which 2.11 has alone.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+# Several tensors of one dtype in one call of the backend, on the current stream. The group's own
+# methods: PyTorch's context manager for it costs the host as much again for each tensor.
+
+
+def all_gather_coalesced(
+    wholes: list[Tensor], parts: list[Tensor], group: dist.ProcessGroup | None
+) -> None:
+    """Fill each whole with the ranks' parts, in rank order; a part may be its own slot there."""
+    group = group or dist.group.WORLD
+    options = AllgatherOptions()
+    options.asyncOp = False
+    gather = getattr(group, "all_gather_single_coalesced", None)
+    _done((gather or group.allgather_into_tensor_coalesced)(wholes, parts, options))
+
+
+def reduce_scatter_coalesced(
+    parts: list[Tensor], wholes: list[Tensor], group: dist.ProcessGroup | None
+) -> None:
+    """Fill each part with this rank's slot of the mean of the ranks' wholes."""
+    group = group or dist.group.WORLD
+    options = ReduceScatterOptions()
+    options.asyncOp, options.reduceOp = False, sum_or_mean(group.size())
+    scatter = getattr(group, "reduce_scatter_single_coalesced", None)
+    _done((scatter or group.reduce_scatter_tensor_coalesced)(parts, wholes, options))
+
+
+def mean_coalesced(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Make each tensor the mean of the ranks' own."""
+    group = group or dist.group.WORLD
+    options = AllreduceCoalescedOptions()
+    options.asyncOp, options.reduceOp = False, sum_or_mean(group.size())
+    _done(group.allreduce_coalesced(tensors, options))
+
+
+def _done(work: dist.Work | None) -> None:
+    if work is not None:  # where the backend has not waited by itself
+        work.wait()
 
 
 def member(group: dist.ProcessGroup | None) -> tuple[int, int]:

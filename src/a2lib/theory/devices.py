@@ -18,9 +18,10 @@ class Device:
     ``slug`` is its name in data/reference; ``flops`` dense bf16 operations a second; ``memory``
     bytes; ``memory_bandwidth`` bytes a second. ``node`` devices are joined by fast links, over
     which each sends ``link`` bytes a second, and nodes by a network, over which each device sends
-    ``network``. On a ``torus`` each axis of a layout has links of its own, each with ``link``, and
-    there are three. ``fp32`` operations a second do without tensor cores; None where the maker
-    states none. Raises ValueError for a number that is not above 0.
+    ``network``; beside its bytes a message takes ``latency`` seconds, 0 unless it was measured. On
+    a ``torus`` each axis of a layout has links of its own, each with ``link``, and there are three.
+    ``fp32`` operations a second do without tensor cores; None where the maker states none. Raises
+    ValueError for a number that is not above 0, or a latency below 0.
     """
 
     slug: str
@@ -32,9 +33,12 @@ class Device:
     node: int
     torus: bool = False
     fp32: float | None = None
+    latency: float = 0.0
 
     def __post_init__(self) -> None:
-        positive(**{k: v for k, v in vars(self).items() if k != "torus"})
+        positive(**{k: v for k, v in vars(self).items() if k not in ("torus", "latency")})
+        if not self.latency >= 0:
+            raise ValueError(f"latency is {self.latency!r}; allowed are numbers from 0")
 
 
 # bf16 operations/s, bytes, bytes/s of memory, of fast links, of the network; devices of a node;

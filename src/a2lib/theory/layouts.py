@@ -4,7 +4,8 @@ A layout cuts the batch over ``data``, each matrix over ``tensor``, the blocks o
 the sequence over ``context`` devices. For each one: bytes of a device by component, and the least
 time of a step. ``ASSUMPTIONS`` is what the figures rest on; every plan is printed with it. On one
 GPU the memory agrees with the measured peaks of whole models (tests/theory/test_jobs.py); cut over
-several it was compared with none. Links have their makers' bandwidth.
+several it was compared with none. Links have their makers' bandwidth and no latency, or those of
+the job's device.
 
 ZeRO: Rajbhandari et al., 2020. Tensor parallelism: Shoeybi et al., 2019. 1F1B: Narayanan et al.,
 2021. Ring attention: Liu et al., 2023. The formulas of each axis are those of parallelism.py and
@@ -51,7 +52,8 @@ ASSUMPTIONS = (
     "micro-batches are whole sequences",
     "communication runs beside computation; axes on the same links wait for each other, node links "
     "and network do not; on a torus tensor, data with context, and pipeline have an axis each; a "
-    "message costs its bytes over the maker's bandwidth and no latency",
+    "message costs its bytes over the maker's bandwidth and no latency, unless others are given; "
+    "a layer's weights or gradients are one message",
     "axes are laid out tensor, context, data, pipeline, the first within a node",
     "FlashAttention computes half of the scores and its backward 2.5 forwards, eager all of them "
     "and 2; matrix products at the given share of the maker's peak, or their weights at the "
@@ -316,16 +318,22 @@ def _stage(job: Job, layout: Layout, first: bool, last: bool) -> Busy:
     message = job.element * tokens * d
     # Two sums a block in either pass; a block that runs again ends before its last.
     sums = blocks * (5 if again else 4) + first + last
-    tensor = _scaled(2 * sums, _ring(job, layout, "tensor", message))
+    tensor = _added(_scaled(2 * sums, _ring(job, layout, "tensor", message)),
+                    _waits(job, layout, "tensor", sums))  # fmt: skip
     data = (0.0, 0.0)
     if layout.sharding == "fsdp":
-        data = _scaled(3, _ring(job, layout, "data", weights))
+        data = _added(_scaled(3, _ring(job, layout, "data", weights)),
+                      _waits(job, layout, "data", 3 * (blocks + first + last)))  # fmt: skip
     # The backward sends keys, values and the gradients of both.
     rounds = ring_attention(tokens, d / t, d / t, layout.context, 1, 1,
                             element_bytes=job.element).bytes  # fmt: skip
-    context = _sent(job, layout, "context", blocks * (4 if again else 3) * rounds)
+    rings = blocks * (4 if again else 3)
+    context = _added(_sent(job, layout, "context", rings * rounds),
+                     _waits(job, layout, "context", rings * (layout.context - 1)))  # fmt: skip
     hop = stage_boundary_bytes(tokens, d, 1, element_bytes=job.element)
-    pipeline = _sent(job, layout, "pipeline", hop * ((not last) + (not first)))
+    hops = (not last) + (not first)
+    pipeline = _added(_sent(job, layout, "pipeline", hop * hops),
+                      _waits(job, layout, "pipeline", hops))  # fmt: skip
     return Busy(
         compute=flops / t / job.flops,
         memory=moved / job.device.memory_bandwidth,
@@ -354,7 +362,11 @@ def _once(job: Job, layout: Layout, weights: float) -> tuple[float, float]:
     all-reduce of gradients, where nothing is cut, sends as much."""
     if layout.sharding == "fsdp":
         return 0.0, 0.0
-    return _scaled(2, _ring(job, layout, "data", job.element * weights))
+    # One for each block and for either table that the device has.
+    layers = job.shape.num_layers // layout.pipeline + (2 if layout.pipeline == 1 else 1)
+    messages = layers * (2 if layout.sharding == "zero1" else 1)
+    return _added(_scaled(2, _ring(job, layout, "data", job.element * weights)),
+                  _waits(job, layout, "data", messages))  # fmt: skip
 
 
 def _inside(job: Job, layout: Layout, axis: str) -> tuple[int, int]:
@@ -388,6 +400,19 @@ def _sent(job: Job, layout: Layout, axis: str, size: float) -> tuple[float, floa
     if n == 1:
         return 0.0, 0.0
     return (size / job.device.link, 0.0) if k == n else (0.0, size / job.device.network)
+
+
+def _waits(job: Job, layout: Layout, axis: str, messages: int) -> tuple[float, float]:
+    """Seconds that so many messages along an axis take beside their bytes, on either links."""
+    n, k = _inside(job, layout, axis)
+    each = messages * job.device.latency
+    if axis in ("context", "pipeline"):  # a hop, over the network if any is
+        return (each if 1 < n == k else 0.0, each if k < n else 0.0)
+    return (each if k > 1 else 0.0, each if n > k else 0.0)
+
+
+def _added(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def _scaled(times: float, seconds: tuple[float, float]) -> tuple[float, float]:

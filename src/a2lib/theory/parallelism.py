@@ -193,6 +193,26 @@ def best_whole_split(layer: Layer, n: int, shared: bool) -> tuple[int, int]:
     return min(pairs, key=lambda pair: communication_share(layer, *pair, shared))
 
 
+def least_tokens(layer: Layer, n_fsdp, n_tp, pass_: str = "forward"):
+    """The batch from which computation bounds a pass on ``n_fsdp`` by ``n_tp`` devices whose axes
+    share the links: (N_FSDP - 1) / a + (N_TP - 1) / b = 1, solved for B. Data parallelism's too.
+
+    infinity where tensor parallelism alone sends too long; 0 where nothing depends on the batch.
+    Raises ValueError for another pass.
+    """
+    _check_pass(pass_)
+    left = 1 - (n_tp - 1) / (tensor_limit(layer, pass_) - 1)
+    if left <= 0:
+        return math.inf
+    return (n_fsdp - 1) * layer.tokens / data_slope(layer) / left
+
+
+def least_width(layer: Layer, n, pass_: str = "forward"):
+    """The d_ff from which computation bounds a pass of tensor parallelism on ``n`` devices:
+    2 (N - 1) C / 3 W forward, half of it backward. Raises ValueError for another pass."""
+    return (n - 1) * layer.d_ff / (tensor_limit(layer, pass_) - 1)
+
+
 def communication_share(layer: Layer, n_fsdp, n_tp, shared: bool, pass_: str = "forward"):
     """Communication over computation of a pass: the sum of the axes if ``shared``, else the longer.
 

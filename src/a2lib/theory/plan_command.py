@@ -10,7 +10,7 @@ import argparse
 import json
 from dataclasses import asdict, fields, replace
 
-from a2lib.theory.devices import DEVICES, named_device
+from a2lib.theory.devices import DEVICES, Device, named_device
 from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job
 from a2lib.theory.layouts import (
     ASSUMPTIONS,
@@ -43,6 +43,7 @@ examples:
   python -m a2lib.theory plan --size 8B --device H200 --devices 2 --batch 2 --context 32768
   python -m a2lib.theory plan --device H100 --devices 4096 --batch 2048 --context 8192 \\
       --d-model 16384 --d-ff 53248 --layers 60 --heads 128 --vocab 128256 --tensor 8
+  python -m a2lib.theory plan --size 8B --devices 8 --tensor 8 --bandwidth 3.6e11 --latency-us 20
   python -m a2lib.theory plan --as-given --size 2.7B --device H100 --devices 8 --data 8 --batch 8 \\
       --context 1024 --sharding none --precision fp32 --attention eager --optimizer sgd
 """
@@ -74,6 +75,14 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(f"--{name}", default=default, help=f"{', '.join(values)} ({default})")
     made.add_argument("--efficiency", type=float, default=1.0,
                       help="share of the maker's peak at which products run (1)")  # fmt: skip
+    links = made.add_argument_group(
+        "links of a node", "the maker's, or as fitted to measured collectives"
+    )
+    links.add_argument("--bandwidth", type=float,
+                       help="bytes a second that a device sends, of a fit of all-reduces the bus "
+                            "bandwidth")  # fmt: skip
+    links.add_argument("--latency-us", type=float, default=0.0,
+                       help="microseconds that a message takes beside its bytes (0)")  # fmt: skip
     held = made.add_argument_group("held, not searched")
     for name in ("data", "tensor", "pipeline"):
         held.add_argument(f"--{name}", type=int, help=f"devices along {name}")
@@ -95,7 +104,7 @@ def main(arguments: list[str]) -> int:
     try:
         job = Job(
             shape=_shape(given),
-            device=named_device(given.device),
+            device=_device(given),
             devices=given.devices,
             batch=given.batch,
             context=given.context,
@@ -154,7 +163,8 @@ def text(job: Job, plan: Plan) -> str:
         f"{shape.num_layers} layers, {shape.num_heads} heads, vocabulary {shape.vocab_size}), "
         f"{job.batch} sequences of {job.context} tokens",
         f"{layout.devices} of {job.devices} devices of {job.device.slug}, {job.precision}, "
-        f"{job.attention} attention, {job.optimizer}",
+        f"{job.attention} attention, {job.optimizer}; links of {job.device.link / 1e9:.4g} GB/s, "
+        f"{job.device.latency * 1e6:.4g} us a message",
         "",
         f"layout   data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x "
         f"context {layout.context}, {layout.microbatches} micro-batches of "
@@ -177,6 +187,12 @@ def text(job: Job, plan: Plan) -> str:
         *(f"  {line}" for line in ASSUMPTIONS),
     ]
     return "\n".join(lines)
+
+
+def _device(given: argparse.Namespace) -> Device:
+    device = named_device(given.device)
+    link = device.link if given.bandwidth is None else given.bandwidth
+    return replace(device, link=link, latency=given.latency_us / 1e6)
 
 
 def _shape(given: argparse.Namespace) -> Shape:

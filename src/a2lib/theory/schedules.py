@@ -126,6 +126,20 @@ def tensor_forward(layers: int, compute_s: float, reduce_s: float, parts: int) -
     return tasks
 
 
+def tensor_backward(layers: int, compute_s: float, reduce_s: float, parts: int) -> list[Task]:
+    """Its backward: three of six products give dx, whose sum travels while the other three, the
+    gradients of the weights, and another part compute."""
+    positive(layers=layers, parts=parts)
+    tasks, half = [], compute_s / parts / 2
+    for i in range(layers):
+        for p in range(parts):
+            before = (f"reduce {i - 1} {p}",) if i else ()
+            tasks.append(Task(f"compute {i} {p}", COMPUTE, half, before))
+            tasks.append(Task(f"reduce {i} {p}", LINKS, reduce_s / parts, (f"compute {i} {p}",)))
+            tasks.append(Task(f"weights {i} {p}", COMPUTE, half))
+    return tasks
+
+
 def mesh_forward(
     layers: int, compute_s: float, gather_s: float, reduce_s: float, parts: int, shared: bool
 ) -> list[Task]:

@@ -6,7 +6,6 @@ Every rank times the same calls from the same start, and rank 0 puts what all of
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from a2lib.experiments.collectives.configurations import DTYPES
 from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
+from a2lib.experiments.harness.rest import calls, from_rest
 from a2lib.measure import COLLECTIVES, Timing, synchronize
 from a2lib.measure.failures import note as one_line
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single
@@ -115,31 +115,20 @@ def _timed(job: RankJob, run: Callable[[], object]) -> Row:
     def agreed(ms: float) -> float:
         return max(job.everyone(ms))
 
-    estimate = agreed(_from_rest(run, job.device))
+    estimate = agreed(from_rest(run, job.device))
     if estimate < LONG_MS:
-        estimate = agreed([_from_rest(run, job.device) for _ in range(WARMUP)][-1])
-    n = _count(BUDGET_MS[job.device], estimate, CALLS)
-    by_rank = job.everyone([_from_rest(run, job.device) for _ in range(n)])
+        estimate = agreed([from_rest(run, job.device) for _ in range(WARMUP)][-1])
+    n = calls(BUDGET_MS[job.device], estimate, CALLS)
+    by_rank = job.everyone([from_rest(run, job.device) for _ in range(n)])
     own = [statistics.median(times) for times in by_rank]
     row = Timing.of([max(times) for times in zip(*by_rank, strict=True)]).row(COLLECTIVES)
     row |= {"ms_rank_min": min(own), "ms_rank_median": statistics.median(own)}
     row |= {"ms_rank_max": max(own)}
     if job.device == "cuda":
-        calls = _count(QUEUED_MS, estimate, QUEUED_CALLS)
-        queued = [agreed(_queued(run, calls)) for _ in range(QUEUED_TIMES)]
+        many = calls(QUEUED_MS, estimate, QUEUED_CALLS)
+        queued = [agreed(_queued(run, many)) for _ in range(QUEUED_TIMES)]
         row["ms_queued"] = statistics.median(queued)
     return row
-
-
-def _from_rest(run: Callable[[], object], device: str) -> float:
-    """Milliseconds of one call, from where all ranks are idle to where this one is again."""
-    synchronize(device)
-    dist.barrier()
-    synchronize(device)
-    start = time.perf_counter_ns()
-    run()
-    synchronize(device)
-    return (time.perf_counter_ns() - start) / 1e6
 
 
 def _queued(run: Callable[[], object], calls: int) -> float:
@@ -153,8 +142,3 @@ def _queued(run: Callable[[], object], calls: int) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / calls
-
-
-def _count(budget_ms: float, estimate_ms: float, limits: tuple[int, int]) -> int:
-    fewest, most = limits
-    return max(fewest, min(most, int(budget_ms / max(estimate_ms, 1e-6))))

@@ -20,12 +20,15 @@ TURNS, STEPS = 5, 4
 
 
 class Mark:
-    """A moment: on a GPU when the current stream comes to it, else now."""
+    """A moment: on a GPU when the current stream comes to it, else now.
 
-    def __init__(self, device: str) -> None:
+    One ``in_graph`` is part of the graph that is captured, and the moment that of its last replay.
+    """
+
+    def __init__(self, device: str, in_graph: bool = False) -> None:
         self._event = None
         if device == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
+            self._event = torch.cuda.Event(enable_timing=True, external=in_graph)
             self._event.record()
         self._ns = time.perf_counter_ns()
 

@@ -121,28 +121,28 @@ class Sharded:
     def free(self) -> None:
         self.buffer.untyped_storage().resize_(0)
 
-    def fill_own_slot(self) -> None:
-        """Cast this rank's rows into its slot; zeros behind them, since padding is sent too."""
-        self.own_rows.copy_(self.master)
+    def clear_padding(self) -> None:
+        """Zeros behind this rank's rows in its slot, since padding is sent too."""
         if self.own_rows.numel() < self.slot:
             self.own_slot[self.own_rows.numel() :].zero_()
 
-    def reduction(self) -> tuple[Tensor, Tensor]:
+    def reduction(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """(the gradient of the whole, padded, in the master's dtype; room for this rank's slot of
-        the mean). The whole's own gradient is dropped; none counts as zero."""
+        the mean; what the caller is to copy to the begin of the first, or None). The whole's own
+        gradient is dropped; none counts as zero."""
         gradient, self.shown.grad = self.shown.grad, None
         self._present |= gradient is not None
         size = self.world_size * self.slot
         room = torch.empty(self.slot, dtype=self.master.dtype, device=self.master.device)
         if gradient is None:
-            return room.new_zeros(size), room
+            return room.new_zeros(size), room, None
         gradient = gradient.contiguous().view(-1)
         if gradient.dtype == self.master.dtype and gradient.numel() == size:
-            return gradient, room
+            return gradient, room, None
         padded = room.new_empty(size)
-        padded[: gradient.numel()].copy_(gradient)
-        padded[gradient.numel() :].zero_()
-        return padded, room
+        if gradient.numel() < size:
+            padded[gradient.numel() :].zero_()
+        return padded, room, gradient
 
     def take_reduced(self, room: Tensor) -> None:
         """Add the mean's rows of this rank to the master's gradient."""

@@ -8,15 +8,20 @@ weight that two units share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded, show
-from a2lib.parallel.group import all_gather_single, reduce_scatter_single, sum_or_mean
+from a2lib.parallel.group import all_gather_coalesced, reduce_scatter_coalesced
 from a2lib.parallel.lane import Lane
+
+# What an observer is told of a unit: on the stream of transfers, that its all-gather or its
+# reduce-scatter begins and has ended; on the stream that computes, that its turn has come, and that
+# what it waited for is there.
+MOMENTS = ("gather begins", "gather ends", "turn", "computes", "reduce begins", "reduce ends")
 
 
 class Unit:
@@ -42,8 +47,13 @@ class Unit:
         self.gathered = False
         self.in_backward = False  # its backward has begun, and its gradients have not left
         self.began_at: object = None  # the mark of the node at which it began
+        self.observer: Callable[[str, str], object] | None = None
         self._lane, self._group = lane, group
         self._filled: torch.cuda.Event | None = None
+
+    def tell(self, moment: str) -> None:
+        if self.observer is not None:
+            self.observer(moment, self.name)
 
     def issue(self) -> None:
         """Take the memory and start the all-gather, unless that is done."""
@@ -56,20 +66,30 @@ class Unit:
 
     @torch.no_grad()
     def _gather(self) -> None:
+        self.tell("gather begins")
         buffers = tuple(p.buffer for p in self.sharded)
         # The same values as before are no change of what backward has saved.
         with torch.autograd._unsafe_preserve_version_counter(buffers):
+            mine = [p for p in self.sharded if p.own_rows.numel()]
+            copy_all([p.own_rows for p in mine], [p.master for p in mine])
             for p in self.sharded:
-                p.fill_own_slot()
+                p.clear_padding()
             for same in by_dtype(self.sharded, lambda p: p.shown_dtype):
-                with dist._coalescing_manager(self._group):
-                    for p in same:
-                        all_gather_single(p.buffer, p.own_slot, group=self._group)
+                wholes, parts = [p.buffer for p in same], [p.own_slot for p in same]
+                all_gather_coalesced(wholes, parts, self._group)
+        self.tell("gather ends")
 
     def wait(self) -> None:
         """Let the current stream wait for the gathered parameters."""
         self._lane.wait(self._filled)
         self._filled = None
+
+    def wait_to_compute(self) -> None:
+        """The same, now that it is the unit's turn; its modules have the whole parameters then."""
+        self.tell("turn")
+        self.wait()
+        show(self.parameters, True)
+        self.tell("computes")
 
     def refresh(self) -> None:
         for p in self.cast:
@@ -88,10 +108,12 @@ class Unit:
         self.in_backward = False
         for p in self.cast:
             p.take_gradient()
-        prepared = [(p, *p.reduction()) for p in self.trained]
+        reductions = [p.reduction() for p in self.trained]
+        cast = [(whole, gradient) for whole, _, gradient in reductions if gradient is not None]
+        copy_all([whole[: g.numel()] for whole, g in cast], [g for _, g in cast])
         show(self.parameters, False)
         self.free()
-        return prepared
+        return [(p, *rest) for p, (*rest, _) in zip(self.trained, reductions, strict=True)]
 
     def forget(self) -> None:
         """Drop gradients that were not sent, and the gathered parameters."""
@@ -107,15 +129,21 @@ class Unit:
 
         @torch.no_grad()
         def reduce_scatter() -> None:
-            mean = sum_or_mean(dist.get_world_size(self._group))
+            self.tell("reduce begins")
             for same in by_dtype(prepared, lambda one: one[0].master.dtype):
-                with dist._coalescing_manager(self._group):
-                    for _, whole, room in same:
-                        reduce_scatter_single(room, whole, op=mean, group=self._group)
+                _, wholes, rooms = map(list, zip(*same, strict=True))
+                reduce_scatter_coalesced(rooms, wholes, self._group)
             for p, _, room in prepared:
                 p.take_reduced(room)
+            self.tell("reduce ends")
 
         return self._lane.run(reduce_scatter) if prepared else None
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy and cast each, on a GPU in one kernel for all."""
+    if targets:
+        torch._foreach_copy_(targets, sources)
 
 
 def by_dtype(items: Iterable, dtype_of) -> list[list]:

@@ -29,9 +29,9 @@ from a2lib.parallel.group import (
     broadcast_from_first,
     check_alike,
     describe,
+    mean_coalesced,
     member,
     one_device,
-    sum_or_mean,
 )
 from a2lib.parallel.lane import Lane
 
@@ -186,6 +186,25 @@ class FSDP(nn.Module):
                 p.master.grad.mul_(scale.to(p.master.grad.dtype))
         return norm
 
+    def observe(self, observer: Callable[[str, str], object] | None) -> None:
+        """Have ``observer(moment, unit)`` called at each of ``MOMENTS`` (``units``) of each unit, a
+        module's name, "" for the root; within the stream that the moment is of. None ends it."""
+        for unit in self._units:
+            unit.observer = observer
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes that this rank holds: its "parameters", their "gradients", what is "gathered", and
+        "travelling", the gradients of whole units before their reduce-scatters have ended."""
+        held = dict.fromkeys(("parameters", "gradients", "gathered", "travelling"), 0)
+        for p in self._parameters_in_order:
+            held["parameters"] += p.master.nbytes
+            held["gradients"] += 0 if p.master.grad is None else p.master.grad.nbytes
+            if p.shown is not p.master:
+                held["gathered"] += p.shown.untyped_storage().nbytes()
+                held["travelling"] += 0 if p.shown.grad is None else p.shown.grad.nbytes
+        held["travelling"] += sum(x.nbytes for _, sent in self._sent for _, x, _ in sent)
+        return held
+
     def _shard(self) -> None:
         places = places_of(self.module)
         owners = {m for p, (_, at) in places.items() if p.dim() >= 2 for m, _ in at}
@@ -251,9 +270,8 @@ class FSDP(nn.Module):
         unit.issue()
         if not again:
             self._prefetch(unit)
-        unit.wait()
         unit.refresh()
-        show(unit.parameters, True)
+        unit.wait_to_compute()
         return self._cast_inputs(module, args, kwargs) if self._cast_inputs else None
 
     def _begin(self) -> None:
@@ -329,7 +347,7 @@ class FSDP(nn.Module):
             for other in self._begun
             if other is not self._root and (mark is None or other.began_at is not mark)
         ]
-        prepared = [(other, other.prepare_reduction()) for other in done]
+        prepared = [(other, self._prepare(other)) for other in done]
         self._begun = [other for other in self._begun if other not in done]
         unit.began_at = mark
         if unit is self._root:
@@ -342,8 +360,7 @@ class FSDP(nn.Module):
             before.issue()
         for other, gradients in prepared:
             self._send(other, gradients)
-        unit.wait()
-        show(unit.parameters, True)
+        unit.wait_to_compute()
 
     def _one_before(self, unit: Unit) -> Unit | None:
         order = self._order
@@ -359,13 +376,17 @@ class FSDP(nn.Module):
         self._begun, self._unseen = [], []
         self._root_reduced |= self._root in begun
         for unit in begun:
-            self._send(unit, unit.prepare_reduction())
+            self._send(unit, self._prepare(unit))
+
+    def _prepare(self, unit: Unit) -> list:
+        """The unit's gradients as they will travel, once there is room for them."""
+        while len(self._sent) >= IN_FLIGHT:
+            self._lane.wait(self._sent.popleft()[0])
+        return unit.prepare_reduction()
 
     def _send(self, unit: Unit, prepared: list) -> None:
         if not prepared:
             return
-        if len(self._sent) == IN_FLIGHT:
-            self._lane.wait(self._sent.popleft()[0])
         # What travels is held until the current stream has waited for it.
         self._sent.append((unit.reduce(prepared), prepared))
 
@@ -376,11 +397,8 @@ class FSDP(nn.Module):
         replicated = [p for p in self._trained if isinstance(p, Replicated)]
         for p in replicated:
             p.fill_gradient()
-        mean = sum_or_mean(self.world_size)
         for same in by_dtype(replicated, lambda p: p.master.dtype):
-            with dist._coalescing_manager(self.group):
-                for p in same:
-                    dist.all_reduce(p.master.grad, mean, group=self.group)
+            mean_coalesced([p.master.grad for p in same], self.group)
         unused = self._holders.unused(missing)
         for i, p in enumerate(self._trained):
             p.settle(unused=i in unused)

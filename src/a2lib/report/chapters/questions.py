@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.measure.sections import DERIVED, SECTIONS, Answer, Section
+from a2lib.measure.section import Answer, Section
+from a2lib.measure.sections import DERIVED, SECTIONS
 from a2lib.report import style
 from a2lib.report.data import PUBLISHED, load
 from a2lib.report.tables import Markdown, pipe
@@ -81,8 +82,10 @@ optimizer_state_sharding_accounting (c) · 25, 26
     its memory and bytes against ZeRO stage 1
 fsdp · 26
     weights, gradients and states split over ranks
-fsdp_accounting (a), (b) · 26
-    its memory, and whether gathers arrive in time
+fsdp_accounting (a) · 26
+    its memory at four moments, by what it is
+fsdp_accounting (b) · 26
+    whether each all-gather is done in time
 # Parallelism on paper
 communication_accounting (a)–(d) · 25
     memory and batch size of a very large model

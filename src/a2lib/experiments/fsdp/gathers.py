@@ -1,0 +1,144 @@
+"""Whether each all-gather is done when its unit's turn comes: by events on both streams.
+
+A unit's turn is when the stream that computes has done all before it; it computes once its
+parameters are there. The two marks stand right before and right behind the wait, so what lies
+between them is the wait, and a gather that ended before the turn was in time.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from a2lib.experiments.data_parallel.turns import Mark, meet
+from a2lib.experiments.fsdp.wrappers import Sharded
+from a2lib.experiments.harness.ranks import RankJob
+from a2lib.measure import bulk, synchronize
+from a2lib.parallel import capture_step
+
+# Steps that are looked at; the one of median length is the picture.
+STEPS = 5
+ROOT = "root"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """``name`` is one of ``a2lib.parallel.fsdp.units.MOMENTS``; "ends" ends the forward or the
+    backward."""
+
+    name: str
+    unit: str
+    phase: str
+    ms: float
+
+
+class Recorder:
+    """Marks each moment of the steps that it is called in; ``moments`` reads the last of them."""
+
+    def __init__(self, device: str, in_graph: bool = False) -> None:
+        self._device, self._in_graph = device, in_graph
+        self._phase = "forward"
+        self._marks: list[tuple[str, str, str, Mark]] = []
+
+    def begin(self) -> None:
+        """A step begins, on the stream that computes."""
+        self._phase, self._marks = "forward", []
+        self("begins", "")
+
+    def turn_back(self) -> None:
+        """The loss is computed, and backward begins."""
+        self("ends", "")
+        self._phase = "backward"
+
+    def end(self) -> None:
+        """Backward has ended, the finish included."""
+        self("ends", "")
+
+    def __call__(self, moment: str, unit: str) -> None:
+        mark = Mark(self._device, self._in_graph)
+        self._marks.append((moment, unit or ROOT, self._phase, mark))
+
+    def moments(self) -> list[Moment]:
+        """In the order of the host's calls; the device must be at rest."""
+        first = self._marks[0][-1]
+        return [Moment(*told, first.ms_until(mark)) for *told, mark in self._marks]
+
+
+def table(moments: Sequence[Moment]) -> list[dict[str, object]]:
+    """Rows of the bulk table ``gathers``: each all-gather and the pass of the unit it was for."""
+    begins: dict[str, float] = {}
+    ends: dict[str, float] = {}
+    turns = [m for m in moments if m.name in ("turn", "ends")]
+    rows = []
+    for moment in moments:
+        if moment.name == "gather begins":
+            begins[moment.unit] = moment.ms
+        elif moment.name == "gather ends":
+            ends[moment.unit] = moment.ms
+        elif moment.name == "turn":
+            turn = moment
+        elif moment.name == "computes" and moment.unit in ends:
+            # What is kept from the forward has none in backward.
+            start, end = begins.pop(moment.unit), ends.pop(moment.unit)
+            until = next(m for m in turns[turns.index(turn) + 1 :] if m.phase == turn.phase)
+            rows.append({
+                "unit": moment.unit, "pass": moment.phase, "gather_start_ms": start,
+                "gather_end_ms": end, "turn_ms": turn.ms, "compute_start_ms": moment.ms,
+                "compute_end_ms": until.ms, "slack_ms": turn.ms - end,
+                "waited_ms": moment.ms - turn.ms,
+            })  # fmt: skip
+    return rows
+
+
+def waited_ms(rows: Sequence[Mapping[str, object]]) -> float:
+    """What the computation waited in all."""
+    return sum(row["waited_ms"] for row in rows)
+
+
+def look(job: RankJob, training: Sharded) -> tuple[list[dict[str, object]], float]:
+    """(The table of the step of median length on rank 0, the most that a rank waited in such a
+    step); collective. Captured, of replays of a graph that has the marks in it."""
+    captured = bool(job.spec["capture"])
+    recorder = Recorder(job.device, in_graph=captured)
+    step = _step(training, recorder)
+    training.wrapper.observe(recorder)
+    try:
+        if captured:
+            with capture_step(step) as graph:
+                found = _several(job, graph.replay, recorder)
+        else:
+            found = _several(job, step, recorder)
+    finally:
+        training.wrapper.observe(None)
+    by_rank = job.everyone(statistics.median(waited_ms(table(one)) for one in found))
+    found.sort(key=lambda moments: moments[-1].ms)
+    return table(found[len(found) // 2]), max(by_rank)
+
+
+def _step(training: Sharded, recorder: Recorder) -> Callable[[], object]:
+    at = {"forward": recorder.begin, "backward": recorder.turn_back, "optimizer": recorder.end}
+
+    def step() -> object:
+        with training.told(at):
+            return training.step(send=True)
+
+    return step
+
+
+def _several(job: RankJob, step: Callable, recorder: Recorder) -> list[list[Moment]]:
+    found = []
+    for _ in range(STEPS):
+        meet(job.device)
+        step()
+        synchronize(job.device)
+        found.append(recorder.moments())
+    return found
+
+
+def store(job: RankJob, key: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> None:
+    """Put the bulk table of rank 0."""
+    if job.rank == 0:
+        name = f"fsdp-{key['model']}-{'captured' if key['capture'] else 'launched'}"
+        bulk.put("gathers", job.store.device, name, rows, run=job.run,
+                 about={"section": "fsdp", **key}, data=job.store.data)  # fmt: skip

@@ -1,0 +1,123 @@
+"""A training whose model is sharded over the ranks, by ours or by PyTorch's ``fully_shard``."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from a2lib.experiments.data_parallel.training import CHECKED, Training
+from a2lib.experiments.fsdp.configurations import OURS
+from a2lib.parallel import FSDP
+
+# By precision. Sharded, the stream between blocks is bf16 as well, which autocast leaves in fp32:
+# gradients differ by roundings. What is no mean differs by about its own size.
+TOLERANCE = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.4}
+
+
+class Sharded(Training):
+    """The training of ``spec`` in a wrapper; collective. What computes in bf16 does so without
+    autocast, from weights that are gathered in bf16."""
+
+    def __init__(
+        self, spec: Mapping[str, object], device: str, rank: int, seed: int, wrapper: str
+    ) -> None:
+        low = torch.bfloat16 if spec["precision"] == "bf16" else None
+        wide = {**spec, "precision": "fp32" if low else spec["precision"]}
+        super().__init__(wide, device, rank, seed)
+        model = self.workload.model
+        if wrapper == OURS:
+            # Parameters are the same objects afterwards, which the optimizer has.
+            self.wrapper = self.workload.forward = FSDP(model, low)
+        else:
+            fully_sharded(model, low, device)
+            self.workload.optimizer = torch.optim.AdamW(
+                model.parameters(), lr=0.0, fused=True, capturable=device == "cuda"
+            )
+            self.wrapper = model
+        gc.collect()
+
+    @contextlib.contextmanager
+    def told(self, at: Mapping[str, Callable[[], object]]) -> Iterator[None]:
+        """Steps in this context call ``at[phase]()`` when the phase begins."""
+
+        def begin(phase: str) -> contextlib.AbstractContextManager:
+            at.get(phase, lambda: None)()
+            return contextlib.nullcontext()
+
+        before, self.ranges = self.ranges, begin
+        try:
+            yield
+        finally:
+            self.ranges = before
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of parameters, gradients and AdamW's state, and what else the wrapper tells."""
+        # The optimizer's, since the module's are whole ones while it computes.
+        groups = self.workload.optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        held = {
+            "parameters": sum(_local(p).nbytes for p in parameters),
+            "gradients": sum(_local(p.grad).nbytes for p in parameters if p.grad is not None),
+        }
+        if isinstance(self.wrapper, FSDP):
+            held = self.wrapper.held_bytes()
+        states = self.workload.optimizer.state.values()
+        held["optimizer"] = sum(
+            _local(x).nbytes for state in states for x in state.values() if isinstance(x, Tensor)
+        )
+        return held
+
+    def error_against(self, plain: Training) -> float:
+        """How far this rank's gradients are from the mean over the ranks of what ``plain`` has: the
+        largest relative difference among some parameters; collective."""
+        some = slice(None, None, max(1, len(self.parameters) // CHECKED))
+        means: list[Tensor] = []
+        own: list[Tensor] = []
+
+        def keep() -> None:
+            means.extend(p.grad.clone() for p in plain.parameters[some])
+
+        def keep_own() -> None:
+            own.extend(_local(p.grad).clone() for p in self.parameters[some])
+
+        plain.step(send=False, before_optimizer=keep)
+        for mean in means:
+            dist.all_reduce(mean)
+            mean /= dist.get_world_size()
+        self.step(send=True, before_optimizer=keep_own)
+        return max(
+            ((grad - part).norm() / part.norm().clamp(min=1e-30)).item()
+            for grad, mean in zip(own, means, strict=True)
+            if (part := _part(mean, grad)).numel()
+        )
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
+def _part(whole: Tensor, like: Tensor) -> Tensor:
+    """This rank's rows of ``whole``, where ``like`` is not of all rows itself."""
+    if like.shape == whole.shape:
+        return whole
+    rows = -(-whole.shape[0] // dist.get_world_size())
+    return whole[dist.get_rank() * rows :][:rows]
+
+
+def fully_sharded(model: nn.Module, low: torch.dtype | None, device: str) -> None:
+    """PyTorch's FSDP2 on ``model``, in the units that ours has and freed where ours is: blocks
+    after their forward but for the last, the rest after backward; collective."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = DeviceMesh.from_group(dist.group.WORLD, device)
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
+    for block in model.layers:
+        again = block is not model.layers[-1]
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

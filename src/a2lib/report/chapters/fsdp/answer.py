@@ -1,0 +1,100 @@
+"""The first screen, and the table of steps."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.fsdp import gathers, memory
+from a2lib.report.chapters.fsdp.rows import (
+    MODELS,
+    NAMES,
+    OURS,
+    PEER,
+    WORLD_SIZE,
+    Fsdp,
+    gb,
+    sizes,
+)
+from a2lib.report.chapters.measured import time
+from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory import fsdp as theory
+
+HANDOUT = "2.7B"  # the edition that asks
+
+
+def sentence(c: Fsdp) -> Markdown:
+    """What a rank holds, whether the weights come in time, and what that costs."""
+    s = sizes(HANDOUT)
+    state = theory.between(s, WORLD_SIZE)[-1].total
+    text = (
+        f"**The answer.** Of {MODELS[HANDOUT]} each of {WORLD_SIZE} ranks keeps {gb(state)} GB of "
+        f"weights, gradients and moments in place of {gb(16 * s.parameters)} GB."
+    )
+    missing = []
+    peak = [pair for pair in memory.pairs(c, HANDOUT) if pair.off is not None][-1:]
+    if peak and peak[0].name == memory.MOMENTS[-1][-1]:
+        most = sum(peak[0].measured.values())
+        text += f" The most in a step is {gb(most)} GB, {peak[0].off:+.1%} from the formula."
+    else:
+        missing.append("the most in a step")
+    told = gathers.sentence(c, HANDOUT)
+    if told:
+        text += f" {told[0].upper()}{told[1:]}."
+    else:
+        missing.append("whether each all-gather is done in time")
+    row = c.row(OURS, HANDOUT, capture=True) or c.row(OURS, HANDOUT)
+    if row is not None:
+        text += (f" {'Captured' if row.capture else 'Launched'}, its step takes "
+                 f"{row.ms / row.ms_without:.2f} times that of one GPU.")  # fmt: skip
+    else:
+        missing.append("its step beside one GPU's")
+    if missing:
+        text += f" {c.not_yet(style.listed(missing))}"
+    return Markdown(text)
+
+
+def times(c: Fsdp) -> Markdown:
+    """Each step beside that of one GPU and the peer's."""
+    told = []
+    for model, words in MODELS.items():
+        for capture, way in gathers.WAYS.items():
+            row, peer = c.row(OURS, model, capture), c.row(PEER, model, capture)
+            if row is None:
+                continue
+            ratio = row.ms / row.ms_without
+            text = (f"For {words}, {way}, our step takes {time(row.ms)} ms and that of one GPU "
+                    f"{time(row.ms_without)} ms, a ratio of {ratio:.3f}")  # fmt: skip
+            if peer is not None:
+                ratio = row.ms / peer.ms
+                text += f"; FSDP2's takes {time(peer.ms)} ms, ours {ratio:.3f} times that"
+            told.append(f"{text}.")
+    return Markdown(" ".join(told) or c.not_yet("the step beside one GPU's and beside FSDP2's"))
+
+
+def table(c: Fsdp, caption: str, label: str) -> Table:
+    """A line for each way to take a step."""
+    rows = c.table[(c.table["backend"] == "nccl") & (c.table["world_size"] == WORLD_SIZE)]
+    return Table(frame(rows), caption, label, left=2, keys=2)
+
+
+def frame(rows: pd.DataFrame) -> pd.DataFrame:
+    lines = []
+    order = rows.assign(_place=rows["wrapper"].map({OURS: 0, PEER: 1})).sort_values(
+        ["model", "capture", "_place"], ascending=[False, True, True], kind="stable"
+    )
+    for row in order.itertuples():
+        who = NAMES.get(row.wrapper, row.wrapper)
+        way = f"{row.model}, {gathers.WAYS[bool(row.capture)]}"
+        if row.status != "ok":
+            lines.append([way, who, style.STATUS.get(row.status, row.status), *[MISSING] * 6])
+            continue
+        by_rank = (row.ms_rank_min, row.ms_rank_median, row.ms_rank_max)
+        lines.append([
+            way, who, time(row.ms), f"{time(row.ms_p20)} to {time(row.ms_p80)}",
+            time(row.ms_without), f"{row.ms / row.ms_without:.3f}", time(row.ms_waited),
+            time(row.ms_host), " / ".join(map(time, by_rank)),
+        ])  # fmt: skip
+    columns = ["step", "", "ms", "p20 to p80", "one GPU", "ratio", "waited", "host",
+               "by rank: least / median / most"]  # fmt: skip
+    return pd.DataFrame(lines, columns=columns)

@@ -1,0 +1,76 @@
+"""What the library set out to reach, as ratios of rows: met, missed, or not measured."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from a2lib.report.chapters.fsdp import memory
+from a2lib.report.chapters.fsdp.rows import MAIN, OURS, PEER, Fsdp
+from a2lib.report.chapters.measured import time
+from a2lib.report.tables import MISSING, Markdown, Table
+
+# What is held against what, and the most that the ratio may be.
+ONE_GPU, STEP, PEAK = 1.15, 0.60, 1.0
+
+
+def ratios(c: Fsdp, model: str = MAIN) -> list[tuple[str, str, float | None, bool, float]]:
+    """(ours, against what, the ratio, whether both are of one run, the limit)."""
+    captured, launched = (c.row(OURS, model, capture) for capture in (True, False))
+    peer = c.row(PEER, model)
+    peaks = [c.at("peak", None, who, model) for who in (OURS, PEER)]
+    return [
+        ("the step, captured", "the step of one GPU, captured", *_alone(captured), ONE_GPU),
+        ("the step, launched", "the step of one GPU, launched", *_alone(launched), ONE_GPU),
+        ("the step, launched", "FSDP2's, launched", *_over(launched, peer), STEP),
+        ("the step, captured", "FSDP2's, launched", *_over(captured, peer), STEP),
+        ("the peak of a rank", "FSDP2's", *_peaks(*peaks), PEAK),
+    ]
+
+
+def _alone(row) -> tuple[float | None, bool]:
+    return (None, True) if row is None else (float(row.ms) / float(row.ms_without), True)
+
+
+def _over(row, other) -> tuple[float | None, bool]:
+    if row is None or other is None:
+        return None, True
+    return float(row.ms) / float(other.ms), row.run == other.run
+
+
+def _peaks(row, other) -> tuple[float | None, bool]:
+    if row is None or other is None:
+        return None, True
+    ratio = memory.total(row) / memory.total(other)
+    return (None if math.isnan(ratio) else ratio), row.run == other.run
+
+
+def table(c: Fsdp, caption: str, label: str, model: str = MAIN) -> Table:
+    lines = []
+    for what, against, ratio, together, limit in ratios(c, model):
+        verdict = MISSING
+        if ratio is not None:
+            verdict = ("met" if ratio <= limit else "missed") + ("" if together else ", two runs")
+        shown = MISSING if ratio is None else f"{ratio:.3f}"
+        lines.append([what, against, f"{limit:.2f}", shown, verdict])
+    columns = ["ours", "against", "at most", "ratio", ""]
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2, keys=2)
+
+
+def sentence(c: Fsdp, model: str = MAIN) -> Markdown:
+    """How many are met, and what the host has to do with the launched ones."""
+    found = [(ratio, limit) for *_, ratio, _, limit in ratios(c, model) if ratio is not None]
+    if not found:
+        return Markdown(c.not_yet("whether the targets are met"))
+    met = sum(ratio <= limit for ratio, limit in found)
+    text = f"{met} of the {len(found)} targets that are measured are met."
+    ours, peer = c.row(OURS, model), c.row(PEER, model)
+    if ours is not None and peer is not None and not pd.isna(ours.ms_host):
+        text += (
+            f" Launched, the host takes {time(ours.ms_host)} ms to issue our step and "
+            f"{time(peer.ms_host)} ms to issue FSDP2's, of {time(ours.ms)} and {time(peer.ms)} ms: "
+            "where these are close, it is the host that is timed, and another host gives another "
+            "ratio."
+        )
+    return Markdown(text)

@@ -1,0 +1,230 @@
+"""The first screen, C and W, the thresholds, and whether axes share their links."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from a2lib.report.chapters.parallelism_measured.rows import (
+    BACKENDS,
+    NAMES,
+    PASSES,
+    Beside,
+    Machine,
+    crossing,
+    share,
+)
+from a2lib.report.style import digits, listed, tokens
+from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory import parallelism
+from a2lib.theory.parallelism import Layer
+
+N = 2  # GPUs of the first screen
+MAIN = ("nccl", N)
+
+
+def machine(p: Beside, backend: str, n: int) -> Machine | None:
+    """The machine of so many ranks; None where it is not measured."""
+    return next((m for m in p.machines if (m.backend, m.world_size) == (backend, n)), None)
+
+
+def sentence(p: Beside) -> Markdown:
+    """From which batch on two GPUs are not bound by communication, on paper and measured, and how
+    near the formulas are."""
+    layer = p.maker(N).layer
+    text = (
+        f"**The answer.** By its maker's figures, C = {layer.flops / 1e12:.0f} TFLOP/s and W = "
+        f"{layer.bandwidth / 1e9:.0f} GB/s, communication of data parallelism and FSDP hides on "
+        f"{N} {p.short} from a batch of {_at(parallelism.least_tokens(layer, N, 1))} tokens on."
+    )
+    found = machine(p, *MAIN)
+    if found is None:
+        return Markdown(f"{text} {p.not_yet('C, W, and what the schemes take')}")
+    return Markdown(f"{text} Measured, {_told(p, found)}")
+
+
+def _told(p: Beside, m: Machine) -> str:
+    """C, W, where communication should stop to bind and where it does, and how near times are."""
+    told = []
+    for scheme in ("dp", "fsdp"):
+        at = found_threshold(p, m, scheme, (m.world_size, 1), "backward")
+        told.append(f"{at} for {NAMES[scheme]}")
+    text = (
+        f"this layer has C = {rate(m.layer)} and W = {bandwidth(m.layer)}, and with these the "
+        f"formula says {_at(parallelism.least_tokens(m.layer, m.world_size, 1))}. The batch at "
+        f"which products and messages, each alone, take equally long backward is {listed(told)}."
+    )
+    return " ".join(filter(None, (text, agreement(p.of(m)))))
+
+
+def verdicts(p: Beside, backend: str) -> Markdown:
+    """The same of each number of ranks."""
+    told = [f"- {m.label}: {_told(p, m)}" for m in p.machines if m.backend == backend]
+    name = BACKENDS[backend][0]
+    return Markdown("\n".join(told) or p.not_yet(f"the schemes with {name}"))
+
+
+def rate(layer: Layer) -> str:
+    if layer.flops < 1e12:
+        return f"{digits(layer.flops / 1e9)} GFLOP/s"
+    return f"{digits(layer.flops / 1e12)} TFLOP/s"
+
+
+def bandwidth(layer: Layer) -> str:
+    return f"{digits(layer.bandwidth / 1e9)} GB/s"
+
+
+def agreement(rows: pd.DataFrame) -> str:
+    """How far times are from what is predicted, and how often the regime is the predicted one."""
+    rows = rows[rows["phase"].isin(PASSES)].dropna(subset=["off"])
+    if not len(rows):
+        return ""
+    off = rows["off"]
+    text = (
+        f"Of {len(rows)} passes the median takes {signed(off.median())} against what the formulas "
+        f"say, the extremes {signed(off.min())} and {signed(off.max())}"
+    )
+    sent = rows.dropna(subset=["ms_communication"])
+    right = int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
+    return f"{text}; what binds is the predicted one in {right} of {len(sent)}."
+
+
+def regime(shares: pd.Series) -> pd.Series:
+    """What binds, by messages over computation."""
+    return shares.gt(1).map({True: "messages", False: "products"})
+
+
+def signed(value: float) -> str:
+    """A share as a whole percentage with its sign; 0 has none."""
+    percent = round(100 * value)
+    return f"{percent:+d}%".replace("-", "−") if percent else "0%"
+
+
+def inputs(p: Beside, caption: str, name: str) -> Table:
+    """C and W of each group of ranks; what the other schemes' messages reach, of the same rows."""
+    lines = []
+    for m in p.machines:
+        cells = [_sent(p, m, scheme) for scheme in ("fsdp", "tp")]
+        of_peak = MISSING
+        if stated(m):
+            of_peak = f"{m.layer.flops / p.maker(m.world_size).layer.flops:.0%}"
+        lines.append([m.label, m.dtype, rate(m.layer), of_peak, bandwidth(m.layer), *cells,
+                      f"{m.layer.flops / m.layer.bandwidth:,.0f}"])  # fmt: skip
+    columns = ["ranks", "dtype", "C", "of the maker's", "W, data parallel", "FSDP's",
+               "tensor parallel's", "C / W, operations a byte"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2)
+
+
+def stated(m: Machine) -> bool:
+    """Whether the maker's figures are for what this machine computes and sends with."""
+    return m.backend == "nccl" and m.dtype == "bf16"
+
+
+def _sent(p: Beside, m: Machine, scheme: str) -> str:
+    """GB/s that a scheme's messages reach with nothing beside them, at its largest batch."""
+    rows = p.of(m, scheme=scheme, phase="backward", d_ff=m.layer.d_ff)
+    rows = rows.dropna(subset=["ms_communication", "messages"]).sort_values("tokens")
+    if not len(rows):
+        return MISSING
+    row = rows.iloc[-1]
+    sent = m.layer.bandwidth * row["messages"] / float(row["ms_communication"])
+    return f"{digits(sent / 1e9)} GB/s"
+
+
+def predicted_threshold(m: Machine, scheme: str, mesh: tuple[int, int], pass_: str) -> float:
+    """The batch, or under tensor parallelism the width, from which computation binds; infinity
+    where no batch suffices."""
+    if scheme == "tp":
+        return parallelism.least_width(m.layer, mesh[1], pass_)
+    return parallelism.least_tokens(m.layer, *mesh, pass_)
+
+
+def _threshold_points(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], pass_: str):
+    """(batch or width, share) of the rows that a threshold is looked for in."""
+    rows = p.of(m, scheme=scheme, phase=pass_, mesh="x".join(map(str, mesh)))
+    along = "tokens"
+    if scheme == "tp":  # of the batch with most widths
+        along = "d_ff"
+        rows = rows[rows["tokens"] == rows.groupby("tokens").size().idxmax()] if len(rows) else rows
+    else:
+        rows = rows[rows["d_ff"] == m.layer.d_ff]
+    rows = rows.assign(share=share(rows)).dropna(subset=["share"]).sort_values(along)
+    return [(float(x), float(y)) for x, y in zip(rows[along], rows["share"], strict=True)]
+
+
+def found_threshold(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], pass_: str) -> str:
+    """Where measured messages and products take equally long, in words."""
+    points = _threshold_points(p, m, scheme, mesh, pass_)
+    if not points:
+        return MISSING
+    at = crossing(points)
+    if at is not None:
+        return _at(at)
+    if all(y <= 1 for _, y in points):
+        return f"below {tokens(points[0][0])}"
+    if all(y > 1 for _, y in points):
+        return f"above {tokens(points[-1][0])}"
+    return "no one place"
+
+
+def schemes(p: Beside, m: Machine) -> list[tuple[str, tuple[int, int]]]:
+    """The schemes and meshes that there are rows of, in order."""
+    rows = p.of(m)
+    found = {(row.scheme, (int(row.along_data), int(row.along_tensor))) for row in
+             rows.itertuples()}  # fmt: skip
+    order = list(NAMES)
+    return sorted(found, key=lambda one: (order.index(one[0]), -one[1][0]))
+
+
+def thresholds(p: Beside, caption: str, name: str) -> Table:
+    """Of each scheme and pass that sends something: predicted by the maker's figures, predicted by
+    the measured C and W, found."""
+    lines = []
+    for m in p.machines:
+        for scheme, mesh in schemes(p, m):
+            for pass_ in PASSES:
+                if scheme == "dp" and pass_ == "forward":
+                    continue
+                on_paper = MISSING
+                if stated(m):
+                    on_paper = _at(predicted_threshold(p.maker(m.world_size), scheme, mesh, pass_))
+                lines.append([
+                    m.label, mesh_name(scheme, mesh), pass_,
+                    "d_ff" if scheme == "tp" else "tokens", on_paper,
+                    _at(predicted_threshold(m, scheme, mesh, pass_)),
+                    found_threshold(p, m, scheme, mesh, pass_),
+                ])  # fmt: skip
+    columns = ["ranks", "scheme", "pass", "of", "the maker's C, W", "measured C, W", "found"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=4, keys=3)
+
+
+def _at(value: float) -> str:
+    return tokens(round(value)) if math.isfinite(value) else "none"
+
+
+def mesh_name(scheme: str, mesh: tuple[int, int]) -> str:
+    """A scheme in words, with its mesh where there are several."""
+    return NAMES[scheme] + (f" {mesh[0]} × {mesh[1]}" if scheme == "fsdp_tp" else "")
+
+
+def sharing(p: Beside) -> Markdown:
+    """Whether the two axes of a mesh share a GPU's links, by their messages at once and apart."""
+    told = []
+    for m in p.machines:
+        for scheme, mesh in schemes(p, m):
+            rows = p.of(m, scheme=scheme, mesh="x".join(map(str, mesh)), phase="backward")
+            apart = rows[["ms_data", "ms_tensor"]].astype(float)
+            at_once = rows["ms_communication"].astype(float)
+            together, longer = at_once / apart.sum(axis=1), at_once / apart.max(axis=1)
+            if apart.notna().all(axis=1).any():
+                told.append(f"{mesh_name(scheme, mesh)} with {m.label}: {together.median():.2f} "
+                            f"times their sum, {longer.median():.2f} times the longer")  # fmt: skip
+    if not told:
+        what = "the messages of both axes of a mesh at once, on four GPUs or more"
+        return Markdown(p.not_yet(what))
+    return Markdown(
+        f"Backward, the messages of both axes at once take, against each axis' alone: "
+        f"{'; '.join(told)} (medians over the batches). Links that are shared add up, 1 times the "
+        "sum; with links of its own for each axis it is 1 times the longer."
+    )

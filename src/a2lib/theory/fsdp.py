@@ -1,0 +1,178 @@
+"""What a rank of fully sharded data parallel holds and sends in a step, moment by moment.
+
+W ranks. Of every matrix a rank keeps 1 / W in ``WIDE`` bytes an element, with as much of gradient
+and twice as much of AdamW's moments: 4 / W bytes a parameter after init, 8 / W before the first
+step (no moments yet), 16 / W from then on. What has one dimension (``vectors``) is whole.
+
+While a step computes there is more. A unit (a block, or the root: embedding and head) is whole, in
+``computes`` bytes an element, from its all-gather to its end; the next one is gathered ahead, so
+two blocks are there at once, and the root and the last block stay for the backward. There a
+block's gradient is made whole, in ``computes`` bytes, and cast to ``WIDE`` to be reduce-scattered;
+``IN_FLIGHT`` of such casts are held at most, since the one before has to have ended first.
+
+    forward, block i      root + block i + block i + 1
+    backward, block i     root + block i + block i - 1, the gradients of head and block i, two casts
+
+Activations are not derived here: they are what the forward leaves, given by the caller, and taken
+to be as much for each block. Row counts are taken to be multiples of W; else shards are padded.
+
+Bytes sent: a ring's all-gather or reduce-scatter of S bytes sends (W - 1) / W of them from each
+rank, an all-reduce twice that; ``theory.sharding.sent`` has those of data parallelism and of ZeRO's
+first stage. Rajbhandari et al., arXiv 1910.02054 (stage 3); Zhao et al., arXiv 2304.11277.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from a2lib.theory.collectives import positive
+from a2lib.theory.transformer import Shape, block_parameter_count
+
+WIDE = 4
+IN_FLIGHT = 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Elements: of the matrices of embedding, head and one block, of a block's vectors and of those
+    beside the blocks; and how many blocks."""
+
+    embedding: int
+    head: int
+    block: int
+    block_vectors: int
+    vectors: int
+    blocks: int
+
+    @property
+    def root(self) -> int:
+        return self.embedding + self.head
+
+    @property
+    def matrices(self) -> int:
+        return self.root + self.blocks * self.block
+
+    @property
+    def replicated(self) -> int:
+        return self.vectors + self.blocks * self.block_vectors
+
+    @property
+    def parameters(self) -> int:
+        return self.matrices + self.replicated
+
+
+def sizes(shape: Shape) -> Sizes:
+    """Those of the course's Transformer."""
+    table, norms = shape.vocab_size * shape.d_model, 2 * shape.d_model
+    block = block_parameter_count(shape) - norms
+    return Sizes(table, table, block, norms, shape.d_model, shape.num_layers)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of one rank at one moment. ``gathered``: whole parameters; ``travelling``: whole
+    gradients, as they are made and as they are sent."""
+
+    moment: str
+    parameters: float
+    gradients: float = 0
+    optimizer: float = 0
+    gathered: float = 0
+    travelling: float = 0
+    activations: float = 0
+
+    @property
+    def parts(self) -> dict[str, float]:
+        values = dataclasses.asdict(self)
+        del values["moment"]
+        return values
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def kept(s: Sizes, world_size: int) -> float:
+    """Bytes of a rank's own parameters: its rows of the matrices, and all vectors."""
+    positive(world_size=world_size)
+    return WIDE * (s.matrices / world_size + s.replicated)
+
+
+def between(s: Sizes, world_size: int) -> list[Held]:
+    """After init, before the first optimizer step and after it, with gradients still there."""
+    own = kept(s, world_size)
+    return [
+        Held("init", own),
+        Held("before", own, gradients=own),
+        Held("after", own, gradients=own, optimizer=2 * own),
+    ]
+
+
+def step(
+    s: Sizes, world_size: int, activations: float, computes: int = 2, moments: bool = True
+) -> Iterator[Held]:
+    """The moments of forward and backward at which most is held, in order; after the first step
+    AdamW's ``moments`` are there. ``activations``: bytes that the forward leaves for the backward.
+
+    "forward" and "backward" of a unit are when its parameters are there and it begins, "sent" is
+    when its whole gradient has been cast and has not been dropped; the root's are the last but one.
+    """
+    positive(world_size=world_size, computes=computes)
+    own = kept(s, world_size)
+    state = {"parameters": own, "optimizer": 2 * own if moments else 0}
+    root, block, last = computes * s.root, computes * s.block, s.blocks - 1
+    share = activations / s.blocks
+    yield Held("forward root", **state, gathered=root + block)
+    for i in range(s.blocks):
+        ahead = block if i < last else 0
+        yield Held(f"forward {i}", **state, gathered=root + block + ahead, activations=i * share)
+    yield Held("backward root", **state, gathered=root + block, activations=activations)
+    cast, casting = WIDE * s.block, computes != WIDE
+    reduced = WIDE * (s.block / world_size + s.block_vectors)
+    made = WIDE * s.vectors
+    for i in reversed(range(s.blocks)):
+        ahead, done = block if i else 0, last - i
+        there = {**state, "gathered": root + block + ahead}
+        casts = min(done, IN_FLIGHT) * cast
+        yield Held(f"backward {i}", **there, gradients=made + done * reduced,
+                   travelling=computes * s.head + casts, activations=(i + 1) * share)  # fmt: skip
+        if not i:
+            break
+        # The block's own gradient; without a cast it is what is sent.
+        casts = min(done + 1, IN_FLIGHT) * cast
+        travelling = computes * s.head + casts + (block if casting else 0)
+        yield Held(f"sent {i}", **there, gradients=made + (done + 1) * reduced,
+                   travelling=travelling, activations=i * share)  # fmt: skip
+    # The end: the root's gradients, those of embedding and head, leave before the first block's.
+    made += last * reduced + WIDE * s.root / world_size
+    casts = min(last, IN_FLIGHT - 1) * cast + (WIDE * s.root if casting else 0)
+    yield Held("sent root", **state, gradients=made, gathered=root + block,
+               travelling=root + block + casts)  # fmt: skip
+    casts = cast + WIDE * s.root + (block if casting else 0)
+    yield Held("sent 0", **state, gradients=made + reduced, gathered=block, travelling=casts)
+
+
+def peak(s: Sizes, world_size: int, activations: float, computes: int = 2) -> Held:
+    """The moment of a step, after the first, at which most is held."""
+    return max(step(s, world_size, activations, computes), key=lambda held: held.total)
+
+
+def share_sent(world_size: int) -> float:
+    """Of a tensor's bytes, what each rank sends in its all-gather or reduce-scatter."""
+    positive(world_size=world_size)
+    return (world_size - 1) / world_size
+
+
+def sent_bytes(s: Sizes, world_size: int, computes: int = 2) -> dict[str, float]:
+    """Bytes that each rank sends in a step, by what for: two all-gathers of the matrices, the
+    second without root and last block, which are still there; one reduce-scatter of their gradients
+    in ``WIDE`` bytes; an all-reduce of the vectors'."""
+    share = share_sent(world_size)
+    return {
+        "forward": share * computes * s.matrices,
+        "backward": share * computes * (s.matrices - s.root - s.block),
+        "gradients": share * WIDE * s.matrices,
+        "vectors": 2 * share * WIDE * s.replicated,
+    }

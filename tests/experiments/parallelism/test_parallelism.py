@@ -1,0 +1,142 @@
+"""The experiment on parallelism: what a sweep asks for, what is refused, and its rows on GPUs.
+
+The schemes themselves are checked in ranks: tests/parallel/checks_schemes.py.
+"""
+
+import pytest
+import torch
+
+from a2lib.experiments import parallelism
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.sweep import Sweep
+from a2lib.experiments.parallelism import handlers
+from a2lib.experiments.parallelism.configurations import (
+    PER_RANK,
+    SWEEPS,
+    WIDTH_PER_RANK,
+    Parameters,
+    Stack,
+    meshes,
+)
+from a2lib.measure import PARALLELISM, Store, start_run
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def have(n):
+        monkeypatch.setattr("torch.cuda.device_count", lambda: n)
+
+    return have
+
+
+def test_meshes_by_world_size():
+    assert [meshes("fsdp_tp", n) for n in (2, 4, 6, 8)] == [
+        [], [(2, 2)], [(3, 2), (2, 3)], [(4, 2), (2, 4)],
+    ]  # fmt: skip
+    assert meshes("dp", 4) == meshes("fsdp", 4) == [(4, 1)] and meshes("tp", 4) == [(1, 4)]
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_a_sweep_goes_to_either_side_of_the_threshold_for_every_mesh(gpus, n):
+    gpus(8)
+    asked = Parameters(sweep="all", world_size=n).asked()
+    ours = [s for s in asked if s.implementation == "a2lib"]
+    main = [s for s in ours if s.d_ff == 11008]
+    assert [(s.scheme, s.mesh) for s in main] == [
+        ("dp", (n, 1)), ("fsdp", (n, 1)), ("tp", (1, n)),
+        *(("fsdp_tp", mesh) for mesh in meshes("fsdp_tp", n)),
+    ]  # fmt: skip
+    assert all(asked[s] == [n * own for own in PER_RANK["cuda"]] for s in main)
+    # Half to all of some 2,000 tokens a rank, and of some 1,300 columns.
+    assert PER_RANK["cuda"][0] < 500 and PER_RANK["cuda"][-1] > 4000
+    widths = [s.d_ff for s in ours if s.d_ff != 11008]
+    assert widths == [n * own for own in WIDTH_PER_RANK["cuda"]]
+    assert {s.scheme for s in asked if s.implementation == "torch"} == {s.scheme for s in main}
+    assert all(s.ranks == Ranks(n, "nccl") and s.dtype == "bf16" for s in asked)
+
+
+def test_a_sweep_starts_with_what_answers_most_and_resumes_in_the_whole(gpus):
+    gpus(2)
+    whole = Parameters(sweep="all").asked()
+    found = {}
+    for sweep in SWEEPS[:-1]:
+        for stack, batches in Parameters(sweep=sweep).asked().items():
+            found.setdefault(stack, []).extend(batches)
+    assert found == whole and list(found) == list(whole)
+    tasks = parallelism.tasks(whole)
+    assert [t.label for t in tasks[:3]] == [
+        "dp 2x1, d_ff 11008, nccl 2", "fsdp 2x1, d_ff 11008, nccl 2", "tp 1x2, d_ff 11008, nccl 2",
+    ]  # fmt: skip
+    assert list(tasks[0].rows)[0] == "512 tokens" and len(tasks[0].rows["512 tokens"]) == 3
+    key = tasks[0].rows["512 tokens"][0]
+    assert set(key) == set(PARALLELISM.key) and key["mesh"] == "2x1" and key["pass"] == "forward"
+    peer = next(t for t in tasks if t.label.startswith("PyTorch's"))
+    assert [key["pass"] for keys in peer.rows.values() for key in keys] == ["end_to_end"] * 7
+
+
+def test_what_cannot_be_is_one_line(gpus):
+    gpus(0)
+    with pytest.raises(ParameterError, match="d_ff = 7: sweep all has its own"):
+        Parameters(sweep="all", d_ff=7)
+    with pytest.raises(ParameterError, match="world_size = 1: allowed are 2 and more"):
+        Parameters(world_size=1)
+    with pytest.raises(ParameterError, match="fsdp_tp needs a number of ranks that is a product"):
+        Parameters(schemes="fsdp_tp")
+    with pytest.raises(ParameterError, match="d_ff = 9 for tp on 1x2: allowed are multiples of 2"):
+        Parameters(schemes="tp", d_ff=9, tokens=4).asked()
+    with pytest.raises(ParameterError, match="tokens = 6 for fsdp_tp on 2x2: .* multiples of 4"):
+        Parameters(schemes="fsdp_tp", world_size=4, tokens=6).asked()
+    with pytest.raises(ParameterError, match="backend nccl: allowed is gloo alone"):
+        Parameters(backend="nccl").asked()
+    (one,) = Parameters(schemes="dp", tokens=8, d_model=16, dtype="bf16").asked().items()
+    assert one == (Stack("dp", "a2lib", (2, 1), Ranks(2, "gloo"), "bf16", 3, 16, 1024), [8])
+
+
+def test_a_result_that_is_wrong_is_not_timed(monkeypatch, gpus):
+    gpus(0)
+    put = []
+    (task,) = parallelism.tasks(Parameters(schemes="dp", tokens=8).asked())
+
+    class Job:
+        spec, device, seed, wanted = task.spec, "cpu", 0, task.rows
+        expired, begin, put = (lambda _: False), (lambda *_: None), lambda _, row: put.append(row)
+        everyone = staticmethod(lambda value: [{"y": 1e-7, "dx": 0.0}, value])
+
+    monkeypatch.setattr(handlers, "make", lambda *_: None)
+    for error in (0.25, float("inf")):
+        put.clear()
+        monkeypatch.setattr(handlers, "errors", lambda *_, e=error: {"y": 0.0, "dx": e})
+        handlers.measure(Job())
+        assert [row["pass"] for row in put] == ["forward", "backward", "end_to_end"]
+        assert {row["status"] for row in put} == {"error"}
+        assert put[0]["note"] == f"dx is off the one process's by {error:.2g}"
+
+
+def test_nan_is_an_error():
+    nan = torch.tensor([1.0, float("nan")])
+    assert handlers._off(nan, torch.ones(2)) == float("inf") == handlers._off(torch.ones(2), nan)
+
+
+@pytest.mark.gpu
+def test_rows_of_two_gpus(tmp_path):
+    """Every scheme, ours and PyTorch's. Those of two processes on the CPU are the notebook's
+    test's."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    n = 4 if torch.cuda.device_count() >= 4 else 2
+    asked = {}
+    for implementation in ("a2lib", "torch"):
+        given = Parameters(implementation=implementation, tokens=512, d_model=128, d_ff=256,
+                           layers=3, world_size=n)  # fmt: skip
+        asked |= given.asked()
+    store = Store(PARALLELISM, "nvidia", data=tmp_path)
+    run = start_run(command="test", parameters={}, device="nvidia", data=tmp_path)
+    assert Sweep(store, run, "cuda", seed=3).measure(parallelism.tasks(asked)) == 0
+    rows = store.rows()
+    assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}, rows
+    assert len(rows) == sum(3 if s.implementation == "a2lib" else 1 for s in asked)
+    sent = {(r["scheme"], r["pass"]) for r in rows if r["ms_communication"]}
+    assert ("dp", "forward") not in sent and {("dp", "backward"), ("tp", "forward")} <= sent
+    assert all(r["ms_data"] and r["ms_tensor"] for r in rows
+               if (r["scheme"], r["implementation"]) == ("fsdp_tp", "a2lib"))  # fmt: skip

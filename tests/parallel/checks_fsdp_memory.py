@@ -1,0 +1,50 @@
+"""FSDP's account of what it holds, against the theory."""
+
+import torch
+from checking import check, token_batches, token_loss
+
+from a2lib.model import TransformerLM
+from a2lib.parallel import FSDP
+from a2lib.parallel.fsdp.units import MOMENTS
+from a2lib.theory import fsdp as theory
+from a2lib.theory.transformer import Shape
+
+
+@check(2)
+def fsdp_holds_what_the_theory_says():
+    """When each unit begins, in forward and backward of a second step; and what is told of it."""
+    shape = Shape(8, 16, 4, 2, vocab_size=12)
+    tokens = token_batches(1)[0]
+    for dtype, computes in ((None, 4), (torch.bfloat16, 2)):
+        model = TransformerLM(12, 8, 8, 4, 2, 16, attention="eager", seed=0)
+        fsdp, told, held = FSDP(model, compute_dtype=dtype), [], []
+        assert fsdp.held_bytes()["parameters"] == theory.kept(theory.sizes(shape), 2)
+
+        def look(moment, unit, fsdp=fsdp, told=told, held=held):
+            told.append((moment, unit))
+            if moment == "computes":
+                held.append(fsdp.held_bytes())
+
+        for _ in range(2):
+            told.clear()
+            held.clear()
+            fsdp.observe(look)
+            token_loss(fsdp(tokens), tokens).backward()
+            fsdp.observe(None)
+            fsdp.finish_gradient_synchronization()
+            gradients = fsdp.held_bytes()["gradients"]
+            fsdp.zero_grad()
+        walk = theory.step(theory.sizes(shape), 2, 0, computes, moments=False)
+        expected = [m.parts for m in walk if not m.moment.startswith("sent")]
+        parts = ("parameters", "gradients", "gathered", "travelling")
+        assert held == [{part: m[part] for part in parts} for m in expected], (held, expected)
+        assert gradients == theory.kept(theory.sizes(shape), 2)
+        count = {moment: sum(m == moment for m, _ in told) for moment in MOMENTS}
+        # The root and the last block are gathered once; all gradients leave, the root's at the end.
+        assert count == {"gather begins": 8, "gather ends": 8, "turn": 10, "computes": 10,
+                         "reduce begins": 5, "reduce ends": 5}, count  # fmt: skip
+        # The root's leave before the first block's.
+        assert [u for m, u in told if m == "reduce begins"][-2:] == ["", "layers.0"], told
+        ahead = [told.index(("gather begins", f"layers.{i}")) for i in range(4)]
+        begun = [told.index(("computes", f"layers.{i}")) for i in range(3)]
+        assert all(a < b for a, b in zip(ahead[1:], begun, strict=True)), told

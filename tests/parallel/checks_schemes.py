@@ -1,0 +1,66 @@
+"""The feed-forward stack under every scheme and mesh against one process: y, dx and each gradient
+by name, of layers with random weights and a random dy."""
+
+import torch.distributed as dist
+from checking import check, world
+
+from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.parallelism import handlers
+from a2lib.experiments.parallelism.configurations import SCHEMES, Stack, meshes
+
+LAYERS, D_MODEL, D_FF = 3, 16, 24
+
+
+def stacks(scheme, implementation="a2lib"):
+    """(spec, stack) of every mesh of a scheme on these ranks."""
+    _, size = world()
+    backend = dist.get_backend()
+    for mesh in meshes(scheme, size):
+        given = Stack(scheme, implementation, mesh, Ranks(size, backend), "fp32", LAYERS, D_MODEL,
+                      D_FF)  # fmt: skip
+        yield given.spec(), handlers.make(given.spec(), device(), seed=3)
+
+
+def device():
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+@check(2, 4)
+def each_scheme_is_the_one_process():
+    for scheme in SCHEMES:
+        for spec, stack in stacks(scheme):
+            off = handlers.errors(stack, spec, device(), seed=3)
+            assert len(off) == 2 + 3 * LAYERS, off
+            assert max(off.values()) < 2e-5, (spec, off)
+
+
+@check(2)
+def a_missing_message_is_seen_by_name():
+    """What does not need it is right, what does is off by about its own size."""
+
+    def wrong(stack, spec):
+        off = handlers.errors(stack, spec, device(), seed=3)
+        return {name for name, error in off.items() if not error < 0.1}
+
+    gradients = {f"gradient of {i}.{w}" for i in range(LAYERS) for w in ("w1", "w2", "w3")}
+    for scheme, method, lacking in (
+        ("dp", "all_reduce", gradients),
+        ("fsdp", "reduce_scatter", gradients),
+        ("fsdp", "all_gather", gradients | {"y", "dx"}),
+        ("tp", "all_reduce", gradients | {"y", "dx"}),
+    ):
+        for spec, stack in stacks(scheme):
+            assert wrong(stack, spec) == set()
+            stack = handlers.make(spec, device(), seed=3)
+            setattr(stack.wire, method, lambda *_: lambda: None)
+            found = wrong(stack, spec)
+            assert found == lacking, (scheme, method, lacking - found, found - lacking)
+
+
+@check(2)
+def pytorchs_own_are_the_one_process():
+    for scheme in SCHEMES:
+        for spec, stack in stacks(scheme, "torch"):
+            off = handlers.errors(stack, spec, device(), seed=3)
+            assert len(off) == 2 + 3 * LAYERS, off
+            assert max(off.values()) < 2e-5, (spec, off)

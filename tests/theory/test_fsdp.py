@@ -1,0 +1,79 @@
+"""Memory and messages of fully sharded data parallel, by hand."""
+
+import pytest
+
+from a2lib.theory import fsdp
+from a2lib.theory.transformer import SIZES, Shape, parameter_count
+
+# Embedding and head of 10, three blocks of 100 with vectors of 2, and a vector of 1.
+SMALL = fsdp.Sizes(embedding=10, head=10, block=100, block_vectors=2, vectors=1, blocks=3)
+OWN = 4 * (320 / 2 + 7)  # of two ranks
+
+
+def test_the_sizes_are_those_of_the_model():
+    for shape in (*SIZES.values(), Shape(8, 16, 3, 2, vocab_size=11)):
+        assert fsdp.sizes(shape).parameters == parameter_count(shape)
+    # xl of 2025: four of 1600 by 1600 and three of 1600 by 6400, two norms.
+    xl = fsdp.sizes(SIZES["xl25"])
+    assert (xl.block, xl.block_vectors) == (40_960_000, 3200)
+    assert xl.root == 32_000_000 and xl.replicated == 155_200
+
+
+def test_between_steps_a_rank_has_its_share():
+    init, before, after = fsdp.between(SMALL, 2)
+    assert [init.total, before.total, after.total] == [OWN, 2 * OWN, 4 * OWN]
+    assert after.parts["optimizer"] == 2 * OWN and after.parts["gathered"] == 0
+    # Of one rank it is the 16 bytes of everybody.
+    assert fsdp.between(SMALL, 1)[-1].total == 16 * SMALL.parameters
+    xl = fsdp.between(fsdp.sizes(SIZES["xl25"]), 2)[-1].total
+    assert xl == pytest.approx(16 * parameter_count(SIZES["xl25"]) / 2, rel=1e-4)
+
+
+def test_two_blocks_are_whole_at_once_and_two_casts_travel():
+    found = {held.moment: held for held in fsdp.step(SMALL, 2, activations=300)}
+    root, block = 2 * 20, 2 * 100
+    gathered = {moment: held.gathered - root for moment, held in found.items()}
+    assert [gathered[f"forward {i}"] for i in ("root", 0, 1, 2)] == [block, *[2 * block] * 2, block]
+    backward = [gathered[f"backward {i}"] for i in ("root", 2, 1, 0)]
+    assert backward == [block, 2 * block, 2 * block, block]
+    # The head's gradient, then casts of 400 bytes: none, one, two.
+    assert [found[f"backward {i}"].travelling - 20 for i in (2, 1, 0)] == [0, 400, 800]
+    # The block's own beside them, one more cast, two at most.
+    assert [found[f"sent {i}"].travelling - 20 for i in (2, 1)] == [600, 1000]
+    assert [found[f"sent {i}"].gradients for i in (2, 1)] == [4 + 208, 4 + 416]
+    # At the end the root's two gradients, cast, beside block 0's and block 1's cast; then, the root
+    # gone, block 0's beside the root's cast.
+    assert found["sent root"].travelling == 40 + 80 + 200 + 400
+    assert found["sent root"].gathered == root + block
+    assert found["sent 0"].travelling == 80 + 200 + 400 and found["sent 0"].gathered == block
+    assert found["sent 0"].gradients == OWN
+    assert [found[f"backward {i}"].activations for i in (2, 1, 0)] == [300, 200, 100]
+    assert all(held.parameters == OWN and held.optimizer == 2 * OWN for held in found.values())
+
+
+def test_without_a_cast_the_gradient_itself_is_sent():
+    found = {held.moment: held for held in fsdp.step(SMALL, 2, 0, computes=4, moments=False)}
+    assert [found[f"sent {i}"].travelling - 40 for i in (2, 1)] == [400, 800]
+    assert found["sent root"].travelling == 80 + 400 + 400
+    assert found["sent 0"].travelling == 80 + 400
+    assert {held.optimizer for held in found.values()} == {0}
+
+
+def test_the_peak_is_where_activations_make_it():
+    # Few: near the end, when most gradients are there. Many: at the begin of backward.
+    assert fsdp.peak(SMALL, 2, 0).moment == "sent 1"
+    assert fsdp.peak(SMALL, 2, 10**6).moment == "backward 2"
+    # Of the largest vocabulary, at the root's gradients.
+    wide = fsdp.Sizes(embedding=1000, head=1000, block=10, block_vectors=2, vectors=1, blocks=3)
+    assert fsdp.peak(wide, 2, 0).moment == "sent root"
+
+
+def test_bytes_sent():
+    sent = fsdp.sent_bytes(SMALL, 2)
+    assert sent == {"forward": 320, "backward": 200, "gradients": 640, "vectors": 28}
+    assert set(fsdp.sent_bytes(SMALL, 1).values()) == {0}
+    # Computing in 32 bits, three shares of the parameters, as the paper has it.
+    wide = sum(fsdp.sent_bytes(SMALL, 4, computes=4).values())
+    assert wide == pytest.approx(0.75 * 4 * (3 * 320 - 120) + 2 * 0.75 * 4 * 7)
+    with pytest.raises(ValueError, match="world_size is 0; allowed are numbers above 0"):
+        fsdp.sent_bytes(SMALL, 0)

@@ -1,5 +1,6 @@
 """The sharded optimizer against the plain one in one process."""
 
+import collections
 import copy
 import io
 import itertools
@@ -10,7 +11,7 @@ from checking import check, chunks_from, raises, same, same_parameters, seeded, 
 from torch import nn
 from torch.optim import SGD, Adagrad, AdamW
 
-from a2lib.parallel import ShardedOptimizer, exchange
+from a2lib.parallel import FSDP, ShardedOptimizer, exchange
 
 OPTIMIZERS = [
     (AdamW, {"lr": 0.1, "weight_decay": 0.1, "foreach": False}),
@@ -90,6 +91,14 @@ def each_state_is_on_one_rank():
     counts = torch.tensor(len(with_state))
     dist.all_reduce(counts)
     assert counts == len([p for p in module.parameters() if p.grad is not None])
+
+
+@check(4)
+def frozen_parameters_do_not_upset_the_balance_of_those_with_a_state():
+    module = nn.Sequential(*(nn.Linear(8, 50 if i < 2 else 4, bias=False) for i in range(6)))
+    module[:2].requires_grad_(False)
+    sharded = ShardedOptimizer(module.parameters(), AdamW)
+    assert sorted(sharded.owner(p) for p in module[2:].parameters()) == [0, 1, 2, 3]
 
 
 @check(2, 4)
@@ -344,3 +353,23 @@ def sharded_refuses():
     give_gradients(0, module)
     sharded.step()
     assert len(sharded.param_groups) == 1
+    with raises(ValueError, "a parameter is a shard of FSDP"):
+        ShardedOptimizer(FSDP(nn.Linear(4, 4, bias=False)).parameters(), AdamW)
+    removed = sharded.param_groups[0]["params"].pop()
+    with raises(RuntimeError, "param_groups have other parameters than were given"):
+        sharded.step()
+    sharded.param_groups[0]["params"].append(removed)
+    sharded.step()
+
+
+@check(2)
+def a_state_that_is_put_in_its_place_is_used():
+    mine = Mixed()
+    reference = copy.deepcopy(mine)
+    optimizers = ShardedOptimizer(mine.parameters(), AdamW), AdamW(reference.parameters())
+    for step in range(2):
+        give_gradients(step, mine, reference)
+        for optimizer in optimizers:
+            optimizer.state = collections.defaultdict(dict)
+            optimizer.step()
+        same_parameters(mine, reference)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from a2lib.parallel.exchange import Chunk, lay_out
@@ -42,25 +43,28 @@ class ShardedOptimizer(Optimizer):
     parameter, and the others wait for that rank: end them, as ``launch`` does.
 
     With several ranks the memory of the parameters moves once, into chunks that are gathered in
-    place: each stays the same ``Parameter``, and becomes a view. So make the optimizer before a
-    step is captured in a CUDA graph, and after what gives parameters other memory (``module.to``)
-    or puts others in their place (``load_state_dict(assign=True)``: the old ones would be updated,
-    as by any optimizer). A parameter that is not contiguous, or has no memory of its own, stays
-    where it is and is copied at each step. The chunks are longer than their parameters by a
-    sixteenth at most, or 1 MiB each, and what is copied. ``torch.save`` writes the memory of a view
-    whole: of a model about its size, of a part of a model every chunk that the part lies in, unless
-    its tensors are cloned first; loaded with ``assign=True`` they have no memory of their own.
+    place: each stays the same ``Parameter``, and becomes a view; what shared its memory before (a
+    ``p.detach()`` that is kept) is left behind. So make the optimizer before a step is captured in
+    a CUDA graph, and after what gives parameters other memory (``module.to``) or puts others in
+    their place (``load_state_dict(assign=True)``: the old ones would be updated, as by any
+    optimizer). A parameter that is not contiguous, or has no memory of its own, stays where it is
+    and is copied at each step. The chunks are longer than their parameters by a sixteenth at most,
+    or 1 MiB each, and what is copied. ``torch.save`` writes the memory of a view whole: of a model
+    about its size, of a part of a model every chunk that the part lies in, unless its tensors are
+    cloned first; loaded with ``assign=True`` they have no memory of their own.
 
     Frozen parameters are divided and exchanged with the rest: give those that are trained, where
-    many are not. Shards of FSDP are not the same on every rank, and their state is divided already.
+    many are not. Shards of FSDP are refused: they are not the same on every rank, and their state
+    is divided already.
 
     ``param_groups`` are the whole groups, which learning-rate schedulers write to; ``state`` is
     this rank's part. Every rank calls ``step``, ``state_dict``, ``load_state_dict`` and
     ``add_param_group``.
 
     Raises RuntimeError without a process group, and in ``step`` where a parameter has other memory
-    than it was given; ValueError for parameters that differ between ranks, share memory or have
-    none (the device meta), and for groups that ``optimizer_cls`` refuses.
+    than it was given or ``param_groups`` other parameters; ValueError for parameters that differ
+    between ranks, share memory, have none (the device meta) or are FSDP's, and for groups that
+    ``optimizer_cls`` refuses.
     """
 
     def __init__(
@@ -113,6 +117,12 @@ class ShardedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if [[id(p) for p in group["params"]] for group in self.param_groups] != self._given:
+            raise RuntimeError(
+                "param_groups have other parameters than were given; add_param_group adds some, "
+                "and without some make another optimizer"
+            )
+        self._local.state = self.state  # a user's reset gives another
         _copy_settings(self.param_groups, self._local.param_groups)
         self._update_and_exchange()
         _copy_settings(self._local.param_groups, self.param_groups)
@@ -191,6 +201,8 @@ class ShardedOptimizer(Optimizer):
         check_alike("parameters", describe((f"{n}:", p) for n, p in enumerate(new)), self._group)
         if any(p.is_meta for p in new):
             raise ValueError("a parameter is on the device meta, without memory; fill it before")
+        if any(isinstance(p, DTensor) or getattr(p, "_is_shard", False) for p in new):
+            raise ValueError("a parameter is a shard of FSDP; give it to the optimizer's own class")
         places = [p.data_ptr() for p in self._all() if p.numel()]
         if len(set(places)) < len(places):
             # With owners of their own, one's update would be overwritten by the other's weights.
@@ -199,9 +211,12 @@ class ShardedOptimizer(Optimizer):
     def _take(self, groups: list[dict]) -> None:
         """Give the parameters of new groups to ranks and lay out the exchange."""
         new = [p for group in groups for p in group["params"]]
-        ranks = assign((p.numel() * p.element_size() for p in new), self._loads)
-        self._owners.update(zip(new, ranks, strict=True))
+        for trained in (True, False):  # those with a state are balanced by themselves
+            some = [p for p in new if p.requires_grad is trained]
+            ranks = assign((p.numel() * p.element_size() for p in some), self._loads)
+            self._owners.update(zip(some, ranks, strict=True))
         self._chunks += self._lay_out(new)
+        self._given = [[id(p) for p in group["params"]] for group in self.param_groups]
 
     def _lay_out(self, params: list[Tensor]) -> list[tuple[Chunk, list[list[Tensor]]]]:
         if self._world_size == 1:

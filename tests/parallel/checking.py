@@ -183,15 +183,16 @@ def same_gradients(module, reference, what=""):
 
 
 @contextlib.contextmanager
-def chunks_from(least_bytes):
-    """More chunks the smaller they may be."""
+def chunks_from(least_bytes, padding_bytes=2**20):
+    """More chunks the smaller they may be; more broadcasts the less may be padded."""
     from a2lib.parallel import exchange
 
-    before, exchange.LEAST_BYTES = exchange.LEAST_BYTES, least_bytes
+    before = exchange.LEAST_BYTES, exchange.PADDING_BYTES
+    exchange.LEAST_BYTES, exchange.PADDING_BYTES = least_bytes, padding_bytes
     try:
         yield
     finally:
-        exchange.LEAST_BYTES = before
+        exchange.LEAST_BYTES, exchange.PADDING_BYTES = before
 
 
 class Residual(nn.Module):

@@ -43,7 +43,7 @@ class Training:
         self.wrapper = WRAPPERS[kind](self.module)
         options = {"lr": 0.01, "capturable": True}
         if kind == "sharded_optimizer":
-            with chunks_from(1000):
+            with chunks_from(1000, padding_bytes=0):  # gathers and broadcasts
                 self.optimizer = ShardedOptimizer(
                     self.module.parameters(), torch.optim.AdamW, **options
                 )

@@ -1,5 +1,6 @@
 """The sharded optimizer against the plain one in one process."""
 
+import collections
 import copy
 import io
 import itertools
@@ -10,7 +11,7 @@ from checking import check, chunks_from, raises, same, same_parameters, seeded, 
 from torch import nn
 from torch.optim import SGD, Adagrad, AdamW
 
-from a2lib.parallel import ShardedOptimizer, exchange
+from a2lib.parallel import FSDP, ShardedOptimizer, exchange
 
 OPTIMIZERS = [
     (AdamW, {"lr": 0.1, "weight_decay": 0.1, "foreach": False}),
@@ -57,8 +58,8 @@ def groups_of(module):
 def sharded_steps_are_those_of_the_plain_optimizer_to_the_bit():
     """Groups, a schedule, parameters without a gradient; in one chunk and in several."""
     first = Mixed()
-    for least, (cls, options) in itertools.product((100, 2**26), OPTIMIZERS):
-        with chunks_from(least):
+    for sizes, (cls, options) in itertools.product(((100,), (100, 0), (2**26,)), OPTIMIZERS):
+        with chunks_from(*sizes):
             mine, reference = copy.deepcopy(first), copy.deepcopy(first)
             sharded = ShardedOptimizer(groups_of(mine), cls, **options)
             plain = cls(groups_of(reference), **options)
@@ -71,7 +72,7 @@ def sharded_steps_are_those_of_the_plain_optimizer_to_the_bit():
                 for optimizer, schedule in zip((sharded, plain), schedules, strict=True):
                     optimizer.step()
                     schedule.step()
-                same_parameters(mine, reference, f"{cls.__name__} {options} {least}, step {step}")
+                same_parameters(mine, reference, f"{cls.__name__} {options} {sizes}, step {step}")
             sharded.zero_grad()
             assert all(p.grad is None for p in mine.parameters())
 
@@ -90,6 +91,14 @@ def each_state_is_on_one_rank():
     counts = torch.tensor(len(with_state))
     dist.all_reduce(counts)
     assert counts == len([p for p in module.parameters() if p.grad is not None])
+
+
+@check(4)
+def frozen_parameters_do_not_upset_the_balance_of_those_with_a_state():
+    module = nn.Sequential(*(nn.Linear(8, 50 if i < 2 else 4, bias=False) for i in range(6)))
+    module[:2].requires_grad_(False)
+    sharded = ShardedOptimizer(module.parameters(), AdamW)
+    assert sorted(sharded.owner(p) for p in module[2:].parameters()) == [0, 1, 2, 3]
 
 
 @check(2, 4)
@@ -131,6 +140,91 @@ def parameters_lie_in_chunks_of_one_gather_each():
     again.step()
     with raises(ValueError, "two parameters are the same memory"):
         ShardedOptimizer([module.large, nn.Parameter(module.large.data)], SGD, lr=1.0)
+
+
+@check(2, 4)
+def a_parameter_larger_than_the_rest_does_not_pad_the_chunks():
+    """A rank holds little beside its parameters; the large one is broadcast from where it is."""
+    mine = nn.Sequential(nn.Embedding(400, 64), *(nn.Linear(64, 64, bias=False) for _ in range(24)))
+    reference = copy.deepcopy(mine)
+    place = mine[0].weight.data_ptr()
+    with chunks_from(150_000, padding_bytes=0):
+        sharded = ShardedOptimizer(mine.parameters(), AdamW, lr=0.1)
+    plain = AdamW(reference.parameters(), lr=0.1)
+    chunks = [chunk for chunk, _ in sharded._chunks]
+    assert len(chunks) > 1 and any(chunk._rows.numel() for chunk in chunks)
+    every = sum(p.numel() * 4 for p in mine.parameters())
+    assert sum(chunk.padding_bytes for chunk in chunks) <= every / 16
+    assert mine[0].weight.data_ptr() == place
+    for step in range(2):
+        for n, ps in enumerate(zip(mine.parameters(), reference.parameters(), strict=True)):
+            gradient = torch.randn(ps[0].shape, generator=seeded(100 * step + n))
+            for p in ps:
+                p.grad = torch.empty_like(p).copy_(gradient)
+        sharded.step()
+        plain.step()
+        same_parameters(mine, reference)
+    mine[0].weight.data = mine[0].weight.data.clone()
+    with raises(RuntimeError, "a parameter has other memory than this optimizer gave it"):
+        sharded.step()
+
+
+class Counting(torch.optim.Optimizer):
+    """Steps that become smaller by a count that its groups keep."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr, "count": 0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["count"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad * (group["lr"] / group["count"]))
+
+
+@check(2)
+def what_groups_count_goes_up_once_a_step():
+    mine = Mixed()
+    reference = copy.deepcopy(mine)
+    with chunks_from(100):
+        sharded = ShardedOptimizer(groups_of(mine), Counting)
+    plain = Counting(groups_of(reference))
+    for step in range(3):
+        give_gradients(step, mine, reference)
+        sharded.step()
+        plain.step()
+        same_parameters(mine, reference)
+    assert [g["count"] for g in sharded.param_groups] == [3, 3]
+
+
+@check(2)
+def a_saved_state_may_call_parameters_by_name():
+    """As torch.distributed.checkpoint.state_dict does."""
+    mine = Mixed()
+    reference = copy.deepcopy(mine)
+    sharded, plain = (ShardedOptimizer(groups_of(mine), AdamW), AdamW(groups_of(reference)))
+    give_gradients(0, mine, reference)
+    plain.step()
+    sharded.step()
+    state = plain.state_dict()
+    sharded = ShardedOptimizer(groups_of(mine), AdamW)
+    sharded.load_state_dict(
+        copy.deepcopy(
+            {
+                "state": {f"p{i}": values for i, values in state["state"].items()},
+                "param_groups": [
+                    {**group, "params": [f"p{i}" for i in group["params"]]}
+                    for group in state["param_groups"]
+                ],
+            }
+        )
+    )
+    give_gradients(1, mine, reference)
+    plain.step()
+    sharded.step()
+    same_parameters(mine, reference)
 
 
 @check(2)
@@ -251,3 +345,31 @@ def sharded_refuses():
         sharded.load_state_dict(AdamW(groups_of(module)).state_dict())
     with raises(TypeError, "use state_dict"):
         copy.deepcopy(sharded)
+    # What is refused later leaves the optimizer as it was.
+    with raises(ValueError, "two parameters are the same memory"):
+        sharded.add_param_group({"params": [nn.Parameter(module.large.data)]})
+    with raises(ValueError, "on the device meta"):
+        sharded.add_param_group({"params": [nn.Parameter(torch.ones(2, device="meta"))]})
+    give_gradients(0, module)
+    sharded.step()
+    assert len(sharded.param_groups) == 1
+    with raises(ValueError, "a parameter is a shard of FSDP"):
+        ShardedOptimizer(FSDP(nn.Linear(4, 4, bias=False)).parameters(), AdamW)
+    removed = sharded.param_groups[0]["params"].pop()
+    with raises(RuntimeError, "param_groups have other parameters than were given"):
+        sharded.step()
+    sharded.param_groups[0]["params"].append(removed)
+    sharded.step()
+
+
+@check(2)
+def a_state_that_is_put_in_its_place_is_used():
+    mine = Mixed()
+    reference = copy.deepcopy(mine)
+    optimizers = ShardedOptimizer(mine.parameters(), AdamW), AdamW(reference.parameters())
+    for step in range(2):
+        give_gradients(step, mine, reference)
+        for optimizer in optimizers:
+            optimizer.state = collections.defaultdict(dict)
+            optimizer.step()
+        same_parameters(mine, reference)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 
 import torch
 from checking import Tied, check, chunks_from, same, token_batches, token_loss, world
@@ -105,7 +106,7 @@ def auto_takes_copy_engines_between_gpus():
 
 @check(2)
 def what_the_sharded_optimizer_sends_is_updated():
-    """Also where the update of each chunk comes late."""
+    """Also where the update of each chunk comes late; by gathers, and by broadcasts too."""
     first = Tied(width=64)
 
     def trained_by(make):
@@ -117,8 +118,8 @@ def what_the_sharded_optimizer_sends_is_updated():
             optimizer.step()
         return dict(module.named_parameters())
 
-    def late_update(params, cls):
-        with chunks_from(1000):
+    def late_update(params, cls, padding_bytes):
+        with chunks_from(1000, padding_bytes):
             optimizer = ShardedOptimizer(params, cls, lr=0.05)
         step = optimizer._local.step
 
@@ -130,5 +131,7 @@ def what_the_sharded_optimizer_sends_is_updated():
         return optimizer
 
     expected = trained_by(lambda params, cls: cls(params, lr=0.05))
-    for name, x in trained_by(late_update).items():
-        same(x.detach(), expected[name].detach(), name)
+    for padding_bytes in (2**20, 0):
+        trained = trained_by(functools.partial(late_update, padding_bytes=padding_bytes))
+        for name, x in trained.items():
+            same(x.detach(), expected[name].detach(), name)

@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from a2lib.parallel.exchange import cut
+from a2lib.parallel import exchange
+from a2lib.parallel.exchange import cut, sticking_out
 from a2lib.theory.sharding import assign
 
 # The bytes of a small Transformer's parameters: an embedding, blocks, a head.
@@ -72,3 +73,25 @@ def test_chunks_hold_each_parameter_once_in_rows_that_differ_by_one(world, chunk
 
 def test_without_bytes_there_is_one_chunk_at_most():
     assert cut([[0], []], 3) == [[[0], []]] and cut([[], []], 3) == []
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_rows_of_what_is_left_in_them_are_padded_by_a_sixteenth_at_most(world, monkeypatch):
+    monkeypatch.setattr(exchange, "PADDING_BYTES", 0)
+    large = [40_000, *TRANSFORMER]
+    ranks = assign(large, [0] * world)
+    shares = [[s for s, r in zip(large, ranks, strict=True) if r == k] for k in range(world)]
+    for chunk in cut(shares, 4):
+        sizes = [[share[i] for i in own] for share, own in zip(shares, chunk, strict=True)]
+        out = sticking_out(sizes)
+        rows = [
+            sum(size for i, size in enumerate(row) if (rank, i) not in out)
+            for rank, row in enumerate(sizes)
+        ]
+        assert world * max(rows) <= sum(rows) * (1 + 1 / 16)
+        left = [s for k, row in enumerate(sizes) for i, s in enumerate(row) if (k, i) not in out]
+        assert 40_000 not in left
+    assert sticking_out([[8, 4], [8, 4]]) == set() and sticking_out([[9, 4], [4]]) == {(0, 0)}
+    # So few bytes that nobody would notice them.
+    monkeypatch.setattr(exchange, "PADDING_BYTES", 30)
+    assert sticking_out([[30], []]) == set() and sticking_out([[31], []]) == {(0, 0)}

@@ -2,7 +2,9 @@
 
 A chunk lies in one tensor of a row for each rank, the parameters of that rank side by side, and
 parameters *are* views of it: an all-gather in place moves what has to move, in both directions of
-every link at once, and nothing is copied. While a chunk travels the next one is updated.
+every link at once, and nothing is copied. While a chunk travels the next one is updated. Rows are
+as long as the longest, so that a parameter much larger than the rest would pad all others to its
+size, W - 1 times: such a one is broadcast, which is no slower than the gather of that padding.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from a2lib.theory.sharding import CHUNKS
 LEAST_BYTES = 2**26
 # A parameter begins at a multiple of these, as the allocator would have it begin at 512.
 ALIGN_BYTES = 256
+# Of a chunk, what may be padding: this part, or so many bytes, of which nobody would notice.
+MOST_PADDING = 1 / 16
+PADDING_BYTES = 2**20
 
 
 def cut(shares: Sequence[Sequence[int]], chunks: int) -> list[list[list[int]]]:
@@ -50,63 +55,99 @@ def lay_out(shares: Sequence[Sequence[Tensor]]) -> list[Chunk]:
     ]
 
 
+def sticking_out(shares: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+    """Which of a chunk's parameters, (rank, place in its share), are not to be in its rows, given
+    sizes: the largest of the longest row as long as rows are padded by too much."""
+    rows = [sorted((size, i) for i, size in enumerate(share)) for share in shares]
+    out = set()
+    while True:
+        bytes_of = [sum(size for size, _ in row) for row in rows]
+        longest = max(range(len(rows)), key=bytes_of.__getitem__)
+        padding = len(rows) * bytes_of[longest] - sum(bytes_of)
+        if padding <= max(MOST_PADDING * sum(bytes_of), PADDING_BYTES):
+            return out
+        out.add((longest, rows[longest].pop()[1]))
+
+
 class Chunk:
     """Some parameters of each rank, ``params[rank]``, in memory that stays at one address.
 
     A parameter that is contiguous and has memory of its own is moved into the chunk; any other is
-    copied in before and out after. A rank without parameters sends its row too.
+    copied in before and out after. A rank without parameters sends its row too. What would make
+    one rank's row much longer than the others' is broadcast by itself, from where it is.
     """
 
     @torch.no_grad()
     def __init__(self, params: Sequence[Sequence[Tensor]]) -> None:
         self.params = params
         first = next(p for share in params for p in share)
-        width = max(sum(map(_room, share)) for share in params)
-        self._rows = torch.empty(len(params), width, dtype=first.dtype, device=first.device)
-        # Those that lie here and where; those that are copied, by rank, and their places.
-        self._moved: list[tuple[Tensor, int]] = []
+        out = sticking_out([[_room(p) * p.element_size() for p in share] for share in params])
+        self._rows = torch.empty(
+            len(params),
+            max(
+                sum(_room(p) for i, p in enumerate(share) if (rank, i) not in out)
+                for rank, share in enumerate(params)
+            ),
+            dtype=first.dtype,
+            device=first.device,
+        )
+        # What is broadcast, with its rank. Parameters that are sent from where they lie, and where.
+        self._lone: list[tuple[int, Tensor]] = []
+        self._placed: list[tuple[Tensor, int]] = []
+        # Those that are copied, by rank, and their places.
         self._copied: list[tuple[list[Tensor], list[Tensor]]] = []
-        for row, share in zip(self._rows, params, strict=True):
+        self.padding_bytes = self._rows.numel() * first.element_size()
+        for rank, (row, share) in enumerate(zip(self._rows, params, strict=True)):
             copied, places, begin = [], [], 0
-            for p in share:
-                place = row[begin : begin + p.numel()].view(p.shape)
-                begin += _room(p)
-                if _movable(p):
-                    place.copy_(p)
-                    p.data = place
-                    p._moved_to = place.data_ptr()
-                    self._moved.append((p, place.data_ptr()))
+            for i, p in enumerate(share):
+                size, lone = p.numel() * p.element_size(), (rank, i) in out
+                if not lone:
+                    place = row[begin : begin + p.numel()].view(p.shape)
+                    begin += _room(p)
+                    if _movable(p):
+                        place.copy_(p)
+                        p.data = place
+                        p._moved_to = place.data_ptr()
+                        self.padding_bytes -= size
+                elif p.is_contiguous():
+                    place = p.detach()
+                else:
+                    place = torch.empty_like(p, memory_format=torch.contiguous_format)
+                    self.padding_bytes += size
+                if lone:
+                    self._lone.append((rank, place.view(-1)))
+                if p.numel() and place.data_ptr() == p.data_ptr():
+                    self._placed.append((p, p.data_ptr()))
                 elif p.numel():
                     copied.append(p)
                     places.append(place)
             self._copied.append((copied, places))
-        self._work: dist.Work | None = None
-
-    @property
-    def padding_bytes(self) -> int:
-        """What the chunk takes beyond its parameters, copies of those that were not moved too."""
-        moved = sum(p.numel() * p.element_size() for p, _ in self._moved)
-        return self._rows.numel() * self._rows.element_size() - moved
+        self._works: list[dist.Work] = []
 
     def stays(self) -> bool:
-        """Whether each parameter that was moved here is still here."""
-        return all(p.data_ptr() == where for p, where in self._moved)
+        """Whether each parameter that is sent from where it lies is still there."""
+        return all(p.data_ptr() == where for p, where in self._placed)
 
     def start(self, rank: int, group: dist.ProcessGroup | None) -> None:
-        """Send this rank's row, behind what the current stream has queued; receive the others'."""
+        """Send what is this rank's, behind what the current stream has queued; receive the rest."""
         copied, places = self._copied[rank]
         if copied:
             torch._foreach_copy_(places, copied)
+        # As bytes: not every backend sends every dtype.
         if self._rows.numel():
-            self._work = all_gather_single(
-                self._rows.view(-1), self._rows[rank], group=group, async_op=True
+            rows = self._rows.view(torch.uint8)
+            self._works.append(
+                all_gather_single(rows.view(-1), rows[rank], group=group, async_op=True)
+            )
+        for owner, flat in self._lone:
+            self._works.append(
+                dist.broadcast(flat.view(torch.uint8), group=group, group_src=owner, async_op=True)
             )
 
     def finish(self, rank: int) -> None:
-        """Let the current stream wait for the others' rows, and copy out what is to be copied."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        """Let the current stream wait for what is received, and copy out what is to be copied."""
+        while self._works:
+            self._works.pop(0).wait()
         for other, (copied, places) in enumerate(self._copied):
             if copied and other != rank:
                 torch._foreach_copy_(copied, places)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from a2lib.parallel.exchange import Chunk, lay_out
@@ -36,19 +37,33 @@ class ShardedOptimizer(Optimizer):
     norm. The arithmetic is that of ``optimizer_cls`` on each parameter, so the weights equal those
     of one process to the bit if its gradients do and the implementation works parameter by
     parameter, as the ones of torch.optim do: ``step`` calls its ``step`` once a chunk, with the
-    parameters of that chunk. LBFGS, which does not, is refused.
+    parameters of that chunk and the settings that its groups had before. LBFGS, which does not, is
+    refused; an update that reads all parameters for each (a norm over all of them) comes out wrong.
+    What it raises in ``step``, for a sparse gradient say, is raised on the rank that owns the
+    parameter, and the others wait for that rank: end them, as ``launch`` does.
 
     With several ranks the memory of the parameters moves once, into chunks that are gathered in
-    place: each stays the same ``Parameter``, and becomes a view. So make the optimizer before a
-    step is captured in a CUDA graph, and do not move the module afterwards. A parameter that is not
-    contiguous, or has no memory of its own, stays where it is and is copied at each step.
+    place: each stays the same ``Parameter``, and becomes a view; what shared its memory before (a
+    ``p.detach()`` that is kept) is left behind. So make the optimizer before a step is captured in
+    a CUDA graph, and after what gives parameters other memory (``module.to``) or puts others in
+    their place (``load_state_dict(assign=True)``: the old ones would be updated, as by any
+    optimizer). A parameter that is not contiguous, or has no memory of its own, stays where it is
+    and is copied at each step. The chunks are longer than their parameters by a sixteenth at most,
+    or 1 MiB each, and what is copied. ``torch.save`` writes the memory of a view whole: of a model
+    about its size, of a part of a model every chunk that the part lies in, unless its tensors are
+    cloned first; loaded with ``assign=True`` they have no memory of their own.
+
+    Frozen parameters are divided and exchanged with the rest: give those that are trained, where
+    many are not. Shards of FSDP are refused: they are not the same on every rank, and their state
+    is divided already.
 
     ``param_groups`` are the whole groups, which learning-rate schedulers write to; ``state`` is
     this rank's part. Every rank calls ``step``, ``state_dict``, ``load_state_dict`` and
     ``add_param_group``.
 
     Raises RuntimeError without a process group, and in ``step`` where a parameter has other memory
-    than it was given; ValueError for parameters that differ between ranks or groups that
+    than it was given or ``param_groups`` other parameters; ValueError for parameters that differ
+    between ranks, share memory, have none (the device meta) or are FSDP's, and for groups that
     ``optimizer_cls`` refuses.
     """
 
@@ -71,6 +86,7 @@ class ShardedOptimizer(Optimizer):
         # A group without parameters: the defaults, and the refusals, are the class's own.
         defaults = optimizer_cls([{"params": []}], **kwargs).defaults
         super().__init__(params, defaults)
+        self._check(self.param_groups)
         self._take(self.param_groups)
         self._local = optimizer_cls([self._own_part(g) for g in self.param_groups], **kwargs)
         self.state = self._local.state
@@ -81,9 +97,15 @@ class ShardedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict) -> None:
         super().add_param_group(param_group)
-        if self._local is not None:  # not from the constructor, which assigns all groups at once
-            self._take(self.param_groups[-1:])
-            self._local.add_param_group(self._own_part(self.param_groups[-1]))
+        if self._local is None:  # from the constructor, which assigns all groups at once
+            return
+        try:
+            self._check(self.param_groups[-1:])
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        self._take(self.param_groups[-1:])
+        self._local.add_param_group(self._own_part(self.param_groups[-1]))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -95,6 +117,12 @@ class ShardedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if [[id(p) for p in group["params"]] for group in self.param_groups] != self._given:
+            raise RuntimeError(
+                "param_groups have other parameters than were given; add_param_group adds some, "
+                "and without some make another optimizer"
+            )
+        self._local.state = self.state  # a user's reset gives another
         _copy_settings(self.param_groups, self._local.param_groups)
         self._update_and_exchange()
         _copy_settings(self._local.param_groups, self.param_groups)
@@ -137,13 +165,18 @@ class ShardedOptimizer(Optimizer):
         params = self._all()
         mine = [i for i, p in enumerate(params) if self._owners[p] == self._rank]
         place = {i: n for n, i in enumerate(mine)}
-        groups, state = state_dict["param_groups"], state_dict["state"]
+        groups = state_dict["param_groups"]
+        # A saved group may call its parameters anything, names for one: they count in order.
+        order = {key: i for i, key in enumerate(key for g in groups for key in g["params"])}
+        state = {order[key]: values for key, values in state_dict["state"].items() if key in order}
         self._local.load_state_dict(
             {
                 "param_groups": [
                     {
                         **{key: x for key, x in group.items() if key not in OWN_KEYS},
-                        "params": [place[i] for i in group["params"] if i in place],
+                        "params": [
+                            place[order[key]] for key in group["params"] if order[key] in place
+                        ],
                     }
                     for group in groups
                 ],
@@ -162,16 +195,28 @@ class ShardedOptimizer(Optimizer):
         settings = {key: x for key, x in group.items() if key not in OWN_KEYS}
         return {**settings, "params": [p for p in group["params"] if self.owner(p) == self._rank]}
 
+    def _check(self, groups: list[dict]) -> None:
+        """Raise ValueError, on every rank, for new groups that cannot be sharded."""
+        new = [p for group in groups for p in group["params"]]
+        check_alike("parameters", describe((f"{n}:", p) for n, p in enumerate(new)), self._group)
+        if any(p.is_meta for p in new):
+            raise ValueError("a parameter is on the device meta, without memory; fill it before")
+        if any(isinstance(p, DTensor) or getattr(p, "_is_shard", False) for p in new):
+            raise ValueError("a parameter is a shard of FSDP; give it to the optimizer's own class")
+        places = [p.data_ptr() for p in self._all() if p.numel()]
+        if len(set(places)) < len(places):
+            # With owners of their own, one's update would be overwritten by the other's weights.
+            raise ValueError("two parameters are the same memory; give one Parameter for both")
+
     def _take(self, groups: list[dict]) -> None:
         """Give the parameters of new groups to ranks and lay out the exchange."""
         new = [p for group in groups for p in group["params"]]
-        check_alike("parameters", describe((f"{n}:", p) for n, p in enumerate(new)), self._group)
-        if len({p.data_ptr() for p in new if p.numel()}) < sum(p.numel() > 0 for p in new):
-            # With owners of their own, one's update would be overwritten by the other's weights.
-            raise ValueError("two parameters are the same memory; give one Parameter for both")
-        ranks = assign((p.numel() * p.element_size() for p in new), self._loads)
-        self._owners.update(zip(new, ranks, strict=True))
+        for trained in (True, False):  # those with a state are balanced by themselves
+            some = [p for p in new if p.requires_grad is trained]
+            ranks = assign((p.numel() * p.element_size() for p in some), self._loads)
+            self._owners.update(zip(some, ranks, strict=True))
         self._chunks += self._lay_out(new)
+        self._given = [[id(p) for p in group["params"]] for group in self.param_groups]
 
     def _lay_out(self, params: list[Tensor]) -> list[tuple[Chunk, list[list[Tensor]]]]:
         if self._world_size == 1:
@@ -196,14 +241,16 @@ class ShardedOptimizer(Optimizer):
         if not all(chunk.stays() for chunk, _ in self._chunks):
             raise RuntimeError(
                 "a parameter has other memory than this optimizer gave it (by another "
-                "ShardedOptimizer, module.to() or load_state_dict(assign=True)); make it after that"
+                "ShardedOptimizer, module.to() or p.data = ...); make the optimizer after that"
             )
         groups = self._local.param_groups
         whole = [group["params"] for group in groups]
+        before = [{key: x for key, x in group.items() if key != "params"} for group in groups]
         try:
             for chunk, own in self._chunks:
                 for i, group in enumerate(groups):
-                    group["params"] = own[i] if i < len(own) else []
+                    # Settings too: a count of steps in a group goes up by one, not by one a chunk.
+                    group.update(before[i], params=own[i] if i < len(own) else [])
                 self._local.step()
                 chunk.start(self._rank, self._group)
         finally:

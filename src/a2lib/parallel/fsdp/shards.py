@@ -111,6 +111,7 @@ class Sharded:
             buffer[: whole.numel()].view(self.shape), requires_grad=self.master.requires_grad
         )
         self.master.data = mine
+        self.master._is_shard = True  # other ranks have other rows: ShardedOptimizer refuses it
         self.free()
         self._present = False  # a gradient was here since the last finish
         self._from_nothing = False  # the master's gradient began as what was reduced since then

@@ -3,12 +3,17 @@
 import copy
 
 import torch
+import torch.distributed as dist
 from checking import check, mean_gradients, raises, seeded, world
 from checks_fsdp import mine_of
 from torch import nn
 
+from a2lib.experiments.data_parallel.training import Training
+from a2lib.experiments.fsdp.gradients import TOLERANCE, worst
+from a2lib.experiments.fsdp.wrappers import Sharded
 from a2lib.model import TransformerLM
 from a2lib.parallel import FSDP
+from a2lib.parallel.fsdp import units
 
 WIDTH = 6
 
@@ -211,3 +216,51 @@ def fsdp_refuses_what_would_be_silently_wrong():
         mean_gradients(reference, [[lambda m: square(m, 1)]] * 2)
         check_alike(fsdp, reference, "after a reset")
         optimizer.zero_grad()
+
+
+@check(2)
+def the_experiment_sees_a_wrong_reduction():
+    """In bf16 against autocast: what is right passes, in both wrappers, and no fault does."""
+    rank, size = world()
+    right = units.reduce_scatter_coalesced
+
+    def faulty(change):
+        def reduce_scatter(parts, wholes, group):
+            kept = [whole.clone() for whole in wholes]
+            right(parts, wholes, group)
+            for part, whole in zip(parts, kept, strict=True):
+                change(part, whole)
+
+        return reduce_scatter
+
+    def swap(part, whole):
+        dist.all_reduce(whole)
+        part.copy_(whole.chunk(size)[1 - rank] / size)
+
+    faults = {
+        "no reduction": lambda part, whole: part.copy_(whole.chunk(size)[rank]),
+        "a sum": lambda part, whole: part.mul_(size),
+        "divided twice": lambda part, whole: part.div_(size),
+        "another rank's rows": swap,
+    }
+    for precision in ("bf16", "fp32"):
+        spec = {"model": "tiny", "batch": 2, "context": 16, "precision": precision,
+                "attention": "eager", "compile": "none", "capture": False}  # fmt: skip
+        plain = Training(spec, "cpu", rank, 0)
+
+        def wrong(wrapper, spec=spec, plain=plain, precision=precision):
+            found = Sharded(spec, "cpu", rank, 0, wrapper).deviation_from(plain)
+            each = [None] * size
+            dist.all_gather_object(each, found)
+            return worst(each), worst(each).exceeds(TOLERANCE[precision])
+
+        for wrapper in ("fsdp", "fsdp2"):
+            found, refused = wrong(wrapper)
+            assert not refused, f"{wrapper} {precision}: {found}"
+        for what, change in faults.items():
+            units.reduce_scatter_coalesced = faulty(change)
+            try:
+                found, refused = wrong("fsdp")
+            finally:
+                units.reduce_scatter_coalesced = right
+            assert refused, f"{what} {precision}: {found}"

@@ -8,9 +8,10 @@ import torch
 
 from a2lib.experiments import fsdp
 from a2lib.experiments.data_parallel.configurations import Training
+from a2lib.experiments.data_parallel.training import of_each_kind
 from a2lib.experiments.fsdp import gathers
 from a2lib.experiments.fsdp.configurations import MOMENTS, Parameters, Way
-from a2lib.experiments.fsdp.gradients import TOLERANCE, Deviation, deviation, of_each_kind, worst
+from a2lib.experiments.fsdp.gradients import TOLERANCE, Deviation, deviation, worst
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Sweep

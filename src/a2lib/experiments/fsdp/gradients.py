@@ -8,7 +8,6 @@ each way to average wrongly does.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -60,12 +59,3 @@ def worst(deviations: Iterable[Sequence[float]]) -> Deviation:
     """Of each number the largest; what is no number is the largest."""
     columns = zip(*deviations, strict=True)
     return Deviation(*(max(math.inf if math.isnan(x) else x for x in one) for one in columns))
-
-
-def of_each_kind(names: Sequence[str]) -> list[int]:
-    """Which parameters to look at: of those whose names differ in numbers alone, the first and the
-    last."""
-    kinds: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        kinds.setdefault(re.sub(r"\d+", "", name), []).append(i)
-    return sorted({i for same in kinds.values() for i in (same[0], same[-1])})

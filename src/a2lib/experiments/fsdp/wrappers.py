@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from a2lib.experiments.data_parallel.training import Training
 from a2lib.experiments.fsdp.configurations import OURS
-from a2lib.experiments.fsdp.gradients import Deviation, deviation, of_each_kind, worst
+from a2lib.experiments.fsdp.gradients import Deviation, deviation, worst
 from a2lib.parallel import FSDP
 
 
@@ -72,16 +72,14 @@ class Sharded(Training):
     def deviation_from(self, plain: Training) -> Deviation:
         """How far this rank's gradients are from the mean over the ranks of what ``plain`` has, the
         worst of some parameters; collective."""
-        model = plain.workload.model
-        some = of_each_kind([n for n, p in model.named_parameters() if p.requires_grad])
         found: list[Tensor] = []
         expected: list[tuple[Tensor, Tensor]] = []
 
         def keep() -> None:
-            found.extend(_local(self.parameters[i].grad).clone() for i in some)
+            found.extend(_local(self.parameters[i].grad).clone() for i in plain.checked)
 
         def compare() -> None:
-            for i, grad in zip(some, found, strict=True):
+            for i, grad in zip(plain.checked, found, strict=True):
                 own = plain.parameters[i].grad
                 mean = own.clone()
                 dist.all_reduce(mean)

@@ -100,6 +100,14 @@ def encoder():
     return nn.TransformerEncoder(layer, 2)
 
 
+def repeated():
+    block, other = (
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(4)).eval() for _ in range(2)
+    )
+    other[0].weight = block[0].weight
+    return nn.Sequential(block, other, block, nn.Linear(WIDTH, 3))
+
+
 def convolutions():
     return nn.Sequential(
         nn.Unflatten(-1, (2, 3)), nn.Conv2d(4, 5, 2), nn.GroupNorm(1, 5), nn.ReLU(),
@@ -110,6 +118,7 @@ def convolutions():
 MAKES = {
     **{make.__name__: make for make in (Listed, Recurrent, Complex, Sparse, normed, encoder)},
     "convolutions": convolutions,
+    "repeated": repeated,
     "dicts": lambda: nn.Sequential(Returns(), Returns(), Reads(), nn.Linear(WIDTH, 3)),
     "vectors": lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)),
 }
@@ -131,6 +140,7 @@ def alike(a, b, what):
 def check_alike(fsdp, reference, what):
     mine = dict(fsdp.module.named_parameters(remove_duplicate=False))
     whole = fsdp.gather_full_params()
+    assert whole.keys() == dict(reference.named_parameters(remove_duplicate=False)).keys(), what
     for name, q in reference.named_parameters():
         alike(whole[name], q.detach(), f"{what} {name}")
         grad = mine[name].grad

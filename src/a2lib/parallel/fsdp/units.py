@@ -189,13 +189,15 @@ def unique(found: dict[str, nn.Module], name: str) -> bool:
 
 
 def places_of(root: nn.Module) -> dict[nn.Parameter, tuple[list[str], list[Place]]]:
-    """Each parameter with its names and the places where a module holds it, one of each."""
+    """Each parameter with its names and the places where a module holds it, once each; a module at
+    two places has one place and two names."""
     places: dict[nn.Parameter, tuple[list[str], list[Place]]] = {}
-    for prefix, module in root.named_modules():
+    for prefix, module in root.named_modules(remove_duplicate=False):
         for name, p in module._parameters.items():
             if p is not None:
                 path = f"{prefix}.{name}" if prefix else name
                 names, at = places.setdefault(p, ([], []))
                 names.append(clean(path))
-                at.append((module, name))
+                if (module, name) not in at:
+                    at.append((module, name))
     return places

@@ -30,6 +30,7 @@ MODULES = (
     "checks_sharded_optimizer",
     "checks_fsdp",
     "checks_fsdp_memory",
+    "checks_fsdp_modules",
     "checks_checkpoint",
     "checks_schemes",
 )

@@ -30,7 +30,8 @@ def all_gather_coalesced(
     options = AllgatherOptions()
     options.asyncOp = False
     gather = getattr(group, "all_gather_single_coalesced", None)
-    _done((gather or group.allgather_into_tensor_coalesced)(wholes, parts, options))
+    gather = gather or group.allgather_into_tensor_coalesced
+    _done(gather(_real(wholes), _real(parts), options))
 
 
 def reduce_scatter_coalesced(
@@ -41,7 +42,8 @@ def reduce_scatter_coalesced(
     options = ReduceScatterOptions()
     options.asyncOp, options.reduceOp = False, sum_or_mean(group.size())
     scatter = getattr(group, "reduce_scatter_single_coalesced", None)
-    _done((scatter or group.reduce_scatter_tensor_coalesced)(parts, wholes, options))
+    scatter = scatter or group.reduce_scatter_tensor_coalesced
+    _done(scatter(_real(parts), _real(wholes), options))
 
 
 def mean_coalesced(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
@@ -49,7 +51,12 @@ def mean_coalesced(tensors: list[Tensor], group: dist.ProcessGroup | None) -> No
     group = group or dist.group.WORLD
     options = AllreduceCoalescedOptions()
     options.asyncOp, options.reduceOp = False, sum_or_mean(group.size())
-    _done(group.allreduce_coalesced(tensors, options))
+    _done(group.allreduce_coalesced(_real(tensors), options))
+
+
+def _real(tensors: list[Tensor]) -> list[Tensor]:
+    """Views of complex ones as pairs, since backends know no complex numbers."""
+    return [torch.view_as_real(x) if x.is_complex() else x for x in tensors]
 
 
 def _done(work: dist.Work | None) -> None:

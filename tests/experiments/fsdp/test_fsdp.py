@@ -8,8 +8,10 @@ import torch
 
 from a2lib.experiments import fsdp
 from a2lib.experiments.data_parallel.configurations import Training
+from a2lib.experiments.data_parallel.training import of_each_kind
 from a2lib.experiments.fsdp import gathers
 from a2lib.experiments.fsdp.configurations import MOMENTS, Parameters, Way
+from a2lib.experiments.fsdp.gradients import TOLERANCE, Deviation, deviation, worst
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Sweep
@@ -92,6 +94,37 @@ def test_a_recorder_has_the_pass_and_starts_each_step_anew():
         ("turn", "layers.0", "backward"), ("ends", "root", "backward"),
     ]  # fmt: skip
     assert found[0].ms == 0 and found[-1].ms > 0
+
+
+@pytest.mark.parametrize("world", [2, 8])
+@pytest.mark.parametrize("alike", [0.0, 1.0])
+def test_gradients_are_held_against_their_mean(world, alike):
+    """In what ranks have alike, too, and beside roundings of a third of their size."""
+    generator = torch.Generator().manual_seed(0)
+    random = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
+    each = alike * random(1, 16, 32) + random(world, 16, 32)
+    mean = each.mean(0)
+    wrong = {
+        "": mean,
+        "own": each[0],
+        "sum": world * mean,
+        "twice": mean / world,
+        "swapped": mean.roll(8, 0),
+        "nan": mean * float("nan"),
+    }
+    noise = random(16, 32)
+    noise *= mean.norm() / noise.norm()
+    for allowed, size in ((TOLERANCE["bf16"], 0.33), (TOLERANCE["fp32"], 1e-3)):
+        found = {what: deviation(x + size * noise, mean, each[0]) for what, x in wrong.items()}
+        assert [what for what, told in found.items() if not told.exceeds(allowed)] == [""], found
+    assert deviation(mean[:0], mean[:0], mean[:0]) == (0, 0, 0)
+    assert worst([(1.0, 5.0, 0.0), (2.0, float("nan"), 0.0)]) == (2, float("inf"), 0)
+    assert Deviation(0.1, 0.1, float("nan")).exceeds(TOLERANCE["bf16"])
+
+
+def test_parameters_of_each_kind_are_looked_at():
+    names = ["embed", *(f"layers.{i}.{n}" for i in range(3) for n in ("q.weight", "norm")), "head"]
+    assert of_each_kind(names) == [0, 1, 2, 5, 6, 7]
 
 
 @pytest.mark.gpu

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -21,8 +22,6 @@ from a2lib.benchmark.workload import Workload
 from a2lib.experiments.benchmark.configurations import MODELS
 from a2lib.experiments.data_parallel.turns import Mark
 
-# Of about so many parameters the averaged gradients are checked.
-CHECKED = 16
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
 TOLERANCE = 0.01
 
@@ -32,6 +31,15 @@ def still(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     return optimizer
+
+
+def of_each_kind(names: Sequence[str]) -> list[int]:
+    """Which parameters to look at: of those whose names differ in numbers alone, the first and the
+    last."""
+    kinds: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        kinds.setdefault(re.sub(r"\d+", "", name), []).append(i)
+    return sorted({i for same in kinds.values() for i in (same[0], same[-1])})
 
 
 class Training:
@@ -62,6 +70,12 @@ class Training:
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [p for p in self.workload.model.parameters() if p.requires_grad]
+
+    @property
+    def checked(self) -> list[int]:
+        """Of which of ``parameters`` what has been exchanged is checked."""
+        named = self.workload.model.named_parameters()
+        return of_each_kind([name for name, p in named if p.requires_grad])
 
     @contextlib.contextmanager
     def wrapped(self, wrap: Callable[[nn.Module], nn.Module]) -> Iterator[None]:
@@ -120,7 +134,7 @@ class Training:
     def error(self) -> float:
         """How far what comes of a step is from the mean of the ranks' gradients: the largest
         relative difference among some parameters; collective."""
-        some = self.parameters[:: max(1, len(self.parameters) // CHECKED)]
+        some = [self.parameters[i] for i in self.checked]
         kept: list[torch.Tensor] = []
 
         def keep() -> None:

@@ -16,7 +16,8 @@ from a2lib.experiments.data_parallel.training import Training
 from a2lib.experiments.data_parallel.turns import WARMUP, in_turns
 from a2lib.experiments.fsdp import gathers
 from a2lib.experiments.fsdp.configurations import MOMENTS, OURS, STEADY
-from a2lib.experiments.fsdp.wrappers import TOLERANCE, Sharded
+from a2lib.experiments.fsdp.gradients import TOLERANCE, worst
+from a2lib.experiments.fsdp.wrappers import Sharded
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.worker import free_memory
@@ -79,10 +80,10 @@ def _in_turns(job: RankJob, keys: list[Row], plain: Training, without: Callable)
             training = Sharded(job.spec, job.device, job.rank, job.seed, key["wrapper"])
             for _ in range(WARMUP):
                 training.step(send=True)
-            wrong = max(job.everyone(training.error_against(plain)))
-            if not wrong <= TOLERANCE[job.spec["precision"]]:
+            wrong = worst(job.everyone(training.deviation_from(plain)))
+            if wrong.exceeds(TOLERANCE[job.spec["precision"]]):
                 job.put({**key, "conditions": conditions(job.device), "status": "error",
-                         "note": f"gradients are off their mean by {wrong:.2g}"})  # fmt: skip
+                         "note": f"gradients are off their mean by {wrong}"})  # fmt: skip
                 continue
             step = lambda training=training: training.step(send=True)  # noqa: E731
             if job.spec["capture"]:

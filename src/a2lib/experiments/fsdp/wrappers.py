@@ -10,13 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from a2lib.experiments.data_parallel.training import CHECKED, Training
+from a2lib.experiments.data_parallel.training import Training
 from a2lib.experiments.fsdp.configurations import OURS
+from a2lib.experiments.fsdp.gradients import Deviation, deviation, worst
 from a2lib.parallel import FSDP
-
-# By precision. Sharded, the stream between blocks is bf16 as well, which autocast leaves in fp32:
-# gradients differ by roundings. What is no mean differs by about its own size.
-TOLERANCE = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.4}
 
 
 class Sharded(Training):
@@ -72,29 +69,27 @@ class Sharded(Training):
         )
         return held
 
-    def error_against(self, plain: Training) -> float:
-        """How far this rank's gradients are from the mean over the ranks of what ``plain`` has: the
-        largest relative difference among some parameters; collective."""
-        some = slice(None, None, max(1, len(self.parameters) // CHECKED))
-        means: list[Tensor] = []
-        own: list[Tensor] = []
+    def deviation_from(self, plain: Training) -> Deviation:
+        """How far this rank's gradients are from the mean over the ranks of what ``plain`` has, the
+        worst of some parameters; collective."""
+        found: list[Tensor] = []
+        expected: list[tuple[Tensor, Tensor]] = []
 
         def keep() -> None:
-            means.extend(p.grad.clone() for p in plain.parameters[some])
+            found.extend(_local(self.parameters[i].grad).clone() for i in plain.checked)
 
-        def keep_own() -> None:
-            own.extend(_local(p.grad).clone() for p in self.parameters[some])
+        def compare() -> None:
+            for i, grad in zip(plain.checked, found, strict=True):
+                own = plain.parameters[i].grad
+                mean = own.clone()
+                dist.all_reduce(mean)
+                mean /= dist.get_world_size()
+                expected.append((_part(mean, grad).clone(), _part(own, grad).clone()))
 
-        plain.step(send=False, before_optimizer=keep)
-        for mean in means:
-            dist.all_reduce(mean)
-            mean /= dist.get_world_size()
-        self.step(send=True, before_optimizer=keep_own)
-        return max(
-            ((grad - part).norm() / part.norm().clamp(min=1e-30)).item()
-            for grad, mean in zip(own, means, strict=True)
-            if (part := _part(mean, grad)).numel()
-        )
+        self.step(send=True, before_optimizer=keep)
+        plain.step(send=False, before_optimizer=compare)
+        pairs = zip(found, expected, strict=True)
+        return worst(deviation(grad, *both) for grad, both in pairs)
 
 
 def _local(x: Tensor) -> Tensor:

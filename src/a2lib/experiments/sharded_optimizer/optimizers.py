@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from a2lib.experiments.data_parallel.training import CHECKED, Training, still
+from a2lib.experiments.data_parallel.training import Training, still
 from a2lib.experiments.ddp import configurations as ddp
 from a2lib.experiments.ddp.wrappers import wrap
 from a2lib.experiments.sharded_optimizer.configurations import Way
@@ -50,7 +50,7 @@ def unlike(training: Training, optimizer: Optimizer) -> int:
     The others' are made wrong before the update, whose learning rate is 0: the exchange has to put
     them right.
     """
-    some = training.parameters[:: max(1, len(training.parameters) // CHECKED)]
+    some = [training.parameters[i] for i in training.checked]
     kept = [p.detach().clone() for p in some]
     owned = own_state(optimizer)
 

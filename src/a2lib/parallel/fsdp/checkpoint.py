@@ -101,7 +101,7 @@ def _model(fsdp: FSDP) -> dict[str, Tensor]:
     for p in fsdp._parameters_in_order:
         for name in p.names:
             content[name] = _whole(p, p.master.detach(), mesh)
-    for prefix, module in fsdp.module.named_modules():
+    for prefix, module in fsdp.module.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 content[clean(f"{prefix}.{name}" if prefix else name)] = buffer

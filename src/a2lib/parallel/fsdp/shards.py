@@ -137,6 +137,8 @@ class Sharded:
         room = torch.empty(self.slot, dtype=self.master.dtype, device=self.master.device)
         if gradient is None:
             return room.new_zeros(size), room, None
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
         gradient = gradient.contiguous().view(-1)
         if gradient.dtype == self.master.dtype and gradient.numel() == size:
             return gradient, room, None

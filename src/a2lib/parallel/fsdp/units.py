@@ -3,7 +3,7 @@ after it.
 
 Sharding follows parameters, not class names: every parameter of two or more dimensions. Each
 element of an outermost ModuleList or Sequential is a unit, all else is the root's, and so is a
-weight that two units share.
+weight that two units share. An element without a forward, such as a ModuleList, is looked into.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def unit_modules(root: nn.Module) -> dict[str, nn.Module]:
     def visit(prefix: str, module: nn.Module) -> None:
         for name, child in module.named_children():
             path = f"{prefix}{name}"
-            if isinstance(module, nn.ModuleList | nn.Sequential):
+            if isinstance(module, nn.ModuleList | nn.Sequential) and runs(child):
                 if any(p.dim() >= 2 for p in child.parameters()):
                     found[path] = child
             else:
@@ -178,19 +178,26 @@ def unit_modules(root: nn.Module) -> dict[str, nn.Module]:
     return {name: m for name, m in found.items() if m is not root and unique(found, name)}
 
 
+def runs(module: nn.Module) -> bool:
+    """Whether it has a forward. A container that is only looked into is never called."""
+    return type(module).forward is not nn.Module.forward
+
+
 def unique(found: dict[str, nn.Module], name: str) -> bool:
     first = next(other for other, module in found.items() if module is found[name])
     return first == name
 
 
 def places_of(root: nn.Module) -> dict[nn.Parameter, tuple[list[str], list[Place]]]:
-    """Each parameter with its names and the places where a module holds it, one of each."""
+    """Each parameter with its names and the places where a module holds it, once each; a module at
+    two places has one place and two names."""
     places: dict[nn.Parameter, tuple[list[str], list[Place]]] = {}
-    for prefix, module in root.named_modules():
+    for prefix, module in root.named_modules(remove_duplicate=False):
         for name, p in module._parameters.items():
             if p is not None:
                 path = f"{prefix}.{name}" if prefix else name
                 names, at = places.setdefault(p, ([], []))
                 names.append(clean(path))
-                at.append((module, name))
+                if (module, name) not in at:
+                    at.append((module, name))
     return places

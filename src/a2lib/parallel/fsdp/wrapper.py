@@ -78,6 +78,10 @@ class FSDP(nn.Module):
 
     The norm of a gradient is over all ranks: use ``clip_grad_norm_`` of this class. Weights outside
     of their module's forward (``module.head.weight`` in a loss of its own) are this rank's rows.
+    What a unit computes for the loss has to be in what it returns: backward of a tensor that it
+    keeps in an attribute may begin before its parameters are gathered. No backward of a backward
+    (``create_graph``). Of a GradScaler each rank looks at its own rows: take a step only where the
+    norm, which is over all, is finite.
     ``save_sharded`` and ``load_sharded`` keep a training, for any number of ranks.
 
     Raises RuntimeError without a process group or for a module that is wrapped already, ValueError
@@ -116,6 +120,8 @@ class FSDP(nn.Module):
         self._sent: collections.deque = collections.deque()
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_modules()
+        for unit in self._units:
+            unit.module._fsdp = _NoCopies()
         _wrapped.update(module.modules())
 
     def forward(self, *args, **kwargs):
@@ -126,9 +132,11 @@ class FSDP(nn.Module):
         """Make each ``.grad`` the mean over the ranks, of this rank's rows or of the whole; every
         rank calls it once a step. The host does not wait on CUDA.
 
-        Raises RuntimeError where a parameter has been replaced since it was wrapped.
+        Raises RuntimeError where a parameter has been replaced, frozen or thawed since it was
+        wrapped, and after a backward that raised.
         """
         self._check_masters()
+        self._check_backward()
         # Every rank reduces the root, also one on which its backward could not be seen.
         if self._root not in self._begun and not self._root_reduced:
             self._begun.append(self._root)
@@ -238,6 +246,7 @@ class FSDP(nn.Module):
         self._root = self._units[0]
         self._owners = owners
         self._trained = [p for p in self._parameters_in_order if p.master.requires_grad]
+        self._trains = set(self._trained)
         self._holders = Holders([p.names[0] for p in self._trained], self.device, self.group)
 
     def _hook_modules(self) -> None:
@@ -246,7 +255,10 @@ class FSDP(nn.Module):
             return torch.compiler.disable(lambda *rest: function(*first, *rest))
 
         for unit in self._units:
-            unit.module.register_forward_pre_hook(hook(self._before, unit), with_kwargs=True)
+            # First of all: others, such as weight_norm's, may read parameters.
+            unit.module.register_forward_pre_hook(
+                hook(self._before, unit), with_kwargs=True, prepend=True
+            )
             unit.module.register_forward_hook(hook(self._after, unit), always_call=True)
         if self._cast_inputs:
             # These are traced: they stand in the middle of a block.
@@ -276,6 +288,7 @@ class FSDP(nn.Module):
 
     def _begin(self) -> None:
         """A new forward of the whole: what is gathered may be of an earlier step."""
+        self._check_backward()
         self._reduce_begun()
         for unit in self._units:
             unit.free()
@@ -412,12 +425,31 @@ class FSDP(nn.Module):
                     f"{p.names[0]} was replaced after it was wrapped; change a module's dtype, "
                     "device or parameters before"
                 )
+            if p.master.requires_grad != (p in self._trains):
+                raise RuntimeError(
+                    f"{p.names[0]} was frozen or thawed after it was wrapped; change requires_grad "
+                    "before"
+                )
+
+    def _check_backward(self) -> None:
+        # The end of a backward takes the root out.
+        if self._root in self._begun:
+            raise RuntimeError(
+                "a backward has not come to its end; call reset(), and zero_grad() of the optimizer"
+            )
 
     def _apply(self, fn, recurse=True):
         raise RuntimeError("change the dtype or the device of a module before it is wrapped")
 
     def __getstate__(self):
         raise TypeError("an FSDP cannot be copied or pickled; use gather_full_params()")
+
+
+class _NoCopies:
+    """In a wrapped module, whose copy would have its hooks, and so gather the original."""
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a module in an FSDP cannot be copied or pickled; use gather_full_params()")
 
 
 def _caster(dtype: torch.dtype | None) -> Callable:

@@ -1,0 +1,276 @@
+"""FSDP of modules that others wrote and of uses that are easily forgotten, against one process."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from checking import check, mean_gradients, raises, seeded, world
+from checks_fsdp import mine_of
+from torch import nn
+
+from a2lib.experiments.data_parallel.training import Training
+from a2lib.experiments.fsdp.gradients import TOLERANCE, worst
+from a2lib.experiments.fsdp.wrappers import Sharded
+from a2lib.model import TransformerLM
+from a2lib.parallel import FSDP
+from a2lib.parallel.fsdp import units
+
+WIDTH = 6
+
+
+class Listed(nn.Module):
+    """Layers are lists and dicts of modules, which are never called themselves."""
+
+    def __init__(self):
+        super().__init__()
+        pair = lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])  # noqa: E731
+        self.layers = nn.ModuleList(pair() for _ in range(2))
+        self.mixes = nn.ModuleList([nn.ParameterList([torch.randn(WIDTH, WIDTH)])])
+        self.last = nn.Sequential(nn.ModuleDict({"head": nn.Linear(WIDTH, 3)}))
+
+    def forward(self, x):
+        for mix, into in self.layers:
+            x = x + into(torch.tanh(mix(x)))
+        return self.last[0]["head"](x @ self.mixes[0][0])
+
+
+class Recurrent(nn.Module):
+    """Keeps a list of its parameters beside the parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(WIDTH, 5, 2, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0])
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, 3, dtype=torch.complex64))
+        self.phase = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+    def forward(self, x):
+        return ((x.to(torch.complex64) @ self.weight) * self.phase).abs()
+
+
+class Returns(nn.Module):
+    """Two results, one of which only the next unit uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = x["x"] if isinstance(x, dict) else x
+        return {"x": torch.tanh(self.mix(x)), "none": None, "also": (x, 3)}
+
+
+class Reads(nn.Module):
+    def forward(self, x):
+        return x["x"] + x["also"][0]
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, WIDTH, sparse=True), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        return self.head(self.embed((x[..., 0] * 3).long() % 7))
+
+
+def normed():
+    # Not torch's deprecated function, but the hook that it makes: a weight out of two parameters.
+    linear = nn.Linear(WIDTH, 5)
+    weight = linear.weight
+    del linear._parameters["weight"]
+    linear.g, linear.v = nn.Parameter(weight.norm(dim=1, keepdim=True)), weight
+
+    def compute(module, args):
+        object.__setattr__(module, "weight", module.g * module.v / module.v.norm(dim=1)[:, None])
+
+    linear.register_forward_pre_hook(compute)
+    return nn.Sequential(linear, nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)))
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 10, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2)
+
+
+def repeated():
+    block, other = (
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(4)).eval() for _ in range(2)
+    )
+    other[0].weight = block[0].weight
+    return nn.Sequential(block, other, block, nn.Linear(WIDTH, 3))
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Unflatten(-1, (2, 3)), nn.Conv2d(4, 5, 2), nn.GroupNorm(1, 5), nn.ReLU(),
+        nn.Flatten(), nn.Linear(10, 3),
+    )  # fmt: skip
+
+
+MAKES = {
+    **{make.__name__: make for make in (Listed, Recurrent, Complex, Sparse, normed, encoder)},
+    "convolutions": convolutions,
+    "repeated": repeated,
+    "dicts": lambda: nn.Sequential(Returns(), Returns(), Reads(), nn.Linear(WIDTH, 3)),
+    "vectors": lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)),
+}
+
+
+def batch(number):
+    return torch.randn(2, 4, WIDTH, generator=seeded(number))
+
+
+def square(module, number):
+    return module(batch(number)).abs().square().mean()
+
+
+def alike(a, b, what):
+    assert a.shape == b.shape and a.dtype == b.dtype, (what, a.shape, b.shape)
+    assert torch.allclose(a, b, rtol=1e-4, atol=1e-6), f"{what}: {(a - b).abs().max().item()}"
+
+
+def check_alike(fsdp, reference, what):
+    mine = dict(fsdp.module.named_parameters(remove_duplicate=False))
+    whole = fsdp.gather_full_params()
+    assert whole.keys() == dict(reference.named_parameters(remove_duplicate=False)).keys(), what
+    for name, q in reference.named_parameters():
+        alike(whole[name], q.detach(), f"{what} {name}")
+        grad = mine[name].grad
+        if q.grad is None or grad is None:
+            assert grad is q.grad is None, f"{what} {name}"
+        else:
+            dense = q.grad.to_dense() if q.grad.is_sparse else q.grad
+            alike(grad, mine_of(dense), f"{what} {name}")
+
+
+@check(2, 4)
+def fsdp_trains_other_peoples_modules():
+    """Three steps of two backwards, with a forward without gradients between."""
+    rank, size = world()
+    for what, make in MAKES.items():
+        torch.manual_seed(0)
+        fsdp = FSDP(make())
+        torch.manual_seed(0)
+        reference = make()
+        steps = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (fsdp, reference)]
+        for step in range(3):
+            numbers = [[100 * step + 10 * r + i for i in range(2)] for r in range(size)]
+            for n in numbers[rank]:
+                square(fsdp, n).backward()
+            fsdp.finish_gradient_synchronization()
+            mean_gradients(
+                reference, [[lambda m, n=n: square(m, n) for n in own] for own in numbers]
+            )
+            check_alike(fsdp, reference, what)
+            for optimizer in steps:
+                optimizer.step()
+                optimizer.zero_grad()
+            for quiet in (torch.no_grad, torch.inference_mode):
+                with quiet():
+                    alike(fsdp(batch(7)), reference(batch(7)), what)
+            check_alike(fsdp, reference, what)
+
+
+@check(2)
+def fsdp_trains_under_each_checkpointing():
+    rank, size = world()
+    for how in ("block", "segments:3", "nested:2", "recursive", "chain", "selective:products"):
+        fsdp, reference = (
+            TransformerLM(11, 8, 8, 4, 2, 16, checkpointing=how, seed=0) for _ in range(2)
+        )
+        fsdp = FSDP(fsdp)
+        tokens = [torch.randint(11, (2, 5), generator=seeded(r)) for r in range(size)]
+        fsdp(tokens[rank]).square().mean().backward()
+        fsdp.finish_gradient_synchronization()
+        mean_gradients(reference, [[lambda m, t=t: m(t).square().mean()] for t in tokens])
+        check_alike(fsdp, reference, how)
+
+
+@check(2)
+def fsdp_refuses_what_would_be_silently_wrong():
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3))
+    reference = copy.deepcopy(module)
+    fsdp = FSDP(module)
+    optimizer = torch.optim.SGD(fsdp.parameters(), lr=0.1)
+    for part in (module, module[0]):
+        with raises(TypeError, "cannot be copied"):
+            copy.deepcopy(part)
+    for p, was in ((module[0].weight, "0.weight"), (module[1].bias, "1.bias")):
+        p.requires_grad_(False)
+        with raises(RuntimeError, f"{was} was frozen or thawed"):
+            fsdp.finish_gradient_synchronization()
+        p.requires_grad_(True)
+    # The gradients of a backward that raised are not of the next step.
+    for then in (lambda: square(fsdp, 1), fsdp.finish_gradient_synchronization):
+        handle = module[0].register_forward_hook(
+            lambda m, args, y: y.register_hook(lambda grad: 1 / 0) and None
+        )
+        with raises(ZeroDivisionError, "division"):
+            square(fsdp, 0).backward()
+        handle.remove()
+        optimizer.zero_grad()
+        with raises(RuntimeError, "a backward has not come to its end"):
+            then()
+        fsdp.reset()
+        optimizer.zero_grad()
+        square(fsdp, 1).backward()
+        fsdp.finish_gradient_synchronization()
+        mean_gradients(reference, [[lambda m: square(m, 1)]] * 2)
+        check_alike(fsdp, reference, "after a reset")
+        optimizer.zero_grad()
+
+
+@check(2)
+def the_experiment_sees_a_wrong_reduction():
+    """In bf16 against autocast: what is right passes, in both wrappers, and no fault does."""
+    rank, size = world()
+    right = units.reduce_scatter_coalesced
+
+    def faulty(change):
+        def reduce_scatter(parts, wholes, group):
+            kept = [whole.clone() for whole in wholes]
+            right(parts, wholes, group)
+            for part, whole in zip(parts, kept, strict=True):
+                change(part, whole)
+
+        return reduce_scatter
+
+    def swap(part, whole):
+        dist.all_reduce(whole)
+        part.copy_(whole.chunk(size)[1 - rank] / size)
+
+    faults = {
+        "no reduction": lambda part, whole: part.copy_(whole.chunk(size)[rank]),
+        "a sum": lambda part, whole: part.mul_(size),
+        "divided twice": lambda part, whole: part.div_(size),
+        "another rank's rows": swap,
+    }
+    for precision in ("bf16", "fp32"):
+        spec = {"model": "tiny", "batch": 2, "context": 16, "precision": precision,
+                "attention": "eager", "compile": "none", "capture": False}  # fmt: skip
+        plain = Training(spec, "cpu", rank, 0)
+
+        def wrong(wrapper, spec=spec, plain=plain, precision=precision):
+            found = Sharded(spec, "cpu", rank, 0, wrapper).deviation_from(plain)
+            each = [None] * size
+            dist.all_gather_object(each, found)
+            return worst(each), worst(each).exceeds(TOLERANCE[precision])
+
+        for wrapper in ("fsdp", "fsdp2"):
+            found, refused = wrong(wrapper)
+            assert not refused, f"{wrapper} {precision}: {found}"
+        for what, change in faults.items():
+            units.reduce_scatter_coalesced = faulty(change)
+            try:
+                found, refused = wrong("fsdp")
+            finally:
+                units.reduce_scatter_coalesced = right
+            assert refused, f"{what} {precision}: {found}"

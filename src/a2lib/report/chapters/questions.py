@@ -133,7 +133,7 @@ def standing(roots: list[Path] | None = None) -> Markdown:
             f"{style.device_name(PUBLISHED)}"
         )
     if lacking:
-        text += f"; {lacking} are not answered yet"
+        text += f"; {'one is' if lacking == 1 else f'{lacking} are'} not answered yet"
     return Markdown(f"{text}.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 import time
@@ -12,11 +13,17 @@ import torch.distributed as dist
 
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import Section, Timing, synchronize
+from a2lib.measure.graphs import CudaGraphs
 
 Row = dict[str, object]
 WARMUP = 4
 # Each turn starts from rest, and its first step is not counted.
 TURNS, STEPS = 5, 4
+
+
+def on_stream(device: str) -> contextlib.AbstractContextManager:
+    """The context in which a training is made and run whose step may be captured later."""
+    return CudaGraphs().on_stream() if device == "cuda" else contextlib.nullcontext()
 
 
 class Mark:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable
 
 from a2lib.experiments.data_parallel.training import TOLERANCE, Training
-from a2lib.experiments.data_parallel.turns import WARMUP, Mark, in_turns, meet, slowest
+from a2lib.experiments.data_parallel.turns import WARMUP, Mark, in_turns, meet, on_stream, slowest
 from a2lib.experiments.ddp import traces
 from a2lib.experiments.ddp.configurations import SENT_DTYPES, Way
 from a2lib.experiments.ddp.wrappers import wrap
@@ -20,7 +20,6 @@ from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import DDP, synchronize
 from a2lib.measure.failures import note as one_line
-from a2lib.measure.graphs import CudaGraphs
 from a2lib.parallel import capture_step
 from a2lib.parallel.copy_engines import why_not
 
@@ -34,8 +33,7 @@ def measure(job: RankJob) -> None:
     if job.expired():
         return
     job.begin(next(iter(job.wanted)))
-    on_stream = CudaGraphs().on_stream if job.device == "cuda" else contextlib.nullcontext
-    with on_stream(), contextlib.ExitStack() as held:
+    with on_stream(job.device), contextlib.ExitStack() as held:
         training = Training(job.spec, job.device, job.rank, job.seed)
         for _ in range(WARMUP):
             training.step(send=False)

@@ -7,13 +7,13 @@ with nothing sent. ``memory`` has each way alone in its processes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from a2lib.experiments.data_parallel import traces
 from a2lib.experiments.data_parallel.training import Training
-from a2lib.experiments.data_parallel.turns import WARMUP, in_turns
+from a2lib.experiments.data_parallel.turns import WARMUP, in_turns, on_stream
 from a2lib.experiments.fsdp import gathers
 from a2lib.experiments.fsdp.configurations import MOMENTS, OURS, STEADY
 from a2lib.experiments.fsdp.gradients import TOLERANCE, worst
@@ -23,7 +23,6 @@ from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.worker import free_memory
 from a2lib.measure import FSDP, bulk, synchronize, trace
 from a2lib.measure.failures import note as one_line
-from a2lib.measure.graphs import CudaGraphs
 from a2lib.measure.memory import take_workspaces
 from a2lib.parallel import capture_step
 
@@ -47,7 +46,7 @@ def measure(job: RankJob) -> None:
         return
     keys = [key for keys in job.wanted.values() for key in keys]
     job.begin(next(iter(job.wanted)))
-    with _on_stream(job.device), contextlib.ExitStack() as held:
+    with on_stream(job.device), contextlib.ExitStack() as held:
         plain = Training(job.spec, job.device, job.rank, job.seed)
         for _ in range(WARMUP):
             plain.step(send=False)
@@ -129,7 +128,7 @@ def memory(job: RankJob) -> None:
         if job.expired():
             return
         job.begin(culprit)
-        with _on_stream(job.device):
+        with on_stream(job.device):
             take_workspaces(job.device)
             free_memory(job.device)
             held = _moments(job, keys[0]["wrapper"])
@@ -202,10 +201,3 @@ def _stats() -> dict[str, int]:
 def _total(row: Row) -> int:
     known = row.get("present_bytes")
     return sum(row.values()) if known is None else known
-
-
-@contextlib.contextmanager
-def _on_stream(device: str) -> Iterator[None]:
-    """One that is not the default one, since a step may be captured there."""
-    with CudaGraphs().on_stream() if device == "cuda" else contextlib.nullcontext():
-        yield

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping
 from torch.optim import Optimizer
 
 from a2lib.experiments.data_parallel.training import TOLERANCE, Training
-from a2lib.experiments.data_parallel.turns import WARMUP, Mark, in_turns, meet, slowest
+from a2lib.experiments.data_parallel.turns import WARMUP, Mark, in_turns, meet, on_stream, slowest
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.sharded_optimizer.configurations import Way
 from a2lib.experiments.sharded_optimizer.optimizers import make, unlike, wrapped
 from a2lib.measure import SHARDED_OPTIMIZER, synchronize
 from a2lib.measure.failures import note as one_line
-from a2lib.measure.graphs import CudaGraphs
 from a2lib.parallel import capture_step
 from a2lib.parallel.copy_engines import why_not
 
@@ -52,11 +51,6 @@ def measure(job: RankJob) -> None:
             for key, row in zip(keys, _measure(job, training, optimizers, without, keys),
                                 strict=True):  # fmt: skip
                 job.put({**key, "conditions": conditions(job.device), **row})
-
-
-def on_stream(device: str):
-    """The context in which a step may be captured later."""
-    return CudaGraphs().on_stream() if device == "cuda" else contextlib.nullcontext()
 
 
 def way_of(key: Row) -> Way:

@@ -16,9 +16,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from a2lib.experiments.data_parallel.training import Training
+from a2lib.experiments.data_parallel.turns import on_stream
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.sharded_optimizer.configurations import MOMENTS
-from a2lib.experiments.sharded_optimizer.handlers import on_stream, unsupported, way_of
+from a2lib.experiments.sharded_optimizer.handlers import unsupported, way_of
 from a2lib.experiments.sharded_optimizer.optimizers import make, state_tensors, wrapped
 from a2lib.measure import synchronize
 from a2lib.measure.failures import note as one_line

@@ -25,6 +25,7 @@ FLOORS = {
     "measure": MIDDLE,
     "attention": MIDDLE,
     "model": MIDDLE,
+    "optim": MIDDLE,
     "parallel": MIDDLE,
     "theory": 0,
     "paths": 0,

@@ -12,6 +12,7 @@ from a2lib.report.chapters.benchmark import (
     local,
     rest,
     speed,
+    updates,
     warmup,
 )
 from a2lib.report.chapters.measured import spread
@@ -278,6 +279,41 @@ def test_the_rest_of_a_step_as_launched(bench):
     assert said.endswith("forward and backward of small apart, by the GPU.")
 
 
+def test_this_library_s_adamw_by_value(bench):
+    narrow, beside = {"precision": "bf16_weights"}, {"mode": "overlapped-step"}
+
+    def four(model, *ms):
+        ways = ({}, beside, narrow, {**narrow, **beside})
+        return [row for each, over in zip(ms, ways, strict=True) if each
+                for row in whole(each - 1, way="ours", model=model, **over)]  # fmt: skip
+
+    measured = aims(100, 90, 80, model="xl25")[:-2] + four("xl25", 80, 76, 70, 64)
+    measured += aims(100, 195, 190)[:-2] + four("2.7B", 100, 110, 90, None)
+    measured += four("small", 7, None, None, None)
+    b = bench(benchmark=measured, ceiling=CEILING)
+    assert str(updates.sentence(b)) == (
+        "Of the captured step with PyTorch's AdamW and fp32 weights it takes with AdamW beside the "
+        "backward 0.95 to 1.10 (slower: 2.7B), with 16-bit weights 0.88 to 0.90 and with both "
+        "0.80. The target that is missed above is met so by xl (2025) with 64.0 ms (at most 72.0; "
+        "both). Missed all the same: 2.7B with 90.0 ms (at most 75.0; 16-bit weights)."
+    )
+    found = updates.table(b, "c", "tab-c").frame.set_index("model")
+    assert list(found.index) == ["xl (2025)", "2.7B"]
+    assert list(found.loc["xl (2025)"][:5]) == ["80.0", "76.0", "70.0", "64.0", "0.80"]
+    assert list(found.loc["2.7B"][:5]) == ["100", "110", "90.0", MISSING, "0.90"]
+    floors = [estimate.floors(b, "2.7B", p, True)["total"].ms for p in ("bf16", "bf16_weights")]
+    assert list(found.loc["2.7B"][5:7]) == [f"{ms:.1f}" for ms in floors]
+    assert floors[1] < floors[0]
+
+
+def test_this_library_s_adamw_of_another_run_is_not_compared(bench, synthetic, tmp_path):
+    synthetic.by_hand(tmp_path, device="cpu")
+    other = synthetic.RUN.replace("nvidia-h200", "cpu")
+    over = whole(60, way="ours", precision="bf16_weights")
+    b = bench(benchmark=whole(70, way="ours") + [{**row, "run": other} for row in over])
+    assert str(updates.sentence(b)).startswith("**Not measured yet")
+
+
 def test_another_machine_is_shown_as_such(synthetic, tmp_path):
     measured = times(3, 6, 1, model="tiny", context=16)
     b = Benchmark([synthetic.by_hand(tmp_path, device="cpu", benchmark=measured)])
@@ -290,11 +326,11 @@ def test_another_machine_is_shown_as_such(synthetic, tmp_path):
 def test_without_rows_every_result_says_that_it_is_not_measured(empty):
     told = [answer.sentence, answer.spreads, answer.not_fitting, answer.launch_bound]
     told += [warmup.sentence, warmup.firsts_sentence, estimate.sentence, estimate.beside]
-    told += [speed.beside, speed.reached, rest.sentence]
+    told += [speed.beside, speed.reached, rest.sentence, updates.sentence]
     for sentence in told:
         assert str(sentence(empty)).startswith("**Not measured yet on an NVIDIA H200**")
     tables = (answer.table, answer.ways, warmup.table, warmup.firsts_table, estimate.table)
-    for table in (*tables, speed.table, speed.targets, rest.table):
+    for table in (*tables, speed.table, speed.targets, rest.table, updates.table):
         assert not len(table(empty, "c", "tab-c").frame)
     assert "nothing had been measured" in str(local.show(empty))
     assert warmup.chart(empty)._repr_svg_()

@@ -17,6 +17,7 @@ from a2lib.theory.roofline import (
     PHASES,
     PRECISIONS,
     Kernel,
+    compiled_step,
     eager_step,
     floor,
     fused_step,
@@ -188,6 +189,20 @@ def test_adamw_reads_four_numbers_a_parameter_and_writes_three():
             assert sum(k.count for k in found) == launches
 
 
+def test_16_bit_weights_spare_the_casts_and_half_the_gradients():
+    """Of 38 bytes a parameter of a product 30 are left; embedding and norms stay as they were."""
+    for size in ("small", "2.7B"):
+        shape = SIZES[size]
+        norms = (2 * shape.num_layers + 1) * shape.d_model
+        n = parameter_count(shape) - shape.vocab_size * shape.d_model - norms
+        wide, narrow = (floor(fused_step(shape, 4, 512, p), 1e15, 4e12)
+                        for p in ("bf16", "bf16_weights"))  # fmt: skip
+        assert wide["optimizer"].bytes == narrow["optimizer"].bytes
+        assert wide["total"].bytes - narrow["total"].bytes == (6 + 2) * n
+        assert wide["total"].flops == narrow["total"].flops
+        assert wide["total"].launches - narrow["total"].launches == 1
+
+
 def test_a_kernel_takes_the_longer_of_its_two_times():
     kernels = [
         Kernel("forward", "products", "a", 30, 10, flops=100, count=2),  # 10 s, 4 s
@@ -203,6 +218,9 @@ def test_a_kernel_takes_the_longer_of_its_two_times():
 
 
 def test_what_is_refused():
+    for step in (eager_step, compiled_step):
+        with pytest.raises(ValueError, match="precision 'bf16_weights': allowed are fp32, tf32, b"):
+            step(SHAPE, 1, 1, "bf16_weights")
     for step in STEPS:
         with pytest.raises(ValueError, match="precision 'fp16': allowed are fp32, tf32, bf16"):
             step(SHAPE, 1, 1, "fp16")

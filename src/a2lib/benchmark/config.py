@@ -15,9 +15,10 @@ PHASES = {
     "forward": ("forward",),
     "forward-backward": ("forward", "loss", "backward"),
     "train-step": ("forward", "loss", "backward", "optimizer"),
+    "overlapped-step": ("forward", "loss", "backward", "optimizer"),
 }
 MODES = tuple(PHASES)
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16", "bf16_weights")
 DEVICES = ("cuda", "cpu")
 SYNCS = ("step", "phase")
 RANGES = ("none", "phases", "modules")
@@ -48,14 +49,17 @@ class Config:
     mode: str = _option(
         "train-step",
         "what a step is: inference (forward that keeps nothing), forward (keeping what backward "
-        "would need), forward-backward, or train-step (with AdamW)",
+        "would need), forward-backward, train-step (with AdamW), or overlapped-step (with "
+        "a2lib.optim's AdamW, which updates each weight while the backward goes on)",
         choices=MODES,
     )
     warmup: int = _option(5, "steps before the measured ones; timed too, reported apart", minimum=0)
     steps: int = _option(10, "measured steps", minimum=1)
     precision: str = _option(
         "fp32",
-        "fp32, tf32 (products of fp32 in TF32) or bf16 (autocast; weights and moments stay fp32)",
+        "fp32, tf32 (products of fp32 in TF32), bf16 (autocast; weights and moments stay fp32) or "
+        "bf16_weights (autocast, with the products' weights and gradients in bf16; the optimizer, "
+        "a2lib.optim's, keeps fp32 masters)",
         choices=PRECISIONS,
     )
     compile: bool = _option(
@@ -163,6 +167,10 @@ class Config:
     @property
     def phases(self) -> tuple[str, ...]:
         return PHASES[self.mode]
+
+    @property
+    def overlaps(self) -> bool:
+        return self.mode == "overlapped-step"
 
     def resolved(self) -> dict[str, Any]:
         """Every field with the shape's sizes filled in; ``size`` is None where the shape is no

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,11 +15,13 @@ from a2lib.benchmark.config import Config
 from a2lib.benchmark.ranges import Nvtx, annotate
 from a2lib.benchmark.result import StepTimes
 from a2lib.benchmark.stopwatch import Stopwatch
-from a2lib.model import TransformerLM, cross_entropy
+from a2lib.model import Linear, TransformerLM, cross_entropy
+from a2lib.optim import MasterAdamW
 
 
 class Workload:
     """A model, a random batch and, for a train-step, fused AdamW; ``step`` runs one step of them.
+    AdamW is PyTorch's, or with 16-bit weights and in an overlapped step this library's.
 
     The batch is the same in every step. A train-step drops the gradients at the end of the
     optimizer's phase; forward-backward drops them between steps, outside the clock. With
@@ -45,6 +47,7 @@ class Workload:
         )
         if nvtx is not None and config.nvtx == "modules":
             annotate(self.model, nvtx)
+        self.optimizer = self._optimizer()
         self.forward, self.loss = self.model, cross_entropy
         whole = {"fullgraph": True, "dynamic": False}
         if config.compile:
@@ -59,11 +62,22 @@ class Workload:
         self.token_ids, self.targets = torch.randint(
             shape.vocab_size, size, generator=generator, device=device
         )
-        self.optimizer = None
-        if "optimizer" in config.phases:
-            self.optimizer = torch.optim.AdamW(
+
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        config, narrow = self.config, self.config.precision == "bf16_weights"
+        products = [m.weight for m in self.model.modules() if isinstance(m, Linear)]
+        if "optimizer" not in config.phases:
+            for weight in products if narrow else ():
+                weight.data = weight.data.bfloat16()
+            return None
+        if not narrow and not config.overlaps:
+            return torch.optim.AdamW(
                 self.model.parameters(), fused=True, capturable=config.capture
             )
+        known = set(map(id, products))
+        rest = [p for p in self.model.parameters() if id(p) not in known]
+        working = torch.bfloat16 if narrow else None
+        return MasterAdamW([{"params": products, "working_dtype": working}, {"params": rest}])
 
     def step(self, stopwatch: Stopwatch, name: str) -> StepTimes:
         """One step under ``name``, its phases as the mode has them."""
@@ -85,7 +99,9 @@ class Workload:
                     output = self.loss(output, self.targets)
         if "backward" in self.config.phases:
             with phase("backward"):
-                output.backward()
+                overlapping = self.optimizer.overlapping if self.config.overlaps else nullcontext
+                with overlapping():
+                    output.backward()
         if self.optimizer is not None:
             with phase("optimizer"):
                 self.optimizer.step()
@@ -112,7 +128,7 @@ class Workload:
         with contextlib.ExitStack() as stack:
             if self.config.mode == "inference":
                 stack.enter_context(torch.no_grad())
-            if self.config.precision == "bf16":
+            if self.config.precision in ("bf16", "bf16_weights"):
                 cache = self.config.autocast_cache
                 stack.enter_context(
                     torch.autocast(self.device, torch.bfloat16, cache_enabled=cache)

@@ -50,9 +50,13 @@ def mode(names: Sequence[str]) -> Any:
     return parameter("train-step", f"one of {', '.join(names)}", kind=str, choices=tuple(names))
 
 
-def precision(usual: str = "fp32", what: str = "fp32, tf32 or bf16 (autocast)") -> Any:
-    """The field ``precision``."""
-    return parameter(usual, what, kind=str, choices=PRECISIONS)
+def precision(
+    usual: str = "fp32",
+    what: str = "fp32, tf32 or bf16 (autocast)",
+    names: Sequence[str] = PRECISIONS,
+) -> Any:
+    """The field ``precision``, one of ``names``."""
+    return parameter(usual, what, kind=str, choices=tuple(names))
 
 
 def attention() -> Any:

@@ -59,9 +59,14 @@ COLUMNS = {
     "mode": Column(
         TEXT,
         "`inference` (a forward that keeps nothing), `forward` (that keeps what a backward would"
-        " need), `forward-backward`, or `train-step` with AdamW",
+        " need), `forward-backward`, `train-step` with AdamW, or `overlapped-step`, whose AdamW"
+        " runs beside the backward",
     ),
-    "precision": Column(TEXT, "`fp32`, `tf32`, `bf16` (autocast)"),
+    "precision": Column(
+        TEXT,
+        "`fp32`, `tf32`, `bf16` (autocast), `bf16_weights` (autocast; the products' weights and"
+        " gradients in bf16, with fp32 masters in the optimizer)",
+    ),
     "attention": Column(TEXT, "`eager`, `flash` (ours), or another of `python -m a2lib.benchmark`"),
     "compile": Column(TEXT, "what is compiled: `none`, each of the `blocks`, or the whole `model`"),
     "capture": Column(TRUTH, "whether a step is the replay of one CUDA graph"),

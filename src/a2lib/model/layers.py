@@ -86,10 +86,12 @@ def _casts_while_compiling(x: Tensor, *weights: Tensor) -> bool:
 
 
 def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
-    """``linear(x)`` of each: one matrix product where joining the weights costs nothing.
+    """``linear(x)`` of each: one matrix product where joining the weights costs nothing, or less
+    than it saves.
 
     That is in a compiled graph under 16-bit autocast, which copies every weight once in any case:
-    the casts write into one matrix. The backward has one product for x in the place of several and
+    the casts write into one matrix. Weights that are in 16 bits already are copied where the
+    products are narrow. The backward has one product for x in the place of several and
     their sum. Elsewhere, and where a Linear is replaced, hooked or there twice, each is called by
     itself.
     """
@@ -100,10 +102,26 @@ def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     weights = [linear.weight for linear in linears] if plain else []
     # Compared as tensors: a graph that asks who a module is serves that module alone.
     twice = any(a is b for i, a in enumerate(weights) for b in weights[:i])
-    if twice or not plain or not _casts_while_compiling(x, *weights):
+    if twice or not plain:
         return tuple(linear(x) for linear in linears)
-    y = _sixteen_bit_product(x, *weights)
+    if _casts_while_compiling(x, *weights):
+        y = _sixteen_bit_product(x, *weights)
+    elif _narrow_weights(x, *weights):
+        y = F.linear(x, torch.cat(weights))
+    else:
+        return tuple(linear(x) for linear in linears)
     return y.split([linear.out_features for linear in linears], dim=-1)
+
+
+def _narrow_weights(x: Tensor, *weights: Tensor) -> bool:
+    """Whether these are 16-bit weights, in autocast, of products so narrow that each alone leaves
+    much of a GPU idle: then a copy of them costs less. A wide one fills the GPU."""
+    device = x.device.type
+    return (
+        torch.is_autocast_enabled(device)
+        and all(weight.dtype == torch.get_autocast_dtype(device) for weight in weights)
+        and all(weight.shape[0] <= weight.shape[1] for weight in weights)
+    )
 
 
 class Embedding(nn.Module):

@@ -8,10 +8,12 @@ import torch
 
 
 class Lane:
-    """The stream that transfers run on, beside the current one; on the CPU there is none."""
+    """A stream beside the current one, before it in line unless ``priority`` is 0; on the CPU there
+    is none."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, priority: int = -1) -> None:
+        on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device, priority=priority) if on_gpu else None
 
     def run(self, work: Callable[[], None]) -> torch.cuda.Event | None:
         """Queue ``work`` on the lane behind what the current stream has queued; the event after."""

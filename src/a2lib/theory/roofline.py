@@ -23,6 +23,8 @@ from a2lib.theory.products import check_sizes, matmul_flops
 from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+# As a2lib.benchmark has it: bf16, with weights and gradients of products in 16 bits too.
+NARROW = "bf16_weights"
 PARTS = ("products", "attention", "elementwise", "loss", "optimizer")
 PHASES = ("forward", "loss", "backward", "optimizer")
 WIDE, INDEX = 4, 8  # bytes of a float32, of an id or target
@@ -94,7 +96,8 @@ def fused_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
     without keeping a tensor on the chip from one matrix product to the next.
 
     Weights stay in float32 and under ``bf16`` are cast once; each product writes the dtype that is
-    wanted, gradients of weights float32. Attention computes the half of its scores that the mask
+    wanted, gradients of weights float32. Under ``bf16_weights`` those of products are in 16 bits,
+    and the optimizer, which keeps masters, writes them with its last pass. Attention computes the half of its scores that the mask
     leaves, and its backward's five products. Errors as ``eager_step``.
     """
     return _Fused(shape, batch, context, precision).step()
@@ -110,12 +113,15 @@ def compiled_step(shape: Shape, batch: int, context: int, precision: str) -> lis
 
 
 class _Kernels:
+    precisions = PRECISIONS
+
     def __init__(self, shape: Shape, batch: int, context: int, precision: str):
         check_sizes(batch=batch, context=context)
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision {precision!r}: allowed are {', '.join(PRECISIONS)}")
+        if precision not in self.precisions:
+            raise ValueError(f"precision {precision!r}: allowed are {', '.join(self.precisions)}")
         self.shape, self.batch, self.context = shape, batch, context
-        self.casts = precision == "bf16"
+        self.narrow_weights = precision == NARROW
+        self.casts = precision in ("bf16", NARROW)
         self.narrow = 2 if self.casts else WIDE
         self.rows = batch * context
         self.u = self.rows * shape.d_model
@@ -340,6 +346,8 @@ class _Eager(_Kernels):
 
 
 class _Fused(_Kernels):
+    precisions = (*PRECISIONS, NARROW)
+
     def step(self) -> list[Kernel]:
         shape = self.shape
         D, F, V = shape.d_model, shape.d_ff, shape.vocab_size
@@ -347,8 +355,8 @@ class _Fused(_Kernels):
         un, weight = narrow * self.u, WIDE * D
         grad = u + (un if self.casts else 0)  # the residual's, and a narrow copy for products
         logits = narrow * self.rows * V
-        if self.casts:
-            matrices = V * D + shape.num_layers * (block_parameter_count(shape) - 2 * D)
+        matrices = V * D + shape.num_layers * (block_parameter_count(shape) - 2 * D)
+        if self.casts and not self.narrow_weights:
             self.add("cast weights", WIDE * matrices, narrow * matrices)
         self.add("embedding and norm", INDEX * self.rows + u + weight, u + un + rows)
         self.count = shape.num_layers
@@ -381,12 +389,23 @@ class _Fused(_Kernels):
         self.add("norm and residual", un + 2 * u + rows + weight, grad + weight, times=2)
         self.count = 1
         self.add("embedding", u + INDEX * self.rows, WIDE * V * D)
-        self.optimizer(1)
+        if self.narrow_weights:
+            self.masters(matrices, parameter_count(shape) - matrices)
+        else:
+            self.optimizer(1)
         return [kernel for kernel in self.kernels if kernel.count]
 
     def linear_backward(self, name: str, inputs: int, outputs: int) -> None:
-        self.product(f"{name} dw", outputs, inputs, self.rows, out_bytes=WIDE)
+        wide = self.narrow if self.narrow_weights else WIDE
+        self.product(f"{name} dw", outputs, inputs, self.rows, out_bytes=wide)
         self.product(f"{name} dx", self.rows, inputs, outputs)
+
+    def masters(self, narrow: int, wide: int) -> None:
+        """As ``optimizer``; of the narrow ones gradients are read and weights written in 16 bits
+        beside masters and moments."""
+        self.phase = self.part = "optimizer"
+        passes = (3 * WIDE + self.narrow) * narrow
+        self.add("adamw", passes + 4 * WIDE * wide, passes + 3 * WIDE * wide)
 
     def tiled(self, pass_: str) -> None:
         shape, N = self.shape, self.context
@@ -401,6 +420,8 @@ class _Fused(_Kernels):
 
 
 class _Compiled(_Fused):
+    precisions = PRECISIONS
+
     def tiled(self, pass_: str) -> None:
         shape, rows = self.shape, self.narrow * self.u
         heads = self.batch * shape.num_heads

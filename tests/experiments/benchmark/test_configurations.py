@@ -80,13 +80,17 @@ def test_columns_replay_every_phase_of_each_precision():
     for precision in ("fp32", "tf32", "bf16"):
         assert (precision, "eager", "none") in ways
     for way in configurations.REPLAYED["cuda"]:
-        mine = [c for c in replayed if (c.precision, c.attention, c.compile) == way]
+        mine = [c for c in replayed if (c.precision, c.attention, c.compile) == way
+                and c.mode != configurations.OVERLAPPED]  # fmt: skip
         assert sorted((c.model, c.mode) for c in mine) == sorted(
             (model, mode)
             for model in configurations.TABLE["cuda"]
             for mode in ("forward", "forward-backward", "train-step")
         )
     assert all(c.mode == "train-step" for c in configurations.columns("cuda") if c.context != 512)
+    ours = [c for c in replayed if c.precision == "bf16_weights" or c.mode == "overlapped-step"]
+    assert {(c.attention, c.compile) for c in ours} == {("flash", "blocks")}
+    assert len(ours) == len(configurations.TABLE["cuda"]) * len(configurations.UPDATED["cuda"])
 
 
 def test_the_least_memory_by_hand():
@@ -97,6 +101,9 @@ def test_the_least_memory_by_hand():
     assert Configuration("small", 16, mode="forward-backward").least_bytes() == 8 * parameters
     assert Configuration("small", 16).least_bytes() == 16 * parameters
     assert Configuration("small", 2**14, attention="flash").least_bytes() == 16 * parameters
+    for mode, each in (("forward", 2), ("forward-backward", 4), ("overlapped-step", 16)):
+        one = Configuration("small", 16, mode=mode, precision="bf16_weights", attention="flash")
+        assert one.least_bytes() == each * parameters
     half = Configuration("small", 2**12, precision="bf16").least_bytes() - 4 * parameters
     whole = Configuration("small", 2**12).least_bytes() - 4 * parameters
     assert 2 * half == whole == 12 * 4 * 4 * 12 * 2**24

@@ -18,6 +18,8 @@ from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
 
 BATCH, WARMUP, STEPS = 4, 5, 10
 MODES = ("forward", "forward-backward", "train-step")
+OVERLAPPED = "overlapped-step"
+NARROW = "bf16_weights"
 SWEEPS = ("table", "columns", "warmup", "first", "all")
 # The CPU's: every path in seconds, and no result.
 TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
@@ -53,6 +55,11 @@ REPLAYED = {
         ("bf16", "flash", "blocks"),
     ),
     "cpu": (),
+}
+# (precision, mode) of this library's optimizer, beside the last of the columns.
+UPDATED = {
+    "cuda": ((NARROW, "train-step"), (NARROW, OVERLAPPED), ("bf16", OVERLAPPED)),
+    "cpu": ((NARROW, OVERLAPPED),),
 }
 WARMUPS = {"cuda": (0, 1, 2, 5), "cpu": (0, 2)}
 # Where the first step is taken apart: a model that the host holds up, and the largest that trains.
@@ -111,12 +118,16 @@ class Configuration:
             "forward": state.parameters,
             "forward-backward": state.parameters + state.gradients,
             "train-step": state.total,
+            OVERLAPPED: state.total,
         }[self.mode]
+        if self.precision == NARROW and self.mode in ("forward", "forward-backward"):
+            together //= 2  # no masters
         scores = 0
         if self.attention == "eager":
-            width = 2 if self.precision == "bf16" else 4
+            width = 4 if self.precision in ("fp32", "tf32") else 2
             scores = width * self.batch * self.shape.num_heads * self.context**2
-        return max(together, state.parameters + self.shape.num_layers * scores)
+        weights = state.parameters // (2 if self.precision == NARROW else 1)
+        return max(together, weights + self.shape.num_layers * scores)
 
     def work(self) -> int:
         """Operations that a step has at least: what it is ordered by."""
@@ -139,8 +150,8 @@ def table(device: str) -> list[Configuration]:
 
 
 def columns(device: str) -> list[Configuration]:
-    """The train-step of every size and context in the other ways of running it, and every mode of
-    those in ``REPLAYED``; those at ``COMPARED`` come before all others."""
+    """The train-step of every size and context in the other ways of running it, every mode of
+    those in ``REPLAYED``, and the steps of ``UPDATED``; those at ``COMPARED`` come first."""
     names = ("precision", "attention", "compile", "capture")
     steps = [
         Configuration(model, context, **dict(zip(names, way, strict=True)))
@@ -156,7 +167,17 @@ def columns(device: str) -> list[Configuration]:
         for mode in MODES
         for way in REPLAYED[device]
     ]
-    found = smallest_first(dict.fromkeys([*steps, *replayed]))
+    # The last way of the columns, by precision and mode.
+    names, way = ("attention", "compile", "capture"), COLUMNS[device][-1][1:]
+    updated = [
+        Configuration(
+            model, COMPARED[device], mode=mode, precision=precision,
+            **dict(zip(names, way, strict=True)),
+        )
+        for model in TABLE[device]
+        for precision, mode in UPDATED[device]
+    ]  # fmt: skip
+    found = smallest_first(dict.fromkeys([*steps, *replayed, *updated]))
     return sorted(found, key=lambda one: one.context != COMPARED[device])
 
 
@@ -186,8 +207,11 @@ class Parameters:
     model: str = step_parameters.model(MODELS)
     context: int | None = step_parameters.context(512, 32)
     batch: int = step_parameters.batch(BATCH)
-    mode: str = step_parameters.mode(MODES)
-    precision: str = step_parameters.precision()
+    mode: str = step_parameters.mode((*MODES, OVERLAPPED))
+    precision: str = step_parameters.precision(
+        what="fp32, tf32, bf16 (autocast) or bf16_weights",
+        names=(*step_parameters.PRECISIONS, NARROW),
+    )
     attention: str = step_parameters.attention()
     compile: str = step_parameters.compiled()
     capture: bool = parameter(False, "replay the whole step from a CUDA graph", kind=bool)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from a2lib.benchmark import MODES, PHASES, Config
+from a2lib.benchmark import PHASES, Config
 from a2lib.experiments import step_parameters
 from a2lib.experiments.benchmark.configurations import BATCH, MODELS
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import parameter
 from a2lib.theory.saved import PRECISIONS
 from a2lib.theory.step_memory import StepMemory
-from a2lib.theory.step_tensors import ATTENTIONS
+from a2lib.theory.step_tensors import ATTENTIONS, MODES
 from a2lib.theory.transformer import SIZES, Shape
 
 SWEEPS = ("table", "recordings", "blocks", "sizes", "all")

@@ -27,7 +27,7 @@ from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
 
 LOOSE = 0.02  # a relative deviation above this is named
-MODES = ("forward", "forward-backward", "train-step")
+MODES = ("forward", "forward-backward", "train-step", "overlapped-step")
 WHY = {"oom": "out of memory", "unsupported": "not supported"}
 
 

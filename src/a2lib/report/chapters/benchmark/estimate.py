@@ -18,7 +18,7 @@ from a2lib.report.chapters.benchmark.rows import (
 from a2lib.report.chapters.measured import time
 from a2lib.report.style import Chart
 from a2lib.report.tables import Markdown, Table
-from a2lib.theory.roofline import Floor, eager_step, floor, fused_step
+from a2lib.theory.roofline import NARROW, Floor, eager_step, floor, fused_step
 from a2lib.theory.transformer import SIZES
 
 BATCH = 4
@@ -28,10 +28,11 @@ LARGEST = "2.7B"  # the largest size whose train-step the estimate is told of
 def floors(b: Benchmark, model: str, precision: str, fused: bool, context: int = CONTEXT,
            by: str = "part") -> dict[str, Floor]:  # fmt: skip
     """The floor of each part and of the total; {} where the ceilings are not measured."""
-    if b.bandwidth is None or precision not in b.tflops:
+    rate = b.tflops.get("bf16" if precision == NARROW else precision)
+    if b.bandwidth is None or rate is None:
         return {}
     kernels = (fused_step if fused else eager_step)(SIZES[model], BATCH, context, precision)
-    return floor(kernels, b.tflops[precision] * 1e12, b.bandwidth * 1e12, by)
+    return floor(kernels, rate * 1e12, b.bandwidth * 1e12, by)
 
 
 def table(b: Benchmark, caption: str, name: str) -> Table:

@@ -22,6 +22,7 @@ from a2lib.report.chapters.measured import HOST, time
 from a2lib.report.metrics import pick
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.roofline import NARROW
 
 # What was aimed at before anything was measured: ms of a captured step, or for the others a share
 # of the compiled step with PyTorch's own attention, as called.
@@ -32,7 +33,7 @@ SHOWN = ("small", "xl25", "2.7B")  # on the landing page
 
 def rows(b: Benchmark) -> pd.DataFrame:
     """The rows that this part speaks of."""
-    return b.table[b.table["precision"] == "bf16"]
+    return b.table[b.table["precision"].isin(["bf16", NARROW])]
 
 
 def pair(b: Benchmark, model: str, context: int, theirs: dict, ours: dict, capture: bool = False):

@@ -1,0 +1,276 @@
+"""AdamW whose parameters may be 16-bit copies of float32 masters that the optimizer keeps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from a2lib.attention.launch import launch
+
+WORKING = (torch.float32, torch.bfloat16)
+MASTER, MOMENTS, NORMALISER = "master", ("exp_avg", "exp_avg_sq"), "normaliser"
+
+
+class MasterAdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov and Hutter, 2019, algorithm 2) with float32 master weights.
+
+    A parameter in bfloat16 has a master in float32 here, which is what is updated, and is set to
+    the master rounded by the same kernel; its gradient is read in bfloat16. Under bf16 autocast a
+    float32 weight is cast in every step and its gradient cast back: what a product reads, and what
+    the optimizer adds up, are the same numbers here, at 28 bytes a parameter for the update in the
+    place of 28 for the update and 12 for casts. A float32 parameter is its own master.
+
+    ``working_dtype``, of the call or of a group, is torch.bfloat16 or torch.float32: float32
+    parameters of the group are rounded to it where they are, before the first backward, and their
+    masters keep what they were. None leaves each as it is. The model's state dict has rounded
+    weights then; ``masters()`` has the exact ones, and so has this optimizer's state dict.
+
+    Bias is corrected by ``normaliser``, the sums of the moments' weights (1 - beta**t), float64
+    on the parameter's device, so that a step may be captured in a CUDA graph; ``lr`` and the other
+    numbers are captured as they are. A parameter without a gradient is left out of a step. On a
+    GPU a contiguous parameter takes one kernel (Triton), any other, and the CPU, PyTorch's
+    operators.
+
+    Not offered: amsgrad, maximize, a learning rate that is a tensor, loss scaling inside the step,
+    sparse gradients; and a place inside of ShardedOptimizer or FSDP, which move the parameters
+    themselves. Raises ValueError for numbers out of range, for another dtype, and for a group that
+    is to be rounded while its parameters have gradients.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        working_dtype: torch.dtype | None = None,
+    ):
+        self._forget()
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**numbers, "working_dtype": working_dtype})
+
+    def _forget(self) -> None:
+        self._lanes: dict[torch.device, Any] = {}
+        self._events: dict[torch.device, torch.cuda.Event | None] = {}
+        self._ahead: dict[Tensor, None] = {}  # updated since the last step, by overlapping()
+        self._ends: dict[tuple, tuple[Tensor, Tensor]] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As of torch.optim.Optimizer; errors as the class."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            _check(group)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        for p in group["params"]:
+            self._keep_master(p, group["working_dtype"] or p.dtype)
+
+    def _keep_master(self, p: Tensor, working: torch.dtype) -> None:
+        if working == torch.float32:
+            return
+        # detach: a parameter that is bfloat16 already has no more than its own digits.
+        self.state[p][MASTER] = p.detach().to(torch.float32, copy=True)
+        p.data = p.data.to(working)
+
+    def masters(self) -> dict[Tensor, Tensor]:
+        """Each parameter and the float32 tensor that is updated, which may be itself."""
+        return {
+            p: self.state[p].get(MASTER, p.detach())
+            for group in self.param_groups
+            for p in group["params"]
+        }
+
+    @contextlib.contextmanager
+    def overlapping(self) -> Iterator[None]:
+        """Within it a backward updates each parameter as soon as its gradient is complete, on a
+        stream beside the backward's own; ``step`` then does what is left.
+
+        For the last backward before a step. A parameter must not be read after its gradient is
+        there: one that is used outside the graph, or again by a second backward, would be the
+        next step's already. If backward raises, some parameters have been updated and some not.
+        """
+        handles = [
+            p.register_post_accumulate_grad_hook(lambda p, group=group: self._now(group, p))
+            for group in self.param_groups
+            for p in group["params"]
+            if p.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for device, event in self._events.items():
+                self._lanes[device].wait(event)
+            self._events.clear()
+
+    @torch.no_grad()
+    def _now(self, group: dict[str, Any], p: Tensor) -> None:
+        if p in self._ahead:
+            raise RuntimeError("a second backward within overlapping() before step()")
+        self._start(p)
+        if p.device not in self._lanes:
+            from a2lib.parallel.lane import Lane  # which needs Triton, and this class does not
+
+            # Behind the backward's own kernels where both wait: those are what all else waits for.
+            self._lanes[p.device] = Lane(p.device, priority=0)
+        self._events[p.device] = self._lanes[p.device].run(lambda: self._update(group, p))
+        self._ahead[p] = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update what has a gradient and is not updated yet; the closure's loss, if there is
+        one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            found = [p for p in group["params"] if p.grad is not None or p in self._ahead]
+            for p in found:
+                if p not in self._ahead:
+                    self._start(p)
+                    self._update(group, p)
+            self._count(group, found)
+        self._ahead.clear()
+        return loss
+
+    def _start(self, p: Tensor) -> None:
+        state = self.state[p]
+        if NORMALISER in state:
+            return
+        for name in MOMENTS:
+            state[name] = torch.zeros_like(p, dtype=torch.float32)
+        state[NORMALISER] = torch.zeros(2, dtype=torch.float64, device=p.device)
+
+    def _count(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """One step more: each normaliser towards 1, all of a device in one launch."""
+        of_device: dict[torch.device, list[Tensor]] = {}
+        for p in params:
+            of_device.setdefault(p.device, []).append(self.state[p][NORMALISER])
+        for device, found in of_device.items():
+            key = (device, *group["betas"])
+            if key not in self._ends:
+                rest = [1 - beta for beta in group["betas"]]
+                self._ends[key] = tuple(
+                    torch.tensor(x, dtype=torch.float64, device=device) for x in ([1, 1], rest)
+                )
+            one, rest = self._ends[key]
+            torch._foreach_lerp_(found, [one] * len(found), [rest] * len(found))
+
+    def _update(self, group: dict[str, Any], p: Tensor) -> None:
+        state, grad = self.state[p], p.grad
+        if grad.is_sparse:
+            raise RuntimeError("MasterAdamW does not take sparse gradients")
+        master = state.get(MASTER, p)
+        tensors = (p, grad, master, *(state[name] for name in MOMENTS), state[NORMALISER])
+        rest = (1 - beta for beta in group["betas"])
+        decay = group["lr"] * group["weight_decay"]
+        numbers = (group["lr"], *rest, group["eps"], decay)
+        if _by_kernel(p) and all(x.is_contiguous() for x in (master, state[MOMENTS[0]])):
+            _by_triton(tensors, numbers)
+        else:
+            update(*tensors, *numbers)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of torch.optim.Optimizer, which would round masters and moments to the parameters'
+        dtype: here they stay what they are. A bfloat16 parameter is set to its master, rounded."""
+        super().load_state_dict(state_dict)
+        self._ahead.clear()
+        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        with torch.no_grad():
+            for i, p in zip(saved, params, strict=True):
+                for name, value in state_dict["state"].get(i, {}).items():
+                    # copy: the saved tensors stay the caller's
+                    self.state[p][name] = value.to(p.device, copy=True)
+                if MASTER in self.state[p]:
+                    p.copy_(self.state[p][MASTER])
+
+
+def update(
+    weight: Tensor,
+    grad: Tensor,
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    normaliser: Tensor,
+    lr: float,
+    rest1: float,
+    rest2: float,
+    eps: float,
+    decay: float,
+) -> None:
+    """One parameter's step, in place, by PyTorch's operators: the kernel's slow, obvious twin.
+
+    ``normaliser`` is of the step before, and stays. ``rest1`` and ``rest2`` are 1 less the betas,
+    ``decay`` is lr times weight decay. ``master`` may be ``weight`` itself.
+    """
+    grad = grad.float()
+    first = normaliser[0] + (1 - normaliser[0]) * rest1
+    second = normaliser[1] + (1 - normaliser[1]) * rest2
+    exp_avg.lerp_(grad, rest1)
+    exp_avg_sq.lerp_(grad * grad, rest2)
+    root = (exp_avg_sq.sqrt() / second.sqrt().float()).add_(eps)
+    master.mul_(1 - decay).sub_((lr / first).float() * exp_avg / root)
+    if master is not weight:
+        weight.copy_(master)
+
+
+def _by_kernel(p: Tensor) -> bool:
+    if not p.is_contiguous() or p.numel() == 0:
+        return False
+    if p.is_cuda:
+        return True
+    try:
+        from a2lib.attention.kernels import INTERPRETED
+    except ImportError:  # no Triton
+        return False
+    return bool(INTERPRETED.value)
+
+
+def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
+    from a2lib.optim.kernels import BLOCK, OPTIONS, adamw
+
+    weight, grad, master, *rest = tensors
+    grad = grad.contiguous()
+    n, has_master = weight.numel(), master is not weight
+    key = (adamw, weight.dtype, grad.dtype, has_master, weight.device, n == 1, n % 16 == 0,
+           n >= 2**31)  # fmt: skip
+    constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
+    tensors = (weight, grad, master, *rest)
+    launch(adamw, key, -(-n // BLOCK), tensors, (*numbers, n), constants, OPTIONS)
+
+
+def _check(group: dict[str, Any]) -> None:
+    for name in ("lr", "eps", "weight_decay"):
+        value = group[name]
+        if isinstance(value, Tensor) or not value >= 0:
+            raise ValueError(f"{name} is {value!r}; allowed are numbers from 0")
+    betas = group["betas"]
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas are {betas!r}; allowed are two numbers from 0 to below 1")
+    names = " and ".join(map(str, WORKING))
+    if group["working_dtype"] not in (None, *WORKING):
+        raise ValueError(f"working_dtype is {group['working_dtype']}; allowed are {names}")
+    for p in group["params"]:
+        if p.dtype not in WORKING:
+            raise ValueError(f"a parameter is {p.dtype}; allowed are {names}")
+        if group["working_dtype"] == torch.float32 and p.dtype != torch.float32:
+            raise ValueError("working_dtype torch.float32: a parameter is torch.bfloat16 already")
+        if p.grad is not None and group["working_dtype"] not in (None, p.dtype):
+            raise ValueError(
+                "a parameter to be rounded has a gradient; make the optimizer before the first "
+                "backward, or drop the gradients"
+            )

@@ -1,0 +1,41 @@
+"""AdamW's update of one parameter, in one pass over its memory."""
+
+import triton
+import triton.language as tl
+
+BLOCK = 2048
+OPTIONS = {"num_warps": 8}
+
+
+@triton.jit
+def adamw(
+    weight, grad, master, exp_avg, exp_avg_sq, normaliser,
+    lr, rest1, rest2, eps, decay, n,
+    HAS_MASTER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Elements from BLOCK * program on, of n; ``update`` in adamw.py says what it computes.
+
+    Without HAS_MASTER the weight is its own master.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    first, second = tl.load(normaliser), tl.load(normaliser + 1)
+    first += (1 - first) * rest1
+    second += (1 - second) * rest2
+    rate = (lr / first).to(tl.float32)
+    root = tl.sqrt(second).to(tl.float32)
+
+    g = tl.load(grad + at, mask=inside).to(tl.float32)
+    m = tl.load(exp_avg + at, mask=inside)
+    v = tl.load(exp_avg_sq + at, mask=inside)
+    m += (g - m) * rest1
+    v += (g * g - v) * rest2
+    tl.store(exp_avg + at, m, mask=inside)
+    tl.store(exp_avg_sq + at, v, mask=inside)
+
+    held = master if HAS_MASTER else weight
+    w = tl.load(held + at, mask=inside)
+    w = w * (1 - decay) - rate * m / (tl.sqrt(v) / root + eps)
+    tl.store(held + at, w, mask=inside)
+    if HAS_MASTER:
+        tl.store(weight + at, w.to(weight.dtype.element_ty), mask=inside)

@@ -1,0 +1,88 @@
+"""The captured step with this library's AdamW: 16-bit weights, an update beside the backward."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import metrics, style
+from a2lib.report.chapters.benchmark.estimate import floors
+from a2lib.report.chapters.benchmark.rows import CONTEXT, MODELS, OURS, TITLES, Benchmark
+from a2lib.report.chapters.benchmark.speed import aimed
+from a2lib.report.chapters.measured import time
+from a2lib.report.style import listed
+from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.roofline import NARROW
+
+OVERLAPPED = "overlapped-step"
+NARROW_WAY = {**OURS, "precision": NARROW}
+# What the column is called, in a sentence, its way and its mode; the first is what is improved on.
+WAYS = (
+    ("fp32 weights", "PyTorch's AdamW", OURS, "train-step"),
+    ("AdamW overlapped", "AdamW beside the backward", OURS, OVERLAPPED),
+    ("16-bit weights", "16-bit weights", NARROW_WAY, "train-step"),
+    ("both", "both", NARROW_WAY, OVERLAPPED),
+)
+
+
+def found(b: Benchmark, model: str) -> dict[str, object]:
+    """The captured wall rows that there are, by the name of their way, timed and of one run."""
+    rows = {name: b.row(model, CONTEXT, way=way, mode=mode, capture=True)
+            for name, _, way, mode in WAYS}  # fmt: skip
+    timed = {name: row for name, row in rows.items() if row is not None and row.status == "ok"}
+    first = timed.get(WAYS[0][0])
+    if first is None:
+        return {}
+    return {name: row for name, row in timed.items() if row.run == first.run}
+
+
+def table(b: Benchmark, caption: str, name: str) -> Table:
+    """The captured step of each way, the best one's share of the first, and both floors."""
+    lines = []
+    for model in MODELS:
+        rows = found(b, model)
+        if len(rows) < 2:
+            continue
+        times = {way: float(row.ms) for way, row in rows.items()}
+        least = [floors(b, model, precision, True) for precision in ("bf16", NARROW)]
+        lines.append([
+            TITLES[model],
+            *(time(times.get(way)) for way, *_ in WAYS),
+            f"{min(times.values()) / times[WAYS[0][0]]:.2f}",
+            *(time(f["total"].ms) if f else MISSING for f in least),
+            time(aimed(b, model)),
+        ])  # fmt: skip
+    columns = ["model", *(way for way, *_ in WAYS), "best over first", "floor, fp32 weights",
+               "floor, 16-bit weights", "target"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+
+
+def sentence(b: Benchmark) -> Markdown:
+    """What each of the two spares, and which targets are met with them that are missed without."""
+    cases = {model: rows for model in MODELS if len(rows := found(b, model)) > 1}
+    if not cases:
+        return Markdown(b.not_yet("the step with 16-bit weights, and with AdamW overlapped"))
+    told = []
+    for name, words, *_ in WAYS[1:]:
+        pairs = [(model, rows[WAYS[0][0]], rows[name])
+                 for model, rows in cases.items() if name in rows]  # fmt: skip
+        if pairs:
+            ratios = [row.ms / first.ms for _, first, row in pairs]
+            slower = [TITLES[model] for model, first, row in pairs
+                      if row.ms > first.ms and not metrics.level(row, first)]  # fmt: skip
+            text = f"with {words} {style.between(ratios, '{:.2f}'.format)}"
+            told.append(text + (f" (slower: {listed(slower)})" if slower else ""))
+    text = f"Of the captured step with PyTorch's AdamW and fp32 weights it takes {listed(told)}."
+    met, missed = [], []
+    for model, rows in cases.items():
+        aim, first = aimed(b, model), rows[WAYS[0][0]]
+        if aim is None or first.ms <= aim:
+            continue
+        name, best = min(rows.items(), key=lambda item: item[1].ms)
+        words = {way: said for way, said, *_ in WAYS}[name]
+        said = f"{TITLES[model]} with {time(best.ms)} ms (at most {time(aim)}; {words})"
+        (met if best.ms <= aim else missed).append(said)
+    if met:
+        text += f" The target that is missed above is met so by {listed(met)}."
+    if missed:
+        text += f" Missed all the same: {listed(missed)}."
+    return Markdown(text)

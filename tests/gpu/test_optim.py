@@ -1,0 +1,89 @@
+"""AdamW with masters on a GPU: its roundings, captured and overlapped steps, many elements."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from a2lib.benchmark import Config, run
+from a2lib.optim import MasterAdamW, adamw
+
+pytestmark = pytest.mark.gpu
+SHAPES = ((2, 1025), (37, 53), (7,), (), (0, 3), (1024, 1024))
+
+
+def updated(by_kernel, monkeypatch, dtype):
+    """Parameters, masters and states of the same five steps, by the kernel or by operators."""
+    monkeypatch.setattr(adamw, "_by_kernel", lambda p: by_kernel)
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape, device="cuda")) for shape in SHAPES]
+    optimizer = MasterAdamW(params, lr=1e-2, working_dtype=dtype)
+    for _ in range(5):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    return [(p, optimizer.masters()[p], optimizer.state[p]) for p in params]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_the_kernel_is_its_twin(monkeypatch, dtype):
+    sides = [updated(by, monkeypatch, dtype) for by in (False, True)]
+    for (p, master, state), (q, found, other) in zip(*sides, strict=True):
+        torch.testing.assert_close(found, master, rtol=0, atol=5e-6)
+        assert torch.equal(q, found.to(q.dtype)) and p.dtype == q.dtype
+        for name in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(other[name], state[name], rtol=1e-4, atol=1e-6)
+        assert torch.equal(other["normaliser"], state["normaliser"])
+
+
+def test_more_elements_than_32_bits_count():
+    n = 2**31 + 40
+    if torch.cuda.mem_get_info()[0] < 20 * n:
+        pytest.skip("not enough memory")
+    p = nn.Parameter(torch.ones(n, dtype=torch.bfloat16, device="cuda"))
+    optimizer = MasterAdamW([p], lr=0.5, weight_decay=0)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    for end in (p[:8], p[2**31 - 8 : 2**31 + 8], p[-8:]):
+        assert torch.equal(end, torch.full_like(end, 0.5))
+
+
+@pytest.mark.parametrize("mode", ["train-step", "overlapped-step"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16_weights"])
+def test_its_steps_are_alike_launched_captured_and_overlapped(mode, precision):
+    given = {"num_layers": 3, "context": 128, "batch": 2, "warmup": 2, "steps": 4,
+             "device": "cuda", "precision": precision, "attention": "flash"}  # fmt: skip
+    wanted = run(Config(**given, mode="train-step"))
+    for capture in (False, True):
+        found = run(Config(**given, mode=mode, capture=capture))
+        assert found.status == "ok", found.note
+        losses = [[s.loss for s in r.warmup + r.steps] for r in (wanted, found)]
+        exact = precision == "bf16_weights" or mode == "train-step"
+        assert losses[1] == pytest.approx(losses[0], rel=0 if exact else 1e-3, abs=0)
+        assert losses[1][-1] < losses[1][0]
+
+
+def test_compiled_16_bit_weights_learn_as_eager_ones():
+    given = {"num_layers": 3, "context": 128, "batch": 2, "warmup": 2, "steps": 4,
+             "device": "cuda", "precision": "bf16_weights", "attention": "flash"}  # fmt: skip
+    eager, compiled = (run(Config(**given, compile_blocks=on)) for on in (False, True))
+    for want, found in zip(eager.steps, compiled.steps, strict=True):
+        assert found.loss == pytest.approx(want.loss, rel=2e-3)
+
+
+def test_an_update_beside_a_backward_waits_for_its_gradient():
+    """Long products before each gradient: an update that did not wait would take what was there."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6))).cuda()
+    twin, x = copy.deepcopy(model), torch.randn(4096, 2048, device="cuda")
+    ours, plain = (MasterAdamW(m.parameters(), lr=1e-3) for m in (model, twin))
+    for _ in range(5):
+        with ours.overlapping():
+            model(x).square().mean().backward()
+        twin(x).square().mean().backward()
+        for peer in (ours, plain):
+            peer.step()
+            peer.zero_grad()
+        for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+            assert torch.equal(p, q), name

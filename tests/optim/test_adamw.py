@@ -1,0 +1,276 @@
+"""AdamW with masters against PyTorch's, parameter by parameter."""
+
+import copy
+import io
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from a2lib.benchmark.config import Config
+from a2lib.benchmark.workload import Workload
+from a2lib.model import Linear, TransformerLM, cross_entropy
+from a2lib.optim import MasterAdamW, adamw
+
+NUMBERS = {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+# Two more than a program's elements, fewer than a vector's, one, none; and rows that are columns.
+SHAPES = ((2, 1025), (37, 53), (7,), (), (0, 3), (16, 8))
+
+
+def tensors():
+    drawn = [torch.randn(shape) for shape in SHAPES]
+    return [nn.Parameter(x) for x in (*drawn, torch.randn(8, 16).t())]
+
+
+def with_gradients(*lists, missing=()):
+    """The same random gradients, each in its parameter's dtype; none to those that are missing."""
+    for i, twins in enumerate(zip(*lists, strict=True)):
+        drawn = torch.randn(twins[0].shape).bfloat16()
+        for p in twins:
+            p.grad = None if i in missing else drawn.to(p.dtype).as_strided(p.shape, p.stride())
+
+
+@pytest.fixture(params=["kernel", "operators"])
+def by(request, monkeypatch):
+    """Whether the kernel, interpreted, updates what it can, or PyTorch's operators everything."""
+    used = []
+    kernel, operators = adamw._by_triton, adamw.update
+    monkeypatch.setattr(adamw, "_by_triton", lambda *a: (used.append("kernel"), kernel(*a)))
+    monkeypatch.setattr(adamw, "update", lambda *a: (used.append("operators"), operators(*a)))
+    if request.param == "operators":
+        monkeypatch.setattr(adamw, "_by_kernel", lambda p: False)
+    yield request.param
+    assert request.param in used
+
+
+def close(found, wanted, steps):
+    """To two roundings a step at the largest weights; a step itself is some thousand times that."""
+    for x, y in zip(found, wanted, strict=True):
+        assert torch.allclose(x, y, rtol=0, atol=steps * 5e-7)
+
+
+def test_float32_parameters_go_where_torchs_go(by):
+    torch.manual_seed(0)
+    theirs = tensors()
+    ours = copy.deepcopy(theirs)
+    peers = [torch.optim.AdamW(theirs, **NUMBERS), MasterAdamW(ours, **NUMBERS)]
+    rates = [torch.optim.lr_scheduler.StepLR(peer, 3, gamma=0.5) for peer in peers]
+    before = [p.clone() for p in ours]
+    for step in range(8):
+        # one is left out of two steps, one never has a gradient
+        with_gradients(theirs, ours, missing=(0, 2) if step in (1, 4) else (2,))
+        for peer in (*peers, *rates):
+            peer.step()
+        close(ours, theirs, step + 1)
+    assert torch.equal(ours[2], before[2]) and not torch.equal(ours[0], before[0])
+
+
+def test_a_16_bit_parameter_is_its_master_rounded(by):
+    torch.manual_seed(1)
+    theirs = tensors()
+    ours = copy.deepcopy(theirs)
+    exact = [p.detach().clone() for p in ours]
+    optimizer = MasterAdamW(ours, **NUMBERS, working_dtype=torch.bfloat16)
+    masters = optimizer.masters()
+    assert all(p.dtype == torch.bfloat16 for p in ours)
+    assert all(torch.equal(masters[p], x) for p, x in zip(ours, exact, strict=True))
+    peer = torch.optim.AdamW(theirs, **NUMBERS)
+    for step in range(8):
+        with_gradients(theirs, ours, missing=(0,) if step == 1 else ())
+        peer.step()
+        optimizer.step()
+        close(masters.values(), theirs, step + 1)
+        for p in ours:
+            # the interpreter cuts to bfloat16 where a GPU rounds
+            cut = by == "kernel" and p.is_contiguous()
+            bound = 2**-7 * masters[p].abs() if cut else torch.zeros(())
+            assert ((p.float() - masters[p].bfloat16().float()).abs() <= bound).all()
+    assert all(optimizer.masters()[p] is masters[p] for p in ours)
+
+
+def test_small_updates_are_not_lost():
+    p = nn.Parameter(torch.ones(4))
+    optimizer = MasterAdamW([p], lr=1e-4, weight_decay=0, working_dtype=torch.bfloat16)
+    for _ in range(100):  # each below half of bfloat16's spacing at 1
+        p.grad = torch.ones(4, dtype=torch.bfloat16)
+        optimizer.step()
+    assert torch.allclose(p.float(), torch.full((4,), 0.99), atol=2**-9)
+
+
+TINY = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 128,
+        "context": 16, "batch": 2, "device": "cpu"}  # fmt: skip
+
+
+def trained(steps=6, **options):
+    """The losses and the last weights, exact, of a tiny model's steps; its own Workload."""
+    work = Workload(Config(**TINY, **options), "cpu")
+    for p in work.optimizer.param_groups:
+        p["lr"] = 1e-2
+    losses = [work.work(lambda _: nullcontext()).item() for _ in range(steps)]
+    held = getattr(work.optimizer, "masters", dict)()
+    named = work.model.named_parameters()
+    return losses, {name: held.get(p, p).detach().clone() for name, p in named}
+
+
+def test_16_bit_weights_train_as_autocast_does(monkeypatch):
+    """The products read the same numbers: weights rounded once for all, in place of in each."""
+    monkeypatch.setattr(adamw, "_by_kernel", lambda p: False)  # see above
+    losses, weights = trained(precision="bf16")
+    found, masters = trained(precision="bf16_weights")
+    assert found[0] == losses[0] and found[-1] < found[0]
+    assert found == pytest.approx(losses, rel=1e-4)
+    for name, weight in weights.items():
+        assert torch.allclose(masters[name], weight, atol=2e-3), name
+        if "proj" in name or ".w" in name or "lm_head" in name:
+            assert not torch.equal(masters[name], masters[name].bfloat16().float())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16_weights"])
+@pytest.mark.parametrize("options", [{}, {"checkpointing": "block"}], ids=str)
+def test_overlapped_steps_are_the_same_steps(precision, options):
+    found, weights = trained(mode="overlapped-step", precision=precision, **options)
+    losses, wanted = trained(mode="train-step", precision=precision, **options)
+    exact = precision == "bf16_weights"  # the other's twin is PyTorch's
+    assert found == (losses if exact else pytest.approx(losses, rel=1e-4))
+    for name, weight in wanted.items():
+        assert torch.allclose(weights[name], weight, atol=0 if exact else 2e-3), name
+
+
+def test_within_overlapping_a_backward_updates():
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    x, unused = torch.randn(4, 3), nn.Parameter(torch.ones(2))
+    twin = copy.deepcopy(model)
+    ours = MasterAdamW([*model.parameters(), unused], **NUMBERS)
+    plain = MasterAdamW([*twin.parameters()], **NUMBERS)
+    for _ in range(3):
+        # accumulated: the first of two backward passes is a plain one
+        for part in (model, twin):
+            part(x).sum().backward()
+        before = [p.clone() for p in model.parameters()]
+        with ours.overlapping():
+            model(-2 * x).square().sum().backward()
+        twin(-2 * x).square().sum().backward()
+        after = [p.clone() for p in model.parameters()]
+        assert not any(torch.equal(p, q) for p, q in zip(before, after, strict=True))
+        ours.step()
+        plain.step()
+        for p, q, r in zip(model.parameters(), after, twin.parameters(), strict=True):
+            assert torch.equal(p, q) and torch.equal(p, r)
+        for peer in (ours, plain):
+            peer.zero_grad()
+    assert torch.equal(unused, torch.ones(2)) and "exp_avg" not in ours.state[unused]
+    normalisers = [ours.state[p]["normaliser"] for p in model.parameters()]
+    wanted = torch.tensor([1 - beta**3 for beta in NUMBERS["betas"]], dtype=torch.float64)
+    assert all(torch.allclose(n, wanted, rtol=1e-12) for n in normalisers)
+
+
+def test_a_second_backward_within_overlapping_is_refused():
+    model = nn.Linear(2, 2)
+    optimizer = MasterAdamW(model.parameters())
+    with optimizer.overlapping():
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(RuntimeError, match="a second backward within overlapping"):
+            model(torch.ones(1, 2)).sum().backward()
+    before = model.weight.clone()
+    model(torch.ones(1, 2)).sum().backward()  # outside: gradients alone
+    assert torch.equal(model.weight, before)
+    optimizer.step()
+
+
+def test_the_state_comes_back_to_the_bit():
+    torch.manual_seed(3)
+    ours = tensors()
+    optimizer = MasterAdamW(
+        [{"params": ours[:2], "working_dtype": torch.bfloat16}, {"params": ours[2:]}], **NUMBERS
+    )
+    with_gradients(ours)
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save([optimizer.state_dict(), [p.detach() for p in ours]], file)
+    file.seek(0)
+    state, weights = torch.load(file)
+    others = [nn.Parameter(torch.zeros_like(p)) for p in weights]
+    other = MasterAdamW(
+        [{"params": others[:2]}, {"params": others[2:]}], **NUMBERS
+    )
+    other.load_state_dict(state)
+    assert state["state"][0]["master"].dtype == torch.float32
+    for p, weight in zip(others[2:], weights[2:], strict=True):
+        p.data.copy_(weight)
+    twin = copy.deepcopy(optimizer)
+    copies = [p for group in twin.param_groups for p in group["params"]]
+    for _ in range(3):
+        with_gradients(ours, others, copies)
+        for each in (optimizer, other, twin):
+            each.step()
+    for p, q, r in zip(ours, others, copies, strict=True):
+        assert torch.equal(p, q) and torch.equal(p, r)
+        for name, value in optimizer.state[p].items():
+            assert torch.equal(other.state[q][name], value), name
+            assert other.state[q][name].dtype == value.dtype == twin.state[r][name].dtype
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1}, "lr is -1; allowed are numbers from 0"),
+        ({"lr": torch.tensor(0.1)}, r"lr is tensor\(0.1000\); allowed are numbers from 0"),
+        ({"betas": (0.9, 1.0)},
+         r"betas are \(0.9, 1.0\); allowed are two numbers from 0 to below 1"),
+        ({"working_dtype": torch.float16},
+         "working_dtype is torch.float16; allowed are torch.float32 and torch.bfloat16"),
+    ],
+)  # fmt: skip
+def test_bad_numbers_are_refused_in_one_line(options, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        MasterAdamW([nn.Parameter(torch.ones(2))], **options)
+
+
+def test_parameters_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match=r"^a parameter is torch.float64; allowed are torch.float"):
+        MasterAdamW([nn.Parameter(torch.ones(2, dtype=torch.float64))])
+    narrow = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="a parameter is torch.bfloat16 already"):
+        MasterAdamW([narrow], working_dtype=torch.float32)
+    p = nn.Parameter(torch.ones(2))
+    p.sum().backward()
+    optimizer = MasterAdamW([narrow])
+    with pytest.raises(ValueError, match="make the optimizer before the first backward"):
+        optimizer.add_param_group({"params": [p], "working_dtype": torch.bfloat16})
+    assert len(optimizer.param_groups) == 1 and p.dtype == torch.float32
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="does not take sparse gradients"):
+        MasterAdamW(table.parameters()).step()
+
+
+def test_narrow_products_of_16_bit_weights_are_one():
+    """In a compiled graph: q, k and v joined, w1 and w3 not; loss and gradients as apart."""
+    torch.manual_seed(4)
+    model = TransformerLM(64, 8, 16, 1, 2, 32, seed=0)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.weight.data = module.weight.data.bfloat16()
+    twin, ids = copy.deepcopy(model), torch.randint(64, (2, 8))
+    products = []
+
+    def backend(graph, inputs):
+        names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        products.append(sum("linear" in name for name in names))
+        return graph
+
+    compiled = torch.compile(twin.layers[0], fullgraph=True, backend=backend)
+    twin.layers[0] = compiled
+    losses = []
+    for one in (model, twin):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(cross_entropy(one(ids), ids))
+        losses[-1].backward()
+    assert products == [5]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-3)
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert p.grad.dtype == q.grad.dtype == p.dtype, name
+        scale = p.grad.abs().max().item()
+        assert torch.allclose(p.grad.float(), q.grad.float(), atol=2e-2 * scale), name

@@ -4,8 +4,8 @@
     loss = cross_entropy(model(token_ids), targets)      # (batch, tokens) each
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-The optimizer is PyTorch's own, or ``a2lib.optim``'s. Counts of parameters, operations and bytes, without torch, are in
-``a2lib.theory.transformer``.
+The optimizer is PyTorch's own, or ``a2lib.optim``'s. Counts of parameters, operations and bytes,
+without torch, are in ``a2lib.theory.transformer``.
 """
 
 from a2lib.model.attention import ATTENTIONS, CausalMultiHeadSelfAttention, causal_attention

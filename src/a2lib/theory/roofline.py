@@ -97,8 +97,9 @@ def fused_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
 
     Weights stay in float32 and under ``bf16`` are cast once; each product writes the dtype that is
     wanted, gradients of weights float32. Under ``bf16_weights`` those of products are in 16 bits,
-    and the optimizer, which keeps masters, writes them with its last pass. Attention computes the half of its scores that the mask
-    leaves, and its backward's five products. Errors as ``eager_step``.
+    and the optimizer, which keeps masters, writes them with its last pass. Attention computes the
+    half of its scores that the mask leaves, and its backward's five products. Errors as
+    ``eager_step``.
     """
     return _Fused(shape, batch, context, precision).step()
 

@@ -3,7 +3,8 @@
 ``rows.Benchmark`` holds the rows; ``answer`` (the first screen and the tables of times),
 ``warmup`` (steps one by one, the first taken apart), ``estimate`` (the floor beside the measured),
 ``speed`` (our attention, the targets), ``rest`` (what a step takes beyond its floor), ``updates``
-(the step with this library's AdamW), ``published`` and ``local`` say what follows from them. Without rows each says so.
+(the step with this library's AdamW), ``published`` and ``local`` say what follows from them.
+Without rows each says so.
 """
 
 from a2lib.report.chapters.benchmark.rows import Benchmark

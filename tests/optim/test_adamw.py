@@ -212,6 +212,53 @@ def test_the_state_comes_back_to_the_bit():
             assert other.state[q][name].dtype == value.dtype == twin.state[r][name].dtype
 
 
+def test_a_state_of_torchs_adamw_goes_on():
+    torch.manual_seed(5)
+    theirs = tensors()
+    peer = torch.optim.AdamW(theirs, **NUMBERS)
+    for _ in range(3):
+        with_gradients(theirs)
+        peer.step()
+    ours = copy.deepcopy(theirs)
+    optimizer = MasterAdamW(ours, working_dtype=torch.bfloat16)
+    optimizer.load_state_dict(peer.state_dict())
+    masters = optimizer.masters()
+    for step in range(3):
+        with_gradients(theirs, ours)
+        for each in (peer, optimizer):
+            each.step()
+        close(masters.values(), theirs, step + 1)
+    assert all(p.dtype == torch.bfloat16 for p in ours)
+
+
+def test_masters_become_the_parameters_of_a_model_in_float32():
+    torch.manual_seed(6)
+    narrow = [nn.Parameter(torch.randn(5, 3))]
+    optimizer = MasterAdamW(narrow, **NUMBERS, working_dtype=torch.bfloat16)
+    with_gradients(narrow)
+    optimizer.step()
+    wide = [nn.Parameter(narrow[0].detach().float())]
+    other = MasterAdamW(wide, **NUMBERS)
+    other.load_state_dict(optimizer.state_dict())
+    assert torch.equal(wide[0], optimizer.masters()[narrow[0]])
+    assert other.masters()[wide[0]].data_ptr() == wide[0].data_ptr()
+
+
+def test_overlapping_beside_another_hook_is_refused():
+    model = nn.Linear(2, 2)
+    handle = model.bias.register_post_accumulate_grad_hook(lambda p: None)
+    optimizer = MasterAdamW(model.parameters())
+    with pytest.raises(RuntimeError, match="another hook waits for a parameter's gradient"):
+        with optimizer.overlapping():
+            pass
+    handle.remove()
+    with pytest.raises(ZeroDivisionError), optimizer.overlapping():
+        raise ZeroDivisionError
+    with optimizer.overlapping():  # no hook is left behind
+        model(torch.ones(1, 2)).sum().backward()
+    assert set(optimizer._ahead) == set(model.parameters())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

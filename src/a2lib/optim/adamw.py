@@ -30,10 +30,10 @@ class MasterAdamW(torch.optim.Optimizer):
     weights then; ``masters()`` has the exact ones, and so has this optimizer's state dict.
 
     Bias is corrected by ``normaliser``, the sums of the moments' weights (1 - beta**t), float64
-    on the parameter's device, so that a step may be captured in a CUDA graph; ``lr`` and the other
-    numbers are captured as they are. A parameter without a gradient is left out of a step. On a
-    GPU a contiguous parameter takes one kernel (Triton), any other, and the CPU, PyTorch's
-    operators.
+    on the parameter's device, so that a step may be captured in a CUDA graph, after one that is
+    not; ``lr`` and the other numbers are captured as they are. A parameter without a gradient is
+    left out of a step. On a GPU a contiguous parameter takes one kernel (Triton); any other, and
+    the CPU, PyTorch's operators.
 
     Not offered: amsgrad, maximize, a learning rate that is a tensor, loss scaling inside the step,
     sparse gradients; and a place inside of ShardedOptimizer or FSDP, which move the parameters
@@ -96,10 +96,19 @@ class MasterAdamW(torch.optim.Optimizer):
         """Within it a backward updates each parameter as soon as its gradient is complete, on a
         stream beside the backward's own; ``step`` then does what is left.
 
-        For the last backward before a step. A parameter must not be read after its gradient is
-        there: one that is used outside the graph, or again by a second backward, would be the
-        next step's already. If backward raises, some parameters have been updated and some not.
+        For the last backward before a step, of a model that one process trains: a wrapper that
+        averages gradients over ranks would come too late. A parameter must not be read after its
+        gradient is there: one that is used outside the graph, or again by a second backward, would
+        be the next step's already. If backward raises, some parameters have been updated and some
+        not. Raises RuntimeError where another hook waits for a parameter's gradient, as those of
+        ``a2lib.parallel`` that send it at once do.
         """
+        for group in self.param_groups:
+            if any(getattr(p, "_post_accumulate_grad_hooks", None) for p in group["params"]):
+                raise RuntimeError(
+                    "another hook waits for a parameter's gradient (a data-parallel wrapper's?); "
+                    "overlapping() is for a model that one process trains"
+                )
         handles = [
             p.register_post_accumulate_grad_hook(lambda p, group=group: self._now(group, p))
             for group in self.param_groups
@@ -185,18 +194,33 @@ class MasterAdamW(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As of torch.optim.Optimizer, which would round masters and moments to the parameters'
-        dtype: here they stay what they are. A bfloat16 parameter is set to its master, rounded."""
+        dtype: here they stay what they are. A parameter is set to its saved master, rounded where
+        it is in bfloat16; without one its own stays. A state of PyTorch's AdamW is taken as well.
+        """
+        held = {p: state[MASTER] for p, state in self.state.items() if MASTER in state}
         super().load_state_dict(state_dict)
-        self._ahead.clear()
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
+        params = [(group, p) for group in self.param_groups for p in group["params"]]
         with torch.no_grad():
-            for i, p in zip(saved, params, strict=True):
-                for name, value in state_dict["state"].get(i, {}).items():
-                    # copy: the saved tensors stay the caller's
-                    self.state[p][name] = value.to(p.device, copy=True)
+            for i, (group, p) in zip(saved, params, strict=True):
+                self.state[p] = self._loaded(group, p, state_dict["state"].get(i, {}))
                 if MASTER in self.state[p]:
                     p.copy_(self.state[p][MASTER])
+                    if p.dtype == torch.float32:
+                        del self.state[p][MASTER]
+                elif p in held:
+                    self.state[p][MASTER] = held[p]
+
+    @staticmethod
+    def _loaded(group: dict[str, Any], p: Tensor, saved: dict[str, Any]) -> dict[str, Tensor]:
+        # copy: what is saved stays the caller's
+        names = (MASTER, *MOMENTS, NORMALISER)
+        state = {name: saved[name].to(p.device, copy=True) for name in names if name in saved}
+        if "step" in saved:
+            sums = [1 - beta ** float(saved["step"]) for beta in group["betas"]]
+            state[NORMALISER] = torch.tensor(sums, dtype=torch.float64, device=p.device)
+            state |= {name: state[name].float() for name in MOMENTS}
+        return state
 
 
 def update(

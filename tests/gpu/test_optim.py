@@ -37,6 +37,16 @@ def test_the_kernel_is_its_twin(monkeypatch, dtype):
         assert torch.equal(other["normaliser"], state["normaliser"])
 
 
+def test_numbers_may_be_whole():
+    params = [nn.Parameter(torch.ones(32, device="cuda")) for _ in range(2)]
+    for p, lr, decay in zip(params, (0.5, 1), (0.25, 0), strict=True):
+        optimizer = MasterAdamW([p], lr=lr, betas=(0, 0), eps=0, weight_decay=decay)
+        p.grad = torch.full_like(p, 2.0)
+        optimizer.step()
+    assert torch.equal(params[0], torch.full_like(params[0], 0.375))
+    assert torch.equal(params[1], torch.zeros_like(params[1]))
+
+
 def test_more_elements_than_32_bits_count():
     n = 2**31 + 40
     if torch.cuda.mem_get_info()[0] < 20 * n:

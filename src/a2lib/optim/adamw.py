@@ -274,7 +274,9 @@ def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
            n >= 2**31)  # fmt: skip
     constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
     tensors = (weight, grad, master, *rest)
-    launch(adamw, key, -(-n // BLOCK), tensors, (*numbers, n), constants, OPTIONS)
+    # Triton compiles apart for a whole number, which the key does not tell.
+    numbers = (*map(float, numbers), n)
+    launch(adamw, key, -(-n // BLOCK), tensors, numbers, constants, OPTIONS)
 
 
 def _check(group: dict[str, Any]) -> None:

@@ -90,6 +90,8 @@ def test_memory_agrees_with_the_measured_peaks_of_whole_models(device):
                       "status": "ok"}  # fmt: skip
             if any(row[name] != value for name, value in wanted.items()) or not row["peak_bytes"]:
                 continue
+            if row["precision"] == "bf16_weights":  # which is no plan's
+                continue
             attention = "eager" if row["attention"] == "eager" else "flash"
             precision = "bf16" if row["precision"] == "bf16" else "fp32"
             one = Job(SIZES[row["model"]], DEVICES[device], 1, int(row["batch"]),

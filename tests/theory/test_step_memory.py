@@ -178,7 +178,7 @@ def h200(mode, models):
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             plain = row["compile"] == "none" and row["capture"] == "false"
-            plain &= row["attention"] in ("eager", "flash")
+            plain &= row["attention"] in ("eager", "flash") and row["precision"] != "bf16_weights"
             if plain and row["peak_bytes"] and (row["mode"], row["phase"]) == (mode, "step"):
                 if row["model"] in models:
                     yield row
@@ -235,4 +235,5 @@ def test_steps_that_cannot_be():
             dataclasses.replace(TINY, **{name: "nap"})
     with pytest.raises(ValueError, match="phase 'nap': allowed are forward"):
         peak(TINY, "nap")
-    assert snapshot.CATEGORIES == CATEGORIES and set(MODES) == set(BENCHMARKED)
+    assert snapshot.CATEGORIES == CATEGORIES
+    assert set(BENCHMARKED) - set(MODES) == {"overlapped-step"} and set(MODES) < set(BENCHMARKED)

@@ -28,6 +28,24 @@ from a2lib.attention.tiles import SPECIALISED, TILES, WHEN_FEW, Tile, options_of
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
+def assembled(ptx):
+    """What ptxas says of ``ptx``: bytes spilled, registers, wgmma that it serialised."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        log = subprocess.run(
+            [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", file.name, "-o", "/dev/null"],
+            capture_output=True,
+            text=True,
+        ).stderr
+    registers = re.search(r"Used (\d+) registers", log)
+    return {
+        "spills": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log))),
+        "serialised": re.findall(r"\((C751[0-5])\)", log),
+        "registers": int(registers.group(1)) if registers else None,
+    }
+
+
 def compile_kernel(kernel, dtype, head_dim, causal, tile):
     """Compile one specialisation for sm_90a; returns its resources as a dict."""
     name, fixed = SPECIALISED[kernel]
@@ -63,24 +81,13 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
         target=GPUTarget("cuda", 90, 32),
         options=options_of(tile, constants["PRECISION"]),
     )
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
-        ptx.write(compiled.asm["ptx"])
-        ptx.flush()
-        log = subprocess.run(
-            [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", ptx.name, "-o", "/dev/null"],
-            capture_output=True,
-            text=True,
-        ).stderr
-    registers = re.search(r"Used (\d+) registers", log)
     return {
         "kernel": kernel,
         "dtype": dtype,
         "head_dim": head_dim,
         "causal": causal,
         "tile": list(tile),
-        "spills": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log))),
-        "serialised": re.findall(r"\((C751[0-5])\)", log),
-        "registers": int(registers.group(1)) if registers else None,
+        **assembled(compiled.asm["ptx"]),
         "shared": compiled.metadata.shared,
         "wgmma": "wgmma.mma_async" in compiled.asm["ptx"],
         "mma_sync": "mma.sync" in compiled.asm["ptx"],

@@ -43,8 +43,8 @@ def test_numbers_may_be_whole():
         optimizer = MasterAdamW([p], lr=lr, betas=(0, 0), eps=0, weight_decay=decay)
         p.grad = torch.full_like(p, 2.0)
         optimizer.step()
-    assert torch.equal(params[0], torch.full_like(params[0], 0.375))
-    assert torch.equal(params[1], torch.zeros_like(params[1]))
+    for p, wanted in zip(params, (0.375, 0), strict=True):  # roots and quotients are approximate
+        torch.testing.assert_close(p, torch.full_like(p, wanted), rtol=0, atol=1e-6)
 
 
 def test_more_elements_than_32_bits_count():
@@ -55,8 +55,10 @@ def test_more_elements_than_32_bits_count():
     optimizer = MasterAdamW([p], lr=0.5, weight_decay=0)
     p.grad = torch.ones_like(p)
     optimizer.step()
-    for end in (p[:8], p[2**31 - 8 : 2**31 + 8], p[-8:]):
-        assert torch.equal(end, torch.full_like(end, 0.5))
+    ends = [end.tolist() for end in (p[:8], p[2**31 - 8 : 2**31 + 8], p[-8:])]
+    del optimizer, p
+    torch.cuda.empty_cache()  # tests in other processes share the GPU
+    assert ends == [[0.5] * len(end) for end in ends]
 
 
 @pytest.mark.parametrize("mode", ["train-step", "overlapped-step"])

@@ -14,7 +14,7 @@ from a2lib.model import Linear, TransformerLM, cross_entropy
 from a2lib.optim import MasterAdamW, adamw
 
 NUMBERS = {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
-# Two more than a program's elements, fewer than a vector's, one, none; and rows that are columns.
+# Two more than two programs' elements, fewer than a vector's, one, none; and rows that are columns.
 SHAPES = ((2, 1025), (37, 53), (7,), (), (0, 3), (16, 8))
 
 

@@ -34,14 +34,14 @@ for n in (4096, 2**31 + 4096):
         source = ASTSource(fn=adamw, signature=signature, constexprs=constants, attrs=attrs)
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=OPTIONS)
         ptx = made.asm["ptx"]
-        moves = re.findall(r"\\b((?:ld|st)\\.global\\.\\S+)", ptx)
+        moves = re.findall(r"\\b((?:ld|st)\\.(?:global|shared)\\.\\S+)", ptx)
         print(json.dumps({"n": signature["n"], "master": has_master, "moves": moves,
                           **assembled(ptx)}))
 """
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="another compiler")
-def test_memory_is_moved_16_bytes_at_a_time_and_no_register_spills():
+def test_a_thread_moves_four_elements_at_once_and_reads_before_it_writes():
     tests = Path(__file__).parents[1]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(tests / "attention"), *sys.path])
@@ -53,12 +53,13 @@ def test_memory_is_moved_16_bytes_at_a_time_and_no_register_spills():
     assert [(x["n"], x["master"]) for x in found] == [
         (n, master) for n in ("i32", "i64") for master in (True, False)
     ]
+    wide, half, sums = "global.v4.b32", "global.v2.b32", "ld.global.b64"
     for one in found:
-        wide = [move for move in one["moves"] if ".v4.b32" in move]
-        narrow = [move for move in one["moves"] if ".v4.b32" not in move]
-        # The two sums of weights, which every program reads.
-        assert len(narrow) == 2 and all("ld.global" in m and "64" in m for m in narrow), one
-        # Of eight elements a thread float32 takes two moves, bfloat16 one: with a master four
-        # arrays read and four written, of each one in bfloat16; else four and three of float32.
-        assert len(wide) == 14, one
+        # The two sums of weights; then 16 bytes of float32, 8 of bfloat16; none through shared.
+        read, written = ([half, wide, wide, wide], [wide, wide, wide, half])
+        if not one["master"]:
+            read, written = [wide] * 4, [wide] * 3
+        reads, writes = ([f"{way}.{what}" for what in of] for way, of in
+                         (("ld", read), ("st", written)))  # fmt: skip
+        assert one["moves"] == [sums, sums, *reads, *writes], one
         assert one["registers"] and one["spills"] == 0, one

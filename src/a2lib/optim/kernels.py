@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-# Four elements a thread: with eight, which 16 bytes of bfloat16 are, Triton writes float32 by way of
-# shared memory.
+# Four elements a thread: with eight, which 16 bytes of bfloat16 are, Triton writes float32 by way
+# of shared memory.
 BLOCK = 1024
 OPTIONS = {"num_warps": 8}
 

@@ -69,6 +69,8 @@ def run(only: str = "", modules=MODULES, leave_out=(), go_on=False) -> None:
     if dist.get_backend() == "nccl":
         torch.set_default_device("cuda")
         torch.use_deterministic_algorithms(True)
+        # In TF32 a last bit of a weight may be a thousandth of it.
+        torch.backends.cudnn.allow_tf32 = False
     every = names(dist.get_world_size(), modules)
     failed = []
     for name in every:

@@ -162,9 +162,12 @@ def raises(kind, pattern):
 
 
 def same(a, b, what=""):
-    """To the bit, dtype and shape too."""
+    """To the bit, dtype and shape too; else how many differ, to tell a rounding from a fault."""
     assert a.dtype == b.dtype and a.shape == b.shape, (what, a.dtype, b.dtype, a.shape, b.shape)
-    assert torch.equal(a, b), f"{what}: differ by {(a.double() - b.double()).abs().max().item()}"
+    if not torch.equal(a, b):
+        off, most = (a.double() - b.double()).abs(), b.double().abs().max()
+        count = (~(off == 0)).sum()
+        raise AssertionError(f"{what}: {count} of {off.numel()} differ, by {off.max()} of {most}")
 
 
 def same_parameters(module, reference, what=""):

@@ -81,9 +81,9 @@ def _unreachable(device: torch.device, gpus: Sequence[str]) -> str | None:
 
 
 # Of each block of this rank, by group and address: the addresses of all ranks' blocks that it was
-# met with. PyTorch keeps what is given back, met as it is, and hands it out again. Where garbage is
-# not collected at one time, ranks get blocks that were not met with each other, and each would wait
-# at its own.
+# met with. PyTorch may keep what is given back, met as it is, and hand it out again. Where garbage
+# is not collected at one time, ranks get blocks that were not met with each other, and each would
+# wait at its own.
 _met: dict[tuple[str, int], list[int]] = {}
 
 

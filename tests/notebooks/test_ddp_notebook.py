@@ -48,8 +48,8 @@ def test_a_row_has_its_parts_and_the_ranks_apart(rows):
 
 def test_ours_in_large_buckets_is_drawn(executed, rows):
     data = executed[1].parent
-    assert bulk.pictures("strip", data) == [("cpu", "ddp-tiny-bucketed-100-MB")]
-    drawn = bulk.read("strip", "cpu", "ddp-tiny-bucketed-100-MB", data)
+    assert bulk.pictures("strip", data) == [("cpu", "ddp-tiny-bucketed-100-MB-2-ranks")]
+    drawn = bulk.read("strip", "cpu", "ddp-tiny-bucketed-100-MB-2-ranks", data)
     assert drawn.run == rows["bucketed"]["run"] and drawn.about["wrapper"] == "bucketed"
     assert "backward" in {row["phase"] for row in drawn.rows}
 

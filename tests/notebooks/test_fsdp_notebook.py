@@ -64,8 +64,8 @@ def test_what_a_rank_holds_is_what_the_theory_says(executed):
 
 def test_each_gather_has_its_turn(executed):
     data = executed[1].parent
-    assert bulk.pictures("gathers", data) == [("cpu", "fsdp-tiny-launched")]
-    found = bulk.read("gathers", "cpu", "fsdp-tiny-launched", data)
+    assert bulk.pictures("gathers", data) == [("cpu", "fsdp-tiny-launched-2-ranks")]
+    found = bulk.read("gathers", "cpu", "fsdp-tiny-launched-2-ranks", data)
     assert [(row["pass"], row["unit"]) for row in found.rows] == [
         ("forward", "root"), ("forward", "layers.0"), ("forward", "layers.1"),
         ("backward", "layers.0"),
@@ -75,7 +75,7 @@ def test_each_gather_has_its_turn(executed):
         times = [row[f"{c}_ms"] for c in ("gather_start", "gather_end", "turn", "compute_start")]
         assert times == sorted(times) and row["compute_end_ms"] > times[-1]
         assert row["slack_ms"] == pytest.approx(times[2] - times[1], rel=1e-3, abs=1e-4)
-    assert bulk.pictures("strip", data) == [("cpu", "fsdp-tiny")]
+    assert bulk.pictures("strip", data) == [("cpu", "fsdp-tiny-2-ranks")]
 
 
 def test_it_prints_its_tables_and_shows_its_figure_once(executed):

@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from a2lib.experiments.benchmark.configurations import TINY
+from a2lib.experiments.data_parallel.turns import FEWEST, TURNS
 from a2lib.measure import bulk
 from a2lib.theory import fsdp as theory
 
@@ -29,8 +30,9 @@ def test_steps_are_stored_under_their_run(executed):
     rows = {row["wrapper"]: row for row in rows_of(executed[1], "fsdp")}
     assert set(rows) == {"fsdp", "fsdp2"}
     for row in rows.values():
-        columns = ("model", "context", "precision", "backend", "world_size", "status", "note", "n")
-        assert [row[c] for c in columns] == ["tiny", "8", "fp32", "gloo", "2", "ok", "", "20"], row
+        columns = ("model", "context", "precision", "backend", "world_size", "status", "note")
+        assert [row[c] for c in columns] == ["tiny", "8", "fp32", "gloo", "2", "ok", ""], row
+        assert int(row["n"]) >= TURNS * FEWEST  # more, where the machine is not slow
         assert row["run"] == run["run"] and float(row["ms_without"]) > 0
         ranks = [float(row[f"ms_rank_{one}"]) for one in ("min", "median", "max")]
         assert ranks == sorted(ranks) and ranks[0] > 0

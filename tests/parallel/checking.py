@@ -69,6 +69,8 @@ def run(only: str = "", modules=MODULES, leave_out=(), go_on=False) -> None:
     if dist.get_backend() == "nccl":
         torch.set_default_device("cuda")
         torch.use_deterministic_algorithms(True)
+        # In TF32 a last bit of a weight may be a thousandth of it.
+        torch.backends.cudnn.allow_tf32 = False
     every = names(dist.get_world_size(), modules)
     failed = []
     for name in every:
@@ -160,9 +162,12 @@ def raises(kind, pattern):
 
 
 def same(a, b, what=""):
-    """To the bit, dtype and shape too."""
+    """To the bit, dtype and shape too; else how many differ, to tell a rounding from a fault."""
     assert a.dtype == b.dtype and a.shape == b.shape, (what, a.dtype, b.dtype, a.shape, b.shape)
-    assert torch.equal(a, b), f"{what}: differ by {(a.double() - b.double()).abs().max().item()}"
+    if not torch.equal(a, b):
+        off, most = (a.double() - b.double()).abs(), b.double().abs().max()
+        count = (~(off == 0)).sum()
+        raise AssertionError(f"{what}: {count} of {off.numel()} differ, by {off.max()} of {most}")
 
 
 def same_parameters(module, reference, what=""):

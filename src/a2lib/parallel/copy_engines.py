@@ -80,6 +80,13 @@ def _unreachable(device: torch.device, gpus: Sequence[str]) -> str | None:
     return None
 
 
+# Of each block of this rank, by group and address: the addresses of all ranks' blocks that it was
+# met with. PyTorch may keep what is given back, met as it is, and hand it out again. Where garbage
+# is not collected at one time, ranks get blocks that were not met with each other, and each would
+# wait at its own.
+_met: dict[tuple[str, int], list[int]] = {}
+
+
 def shared_memory(
     size: int, group: dist.ProcessGroup | None, device: torch.device
 ) -> tuple[Tensor, object]:
@@ -87,8 +94,17 @@ def shared_memory(
     ``barrier``). Collective; the memory stays until the process ends."""
     import torch.distributed._symmetric_memory as symmetric_memory
 
-    mine = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
-    return mine, symmetric_memory.rendezvous(mine, group or dist.group.WORLD)
+    whole, aside = group or dist.group.WORLD, []
+    while True:
+        mine = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
+        key = whole.group_name, mine.data_ptr()
+        told = _gather((mine.data_ptr(), _met.get(key)), group, whole.size())
+        each = [address for address, _ in told]
+        if all(met is None for _, met in told) or all(met == each for _, met in told):
+            break
+        aside.append(mine)  # held, so that the next one is another
+    _met[key] = each
+    return mine, symmetric_memory.rendezvous(mine, whole)
 
 
 @dataclass

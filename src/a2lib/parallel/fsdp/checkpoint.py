@@ -164,7 +164,7 @@ def _places(fsdp: FSDP, optimizer: Optimizer, metadata, folder: str | os.PathLik
                     rows = torch.empty_like(p.master, dtype=dtype)
                     place = _whole(p, rows.detach(), mesh)
                 else:
-                    place = torch.empty(told.size, dtype=dtype)
+                    place = torch.empty(told.size, dtype=dtype, device="cpu")
             state.setdefault(name, {})[key] = place
     return {"state": state, "param_groups": groups}
 

@@ -80,8 +80,9 @@ class FSDP(nn.Module):
     of their module's forward (``module.head.weight`` in a loss of its own) are this rank's rows.
     What a unit computes for the loss has to be in what it returns: backward of a tensor that it
     keeps in an attribute may begin before its parameters are gathered. No backward of a backward
-    (``create_graph``). Of a GradScaler each rank looks at its own rows: take a step only where the
-    norm, which is over all, is finite.
+    (``create_graph``). An LSTM's or GRU's weights are not flattened: cuDNN copies them at each call
+    and says so. Of a GradScaler each rank looks at its own rows: take a step only where the norm,
+    which is over all, is finite.
     ``save_sharded`` and ``load_sharded`` keep a training, for any number of ranks.
 
     Raises RuntimeError without a process group or for a module that is wrapped already, ValueError
@@ -260,6 +261,10 @@ class FSDP(nn.Module):
                 hook(self._before, unit), with_kwargs=True, prepend=True
             )
             unit.module.register_forward_hook(hook(self._after, unit), always_call=True)
+        for module in self.module.modules():
+            if isinstance(module, nn.RNNBase):
+                # On a GPU its first forward would move the whole weights, for good, to one block.
+                module.flatten_parameters = lambda: None
         if self._cast_inputs:
             # These are traced: they stand in the middle of a block.
             for owner in self._owners - {unit.module for unit in self._units}:

@@ -4,6 +4,7 @@ import csv
 
 import pytest
 
+from a2lib.experiments.data_parallel.turns import FEWEST, TURNS
 from a2lib.measure import bulk
 
 
@@ -25,9 +26,9 @@ def test_rows_are_stored_under_their_run(executed, rows):
         (run,) = csv.DictReader(file)
     assert set(rows) == {"bucketed", "torch_ddp"}
     for row in rows.values():
-        columns = ("model", "context", "bucket_mb", "backend", "world_size", "status", "n")
-        assert [row[c] for c in columns] == ["tiny", "8", "100", "gloo", "2", "ok", "20"], row
-        assert row["run"] == run["run"]
+        columns = ("model", "context", "bucket_mb", "backend", "world_size", "status")
+        assert [row[c] for c in columns] == ["tiny", "8", "100", "gloo", "2", "ok"], row
+        assert row["run"] == run["run"] and int(row["n"]) >= TURNS * FEWEST
     assert run["command"] == (
         "papermill notebooks/ddp.ipynb -p wrappers bucketed,torch_ddp -p bucket_mb 100 -p context 8"
     )
@@ -48,8 +49,8 @@ def test_a_row_has_its_parts_and_the_ranks_apart(rows):
 
 def test_ours_in_large_buckets_is_drawn(executed, rows):
     data = executed[1].parent
-    assert bulk.pictures("strip", data) == [("cpu", "ddp-tiny-bucketed-100-MB")]
-    drawn = bulk.read("strip", "cpu", "ddp-tiny-bucketed-100-MB", data)
+    assert bulk.pictures("strip", data) == [("cpu", "ddp-tiny-bucketed-100-MB-2-ranks")]
+    drawn = bulk.read("strip", "cpu", "ddp-tiny-bucketed-100-MB-2-ranks", data)
     assert drawn.run == rows["bucketed"]["run"] and drawn.about["wrapper"] == "bucketed"
     assert "backward" in {row["phase"] for row in drawn.rows}
 

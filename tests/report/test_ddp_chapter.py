@@ -255,10 +255,12 @@ STRIP = [piece(0, 5000, "matmul", "7"), piece(3000, 6000, "copy", "9"),
 
 
 def put_strip(root, wrapper):
-    about = {"section": "ddp", "wrapper": wrapper, "model": "xl25"}
     (known,) = read_runs(root)
-    bulk.put("strip", "nvidia-h200", f"ddp-xl25-{wrapper}", STRIP, run=known["run"], about=about,
-             data=root)  # fmt: skip
+    for ranks, rows in ((2, STRIP), (4, STRIP[:1])):  # the page is that of two
+        about = {"section": "ddp", "wrapper": wrapper, "model": "xl25", "world_size": ranks,
+                 "batch": 4, "context": 512}  # fmt: skip
+        bulk.put("strip", "nvidia-h200", f"ddp-{ranks}-{wrapper}", rows, run=known["run"],
+                 about=about, data=root)  # fmt: skip
 
 
 def test_what_runs_beside_what_is_read_from_the_strip(made, tmp_path, empty):

@@ -97,7 +97,7 @@ def made(synthetic, tmp_path):
             bulk.put("gathers", device, f"fsdp-{model}-{capture}", table, run=known["run"],
                      about=about, data=root)  # fmt: skip
         for model in strips:
-            about = {"section": "fsdp", "model": model, "capture": False}
+            about = {"section": "fsdp", "model": model, "capture": False, **SETTING}
             bulk.put("strip", device, f"fsdp-{model}", STRIP, run=known["run"], about=about,
                      data=root)  # fmt: skip
         return Fsdp([root])

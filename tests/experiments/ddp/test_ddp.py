@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from a2lib.experiments import collectives, ddp, fsdp, parallelism, sharded_optimizer
-from a2lib.experiments.data_parallel import training
+from a2lib.experiments.data_parallel import training, turns
 from a2lib.experiments.data_parallel.configurations import Training
 from a2lib.experiments.ddp.configurations import (
     CARRIERS,
@@ -15,7 +15,7 @@ from a2lib.experiments.ddp.configurations import (
     Way,
 )
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.experiments.harness.sweep import Sweep
 from a2lib.measure import DDP, Store, bulk, read_runs, start_run
 
@@ -110,9 +110,26 @@ def test_rows_of_two_gpus(tmp_path):
     assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}, rows
     assert all(float(row["ms_host"]) > 0 for row in rows)
     drawn = {name for _, name in bulk.pictures("strip", tmp_path)}
-    assert drawn == {"ddp-tiny-naive", "ddp-tiny-overlapped"}
-    kinds = {r["kind"] for r in bulk.read("strip", "nvidia", "ddp-tiny-overlapped", tmp_path).rows}
+    assert drawn == {"ddp-tiny-naive-2-ranks", "ddp-tiny-overlapped-2-ranks"}
+    strip = bulk.read("strip", "nvidia", "ddp-tiny-overlapped-2-ranks", tmp_path)
+    kinds = {row["kind"] for row in strip.rows}
     assert {"communication", "matmul"} <= kinds
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_long_step_is_taken_fewer_times(monkeypatch, long):
+    monkeypatch.setattr(turns, "meet", lambda device: None)
+    monkeypatch.setattr(turns, "LONG_MS", 0.0 if long else float("inf"))
+    monkeypatch.setattr(RankJob, "everyone", lambda self, value: [value])
+    taken = []
+    ways = [lambda: taken.append("a"), lambda: taken.append("b")]
+    rows = turns.in_turns(RankJob({}, "cpu"), DDP, ways, lambda: taken.append("without"))
+    n = turns.FEWEST + (turns.TURNS - 1) * (turns.FEWEST if long else turns.STEPS)
+    assert [row["n"] for row in rows] == [n, n]
+    # Of each turn the first one is not counted.
+    assert {way: taken.count(way) for way in ("without", "a", "b")} == dict.fromkeys(
+        ("without", "a", "b"), n + turns.TURNS
+    )
 
 
 @pytest.fixture

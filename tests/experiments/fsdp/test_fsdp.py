@@ -9,7 +9,7 @@ import torch
 from a2lib.experiments import fsdp
 from a2lib.experiments.data_parallel.configurations import Training
 from a2lib.experiments.data_parallel.training import of_each_kind
-from a2lib.experiments.fsdp import gathers
+from a2lib.experiments.fsdp import gathers, handlers
 from a2lib.experiments.fsdp.configurations import MOMENTS, Parameters, Way
 from a2lib.experiments.fsdp.gradients import TOLERANCE, Deviation, deviation, worst
 from a2lib.experiments.harness.parameters import ParameterError
@@ -122,6 +122,28 @@ def test_gradients_are_held_against_their_mean(world, alike):
     assert Deviation(0.1, 0.1, float("nan")).exceeds(TOLERANCE["bf16"])
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_follows_a_profiler_is_not_timed(monkeypatch, fits):
+    """Ours comes last, together with PyTorch's or behind it."""
+    groups = []
+
+    class Job:
+        spec, device, rank, seed = {"capture": False}, "cpu", 0, 0
+        wanted = {way.label: [{"wrapper": way.wrapper}] for way in BOTH}
+        expired, begin = (lambda _: False), (lambda *_: None)
+
+    class Plain:
+        __init__, step = (lambda *_: None), (lambda *_, send: None)
+
+    monkeypatch.setattr(handlers, "Training", Plain)
+    monkeypatch.setattr(handlers, "_fit", lambda *_: fits)
+    monkeypatch.setattr(
+        handlers, "_in_turns", lambda _, keys, *__: groups.append([k["wrapper"] for k in keys])
+    )
+    handlers.measure(Job())
+    assert groups == ([["fsdp2", "fsdp"]] if fits else [["fsdp2"], ["fsdp"]])
+
+
 def test_parameters_of_each_kind_are_looked_at():
     names = ["embed", *(f"layers.{i}.{n}" for i in range(3) for n in ("q.weight", "norm")), "head"]
     assert of_each_kind(names) == [0, 1, 2, 5, 6, 7]
@@ -153,10 +175,10 @@ def test_rows_of_two_gpus(tmp_path):
         known = sum(int(held[wrapper, "3", "after"][f"{part}_bytes"]) for part in parts)
         assert peak >= after >= known
     assert {name for _, name in bulk.pictures("gathers", tmp_path)} == {
-        "fsdp-tiny-captured", "fsdp-tiny-launched",
+        "fsdp-tiny-captured-2-ranks", "fsdp-tiny-launched-2-ranks",
     }  # fmt: skip
     for way in ("captured", "launched"):
-        rows = bulk.read("gathers", "nvidia", f"fsdp-tiny-{way}", tmp_path).rows
+        rows = bulk.read("gathers", "nvidia", f"fsdp-tiny-{way}-2-ranks", tmp_path).rows
         assert [(row["pass"], row["unit"]) for row in rows] == [
             ("forward", "root"), ("forward", "layers.0"), ("forward", "layers.1"),
             ("backward", "layers.0"),
@@ -164,5 +186,5 @@ def test_rows_of_two_gpus(tmp_path):
         assert all(row["waited_ms"] >= 0 for row in rows)
         ends = [row["compute_end_ms"] for row in rows]
         assert ends == sorted(ends) and ends[0] > 0
-    strip = bulk.read("strip", "nvidia", "fsdp-tiny", tmp_path).rows
+    strip = bulk.read("strip", "nvidia", "fsdp-tiny-2-ranks", tmp_path).rows
     assert "communication" in {row["kind"] for row in strip}

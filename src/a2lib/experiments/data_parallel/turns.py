@@ -17,8 +17,10 @@ from a2lib.measure.graphs import CudaGraphs
 
 Row = dict[str, object]
 WARMUP = 4
-# Each turn starts from rest, and its first step is not counted.
-TURNS, STEPS = 5, 4
+# Each turn starts from rest, and its first step is not counted. The first turn has the fewest, and
+# so have all where a step is long: it varies little then.
+TURNS, FEWEST, STEPS = 5, 2, 4
+LONG_MS = 300.0
 
 
 def on_stream(device: str) -> contextlib.AbstractContextManager:
@@ -57,11 +59,15 @@ def in_turns(
     every = (without, *steps)
     times: list[list[float]] = [[] for _ in every]
     host: list[list[float]] = [[] for _ in every]
-    for _ in range(TURNS):
+    count = FEWEST
+    for turn in range(TURNS):
         for place, step in enumerate(every):
-            taken, issued = _turn(job.device, step)
+            taken, issued = _turn(job.device, step, count)
             times[place] += taken
             host[place].append(issued)
+        if not turn:
+            longest = max(job.everyone(max(statistics.median(own) for own in times)))
+            count = STEPS if longest < LONG_MS else FEWEST
     base = slowest(job.everyone(times[0]))
     rows = []
     for own, issued in zip(times[1:], host[1:], strict=True):
@@ -77,15 +83,15 @@ def in_turns(
     return rows
 
 
-def _turn(device: str, step: Callable) -> tuple[list[float], float]:
-    """Milliseconds of each step but the first, one after another, and what the host took for that
-    first one."""
+def _turn(device: str, step: Callable, count: int) -> tuple[list[float], float]:
+    """Milliseconds of each of ``count`` steps, one after another, and what the host took for one
+    before them, from rest."""
     meet(device)
     start = time.perf_counter_ns()
     step()
     issued = (time.perf_counter_ns() - start) / 1e6
     marks = [Mark(device)]
-    for _ in range(STEPS):
+    for _ in range(count):
         step()
         marks.append(Mark(device))
     synchronize(device)

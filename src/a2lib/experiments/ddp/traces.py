@@ -33,7 +33,7 @@ def draw(job: RankJob, training: Training, way: Way, key: Mapping[str, object]) 
         try:
             rows = window(record(training, job.rank == 0))
             if rows and job.rank == 0:
-                name = f"ddp-{key['model']}-{way.label}".replace(" ", "-")
+                name = f"ddp-{key['model']}-{way.label}-{job.world_size}-ranks".replace(" ", "-")
                 about, where = {"section": "ddp", **key}, {"run": job.run, "data": job.store.data}
                 bulk.put("strip", job.store.device, name, rows, about=about, **where)
         except trace.TraceError as error:

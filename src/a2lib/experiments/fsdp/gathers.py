@@ -139,6 +139,7 @@ def _several(job: RankJob, step: Callable, recorder: Recorder) -> list[list[Mome
 def store(job: RankJob, key: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> None:
     """Put the bulk table of rank 0."""
     if job.rank == 0:
-        name = f"fsdp-{key['model']}-{'captured' if key['capture'] else 'launched'}"
+        way = "captured" if key["capture"] else "launched"
+        name = f"fsdp-{key['model']}-{way}-{job.world_size}-ranks"
         bulk.put("gathers", job.store.device, name, rows, run=job.run,
                  about={"section": "fsdp", **key}, data=job.store.data)  # fmt: skip

@@ -8,7 +8,7 @@ import os
 SWITCHES = tuple(
     f"NCCL_{name}"
     for name in ("ALGO", "PROTO", "NVLS_ENABLE", "P2P_DISABLE", "SHM_DISABLE", "MIN_CTAS")
-    + ("MAX_CTAS", "CUMEM_ENABLE")
+    + ("MAX_CTAS", "CUMEM_ENABLE", "GRAPH_REGISTER")
 )
 
 

@@ -44,7 +44,8 @@ class Ddp(Measured):
         roots = data.data_roots() if roots is None else roots
         found = [bulk.read("strip", *name, roots[0]) for name in bulk.pictures("strip", roots[0])
                  if name[0] == data.PUBLISHED]  # fmt: skip
-        self._strips = [one for one in found if one.about.get("section") == "ddp"]
+        shown = {"section": "ddp", "world_size": WORLD_SIZE, "batch": BATCH, "context": CONTEXT}
+        self._strips = [one for one in found if shown.items() <= one.about.items()]
 
     def of(self, model: str, capture: bool, **more) -> pd.DataFrame:
         """The rows of one training on two GPUs."""

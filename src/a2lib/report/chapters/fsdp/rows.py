@@ -93,7 +93,8 @@ def _ours(rows: pd.DataFrame) -> pd.DataFrame:
 def _pictures(table: str, root: Path) -> list[bulk.Picture]:
     found = [bulk.read(table, *name, root) for name in bulk.pictures(table, root)
              if name[0] == data.PUBLISHED]  # fmt: skip
-    return [one for one in found if one.about.get("section") == "fsdp"]
+    shown = {"section": "fsdp", "world_size": WORLD_SIZE, "batch": BATCH, "context": CONTEXT}
+    return [one for one in found if shown.items() <= one.about.items()]
 
 
 def _rows_of(pictures: list[bulk.Picture], model: str, capture: bool) -> list[dict]:

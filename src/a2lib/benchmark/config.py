@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from a2lib.theory import roofline
 from a2lib.theory.transformer import SIZES, Shape, named_size
 
 # The phases of a step in each mode, in order; each is timed apart.
@@ -18,7 +19,7 @@ PHASES = {
     "overlapped-step": ("forward", "loss", "backward", "optimizer"),
 }
 MODES = tuple(PHASES)
-PRECISIONS = ("fp32", "tf32", "bf16", "bf16_weights")
+PRECISIONS = (*roofline.PRECISIONS, roofline.NARROW)
 DEVICES = ("cuda", "cpu")
 SYNCS = ("step", "phase")
 RANGES = ("none", "phases", "modules")

@@ -17,6 +17,7 @@ from a2lib.benchmark.result import StepTimes
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.model import Linear, TransformerLM, cross_entropy
 from a2lib.optim import MasterAdamW
+from a2lib.theory.roofline import NARROW
 
 
 class Workload:
@@ -47,7 +48,14 @@ class Workload:
         )
         if nvtx is not None and config.nvtx == "modules":
             annotate(self.model, nvtx)
-        self.optimizer = self._optimizer()
+        narrow = config.precision == NARROW
+        products = [m.weight for m in self.model.modules() if isinstance(m, Linear)]
+        self.optimizer = None
+        if "optimizer" in config.phases:
+            self.optimizer = self._optimizer(products, narrow)
+        elif narrow:
+            for weight in products:
+                weight.data = weight.data.bfloat16()
         self.forward, self.loss = self.model, cross_entropy
         whole = {"fullgraph": True, "dynamic": False}
         if config.compile:
@@ -63,16 +71,10 @@ class Workload:
             shape.vocab_size, size, generator=generator, device=device
         )
 
-    def _optimizer(self) -> torch.optim.Optimizer | None:
-        config, narrow = self.config, self.config.precision == "bf16_weights"
-        products = [m.weight for m in self.model.modules() if isinstance(m, Linear)]
-        if "optimizer" not in config.phases:
-            for weight in products if narrow else ():
-                weight.data = weight.data.bfloat16()
-            return None
-        if not narrow and not config.overlaps:
+    def _optimizer(self, products: list[Tensor], narrow: bool) -> torch.optim.Optimizer:
+        if not narrow and not self.config.overlaps:
             return torch.optim.AdamW(
-                self.model.parameters(), fused=True, capturable=config.capture
+                self.model.parameters(), fused=True, capturable=self.config.capture
             )
         known = set(map(id, products))
         rest = [p for p in self.model.parameters() if id(p) not in known]
@@ -128,7 +130,7 @@ class Workload:
         with contextlib.ExitStack() as stack:
             if self.config.mode == "inference":
                 stack.enter_context(torch.no_grad())
-            if self.config.precision in ("bf16", "bf16_weights"):
+            if self.config.precision in ("bf16", NARROW):
                 cache = self.config.autocast_cache
                 stack.enter_context(
                     torch.autocast(self.device, torch.bfloat16, cache_enabled=cache)

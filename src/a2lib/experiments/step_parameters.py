@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from a2lib.experiments.harness.parameters import parameter
+from a2lib.theory.roofline import PRECISIONS
 
-PRECISIONS = ("fp32", "tf32", "bf16")
 ATTENTIONS = ("eager", "flash", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "flex")
 COMPILES = ("none", "blocks", "model")
 

@@ -86,7 +86,7 @@ class MasterAdamW(torch.optim.Optimizer):
     def masters(self) -> dict[Tensor, Tensor]:
         """Each parameter and the float32 tensor that is updated, which may be itself."""
         return {
-            p: self.state[p].get(MASTER, p.detach())
+            p: self.state.get(p, {}).get(MASTER, p.detach())
             for group in self.param_groups
             for p in group["params"]
         }
@@ -255,13 +255,11 @@ def update(
 def _by_kernel(p: Tensor) -> bool:
     if not p.is_contiguous() or p.numel() == 0:
         return False
-    if p.is_cuda:
-        return True
     try:
-        from a2lib.attention.kernels import INTERPRETED
-    except ImportError:  # no Triton
+        from triton import knobs
+    except ImportError:
         return False
-    return bool(INTERPRETED.value)
+    return p.is_cuda or bool(knobs.runtime.interpret)
 
 
 def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:

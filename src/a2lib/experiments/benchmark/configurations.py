@@ -14,12 +14,12 @@ from a2lib.benchmark import Config
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, parameter
+from a2lib.theory.roofline import NARROW, PRECISIONS
 from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
 
 BATCH, WARMUP, STEPS = 4, 5, 10
 MODES = ("forward", "forward-backward", "train-step")
 OVERLAPPED = "overlapped-step"
-NARROW = "bf16_weights"
 SWEEPS = ("table", "columns", "warmup", "first", "all")
 # The CPU's: every path in seconds, and no result.
 TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
@@ -114,19 +114,15 @@ class Configuration:
         """Device memory below which it cannot run: the state that is all there at once, or the
         weights and the probabilities that eager attention keeps for a backward."""
         state = state_bytes(self.shape)
-        together = {
-            "forward": state.parameters,
-            "forward-backward": state.parameters + state.gradients,
-            "train-step": state.total,
-            OVERLAPPED: state.total,
-        }[self.mode]
-        if self.precision == NARROW and self.mode in ("forward", "forward-backward"):
-            together //= 2  # no masters
+        weights = state.parameters
+        without = {"forward": weights, "forward-backward": weights + state.gradients}
+        together = without.get(self.mode, state.total)
+        if self.precision == NARROW and self.mode in without:  # without masters
+            weights, together = weights // 2, together // 2
         scores = 0
         if self.attention == "eager":
             width = 4 if self.precision in ("fp32", "tf32") else 2
             scores = width * self.batch * self.shape.num_heads * self.context**2
-        weights = state.parameters // (2 if self.precision == NARROW else 1)
         return max(together, weights + self.shape.num_layers * scores)
 
     def work(self) -> int:
@@ -210,7 +206,7 @@ class Parameters:
     mode: str = step_parameters.mode((*MODES, OVERLAPPED))
     precision: str = step_parameters.precision(
         what="fp32, tf32, bf16 (autocast) or bf16_weights",
-        names=(*step_parameters.PRECISIONS, NARROW),
+        names=(*PRECISIONS, NARROW),
     )
     attention: str = step_parameters.attention()
     compile: str = step_parameters.compiled()

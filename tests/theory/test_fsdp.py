@@ -29,33 +29,38 @@ def test_between_steps_a_rank_has_its_share():
     assert xl == pytest.approx(16 * parameter_count(SIZES["xl25"]) / 2, rel=1e-4)
 
 
-def test_two_blocks_are_whole_at_once_and_two_casts_travel():
+def test_two_blocks_are_whole_at_once_and_one_cast_travels():
     found = {held.moment: held for held in fsdp.step(SMALL, 2, activations=300)}
     root, block = 2 * 20, 2 * 100
     gathered = {moment: held.gathered - root for moment, held in found.items()}
     assert [gathered[f"forward {i}"] for i in ("root", 0, 1, 2)] == [block, *[2 * block] * 2, block]
     backward = [gathered[f"backward {i}"] for i in ("root", 2, 1, 0)]
     assert backward == [block, 2 * block, 2 * block, block]
-    # The head's gradient, then casts of 400 bytes: none, one, two.
-    assert [found[f"backward {i}"].travelling - 20 for i in (2, 1, 0)] == [0, 400, 800]
-    # The block's own beside them, one more cast, two at most.
-    assert [found[f"sent {i}"].travelling - 20 for i in (2, 1)] == [600, 1000]
+    # The head's gradient, then a cast of 400 bytes from the second block on.
+    assert [found[f"backward {i}"].travelling - 20 for i in (2, 1, 0)] == [0, 400, 400]
+    # The block's own beside it.
+    assert [found[f"made {i}"].travelling - 20 for i in (2, 1, 0)] == [200, 600, 600]
+    assert [gathered[f"made {i}"] for i in (2, 1, 0)] == [2 * block, 2 * block, block]
+    # Beside its cast, and the block's weights are gone.
+    assert [found[f"sent {i}"].travelling - 20 for i in (2, 1)] == [600, 600]
+    assert [gathered[f"sent {i}"] for i in (2, 1)] == [block, block]
     assert [found[f"sent {i}"].gradients for i in (2, 1)] == [4 + 208, 4 + 416]
-    # At the end the root's two gradients, cast, beside block 0's and block 1's cast; then, the root
-    # gone, block 0's beside the root's cast.
-    assert found["sent root"].travelling == 40 + 80 + 200 + 400
-    assert found["sent root"].gathered == root + block
-    assert found["sent 0"].travelling == 80 + 200 + 400 and found["sent 0"].gathered == block
+    # At the end the root's two gradients, cast, beside block 0's; then block 0's and its cast.
+    assert found["sent root"].travelling == 40 + 80 + 200
+    assert found["sent root"].gathered == block
+    assert found["sent 0"].travelling == 200 + 400 and found["sent 0"].gathered == 0
     assert found["sent 0"].gradients == OWN
     assert [found[f"backward {i}"].activations for i in (2, 1, 0)] == [300, 200, 100]
+    assert [found[f"made {i}"].activations for i in (2, 1, 0)] == [200, 100, 0]
     assert all(held.parameters == OWN and held.optimizer == 2 * OWN for held in found.values())
 
 
 def test_without_a_cast_the_gradient_itself_is_sent():
     found = {held.moment: held for held in fsdp.step(SMALL, 2, 0, computes=4, moments=False)}
-    assert [found[f"sent {i}"].travelling - 40 for i in (2, 1)] == [400, 800]
-    assert found["sent root"].travelling == 80 + 400 + 400
-    assert found["sent 0"].travelling == 80 + 400
+    assert [found[f"made {i}"].travelling - 40 for i in (2, 1, 0)] == [400, 800, 800]
+    assert [found[f"sent {i}"].travelling - 40 for i in (2, 1)] == [400, 400]
+    assert found["sent root"].travelling == 80 + 400
+    assert found["sent 0"].travelling == 400
     assert {held.optimizer for held in found.values()} == {0}
 
 

@@ -8,10 +8,11 @@ While a step computes there is more. A unit (a block, or the root: embedding and
 ``computes`` bytes an element, from its all-gather to its end; the next one is gathered ahead, so
 two blocks are there at once, and the root and the last block stay for the backward. There a
 block's gradient is made whole, in ``computes`` bytes, and cast to ``WIDE`` to be reduce-scattered;
-``IN_FLIGHT`` of such casts are held at most, since the one before has to have ended first.
+one such cast is held at a time, since the one before has to have ended first, and the block's
+weights go before its cast is made.
 
     forward, block i      root + block i + block i + 1
-    backward, block i     root + block i + block i - 1, the gradients of head and block i, two casts
+    backward, block i     root + block i + block i - 1, the gradients of head and block i, one cast
 
 Activations are not derived here: they are what the forward leaves, given by the caller, and taken
 to be as much for each block. Row counts are taken to be multiples of W; else shards are padded.
@@ -31,7 +32,6 @@ from a2lib.theory.collectives import positive
 from a2lib.theory.transformer import Shape, block_parameter_count
 
 WIDE = 4
-IN_FLIGHT = 2
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ def step(
     """The moments of forward and backward at which most is held, in order; after the first step
     AdamW's ``moments`` are there. ``activations``: bytes that the forward leaves for the backward.
 
-    "forward" and "backward" of a unit are when its parameters are there and it begins, "sent" is
-    when its whole gradient has been cast and has not been dropped; the root's are the last but one.
+    "forward" and "backward" of a unit are when its parameters are there and it begins, "made" is
+    when backward has its whole gradient, "sent" when that has been cast and has not been dropped;
+    the root's are the last but one.
     """
     positive(world_size=world_size, computes=computes)
     own = kept(s, world_size)
@@ -134,24 +135,25 @@ def step(
     made = WIDE * s.vectors
     for i in reversed(range(s.blocks)):
         ahead, done = block if i else 0, last - i
-        there = {**state, "gathered": root + block + ahead}
-        casts = min(done, IN_FLIGHT) * cast
-        yield Held(f"backward {i}", **there, gradients=made + done * reduced,
-                   travelling=computes * s.head + casts, activations=(i + 1) * share)  # fmt: skip
+        # The cast of the block before is held until the next one is made.
+        before = cast if done else 0
+        there = {**state, "gathered": root + block + ahead, "gradients": made + done * reduced}
+        yield Held(f"backward {i}", **there, travelling=computes * s.head + before,
+                   activations=(i + 1) * share)  # fmt: skip
+        yield Held(f"made {i}", **there, travelling=computes * s.head + before + block,
+                   activations=i * share)  # fmt: skip
         if not i:
             break
         # The block's own gradient; without a cast it is what is sent.
-        casts = min(done + 1, IN_FLIGHT) * cast
-        travelling = computes * s.head + casts + (block if casting else 0)
-        yield Held(f"sent {i}", **there, gradients=made + (done + 1) * reduced,
-                   travelling=travelling, activations=i * share)  # fmt: skip
+        travelling = computes * s.head + cast + (block if casting else 0)
+        yield Held(f"sent {i}", **state, gathered=root + ahead, travelling=travelling,
+                   gradients=made + (done + 1) * reduced, activations=i * share)  # fmt: skip
     # The end: the root's gradients, those of embedding and head, leave before the first block's.
     made += last * reduced + WIDE * s.root / world_size
-    casts = min(last, IN_FLIGHT - 1) * cast + (WIDE * s.root if casting else 0)
-    yield Held("sent root", **state, gradients=made, gathered=root + block,
-               travelling=root + block + casts)  # fmt: skip
-    casts = cast + WIDE * s.root + (block if casting else 0)
-    yield Held("sent 0", **state, gradients=made + reduced, gathered=block, travelling=casts)
+    yield Held("sent root", **state, gradients=made, gathered=block,
+               travelling=block + WIDE * s.root + (root if casting else 0))  # fmt: skip
+    yield Held("sent 0", **state, gradients=made + reduced,
+               travelling=cast + (block if casting else 0))  # fmt: skip
 
 
 def peak(s: Sizes, world_size: int, activations: float, computes: int = 2) -> Held:

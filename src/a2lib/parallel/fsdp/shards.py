@@ -80,9 +80,8 @@ class Replicated:
 class Sharded:
     """A parameter of which each rank holds ceil(rows / W) rows, the last ranks fewer or none.
 
-    ``shown`` is the whole, in ``shown_dtype``, in a buffer padded to W equal slots of rows, whose
-    memory is there only between ``allocate`` and ``free``. Views that autograd saved see the bytes
-    that come back, since the storage object stays.
+    ``shown`` is the whole, in ``shown_dtype``, in a buffer padded to W equal slots of rows, which
+    its unit gives it and takes the memory of.
     """
 
     names: list[str]
@@ -101,51 +100,44 @@ class Sharded:
         # Rows of this rank; a rank past the end has none.
         start = min(self.rank * rows, self.shape[0])
         mine = whole[start : start + rows].to(master_dtype(whole.dtype), copy=True)
-        buffer = torch.zeros(
-            self.world_size * self.slot, dtype=self.shown_dtype, device=whole.device
-        )
-        self.buffer = buffer
-        self.own_slot = buffer[self.rank * self.slot :][: self.slot]
-        self.own_rows = self.own_slot[: mine.numel()].view(mine.shape)
-        self.shown = nn.Parameter(
-            buffer[: whole.numel()].view(self.shape), requires_grad=self.master.requires_grad
-        )
         self.master.data = mine
         self.master._is_shard = True  # other ranks have other rows: ShardedOptimizer refuses it
-        self.free()
         self._present = False  # a gradient was here since the last finish
         self._from_nothing = False  # the master's gradient began as what was reduced since then
 
-    def allocate(self) -> None:
-        self.buffer.untyped_storage().resize_(self.buffer.numel() * self.buffer.element_size())
+    @property
+    def size(self) -> int:
+        """Elements of the whole, padding included."""
+        return self.world_size * self.slot
 
-    def free(self) -> None:
-        self.buffer.untyped_storage().resize_(0)
+    def lie_in(self, buffer: Tensor) -> None:
+        """Have the whole in ``buffer``, of ``size`` elements."""
+        self.buffer = buffer
+        self.own_slot = buffer[self.rank * self.slot :][: self.slot]
+        self.own_rows = self.own_slot[: self.master.numel()].view(self.master.shape)
+        # Behind this rank's rows in its slot; it is sent too.
+        self.padding = self.own_slot[self.master.numel() :]
+        self.shown = nn.Parameter(
+            buffer[: self.shape.numel()].view(self.shape), requires_grad=self.master.requires_grad
+        )
 
-    def clear_padding(self) -> None:
-        """Zeros behind this rank's rows in its slot, since padding is sent too."""
-        if self.own_rows.numel() < self.slot:
-            self.own_slot[self.own_rows.numel() :].zero_()
-
-    def reduction(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(the gradient of the whole, padded, in the master's dtype; room for this rank's slot of
-        the mean; what the caller is to copy to the begin of the first, or None). The whole's own
-        gradient is dropped; none counts as zero."""
+    def take_whole_gradient(self) -> Tensor | None:
+        """The gradient of the whole, flat, which is dropped here; None where there is none."""
         gradient, self.shown.grad = self.shown.grad, None
-        self._present |= gradient is not None
-        size = self.world_size * self.slot
-        room = torch.empty(self.slot, dtype=self.master.dtype, device=self.master.device)
         if gradient is None:
-            return room.new_zeros(size), room, None
+            return None
+        self._present = True
         if gradient.is_sparse:
             gradient = gradient.to_dense()
-        gradient = gradient.contiguous().view(-1)
-        if gradient.dtype == self.master.dtype and gradient.numel() == size:
-            return gradient, room, None
-        padded = room.new_empty(size)
-        if gradient.numel() < size:
-            padded[gradient.numel() :].zero_()
-        return padded, room, gradient
+        return gradient.contiguous().view(-1)
+
+    def can_send(self, gradient: Tensor | None) -> bool:
+        """Whether a whole gradient travels as it is."""
+        return (
+            gradient is not None
+            and gradient.dtype == self.master.dtype
+            and gradient.numel() == self.size
+        )
 
     def take_reduced(self, room: Tensor) -> None:
         """Add the mean's rows of this rank to the master's gradient."""

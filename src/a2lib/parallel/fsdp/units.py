@@ -9,6 +9,7 @@ weight that two units share. An element without a forward, such as a ModuleList,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,17 @@ from a2lib.parallel.lane import Lane
 # what it waited for is there.
 MOMENTS = ("gather begins", "gather ends", "turn", "computes", "reduce begins", "reduce ends")
 
+# Kernels read sixteen bytes at a time, and a line of the cache has 128.
+ALIGN = 128
+
 
 class Unit:
     """The sharded and the cast parameters of a module.
+
+    The whole matrices of one dtype lie side by side in one storage, whose memory is there only
+    between ``issue`` and ``free``. Views that autograd saved see the bytes that come back, since
+    the storage object stays. So do the casts of their gradients, and this rank's rows of the means:
+    what is taken once a unit costs the host less than once a matrix.
 
     Memory is taken and given back on the current stream alone, and the lane touches it only between
     an event there and one that the current stream waits for: no block is reused too early.
@@ -50,6 +59,21 @@ class Unit:
         self.observer: Callable[[str, str], object] | None = None
         self._lane, self._group = lane, group
         self._filled: torch.cuda.Event | None = None
+        self._wholes: list[torch.Tensor] = []
+        self._gathers: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        for same in by_dtype(sharded, lambda p: p.shown_dtype):
+            sizes = [p.size for p in same]
+            whole, buffers = side_by_side(sizes, same[0].shown_dtype, same[0].master.device)
+            for p, buffer in zip(same, buffers, strict=True):
+                p.lie_in(buffer)
+            # What lies between two is never written, and never read.
+            whole.untyped_storage().resize_(0)
+            self._wholes.append(whole)
+            self._gathers.append((buffers, [p.own_slot for p in same]))
+        mine = [p for p in sharded if p.own_rows.numel()]
+        self._own = [p.own_rows for p in mine], [p.master for p in mine]
+        self._padding = [p.padding for p in sharded if p.padding.numel()]
+        self._trained_alike = by_dtype(self.trained, lambda p: p.master.dtype)
 
     def tell(self, moment: str) -> None:
         if self.observer is not None:
@@ -60,22 +84,19 @@ class Unit:
         if self.gathered:
             return
         self.gathered = True
-        for p in self.sharded:
-            p.allocate()
+        for whole in self._wholes:
+            whole.untyped_storage().resize_(whole.nbytes)
         self._filled = self._lane.run(self._gather)
 
     @torch.no_grad()
     def _gather(self) -> None:
         self.tell("gather begins")
-        buffers = tuple(p.buffer for p in self.sharded)
         # The same values as before are no change of what backward has saved.
-        with torch.autograd._unsafe_preserve_version_counter(buffers):
-            mine = [p for p in self.sharded if p.own_rows.numel()]
-            copy_all([p.own_rows for p in mine], [p.master for p in mine])
-            for p in self.sharded:
-                p.clear_padding()
-            for same in by_dtype(self.sharded, lambda p: p.shown_dtype):
-                wholes, parts = [p.buffer for p in same], [p.own_slot for p in same]
+        with torch.autograd._unsafe_preserve_version_counter(tuple(self._wholes)):
+            copy_all(*self._own)
+            for padding in self._padding:
+                padding.zero_()
+            for wholes, parts in self._gathers:
                 all_gather_coalesced(wholes, parts, self._group)
         self.tell("gather ends")
 
@@ -98,22 +119,24 @@ class Unit:
     def free(self) -> None:
         if self.gathered:
             self.wait()
-            for p in self.sharded:
-                p.free()
+            for whole in self._wholes:
+                whole.untyped_storage().resize_(0)
             self.gathered = False
 
+    def gathered_bytes(self) -> int:
+        """Of the whole matrices that are there."""
+        return sum(p.buffer.nbytes for p in self.sharded) if self.gathered else 0
+
     @torch.no_grad()
-    def prepare_reduction(self) -> list[tuple[Sharded, torch.Tensor, torch.Tensor]]:
-        """The gradients as they will travel; the whole ones, and the parameters, are dropped."""
+    def prepare_reduction(self) -> list[Prepared]:
+        """The gradients as they will travel, one for each dtype; the parameters that were gathered,
+        and the gradients that were cast, are dropped."""
         self.in_backward = False
         for p in self.cast:
             p.take_gradient()
-        reductions = [p.reduction() for p in self.trained]
-        cast = [(whole, gradient) for whole, _, gradient in reductions if gradient is not None]
-        copy_all([whole[: g.numel()] for whole, g in cast], [g for _, g in cast])
         show(self.parameters, False)
-        self.free()
-        return [(p, *rest) for p, (*rest, _) in zip(self.trained, reductions, strict=True)]
+        self.free()  # first: the casts have its room
+        return [prepare(same) for same in self._trained_alike]
 
     def forget(self) -> None:
         """Drop gradients that were not sent, and the gathered parameters."""
@@ -123,21 +146,65 @@ class Unit:
         show(self.parameters, False)
         self.free()
 
-    def reduce(self, prepared: list) -> torch.cuda.Event | None:
+    def reduce(self, prepared: list[Prepared]) -> torch.cuda.Event | None:
         """Start the reduce-scatter of what was prepared, into the masters' gradients. The caller
         keeps ``prepared`` until the event."""
 
         @torch.no_grad()
         def reduce_scatter() -> None:
             self.tell("reduce begins")
-            for same in by_dtype(prepared, lambda one: one[0].master.dtype):
-                _, wholes, rooms = map(list, zip(*same, strict=True))
-                reduce_scatter_coalesced(rooms, wholes, self._group)
-            for p, _, room in prepared:
-                p.take_reduced(room)
+            for one in prepared:
+                reduce_scatter_coalesced(one.rooms, one.wholes, self._group)
+                for p, room in zip(one.parameters, one.rooms, strict=True):
+                    p.take_reduced(room)
             self.tell("reduce ends")
 
         return self._lane.run(reduce_scatter) if prepared else None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Gradients of one dtype on their way: of each parameter the whole, padded, which is sent, and
+    the room for this rank's slot of the mean."""
+
+    parameters: list[Sharded]
+    wholes: list[torch.Tensor]
+    rooms: list[torch.Tensor]
+
+
+def prepare(same: list[Sharded]) -> Prepared:
+    """Take the gradients of parameters whose masters have one dtype, and cast and pad where that is
+    needed; none counts as zero."""
+    dtype, device = same[0].master.dtype, same[0].master.device
+    _, rooms = side_by_side([p.slot for p in same], dtype, device)
+    wholes = [p.take_whole_gradient() for p in same]
+    other = [i for i, p in enumerate(same) if not p.can_send(wholes[i])]
+    if other:
+        targets, sources = [], []
+        _, padded = side_by_side([same[i].size for i in other], dtype, device)
+        for i, whole in zip(other, padded, strict=True):
+            gradient, wholes[i] = wholes[i], whole
+            known = 0 if gradient is None else gradient.numel()
+            if known < whole.numel():
+                whole[known:].zero_()
+            if known:
+                targets.append(whole[:known])
+                sources.append(gradient)
+        copy_all(targets, sources)
+    return Prepared(same, wholes, rooms)
+
+
+def side_by_side(
+    sizes: list[int], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """(one new tensor; its parts of so many elements, each at a multiple of ``ALIGN`` bytes)."""
+    unit = max(1, ALIGN // dtype.itemsize)
+    steps = [-(-size // unit) * unit for size in sizes]
+    # The last one needs no room behind it.
+    steps[-1] = sizes[-1]
+    whole = torch.empty(sum(steps), dtype=dtype, device=device)
+    parts = whole.split_with_sizes(steps)
+    return whole, [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -35,8 +35,9 @@ from a2lib.parallel.group import (
 )
 from a2lib.parallel.lane import Lane
 
-# Reduce-scatters whose inputs are held at once. More lets them lag further behind backward.
-IN_FLIGHT = 2
+# Reduce-scatters whose inputs are held at once. Where a block's all-gather and reduce-scatter take
+# longer than its backward the link is what is waited for, with one or with more.
+IN_FLIGHT = 1
 # Normalisations whose kernels on a GPU take inputs and parameters of one dtype.
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
@@ -120,6 +121,7 @@ class FSDP(nn.Module):
         self._root_reduced = False  # since the last finish
         self._sent: collections.deque = collections.deque()
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
+        self._surrounded: dict[Unit, Callable] = {}
         self._hook_modules()
         for unit in self._units:
             unit.module._fsdp = _NoCopies()
@@ -209,9 +211,11 @@ class FSDP(nn.Module):
             held["parameters"] += p.master.nbytes
             held["gradients"] += 0 if p.master.grad is None else p.master.grad.nbytes
             if p.shown is not p.master:
-                held["gathered"] += p.shown.untyped_storage().nbytes()
+                held["gathered"] += p.shown.nbytes if isinstance(p, Replicated) else 0
                 held["travelling"] += 0 if p.shown.grad is None else p.shown.grad.nbytes
-        held["travelling"] += sum(x.nbytes for _, sent in self._sent for _, x, _ in sent)
+        held["gathered"] += sum(unit.gathered_bytes() for unit in self._units)
+        on_the_way = (one for _, sent in self._sent for one in sent)
+        held["travelling"] += sum(x.nbytes for one in on_the_way for x in one.wholes)
         return held
 
     def _shard(self) -> None:
@@ -256,6 +260,9 @@ class FSDP(nn.Module):
             return torch.compiler.disable(lambda *rest: function(*first, *rest))
 
         for unit in self._units:
+            if unit.module._compiled_call_impl is not None:
+                self._surround(unit)
+                continue
             # First of all: others, such as weight_norm's, may read parameters.
             unit.module.register_forward_pre_hook(
                 hook(self._before, unit), with_kwargs=True, prepend=True
@@ -272,6 +279,22 @@ class FSDP(nn.Module):
             for norm in set(self.module.modules()) - self._owners:
                 if isinstance(norm, NORMS) and norm.weight is not None:
                     norm.register_forward_pre_hook(_caster(None), with_kwargs=True)
+
+    def _surround(self, unit: Unit) -> None:
+        """Do what the hooks do around a compiled unit. A hook would break its graph, and the frames
+        between the pieces cost the host at every call."""
+        module, compiled = unit.module, unit.module._compiled_call_impl
+
+        def call(*args, **kwargs):
+            changed, output = self._before(unit, module, args, kwargs), None
+            args, kwargs = changed or (args, kwargs)
+            try:
+                output = compiled(*args, **kwargs)
+            finally:
+                self._after(unit, module, args, output)
+            return output
+
+        module._compiled_call_impl = self._surrounded[unit] = call
 
     # Forward.
 
@@ -294,6 +317,12 @@ class FSDP(nn.Module):
     def _begin(self) -> None:
         """A new forward of the whole: what is gathered may be of an earlier step."""
         self._check_backward()
+        for unit, call in self._surrounded.items():
+            if unit.module._compiled_call_impl is not call:
+                raise RuntimeError(
+                    f"{unit.name or 'the module'} was compiled again after it was wrapped; compile "
+                    "before"
+                )
         self._reduce_begun()
         for unit in self._units:
             unit.free()
@@ -335,7 +364,8 @@ class FSDP(nn.Module):
 
     def _watch(self, unit: Unit, output: object) -> bool:
         """Have ``_before_backward`` called when a gradient reaches ``output``; whether one can."""
-        tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
+        leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
+        tensors = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
 
         def at(node: object) -> Callable:
             # Of the node, which the hook must not hold: that would be a cycle no collector sees.
@@ -466,7 +496,10 @@ def _caster(dtype: torch.dtype | None) -> Callable:
         def cast(x: object) -> object:
             return x.to(to) if isinstance(x, Tensor) and x.is_floating_point() else x
 
-        return tree_map(cast, args), tree_map(cast, kwargs)
+        def cast_all(x: object) -> object:
+            return cast(x) if isinstance(x, Tensor) else tree_map(cast, x)
+
+        return tuple(map(cast_all, args)), {name: cast_all(x) for name, x in kwargs.items()}
 
     return hook
 
@@ -478,4 +511,6 @@ def _in_backward() -> bool:
 
 def _opaque(output: object) -> bool:
     """Whether there may be tensors in it that cannot be seen."""
+    if isinstance(output, Tensor):
+        return False
     return not all(isinstance(x, (Tensor, *PLAIN)) for x in tree_leaves(output))

@@ -7,6 +7,7 @@ import pandas as pd
 from a2lib.report import style
 from a2lib.report.chapters.fsdp import gathers, memory
 from a2lib.report.chapters.fsdp.rows import (
+    MAIN,
     MODELS,
     NAMES,
     OURS,
@@ -31,27 +32,37 @@ def sentence(c: Fsdp) -> Markdown:
         f"**The answer.** Of {MODELS[HANDOUT]} each of {WORLD_SIZE} ranks keeps {gb(state)} GB of "
         f"weights, gradients and moments in place of {gb(16 * s.parameters)} GB."
     )
-    missing = []
-    peak = [pair for pair in memory.pairs(c, HANDOUT) if pair.off is not None][-1:]
+    told, missing = _measured(c, HANDOUT)
+    instead, _ = _measured(c, MAIN)
+    if not told and instead:
+        told = [f"Measured is {MODELS[MAIN]}.", *instead]
+        missing = [f"the same of {MODELS[HANDOUT]}"]
+    if missing:
+        told.append(c.not_yet(style.listed(missing)))
+    return Markdown(" ".join([text, *told]))
+
+
+def _measured(c: Fsdp, model: str) -> tuple[list[str], list[str]]:
+    """(Sentences on what is measured of a model, what is not.)"""
+    told, missing = [], []
+    peak = [pair for pair in memory.pairs(c, model) if pair.off is not None][-1:]
     if peak and peak[0].name == memory.MOMENTS[-1][-1]:
         most = sum(peak[0].measured.values())
-        text += f" The most in a step is {gb(most)} GB, {peak[0].off:+.1%} from the formula."
+        told.append(f"The most in a step is {gb(most)} GB, {peak[0].off:+.1%} from the formula.")
     else:
         missing.append("the most in a step")
-    told = gathers.sentence(c, HANDOUT)
-    if told:
-        text += f" {told[0].upper()}{told[1:]}."
+    found = gathers.sentence(c, model)
+    if found:
+        told.append(f"{found[0].upper()}{found[1:]}.")
     else:
         missing.append("whether each all-gather is done in time")
-    row = c.row(OURS, HANDOUT, capture=True) or c.row(OURS, HANDOUT)
+    row = c.row(OURS, model, capture=True) or c.row(OURS, model)
     if row is not None:
-        text += (f" {'Captured' if row.capture else 'Launched'}, its step takes "
-                 f"{row.ms / row.ms_without:.2f} times that of one GPU.")  # fmt: skip
+        told.append(f"{'Captured' if row.capture else 'Launched'}, its step takes "
+                    f"{row.ms / row.ms_without:.2f} times that of one GPU.")  # fmt: skip
     else:
         missing.append("its step beside one GPU's")
-    if missing:
-        text += f" {c.not_yet(style.listed(missing))}"
-    return Markdown(text)
+    return told, missing
 
 
 def times(c: Fsdp) -> Markdown:

@@ -31,7 +31,7 @@ WAYS = {False: "launched", True: "captured"}
 GATHER, COMPUTE, WAITED = "#0072b2", "#808080", "#d55e00"
 # What a mark between two kernels takes by itself: a wait below it is none.
 MARK_MS = 0.01
-LATEST = 8
+LATEST, FEW = 8, 3
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def prediction(c: Fsdp) -> Markdown:
     reached = "that large products reach" if c.tflops.get("bf16") else "that the maker states"
     return Markdown(
         f"By {by}, and by the {c.rate:.0f} TFLOP/s {reached}, {'; '.join(told)}. Where a gather is "
-        "shorter than the block it hides behind, all but the first are in time."
+        "shorter than the block it hides behind, all are in time but the root's and block 0's."
     )
 
 
@@ -103,9 +103,8 @@ def sentence(c: Fsdp, model: str) -> str:
         text = f"{way}, {good} of {len(rows)} all-gathers were in time"
         late = waited(rows)
         if good < len(rows):
-            first = [row for row in rows if not in_time(row)][0]
-            names = f"{first['unit']} in {first['pass']}"
-            few = f"that of {names}" if len(rows) - good == 1 else f"the first of them {names}"
+            names = [f"{row['unit']} in {row['pass']}" for row in rows if not in_time(row)]
+            few = f"that of {listed(names)}" if len(names) <= FEW else f"the first is {names[0]}"
             text += f" and the step stood {time(late)} ms for the others ({few})"
         told.append(text)
     return "; ".join(told)
@@ -125,7 +124,7 @@ def why(c: Fsdp) -> Markdown:
         rows = c.gathers(model, True) or c.gathers(model, False)
         if not rows:
             continue
-        parts = []
+        parts, times = [], []
         for pass_ in PASSES:
             own = [row for row in rows if row["pass"] == pass_ and row["unit"] != "root"]
             if own:
@@ -134,9 +133,33 @@ def why(c: Fsdp) -> Markdown:
                     r["compute_end_ms"] - r["compute_start_ms"] for r in own
                 )
                 parts.append(f"in {pass_} {time(gather)} ms beside {time(compute)} ms")
+                times.append(f"{gather / expected(c, model).gather:.1f}")
         way = WAYS[bool(c.gathers(model, True))]
-        told.append(f"Of {words}, {way}, the median all-gather takes {listed(parts)} of a block.")
+        told.append(f"Of {words}, {way}, the median all-gather takes {listed(parts)} of a block, "
+                    f"{listed(times)} times the prediction.")  # fmt: skip
+    if told:
+        told.append("Between a gather's marks lies the cast of the rank's own rows as well, and "
+                    "cast, transfer and the block's kernels share the GPU.")  # fmt: skip
     return Markdown(" ".join(told) or c.not_yet("how long a gather takes beside a block"))
+
+
+def waits(c: Fsdp) -> Markdown:
+    """Why the table of steps may have a wait that rank 0's gathers do not show."""
+    told = []
+    for model, words in MODELS.items():
+        for capture, way in WAYS.items():
+            rows, row = c.gathers(model, capture), c.row(model=model, capture=capture)
+            if rows and row is not None and not pd.isna(row.ms_waited):
+                own = sum(one["waited_ms"] for one in rows)
+                told.append(f"of {words}, {way}, {time(row.ms_waited)} and {time(own)} ms")
+    if not told:
+        return Markdown(c.not_yet("what each rank waited"))
+    return Markdown(
+        f"What the rank that waits most waited, and rank 0, whose gathers are listed above: "
+        f"{listed(told)}, the marks' own time included. A gather begins once both hosts have issued "
+        "it. Where the first is much longer, one host is behind the other, and the GPU of the "
+        "quicker one stands: no gather is slow by itself then."
+    )
 
 
 def summary(c: Fsdp, caption: str, label: str) -> Table:

@@ -73,4 +73,14 @@ def sentence(c: Fsdp, model: str = MAIN) -> Markdown:
             "where these are close, it is the host that is timed, and another host gives another "
             "ratio."
         )
+    captured = c.row(OURS, model, capture=True)
+    if ours is not None and captured is not None and ours.ms / ours.ms_without > ONE_GPU:
+        text += (
+            f" The same kernels replayed take {time(captured.ms)} ms: the rest of the launched "
+            f"step's {time(ours.ms)} is the host, which has more to issue than for one GPU."
+        )
+    peaks = [c.at("peak", None, who, model) for who in (OURS, PEER)]
+    if None not in peaks and _peaks(*peaks)[0] is not None and _peaks(*peaks)[0] > PEAK:
+        above = memory.total(peaks[0]) - memory.total(peaks[1])
+        text += f" At its fullest a rank of ours holds {above / 1e6:.0f} MB more than FSDP2's."
     return Markdown(text)

@@ -18,6 +18,7 @@ from a2lib.report.chapters.sharded_optimizer.rows import (
     formula,
     gb,
     name,
+    weight_bytes,
 )
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table, folded
@@ -29,7 +30,7 @@ COLUMNS = {"parameter_bytes": "parameters", "gradient_bytes": "gradients",
            "optimizer_bytes": STATE, "buffer_bytes": "buffers"}  # fmt: skip
 COLOURS = {"parameters": "#0072b2", "gradients": "#a86f00", STATE: "#d55e00",
            "buffers": "#00825f", REST: "#808080"}  # fmt: skip
-OURS = ("plain", "sharded")
+OURS, TORCH = ("plain", "sharded"), "torch_ddp"
 
 
 def parts(row) -> dict[str, float]:
@@ -43,7 +44,13 @@ def parts(row) -> dict[str, float]:
 
 def off(row, setting: Setting = MAIN) -> float:
     """By how much what is there differs from the formula, as a share of that."""
-    return float(row.present_bytes) / _expected(row.optimizer, row.moment, setting) - 1
+    counted, there = _both(row, setting)
+    return there / counted - 1
+
+
+def within(share: float) -> str:
+    """A bound to two decimals of a per cent, never 0."""
+    return f"{max(share, 1e-4):.2%}"
 
 
 def sentence(c: Sharding, setting: Setting = MAIN) -> Markdown:
@@ -57,7 +64,7 @@ def sentence(c: Sharding, setting: Setting = MAIN) -> Markdown:
         worst = max((abs(off(row, setting)) for row in rows))
         text = (f"{'With' if optimizer == 'sharded' else 'Without'} sharding the fullest of "
                 f"{WORLD_SIZE} GPUs holds {listed(levels)} GB at the three moments, at most "
-                f"{worst:.2%} from the formula")  # fmt: skip
+                f"{within(worst)} from the formula")  # fmt: skip
         step = c.held(optimizer, "step", setting=setting)
         if step is not None:
             counted = formula(optimizer, setting).peak()
@@ -72,7 +79,11 @@ def sentence(c: Sharding, setting: Setting = MAIN) -> Markdown:
         saved = c.held("plain", "after", setting=setting).present_bytes - ranks.present_bytes
         text += (f" Sharding saves {gb(saved)} GB, and nothing before the first update: until then "
                  "there is no state.")  # fmt: skip
-    return Markdown(text)
+    every = [off(row, one) for one in SETTINGS for row in _rows(c, one)]
+    return Markdown(
+        f"{text} Of all {len(every)} lines of the tables below, PyTorch's wrappers and later peaks "
+        f"included, none is further than {within(max(map(abs, every)))} from the formula."
+    )
 
 
 def figure(c: Sharding, setting: Setting = MAIN) -> Chart:
@@ -117,13 +128,7 @@ def figure(c: Sharding, setting: Setting = MAIN) -> Chart:
 
 def table(c: Sharding, setting: Setting, caption: str, label: str) -> Table:
     """A line for each optimizer, wrapper and moment, of the fullest rank."""
-    lines = []
-    for side in SIDES:
-        for optimizer in ("plain", "sharded", "zero"):
-            for moment in (*MOMENTS, "step"):
-                row = c.held(optimizer, moment, side, setting)
-                if row is not None:
-                    lines.append(_line(row, setting))
+    lines = [_line(row, setting) for row in _rows(c, setting)]
     columns = ["", "moment", "in all", "formula", "off", *COLOURS, "most"]
     return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2, keys=2)
 
@@ -136,19 +141,32 @@ def rest(c: Sharding, caption: str, label: str) -> Markdown:
     ))  # fmt: skip
 
 
+def _rows(c: Sharding, setting: Setting) -> list:
+    """Those of the fullest rank, wrapper by wrapper."""
+    found = [c.held(optimizer, moment, side, setting) for side in SIDES
+             for optimizer in ("plain", "sharded", "zero") for moment in (*MOMENTS, "step")]  # fmt: skip
+    return [row for row in found if row is not None]
+
+
 def _line(row, setting: Setting) -> list[str]:
     found = parts(row)
-    cells = [gb(found.get(part)) for part in COLOURS]
+    cells = [_size(found.get(part)) for part in COLOURS]
+    moment = WORDS.get(row.moment, "later peak")
     if row.moment == "step":
-        counted = formula(row.optimizer, setting).peak()
-        there = row.tensor_bytes
         cells = [MISSING] * len(COLOURS)
-    else:
-        counted, there = _expected(row.optimizer, row.moment, setting), row.present_bytes
-    differs = MISSING if pd.isna(there) else f"{float(there) / counted - 1:+.2%}"
-    moment = "later peak" if row.moment == "step" else WORDS[row.moment]
+    counted, there = _both(row, setting)
+    differs = MISSING if pd.isna(there) else f"{off(row, setting):+.2%}"
     return [name(row), moment, gb(there), gb(counted), differs, *cells, gb(row.allocated_bytes)]
 
 
-def _expected(optimizer: str, moment: str, setting: Setting) -> int:
-    return sum(formula(optimizer, setting).at(moment).values())
+def _size(n_bytes: float | None) -> str:
+    return "<0.001" if n_bytes and n_bytes < 5e-4 * GB else gb(n_bytes)
+
+
+def _both(row, setting: Setting) -> tuple[float, float]:
+    """(bytes by the formula, as measured), of a later step its most. PyTorch's DDP has a copy of
+    all gradients in its buckets."""
+    of, buckets = formula(row.optimizer, setting), weight_bytes(setting) * (row.side == TORCH)
+    if row.moment == "step":
+        return of.peak() + buckets, float(row.tensor_bytes)
+    return sum(of.at(row.moment).values()) + buckets, float(row.present_bytes)

@@ -48,8 +48,14 @@ def sentence(c: Sharding) -> Markdown:
     if zero is not None and alone is not None:
         told.append(
             f"PyTorch's ZeroRedundancyOptimizer in its DDP takes {time(zero.ms)} ms, its DDP with "
-            f"AdamW {time(alone.ms)}, both launched."
+            f"AdamW {time(alone.ms)}, both launched, a ratio of "
+            f"{float(zero.ms) / float(alone.ms):.3f}"
         )
+        pair = c.pair(capture=False)
+        told[-1] += "." if pair is None else (
+            f"; ours, launched, takes {float(pair[1].ms) / float(zero.ms):.2f} times "
+            "ZeroRedundancyOptimizer's step."
+        )  # fmt: skip
     return Markdown(" ".join(told) or c.not_yet("a step with and without sharding, in turns"))
 
 

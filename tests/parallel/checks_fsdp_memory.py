@@ -5,7 +5,8 @@ from checking import check, token_batches, token_loss
 
 from a2lib.model import TransformerLM
 from a2lib.parallel import FSDP
-from a2lib.parallel.fsdp.units import MOMENTS
+from a2lib.parallel.fsdp import units
+from a2lib.parallel.fsdp.units import MOMENTS, prepare
 from a2lib.theory import fsdp as theory
 from a2lib.theory.transformer import Shape
 
@@ -17,7 +18,7 @@ def fsdp_holds_what_the_theory_says():
     tokens = token_batches(1)[0]
     for dtype, computes in ((None, 4), (torch.bfloat16, 2)):
         model = TransformerLM(12, 8, 8, 4, 2, 16, attention="eager", seed=0)
-        fsdp, told, held = FSDP(model, compute_dtype=dtype), [], []
+        fsdp, told, held, casting = FSDP(model, compute_dtype=dtype), [], [], []
         assert fsdp.held_bytes()["parameters"] == theory.kept(theory.sizes(shape), 2)
 
         def look(moment, unit, fsdp=fsdp, told=told, held=held):
@@ -25,19 +26,29 @@ def fsdp_holds_what_the_theory_says():
             if moment == "computes":
                 held.append(fsdp.held_bytes())
 
+        def watched(same, fsdp=fsdp, casting=casting):
+            casting.append(fsdp.held_bytes()["gathered"])
+            return prepare(same)
+
+        units.prepare = watched
         for _ in range(2):
             told.clear()
             held.clear()
+            casting.clear()
             fsdp.observe(look)
             token_loss(fsdp(tokens), tokens).backward()
             fsdp.observe(None)
             fsdp.finish_gradient_synchronization()
             gradients = fsdp.held_bytes()["gradients"]
             fsdp.zero_grad()
-        walk = theory.step(theory.sizes(shape), 2, 0, computes, moments=False)
+        units.prepare = prepare
+        walk = list(theory.step(theory.sizes(shape), 2, 0, computes, moments=False))
         expected = [m.parts for m in walk if m.moment.startswith(("forward", "backward"))]
         parts = ("parameters", "gradients", "gathered", "travelling")
         assert held == [{part: m[part] for part in parts} for m in expected], (held, expected)
+        # Of a unit whose gradients are cast the weights are gone.
+        sent = [m.gathered for m in walk if m.moment.startswith("sent")]
+        assert casting == sent, (casting, sent)
         assert gradients == theory.kept(theory.sizes(shape), 2)
         count = {moment: sum(m == moment for m, _ in told) for moment in MOMENTS}
         # The root and the last block are gathered once; all gradients leave, the root's at the end.

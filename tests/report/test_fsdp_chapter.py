@@ -132,8 +132,8 @@ def test_the_answer_without_rows_is_the_formula(empty):
 def test_the_answer_with_rows(made):
     tables = [("2.7B", True, step_table(32))]
     c = made(ROWS, memory_rows(model="2.7B"), tables)
-    # One block to go: 26.9 GB of state, 0.3 of a block and the root, 0.3 of a block's and the head's
-    # gradient, 0.4 of a cast, 0.2 of activations. 150 / 140; one gather late, by 0.3 ms.
+    # One block to go: 26.9 GB of state, 0.3 of a block and the root, 0.3 of a block's and the
+    # head's gradient, 0.4 of a cast, 0.2 of activations. 150 / 140; one gather late, by 0.3 ms.
     assert str(answer.sentence(c)).endswith(
         "The most in a step is 28.2 GB, +0.4% from the formula. Captured, 63 of 64 all-gathers "
         "were in time and the step stood 0.300 ms for the others (that of root in forward). "

@@ -141,12 +141,13 @@ def test_what_hides_of_the_exchange(made, empty):
     """Half of the 14 ms is 7 without an exchange; 11 leave 4 of the 8.88 that it takes."""
     rows = [timed(110, ms_optimizer=14), timed(112, "sharded", ms_optimizer=11)]
     assert str(answer.hides(made(rows))) == (
-        "Measured, launched, the whole update takes 14.0 ms, 1.20 times what its bytes take, and ours with its exchange 11.0: of "
-        "the 8.88 ms that the exchange takes by the estimate, 55% run beside half of an update."
+        "Measured, launched, the whole update takes 14.0 ms, 1.20 times what its bytes take, and "
+        "ours with its exchange 11.0: of the 8.88 ms that the exchange takes by the estimate, 55% run beside half of an update."
     )
     # 200 ms of exchange would have made it longer.
     slow = [{**row, "ms_queued": 20 * row["ms"]} for row in GATHERS]
-    assert "half of one saves more than was counted" in str(answer.hides(made(rows, collectives=slow)))
+    said = str(answer.hides(made(rows, collectives=slow)))
+    assert "half of one saves more than was counted" in said
     assert "Not measured yet" in str(answer.hides(empty))
 
 
@@ -179,7 +180,8 @@ def test_the_buckets_of_pytorch_s_ddp_are_in_its_formula(made):
     assert found["AdamW, PyTorch's DDP", "after update"][1:3] == ["40.0", "+0.00%"]
     assert found["AdamW, PyTorch's DDP", "later peak"][1:3] == ["46.7", "+0.00%"]
     few = [held("plain", "init", buffer_bytes=3480)]
-    assert lines(memory.table(made(memory=few), MAIN, "c", "t"))["AdamW", "model made"][6] == "<0.001"
+    found = lines(memory.table(made(memory=few), MAIN, "c", "t"))
+    assert found["AdamW", "model made"][6] == "<0.001"
 
 
 def test_the_figure_is_measured_where_there_are_rows(made, empty):
@@ -205,8 +207,10 @@ def test_times_with_and_without_in_turns(made, empty):
         "step takes 112 ms with sharding and 110 without, 1.018 times, which is level; its update"
     )
     assert "Launched, for the xl of 2025 the host takes as long to issue a step as" in said
-    assert said.endswith("takes 200 ms, its DDP with AdamW 150, both launched, a ratio of 1.333; ours, "
-                         "launched, takes 0.56 times ZeroRedundancyOptimizer's step.")
+    assert said.endswith(
+        "takes 200 ms, its DDP with AdamW 150, both launched, a ratio of 1.333; ours, launched, "
+        "takes 0.56 times ZeroRedundancyOptimizer's step."
+    )
     assert "Not measured yet" in str(times.sentence(empty))
     found = lines(times.table(c, MAIN, "c", "t"))
     assert found["captured", "sharded"][2] == "1.023"

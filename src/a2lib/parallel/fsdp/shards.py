@@ -142,7 +142,9 @@ class Sharded:
     def take_reduced(self, room: Tensor) -> None:
         """Add the mean's rows of this rank to the master's gradient."""
         self._from_nothing |= self.master.grad is None
-        add_gradient(self.master, room[: self.master.numel()].view(self.master.shape))
+        if room.numel() > self.master.numel():
+            room = room[: self.master.numel()]
+        add_gradient(self.master, room.view(self.master.shape))
 
     def forget(self) -> None:
         self.shown.grad = None

@@ -203,8 +203,11 @@ def side_by_side(
     # The last one needs no room behind it.
     steps[-1] = sizes[-1]
     whole = torch.empty(sum(steps), dtype=dtype, device=device)
-    parts = whole.split_with_sizes(steps)
-    return whole, [part[:size] for part, size in zip(parts, sizes, strict=True)]
+    parts = list(whole.split_with_sizes(steps))
+    for i, size in enumerate(sizes):
+        if steps[i] > size:
+            parts[i] = parts[i][:size]
+    return whole, parts
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

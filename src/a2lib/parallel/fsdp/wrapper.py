@@ -121,7 +121,6 @@ class FSDP(nn.Module):
         self._root_reduced = False  # since the last finish
         self._sent: collections.deque = collections.deque()
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
-        self._surrounded: dict[Unit, Callable] = {}
         self._hook_modules()
         for unit in self._units:
             unit.module._fsdp = _NoCopies()
@@ -260,9 +259,6 @@ class FSDP(nn.Module):
             return torch.compiler.disable(lambda *rest: function(*first, *rest))
 
         for unit in self._units:
-            if unit.module._compiled_call_impl is not None:
-                self._surround(unit)
-                continue
             # First of all: others, such as weight_norm's, may read parameters.
             unit.module.register_forward_pre_hook(
                 hook(self._before, unit), with_kwargs=True, prepend=True
@@ -279,22 +275,6 @@ class FSDP(nn.Module):
             for norm in set(self.module.modules()) - self._owners:
                 if isinstance(norm, NORMS) and norm.weight is not None:
                     norm.register_forward_pre_hook(_caster(None), with_kwargs=True)
-
-    def _surround(self, unit: Unit) -> None:
-        """Do what the hooks do around a compiled unit. A hook would break its graph, and the frames
-        between the pieces cost the host at every call."""
-        module, compiled = unit.module, unit.module._compiled_call_impl
-
-        def call(*args, **kwargs):
-            changed, output = self._before(unit, module, args, kwargs), None
-            args, kwargs = changed or (args, kwargs)
-            try:
-                output = compiled(*args, **kwargs)
-            finally:
-                self._after(unit, module, args, output)
-            return output
-
-        module._compiled_call_impl = self._surrounded[unit] = call
 
     # Forward.
 
@@ -317,12 +297,6 @@ class FSDP(nn.Module):
     def _begin(self) -> None:
         """A new forward of the whole: what is gathered may be of an earlier step."""
         self._check_backward()
-        for unit, call in self._surrounded.items():
-            if unit.module._compiled_call_impl is not call:
-                raise RuntimeError(
-                    f"{unit.name or 'the module'} was compiled again after it was wrapped; compile "
-                    "before"
-                )
         self._reduce_begun()
         for unit in self._units:
             unit.free()

@@ -115,8 +115,8 @@ def estimate(model: str) -> Markdown:
         f"{init} GB after init, {before} GB before the first step and {after} GB after it, where "
         f"a rank of data parallelism holds {gb(16 * s.parameters)} GB. While it computes, two "
         f"blocks of {unit / 1e6:.0f} MB in bf16 and the root's {COMPUTES * s.root / 1e6:.0f} MB "
-        f"are whole; in backward one block's gradient ({unit / 1e6:.0f} MB) and the cast to fp32 of "
-        f"the one before ({theory.WIDE * s.block / 1e6:.0f} MB) as well."
+        f"are whole; in backward one block's gradient ({unit / 1e6:.0f} MB) and the cast to fp32 "
+        f"of the one before ({theory.WIDE * s.block / 1e6:.0f} MB) as well."
     )
 
 

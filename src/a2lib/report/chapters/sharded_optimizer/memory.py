@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -143,8 +145,8 @@ def rest(c: Sharding, caption: str, label: str) -> Markdown:
 
 def _rows(c: Sharding, setting: Setting) -> list:
     """Those of the fullest rank, wrapper by wrapper."""
-    found = [c.held(optimizer, moment, side, setting) for side in SIDES
-             for optimizer in ("plain", "sharded", "zero") for moment in (*MOMENTS, "step")]  # fmt: skip
+    every = itertools.product(SIDES, ("plain", "sharded", "zero"), (*MOMENTS, "step"))
+    found = [c.held(optimizer, moment, side, setting) for side, optimizer, moment in every]
     return [row for row in found if row is not None]
 
 

@@ -142,7 +142,8 @@ def test_what_hides_of_the_exchange(made, empty):
     rows = [timed(110, ms_optimizer=14), timed(112, "sharded", ms_optimizer=11)]
     assert str(answer.hides(made(rows))) == (
         "Measured, launched, the whole update takes 14.0 ms, 1.20 times what its bytes take, and "
-        "ours with its exchange 11.0: of the 8.88 ms that the exchange takes by the estimate, 55% run beside half of an update."
+        "ours with its exchange 11.0: of the 8.88 ms that the exchange takes by the estimate, 55% "
+        "run beside half of an update."
     )
     # 200 ms of exchange would have made it longer.
     slow = [{**row, "ms_queued": 20 * row["ms"]} for row in GATHERS]

@@ -66,7 +66,6 @@ class Unit:
             whole, buffers = side_by_side(sizes, same[0].shown_dtype, same[0].master.device)
             for p, buffer in zip(same, buffers, strict=True):
                 p.lie_in(buffer)
-            # What lies between two is never written, and never read.
             whole.untyped_storage().resize_(0)
             self._wholes.append(whole)
             self._gathers.append((buffers, [p.own_slot for p in same]))
@@ -197,7 +196,8 @@ def prepare(same: list[Sharded]) -> Prepared:
 def side_by_side(
     sizes: list[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """(one new tensor; its parts of so many elements, each at a multiple of ``ALIGN`` bytes)."""
+    """(one new tensor; its parts of so many elements, each at a multiple of ``ALIGN`` bytes, and
+    nothing in what lies between)."""
     unit = max(1, ALIGN // dtype.itemsize)
     steps = [-(-size // unit) * unit for size in sizes]
     # The last one needs no room behind it.

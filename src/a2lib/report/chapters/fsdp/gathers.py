@@ -157,8 +157,8 @@ def waits(c: Fsdp) -> Markdown:
     return Markdown(
         f"What the rank that waits most waited, and rank 0, whose gathers are listed above: "
         f"{listed(told)}, the marks' own time included. A gather begins once both hosts have "
-        "issued it. Where the first is much longer, one host is behind the other, and the GPU of the "
-        "quicker one stands: no gather is slow by itself then."
+        "issued it. Where the first is much longer, one host is behind the other, and the GPU of "
+        "the quicker one stands: no gather is slow by itself then."
     )
 
 

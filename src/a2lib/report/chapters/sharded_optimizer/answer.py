@@ -84,7 +84,8 @@ def hides(c: Sharding) -> Markdown:
     return Markdown(
         f"Measured, launched, the whole update takes {time(plain)} ms, {plain / 1e3 / update:.2f} "
         f"times what its bytes take, and ours with its exchange {time(sharded)}: of the "
-        f"{_ms(gather)} ms that the exchange takes by the estimate, {share:.0%} run beside half of an update."
+        f"{_ms(gather)} ms that the exchange takes by the estimate, {share:.0%} run beside half of "
+        "an update."
         + more * better
     )
 

@@ -129,7 +129,7 @@ def test_the_table_has_the_count_the_measured_and_reasons(made, monkeypatch):
     assert ("2,048", "train-step, ours") in lines(answer.table(m, "bf16", "c", "t"), 2)
     assert str(answer.not_fitting(m)) == (
         "What ran out of memory, and where:\n\n"
-        "- 2.7B, train-step, fp32: 2,048 tokens (counted 185 GB): in step 0, forward"
+        "- 2.7B, train-step, fp32: 2,048 tokens (counted 185 GB): in the first step, forward"
     )
 
 
@@ -144,7 +144,7 @@ def test_what_did_not_fit_is_in_order_and_says_what_the_count_says(made):
     sizes = [counted(step(c, model=m, **ours)).total / 1e9
              for m, c in (("small", 512), ("10B", 128), ("10B", 512))]  # fmt: skip
     what = "train-step, bf16, our attention:"
-    why = "in step 0, backward"
+    why = "in the first step, backward"
     head, _, *rest = str(answer.not_fitting(made(memory=rows))).splitlines()
     assert head == "What ran out of memory of the 150 GB that the driver gives, and where:"
     assert rest == [

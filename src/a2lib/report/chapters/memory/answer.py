@@ -63,7 +63,7 @@ def sentence(m: Memory) -> Markdown:
         f"({gb(narrow[largest].total)} GB at {style.tokens(largest)} tokens): weights and moments "
         "stay fp32, each matrix is kept a second time in bf16, and the softmax, in fp32, keeps its "
         "result and a bf16 copy of it. What removes the memory is attention without scores: with "
-        f"ours, in bf16, {gb(flash.total)} GB."
+        f"ours, in bf16, it is {gb(flash.total)} GB at {style.tokens(largest)} tokens."
     )
     return Markdown(text)
 
@@ -190,6 +190,8 @@ def not_fitting(m: Memory) -> Markdown:
         fits = ", which would fit" if asked(one) < m.capacity() else ""
         size = f"{style.tokens(one.context)} tokens (counted {gb(counted(one).total)} GB{fits})"
         where = row.note.partition(": CUDA out of memory")[0]
+        for number, word in enumerate(("first", "second")):
+            where = where.replace(f"step {number}", f"the {word} step")
         groups.setdefault((row.model, *_how(one), where), []).append(size)
     given = rows["note"].str.extract(r"total capacity of ([\d.]+) GiB")[0].dropna().astype(float)
     of = f" of the {gb(given.min() * 2**30)} GB that the driver gives" if len(given) else ""

@@ -123,7 +123,7 @@ def table(m: Memory, precision: str, caption: str, name: str) -> Table:
             lines.append([style.tokens(context), MODES[mode] + ours, gb(counted(one).total),
                           *_measured(m.row(one), one)])  # fmt: skip
     columns = ["tokens", "", "counted: tensors", "measured: tensors", "blocks", "reserved",
-               "blocks counted"]  # fmt: skip
+               "count off by"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
 

@@ -77,7 +77,7 @@ def by_phase(m: Memory, caption: str, name: str) -> Table:
             ours = ", ours" if attention == "flash" else ""
             lines.append([style.tokens(context), precision + ours, number + 1, *cells])
     columns = ["tokens", "", "step", *PHASES]
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
 
 def where(m: Memory) -> Markdown:

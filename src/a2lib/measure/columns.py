@@ -277,8 +277,7 @@ COLUMNS = {
     ),
     "ms_waited": Column(
         NUMBER,
-        "what the computation of the rank that waits most waited for all-gathers in a step, "
-        "median of a few steps with events"
+        "what the computation waited for all-gathers in a step, median of a few steps with events"
         " around each wait, the most of the ranks; blank for PyTorch's wrapper",
     ),
     "sent_bytes": Column(WHOLE, "of all gradients in the dtype that they travel in"),

@@ -19,6 +19,9 @@ The classes of one interface:
     ddp.finish_gradient_synchronization()      # now .grad is the mean over the ranks
     optimizer.step()
 
+An update of each bucket as soon as it is the mean, beside the rest of the communication, is
+``a2lib.optim.MasterAdamW.overlapping(ddp)``.
+
 Clipping, norms and loss scaling come after ``finish_gradient_synchronization``.
 
 To the bit: with two ranks each mean is (a + b) / 2 however it is cut into pieces, so all four
@@ -39,7 +42,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from a2lib.parallel.carriers import Backend, choose
+from a2lib.parallel.carriers import Backend, Then, choose
 from a2lib.parallel.copy_engines import CopyEngines
 from a2lib.parallel.group import (
     Holders,
@@ -196,6 +199,7 @@ class _Overlapped(_Replica):
     ) -> None:
         super().__init__(module, carrier.group)
         self._bucket_bytes, self._carrier = bucket_bytes, carrier
+        self._then: Then | None = None
         self._arrived: dict[int, None] = {}  # in order of arrival, since the last finish
         self._order_known = False
         self._make_buckets(range(len(self._trained))[::-1])
@@ -209,6 +213,20 @@ class _Overlapped(_Replica):
     def reset(self) -> None:
         self._carrier.arrive()
         self._forget()
+
+    @contextlib.contextmanager
+    def each_mean(self, then: Then) -> Iterator[None]:
+        """Within it each bucket that leaves during backward has ``then(parameters)`` called, once
+        their ``.grad`` are the means: on the stream where they become so, or, where a backend has
+        none, in the finish. Work that ``then`` queues elsewhere, the caller waits for.
+
+        A bucket that waits for a gradient until the finish, which may then be None, has no call.
+        """
+        before, self._then = self._then, then
+        try:
+            yield
+        finally:
+            self._then = before
 
     def _make_buckets(self, order: Sequence[int], known: int | None = None) -> None:
         """Cut ``order`` into buckets; what comes after its first ``known`` starts one anew."""
@@ -238,6 +256,7 @@ class _Overlapped(_Replica):
         self._next = 0
         # The gradient that each parameter of what was sent has to have still.
         self._sent: list[tuple[int, Tensor]] = []
+        self._in_the_finish: list[tuple[Then, list[nn.Parameter]]] = []
 
     def _gradient_is_there(self, i: int) -> None:
         if not self._synchronizing:
@@ -251,14 +270,16 @@ class _Overlapped(_Replica):
         self._arrived[i] = None
         self._waits_for[self._bucket_of[i]] -= 1
         while self._next < len(self._buckets) and not self._waits_for[self._next]:
-            self._send_next()
+            self._send_next(self._then)
 
     @torch.no_grad()
-    def _send_next(self) -> None:
+    def _send_next(self, then: Then | None = None) -> None:
         bucket = self._buckets[self._next]
         for i in bucket:
             self._check_dense(i)
-        self._carrier.send(self._next, [self._trained[i] for i in bucket])
+        params = [self._trained[i] for i in bucket]
+        if not self._carrier.send(self._next, params, then) and then is not None:
+            self._in_the_finish.append((then, params))
         self._next += 1
         self._sent += [(i, self._trained[i].grad) for i in bucket]
 
@@ -266,7 +287,7 @@ class _Overlapped(_Replica):
         arrived = list(self._arrived)
         while self._next < len(self._buckets):
             self._send_next()
-        sent = self._sent
+        sent, in_the_finish = self._sent, self._in_the_finish
         replaced = [i for i, grad in sent if self._trained[i].grad is not grad]
         self._carrier.arrive()
         self._forget()
@@ -275,6 +296,8 @@ class _Overlapped(_Replica):
                 f"the gradient of {self._names[replaced[0]]} was replaced between backward and "
                 "finish_gradient_synchronization; clip, unscale and zero after it"
             )
+        for then, params in in_the_finish:
+            then(params)
         if not self._order_known:
             self._take_order(arrived)
 

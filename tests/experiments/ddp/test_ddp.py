@@ -7,6 +7,7 @@ from a2lib.experiments import collectives, ddp, fsdp, parallelism, sharded_optim
 from a2lib.experiments.data_parallel import training, turns
 from a2lib.experiments.data_parallel.configurations import Training
 from a2lib.experiments.ddp.configurations import (
+    CARRIED,
     CARRIERS,
     HANDOUT_MB,
     PEERS,
@@ -50,6 +51,7 @@ def test_the_essential_sweep_has_all_sides_of_the_targets_and_resumes_in_the_who
     assert {(w.carrier, w.sent_dtype) for w in essential[captured]} >= {
         ("copy_engines", "fp32"), ("backend", "fp32"), ("copy_engines", "bf16"),
     }  # fmt: skip
+    assert {"bucketed", "updating"} == {way.wrapper for way in essential[captured]}
     assert Way("torch_ddp", 25) in essential[launched]
     whole = Parameters(sweep="all").asked()
     assert all(set(ways) <= set(whole[t]) for t, ways in essential.items())
@@ -84,7 +86,9 @@ def test_what_cannot_be_is_refused(monkeypatch):
     with pytest.raises(ParameterError, match="model = 'tiny': sweep all has its own"):
         Parameters(sweep="all", model="tiny")
     (ours,) = Parameters().asked().values()
-    assert [way.label for way in ours] == ["naive", "flat", "overlapped", "bucketed 25 MB"]
+    assert [way.label for way in ours] == [
+        "naive", "flat", "overlapped", "bucketed 25 MB", "updating 25 MB",
+    ]  # fmt: skip
     (asked,) = Parameters(wrappers="flat,torch_ddp").asked().items()
     assert asked[0].model == "tiny" and asked[0].ranks.backend == "gloo"
     assert asked[1] == [Way("flat"), Way("torch_ddp", 25)]
@@ -98,7 +102,7 @@ def test_rows_of_two_gpus(tmp_path):
         pytest.skip("needs two GPUs")
     given = {**TINY, "precision": "bf16"}
     ways = [Way("naive"), Way("flat"), Way("overlapped")]
-    ways += [Way("bucketed", 1, c, t) for c in CARRIERS for t in SENT_DTYPES]
+    ways += [Way(w, 1, c, t) for w in CARRIED for c in CARRIERS for t in SENT_DTYPES]
     asked = {Training(Ranks(2, "nccl"), **{**given, "capture": True}): ways}
     ways = [*ways, *(Way(peer, 25) for peer in PEERS), Way("torch_ddp", 25, sent_dtype="bf16")]
     asked[Training(Ranks(2, "nccl"), **given)] = ways

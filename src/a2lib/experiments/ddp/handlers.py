@@ -14,7 +14,7 @@ from collections.abc import Callable
 from a2lib.experiments.data_parallel.training import TOLERANCE, Training
 from a2lib.experiments.data_parallel.turns import WARMUP, Mark, in_turns, meet, on_stream, slowest
 from a2lib.experiments.ddp import traces
-from a2lib.experiments.ddp.configurations import SENT_DTYPES, Way
+from a2lib.experiments.ddp.configurations import SENT_DTYPES, UPDATING, Way
 from a2lib.experiments.ddp.wrappers import wrap
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
@@ -65,7 +65,10 @@ def _measure(job: RankJob, training: Training, without: Callable, way: Way) -> R
     reason = _unsupported(training, way)
     if reason:
         return {"status": "unsupported", "note": one_line(reason)}
-    with training.wrapped(lambda model: wrap(model, way)), contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held:
+        held.enter_context(training.wrapped(lambda model: wrap(model, way)))
+        if way.wrapper == UPDATING:
+            held.enter_context(training.updating())
         for _ in range(WARMUP):
             training.step(send=True)
         wrong = max(job.everyone(training.error()))

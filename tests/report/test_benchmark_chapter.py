@@ -352,8 +352,8 @@ def test_the_answer_names_the_fastest_way(bench):
 def test_compiled_steps_of_two_commits_are_told_apart(bench, synthetic, tmp_path):
     other = synthetic.RUN.replace("nvidia-h200", "cpu")  # by its name the earlier one
     synthetic.by_hand(tmp_path, device="cpu")
-    plain = times(10, 20, 9, way="ours") + whole(10, way="ours")
-    old = times(10, 20, 9, way="ours", context=128) + whole(10, way="ours", context=128)
+    plain = times(10, 20, 9, 5, way="ours") + whole(10, way="ours")
+    old = times(10, 20, 9, 5, way="ours", context=128) + whole(10, way="ours", context=128)
     b = bench(benchmark=plain + [{**row, "run": other} for row in old])
     b.runs.loc[other, "git"] = b.runs.loc[synthetic.RUN, "git"]
     assert "commit" not in str(answer.launch_bound(b))

@@ -88,7 +88,7 @@ def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
     measured = int((rows["run"] == named[1]).sum())
     return Markdown(
         f"The lab record is the notebook as run `{named[1]}` left it: that run measured "
-        f"{measured:,} of the {len(rows):,} rows shown here and read the others from `data/`."
+        f"{measured:,} of the {len(rows):,} rows shown here; the others are of other runs."
     )
 
 

@@ -221,7 +221,7 @@ def reached(b: Benchmark) -> Markdown:
     text = f"Met: {listed(met)}." if met else "None is met."
     text += f" Missed: {listed(missed)}." if missed else " None is missed."
     if not any("eager" in found for found in missed) and cases(b, AUTOCAST, EAGER_OURS):
-        text += " In eager mode ours is slower nowhere, by more than the spread of the steps."
+        text += " In eager mode ours is slower for no size, by more than the spread of the steps."
     return Markdown(" ".join([text, *filter(None, why)]))
 
 

@@ -95,7 +95,9 @@ class MasterAdamW(torch.optim.Optimizer):
     @contextlib.contextmanager
     def overlapping(self, wrapper: Any = None) -> Iterator[None]:
         """Within it a backward updates each parameter as soon as its gradient is complete, on a
-        stream beside the backward's own; ``step`` then does what is left.
+        stream beside the backward's own; ``step`` then does what is left. That stream has priority
+        0: run the backward on one of priority -1, or an update that comes first keeps the next
+        product waiting.
 
         ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients,
         None where one process trains. With it a bucket is updated once it is the mean, while later

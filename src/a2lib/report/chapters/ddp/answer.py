@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.patches import Patch
 
 from a2lib.report import panels, style
+from a2lib.report.chapters.collectives.answer import SWITCHES
 from a2lib.report.chapters.ddp.rows import (
     AFTER,
     HANDOUT_MB,
@@ -29,7 +30,6 @@ from a2lib.theory.collectives import all_reduce_s, copied_bytes
 from a2lib.theory.transformer import SIZES, parameter_count
 
 WITHOUT, EXPOSED = "#b5d2f0", "#d55e00"  # of svg.PAIRS
-SWITCHES = {"NCCL_NVLS_ENABLE=0": "NCCL_NVLS_ENABLE=0, without NVLink's multicast"}
 TITLES = {False: "launched from Python", True: "replayed from a CUDA graph"}
 
 

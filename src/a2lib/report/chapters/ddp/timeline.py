@@ -14,7 +14,6 @@ WAYS = {
     ("overlapped", 0, False, "backend"): "sent one by one during backward",
     ("bucketed", 100, False, "backend"): "sent in buckets of 100 MB",
     ("bucketed", 100, True, "backend"): "sent in buckets of 100 MB, replayed",
-    ("bucketed", 100, True, "copy_engines"): "sent in such buckets by copy engines, replayed",
 }
 
 

@@ -44,11 +44,11 @@ def table(c: Ddp, caption: str, label: str) -> Table:
         verdict = MISSING
         if ratio is not None:
             verdict = ("met" if ratio <= limit else "missed") + ("" if together else ", two runs")
-        lines.append([what, MISSING if row is None else name(row), against, f"{limit:.2f}",
-                      *(MISSING if r is None else f"{r:.3f}" for r in (ratio, least)),
-                      verdict])  # fmt: skip
-    columns = ["ours", "the fastest", "against", "at most", "ratio", "nothing sent", ""]
-    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=3, keys=1)
+        lines.append([what, f"{limit:.2f}",
+                      *(MISSING if r is None else f"{r:.3f}" for r in (ratio, least)), verdict,
+                      against, MISSING if row is None else name(row)])  # fmt: skip
+    columns = ["ours", "at most", "ratio", "nothing sent", "", "against", "the fastest"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, keys=1)
 
 
 def sentence(c: Ddp) -> Markdown:

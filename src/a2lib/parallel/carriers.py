@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from a2lib.parallel.copy_engines import CopyEngines, why_not
-from a2lib.parallel.group import member, sum_or_mean
+from a2lib.parallel.group import Mean
 from a2lib.parallel.lane import Lane
 
 # What is called with the parameters of a bucket whose gradients are the means.
@@ -22,14 +22,14 @@ COMMUNICATIONS = ("backend", "copy_engines", "auto")
 @dataclass
 class _Message:
     work: dist.Work
-    # Each gradient and what is sent of it, held until it has arrived: the backend does not.
-    pairs: list[tuple[Tensor, Tensor]]
+    grads: list[Tensor]
+    dense: list[Tensor]  # what is sent of them, held until it has arrived: the backend does not
     landed: torch.cuda.Event | None = None  # where it is in the gradients already
 
     def write(self) -> None:
-        for grad, dense in self.pairs:
-            if dense is not grad:
-                grad.copy_(dense)
+        for grad, arrived in zip(self.grads, self.dense, strict=True):
+            if arrived is not grad:
+                grad.copy_(arrived)
 
 
 class Backend:
@@ -40,7 +40,7 @@ class Backend:
 
     def __init__(self, group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
         self.group, self._dtype = group, dtype
-        self._mean = sum_or_mean(member(group)[1])
+        self._mean = Mean(group)
         self._sent: list[_Message] = []
         self._lane: Lane | None = None
 
@@ -52,13 +52,8 @@ class Backend:
         ``then`` will be called with them: on CUDA, on a stream that waits for the message."""
         grads = [p.grad for p in params]
         dense = [as_sent(g, self._dtype) for g in grads]
-        if len(dense) == 1:
-            work = dist.all_reduce(dense[0], self._mean, group=self.group, async_op=True)
-        else:
-            with dist._coalescing_manager(self.group, async_ops=True) as work:
-                for tensor in dense:
-                    dist.all_reduce(tensor, self._mean, group=self.group)
-        message = _Message(work, list(zip(grads, dense, strict=True)))
+        work = self._mean(dense)
+        message = _Message(work, grads, dense)
         self._sent.append(message)
         if then is None or not grads[0].is_cuda:
             return False

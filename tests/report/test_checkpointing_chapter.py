@@ -99,8 +99,8 @@ def test_the_answer_with_rows(made):
         rows += [row(s, ms * i, gradients, NARROW) for i, s in ((1, "block"), (5, "chain"))]
     assert str(answer.sentence(made(rows))).endswith(
         "Measured in bf16, FlashAttention, beside one block at a time and beyond what stays: 2.05 "
-        "in place of 4.56 GB with kept gradients at 5.00 times the time and 15.2 GB with fresh "
-        "gradients at 5.00 times the time."
+        "in place of 4.56 GB with kept gradients at 5.00 times the time and the same 15.2 GB "
+        "with fresh gradients at 5.00 times the time."
     )
 
 
@@ -125,11 +125,10 @@ def test_the_neighbours_by_setting(made):
     rows = [row("half", 1450), row("block", 1500), row("segments:2", 1600)]
     rows += [row(s, ms, "kept") for s, ms in (("half", 1500), ("block", 1500), ("segments:2", 1))]
     assert str(segments.neighbours(made(rows))) == (
-        "- fp32, eager attention, gradients fresh: 1 block at 22.6 GB, then 2 blocks at 26.5 GB; "
-        "half a block the same to 1 %, and its step takes 3.3% less time; as "
-        "predicted.\n"
-        "- fp32, eager attention, gradients kept: 1 block at 11.8 GB, then 2 blocks at 14.8 GB; "
-        "half a block 2.60 GB more, and its step takes as long; as predicted."
+        "- fp32, eager attention, gradients fresh: 1 block at 22.6 GB, as predicted, then 2 "
+        "blocks at 26.5 GB; half a block the same to 1 %, and its step takes 3.3% less time.\n"
+        "- fp32, eager attention, gradients kept: 1 block at 11.8 GB, as predicted, then 2 "
+        "blocks at 14.8 GB; half a block 2.60 GB more, and its step takes as long."
     )
 
 

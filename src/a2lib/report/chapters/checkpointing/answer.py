@@ -47,7 +47,7 @@ LOOKS = Looks(
 )
 # Where the first input alone is tried, the axis of time reaches to it.
 TIMES = {WIDE: (0.75, 1, 1.25, 1.5), NARROW: (0.75, 1, 1.5, 2, 3, 5)}
-REACH = {WIDE: 1.75, NARROW: 6}
+REACH = {WIDE: (0.72, 1.75), NARROW: (0.6, 6)}
 SIZES = (2, 5, 10, 20, 50, 100)
 
 
@@ -100,7 +100,8 @@ def _least(c: Checkpointing) -> str:
         if one is None or least is None:
             return f"{text} {c.not_yet('the first input alone')}"
         sizes = gb(least.peak_bytes), gb(one.peak_bytes)
-        either = sizes[0] if sizes[0] == sizes[1] else f"{sizes[0]} in place of {sizes[1]}"
+        same = sizes[0] == sizes[1]
+        either = f"the same {sizes[0]}" if same else f"{sizes[0]} in place of {sizes[1]}"
         told.append(f"{either} GB with {gradients} gradients at {least.ms / one.ms:.2f} times "
                     "the time")  # fmt: skip
     return (f"{text} Measured in {TITLES[NARROW]}, beside one block at a time and beyond what "
@@ -159,13 +160,14 @@ def _panel(ax, c: Checkpointing, gradients: str, way: tuple[str, str]) -> None:
             ax.plot(row.ms / base.ms, row.peak_bytes / 1e9, markersize=4, zorder=3, **marks)
     last = [s for s in places if s in SEGMENTS][-1]
     below = -10 if way == WIDE else 0  # clear of the dashed line, and of what lies beside
-    ends = (last.partition(":")[2], line[-1], (6, below)), ("1", line[0], (3, -13))
-    for name, place, apart in ends:
-        ax.annotate(f"k = {name}", place, xytext=apart, textcoords="offset points")
+    ends = (last.partition(":")[2], line[-1], (6, below)), ("1", line[0], (-3, -13))
+    for name, place, (right, up) in ends:
+        ax.annotate(f"k = {name}", place, xytext=(right, up), textcoords="offset points",
+                    ha="left" if right > 0 else "right")  # fmt: skip
     room = (c.capacity() - held(gradients)) / 1e9
     if places["none"][1] > room:
         ax.axhline(room, **panels.REFERENCE_LINE)
-    ax.set(xscale="log", yscale="log", xlim=(0.72, REACH[way]), ylim=(1.6, 190))
+    ax.set(xscale="log", yscale="log", xlim=REACH[way], ylim=(1.6, 190))
     for axis, ticks in ((ax.xaxis, TIMES[way]), (ax.yaxis, SIZES)):
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_minor_locator(NullLocator())

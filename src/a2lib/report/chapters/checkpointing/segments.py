@@ -193,8 +193,9 @@ def neighbours(c: Checkpointing) -> Markdown:
             if len(rows) < 2 or half is None:
                 continue
             first, second = sorted(rows, key=lambda row: row.peak_bytes)[:2]
+            said = "as predicted" if first.strategy == best(gradients, way) else "not as predicted"
             text = (f"- {title}, gradients {gradients}: {words(first.strategy)} at "
-                    f"{gb(first.peak_bytes)} GB, then {words(second.strategy)} at "
+                    f"{gb(first.peak_bytes)} GB, {said}, then {words(second.strategy)} at "
                     f"{gb(second.peak_bytes)} GB; half a block ")  # fmt: skip
             apart = half.peak_bytes - first.peak_bytes
             if abs(apart) < 0.01 * first.peak_bytes:
@@ -202,8 +203,7 @@ def neighbours(c: Checkpointing) -> Markdown:
             else:
                 text += f"{gb(abs(apart))} GB {'more' if apart > 0 else 'less'}"
             text += f", and its step {_against(half, first)}"
-            said = "as predicted" if first.strategy == best(gradients, way) else "not as predicted"
-            told.append(f"{text}; {said}")
+            told.append(text)
     if not told:
         return Markdown(c.not_yet("the best segment and its neighbours"))
     return Markdown("\n".join(f"{text}." for text in told))

@@ -72,7 +72,7 @@ def repeating(command: str) -> str:
 
 
 def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
-    """What the committed notebook holds: how many of `rows` its run measured, and how many it read.
+    """What the committed notebook holds: how many of `rows` its run measured.
 
     The run is the one that the notebook's own output names.
     """
@@ -88,7 +88,7 @@ def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
     measured = int((rows["run"] == named[1]).sum())
     return Markdown(
         f"The lab record is the notebook as run `{named[1]}` left it: that run measured "
-        f"{measured:,} of the {len(rows):,} rows shown here and read the others from `data/`."
+        f"{measured:,} of the {len(rows):,} rows shown here; any others are of other runs."
     )
 
 

@@ -146,10 +146,11 @@ def test_work_on_another_stream_is_no_graph():
     """It is not captured, so that a replay would seem to take no time at all."""
     x = torch.randn(512, device="cuda")
     out = torch.zeros_like(x)
-    other = torch.cuda.Stream()
+    # PyTorch hands out 32 streams in turns: one of any two is not the one that is captured.
+    others = torch.cuda.Stream(), torch.cuda.Stream()
 
     def call():
-        with torch.cuda.stream(other):
+        with torch.cuda.stream(others[others[0] == torch.cuda.current_stream()]):
             torch.add(x, 1, out=out)
         return out
 

@@ -1,5 +1,8 @@
 """Device names and peak memory; the arithmetic is tested with a stand-in for torch.cuda."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -21,6 +24,10 @@ def test_a_device_name_becomes_a_file_name(monkeypatch, name, slug):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     assert device_slug() == slug == slugify(slug)
+
+
+class Held:
+    """What only the collector frees."""
 
 
 def test_without_cuda_the_device_is_the_cpu(monkeypatch):
@@ -50,6 +57,31 @@ def test_peak_is_counted_above_what_was_there_at_entry(monkeypatch):
     assert log == ["synchronize", "call", "synchronize"]
     assert peak_bytes(call, device="cpu") is None
     assert log[3:] == []
+
+
+def test_garbage_of_before_is_not_taken_off_the_peak(monkeypatch, no_garbage):
+    garbage = Held()
+    garbage.cycle, held = garbage, weakref.ref(garbage)
+    del garbage
+    now = {"call": 0, "peak": 0}
+
+    def allocated():
+        return now["call"] + (1000 if held() else 0)
+
+    def reset():
+        now["peak"] = allocated()
+
+    def call():
+        gc.collect()
+        now["call"] = 70
+        now["peak"] = max(now["peak"], allocated())
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: now["peak"])
+    assert peak_bytes(call) == 70
 
 
 @pytest.mark.gpu

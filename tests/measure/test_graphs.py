@@ -4,6 +4,7 @@ tests/gpu/test_timing.py."""
 import contextlib
 import gc
 import types
+import weakref
 
 import pytest
 import torch
@@ -245,6 +246,21 @@ def test_a_capture_that_cannot_end_gives_its_pool_back_and_names_the_first_error
     assert made._cuda.current == "default"
     with pytest.raises(RuntimeError, match="previous error"):
         made.capture(lambda: lambda: None, 0)
+
+
+@pytest.mark.parametrize("end", [None, RuntimeError("failed due to a previous error")])
+def test_a_failed_capture_lets_go_of_what_its_call_held(cuda_graphs, end):
+    """A graph of autograd that lives on hands later gradients over on the capture's stream."""
+    made, held = cuda_graphs(end=end), []
+
+    def call():
+        loss = torch.zeros(1)
+        held.append(weakref.ref(loss))
+        raise RuntimeError("not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted") as failed:
+        made.capture(lambda: call, 0)
+    assert [loss() for loss in held] == [None] and failed.tb is not None
 
 
 @pytest.mark.parametrize("written", [True, False])

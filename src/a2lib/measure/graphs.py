@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,7 @@ from a2lib.measure.timing import (
     Timing,
     detached,
     in_turns,
+    linked,
     sample_count,
 )
 
@@ -125,6 +127,10 @@ class CudaGraphs:
             self._check(graph, outputs, first_replay or (lambda replay: replay()))
         except Exception as error:
             outputs.clear()
+            # What the failed call held (a loss, and with it autograd's nodes, which keep to this
+            # stream) would live as long as the error, and where that is in a cycle, longer.
+            for link in linked(error):
+                traceback.clear_frames(link.__traceback__)
             self._abandon(graph, pool)
             # The end of a broken capture fails with words of its own.
             raise (first or error) from None

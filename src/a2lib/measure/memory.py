@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 
@@ -16,6 +17,8 @@ def peak_bytes(fn: Callable[[], object], *, device: str = "cuda") -> int | None:
 
     if device == "cpu" or not torch.cuda.is_available():
         return None
+    # Garbage that is collected in mid-call would be taken off the peak.
+    gc.collect()
     torch.cuda.synchronize()
     at_entry = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

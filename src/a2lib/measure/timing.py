@@ -316,13 +316,20 @@ def _warm_up(
 def detached(error: Exception) -> Exception:
     """``error`` without the frames that hold on to the failed call's tensors."""
     error.add_note("".join(traceback.format_exception(error)).rstrip())
-    linked: list[BaseException | None] = [error]
-    while linked:
-        link = linked.pop()
-        if link is not None and link.__traceback__ is not None:
-            link.__traceback__ = None
-            linked += [link.__cause__, link.__context__]
+    for link in linked(error):
+        link.__traceback__ = None
     return error
+
+
+def linked(error: BaseException) -> list[BaseException]:
+    """``error`` with its causes and what was being handled when each was raised, each once."""
+    found, new = [], [error]
+    while new:
+        link = new.pop()
+        if link is not None and all(link is not one for one in found):
+            found.append(link)
+            new += [link.__cause__, link.__context__]
+    return found
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

@@ -94,7 +94,9 @@ class MasterAdamW(torch.optim.Optimizer):
     @contextlib.contextmanager
     def overlapping(self) -> Iterator[None]:
         """Within it a backward updates each parameter as soon as its gradient is complete, on a
-        stream beside the backward's own; ``step`` then does what is left.
+        stream beside the backward's own; ``step`` then does what is left. That stream has priority
+        0: run the backward on one of priority -1, or an update that comes first keeps the next
+        product waiting.
 
         For the last backward before a step, of a model that one process trains: a wrapper that
         averages gradients over ranks would come too late. A parameter must not be read after its

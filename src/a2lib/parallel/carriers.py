@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from a2lib.parallel.copy_engines import CopyEngines, why_not
-from a2lib.parallel.group import member, sum_or_mean
+from a2lib.parallel.group import Mean
 
 COMMUNICATIONS = ("backend", "copy_engines", "auto")
 
@@ -23,8 +23,8 @@ class Backend:
 
     def __init__(self, group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
         self.group, self._dtype = group, dtype
-        self._mean = sum_or_mean(member(group)[1])
-        self._sent: list[tuple[dist.Work, list[tuple[Tensor, Tensor]]]] = []
+        self._mean = Mean(group)
+        self._sent: list[tuple[dist.Work, list[Tensor], list[Tensor]]] = []
 
     def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
         """The parameters of each bucket; nothing of the old ones is on its way."""
@@ -33,23 +33,18 @@ class Backend:
         """Start the all-reduce of the parameters' gradients; ``bucket`` counts them."""
         grads = [p.grad for p in params]
         dense = [as_sent(g, self._dtype) for g in grads]
-        if len(dense) == 1:
-            work = dist.all_reduce(dense[0], self._mean, group=self.group, async_op=True)
-        else:
-            with dist._coalescing_manager(self.group, async_ops=True) as work:
-                for tensor in dense:
-                    dist.all_reduce(tensor, self._mean, group=self.group)
         # Held until they have arrived: the backend does not.
-        self._sent.append((work, list(zip(grads, dense, strict=True))))
+        self._sent.append((self._mean(dense), grads, dense))
 
     def arrive(self) -> None:
         """Let the current stream wait for all that was sent, and write it into the gradients."""
         sent, self._sent = self._sent, []
-        for work, _ in sent:
+        for work, _, _ in sent:
             work.wait()
-        for grad, dense in (pair for _, pairs in sent for pair in pairs):
-            if dense is not grad:
-                grad.copy_(dense)
+        for _, grads, dense in sent:
+            for grad, arrived in zip(grads, dense, strict=True):
+                if arrived is not grad:
+                    grad.copy_(arrived)
 
 
 def as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -6,7 +6,9 @@ import torch
 from a2lib.experiments import collectives, ddp, fsdp, parallelism, sharded_optimizer
 from a2lib.experiments.data_parallel import training, turns
 from a2lib.experiments.data_parallel.configurations import Training
+from a2lib.experiments.ddp import traces
 from a2lib.experiments.ddp.configurations import (
+    BEST_MB,
     CARRIERS,
     HANDOUT_MB,
     PEERS,
@@ -18,6 +20,8 @@ from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.experiments.harness.sweep import Sweep
 from a2lib.measure import DDP, Store, bulk, read_runs, start_run
+from a2lib.measure.trace import TraceError
+from a2lib.measure.trace.kernels import Kernel, Trace
 
 TINY = {"model": "tiny", "batch": 2, "context": 8, "precision": "fp32", "attention": "eager",
         "compile": "none", "capture": False}  # fmt: skip
@@ -99,6 +103,7 @@ def test_rows_of_two_gpus(tmp_path):
     given = {**TINY, "precision": "bf16"}
     ways = [Way("naive"), Way("flat"), Way("overlapped")]
     ways += [Way("bucketed", 1, c, t) for c in CARRIERS for t in SENT_DTYPES]
+    ways += [Way("bucketed", BEST_MB)]
     asked = {Training(Ranks(2, "nccl"), **{**given, "capture": True}): ways}
     ways = [*ways, *(Way(peer, 25) for peer in PEERS), Way("torch_ddp", 25, sent_dtype="bf16")]
     asked[Training(Ranks(2, "nccl"), **given)] = ways
@@ -110,10 +115,30 @@ def test_rows_of_two_gpus(tmp_path):
     assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}, rows
     assert all(float(row["ms_host"]) > 0 for row in rows)
     drawn = {name for _, name in bulk.pictures("strip", tmp_path)}
-    assert drawn == {"ddp-tiny-naive-2-ranks", "ddp-tiny-overlapped-2-ranks"}
-    strip = bulk.read("strip", "nvidia", "ddp-tiny-overlapped-2-ranks", tmp_path)
-    kinds = {row["kind"] for row in strip.rows}
-    assert {"communication", "matmul"} <= kinds
+    bucketed = f"bucketed-{BEST_MB}-MB"
+    assert drawn == {f"ddp-tiny-{way}-2-ranks" for way in
+                     ("naive", "overlapped", bucketed, f"{bucketed}-captured")}  # fmt: skip
+    for name in drawn:
+        kinds = {row["kind"] for row in bulk.read("strip", "nvidia", name, tmp_path).rows}
+        assert {"communication", "matmul"} <= kinds, name
+
+
+def test_the_window_of_a_replay_ends_backward_with_its_last_product():
+    """20 ms of products, an all-reduce until 24, the optimizer from there to 60."""
+    ms = 10**6
+    kernels = [Kernel(name, 0, stream, begin * ms, (end - begin) * ms) for name, stream, begin, end
+               in (("nvjet_tst", "7", 0, 20), ("ncclDevKernel_AllReduce", "9", 18, 24),
+                   ("multi_tensor_apply_kernel<FusedAdam>", "7", 24, 60))]  # fmt: skip
+    found = Trace("chrome", kernels, [])
+    rows = traces.window(found, captured=True)
+    assert [(row["kind"], row["start_us"], row["duration_us"]) for row in rows] == [
+        ("matmul", 0, 15_000), ("communication", 13_000, 6_000), ("optimizer", 19_000, 11_000),
+    ]  # fmt: skip
+    assert traces.window(None, captured=True) == []
+    with pytest.raises(TraceError, match="no product was traced"):
+        traces.window(Trace("chrome", kernels[1:], []), captured=True)
+    with pytest.raises(TraceError, match="no kernel of a backward"):
+        traces.window(found)
 
 
 @pytest.mark.parametrize("long", [False, True])

@@ -48,9 +48,9 @@ def measure(job: RankJob) -> None:
                 job.put({**key, "conditions": conditions(job.device),
                          **_measure(job, training, without, _way(key))})  # fmt: skip
         # At the end, so that a profiler costs no row.
-        drawn = not job.spec["capture"] and job.spec["model"] in traces.MODELS
-        for key in itertools.chain(*job.wanted.values()) if drawn else ():
-            if _way(key) in traces.TRACED and not _unsupported(training, _way(key)):
+        drawn = traces.TRACED[job.spec["capture"]] if job.spec["model"] in traces.MODELS else ()
+        for key in itertools.chain(*job.wanted.values()):
+            if _way(key) in drawn and not _unsupported(training, _way(key)):
                 if job.expired():
                     return
                 traces.draw(job, training, _way(key), key)

@@ -72,7 +72,7 @@ def repeating(command: str) -> str:
 
 
 def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
-    """What the committed notebook holds: how many of `rows` its run measured, and how many it read.
+    """What the committed notebook holds: how many of `rows` its run measured.
 
     The run is the one that the notebook's own output names.
     """

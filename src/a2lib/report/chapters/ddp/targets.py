@@ -72,8 +72,8 @@ def sentence(c: Ddp) -> Markdown:
               for _, _, least, limit, what in known if least > limit]  # fmt: skip
     if beyond:
         text += (
-            f" Nothing that sends gradients can meet {len(beyond)} of them: our step that sends "
-            f"nothing is {listed(beyond)} of PyTorch's. They were set beside a host on which "
+            f" Nothing that updates after backward can meet {len(beyond)} of them: our step that "
+            f"sends nothing is {listed(beyond)} of PyTorch's. They were set beside a host on which "
             "PyTorch's step took longer."
         )
     torch, best = c.row("torch_ddp", 25, model=MAIN), c.best()

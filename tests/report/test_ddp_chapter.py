@@ -219,7 +219,8 @@ def test_a_limit_below_the_step_that_sends_nothing_cannot_be_met(made):
     # 100 / 125 and 80 / 125.
     assert (
         "Nothing that updates after backward can meet 2 of them: our step that sends nothing is "
-        "0.800 (launched, fp32, at most 0.70) and 0.640 (captured, fp32, at most 0.55) of PyTorch's."
+        "0.800 (launched, fp32, at most 0.70) and 0.640 (captured, fp32, at most 0.55) of "
+        "PyTorch's."
     ) in str(targets.sentence(made(rows)))
     assert "Nothing that updates" not in str(targets.sentence(made(ROWS)))
 

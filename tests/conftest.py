@@ -34,6 +34,18 @@ def locks_of_their_own(tmp_path_factory):
     os.environ["A2LIB_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def garbage_is_looked_for_among_new_objects():
+    """What is timed is timed after a collection, which takes a quarter of a second where the heap
+    holds all modules that tests import. What there is when a file's tests begin is left out of it.
+
+    Not where there is a GPU: what a failed test keeps could then never give its memory back.
+    """
+    if not torch.cuda.is_available():
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture
 def plain_frames():
     """For a test that counts a step's tensors: Python's own evaluator of frames.

@@ -18,8 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 os.environ.pop("TRITON_INTERPRET", None)
 
 import triton  # noqa: E402
+from triton import knobs  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
+from triton.backends.nvidia.compiler import CUDABackend, get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from a2lib.attention import kernels  # noqa: E402
@@ -28,8 +29,13 @@ from a2lib.attention.tiles import SPECIALISED, TILES, WHEN_FEW, Tile, options_of
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
-def assembled(ptx):
-    """What ptxas says of ``ptx``: bytes spilled, registers, wgmma that it serialised."""
+def assembled(compiled):
+    """What ptxas says of a kernel: bytes spilled, registers, wgmma that it serialised."""
+    return json.loads(compiled.asm["cubin"])
+
+
+def _ptxas(self, ptx, *_):
+    """In place of Triton's own call of ptxas, which keeps the code and not what was said of it."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
@@ -39,11 +45,16 @@ def assembled(ptx):
             text=True,
         ).stderr
     registers = re.search(r"Used (\d+) registers", log)
-    return {
+    said = {
         "spills": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log))),
         "serialised": re.findall(r"\((C751[0-5])\)", log),
         "registers": int(registers.group(1)) if registers else None,
     }
+    return json.dumps(said).encode()
+
+
+CUDABackend.make_cubin = _ptxas
+knobs.cache.dir = os.path.join(knobs.cache.dir, "a2lib-ptxas")  # away from kernels that can run
 
 
 def compile_kernel(kernel, dtype, head_dim, causal, tile):
@@ -87,7 +98,7 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
         "head_dim": head_dim,
         "causal": causal,
         "tile": list(tile),
-        **assembled(compiled.asm["ptx"]),
+        **assembled(compiled),
         "shared": compiled.metadata.shared,
         "wgmma": "wgmma.mma_async" in compiled.asm["ptx"],
         "mma_sync": "mma.sync" in compiled.asm["ptx"],

@@ -17,6 +17,9 @@ class PlayedGraphs:
     fails = broken = None
     log, alive, inside = [], [], 0
 
+    def __init__(self, priority=0):
+        self.log.append(f"priority {priority}") if priority else None
+
     @contextlib.contextmanager
     def on_stream(self):
         type(self).inside += 1
@@ -96,6 +99,12 @@ def test_a_replay_has_to_write_the_loss_and_every_gradient(captured, played, mod
     else:
         # The loss; embedding and head, five norms and seven matrices in each of two blocks.
         assert first[0] == () and len(first) == 1 + 2 + 5 + 14
+
+
+@pytest.mark.parametrize("mode, said", [("train-step", 0), ("overlapped-step", 1)])
+def test_updates_beside_a_backward_come_after_its_kernels(captured, played, mode, said):
+    run(captured(mode=mode, warmup=2, steps=1))
+    assert played.log.count("priority -1") == said
 
 
 def test_memory_is_counted_from_the_capture_on(captured, played):

@@ -2,6 +2,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,11 @@ EMPTY_NOTEBOOK = {
     "nbformat": 4,
     "nbformat_minor": 4,
 }
+
+
+# Pages whose words follow the rows of synthetic.py, and the one that the front page's numbers link.
+FULL = re.compile(r"index|questions|benchmark|flash(-.*)?")
+HEADING_OR_LABEL = re.compile(r"^(?:#+ .*|\([\w-]+\)=)$", re.M)
 
 
 class Book:
@@ -40,6 +46,17 @@ class Book:
                 shutil.copy(ROOT / "notebooks" / notebook, root / "notebooks")
             else:
                 (root / "notebooks" / notebook).write_text(json.dumps(EMPTY_NOTEBOOK))
+
+    def shortened(self) -> dict[Path, str]:
+        """Leave of each page that runs code and is not in FULL its headings and labels, which is
+        what others refer to; returns the pages' texts by file."""
+        texts = {}
+        for page in sorted((self.root / "book").glob("*.md")):
+            text = page.read_text(encoding="utf-8")
+            if "{code-cell}" in text and not FULL.fullmatch(page.stem):
+                texts[page] = text
+                page.write_text("\n\n".join(HEADING_OR_LABEL.findall(text)), encoding="utf-8")
+        return texts
 
     def build(self) -> subprocess.CompletedProcess:
         """Build as a reader does, warnings being errors."""
@@ -93,7 +110,8 @@ def book(tmp_path_factory):
     """The book, built once in a run of the tests, whichever worker asks. Do not change it.
 
     It has a complete invented sweep of the published device, and tiny CPU rows of `make book`. They
-    came between two builds: what the first one wrote, of no row, is in `without_rows`.
+    came between two builds: what the first one wrote, of no row, is in `without_rows`. It had the
+    pages in full that these rows change; of the others, the second build has no row either.
     """
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -105,8 +123,12 @@ def book(tmp_path_factory):
             return Book(root, copy=False)
         shutil.rmtree(root, ignore_errors=True)  # what a failed build of another worker left
         root.mkdir()
-        book = built(Book(root))
+        book = Book(root)
+        texts = book.shortened()
+        built(book)
         shutil.copytree(book.html, book.without_rows)
+        for page, text in texts.items():
+            page.write_text(text, encoding="utf-8")
         rows = synthetic()
         rows.write(root / "data")
         rows.write(root / "build" / "data", device="cpu", ceiling=False,

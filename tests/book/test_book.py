@@ -1,5 +1,6 @@
 """The built book: every picture is there, every reference resolves, nothing is asked of the net."""
 
+import functools
 import re
 import shutil
 import subprocess
@@ -26,7 +27,9 @@ fsdp_tp_calcs
 ANSWERED = {label.split()[0] for label in answers()}
 
 
+@functools.cache
 def soup(page):
+    """A page of the book, parsed once: a dozen tests read every page. Do not change it."""
     return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
 
 

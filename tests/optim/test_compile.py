@@ -36,7 +36,7 @@ for n in (4096, 2**31 + 4096):
         ptx = made.asm["ptx"]
         moves = re.findall(r"\\b((?:ld|st)\\.(?:global|shared)\\.\\S+)", ptx)
         print(json.dumps({"n": signature["n"], "master": has_master, "moves": moves,
-                          **assembled(ptx)}))
+                          **assembled(made)}))
 """
 
 

@@ -1,10 +1,12 @@
 """Steps in a CUDA graph against the same steps launched one by one; GPUs alone."""
 
+import contextlib
 import functools
 
 import torch
 from checking import Tied, check, chunks_from, raises, same, seeded, token_loss, world
 
+from a2lib.optim import MasterAdamW
 from a2lib.parallel import (
     DDP,
     FSDP,
@@ -27,6 +29,8 @@ WRAPPERS = {
     "bucketed_bf16": functools.partial(BucketedDDP, bucket_size_mb=0.01, **LOW),
     "copy_engines": functools.partial(BucketedDDP, bucket_size_mb=0.01, **ENGINES),
     "copy_engines_bf16": functools.partial(BucketedDDP, bucket_size_mb=0.01, **ENGINES, **LOW),
+    "updating": functools.partial(BucketedDDP, bucket_size_mb=0.01),
+    "updating_copies": functools.partial(BucketedDDP, bucket_size_mb=0.01, **ENGINES, **LOW),
     "sharded_optimizer": DDP,
     "fsdp": FSDP,
     "fsdp_bf16": functools.partial(FSDP, compute_dtype=torch.bfloat16),
@@ -41,12 +45,16 @@ class Training:
         torch.manual_seed(0)
         self.module = Tied(width=32)
         self.wrapper = WRAPPERS[kind](self.module)
+        self.beside_backward = contextlib.nullcontext
         options = {"lr": 0.01, "capturable": True}
         if kind == "sharded_optimizer":
             with chunks_from(1000, padding_bytes=0):  # gathers and broadcasts
                 self.optimizer = ShardedOptimizer(
                     self.module.parameters(), torch.optim.AdamW, **options
                 )
+        elif kind.startswith("updating"):
+            self.optimizer = MasterAdamW(self.module.parameters(), lr=0.01)
+            self.beside_backward = functools.partial(self.optimizer.overlapping, self.wrapper)
         else:
             self.optimizer = torch.optim.AdamW(
                 self.module.parameters(), fused=kind == "overlapped", **options
@@ -61,7 +69,8 @@ class Training:
         tokens = self.batches.index_select(0, self.taken)[0]
         self.taken.add_(1)
         loss = token_loss(self.wrapper(tokens, **options), tokens)
-        loss.backward()
+        with self.beside_backward():
+            loss.backward()
         self.wrapper.finish_gradient_synchronization()
         self.optimizer.step()
         self.losses.append(loss.detach().clone())

@@ -3,6 +3,7 @@
 import copy
 import functools
 import weakref
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from checking import (
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from a2lib.optim import MasterAdamW
 from a2lib.parallel import DDP, FSDP, BucketedDDP, FlatDDP, NaiveDDP, capture_step, group
 from a2lib.parallel.rank import progress
 
@@ -288,14 +290,54 @@ def ddp_buckets_hold_what_they_may_and_start_in_backward():
     ddp = BucketedDDP(nn.Sequential(*layers), bucket_size_mb=2.5 * 256 / 2**20)
     assert ddp._buckets == [[4, 3], [2, 1], [0]]
     sent = []
-    layers[0].register_full_backward_pre_hook(lambda *_: sent.append(ddp._next))
+    layers[0].register_full_backward_pre_hook(lambda *_: sent.append(ddp._under_way.next))
     for step in range(2):
         ddp(torch.randn(2, 8, requires_grad=True)).sum().backward()
         assert sent[step] == 2, "two buckets are on their way before the first layer's backward"
         ddp.finish_gradient_synchronization()
-        assert not ddp._sent and not ddp._arrived
+        assert not ddp._under_way.sent and not ddp._under_way.arrived
     single = DDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     assert [len(bucket) for bucket in single._buckets] == [1] * 4
+
+
+@check(2)
+def ddp_updates_each_bucket_as_it_would_afterwards():
+    """To the bit: frozen, unused everywhere, unused on one rank, accumulation, four steps."""
+    rank, size = world()
+    first = Tied()
+
+    def trained(make, overlap):
+        ddp, batches, early = make(copy.deepcopy(first)), iter(token_batches(8 * size)), []
+        optimizer = MasterAdamW(ddp.parameters(), lr=0.05)
+        for step in range(4):
+            mine = [next(batches) for _ in range(2 * size)][2 * rank :][:2]
+            with ddp.no_sync(), optimizer.overlapping(ddp) if overlap else nullcontext():
+                loss_on(mine[0])(ddp).backward()
+            before = [p.detach().clone() for p in ddp.parameters()]
+            with optimizer.overlapping(ddp) if overlap else nullcontext():
+                # A step of every two uses `extra`, on rank 1 alone.
+                loss_on(mine[1], extra=step % 2 == 1 and rank == 1)(ddp).backward()
+            after = zip(ddp.parameters(), before, strict=True)
+            early.append(sum(not torch.equal(p, was) for p, was in after))
+            ddp.finish_gradient_synchronization()
+            optimizer.step()
+            optimizer.zero_grad()
+        return ddp.module, optimizer.state_dict()["state"], early
+
+    module, state, early = trained(NaiveDDP, False)
+    assert early == [0] * 4
+    for kind in HOOKED:
+        overlapped, its_state, early = trained(KINDS[kind], True)
+        same_parameters(overlapped, module, kind)
+        assert its_state.keys() == state.keys()
+        for i, of_one in state.items():
+            for name, x in of_one.items():
+                same(its_state[i][name], x, f"{kind}, {name} of {i}")
+        # gloo's are updated in the finish, and so are those of the first step: one is unused.
+        assert all(early[1:]) == ("copied" in kind), (kind, early)
+    with raises(TypeError, "takes a DDP or BucketedDDP of a2lib.parallel, or nothing; got NaiveDD"):
+        with MasterAdamW(module.parameters()).overlapping(NaiveDDP(module)):
+            pass
 
 
 @check(2)

@@ -9,6 +9,7 @@ import torch
 from checking import Tied, check, chunks_from, same, token_batches, token_loss, world
 from torch.nn import functional as F
 
+from a2lib.optim import MasterAdamW
 from a2lib.parallel import FSDP, BucketedDDP, ShardedOptimizer
 from a2lib.parallel.copy_engines import mean_of_parts, mean_of_parts_plain
 from a2lib.parallel.lane import Lane
@@ -44,14 +45,20 @@ def late(where):
         Lane.run = run
 
 
-def trained(make, first):
+def trained(make, first, updating=False):
     # The fused optimizer does not wait for its steps' counts, which would end what is late.
     rank, size = world()
     wrapper = make(copy.deepcopy(first))
-    optimizer = torch.optim.AdamW(wrapper.parameters(), lr=0.05, fused=True)
+    beside_backward = contextlib.nullcontext
+    if updating:
+        optimizer = MasterAdamW(wrapper.parameters(), lr=0.05)
+        beside_backward = functools.partial(optimizer.overlapping, wrapper)
+    else:
+        optimizer = torch.optim.AdamW(wrapper.parameters(), lr=0.05, fused=True)
     for tokens in token_batches(STEPS * size)[rank::size]:
         optimizer.zero_grad()
-        token_loss(wrapper(tokens), tokens).backward()
+        with beside_backward():
+            token_loss(wrapper(tokens), tokens).backward()
         wrapper.finish_gradient_synchronization()
         optimizer.step()
         # What is free is written to at once, by other work.
@@ -61,12 +68,12 @@ def trained(make, first):
     return dict(wrapper.module.named_parameters())
 
 
-def the_same_whoever_is_late(make):
+def the_same_whoever_is_late(make, updating=False):
     first = Tied(width=64)
-    expected = trained(make, first)
+    expected = trained(make, first, updating)
     for where in ("nobody", "lane begins", "lane ends", "computing"):
         with late(where):
-            weights = trained(make, first)
+            weights = trained(make, first, updating)
         for name, x in expected.items():
             same(weights[name].detach(), x.detach(), f"{where} late, {name}")
 
@@ -84,6 +91,14 @@ def copy_engines_wait_where_they_must():
             lambda module, dtype=dtype: BucketedDDP(
                 module, 0.01, communication="copy_engines", communication_dtype=dtype
             )
+        )
+
+
+@check(2)
+def updates_during_backward_wait_where_they_must():
+    for options in ({}, {"communication": "copy_engines", "communication_dtype": torch.bfloat16}):
+        the_same_whoever_is_late(
+            lambda module, options=options: BucketedDDP(module, 0.01, **options), updating=True
         )
 
 

@@ -236,7 +236,10 @@ def test_a_target_below_the_floor_is_called_so(bench):
     assert estimate.floors(b, "2.7B", "bf16", True)["total"].ms > 75
     said = str(speed.reached(b))
     assert said.startswith("None is met. Missed: 2.7B with 190 ms (at most 75.0).")
-    assert said.endswith("above its target: no kernel reaches it on this GPU.")
+    assert said.endswith(
+        "above its target: with fp32 weights, and each kernel after the one before, no step "
+        "reaches it on this GPU."
+    )
 
 
 def test_the_rest_of_a_step_by_captured_modes(bench):
@@ -251,6 +254,9 @@ def test_the_rest_of_a_step_by_captured_modes(bench):
     assert f"has {(40 - least['optimizer']) / beyond:.0%} of that" in said
     later = 100 - least["backward"] - least["loss"]
     assert f"2.7B {60 - least['forward']:.1f} and {later:.1f} ms" in said
+    idle = estimate.idle(b, "2.7B")["total"]
+    share = idle / (60 - least["forward"] + later)
+    assert f"tiles explain {idle:.2f} ms (2.7B), {share:.0%}: " in said
     assert "Not measured" not in said
     found = rest.table(b, "c", "tab-c").frame.set_index("model").loc["2.7B"]
     assert list(found)[1::2][:1] == ["200"] and found["share"] == f"{least['total'] / 200:.0%}"
@@ -291,19 +297,68 @@ def test_this_library_s_adamw_by_value(bench):
     measured += aims(100, 195, 190)[:-2] + four("2.7B", 100, 110, 90, None)
     measured += four("small", 7, None, None, None)
     b = bench(benchmark=measured, ceiling=CEILING)
-    assert str(updates.sentence(b)) == (
+    said = str(updates.sentence(b))
+    assert said.startswith(
         "Of the captured step with PyTorch's AdamW and fp32 weights it takes with AdamW beside the "
         "backward 0.95 to 1.10 (slower: 2.7B), with 16-bit weights 0.88 to 0.90 and with both "
-        "0.80. The target that is missed above is met so by xl (2025) with 64.0 ms (at most 72.0; "
-        "both). Missed all the same: 2.7B with 90.0 ms (at most 75.0; 16-bit weights)."
+        "0.80. 16-bit weights spare 2.7B 10.0 ms, where its floor is lower by "
     )
+    assert (
+        " The target that is missed above is met so by xl (2025) with 64.0 ms (at most 72.0; "
+        "both). Missed all the same: 2.7B with 90.0 ms (at most 75.0; 16-bit weights). The 90.0 ms "
+    ) in said
+    updated = estimate.floors(b, "xl25", "bf16_weights", True)["optimizer"].ms
+    assert f"beside the backward hides {6 / updated:.0%} of the least that the optimizer" in said
+    least = estimate.floors(b, "2.7B", "bf16_weights", True)
+    products, others = least["products"].ms, least["total"].ms - least["products"].ms
+    idle = estimate.idle(b, "2.7B")["total"]
+    rest_of = 90 - products - others - idle
+    hidden = estimate.hidden(b, "2.7B", "bf16_weights")
+    assert said.endswith(
+        f"with 16-bit weights are products at the best rate ({products:.1f} ms, "
+        f"{products / 90:.0%}), all else at the measured bandwidth ({others:.1f} ms, "
+        f"{others / 90:.0%}), at least what tiles leave idle ({idle:.2f} ms, {idle / 90:.0%}) and "
+        f"what these rows do not explain ({rest_of:.2f} ms, {rest_of / 90:.0%}). With the "
+        f"optimizer wholly beside the backward the floor would be {hidden:.1f} ms, "
+        f"{hidden / 75:.0%} of the target."
+    )
+    assert 0 < rest_of < 9 and 0 < idle < 9 and hidden < least["total"].ms
     found = updates.table(b, "c", "tab-c").frame.set_index("model")
     assert list(found.index) == ["xl (2025)", "2.7B"]
     assert list(found.loc["xl (2025)"][:5]) == ["80.0", "76.0", "70.0", "64.0", "0.80"]
     assert list(found.loc["2.7B"][:5]) == ["100", "110", "90.0", MISSING, "0.90"]
-    floors = [estimate.floors(b, "2.7B", p, True)["total"].ms for p in ("bf16", "bf16_weights")]
-    assert list(found.loc["2.7B"][5:7]) == [f"{ms:.1f}" for ms in floors]
-    assert floors[1] < floors[0]
+    assert list(found.loc["2.7B"][5:7]) == [f"{least['total'].ms:.1f}", f"{hidden:.1f}"]
+
+
+def test_an_update_that_spares_nothing_is_not_praised(bench):
+    narrow = {"way": "ours", "precision": "bf16_weights"}
+    measured = whole(79, way="ours") + whole(89, **narrow)
+    measured += whole(99, mode="overlapped-step", **narrow)
+    said = str(updates.sentence(bench(benchmark=measured, ceiling=CEILING)))
+    assert said.endswith("16-bit weights 1.12 (slower: 2.7B) and with both 1.25 (slower: 2.7B).")
+
+
+def test_the_answer_names_the_fastest_way(bench):
+    measured = times(300, 600, 99) + whole(199, way="ours")
+    over = {"way": "ours", "precision": "bf16_weights"}
+    both = whole(149, mode="overlapped-step", **over)
+    said = str(answer.sentence(bench(benchmark=measured + whole(159, **over) + both)))
+    assert said.endswith("With weights in 16 bits and AdamW beside the backward it takes 150 ms.")
+    said = str(answer.sentence(bench(benchmark=measured + whole(159, **over))))
+    assert said.endswith(" With weights in 16 bits it takes 160 ms.")
+    assert "AdamW" not in str(answer.sentence(bench(benchmark=measured + whole(209, **over))))
+
+
+def test_compiled_steps_of_two_commits_are_told_apart(bench, synthetic, tmp_path):
+    other = synthetic.RUN.replace("nvidia-h200", "cpu")  # by its name the earlier one
+    synthetic.by_hand(tmp_path, device="cpu")
+    plain = times(10, 20, 9, 5, way="ours") + whole(10, way="ours")
+    old = times(10, 20, 9, 5, way="ours", context=128) + whole(10, way="ours", context=128)
+    b = bench(benchmark=plain + [{**row, "run": other} for row in old])
+    b.runs.loc[other, "git"] = b.runs.loc[synthetic.RUN, "git"]
+    assert "commit" not in str(answer.launch_bound(b))
+    b.runs.loc[other, "git"] = "earlier"
+    assert "more than one commit: 2.7B at 128 are older" in str(answer.launch_bound(b))
 
 
 def test_this_library_s_adamw_of_another_run_is_not_compared(bench, synthetic, tmp_path):

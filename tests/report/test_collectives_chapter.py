@@ -105,20 +105,25 @@ def test_how_the_factors_act_together(made):
         answer.queued(c)
     )
     assert str(answer.conditions(c)) == (
-        "NCCL was of unknown version with NCCL_NVLS_ENABLE=0; gloo's processes ran on Abacus 1, "
-        "8 cores."
+        "NCCL was of unknown version with NCCL_NVLS_ENABLE=0, without NVLink's multicast; gloo's "
+        "processes ran on Abacus 1, 8 cores."
     )
 
 
 def test_sixteen_bits_by_as_many_bytes(made, empty):
+    # In a row they take half the time: 2.2 ms against 2, 0.02 against 0.025.
     c = made([*ROWS, row(4.4, dtype="bf16"), row(0.04, MB, dtype="bf16")])
-    assert str(answer.dtypes(c)).endswith(
-        "in bf16 takes 0.80 to 1.10 times the time of fp32, over 2 pairs: not within 10% of each "
-        "other, so that bytes alone do not decide."
+    assert str(answer.dtypes(c)) == (
+        "For as many bytes, calls in a row take 0.80 to 1.10 times as long in bf16 as in fp32, "
+        "over 2 pairs: not within 10% of each other at 1 MB and 1024 MB, so that bytes alone do "
+        "not decide."
     )
-    alike = made([*ROWS, row(4.2, dtype="bf16")])
-    assert "1.05 times the time of fp32, over 1 pairs: what counts is bytes" in str(
-        answer.dtypes(alike)
+    large = [*ROWS, row(4.2, dtype="bf16")]
+    small = str(answer.dtypes(made([*large, row(0.04, MB, dtype="bf16")])))
+    assert "over 2 pairs, within 10% from 1024 MB on: there bytes decide" in small
+    assert "At 1 MB a call is mostly overhead" in small
+    assert "1.05 times as long in bf16 as in fp32, over 1 pairs: what counts is bytes" in str(
+        answer.dtypes(made(large))
     )
     assert "Not measured yet" in str(answer.dtypes(empty))
 
@@ -129,7 +134,7 @@ def test_what_has_no_time_has_its_reason(made, empty):
     large = row(1, backend="gloo", world_size=6) | blank | {"status": "oom", "note": "19 GB of 18"}
     no = blank | {"status": "unsupported", "note": "no"}
     other = [row(1, size, "gloo", operation="reduce_scatter") | no for size in (100 * MB, MB)]
-    said, left = str(answer.untimed(made([*ROWS, large, *other]))).split("\n\n")
+    said, left, beside = str(answer.untimed(made([*ROWS, large, *other]))).split("\n\n")
     assert said.splitlines() == [
         "- gloo, 2 processes, reduce-scatter in fp32, 1 and 100 MB: n/a (no)",
         "- gloo, 6 processes, all-reduce in fp32, 1024 MB: oom (19 GB of 18)",
@@ -138,6 +143,10 @@ def test_what_has_no_time_has_its_reason(made, empty):
         "**Not measured yet**, of what the question asks: NCCL, 2 GPUs (10 MB); NCCL, 4 GPUs; "
         "NCCL, 6 GPUs; gloo, 2 processes (10 MB); gloo, 4 processes; gloo, 6 processes (1 and 10 "
         "MB)."
+    )
+    assert beside == (
+        "Nor, of the other operations: reduce-scatter with NCCL, 2 GPUs and reduce-scatter with "
+        "gloo, 6 processes."
     )
     every = [row(1, size, backend=b, world_size=n) for b in ("nccl", "gloo") for n in (2, 4, 6)
              for size in (MB, 10 * MB, 100 * MB, 1024 * MB)]  # fmt: skip
@@ -151,6 +160,12 @@ def test_the_other_operations(made):
     assert "these take of its time 60% and 50% with NCCL, 2 GPUs at 1024 MB." in str(
         answer.halves(c)
     )
+    others = [row(ms, 100 * MB, "gloo", operation=name) for name, ms in
+              (("reduce_scatter", 100), ("all_gather", 200))]  # fmt: skip
+    others.append(row(4, 10 * MB, "gloo", operation="all_gather"))
+    said = str(answer.halves(made([*ROWS, *others])))
+    assert "125% and 250% with gloo, 2 processes at 100 MB. gloo's take longer than" in said
+    assert "its all-gather of 100 MB takes 50.0 times as long as that of 10 MB, our guess" in said
     found = lines(answer.operations(c, "c", "tab-c"))
     # Half of 2**30 bytes in 2 ms.
     assert found == {
@@ -162,7 +177,11 @@ def test_where_the_line_fails_is_said_by_size(made):
     sizes = (16 * KB, MB, 10 * MB, 100 * MB, 1024 * MB)
     exact = {size: 1e3 * (30e-6 + size / 256e9) for size in sizes}
     c = made([row(ms, size) for size, ms in exact.items()])
-    assert str(line.sentence(c)).endswith("for NCCL, 2 GPUs it is within 10% of all 5 times.")
+    assert str(line.sentence(c)).endswith(
+        "for NCCL, 2 GPUs it is within 10% of all 5 times. In a row, with NCCL, 2 GPUs, the line "
+        "is off by 0%, and its overhead is 15.0 µs: this line is what the buckets below are "
+        "reckoned with."
+    )
     found = lines(line.table(c, "c", "tab-c"), 2)
     assert found["NCCL, 2 GPUs", "alone"][:4] == ["5", "30.0", "256", "7.32"]
     assert found["NCCL, 2 GPUs", "in a row"][:4] == ["5", "15.0", "512", "7.32"]
@@ -171,11 +190,21 @@ def test_where_the_line_fails_is_said_by_size(made):
     said = str(line.sentence(c))
     assert "for NCCL, 2 GPUs it is off by −" in said
     bad = [off for off in line.every(c)[0][3]["off"] if abs(off) > 0.1]
-    assert said.endswith(f"by more than 10% at {len(bad)} of 5 sizes.") and 0 < len(bad) < 5
+    assert f"by more than 10% at {len(bad)} of 5 sizes." in said and 0 < len(bad) < 5
     ((_, _, fitted, points), _) = line.every(c)
     worst = points.loc[points["off"].idxmax()]
     assert worst["size"] == 10 * MB
     assert worst["off"] == pytest.approx(2e-3 * exact[10 * MB] / fitted.time_s(10 * MB) - 1)
+
+
+def test_a_message_that_takes_longer_than_one_four_times_as_long_is_told(made):
+    times = {MB: 0.08, 2 * MB: 0.05, 4 * MB: 0.06, 100 * MB: 0.5}
+    said = str(line.sentence(made([row(ms, size) for size, ms in times.items()])))
+    # Of 0.08 ms a fifth took less than 0.072, of 0.06 ms a fifth more than 0.066.
+    assert "With NCCL, 2 GPUs 1 MB take 80.0 µs and 4 MB 60.0 µs: the host" in said
+    times[4 * MB] = 0.07
+    said = str(line.sentence(made([row(ms, size) for size, ms in times.items()])))
+    assert "the host" not in said
 
 
 def test_the_figures_hold_the_points(made, empty):

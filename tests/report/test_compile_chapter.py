@@ -99,7 +99,7 @@ def test_until_the_grid_is_there_the_answer_is_of_the_flash_rows(chapter, one_he
         "On an NVIDIA H200 compiled attention (fp32, heads of 64, batch 1, causal) is 2.00 times "
         "as fast forward and 2.00 times as fast backward at 2,048 tokens, and pays from 2,048 "
         "tokens on in both. **Not measured yet on an NVIDIA H200**: the grid of the handout, "
-        "batch 8 without heads and whole models."
+        "batch 8 without heads, and whole models."
     )
 
 

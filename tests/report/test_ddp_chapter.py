@@ -4,7 +4,7 @@ import pytest
 
 from a2lib.measure import bulk, read_runs
 from a2lib.report import svg
-from a2lib.report.chapters.ddp import Ddp, answer, buckets, local, targets, timeline
+from a2lib.report.chapters.ddp import Ddp, answer, buckets, host, local, targets, timeline
 from a2lib.theory.latency import Line
 from a2lib.theory.transformer import SIZES, parameter_count
 
@@ -38,6 +38,12 @@ ROWS = [
     row(86, bucket_mb=100, capture=True, **LOW),
     row(85, bucket_mb=100, capture=True, **ENGINES, **LOW),
 ]  # fmt: skip
+
+
+BESIDE = [
+    row(80.8, "updating", 100, capture=True, **ENGINES),
+    row(84.8, "updating", 100, capture=True, **ENGINES, **LOW),
+]
 
 
 def collective(size, ms):
@@ -80,7 +86,8 @@ def test_the_answer_without_rows_is_what_has_to_travel(empty):
 def test_the_answer_with_rows(made):
     assert str(answer.sentence(made(ROWS))).endswith(
         "Launched from Python they add to the step 50.0 ms (after backward, each by itself), "
-        "30.0 ms (after backward, all in one) and 4.00 ms (during backward, buckets of 100 MB). "
+        "30.0 ms (after backward, all in one), 10.0 ms (during backward, each by itself) and 4.00 "
+        "ms (during backward, buckets of 100 MB). "
         "Replayed from a CUDA graph, the best of ours (during backward, buckets of 100 MB, by copy "
         "engines) takes 82.0 ms, 1.025 times the step without communication."
     )
@@ -96,8 +103,9 @@ def test_each_way_has_its_step_and_its_share(made):
         "spent communicating. The all-reduces alone, after a backward, take 60.0 ms. For the xl of "
         "2026 (2.7B) a step takes 140 ms"
     )
-    assert "communication adds 30.0 ms in place of 50.0 ms; alone it takes 40.0 ms" in str(
-        answer.flat(c)
+    assert (
+        "a step takes 130 ms in place of 150 ms, and 100 and 100 ms without communication. It adds "
+        "30.0 ms in place of 50.0 ms; alone it takes 40.0 ms" in str(answer.flat(c))
     )
     # 10 of 50 ms are exposed.
     assert str(answer.overlap(c)) == (
@@ -109,11 +117,11 @@ def test_each_way_has_its_step_and_its_share(made):
     assert str(answer.buckets(c)) == (
         "For the xl of 2025, launched from Python, buckets add 8.00 ms with 1 MB, 6.00 ms with 10 "
         "MB, 4.00 ms with 100 MB and 12.0 ms with 1000 MB, and one message for each gradient 10.0 "
-        "ms; the least is 100 MB. For the xl of 2025, replayed from a CUDA graph, buckets add 10.0 "
-        "ms with 10 MB and 8.00 ms with 100 MB, and one message for each gradient 16.0 ms; the "
-        "least is 100 MB."
+        "ms; the shortest step has 100 MB. For the xl of 2025, replayed from a CUDA graph, buckets "
+        "add 10.0 ms with 10 MB and 8.00 ms with 100 MB, and one message for each gradient 16.0 "
+        "ms; the shortest step has 100 MB."
     )
-    assert str(answer.carriers(c)) == (
+    assert str(answer.carriers(c)).startswith(
         "In buckets of 100 MB and replayed, NCCL in fp32 adds 8.00 ms to the step, copy engines in "
         "fp32 2.00 ms, NCCL in bf16 6.00 ms and copy engines in bf16 5.00 ms."
     )
@@ -159,9 +167,10 @@ def test_the_table_has_what_is_hidden_and_why_a_row_has_no_time(made):
         ("after backward, each by itself",), ("after backward, all in one",),
         ("during backward, each by itself",),
     ]  # fmt: skip
-    # Of 60 ms alone 50 are exposed.
+    # Nothing can hide what is sent after backward; of 40 ms during it 4 are exposed.
+    assert found["during backward, buckets of 100 MB",][3:6] == ["4.00", "40.0", "90%"]
     assert found["after backward, each by itself",] == [
-        "150", "149 to 151", "100", "50.0", "60.0", "17%", "90.0", "150 / 150 / 150",
+        "150", "149 to 151", "100", "50.0", "60.0", "·", "90.0", "150 / 150 / 150",
     ]  # fmt: skip
     assert found["PyTorch's DDP, buckets of 25 MB",][4:6] == ["·", "·"]
     captured = lines(answer.table(c, "xl25", True, "c", "tab-c"))
@@ -171,22 +180,99 @@ def test_the_table_has_what_is_hidden_and_why_a_row_has_no_time(made):
 
 
 def test_targets_are_ratios_and_say_when_they_are_missed(made, empty):
-    found = [line[3:] for line in targets.table(made(ROWS), "c", "t").frame.values.tolist()]
-    # 82 / 80, 85 / 80, 104 / 160, 82 / 160.
-    assert found == [["1.10", "1.025", "met"], ["1.05", "1.062", "missed"],
-                     ["0.70", "0.650", "met"], ["0.55", "0.512", "met"]]  # fmt: skip
+    found = [line[1:5] for line in targets.table(made(ROWS), "c", "t").frame.values.tolist()]
+    # 82 / 80, 85 / 80, 104 / 160, 82 / 160; with nothing sent 100 / 160 and 80 / 160.
+    assert found == [
+        ["1.10", "1.025", "1.000", "met"], ["1.05", "1.062", "1.000", "missed"],
+        ["0.70", "0.650", "0.625", "met"], ["0.55", "0.512", "0.500", "met"],
+    ]  # fmt: skip
     said = str(targets.sentence(made(ROWS)))
     assert said.startswith("3 of the 4 targets that are measured are met. Launched, the host takes")
     assert "90.0 ms to issue our step and 155 ms to issue that of PyTorch's wrapper, of 104" in said
     nothing = targets.table(empty, "c", "t").frame.values.tolist()
-    assert [line[-1] for line in nothing] == ["·"] * 4
+    assert [line[2:5] for line in nothing] == [["·"] * 3] * 4
     assert "Not measured yet" in str(targets.sentence(empty))
+
+
+def test_updates_beside_the_messages_have_targets_of_their_own(made):
+    c = made([*ROWS, *BESIDE])
+    found = [line[:5] for line in targets.table(c, "c", "t").frame.values.tolist()]
+    assert found[0] == ["captured, fp32", "1.10", "1.025", "1.000", "met"]
+    assert found[2:4] == [
+        ["captured, fp32, updating", "1.10", "1.010", "1.000", "met"],
+        ["captured, bf16, updating", "1.05", "1.060", "1.000", "missed"],
+    ]
+    assert str(answer.updates(c)) == (
+        "In buckets of 100 MB: replayed from a CUDA graph, by copy engines in fp32, a step takes "
+        "80.8 ms in place of 82.0, 1.010 times the step that sends nothing in place of 1.025; "
+        "replayed from a CUDA graph, by copy engines in bf16, a step takes 84.8 ms in place of "
+        "85.0, 1.060 times the step that sends nothing in place of 1.062."
+    )
+    shown = lines(answer.table(c, "xl25", True, "c", "tab-c"))
+    way = "during backward, updated as they arrive, buckets of 100 MB, by copy engines"
+    assert (way,) in shown
+
+
+def test_a_limit_below_the_step_that_sends_nothing_cannot_be_met(made):
+    rows = [row(104, bucket_mb=100), row(82, bucket_mb=100, capture=True)]
+    rows.append(row(125, "torch_ddp", 25))
+    # 100 / 125 and 80 / 125.
+    assert (
+        "Nothing that updates after backward can meet 2 of them: our step that sends nothing is "
+        "0.800 (launched, fp32, at most 0.70) and 0.640 (captured, fp32, at most 0.55) of "
+        "PyTorch's."
+    ) in str(targets.sentence(made(rows)))
+    assert "Nothing that updates" not in str(targets.sentence(made(ROWS)))
+
+
+def test_what_a_message_costs_the_host(made, empty):
+    slow = row(140, "overlapped", ms_host=133.7)
+    # 8 messages of 1000 MB, 98 of 100; 427 more than 8 of one for each gradient.
+    rows = [row(110, bucket_mb=1000, ms_host=91), row(104, bucket_mb=100, ms_host=100), slow]
+    assert [host.messages(one) for one in made(rows).of("xl25", False).itertuples()] == [435, 98, 8]
+    said = str(host.sentence(made([*rows, row(150, "naive", ms_host=99.54)])))
+    assert said.startswith(
+        "Launched, the host takes 134 ms to issue the step of 435 messages during backward and "
+        "91.0 ms for that of 8, so that a message costs it 0.100 ms; sent after backward, 0.0200 "
+        "ms. In 2 of 3 ways the host takes at least 90% of the step"
+    )
+    said = str(answer.sentence(made([row(130, "naive"), slow])))
+    assert "more than they hide: it takes 134 ms to issue that step, and 90.0 ms where" in said
+    assert "Not measured yet" in str(host.sentence(empty))
+    assert "Not measured yet" in str(host.sentence(made(rows[:1])))
+
+
+def test_steps_without_communication_that_differ_are_told(made, empty):
+    said = str(host.baseline(made(ROWS)))
+    assert "For the xl of 2025 it took 100 ms launched and 80.0 ms captured." in said
+    assert "says nothing" not in said
+    uneven = [row(150, "naive"), row(130, "flat", ms_without=110)]
+    said = str(host.baseline(made(uneven)))
+    assert "it took 100 to 110 ms launched. What differs when launched is the host" in said
+    assert "a difference of less than 10.0 ms between two exposed times says nothing" in said
+    assert "Not measured yet" in str(host.baseline(empty))
+
+
+def test_steps_whose_spreads_overlap_are_level(made):
+    rows = [row(108, bucket_mb=1), row(107, bucket_mb=10), row(104, bucket_mb=100)]
+    assert str(answer.buckets(made(rows))).endswith(
+        "shortest step has 100 MB. Level, since the spreads of their steps overlap: 1 and 10 MB."
+    )
+
+
+def test_what_copy_engines_move_in_memory(made):
+    """Of 7.99 GB: read and written once; then fetched and given, half of it twice each way, summed,
+    three of its halves."""
+    assert (
+        "16.0 GB read and written (12.0 GB where they are sent in bf16), which takes at least 3.33 "
+        "ms of 2.00 at 4.8 TB/s"
+    ) in str(answer.carriers(made(ROWS)))
 
 
 def test_ratios_of_two_runs_say_so(made, synthetic):
     c = made(ROWS)
     c.table.loc[c.table["wrapper"] == "torch_ddp", "run"] = "another"
-    verdicts = [line[-1] for line in targets.table(c, "c", "t").frame.values.tolist()]
+    verdicts = [line[4] for line in targets.table(c, "c", "t").frame.values.tolist()]
     assert verdicts == ["met", "missed", "met, two runs", "met, two runs"]
 
 
@@ -254,13 +340,14 @@ STRIP = [piece(0, 5000, "matmul", "7"), piece(3000, 6000, "copy", "9"),
          piece(13000, 20000, "copy", "7")]  # fmt: skip
 
 
-def put_strip(root, wrapper):
+def put_strip(root, wrapper, bucket_mb=0, capture=False, carrier="backend"):
     (known,) = read_runs(root)
     for ranks, rows in ((2, STRIP), (4, STRIP[:1])):  # the page is that of two
-        about = {"section": "ddp", "wrapper": wrapper, "model": "xl25", "world_size": ranks,
+        about = {"section": "ddp", "wrapper": wrapper, "bucket_mb": bucket_mb, "capture": capture,
+                 "carrier": carrier, "sent_dtype": "fp32", "model": "xl25", "world_size": ranks,
                  "batch": 4, "context": 512}  # fmt: skip
-        bulk.put("strip", "nvidia-h200", f"ddp-{ranks}-{wrapper}", rows, run=known["run"],
-                 about=about, data=root)  # fmt: skip
+        name = f"ddp-{ranks}-{wrapper}-{bucket_mb}-{capture}-{carrier}"
+        bulk.put("strip", "nvidia-h200", name, rows, run=known["run"], about=about, data=root)
 
 
 def test_what_runs_beside_what_is_read_from_the_strip(made, tmp_path, empty):
@@ -269,9 +356,11 @@ def test_what_runs_beside_what_is_read_from_the_strip(made, tmp_path, empty):
     made(ROWS)
     put_strip(tmp_path, "naive")
     c = Ddp([tmp_path])
-    assert str(timeline.sentence(c)) == (
+    # All of backward's 20 ms but those from 9 to 12.
+    assert str(timeline.sentence(c)).startswith(
         "In the windows drawn, other kernels run beside the messages for 3.00 of 7.00 ms where "
-        "they are sent after backward."
+        "they are sent after backward. Until backward ends the GPU of the launched steps, in that "
+        "order, is idle for 15% of the time"
     )
     assert "communication" in timeline.figure(c, "naive")._repr_svg_()
     assert "not measured yet" in timeline.figure(c, "overlapped")._repr_svg_()
@@ -286,9 +375,9 @@ def test_another_machine_is_shown_with_all_its_rows(made):
 def test_the_page_with_rows_and_without(shown_by, synthetic, tmp_path):
     without = shown_by("ddp", tmp_path)
     assert sum("Not measured yet" in text for text in without) >= 8
-    full = synthetic.by_hand(tmp_path, ddp=ROWS, collectives=SENT)
-    for wrapper in timeline.WAYS:
-        put_strip(full, wrapper)
+    full = synthetic.by_hand(tmp_path, ddp=[*ROWS, *BESIDE], collectives=SENT)
+    for way in timeline.WAYS:
+        put_strip(full, *way)
     with_rows = shown_by("ddp", full)
     assert len(with_rows) == len(without)
     assert not any("Not measured yet on" in text for text in with_rows)

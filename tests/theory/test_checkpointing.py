@@ -19,6 +19,7 @@ from a2lib.theory.checkpointing import (
     plan,
     recomputed_flops,
     selective_kept,
+    selective_peak,
     textbook_segment,
 )
 from a2lib.theory.transformer import Shape, block_gradient_bytes
@@ -192,12 +193,15 @@ def test_the_model_has_the_bytes_of_its_halves(tmp_path, fresh):
     assert (want.runs, want.cut) == (n, n)
 
 
-@pytest.mark.parametrize("ops", KEPT)
-def test_the_model_keeps_the_results_of_the_operations(tmp_path, ops):
-    n = SHAPE.num_layers
-    after, _ = measured(tmp_path / "x", n, strategy(f"selective:{ops}", n), fresh=False)
-    u = BATCH * CONTEXT * SHAPE.d_model * 4
-    assert after - u == n * selective_kept(ops, SHAPE, BATCH, CONTEXT)
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
+def test_the_model_has_the_bytes_of_the_selections(tmp_path, fresh):
+    path, n = tmp_path / "x", SHAPE.num_layers
+    block, output = unit(path, strategy("none", 2), block_gradient_bytes(SHAPE), fresh)
+    where = SHAPE, BATCH, CONTEXT
+    for ops in KEPT:
+        peak = selective_peak(ops, *where, block, fresh_gradients=fresh)
+        found = measured(path, n, strategy(f"selective:{ops}", n), fresh)
+        assert found == (n * selective_kept(ops, *where) + output, peak), ops
 
 
 @pytest.mark.parametrize("name", [*MODEL, "half", *(f"selective:{ops}" for ops in KEPT)])

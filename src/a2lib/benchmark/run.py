@@ -107,7 +107,11 @@ def _run_steps(config, result: Result, stopwatch: Stopwatch, nvtx, recorder) -> 
     from a2lib.benchmark.workload import Workload
     from a2lib.measure.graphs import CudaGraphs
 
-    graphs = CudaGraphs() if config.capture else None
+    graphs = None
+    if config.capture:
+        # The step's own kernels stand before the updates beside them, whose stream has priority 0:
+        # of one priority, an update that comes first keeps the next product waiting for its end.
+        graphs = CudaGraphs(priority=-1 if config.overlaps else 0)
     with contextlib.ExitStack() as stack:
         if graphs is not None:
             stack.enter_context(graphs.on_stream())

@@ -56,6 +56,10 @@ class Workload:
         elif narrow:
             for weight in products:
                 weight.data = weight.data.bfloat16()
+        # The context of a backward.
+        self.beside_backward: Callable[[], AbstractContextManager] = nullcontext
+        if config.overlaps:
+            self.beside_backward = self.optimizer.overlapping
         self.forward, self.loss = self.model, cross_entropy
         whole = {"fullgraph": True, "dynamic": False}
         if config.compile:
@@ -101,8 +105,7 @@ class Workload:
                     output = self.loss(output, self.targets)
         if "backward" in self.config.phases:
             with phase("backward"):
-                overlapping = self.optimizer.overlapping if self.config.overlaps else nullcontext
-                with overlapping():
+                with self.beside_backward():
                     output.backward()
         if self.optimizer is not None:
             with phase("optimizer"):

@@ -107,7 +107,8 @@ COLUMNS = {
     "wrapper": Column(
         TEXT,
         "how gradients become their mean: after backward with an all-reduce for each (`naive`) or"
-        " one for all (`flat`), during backward each by itself (`overlapped`) or `bucketed`;"
+        " one for all (`flat`), during backward each by itself (`overlapped`) or `bucketed`, and"
+        " the optimizer's update of each bucket beside the rest (`updating`);"
         " `torch_ddp`, and with `gradient_as_bucket_view` `torch_ddp_view`: PyTorch's; or what"
         " shards the model: `fsdp` (ours), `fsdp2` (PyTorch's `fully_shard`)",
     ),

@@ -29,7 +29,8 @@ MIN_N, MAX_N = 3, 300
 SHORT_MS = 100.0
 
 Call = Callable[[], object]
-# One stream per device for the life of the process: cuBLAS keeps a workspace for each it has seen.
+# One stream per device and priority for the life of the process: cuBLAS keeps a workspace for each
+# it has seen.
 _streams: dict = {}
 # Graphs whose capture was cut off: PyTorch's allocators may still ask them whether they capture.
 _cut_off: list = []
@@ -75,19 +76,22 @@ class Captured(Protocol):
 class CudaGraphs:
     """CUDA graphs captured on one side stream of the current device.
 
-    ``error_mode`` is that of torch.cuda.graph: what other threads may do meanwhile.
+    ``error_mode`` is that of torch.cuda.graph: what other threads may do meanwhile. ``priority`` is
+    that of the stream, and a graph keeps it for each kernel: -1 stands before what a call queues
+    on streams of priority 0.
     """
 
-    def __init__(self, error_mode: str = "global") -> None:
+    def __init__(self, error_mode: str = "global", priority: int = 0) -> None:
         import torch
 
         self._error_mode = error_mode
 
         self._torch, self._cuda = torch, torch.cuda
         self._device = torch.cuda.current_device()
-        if self._device not in _streams:
-            _streams[self._device] = torch.cuda.Stream()
-        self._stream = _streams[self._device]
+        place = (self._device, priority)
+        if place not in _streams:
+            _streams[place] = torch.cuda.Stream(priority=priority)
+        self._stream = _streams[place]
 
     def on_stream(self):
         """The context in which the side stream is current, after all that was queued before."""

@@ -6,7 +6,8 @@
                              {"params": rest}])
     with torch.autocast("cuda", torch.bfloat16):
         loss = cross_entropy(model(token_ids), targets)
-    with optimizer.overlapping():       # or without: all of it in step()
+    with optimizer.overlapping():       # or (ddp), where gradients are averaged; or without: all
+                                        # of it in step()
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()

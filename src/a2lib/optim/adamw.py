@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,37 +93,58 @@ class MasterAdamW(torch.optim.Optimizer):
         }
 
     @contextlib.contextmanager
-    def overlapping(self) -> Iterator[None]:
+    def overlapping(self, wrapper: Any = None) -> Iterator[None]:
         """Within it a backward updates each parameter as soon as its gradient is complete, on a
-        stream beside the backward's own; ``step`` then does what is left.
+        stream beside the backward's own; ``step`` then does what is left. That stream has priority
+        0: run the backward on one of priority -1, or an update that comes first keeps the next
+        product waiting.
 
-        For the last backward before a step, of a model that one process trains: a wrapper that
-        averages gradients over ranks would come too late. A parameter must not be read after its
-        gradient is there: one that is used outside the graph, or again by a second backward, would
-        be the next step's already. If backward raises, some parameters have been updated and some
-        not. Raises RuntimeError where another hook waits for a parameter's gradient, as those of
-        ``a2lib.parallel`` that send it at once do.
+        ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients,
+        None where one process trains. With it a bucket is updated once it is the mean, while later
+        ones are on their way; ``finish_gradient_synchronization`` comes after the context, and
+        ``step`` after that. On the CPU its updates are in the finish.
+
+        For the last backward before a step. A parameter must not be read after its gradient is
+        there: one that is used outside the graph, or again by a second backward, would be the next
+        step's already; and no gradient can be clipped. If backward raises, some parameters have
+        been updated and some not. Raises RuntimeError where another hook than the wrapper's waits
+        for a parameter's gradient, TypeError for a wrapper that averages after backward, or none.
         """
-        for group in self.param_groups:
-            if any(getattr(p, "_post_accumulate_grad_hooks", None) for p in group["params"]):
-                raise RuntimeError(
-                    "another hook waits for a parameter's gradient (a data-parallel wrapper's?); "
-                    "overlapping() is for a model that one process trains"
+        group_of = {p: group for group in self.param_groups for p in group["params"]}
+        with contextlib.ExitStack() as hooks:
+            if wrapper is None:
+                self._refuse_others(group_of)
+                for p, group in group_of.items():
+                    if p.requires_grad:
+                        hook = p.register_post_accumulate_grad_hook(partial(self._now, group))
+                        hooks.callback(hook.remove)
+            elif not hasattr(wrapper, "each_mean"):
+                raise TypeError(
+                    "overlapping() takes a DDP or BucketedDDP of a2lib.parallel, or nothing; got "
+                    f"{type(wrapper).__name__}"
                 )
-        handles = [
-            p.register_post_accumulate_grad_hook(lambda p, group=group: self._now(group, p))
-            for group in self.param_groups
-            for p in group["params"]
-            if p.requires_grad
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for device, event in self._events.items():
-                self._lanes[device].wait(event)
-            self._events.clear()
+            else:
+
+                def update_those(params: Sequence[Tensor]) -> None:
+                    for p in params:
+                        if p in group_of:
+                            self._now(group_of[p], p)
+
+                hooks.enter_context(wrapper.each_mean(update_those))
+            try:
+                yield
+            finally:
+                for device, event in self._events.items():
+                    self._lanes[device].wait(event)
+                self._events.clear()
+
+    @staticmethod
+    def _refuse_others(params: Iterable[Tensor]) -> None:
+        if any(getattr(p, "_post_accumulate_grad_hooks", None) for p in params):
+            raise RuntimeError(
+                "another hook waits for a parameter's gradient; where it is that of a DDP or "
+                "BucketedDDP of a2lib.parallel, say overlapping(wrapper)"
+            )
 
     @torch.no_grad()
     def _now(self, group: dict[str, Any], p: Tensor) -> None:

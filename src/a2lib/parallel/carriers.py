@@ -3,16 +3,33 @@ engines; the choice between them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from a2lib.parallel.copy_engines import CopyEngines, why_not
-from a2lib.parallel.group import member, sum_or_mean
+from a2lib.parallel.group import Mean
+from a2lib.parallel.lane import Lane
 
+# What is called with the parameters of a bucket whose gradients are the means.
+Then = Callable[[Sequence[Tensor]], None]
 COMMUNICATIONS = ("backend", "copy_engines", "auto")
+
+
+@dataclass
+class _Message:
+    work: dist.Work
+    grads: list[Tensor]
+    dense: list[Tensor]  # what is sent of them, held until it has arrived: the backend does not
+    landed: torch.cuda.Event | None = None  # where it is in the gradients already
+
+    def write(self) -> None:
+        for grad, arrived in zip(self.grads, self.dense, strict=True):
+            if arrived is not grad:
+                grad.copy_(arrived)
 
 
 class Backend:
@@ -23,33 +40,43 @@ class Backend:
 
     def __init__(self, group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
         self.group, self._dtype = group, dtype
-        self._mean = sum_or_mean(member(group)[1])
-        self._sent: list[tuple[dist.Work, list[tuple[Tensor, Tensor]]]] = []
+        self._mean = Mean(group)
+        self._sent: list[_Message] = []
+        self._lane: Lane | None = None
 
     def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
         """The parameters of each bucket; nothing of the old ones is on its way."""
 
-    def send(self, bucket: int, params: Sequence[Tensor]) -> None:
-        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them."""
+    def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
+        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. Whether
+        ``then`` will be called with them: on CUDA, on a stream that waits for the message."""
         grads = [p.grad for p in params]
         dense = [as_sent(g, self._dtype) for g in grads]
-        if len(dense) == 1:
-            work = dist.all_reduce(dense[0], self._mean, group=self.group, async_op=True)
-        else:
-            with dist._coalescing_manager(self.group, async_ops=True) as work:
-                for tensor in dense:
-                    dist.all_reduce(tensor, self._mean, group=self.group)
-        # Held until they have arrived: the backend does not.
-        self._sent.append((work, list(zip(grads, dense, strict=True))))
+        work = self._mean(dense)
+        message = _Message(work, grads, dense)
+        self._sent.append(message)
+        if then is None or not grads[0].is_cuda:
+            return False
+
+        def arrived() -> None:
+            work.wait()
+            message.write()
+            then(params)
+
+        self._lane = self._lane or Lane(grads[0].device)
+        message.landed = self._lane.run(arrived)
+        return True
 
     def arrive(self) -> None:
         """Let the current stream wait for all that was sent, and write it into the gradients."""
         sent, self._sent = self._sent, []
-        for work, _ in sent:
-            work.wait()
-        for grad, dense in (pair for _, pairs in sent for pair in pairs):
-            if dense is not grad:
-                grad.copy_(dense)
+        for message in sent:
+            message.work.wait()
+        for message in sent:
+            if message.landed is None:
+                message.write()
+            else:
+                Lane.wait(message.landed)
 
 
 def as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -12,7 +12,7 @@ bits, with more those of one process that adds in that order.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,9 +189,15 @@ class CopyEngines:
             list(scratch.view(dtype)[: (world - 1) * part].view(world - 1, part)),
         )
 
-    def send(self, bucket: int, params: Sequence[Tensor]) -> None:
+    def send(
+        self,
+        bucket: int,
+        params: Sequence[Tensor],
+        then: Callable[[Sequence[Tensor]], None] | None = None,
+    ) -> bool:
         """Copy the parameters' gradients into the bucket's memory, where they are from now on
-        unless they travel in another dtype, and start the mean."""
+        unless they travel in another dtype, and start the mean. ``then`` is called with them on
+        the stream where it is there; True, since it always is."""
         to = self._buckets[bucket]
         fresh = [(v, p) for v, p in zip(to.views, params, strict=True) if not _is_view(p.grad, v)]
         # On the current stream: the gradient's own memory is free for the rest of backward.
@@ -208,8 +214,11 @@ class CopyEngines:
             self._mean(to)
             if back:
                 torch._foreach_copy_([grad for grad, _ in back], [v for _, v in back])
+            if then is not None:
+                then(params)
 
         self._lane.run(work)
+        return True
 
     @torch.no_grad()
     def _mean(self, bucket: _Bucket) -> None:

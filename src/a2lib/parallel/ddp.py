@@ -19,6 +19,9 @@ The classes of one interface:
     ddp.finish_gradient_synchronization()      # now .grad is the mean over the ranks
     optimizer.step()
 
+An update of each bucket as soon as it is the mean, beside the rest of the communication, is
+``a2lib.optim.MasterAdamW.overlapping(ddp)``.
+
 Clipping, norms and loss scaling come after ``finish_gradient_synchronization``.
 
 To the bit: with two ranks each mean is (a + b) / 2 however it is cut into pieces, so all four
@@ -34,12 +37,13 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from a2lib.parallel.carriers import Backend, choose
+from a2lib.parallel.carriers import Backend, Then, choose
 from a2lib.parallel.copy_engines import CopyEngines
 from a2lib.parallel.group import (
     Holders,
@@ -174,6 +178,20 @@ class FlatDDP(_Replica):
                 grad.copy_(part.view_as(grad))
 
 
+@dataclass(slots=True)
+class _UnderWay:
+    """What has happened since the last finish. Not attributes of the module: to set one of those
+    costs the host as much as a message."""
+
+    waits_for: list[int]  # gradients that each bucket has not yet
+    next: int = 0  # the bucket to send
+    arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
+    # The gradient that each parameter of what was sent has to have still.
+    sent: list[tuple[int, Tensor]] = field(default_factory=list)
+    # What the carrier does not do by itself.
+    in_the_finish: list[tuple[Then, list[nn.Parameter]]] = field(default_factory=list)
+
+
 class _Overlapped(_Replica):
     """All-reduces during backward, a bucket of gradients each; what the two classes share.
 
@@ -196,7 +214,7 @@ class _Overlapped(_Replica):
     ) -> None:
         super().__init__(module, carrier.group)
         self._bucket_bytes, self._carrier = bucket_bytes, carrier
-        self._arrived: dict[int, None] = {}  # in order of arrival, since the last finish
+        self._then: Then | None = None
         self._order_known = False
         self._make_buckets(range(len(self._trained))[::-1])
         me = weakref.ref(self)
@@ -209,6 +227,20 @@ class _Overlapped(_Replica):
     def reset(self) -> None:
         self._carrier.arrive()
         self._forget()
+
+    @contextlib.contextmanager
+    def each_mean(self, then: Then) -> Iterator[None]:
+        """Within it each bucket that leaves during backward has ``then(parameters)`` called, once
+        their ``.grad`` are the means: on the stream where they become so, or, where a backend has
+        none, in the finish. Work that ``then`` queues elsewhere, the caller waits for.
+
+        A bucket that waits for a gradient until the finish, which may then be None, has no call.
+        """
+        before, self._then = self._then, then
+        try:
+            yield
+        finally:
+            self._then = before
 
     def _make_buckets(self, order: Sequence[int], known: int | None = None) -> None:
         """Cut ``order`` into buckets; what comes after its first ``known`` starts one anew."""
@@ -233,41 +265,42 @@ class _Overlapped(_Replica):
         self._forget()
 
     def _forget(self) -> None:
-        self._arrived.clear()
-        self._waits_for = [len(bucket) for bucket in self._buckets]
-        self._next = 0
-        # The gradient that each parameter of what was sent has to have still.
-        self._sent: list[tuple[int, Tensor]] = []
+        self._under_way = _UnderWay([len(bucket) for bucket in self._buckets])
 
     def _gradient_is_there(self, i: int) -> None:
         if not self._synchronizing:
             return
-        if i in self._arrived:
+        now = self._under_way
+        if i in now.arrived:
             raise RuntimeError(
                 f"{self._names[i]} got a second gradient before finish_gradient_synchronization: "
                 "run all backwards but the last in no_sync(), and checkpoint with "
                 "use_reentrant=False; then reset() and zero_grad()"
             )
-        self._arrived[i] = None
-        self._waits_for[self._bucket_of[i]] -= 1
-        while self._next < len(self._buckets) and not self._waits_for[self._next]:
-            self._send_next()
+        now.arrived[i] = None
+        now.waits_for[self._bucket_of[i]] -= 1
+        while now.next < len(now.waits_for) and not now.waits_for[now.next]:
+            # Already so in a backward, but for one with create_graph.
+            with torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext():
+                self._send_next(self._then)
 
-    @torch.no_grad()
-    def _send_next(self) -> None:
-        bucket = self._buckets[self._next]
+    def _send_next(self, then: Then | None = None) -> None:
+        """Without recording a graph."""
+        now = self._under_way
+        bucket = self._buckets[now.next]
         for i in bucket:
             self._check_dense(i)
-        self._carrier.send(self._next, [self._trained[i] for i in bucket])
-        self._next += 1
-        self._sent += [(i, self._trained[i].grad) for i in bucket]
+        params = [self._trained[i] for i in bucket]
+        if not self._carrier.send(now.next, params, then) and then is not None:
+            now.in_the_finish.append((then, params))
+        now.next += 1
+        now.sent += [(i, self._trained[i].grad) for i in bucket]
 
     def _average(self) -> None:
-        arrived = list(self._arrived)
-        while self._next < len(self._buckets):
+        now = self._under_way
+        while now.next < len(self._buckets):
             self._send_next()
-        sent = self._sent
-        replaced = [i for i, grad in sent if self._trained[i].grad is not grad]
+        replaced = [i for i, grad in now.sent if self._trained[i].grad is not grad]
         self._carrier.arrive()
         self._forget()
         if replaced:
@@ -275,8 +308,10 @@ class _Overlapped(_Replica):
                 f"the gradient of {self._names[replaced[0]]} was replaced between backward and "
                 "finish_gradient_synchronization; clip, unscale and zero after it"
             )
+        for then, params in now.in_the_finish:
+            then(params)
         if not self._order_known:
-            self._take_order(arrived)
+            self._take_order(list(now.arrived))
 
     def _take_order(self, arrived: list[int]) -> None:
         """Agree on the order of rank 0, of this first backward if it had one."""

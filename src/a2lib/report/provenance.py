@@ -72,7 +72,7 @@ def repeating(command: str) -> str:
 
 
 def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
-    """What the committed notebook holds: how many of `rows` its run measured, and how many it read.
+    """What the committed notebook holds: how many of `rows` its run measured.
 
     The run is the one that the notebook's own output names.
     """
@@ -86,7 +86,7 @@ def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
     if named is None:
         return Markdown("The lab record is the notebook without outputs.")
     measured = int((rows["run"] == named[1]).sum())
-    rest = "" if measured == len(rows) else " and read the others from `data/`"
+    rest = "" if measured == len(rows) else "; the others are of other runs"
     return Markdown(
         f"The lab record is the notebook as run `{named[1]}` left it: that run measured "
         f"{measured:,} of the {len(rows):,} rows shown here{rest}."

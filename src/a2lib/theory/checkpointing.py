@@ -284,3 +284,27 @@ def selective_kept(
     if ops not in kept:
         raise ValueError(f"ops {ops!r}: allowed are {', '.join(kept)}")
     return 4 * u + kept[ops]
+
+
+def selective_peak(
+    ops: str,
+    shape: Shape,
+    batch: int,
+    context: int,
+    block: BlockBytes,
+    attention: str = "eager",
+    precision: str = "fp32",
+    *,
+    fresh_gradients: bool = True,
+) -> int:
+    """Most bytes of the backward of all blocks under ``selective:ops``; arguments and errors as
+    ``selective_kept``, ``block`` as for ``cost``.
+
+    The results that a block kept are those that it saves, used up as it is computed again. One is
+    left beside it: w2's, since what is computed again ends before it.
+    """
+    each = selective_kept(ops, shape, batch, context, attention, precision)
+    left = 0 if ops == "attention" else batch * context * shape.d_model
+    others = shape.num_layers - 1
+    waiting = max(others * each, others * block.gradients * fresh_gradients)
+    return waiting + block.peak + left * (2 if precision == "bf16" else 4)

@@ -40,6 +40,19 @@ def all_reduce_s(size, n, bandwidth):
     return reduce_scatter_s(size, n, bandwidth) + all_gather_s(size, n, bandwidth)
 
 
+def copied_bytes(elements, n, width, sent):
+    """Bytes read and written in the memory of each of ``n`` GPUs by an all-reduce through copy
+    engines (parallel/copy_engines.py): by the copy of gradients of ``width`` bytes an element, in
+    the ``sent`` bytes that travel, to where the others read them; and by all that follows: the
+    parts fetched from there, their mean, the means fetched, and the copy back from another dtype.
+    """
+    positive(elements=elements, n=n, width=width, sent=sent)
+    whole = elements * sent
+    fetched = 2 * whole * (n - 1) / n  # written here, and read here by the others
+    back = elements * (sent + width) if sent != width else 0
+    return elements * (width + sent), 2 * fetched + whole * (n + 1) / n + back
+
+
 def alternate_all_reduce_s(size, n, bandwidth):
     """Seconds of the handout's other ring: whole tensors go round, N - 1 rounds of ``size``."""
     positive(size=size, n=n, bandwidth=bandwidth)

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.theory.attention import COMPILED, COMPILED_ROWS, attention_bytes, attention_flops
-from a2lib.theory.products import check_sizes, matmul_flops
+from a2lib.theory.products import busy_share, check_sizes, matmul_flops
 from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -35,7 +35,7 @@ ADAMW_LAUNCH = 320 * 65_536
 @dataclass(frozen=True)
 class Kernel:
     """One kernel, ``count`` times: operations of matrix products, and bytes with each operand
-    passing once."""
+    passing once. ``result`` is the shape of a product's."""
 
     phase: str
     part: str
@@ -44,6 +44,7 @@ class Kernel:
     written: int
     flops: int = 0
     count: int = 1
+    result: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,31 @@ def floor(
             for i, value in enumerate((1, kernel.flops, moved, ms)):
                 sums[name][i] += value * kernel.count
     return {name: Floor(*values) for name, values in sums.items()}
+
+
+def idle_ms(
+    kernels: Iterable[Kernel], flops_per_s: float, multiprocessors: int
+) -> dict[str, float]:
+    """What the products of each phase take at least beyond their floor, and the "total", in ms,
+    because their tiles do not fill the GPU (``busy_share``); no tile is shared."""
+    sums = dict.fromkeys((*PHASES, "total"), 0.0)
+    for kernel in kernels:
+        if kernel.result is not None:
+            busy = busy_share(*kernel.result, multiprocessors)
+            ms = 1e3 * kernel.count * kernel.flops / flops_per_s * (1 / busy - 1)
+            for name in (kernel.phase, "total"):
+                sums[name] += ms
+    return sums
+
+
+def hidden_ms(kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float) -> float:
+    """The floor of the step, in ms, whose optimizer runs wholly beside the backward: the two then
+    take at least the backward's own floor, and their bytes over the bandwidth. Errors as
+    ``floor``."""
+    found = floor(kernels, flops_per_s, bytes_per_s, by="phase")
+    backward, optimizer = found["backward"], found["optimizer"]
+    moved = 1e3 * (backward.bytes + optimizer.bytes) / bytes_per_s
+    return found["forward"].ms + found["loss"].ms + max(backward.ms, moved)
 
 
 def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
@@ -131,17 +157,21 @@ class _Kernels:
         self.kernels: list[Kernel] = []
         self.count, self.phase, self.part = 1, "forward", "elementwise"
 
-    def add(self, name: str, read: int, written: int, flops: int = 0, times: int = 1) -> None:
+    def add(
+        self, name: str, read: int, written: int, flops: int = 0, times: int = 1, result=None
+    ) -> None:
         """``read`` and ``written`` in bytes."""
+        count = times * self.count
         self.kernels.append(
-            Kernel(self.phase, self.part, name, read, written, flops, times * self.count)
+            Kernel(self.phase, self.part, name, read, written, flops, count, result)
         )
 
     def product(self, name: str, n: int, m: int, k: int, out_bytes: int | None = None) -> None:
         """(n, k) times (k, m), both narrow."""
         before, self.part = self.part, "products"
         read = self.narrow * (n * k + k * m)
-        self.add(name, read, (out_bytes or self.narrow) * n * m, matmul_flops(n, m, k))
+        written = (out_bytes or self.narrow) * n * m
+        self.add(name, read, written, matmul_flops(n, m, k), result=(n, m))
         self.part = before
 
     def optimizer(self, launches: int) -> None:

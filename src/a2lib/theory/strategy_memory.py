@@ -18,7 +18,15 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from a2lib.theory.checkpointing import ATTENTION, FFN, BlockBytes, cost, plan, selective_kept
+from a2lib.theory.checkpointing import (
+    ATTENTION,
+    FFN,
+    BlockBytes,
+    cost,
+    plan,
+    selective_kept,
+    selective_peak,
+)
 from a2lib.theory.saved import WIDE
 from a2lib.theory.step_tensors import StepMemory
 from a2lib.theory.transformer import Shape
@@ -183,20 +191,15 @@ def strategy_memory(
     precision: str = "fp32",
     fresh: bool = True,
 ) -> StrategyMemory:
-    """What a step takes under a strategy of ``a2lib.model.checkpointing``.
-
-    ``selective:ops`` keeps results beside what a block that is computed again needs, so its peak is
-    an upper bound. Errors as ``plan``, ``selective_kept`` and ``block_saved``.
-    """
+    """What a step takes under a strategy of ``a2lib.model.checkpointing``. Errors as ``plan``,
+    ``selective_kept`` and ``block_saved``."""
     block, halves = block_bytes(shape, batch, context, attention, precision, fresh=fresh)
     one = _played(shape, batch, context, attention, precision, fresh, True)
     name, _, ops = strategy.partition(":") if isinstance(strategy, str) else ("", "", "")
     if name == "selective":
-        each = selective_kept(ops, shape, batch, context, attention, precision)
-        kept = shape.num_layers * each
-        last = kept + block.peak - block.input
-        first = each + block.peak + (shape.num_layers - 1) * block.gradients * fresh
-        peak = max(last, first)
+        where = shape, batch, context
+        kept = shape.num_layers * selective_kept(ops, *where, attention, precision)
+        peak = selective_peak(ops, *where, block, attention, precision, fresh_gradients=fresh)
     else:
         found = cost(plan(strategy, shape.num_layers), block, halves=halves, fresh_gradients=fresh)
         kept, peak = found.kept, found.peak

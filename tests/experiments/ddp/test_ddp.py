@@ -6,7 +6,10 @@ import torch
 from a2lib.experiments import collectives, ddp, fsdp, parallelism, sharded_optimizer
 from a2lib.experiments.data_parallel import training, turns
 from a2lib.experiments.data_parallel.configurations import Training
+from a2lib.experiments.ddp import traces
 from a2lib.experiments.ddp.configurations import (
+    BEST_MB,
+    CARRIED,
     CARRIERS,
     HANDOUT_MB,
     PEERS,
@@ -18,6 +21,8 @@ from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.experiments.harness.sweep import Sweep
 from a2lib.measure import DDP, Store, bulk, read_runs, start_run
+from a2lib.measure.trace import TraceError
+from a2lib.measure.trace.kernels import Kernel, Trace
 
 TINY = {"model": "tiny", "batch": 2, "context": 8, "precision": "fp32", "attention": "eager",
         "compile": "none", "capture": False}  # fmt: skip
@@ -50,6 +55,7 @@ def test_the_essential_sweep_has_all_sides_of_the_targets_and_resumes_in_the_who
     assert {(w.carrier, w.sent_dtype) for w in essential[captured]} >= {
         ("copy_engines", "fp32"), ("backend", "fp32"), ("copy_engines", "bf16"),
     }  # fmt: skip
+    assert {"bucketed", "updating"} == {way.wrapper for way in essential[captured]}
     assert Way("torch_ddp", 25) in essential[launched]
     whole = Parameters(sweep="all").asked()
     assert all(set(ways) <= set(whole[t]) for t, ways in essential.items())
@@ -84,7 +90,9 @@ def test_what_cannot_be_is_refused(monkeypatch):
     with pytest.raises(ParameterError, match="model = 'tiny': sweep all has its own"):
         Parameters(sweep="all", model="tiny")
     (ours,) = Parameters().asked().values()
-    assert [way.label for way in ours] == ["naive", "flat", "overlapped", "bucketed 25 MB"]
+    assert [way.label for way in ours] == [
+        "naive", "flat", "overlapped", "bucketed 25 MB", "updating 25 MB",
+    ]  # fmt: skip
     (asked,) = Parameters(wrappers="flat,torch_ddp").asked().items()
     assert asked[0].model == "tiny" and asked[0].ranks.backend == "gloo"
     assert asked[1] == [Way("flat"), Way("torch_ddp", 25)]
@@ -98,7 +106,8 @@ def test_rows_of_two_gpus(tmp_path):
         pytest.skip("needs two GPUs")
     given = {**TINY, "precision": "bf16"}
     ways = [Way("naive"), Way("flat"), Way("overlapped")]
-    ways += [Way("bucketed", 1, c, t) for c in CARRIERS for t in SENT_DTYPES]
+    ways += [Way(w, 1, c, t) for w in CARRIED for c in CARRIERS for t in SENT_DTYPES]
+    ways += [Way("bucketed", BEST_MB)]
     asked = {Training(Ranks(2, "nccl"), **{**given, "capture": True}): ways}
     ways = [*ways, *(Way(peer, 25) for peer in PEERS), Way("torch_ddp", 25, sent_dtype="bf16")]
     asked[Training(Ranks(2, "nccl"), **given)] = ways
@@ -110,10 +119,30 @@ def test_rows_of_two_gpus(tmp_path):
     assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}, rows
     assert all(float(row["ms_host"]) > 0 for row in rows)
     drawn = {name for _, name in bulk.pictures("strip", tmp_path)}
-    assert drawn == {"ddp-tiny-naive-2-ranks", "ddp-tiny-overlapped-2-ranks"}
-    strip = bulk.read("strip", "nvidia", "ddp-tiny-overlapped-2-ranks", tmp_path)
-    kinds = {row["kind"] for row in strip.rows}
-    assert {"communication", "matmul"} <= kinds
+    bucketed = f"bucketed-{BEST_MB}-MB"
+    assert drawn == {f"ddp-tiny-{way}-2-ranks" for way in
+                     ("naive", "overlapped", bucketed, f"{bucketed}-captured")}  # fmt: skip
+    for name in drawn:
+        kinds = {row["kind"] for row in bulk.read("strip", "nvidia", name, tmp_path).rows}
+        assert {"communication", "matmul"} <= kinds, name
+
+
+def test_the_window_of_a_replay_ends_backward_with_its_last_product():
+    """20 ms of products, an all-reduce until 24, the optimizer from there to 60."""
+    ms = 10**6
+    kernels = [Kernel(name, 0, stream, begin * ms, (end - begin) * ms) for name, stream, begin, end
+               in (("nvjet_tst", "7", 0, 20), ("ncclDevKernel_AllReduce", "9", 18, 24),
+                   ("multi_tensor_apply_kernel<FusedAdam>", "7", 24, 60))]  # fmt: skip
+    found = Trace("chrome", kernels, [])
+    rows = traces.window(found, captured=True)
+    assert [(row["kind"], row["start_us"], row["duration_us"]) for row in rows] == [
+        ("matmul", 0, 15_000), ("communication", 13_000, 6_000), ("optimizer", 19_000, 11_000),
+    ]  # fmt: skip
+    assert traces.window(None, captured=True) == []
+    with pytest.raises(TraceError, match="no product was traced"):
+        traces.window(Trace("chrome", kernels[1:], []), captured=True)
+    with pytest.raises(TraceError, match="no kernel of a backward"):
+        traces.window(found)
 
 
 @pytest.mark.parametrize("long", [False, True])

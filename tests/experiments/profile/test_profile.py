@@ -26,8 +26,14 @@ TINY = Traced(Configuration("tiny", 16), "torch")
 def test_what_answers_most_comes_first_and_each_once():
     everything = sweep_of("all", "cuda", "nsys")
     assert len(everything) == len(set(everything)) == 54
-    first = [(t.configuration.model, t.configuration.context) for t in everything[:3]]
-    assert first == [("small", 512), ("2.7B", 512), ("small", 128)]
+    first = [(t.configuration.mode, t.configuration.context, t.profiler) for t in everything[:7]]
+    assert first[::2] == [
+        ("train-step", 512, "nsys"),
+        ("forward", 512, "nsys"),
+        ("train-step", 512, "torch"),
+        ("train-step", 128, "nsys"),
+    ]
+    assert [t.configuration.model for t in everything[:4]] == ["small", "2.7B"] * 2
     for way in ({}, {"compile": "blocks"}):
         for mode in ("forward", "forward-backward", "train-step"):
             for context in (128, 256, 512, 1024):

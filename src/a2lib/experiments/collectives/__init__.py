@@ -24,7 +24,7 @@ from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
 from a2lib.experiments.harness.tables import EMPTY, number, table
 from a2lib.measure import COLLECTIVES
-from a2lib.theory.latency import wire_share
+from a2lib.theory.latency import OPERATIONS, wire_share
 
 NOTEBOOK = COLLECTIVES.notebook
 SECTIONS = (COLLECTIVES,)
@@ -94,9 +94,14 @@ def draw(run: Run):
         print(EMPTY)
         return None
     figure, ax = subplots(figsize=(8, 4))
+    # A marker for each operation, a colour for each group of ranks, broken for 16 bits.
+    groups = sorted({name[2:] for name in lines})
     for name, points in sorted(lines.items()):
-        label = " ".join(map(str, name))
-        ax.plot(*zip(*sorted(points), strict=True), marker=".", label=label)
+        operation, dtype, *group = name
+        ax.plot(*zip(*sorted(points), strict=True), marker="osv^"[OPERATIONS.index(operation)],
+                color=f"C{groups.index(tuple(group))}", markersize=4,
+                linestyle="-" if dtype == "fp32" else "--",
+                label=" ".join(map(str, name)))  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel="MB", ylabel="bus bandwidth, GB/s")
     legend_beside(figure, ax)
     return figure

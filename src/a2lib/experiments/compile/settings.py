@@ -54,12 +54,13 @@ class Shape:
 
 
 def shapes(device: str, *which: tuple[str, str]) -> list[Shape]:
-    """The handout's grid for each (written, dtype), the shortest lengths first."""
+    """The handout's grid for each (written, dtype): every length of a head size before the next,
+    since it is by the length that the answer goes."""
     return [
         Shape(written, dtype, n, d)
         for written, dtype in which
-        for n in SEQ_LENS[device]
         for d in HEAD_DIMS[device]
+        for n in SEQ_LENS[device]
     ]
 
 
@@ -93,17 +94,21 @@ class Steps:
 
 
 def model_steps(sweep: str, device: str) -> list[Steps]:
-    """Those of a sweep, the smallest model first."""
+    """Those of a sweep, the smallest model first; larger ones as one graph, which takes minutes to
+    compile, after the blocks of all."""
     found, context = [], CONTEXT[device]
-    whole = ("none", "blocks") if device == "cpu" else ("none", "blocks", "model")
+    blocks = ("none", "blocks")
+
+    def both(model: str) -> tuple[str, ...]:
+        return (*blocks, "model") if model == "small" else blocks
+
     if sweep in ("models", "all"):
-        found += [Steps(model, context, ways=whole) for model in TRAINED[device]]
+        found += [Steps(model, context, ways=both(model)) for model in TRAINED[device]]
+        larger = [model for model in TRAINED["cuda"][1:] if device == "cuda"]
+        found += [Steps(model, context, ways=("model",)) for model in larger]
     if sweep in ("bf16", "all") and device == "cuda":
         # One block tells the gain of all; the whole graph is compiled where that takes seconds.
-        found += [
-            Steps(model, context, "bf16", whole if model == "small" else ("none", "blocks"))
-            for model in TRAINED[device]
-        ]
+        found += [Steps(model, context, "bf16", both(model)) for model in TRAINED[device]]
     if sweep in ("contexts", "all") and device == "cuda":
         found += [
             Steps(model, length, ways=("none", "blocks"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,8 +18,12 @@ from a2lib.measure.trace.window import HOST
 ROWS = 1500
 
 
-def record(training: Training, here: bool) -> Trace | None:
-    """The trace of two steps, where it is to be taken ``here``; every rank takes them."""
+def record(
+    training: Training, here: bool, step: Callable[[], object] | None = None
+) -> Trace | None:
+    """The trace of two steps, where it is to be taken ``here``; every rank takes them. ``step`` is
+    another one than the training's, a replay of it."""
+    step = step or (lambda: training.step(send=True))
     activities = [torch.profiler.ProfilerActivity.CPU]
     if training.device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -27,7 +32,7 @@ def record(training: Training, here: bool) -> Trace | None:
     try:
         with profiler or contextlib.nullcontext():
             for _ in range(2):
-                training.step(send=True)
+                step()
             synchronize(training.device)
     finally:
         training.ranges = contextlib.nullcontext

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from a2lib.benchmark.config import Config
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.benchmark.configurations import MODELS
 from a2lib.experiments.data_parallel.turns import Mark
+from a2lib.optim import MasterAdamW
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
 TOLERANCE = 0.01
@@ -87,6 +89,19 @@ class Training:
             self.wrapper, self.workload.forward = None, self.workload.model
             self.workload.drop_gradients()
             gc.collect()
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Within ``wrapped``: steps that send update each bucket once it is the mean, by
+        MasterAdamW."""
+        work, optimizer = self.workload, still(MasterAdamW(self.parameters))
+        before = work.optimizer, work.beside_backward
+        work.optimizer = optimizer
+        work.beside_backward = functools.partial(optimizer.overlapping, self.wrapper)
+        try:
+            yield
+        finally:
+            work.optimizer, work.beside_backward = before
 
     def step(
         self,

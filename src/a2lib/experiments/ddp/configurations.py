@@ -3,6 +3,7 @@ No torch."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,11 +15,14 @@ from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 
-OURS = ("naive", "flat", "overlapped", "bucketed")
+# Bucketed, and AdamW's update of each bucket once it is the mean, while later ones travel.
+UPDATING = "updating"
+OURS = ("naive", "flat", "overlapped", "bucketed", UPDATING)
 # torch_ddp_view is PyTorch's with gradient_as_bucket_view.
 PEERS = ("torch_ddp", "torch_ddp_view")
 WRAPPERS = (*OURS, *PEERS)
-BUCKETED = ("bucketed", *PEERS)
+CARRIED = ("bucketed", UPDATING)
+BUCKETED = (*CARRIED, *PEERS)
 CARRIERS = ("backend", "copy_engines")
 SENT_DTYPES = {"fp32": 4, "bf16": 2}
 SWEEPS = ("essential", "xl25", "2.7B", "all")
@@ -53,6 +57,7 @@ _BF16 = (
     Way("bucketed", BEST_MB, "copy_engines", "bf16"),
     Way("bucketed", BEST_MB, "backend", "bf16"),
 )
+_UPDATING = tuple(dataclasses.replace(way, wrapper=UPDATING) for way in (*_BEST, _BF16[0]))
 _MORE = tuple(Way("bucketed", mb) for mb in MORE_MB)
 
 
@@ -62,19 +67,26 @@ class Parameters:
 
     wrappers: str = parameter(
         "ours",
-        f"ours, or from {', '.join(WRAPPERS)}",
+        f"ours, or {','.join(WRAPPERS)}",
         kind=str,
         choices=("ours",),
         many=WRAPPERS,
     )
     bucket_mb: int = parameter(
-        TORCH_MB, "of bucketed and torch_ddp, 2**20 bytes each", kind=int, minimum=1, maximum=2**16
+        TORCH_MB,
+        "of bucketed, updating and torch_ddp, 2**20 bytes each",
+        kind=int,
+        minimum=1,
+        maximum=2**16,
     )
     carrier: str = parameter(
-        "backend", "what carries bucketed gradients", kind=str, choices=CARRIERS
+        "backend", "what carries the gradients of bucketed, updating", kind=str, choices=CARRIERS
     )
     sent_dtype: str = parameter(
-        "fp32", "that bucketed gradients travel in", kind=str, choices=tuple(SENT_DTYPES)
+        "fp32",
+        "that gradients of bucketed, updating travel in",
+        kind=str,
+        choices=tuple(SENT_DTYPES),
     )
     model: str = step_parameters.model(MODELS, "xl25", "GPUs")
     batch: int | None = data_parallel.batch()
@@ -92,9 +104,10 @@ class Parameters:
         parameters.refuse_beside_sweep(self, (*fixed, "capture"))
         asked = self._wrappers
         for name in ("carrier", "sent_dtype"):
-            if name in parameters.changed(self) and asked != ("bucketed",):
+            if name in parameters.changed(self) and not set(asked) <= set(CARRIED):
                 raise ParameterError(
-                    f"{name} = {getattr(self, name)!r}: allowed with wrappers bucketed alone"
+                    f"{name} = {getattr(self, name)!r}: allowed with wrappers "
+                    f"{' and '.join(CARRIED)} alone"
                 )
         if self.capture and set(asked) & set(PEERS):
             raise ParameterError("capture = True: allowed without torch_ddp, which is launched")
@@ -117,7 +130,7 @@ class Parameters:
     def _ways(self) -> Iterator[Way]:
         for wrapper in self._wrappers:
             mb = self.bucket_mb if wrapper in BUCKETED else 0
-            if wrapper == "bucketed":
+            if wrapper in CARRIED:
                 yield Way(wrapper, mb, self.carrier, self.sent_dtype)
             else:
                 yield Way(wrapper, mb)
@@ -130,12 +143,12 @@ def _sweep(name: str, ranks: Ranks) -> Iterator[tuple[Training, Iterable[Way]]]:
         return Training.usual(ranks, model=model, capture=capture)
 
     if name in ("essential", "xl25", "all"):
-        yield training("xl25", True), (*_BEST, _BF16[0])
+        yield training("xl25", True), (*_BEST, _BF16[0], *_UPDATING)
         yield training("xl25", False), (*_HANDOUT, *_TORCH[:1])
     if name in ("xl25", "all"):
         yield training("xl25", True), (*_HANDOUT, *_MORE, *_BF16)
-        yield training("xl25", False), (*_BEST, *_MORE, *_BF16, *_TORCH)
+        yield training("xl25", False), (*_BEST, _UPDATING[0], *_MORE, *_BF16, *_TORCH)
         yield training("xl25", False), (Way(PEERS[0], TORCH_MB, sent_dtype="bf16"),)
     if name in ("2.7B", "all"):
         yield training("2.7B", False), (*_HANDOUT, *_TORCH[:1])
-        yield training("2.7B", True), (*_BEST, Way("overlapped"))
+        yield training("2.7B", True), (*_BEST, _UPDATING[0], Way("overlapped"))

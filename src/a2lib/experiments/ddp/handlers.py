@@ -14,7 +14,7 @@ from collections.abc import Callable
 from a2lib.experiments.data_parallel.training import TOLERANCE, Training
 from a2lib.experiments.data_parallel.turns import WARMUP, Mark, in_turns, meet, on_stream, slowest
 from a2lib.experiments.ddp import traces
-from a2lib.experiments.ddp.configurations import SENT_DTYPES, Way
+from a2lib.experiments.ddp.configurations import SENT_DTYPES, UPDATING, Way
 from a2lib.experiments.ddp.wrappers import wrap
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
@@ -48,9 +48,9 @@ def measure(job: RankJob) -> None:
                 job.put({**key, "conditions": conditions(job.device),
                          **_measure(job, training, without, _way(key))})  # fmt: skip
         # At the end, so that a profiler costs no row.
-        drawn = not job.spec["capture"] and job.spec["model"] in traces.MODELS
-        for key in itertools.chain(*job.wanted.values()) if drawn else ():
-            if _way(key) in traces.TRACED and not _unsupported(training, _way(key)):
+        drawn = traces.TRACED[job.spec["capture"]] if job.spec["model"] in traces.MODELS else ()
+        for key in itertools.chain(*job.wanted.values()):
+            if _way(key) in drawn and not _unsupported(training, _way(key)):
                 if job.expired():
                     return
                 traces.draw(job, training, _way(key), key)
@@ -65,7 +65,10 @@ def _measure(job: RankJob, training: Training, without: Callable, way: Way) -> R
     reason = _unsupported(training, way)
     if reason:
         return {"status": "unsupported", "note": one_line(reason)}
-    with training.wrapped(lambda model: wrap(model, way)), contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held:
+        held.enter_context(training.wrapped(lambda model: wrap(model, way)))
+        if way.wrapper == UPDATING:
+            held.enter_context(training.updating())
         for _ in range(WARMUP):
             training.step(send=True)
         wrong = max(job.everyone(training.error()))

@@ -1,7 +1,8 @@
-"""A launched step as rank 0's GPU saw it: what ran beside what, around the end of backward."""
+"""A step as rank 0's GPU saw it: what ran beside what, around the end of backward."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 from a2lib.experiments.data_parallel.traces import last_backward, record, strip
@@ -10,14 +11,20 @@ from a2lib.experiments.ddp.configurations import BEST_MB, Way
 from a2lib.experiments.ddp.wrappers import wrap
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import bulk, trace
+from a2lib.measure.trace.classes import MATMUL
 from a2lib.measure.trace.kernels import Trace
+from a2lib.parallel import capture_step
 
-TRACED = (
-    Way("naive"),
-    Way("overlapped"),
-    Way("bucketed", BEST_MB),
-    Way("bucketed", BEST_MB, "copy_engines"),
-)
+# By whether the step is captured.
+TRACED = {
+    False: (
+        Way("naive"),
+        Way("overlapped"),
+        Way("bucketed", BEST_MB),
+        Way("bucketed", BEST_MB, "copy_engines"),
+    ),
+    True: (Way("bucketed", BEST_MB),),
+}
 # Of one model, since a profiler leaves the processes slower, which the next task has too.
 MODELS = ("xl25", "tiny")
 # Nanoseconds of a picture, and of it before backward's end.
@@ -27,22 +34,34 @@ WARMUP = 3  # the first of them agrees on an order
 
 def draw(job: RankJob, training: Training, way: Way, key: Mapping[str, object]) -> None:
     """Store the bulk table ``strip`` of a step; collective. What fails is told, and is no row."""
-    with training.wrapped(lambda model: wrap(model, way)):
+    captured = bool(key["capture"])
+    with training.wrapped(lambda model: wrap(model, way)), contextlib.ExitStack() as held:
+        step = lambda: training.step(send=True)  # noqa: E731
         for _ in range(WARMUP):
-            training.step(send=True)
+            step()
+        if captured:
+            step = held.enter_context(capture_step(step)).replay
         try:
-            rows = window(record(training, job.rank == 0))
+            rows = window(record(training, job.rank == 0, step), captured)
             if rows and job.rank == 0:
-                name = f"ddp-{key['model']}-{way.label}-{job.world_size}-ranks".replace(" ", "-")
+                label = way.label + " captured" * captured
+                name = f"ddp-{key['model']}-{label}-{job.world_size}-ranks".replace(" ", "-")
                 about, where = {"section": "ddp", **key}, {"run": job.run, "data": job.store.data}
                 bulk.put("strip", job.store.device, name, rows, about=about, **where)
         except trace.TraceError as error:
             job.failed(f"{way.label}: {error}")
 
 
-def window(found: Trace | None) -> list[dict[str, object]]:
-    """Rows of the bulk table ``strip`` around the end of the last backward; [] without a trace."""
+def window(found: Trace | None, captured: bool = False) -> list[dict[str, object]]:
+    """Rows of the bulk table ``strip`` around the end of the last backward; [] without a trace. No
+    phase is known of what is ``captured``: it ends with the last product then."""
     if found is None:
         return []
-    end = max(k.end_ns for k in last_backward(found))
+    if captured:
+        backward = [k for k in found.kernels if k.kind == MATMUL]
+        if not backward:
+            raise trace.TraceError("no product was traced")
+    else:
+        backward = last_backward(found)
+    end = max(k.end_ns for k in backward)
     return strip(found, end - BEFORE, LENGTH)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from a2lib.experiments.ddp.configurations import PEERS, Way
+from a2lib.experiments.ddp.configurations import PEERS, UPDATING, Way
 from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP
 
 
@@ -26,6 +26,6 @@ def wrap(model: nn.Module, way: Way) -> nn.Module:
 
             peer.register_comm_hook(None, default_hooks.bf16_compress_hook)
         return peer
-    if way.wrapper == "bucketed":
+    if way.wrapper in ("bucketed", UPDATING):
         return BucketedDDP(model, way.bucket_mb, communication=way.carrier, communication_dtype=low)
     return {"naive": NaiveDDP, "flat": FlatDDP, "overlapped": DDP}[way.wrapper](model)

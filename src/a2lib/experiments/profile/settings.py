@@ -91,7 +91,15 @@ def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
     }
     if name != "all":
         return found[name]
-    return list(dict.fromkeys(one for part in found.values() for one in part))
+    # A context has its whole answer before the next one is begun.
+    first = [
+        one
+        for context in every
+        for part in ("steps", "forward", "witness")
+        for one in found[part]
+        if one.configuration.context == context
+    ]
+    return list(dict.fromkeys([*first, *(one for part in found.values() for one in part)]))
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def sentence(p: Plain) -> Markdown:
     moved = [sum(k.read + k.written for k in shape(causal=c).kernels("forward")) / shape().matrix
              for c in MASKS]  # fmt: skip
     return Markdown(
-        f"At {style.tokens(LONGEST)} tokens {' and '.join(told)}, at "
+        f"At {style.tokens(LONGEST)} tokens {', and '.join(told)}, at "
         f"{style.digits(p.tflops['fp32'])} TFLOP/s and {style.digits(p.bandwidth)} TB/s; what "
         f"remains is reading and writing matrices: {moved[0]:.1f} of them in a forward without a "
         f"mask, {moved[1]:.1f} with one, since the mask is made, applied to a copy, and kept."

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report import figures, style
+from a2lib.report.chapters.benchmark import updates
 from a2lib.report.chapters.benchmark.estimate import floors
 from a2lib.report.chapters.benchmark.rows import (
     AUTOCAST,
@@ -52,15 +53,33 @@ def sentence(b: Benchmark) -> Markdown:
         return Markdown(f"{text} {b.not_yet('the same step in bf16, compiled and captured')}")
     return Markdown(
         f"{text} In bf16 with our attention, compiled block by block and replayed from one CUDA "
-        f"graph, the same step takes {_ms(best)}, {_faster(wall, best)}.{_limits(b, model, best)}"
+        f"graph, the same step takes {_ms(best)}, {_faster(wall, best)}."
+        f"{_updated(b, model, best)}{_limits(b, model)}"
     )
 
 
-def _limits(b: Benchmark, model: str, best: float) -> str:
-    """What limits the fast step of that model, and of the smallest."""
+def _updated(b: Benchmark, model: str, best: float) -> str:
+    """The fastest way beyond that, if one is measured in the same run."""
+    rows = updates.found(b, model)
+    if len(rows) < 2:
+        return ""
+    name, row = min(rows.items(), key=lambda item: item[1].ms)
+    if row.ms >= best:
+        return ""
+    words = {"AdamW overlapped": "With AdamW beside the backward",
+             "16-bit weights": "With weights in 16 bits",
+             "both": "With weights in 16 bits and AdamW beside the backward"}[name]  # fmt: skip
+    return f" {words} it takes {_ms(row.ms)}."
+
+
+def _limits(b: Benchmark, model: str) -> str:
+    """What limits the captured step of that model, and of the smallest."""
     text, least = "", floors(b, model, "bf16", True)
     if least:
-        text = f" Its kernels need at least {_ms(least['total'].ms)}: the GPU limits it."
+        text = (
+            f" The captured step's kernels need at least {_ms(least['total'].ms)}: the GPU limits "
+            "it."
+        )
     called = b.ms(MODELS[0], CONTEXT, way=OURS)
     captured = b.ms(MODELS[0], CONTEXT, way=OURS, capture=True)
     if called and captured and called * HOST > captured:
@@ -220,7 +239,23 @@ def launch_bound(b: Benchmark) -> Markdown:
     if lacking:
         what = f"{len(lacking)} of the {len(plain)} sizes and contexts whose step fits"
         text += f" {b.not_yet(f'the other ways of {what}')}"
-    return Markdown(text)
+    return Markdown(text + _commits(b))
+
+
+def _commits(b: Benchmark) -> str:
+    """That compiled steps are of several commits, and which are not of the latest."""
+    rows = {(m, c): b.row(m, c, way=OURS) for m in MODELS for c in CONTEXTS}
+    runs = {case: row.run for case, row in rows.items() if row is not None and row.status == "ok"}
+    commits = {run: b.runs.loc[run, "git"] for run in runs.values()}
+    if len(set(commits.values())) < 2:
+        return ""
+    latest = commits[max(commits)]  # a run's name begins with its time
+    older = [f"{TITLES[m]} at {style.tokens(c)}" for (m, c), run in runs.items()
+             if commits[run] != latest]  # fmt: skip
+    return (
+        f" Compiled steps are of more than one commit: {listed(older)} are older than the others, "
+        "so that along the contexts of a model code and machine differ too."
+    )
 
 
 def _apart(b: Benchmark, model: str, context: int, way: dict) -> tuple:

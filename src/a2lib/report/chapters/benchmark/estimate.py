@@ -18,7 +18,15 @@ from a2lib.report.chapters.benchmark.rows import (
 from a2lib.report.chapters.measured import time
 from a2lib.report.style import Chart
 from a2lib.report.tables import Markdown, Table
-from a2lib.theory.roofline import NARROW, Floor, eager_step, floor, fused_step
+from a2lib.theory.roofline import (
+    NARROW,
+    Floor,
+    eager_step,
+    floor,
+    fused_step,
+    hidden_ms,
+    idle_ms,
+)
 from a2lib.theory.transformer import SIZES
 
 BATCH = 4
@@ -33,6 +41,25 @@ def floors(b: Benchmark, model: str, precision: str, fused: bool, context: int =
         return {}
     kernels = (fused_step if fused else eager_step)(SIZES[model], BATCH, context, precision)
     return floor(kernels, rate * 1e12, b.bandwidth * 1e12, by)
+
+
+def idle(b: Benchmark, model: str, precision: str = "bf16") -> dict[str, float]:
+    """What tiles that do not fill the GPU cost a fused step at least, by phase and in "total", in
+    ms; {} where the ceiling is not measured."""
+    rate = b.tflops.get("bf16" if precision == NARROW else precision)
+    if rate is None:
+        return {}
+    kernels = fused_step(SIZES[model], BATCH, CONTEXT, precision)
+    return idle_ms(kernels, rate * 1e12, int(b.sheet("multiprocessors")))
+
+
+def hidden(b: Benchmark, model: str, precision: str) -> float | None:
+    """The floor, in ms, of the fused step whose optimizer runs beside its backward."""
+    rate = b.tflops.get("bf16")
+    if b.bandwidth is None or rate is None:
+        return None
+    kernels = fused_step(SIZES[model], BATCH, CONTEXT, precision)
+    return hidden_ms(kernels, rate * 1e12, b.bandwidth * 1e12)
 
 
 def table(b: Benchmark, caption: str, name: str) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.benchmark.estimate import floors
+from a2lib.report.chapters.benchmark.estimate import floors, idle
 from a2lib.report.chapters.benchmark.rows import (
     AUTOCAST,
     CONTEXT,
@@ -67,7 +67,7 @@ def table(b: Benchmark, caption: str, name: str) -> Table:
 
 def sentence(b: Benchmark) -> Markdown:
     """What each step takes beyond its floor, and which parts have it."""
-    beyond, shares, reached, told, missing = {}, [], [], [], []
+    beyond, shares, reached, told, missing = {}, [], [], {}, []
     for model in MODELS:
         captured = b.ms(model, CONTEXT, "step", way=OURS, capture=True)
         least, known = _by_pass(b, model), passes(b, model)
@@ -77,8 +77,7 @@ def sentence(b: Benchmark) -> Markdown:
         reached.append(least["optimizer"] / known["optimizer"])
         shares.append((known["optimizer"] - least["optimizer"]) / beyond[model])
         if "backward" in known:
-            more = {p: known[p] - least[p] for p in ("forward", "backward")}
-            told.append(f"{TITLES[model]} {time(more['forward'])} and {time(more['backward'])} ms")
+            told[model] = [known[p] - least[p] for p in ("forward", "backward")]
         else:
             missing.append(TITLES[model])
     if not beyond:
@@ -90,13 +89,30 @@ def sentence(b: Benchmark) -> Markdown:
         f"measured bandwidth are {style.between(reached, '{:.0%}'.format)} of its time."
     )
     if told:
-        text += (
-            f" Forward and backward take beyond their floors: {', '.join(told)}. Whether that is "
-            "products below the best rate or what lies between them, these rows do not say."
-        )
+        named = ", ".join(f"{TITLES[model]} {time(first)} and {time(second)} ms"
+                          for model, (first, second) in told.items())  # fmt: skip
+        whole = {model: sum(more) for model, more in told.items()}
+        text += f" Forward and backward take beyond their floors: {named}.{_idle(b, whole)}"
     if missing:
         text += f" {b.not_yet(f'forward and backward of {listed(missing)} apart, by the GPU')}"
     return Markdown(text)
+
+
+def _idle(b: Benchmark, told: dict[str, float]) -> str:
+    """How much of what forward and backward take beyond their floors the tiles explain."""
+    least = {model: idle(b, model)["total"] for model in told}
+    named = listed([f"{time(ms)} ms ({TITLES[model]})" for model, ms in least.items()])
+    shares = [least[model] / ms for model, ms in told.items() if ms > 0]
+    if not shares:
+        return ""
+    return (
+        f" Of that, products cut into tiles explain {named}, "
+        f"{style.between(shares, '{:.0%}'.format)}: tiles of 128 by 128 elements or more that are "
+        f"computed whole, one at a time by each of {b.sheet('multiprocessors'):.0f} "
+        "multiprocessors, leave some of these idle in the last turn and reach beyond the edge. "
+        "Whether the rest is products below the best rate or what lies between them, these rows do "
+        "not say."
+    )
 
 
 def _by_pass(b: Benchmark, model: str) -> dict[str, float]:

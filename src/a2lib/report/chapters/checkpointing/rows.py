@@ -18,6 +18,7 @@ from a2lib.theory.checkpointing import (
     recomputed_flops,
 )
 from a2lib.theory.strategy_memory import StrategyMemory, block_bytes, strategy_memory
+from a2lib.theory.strategy_time import forward_work, milliseconds, repeated_work
 from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes, step_flops
 
 MODEL, BATCH, CONTEXT = "2.7B", 4, 2048
@@ -97,6 +98,11 @@ def predicted(strategy: str, gradients: str = "fresh", way: tuple[str, str] = WI
     return strategy_memory(shape(layers), BATCH, CONTEXT, strategy, **_theory(way), fresh=fresh)
 
 
+def best(gradients: str, way: tuple[str, str] = WIDE) -> str:
+    """The single-level segment of least predicted peak, the smaller of equals."""
+    return min(SEGMENTS, key=lambda s: predicted(s, gradients, way).peak)
+
+
 def total(strategy: str, gradients: str = "fresh", way: tuple[str, str] = WIDE) -> int:
     """All that is alive at the peak of a step, as predicted."""
     return held(gradients) + predicted(strategy, gradients, way).peak
@@ -121,14 +127,24 @@ def work(strategy: str, way: tuple[str, str] = WIDE) -> float:
     return (whole + repeated[0]) / (whole + repeated[1])
 
 
+def ms_again(c: Checkpointing, strategy: str, gradients: str, way: tuple[str, str],
+             layers: int = LAYERS) -> float | None:  # fmt: skip
+    """The time of what a strategy computes again, by the measured forward of ``block``."""
+    base = c.timed("block", gradients, way, layers)
+    if base is None or c.bandwidth is None:
+        return None
+    of = shape(layers), BATCH, CONTEXT, way[1], way[0]
+    again_, forward = repeated_work(strategy, *of), forward_work(*of)
+    return milliseconds(again_, forward, float(base.ms_forward), 1e12 * c.bandwidth)
+
+
 def ms_predicted(c: Checkpointing, strategy: str, gradients: str, way: tuple[str, str],
                  layers: int = LAYERS) -> float | None:  # fmt: skip
-    """The time of a step by that of ``block``: more or fewer forwards, each as long as its own."""
-    base = c.timed("block", gradients, way, layers)
-    if base is None:
+    """The time of a step by that of ``block``, and what is computed again more or less."""
+    mine, its = (ms_again(c, s, gradients, way, layers) for s in (strategy, "block"))
+    if mine is None:
         return None
-    more = again(strategy, way, layers) - again("block", way, layers)
-    return base.ms + more * base.ms_forward
+    return c.timed("block", gradients, way, layers).ms + mine - its
 
 
 def words(strategy: str) -> str:

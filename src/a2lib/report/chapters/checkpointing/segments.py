@@ -20,6 +20,7 @@ from a2lib.report.chapters.checkpointing.rows import (
     Checkpointing,
     again,
     attention_half,
+    best,
     block,
     gb,
     held,
@@ -99,6 +100,8 @@ def refused(c: Checkpointing) -> Markdown:
                 if row is not None and row.status != "ok":
                     status = style.STATUS.get(row.status, row.status)
                     told.append(f"- {where}, {words(s)}: {status} ({reason(row.note)})")
+            if ("none", gradients, way) == UNTRIED and rows["none"] is None:
+                told.append(f"- {where}, {words('none')}: not tried, since more stays")
             none = [words(s) for s, row in rows.items()
                     if row is None and (s, gradients, way) != UNTRIED]  # fmt: skip
             left += [f"- **not measured yet**: {where}: {listed(none)}"] if none else []
@@ -112,6 +115,11 @@ def held_bytes(c: Checkpointing) -> Markdown:
         f"The peaks are beyond what stays between steps: {gb(sizes['fresh'])} GB of weights and "
         f"moments, with kept gradients {gb(sizes['kept'])} GB."
     )
+    found = pick(c.table, status="ok", model=MODEL, layers=LAYERS)
+    if len(found):
+        more = [row.held_bytes / sizes[row.gradients] - 1 for row in found.itertuples()]
+        text += (f" Measured they are {style.between(more, '{:.1%}'.format)} more, what the "
+                 "allocator gives beyond what it is asked for.")  # fmt: skip
     out = [words(s) for s in STRATEGIES[WIDE]
            if held("fresh") + predicted(s).peak > c.capacity()]  # fmt: skip
     if out:
@@ -149,43 +157,29 @@ def moments(caption: str, name: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=3, keys=1)
 
 
-def checked(c: Checkpointing) -> Markdown:
-    """How far measured peaks are from the predicted ones, and times."""
-    rows = pick(c.table, status="ok", model=MODEL, context=CONTEXT, batch=BATCH)
-    bound = rows[rows["strategy"].str.startswith("selective")].dropna(subset=["peak_bytes"])
-    rows = rows[~rows["strategy"].str.startswith("selective")].dropna(subset=["peak_bytes"])
-    if not len(rows):
-        return Markdown(c.not_yet("the peaks beside the prediction"))
-    off, late = [], []
-    for row in rows.itertuples():
-        where = row.strategy, row.gradients, _way(row), int(row.layers)
-        off.append(row.peak_bytes / predicted(*where).peak - 1)
-        expected = ms_predicted(c, *where)
-        if expected is not None and row.strategy != "block":
-            late.append(row.ms / expected - 1)
-    text = (
-        f"In {len(off)} measured peaks the measured one is {_off(off)} off the predicted one "
-        "(selections by operation apart, of which the prediction is a bound)."
-    )
-    above = [r for r in bound.itertuples()
-             if r.peak_bytes > 1.01 * predicted(r.strategy, r.gradients, _way(r),
-                                           int(r.layers)).peak]  # fmt: skip
-    if len(bound):
-        text += f" The bound holds in {len(bound) - len(above)} of {len(bound)}."
-    if late:
-        text += (
-            " The time of a step, predicted from that of one block at a time and the forwards "
-            f"computed again, is {_off(late)} off."
-        )
-    return Markdown(text)
+def units(caption: str, name: str) -> Table:
+    """I, A, M and G of a block in both settings."""
+    lines = []
+    for way, title in TITLES.items():
+        fresh, kept = (block(way, gradients) for gradients in GRADIENTS)
+        sizes = kept.input, kept.saved, kept.gradients, kept.peak, fresh.peak
+        lines.append([title, *map(gb, sizes)])
+    columns = ["GB", "$I$", "$A$", "$G$", "$M$ kept", "$M$ fresh"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
 
-def _off(shares: list[float]) -> str:
-    return style.between(shares, lambda share: style.signed(share, 1))
-
-
-def _way(row) -> tuple[str, str]:
-    return row.precision, row.attention
+def example(c: Checkpointing) -> Markdown:
+    """Both formulas at one block a segment, in numbers, and what the model adds to its blocks."""
+    told = []
+    for gradients, of, letter in (("kept", "input", "I"), ("fresh", "gradients", "G")):
+        b = block(WIDE, gradients)
+        waits, most = (LAYERS - 1) * getattr(b, of), predicted("block", gradients).peak
+        beside = most - waits - b.peak
+        head = f" + {gb(beside)}" if beside > 10**6 else ""
+        told.append(f"with {gradients} gradients ${LAYERS - 1} \\, {letter} + M{head}$ = "
+                    f"{gb(waits)} + {gb(b.peak)}{head} = {gb(most)} GB")  # fmt: skip
+    return Markdown(f"One block at a time in {TITLES[WIDE]}: {listed(told)}, of which the last "
+                    "term is the gradient of the head.")  # fmt: skip
 
 
 def neighbours(c: Checkpointing) -> Markdown:
@@ -199,8 +193,9 @@ def neighbours(c: Checkpointing) -> Markdown:
             if len(rows) < 2 or half is None:
                 continue
             first, second = sorted(rows, key=lambda row: row.peak_bytes)[:2]
+            said = "as predicted" if first.strategy == best(gradients, way) else "not as predicted"
             text = (f"- {title}, gradients {gradients}: {words(first.strategy)} at "
-                    f"{gb(first.peak_bytes)} GB, then {words(second.strategy)} at "
+                    f"{gb(first.peak_bytes)} GB, {said}, then {words(second.strategy)} at "
                     f"{gb(second.peak_bytes)} GB; half a block ")  # fmt: skip
             apart = half.peak_bytes - first.peak_bytes
             if abs(apart) < 0.01 * first.peak_bytes:
@@ -219,34 +214,3 @@ def _against(one, other) -> str:
         return "takes as long"
     share = one.ms / other.ms - 1
     return f"takes {abs(share):.1%} {'longer' if share > 0 else 'less time'}"
-
-
-def precise(c: Checkpointing) -> Markdown:
-    """What TF32 does to the time: the same strategies with products in fp32."""
-    told = []
-    for strategy in ("block", "half", "segments:2"):
-        rows = [c.timed(strategy, "fresh", way) for way in (("fp32", "eager"), WIDE)]
-        if all(row is not None for row in rows):
-            more = int(rows[0].peak_bytes) - int(rows[1].peak_bytes)
-            peak = "the same peak"
-            if more:
-                size = style.size(abs(more))
-                peak = f"a peak {size} {'higher' if more > 0 else 'lower'}"
-            told.append(f"{words(strategy)} {style.digits(rows[0].ms)} ms in place of "
-                        f"{style.digits(rows[1].ms)}, {peak}")  # fmt: skip
-    if not told:
-        return Markdown(c.not_yet("steps of the first setting without TF32"))
-    return Markdown(f"Without TF32: {'; '.join(told)}.")
-
-
-def fragments(c: Checkpointing) -> Markdown:
-    """How much more the allocator held than tensors took at the peak."""
-    rows = pick(c.table, status="ok").dropna(subset=["reserved_bytes", "peak_bytes"])
-    if not len(rows):
-        return Markdown(c.not_yet("what the allocator holds beyond the tensors"))
-    over = (rows["reserved_bytes"] - rows["held_bytes"] - rows["peak_bytes"]).astype(float)
-    share = over / (rows["held_bytes"] + rows["peak_bytes"]).astype(float)
-    return Markdown(
-        f"PyTorch's allocator held {style.between(share, '{:.1%}'.format)} more than the tensors "
-        f"took at the peak ({gb(over.max())} GB at most), cuBLAS's workspaces among it."
-    )

@@ -26,6 +26,7 @@ from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.collectives import all_reduce_s
 
+SWITCHES = {"NCCL_NVLS_ENABLE=0": "NCCL_NVLS_ENABLE=0, without NVLink's multicast"}
 MAIN, OTHER = "nccl 2", "gloo 2"
 ASKED = tuple(f"{name} {n}" for name in NAMES for n in (2, 4, 6))  # by the handout
 ALIKE = 0.1  # two times closer than this are taken for those of as many bytes
@@ -111,7 +112,7 @@ def conditions(c: Collectives) -> Markdown:
         if name == "nccl":
             used = c.runs.loc[sorted(set(rows["run"]))]
             versions = sorted({v for v in used["nccl"] if v})
-            switches = f" with {' and '.join(known)}" if known else ""
+            switches = f" with {' and '.join(SWITCHES.get(s, s) for s in known)}" if known else ""
             told.append(f"NCCL was {' and '.join(versions) or 'of unknown version'}{switches}")
     return Markdown("; ".join(told) + "." if told else c.not_yet("what carried the messages"))
 
@@ -173,33 +174,44 @@ def queued(c: Collectives) -> Markdown:
     return Markdown(
         "A call that others follow in the queue, with NCCL on two GPUs, takes "
         f"{listed(told)}; in parentheses alone, from rest to rest, which the host has to start "
-        "and to wait for. In a backward pass, where the host runs ahead, the first is what counts."
+        "and to wait for. In a backward pass the first is what counts, as long as the host runs "
+        "ahead."
     )
 
 
 def dtypes(c: Collectives) -> Markdown:
-    """Whether 16 bits take another time than 32, for as many bytes."""
-    ratios = []
-    for row in pick(c.sums, dtype="bf16", backend="nccl").itertuples():
-        wide = c.ms(row.ranks, row.size)
-        if wide:
-            ratios.append(float(row.ms) / wide)
+    """Whether 16 bits take another time than 32, for as many bytes: of calls in a row, since the
+    host's part of a call from rest has nothing to do with it."""
+    ratios = {}
+    for row in pick(c.sums, dtype="bf16", backend="nccl").sort_values("size").itertuples():
+        wide = c.row(row.ranks, row.size)
+        if wide is not None and not pd.isna(wide.ms_queued) and not pd.isna(row.ms_queued):
+            ratios[row.ranks, row.size] = float(row.ms_queued) / float(wide.ms_queued)
     if not ratios:
         return Markdown(c.not_yet("bf16 beside fp32"))
-    return Markdown(
-        f"For as many bytes, an all-reduce in bf16 takes "
-        f"{style.between(ratios, '{:.2f}'.format)} times the time of fp32, over {len(ratios)} "
-        f"pairs: {_bytes_count(ratios)}."
+    off = {key: ratio for key, ratio in ratios.items() if abs(ratio - 1) > ALIKE}
+    each = style.between(list(ratios.values()), "{:.2f}".format)
+    text = (
+        f"For as many bytes, calls in a row take {each} times as long in bf16 as in fp32, over "
+        f"{len(ratios)} pairs"
     )
-
-
-def _bytes_count(ratios: list[float]) -> str:
-    if max(abs(ratio - 1) for ratio in ratios) <= ALIKE:
-        return (
-            "what counts is bytes, so gradients in 16 bits take the time of a tensor of half the "
-            "size"
+    if not off:
+        return Markdown(
+            f"{text}: what counts is bytes, so gradients in 16 bits take the time of a tensor of "
+            "half the size."
         )
-    return f"not within {ALIKE:.0%} of each other, so that bytes alone do not decide"
+    sizes = listed([f"{megabytes(size)} MB" for size in sorted({size for _, size in off})])
+    least = min((size for _, size in ratios.keys() - off.keys()), default=None)
+    if least is None or least < max(size for _, size in off):
+        return Markdown(
+            f"{text}: not within {ALIKE:.0%} of each other at {sizes}, so that bytes alone do not "
+            "decide."
+        )
+    return Markdown(
+        f"{text}, within {ALIKE:.0%} from {megabytes(least)} MB on: there bytes decide, and "
+        f"gradients in 16 bits take the time of a tensor of half the size. At {sizes} a call is "
+        "mostly overhead, which is not the same from one measurement to the next."
+    )
 
 
 def operations(c: Collectives, caption: str, name: str) -> Table:
@@ -242,6 +254,12 @@ def untimed(c: Collectives) -> Markdown:
             left.append(f"{VIEW.looks.of(ranks).label}{some}")
     if left:
         lines.append(f"\n**Not measured yet**, of what the question asks: {'; '.join(left)}.")
+    beside = [f"{operation.replace('_', '-')} with {VIEW.looks.of(ranks).label}"
+              for operation in OTHERS for ranks in c.lines()
+              if (c.table["operation"] == operation).any()
+              and not len(pick(c.table, operation=operation, ranks=ranks))]  # fmt: skip
+    if beside:
+        lines.append(f"\nNor, of the other operations: {listed(beside)}.")
     return Markdown("\n".join(lines) or "Everything that the question asks has a time.")
 
 
@@ -260,5 +278,24 @@ def halves(c: Collectives) -> Markdown:
         return Markdown(c.not_yet("the other operations beside the all-reduce"))
     return Markdown(
         "In a ring an all-reduce is a reduce-scatter and then an all-gather, half of it each. "
-        f"Measured, these take of its time {'; '.join(told)}."
+        f"Measured, these take of its time {'; '.join(told)}.{_gloo(c)}"
     )
+
+
+def _gloo(c: Collectives) -> str:
+    """Why gloo's halves may take longer than the whole."""
+    whole = c.ms(OTHER, 100 * MB)
+    scattered = c.ms(OTHER, 100 * MB, operation="reduce_scatter")
+    if not whole or not scattered or scattered < whole:
+        return ""
+    text = (
+        " gloo's take longer than the whole: PyTorch makes its reduce-scatter of an all-reduce of "
+        "a copy"
+    )
+    small, large = (c.ms(OTHER, n * MB, operation="all_gather") for n in (10, 100))
+    if small and large and large > 20 * small:
+        text += (
+            f", and its all-gather of 100 MB takes {digits(large / small)} times as long as that "
+            "of 10 MB, our guess is for memory that is taken anew for each call"
+        )
+    return text + "."

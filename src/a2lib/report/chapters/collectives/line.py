@@ -8,13 +8,14 @@ from a2lib.report import panels, style
 from a2lib.report.chapters.collectives.rows import MB, VIEW, Collectives, digits, megabytes
 from a2lib.report.metrics import pick
 from a2lib.report.panels import Measure
-from a2lib.report.style import Chart
+from a2lib.report.style import Chart, Look, Looks
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.latency import Line, fit
 
 POINTS = 4  # a line through fewer says nothing about its residuals
 BAD = 0.1  # a residual beyond this is said to be a failure of the model
-LEGEND = 4
+LEGEND = 3
+PALE = {"#d55e00": "#a86f00"}
 
 
 def points(c: Collectives, ranks: str, column: str = "ms", dtype: str = "fp32") -> pd.DataFrame:
@@ -74,19 +75,64 @@ def sentence(c: Collectives) -> Markdown:
                     f"{len(found)} sizes")  # fmt: skip
     if not told:
         return Markdown(c.not_yet("sizes enough to fit the line to"))
-    return Markdown(f"Held against the calls from rest, {'; '.join(told)}.")
+    text = f"Held against the calls from rest, {'; '.join(told)}."
+    return Markdown(" ".join([text, *_shorter(c), *_in_a_row(c)]))
+
+
+def _shorter(c: Collectives) -> list[str]:
+    """Where a message takes longer than one that is four times as long or more: no line has that,
+    nor a change of algorithm."""
+    told = []
+    for ranks, column, _, found in every(c):
+        if column != "ms":
+            continue
+        rows = [c.row(ranks, size) for size in found["size"]]
+        # Beyond the spread of both.
+        pairs = [(small, large) for small in rows for large in rows
+                 if large.size >= 4 * small.size and large.ms_p80 < small.ms_p20]  # fmt: skip
+        if pairs:
+            small, large = max(pairs, key=lambda pair: pair[0].ms / pair[1].ms)
+            told.append(
+                f"With {VIEW.looks.of(ranks).label} {megabytes(small.size)} MB take "
+                f"{digits(1e3 * small.ms)} µs and {megabytes(large.size)} MB "
+                f"{digits(1e3 * large.ms)} µs: the host starts each call from rest and waits for "
+                "it, which takes another time from one measurement to the next, and no model of "
+                "the link has that."
+            )
+    return told
+
+
+def _in_a_row(c: Collectives) -> list[str]:
+    """What is left of the residuals where the host runs ahead."""
+    told = []
+    for ranks, column, line, found in every(c):
+        if column == "ms_queued":
+            off = style.between(found["off"], lambda share: style.signed(share, 0))
+            told.append(
+                f"In a row, with {VIEW.looks.of(ranks).label}, the line is off by {off}, and its "
+                f"overhead is {digits(1e6 * line.overhead_s)} µs: this line is what the buckets "
+                "below are reckoned with."
+            )
+    return told
 
 
 def figure(c: Collectives) -> Chart:
     """Times and their lines above, what the lines miss below."""
-    made = [one for one in every(c) if one[1] == "ms"]
+    made = every(c)
     if not made:
         return panels.empty()
+    names = {one[:2]: VIEW.looks.of(one[0]) for one in made}
+    for key in names:
+        if key[1] == "ms_queued":  # the ranks' own colour, paler; a marker of its own
+            alone = names[key]
+            names[key] = Look(f"{alone.label}, in a row", PALE.get(alone.colour, "#444444"), "x",
+                              short=f"{alone.short}, in a row")  # fmt: skip
+    looks = Looks({" ".join(key): look for key, look in names.items()})
 
     def draw(figure):
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.5, 1))
-        for ranks, _, line, found in made:
-            look = VIEW.looks.of(ranks)
+        for ranks, column, line, found in made:
+            look = names[ranks, column]
             above.plot(found["size"], 1e3 * found["s"], color=look.colour, marker=look.marker,
                        markersize=4.6, linestyle="")  # fmt: skip
             drawn = pd.Series([found["size"].min() * 2**k for k in range(40)])
@@ -99,6 +145,6 @@ def figure(c: Collectives) -> Chart:
         below.axhline(0, color=style.INK, linewidth=0.8)
         below.set(xlabel="bytes of the tensor", ylabel="residual (%)")
         above.set_ylabel("ms")
-        panels.legend(figure, panels.handles([one[0] for one in made], VIEW.looks), LEGEND)
+        panels.legend(figure, panels.handles(list(looks), looks), LEGEND)
 
     return Chart(draw, height=4.4 + panels.legend_height(len(made), LEGEND))

@@ -55,9 +55,9 @@ def verdict(c: Collectives) -> Markdown:
     text = f"At the largest size the bus bandwidths of NCCL are, {'; '.join(told)}."
     text += (
         " Over PCIe it falls where ranks are added, our guess is since they share the way through "
-        "the host; over NVLink it does not. The time between six of those GPUs is below that "
-        "between four, for which a ring has no reason, and its size had to be deduced from the "
-        "bandwidth printed with it."
+        "the host; over NVLink it does not. The time between six of the GPUs of 80 GB is below "
+        "that between four, for which a ring has no reason, and its size had to be deduced from "
+        "the bandwidth printed with it."
     )
     ours = [row for n in (2, 4, 6, 8) if (row := c.row(f"nccl {n}", 1024 * MB)) is not None
             and row.status == "ok"]  # fmt: skip

@@ -33,7 +33,7 @@ def sentence(c: Compile) -> Markdown:
     attention, whole = _of_attention(c), _of_models(c)
     missing = [] if len(c.grid) else ["the grid of the handout, batch 8 without heads"]
     missing += [] if whole else ["whole models"]
-    gap = c.not_yet(listed(missing)) if missing else ""
+    gap = c.not_yet(", and ".join(missing)) if missing else ""
     return Markdown(" ".join(filter(None, (attention, whole, gap))))
 
 

@@ -1,6 +1,6 @@
 """The chapter on distributed data parallel: what each way to average gradients adds to a step.
 
-    from a2lib.report.chapters.ddp import Ddp, answer, buckets, local, targets, timeline
+    from a2lib.report.chapters.ddp import Ddp, answer, buckets, host, targets, timeline
 
     answer.table(Ddp(), "xl25", False, "caption", "tab-name")
 """

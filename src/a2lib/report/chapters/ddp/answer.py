@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pandas as pd
 from matplotlib.patches import Patch
 
 from a2lib.report import panels, style
+from a2lib.report.chapters.collectives.answer import SWITCHES
 from a2lib.report.chapters.ddp.rows import (
+    AFTER,
     HANDOUT_MB,
     MAIN,
     MODELS,
+    UPDATING,
     WORLD_SIZE,
     Ddp,
     exposed,
@@ -23,7 +27,8 @@ from a2lib.report.chapters.measured import reason
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
-from a2lib.theory.collectives import all_reduce_s
+from a2lib.theory.collectives import all_reduce_s, copied_bytes
+from a2lib.theory.transformer import SIZES, parameter_count
 
 WITHOUT, EXPOSED = "#b5d2f0", "#d55e00"  # of svg.PAIRS
 TITLES = {False: "launched from Python", True: "replayed from a CUDA graph"}
@@ -54,10 +59,18 @@ def sentence(c: Ddp) -> Markdown:
         f"**The answer.** {MODELS[MAIN].capitalize()} has {gradient_bytes(MAIN) / 1e9:.1f} GB of "
         f"gradients to average, at least {time(floor_ms(c, MAIN))} ms between two {c.short}."
     )
-    rows = [row for row in (c.row("naive"), c.row("flat"), c.best()) if row is not None]
+    each, after = c.row("overlapped"), c.row("naive")
+    ways = [after, c.row("flat"), each, c.best()]
+    rows = {row.Index: row for row in ways if row is not None}.values()
     if rows:
         parts = [f"{_gain(row)} ({name(row)})" for row in rows]
         text += f" Launched from Python they add to the step {listed(parts)}."
+    if each is not None and after is not None and each.ms > after.ms:
+        text += (
+            f" One by one during backward they cost the host more than they hide: it takes "
+            f"{time(each.ms_host)} ms to issue that step, and {time(after.ms_host)} ms where they "
+            "are sent after backward."
+        )
     best = c.best(capture=True)
     if best is not None:
         text += (
@@ -91,7 +104,9 @@ def flat(c: Ddp) -> Markdown:
         one, each = c.row("flat", model=model), c.row("naive", model=model)
         if one is not None and each is not None:
             told.append(
-                f"For {label} communication adds {_gain(one)} in place of {_gain(each)}; alone it "
+                f"For {label} a step takes {time(one.ms)} ms in place of {time(each.ms)} ms, and "
+                f"{time(one.ms_without)} and {time(each.ms_without)} ms without communication. It "
+                f"adds {_gain(one)} in place of {_gain(each)}; alone it "
                 f"takes {time(one.ms_communication)} ms, the copies into one tensor and out of it "
                 f"included, in place of {time(each.ms_communication)} ms."
             )
@@ -126,9 +141,11 @@ def _hidden(row) -> str:
 
 
 def hidden(row) -> str:
-    """The share of the communication that adds nothing to the step, where both are measured: none
-    where the step takes longer than with the messages after it, all where noise makes it shorter.
-    """
+    """The share of the communication that adds nothing to the step, where both are measured and it
+    is sent during backward: none where the step takes longer than with the messages after it, all
+    where noise makes it shorter."""
+    if row.wrapper in AFTER:
+        return MISSING
     alone = float(row.ms_communication)
     return f"{min(1.0, max(0.0, 1 - exposed(row) / alone)):.0%}" if alone > 0 else MISSING
 
@@ -148,8 +165,16 @@ def buckets(c: Ddp) -> Markdown:
             text = f"For {label}, {way}, buckets add {listed(parts)}"
             if each is not None:
                 text += f", and one message for each gradient {time(exposed(each))} ms"
-            told.append(f"{text}; the least is {int(best.bucket_mb)} MB.")
+            told.append(f"{text}; the shortest step has {int(best.bucket_mb)} MB.")
+            level = [f"{int(a.bucket_mb)} and {int(b.bucket_mb)} MB"
+                     for a, b in itertools.pairwise(rows) if _level(a, b)]  # fmt: skip
+            if level:
+                told.append(f"Level, since the spreads of their steps overlap: {listed(level)}.")
     return Markdown(" ".join(told) or c.not_yet("buckets of 1, 10, 100 and 1000 MB"))
+
+
+def _level(a, b) -> bool:
+    return a.ms_p20 < b.ms_p80 and b.ms_p20 < a.ms_p80
 
 
 def untimed(c: Ddp) -> Markdown:
@@ -178,7 +203,8 @@ def untimed(c: Ddp) -> Markdown:
                      f"{'; '.join(left)}.")  # fmt: skip
     switches = sorted(set(c.table["conditions"]) - {""})
     if switches:
-        lines.append(f"\nSome rows are with {listed(switches)}.")
+        who = "All" if (c.table["conditions"] != "").all() else "Some"
+        lines.append(f"\n{who} rows are with {listed([SWITCHES.get(s, s) for s in switches])}.")
     return Markdown("\n".join(lines) or "Every way that was tried has its times.")
 
 
@@ -193,10 +219,50 @@ def carriers(c: Ddp) -> Markdown:
             told.append(f"{who} in {sent} {time(exposed(row))} ms")
     if not told:
         return Markdown(c.not_yet("copy engines, and gradients in 16 bits"))
-    return Markdown(
+    text = (
         f"In buckets of 100 MB and replayed, NCCL in fp32 adds {time(exposed(plain))} ms to the "
         f"step, {listed(told)}."
     )
+    engines = c.row("bucketed", 100, capture=True, carrier="copy_engines")
+    return Markdown(text if engines is None else f"{text} {_traffic(c, engines)}")
+
+
+def _traffic(c: Ddp, row) -> str:
+    """Why copy engines are not free: what they and their kernels read and write."""
+    elements, rate = parameter_count(SIZES[MAIN]), c.sheet("memory_bandwidth") * 1e12
+    first, rest = copied_bytes(elements, WORLD_SIZE, 4, 4)
+    low = copied_bytes(elements, WORLD_SIZE, 4, 2)
+    least = 1e3 * first / rate
+    return (
+        f"Copy engines take no multiprocessor, but memory: each GPU first copies its gradients to "
+        f"where the other one reads them, on backward's own stream, {first / 1e9:.1f} GB read and "
+        f"written ({low[0] / 1e9:.1f} GB where they are sent in bf16), which takes at least "
+        f"{time(least)} ms of {time(exposed(row))} at {rate / 1e12:.1f} TB/s and hides behind "
+        f"nothing; without it the step would take {(row.ms - least) / row.ms_without:.2f} times "
+        f"the one without communication. Copies and sums beside backward read and write "
+        f"{rest / 1e9:.1f} GB more ({low[1] / 1e9:.1f} GB), {time(1e3 * rest / rate)} ms of the "
+        "memory's time, which is our guess for most of the rest."
+    )
+
+
+def updates(c: Ddp) -> Markdown:
+    """The update of each bucket beside the messages of the others, against that after backward."""
+    told = []
+    for carrier, sent in (("copy_engines", "fp32"), ("copy_engines", "bf16"), ("backend", "fp32")):
+        for capture, way in TITLES.items():
+            where = {"capture": capture, "carrier": carrier, "sent_dtype": sent}
+            beside, after = c.row(UPDATING, 100, **where), c.row("bucketed", 100, **where)
+            if beside is not None and after is not None:
+                who = "by copy engines" if carrier == "copy_engines" else "by NCCL"
+                told.append(
+                    f"{way}, {who} in {sent}, a step takes {time(beside.ms)} ms in place of "
+                    f"{time(after.ms)}, {beside.ms / beside.ms_without:.3f} times the step that "
+                    f"sends nothing in place of {after.ms / after.ms_without:.3f}"
+                    + ("" if beside.run == after.run else " (two runs)")
+                )
+    if not told:
+        return Markdown(c.not_yet("updates beside the messages"))
+    return Markdown(f"In buckets of 100 MB: {'; '.join(told)}.")
 
 
 def figure(c: Ddp, model: str = MAIN) -> Chart:
@@ -234,6 +300,7 @@ def short(row) -> str:
     labels = {"naive": "naive", "flat": "flat", "overlapped": "each", "torch_ddp": "PyTorch",
               "torch_ddp_view": "PyTorch, views"}  # fmt: skip
     text = labels.get(row.wrapper) or f"{int(row.bucket_mb)} MB"
+    text += ", updating" if row.wrapper == UPDATING else ""
     text += ", copies" if row.carrier == "copy_engines" else ""
     return text + (f", {row.sent_dtype}" if row.sent_dtype != "fp32" else "")
 

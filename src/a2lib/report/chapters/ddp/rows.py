@@ -22,10 +22,13 @@ MODELS = {"xl25": "the xl of 2025", "2.7B": "the xl of 2026 (2.7B)"}
 MAIN = "xl25"
 NCCL = f"nccl {WORLD_SIZE}"  # these ranks in the chapter on collectives
 HANDOUT_MB = (1, 10, 100, 1000)
+AFTER = ("naive", "flat")  # sent once backward is done, when nothing can hide it
 PEERS = ("torch_ddp", "torch_ddp_view")
+UPDATING = "updating"
 _NAMES = {
     "naive": "after backward, each by itself", "flat": "after backward, all in one",
     "overlapped": "during backward, each by itself", "bucketed": "during backward, buckets of",
+    "updating": "during backward, updated as they arrive, buckets of",
     "torch_ddp": "PyTorch's DDP, buckets of",
     "torch_ddp_view": "PyTorch's DDP with views, buckets of",
 }  # fmt: skip
@@ -58,18 +61,20 @@ class Ddp(Measured):
         return metrics.timed_row(self.of(model, capture), wrapper=wrapper, bucket_mb=bucket_mb,
                                  carrier=carrier, sent_dtype=sent_dtype)  # fmt: skip
 
-    def best(self, model: str = MAIN, capture: bool = False, sent_dtype: str = "fp32"):
-        """The fastest row of ours, None where there is none."""
+    def best(self, model: str = MAIN, capture: bool = False, sent_dtype: str = "fp32", *,
+             updating: bool = False):  # fmt: skip
+        """The fastest row of ours whose optimizer comes after backward, or of those whose updates
+        are beside it; None where there is none."""
         rows = self.of(model, capture, sent_dtype=sent_dtype).dropna(subset=["ms"])
-        rows = rows[~rows["wrapper"].isin(PEERS)]
+        rows = rows[~rows["wrapper"].isin(PEERS) & ((rows["wrapper"] == UPDATING) == updating)]
         return next(rows.sort_values("ms").itertuples(), None)
 
-    def strip(self, wrapper: str, model: str = MAIN) -> list[dict]:
-        """The window of a launched step's trace, without buckets; no rows where there is none."""
-        for one in self._strips:
-            if (one.about["wrapper"], one.about["model"]) == (wrapper, model):
-                return one.rows
-        return []
+    def strip(self, wrapper: str, bucket_mb: int = 0, *, capture: bool = False,
+              carrier: str = "backend", model: str = MAIN) -> list[dict]:  # fmt: skip
+        """The window of a step's trace; no rows where there is none."""
+        asked = {"wrapper": wrapper, "bucket_mb": bucket_mb, "capture": capture,
+                 "carrier": carrier, "sent_dtype": "fp32", "model": model}  # fmt: skip
+        return next((one.rows for one in self._strips if asked.items() <= one.about.items()), [])
 
     def line(self) -> Line | None:
         """What a message among others costs between two GPUs, by the rows of collectives."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from a2lib.report.chapters import profile
-from a2lib.report.chapters.ddp.rows import MAIN, Ddp, time
+from a2lib.report.chapters.ddp.rows import Ddp, time
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown
 
 COMMUNICATION = "communication"
-WAYS = {"naive": "sent after backward", "overlapped": "sent during backward"}
+# Wrapper, MB of a bucket, captured, carrier; and what is said of it.
+WAYS = {
+    ("naive", 0, False, "backend"): "sent after backward",
+    ("overlapped", 0, False, "backend"): "sent one by one during backward",
+    ("bucketed", 100, False, "backend"): "sent in buckets of 100 MB",
+    ("bucketed", 100, True, "backend"): "sent in buckets of 100 MB, replayed",
+}
 
 
-def figure(c: Ddp, wrapper: str, model: str = MAIN) -> Chart:
+def figure(c: Ddp, wrapper: str, bucket_mb: int = 0, *, capture: bool = False,
+           carrier: str = "backend") -> Chart:  # fmt: skip
     """Kernels by stream against time, of rank 0's GPU."""
-    return profile.strip(c.strip(wrapper, model))
+    return profile.strip(c.strip(wrapper, bucket_mb, capture=capture, carrier=carrier))
 
 
 def overlap_us(rows: list[dict]) -> tuple[float, float]:
@@ -26,18 +33,35 @@ def overlap_us(rows: list[dict]) -> tuple[float, float]:
     return sum(end - start for start, end in sent), beside
 
 
-def sentence(c: Ddp, model: str = MAIN) -> Markdown:
+def idle(rows: list[dict]) -> float:
+    """The share of the time up to the end of backward's last kernel in which nothing runs."""
+    computed = [row for row in rows if row["phase"] == "backward" and row["kind"] != COMMUNICATION]
+    end = max(row["start_us"] + row["duration_us"] for row in computed)
+    begin = min(row["start_us"] for row in rows)
+    busy = sum(max(0.0, min(stop, end) - start) for start, stop in _union(rows))
+    return 1 - busy / (end - begin)
+
+
+def sentence(c: Ddp) -> Markdown:
     """ddp_overlap_individual_parameters_benchmarking (b), in words."""
-    told = []
-    for wrapper, words in WAYS.items():
-        sent, beside = overlap_us(c.strip(wrapper, model))
+    told, waits = [], []
+    for (wrapper, mb, capture, carrier), words in WAYS.items():
+        rows = c.strip(wrapper, mb, capture=capture, carrier=carrier)
+        sent, beside = overlap_us(rows)
         if sent:
             told.append(f"{time(beside / 1e3)} of {time(sent / 1e3)} ms where they are {words}")
+            if not capture:
+                waits.append(f"{idle(rows):.0%}")
     if not told:
         return Markdown(c.not_yet("traces of a step that overlaps and of one that does not"))
-    return Markdown(
-        f"In the windows drawn, other kernels run beside the messages for {listed(told)}."
-    )
+    text = f"In the windows drawn, other kernels run beside the messages for {listed(told)}."
+    if waits:
+        text += (
+            f" Until backward ends the GPU of the launched steps, in that order, is idle for "
+            f"{listed(waits)} of the time: the host is behind, further than without a profiler. "
+            "Messages that are issued one by one then run while the GPU waits for its next kernels."
+        )
+    return Markdown(text)
 
 
 def _union(rows) -> list[tuple[float, float]]:

@@ -1,0 +1,131 @@
+"""What a strategy of checkpointing computes again, and how long that takes beside a known forward.
+
+Products take their time by operations; what stands between them (norms, RoPE, casts, gates, sums,
+eager attention with its scores) by the bytes that it moves. Operations alone would make a strategy
+that repeats everything but products free. A block's kernels are those of
+``roofline.eager_step``; tiled attention is taken as operations, since its scores move no bytes.
+What the checkpoint itself costs the host is not in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+
+from a2lib.theory.attention import attention_flops
+from a2lib.theory.checkpointing import BlockBytes, cost, plan
+from a2lib.theory.roofline import Kernel, eager_step
+from a2lib.theory.transformer import Shape
+
+EAGER = "eager"
+SCORES = ("q k^T", "p v")  # eager attention's two products
+LAST = "w2"  # which no gradient needs, and the sum behind it
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations of products, and bytes of all else."""
+
+    flops: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.flops + other.flops, self.bytes + other.bytes)
+
+    def __sub__(self, other: Work) -> Work:
+        return self + -1 * other
+
+    def __rmul__(self, times: int) -> Work:
+        return Work(times * self.flops, times * self.bytes)
+
+
+def forward_work(
+    shape: Shape, batch: int, context: int, attention: str = EAGER, precision: str = "fp32"
+) -> Work:
+    """Of a whole forward, the head's product among it. ``attention`` is eager or any other;
+    ``precision`` and errors as ``eager_step``."""
+    kernels = _forward(shape, batch, context, precision)
+    tiled = shape.num_layers * _tiled(shape, batch, context, attention)
+    return sum((_of(kernel, attention) for kernel in kernels), tiled)
+
+
+def repeated_work(
+    strategy: str,
+    shape: Shape,
+    batch: int,
+    context: int,
+    attention: str = EAGER,
+    precision: str = "fp32",
+) -> Work:
+    """Of what backward repeats under a strategy of ``a2lib.model.checkpointing``, of all blocks.
+
+    ``half`` ends before the last product of either half, any other checkpoint around blocks before
+    that of the FFN. Raises ValueError as ``plan`` and ``eager_step``, and for other ops.
+    """
+    block = _block(shape, batch, context, attention, precision)
+    whole = sum(block.values(), Work())
+    # Two sums in a block, one behind each half.
+    one_sum = Work(0, block["residual"].bytes // 2)
+    cut = {name: block[name] + one_sum for name in (LAST, "output")}
+    name, _, ops = strategy.partition(":") if isinstance(strategy, str) else ("", "", "")
+    if name == "selective":
+        return shape.num_layers * (whole - cut[LAST] - _kept(ops, block, attention))
+    if name == "half":
+        return shape.num_layers * (whole - cut[LAST] - cut["output"])
+    found = cost(plan(strategy, shape.num_layers), BlockBytes(1, 1, 1))
+    return int(found.runs) * whole - int(found.cut) * cut[LAST]
+
+
+def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: float) -> float:
+    """How long ``work`` takes where ``forward`` takes ``ms_forward``: bytes at ``bytes_per_s``, and
+    operations at the rate that is left to the forward's. Raises ValueError where none is left."""
+    per_byte = 1e3 / bytes_per_s
+    left = ms_forward - per_byte * forward.bytes
+    if left <= 0:
+        raise ValueError(f"a forward of {ms_forward} ms moves {forward.bytes} bytes; its time must "
+                         f"be more than the {per_byte * forward.bytes:.3g} ms of that")  # fmt: skip
+    return per_byte * work.bytes + left * work.flops / forward.flops
+
+
+def _kept(ops: str, block: dict[str, Work], attention: str) -> Work:
+    """Of the results that are kept, but for w2's."""
+    linear = [name for name in block if block[name].flops and name not in (LAST, "tiled")]
+    names = {
+        "linear": linear,
+        "products": [*linear, *(SCORES if attention == EAGER else ())],
+        "attention": ["tiled"],
+    }
+    if ops not in names:
+        raise ValueError(f"selective:{ops}: allowed as ops are {', '.join(names)}")
+    return sum((block[name] for name in names[ops]), Work())
+
+
+@lru_cache(maxsize=64)
+def _block(shape: Shape, batch: int, context: int, attention: str, precision: str) -> dict:
+    """The work of one block's forward by the kernels' names."""
+    found = {"tiled": _tiled(shape, batch, context, attention)}
+    for layers, sign in ((2, 1), (1, -1)):
+        one = dataclasses.replace(shape, num_layers=layers)
+        for kernel in _forward(one, batch, context, precision):
+            found[kernel.name] = found.get(kernel.name, Work()) + sign * _of(kernel, attention)
+    return found
+
+
+def _forward(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
+    return [k for k in eager_step(shape, batch, context, precision) if k.phase == "forward"]
+
+
+def _of(kernel: Kernel, attention: str) -> Work:
+    if kernel.part == "products":
+        return Work(kernel.count * kernel.flops, 0)
+    if kernel.part == "attention" and attention != EAGER:
+        return Work()
+    return Work(0, kernel.count * (kernel.read + kernel.written))
+
+
+def _tiled(shape: Shape, batch: int, context: int, attention: str) -> Work:
+    if attention == EAGER:
+        return Work()
+    sizes = (batch, shape.num_heads, context, context, shape.head_dim)
+    return Work(attention_flops(*sizes, True, "forward"), 0)

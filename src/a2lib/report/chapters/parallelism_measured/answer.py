@@ -60,10 +60,12 @@ def _told(p: Beside, m: Machine) -> str:
 
 
 def verdicts(p: Beside, backend: str) -> Markdown:
-    """The same of each number of ranks."""
-    told = [f"- {m.label}: {_told(p, m)}" for m in p.machines if m.backend == backend]
-    name = BACKENDS[backend][0]
-    return Markdown("\n".join(told) or p.not_yet(f"the schemes with {name}"))
+    """The same of each number of ranks but the first screen's."""
+    found = [m for m in p.machines if m.backend == backend]
+    if not found:
+        return Markdown(p.not_yet(f"the schemes with {BACKENDS[backend][0]}"))
+    told = [m for m in found if (m.backend, m.world_size) != MAIN]
+    return Markdown("\n".join(f"- {m.label}: {_told(p, m)}" for m in told))
 
 
 def rate(layer: Layer) -> str:

@@ -319,8 +319,8 @@ def test_pytorchs_beside_ours(made):
     }
     assert str(compared.all_peers(made([*BY_BATCH, *theirs]), "c", "tab-c")).startswith(
         "PyTorch's take with NCCL, 2 GPUs: 1.01 to 1.50 times the time of ours, 1.25 in the middle "
-        "of 2. With 4 times the smallest batch's tokens ours and PyTorch's take 2.33 and 1.57 times "
-        "as long (data parallel, NCCL, 2 GPUs). What does not grow with the batch is messages of "
+        "of 2. With 4 times the smallest batch's tokens ours and PyTorch's take 2.33 and 1.57 "
+        "times as long (data parallel, NCCL, 2 GPUs). What does not grow with the batch is "
     )
 
 

@@ -14,6 +14,7 @@ from a2lib.report.chapters.parallelism_measured.answer import (
     signed,
 )
 from a2lib.report.chapters.parallelism_measured.rows import (
+    BACKENDS,
     PASSES,
     Beside,
     Machine,
@@ -122,9 +123,9 @@ def all_peers(p: Beside, caption: str, name: str) -> Markdown:
 
 
 def _growth(lines: pd.DataFrame) -> str:
-    """How both grow from the smallest batch to ``TIMES`` times as many tokens: what does not grow
-    is neither's products."""
-    told = []
+    """How both grow on GPUs from the smallest batch to ``TIMES`` times as many tokens: what does
+    not grow is neither's products."""
+    told, lines = [], lines[lines["ranks"].str.startswith(BACKENDS["nccl"][0])]
     for (ranks, scheme), group in lines.groupby(["ranks", "scheme"], sort=False):
         at = {int(row.iloc[2].replace(",", "")): row for _, row in group.iterrows()}
         first = min(at)

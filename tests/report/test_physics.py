@@ -274,7 +274,9 @@ def test_the_lab_record_says_what_its_run_measured(made, one_head, tmp_path):
     notebook = tmp_path / "n.ipynb"
     cell = {"cell_type": "code", "outputs": [{"text": ["NVIDIA H200\n", "  run     R1\n"]}]}
     notebook.write_text(json.dumps({"cells": [cell]}))
-    assert "measured 1 of the 2 rows" in str(provenance.lab_record(rows, notebook))
+    said = str(provenance.lab_record(rows, notebook))
+    assert said.endswith("measured 1 of the 2 rows shown here and read the others from `data/`.")
+    assert str(provenance.lab_record(rows[:1], notebook)).endswith("1 of the 1 rows shown here.")
     assert len(pick(rows, run="R1")) == 1
 
 

@@ -160,8 +160,14 @@ def test_peaks_by_hand():
 
 def test_workspaces_come_with_their_threads():
     step = StepMemory(SIZES["small"])
-    for one, threads in ((step, 2), (dataclasses.replace(step, mode="forward"), 1),
-                         (dataclasses.replace(step, first=True), 2)):  # fmt: skip
+    short = StepMemory(SIZES["2.7B"], first=True)
+    # The first peaks in the optimizer's phase, the other before its backward's first product.
+    assert peak(short).phase == "optimizer"
+    first = dataclasses.replace(step, first=True)
+    assert list(peak(first).made)[-1] == "last/dlogits"
+    for one, threads in ((step, 2), (dataclasses.replace(step, mode="forward"), 1), (short, 2),
+                         (first, 1), (dataclasses.replace(first, precision="bf16"), 1),
+                         (dataclasses.replace(first, mode="inference"), 1)):  # fmt: skip
         assert asked(one) == peak(one).total + threads * WORKSPACE
 
 
@@ -198,15 +204,38 @@ def test_the_blocks_are_those_that_an_h200_counted(mode):
             row["attention"],
         )  # fmt: skip
         more = 0 if row["precision"] == "fp32" else 2 * WORKSPACE
-        off = 1e-2 if row["attention"] == "flash" else 1e-3 if precision == "bf16" else 5e-4
+        off = 1e-2 if row["attention"] == "flash" else 1e-3 if row["precision"] == "fp32" else 2e-3
         found = replay(step).allocated + more
         assert found == pytest.approx(int(row["peak_bytes"]), rel=off), row
     if mode == "train-step":
         assert {row["precision"] for row in rows} == {"fp32", "tf32", "bf16"}
 
 
+def test_the_tensors_are_those_that_an_h200_counted():
+    """To the byte: the processes of this section drop what ran before. Of all rows the page says
+    how far they are off; here are the train-steps, and the forwards that were recorded."""
+    rows = []
+    for section in ("memory", "memory_recording"):
+        with (ROOT / "data" / "measured" / section / "nvidia-h200.csv").open(newline="") as file:
+            for row in csv.DictReader(file):
+                whole = row.get("phase", "step") == "step" and row["status"] == "ok"
+                if whole and (row["mode"] == "train-step" or section == "memory_recording"):
+                    rows.append(row)
+    assert {row["mode"] for row in rows} == {"inference", "forward", "train-step"}
+    for row in rows:
+        number = int(row["step_number"])
+        one = StepMemory(
+            SIZES[row["model"]], int(row["batch"]), int(row["context"]), row["mode"],
+            row["precision"], row["attention"], first=number == 0,
+        )  # fmt: skip
+        assert asked(one) == int(row["tensor_bytes"]), row
+        if number and row["precision"] == "bf16" and "allocated_bytes" in row:
+            blocks = replay(one).allocated
+            assert blocks == pytest.approx(int(row["allocated_bytes"]), rel=1e-3), row
+
+
 def test_a_replay_ends_where_the_device_does():
-    step = StepMemory(Shape(512, 1024, 2, 8), 4, 256)
+    step = StepMemory(Shape(1024, 2048, 2, 8), 4, 256)
     found = replay(step)
     assert peak(step).total < found.allocated <= found.reserved
     assert replay(step, capacity=found.reserved).reserved <= found.reserved

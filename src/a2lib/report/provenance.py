@@ -86,9 +86,10 @@ def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
     if named is None:
         return Markdown("The lab record is the notebook without outputs.")
     measured = int((rows["run"] == named[1]).sum())
+    rest = "" if measured == len(rows) else " and read the others from `data/`"
     return Markdown(
         f"The lab record is the notebook as run `{named[1]}` left it: that run measured "
-        f"{measured:,} of the {len(rows):,} rows shown here and read the others from `data/`."
+        f"{measured:,} of the {len(rows):,} rows shown here{rest}."
     )
 
 

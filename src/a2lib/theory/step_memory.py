@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from a2lib.theory.allocator import Allocator
-from a2lib.theory.step_tensors import CATEGORIES, MODES, OTHER, StepMemory
+from a2lib.theory.step_tensors import CATEGORIES, FIRST_PRODUCTS, MODES, OTHER, StepMemory
 
 __all__ = [
     "CATEGORIES",
@@ -83,15 +83,17 @@ def peak(step: StepMemory, phase: str | None = None) -> Peak:
 @lru_cache(maxsize=512)
 def asked(step: StepMemory) -> int:
     """Bytes that a GPU's allocator has been asked for at the peak: those of tensors and of cuBLAS's
-    workspaces, one for each thread that has multiplied by then, whatever the precision. A process
-    that has captured a step keeps as many for the capture's stream."""
-    threads = 1 if step.first or step.mode in ("inference", "forward") else 2
+    workspaces, one for each thread that has multiplied by then, whatever the precision: the
+    backward's comes behind the gradient of the logits, which may be the peak of a first step. A
+    process that has captured a step keeps as many for the capture's stream."""
+    threads = ["forward"] if step.mode in ("inference", "forward") else ["forward", "backward"]
+    multiplied = set() if step.first else set(threads)
     total, most = sum(step.standing().values()), 0
     for event in step.events():
-        if event.phase == "backward":
-            threads = 2
+        if event.made and event.name in FIRST_PRODUCTS:
+            multiplied.add(event.phase)
         total += event.bytes if event.made else -event.bytes
-        most = max(most, total + threads * WORKSPACE)
+        most = max(most, total + len(multiplied) * WORKSPACE)
     return most
 
 
@@ -119,15 +121,15 @@ def replay(step: StepMemory, steps: int = 2, capacity: int = 2**62) -> Replay:
             device.free("drawn")
     device.allocate("tables", 4 * step.context * step.shape.head_dim)
     device.allocate("batch", step.standing()[OTHER])
-    workspaces = {"forward", "backward"}  # of the thread that runs each
+    multiplied: set[str] = set()  # the phases whose threads have their workspaces
     for number in range(steps):
         device.peak = device.allocated
         for event in dataclasses.replace(step, first=number == 0).events():
-            if event.phase in workspaces:
-                workspaces.remove(event.phase)
-                device.allocate(f"workspace of {event.phase}", WORKSPACE)
-            if event.made:
-                device.allocate(event.name, event.bytes)
-            else:
+            if not event.made:
                 device.free(event.name)
+                continue
+            device.allocate(event.name, event.bytes)
+            if event.name in FIRST_PRODUCTS and event.phase not in multiplied:
+                multiplied.add(event.phase)
+                device.allocate(f"workspace of {event.phase}", WORKSPACE)
     return Replay(device.peak, device.reserved)

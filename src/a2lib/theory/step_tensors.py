@@ -62,6 +62,9 @@ FLASH_BACK = {
     "fp32": "+dq:u +dk:u +dv:u +delta:h -delta -do -q -k -v0 -o -lse ",
     "bf16": "+dq:u.2 +dk:u.2 +dv:u.2 +delta:h -delta -do -q -k -v0 -o -lse ",
 }
+# What the first product of a phase makes: of the forward, and of the backward in fp32, in bf16, and
+# where it adds.
+FIRST_PRODUCTS = ("0a/q0", "lm_head.grad", "last/dw16", "last/added")
 
 
 class Event(NamedTuple):

@@ -32,7 +32,8 @@ def peaks(rows: Sequence[Row], device: str) -> str:
         whole = asked(one.counted(step)) if device == "cuda" else counted.total
         taken = [_gb(row[column]) for column in ("reserved_bytes", "driver_bytes")]
         body.append([str(one), step, _gb(row["tensor_bytes"]), _gb(whole), counted.phase,
-                     _gb(row["allocated_bytes"]), *taken, row["note"]])  # fmt: skip
+                     _gb(row["allocated_bytes"]), *taken,
+                     row["note"].partition(". ")[0]])  # fmt: skip
     heads = ["GB", "step", "tensors", "counted", "in", "blocks", "reserved", "driver"]
     return table(body, [*heads, ""])
 

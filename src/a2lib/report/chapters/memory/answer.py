@@ -1,4 +1,4 @@
-"""The first screen, the peaks of every context, and how near the count comes to them."""
+"""The first screen, and the peaks of every context and size."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ from a2lib.report.chapters.memory.rows import (
 )
 from a2lib.report.style import Chart
 from a2lib.report.tables import MISSING, Markdown, Table
-from a2lib.theory.step_memory import WORKSPACE, asked
+from a2lib.theory.step_memory import asked
 from a2lib.theory.step_tensors import CATEGORIES, GRADIENTS, SAVED, StepMemory
 from a2lib.theory.transformer import SIZES, state_bytes
-
-AIM = 0.03  # how near the count should come
 
 
 def sentence(m: Memory) -> Markdown:
@@ -65,73 +63,13 @@ def sentence(m: Memory) -> Markdown:
         f"({gb(narrow[largest].total)} GB at {style.tokens(largest)} tokens): weights and moments "
         "stay fp32, each matrix is kept a second time in bf16, and the softmax, in fp32, keeps its "
         "result and a bf16 copy of it. What removes the memory is attention without scores: with "
-        f"ours, in bf16, {gb(flash.total)} GB."
+        f"ours, in bf16, it is {gb(flash.total)} GB at {style.tokens(largest)} tokens."
     )
     return Markdown(text)
 
 
 def _fits(size: float, capacity: int) -> str:
     return "fits" if size < capacity else f"does not fit the {capacity / 1e9:.0f} GB of the GPU"
-
-
-def nearness(m: Memory) -> Markdown:
-    """How far the count of blocks is from what the GPU counted, over all steps there are."""
-    told = []
-    bench = "train-steps of [the benchmark](benchmark.md)"
-    for where, off in (("steps of this chapter", _off(m)), (bench, _off_benchmark(m))):
-        if off:
-            worst = max(abs(x) for x in off)
-            aim = "" if worst <= AIM else f", more than the {AIM:.0%} that it should"
-            told.append(f"{len(off)} {where} to within {100 * worst:.2g} %{aim}")
-    if not told:
-        return Markdown(m.not_yet("how near this count comes"))
-    peaks = " and of ".join(told)
-    text = f"The count, tensor by tensor and block by block, gives the peak of {peaks}."
-    return Markdown(text if _off(m) else f"{text} {m.not_yet('the peaks of this chapter')}")
-
-
-def _off(m: Memory) -> list[float]:
-    """Relative differences of counted blocks from measured ones."""
-    found = []
-    for row in m.table[m.table["phase"] == "step"].dropna(subset=["allocated_bytes"]).itertuples():
-        number = int(row.step_number)
-        one = step(row.context, row.mode, row.precision, row.attention, row.model, number == 0)
-        found.append(blocks(one, number + 1).allocated / int(row.allocated_bytes) - 1)
-    return found
-
-
-def _off_benchmark(m: Memory) -> list[float]:
-    rows = m.bench[m.bench["mode"] == "train-step"].dropna(subset=["peak_bytes"])
-    return [
-        blocks(step(r.context, r.mode, model=r.model)).allocated / int(r.peak_bytes) - 1
-        for r in rows.itertuples()
-    ]
-
-
-def missing(m: Memory) -> Markdown:
-    """What the tensors alone leave out, of the step whose timelines are drawn."""
-    one = step(SHOWN)
-    tensors, taken = counted(one).total, blocks(one)
-    rest = taken.allocated - tensors
-    text = (
-        f"Of that step at {SHOWN} tokens the tensors are {gb(tensors)} GB at the peak, their "
-        f"blocks {gb(taken.allocated)} GB: {rest / 2**20:.0f} MiB more, of which cuBLAS's two "
-        f"workspaces are {2 * WORKSPACE // 2**20}. The rest are ends of blocks: the allocator "
-        "takes memory from the device in steps of 2 MiB, and of a block it splits off what is "
-        "larger than 1 MiB, so that a matrix of "
-        f"{one.size('DD') / 2**20:.0f} MiB holds {_held(one.size('DD'))} MiB for good. From the "
-        f"device it has {gb(taken.reserved)} GB, {gb(taken.reserved - taken.allocated)} GB of "
-        "which lie in blocks that were free at that moment."
-    )
-    return Markdown(text)
-
-
-def _held(size: int) -> int:
-    from a2lib.theory.allocator import Allocator
-
-    device = Allocator(2**62)
-    device.allocate("x", size)
-    return device.allocated // 2**20
 
 
 def peaks(m: Memory) -> Chart:
@@ -181,23 +119,22 @@ def table(m: Memory, precision: str, caption: str, name: str) -> Table:
     for context in CONTEXTS:
         for mode, attention in kinds:
             one = step(context, mode, precision, attention)
-            found, taken = counted(one), blocks(one)
-            ours = ", our attention" if attention == "flash" else ""
-            lines.append([style.tokens(context), MODES[mode] + ours, found.phase, gb(found.total),
-                          gb(taken.allocated), *_measured(m.row(one), taken)])  # fmt: skip
-    columns = ["tokens", "", "peak in", "counted: tensors", "blocks", "measured: tensors",
-               "blocks ", "reserved", "count off by"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=3, keys=2)
+            ours = ", ours" if attention == "flash" else ""
+            lines.append([style.tokens(context), MODES[mode] + ours, gb(counted(one).total),
+                          *_measured(m.row(one), one)])  # fmt: skip
+    columns = ["tokens", "", "counted: tensors", "measured: tensors", "blocks", "reserved",
+               "count off by"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
 
-def _measured(row, taken) -> list[str]:
+def _measured(row, one: StepMemory) -> list[str]:
     if row is None:
         return [MISSING] * 4
     if row.status != "ok":
         return [style.STATUS.get(row.status, row.status), *[MISSING] * 3]
     off = MISSING
     if not pd.isna(row.allocated_bytes):
-        off = style.signed(taken.allocated / row.allocated_bytes - 1)
+        off = style.signed(blocks(one).allocated / row.allocated_bytes - 1)
     return [gb(row.tensor_bytes), gb(row.allocated_bytes), gb(row.reserved_bytes), off]
 
 
@@ -206,20 +143,31 @@ def sizes(m: Memory, caption: str, name: str) -> Table:
     and measured."""
     lines = []
     for model in MODELS:
-        cells = []
         for precision in PRECISIONS:
-            for mode in ("inference", "train-step"):
-                one = step(SHOWN, mode, precision, model=model)
+            cells = []
+            for one in _of_size(model, precision):
                 row = m.row(one)
                 seen = MISSING if row is None else style.STATUS.get(row.status, row.status)
                 if row is not None and row.status == "ok":
                     seen = gb(row.tensor_bytes)
                 cells += [gb(asked(one)), seen]
-        lines.append([TITLES[model], *cells])
-    heads = ["forward", "measured", "train-step", "measured "]
-    columns = ["model", f"fp32: {heads[0]}", *heads[1:], f"bf16: {heads[0]}",
-               *(f"{head}  " for head in heads[1:])]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+            lines.append([TITLES[model], precision, *cells])
+    columns = ["model", "", "forward: counted", "measured", "train-step: counted", "measured "]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
+
+
+def _of_size(model: str, precision: str) -> list[StepMemory]:
+    return [step(SHOWN, mode, precision, model=model) for mode in ("inference", "train-step")]
+
+
+def sizes_missing(m: Memory) -> Markdown:
+    """Which sizes are not measured, if any."""
+    rest = [
+        TITLES[model]
+        for model in MODELS
+        if any(m.row(one) is None for p in PRECISIONS for one in _of_size(model, p))
+    ]
+    return Markdown(m.not_yet(f"here the peaks of {style.listed(rest)}") if rest else "")
 
 
 def not_fitting(m: Memory) -> Markdown:
@@ -242,8 +190,12 @@ def not_fitting(m: Memory) -> Markdown:
         fits = ", which would fit" if asked(one) < m.capacity() else ""
         size = f"{style.tokens(one.context)} tokens (counted {gb(counted(one).total)} GB{fits})"
         where = row.note.partition(": CUDA out of memory")[0]
+        for number, word in enumerate(("first", "second")):
+            where = where.replace(f"step {number}", f"the {word} step")
         groups.setdefault((row.model, *_how(one), where), []).append(size)
-    lines = ["What ran out of memory, and where:", ""]
+    given = rows["note"].str.extract(r"total capacity of ([\d.]+) GiB")[0].dropna().astype(float)
+    of = f" of the {gb(given.min() * 2**30)} GB that the driver gives" if len(given) else ""
+    lines = [f"What ran out of memory{of}, and where:", ""]
     lines += [f"- {model}, {mode}, {how}: {style.listed(sizes)}: {why}"
               for (model, mode, how, why), sizes in groups.items()]  # fmt: skip
     return Markdown("\n".join(lines))
@@ -261,41 +213,3 @@ def _name(one: StepMemory) -> str:
 def _how(one: StepMemory) -> tuple[str, str]:
     ours = ", our attention" if one.attention == "flash" else ""
     return MODES.get(one.mode, one.mode), f"{one.precision}{ours}"
-
-
-def levels(m: Memory) -> Markdown:
-    """The four counts of one step, from tensors to the driver's."""
-    row = m.row(step(SHOWN))
-    if row is None or row.status != "ok":
-        return Markdown(m.not_yet("what the allocator reserves and what the driver says"))
-    return Markdown(
-        f"At the peak of the train-step at {SHOWN} tokens tensors and workspaces held "
-        f"{gb(row.tensor_bytes)} GB, the allocator's blocks {gb(row.allocated_bytes)} GB; it had "
-        f"{gb(row.reserved_bytes)} GB from the device ({gb(blocks(step(SHOWN)).reserved)} by the "
-        f"count), and the driver counted {gb(row.driver_bytes)} GB, with the CUDA context and the "
-        "kernels."
-    )
-
-
-def _during(phase: str) -> str:
-    return "the optimizer's phase" if phase == "optimizer" else phase
-
-
-def first_step(m: Memory) -> Markdown:
-    """The first step beside the second."""
-    told = []
-    for context in (CONTEXTS[0], SHOWN, CONTEXTS[-1]):
-        one, later = (counted(step(context, first=first)) for first in (True, False))
-        told.append(f"{gb(one.total)} and {gb(later.total)} GB at {style.tokens(context)} tokens "
-                    f"(in {_during(one.phase)} and in {_during(later.phase)})")  # fmt: skip
-    moments = state_bytes(SIZES[MODEL]).optimizer
-    text = (
-        f"AdamW makes its moments, {gb(moments)} GB, in the first optimizer phase. The first step "
-        f"therefore peaks lower where activations decide: {style.listed(told)}. A measurement of "
-        "the first step alone gives too little."
-    )
-    rows = [m.row(step(SHOWN), number) for number in (0, 1)]
-    if all(row is not None and row.status == "ok" for row in rows):
-        text += (f" Measured at {SHOWN} tokens: {gb(rows[0].tensor_bytes)} and "
-                 f"{gb(rows[1].tensor_bytes)} GB.")  # fmt: skip
-    return Markdown(text)

@@ -72,7 +72,7 @@ def sentence() -> Markdown:
         "in its forward (the product, its scaled copy, the masked copy, the probabilities), of "
         "which one stays; a backward makes five more (the gradient of the probabilities, a product "
         "inside of softmax's gradient, and the gradients of the masked, the scaled and the plain "
-        "scores)."
+        f"scores). In {s.num_layers} blocks that is {4 * s.num_layers} and {5 * s.num_layers}."
     )
 
 
@@ -83,10 +83,10 @@ def lines(m: Memory, mode: str, caption: str, name: str) -> Table:
     for row in found.rows[:ROWS] if found else ():
         where = f"`{row['line']}`" if row["line"] else "backward's own thread"
         of = f" ({row['name']})" if row["name"] else ""
-        body.append([f"{where}{of}", row["phase"], row["category"], row["count"],
-                     f"{row['bytes'] / 2**20:,.1f}"])  # fmt: skip
-    columns = ["asked for by", "phase", "category", "how many", "MiB each"]
-    return Table(pd.DataFrame(body, columns=columns), caption, name, left=3)
+        body.append([f"{row['bytes'] / 2**20:,.1f}", row["count"], row["phase"], row["category"],
+                     f"{where}{of}"])  # fmt: skip
+    columns = ["MiB each", "how many", "phase", "category", "asked for by"]
+    return Table(pd.DataFrame(body, columns=columns), caption, name, left=5)
 
 
 def verdict(m: Memory) -> Markdown:
@@ -99,7 +99,10 @@ def verdict(m: Memory) -> Markdown:
     asked = [row for row in forward if row["bytes"] == most]
     where = style.listed(list(dict.fromkeys(f"`{row['line']}`" for row in asked)))
     kind = next((w for k, w in FORWARD.items() if step(SHOWN).size(k) == most), "none of these")
+    back = sum(row["count"] for row in found.rows
+               if row["phase"] == "backward" and row["bytes"] == most)  # fmt: skip
+    of = f" Backward asks for {back} of that size." if back else ""
     return Markdown(
         f"Recorded: the largest of the forward are {sum(row['count'] for row in asked)} of "
-        f"{most:,} bytes, the size of {kind}, asked for by {where}."
+        f"{most:,} bytes, the size of {kind}, asked for by {where}.{of}"
     )

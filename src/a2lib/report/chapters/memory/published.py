@@ -10,7 +10,7 @@ from a2lib.report import style
 from a2lib.report.chapters.benchmark.rows import TITLES
 from a2lib.report.chapters.memory.rows import BATCH, SHOWN, Memory, blocks, counted, gb, step
 from a2lib.report.metrics import pick
-from a2lib.report.tables import Markdown, Table, folded
+from a2lib.report.tables import MISSING, Markdown, Table, folded
 from a2lib.theory.saved import block_saved_bytes
 from a2lib.theory.step_tensors import SAVED, StepMemory
 from a2lib.theory.transformer import SIZES, parameter_count, residual_stream_bytes, state_bytes
@@ -24,16 +24,20 @@ def folded_table(m: Memory, caption: str, name: str) -> Markdown:
 
 
 def table(m: Memory, caption: str, name: str) -> Table:
-    """Printed peaks beside those counted for our model."""
+    """Printed peaks beside those counted and measured for our model."""
     lines = []
     for row in pick(m.reference, quantity="peak").itertuples():
         one = step(row.context, row.mode, row.precision, model=row.model)
         said = f"{row.printed:g} {row.unit}", gb(row.printed * UNIT[row.unit])
+        ours = m.row(one)
+        seen = MISSING if ours is None else style.STATUS.get(ours.status, ours.status)
+        if ours is not None and ours.status == "ok":
+            seen = gb(ours.tensor_bytes)
         lines.append([row.device, TITLES[row.model], style.tokens(row.context), row.mode,
-                      row.precision, *said, gb(counted(one).total),
-                      gb(written_out(one))])  # fmt: skip
+                      row.precision, *said, gb(counted(one).total), gb(written_out(one)),
+                      seen])  # fmt: skip
     columns = ["GPU", "model", "tokens", "mode", "", "printed", "GB", "counted for ours, GB",
-               "written out, GB"]  # fmt: skip
+               "written out, GB", "ours measured, GB"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=5, keys=5)
 
 

@@ -13,6 +13,9 @@ from a2lib.theory.step_tensors import PARAMETERS
 MS = 1000  # the drawing takes microseconds
 
 
+RECORDED = (("train-step", 1), ("inference", 1), ("train-step", 0))  # those drawn, at SHOWN tokens
+
+
 def by_count(one: StepMemory, without: tuple[str, ...] = ()) -> Chart:
     """The timeline that the count gives: no time, but one tensor after another."""
     nothing = dict.fromkeys(without, 0)
@@ -28,7 +31,7 @@ def chart(m: Memory, context: int, mode: str = "train-step", precision: str = "f
     """The timeline of a step as the allocator recorded it; as counted, where it is not recorded."""
     one = step(context, mode, precision, attention, first=first)
     found = m.picture("memory", one, 0 if first else 1)
-    return by_count(one) if found is None else profile.memory(found.rows)
+    return by_count(one) if found is None else profile.memory(_in_phases(found.rows))
 
 
 def beyond_weights(m: Memory, context: int) -> Chart:
@@ -37,7 +40,13 @@ def beyond_weights(m: Memory, context: int) -> Chart:
     found = m.picture("memory", one)
     if found is None:
         return by_count(one, without=(PARAMETERS,))
-    return profile.memory([row | {PARAMETERS: 0} for row in found.rows])
+    return profile.memory([row | {PARAMETERS: 0} for row in _in_phases(found.rows)])
+
+
+def _in_phases(rows: list[dict]) -> list[dict]:
+    """Without what lies before the first phase of the step, in which nothing is asked for."""
+    first = next((i for i, row in enumerate(rows) if "/" in row["phase"]), 0)
+    return rows[first:]
 
 
 def drawn(m: Memory) -> Markdown:
@@ -45,13 +54,22 @@ def drawn(m: Memory) -> Markdown:
     if len(m.recordings[m.recordings["status"] == "ok"]):
         return Markdown(
             "The pictures are of the GPU's own allocator: every allocation of two steps recorded, "
-            "against the host's time. One that is not recorded is drawn from the count, against "
-            f"the number of tensors. {agreement(m)}"
+            "against the host's time. The host runs ahead of the GPU until the queue of launches "
+            "is full, and waits for it at the end of each phase: most of a phase is asked for in "
+            f"its first part, and the level end is the wait. {_rest(m)}{agreement(m)}"
         )
     return Markdown(
         "The pictures are drawn from the count, against the number of tensors. "
         + m.not_yet("the same recorded by the GPU's allocator")
     )
+
+
+def _rest(m: Memory) -> str:
+    shown = [m.picture("memory", step(SHOWN, mode), number) for mode, number in RECORDED]
+    shown.append(m.picture("memory", step(2048, precision="bf16", attention="flash")))
+    if None not in shown:
+        return ""
+    return "One that is not recorded is drawn from the count, against the number of tensors. "
 
 
 def agreement(m: Memory) -> str:

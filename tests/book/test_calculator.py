@@ -264,7 +264,7 @@ def shows(tab, job, layout):
 def test_a_reader_sets_a_training_by_keyboard_and_reads_whether_it_fits(page, capsys):
     example, layout = calculator.EXAMPLE, calculator.SHARDED
     shows(page, example, layout)
-    assert page.text_content("#a2-state").startswith("It fits: each of 8 devices holds 94.5 GB")
+    assert page.text_content("#a2-state").startswith("It fits: each of 8 devices holds 94.6 GB")
     assert page.input_value("#a2-size") == "8B"
     before = page.inner_html(".a2-memory")
 

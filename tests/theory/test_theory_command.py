@@ -91,12 +91,14 @@ def test_the_table_has_every_answer(printed):
 @pytest.mark.parametrize("given, words", [
     (["--tokens", "0"], "tokens is 0; allowed are numbers above 0"),
     (["--devices", "-2"], "n is -2; allowed are numbers above 0"),
+    (["--jsn"], "unrecognized arguments: --jsn"),
 ])  # fmt: skip
 def test_a_wrong_number_is_one_line(given, words, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main(given)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1].endswith(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"python -m a2lib.theory: {words} (--help explains)"
 
 
 def test_the_command_needs_no_torch_and_no_numpy():

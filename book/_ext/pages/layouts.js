@@ -126,7 +126,7 @@ globalThis.a2Layouts = (constants) => {
         optimizer,
         "working weights": working,
         activations: kept,
-        temporaries,
+        temporaries: temporaries + job.device.workspace,
       };
     }
 

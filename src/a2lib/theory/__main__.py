@@ -9,7 +9,6 @@ an example: the feed-forward layer and the device that the options describe.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import replace
@@ -22,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["plan"]:
         return plan_command.main(arguments[1:])
-    parser = argparse.ArgumentParser(
+    parser = plan_command.Parser(
         prog="python -m a2lib.theory",
         description=__doc__.partition("\n")[0],
         epilog="python -m a2lib.theory plan --help: the planner of a Transformer's training",

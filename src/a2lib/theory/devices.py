@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
+from a2lib.theory.step_memory import WORKSPACE
+
+FROM_ZERO = ("latency", "workspace")
+# cuBLAS's for the thread of the forward and for that of the backward, from Hopper on.
+WORKSPACES = 2.0 * WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -20,8 +25,9 @@ class Device:
     which each sends ``link`` bytes a second, and nodes by a network, over which each device sends
     ``network``; beside its bytes a message takes ``latency`` seconds, 0 unless it was measured. On
     a ``torus`` each axis of a layout has links of its own, each with ``link``, and there are three.
-    ``fp32`` operations a second do without tensor cores; None where the maker states none. Raises
-    ValueError for a number that is not above 0, or a latency below 0.
+    ``fp32`` operations a second do without tensor cores; None where the maker states none.
+    ``workspace`` bytes are kept for products, whatever their sizes. Raises ValueError for a number
+    that is not above 0, or a latency or workspace below 0.
     """
 
     slug: str
@@ -34,21 +40,26 @@ class Device:
     torus: bool = False
     fp32: float | None = None
     latency: float = 0.0
+    workspace: float = 0.0
 
     def __post_init__(self) -> None:
-        positive(**{k: v for k, v in vars(self).items() if k not in ("torus", "latency")})
-        if not self.latency >= 0:
-            raise ValueError(f"latency is {self.latency!r}; allowed are numbers from 0")
+        positive(**{k: v for k, v in vars(self).items() if k not in ("torus", *FROM_ZERO)})
+        for name in FROM_ZERO:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are numbers from 0")
 
 
 # bf16 operations/s, bytes, bytes/s of memory, of fast links, of the network; devices of a node;
 # fp32 operations/s
 DEVICES = {
-    "H100": Device("nvidia-h100-80gb-hbm3", 989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8, fp32=66.9e12),
-    "H200": Device("nvidia-h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8, fp32=66.9e12),
-    "B200": Device("nvidia-b200", 2250e12, 180e9, 8e12, 900e9, 50e9, 8, fp32=80e12),
+    "H100": Device("nvidia-h100-80gb-hbm3", 989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8, fp32=66.9e12,
+                   workspace=WORKSPACES),
+    "H200": Device("nvidia-h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8, fp32=66.9e12,
+                   workspace=WORKSPACES),
+    "B200": Device("nvidia-b200", 2250e12, 180e9, 8e12, 900e9, 50e9, 8, fp32=80e12,
+                   workspace=WORKSPACES),
     "TPU-v5p": Device("google-tpu-v5p", 459e12, 95e9, 2.765e12, 200e9, 6.25e9, 8960, torus=True),
-}
+}  # fmt: skip
 
 
 def named_device(name: str) -> Device:

@@ -46,8 +46,8 @@ ASSUMPTIONS = (
     "checkpointing none keeps all of that, block keeps each block's fp32 input and runs the block "
     "again but for its last product",
     "gradients come as activations go if a step has one micro-batch, and are there all the time if "
-    "it has more; 12 bytes a logit, for all tokens of a micro-batch at once; no "
-    "allocator's blocks, no workspaces, no buffers of a communication library",
+    "it has more; 12 bytes a logit, for all tokens of a micro-batch at once; cuBLAS's workspaces "
+    "on NVIDIA's devices; no allocator's blocks, no buffers of a communication library",
     "pipeline: 1F1B, stages of equal blocks, the embedding in the first and the head in the last; "
     "micro-batches are whole sequences",
     "communication runs beside computation; axes on the same links wait for each other, node links "
@@ -214,7 +214,7 @@ def _stage_memory(
             "optimizer": state["optimizer"],
             "working weights": working,
             "activations": kept,
-            "temporaries": temporaries,
+            "temporaries": temporaries + job.device.workspace,
         }
 
     everything = held * blocks * stays + top

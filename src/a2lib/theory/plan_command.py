@@ -49,8 +49,15 @@ examples:
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """Ends with exit code 2 and one line."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message} (--help explains)\n")
+
+
+def parser() -> Parser:
+    made = Parser(
         prog="python -m a2lib.theory plan",
         description=__doc__.partition("\n\n")[2],
         epilog=EPILOG,

@@ -33,7 +33,7 @@ def search(job: Job, fixed: dict[str, int | str] | None = None, *, overlap: bool
 
     The step is the floor, in which communication hides, or without ``overlap`` the one in which
     nothing does; of equal ones (to six figures) the shorter by the other, then the one of least
-    memory. Layouts whose arithmetic alone takes longer than the best found are passed over.
+    memory. Layouts whose arithmetic and bubble alone take longer than the best are passed over.
     Raises ValueError, in one line, for a fixed value that breaks a rule, and where nothing fits.
     """
     fixed = fixed or {}
@@ -42,15 +42,19 @@ def search(job: Job, fixed: dict[str, int | str] | None = None, *, overlap: bool
         if name not in allowed:
             raise ValueError(f"fixed {name!r}: allowed are {', '.join(allowed)}")
     check(job, Layout(**fixed))  # with 1 for what is free, so it refuses what no search can mend
-    flops = _least_flops(job)
+    flops = {name: _least_flops(job, name == "block") for name in STRATEGIES}
     best = key = None
     least = math.inf
     for data, tensor, pipeline, context in _meshes(job, fixed):
         # Sorted by devices, so no later mesh is faster either.
-        floor = flops / (job.flops * data * tensor * pipeline * context)
-        if key is not None and floor > key[0] * (1 + 1e-5):
+        rate = job.flops * data * tensor * pipeline * context
+        if key is not None and flops["none"] / rate > key[0] * (1 + 1e-5):
             break
         for layout in _layouts(job, fixed, data, tensor, pipeline, context):
+            bubble = 1 + (pipeline - 1) / layout.microbatches
+            least_s = bubble * flops[layout.checkpointing] / rate
+            if key is not None and least_s > key[0] * (1 + 1e-5):
+                continue
             moment, held = memory(job, layout)
             total = sum(held.values())
             least = min(least, total)
@@ -92,11 +96,11 @@ def largest_batch(job: Job, layout: Layout) -> int:
     return low * unit
 
 
-def _least_flops(job: Job) -> float:
-    """Operations of a step in which nothing runs again."""
+def _least_flops(job: Job, again: bool) -> float:
+    """Operations of a step, in which blocks run again or nothing does."""
     tokens = job.batch * job.context
     head = 3 * matmul_flops(tokens, job.shape.vocab_size, job.shape.d_model)
-    return job.shape.num_layers * block_flops(job, tokens, False) + head
+    return job.shape.num_layers * block_flops(job, tokens, again) + head
 
 
 def _rank(plan: Plan, overlap: bool) -> tuple[float, ...]:

@@ -140,3 +140,19 @@ def test_rows_of_two_gpus(tmp_path):
     assert ("dp", "forward") not in sent and {("dp", "backward"), ("tp", "forward")} <= sent
     assert all(r["ms_data"] and r["ms_tensor"] for r in rows
                if (r["scheme"], r["implementation"]) == ("fsdp_tp", "a2lib"))  # fmt: skip
+
+
+def test_the_figure_has_batches_and_widths_apart():
+    def row(tokens, d_ff, ms, **more):
+        return {"scheme": "tp", "mesh": "1x2", "implementation": "a2lib", "pass": "end_to_end",
+                "tokens": tokens, "d_ff": d_ff, "ms": ms, "ms_without": "2",
+                "ms_communication": "", **more}  # fmt: skip
+
+    rows = [row("64", "512", "5"), row("32", "512", "4"), row("64", "128", "3"),
+            row("64", "512", "9", implementation="torch"), row("8", "512", ""),
+            row("64", "512", "1", **{"pass": "forward"})]  # fmt: skip
+    found = parallelism._panels(rows)
+    assert list(found) == [("tp 1x2", "tokens"), ("tp 1x2", "d_ff")]
+    by_batch, by_width = found.values()
+    assert by_batch["together"] == [(64, 5.0), (32, 4.0)] and by_batch["PyTorch's"] == [(64, 9.0)]
+    assert by_width == {"together": [(128, 3.0)], "computation": [(128, 2.0)]}

@@ -13,7 +13,7 @@ PyTorch's ways of it, ``handlers`` what each rank does with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
@@ -30,6 +30,7 @@ NOTEBOOK = PARALLELISM.notebook
 SECTIONS = (PARALLELISM,)
 # Making the layers and the groups of a mesh, or timing one batch.
 SILENCE_S = 180
+ACROSS = 2  # panels of the figure
 Row = Mapping[str, str]
 
 
@@ -84,26 +85,42 @@ def show(run: Run) -> None:
 
 
 def draw(run: Run):
-    """Time by batch and by width, together and apart, as a matplotlib figure: a panel a scheme."""
-    panels: dict[str, list[Row]] = {}
-    for stack, rows in _rows(run):
-        timed = [row for row in rows if row["ms"] and row["pass"] == "end_to_end"]
-        if timed:
-            panels.setdefault(stack.label.split(",")[0], []).extend(timed)
+    """Forward and backward by batch and by width, together and apart, as a matplotlib figure: a
+    panel for each scheme, mesh and what is swept, with PyTorch's beside ours."""
+    panels = _panels([row for _, rows in _rows(run) for row in rows])
     if not panels:
         print(EMPTY)
         return None
-    figure, axes = subplots(1, len(panels), squeeze=False, figsize=(3.2 * len(panels), 3.2))
-    ways = {"ms": "together", "ms_without": "computation", "ms_communication": "messages"}
-    for ax, (label, rows) in zip(axes[0], panels.items(), strict=True):
-        along = "d_ff" if len({row["tokens"] for row in rows}) == 1 else "tokens"
-        for column, name in ways.items():
-            points = sorted((int(row[along]), float(row[column])) for row in rows if row[column])
-            if points:
-                ax.plot(*zip(*points, strict=True), marker=".", label=name)
-        ax.set(title=label, xlabel=along, ylabel="ms", xscale="log", yscale="log")
-    axes[0, 0].legend(fontsize=7)
+    across = min(ACROSS, len(panels))
+    down = -(-len(panels) // across)
+    figure, axes = subplots(down, across, squeeze=False, figsize=(3.2 * across, 2.8 * down))
+    for ax, ((title, along), lines) in zip(axes.flat, panels.items(), strict=False):
+        for name, points in lines.items():
+            ax.plot(*zip(*sorted(points), strict=True), marker=".", label=name)
+        ax.set(title=title, xlabel=along, ylabel="ms", yscale="log")
+        ax.set_xscale("log", base=2)
+        ax.legend(fontsize=6)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_axis_off()
     return figure
+
+
+def _panels(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, list[tuple[int, float]]]]:
+    """(scheme and mesh, tokens or d_ff) -> line -> its points. The width of most rows is the one
+    that batches are swept for."""
+    timed = [row for row in rows if row["ms"] and row["pass"] == "end_to_end"]
+    widths = [row["d_ff"] for row in timed]
+    panels: dict = {}
+    for row in timed:
+        along = "tokens" if row["d_ff"] == max(widths, key=widths.count) else "d_ff"
+        lines = panels.setdefault((f"{row['scheme']} {row['mesh']}", along), {})
+        ways = {"together": "ms", "computation": "ms_without", "messages": "ms_communication"}
+        if row["implementation"] == "torch":
+            ways = {"PyTorch's": "ms"}
+        for name, column in ways.items():
+            if row[column]:
+                lines.setdefault(name, []).append((int(row[along]), float(row[column])))
+    return panels
 
 
 def say_where(run: Run) -> None:

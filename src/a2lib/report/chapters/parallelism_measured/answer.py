@@ -12,6 +12,7 @@ from a2lib.report.chapters.parallelism_measured.rows import (
     PASSES,
     Beside,
     Machine,
+    along_logarithms,
     crossing,
     share,
 )
@@ -59,10 +60,12 @@ def _told(p: Beside, m: Machine) -> str:
 
 
 def verdicts(p: Beside, backend: str) -> Markdown:
-    """The same of each number of ranks."""
-    told = [f"- {m.label}: {_told(p, m)}" for m in p.machines if m.backend == backend]
-    name = BACKENDS[backend][0]
-    return Markdown("\n".join(told) or p.not_yet(f"the schemes with {name}"))
+    """The same of each number of ranks but the first screen's."""
+    found = [m for m in p.machines if m.backend == backend]
+    if not found:
+        return Markdown(p.not_yet(f"the schemes with {BACKENDS[backend][0]}"))
+    told = [m for m in found if (m.backend, m.world_size) != MAIN]
+    return Markdown("\n".join(f"- {m.label}: {_told(p, m)}" for m in told))
 
 
 def rate(layer: Layer) -> str:
@@ -81,13 +84,34 @@ def agreement(rows: pd.DataFrame) -> str:
     if not len(rows):
         return ""
     off = rows["off"]
+    worst = case(rows.loc[off.idxmax()])
     text = (
         f"Of {len(rows)} passes the median takes {signed(off.median())} against what the formulas "
-        f"say, the extremes {signed(off.min())} and {signed(off.max())}"
+        f"say, the extremes {signed(off.min())} and {signed(off.max())} ({worst})"
     )
     sent = rows.dropna(subset=["ms_communication"])
     right = int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
-    return f"{text}; what binds is the predicted one in {right} of {len(sent)}."
+    text += f"; what binds is the predicted one in {right} of {len(sent)}."
+    off = both(sent).dropna()
+    if not len(off):
+        return text
+    return (
+        f"{text} Had C and W been what products and messages took alone each time, those "
+        f"{len(off)} would be off by {signed(off.min())} to {signed(off.max())}, "
+        f"{signed(off.median())} in the middle, which comes of both at once."
+    )
+
+
+def case(row: pd.Series) -> str:
+    """Which pass a row is of, in words."""
+    mesh = int(row["along_data"]), int(row["along_tensor"])
+    return (f"{mesh_name(row['scheme'], mesh)}, {row['phase']}, {tokens(row['tokens'])} tokens, "
+            f"d_ff {tokens(row['d_ff'])}")  # fmt: skip
+
+
+def both(rows: pd.DataFrame) -> pd.Series:
+    """A time over what the clock says of what products and messages took alone, less 1."""
+    return rows["by_both"] / (1 + rows["by_products"] + rows["by_messages"])
 
 
 def regime(shares: pd.Series) -> pd.Series:
@@ -140,8 +164,11 @@ def predicted_threshold(m: Machine, scheme: str, mesh: tuple[int, int], pass_: s
     return parallelism.least_tokens(m.layer, *mesh, pass_)
 
 
-def _threshold_points(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], pass_: str):
-    """(batch or width, share) of the rows that a threshold is looked for in."""
+def _threshold_points(
+    p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], pass_: str
+) -> pd.DataFrame:
+    """`at` (batch or width), `share`, and how many times the predicted ones `products` and
+    `sent` take alone, of the rows that a threshold is looked for in."""
     rows = p.of(m, scheme=scheme, phase=pass_, mesh="x".join(map(str, mesh)))
     along = "tokens"
     if scheme == "tp":  # of the batch with most widths
@@ -149,13 +176,33 @@ def _threshold_points(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int],
         rows = rows[rows["tokens"] == rows.groupby("tokens").size().idxmax()] if len(rows) else rows
     else:
         rows = rows[rows["d_ff"] == m.layer.d_ff]
-    rows = rows.assign(share=share(rows)).dropna(subset=["share"]).sort_values(along)
-    return [(float(x), float(y)) for x, y in zip(rows[along], rows["share"], strict=True)]
+    found = pd.DataFrame({
+        "at": rows[along].astype(float), "share": share(rows),
+        "products": rows["ms_without"].astype(float) / rows["compute"],
+        "sent": rows["ms_communication"].astype(float) / rows["messages"],
+    })  # fmt: skip
+    return found.dropna(subset=["share"]).sort_values("at", ignore_index=True)
+
+
+def slower_there(
+    p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], pass_: str
+) -> list[str]:
+    """How many times what C and W say products and messages take where they are equally long."""
+    points = _threshold_points(p, m, scheme, mesh, pass_)
+    at = crossing(_pairs(points))
+    if at is None:
+        return [MISSING] * 2
+    return [f"{along_logarithms(points['at'], points[name], at):.2f}"
+            for name in ("products", "sent")]  # fmt: skip
+
+
+def _pairs(points: pd.DataFrame) -> list[tuple[float, float]]:
+    return list(zip(points["at"], points["share"], strict=True))
 
 
 def found_threshold(p: Beside, m: Machine, scheme: str, mesh: tuple[int, int], pass_: str) -> str:
     """Where measured messages and products take equally long, in words."""
-    points = _threshold_points(p, m, scheme, mesh, pass_)
+    points = _pairs(_threshold_points(p, m, scheme, mesh, pass_))
     if not points:
         return MISSING
     at = crossing(points)
@@ -194,8 +241,10 @@ def thresholds(p: Beside, caption: str, name: str) -> Table:
                     "d_ff" if scheme == "tp" else "tokens", on_paper,
                     _at(predicted_threshold(m, scheme, mesh, pass_)),
                     found_threshold(p, m, scheme, mesh, pass_),
+                    *slower_there(p, m, scheme, mesh, pass_),
                 ])  # fmt: skip
-    columns = ["ranks", "scheme", "pass", "of", "the maker's C, W", "measured C, W", "found"]
+    columns = ["ranks", "scheme", "pass", "of", "the maker's C, W", "measured C, W", "found",
+               "products there", "messages there"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=4, keys=3)
 
 

@@ -14,6 +14,7 @@ from a2lib.report.chapters.parallelism_measured.answer import (
     signed,
 )
 from a2lib.report.chapters.parallelism_measured.rows import (
+    BACKENDS,
     PASSES,
     Beside,
     Machine,
@@ -21,8 +22,10 @@ from a2lib.report.chapters.parallelism_measured.rows import (
     stack_rows,
 )
 from a2lib.report.metrics import level, pick
-from a2lib.report.style import tokens
+from a2lib.report.style import listed, tokens
 from a2lib.report.tables import MISSING, Markdown, Table, folded
+
+TIMES = 4
 
 
 def near(p: Beside, caption: str, name: str) -> Table:
@@ -115,7 +118,29 @@ def all_peers(p: Beside, caption: str, name: str) -> Markdown:
         ratios = group["PyTorch's / ours"].str.strip("*").astype(float)
         told.append(f"{ranks}: {ratios.min():.2f} to {ratios.max():.2f} times the time of ours, "
                     f"{ratios.median():.2f} in the middle of {len(ratios)}")  # fmt: skip
-    return Markdown(f"PyTorch's take with {'; with '.join(told)}.\n\n{folded(table)}")
+    told = f"PyTorch's take with {'; with '.join(told)}. {_growth(table.frame)}".rstrip()
+    return Markdown(f"{told}\n\n{folded(table)}")
+
+
+def _growth(lines: pd.DataFrame) -> str:
+    """How both grow on GPUs from the smallest batch to ``TIMES`` times as many tokens: what does
+    not grow is neither's products."""
+    told, lines = [], lines[lines["ranks"].str.startswith(BACKENDS["nccl"][0])]
+    for (ranks, scheme), group in lines.groupby(["ranks", "scheme"], sort=False):
+        at = {int(row.iloc[2].replace(",", "")): row for _, row in group.iterrows()}
+        first = min(at)
+        if TIMES * first not in at:
+            continue
+        ours, theirs = (float(at[TIMES * first][of]) / float(at[first][of])
+                        for of in ("ours, ms", "PyTorch's, ms"))  # fmt: skip
+        told.append(f"{ours:.2f} and {theirs:.2f} times as long ({scheme}, {ranks})")
+    if not told:
+        return ""
+    return (
+        f"With {TIMES} times the smallest batch's tokens ours and PyTorch's take "
+        f"{listed(told)}. What does not grow with the batch is messages of weights, which tensor "
+        "parallelism has none of, and the host's work."
+    )
 
 
 def _ms(value: float) -> str:

@@ -6,6 +6,7 @@ import math
 
 import pandas as pd
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from a2lib.report import panels, style
 from a2lib.report.chapters.parallelism_measured.answer import (
@@ -98,6 +99,7 @@ def _panel(ax, m: Machine, scheme: str, mesh: tuple[int, int], rows, along: str)
                 linewidth=width)  # fmt: skip
     ax.plot(x, rows["floor"], color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)))
     panels.values_axis(ax, Measure("ms", base=10))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     panels.doubling_axis(ax)
     if (scheme == "tp") != (along == "d_ff"):
         return  # a threshold is of the other axis

@@ -10,7 +10,7 @@ from a2lib.report.chapters.collectives import line
 from a2lib.report.chapters.parallelism_measured.answer import machine, signed
 from a2lib.report.chapters.parallelism_measured.rows import Beside
 from a2lib.report.metrics import pick
-from a2lib.report.style import digits
+from a2lib.report.style import digits, listed
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.devices import DEVICES, Device
 from a2lib.theory.jobs import Job
@@ -22,6 +22,7 @@ N, SIZE, BATCH, CONTEXT = 2, "8B", 2, 32_768  # a step of the 2026 leaderboard
 NAME = "H200"
 # A call among others in a row, as in a step.
 COLUMN = "ms_queued"
+CALLS = {"all_reduce": "all-reduces", "all_gather": "gathers", "reduce_scatter": "scatters"}
 LAYOUTS = {
     "data, state cut": Layout(data=N, sharding="zero1"),
     "FSDP": Layout(data=N, sharding="fsdp", checkpointing="block"),
@@ -83,11 +84,13 @@ def table(p: Beside, caption: str, name: str) -> Table:
 
 
 def _agreement(p: Beside, own: Device) -> str:
-    """How far the planner's time of a message is from each measured all-reduce."""
-    rows = pick(p.collectives.sums, ranks=f"nccl {N}", dtype="fp32").dropna(subset=[COLUMN])
-    off = [(own.latency + row.size * wire_share("all_reduce", N) / own.link) * 1e3
-           / getattr(row, COLUMN) - 1 for row in rows.itertuples()]  # fmt: skip
-    return (
-        f" Its times of these {len(off)} messages are {signed(min(off))} to {signed(max(off))} off "
-        "the measured ones."
-    )
+    """How far the planner's time of a message is from each measured one, by operation."""
+    told = []
+    for operation, name in CALLS.items():
+        rows = pick(p.collectives.table, ranks=f"nccl {N}", operation=operation, status="ok")
+        rows = rows.dropna(subset=[COLUMN])
+        off = [(own.latency + row.size * wire_share(operation, N) / own.link) * 1e3
+               / getattr(row, COLUMN) - 1 for row in rows.itertuples()]  # fmt: skip
+        if off:
+            told.append(f"{signed(min(off))} to {signed(max(off))} in {len(off)} {name}")
+    return f" Its times of a message are off the measured ones by {listed(told)}."

@@ -26,7 +26,8 @@ PASSES = ("forward", "backward")
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PARTS = 2  # of the batch, under tensor parallelism
 STACK = ["dtype", "layers", "d_model", "d_ff"]
-ADDED = ["compute", "messages", "floor", "clock", "off", "hidden"]
+SLOWER = ["by_products", "by_messages", "by_both"]
+ADDED = ["compute", "messages", "floor", "clock", "off", *SLOWER, "hidden"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,9 @@ def stack_rows(rows: pd.DataFrame, machine: Machine, implementation: str = "a2li
 def with_predictions(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[Machine]]:
     """The rows with `along_data` and `along_tensor`, and in ms `compute`, `messages`,
     `floor` (the longer of both, pass by pass) and `clock` (with what has nothing to hide behind);
-    `off`, the time over what is predicted, less 1, and `hidden`, the share of the shorter of
+    `off`, the time over what is predicted, less 1; what it is the sum of, `by_products`, which the
+    clock says if products take what they took alone, `by_messages`, the same of messages in turn,
+    and `by_both`, what comes only of both at once; and `hidden`, the share of the shorter of
     computation and messages that ran beside the longer. NaN where there is none. And the machines
     of all devices among them."""
     rows = rows.reset_index(drop=True)
@@ -150,13 +153,31 @@ def predict(row, machine: Machine) -> dict[str, float]:
         "floor": sum(max(c.compute_s, c.data_s + c.tensor_s) for c in passes),
     }
     found = {name: 1e3 * layers * seconds for name, seconds in found.items()}
-    clocks = [clock(row.scheme, name, layers, cost)
-              for name, cost in zip(passes_of(row), passes, strict=True)]  # fmt: skip
-    found["clock"] = 1e3 * sum(clocks) if None not in clocks else found["floor"]
-    found["off"] = row.ms / found["clock"] - 1
+    said = together(row, passes, layers)
+    found |= {"clock": said, "off": row.ms / said - 1}
     alone = row.ms_without, row.ms_communication
+    if alone[0] > 0:  # PyTorch's have no such time
+        sent = alone[1] / found["messages"] if found["messages"] and alone[1] > 0 else 1.0
+        products = together(row, passes, layers, alone[0] / found["compute"])
+        both = together(row, passes, layers, alone[0] / found["compute"], sent)
+        parts = products - said, both - products, row.ms - both
+        found |= dict(zip(SLOWER, (part / said for part in parts), strict=True))
     found["hidden"] = (sum(alone) - row.ms) / min(alone) if min(alone) > 0 else math.nan
     return found
+
+
+def together(
+    row, passes: list[Cost], layers: int, products: float = 1.0, messages: float = 1.0
+) -> float:
+    """ms of a row's passes by the clock, or by the longer of both where it has no schedule, if
+    products and messages take so many times their predicted seconds."""
+    passes = [replace(c, compute_s=products * c.compute_s, data_s=messages * c.data_s,
+                      tensor_s=messages * c.tensor_s) for c in passes]  # fmt: skip
+    clocks = [clock(row.scheme, name, layers, cost)
+              for name, cost in zip(passes_of(row), passes, strict=True)]  # fmt: skip
+    if None in clocks:
+        clocks = [layers * max(c.compute_s, c.data_s + c.tensor_s) for c in passes]
+    return 1e3 * sum(clocks)
 
 
 def clock(scheme: str, pass_: str, layers: int, cost: Cost) -> float | None:
@@ -194,3 +215,12 @@ def crossing(points: list[tuple[float, float]]) -> float | None:
             part = math.log(high) / math.log(high / low)
             return x * (y / x) ** part
     return None
+
+
+def along_logarithms(x: pd.Series, y: pd.Series, at: float) -> float:
+    """y at ``at``, both axes logarithmic between the two points around it; ``x`` in order."""
+    k = int((x >= at).idxmax())
+    if not k:
+        return float(y.iloc[0])
+    part = math.log(at / x.iloc[k - 1]) / math.log(x.iloc[k] / x.iloc[k - 1])
+    return float(y.iloc[k - 1] * (y.iloc[k] / y.iloc[k - 1]) ** part)

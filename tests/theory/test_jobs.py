@@ -115,24 +115,6 @@ def test_workspaces_are_of_the_device():
         replace(TOY, workspace=-1)
 
 
-def test_memory_agrees_with_the_peaks_of_the_chapter_on_memory():
-    """Of the second steps, within five hundredths."""
-    path = ROOT / "data" / "measured" / "memory" / f"{DEVICES['H200'].slug}.csv"
-    compared = set()
-    with path.open() as lines:
-        for row in csv.DictReader(lines):
-            what = row["mode"], row["phase"], row["step_number"], row["status"]
-            if what != ("train-step", "step", "1", "ok") or float(row["allocated_bytes"]) < 5e9:
-                continue
-            one = Job(SIZES[row["model"]], DEVICES["H200"], 1, int(row["batch"]),
-                      int(row["context"]), 0.0, row["precision"], row["attention"])  # fmt: skip
-            plan = evaluate(one, ALONE)
-            assert plan.memory_bytes == pytest.approx(float(row["allocated_bytes"]), rel=0.05), row
-            compared.add((row["precision"], row["attention"], plan.moment))
-    kinds = [len(set(column)) for column in zip(*compared, strict=True)]
-    assert min(kinds) > 1
-
-
 def test_fp32_has_its_own_rate_and_messages():
     wide, narrow = evaluate(job(batch=2, precision="fp32"), PAIR), evaluate(job(batch=2), PAIR)
     assert wide.busy["computation"] == 10 * narrow.busy["computation"]

@@ -17,6 +17,8 @@ FILE = Path("_static") / "texts.js"
 START = "A2_TEXTS = "
 # Pages of tables and logs: they hold every word, and are seldom what a reader looks for.
 REFERENCE = re.compile(r"^notebooks/|-shapes$")
+# Of these without code and what it printed: thousands of numbers would weigh as much as a chapter.
+PRINTED = re.compile(r"^notebooks/")
 SKIPPED = (nodes.section, nodes.raw, nodes.comment, nodes.math_block, nodes.image, nodes.pending,
            nodes.substitution_definition, addnodes.toctree, addnodes.index)  # fmt: skip
 IS_NUMBER = re.compile(r"[\d.,×()%\s·–+-]*(?:[KMG]?i?B|ms)?|oom|n/a", re.I)
@@ -28,11 +30,12 @@ def gather(app, page, _template, _context, doctree) -> None:
         return
     title = app.env.titles[page].astext()
     weight = 0.5 if REFERENCE.search(page) else 1
+    skipped = (*SKIPPED, nodes.literal_block) if PRINTED.search(page) else SKIPPED
     entries = []
     for section in doctree.findall(nodes.section):
         words, numbers = [], []
         for child in section.children[1:]:
-            _collect(child, words, numbers)
+            _collect(child, words, numbers, skipped)
         text, cells = (re.sub(r"\s+", " ", " ".join(part)).strip() for part in (words, numbers))
         entries.append([page, title, section["ids"][0], section[0].astext(), text, cells, weight])
     _texts(app)[page] = entries
@@ -54,9 +57,9 @@ def write(app, exception) -> None:
     file.write_text(f"{START}[\n{lines}\n]\n", encoding="utf-8")
 
 
-def _collect(node, words: list[str], numbers: list[str]) -> None:
+def _collect(node, words: list[str], numbers: list[str], skipped: tuple) -> None:
     """Add the words under a node, and apart from them the table cells that are numbers."""
-    if isinstance(node, SKIPPED):
+    if isinstance(node, skipped):
         return
     if isinstance(node, nodes.entry | nodes.literal_block):
         text = _plain(node)
@@ -65,7 +68,7 @@ def _collect(node, words: list[str], numbers: list[str]) -> None:
         words.append(_plain(node))
     else:
         for child in node.children:
-            _collect(child, words, numbers)
+            _collect(child, words, numbers, skipped)
 
 
 def _plain(node) -> str:

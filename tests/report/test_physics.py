@@ -188,7 +188,7 @@ def test_accuracy_is_judged_by_the_worst_tensor(made, ours, words):
     ]
     frame = accuracy.table(flash, "fp32", "c", "n").frame
     assert list(frame.columns)[1:] == [
-        f"{t}{s}" for s in ("", " ×10") for t in ("$o$", "$dQ$", "$dK$", "$dV$")]  # fmt: skip
+        f"{t}{s}" for s in ("", " ×10") for t in ("*o*", "*dQ*", "*dK*", "*dV*")]  # fmt: skip
     assert list(frame.iloc[1])[:5] == ["eager", "5.0e-07", "5.0e-07", "5.0e-07", "1.0e-06"]
 
 

@@ -164,7 +164,7 @@ def units(caption: str, name: str) -> Table:
         fresh, kept = (block(way, gradients) for gradients in GRADIENTS)
         sizes = kept.input, kept.saved, kept.gradients, kept.peak, fresh.peak
         lines.append([title, *map(gb, sizes)])
-    columns = ["GB", "$I$", "$A$", "$G$", "$M$ kept", "$M$ fresh"]
+    columns = ["GB", "*I*", "*A*", "*G*", "*M* kept", "*M* fresh"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name)
 
 

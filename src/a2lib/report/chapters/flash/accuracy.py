@@ -116,7 +116,8 @@ def _times(scale: float) -> str:
 
 
 def _name(tensor: str) -> str:
-    return f"${tensor if len(tensor) == 1 else 'd' + tensor[1].upper()}$"
+    # Not a formula, which a screen reader does not take for a column's name.
+    return f"*{tensor if len(tensor) == 1 else 'd' + tensor[1].upper()}*"
 
 
 def _cell(rows: pd.DataFrame) -> str:

@@ -107,8 +107,8 @@ class MasterAdamW(torch.optim.Optimizer):
         For the last backward before a step. A parameter must not be read after its gradient is
         there: one that is used outside the graph, or again by a second backward, would be the next
         step's already; and no gradient can be clipped. If backward raises, some parameters have
-        been updated and some not. Raises RuntimeError where another hook than the wrapper's waits
-        for a parameter's gradient, TypeError for a wrapper that averages after backward, or none.
+        been updated and some not. Raises RuntimeError where without ``wrapper`` a hook waits for a
+        parameter's gradient, TypeError for a wrapper that averages after backward.
         """
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         with contextlib.ExitStack() as hooks:

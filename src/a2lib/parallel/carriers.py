@@ -3,19 +3,17 @@ engines; the choice between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from a2lib.parallel.copy_engines import CopyEngines, why_not
+from a2lib.parallel.copy_engines import CopyEngines, Then, why_not
 from a2lib.parallel.group import Mean
 from a2lib.parallel.lane import Lane
 
-# What is called with the parameters of a bucket whose gradients are the means.
-Then = Callable[[Sequence[Tensor]], None]
 COMMUNICATIONS = ("backend", "copy_engines", "auto")
 
 

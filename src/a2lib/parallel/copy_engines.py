@@ -25,6 +25,8 @@ from torch import Tensor
 from a2lib.parallel.group import member
 from a2lib.parallel.lane import Lane
 
+# What is called with the parameters of a bucket whose gradients are the means.
+Then = Callable[[Sequence[Tensor]], None]
 # Every rank's part of a bucket begins at a multiple of so many bytes.
 ALIGN = 128
 BLOCK = 4096
@@ -189,12 +191,7 @@ class CopyEngines:
             list(scratch.view(dtype)[: (world - 1) * part].view(world - 1, part)),
         )
 
-    def send(
-        self,
-        bucket: int,
-        params: Sequence[Tensor],
-        then: Callable[[Sequence[Tensor]], None] | None = None,
-    ) -> bool:
+    def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
         """Copy the parameters' gradients into the bucket's memory, where they are from now on
         unless they travel in another dtype, and start the mean. ``then`` is called with them on
         the stream where it is there; True, since it always is."""

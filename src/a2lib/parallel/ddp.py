@@ -43,8 +43,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from a2lib.parallel.carriers import Backend, Then, choose
-from a2lib.parallel.copy_engines import CopyEngines
+from a2lib.parallel.carriers import Backend, choose
+from a2lib.parallel.copy_engines import CopyEngines, Then
 from a2lib.parallel.group import (
     Holders,
     broadcast_from_first,

@@ -10,10 +10,8 @@ import gc
 import importlib
 import re
 import shutil
-import sys
 import tempfile
 import traceback
-import types
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -121,26 +119,6 @@ def in_short(error) -> str:
         if "a2lib" in f.filename or "checks_" in f.filename
     ]
     return "\n".join(part[:SHORT] for part in (line, *frames[-3:]))
-
-
-def holders(reference, depth=3) -> str:
-    """What refers to the object of a weak reference, and to that, as far as the collector knows."""
-    level, told = [reference()], []
-    for _ in range(depth):
-        known = {id(x) for x in level}
-        level = [
-            x
-            for x in gc.get_referrers(*level)
-            if id(x) not in known and x is not level and x is not sys._getframe()
-        ]
-        told.append(", ".join(sorted({_called(x) for x in level}))[:SHORT])
-    return " <- ".join(told)
-
-
-def _called(x) -> str:
-    if isinstance(x, types.FrameType):
-        return f"frame {x.f_code.co_name}:{x.f_lineno}"
-    return f"{type(x).__name__} {list(x)[:3]}" if isinstance(x, dict) else type(x).__name__
 
 
 # What checks use.

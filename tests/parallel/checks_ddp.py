@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import weakref
 from contextlib import nullcontext
 
 import torch
@@ -11,7 +10,6 @@ from checking import (
     Tied,
     check,
     copies_on_the_cpu,
-    holders,
     mean_gradients,
     raises,
     same,
@@ -27,7 +25,6 @@ from torch.utils.checkpoint import checkpoint
 
 from a2lib.optim import MasterAdamW
 from a2lib.parallel import DDP, FSDP, BucketedDDP, FlatDDP, NaiveDDP, capture_step, group
-from a2lib.parallel.rank import progress
 
 KINDS = {
     "NaiveDDP": NaiveDDP,
@@ -254,10 +251,8 @@ def ddp_refuses_what_would_be_wrong():
             KINDS[kind](ddp.module)
         with raises(TypeError, "take its .module"):
             copy.deepcopy(ddp)
-        module, dropped = ddp.module, weakref.ref(ddp)
-        del ddp
-        if dropped() is not None:
-            progress(told=f"{kind}, dropped, is held by {holders(dropped)}")
+        module = ddp.module
+        del ddp  # also one that an error's frames hold in a cycle
         KINDS[kind](module)
     for make in KINDS.values():
         module = Tied()
@@ -317,6 +312,7 @@ def ddp_updates_each_bucket_as_it_would_afterwards():
             with optimizer.overlapping(ddp) if overlap else nullcontext():
                 # A step of every two uses `extra`, on rank 1 alone.
                 loss_on(mine[1], extra=step % 2 == 1 and rank == 1)(ddp).backward()
+            # The current stream is behind the updates since the context's end.
             after = zip(ddp.parameters(), before, strict=True)
             early.append(sum(not torch.equal(p, was) for p, was in after))
             ddp.finish_gradient_synchronization()
@@ -326,6 +322,9 @@ def ddp_updates_each_bucket_as_it_would_afterwards():
 
     module, state, early = trained(NaiveDDP, False)
     assert early == [0] * 4
+    # In the first step all wait for one that is unused; later those unused in it come last.
+    used = [p for name, p in first.named_parameters() if not name.startswith(("extra", "never"))]
+    count = sum(p.requires_grad for p in used)
     for kind in HOOKED:
         overlapped, its_state, early = trained(KINDS[kind], True)
         same_parameters(overlapped, module, kind)
@@ -333,8 +332,9 @@ def ddp_updates_each_bucket_as_it_would_afterwards():
         for i, of_one in state.items():
             for name, x in of_one.items():
                 same(its_state[i][name], x, f"{kind}, {name} of {i}")
-        # gloo's are updated in the finish, and so are those of the first step: one is unused.
-        assert all(early[1:]) == ("copied" in kind), (kind, early)
+        # gloo has no stream for them: its own messages' are updated in the finish.
+        beside = "copied" in kind or dist.get_backend() == "nccl"
+        assert early == [0] + [count * beside] * 3, (kind, early)
     with raises(TypeError, "takes a DDP or BucketedDDP of a2lib.parallel, or nothing; got NaiveDD"):
         with MasterAdamW(module.parameters()).overlapping(NaiveDDP(module)):
             pass

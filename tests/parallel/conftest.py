@@ -17,11 +17,8 @@ def rank_env():
 
 def pytest_terminal_summary(terminalreporter):
     """Each failed check in ranks, in short, behind everything else: a log may be cut off."""
-    said = {}
-    for report in (*terminalreporter.getreports("failed"), *terminalreporter.getreports("passed")):
+    for report in terminalreporter.getreports("failed"):
         for key, text in report.user_properties:
-            name = f"{report.nodeid.rpartition('::')[2]}: " if key == "short" else ""
-            if key in ("short", "told"):
-                said[name + text] = None
-    for line in said:
-        terminalreporter.write_line(line)
+            if key == "short":
+                name = report.nodeid.rpartition("::")[2]
+                terminalreporter.write_line(f"{name}: {text}")

@@ -44,10 +44,10 @@ def _here(item):
 
 
 def outcomes_of(modules, wanted, rank_env, until, device="cuda"):
-    """(Each check that ran to its errors, as (in short, whole); what ranks told)."""
+    """Each check that ran to its errors: in short, to (rank, whole)."""
     every = checking.names(2, modules)
     left = [name for name in every if name in wanted]
-    errors, told = {}, []
+    errors = {}
     while left and time.monotonic() < until:
         passed, began, last = {}, [], []
 
@@ -57,11 +57,9 @@ def outcomes_of(modules, wanted, rank_env, until, device="cuda"):
                 began.append(event["began"])
             elif "passed" in event:
                 passed.setdefault(event["passed"], set()).add(rank)
-            elif "failed" in event:
+            else:
                 shorts = errors.setdefault(event["failed"], {})
                 shorts.setdefault(event["short"], []).append((rank, event["error"]))
-            else:
-                told.append(f"rank {rank}: {event['told']}")
 
         def overdue(last=last):  # not before the first event: a cold start takes its time
             silent = last and time.monotonic() > last[0] + SILENCE_S
@@ -93,7 +91,7 @@ def outcomes_of(modules, wanted, rank_env, until, device="cuda"):
         if unended and (not began or began[-1] in unended):
             errors[began[-1] if began else unended[0]] = {in_short(ended): [("all", ended)]}
         left = [name for name in left if name not in errors]
-    return errors, told
+    return errors
 
 
 def in_short(ended):
@@ -108,10 +106,7 @@ def in_short(ended):
     [(group, name) for group, modules in GROUPS.items() for name in checking.names(2, modules)],
 )
 def test_on_two_gpus(outcomes, record_property, group, name):
-    errors, told = outcomes(GROUPS[group])
-    if told:
-        record_property("told", "\n".join(told))
-    failure = errors.get(name, {"not run: no time was left": []})
+    failure = outcomes(GROUPS[group]).get(name, {"not run: no time was left": []})
     if failure:
         short = "\n".join(
             f"{', '.join(f'rank {rank}' for rank, _ in whole)}: {short}"

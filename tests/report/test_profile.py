@@ -77,6 +77,25 @@ def test_a_strip_names_its_streams_phases_and_classes():
                                                       "other"]  # fmt: skip
 
 
+def test_the_branches_of_a_replayed_graph_share_rows_that_are_idle():
+    """A product all the time on stream 7, and five messages of 10 us, each on a stream of its own:
+    the second begins while the first runs, the others later."""
+
+    def piece(stream, start, length, kind):
+        return {"stream": stream, "start_us": float(start), "duration_us": float(length),
+                "kind": kind, "phase": "", "part": ""}  # fmt: skip
+
+    rows = [piece("7", 0, 100, "matmul")]
+    starts = {"11": 0, "12": 5, "13": 20, "14": 40, "15": 60}
+    rows += [piece(stream, start, 10, "communication") for stream, start in starts.items()]
+    words = texts(profile.strip(rows))
+    drawn = {w for w in words if w.startswith("stream")}
+    assert drawn == {"stream 7", "stream 11 +3", "stream 12"}
+    assert "phase" not in words and "part" not in words
+    few = texts(profile.strip(rows[:4]))
+    assert {"stream 11", "stream 12", "stream 13", "stream 7"} <= set(few)
+
+
 def test_a_window_of_a_strip():
     words = texts(profile.strip(TRACE, start_us=480, length_us=200))
     assert "backward" in words and "softmax" not in words

@@ -266,6 +266,11 @@ COLUMNS = {
     ),
     "ms_without_p20": Column(NUMBER, "its 20 % quantile"),
     "ms_without_p80": Column(NUMBER, "its 80 % quantile"),
+    "ms_without_updating": Column(
+        NUMBER,
+        "and where each weight is updated as soon as its gradient is complete, beside backward, in"
+        " turns with both; of `updating` that is captured alone",
+    ),
     "ms_communication": Column(
         NUMBER,
         "the same messages with nothing beside them (in `ddp` after backward); blank where there"

@@ -309,7 +309,7 @@ DDP = Section(
     "ddp",
     ("wrapper", "bucket_mb", "carrier", "sent_dtype", "model", "batch", "context", "precision")
     + ("attention", "compile", "capture", "backend", "world_size"),
-    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_communication")
+    ("ms_without", "ms_without_p20", "ms_without_p80", "ms_without_updating", "ms_communication")
     + ("ms_backward_without", "ms_host", "ms_rank_min", "ms_rank_median", "ms_rank_max")
     + ("sent_bytes", "conditions", "note"),
     handler="a2lib.experiments.ddp.handlers:measure",

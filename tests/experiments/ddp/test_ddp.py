@@ -1,12 +1,15 @@
 """The experiment on data parallelism: what a sweep asks for, and what is checked."""
 
+import contextlib
+import types
+
 import pytest
 import torch
 
 from a2lib.experiments import collectives, ddp, fsdp, parallelism, sharded_optimizer
 from a2lib.experiments.data_parallel import training, turns
 from a2lib.experiments.data_parallel.configurations import Training
-from a2lib.experiments.ddp import traces
+from a2lib.experiments.ddp import handlers, traces
 from a2lib.experiments.ddp.configurations import (
     BEST_MB,
     CARRIED,
@@ -118,6 +121,8 @@ def test_rows_of_two_gpus(tmp_path):
     assert len(rows) == sum(map(len, asked.values()))
     assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}, rows
     assert all(float(row["ms_host"]) > 0 for row in rows)
+    beside = [(row["wrapper"], row["capture"]) for row in rows if row["ms_without_updating"]]
+    assert set(beside) == {("updating", "true")} and len(beside) == 4
     drawn = {name for _, name in bulk.pictures("strip", tmp_path)}
     bucketed = f"bucketed-{BEST_MB}-MB"
     assert drawn == {f"ddp-tiny-{way}-2-ranks" for way in
@@ -210,6 +215,52 @@ def test_gradients_that_are_no_mean_are_seen(alone, mean, right):
     with alone.wrapped(lambda model: Wrapper(model, mean)):
         assert (alone.error() <= training.TOLERANCE) is right
     assert alone.wrapper is None and alone.workload.forward is alone.workload.model
+
+
+class Updating(Wrapper):
+    """Each gradient is the mean as soon as it is there."""
+
+    @contextlib.contextmanager
+    def each_mean(self, then):
+        hooks = [p.register_post_accumulate_grad_hook(lambda p: None if self.quiet else then([p]))
+                 for p in self.model.parameters()]  # fmt: skip
+        yield
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("way", [Way("updating", 100), Way("bucketed", 100)])
+def test_a_captured_row_that_updates_has_a_step_alone_that_updates_so(alone, monkeypatch, way):
+    """Each step as it is captured: who sends, and which parameters are updated in backward."""
+    steps = []
+
+    @contextlib.contextmanager
+    def captured(step):
+        step()
+        optimizer = alone.workload.optimizer
+        update, ahead = optimizer.step, []
+        optimizer.step = lambda: (ahead.append(len(getattr(optimizer, "_ahead", ()))), update())
+        step()
+        optimizer.step = update
+        steps.append((alone.wrapper is not None, ahead))
+        yield types.SimpleNamespace(replay=step)
+
+    def in_turns(job, section, timed, without):
+        return [{"ms": place} for place, _ in enumerate(timed, start=5)]
+
+    monkeypatch.setattr(handlers, "capture_step", captured)
+    monkeypatch.setattr(handlers, "in_turns", in_turns)
+    monkeypatch.setattr(handlers, "wrap", lambda model, way: Updating(model, lambda grad: grad))
+    monkeypatch.setattr(handlers, "TOLERANCE", 2)
+    monkeypatch.setattr(RankJob, "everyone", lambda self, value: [value])
+    row = handlers._measure(RankJob({"capture": True}, "cpu"), alone, lambda: None, way)
+    every = len(alone.parameters)
+    assert row["status"] == "ok" and row["ms"] == 5
+    if way.wrapper == "updating":
+        assert row["ms_without_updating"] == 6
+        assert steps == [(False, [every]), (True, [every])]
+    else:
+        assert "ms_without_updating" not in row and steps == [(True, [0])]
 
 
 def test_steps_leave_the_weights_and_ranks_have_batches_of_their_own(alone):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,12 +91,13 @@ class Training:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Within ``wrapped``: steps that send update each bucket once it is the mean, by
-        MasterAdamW."""
+        """Steps in this context update each bucket once it is the mean, by MasterAdamW; those
+        outside of ``wrapped`` each parameter once its gradient is complete, and those in it that
+        send nothing all of them after backward."""
         work, optimizer = self.workload, still(MasterAdamW(self.parameters))
         before = work.optimizer, work.beside_backward
         work.optimizer = optimizer
-        work.beside_backward = functools.partial(optimizer.overlapping, self.wrapper)
+        work.beside_backward = lambda: optimizer.overlapping(self.wrapper)
         try:
             yield
         finally:

@@ -66,9 +66,14 @@ def _measure(job: RankJob, training: Training, without: Callable, way: Way) -> R
     if reason:
         return {"status": "unsupported", "note": one_line(reason)}
     with contextlib.ExitStack() as held:
-        held.enter_context(training.wrapped(lambda model: wrap(model, way)))
+        alone = []
         if way.wrapper == UPDATING:
             held.enter_context(training.updating())
+            if job.spec["capture"]:
+                # Before there is a wrapper, whose hooks wait for the same gradients.
+                beside = capture_step(lambda: training.step(send=False))
+                alone.append(held.enter_context(beside).replay)
+        held.enter_context(training.wrapped(lambda model: wrap(model, way)))
         for _ in range(WARMUP):
             training.step(send=True)
         wrong = max(job.everyone(training.error()))
@@ -83,7 +88,9 @@ def _measure(job: RankJob, training: Training, without: Callable, way: Way) -> R
             step = held.enter_context(capture_step(step)).replay
         else:
             row |= _parts(job, training)
-        (times,) = in_turns(job, DDP, [step], without)
+        times, *others = in_turns(job, DDP, [step, *alone], without)
+        if others:
+            row["ms_without_updating"] = others[0]["ms"]
         return row | times
 
 

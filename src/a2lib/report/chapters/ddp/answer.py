@@ -1,21 +1,17 @@
-"""The first screen, a section for each way to send gradients, and the tables."""
+"""The first screen, and a section for each way to send gradients."""
 
 from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
 
-import pandas as pd
-from matplotlib.patches import Patch
-
-from a2lib.report import panels, style
+from a2lib.report import metrics, style
 from a2lib.report.chapters.collectives.answer import SWITCHES
+from a2lib.report.chapters.ddp.host import messages
 from a2lib.report.chapters.ddp.rows import (
-    AFTER,
     HANDOUT_MB,
     MAIN,
     MODELS,
-    UPDATING,
     WORLD_SIZE,
     Ddp,
     exposed,
@@ -23,15 +19,16 @@ from a2lib.report.chapters.ddp.rows import (
     name,
     time,
 )
-from a2lib.report.chapters.measured import reason
+from a2lib.report.chapters.ddp.ways import TITLES, hidden, short
+from a2lib.report.chapters.measured import HOST, reason
 from a2lib.report.metrics import pick
-from a2lib.report.style import Chart, listed
-from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.report.style import listed
+from a2lib.report.tables import Markdown
 from a2lib.theory.collectives import all_reduce_s, copied_bytes
 from a2lib.theory.transformer import SIZES, parameter_count
 
-WITHOUT, EXPOSED = "#b5d2f0", "#d55e00"  # of svg.PAIRS
-TITLES = {False: "launched from Python", True: "replayed from a CUDA graph"}
+SENT = ("fp32", "bf16")
+LEVEL = " The steps are level, by their medians or their spreads."
 
 
 def floor_ms(c: Ddp, model: str, width: int = 4) -> float:
@@ -63,8 +60,12 @@ def sentence(c: Ddp) -> Markdown:
     ways = [after, c.row("flat"), each, c.best()]
     rows = {row.Index: row for row in ways if row is not None}.values()
     if rows:
-        parts = [f"{_gain(row)} ({name(row)})" for row in rows]
-        text += f" Launched from Python they add to the step {listed(parts)}."
+        parts = [f"{time(row.ms)} ms ({name(row)})" for row in rows]
+        without = style.between([float(row.ms_without) for row in rows], time)
+        text += (
+            f" Launched from Python a step takes {without} ms with nothing sent, and with them "
+            f"{listed(parts)}."
+        )
     if each is not None and after is not None and each.ms > after.ms:
         text += (
             f" One by one during backward they cost the host more than they hide: it takes "
@@ -74,9 +75,17 @@ def sentence(c: Ddp) -> Markdown:
     best = c.best(capture=True)
     if best is not None:
         text += (
-            f" Replayed from a CUDA graph, the best of ours ({name(best)}) takes {time(best.ms)} "
-            f"ms, {best.ms / best.ms_without:.3f} times the step without communication."
+            f" Replayed from a CUDA graph it takes {time(best.ms_without)} ms, and with the best "
+            f"of ours that updates after backward ({name(best)}) {time(best.ms)}, "
+            f"{best.ms / best.ms_without:.3f} times as long."
         )
+    beside = c.best(capture=True, updating=True)
+    if beside is not None:
+        text += f" With the update beside the messages it takes {time(beside.ms)} ms"
+        alone = c.alone_updating(beside)
+        if alone is not None:
+            text += f", {beside.ms / alone[0]:.3f} times one GPU that updates beside its backward"
+        text += "."
     if not rows or best is None:
         missing = "what they add to a step" if not rows else "the step in a CUDA graph"
         text += f" {c.not_yet(missing)}"
@@ -93,8 +102,22 @@ def naive(c: Ddp) -> Markdown:
                 f"For {label} a step takes {time(row.ms)} ms and {time(row.ms_without)} ms without "
                 f"communication: {exposed(row) / row.ms:.0%} of it is spent communicating. "
                 f"The all-reduces alone, after a backward, take {time(row.ms_communication)} ms."
+                + _in_gaps(c, row)
             )
     return Markdown(" ".join(told) or c.not_yet("its step, and the share spent communicating"))
+
+
+def _in_gaps(c: Ddp, row) -> str:
+    """Where messages after backward take longer than they add."""
+    replayed = c.of(row.model, True)["ms_without"].dropna()
+    if exposed(row) >= row.ms_communication or not len(replayed):
+        return ""
+    least = float(replayed.min())
+    return (
+        f" They add less than that since the host is behind: without communication the step takes "
+        f"{time(row.ms_without)} ms launched and {time(least)} replayed, so that its GPU stands "
+        f"idle for {time(row.ms_without - least)}, and while messages travel the host catches up."
+    )
 
 
 def flat(c: Ddp) -> Markdown:
@@ -109,6 +132,7 @@ def flat(c: Ddp) -> Markdown:
                 f"adds {_gain(one)} in place of {_gain(each)}; alone it "
                 f"takes {time(one.ms_communication)} ms, the copies into one tensor and out of it "
                 f"included, in place of {time(each.ms_communication)} ms."
+                + (LEVEL if metrics.level(one, each) else "")
             )
     return Markdown(" ".join(told) or c.not_yet("one message against one for each gradient"))
 
@@ -140,16 +164,6 @@ def _hidden(row) -> str:
     return f"of {alone}, {_gain(row)} are added to the step and {hidden(row)} is hidden"
 
 
-def hidden(row) -> str:
-    """The share of the communication that adds nothing to the step, where both are measured and it
-    is sent during backward: none where the step takes longer than with the messages after it, all
-    where noise makes it shorter."""
-    if row.wrapper in AFTER:
-        return MISSING
-    alone = float(row.ms_communication)
-    return f"{min(1.0, max(0.0, 1 - exposed(row) / alone)):.0%}" if alone > 0 else MISSING
-
-
 def buckets(c: Ddp) -> Markdown:
     """ddp_bucketed_benchmarking (a): the sizes of the handout against each other and the rest."""
     told = []
@@ -165,16 +179,19 @@ def buckets(c: Ddp) -> Markdown:
             text = f"For {label}, {way}, buckets add {listed(parts)}"
             if each is not None:
                 text += f", and one message for each gradient {time(exposed(each))} ms"
-            told.append(f"{text}; the shortest step has {int(best.bucket_mb)} MB.")
+            text += f"; the shortest step has {int(best.bucket_mb)} MB, {messages(best)} messages."
+            if not capture and best.ms_host >= HOST * best.ms:
+                text += (
+                    f" The host takes {time(best.ms_host)} ms to issue that step: what is hidden "
+                    "there is hidden in the host's gaps as well as behind backward's kernels, "
+                    "which the traces above and the captured steps tell apart."
+                )
+            told.append(text)
             level = [f"{int(a.bucket_mb)} and {int(b.bucket_mb)} MB"
-                     for a, b in itertools.pairwise(rows) if _level(a, b)]  # fmt: skip
+                     for a, b in itertools.pairwise(rows) if metrics.level(a, b)]  # fmt: skip
             if level:
-                told.append(f"Level, since the spreads of their steps overlap: {listed(level)}.")
+                told.append(f"Level, by their medians or their spreads: {listed(level)}.")
     return Markdown(" ".join(told) or c.not_yet("buckets of 1, 10, 100 and 1000 MB"))
-
-
-def _level(a, b) -> bool:
-    return a.ms_p20 < b.ms_p80 and b.ms_p20 < a.ms_p80
 
 
 def untimed(c: Ddp) -> Markdown:
@@ -223,7 +240,13 @@ def carriers(c: Ddp) -> Markdown:
         f"In buckets of 100 MB and replayed, NCCL in fp32 adds {time(exposed(plain))} ms to the "
         f"step, {listed(told)}."
     )
-    engines = c.row("bucketed", 100, capture=True, carrier="copy_engines")
+    engines, low = (c.row("bucketed", 100, capture=True, carrier="copy_engines", sent_dtype=sent)
+                    for sent in SENT)  # fmt: skip
+    if engines is not None and low is not None:
+        text += (
+            f" Half of the bytes take {time(engines.ms - low.ms)} ms off the step of copy engines, "
+            f"where {time(floor_ms(c, MAIN, 2))} ms less are spent on the link."
+        )
     return Markdown(text if engines is None else f"{text} {_traffic(c, engines)}")
 
 
@@ -243,88 +266,6 @@ def _traffic(c: Ddp, row) -> str:
         f"{rest / 1e9:.1f} GB more ({low[1] / 1e9:.1f} GB), {time(1e3 * rest / rate)} ms of the "
         "memory's time, which is our guess for most of the rest."
     )
-
-
-def updates(c: Ddp) -> Markdown:
-    """The update of each bucket beside the messages of the others, against that after backward."""
-    told = []
-    for carrier, sent in (("copy_engines", "fp32"), ("copy_engines", "bf16"), ("backend", "fp32")):
-        for capture, way in TITLES.items():
-            where = {"capture": capture, "carrier": carrier, "sent_dtype": sent}
-            beside, after = c.row(UPDATING, 100, **where), c.row("bucketed", 100, **where)
-            if beside is not None and after is not None:
-                who = "by copy engines" if carrier == "copy_engines" else "by NCCL"
-                told.append(
-                    f"{way}, {who} in {sent}, a step takes {time(beside.ms)} ms in place of "
-                    f"{time(after.ms)}, {beside.ms / beside.ms_without:.3f} times the step that "
-                    f"sends nothing in place of {after.ms / after.ms_without:.3f}"
-                    + ("" if beside.run == after.run else " (two runs)")
-                )
-    if not told:
-        return Markdown(c.not_yet("updates beside the messages"))
-    return Markdown(f"In buckets of 100 MB: {'; '.join(told)}.")
-
-
-def figure(c: Ddp, model: str = MAIN) -> Chart:
-    """For each way the step without communication, and what communication adds to it."""
-    shown = {capture: c.of(model, capture).dropna(subset=["ms"]) for capture in TITLES}
-    shown = {capture: rows for capture, rows in shown.items() if len(rows)}
-    if not shown:
-        return panels.empty()
-    counts = [len(rows) for rows in shown.values()]
-
-    def draw(figure):
-        axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False,
-                               height_ratios=counts)[:, 0]  # fmt: skip
-        for ax, (capture, rows) in zip(axes, shown.items(), strict=True):
-            for y, row in enumerate(rows.itertuples()):
-                ax.barh(y, row.ms_without, color=WITHOUT, height=0.7)
-                ax.barh(y, exposed(row), left=row.ms_without, color=EXPOSED, height=0.7)
-                ax.annotate(time(row.ms), (max(row.ms, row.ms_without), y), (4, 0), va="center",
-                            textcoords="offset points")  # fmt: skip
-            ax.set_yticks(range(len(rows)), [short(row) for row in rows.itertuples()])
-            ax.invert_yaxis()
-            ax.set_xlim(0, 1.15 * max(max(r["ms"].max(), r["ms_without"].max())
-                                      for r in shown.values()))  # fmt: skip
-            ax.grid(axis="y", visible=False)
-            ax.set_title(TITLES[capture])
-        axes[-1].set_xlabel("ms a step")
-        named = ((WITHOUT, "without communication"), (EXPOSED, "exposed"))
-        panels.legend(figure, [Patch(color=color, label=text) for color, text in named], columns=2)
-
-    return Chart(draw, height=1.2 + 0.3 * sum(counts) + 0.4 * len(shown))
-
-
-def short(row) -> str:
-    """A way as an axis has room for: 100 MB, copies, bf16."""
-    labels = {"naive": "naive", "flat": "flat", "overlapped": "each", "torch_ddp": "PyTorch",
-              "torch_ddp_view": "PyTorch, views"}  # fmt: skip
-    text = labels.get(row.wrapper) or f"{int(row.bucket_mb)} MB"
-    text += ", updating" if row.wrapper == UPDATING else ""
-    text += ", copies" if row.carrier == "copy_engines" else ""
-    return text + (f", {row.sent_dtype}" if row.sent_dtype != "fp32" else "")
-
-
-def table(c: Ddp, model: str, capture: bool, caption: str, label: str) -> Table:
-    """A line for each way: step, exposed, what hides, the host's time, the ranks apart."""
-    return Table(frame(c.of(model, capture)), caption, label, left=1, keys=1)
-
-
-def frame(rows: pd.DataFrame) -> pd.DataFrame:
-    lines = []
-    for row in rows.itertuples():
-        if row.status != "ok":
-            lines.append([name(row), style.STATUS.get(row.status, row.status), *[MISSING] * 7])
-            continue
-        by_rank = (row.ms_rank_min, row.ms_rank_median, row.ms_rank_max)
-        lines.append([
-            name(row), time(row.ms), f"{time(row.ms_p20)} to {time(row.ms_p80)}",
-            time(row.ms_without), time(exposed(row)), time(row.ms_communication), hidden(row),
-            time(row.ms_host), " / ".join(map(time, by_rank)),
-        ])  # fmt: skip
-    columns = ["gradients", "step, ms", "p20 to p80", "without", "exposed", "alone", "hidden",
-               "host", "by rank: least / median / most"]  # fmt: skip
-    return pd.DataFrame(lines, columns=columns)
 
 
 def _gain(row) -> str:

@@ -106,8 +106,9 @@ def verdict(c: Ddp) -> Markdown:
         told.append(f"{mb} MB: {time(formula_ms(c, mb))}, {time(simulated_ms(c, mb))} and "
                     f"{time(exposed(row))} ms")  # fmt: skip
     text += (
-        f" The formula's best is {time(best_size(gradient_bytes(MAIN), fitted) / MB)} MB. By the "
-        f"formula, simulated and measured (launched): {'; '.join(told)}."
+        f" The formula's best is {time(best_size(gradient_bytes(MAIN), fitted) / MB)} MB"
+        f"{_best(c)}. "
+        f"By the formula, simulated and measured (launched): {'; '.join(told)}."
     )
     late = [row for row in sweep(c).itertuples() if row.ms_host >= HOST * row.ms]
     if late:
@@ -128,6 +129,13 @@ def verdict(c: Ddp) -> Markdown:
             "memory, which is our guess for most of it."
         )
     return Markdown(text)
+
+
+def _best(c: Ddp) -> str:
+    rows = list(sweep(c).itertuples())
+    if not rows:
+        return ""
+    return f", the best of those measured launched {min(rows, key=exposed).bucket_mb}"
 
 
 def table(c: Ddp, caption: str, label: str) -> Table:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import local
-from a2lib.report.chapters.ddp.answer import frame
 from a2lib.report.chapters.ddp.rows import COMMAND, Ddp
+from a2lib.report.chapters.ddp.ways import frame
 from a2lib.report.tables import Markdown, Table
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from a2lib.measure import bulk
 from a2lib.report import data, metrics, style
+from a2lib.report.chapters.benchmark.rows import OURS, Benchmark
 from a2lib.report.chapters.collectives import Collectives, line
 from a2lib.report.chapters.measured import Measured
 from a2lib.report.tables import MISSING
@@ -24,7 +25,7 @@ NCCL = f"nccl {WORLD_SIZE}"  # these ranks in the chapter on collectives
 HANDOUT_MB = (1, 10, 100, 1000)
 AFTER = ("naive", "flat")  # sent once backward is done, when nothing can hide it
 PEERS = ("torch_ddp", "torch_ddp_view")
-UPDATING = "updating"
+UPDATING, OVERLAPPED = "updating", "overlapped-step"
 _NAMES = {
     "naive": "after backward, each by itself", "flat": "after backward, all in one",
     "overlapped": "during backward, each by itself", "bucketed": "during backward, buckets of",
@@ -36,13 +37,13 @@ _NAMES = {
 
 class Ddp(Measured):
     """What the chapter shows: `table` of the published device, `local` of any other, and the
-    `collectives` whose line the model of the buckets takes."""
+    `collectives` whose line the model of the buckets takes and the `benchmark` of one GPU."""
 
     def __init__(self, roots: list[Path] | None = None):
         super().__init__(roots)
         table, self.local = map(_in_order, self.read("ddp"))
         self.table = table
-        self.collectives = Collectives(roots)
+        self.collectives, self.benchmark = Collectives(roots), Benchmark(roots)
         self.link = self.sheet("nvlink_egress")
         roots = data.data_roots() if roots is None else roots
         found = [bulk.read("strip", *name, roots[0]) for name in bulk.pictures("strip", roots[0])
@@ -68,6 +69,18 @@ class Ddp(Measured):
         rows = self.of(model, capture, sent_dtype=sent_dtype).dropna(subset=["ms"])
         rows = rows[~rows["wrapper"].isin(PEERS) & ((rows["wrapper"] == UPDATING) == updating)]
         return next(rows.sort_values("ms").itertuples(), None)
+
+    def alone_updating(self, row) -> tuple[float, bool] | None:
+        """Milliseconds of the captured step of one GPU that updates each weight beside its backward
+        and sends nothing, and whether they were measured in turns with the row; else its step
+        without communication takes the benchmark's share of the two."""
+        if not pd.isna(row.ms_without_updating):
+            return float(row.ms_without_updating), True
+        beside, after = (self.benchmark.ms(row.model, CONTEXT, "step", OURS, mode, True)
+                         for mode in (OVERLAPPED, "train-step"))  # fmt: skip
+        if not (beside and after):
+            return None
+        return float(row.ms_without) * beside / after, False
 
     def strip(self, wrapper: str, bucket_mb: int = 0, *, capture: bool = False,
               carrier: str = "backend", model: str = MAIN) -> list[dict]:  # fmt: skip

@@ -2,74 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import pandas as pd
 
-from a2lib.report.chapters.ddp.rows import MAIN, Ddp, name, time
+from a2lib.report.chapters.ddp.rows import MAIN, Ddp, time
+from a2lib.report.chapters.ddp.ways import short
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
 # What is held against what, and the most that the ratio may be.
-ALONE_FP32, ALONE_BF16, LAUNCHED, CAPTURED = 1.10, 1.05, 0.70, 0.55
+ALONE = {"fp32": 1.10, "bf16": 1.05}
+LAUNCHED, CAPTURED = 0.70, 0.55
+PEER = "PyTorch's DDP, launched"
+AFTER, BESIDE = "one GPU, update after backward", "one GPU, update beside backward"
 
 
-def ratios(c: Ddp) -> list[tuple]:
-    """(what, our row, against what, the ratio, that of our step without communication, whether
-    both are of one run, the limit)."""
-    captured, sixteen = c.best(capture=True), c.best(capture=True, sent_dtype="bf16")
-    launched, torch = c.best(), c.row("torch_ddp", 25)
-    alone = "the captured step without communication"
-    peer = "PyTorch's DDP, launched"
+@dataclass(frozen=True)
+class Target:
+    """``row`` of ours over ``against``: ``ratio``, and with nothing sent ``least``, where both are
+    measured. ``together``: in one run."""
+
+    what: str
+    limit: float
+    against: str
+    row: object = None
+    ratio: float | None = None
+    least: float | None = None
+    together: bool = True
+
+    @property
+    def met(self) -> bool:
+        return self.ratio is not None and self.ratio <= self.limit
+
+    @property
+    def verdict(self) -> str:
+        if self.ratio is None:
+            return MISSING
+        return ("met" if self.met else "missed") + ("" if self.together else ", two runs")
+
+
+def ratios(c: Ddp) -> list[Target]:
+    """In the order of the table."""
+    torch = c.row("torch_ddp", 25)
+    after = {sent: c.best(capture=True, sent_dtype=sent) for sent in ALONE}
+    beside = {sent: c.best(capture=True, sent_dtype=sent, updating=True) for sent in ALONE}
     return [
-        ("captured, fp32", captured, alone, *_over_alone(captured), ALONE_FP32),
-        ("captured, bf16", sixteen, alone, *_over_alone(sixteen), ALONE_BF16),
-        *_updating(c, alone),
-        ("launched, fp32", launched, peer, *_over(launched, torch), LAUNCHED),
-        ("captured, fp32", captured, peer, *_over(captured, torch), CAPTURED),
-    ]
+        *(_over(f"captured, {sent}", limit, AFTER, after[sent], "ms_without")
+          for sent, limit in ALONE.items()),
+        *_updating(c, beside),
+        _over("launched, fp32", LAUNCHED, PEER, c.best(), torch),
+        _over("captured, fp32", CAPTURED, PEER, after["fp32"], torch),
+    ]  # fmt: skip
 
 
-def _updating(c: Ddp, alone: str) -> list[tuple]:
-    found = [(dtype, c.best(capture=True, sent_dtype=dtype, updating=True), limit)
-             for dtype, limit in (("fp32", ALONE_FP32), ("bf16", ALONE_BF16))]  # fmt: skip
-    return [(f"captured, {dtype}, updating", row, alone, *_over_alone(row), limit)
-            for dtype, row, limit in found if row is not None]  # fmt: skip
+def _updating(c: Ddp, beside: dict[str, object]) -> Iterator[Target]:
+    for sent, row in beside.items():
+        if row is None:
+            continue
+        what, limit, alone = f"captured, {sent}, updating", ALONE[sent], c.alone_updating(row)
+        ms, together = alone or (None, True)
+        least = None if ms is None else ms / float(row.ms_without)
+        yield Target(what, limit, AFTER, row, float(row.ms) / float(row.ms_without), least)
+        ratio = None if ms is None else float(row.ms) / ms
+        yield Target(what, limit, BESIDE, row, ratio, None if ms is None else 1.0, together)
 
 
-def _over_alone(row) -> tuple[float | None, float | None, bool]:
-    return (None, None, True) if row is None else (float(row.ms) / float(row.ms_without), 1.0, True)
-
-
-def _over(row, other) -> tuple[float | None, float | None, bool]:
+def _over(what: str, limit: float, against: str, row, other) -> Target:
+    """``other`` is a row, or the column of ``row`` that it is held against."""
     if row is None or other is None:
-        return None, None, True
-    least = float(row.ms_without) / float(other.ms)
-    return float(row.ms) / float(other.ms), least, row.run == other.run
+        return Target(what, limit, against, row)
+    of_row = isinstance(other, str)
+    ms = float(getattr(row, other) if of_row else other.ms)
+    together = of_row or row.run == other.run
+    return Target(what, limit, against, row, row.ms / ms, row.ms_without / ms, together)
 
 
 def table(c: Ddp, caption: str, label: str) -> Table:
-    lines = []
-    for what, row, against, ratio, least, together, limit in ratios(c):
-        verdict = MISSING
-        if ratio is not None:
-            verdict = ("met" if ratio <= limit else "missed") + ("" if together else ", two runs")
-        lines.append([what, f"{limit:.2f}",
-                      *(MISSING if r is None else f"{r:.3f}" for r in (ratio, least)), verdict,
-                      against, MISSING if row is None else name(row)])  # fmt: skip
+    lines = [
+        [t.what, f"{t.limit:.2f}",
+         *(MISSING if r is None else f"{r:.3f}" for r in (t.ratio, t.least)), t.verdict,
+         t.against, MISSING if t.row is None else short(t.row)]
+        for t in ratios(c)
+    ]  # fmt: skip
     columns = ["ours", "at most", "ratio", "nothing sent", "", "against", "the fastest"]
     return Table(pd.DataFrame(lines, columns=columns), caption, label, keys=1)
 
 
 def sentence(c: Ddp) -> Markdown:
-    """How many are met, and what the host has to do with the launched ones."""
-    known = [(against, ratio, least, limit, what)
-             for what, _, against, ratio, least, _, limit in ratios(c) if ratio is not None]
-    found = [(ratio, limit) for _, ratio, _, limit, _ in known]
-    if not found:
+    """How many are met, and what keeps the others from it."""
+    known = [t for t in ratios(c) if t.ratio is not None]
+    if not known:
         return Markdown(c.not_yet("whether the targets are met"))
-    met = sum(ratio <= limit for ratio, limit in found)
-    text = f"{met} of the {len(found)} targets that are measured are met."
-    beyond = [f"{least:.3f} ({what}, at most {limit:.2f})"
-              for _, _, least, limit, what in known if least > limit]  # fmt: skip
+    met = [t for t in known if t.met]
+    text = f"Within their limits: {len(met)} of the {len(known)} ratios that are measured."
+    text += _like_with_like(known)
+    beyond = [f"{t.least:.3f} ({t.what}, at most {t.limit:.2f})"
+              for t in known if t.against == PEER and t.least > t.limit]  # fmt: skip
     if beyond:
         text += (
             f" Nothing that updates after backward can meet {len(beyond)} of them: our step that "
@@ -85,3 +115,18 @@ def sentence(c: Ddp) -> Markdown:
             "another host gives another ratio."
         )
     return Markdown(text)
+
+
+def _like_with_like(known: list[Target]) -> str:
+    """What a step that updates beside backward is worth against one GPU that does so too."""
+    pairs = {t.what: t for t in known if t.against == BESIDE}
+    won = [t for t in known if t.against == AFTER and t.met and t.what in pairs]
+    if not won:
+        return ""
+    told = [f"{t.ratio:.3f} ({t.what})" for t in won]
+    same = [pairs[t.what] for t in won]
+    found = [f"{t.ratio:.3f}, {'within' if t.met else 'above'} the limit" for t in same]
+    return (
+        f" With {listed(told)} an update beside the messages is set against one after backward; "
+        f"against one GPU that updates beside its backward too it is {listed(found)}."
+    )

@@ -49,7 +49,8 @@ def sentence(c: Ddp) -> Markdown:
         rows = c.strip(wrapper, mb, capture=capture, carrier=carrier)
         sent, beside = overlap_us(rows)
         if sent:
-            told.append(f"{time(beside / 1e3)} of {time(sent / 1e3)} ms where they are {words}")
+            told.append(f"{time(beside / 1e3)} of {time(sent / 1e3)} ms ({beside / sent:.0%}) "
+                        f"where they are {words}")  # fmt: skip
             if not capture:
                 waits.append(f"{idle(rows):.0%}")
     if not told:

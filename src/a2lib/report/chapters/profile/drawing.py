@@ -32,6 +32,7 @@ CATEGORIES = {
 LEAST = 1 / 700  # of the width: what is narrower is drawn with its neighbours
 POINTS = 180
 LETTER = 0.0195  # of the width of a strip that a letter takes
+STREAMS = 4  # with more, those that are never busy at once share a row
 MB = 1e6
 
 Source = str | PathLike | Sequence[dict]
@@ -41,14 +42,15 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
     """Kernels by stream against time, coloured by class, with phase, module and part above.
 
     A file is cut to the window that begins ``start_us`` after its first event; rows of the bulk
-    table ``strip`` are drawn as they are. The host's row are the launches. Raises as
+    table ``strip`` are drawn as they are. The host's row are the launches. A replayed graph gives
+    each of its branches a stream: beside the busiest one they share rows. Raises as
     ``a2lib.measure.trace.read`` and ``strip_rows``.
     """
     rows = source
     if isinstance(source, str | PathLike):
         length = None if length_us is None else round(length_us * 1000)
         rows = trace.strip_rows(trace.read(source).kernels, round(start_us * 1000), length)
-    rows = list(rows)
+    rows = _in_few_streams(list(rows))
     if not rows:
         return panels.empty()
     end = max(row["start_us"] + row["duration_us"] for row in rows)
@@ -58,7 +60,7 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
     # "attn.q_proj" is the part q_proj of the module attn, where there is room for one alone.
     rows = [row | dict(zip(("module", "_", "part"), row["part"].rpartition("."), strict=True))
             for row in rows]  # fmt: skip
-    lanes = ["part", *(["module"] if any(row["module"] for row in rows) else []), "phase"]
+    lanes = [column for column in ("part", "module", "phase") if any(row[column] for row in rows)]
     rows = [row | {"module": row["module"].partition(".")[0] or row["part"]} for row in rows]
     kinds = _present(KINDS, (row["kind"] for row in rows))
 
@@ -189,6 +191,34 @@ def _number(stream: str) -> tuple:
 
 def _stream(name: str) -> str:
     return "launches" if name == HOST else f"stream {name}"
+
+
+def _in_few_streams(rows: list[dict]) -> list[dict]:
+    """The rows, and where they have many streams all but the busiest one packed: a stream goes to
+    the first row that is idle from its first kernel to its last."""
+    spans: dict[str, list[float]] = {}
+    for row in sorted(rows, key=lambda row: row["start_us"]):
+        end = row["start_us"] + row["duration_us"]
+        if row["stream"] != HOST:
+            span = spans.setdefault(row["stream"], [row["start_us"], end])
+            span[1] = max(span[1], end)
+    if len(spans) <= STREAMS:
+        return rows
+    del spans[max(spans, key=lambda stream: _time(rows, stream))]
+    shared: list[list] = []  # when each is idle again, and its streams
+    for stream, (start, end) in spans.items():
+        free = next((one for one in shared if one[0] <= start), None)
+        if free is None:
+            shared.append([end, [stream]])
+        else:
+            free[0] = end
+            free[1].append(stream)
+    names = {stream: _named(streams) for _, streams in shared for stream in streams}
+    return [row | {"stream": names.get(row["stream"], row["stream"])} for row in rows]
+
+
+def _named(streams: list[str]) -> str:
+    return streams[0] if len(streams) == 1 else f"{streams[0]} +{len(streams) - 1}"
 
 
 def _time(rows: list[dict], stream: str) -> float:

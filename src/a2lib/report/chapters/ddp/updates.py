@@ -1,0 +1,76 @@
+"""The update of each bucket beside the messages of the others: what it gains, and what one GPU that
+sends nothing gains by the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from a2lib.report import style
+from a2lib.report.chapters.ddp.rows import UPDATING, Ddp, time
+from a2lib.report.style import listed
+from a2lib.report.tables import MISSING, Markdown, Table
+
+BUCKET_MB = 100
+WAYS = {
+    ("backend", "fp32"): "NCCL in fp32", ("copy_engines", "fp32"): "copy engines in fp32",
+    ("copy_engines", "bf16"): "copy engines in bf16",
+}  # fmt: skip
+
+
+def pairs(c: Ddp) -> Iterator[tuple[str, object, object, tuple[float, bool] | None]]:
+    """Captured: (who sends, the row that updates after backward, the one that does beside the
+    messages, one GPU that sends nothing and does beside its backward)."""
+    for (carrier, sent), words in WAYS.items():
+        where = {"capture": True, "carrier": carrier, "sent_dtype": sent}
+        after, beside = c.row("bucketed", BUCKET_MB, **where), c.row(UPDATING, BUCKET_MB, **where)
+        if after is not None and beside is not None:
+            yield words, after, beside, c.alone_updating(beside)
+
+
+def table(c: Ddp, caption: str, label: str) -> Table:
+    """A line for each who sends: both steps, what is gained, and both over one GPU's."""
+    lines = []
+    for words, after, beside, alone in pairs(c):
+        known = [MISSING] * 2
+        if alone is not None:
+            known = [time(beside.ms_without - alone[0]), f"{beside.ms / alone[0]:.3f}"]
+        lines.append([words, time(after.ms), time(beside.ms), time(after.ms - beside.ms), known[0],
+                      f"{after.ms / after.ms_without:.3f}", known[1]])  # fmt: skip
+    columns = ["sent by", "update after, ms", "beside, ms", "gained", "one GPU gains",
+               "after, over one GPU", "beside, over one GPU"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, keys=1)
+
+
+def sentence(c: Ddp) -> Markdown:
+    """How much of the gain is hidden communication."""
+    found = list(pairs(c))
+    if not found:
+        return Markdown(c.not_yet("updates beside the messages"))
+    told = [f"{time(after.ms - beside.ms)} ms ({words})" for words, after, beside, _ in found]
+    text = f"Beside the messages the update spares {listed(told)}."
+    known = [pair for pair in found if pair[3] is not None]
+    if not known:
+        return Markdown(f"{text} {c.not_yet('what it spares one GPU that sends nothing')}")
+    own = style.between([b.ms_without - alone for _, _, b, (alone, _) in known], time)
+    how = "by the shares of {ref}`benchmark-updates`"
+    if all(measured for *_, (_, measured) in known):
+        how = "measured in turns with these"
+    text += f" One GPU that sends nothing is spared {own} ms by the same, {how}."
+    kinds: dict[str, list[str]] = {"more": [], "level": [], "less": []}
+    for words, after, beside, (alone, _) in known:
+        more = after.ms - beside.ms - (beside.ms_without - alone)
+        spread = max(row.ms_p80 - row.ms_p20 for row in (after, beside))
+        kind = "level" if abs(more) <= spread else "more" if more > 0 else "less"
+        kinds[kind].append(f"{words} ({time(abs(more))} ms {'more' if more > 0 else 'less'})")
+    if kinds["more"]:
+        text += f" The rest is communication that it hides: {listed(kinds['more'])}."
+    if kinds["level"]:
+        text += (
+            f" Within a step's own spread of that are {listed(kinds['level'])}: the update runs "
+            "beside backward as it does on one GPU, and that it hides communication is not seen."
+        )
+    if kinds["less"]:
+        text += f" Below that are {listed(kinds['less'])}."
+    return Markdown(text)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from a2lib.benchmark import Config, run
-from a2lib.optim import MasterAdamW, adamw
+from a2lib.optim import MasterAdamW, updates
 
 pytestmark = pytest.mark.gpu
 SHAPES = ((2, 1025), (37, 53), (7,), (), (0, 3), (1024, 1024))
@@ -15,7 +15,7 @@ SHAPES = ((2, 1025), (37, 53), (7,), (), (0, 3), (1024, 1024))
 
 def updated(by_kernel, monkeypatch, dtype):
     """Parameters, masters and states of the same five steps, by the kernel or by operators."""
-    monkeypatch.setattr(adamw, "_by_kernel", lambda p: by_kernel)
+    monkeypatch.setattr(updates, "_by_kernel", lambda p: by_kernel)
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, device="cuda")) for shape in SHAPES]
     optimizer = MasterAdamW(params, lr=1e-2, working_dtype=dtype)

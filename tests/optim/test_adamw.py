@@ -11,7 +11,7 @@ from torch import nn
 from a2lib.benchmark.config import Config
 from a2lib.benchmark.workload import Workload
 from a2lib.model import Linear, TransformerLM, cross_entropy
-from a2lib.optim import MasterAdamW, adamw
+from a2lib.optim import MasterAdamW, updates
 
 NUMBERS = {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 # Two more than two programs' elements, fewer than a vector's, one, none; and rows that are columns.
@@ -35,11 +35,13 @@ def with_gradients(*lists, missing=()):
 def by(request, monkeypatch):
     """Whether the kernel, interpreted, updates what it can, or PyTorch's operators everything."""
     used = []
-    kernel, operators = adamw._by_triton, adamw.update
-    monkeypatch.setattr(adamw, "_by_triton", lambda *a: (used.append("kernel"), kernel(*a)))
-    monkeypatch.setattr(adamw, "update", lambda *a: (used.append("operators"), operators(*a)))
+    kernel, operators = updates._by_triton, updates.update_plain
+    monkeypatch.setattr(updates, "_by_triton", lambda *a: (used.append("kernel"), kernel(*a)))
+    monkeypatch.setattr(
+        updates, "update_plain", lambda *a: (used.append("operators"), operators(*a))
+    )
     if request.param == "operators":
-        monkeypatch.setattr(adamw, "_by_kernel", lambda p: False)
+        monkeypatch.setattr(updates, "_by_kernel", lambda p: False)
     yield request.param
     assert request.param in used
 
@@ -48,6 +50,15 @@ def close(found, wanted, steps):
     """To two roundings a step at the largest weights; a step itself is some thousand times that."""
     for x, y in zip(found, wanted, strict=True):
         assert torch.allclose(x, y, rtol=0, atol=steps * 5e-7)
+
+
+def test_a_gradient_may_have_strides_of_its_own(by):
+    ours = [nn.Parameter(torch.randn(37, 53))]
+    theirs = copy.deepcopy(ours)
+    ours[0].grad = theirs[0].grad = torch.randn(53, 37).t()
+    for optimizer in (torch.optim.AdamW(theirs, **NUMBERS), MasterAdamW(ours, **NUMBERS)):
+        optimizer.step()
+    close(ours, theirs, steps=1)
 
 
 def test_float32_parameters_go_where_torchs_go(by):
@@ -115,7 +126,7 @@ def trained(steps=6, **options):
 
 def test_16_bit_weights_train_as_autocast_does(monkeypatch):
     """The products read the same numbers: weights rounded once for all, in place of in each."""
-    monkeypatch.setattr(adamw, "_by_kernel", lambda p: False)  # see above
+    monkeypatch.setattr(updates, "_by_kernel", lambda p: False)  # see above
     losses, weights = trained(precision="bf16")
     found, masters = trained(precision="bf16_weights")
     assert found[0] == losses[0] and found[-1] < found[0]
@@ -192,9 +203,7 @@ def test_the_state_comes_back_to_the_bit():
     file.seek(0)
     state, weights = torch.load(file)
     others = [nn.Parameter(torch.zeros_like(p)) for p in weights]
-    other = MasterAdamW(
-        [{"params": others[:2]}, {"params": others[2:]}], **NUMBERS
-    )
+    other = MasterAdamW([{"params": others[:2]}, {"params": others[2:]}], **NUMBERS)
     other.load_state_dict(state)
     assert state["state"][0]["master"].dtype == torch.float32
     for p, weight in zip(others[2:], weights[2:], strict=True):

@@ -276,7 +276,9 @@ def test_targets_are_ratios_and_say_when_they_are_missed(made, empty):
     assert "more than FSDP2" not in said and "The same kernels" not in said
     slow = str(targets.sentence(made([ROWS[0], row(180)], [*memory_rows(above=2 * GB), *HELD[7:]])))
     assert "replayed take 84.0 ms: the rest of the launched step's 180 is the host" in slow
-    assert "holds 1000 MB more than FSDP2's" in slow
+    # Half of two norms a block and one, weights and two moments.
+    assert "holds 1000.00 MB more than FSDP2's; norms and their moments, which" in slow
+    assert f"are {3 * 4 * 97 * 1600 / 2 / 1e6:.2f} MB more." in slow
     c.table.loc[c.table["wrapper"] == "fsdp2", "run"] = "another"
     assert targets.table(c, "c", "t").frame.values.tolist()[2][-1] == "missed, two runs"
     nothing = targets.table(empty, "c", "t").frame.values.tolist()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from a2lib.attention.launch import launch
+from a2lib.optim.updates import update
 
 WORKING = (torch.float32, torch.bfloat16)
 MASTER, MOMENTS, NORMALISER = "master", ("exp_avg", "exp_avg_sq"), "normaliser"
@@ -204,15 +204,10 @@ class MasterAdamW(torch.optim.Optimizer):
         state, grad = self.state[p], p.grad
         if grad.is_sparse:
             raise RuntimeError("MasterAdamW does not take sparse gradients")
-        master = state.get(MASTER, p)
-        tensors = (p, grad, master, *(state[name] for name in MOMENTS), state[NORMALISER])
+        tensors = (state.get(MASTER, p), *(state[name] for name in MOMENTS), state[NORMALISER])
         rest = (1 - beta for beta in group["betas"])
         decay = group["lr"] * group["weight_decay"]
-        numbers = (group["lr"], *rest, group["eps"], decay)
-        if _by_kernel(p) and all(x.is_contiguous() for x in (master, state[MOMENTS[0]])):
-            _by_triton(tensors, numbers)
-        else:
-            update(*tensors, *numbers)
+        update(p, grad, *tensors, group["lr"], *rest, group["eps"], decay)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As of torch.optim.Optimizer, which would round masters and moments to the parameters'
@@ -243,60 +238,6 @@ class MasterAdamW(torch.optim.Optimizer):
             state[NORMALISER] = torch.tensor(sums, dtype=torch.float64, device=p.device)
             state |= {name: state[name].float() for name in MOMENTS}
         return state
-
-
-def update(
-    weight: Tensor,
-    grad: Tensor,
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    normaliser: Tensor,
-    lr: float,
-    rest1: float,
-    rest2: float,
-    eps: float,
-    decay: float,
-) -> None:
-    """One parameter's step, in place, by PyTorch's operators: the kernel's slow, obvious twin.
-
-    ``normaliser`` is of the step before, and stays. ``rest1`` and ``rest2`` are 1 less the betas,
-    ``decay`` is lr times weight decay. ``master`` may be ``weight`` itself.
-    """
-    grad = grad.float()
-    first = normaliser[0] + (1 - normaliser[0]) * rest1
-    second = normaliser[1] + (1 - normaliser[1]) * rest2
-    exp_avg.lerp_(grad, rest1)
-    exp_avg_sq.lerp_(grad * grad, rest2)
-    root = (exp_avg_sq.sqrt() / second.sqrt().float()).add_(eps)
-    master.mul_(1 - decay).sub_((lr / first).float() * exp_avg / root)
-    if master is not weight:
-        weight.copy_(master)
-
-
-def _by_kernel(p: Tensor) -> bool:
-    if not p.is_contiguous() or p.numel() == 0:
-        return False
-    try:
-        from triton import knobs
-    except ImportError:
-        return False
-    return p.is_cuda or bool(knobs.runtime.interpret)
-
-
-def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
-    from a2lib.optim.kernels import BLOCK, OPTIONS, adamw
-
-    weight, grad, master, *rest = tensors
-    grad = grad.contiguous()
-    n, has_master = weight.numel(), master is not weight
-    key = (adamw, weight.dtype, grad.dtype, has_master, weight.device, n == 1, n % 16 == 0,
-           n >= 2**31)  # fmt: skip
-    constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
-    tensors = (weight, grad, master, *rest)
-    # Triton compiles apart for a whole number, which the key does not tell.
-    numbers = (*map(float, numbers), n)
-    launch(adamw, key, -(-n // BLOCK), tensors, numbers, constants, OPTIONS)
 
 
 def _check(group: dict[str, Any]) -> None:

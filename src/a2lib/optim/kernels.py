@@ -15,7 +15,7 @@ def adamw(
     lr, rest1, rest2, eps, decay, n,
     HAS_MASTER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Elements from BLOCK * program on, of n; ``update`` in adamw.py says what it computes.
+    """Elements from BLOCK * program on, of n; ``update_plain`` in updates.py says what it computes.
 
     Without HAS_MASTER the weight is its own master.
     """

@@ -1,0 +1,84 @@
+"""AdamW's update of one parameter: by one kernel, or by PyTorch's operators."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from a2lib.attention.launch import launch
+
+
+def update(
+    weight: Tensor,
+    grad: Tensor,
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    normaliser: Tensor,
+    lr: float,
+    rest1: float,
+    rest2: float,
+    eps: float,
+    decay: float,
+) -> None:
+    """One parameter's step, in place: on a GPU, where all are contiguous, by the kernel (Triton),
+    else by ``update_plain``, its slow twin.
+
+    ``normaliser`` is of the step before, and stays. ``rest1`` and ``rest2`` are 1 less the betas,
+    ``decay`` is lr times weight decay. ``master`` may be ``weight`` itself.
+    """
+    tensors = (weight, grad, master, exp_avg, exp_avg_sq, normaliser)
+    numbers = (lr, rest1, rest2, eps, decay)
+    if _by_kernel(weight) and master.is_contiguous() and exp_avg.is_contiguous():
+        _by_triton(tensors, numbers)
+    else:
+        update_plain(*tensors, *numbers)
+
+
+def update_plain(
+    weight: Tensor,
+    grad: Tensor,
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    normaliser: Tensor,
+    lr: float,
+    rest1: float,
+    rest2: float,
+    eps: float,
+    decay: float,
+) -> None:
+    """The same by PyTorch's operators."""
+    grad = grad.float()
+    first = normaliser[0] + (1 - normaliser[0]) * rest1
+    second = normaliser[1] + (1 - normaliser[1]) * rest2
+    exp_avg.lerp_(grad, rest1)
+    exp_avg_sq.lerp_(grad * grad, rest2)
+    root = (exp_avg_sq.sqrt() / second.sqrt().float()).add_(eps)
+    master.mul_(1 - decay).sub_((lr / first).float() * exp_avg / root)
+    if master is not weight:
+        weight.copy_(master)
+
+
+def _by_kernel(p: Tensor) -> bool:
+    if not p.is_contiguous() or p.numel() == 0:
+        return False
+    try:
+        from triton import knobs
+    except ImportError:
+        return False
+    return p.is_cuda or bool(knobs.runtime.interpret)
+
+
+def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
+    from a2lib.optim.kernels import BLOCK, OPTIONS, adamw
+
+    weight, grad, master, *rest = tensors
+    grad = grad.contiguous()
+    n, has_master = weight.numel(), master is not weight
+    key = (adamw, weight.dtype, grad.dtype, has_master, weight.device, n == 1, n % 16 == 0,
+           n >= 2**31)  # fmt: skip
+    constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
+    tensors = (weight, grad, master, *rest)
+    # Triton compiles apart for a whole number, which the key does not tell.
+    numbers = (*map(float, numbers), n)
+    launch(adamw, key, -(-n // BLOCK), tensors, numbers, constants, OPTIONS)

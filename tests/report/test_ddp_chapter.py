@@ -116,7 +116,7 @@ def test_the_answer_with_rows(made):
     assert str(answer.sentence(made([*ROWS, *BESIDE]))).endswith(f"{beside}.")
     # 80.8 / 76.
     assert str(answer.sentence(made([*ROWS, *BESIDE], benchmark=ALONE))).endswith(
-        f"{beside}, 1.063 times one GPU that updates beside its backward."
+        f"{beside}, 1.063 times as long as one GPU that does so beside backward."
     )
     assert str(answer.sentence(made(ROWS[:3]))).endswith(
         "**Not measured yet on an NVIDIA H200**: the step in a CUDA graph."
@@ -284,8 +284,8 @@ def test_what_an_update_beside_the_messages_hides(made, empty):
 def test_which_wrapper_to_use_is_as_one_types_it(made, empty):
     """`ROWS` has the host at 90 of 104 ms."""
     assert str(choice.sentence(made([*ROWS, *BESIDE]))) == (
-        "**Which to use.** Captured in a CUDA graph, `BucketedDDP(module, 100, "
-        'communication="copy_engines")` with `optimizer.overlapping(ddp)` around backward: 80.8 '
+        "**Which to use**, of what is measured. Captured in a CUDA graph, `BucketedDDP(module, "
+        '100, communication="copy_engines")` with `optimizer.overlapping(ddp)` around backward: 80.8 '
         "ms; 82.0 with the update after backward, as clipping by the norm of all gradients wants "
         "it and 84.8 with gradients sent in bf16, which rounds them. Launched, "
         "`BucketedDDP(module, 100)`: 104 ms, 160 in PyTorch's DDP; as fast within their spreads: "
@@ -293,8 +293,8 @@ def test_which_wrapper_to_use_is_as_one_types_it(made, empty):
     )
     plain = [row(100, "flat", ms_host=95), row(90, "overlapped", capture=True)]
     assert str(choice.sentence(made(plain))) == (
-        "**Which to use.** Captured in a CUDA graph, `DDP(module)`: 90.0 ms. Launched, "
-        "`FlatDDP(module)`: 100 ms. The host takes 95.0 ms to issue it, so what counts is that "
+        "**Which to use**, of what is measured. Captured in a CUDA graph, `DDP(module)`: 90.0 ms. "
+        "Launched, `FlatDDP(module)`: 100 ms. The host takes 95.0 ms to issue it, so what counts is that "
         "messages are few."
     )
     assert "Not measured yet" in str(choice.sentence(empty))

@@ -160,8 +160,8 @@ def test_memory_is_held_against_the_formula(made, empty):
         f"step's peak, {ABOVE / peak:+.1%}."
     )
     lines = {line[0]: line for line in memory.table(c, "xl25", "c", "t").frame.values.tolist()}
-    assert lines["after init"][1:5] == ["4.00", "4.00", "+0.0%", "4.00"]
-    assert lines["after the first step"][1:7] == ["16.0", "16.0", "+0.0%", "4.00", "4.00", "7.99"]
+    assert lines["after init"][1:5] == ["4.00", "4.00", "0.0%", "4.00"]
+    assert lines["after the first step"][1:7] == ["16.0", "16.0", "0.0%", "4.00", "4.00", "7.99"]
     # FSDP2's peak is 1 GB above the formula's.
     top = lines["that step's peak"]
     assert [float(top[i]) for i in (1, 2, -1)] == pytest.approx(
@@ -223,10 +223,10 @@ def test_gathers_that_are_late_are_counted(made, empty):
     assert "captured, 0.500 and 0.900 ms" in str(gathers.waits(c))
     found = gathers.summary(c, "c", "t").frame.values.tolist()
     assert found == [
-        ["the xl of 2025, launched", "forward", 49, 48, "-0.30", "0.30", "0.30"],
+        ["the xl of 2025, launched", "forward", 49, 48, "−0.30", "0.30", "0.30"],
         ["the xl of 2025, launched", "backward", 47, 47, "0.80", "0.80", "0.00"],
-        ["the xl of 2025, captured", "forward", 49, 48, "-0.30", "0.30", "0.30"],
-        ["the xl of 2025, captured", "backward", 47, 45, "-0.30", "0.80", "0.60"],
+        ["the xl of 2025, captured", "forward", 49, 48, "−0.30", "0.30", "0.30"],
+        ["the xl of 2025, captured", "backward", 47, 45, "−0.30", "0.80", "0.60"],
     ]
     latest = gathers.latest(c, "xl25", True, "c", "t").frame.values.tolist()
     assert len(latest) == gathers.LATEST

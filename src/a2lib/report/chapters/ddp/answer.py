@@ -84,7 +84,8 @@ def sentence(c: Ddp) -> Markdown:
         text += f" With the update beside the messages it takes {time(beside.ms)} ms"
         alone = c.alone_updating(beside)
         if alone is not None:
-            text += f", {beside.ms / alone[0]:.3f} times one GPU that updates beside its backward"
+            ratio = beside.ms / alone[0]
+            text += f", {ratio:.3f} times as long as one GPU that does so beside backward"
         text += "."
     if not rows or best is None:
         missing = "what they add to a step" if not rows else "the step in a CUDA graph"

@@ -26,7 +26,7 @@ def sentence(c: Ddp) -> Markdown:
     text = [part for part in (_captured(c), _launched(c)) if part]
     if not text:
         return Markdown(c.not_yet("which wrapper is the fastest"))
-    return Markdown(f"**Which to use.** {' '.join(text)}")
+    return Markdown(f"**Which to use**, of what is measured. {' '.join(text)}")
 
 
 def _captured(c: Ddp) -> str:

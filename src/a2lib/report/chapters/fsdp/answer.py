@@ -48,7 +48,8 @@ def _measured(c: Fsdp, model: str) -> tuple[list[str], list[str]]:
     peak = [pair for pair in memory.pairs(c, model) if pair.off is not None][-1:]
     if peak and peak[0].name == memory.MOMENTS[-1][-1]:
         most = sum(peak[0].measured.values())
-        told.append(f"The most in a step is {gb(most)} GB, {peak[0].off:+.1%} from the formula.")
+        told.append(f"The most in a step is {gb(most)} GB, {style.signed(peak[0].off, 1)} from the "
+                    "formula.")
     else:
         missing.append("the most in a step")
     found = gathers.sentence(c, model)

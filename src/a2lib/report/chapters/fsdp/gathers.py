@@ -172,11 +172,15 @@ def summary(c: Fsdp, caption: str, label: str) -> Table:
                 if not rows:
                     continue
                 slack = [row["slack_ms"] for row in rows]
+                found = (min(slack), statistics.median(slack), waited(rows))
                 lines.append([f"{words}, {way}", pass_, len(rows), sum(map(in_time, rows)),
-                              f"{min(slack):.2f}", f"{statistics.median(slack):.2f}",
-                              f"{waited(rows):.2f}"])  # fmt: skip
+                              *map(_ms, found)])  # fmt: skip
     columns = ["step", "pass", "all-gathers", "in time", "least slack, ms", "median", "waited, ms"]
     return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2, keys=2)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
 
 
 def latest(c: Fsdp, model: str, capture: bool, caption: str, label: str) -> Table:
@@ -185,7 +189,7 @@ def latest(c: Fsdp, model: str, capture: bool, caption: str, label: str) -> Tabl
     few = sorted(rows, key=lambda row: row["slack_ms"])[:LATEST]
     names = ("gather_start_ms", "gather_end_ms", "turn_ms", "compute_start_ms", "slack_ms",
              "waited_ms")  # fmt: skip
-    lines = [[row["unit"], row["pass"], *(f"{row[name]:.2f}" for name in names)]
+    lines = [[row["unit"], row["pass"], *(_ms(row[name]) for name in names)]
              for row in rows if row in few]  # fmt: skip
     columns = ["unit", "pass", "gather starts", "ends", "unit's turn", "computes", "slack",
                "waited"]  # fmt: skip
@@ -232,5 +236,3 @@ def _lanes(ax, rows: list[dict]) -> None:
 def strip(c: Fsdp, model: str) -> Chart:
     """Kernels by stream against time, of rank 0's GPU, around the begin of backward."""
     return profile.strip(c.strip(model))
-
-

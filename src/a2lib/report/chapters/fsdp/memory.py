@@ -20,7 +20,7 @@ from a2lib.report.chapters.fsdp.rows import (
     gb,
     sizes,
 )
-from a2lib.report.style import Chart, listed
+from a2lib.report.style import Chart, listed, signed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory import fsdp as theory
 from a2lib.theory import sharding
@@ -133,9 +133,10 @@ def verdict(c: Fsdp) -> Markdown:
         if not far:
             worst = max(tested, key=lambda pair: abs(pair.off))
             told.append(f"For {words} all {len(tested)} moments are within {LIMIT:.0%} of the "
-                        f"formula; the furthest is {worst.name}, {worst.off:+.1%}.")  # fmt: skip
+                        f"formula; the furthest is {worst.name}, "
+                        f"{signed(worst.off, 1)}.")  # fmt: skip
             continue
-        parts = [f"{pair.name} {pair.off:+.1%} ({_difference(pair)})" for pair in far]
+        parts = [f"{pair.name} {signed(pair.off, 1)} ({_difference(pair)})" for pair in far]
         told.append(f"For {words} {len(far)} of {len(tested)} moments are further than {LIMIT:.0%} "
                     f"from the formula: {listed(parts)}.")  # fmt: skip
     return Markdown(" ".join(told) or c.not_yet("what a rank holds, beside the formula"))
@@ -155,7 +156,7 @@ def table(c: Fsdp, model: str, caption: str, label: str) -> Table:
         peer = c.at(moment, step, PEER, model)
         lines.append([
             pair.name, _total(pair.formula), _total(pair.measured),
-            MISSING if pair.off is None else f"{pair.off:+.1%}",
+            MISSING if pair.off is None else signed(pair.off, 1),
             *(MISSING if pair.measured is None else gb(pair.measured[part]) for part in PARTS),
             MISSING if peer is None or math.isnan(total(peer)) else gb(total(peer)),
         ])  # fmt: skip

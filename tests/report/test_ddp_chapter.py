@@ -285,17 +285,17 @@ def test_which_wrapper_to_use_is_as_one_types_it(made, empty):
     """`ROWS` has the host at 90 of 104 ms."""
     assert str(choice.sentence(made([*ROWS, *BESIDE]))) == (
         "**Which to use**, of what is measured. Captured in a CUDA graph, `BucketedDDP(module, "
-        '100, communication="copy_engines")` with `optimizer.overlapping(ddp)` around backward: 80.8 '
-        "ms; 82.0 with the update after backward, as clipping by the norm of all gradients wants "
-        "it and 84.8 with gradients sent in bf16, which rounds them. Launched, "
+        '100, communication="copy_engines")` with `optimizer.overlapping(ddp)` around backward: '
+        "80.8 ms; 82.0 with the update after backward, as clipping by the norm of all gradients "
+        "wants it and 84.8 with gradients sent in bf16, which rounds them. Launched, "
         "`BucketedDDP(module, 100)`: 104 ms, 160 in PyTorch's DDP; as fast within their spreads: "
         "during backward, buckets of 10 MB."
     )
     plain = [row(100, "flat", ms_host=95), row(90, "overlapped", capture=True)]
     assert str(choice.sentence(made(plain))) == (
         "**Which to use**, of what is measured. Captured in a CUDA graph, `DDP(module)`: 90.0 ms. "
-        "Launched, `FlatDDP(module)`: 100 ms. The host takes 95.0 ms to issue it, so what counts is that "
-        "messages are few."
+        "Launched, `FlatDDP(module)`: 100 ms. The host takes 95.0 ms to issue it, so what counts "
+        "is that messages are few."
     )
     assert "Not measured yet" in str(choice.sentence(empty))
     low = row(85, bucket_mb=100, capture=True, **ENGINES, **LOW)

@@ -41,6 +41,11 @@ def sentence(c: Ddp, model: str = MAIN) -> Markdown:
     if after is not None:
         cost = (after.ms_host - few.ms_host) / (messages(after) - messages(few))
         text += f"; sent after backward, {time(cost)} ms"
+        if cost < min(each):
+            text += (
+                ". What it costs more in backward (a hook on autograd's thread, a stream of its "
+                "own, a work object to wait for) is not measured apart"
+            )
     text += "."
     late = [row for row in during if row.ms_host >= HOST * row.ms]
     if late:

@@ -330,7 +330,8 @@ def test_what_a_message_costs_the_host(made, empty):
         "Launched, the host takes 134 ms to issue the step of 435 messages during backward and "
         "91.0 ms for that of 8, so that a message costs it 0.100 ms; sent after backward, 0.0200 "
         "ms. What it costs more in backward (a hook on autograd's thread, a stream of its own, a "
-        "work object to wait for) is not measured apart. In 2 of 3 ways the host takes at least 90% of the step"
+        "work object to wait for) is not measured apart. In 2 of 3 ways the host takes at "
+        "least 90% of the step"
     )
     said = str(answer.sentence(made([row(130, "naive"), slow])))
     assert "more than they hide: it takes 134 ms to issue that step, and 90.0 ms where" in said

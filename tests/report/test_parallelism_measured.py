@@ -172,8 +172,8 @@ def test_gloo_on_the_first_screen(made):
     # Half of 6 and 3 of 12 ms, then 4.5 of 6 and 0 of 6.
     assert said.endswith(
         " With gloo, between 2 processes on the CPU, the formula says 1,000 and found are 1,000 "
-        "and 794, and of the shorter of both 38% runs beside the longer under data parallelism and 38% "
-        "under FSDP, where NCCL's is 38% and 38% (backward, in the middle of the batches)."
+        "and 794, and of the shorter of both 38% runs beside the longer under data parallelism and "
+        "38% under FSDP, where NCCL's is 38% and 38% (backward, in the middle of the batches)."
     )
     slow = [{**one, "ms_p80": one["ms"] + 5, "ms": one["ms"] + 5} for one in gloo]
     said = str(answer.sentence(made([*BY_BATCH, *slow])))

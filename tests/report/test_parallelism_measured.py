@@ -339,6 +339,15 @@ def test_how_much_runs_at_once_in_words(made):
     assert said.endswith(
         "gloo's processes ran on A processor, 2 cores, each with its share for threads."
     )
+    assert "one after the other" not in said
+    # 2 messages of 6 MB, of 20 us and 30 us each, and 12 ms here.
+    sums = [{**one, "backend": "gloo", **on} for one in sent()]
+    said = str(why.told(made(gloo, collectives=sums), "gloo"))
+    assert (
+        "To W's 2 messages of 6.00 MB the line fitted to [all-reduces by themselves]"
+        "(collectives.md), of other runs on A processor, 2 cores, gives 0.100 ms one after the "
+        "other; here, all started at once, they took 12.0 ms."
+    ) in said
     # 20 and 38 ms are 2 more than one after the other.
     slow = [{**one, "ms_p80": one["ms"] + 5, "ms": one["ms"] + 5} for one in gloo[2:4]]
     said = str(why.told(made(slow), "gloo"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from a2lib.report.chapters.collectives import line
 from a2lib.report.chapters.collectives.answer import SWITCHES
 from a2lib.report.chapters.parallelism_measured.rows import (
     NAMES,
@@ -11,7 +12,8 @@ from a2lib.report.chapters.parallelism_measured.rows import (
     Machine,
     stack_rows,
 )
-from a2lib.report.style import listed
+from a2lib.report.metrics import pick
+from a2lib.report.style import digits, listed
 from a2lib.report.tables import Markdown
 
 LITTLE = 0.25  # of the shorter of products and messages: less than this counts as not hidden
@@ -81,6 +83,24 @@ def conditions(p: Beside, backend: str) -> str:
     if backend == "gloo":
         return f"gloo's processes ran on {' and '.join(known)}, each with its share for threads."
     return f"NCCL had {listed([SWITCHES.get(s, s) for s in known])}."
+
+
+def by_themselves(p: Beside, m: Machine) -> str:
+    """What the line of gloo's own all-reduces gives the messages that W is of; "" without one."""
+    found = line.fitted(p.collectives, f"{m.backend} {m.world_size}")
+    rows = p.of(m, scheme="dp", phase="backward", d_ff=m.layer.d_ff)
+    took = rows["ms_communication"].astype(float).median()
+    if m.backend != "gloo" or found is None or pd.isna(took):
+        return ""
+    sums = pick(p.collectives.table, backend=m.backend)
+    known = sorted({x for x in sums["conditions"] if x})
+    on = f" on {listed(known)}" if known else ""
+    said = 1e3 * m.layers * found.time_s(m.layer.weight_bytes)
+    return (
+        f"To W's {m.layers} messages of {digits(m.layer.weight_bytes / 1e6)} MB the line fitted to "
+        f"[all-reduces by themselves](collectives.md), of other runs{on}, gives {digits(said)} ms "
+        f"one after the other; here, all started at once, they took {digits(took)} ms."
+    )
 
 
 def runs(p: Beside) -> Markdown:

@@ -64,7 +64,8 @@ def told(p: Beside, backend: str) -> Markdown:
     found = []
     for m in p.machines:
         if m.backend == backend and len(sending(p, m)):
-            said = filter(None, (products(p, m), overlap.said(p, m), _near(p, m)))
+            said = (products(p, m), overlap.by_themselves(p, m), overlap.said(p, m), _near(p, m))
+            said = filter(None, said)
             found.append(f"- {m.label}. {' '.join(said)}")
     ran_on = overlap.conditions(p, backend) if found else ""
     return Markdown("\n".join([*found, *(["", ran_on] if ran_on else [])]))

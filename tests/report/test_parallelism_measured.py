@@ -340,12 +340,12 @@ def test_how_much_runs_at_once_in_words(made):
         "gloo's processes ran on A processor, 2 cores, each with its share for threads."
     )
     assert "one after the other" not in said
-    # 2 messages of 6 MB, of 20 us and 30 us each, and 12 ms here.
+    # 2 messages of 6 MB, of 40 us and 60 us each from rest, and 12 ms here.
     sums = [{**one, "backend": "gloo", **on} for one in sent()]
     said = str(why.told(made(gloo, collectives=sums), "gloo"))
     assert (
         "To W's 2 messages of 6.00 MB the line fitted to [all-reduces by themselves]"
-        "(collectives.md), of other runs on A processor, 2 cores, gives 0.100 ms one after the "
+        "(collectives.md), of other runs on A processor, 2 cores, gives 0.200 ms one after the "
         "other; here, all started at once, they took 12.0 ms."
     ) in said
     # 20 and 38 ms are 2 more than one after the other.
@@ -402,6 +402,19 @@ def test_the_planners_messages_take_what_the_fitted_line_says(made, n):
     """Planned with the fit, the links are busy for exactly the line's time of each message."""
     device = links.device(made(BY_BATCH, collectives=sent(n)), n)
     assert device.latency == pytest.approx(20e-6)
+    agrees(device, LINE, n)
+
+
+def test_the_planner_agrees_with_the_line_through_this_checkouts_rows():
+    p = Beside()
+    line, rows_ = links.fitted(p), p.collectives.sums
+    fitted = rows_[(rows_["ranks"] == "nccl 2") & rows_[links.COLUMN].notna()]
+    assert len(fitted) > 10  # of all sizes
+    agrees(links.device(p), line, 2)
+
+
+def agrees(device, line, n):
+    """The links are busy for the time that ``line`` gives each message, in every layout."""
     shape = SIZES["small"]
     job = Job(shape, device, n, n, 512)
 
@@ -411,16 +424,16 @@ def test_the_planners_messages_take_what_the_fitted_line_says(made, n):
     # Two sums a block in either pass, the embedding's and the head's: an all-reduce of bf16 each.
     size = 2 * n * 512 * shape.d_model
     sums = 4 * shape.num_layers + 2
-    assert busy(Layout(tensor=n)) == pytest.approx(sums * LINE.time_s(size), rel=1e-6)
+    assert busy(Layout(tensor=n)) == pytest.approx(sums * line.time_s(size), rel=1e-6)
     # The gradients, a message for each block and either table.
     weights = 2 * evaluate(job, Layout(data=n, sharding="none")).memory["parameters"] / 4
     messages = shape.num_layers + 2
-    one = messages * LINE.overhead_s + weights / LINE.bandwidth
+    one = messages * line.overhead_s + weights / line.bandwidth
     assert busy(Layout(data=n, sharding="none")) == pytest.approx(one, rel=1e-6)
     # Gather and scatter are half an all-reduce each, and a message each.
-    both = 2 * messages * LINE.overhead_s + weights / LINE.bandwidth
+    both = 2 * messages * line.overhead_s + weights / line.bandwidth
     assert busy(Layout(data=n, sharding="zero1")) == pytest.approx(both, rel=1e-6)
-    three = 3 * messages * LINE.overhead_s + 1.5 * weights / LINE.bandwidth
+    three = 3 * messages * line.overhead_s + 1.5 * weights / line.bandwidth
     assert busy(Layout(data=n, sharding="fsdp")) == pytest.approx(three, rel=1e-6)
 
 

@@ -159,10 +159,10 @@ def test_the_answer_with_rows(made):
     ) in said
     # 0 five times, 0.1, 0.125, 0.143 three times, 0.167, 0.2, of which ten send; FSDP's backward at
     # 2,000 tokens has messages of half the time, which would make it 27 ms.
-    assert said.endswith(
-        " What binds is the predicted one in 10 of 10 passes that send. Their times are +10% off "
-        "the prediction on average: 0% as products alone are slower than C says, −1% as messages "
-        "are than W says, +11% as both run at once."
+    assert said.startswith(
+        "**The answer.** What binds is the predicted one in 10 of 10 passes that send; their times "
+        "are +10% off the prediction on average: 0% as products alone are slower than C says, −1% "
+        "as messages are than W says, +11% as both run at once. By its maker's figures, C = 989 "
     )
 
 
@@ -171,7 +171,7 @@ def test_gloo_on_the_first_screen(made):
     said = str(answer.sentence(made([*BY_BATCH, *gloo])))
     # Half of 6 and 3 of 12 ms, then 4.5 of 6 and 0 of 6.
     assert said.endswith(
-        " With gloo, between 2 processes on the CPU, the formula says 1,000 and found are 1,000 "
+        "\n\nWith gloo, between 2 processes on the CPU, the formula says 1,000 and found are 1,000 "
         "and 794, and of the shorter of both 38% runs beside the longer under data parallelism and "
         "38% under FSDP, where NCCL's is 38% and 38% (backward, in the middle of the batches)."
     )

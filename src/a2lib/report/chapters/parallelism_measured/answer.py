@@ -37,15 +37,16 @@ def sentence(p: Beside) -> Markdown:
     near the formulas are."""
     layer = p.maker(N).layer
     text = (
-        f"**The answer.** By its maker's figures, C = {layer.flops / 1e12:.0f} TFLOP/s and W = "
+        f"By its maker's figures, C = {layer.flops / 1e12:.0f} TFLOP/s and W = "
         f"{layer.bandwidth / 1e9:.0f} GB/s, communication of data parallelism and FSDP hides on "
         f"{N} {p.short} from a batch of {_at(parallelism.least_tokens(layer, N, 1))} tokens on."
     )
     found = machine(p, *MAIN)
     if found is None:
-        return Markdown(f"{text} {p.not_yet('C, W, and what the schemes take')}")
-    said = [f"{text} Measured, {_told(p, found)}", reason(p.of(found)), _on_the_cpu(p, found)]
-    return Markdown(" ".join(filter(None, said)))
+        return Markdown(f"**The answer.** {text} {p.not_yet('C, W, and what the schemes take')}")
+    said = ("**The answer.**", reason(p.of(found)), text, f"Measured, {_told(p, found)}")
+    said = [" ".join(filter(None, said)), _on_the_cpu(p, found)]
+    return Markdown("\n\n".join(filter(None, said)))
 
 
 def _told(p: Beside, m: Machine) -> str:
@@ -107,7 +108,7 @@ def reason(rows: pd.DataFrame) -> str:
     right = int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
     off, products, messages, at_once = map(signed, sent[["off", *SLOWER]].mean())
     return (
-        f"What binds is the predicted one in {right} of {len(sent)} passes that send. Their times "
+        f"What binds is the predicted one in {right} of {len(sent)} passes that send; their times "
         f"are {off} off the prediction on average: {products} as products alone are slower than C "
         f"says, {messages} as messages are than W says, {at_once} as both run at once."
     )

@@ -363,7 +363,8 @@ def test_the_figures_hold_the_points_and_the_formula(made, empty):
     together, products, messages, formula, threshold = first.lines
     assert list(together.get_xdata()) == [500, 2000] and list(together.get_ydata()) == [15, 33]
     assert list(products.get_ydata()) == [6, 24] and list(messages.get_ydata()) == [12, 12]
-    assert list(formula.get_ydata()) == pytest.approx([12, 24])
+    assert list(formula.get_xdata()) == pytest.approx([500, 1000, 2000])
+    assert list(formula.get_ydata()) == pytest.approx([12, 12, 24])
     assert threshold.get_xdata()[0] == pytest.approx(1000)
     # Of the width no threshold is drawn along the batch.
     more = [row("tp", "backward", 2000, 28, 24, 8)]

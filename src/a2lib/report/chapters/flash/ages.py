@@ -87,7 +87,9 @@ def host(flash: Flash) -> str:
     later = "" if sweep == board else f", measured at commit {listed(_quoted(board))}"
     told = [f"{HOST[pass_]} {style.digits(ours)} and {style.digits(cudnn)} ms"
             for pass_, (ours, cudnn) in times.items()]  # fmt: skip
-    text = f"At the leaderboard's shape{later}, the host needs for ours and for cuDNN {listed(told)}"
+    text = (
+        f"At the leaderboard's shape{later}, the host needs for ours and for cuDNN {listed(told)}"
+    )
     if later:
         text += _since(flash, times)
     return f"{text}."

@@ -128,7 +128,7 @@ def test_the_table_has_the_count_the_measured_and_reasons(made, monkeypatch):
     assert found["2,048", "train-step"] == ["185", "oom", "·", "·", "·"]
     assert found["2,048", "forward"][1:] == ["·"] * 4
     assert ("2,048", "train-step, ours") in lines(peaks.detail(m, "bf16", "c", "t"), 2)
-    assert "{dropdown} c" in str(peaks.folded_detail(m, "fp32", "c", "tab-c"))
+    assert "{dropdown} 2.7B in fp32: tensors" in str(peaks.folded_detail(m, "fp32", "c", "tab-c"))
     table = peaks.table(m, "c", "tab-c")
     assert list(table.frame.columns)[2:] == ["forward", "forward, kept", "train-step",
                                              "train-step, ours"]  # fmt: skip

@@ -12,7 +12,6 @@ from a2lib.report.chapters.checkpointing.rows import (
     Checkpointing,
     block,
     gb,
-    ms_predicted,
     predicted,
     runs,
     words,
@@ -43,21 +42,19 @@ def waiting(strategy: str, layers: int) -> int:
 
 def table(c: Checkpointing, caption: str, name: str) -> Table:
     """By the number of blocks and strategy: inputs that wait, runs of a block, the peak beyond what
-    is held and the time, predicted and measured."""
+    is held, predicted and measured, and the time."""
     lines = []
     for layers in DEPTHS:
         for strategy in strategies(layers):
             row = c.timed(strategy, "kept", NARROW, layers)
             peak, ms = (row.peak_bytes, row.ms) if row is not None else (None, None)
-            expected = ms_predicted(c, strategy, "kept", NARROW, layers)
             lines.append([
                 layers, words(strategy), waiting(strategy, layers),
                 style.digits(runs(strategy, layers)),
-                gb(predicted(strategy, "kept", NARROW, layers).peak), gb(peak),
-                time(expected), time(ms),
+                gb(predicted(strategy, "kept", NARROW, layers).peak), gb(peak), time(ms),
             ])  # fmt: skip
     columns = ["blocks", "checkpoint around", "inputs", "runs", "GB predicted", "measured",
-               "ms predicted", "measured "]  # fmt: skip
+               "ms measured"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
 

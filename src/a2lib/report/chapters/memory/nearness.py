@@ -6,7 +6,15 @@ import pandas as pd
 
 from a2lib.report import style
 from a2lib.report.chapters.benchmark.rows import TITLES
-from a2lib.report.chapters.memory.rows import SHOWN, Memory, blocks, counted, gb, step
+from a2lib.report.chapters.memory.rows import (
+    MODEL,
+    SHOWN,
+    Memory,
+    blocks,
+    counted,
+    gb,
+    step,
+)
 from a2lib.report.tables import Markdown
 from a2lib.theory.allocator import Allocator
 from a2lib.theory.devices import DEVICES
@@ -108,11 +116,11 @@ def levels(m: Memory) -> Markdown:
     tensors, taken = counted(one).total, blocks(one)
     rest, idle = taken.allocated - tensors, taken.reserved - taken.allocated
     text = (
-        f"Of the train-step at {SHOWN} tokens in fp32 tensors are {gb(tensors)} GB at the peak and "
-        f"their blocks {gb(taken.allocated)} GB: {rest / 2**20:.0f} MiB more, of which cuBLAS's "
-        f"two workspaces are {2 * WORKSPACE // 2**20}. The rest are ends of blocks: the allocator "
-        "takes memory from the device in steps of 2 MiB, and of a block it splits off what is "
-        "larger than 1 MiB, so that a matrix of "
+        f"In the train-step of {MODEL} at {SHOWN} tokens in fp32 tensors are {gb(tensors)} GB at "
+        f"the peak and blocks {gb(taken.allocated)} GB: {rest / 2**20:.0f} MiB more, of which "
+        f"cuBLAS's two workspaces are {2 * WORKSPACE // 2**20}. The rest are ends of blocks: "
+        "the allocator takes memory from the device in steps of 2 MiB, and of a block it splits "
+        "off what is larger than 1 MiB, so that a matrix of "
         f"{one.size('DD') / 2**20:.0f} MiB holds {_held(one.size('DD'))} MiB for good. From the "
         f"device it has {gb(taken.reserved)} GB by the count, {gb(idle)} GB of which lie in blocks "
         "that were free at that moment."

@@ -92,7 +92,8 @@ def detail(m: Memory, precision: str, caption: str, name: str) -> Table:
 
 
 def folded_detail(m: Memory, precision: str, caption: str, name: str) -> Markdown:
-    return Markdown(folded(detail(m, precision, caption, name), longest=0))
+    title = f"{MODEL} in {precision}: tensors, their blocks, and memory reserved"
+    return Markdown(folded(detail(m, precision, caption, name), title, longest=0))
 
 
 def _measured(row, one: StepMemory) -> list[str]:

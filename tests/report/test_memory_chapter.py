@@ -155,8 +155,8 @@ def test_what_did_not_fit_is_in_order_and_says_what_the_count_says(made):
     why = "in the first step, backward"
     head, _, *rest = str(peaks.not_fitting(made(memory=rows))).splitlines()
     assert head == (
-        "What ran out of memory of the 150 GB that the driver gives (its maker states 141), and "
-        "where:"
+        "What ran out of memory of the 150 GB that the driver gives (the GPU's maker states 141), "
+        "and where:"
     )
     assert rest == [
         f"- small, {what} 512 tokens (counted {sizes[0]:.2f} GB, which would fit): {why}",

@@ -230,7 +230,8 @@ def test_the_tensors_are_those_that_an_h200_counted():
             row["precision"], row["attention"], first=number == 0,
         )  # fmt: skip
         assert asked(one) == int(row["tensor_bytes"]), row
-        if number and row["precision"] == "bf16" and "allocated_bytes" in row:
+        placed = row["model"] in ("small", "2.7B") and "allocated_bytes" in row
+        if number and row["precision"] == "bf16" and placed:
             blocks = replay(one).allocated
             few = 8 * 2**20  # of a small model more than a thousandth
             assert blocks == pytest.approx(int(row["allocated_bytes"]), rel=1e-3, abs=few), row

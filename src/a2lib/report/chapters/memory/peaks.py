@@ -135,7 +135,7 @@ def not_fitting(m: Memory) -> Markdown:
         groups.setdefault((row.model, *_how(one), where), []).append(size)
     of = ""
     if len(given):
-        stated = f"its maker states {m.capacity() / 1e9:.0f}"
+        stated = f"the GPU's maker states {m.capacity() / 1e9:.0f}"
         of = f" of the {gb(room)} GB that the driver gives ({stated})"
     lines = [f"What ran out of memory{of}, and where:", ""]
     lines += [f"- {TITLES[model]}, {mode}, {how}: {style.listed(sizes)}: {why}"

@@ -17,11 +17,11 @@ from a2lib.theory.checkpointing import (
     best_segment,
     cost,
     plan,
-    recomputed_flops,
     selective_kept,
     selective_peak,
     textbook_segment,
 )
+from a2lib.theory.strategy_time import repeated_work
 from a2lib.theory.transformer import Shape, block_gradient_bytes
 
 # Input 1, saved 10, at most 25 while it goes backward, gradients 3.
@@ -101,8 +101,6 @@ def test_bytes_and_parts_that_cannot_be():
             BlockBytes(*sizes)
     with pytest.raises(ValueError, match="allowed are block and tuples"):
         cost(plan("half", 2), UNIT)
-    with pytest.raises(ValueError, match="allowed (are|as ops are) linear, products, attention"):
-        recomputed_flops("selective:softmax", SHAPE, 1, 1)
     with pytest.raises(ValueError, match="allowed are linear, products, attention"):
         selective_kept("softmax", SHAPE, 1, 1)
 
@@ -213,5 +211,5 @@ def test_recomputed_operations_are_those_of_the_model(name):
             strategy(one, SHAPE.num_layers)(blocks(SHAPE.num_layers), x).sum().backward()
         counts[one] = counter.get_total_flops()
     again = counts[name] - counts["none"]
-    assert again == recomputed_flops(name, SHAPE, BATCH, CONTEXT)
+    assert again == repeated_work(name, SHAPE, BATCH, CONTEXT).operations
     assert (again > 0) == (name not in ("none", "selective:products"))

@@ -13,12 +13,12 @@ import pytest
 from a2lib.paths import ROOT
 from a2lib.theory import __main__ as command
 from a2lib.theory import layouts, planner, schedules
-from a2lib.theory.checkpointing import recomputed_flops
 from a2lib.theory.devices import DEVICES, Device, named_device
 from a2lib.theory.layouts import AXES, SHARDINGS, STRATEGIES, Job, Layout, evaluate
 from a2lib.theory.saved import block_saved, block_saved_bytes
 from a2lib.theory.schedules import Task
 from a2lib.theory.strategy_memory import strategy_memory
+from a2lib.theory.strategy_time import repeated_work
 from a2lib.theory.transformer import SIZES, Shape, forward_flops_by_part, state_bytes, step_flops
 
 # Round numbers: 1,000 operations, 10 bytes to a device of the node (of two), 1 byte to others.
@@ -144,9 +144,7 @@ def test_operations_are_the_steps_and_what_flash_and_checkpoints_compute_again(s
     attention = forward_flops_by_part(shape, 2, 64, causal=True)["attention"]
     assert none == pytest.approx(step_flops(shape, 2, 64, causal=True) + attention / 2)
     block = evaluate(one, Layout(checkpointing="block")).busy["computation"] * FREE.flops
-    # checkpointing.py counts all scores, of which causal attention computes half
-    again = recomputed_flops("block", shape, 2, 64) - attention
-    assert block - none == pytest.approx(again)
+    assert block - none == pytest.approx(repeated_work("block", shape, 2, 64, "flash").flops)
 
 
 @pytest.mark.parametrize("stages, m", [(2, 1), (3, 4), (4, 8), (6, 2)])

@@ -47,8 +47,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from a2lib.theory.attention import attention_flops
-from a2lib.theory.products import check_sizes, matmul_flops
+from a2lib.theory.products import check_sizes
 from a2lib.theory.transformer import Shape
 
 BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
@@ -218,39 +217,6 @@ def best_segment(num_layers: int, block: BlockBytes, *, fresh_gradients: bool = 
 def textbook_segment(num_layers: int, block: BlockBytes) -> float:
     """``sqrt(N I / A)``, where the derivative of (1) by k is zero."""
     return (num_layers * block.input / block.saved) ** 0.5
-
-
-def recomputed_flops(
-    strategy: str, shape: Shape, batch: int, context: int, attention: str = "eager"
-) -> int:
-    """Operations of the matrix products that backward repeats under a strategy, of all blocks.
-
-    Eager ``attention`` computes every score, any other (``flash``) the half that its mask leaves;
-    conventions and errors as ``a2lib.theory.transformer.forward_flops``. ``half`` ends before the
-    last product of either half; ``selective`` takes what ``a2lib.model.checkpointing`` says.
-    """
-    tokens, D, F = batch * context, shape.d_model, shape.d_ff
-    check_sizes(batch=batch, context=context)
-    eager = attention == "eager"
-    square, wide = matmul_flops(tokens, D, D), matmul_flops(tokens, F, D)
-    scores = attention_flops(batch, shape.num_heads, context, context, shape.head_dim, not eager,
-                             "forward")  # fmt: skip
-    whole = 4 * square + 3 * wide + scores
-    name, _, ops = strategy.partition(":") if isinstance(strategy, str) else ("", "", "")
-    if name == "selective":
-        # What is not kept; w2, the last product, is never repeated.
-        repeated = {
-            "linear": scores,
-            "products": 0 if eager else scores,
-            "attention": whole - wide - (0 if eager else scores),
-        }
-        if ops not in repeated:
-            raise ValueError(f"strategy {strategy!r}: allowed as ops are {', '.join(repeated)}")
-        return shape.num_layers * repeated[ops]
-    if name == "half":
-        return shape.num_layers * (whole - square - wide)
-    found = cost(plan(strategy, shape.num_layers), BlockBytes(1, 1, 1))
-    return int(found.runs) * whole - int(found.cut) * wide
 
 
 def selective_kept(

@@ -25,19 +25,27 @@ LAST = "w2"  # which no gradient needs, and the sum behind it
 
 @dataclass(frozen=True)
 class Work:
-    """Operations of products, and bytes of all else."""
+    """Operations of products, bytes of all else, and operations of eager attention's two products,
+    which take the time of their bytes and have those in ``bytes``."""
 
     flops: int = 0
     bytes: int = 0
+    score_flops: int = 0
+
+    @property
+    def operations(self) -> int:
+        """Of every product."""
+        return self.flops + self.score_flops
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.flops + other.flops, self.bytes + other.bytes)
+        return Work(self.flops + other.flops, self.bytes + other.bytes,
+                    self.score_flops + other.score_flops)  # fmt: skip
 
     def __sub__(self, other: Work) -> Work:
         return self + -1 * other
 
     def __rmul__(self, times: int) -> Work:
-        return Work(times * self.flops, times * self.bytes)
+        return Work(times * self.flops, times * self.bytes, times * self.score_flops)
 
 
 def forward_work(
@@ -60,6 +68,7 @@ def repeated_work(
 ) -> Work:
     """Of what backward repeats under a strategy of ``a2lib.model.checkpointing``, of all blocks.
 
+    Eager ``attention`` computes every score, any other (``flash``) the half that its mask leaves.
     ``half`` ends before the last product of either half, any other checkpoint around blocks before
     that of the FFN. Raises ValueError as ``plan`` and ``eager_step``, and for other ops.
     """
@@ -121,7 +130,8 @@ def _of(kernel: Kernel, attention: str) -> Work:
         return Work(kernel.count * kernel.flops, 0)
     if kernel.part == "attention" and attention != EAGER:
         return Work()
-    return Work(0, kernel.count * (kernel.read + kernel.written))
+    moved = kernel.count * (kernel.read + kernel.written)
+    return Work(0, moved, kernel.count * kernel.flops)
 
 
 def _tiled(shape: Shape, batch: int, context: int, attention: str) -> Work:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.tables import EMPTY, table
-from a2lib.experiments.memory.configurations import Case
+from a2lib.experiments.memory.configurations import STEPS, Case
 from a2lib.measure.snapshot import CATEGORIES
 from a2lib.theory.saved import block_saved_bytes
 from a2lib.theory.step_memory import asked, peak
@@ -21,21 +21,24 @@ def case(row: Row) -> Case:
 
 
 def peaks(rows: Sequence[Row], device: str) -> str:
-    """A line for each step: GB of tensors at the peak beside what is counted, of blocks, reserved,
-    and by the driver, and the phase of the peak; or why there is none."""
-    body = []
+    """A line for each configuration: GB of tensors at the peak of either step beside what is
+    counted; of the last one the phase of the peak, and GB of blocks, reserved, and by the driver;
+    or why there is none."""
+    body: dict[str, list[str]] = {}
     for row in rows:
         if row["phase"] != "step":
             continue
         one, step = case(row), int(row["step_number"])
         counted = peak(one.counted(step))
         whole = asked(one.counted(step)) if device == "cuda" else counted.total
-        taken = [_gb(row[column]) for column in ("reserved_bytes", "driver_bytes")]
-        body.append([str(one), step, _gb(row["tensor_bytes"]), _gb(whole), counted.phase,
-                     _gb(row["allocated_bytes"]), *taken,
-                     row["note"].partition(". ")[0]])  # fmt: skip
-    heads = ["GB", "step", "tensors", "counted", "in", "blocks", "reserved", "driver"]
-    return table(body, [*heads, ""])
+        cells = body.setdefault(str(one), ["-"] * 9)
+        cells[2 * step : 2 * step + 2] = _gb(row["tensor_bytes"]), _gb(whole)
+        if step == STEPS[-1]:
+            taken = ("allocated_bytes", "reserved_bytes", "driver_bytes")
+            cells[4:8] = counted.phase, *(_gb(row[column]) for column in taken)
+        cells[8] = row["note"].partition(". ")[0]
+    heads = ["GB", "tensors, step 0", "counted", "step 1", "counted", "in", "blocks", "reserved"]
+    return table([[name, *cells] for name, cells in body.items()], [*heads, "driver", ""])
 
 
 def recordings(rows: Sequence[Row], device: str) -> str:
@@ -74,7 +77,7 @@ def figure(rows: Sequence[Row]):
     ax.stackplot(times, [[row[c] / 1e9 for row in rows] for c in CATEGORIES], labels=CATEGORIES,
                  step="post")  # fmt: skip
     ax.set(xlabel="host time (ms)", ylabel="GB")
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="lower center")
     return drawn
 
 

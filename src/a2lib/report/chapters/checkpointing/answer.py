@@ -6,6 +6,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from a2lib.report import panels, style
+from a2lib.report.chapters.checkpointing import least
 from a2lib.report.chapters.checkpointing.rows import (
     BATCH,
     CONTEXT,
@@ -76,10 +77,10 @@ def _best(c: Checkpointing) -> str:
     tried = [row for row in every if row is not None]
     whole = len(tried) == len(every)
     which = "all single-level segments" if whole else f"the {len(tried)} tried so far"
-    least = min((row for row in tried if row.status == "ok"), key=lambda row: row.peak_bytes)
-    verdict = "as predicted" if least.strategy == best("fresh") else "not as predicted"
-    return (f"{text} Measured: {listed(told)}; the least of {which} is "
-            f"{words(least.strategy)}, {verdict}.")  # fmt: skip
+    first = min((row for row in tried if row.status == "ok"), key=lambda row: row.peak_bytes)
+    verdict = "as predicted" if first.strategy == best("fresh") else "not as predicted"
+    return (f"{text} Measured, with products in TF32: {listed(told)}; the least of {which} is "
+            f"{words(first.strategy)}, {verdict}.")  # fmt: skip
 
 
 def _least(c: Checkpointing) -> str:
@@ -87,8 +88,8 @@ def _least(c: Checkpointing) -> str:
     text = (
         f"(a) To keep the first input alone takes the least: one input, whatever the depth, for "
         f"{style.digits(again('chain', NARROW))} forwards more at {LAYERS} blocks, a number that "
-        "grows with them; halves of halves keep their logarithm for "
-        f"{style.digits(again('recursive'))}. "
+        "grows with them; halves of halves keep inputs by the logarithm of the depth, for "
+        f"{style.digits(again('recursive'))} forwards more. "
         "But that gains only where gradients have their memory before the backward. Where the "
         f"backward makes them, each block that is done leaves {gb(b.gradients)} GB of them, more "
         "than the input that it frees: the peak is at the model's first block, beside almost all "
@@ -96,16 +97,21 @@ def _least(c: Checkpointing) -> str:
     )
     told = []
     for gradients in reversed(GRADIENTS):
-        one, least = (c.timed(s, gradients, NARROW) for s in ("block", "chain"))
-        if one is None or least is None:
+        one, chain = (c.timed(s, gradients, NARROW) for s in ("block", "chain"))
+        if one is None or chain is None:
             return f"{text} {c.not_yet('the first input alone')}"
-        sizes = gb(least.peak_bytes), gb(one.peak_bytes)
+        sizes = gb(chain.peak_bytes), gb(one.peak_bytes)
         same = sizes[0] == sizes[1]
         either = f"the same {sizes[0]}" if same else f"{sizes[0]} in place of {sizes[1]}"
-        told.append(f"{either} GB with {gradients} gradients at {least.ms / one.ms:.2f} times "
+        told.append(f"{either} GB with {gradients} gradients at {chain.ms / one.ms:.2f} times "
                     "the time")  # fmt: skip
-    return (f"{text} Measured in {TITLES[NARROW]}, beside one block at a time and beyond what "
-            f"stays: {listed(told)}.")  # fmt: skip
+    text += (f" Measured in {TITLES[NARROW]}, beside one block at a time and beyond what stays: "
+             f"{listed(told)}.")  # fmt: skip
+    depths = least.alike(c)
+    if depths:
+        size = gb(c.timed("chain", "kept", NARROW).peak_bytes)
+        text += f" The {size} GB are the same at {listed(list(map(str, depths)))} blocks."
+    return text
 
 
 def _segment(strategy: str) -> str:

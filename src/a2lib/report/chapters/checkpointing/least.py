@@ -12,7 +12,6 @@ from a2lib.report.chapters.checkpointing.rows import (
     Checkpointing,
     block,
     gb,
-    ms_predicted,
     predicted,
     runs,
     words,
@@ -43,22 +42,20 @@ def waiting(strategy: str, layers: int) -> int:
 
 def table(c: Checkpointing, caption: str, name: str) -> Table:
     """By the number of blocks and strategy: inputs that wait, runs of a block, the peak beyond what
-    is held and the time, predicted and measured."""
+    is held, predicted and measured, and the time."""
     lines = []
     for layers in DEPTHS:
         for strategy in strategies(layers):
             row = c.timed(strategy, "kept", NARROW, layers)
             peak, ms = (row.peak_bytes, row.ms) if row is not None else (None, None)
-            expected = ms_predicted(c, strategy, "kept", NARROW, layers)
             lines.append([
                 layers, words(strategy), waiting(strategy, layers),
                 style.digits(runs(strategy, layers)),
-                gb(predicted(strategy, "kept", NARROW, layers).peak), gb(peak),
-                time(expected), time(ms),
+                gb(predicted(strategy, "kept", NARROW, layers).peak), gb(peak), time(ms),
             ])  # fmt: skip
-    columns = ["blocks", "checkpoint around", "inputs that wait", "runs of a block", "GB predicted",
-               "measured", "ms predicted", "measured "]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0, keys=2)
+    columns = ["blocks", "checkpoint around", "inputs", "runs", "GB predicted", "measured",
+               "ms measured"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
 
 def sentence(c: Checkpointing) -> Markdown:
@@ -82,11 +79,21 @@ def sentence(c: Checkpointing) -> Markdown:
         return Markdown(f"{text} {c.not_yet('these')}")
     base = found[0][1]
     measured = [
-        f"with {words(s)} {gb(abs(base.peak_bytes - row.peak_bytes))} GB "
+        f"{gb(abs(base.peak_bytes - row.peak_bytes))} GB "
         f"{'lower' if row.peak_bytes < base.peak_bytes else 'higher'} at "
-        f"{row.ms / base.ms:.2f} times the time" for s, row in found[1:]
+        f"{row.ms / base.ms:.2f} times the time ({words(s)})" for s, row in found[1:]
     ]  # fmt: skip
     return Markdown(f"{text} Measured it is {listed(measured)}.")
+
+
+def alike(c: Checkpointing) -> list[int]:
+    """The measured depths, if the peak with the first input alone is the same at all of them, to a
+    hundredth; else none, and none of fewer than two."""
+    rows = {n: c.timed("chain", "kept", NARROW, n) for n in MEASURED}
+    sizes = {n: row.peak_bytes for n, row in rows.items() if row is not None}
+    if len(sizes) < 2 or max(sizes.values()) > 1.01 * min(sizes.values()):
+        return []
+    return list(sizes)
 
 
 def constant(c: Checkpointing) -> Markdown:
@@ -98,13 +105,11 @@ def constant(c: Checkpointing) -> Markdown:
     told = []
     if len(there) > 1:
         sizes = [rows[n][0].peak_bytes for n in there]
-        apart = max(sizes) - min(sizes)
-        same = "the same" if apart <= 0.01 * max(sizes) else "not the same"
         times = [f"{rows[n][0].ms / rows[n][1].ms:.2f}" for n in there]
         told.append(
-            f"With the first input alone the measured peak is {same} at "
-            f"{listed(list(map(str, there)))} blocks, {listed([gb(size) for size in sizes])} GB, "
-            f"and a step takes {listed(times)} times as long as with one block at a time."
+            f"With the first input alone the measured peak is {'' if alike(c) else 'not '}the same "
+            f"at {listed(list(map(str, there)))} blocks, {style.between(sizes, gb)} GB, and a step "
+            f"takes {listed(times)} times as long as with one block at a time."
         )
     if lacks:
         told.append(c.not_yet(f"the strategies of least memory at {listed(lacks)} blocks"))
@@ -116,9 +121,10 @@ def fresh(c: Checkpointing) -> Markdown:
     peaks = {s: predicted(s, "fresh", NARROW).peak for s in strategies(MEASURED[-1])}
     gain = peaks["block"] - min(peaks.values())
     text = (
-        "Where the backward makes its gradients, they gain "
+        "Where the backward makes its gradients, these strategies gain "
         + (f"{gb(gain)} GB" if gain else "nothing")
-        + f" by the prediction: {gb(peaks['block'])} GB beyond what is held, whatever is kept."
+        + f" by the prediction: the peak is {gb(peaks['block'])} GB beyond what stays, however few "
+        "inputs are kept."
     )
     rows = [c.timed(s, "fresh", NARROW) for s in strategies(MEASURED[-1])]
     if not all(row is not None for row in rows):

@@ -10,16 +10,10 @@ import pandas as pd
 from a2lib.report import metrics, style
 from a2lib.report.chapters.measured import Measured
 from a2lib.report.tables import MISSING
-from a2lib.theory.checkpointing import (
-    ATTENTION,
-    BlockBytes,
-    cost,
-    plan,
-    recomputed_flops,
-)
+from a2lib.theory.checkpointing import ATTENTION, BlockBytes, cost, plan
 from a2lib.theory.strategy_memory import StrategyMemory, block_bytes, strategy_memory
 from a2lib.theory.strategy_time import forward_work, milliseconds, repeated_work
-from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes, step_flops
+from a2lib.theory.transformer import SIZES, Shape, state_bytes, step_flops
 
 MODEL, BATCH, CONTEXT = "2.7B", 4, 2048
 SHAPE = SIZES[MODEL]
@@ -110,9 +104,8 @@ def total(strategy: str, gradients: str = "fresh", way: tuple[str, str] = WIDE) 
 
 def again(strategy: str, way: tuple[str, str] = WIDE, layers: int = LAYERS) -> float:
     """What backward computes again, in forwards of the model by the operations of its products."""
-    one = shape(layers)
-    repeated = recomputed_flops(strategy, one, BATCH, CONTEXT, way[1])
-    return repeated / forward_flops(one, BATCH, CONTEXT, causal=way[1] != "eager")
+    of = shape(layers), BATCH, CONTEXT, way[1]
+    return repeated_work(strategy, *of).operations / forward_work(*of).operations
 
 
 def runs(strategy: str, layers: int) -> float:
@@ -123,7 +116,8 @@ def runs(strategy: str, layers: int) -> float:
 def work(strategy: str, way: tuple[str, str] = WIDE) -> float:
     """Operations of a step under a strategy over those where every block is computed again."""
     whole = step_flops(SHAPE, BATCH, CONTEXT, causal=way[1] != "eager")
-    repeated = [recomputed_flops(s, SHAPE, BATCH, CONTEXT, way[1]) for s in (strategy, "block")]
+    of = SHAPE, BATCH, CONTEXT, way[1]
+    repeated = [repeated_work(s, *of).operations for s in (strategy, "block")]
     return (whole + repeated[0]) / (whole + repeated[1])
 
 

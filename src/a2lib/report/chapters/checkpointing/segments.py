@@ -98,8 +98,7 @@ def refused(c: Checkpointing) -> Markdown:
             rows = {s: c.row(s, gradients, way) for s in STRATEGIES[way]}
             for s, row in rows.items():
                 if row is not None and row.status != "ok":
-                    status = style.STATUS.get(row.status, row.status)
-                    told.append(f"- {where}, {words(s)}: {status} ({reason(row.note)})")
+                    told.append(f"- {where}, {words(s)}: {reason(row.note)}")
             if ("none", gradients, way) == UNTRIED and rows["none"] is None:
                 told.append(f"- {where}, {words('none')}: not tried, since more stays")
             none = [words(s) for s, row in rows.items()
@@ -199,7 +198,7 @@ def neighbours(c: Checkpointing) -> Markdown:
                     f"{gb(second.peak_bytes)} GB; half a block ")  # fmt: skip
             apart = half.peak_bytes - first.peak_bytes
             if abs(apart) < 0.01 * first.peak_bytes:
-                text += "the same to 1 %"
+                text += "the same to 1%"
             else:
                 text += f"{gb(abs(apart))} GB {'more' if apart > 0 else 'less'}"
             text += f", and its step {_against(half, first)}"

@@ -6,7 +6,15 @@ import pandas as pd
 
 from a2lib.report import style
 from a2lib.report.chapters.benchmark.rows import TITLES
-from a2lib.report.chapters.memory.rows import SHOWN, Memory, blocks, counted, gb, step
+from a2lib.report.chapters.memory.rows import (
+    MODEL,
+    SHOWN,
+    Memory,
+    blocks,
+    counted,
+    gb,
+    step,
+)
 from a2lib.report.tables import Markdown
 from a2lib.theory.allocator import Allocator
 from a2lib.theory.devices import DEVICES
@@ -25,7 +33,7 @@ def nearness(m: Memory) -> Markdown:
         if off:
             worst = max(abs(x) for x in off)
             aim = "" if worst <= AIM else f", more than the {AIM:.0%} that it should"
-            told.append(f"{len(off)} {where} to within {100 * worst:.2g} %{aim}")
+            told.append(f"{len(off)} {where} to within {100 * worst:.2g}%{aim}")
     if not told:
         return Markdown(m.not_yet("how near this count comes"))
     peaks = " and of ".join(told)
@@ -102,39 +110,31 @@ def _steps(m: Memory) -> pd.DataFrame:
     return m.table[m.table["phase"] == "step"].dropna(subset=["allocated_bytes"])
 
 
-def missing(m: Memory) -> Markdown:
-    """What the tensors alone leave out, of the step whose timelines are drawn."""
-    one = step(SHOWN)
+def levels(m: Memory) -> Markdown:
+    """From tensors to what the driver counts, of the step whose timelines are drawn."""
+    one, row = step(SHOWN), m.row(step(SHOWN))
     tensors, taken = counted(one).total, blocks(one)
-    rest = taken.allocated - tensors
+    rest, idle = taken.allocated - tensors, taken.reserved - taken.allocated
     text = (
-        f"Of that step at {SHOWN} tokens the tensors are {gb(tensors)} GB at the peak, their "
-        f"blocks {gb(taken.allocated)} GB: {rest / 2**20:.0f} MiB more, of which cuBLAS's two "
-        f"workspaces are {2 * WORKSPACE // 2**20}. The rest are ends of blocks: the allocator "
-        "takes memory from the device in steps of 2 MiB, and of a block it splits off what is "
-        "larger than 1 MiB, so that a matrix of "
+        f"In the train-step of {MODEL} at {SHOWN} tokens in fp32 tensors are {gb(tensors)} GB at "
+        f"the peak and blocks {gb(taken.allocated)} GB: {rest / 2**20:.0f} MiB more, of which "
+        f"cuBLAS's two workspaces are {2 * WORKSPACE // 2**20}. The rest are ends of blocks: "
+        "the allocator takes memory from the device in steps of 2 MiB, and of a block it splits "
+        "off what is larger than 1 MiB, so that a matrix of "
         f"{one.size('DD') / 2**20:.0f} MiB holds {_held(one.size('DD'))} MiB for good. From the "
-        f"device it has {gb(taken.reserved)} GB, {gb(taken.reserved - taken.allocated)} GB of "
-        "which lie in blocks that were free at that moment."
+        f"device it has {gb(taken.reserved)} GB by the count, {gb(idle)} GB of which lie in blocks "
+        "that were free at that moment."
     )
-    return Markdown(text)
+    if row is None or row.status != "ok":
+        return Markdown(f"{text} {m.not_yet('what it reserves, and what the driver says')}")
+    return Markdown(
+        f"{text} Measured: {gb(row.tensor_bytes)} GB of tensors and workspaces, "
+        f"{gb(row.allocated_bytes)} GB of blocks, {gb(row.reserved_bytes)} GB from the device; the "
+        f"driver counts {gb(row.driver_bytes)} GB, with the CUDA context and the kernels."
+    )
 
 
 def _held(size: int) -> int:
     device = Allocator(2**62)
     device.allocate("x", size)
     return device.allocated // 2**20
-
-
-def levels(m: Memory) -> Markdown:
-    """The four counts of one step, from tensors to the driver's."""
-    row = m.row(step(SHOWN))
-    if row is None or row.status != "ok":
-        return Markdown(m.not_yet("what the allocator reserves and what the driver says"))
-    return Markdown(
-        f"At the peak of the train-step at {SHOWN} tokens tensors and workspaces held "
-        f"{gb(row.tensor_bytes)} GB, the allocator's blocks {gb(row.allocated_bytes)} GB; it had "
-        f"{gb(row.reserved_bytes)} GB from the device ({gb(blocks(step(SHOWN)).reserved)} by the "
-        f"count), and the driver counted {gb(row.driver_bytes)} GB, with the CUDA context and the "
-        "kernels."
-    )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
+from a2lib.report.chapters.benchmark.rows import TITLES
 from a2lib.report.chapters.memory.rows import (
     BATCH,
     CONTEXTS,
     MODEL,
+    MODELS,
+    MODES,
+    PRECISIONS,
     Memory,
     blocks,
     counted,
@@ -55,30 +59,55 @@ def table(caption: str, name: str) -> Table:
 
 def sentence(m: Memory) -> Markdown:
     """In which configurations bf16 takes less, as counted and as measured."""
-    told = []
-    for mode, words in (
-        ("inference", "a forward that keeps nothing"), ("train-step", "A train-step"),
-    ):  # fmt: skip
+    ranges = []
+    for mode in ("inference", "train-step"):
         ratios = [counted(step(c, mode, "bf16")).total / counted(step(c, mode)).total
                   for c in CONTEXTS]  # fmt: skip
-        told.append(
-            f"{words} takes {style.between(ratios, '{:.2f}'.format)} times the memory of fp32 over "
-            f"{style.tokens(CONTEXTS[0])} to {style.tokens(CONTEXTS[-1])} tokens"
-        )
-    text = "By the count: " + ". ".join(told) + ". "
-    rows = []
-    for c in CONTEXTS:
-        for mode in ("inference", "forward", "train-step"):
-            both = [m.row(step(c, mode, p)) for p in ("fp32", "bf16")]
-            if all(row is not None and row.status == "ok" for row in both):
-                rows.append(both[1].tensor_bytes / both[0].tensor_bytes)
+        ranges.append(style.between(ratios, _times))
+    text = (
+        f"By the count a forward of {MODEL} that keeps nothing takes {ranges[0]} times the memory "
+        f"of fp32 over {style.tokens(CONTEXTS[0])} to {style.tokens(CONTEXTS[-1])} tokens, and a "
+        f"train-step {ranges[1]} times. "
+    )
+    rows = [r for c in CONTEXTS for mode in MODES if (r := _ratio(m, c, mode, MODEL))]
     if not rows:
         return Markdown(text + m.not_yet("bf16 beside fp32"))
     less = sum(ratio < 1 for ratio in rows)
-    return Markdown(
-        f"{text}Measured: bf16 takes less in {less} of {len(rows)} configurations that fit in "
-        f"both, {style.between(rows, '{:.2f}'.format)} times as much."
+    text += (
+        f"Measured, bf16 takes less in {less} of {len(rows)} configurations of {MODEL} that fit in "
+        f"both, {style.between(rows, _times)} times as much."
     )
+    return Markdown(text + _others(m))
+
+
+def _others(m: Memory) -> str:
+    """Where a train-step of another size takes less in bf16, and why there alone."""
+    pairs = {(model, c): r for model in MODELS if model != MODEL for c in CONTEXTS
+             if (r := _ratio(m, c, "train-step", model))}  # fmt: skip
+    if not pairs:
+        return ""
+    less = {key: ratio for key, ratio in pairs.items() if ratio < 1}
+    text = f" Of the other sizes' train-steps it takes less in {len(less)} of {len(pairs)}"
+    if not less:
+        return f"{text}."
+    where = style.listed([f"{TITLES[model]} at {style.tokens(c)}" for model, c in less])
+    return (
+        f"{text}: {where} tokens, {style.between(list(less.values()), _times)} times as much. What "
+        "bf16 saves of a block grows with the tokens, the copies of its weights do not, and the "
+        "second copy of the probabilities grows with the square of the tokens: bf16 can win only "
+        "in between, and less so the wider the model."
+    )
+
+
+def _ratio(m: Memory, context: int, mode: str, model: str) -> float | None:
+    both = [m.row(step(context, mode, p, model=model)) for p in PRECISIONS]
+    if any(row is None or row.status != "ok" for row in both):
+        return None
+    return both[1].tensor_bytes / both[0].tensor_bytes
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}"
 
 
 def cache(m: Memory) -> Markdown:

@@ -84,16 +84,18 @@ def where(m: Memory) -> Markdown:
     """In which phase steps peak, and whether the GPU says the same."""
     phases = m.table[(m.table["phase"] != "step") & (m.table["status"] == "ok")]
     keys = ["model", "context", "mode", "precision", "attention", "step_number"]
-    right = total = 0
+    right, later = [], []
     for key, rows in phases.groupby(keys, sort=False):
         model, context, mode, precision, attention, number = key
         one = step(int(context), mode, precision, attention, model, first=number == 0)
         seen = rows.loc[rows["tensor_bytes"].idxmax(), "phase"]
-        total, right = total + 1, right + (seen == counted(one).phase)
-    if not total:
+        right.append(seen == counted(one).phase)
+        if mode == "train-step" and number == 1:
+            later.append(seen == "backward")
+    if not later:
         return Markdown("")
     return Markdown(
-        "A train-step after the first peaks in backward: where it ends if gradients outweigh what "
-        "was saved, where it begins if not. The phase of the peak is the counted one in "
-        f"{right} of {total} steps."
+        f"Of {len(later)} train-steps after the first {sum(later)} peak in backward: where it ends "
+        "if gradients outweigh what was saved, where it begins if not. The phase of the peak is "
+        f"the counted one in {sum(right)} of {len(right)} steps, first ones and forwards included."
     )

@@ -272,7 +272,7 @@ class _Eager(_Kernels):
         self.add("norm: sum", 2 * u, u)
 
     def rope(self) -> None:
-        u, half = WIDE * self.u, WIDE * self.u // 2
+        half = WIDE * self.u // 2
         self.cast(self.u, down=False)
         self.add("rope: times table", half + WIDE * self.table, half, times=4)
         self.add("rope: sum", 2 * half, half, times=2)

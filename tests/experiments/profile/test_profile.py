@@ -215,8 +215,9 @@ def test_a_configuration_is_rows_and_pictures(job, played, tmp_path):
 def test_a_note_is_said_once_below_the_table():
     times = dict.fromkeys((*view.TIMES, "us_queued", "no_launch_percent", "no_range_percent",
                            "no_class_percent"), "1.5")  # fmt: skip
-    rows = [{**TINY.key(), "phase": phase, "status": "ok", **times, "launches": "7", "note": note}
-            for phase, note in (("forward", "lost"), ("backward", "lost"), ("step", ""))]  # fmt: skip
+    every = {**TINY.key(), "status": "ok", **times, "launches": "7"}
+    notes = (("forward", "lost"), ("backward", "lost"), ("step", ""))
+    rows = [{**every, "phase": phase, "note": note} for phase, note in notes]
     said = view.table(rows, [TINY]).splitlines()
     assert said[-1] == "Noted of 2 of 3: lost"
     assert all(line.endswith("1.5/1.5/1.5") for line in said[2:-1]) and len(said) == 6

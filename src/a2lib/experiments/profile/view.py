@@ -32,7 +32,7 @@ def table(rows: Sequence[Row], asked: Sequence[Traced]) -> str:
             if row is None:
                 continue
             if row["status"] != "ok":
-                body.append([str(traced), phase, row["status"], *[""] * 8, row["note"]])
+                body.append([str(traced), phase, row["status"], *[""] * 7, row["note"]])
                 continue
             times = [number(float(row[c])) if row[c] else "-" for c in TIMES]
             unfiled = [

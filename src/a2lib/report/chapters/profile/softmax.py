@@ -183,5 +183,14 @@ def _floors(p: Profile, model: str, context: int):
     return cost["products"].floor_ms(*ceilings), cost["softmax"].floor_ms(*ceilings)
 
 
+def by_memory(p: Profile, model: str, context: int) -> bool:
+    """Whether the measured ceilings say that memory binds the softmax and arithmetic the products.
+    """
+    products, softmax = _floors(p, model, context)
+    return None not in (products, softmax) and (
+        products[0] > products[1] and softmax[1] > softmax[0]
+    )
+
+
 def _binding(by_flops: float, by_bytes: float) -> str:
     return "arithmetic binds" if by_flops > by_bytes else "memory binds"

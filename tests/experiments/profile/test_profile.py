@@ -113,7 +113,7 @@ def test_the_values_of_a_step_tell_what_could_not_be_filed(found):
     assert row["ms_waiting"] == pytest.approx(0.025)
     assert row["no_launch_percent"] == pytest.approx(100 * 25 / 400)
     assert row["no_range_percent"] == row["no_class_percent"] == pytest.approx(5)
-    assert row["note"] == "no class: mystery_kernel; CUPTI events were lost"
+    assert row["note"] == "CUPTI events were lost; no class: mystery_kernel"
     found.notes[:] = ["Profiling has started."]
     assert values("step", found)["note"] == "no class: mystery_kernel"
 

@@ -57,7 +57,7 @@ def phases(p: Profile, model: str, context: int = CONTEXT) -> dict[str, Phase]:
         found[phase] = Phase(
             sum(kernel.count for kernel in mine),
             int(seen["calls"].sum()),
-            int(matmuls["calls"].sum()) - sum(k.count for k in mine if k.flops),
+            max(0, int(matmuls["calls"].sum()) - sum(k.count for k in mine if k.flops)),
             _cleared(seen),
             floors,
             (products, float(seen["ms"].sum()) - products),
@@ -102,15 +102,15 @@ def sentence(p: Profile) -> Markdown:
                for phase, one in found.items() if one.unexplained]  # fmt: skip
         split, cleared = (sum(getattr(one, name) for one in found.values())
                           for name in ("split", "cleared"))  # fmt: skip
-        beside = listed([
+        beside = [
             words for n, words in ((split, f"{split:,} that sum or continue a split product"),
                                    (cleared, f"{cleared:,} memsets of workspaces")) if n
-        ])  # fmt: skip
+        ]  # fmt: skip
         text = f"The trace of {title(model)} has " + (
             f"other numbers of kernels than the count ({', '.join(off)})" if off
             else "exactly the kernels of the count in every phase"
-            + (f", and beside them {beside}, which libraries launch for themselves" if beside
-               else "")
+            + (f", and beside them {listed(beside)}, which libraries launch for themselves"
+               if beside else "")
         )  # fmt: skip
         if all(one.floors for one in found.values()):
             least = [sum(one.floors[i] for one in found.values()) for i in (0, 1)]

@@ -85,8 +85,9 @@ class Profile(Measured):
 
     def replayed(self, model: str, context: int, way: dict = PLAIN) -> float | None:
         """The benchmark's train-step as one CUDA graph, in ms; None where there is none."""
-        found = pick(self.benchmark, model=model, context=context, phase="step", batch=BATCH,
-                     mode="train-step", status="ok", capture=True, warmup=WARMUP, **way)  # fmt: skip
+        where = {"model": model, "context": context, "phase": "step", "mode": "train-step",
+                 "batch": BATCH, "status": "ok", **way}  # fmt: skip
+        found = pick(self.benchmark, **where, capture=True, warmup=WARMUP)
         return float(found["ms"].iloc[0]) if len(found) else None
 
     def forward(self, model: str, context: int):

@@ -337,15 +337,16 @@ def test_kernels_by_count_and_their_floors(made):
     said = str(estimate.sentence(made((), ({}, right))))
     assert "has exactly the kernels of the count in every phase; products" in said
     # What libraries launch beside them is told apart: memsets by name, or by where they are.
-    beside = [("forward", "ffn.w2", "copy", "rest", 12, 0.1), ("forward", "ln1", "copy", "rest", 3, 0.1),
+    beside = [("forward", "ffn.w2", "copy", "rest", 12, 0.1),
+              ("forward", "ln1", "copy", "rest", 3, 0.1),
               ("backward", "backward", "copy", "Memset", 5, 0.1)]  # fmt: skip
     said = str(estimate.sentence(made((), ({}, [*right, *beside]))))
     assert "in every phase, and beside them 20 memsets of workspaces, which libraries" in said
     unknown = [*right, ("forward", "ffn", "copy", "rest", 1, 0.1)]
     assert "(forward 609 for 608)" in str(estimate.sentence(made((), ({}, unknown))))
     # Of the products 327 are the model's.
-    split = estimate.phases(made((), ({}, [*PLACED, ("backward", "ffn.w1", "matmul", "rest", 7, 1.0)])),
-                            "small")  # fmt: skip
+    more = [*PLACED, ("backward", "ffn.w1", "matmul", "rest", 7, 1.0)]
+    split = estimate.phases(made((), ({}, more)), "small")
     assert (split["forward"].split, split["backward"].split) == (0, 7)
     assert lines(estimate.table(p, "c", "tab-c"))["small", "optimizer"][1::2] == [
         "1", "0", "0", "50.0",
@@ -445,7 +446,8 @@ def test_the_second_profiler(made):
     p = made((), ({}, STEP), ({"profiler": "torch"}, slower))
     assert str(checks.witness(p)) == (
         "torch.profiler of the same steps, in another process: small at 512: the same number of "
-        "kernels in every phase, class and part, 0.5% more kernel time, most apart in softmax (10.0%)."
+        "kernels in every phase, class and part, 0.5% more kernel time, most apart in softmax "
+        "(10.0%)."
     )
     p = made((), ({}, STEP), ({"profiler": "torch"}, STEP[:-1]))
     assert "another number of kernels" in str(checks.witness(p))

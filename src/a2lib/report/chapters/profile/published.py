@@ -81,8 +81,8 @@ def cut_short(p: Profile) -> Markdown:
         "had ended. A forward cannot be shorter than its kernels; the writeup suspects the "
         f"kernels.{here} In its smaller models the trace's is the longer one, where the host is "
         "the limit and a profiler adds to each launch. A kernel of a forward is called so many "
-        f"times a block; its counts of {', '.join(uneven)} are no multiples of the blocks, so that there "
-        "too the range has cut some off."
+        f"times a block; its counts of {', '.join(uneven)} are no multiples of the blocks, so that "
+        "there too the range has cut some off."
     )
 
 

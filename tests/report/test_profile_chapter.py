@@ -130,7 +130,7 @@ def test_idle_is_what_every_timer_leaves(made):
 def test_one_graph_is_the_test_of_the_hosts_gaps(made):
     p = made([row(ms_timer=437.5)], ({}, STEP), benchmark=[timed(357.0, capture=True)])
     said = str(timer.graphs(p))
-    assert "take 1.02 times that in 1 configurations: small at 512 357 ms for 350 ms" in said
+    assert "take 1.02 times that in 1 configurations: small at 512, 357 ms for 350 ms" in said
     assert "438 ms without a graph. So the gaps are the host's." in said
     p = made([row(ms_timer=437.5)], ({}, STEP), benchmark=[timed(420.0, capture=True)])
     assert str(timer.graphs(p)).endswith("the gaps are not the host's alone.")
@@ -159,8 +159,11 @@ def test_top_kernels_and_the_count_of_products(made):
     ]  # fmt: skip
     assert found["small", "512", "forward, backward"] == ["`gemm_c`", "218", "43.3%", "ffn.w1"]
     said = str(answer.same_top(p))
-    assert said.startswith("With the backward it is the same kernel in 0 of 1 configurations. "
-                           "The count is a check")  # fmt: skip
+    assert said.startswith(
+        "In each of 1 forwards one kernel of matrix products takes most, 55% of the time in 85 "
+        "calls; which one depends on the sizes. With the backward it is the same kernel in 0 of 1 "
+        "configurations. The count is a check"
+    )
     # Of several it is said which have another.
     both = [("forward", "ffn.w1", "matmul", "gemm_a", 109, 90.0),
             ("backward", "ffn.w1", "matmul", "gemm_a", 218, 180.0)]  # fmt: skip
@@ -215,6 +218,17 @@ def test_names_and_parts_of_older_traces_are_read_as_newer_ones(made):
     found = made((), ({}, old)).of("small", 512)
     assert list(found["part"]) == ["optimizer", "backward"]
     assert list(found["kernel"]) == ["adam<4>", "rest"]
+
+
+def test_names_say_that_no_product_uses_the_tensor_cores(made):
+    names = ["cutlass::Kernel2<cutlass_80_simt_sgemm_256x128>", "sm80_xmma_gemm_f32_ffma_align",
+             "sm80_xmma_gemm_warpsize2x2x1_ff…"]  # fmt: skip
+    step = [("forward", "ffn.w1", "matmul", name, 1, 1.0) for name in names]
+    said = "`ffma` or `simt` in every product's name"
+    step += [("backward", "ffn.w1", "matmul", "cublasLt::splitKreduce_kernel", 1, 1.0)]
+    assert said in str(answer.same_top(made((), ({}, step))))
+    step += [("backward", "ffn.w1", "matmul", "nvjet_tst_192x192", 1, 1.0)]
+    assert said not in str(answer.same_top(made((), ({}, step))))
 
 
 def test_a_kernels_name_fits_a_phone():
@@ -366,8 +380,10 @@ def test_the_trace_beside_the_timer(made):
     assert "the trace says more" not in said
     assert "is shorter than the kernels in 1 of 3" in said
     assert lines(timer.forwards(p, "c", "tab-c"))["small", "128"] == [
-        "8.00", "9.90", "10.0", "+25.0 %", "10.0", "10.0", "Nsight Systems",
+        "8.00", "9.90", "10.0", "+25.0 %", "10.0", "10.0",
     ]  # fmt: skip
+    p = made([forward(128, profiler="torch")], ({"context": 128}, STEP))
+    assert lines(timer.forwards(p, "c", "tab-c"))["small", "128"][-1] == "torch.profiler"
 
 
 def test_a_trace_that_is_longer_than_the_timer_is_not_explained_by_its_events(made):

@@ -12,6 +12,8 @@ from a2lib.report.chapters.profile.rows import (
     CONTEXT,
     CONTEXTS,
     MODES,
+    NO_CALL,
+    PLAIN,
     WAYS,
     Profile,
     calls,
@@ -29,6 +31,7 @@ SHOWN = {"forward": "forward", "forward-backward": "forward, backward", "train-s
 LEAST = 0.01  # of the forward's kernel time: what takes less has no line of its own
 ATTENTION = "attention: "
 LETTERS = 38  # of a kernel's name in a table
+OUTSIDE = re.compile(r"simt|_ff(?:ma|m?…)")  # of the tensor cores, in names that may be cut
 PARTS = {
     "": "no range", "attn": "attention: RoPE, copies", "ffn": "ffn: gate",
     "block": "residual", "forward": "no module", "backward": "no module",
@@ -173,7 +176,17 @@ def same_top(p: Profile) -> Markdown:
         return Markdown(p.not_yet("the top kernels"))
     same = [(m, c) for m, c, ahead, both in found if top(ahead)[0] == top(both)[0]]
     other = [f"{title(m)} at {style.tokens(c)}" for m, c, *_ in found if (m, c) not in same]
-    text = f"With the backward it is the same kernel in {len(same)} of {len(found)} configurations"
+    most = [top(ahead) for *_, ahead, _ in found]
+    kinds = {kind for (name, *_), (*_, ahead, _) in zip(most, found, strict=True)
+             for kind in pick(ahead, kernel=name)["kind"]}  # fmt: skip
+    what = " of matrix products" if kinds == {"matmul"} else ""
+    text = (
+        f"In each of {len(found)} forwards one kernel{what} takes most, "
+        f"{style.between([of_all for *_, of_all in most], '{:.0%}'.format)} of the time in "
+        f"{style.between([n for _, n, _ in most], '{:,}'.format)} calls; which one depends on the "
+        f"sizes. {_cores(p)}With the backward it is the same kernel in {len(same)} of {len(found)} "
+        "configurations"
+    )
     text += f" (another in {listed(other)})" if same and other else ""
     counts = {
         (m, c): [(calls(kernels), products(m, mode))
@@ -209,6 +222,19 @@ def same_top(p: Profile) -> Markdown:
     if wrong:
         text += f". **Not all are the model's**: {listed(wrong)}"
     return Markdown(f"{text}.")
+
+
+def _cores(p: Profile) -> str:
+    """That no product uses the tensor cores, where each one's name says so."""
+    plain_ = pick(p.kernels, **PLAIN)
+    products = pick(plain_[plain_["kernel"] != "rest"], kind="matmul")["kernel"]
+    products = products[~products.str.contains(NO_CALL)]
+    if not len(products) or not products.str.contains(OUTSIDE).all():
+        return ""
+    return (
+        "`ffma` or `simt` in every product's name says that it runs outside of the tensor cores, "
+        "which fp32 without TF32 does not use. "
+    )
 
 
 def rest(p: Profile, caption: str, name: str) -> Table:

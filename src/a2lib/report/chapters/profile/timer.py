@@ -50,7 +50,10 @@ def forwards(p: Profile, caption: str, name: str) -> Table:
                           PROFILERS[row.profiler]])  # fmt: skip
     columns = ["model", "tokens", "timer", "timer, traced", "first to last kernel", "off",
                "a kernel runs", "range on the host", "by"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
+    frame = pd.DataFrame(lines, columns=columns)
+    if set(frame["by"]) <= {PROFILERS["nsys"]}:
+        frame = frame.drop(columns="by")
+    return Table(frame, caption, name, left=1, keys=2)
 
 
 def ranged(p: Profile) -> Markdown:
@@ -177,10 +180,10 @@ def graphs(p: Profile) -> Markdown:
     name, ms, busy, eager = min(found, key=lambda one: one[1] / one[3])
     ratios = [ms / busy for _, ms, busy, _ in found]
     return Markdown(
-        "**A test of that**: captured as one CUDA graph, which takes the host one launch, a step "
-        f"should take as long as its kernels run. The benchmark's replays take "
+        "**A test of that.** Captured as one CUDA graph, which takes the host one launch, a step "
+        "should take as long as its kernels run. The benchmark's replays take "
         f"{style.between(ratios, '{:.2f}'.format)} times that in {len(found)} configurations: "
-        f"{name} {style.digits(ms)} ms for {style.digits(busy)} ms of kernels, and "
+        f"{name}, {style.digits(ms)} ms for {style.digits(busy)} ms of kernels, and "
         f"{style.digits(eager)} ms without a graph. "
         + ("So the gaps are the host's." if max(abs(r - 1) for r in ratios) <= 2 * NEAR else
            "Where it takes longer, the gaps are not the host's alone.")

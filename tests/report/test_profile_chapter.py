@@ -287,6 +287,8 @@ def test_how_the_share_moves(made):
         "The backward moves it by 19 points: its products take 4.0 times those of the forward, its "
         "other kernels 0.0 times the others."
     )
+    said = str(answer.shift(made((), ({}, STEP), ({"context": 128}, rising))))
+    assert "falls in 1 of 2 plain configurations (not in small at 128), most in small at" in said
 
 
 def test_a_mode_of_its_own_is_used_where_there_is_no_train_step(made):

@@ -21,18 +21,20 @@ LETTERS = 80  # of a kernel's name
 
 
 def table(rows: Sequence[Row], asked: Sequence[Traced]) -> str:
-    """A line for each phase of each configuration asked for: the timer's time without and with the
-    profiler, from the first kernel to the last, with a kernel running, of the host's range; how far
-    the host was ahead; kernels; what could not be filed. Below it each note, once."""
+    """A line for each phase below each configuration asked for: the timer's time without and with
+    the profiler, from the first kernel to the last, with a kernel running, of the host's range; how
+    far the host was ahead; kernels; what could not be filed. Below it each note, once."""
     known = {identity(PROFILE, row): row for row in rows}
-    body, notes = [], Counter()
+    body, notes, titles = [], Counter(), {}
     for traced in asked:
         for phase in traced.phases:
             row = known.get(identity(PROFILE, {**traced.key(), "phase": phase}))
             if row is None:
                 continue
+            if str(traced) not in titles.values():
+                titles[len(body)] = str(traced)
             if row["status"] != "ok":
-                body.append([str(traced), phase, row["status"], *[""] * 7, row["note"]])
+                body.append([phase, row["status"], *[""] * 7, row["note"]])
                 continue
             times = [number(float(row[c])) if row[c] else "-" for c in TIMES]
             unfiled = [
@@ -40,16 +42,23 @@ def table(rows: Sequence[Row], asked: Sequence[Traced]) -> str:
                 for c in ("no_launch_percent", "no_range_percent", "no_class_percent")
             ]
             queued = number(float(row["us_queued"])) if row["us_queued"] else "-"
-            body.append([str(traced), phase, *times, queued, row["launches"] or "-",
+            body.append([phase, *times, queued, row["launches"] or "-",
                          "/".join(unfiled), ""])  # fmt: skip
             notes.update([row["note"]] if row["note"] else [])
-    heads = ["", "phase", "timer, ms", "timer, traced", "first to last kernel", "busy", "range",
-             "ahead, us", "kernels", "unfiled, %", ""]  # fmt: skip
+    if not body:
+        return EMPTY
+    heads = ["", "timer, ms", "traced", "first to last", "busy", "range", "ahead, us", "kernels",
+             "unfiled, %", ""]  # fmt: skip
     # A column for why there is nothing, where there is one.
     width = len(heads) if any(line[-1] for line in body) else len(heads) - 1
     text = text_table([line[:width] for line in body], heads[:width])
+    above, rule, *below = (f"  {line}" for line in text.splitlines())
+    lines = [above, rule]
+    for i, line in enumerate(below):
+        # The name of a configuration is as wide as a phone, so it has a line of its own.
+        lines += [titles[i], line] if i in titles else [line]
     said = [f"Noted of {n} of {len(body)}: {words}" for words, n in notes.items()]
-    return "\n".join([text, *said])
+    return "\n".join([*lines, *said])
 
 
 def rows_of(name: str, device: str, traced: Traced, data: Path) -> list[dict]:

@@ -316,10 +316,13 @@ def shift(p: Profile) -> Markdown:
     if not found:
         return Markdown(p.not_yet("how the products' share moves"))
     falls = [one for one in found if one[2][2] < one[2][0]]
+    rises = [f"{title(m)} at {style.tokens(c)}" for m, c, v in found if v[2] >= v[0]]
     text = (
         f"From inference to a whole step the products' share falls in {len(falls)} of "
         f"{len(found)} plain configurations"
     )
+    if falls and rises:
+        text += f" (not in {listed(rises)})"
     if falls:
         drops = {(m, c): v[0] - v[2] for m, c, v in falls}
         most = max(drops, key=drops.get)

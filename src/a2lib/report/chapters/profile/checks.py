@@ -163,14 +163,19 @@ def refused(p: Profile) -> Markdown:
         how = ", ".join([key[3], *key[4:6], *(["compiled"] if key[6] != "none" else [])])
         lines.append(f"- {title(key[0])}, {style.tokens(key[1])} tokens, {how}: "
                      f"{style.STATUS[r['status']]} ({r['note']})")  # fmt: skip
-    left = [
+    return Markdown("\n".join([*lines, *([f"\n{left(p)}"] if str(left(p)) else [])]))
+
+
+def left(p: Profile) -> Markdown:
+    """The steps that nobody has traced yet; nothing where there is none."""
+    found = [
         f"{title(model)} at {listed([style.tokens(c) for c in contexts])} ({words})"
         for words, way in WAYS.items() for model in TRACED
         if (contexts := [c for c in (CONTEXTS if way in EVERYWHERE else (CONTEXT,))
                          if not len(pick(p.table, model=model, context=c, batch=BATCH,
                                          mode="train-step", **way))])
     ]  # fmt: skip
-    if left:
-        lines.append(f"\n**Not measured yet**, of the steps that this chapter is about: "
-                     f"{'; '.join(left)}.")  # fmt: skip
-    return Markdown("\n".join(lines))
+    if not found:
+        return Markdown("")
+    return Markdown(f"**Not measured yet**, of the steps that this chapter is about: "
+                    f"{'; '.join(found)}.")  # fmt: skip

@@ -52,8 +52,14 @@ def test_what_is_clear_and_what_is_left(monkeypatch, message, clear):
     started = []
 
     def launch(env, on_output):
-        command = ["sleep", str(failures.LIMIT_S)]
-        started.append(subprocess.Popen(command, env={**os.environ, **env}, start_new_session=True))
+        started.append(subprocess.Popen(
+            ["cat"], env={**os.environ, **env}, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ))  # fmt: skip
+        # Popen returns once exec has closed its pipe; the environment is there a moment later.
+        started[0].stdin.write(b"up\n")
+        started[0].stdin.flush()
+        started[0].stdout.readline()
         if message:
             raise RankFailed(message)
 
@@ -65,7 +71,7 @@ def test_what_is_clear_and_what_is_left(monkeypatch, message, clear):
         assert failures.left("another mark") == []
     finally:
         started[0].kill()
-        started[0].wait()
+        started[0].communicate()
     assert failures.left("a mark") == []
 
 

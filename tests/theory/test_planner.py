@@ -432,8 +432,8 @@ def test_the_command_takes_measured_links(capsys):
     assert after == pytest.approx(2 * before + 20e-6 * sums)
     assert command.main([*given[:-1], "--latency-us", "20"]) == 0
     assert "links of 450 GB/s, 20 us a message" in capsys.readouterr().out
-    for wrong, words in ((["--bandwidth", "0"], "link is 0.0; allowed are numbers above 0"),
-                         (["--latency-us", "-1"], "latency is -1e-06; allowed are numbers from 0"),
+    for wrong, words in ((["--bandwidth", "0"], "bandwidth is 0.0; allowed are numbers above 0"),
+                         (["--latency-us", "-1"], "latency-us is -1; allowed are numbers from 0"),
                          (["--latency-us", "nan"], "allowed are numbers from 0")):  # fmt: skip
         with pytest.raises(SystemExit):
             command.main([*given, *wrong])

@@ -10,6 +10,7 @@ import argparse
 import json
 from dataclasses import asdict, fields, replace
 
+from a2lib.theory.collectives import positive
 from a2lib.theory.devices import DEVICES, Device, named_device
 from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job
 from a2lib.theory.layouts import (
@@ -199,6 +200,9 @@ def text(job: Job, plan: Plan) -> str:
 def _device(given: argparse.Namespace) -> Device:
     device = named_device(given.device)
     link = device.link if given.bandwidth is None else given.bandwidth
+    positive(bandwidth=link)
+    if not given.latency_us >= 0:
+        raise ValueError(f"latency-us is {given.latency_us:g}; allowed are numbers from 0")
     return replace(device, link=link, latency=given.latency_us / 1e6)
 
 

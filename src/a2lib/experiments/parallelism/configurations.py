@@ -29,11 +29,13 @@ _DEFAULTS = {
     "cpu": {"d_model": 256, "d_ff": 1024, "layers": 3, "dtype": "fp32"},
 }
 # Tokens of a rank, to either side of where communication should stop to bind: of two ranks half of
-# C / W, which is some thousand operations a byte on GPUs and some dozens on a CPU.
+# C / W, which is some thousand operations a byte on GPUs and far fewer on a CPU.
 PER_RANK = {
     "cuda": (256, 512, 1024, 2048, 4096, 8192, 16384),
-    "cpu": (8, 32, 128, 512),
+    "cpu": (8, 32, 128, 256, 512, 1024),
 }
+# Of these a single shape, which is to take seconds without a GPU.
+SHAPE_PER_RANK = {"cuda": PER_RANK["cuda"], "cpu": (8, 32, 128, 512)}
 # Of tensor parallelism the width decides: columns of a rank, and the batch for them.
 WIDTH_PER_RANK = {
     "cuda": (128, 256, 512, 1024, 2048, 4096),
@@ -198,8 +200,9 @@ class Parameters:
             named |= {"dtype": None if self.dtype == "auto" else self.dtype}
             given |= {name: value for name, value in named.items() if value is not None}
             schemes = SCHEMES if self.schemes == "all" else names(self.schemes)
+            few = [n * own for own in SHAPE_PER_RANK[device]]
             for stack in stacks(schemes, self.implementation):
-                yield stack, batches if self.tokens is None else [self.tokens]
+                yield stack, few if self.tokens is None else [self.tokens]
         if self.sweep in ("batch", "all"):
             for stack in stacks(SCHEMES, "a2lib"):
                 yield stack, batches

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from a2lib.report import data, style
-from a2lib.report.chapters.flash import protocol
+from a2lib.report.chapters.flash import ages, protocol
 from a2lib.report.chapters.flash.rows import DTYPES, SECOND, Flash, span
 from a2lib.report.chapters.flash.shapes import handout, paper
 from a2lib.report.style import listed
@@ -12,7 +12,7 @@ from a2lib.report.tables import Markdown
 
 def sentence(flash: Flash) -> Markdown:
     """What is missing behind this page's figures, or "" where nothing is."""
-    parts = [_without_graph(flash), _dirty(flash), _no_h100(flash)]
+    parts = [_without_graph(flash), _dirty(flash), ages.sentence(flash), _no_h100(flash)]
     return Markdown(" ".join(part for part in parts if part))
 
 

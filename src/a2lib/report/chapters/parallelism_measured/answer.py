@@ -6,10 +6,12 @@ import math
 
 import pandas as pd
 
+from a2lib.report.chapters.parallelism_measured import overlap
 from a2lib.report.chapters.parallelism_measured.rows import (
     BACKENDS,
     NAMES,
     PASSES,
+    SLOWER,
     Beside,
     Machine,
     along_logarithms,
@@ -35,37 +37,57 @@ def sentence(p: Beside) -> Markdown:
     near the formulas are."""
     layer = p.maker(N).layer
     text = (
-        f"**The answer.** By its maker's figures, C = {layer.flops / 1e12:.0f} TFLOP/s and W = "
+        f"By its maker's figures, C = {layer.flops / 1e12:.0f} TFLOP/s and W = "
         f"{layer.bandwidth / 1e9:.0f} GB/s, communication of data parallelism and FSDP hides on "
         f"{N} {p.short} from a batch of {_at(parallelism.least_tokens(layer, N, 1))} tokens on."
     )
     found = machine(p, *MAIN)
     if found is None:
-        return Markdown(f"{text} {p.not_yet('C, W, and what the schemes take')}")
-    return Markdown(f"{text} Measured, {_told(p, found)}")
+        return Markdown(f"**The answer.** {text} {p.not_yet('C, W, and what the schemes take')}")
+    said = ("**The answer.**", reason(p.of(found)), text, f"Measured, {_told(p, found)}")
+    said = [" ".join(filter(None, said)), _on_the_cpu(p, found)]
+    return Markdown("\n\n".join(filter(None, said)))
 
 
 def _told(p: Beside, m: Machine) -> str:
-    """C, W, where communication should stop to bind and where it does, and how near times are."""
-    told = []
-    for scheme in ("dp", "fsdp"):
-        at = found_threshold(p, m, scheme, (m.world_size, 1), "backward")
-        told.append(f"{at} for {NAMES[scheme]}")
-    text = (
+    """C, W, where communication should stop to bind and where it does."""
+    told = [f"{at} for {NAMES[scheme]}" for scheme, at in _found(p, m).items()]
+    return (
         f"this layer has C = {rate(m.layer)} and W = {bandwidth(m.layer)}, and with these the "
         f"formula says {_at(parallelism.least_tokens(m.layer, m.world_size, 1))}. The batch at "
         f"which products and messages, each alone, take equally long backward is {listed(told)}."
     )
-    return " ".join(filter(None, (text, agreement(p.of(m)))))
+
+
+def _found(p: Beside, m: Machine) -> dict[str, str]:
+    return {scheme: found_threshold(p, m, scheme, (m.world_size, 1), "backward")
+            for scheme in ("dp", "fsdp")}  # fmt: skip
+
+
+def _on_the_cpu(p: Beside, main: Machine) -> str:
+    """The same of gloo in a sentence, and whether its messages hide."""
+    m = machine(p, "gloo", N)
+    if m is None:
+        return ""
+    text = (
+        f"With {BACKENDS['gloo'][0]}, between {N} processes on the CPU, the formula says "
+        f"{_at(parallelism.least_tokens(m.layer, N, 1))} and found are "
+        f"{listed(list(_found(p, m).values()))}"
+    )
+    return ", ".join(filter(None, (text, overlap.beside(p, m, main)))) + "."
 
 
 def verdicts(p: Beside, backend: str) -> Markdown:
-    """The same of each number of ranks but the first screen's."""
+    """Of each number of ranks what the first screen has of its own, and how near all times are."""
     found = [m for m in p.machines if m.backend == backend]
     if not found:
         return Markdown(p.not_yet(f"the schemes with {BACKENDS[backend][0]}"))
-    told = [m for m in found if (m.backend, m.world_size) != MAIN]
-    return Markdown("\n".join(f"- {m.label}: {_told(p, m)}" for m in told))
+    told = []
+    for m in found:
+        parts = ["" if (m.backend, m.world_size) == MAIN else _told(p, m), agreement(p.of(m))]
+        said = " ".join(filter(None, parts))
+        told.append(f"- {m.label}: {said}" if said else "")
+    return Markdown("\n".join(filter(None, told)))
 
 
 def rate(layer: Layer) -> str:
@@ -78,27 +100,41 @@ def bandwidth(layer: Layer) -> str:
     return f"{digits(layer.bandwidth / 1e9)} GB/s"
 
 
+def reason(rows: pd.DataFrame) -> str:
+    """How often the regime is the predicted one, and what times are off by on average."""
+    sent = rows[rows["phase"].isin(PASSES)].dropna(subset=["off", "ms_communication", *SLOWER])
+    if not len(sent):
+        return ""
+    right = int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
+    off, products, messages, at_once = map(signed, sent[["off", *SLOWER]].mean())
+    return (
+        f"What binds is the predicted one in {right} of {len(sent)} passes that send; their times "
+        f"are {off} off the prediction on average: {products} as products alone are slower than C "
+        f"says, {messages} as messages are than W says, {at_once} as both run at once."
+    )
+
+
 def agreement(rows: pd.DataFrame) -> str:
-    """How far times are from what is predicted, and how often the regime is the predicted one."""
+    """How far times are from what is predicted, as they are and with each part as it was alone."""
     rows = rows[rows["phase"].isin(PASSES)].dropna(subset=["off"])
     if not len(rows):
         return ""
     off = rows["off"]
     worst = case(rows.loc[off.idxmax()])
     text = (
-        f"Of {len(rows)} passes the median takes {signed(off.median())} against what the formulas "
-        f"say, the extremes {signed(off.min())} and {signed(off.max())} ({worst})"
+        f"Times of {len(rows)} passes are {signed(off.min())} to {signed(off.max())} off the "
+        f"prediction, {signed(off.median())} in the middle; the most is {worst}."
     )
     sent = rows.dropna(subset=["ms_communication"])
-    right = int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
-    text += f"; what binds is the predicted one in {right} of {len(sent)}."
     off = both(sent).dropna()
     if not len(off):
         return text
+    right = int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
     return (
-        f"{text} Had C and W been what products and messages took alone each time, those "
-        f"{len(off)} would be off by {signed(off.min())} to {signed(off.max())}, "
-        f"{signed(off.median())} in the middle, which comes of both at once."
+        f"{text} What binds is the predicted one in {right} of the {len(sent)} that send. Had C "
+        "and W been what products and messages took alone each time, those would be off by "
+        f"{signed(off.min())} to {signed(off.max())}, {signed(off.median())} in the middle, which "
+        "comes of both at once."
     )
 
 

@@ -42,7 +42,7 @@ def near(p: Beside, caption: str, name: str) -> Table:
             lines.append([
                 m.label, mesh_name(scheme, mesh), len(rows),
                 *map(signed, (off.min(), off.median(), off.max())),
-                f"{max(0.0, closest['hidden']):.0%}",
+                style.share(closest["hidden"]),
                 f"{closest['phase']}, {tokens(closest['tokens'])} tokens, "
                 f"d_ff {tokens(closest['d_ff'])}",
             ])  # fmt: skip
@@ -103,8 +103,10 @@ def peers(p: Beside, caption: str, name: str) -> Table:
                 lines.append([
                     m.label, mesh_name(scheme, mesh), tokens(row.tokens), _ms(ours.ms),
                     _ms(row.ms), f"**{ratio}**" if level(ours, row) else ratio,
+                    "one run" if row.run == ours.run else "two",
                 ])  # fmt: skip
-    columns = ["ranks", "scheme", "tokens", "ours, ms", "PyTorch's, ms", "PyTorch's / ours"]
+    columns = ["ranks", "scheme", "tokens", "ours, ms", "PyTorch's, ms", "PyTorch's / ours",
+               "both of"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
 
 
@@ -119,6 +121,12 @@ def all_peers(p: Beside, caption: str, name: str) -> Markdown:
         told.append(f"{ranks}: {ratios.min():.2f} to {ratios.max():.2f} times the time of ours, "
                     f"{ratios.median():.2f} in the middle of {len(ratios)}")  # fmt: skip
     told = f"PyTorch's take with {'; with '.join(told)}. {_growth(table.frame)}".rstrip()
+    apart = int((table.frame["both of"] != "one run").sum())
+    if apart:
+        told += (
+            f" In {apart} of the {len(table.frame)} pairs ours and PyTorch's are of two runs, "
+            "perhaps on two machines: there a few percent are no difference."
+        )
     return Markdown(f"{told}\n\n{folded(table)}")
 
 

@@ -14,7 +14,7 @@ from a2lib.report.chapters.parallelism_measured.answer import (
     predicted_threshold,
     schemes,
 )
-from a2lib.report.chapters.parallelism_measured.rows import Beside, Machine
+from a2lib.report.chapters.parallelism_measured.rows import Beside, Machine, costs
 from a2lib.report.panels import Measure
 from a2lib.report.style import Chart
 
@@ -97,16 +97,27 @@ def _panel(ax, m: Machine, scheme: str, mesh: tuple[int, int], rows, along: str)
     for column, (_, colour, marker, width) in LINES.items():
         ax.plot(x, rows[column].astype(float), color=colour, marker=marker, markersize=4,
                 linewidth=width)  # fmt: skip
-    ax.plot(x, rows["floor"], color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)))
+    # A threshold is of one axis: of the width for tensor parallelism, else of the batch.
+    own = (scheme == "tp") == (along == "d_ff")
+    at = predicted_threshold(m, scheme, mesh, PASS) if own else math.inf
+    formula = dict(zip(x, rows["floor"], strict=True))
+    if x.min() < at < x.max():
+        formula[at] = _floor(m, rows.iloc[0], along, at)
+    ax.plot(*zip(*sorted(formula.items()), strict=True), color=style.INK, linewidth=1.2,
+            linestyle=(0, (4, 2)))  # fmt: skip
     panels.values_axis(ax, Measure("ms", base=10))
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     panels.doubling_axis(ax)
-    if (scheme == "tp") != (along == "d_ff"):
-        return  # a threshold is of the other axis
     low, high = ax.get_xlim()
-    at = predicted_threshold(m, scheme, mesh, PASS)
-    if math.isfinite(at) and low < at < high:
+    if low < at < high:
         ax.axvline(at, color=style.DIM, linewidth=1, linestyle=":")
+
+
+def _floor(m: Machine, row, along: str, at: float) -> float:
+    """The longer of computation and communication, ms, where the formula has its knee."""
+    there = {"tokens": row["tokens"], "d_ff": row["d_ff"], along: at}
+    passes = costs(row, m.of(there["tokens"], there["d_ff"]))
+    return 1e3 * m.layers * sum(max(c.compute_s, c.data_s + c.tensor_s) for c in passes)
 
 
 def _handles() -> list[Line2D]:

@@ -50,11 +50,12 @@ def sentence(p: Beside) -> Markdown:
     if own is None:
         return Markdown(p.not_yet("the all-reduces that the planner's links are fitted to"))
     text = (
-        f"Fitted to NCCL's all-reduces between {N} {p.short}: {digits(own.latency * 1e6)} µs a "
-        f"message and {digits(own.link / 1e9)} GB/s that each sends, where the maker states "
-        f"{DEVICES[NAME].link / 1e9:.0f}. `python -m a2lib.theory plan --size {SIZE} --devices {N} "
-        f"--batch {BATCH} --context {CONTEXT} --bandwidth {own.link:.4g} --latency-us "
-        f"{own.latency * 1e6:.4g}` plans with them."
+        f"Fitted to NCCL's all-reduces between {N} {p.short}, rows of other runs: "
+        f"{digits(own.latency * 1e6)} µs a message and {digits(own.link / 1e9)} GB/s that each "
+        f"sends, where the maker states {DEVICES[NAME].link / 1e9:.0f}. "
+        f"`python -m a2lib.theory plan --size {SIZE} --devices {N} --batch {BATCH} "
+        f"--context {CONTEXT} --bandwidth {own.link:.4g} --latency-us {own.latency * 1e6:.4g}` "
+        "plans with them."
     )
     text += _agreement(p, own)
     found = machine(p, "nccl", N)

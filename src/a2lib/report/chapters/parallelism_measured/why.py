@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from a2lib.report.chapters.parallelism_measured import links
+from a2lib.report.chapters.parallelism_measured import links, overlap
 from a2lib.report.chapters.parallelism_measured.answer import (
     MAIN,
     both,
@@ -59,11 +59,16 @@ def parts(p: Beside, caption: str, name: str) -> Table:
 
 
 def told(p: Beside, backend: str) -> Markdown:
-    """Of each number of ranks: how near the clock is with what each takes alone, what products and
-    what messages do against C and W, and where both at once cost most."""
-    found = [f"- {m.label}. {' '.join(filter(None, (products(p, m), _near(p, m))))}"
-             for m in p.machines if m.backend == backend and len(sending(p, m))]  # fmt: skip
-    return Markdown("\n".join(found))
+    """Of each number of ranks: what products alone reach of C, how much runs at once, where that
+    costs most; and what the ranks ran on."""
+    found = []
+    for m in p.machines:
+        if m.backend == backend and len(sending(p, m)):
+            said = (products(p, m), overlap.by_themselves(p, m), overlap.said(p, m), _near(p, m))
+            said = filter(None, said)
+            found.append(f"- {m.label}. {' '.join(said)}")
+    ran_on = overlap.conditions(p, backend) if found else ""
+    return Markdown("\n".join([*found, *(["", ran_on] if ran_on else [])]))
 
 
 def products(p: Beside, m: Machine) -> str:
@@ -126,8 +131,8 @@ def _calls(p: Beside) -> str:
         return ""
     rates = listed([f"{digits(row.bus)} GB/s in {name}" for name, row in found.items()])
     return (
-        f"[By themselves](collectives.md), with 1 GiB, NCCL reaches {rates}, by the ring's count: "
-        "W is of the first, FSDP sends by the other two."
+        f"[By themselves](collectives.md), in other runs and with 1 GiB, NCCL reaches {rates}, by "
+        "the ring's count: W is of the first, FSDP sends by the other two."
     )
 
 

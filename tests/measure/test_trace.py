@@ -11,6 +11,7 @@ import pytest
 from profiles import make
 
 from a2lib.measure import trace
+from a2lib.measure.trace.classes import plain, shorten
 from a2lib.measure.trace.kernels import Launch, Span, attribute
 
 HERE = Path(make.__file__).parent
@@ -226,6 +227,8 @@ NAMES = {
         "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float>(long*)",
         "void at::native::vectorized_gather_kernel<16, long>(char*)",
         "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<Policy>(int)",
+        "void at_cuda_detail::cub::detail::unique_by_key::DeviceUniqueByKeySweepKernel<Policy>()",
+        "void at_cuda_detail::cub::detail::scan::DeviceScanKernel<Policy, int *>(int)",
     ],
     "fused": ["triton_poi_fused_add_mul_3", "triton_red_fused__to_copy_mean_pow_rsqrt_0"],
     "communication": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)"],
@@ -246,6 +249,44 @@ def test_names_and_their_classes(kind):
 )  # fmt: skip
 def test_the_part_is_the_same_for_every_block(name, part):
     assert trace.part_of(name) == part
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [(("step 0", "backward", "cub::DeviceSelect::UniqueByKey"), "backward"),
+     (("optimizer", "Optimizer.step#AdamW.step"), "optimizer"),
+     (("layers.3.ffn.bwd", "cub::DeviceScan"), "ffn"), (("thrust::sort",), "thrust::sort"),
+     ((), "")],
+)  # fmt: skip
+def test_a_librarys_own_range_names_no_part(path, part):
+    assert trace.Kernel("k", 0, "7", 0, 1, path=path).part == part
+
+
+# The same kernel as Nsight Systems and as torch.profiler has it, and in a table.
+SAME = [
+    ("void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel<"
+     "at::native::BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor"
+     "<float>>>>(int, T3)",
+     "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel<at::native::BinaryFunctor"
+     "<float, float, float, at::native::binary_internal::MulFunctor<float>>>>(int, T3)",
+     "elementwise_kernel<128, 2, gpu_kernel<BinaryFunctor<float, float, float, MulFunctor"
+     "<float>>>>"),
+    ("void <unnamed>::nll_loss<float>(float *)", "void (anonymous namespace)::nll_loss<float>(f)",
+     "nll_loss<float>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("nsys", "torch", "want"), SAME)
+def test_names_are_the_same_from_both_profilers(nsys, torch, want):
+    assert shorten(nsys) == shorten(torch) == want
+    assert plain(want) == want
+
+
+def test_a_product_that_is_split_keeps_another_name():
+    name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_"
+    names = [f"{name}aligna4_alignc4_execute_{how}kernel__5x_cublas" for how in ("", "split_k_")]
+    assert len({shorten(one) for one in names}) == 2
+    assert shorten("x" * 200) == "x" * 127 + "…"
 
 
 def broken_sqlite(statement):

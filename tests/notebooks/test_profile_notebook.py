@@ -41,7 +41,7 @@ def test_it_says_who_traced_and_shows_kernels(executed):
         output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
     )
     assert "traced by torch.profiler: the operators" in printed
-    assert printed.count("tiny 8 train-step fp32 eager by torch") == 6
+    assert printed.count("tiny 8 train-step fp32 eager by torch") == 2
     assert "aten::mm" in printed and "measured/profile/cpu.csv" in printed
     (figure,) = (cell for cell in notebook.cells if "profile.draw" in cell.source)
     assert "image/png" in figure.outputs[0].data

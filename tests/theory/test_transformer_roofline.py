@@ -64,6 +64,8 @@ class Operators(TorchDispatchMode):
             return [(moved(states), moved(states) * 3 // 4)]
         if name == "_foreach_add_":
             return [(read, read)]
+        if name in ("cat", "stack") and outs[0].dim() > 4:
+            return [(moved([x]), moved([x])) for x in ins]
         if name == "ones_like":
             return [(0, written)]
         if name == "embedding":
@@ -190,6 +192,11 @@ def test_adamw_reads_four_numbers_a_parameter_and_writes_three():
             assert sum(k.written * k.count for k in found) == 12 * n
             launches = -(-n // ADAMW_LAUNCH) if step is eager_step else 1
             assert sum(k.count for k in found) == launches
+    # A counter for each of 12 * 9 + 3 and 32 * 9 + 3 tensors, 110 a launch.
+    for size, (tensors, launches) in {"small": (111, 2), "2.7B": (291, 3)}.items():
+        found = [k for k in eager_step(SIZES[size], 1, 8, "bf16") if k.name == "step counters"]
+        assert sum(k.count for k in found) == launches
+        assert sum(k.read * k.count for k in found) == 4 * tensors
 
 
 def test_16_bit_weights_spare_the_casts_and_half_the_gradients():

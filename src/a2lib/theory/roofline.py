@@ -30,6 +30,8 @@ PHASES = ("forward", "loss", "backward", "optimizer")
 WIDE, INDEX = 4, 8  # bytes of a float32, of an id or target
 # Elements that PyTorch's fused AdamW takes in one launch: 320 blocks of 65,536.
 ADAMW_LAUNCH = 320 * 65_536
+# Tensors of one list that PyTorch's foreach operators take in one launch.
+COUNTERS_LAUNCH = 110
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,10 @@ def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
 
     ``bf16`` is CUDA's autocast: each product casts its operands, RoPE and the softmax run in
     float32. An operator that launches two kernels is two (a mask copies first, the softmax's
-    backward multiplies first, a scattered gradient is cleared first); the embedding's backward
-    counts as for few tokens, where it does not sort. Raises ValueError for sizes that are not
+    backward multiplies first, a scattered gradient is cleared first, what is joined along a fifth
+    dimension is copied part by part); the embedding's backward counts as for few tokens, where it
+    does not sort. What libraries launch to clear their workspaces, or to sum a product's parts, is
+    not counted. Raises ValueError for sizes that are not
     positive integers and for another precision.
     """
     return _Eager(shape, batch, context, precision).step()
@@ -217,7 +221,10 @@ class _Eager(_Kernels):
         self.add("clear gradient", 0, WIDE * shape.vocab_size * shape.d_model)
         self.add("embedding", u + INDEX * self.rows, u)
         self.phase = self.part = "optimizer"
-        self.add("step counters", WIDE * self.tensors, WIDE * self.tensors)
+        lists, rest = divmod(self.tensors, COUNTERS_LAUNCH)
+        full = WIDE * COUNTERS_LAUNCH
+        self.add("step counters", full, full, times=lists)
+        self.add("step counters", WIDE * rest, WIDE * rest, times=bool(rest))
         self.optimizer(-(-parameter_count(shape) // ADAMW_LAUNCH))
         return [kernel for kernel in self.kernels if kernel.count]
 
@@ -265,11 +272,12 @@ class _Eager(_Kernels):
         self.add("norm: sum", 2 * u, u)
 
     def rope(self) -> None:
-        u, half = WIDE * self.u, WIDE * self.u // 2
+        half = WIDE * self.u // 2
         self.cast(self.u, down=False)
         self.add("rope: times table", half + WIDE * self.table, half, times=4)
         self.add("rope: sum", 2 * half, half, times=2)
-        self.add("rope: interleave", u, u)
+        # Joining five dimensions is a copy for each part.
+        self.add("rope: interleave", half, half, times=2)
         self.cast(self.u)
 
     def attention(self) -> None:

@@ -18,6 +18,7 @@ from a2lib.experiments.profile import handlers, settings, tables, view
 from a2lib.experiments.profile.settings import Parameters, Traced, sweep_of
 from a2lib.measure import PROFILE, bulk, nsight, trace
 from a2lib.measure.failures import LostContext
+from a2lib.measure.trace.kernels import Span
 
 HERE = Path(make.__file__).parent
 TINY = Traced(Configuration("tiny", 16), "torch")
@@ -112,7 +113,7 @@ def test_the_values_of_a_step_tell_what_could_not_be_filed(found):
     assert row["ms_waiting"] == pytest.approx(0.025)
     assert row["no_launch_percent"] == pytest.approx(100 * 25 / 400)
     assert row["no_range_percent"] == row["no_class_percent"] == pytest.approx(5)
-    assert row["note"] == "no class: mystery_kernel; CUPTI events were lost"
+    assert row["note"] == "CUPTI events were lost; no class: mystery_kernel"
     found.notes[:] = ["Profiling has started."]
     assert values("step", found)["note"] == "no class: mystery_kernel"
 
@@ -148,6 +149,9 @@ def test_steps_that_differ_are_said(found):
     assert tables.differing(found) == ""
     found.kernels.extend(dataclasses.replace(k, path=("step 1",)) for k in found.kernels[:2])
     assert tables.differing(found) == "steps of 2 to 7 kernels"
+    found.spans.append(Span("step 1", ("a", 1), 10**9, 2 * 10**9))
+    within = sum(span.start_ns < 10**9 for span in found.spans)
+    assert tables.differing(found) == f"steps of 2 to 7 kernels; steps of 1 to {within} ranges"
     assert len(tables.median_step(found)) == 2  # 120 of work against 355
     found.kernels.clear()
     with pytest.raises(trace.TraceError, match="names no step"):
@@ -204,8 +208,24 @@ def test_a_configuration_is_rows_and_pictures(job, played, tmp_path):
         ("cpu", f"{name}-{phase}") for phase in ("backward", "forward")
     ]
     said = view.table(given.store.rows(), [TINY])
-    assert said.count("tiny 16 train-step fp32 eager by torch") == 5
+    assert said.splitlines()[2] == "tiny 16 train-step fp32 eager by torch"
+    assert [line.split()[0] for line in said.splitlines()[3:8]] == list(TINY.phases)
     assert "aten::" in view.kernels(TINY, view.rows_of("kernels", "cpu", TINY, tmp_path))
+
+
+def test_a_note_is_said_once_below_the_table():
+    times = dict.fromkeys((*view.TIMES, "us_queued", "no_launch_percent", "no_range_percent",
+                           "no_class_percent"), "1.5")  # fmt: skip
+    every = {**TINY.key(), "status": "ok", **times, "launches": "7"}
+    notes = (("forward", "lost"), ("backward", "lost"), ("step", ""))
+    rows = [{**every, "phase": phase, "note": note} for phase, note in notes]
+    said = view.table(rows, [TINY]).splitlines()
+    assert said[-1] == "Noted of 2 of 3: lost"
+    assert all(line.endswith("1.5/1.5/1.5") for line in said[3:-1]) and len(said) == 7
+    assert max(map(len, said)) < 110
+    assert view.table([], [TINY]) == "Nothing measured yet."
+    refused = [{**rows[0], "status": "oom", "note": "much"}]
+    assert view.table(refused, [TINY]).splitlines()[-1].endswith("much")
 
 
 @pytest.mark.parametrize("ends", [{"status": "oom"}, {"traced": "oom"}])

@@ -28,6 +28,7 @@ from a2lib.experiments.profile.tables import (
 )
 from a2lib.measure import bulk, nsight, trace
 from a2lib.measure.failures import LostContext, note
+from a2lib.measure.trace.classes import shorten
 from a2lib.paths import build_dir
 
 TIMEOUT_S = 400  # below the silence that a worker is allowed
@@ -122,9 +123,10 @@ def values(
     spans = sorted(one.span_ns * NS for one in mine)
     on_cpu = found.source == "chrome, cpu"
     shares = _unfiled(found, phase)
-    said = [f"no class: {name}" for name in shares.unknown[:2]]
+    said = []
     if phase == trace.STEP:
         said += [differing(found), *filter(ALARMING.search, found.notes)][:2]
+    said += [f"no class: {shorten(name, 60)}" for name in shares.unknown[:2]]
     return {
         "status": "ok",
         "ms": statistics.median(spans),

@@ -19,10 +19,17 @@ def median_step(found: Trace) -> list[Kernel]:
 
 
 def differing(found: Trace) -> str:
-    """What to say where steps that do the same have another number of kernels; "" where not. A
-    profiler that lost records shows so."""
-    counts = sorted({len(kernels) for kernels in found.steps().values()})
-    return f"steps of {counts[0]} to {counts[-1]} kernels" if len(counts) > 1 else ""
+    """What to say where steps that do the same have another number of kernels, or of ranges; ""
+    where not. A profiler that lost records shows so."""
+    around = [span for span in found.spans if span.name in found.steps()]
+    counts = {
+        "kernels": [len(kernels) for kernels in found.steps().values()],
+        # Of all threads: the backward pushes its own.
+        "ranges": [sum(step.start_ns <= span.start_ns < step.end_ns for span in found.spans)
+                   for step in around],
+    }  # fmt: skip
+    return "; ".join(f"steps of {min(n)} to {max(n)} {what}"
+                     for what, n in counts.items() if len(set(n)) > 1)  # fmt: skip
 
 
 def kernel_table(step: list[Kernel]) -> list[dict[str, object]]:

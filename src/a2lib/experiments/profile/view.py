@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,21 +17,24 @@ from a2lib.measure.trace import KINDS
 Row = Mapping[str, str]
 TIMES = ("ms_timer", "ms_traced", "ms", "ms_busy", "ms_range")
 MOST = 12  # kernels that are shown
+LETTERS = 80  # of a kernel's name
 
 
 def table(rows: Sequence[Row], asked: Sequence[Traced]) -> str:
-    """A line for each phase of each configuration asked for: the timer's time without and with the
-    profiler, from the first kernel to the last, with a kernel running, of the host's range; how far
-    the host was ahead; kernels; what could not be filed."""
+    """A line for each phase below each configuration asked for: the timer's time without and with
+    the profiler, from the first kernel to the last, with a kernel running, of the host's range; how
+    far the host was ahead; kernels; what could not be filed. Below it each note, once."""
     known = {identity(PROFILE, row): row for row in rows}
-    body = []
+    body, notes, titles = [], Counter(), {}
     for traced in asked:
         for phase in traced.phases:
             row = known.get(identity(PROFILE, {**traced.key(), "phase": phase}))
             if row is None:
                 continue
+            if str(traced) not in titles.values():
+                titles[len(body)] = str(traced)
             if row["status"] != "ok":
-                body.append([str(traced), phase, row["status"], *[""] * 8, row["note"]])
+                body.append([phase, row["status"], *[""] * 7, row["note"]])
                 continue
             times = [number(float(row[c])) if row[c] else "-" for c in TIMES]
             unfiled = [
@@ -38,11 +42,23 @@ def table(rows: Sequence[Row], asked: Sequence[Traced]) -> str:
                 for c in ("no_launch_percent", "no_range_percent", "no_class_percent")
             ]
             queued = number(float(row["us_queued"])) if row["us_queued"] else "-"
-            body.append([str(traced), phase, *times, queued, row["launches"] or "-",
-                         "/".join(unfiled), row["note"]])  # fmt: skip
-    heads = ["", "phase", "timer, ms", "timer, traced", "first to last kernel", "busy", "range",
-             "ahead, us", "kernels", "unfiled, %", ""]  # fmt: skip
-    return text_table([line[: len(heads)] for line in body], heads)
+            body.append([phase, *times, queued, row["launches"] or "-",
+                         "/".join(unfiled), ""])  # fmt: skip
+            notes.update([row["note"]] if row["note"] else [])
+    if not body:
+        return EMPTY
+    heads = ["", "timer, ms", "traced", "first to last", "busy", "range", "ahead, us", "kernels",
+             "unfiled, %", ""]  # fmt: skip
+    # A column for why there is nothing, where there is one.
+    width = len(heads) if any(line[-1] for line in body) else len(heads) - 1
+    text = text_table([line[:width] for line in body], heads[:width])
+    above, rule, *below = (f"  {line}" for line in text.splitlines())
+    lines = [above, rule]
+    for i, line in enumerate(below):
+        # The name of a configuration is as wide as a phone, so it has a line of its own.
+        lines += [titles[i], line] if i in titles else [line]
+    said = [f"Noted of {n} of {len(body)}: {words}" for words, n in notes.items()]
+    return "\n".join([*lines, *said])
 
 
 def rows_of(name: str, device: str, traced: Traced, data: Path) -> list[dict]:
@@ -67,11 +83,15 @@ def kernels(traced: Traced | None, rows: Sequence[Mapping[str, object]]) -> str:
             group[i] += row[column]
     most = sorted(groups.items(), key=lambda item: -item[1][1])[:MOST]
     body = [
-        [phase, kind, kernel, str(calls), number(ms), f"{share:.1%}"]
+        [phase, kind, _cut(kernel), str(calls), number(ms), f"{share:.1%}"]
         for (phase, kind, kernel), (calls, ms, share) in most
     ]
     heads = ["phase", "class", "kernel", "calls", "ms", "of all kernel time"]
     return f"{traced}\n{text_table(body, heads)}"
+
+
+def _cut(kernel: str) -> str:
+    return kernel if len(kernel) <= LETTERS else f"{kernel[: LETTERS - 1]}…"
 
 
 def figure(traced: Traced | None, rows: Sequence[Mapping[str, object]]):

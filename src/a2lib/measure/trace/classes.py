@@ -42,7 +42,9 @@ RULES = (
     (
         EMBEDDING,
         r"embedding|indexSelect|index_select|vectorized_gather|RadixSort|radix_sort|"
-        r"krn_partial|compute_grad_weight|sum_and_scatter|compute_num_of_partial",
+        r"krn_partial|compute_grad_weight|sum_and_scatter|compute_num_of_partial|"
+        # Of many tokens, whose gradients are sorted by token and added up.
+        r"cub::\S*Device(UniqueByKey|Compact|Scan)",
     ),
     (
         COPY,
@@ -65,12 +67,23 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in _COMPILED if pattern.search(name)), OTHER)
 
 
-_NOISE = re.compile(r"\(anonymous namespace\)::|at::native::|^void |at_cuda_detail::")
+# Nsight's demangler writes "<unnamed>" and "(int)4" where that of torch.profiler has "(anonymous
+# namespace)" and "4".
+_NOISE = re.compile(
+    r"(\(anonymous namespace\)|<unnamed>)::|at::native::|at_cuda_detail::|binary_internal::|"
+    r"^void |(?<=[<,(])void |(?<=[<,] )void |\((int|bool|unsigned int)\)(?=\d)"
+)
+LENGTH = 128  # enough for cuBLAS's, whose end tells a product from one that is split
 
 
-def shorten(name: str, length: int = 80) -> str:
-    """A kernel's name for a table: without return type and the commonest namespaces, without its
-    arguments, cut to ``length``."""
-    name = _NOISE.sub("", name)
+def plain(name: str) -> str:
+    """A kernel's name without return type and the commonest namespaces, the same from both
+    profilers."""
+    return _NOISE.sub("", name)
+
+
+def shorten(name: str, length: int = LENGTH) -> str:
+    """A kernel's ``plain`` name for a table, without its arguments, cut to ``length``."""
+    name = plain(name)
     name = re.sub(r"\([^()]*\)( const)?( \[clone.*\])?$", "", name) or name
     return name if len(name) <= length else name[: length - 1] + "…"

@@ -14,6 +14,8 @@ from a2lib.measure.trace.classes import kind_of
 PHASES = ("forward", "loss", "backward", "optimizer")
 WAIT = "Synchronize"  # in the names of CUDA's calls that wait for the device
 NO_LAUNCH = "no launch"  # the phase of a kernel whose launch is not in the trace
+# Ranges that libraries push for themselves, below those of the program.
+OF_LIBRARIES = re.compile(r"(cub|thrust)::|Optimizer\.(step|zero_grad)#")
 
 
 class TraceError(OneLine, ValueError):
@@ -63,8 +65,9 @@ class Kernel:
 
     @property
     def range(self) -> str:
-        """The innermost range; "" for none."""
-        return self.path[-1] if self.path else ""
+        """The innermost range that is no library's own, or the innermost of these; "" for none."""
+        mine = [name for name in self.path if not OF_LIBRARIES.match(name)]
+        return (mine or self.path or ("",))[-1]
 
     @property
     def part(self) -> str:

@@ -12,15 +12,17 @@ from a2lib.report.chapters.profile.rows import (
     CONTEXT,
     CONTEXTS,
     MODES,
+    NO_CALL,
+    PLAIN,
     WAYS,
     Profile,
     calls,
-    idle,
+    lacking,
     products,
     share,
     title,
 )
-from a2lib.report.chapters.profile.softmax import compared, costs
+from a2lib.report.chapters.profile.softmax import by_memory, compared, costs
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -29,6 +31,7 @@ SHOWN = {"forward": "forward", "forward-backward": "forward, backward", "train-s
 LEAST = 0.01  # of the forward's kernel time: what takes less has no line of its own
 ATTENTION = "attention: "
 LETTERS = 38  # of a kernel's name in a table
+OUTSIDE = re.compile(r"simt|_ff(?:ma|m?…)")  # of the tensor cores, in names that may be cut
 PARTS = {
     "": "no range", "attn": "attention: RoPE, copies", "ffn": "ffn: gate",
     "block": "residual", "forward": "no module", "backward": "no module",
@@ -38,35 +41,64 @@ PARTS = {
 
 def sentence(p: Profile) -> Markdown:
     """The answer, of each model at the usual context: where the kernels' time goes."""
-    told = []
-    for model in p.models:
-        shares = [p.share(model, CONTEXT, mode) for mode in MODES]
-        if None in shares:
-            continue
-        name, n, of_all = top(p.of(model, CONTEXT, "forward"))
-        text = (
-            f"In plain fp32 at {CONTEXT} tokens, matrix products are {shares[0]:.0%} of the "
-            f"{title(model)} model's kernel time in a forward, {shares[1]:.0%} with the backward "
-            f"and {shares[2]:.0%} of a whole step with AdamW. The top kernel of its forward is "
-            f"`{short(name)}`, {n} calls and {of_all:.0%} of the time."
-        )
-        ratio = compared(p, model, CONTEXT)
-        if ratio is not None:
-            cost = costs(model, CONTEXT)
-            moved = cost["softmax"].bytes / cost["products"].bytes
-            text += (
-                f" The softmax takes {ratio.times:.2f} times as long as the two products around "
-                f"it, with {1 / ratio.flops:.1%} of their operations but {moved:.0%} of their "
-                "bytes."
-            )
-        gap = idle(p.row(model, CONTEXT))
-        if gap is not None:
-            much = f"{gap:.0%}" if gap >= 0.01 else "less than 1%"
-            text += f" In {much} of the step no kernel runs."
-        told.append(text)
-    if not told:
+    shares = {m: [p.share(m, CONTEXT, mode) for mode in MODES] for m in p.models}
+    shares = {model: values for model, values in shares.items() if None not in values}
+    if not shares:
         return Markdown(p.not_yet("the question is below, the traces will follow"))
-    return Markdown("\n\n".join(told))
+    products, kernels, before = [], [], None
+    for model, (ahead, both, step) in shares.items():
+        of = f"the {title(model)} model's"
+        products.append(
+            f"{ahead:.0%}, {both:.0%} and {step:.0%} of {of}" if products else
+            f"{ahead:.0%} of {of} kernel time in a forward, {both:.0%} with the backward and "
+            f"{step:.0%} of a whole step with AdamW"
+        )  # fmt: skip
+        name, n, of_all = top(p.of(model, CONTEXT, "forward"))
+        which = "the same" if short(name) == before else f"`{short(name)}`"
+        kernels.append(f"{which} in {title(model)}, {n} calls and {of_all:.0%} of the time")
+        before = short(name)
+    text = (
+        f"In plain fp32 at {CONTEXT} tokens, matrix products take {'; '.join(products)}. The top "
+        f"kernel of a forward is {'; '.join(kernels)}."
+    )
+    more = " ".join(filter(None, [_softmax(p, list(shares)), _idle(p, list(shares))]))
+    return Markdown("\n\n".join(filter(None, [text, more])))
+
+
+def _softmax(p: Profile, models: list[str]) -> str:
+    """Its time, operations and bytes beside those of the two products, and what bounds them."""
+    told, bound = [], True
+    for model in models:
+        ratio = compared(p, model, CONTEXT)
+        if ratio is None:
+            continue
+        cost = costs(model, CONTEXT)
+        moved = cost["softmax"].bytes / cost["products"].bytes
+        told.append(
+            f"{ratio.times:.2f} times in {title(model)}, with {1 / ratio.flops:.1%} and {moved:.0%}"
+            if told else
+            f"{ratio.times:.2f} times as long as the two products around it in {title(model)}, "
+            f"with {1 / ratio.flops:.1%} of their operations and {moved:.0%} of their bytes"
+        )  # fmt: skip
+        bound = bound and by_memory(p, model, CONTEXT)
+    if not told:
+        return ""
+    why = ": memory is its limit, arithmetic is theirs" if bound else ""
+    return f"The softmax takes {'; '.join(told)}{why}."
+
+
+def _idle(p: Profile, models: list[str]) -> str:
+    """How much of the step no kernel runs, by every timer."""
+    gaps = {model: p.idle(model, CONTEXT) for model in models}
+    told = [f"in {written(gap)} of the {title(m)} model's" for m, gap in gaps.items() if gap]
+    return f"No kernel runs {listed([f'{told[0]} step', *told[1:]])}." if told else ""
+
+
+def written(gap: tuple[float, float]) -> str:
+    """A range of shares: 6% to 12%, or less than 1%."""
+    if gap[1] < 0.01:
+        return "less than 1%"
+    return style.between(gap, "{:.0%}".format)
 
 
 def top(kernels: pd.DataFrame) -> tuple[str, int, float]:
@@ -144,21 +176,64 @@ def same_top(p: Profile) -> Markdown:
         return Markdown(p.not_yet("the top kernels"))
     same = [(m, c) for m, c, ahead, both in found if top(ahead)[0] == top(both)[0]]
     other = [f"{title(m)} at {style.tokens(c)}" for m, c, *_ in found if (m, c) not in same]
-    text = f"With the backward it is the same kernel in {len(same)} of {len(found)} configurations"
+    most = [top(ahead) for *_, ahead, _ in found]
+    kinds = {kind for (name, *_), (*_, ahead, _) in zip(most, found, strict=True)
+             for kind in pick(ahead, kernel=name)["kind"]}  # fmt: skip
+    what = " of matrix products" if kinds == {"matmul"} else ""
+    text = (
+        f"In each of {len(found)} forwards one kernel{what} takes most, "
+        f"{style.between([of_all for *_, of_all in most], '{:.0%}'.format)} of the time in "
+        f"{style.between([n for _, n, _ in most], '{:,}'.format)} calls; which one depends on the "
+        f"sizes. {_cores(p)}With the backward it is the same kernel in {len(same)} of {len(found)} "
+        "configurations"
+    )
     text += f" (another in {listed(other)})" if same and other else ""
-    wrong = [
-        f"{title(m)} at {style.tokens(c)}: {calls(kernels)} in place of {products(m, mode)}"
+    counts = {
+        (m, c): [(calls(kernels), products(m, mode))
+                 for mode, kernels in zip(MODES[:2], (ahead, both), strict=True)]
         for m, c, ahead, both in found
-        for mode, kernels in zip(MODES[:2], (ahead, both), strict=True)
-        if calls(kernels) != products(m, mode)
-    ]
+    }  # fmt: skip
+    exact = [at for at, pairs in counts.items() if all(seen == want for seen, want in pairs)]
+    more = [
+        (m, c) for m, c, _, both in found
+        if (m, c) not in exact and all(seen >= want for seen, want in counts[m, c])
+        and not lacking(both, m)
+    ]  # fmt: skip
+    wrong = [
+        f"{title(m)} at {style.tokens(c)}: {seen} in place of {want}"
+        for (m, c), pairs in counts.items() if (m, c) not in [*exact, *more]
+        for seen, want in pairs if seen != want
+    ]  # fmt: skip
+    text += (
+        ". The count is a check: a block has seven linear layers and two products of attention, "
+        "the model a head, so that a forward has 9 L + 1 products and a backward twice as many. "
+    )
+    text += (
+        "Every trace has exactly these" if len(exact) == len(found)
+        else f"{len(exact)} of {len(found)} traces have exactly these"
+    )  # fmt: skip
+    if more:
+        extra = [f"{title(m)} at {style.tokens(c)}, {counts[m, c][0][0]} kernels for "
+                 f"{counts[m, c][0][1]} products of the forward" for m, c in more]  # fmt: skip
+        text += (
+            "; in the others each product is there, in the range of its module, and cuBLAS runs "
+            f"some as two kernels ({'; '.join(extra)})"
+        )
     if wrong:
-        return Markdown(f"{text}. The products that the traces have are not all the model's: "
-                        f"{listed(wrong)}.")  # fmt: skip
-    return Markdown(
-        f"{text}. Its count is a check: a block has seven linear layers and two products of "
-        "attention, the model a head, so that a forward has 9 L + 1 products and a backward twice "
-        "as many, and every trace has exactly these."
+        text += f". **Not all are the model's**: {listed(wrong)}"
+    return Markdown(f"{text}.")
+
+
+def _cores(p: Profile) -> str:
+    """That no product uses the tensor cores, where each one's name says so."""
+    plain_ = pick(p.kernels, **PLAIN)
+    products = pick(plain_[plain_["kernel"] != "rest"], kind="matmul")["kernel"]
+    products = products[~products.str.contains(NO_CALL)]
+    if not len(products) or not products.str.contains(OUTSIDE).all():
+        return ""
+    return (
+        "`ffma` or `simt` in every product's name says that it runs outside of the tensor cores, "
+        "which fp32 without TF32 does not use. "
     )
 
 
@@ -241,10 +316,13 @@ def shift(p: Profile) -> Markdown:
     if not found:
         return Markdown(p.not_yet("how the products' share moves"))
     falls = [one for one in found if one[2][2] < one[2][0]]
+    rises = [f"{title(m)} at {style.tokens(c)}" for m, c, v in found if v[2] >= v[0]]
     text = (
         f"From inference to a whole step the products' share falls in {len(falls)} of "
         f"{len(found)} plain configurations"
     )
+    if falls and rises:
+        text += f" (not in {listed(rises)})"
     if falls:
         drops = {(m, c): v[0] - v[2] for m, c, v in falls}
         most = max(drops, key=drops.get)
@@ -267,8 +345,6 @@ def shift(p: Profile) -> Markdown:
 def part_name(part: str) -> str:
     """A part as the page names it; what a module launches outside of those in it by what that is.
     """
-    if part.startswith("Optimizer.step#"):  # torch.profiler's own range
-        part = "optimizer"
     return PARTS.get(part, part.replace("attn.attention.", "attn.").replace("attn.", ATTENTION))
 
 

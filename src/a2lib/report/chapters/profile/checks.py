@@ -18,6 +18,7 @@ from a2lib.report.chapters.profile.rows import (
     PROFILERS,
     WAYS,
     Profile,
+    lacking,
     share,
     title,
 )
@@ -67,9 +68,44 @@ def filed(p: Profile) -> Markdown:
     return Markdown(text)
 
 
+def noted(p: Profile) -> Markdown:
+    """What Nsight Systems notes of its ranges, and whether one that is used here is missing."""
+    rows = pick(p.table, phase="step", status="ok", profiler="nsys")
+    said = rows[rows["note"].fillna("").str.contains("NVTX")]
+    if not len(said):
+        return Markdown("")
+    whole, incomplete = 0, []
+    for key, group in pick(p.kernels, profiler="nsys").groupby(CONFIGURATION):
+        where = dict(zip(CONFIGURATION, key, strict=True))
+        # Ranges around modules are those of a train-step that is not compiled.
+        if where["mode"] == "train-step" and where["compile"] == "none":
+            if lacking(group, where["model"]):
+                incomplete.append(f"{title(where['model'])} at {style.tokens(where['context'])}")
+            whole += 1
+    text = (
+        f"Of {len(said)} traces Nsight Systems notes that not all NVTX events might have been "
+        "collected. "
+    )
+    if incomplete:
+        return Markdown(f"{text}In {listed(incomplete)} products are missing from the range of "
+                        "their module.")  # fmt: skip
+    text += (
+        f"None that is used here is missing: in each of {whole} traces with ranges around modules "
+        "every product lies in that of its module, forward and backward"
+    )
+    same = [one for one in witnesses(p) if one.calls_agree]
+    if same:
+        text += (
+            f", and in {listed([one.name for one in same])} torch.profiler, which has no such "
+            "note, files as many kernels in each"
+        )
+    return Markdown(f"{text}. Our guess is that the note comes of stopping the trace before the "
+                    "program ends.")  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Witness:
-    """One configuration by two profilers: ``calls`` in both for each phase and class, and the
+    """One configuration by two profilers: ``calls`` in both for each phase, class and part, and the
     relative difference of kernel time, of all and of the class that differs most."""
 
     name: str
@@ -86,7 +122,7 @@ def witnesses(p: Profile) -> list[Witness]:
         if set(group["profiler"]) < set(PROFILERS):
             continue
         both = {name: pick(group, profiler=name) for name in PROFILERS}
-        counts = [rows.groupby(["phase", "kind"])["calls"].sum() for rows in both.values()]
+        counts = [rows.groupby(["phase", "kind", "part"])["calls"].sum() for rows in both.values()]
         times = [rows.groupby("kind")["ms"].sum() for rows in both.values()]
         sums = [float(one.sum()) for one in times]
         # A class of a thousandth of the time says nothing about the others.
@@ -105,8 +141,8 @@ def witness(p: Profile) -> Markdown:
         return Markdown(p.not_yet("the same steps by a second profiler"))
     told = []
     for one in found:
-        same = "the same number of kernels in every phase and class" if one.calls_agree else (
-            "another number of kernels in some phase and class"
+        same = "the same number of kernels in every phase, class and part" if one.calls_agree else (
+            "another number of kernels in some phase, class or part"
         )  # fmt: skip
         told.append(
             f"{one.name}: {same}, {abs(one.total):.1%} {'more' if one.total > 0 else 'less'} "
@@ -127,14 +163,19 @@ def refused(p: Profile) -> Markdown:
         how = ", ".join([key[3], *key[4:6], *(["compiled"] if key[6] != "none" else [])])
         lines.append(f"- {title(key[0])}, {style.tokens(key[1])} tokens, {how}: "
                      f"{style.STATUS[r['status']]} ({r['note']})")  # fmt: skip
-    left = [
+    return Markdown("\n".join([*lines, *([f"\n{left(p)}"] if str(left(p)) else [])]))
+
+
+def left(p: Profile) -> Markdown:
+    """The steps that nobody has traced yet; nothing where there is none."""
+    found = [
         f"{title(model)} at {listed([style.tokens(c) for c in contexts])} ({words})"
         for words, way in WAYS.items() for model in TRACED
         if (contexts := [c for c in (CONTEXTS if way in EVERYWHERE else (CONTEXT,))
                          if not len(pick(p.table, model=model, context=c, batch=BATCH,
                                          mode="train-step", **way))])
     ]  # fmt: skip
-    if left:
-        lines.append(f"\n**Not measured yet**, of the steps that this chapter is about: "
-                     f"{'; '.join(left)}.")  # fmt: skip
-    return Markdown("\n".join(lines))
+    if not found:
+        return Markdown("")
+    return Markdown(f"**Not measured yet**, of the steps that this chapter is about: "
+                    f"{'; '.join(found)}.")  # fmt: skip

@@ -7,22 +7,33 @@ from dataclasses import dataclass
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.profile.rows import BATCH, CONTEXT, Profile, title
+from a2lib.report.chapters.profile.rows import BATCH, CONTEXT, HEAD, LINEAR, Profile, title
 from a2lib.report.metrics import pick
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.roofline import PHASES, eager_step, floor
 from a2lib.theory.transformer import SIZES
 
+NORMS = ("ln1", "ln2", "ln_final")
+
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a plain step: kernels by count and in the trace; the floor of the products and
-    of the rest in ms, None without ceilings, and what the trace has."""
+    """One phase of a plain step: kernels by count and in the trace, and of the latter what
+    libraries launch beside an operator's own kernel: ``split``, those that sum or continue a
+    product, and ``cleared``, memsets of their workspaces. Then the floor of the products and of the
+    rest in ms, None without ceilings, and what the trace has."""
 
     counted: int
     seen: int
+    split: int
+    cleared: int
     floors: tuple[float, float] | None
     measured: tuple[float, float]
+
+    @property
+    def unexplained(self) -> int:
+        return self.seen - self.counted - self.split - self.cleared
 
 
 def phases(p: Profile, model: str, context: int = CONTEXT) -> dict[str, Phase]:
@@ -41,11 +52,25 @@ def phases(p: Profile, model: str, context: int = CONTEXT) -> dict[str, Phase]:
                 floor([k for k in mine if bool(k.flops) is product], *ceilings)["total"].ms
                 for product in (True, False)
             )
-        products = float(pick(seen, kind="matmul")["ms"].sum())
-        counted = sum(kernel.count for kernel in mine)
-        rest = float(seen["ms"].sum()) - products
-        found[phase] = Phase(counted, int(seen["calls"].sum()), floors, (products, rest))
+        matmuls = pick(seen, kind="matmul")
+        products = float(matmuls["ms"].sum())
+        found[phase] = Phase(
+            sum(kernel.count for kernel in mine),
+            int(seen["calls"].sum()),
+            max(0, int(matmuls["calls"].sum()) - sum(k.count for k in mine if k.flops)),
+            _cleared(seen),
+            floors,
+            (products, float(seen["ms"].sum()) - products),
+        )
     return found
+
+
+def _cleared(kernels: pd.DataFrame) -> int:
+    """How many memsets there are: by their name, or, where they take too little to be listed, by
+    where they are: a linear layer copies nothing, nor does a norm by a kernel of its own."""
+    copies = pick(kernels, kind="copy")
+    unnamed = (copies["kernel"] == "rest") & copies["part"].isin([*LINEAR, HEAD, *NORMS])
+    return int(copies.loc[copies["kernel"].str.startswith("Memset") | unnamed, "calls"].sum())
 
 
 def table(p: Profile, caption: str, name: str) -> Table:
@@ -57,8 +82,10 @@ def table(p: Profile, caption: str, name: str) -> Table:
             cells = []
             for least, ms in zip(floors, one.measured, strict=True):
                 cells += [MISSING if least is None else style.digits(least), style.digits(ms)]
-            lines.append([title(model), phase, f"{one.counted:,}", f"{one.seen:,}", *cells])
-    columns = ["model", "phase", "kernels: by count", "in the trace", "products: floor, ms",
+            lines.append([title(model), phase, f"{one.counted:,}", f"{one.seen:,}",
+                          f"{one.split:,}", f"{one.cleared:,}", *cells])  # fmt: skip
+    columns = ["model", "phase", "kernels: by count", "in the trace", "of split products",
+               "memsets", "products: floor, ms",
                "measured", "the rest: floor, ms", "measured "]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
@@ -69,13 +96,21 @@ def sentence(p: Profile) -> Markdown:
     told = []
     for model in p.models:
         found = phases(p, model)
-        off = [f"{phase} {one.seen:,} for {one.counted:,}"
-               for phase, one in found.items() if one.seen != one.counted]  # fmt: skip
         if not found:
             continue
+        off = [f"{phase} {one.seen:,} for {one.counted:,}"
+               for phase, one in found.items() if one.unexplained]  # fmt: skip
+        split, cleared = (sum(getattr(one, name) for one in found.values())
+                          for name in ("split", "cleared"))  # fmt: skip
+        beside = [
+            words for n, words in ((split, f"{split:,} that sum or continue a split product"),
+                                   (cleared, f"{cleared:,} memsets of workspaces")) if n
+        ]  # fmt: skip
         text = f"The trace of {title(model)} has " + (
             f"other numbers of kernels than the count ({', '.join(off)})" if off
             else "exactly the kernels of the count in every phase"
+            + (f", and beside them {listed(beside)}, which libraries launch for themselves"
+               if beside else "")
         )  # fmt: skip
         if all(one.floors for one in found.values()):
             least = [sum(one.floors[i] for one in found.values()) for i in (0, 1)]

@@ -5,14 +5,19 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
+from a2lib.report.chapters.measured import time
+from a2lib.report.chapters.profile.answer import top
 from a2lib.report.chapters.profile.rows import Profile, title
+from a2lib.report.chapters.profile.softmax import compared
 from a2lib.report.metrics import pick, row_of
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.transformer import SIZES
 
 RANGES, TIMED, COUNTED = "A100 40 GB", "H800 PCIe", "unnamed GPU of 80 GB"
 BLAMED = "xl25"  # the model of the writeup with a table for each range
 PRINTED_AT = 256  # tokens of that
+TIMED_AT = 128  # of the one that compares with a timer
 LINEAR = 7  # layers of a block, each one product of the forward
 
 
@@ -64,15 +69,20 @@ def cut_short(p: Profile) -> Markdown:
         f"top kernel, {n:.0f} calls, {n / want:.1%} of the model's {want} linear layers"
         for model, ratio, n, want in short
     ]
+    whole = [
+        f"{ours[1]} calls of its top kernel, {ours[2]:.0%} of the kernel time"
+        for model, *_ in short if (ours := _ours(p, model, TIMED_AT)) is not None
+    ]
+    here = f" Ours of the same model has {listed(whole)}." if whole else ""
     uneven = [f"{title(model)} {n:.0f}" for model, _, n, _ in rows
               if n % SIZES[model].num_layers]  # fmt: skip
     return Markdown(
         f"On the {TIMED}, {'; '.join(told)}: what is left out is what ran after the host's range "
         "had ended. A forward cannot be shorter than its kernels; the writeup suspects the "
-        "kernels. In its smaller models the trace's is the longer one, where the host is the "
-        "limit and a profiler adds to each launch. A kernel of a forward is called so many times "
-        f"a block; its counts of {', '.join(uneven)} are no multiples of the blocks, so that there "
-        "too the range has cut some off."
+        f"kernels.{here} In its smaller models the trace's is the longer one, where the host is "
+        "the limit and a profiler adds to each launch. A kernel of a forward is called so many "
+        f"times a block; its counts of {', '.join(uneven)} are no multiples of the blocks, so that "
+        "there too the range has cut some off."
     )
 
 
@@ -98,10 +108,13 @@ def softmax(p: Profile) -> Markdown:
     both = found["scores"] + found["values"]
     whole = printed(p, device=RANGES, quantity="attention")
     part = printed(p, device=RANGES, quantity="softmax")
+    ours = [f"{r.times:.2f} in {title(model)}" for model in p.models
+            if (r := compared(p, model, PRINTED_AT)) is not None]  # fmt: skip
+    here = f", where kernels alone give {listed(ours)} at {PRINTED_AT} tokens" if ours else ""
     return Markdown(
         f"Of the softmax, the writeup of the {COUNTED} prints {found['softmax']:.0f} µs beside "
         f"{found['scores']:.0f} and {found['values']:.0f} µs of the ranges around it, "
-        f"{found['softmax'] / both:.2f} times both; that of the {RANGES} {part:.0f} of "
+        f"{found['softmax'] / both:.2f} times both{here}; that of the {RANGES} {part:.0f} of "
         f"{whole:,.0f} µs of an attention module. These are lengths of ranges on the host's "
         "timeline, in which scaling and masking count as scores. The first one gives the products "
         "64 times the operations, d_model over heads; counted, it is 4 d / 5."
@@ -115,8 +128,14 @@ def sources(p: Profile) -> Markdown:
     return Markdown(f"Published: {told}. None has an address that could be given here.")
 
 
+def _ours(p: Profile, model: str, context: int) -> tuple[str, int, float] | None:
+    """The top kernel of our forward, its calls and share."""
+    kernels = p.of(model, context, "forward")
+    return top(kernels) if len(kernels) else None
+
+
 def table(p: Profile, caption: str, name: str) -> Table:
-    """The published forward, by timer and trace, and the top kernel's calls."""
+    """The published forward, by timer and trace, and the top kernel's calls, beside ours."""
     lines = []
     for row in pick(p.reference, device=TIMED, quantity="timer").itertuples():
         where = {"device": TIMED, "model": row.model}
@@ -124,6 +143,18 @@ def table(p: Profile, caption: str, name: str) -> Table:
         layers = SIZES[row.model].num_layers
         lines.append([title(row.model), style.tokens(row.context), f"{row.printed:g}",
                       f"{traced:g}", f"{n:.0f}", f"{n / layers:.2f}",
-                      f"{printed(p, **where, quantity='share'):g} %"])  # fmt: skip
-    columns = ["model", "tokens", "timer, ms", "trace, ms", "calls", "a block", "share"]
+                      f"{printed(p, **where, quantity='share'):g} %",
+                      *_cells(p, row.model, int(row.context))])  # fmt: skip
+    columns = ["model", "tokens", "timer, ms", "trace, ms", "calls", "a block", "share",
+               f"{p.short}: timer, ms", "trace, ms ", "calls ", "a block ", "share "]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
+
+
+def _cells(p: Profile, model: str, context: int) -> list[str]:
+    """Of ours the same columns, as far as they are measured."""
+    row, ours = p.forward(model, context), _ours(p, model, context)
+    times = [MISSING] * 2 if row is None else [time(row.ms_timer), time(row.ms)]
+    if ours is None:
+        return [*times, *[MISSING] * 3]
+    _, n, of_all = ours
+    return [*times, f"{n}", f"{n / SIZES[model].num_layers:.2f}", f"{of_all:.1%}"]

@@ -8,8 +8,10 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure import bulk
+from a2lib.measure.trace.classes import plain
+from a2lib.measure.trace.kernels import OF_LIBRARIES
 from a2lib.report import data
-from a2lib.report.chapters.benchmark.rows import MODELS, TITLES
+from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, WARMUP
 from a2lib.report.chapters.measured import Measured
 from a2lib.report.metrics import pick
 from a2lib.theory.transformer import SIZES
@@ -33,6 +35,10 @@ CONFIGURATION = ["model", "context", "batch", "mode", "precision", "attention", 
 BATCH = 4
 PROFILERS = {"nsys": "Nsight Systems", "torch": "torch.profiler"}
 NO_CALL = re.compile(r"split[kK]|reduce")  # a matmul's helper, which is no product of its own
+# Where a block has its products.
+LINEAR = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "ffn.w1", "ffn.w2",
+          "ffn.w3")  # fmt: skip
+HEAD, SCORES, VALUES = "lm_head", "attn.attention.scores", "attn.attention.values"
 COMMAND = "papermill notebooks/profile.ipynb -p sweep all"
 
 
@@ -44,6 +50,7 @@ class Profile(Measured):
     def __init__(self, roots: list[Path] | None = None):
         super().__init__(roots)
         self.table, self.local = self.read("profile")
+        self.benchmark, _ = self.read("benchmark")
         every = self._kernels(roots)
         self.kernels, self.local_kernels = every[~every["local"]], every[every["local"]]
         self.strips = {
@@ -58,6 +65,30 @@ class Profile(Measured):
         found = pick(self.table, model=model, context=context, phase=phase, mode=mode, batch=BATCH,
                      status="ok", **way)  # fmt: skip
         return next(iter(found.sort_values("profiler").itertuples()), None)
+
+    def timers(self, model: str, context: int, phase: str = "step", mode: str = "train-step",
+               way: dict = PLAIN) -> list[float]:  # fmt: skip
+        """What each process that timed this without a profiler said, in ms: those beside a trace,
+        and the benchmark's, if it has one."""
+        where = {"model": model, "context": context, "phase": phase, "mode": mode, "batch": BATCH,
+                 "status": "ok", **way}  # fmt: skip
+        beside = pick(self.table, **where)["ms_timer"].dropna()
+        own = pick(self.benchmark, **where, capture=False, warmup=WARMUP)["ms"].dropna()
+        return [float(ms) for ms in (*beside, *own)]
+
+    def idle(self, model: str, context: int, way: dict = PLAIN) -> tuple[float, float] | None:
+        """The least and the most that the timers leave without a kernel of a train-step."""
+        row = self.row(model, context, way=way)
+        found = [idle(row, ms) for ms in self.timers(model, context, way=way)]
+        found = [share for share in found if share is not None]
+        return (min(found), max(found)) if found else None
+
+    def replayed(self, model: str, context: int, way: dict = PLAIN) -> float | None:
+        """The benchmark's train-step as one CUDA graph, in ms; None where there is none."""
+        where = {"model": model, "context": context, "phase": "step", "mode": "train-step",
+                 "batch": BATCH, "status": "ok", **way}  # fmt: skip
+        found = pick(self.benchmark, **where, capture=True, warmup=WARMUP)
+        return float(found["ms"].iloc[0]) if len(found) else None
 
     def forward(self, model: str, context: int):
         """The row of a plain forward, of the trace that has the least ranges in it."""
@@ -104,7 +135,11 @@ class Profile(Measured):
             for _, about, rows, local in self._pictures("kernels", roots)
         ]
         if frames:
-            return pd.concat(frames, ignore_index=True)
+            found = pd.concat(frames, ignore_index=True)
+            # Traces of before names and parts were taken so.
+            of_library = found["part"].map(lambda part: bool(OF_LIBRARIES.match(part)))
+            found["part"] = found["part"].mask(of_library, found["phase"])
+            return found.assign(kernel=found["kernel"].map(plain))
         columns = [*bulk.TABLES["kernels"], *CONFIGURATION, "profiler", "source", "device", "local"]
         return pd.DataFrame(columns=columns).astype({"local": bool})
 
@@ -138,14 +173,38 @@ def products(model: str, mode: str = "forward") -> int:
     return (9 * SIZES[model].num_layers + 1) * (1 if mode == "forward" else 3)
 
 
+def lacking(kernels: pd.DataFrame, model: str) -> list[str]:
+    """The parts of a plain trace's forward and backward that have fewer products than the model."""
+    layers, missing = SIZES[model].num_layers, []
+    for phase, times in (("forward", 1), ("backward", 2)):
+        mine = pick(kernels, phase=phase)
+        if not len(mine):
+            continue
+        for part in (*LINEAR, SCORES, VALUES, HEAD):
+            want = times * (1 if part == HEAD else layers)
+            if calls(pick(mine, part=part)) < want:
+                missing.append(f"{part} ({phase})")
+    return missing
+
+
 def title(model: str) -> str:
     return TITLES.get(model, model)
 
 
-def idle(row) -> float | None:
+def idle(row, timer: float | None = None) -> float | None:
     """The share of a phase, timed without a profiler, in which no kernel ran: kernels take the same
-    time under a profiler, gaps do not. Never below zero, where the two differ by their noise."""
-    if row is None or pd.isna(row.ms_timer) or pd.isna(row.ms_busy):
+    time under a profiler, gaps do not. Never below zero, where the two differ by their noise.
+    ``timer`` is in ms, by default the row's."""
+    timer = getattr(row, "ms_timer", None) if timer is None else timer
+    if row is None or pd.isna(timer) or pd.isna(row.ms_busy):
         return None
-    return max(0.0, 1 - float(row.ms_busy) / float(row.ms_timer))
+    return max(0.0, 1 - float(row.ms_busy) / float(timer))
 
+
+def ahead(row) -> float | None:
+    """How many kernels the host is ahead of the GPU: the median wait of a kernel over the mean time
+    of one."""
+    values = None if row is None else (row.us_queued, row.ms_busy, row.launches)
+    if values is None or any(pd.isna(value) for value in values):
+        return None
+    return float(row.us_queued) / 1e3 * float(row.launches) / float(row.ms_busy)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pandas as pd
+from matplotlib.ticker import NullLocator
 
 from a2lib.report import panels, style
 from a2lib.report.chapters.profile.drawing import KINDS, legend
 from a2lib.report.chapters.profile.rows import BATCH, CONTEXTS, Profile, title
 from a2lib.report.metrics import pick
-from a2lib.report.style import Chart
+from a2lib.report.style import DIM, INK, Chart
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.products import matmul_flops
 from a2lib.theory.transformer import SIZES
@@ -181,6 +182,59 @@ def _floors(p: Profile, model: str, context: int):
     ceilings = p.tflops["fp32"] * 1e12, p.bandwidth * 1e12
     cost = costs(model, context)
     return cost["products"].floor_ms(*ceilings), cost["softmax"].floor_ms(*ceilings)
+
+
+def roofline(p: Profile) -> Chart:
+    """Operations a second over operations a byte, under the two measured ceilings: the softmax and
+    both products, a mark for each model at its longest context."""
+    found = {model: context for model in p.models
+             if (context := next((c for c in reversed(CONTEXTS) if compared(p, model, c)), None))}
+    if not found or p.bandwidth is None or "fp32" not in p.tflops:
+        return panels.empty()
+    flat, slope = p.tflops["fp32"], p.bandwidth
+    low, high = 0.2, 400.0  # operations a byte
+
+    def draw(figure):
+        ax = figure.subplots()
+        ridge = flat / slope
+        ax.plot([low, ridge, high], [low * slope, flat, flat], color=INK, linewidth=1.4)
+        ax.annotate(f"memory, {slope:.2f} TB/s", (2.5, 2.5 * slope), xytext=(-8, 0),
+                    textcoords="offset points", ha="right", va="center")  # fmt: skip
+        ax.annotate(f"arithmetic, {flat:.0f} TFLOP/s", (high, flat), xytext=(0, 4),
+                    textcoords="offset points", ha="right", va="bottom")  # fmt: skip
+        for mark, (model, context) in zip("osD^", found.items(), strict=False):
+            one, cost = compared(p, model, context), costs(model, context)
+            label = f"{title(model)}, {style.tokens(context)} tokens"
+            for name, kind, ms in (("softmax", "softmax", one.softmax),
+                                   ("products", "matmul", one.scores + one.values)):
+                of = cost[name]
+                at = of.flops / of.bytes, of.flops / ms / 1e9
+                ax.plot(*at, mark, color=KINDS[kind], markersize=8, zorder=3)
+                words = "softmax" if name == "softmax" else "both products"
+                if model == next(iter(found)):
+                    ax.annotate(words, at, xytext=(10, -8), textcoords="offset points", va="top")
+            ax.plot([], [], mark, color=DIM, markersize=8, label=label)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlim(low, high)
+        ax.set_ylim(low * slope, 2.2 * flat)
+        for axis, ticks in ((ax.xaxis, (1, 10, 100)), (ax.yaxis, (1, 10, 100))):
+            axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
+            axis.set_minor_locator(NullLocator())
+        ax.set_xlabel("operations a byte")
+        ax.set_ylabel("TFLOP/s")
+        figure.legend(loc="outside upper left", ncols=2, frameon=False, handletextpad=0.3)
+
+    return Chart(draw, height=3.6)
+
+
+def by_memory(p: Profile, model: str, context: int) -> bool:
+    """Whether the measured ceilings say that memory binds the softmax and arithmetic the products.
+    """
+    products, softmax = _floors(p, model, context)
+    return None not in (products, softmax) and (
+        products[0] > products[1] and softmax[1] > softmax[0]
+    )
 
 
 def _binding(by_flops: float, by_bytes: float) -> str:

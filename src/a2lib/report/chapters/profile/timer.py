@@ -13,7 +13,7 @@ from a2lib.report.chapters.profile.rows import (
     PROFILERS,
     WAYS,
     Profile,
-    idle,
+    ahead,
     title,
 )
 from a2lib.report.metrics import pick
@@ -23,6 +23,8 @@ from a2lib.report.tables import MISSING, Markdown, Table
 NEAR = 0.02  # two times closer than this are called the same
 HOST = 0.9  # where issuing takes this share of the time or more, the host is the limit
 IDLE = 0.1  # a larger share of idle time is named
+FULL = 0.1  # queues that are shorter than the longest by no more than this are called full
+BEHIND_US = 100  # a host whose launches wait less than this is not ahead
 AGREES, SLOWED, OTHER = "agrees", "slowed", "other"
 
 
@@ -48,7 +50,10 @@ def forwards(p: Profile, caption: str, name: str) -> Table:
                           PROFILERS[row.profiler]])  # fmt: skip
     columns = ["model", "tokens", "timer", "timer, traced", "first to last kernel", "off",
                "a kernel runs", "range on the host", "by"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
+    frame = pd.DataFrame(lines, columns=columns)
+    if set(frame["by"]) <= {PROFILERS["nsys"]}:
+        frame = frame.drop(columns="by")
+    return Table(frame, caption, name, left=1, keys=2)
 
 
 def ranged(p: Profile) -> Markdown:
@@ -109,81 +114,157 @@ def agreement(p: Profile) -> Markdown:
 def hosts(p: Profile, caption: str, name: str) -> Table:
     """The host's side of each step: kernels, idle share, issuing, launches, how far ahead."""
     lines = []
-    for words, way in WAYS.items():
-        for model in p.models:
-            for context in CONTEXTS:
-                row = p.row(model, context, way=way)
-                if row is None:
-                    continue
-                each = None if pd.isna(row.ms_launching) else 1e3 * row.ms_launching / row.launches
-                lines.append([
-                    words, title(model), style.tokens(context), _whole(row.launches),
-                    time(row.ms_timer), time(row.ms_busy), f"{idle(row):.0%}", time(row.ms_host),
-                    time(each), time(row.ms_waiting),
-                    time(None if pd.isna(row.us_queued) else row.us_queued / 1e3),
-                ])  # fmt: skip
-    columns = ["way", "model", "tokens", "kernels", "step, ms", "a kernel runs", "idle",
-               "host issues, ms", "a launch, µs", "host waits, ms", "ahead, ms"]  # fmt: skip
+    for words, model, context, way, row in _steps(p):
+        each = None if pd.isna(row.ms_launching) else 1e3 * row.ms_launching / row.launches
+        gap, depth = p.idle(model, context, way), ahead(row)
+        lines.append([
+            words, title(model), style.tokens(context), _whole(row.launches), time(row.ms_timer),
+            time(row.ms_busy), time(p.replayed(model, context, way)),
+            MISSING if gap is None else style.between(gap, "{:.0%}".format), time(row.ms_host),
+            time(each), time(row.ms_waiting), MISSING if depth is None else _whole(round(depth)),
+        ])  # fmt: skip
+    columns = ["way", "model", "tokens", "kernels", "step, ms", "a kernel runs", "as one graph",
+               "idle", "host issues, ms", "a launch, µs", "host waits, ms",
+               "kernels ahead"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
 
 
 def idling(p: Profile) -> Markdown:
     """Which steps leave the GPU idle, and whether the host is why."""
-    found = [(f"{title(m)} at {style.tokens(c)}{'' if way is PLAIN else f' ({words})'}", row)
-             for words, way in WAYS.items() for m in p.models for c in CONTEXTS
-             if (row := p.row(m, c, way=way)) is not None and idle(row) is not None]  # fmt: skip
+    found = [(_named(words, model, context), p.idle(model, context, way), row)
+             for words, model, context, way, row in _steps(p)]  # fmt: skip
+    found = [one for one in found if one[1] is not None]
     if not found:
         return Markdown(p.not_yet("how much of a step the GPU is idle"))
-    idling = [(name, row) for name, row in found if idle(row) > IDLE]
+    idling = [one for one in found if one[1][0] > IDLE]
     text = (
-        f"No kernel runs in more than {IDLE:.0%} of the step in {len(idling)} of {len(found)} "
-        "configurations"
+        f"No kernel runs in more than {IDLE:.0%} of the step, by every timer, in {len(idling)} of "
+        f"{len(found)} configurations"
     )
     if not idling:
-        most = max(found, key=lambda one: idle(one[1]))
-        return Markdown(f"{text}; the most is {idle(most[1]):.1%}, in {most[0]}: the host is "
-                        "ahead everywhere.")  # fmt: skip
-    issuing = [name for name, row in idling
-               if not pd.isna(row.ms_host) and row.ms_host >= HOST * row.ms_timer]  # fmt: skip
-    other = [name for name, _ in idling if name not in issuing]
-    most = max(idling, key=lambda one: idle(one[1]))
-    text += f", the most in {most[0]}, {idle(most[1]):.0%}."
+        name, gap, _ = max(found, key=lambda one: one[1][1])
+        return Markdown(f"{text}; the most is {gap[1]:.1%}, in {name}.")
+    shown = [f"{name} ({style.between(gap, '{:.0%}'.format)})" for name, gap, _ in idling]
+    text += f": {listed(shown)}."
+    # A comparison with what was not measured is false.
+    issuing = [one for one in idling if one[2].ms_host >= HOST * one[2].ms_timer]
+    other = [name for name, *_ in idling if name not in [one[0] for one in issuing]]
     if issuing:
+        which = "There" if not other else f"In {listed([name for name, *_ in issuing])}"
         text += (
-            f" In {len(issuing)} of them ({listed(issuing)}) issuing the step takes the host "
-            f"{HOST:.0%} of it or more: the GPU waits for launches, and fewer kernels, or one CUDA "
-            "graph, would help."
+            f" {which} issuing the step takes the host {HOST:.0%} of it or more: the GPU waits "
+            "for launches."
         )
     if other:
         text += f" In {listed(other)} it does not, and the gaps have another reason."
-    ahead = [row.us_queued for name, row in found if name not in issuing
-             and not pd.isna(row.us_queued)]  # fmt: skip
-    behind = [row.us_queued for name, row in idling if name in issuing
+    behind = [row.us_queued for *_, row in issuing if not pd.isna(row.us_queued)]
+    before = [row.us_queued for name, _, row in found if name not in [one[0] for one in idling]
               and not pd.isna(row.us_queued)]  # fmt: skip
-    if ahead and behind:
-        same = " shows the same from the other side" if max(behind) < min(ahead) else ""
+    if behind and before:
         text += (
-            f" How far the host is ahead{same}: a kernel starts {_us(behind)} after its launch "
-            f"there, and {_us(ahead)} elsewhere (medians)."
+            f" A kernel starts {_us(behind)} after its launch there, and {_us(before)} elsewhere "
+            "(medians)."
         )
     return Markdown(text)
 
 
+def graphs(p: Profile) -> Markdown:
+    """The test of it: the same kernels as one CUDA graph, which the host launches once."""
+    found = []
+    for words, model, context, way, row in _steps(p):
+        ms = p.replayed(model, context, way)
+        if ms is not None and not pd.isna(row.ms_busy):
+            found.append((_named(words, model, context), ms, float(row.ms_busy), row.ms_timer))
+    if not found:
+        return Markdown(p.not_yet("the same steps as one CUDA graph"))
+    name, ms, busy, eager = min(found, key=lambda one: one[1] / one[3])
+    ratios = [ms / busy for _, ms, busy, _ in found]
+    return Markdown(
+        "**A test of that.** Captured as one CUDA graph, which takes the host one launch, a step "
+        "should take as long as its kernels run. The benchmark's replays take "
+        f"{style.between(ratios, '{:.2f}'.format)} times that in {len(found)} configurations: "
+        f"{name}, {style.digits(ms)} ms for {style.digits(busy)} ms of kernels, and "
+        f"{style.digits(eager)} ms without a graph. "
+        + ("So the gaps are the host's." if max(abs(r - 1) for r in ratios) <= 2 * NEAR else
+           "Where it takes longer, the gaps are not the host's alone.")
+    )  # fmt: skip
+
+
+def unsteady(p: Profile) -> Markdown:
+    """How far apart the timers of one step are, since its idle share rests on them."""
+    found = []
+    for words, model, context, way, _ in _steps(p):
+        timers = p.timers(model, context, way=way)
+        if len(timers) > 1:
+            found.append((_named(words, model, context), min(timers), max(timers)))
+    if not found:
+        return Markdown("")
+    name, low, high = max(found, key=lambda one: one[2] / one[1])
+    near = [one for one in found if one[2] / one[1] <= 1 + NEAR]
+    return Markdown(
+        f"A host is not equally fast in every process: the same step, timed in several of them, is "
+        f"within {NEAR:.0%} in {len(near)} of {len(found)} configurations, and differs most in "
+        f"{name}, {style.digits(low)} to {style.digits(high)} ms. So idle shares are given as the "
+        "timers have them, from the least to the most."
+    )
+
+
+def queue(p: Profile) -> Markdown:
+    """How many launches wait for the GPU, and whether they reach a limit."""
+    found = [(_named(words, model, context), ahead(row), row)
+             for words, model, context, _, row in _steps(p)]  # fmt: skip
+    found = [one for one in found if one[1] is not None]
+    if not found:
+        return Markdown(p.not_yet("how far the host is ahead"))
+    most = max(depth for _, depth, _ in found)
+    full = [one for one in found if one[1] >= (1 - FULL) * most]
+    if len(full) < 3:
+        return Markdown(f"The host is at most {most:,.0f} kernels ahead.")
+    each = [1e3 * row.ms_launching / row.launches for *_, row in full
+            if not pd.isna(row.ms_launching)]  # fmt: skip
+    depths = style.between([depth for _, depth, _ in full], "{:,.0f}".format)
+    return Markdown(
+        f"Where the GPU is the limit, the host runs ahead, but no further than some {depths} "
+        f"kernels, whatever a kernel takes ({listed([name for name, *_ in full])}). That is a full "
+        "queue: the next launch does not return before a kernel has ended"
+        + (f", and takes {_us(each)} in the mean. Such launches are the long ones in the pictures "
+           "below" if each else "")
+        + ". There the time that the host takes to issue a step is the GPU's."
+    )  # fmt: skip
+
+
 def issuing(p: Profile) -> Markdown:
-    """What the host does while it issues a plain forward, of the traces without modules' ranges."""
+    """What the host does while it issues a plain forward and is not ahead of the GPU, of the traces
+    without modules' ranges."""
     rows = pick(p.table, mode="forward", phase="forward", status="ok", **PLAIN)
-    rows = rows[rows["ms_launching"].notna()]
+    rows = rows[rows["ms_launching"].notna() & (rows["us_queued"] < BEHIND_US)]
     if not len(rows):
         return Markdown(p.not_yet("what the host does while it issues"))
     inside = rows["ms_launching"] / rows["ms_range"]
-    each = 1e3 * rows["ms_range"] / rows["launches"].astype(float)
+    launches = rows["launches"].astype(float)
+    with_, without = (1e3 * rows[c] / launches for c in ("ms_range", "ms_host"))
+    names = [_named("plain fp32", r.model, r.context) for r in rows.itertuples()]
     return Markdown(
-        f"While it issues a plain forward, the host spends "
-        f"{style.between(inside, '{:.0%}'.format)} of its time inside the calls that launch; "
-        "the rest is Python and "
-        f"PyTorch's way from an operator to its kernel. A kernel costs it {_us(list(each))} in "
-        "all, under the profiler."
+        f"Where the GPU waits for launches ({listed(names)}), a kernel of a plain forward costs "
+        f"the host {_us(list(without))}, and {_us(list(with_))} under the profiler. Of that "
+        f"{style.between(inside, '{:.0%}'.format)} is spent inside the calls that launch; the rest "
+        "is Python and PyTorch's way from an operator to its kernel."
     )
+
+
+def _steps(p: Profile):
+    """(words, model, context, way, row) of every train-step that was traced."""
+    for words, way in WAYS.items():
+        for model in p.models:
+            for context in CONTEXTS:
+                row = p.row(model, context, way=way)
+                if row is not None:
+                    yield words, model, context, way, row
+
+
+def _named(words: str, model: str, context: int) -> str:
+    plain = next(iter(WAYS))
+    return f"{title(model)} at {style.tokens(context)}{'' if words == plain else f' ({words})'}"
 
 
 def perturbed(p: Profile) -> Markdown:

@@ -84,9 +84,9 @@ def empty(tmp_path):
 def test_the_answer_word_for_word(chapter):
     c = chapter(compile_attention=GRID, compile_model=STEPS)
     assert str(answer.sentence(c)) == (
-        "On an NVIDIA H200 compiled attention (fp32, heads of 64, batch 8, without a mask) is 2.00 "
-        "times as fast forward and 3.00 times as fast backward at 16,384 tokens, and pays from "
-        "4,096 tokens on in both. A train-step of the small model takes 100 ms eager and 50.0 ms "
+        "**The answer.** On an NVIDIA H200 compiled attention (fp32, heads of 64, batch 8, without "
+        "a mask) is 2.00 times as fast forward and 3.00 times as fast backward at 16,384 "
+        "tokens, and pays from 4,096 tokens on in both. A train-step of the small model takes 100 ms eager and 50.0 ms "
         "compiled as one graph, 2.00 times as fast."
     )
 
@@ -96,9 +96,9 @@ def test_until_the_grid_is_there_the_answer_is_of_the_flash_rows(chapter, one_he
             for n, t in ((1024, 3), (2048, 1)) for i, ms in (("eager", 2), ("compile", t))
             for p in ("forward", "backward")]  # fmt: skip
     assert str(answer.sentence(chapter(flash=made))) == (
-        "On an NVIDIA H200 compiled attention (fp32, heads of 64, batch 1, causal) is 2.00 times "
-        "as fast forward and 2.00 times as fast backward at 2,048 tokens, and pays from 2,048 "
-        "tokens on in both. **Not measured yet on an NVIDIA H200**: the grid of the handout, "
+        "**The answer.** On an NVIDIA H200 compiled attention (fp32, heads of 64, batch 1, causal) "
+        "is 2.00 times as fast forward and 2.00 times as fast backward at 2,048 tokens, and "
+        "pays from 2,048 tokens on in both. **Not measured yet on an NVIDIA H200**: the grid of the handout, "
         "batch 8 without heads, and whole models."
     )
 
@@ -369,7 +369,6 @@ def test_without_rows_every_result_says_that_it_is_not_measured(empty):
         assert not len(table(empty, "c", "tab-c").frame)
     assert "nothing had been measured" in str(local.show(empty))
     assert answer.chart(empty)._repr_svg_()
-
 
 
 @pytest.mark.parametrize("measured", [False, True])

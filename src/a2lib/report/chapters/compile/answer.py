@@ -34,7 +34,8 @@ def sentence(c: Compile) -> Markdown:
     missing = [] if len(c.grid) else ["the grid of the handout, batch 8 without heads"]
     missing += [] if whole else ["whole models"]
     gap = c.not_yet(", and ".join(missing)) if missing else ""
-    return Markdown(" ".join(filter(None, (attention, whole, gap))))
+    lead = "**The answer.**" if attention or whole else ""
+    return Markdown(" ".join(filter(None, (lead, attention, whole, gap))))
 
 
 def _of_attention(c: Compile) -> str:

@@ -58,8 +58,8 @@ def sentence(p: Profile) -> Markdown:
         kernels.append(f"{which} in {title(model)}, {n} calls and {of_all:.0%} of the time")
         before = short(name)
     text = (
-        f"In plain fp32 at {CONTEXT} tokens, matrix products take {'; '.join(products)}. The top "
-        f"kernel of a forward is {'; '.join(kernels)}."
+        f"**The answer.** In plain fp32 at {CONTEXT} tokens, matrix products take "
+        f"{'; '.join(products)}. The top kernel of a forward is {'; '.join(kernels)}."
     )
     more = " ".join(filter(None, [_softmax(p, list(shares)), _idle(p, list(shares))]))
     return Markdown("\n\n".join(filter(None, [text, more])))
@@ -343,8 +343,7 @@ def shift(p: Profile) -> Markdown:
 
 
 def part_name(part: str) -> str:
-    """A part as the page names it; what a module launches outside of those in it by what that is.
-    """
+    """A part as the page names it; what a module launches outside of those in it by what that is."""
     return PARTS.get(part, part.replace("attn.attention.", "attn.").replace("attn.", ATTENTION))
 
 

@@ -86,8 +86,8 @@ def test_the_answer_word_for_word(chapter):
     assert str(answer.sentence(c)) == (
         "**The answer.** On an NVIDIA H200 compiled attention (fp32, heads of 64, batch 8, without "
         "a mask) is 2.00 times as fast forward and 3.00 times as fast backward at 16,384 "
-        "tokens, and pays from 4,096 tokens on in both. A train-step of the small model takes 100 ms eager and 50.0 ms "
-        "compiled as one graph, 2.00 times as fast."
+        "tokens, and pays from 4,096 tokens on in both. A train-step of the small model takes 100 "
+        "ms eager and 50.0 ms compiled as one graph, 2.00 times as fast."
     )
 
 
@@ -98,8 +98,8 @@ def test_until_the_grid_is_there_the_answer_is_of_the_flash_rows(chapter, one_he
     assert str(answer.sentence(chapter(flash=made))) == (
         "**The answer.** On an NVIDIA H200 compiled attention (fp32, heads of 64, batch 1, causal) "
         "is 2.00 times as fast forward and 2.00 times as fast backward at 2,048 tokens, and "
-        "pays from 2,048 tokens on in both. **Not measured yet on an NVIDIA H200**: the grid of the handout, "
-        "batch 8 without heads, and whole models."
+        "pays from 2,048 tokens on in both. **Not measured yet on an NVIDIA H200**: the grid of "
+        "the handout, batch 8 without heads, and whole models."
     )
 
 

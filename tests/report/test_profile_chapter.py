@@ -36,10 +36,10 @@ def test_the_answer_word_for_word(made):
     small = (
         "**The answer.** In plain fp32 at 512 tokens, matrix products take 75% of the small "
         "model's kernel time in a forward, 70% with the backward and 60% of a whole step with "
-        "AdamW{}. The top kernel of a forward is `gemm_a` in small, 85 calls and 55% of the time{}.\n\n"
-        "The softmax takes 0.80 times as long as the two products around it in small, with 2.0% of "
-        "their operations and 80% of their bytes{}: memory is its limit, arithmetic is theirs. "
-        "No kernel runs in 20% of the small model's step{}."
+        "AdamW{}. The top kernel of a forward is `gemm_a` in small, 85 calls and 55% of the "
+        "time{}.\n\nThe softmax takes 0.80 times as long as the two products around it in "
+        "small, with 2.0% of their operations and 80% of their bytes{}: memory is its limit, "
+        "arithmetic is theirs. No kernel runs in 20% of the small model's step{}."
     )
     assert str(answer.sentence(p)) == small.format(*[""] * 4)
     large = {"model": "2.7B"}

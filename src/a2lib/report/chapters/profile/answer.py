@@ -343,7 +343,7 @@ def shift(p: Profile) -> Markdown:
 
 
 def part_name(part: str) -> str:
-    """A part as the page names it; what a module launches outside of those in it by what that is."""
+    """A part as the page names it; what a module launches outside of those in it, by what it is."""
     return PARTS.get(part, part.replace("attn.attention.", "attn.").replace("attn.", ATTENTION))
 
 

@@ -1,5 +1,6 @@
 """Rows of the FFN by hand, and of all-reduces, for the tests of "Paper beside hardware"."""
 
+from a2lib.report.chapters.parallelism_measured import Beside
 from a2lib.theory.latency import Line
 
 MB, GIB = 2**20, 2**30
@@ -47,3 +48,8 @@ def sent(n=2):
 
 def lines(table, keys):
     return {tuple(row[:keys]): row[keys:] for row in table.frame.astype(str).values.tolist()}
+
+
+def chapter(synthetic, data, rows, device="nvidia-h200", **sections):
+    """The chapter over these rows, and over those of other sections by name."""
+    return Beside([synthetic.by_hand(data, device=device, parallelism=rows, **sections)])

@@ -1,8 +1,10 @@
 """The planner's links in "Paper beside hardware", and the page with the rows of a real sweep."""
 
+import functools
+
 import pandas as pd
 import pytest
-from parallelism_rows import BY_BATCH, LINE, lines, sent
+from parallelism_rows import BY_BATCH, LINE, chapter, lines, sent
 
 from a2lib.experiments.parallelism.configurations import PASSES, Parameters
 from a2lib.measure import PARALLELISM
@@ -16,10 +18,7 @@ from a2lib.theory.transformer import SIZES
 
 @pytest.fixture
 def made(synthetic, tmp_path):
-    def make(rows, device="nvidia-h200", **sections):
-        return Beside([synthetic.by_hand(tmp_path, device=device, parallelism=rows, **sections)])
-
-    return make
+    return functools.partial(chapter, synthetic, tmp_path)
 
 
 @pytest.fixture

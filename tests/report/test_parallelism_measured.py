@@ -1,9 +1,10 @@
 """What "Paper beside hardware" says, by value: rows made by hand."""
 
+import functools
 import math
 
 import pytest
-from parallelism_rows import BY_BATCH, BY_WIDTH, GIB, collective, lines, row, sent
+from parallelism_rows import BY_BATCH, BY_WIDTH, GIB, chapter, collective, lines, row, sent
 
 from a2lib.report import svg
 from a2lib.report.chapters.parallelism_measured import (
@@ -21,10 +22,7 @@ from a2lib.theory.parallelism import Layer
 
 @pytest.fixture
 def made(synthetic, tmp_path):
-    def make(rows, device="nvidia-h200", **sections):
-        return Beside([synthetic.by_hand(tmp_path, device=device, parallelism=rows, **sections)])
-
-    return make
+    return functools.partial(chapter, synthetic, tmp_path)
 
 
 @pytest.fixture

@@ -105,12 +105,12 @@ def reason(rows: pd.DataFrame) -> str:
     sent = rows[rows["phase"].isin(PASSES)].dropna(subset=["off", "ms_communication", *SLOWER])
     if not len(sent):
         return ""
-    right = int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
     off, products, messages, at_once = map(signed, sent[["off", *SLOWER]].mean())
     return (
-        f"What binds is the predicted one in {right} of {len(sent)} passes that send; their times "
-        f"are {off} off the prediction on average: {products} as products alone are slower than C "
-        f"says, {messages} as messages are than W says, {at_once} as both run at once."
+        f"What binds is the predicted one in {_foreseen(sent)} of {len(sent)} passes that send; "
+        f"their times are {off} off the prediction on average: {products} as products alone are "
+        f"slower than C says, {messages} as messages are than W says, {at_once} as both run at "
+        "once."
     )
 
 
@@ -129,13 +129,17 @@ def agreement(rows: pd.DataFrame) -> str:
     off = both(sent).dropna()
     if not len(off):
         return text
-    right = int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
     return (
-        f"{text} What binds is the predicted one in {right} of the {len(sent)} that send. Had C "
-        "and W been what products and messages took alone each time, those would be off by "
-        f"{signed(off.min())} to {signed(off.max())}, {signed(off.median())} in the middle, which "
-        "comes of both at once."
+        f"{text} What binds is the predicted one in {_foreseen(sent)} of the {len(sent)} that "
+        "send. Had C and W been what products and messages took alone each time, those would "
+        f"be off by {signed(off.min())} to {signed(off.max())}, {signed(off.median())} in the "
+        "middle, which comes of both at once."
     )
+
+
+def _foreseen(sent: pd.DataFrame) -> int:
+    """In how many passes what takes longer alone is what should."""
+    return int((regime(sent["messages"] / sent["compute"]) == regime(share(sent))).sum())
 
 
 def case(row: pd.Series) -> str:

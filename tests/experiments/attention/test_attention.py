@@ -236,6 +236,10 @@ def test_the_grid_is_the_handouts():
     }
     everything = Parameters(sweep="all").configurations("cuda")
     assert {s.seq_len for name, s, n in everything if n < 100} == set(BEYOND)
+    # Beside the grid one size of a vector tells: which fails where is the limits' to find.
+    beside = {name: {s.head_dim for other, s, n in everything if other == name and (
+        name != "eager" or n < 100)} for name in ("eager", "by_hand", "a2lib")}  # fmt: skip
+    assert beside == dict.fromkeys(beside, {64})
     assert len({(name, s) for name, s, _ in everything}) == len(everything)
     assert len(attention.limit_tasks("cuda")) == 2 * 2 * 4 * 2
 

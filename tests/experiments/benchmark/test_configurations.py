@@ -144,6 +144,14 @@ def test_the_least_memory_is_less_than_a_forward_keeps(precision):
     assert least < sum(storage.nbytes() for storage in kept.values()) < 8 * least
 
 
+def test_every_mean_after_some_warm_up_is_of_a_process_that_is_there():
+    found = benchmark.warmup_tasks("cuda")
+    processes = {(t.spec["configuration"]["model"], t.spec["warmup"]) for t in found}
+    trained = set(configurations.TABLE["cuda"]) - {"10B"}
+    assert processes == {(model, w) for model in trained for w in (0, 5)}
+    assert len(found) == len(processes)
+
+
 def test_parts_of_a_first_step():
     plain = Configuration("small", 128)
     assert parts(plain, "nothing", "cpu") == ("import", "first", "second", "steady")

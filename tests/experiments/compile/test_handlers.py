@@ -142,8 +142,8 @@ def played(monkeypatch, refuse=()):
     return calls
 
 
-def of_model(job, **options):
-    (task,) = compiling.model_tasks([Steps("tiny", 16)])
+def of_model(job, steps=Steps("tiny", 16), **options):
+    (task,) = compiling.model_tasks([steps])
     given, _ = job(COMPILE_MODEL, task, **options)
     model.measure(given)
     return {(r["compile"], r["phase"]): r for r in given.store.rows()}
@@ -164,6 +164,17 @@ def test_a_model_alone_has_its_two_runs_in_a_row(job, monkeypatch):
     calls = played(monkeypatch)
     of_model(job, in_turns=False)
     assert calls == ["none", "none", "blocks", "blocks", "model", "model"]
+
+
+def test_what_is_compiled_once_has_as_many_steps_and_no_time_from_the_cache(job, monkeypatch):
+    calls = played(monkeypatch)
+    counted = []
+    run = model.run
+    monkeypatch.setattr(model, "run", lambda config: counted.append(config.steps) or run(config))
+    rows = of_model(job, Steps("tiny", 16, ways=("model",), cached=False))
+    assert calls == ["model"] and counted == [2 * model.STEPS]
+    whole = rows["model", "wall"]
+    assert float(whole["ms_cold"]) > 1000 and whole["ms_warm"] == "" and whole["status"] == "ok"
 
 
 def test_a_way_that_does_not_fit_leaves_the_others(job, monkeypatch):

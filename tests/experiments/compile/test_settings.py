@@ -32,6 +32,16 @@ def test_the_attention_sweep_is_the_grid_of_the_question():
     assert [s.seq_len for s in found[:5]] == sorted(s.seq_len for s in found[:5])
 
 
+def test_the_other_ways_to_write_it_have_a_line_and_the_ends_of_the_others():
+    found = attention_shapes("written", "cuda")
+    ways = [("heads", "fp32"), ("causal", "fp32"), ("plain", "bf16")]
+    assert list(dict.fromkeys((s.written, s.dtype) for s in found)) == ways
+    for written, dtype in ways:
+        mine = {(s.seq_len, s.head_dim) for s in found if (s.written, s.dtype) == (written, dtype)}
+        assert mine == {(n, 64) for n in SEQ_LENS["cuda"]} | {(16384, 16), (16384, 128)}
+    assert len(found) == 3 * 7
+
+
 def test_all_is_every_sweep_and_no_key_twice():
     for device in ("cuda", "cpu"):
         parts = [s for sweep in SWEEPS[:-1] for s in attention_shapes(sweep, device)]
@@ -52,10 +62,15 @@ def test_whole_models_are_compiled_in_fp32_and_blocks_everywhere():
     found = model_steps("all", "cuda")
     alone = [one for one in found if one.ways == ("model",)]
     assert all(one.ways[:2] == ("none", "blocks") for one in found if one not in alone)
+    # Minutes each: once, after all that takes seconds, and the deepest last.
     models = model_steps("models", "cuda")
     assert models[-4:] == alone and [one.model for one in alone] == [
-        "medium", "large", "xl25", "2.7B",
+        "2.7B", "medium", "large", "xl25",
     ]  # fmt: skip
+    depths = {one.model: one.configuration("model").shape.num_layers for one in alone}
+    assert max(depths, key=depths.get) == alone[-1].model
+    assert {one.cached for one in alone} == {False}
+    assert all(one.cached for one in found if one not in alone)
     whole = {one.model for one in found if "model" in one.ways and one.precision == "fp32"}
     assert whole == {"small", "medium", "large", "xl25", "2.7B"}
 

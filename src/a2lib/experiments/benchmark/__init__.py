@@ -80,8 +80,8 @@ def measure_table(run: Run) -> None:
 
 @measures
 def measure_warmup(run: Run) -> None:
-    """Measure every step of fresh processes with 0, 1, 2 and 5 steps of warm-up (0 and 2 on a CPU),
-    in a sweep that has it, and print the means that each would have given."""
+    """Measure every step of fresh processes with no steps of warm-up and with 5 (2 on a CPU), in a
+    sweep that has it, and print the means that each gives."""
     if not run.parameters.has("warmup"):
         print(NOT_ASKED.format("warmup"))
         return

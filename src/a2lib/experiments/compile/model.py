@@ -1,8 +1,9 @@
 """A model's train-steps, compiled and eager, through ``a2lib.benchmark``: what a worker does.
 
 Each way has two runs, in turns: eager, then compiled from an empty cache, then eager and compiled
-again, from the cache that the first run filled. The steps after the warm-up of both runs are one
-row's samples; the first step of each run is what compiling took, phase by phase.
+again, from the cache that the first run filled; or the first alone, of as many steps, where that
+second compilation is not worth its minutes. The steps after the warm-up of all runs are one row's
+samples; the first step of each run is what compiling took, phase by phase.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
             )
             for way in ways
         }
-        for kind in RUNS:
+        runs = RUNS if steps.cached else RUNS[:1]
+        for kind in runs:
             for way in list(results):
                 job.begin(way)
-                result, compiled = _run(job, steps, way, folders[way])
+                each = STEPS * len(RUNS) // len(runs)
+                result, compiled = _run(job, steps, way, folders[way], each)
                 if result.status != "ok":
                     del results[way]
                     _refuse(job, way, result.status, result.note)
@@ -68,13 +71,13 @@ def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
             phase = key["phase"]
             row = {**key, **summarised(together, phase), **made.get(phase, {})}
             firsts = [of_phase(one.warmup[0], phase) for one in both]
-            job.put(row | dict(zip(("ms_cold", "ms_warm"), firsts, strict=True)))
+            job.put(row | dict(zip(("ms_cold", "ms_warm"), firsts, strict=False)))
 
 
-def _run(job: Job, steps: Steps, way: str, folder: Path):
+def _run(job: Job, steps: Steps, way: str, folder: Path, measured: int):
     """One run of the benchmark; out of memory and unsupported are its result's status."""
     configuration = steps.configuration(way)
-    config = configuration.config(job.device, warmup=WARMUP, steps=STEPS, seed=job.seed)
+    config = configuration.config(job.device, warmup=WARMUP, steps=measured, seed=job.seed)
     least, there = configuration.least_bytes(), memory.total_bytes(job.device)
     if least > there:
         why = f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"

@@ -19,6 +19,8 @@ BYTES = {"fp32": 4, "bf16": 2}
 SWEEPS = ("attention", "written", "models", "bf16", "contexts", "all")
 # 10B does not train on the published GPU, and 8B has a batch of its own.
 TRAINED = {"cuda": ("small", "medium", "large", "xl25", "2.7B"), "cpu": ("tiny",)}
+# As one graph beyond small: that of most parameters first, of which others have published a gain.
+WHOLE = ("2.7B", "medium", "large", "xl25")
 CONTEXT = {"cuda": 512, "cpu": 16}
 # Beside CONTEXT, where one compiled block tells how the gain goes with the length.
 CONTEXTS = {"cuda": (128, 1024), "cpu": (32,)}
@@ -64,25 +66,37 @@ def shapes(device: str, *which: tuple[str, str]) -> list[Shape]:
     ]
 
 
+def lines(device: str, *which: tuple[str, str]) -> list[Shape]:
+    """For each (written, dtype) the first head size at every length, and at the longest those of
+    which the page has floors: the smallest and the largest."""
+    first, *others = HEAD_DIMS[device]
+    ends = {min(others), max(others)} if others else ()
+    every = [(n, first) for n in SEQ_LENS[device]]
+    every += [(SEQ_LENS[device][-1], d) for d in sorted(ends)]
+    return [Shape(written, dtype, n, d) for written, dtype in which for n, d in every]
+
+
 def attention_shapes(sweep: str, device: str) -> list[Shape]:
     """Those of a sweep: ``attention`` is the question's, ``written`` the other ways to write it."""
     found = []
     if sweep in ("attention", "all"):
         found += shapes(device, ("plain", "fp32"))
     if sweep in ("written", "all"):
-        found += shapes(device, ("causal", "fp32"), ("heads", "fp32"), ("plain", "bf16"))
+        found += lines(device, ("heads", "fp32"), ("causal", "fp32"), ("plain", "bf16"))
     return found
 
 
 @dataclass(frozen=True)
 class Steps:
-    """A train-step of one model, in each of the ``ways`` that ``a2lib.benchmark`` can compile."""
+    """A train-step of one model, in each of the ``ways`` that ``a2lib.benchmark`` can compile; once
+    more from the cache that this filled, unless not ``cached``."""
 
     model: str
     context: int
     precision: str = "fp32"
     ways: tuple[str, ...] = ("none", "blocks", "model")
     batch: int = MODEL_BATCH
+    cached: bool = True
 
     def __str__(self) -> str:
         return f"{self.model} {self.context} {self.precision}"
@@ -95,7 +109,7 @@ class Steps:
 
 def model_steps(sweep: str, device: str) -> list[Steps]:
     """Those of a sweep, the smallest model first; larger ones as one graph, which takes minutes to
-    compile, after the blocks of all."""
+    compile, after the blocks of all, once each and the one with the most blocks last."""
     found, context = [], CONTEXT[device]
     blocks = ("none", "blocks")
 
@@ -104,8 +118,8 @@ def model_steps(sweep: str, device: str) -> list[Steps]:
 
     if sweep in ("models", "all"):
         found += [Steps(model, context, ways=both(model)) for model in TRAINED[device]]
-        larger = [model for model in TRAINED["cuda"][1:] if device == "cuda"]
-        found += [Steps(model, context, ways=("model",)) for model in larger]
+        larger = WHOLE if device == "cuda" else ()
+        found += [Steps(model, context, ways=("model",), cached=False) for model in larger]
     if sweep in ("bf16", "all") and device == "cuda":
         # One block tells the gain of all; the whole graph is compiled where that takes seconds.
         found += [Steps(model, context, "bf16", both(model)) for model in TRAINED[device]]

@@ -27,8 +27,8 @@ def empty(tmp_path):
 def test_the_answer_word_for_word(bench):
     measured = times(300, 600, 99) + whole(199, way="ours")
     assert str(answer.sentence(bench(benchmark=measured))) == (
-        "One train-step of the 2.7B model, 512 tokens and a batch of 4, takes 1000 ms in plain "
-        "fp32: forward 300 ms, backward 600 ms (2.00 times the forward), optimizer 99.0 ms. In "
+        "**The answer.** One train-step of the 2.7B model, 512 tokens and a batch of 4, takes 1000 "
+        "ms in plain fp32: forward 300 ms, backward 600 ms (2.00 times the forward), optimizer 99.0 ms. In "
         "bf16 with our attention, compiled block by block and replayed from one CUDA graph, the "
         "same step takes 200 ms, 5.00 times as fast."
     )
@@ -37,7 +37,7 @@ def test_the_answer_word_for_word(bench):
 def test_the_answer_is_of_the_largest_model_that_has_one(bench):
     measured = times(3, 6, 1, model="small") + refused() + times(30, 60, 9, model="large")
     said = str(answer.sentence(bench(benchmark=measured)))
-    assert said.startswith("One train-step of the large model") and "100 ms" in said
+    assert said.startswith("**The answer.** One train-step of the large model") and "100 ms" in said
     assert said.endswith(
         "**Not measured yet on an NVIDIA H200**: the same step in bf16, compiled and captured."
     )
@@ -95,8 +95,8 @@ def test_spreads_and_the_ratio(bench):
     measured[0] |= {"ms_std": 7}
     assert str(answer.spreads(bench(benchmark=measured))) == (
         "The standard deviation is above 2% of the mean in 1 of 6 phases; the widest is the "
-        "forward of 2.7B at 512 tokens (7.0%). Backward takes 2.00 to 2.50 times its forward, "
-        "where the products alone would make it two."
+        "forward of 2.7B at 512 tokens (7.0%). By medians backward takes 2.00 to 2.50 times "
+        "its forward, where the products alone would make it two."
     )
 
 

@@ -46,6 +46,20 @@ def test_warmup_by_value(bench):
     assert found["small", "5"] == ["2.50 ± 0", MISSING, MISSING, "10.0 ± 0"]
 
 
+def test_means_after_fewer_steps_are_of_the_longest_process(bench):
+    longest = [100, 20, 12, 10, 10] + [10] * 10
+    b = bench(benchmark_steps=steps(longest, 5))
+    assert warmup.samples(b, "small", 1, "wall") == longest[1:11]
+    assert warmup.samples(b, "small", 2, "wall") == longest[2:12]
+    assert warmup.samples(b, "small", 5, "wall") == longest[5:]
+    assert warmup.samples(b, "small", 0, "wall") == []  # has a process of its own
+    own = bench(benchmark_steps=steps(longest, 5) + steps([7] * 11, 1))
+    assert warmup.samples(own, "small", 1, "wall") == [7] * 10
+    found = lines(warmup.table(b, "c", "tab-c"))
+    assert list(found) == [("small", "1"), ("small", "2"), ("small", "5")]
+    assert found["small", "1"][-1] == "11.2 ± 3.2"
+
+
 def test_every_step_is_drawn_and_what_is_averaged(bench):
     measured = steps([100, 20] + [10] * 8, 0) + steps([100, 20, 10, 10, 10] + [10] * 10, 5)
     measured += steps([800] + [100] * 9, 0, "2.7B")
@@ -57,7 +71,8 @@ def test_every_step_is_drawn_and_what_is_averaged(bench):
     assert sorted(map(len, lines_drawn)) == [10, 10, 15]
     points = [point for dots in below.collections for point in dots.get_offsets().tolist()]
     ratios = Counter((round(x), y) for x, y in points)  # by place of the warm-up: 0, 1, 2, 5
-    assert ratios == {(0, 10): 1, (0, 2): 1, (0, 1): 8, (3, 1): 10}  # 2.7B has no five to go by
+    of_five = {(1, 2): 1, (1, 1): 9, (2, 1): 10, (3, 1): 10}  # steps 1 to 10, 2 to 11, 5 to 14
+    assert ratios == {(0, 10): 1, (0, 2): 1, (0, 1): 8} | of_five  # 2.7B has no five to go by
     text = chart._repr_svg_()
     assert svg.smallest_text(text) >= svg.LEAST_SIZE
     assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r"--\w+:#[0-9a-f]{6}", "", text)) == []
@@ -74,7 +89,8 @@ def test_the_first_step_taken_apart(bench):
     b = bench(benchmark_first=measured)
     assert str(warmup.firsts_sentence(b)) == (
         "The first step of small takes 1000 ms more than a steady one, of which kernels and "
-        "autograd 700 ms, the largest part."
+        "autograd 700 ms, the largest part; with its blocks compiled that of small takes 9.00 s "
+        "more than a steady one, of which code on disk spares 6.00 s."
     )
     table = warmup.firsts_table(b, "c", "tab-c").frame.set_index("model")
     plain = dict(table.loc["small"])
@@ -100,22 +116,20 @@ def test_one_model_without_warm_up_is_named_once(bench):
 
 def test_processes_without_times_have_their_reason(bench):
     assert "Not measured yet on" in str(warmup.missing(bench()))
-    every = [row for model in ("small", "medium", "large", "xl25", "2.7B") for w in (0, 1, 2, 5)
+    every = [row for model in ("small", "medium", "large", "xl25", "2.7B") for w in (0, 5)
              for row in steps([10] * 10, w, model)]  # fmt: skip
-    assert str(warmup.missing(bench(benchmark_steps=every))) == (
-        "Every process of these sweeps gave its times."
-    )
+    assert str(warmup.missing(bench(benchmark_steps=every))) == "Every process gave its times."
     gone = {"status": "oom", "note": "out of it. GPU 0 has a total", "ms": "", "n": ""}
     some = [row | gone if row["warmup"] == 5 else row for row in every
-            if row["model"] != "2.7B" or row["warmup"] < 2]  # fmt: skip
+            if row["model"] != "2.7B" or row["warmup"] < 5]  # fmt: skip
     memory = [row | gone for row in first("memory", 1, model="2.7B")]
     said, left = str(warmup.missing(bench(benchmark_steps=[r for r in some if r["model"] in (
         "small", "2.7B")], benchmark_first=memory))).split("\n\n")  # fmt: skip
     assert said.splitlines() == [
         "- small after 5: oom (out of it)", "- first step of 2.7B after memory: oom (out of it)",
     ]  # fmt: skip
-    assert left.startswith("**Not measured yet** of the means after steps of warm-up: medium aft")
-    assert left.endswith("xl (2025) after 5, 2.7B after 2 and 2.7B after 5.")
+    assert left.startswith("**Not measured yet**, of the processes: medium after 0, medium after 5")
+    assert left.endswith("xl (2025) after 5 and 2.7B after 5 steps of warm-up.")
 
 
 def test_a_part_that_spares_nothing_is_negative(bench):

@@ -142,8 +142,8 @@ def played(monkeypatch, refuse=()):
     return calls
 
 
-def of_model(job, steps=Steps("tiny", 16), **options):
-    (task,) = compiling.model_tasks([steps])
+def of_model(job, steps=None, **options):
+    (task,) = compiling.model_tasks([steps or Steps("tiny", 16)])
     given, _ = job(COMPILE_MODEL, task, **options)
     model.measure(given)
     return {(r["compile"], r["phase"]): r for r in given.store.rows()}

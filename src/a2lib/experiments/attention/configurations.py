@@ -129,7 +129,7 @@ def grid(device: str) -> list[tuple[str, Shape, int]]:
 
 def removed(device: str) -> list[tuple[str, Shape, int]]:
     """Causal attention that keeps no matrix, and the softmax written out, which keeps two, at the
-    handout's lengths with vectors of 64 (on a CPU of 32). The flash sweep has ours at every size."""
+    handout's lengths with vectors of 64 (on a CPU of 32). Ours at every size: the flash sweep."""
     ours = "a2lib" if device == "cuda" else "tiled"
     lengths, middle = LENGTHS[device], (64,) if device == "cuda" else (32,)
     n = calls(device)

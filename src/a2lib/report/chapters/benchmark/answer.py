@@ -45,8 +45,8 @@ def sentence(b: Benchmark) -> Markdown:
         times = known["backward"] / known["forward"]
         told[list(known).index("backward")] += f" ({times:.2f} times the forward)"
     text = (
-        f"One train-step of the {TITLES[model]} model, {CONTEXT} tokens and a batch of 4, takes "
-        f"{_ms(wall)} in plain fp32{': ' if told else ''}{', '.join(told)}."
+        f"**The answer.** One train-step of the {TITLES[model]} model, {CONTEXT} tokens and a "
+        f"batch of 4, takes {_ms(wall)} in plain fp32{': ' if told else ''}{', '.join(told)}."
     )
     best = b.ms(model, CONTEXT, way=OURS, capture=True)
     if best is None:
@@ -124,8 +124,8 @@ def spreads(b: Benchmark) -> Markdown:
     )
     if ratios:
         text += (
-            f" Backward takes {style.between(ratios.values(), '{:.2f}'.format)} times its forward, "
-            "where the products alone would make it two."
+            f" By medians backward takes {style.between(ratios.values(), '{:.2f}'.format)} times "
+            "its forward, where the products alone would make it two."
         )
     bound = [case for case in ratios if _host_bound(b, *case)]
     ahead = [ratio for case, ratio in ratios.items() if case not in bound]

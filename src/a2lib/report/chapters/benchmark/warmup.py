@@ -13,6 +13,8 @@ from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
 
 WARMUPS = (0, 1, 2, 5)
+PROCESSES = (0, 5)  # the numbers of warm-up steps that have a process of their own
+AVERAGED = 10
 TRAINED = tuple(model for model in MODELS if model != "10B")  # whose step fits
 STEADY = 5  # the last steps of a process are taken for its steady ones
 NEAR = 0.02  # a mean this near to that after five steps of warm-up agrees with it
@@ -22,9 +24,15 @@ SPARED = (("product", "nothing", "cuBLAS"), ("block", "product", "kernels and au
 
 
 def samples(b: Benchmark, model: str, warmup: int, phase: str) -> list[float]:
-    """The measured steps of the process with that warm-up, in ms."""
-    rows = pick(b.steps, model=model, warmup=warmup, phase=phase, status="ok")
-    return list(rows[rows["step_number"] >= warmup]["ms"].astype(float))
+    """What a mean after so many steps of warm-up is taken of, in ms: the measured steps of the
+    process with that warm-up, or where there is none the same steps of the longest, which until
+    then has done the same."""
+    rows = pick(b.steps, model=model, phase=phase, status="ok")
+    mine = pick(rows, warmup=warmup)
+    if not len(mine) and warmup not in PROCESSES:
+        mine = pick(rows, warmup=PROCESSES[-1])
+    first = mine["step_number"].astype(int) - warmup
+    return list(mine[(first >= 0) & (first < AVERAGED)]["ms"].astype(float))
 
 
 def table(b: Benchmark, caption: str, name: str) -> Table:
@@ -74,7 +82,7 @@ def missing(b: Benchmark) -> Markdown:
     has run yet."""
     told, left = [], []
     for model in TRAINED:
-        for warmup in WARMUPS:
+        for warmup in PROCESSES:
             rows = pick(b.steps, model=model, warmup=warmup)
             name = f"{TITLES[model]} after {warmup}"
             if not len(rows):
@@ -90,8 +98,8 @@ def missing(b: Benchmark) -> Markdown:
     if not len(b.steps):
         return Markdown(b.not_yet("steps without warm-up, and after some"))
     if left:
-        told.append(f"\n**Not measured yet** of the means after steps of warm-up: {listed(left)}.")
-    return Markdown("\n".join(told) or "Every process of these sweeps gave its times.")
+        told.append(f"\n**Not measured yet**, of the processes: {listed(left)} steps of warm-up.")
+    return Markdown("\n".join(told) or "Every process gave its times.")
 
 
 def _why(rows: pd.DataFrame) -> str:
@@ -101,8 +109,8 @@ def _why(rows: pd.DataFrame) -> str:
 
 def chart(b: Benchmark) -> Chart:
     """Above, the wall time of each step of a process against its number, a line for each process;
-    below, what is averaged after each warm-up: a point for each measured step, over the median of
-    those after five steps of warm-up."""
+    below, what is averaged after each warm-up (``samples``): a point for each step, over the median
+    of those after five steps of warm-up."""
     import seaborn  # a second to import, for this figure alone
 
     rows = pick(b.steps, phase="wall", status="ok")
@@ -114,7 +122,10 @@ def chart(b: Benchmark) -> Chart:
     rows = rows.assign(**numbers, title=rows["model"].map(TITLES))
     steady = pick(rows, warmup=WARMUPS[-1])
     steady = steady[steady["step_number"] >= WARMUPS[-1]].groupby("title")["ms"].median()
-    averaged = rows[rows["step_number"] >= rows["warmup"].astype(int)]
+    averaged = pd.DataFrame(
+        [(TITLES[model], w, ms) for model in models for w in WARMUPS
+         for ms in samples(b, model, w, "wall")], columns=["title", "warmup", "ms"],
+    )  # fmt: skip
     averaged = averaged.assign(ratio=averaged["ms"] / averaged["title"].map(steady))
     averaged = averaged.dropna(subset=["ratio"])
     named = {"hue": "title", "hue_order": list(looks),
@@ -184,7 +195,7 @@ def firsts_table(b: Benchmark, caption: str, name: str) -> Table:
 
 
 def firsts_sentence(b: Benchmark) -> Markdown:
-    """The largest part of each model's first step."""
+    """The largest part of each model's first step, and what compiling adds."""
     told = []
     for model in MODELS:
         whole = excess(b, model, "nothing")
@@ -197,6 +208,13 @@ def firsts_sentence(b: Benchmark) -> Markdown:
             told.append(
                 f"the first step of {TITLES[model]} takes {style.digits(whole)} ms more than a "
                 f"steady one, of which {most} {style.digits(known[most])} ms, {rank}"
+            )
+        compiled = excess(b, model, "nothing", "blocks")
+        spared = _less(compiled, excess(b, model, "cached", "blocks"))
+        if spared is not None:
+            told.append(
+                f"with its blocks compiled that of {TITLES[model]} takes {_seconds(compiled)} s "
+                f"more than a steady one, of which code on disk spares {_seconds(spared)} s"
             )
     if not told:
         return Markdown(b.not_yet("the parts of a first step"))
@@ -217,6 +235,10 @@ def _mean(values: list[float]) -> str:
 
 def _less(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else before - after
+
+
+def _seconds(ms: float) -> str:
+    return _signed(ms / 1e3)
 
 
 def _signed(value: float) -> str:

@@ -28,9 +28,9 @@ def test_the_answer_word_for_word(bench):
     measured = times(300, 600, 99) + whole(199, way="ours")
     assert str(answer.sentence(bench(benchmark=measured))) == (
         "**The answer.** One train-step of the 2.7B model, 512 tokens and a batch of 4, takes 1000 "
-        "ms in plain fp32: forward 300 ms, backward 600 ms (2.00 times the forward), optimizer 99.0 ms. In "
-        "bf16 with our attention, compiled block by block and replayed from one CUDA graph, the "
-        "same step takes 200 ms, 5.00 times as fast."
+        "ms in plain fp32: forward 300 ms, backward 600 ms (2.00 times the forward), optimizer "
+        "99.0 ms. In bf16 with our attention, compiled block by block and replayed from one CUDA "
+        "graph, the same step takes 200 ms, 5.00 times as fast."
     )
 
 

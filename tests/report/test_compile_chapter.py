@@ -16,6 +16,7 @@ from a2lib.report.chapters.compile import (
     rows,
 )
 from a2lib.report.tables import MISSING
+from a2lib.theory.compiling import attention_kernels
 from a2lib.theory.roofline import compiled_step, eager_step
 from a2lib.theory.transformer import SIZES
 
@@ -86,8 +87,8 @@ def test_the_answer_word_for_word(chapter):
     assert str(answer.sentence(c)) == (
         "**The answer.** On an NVIDIA H200 compiled attention (fp32, heads of 64, batch 8, without "
         "a mask) is 2.00 times as fast forward and 3.00 times as fast backward at 16,384 "
-        "tokens, and pays from 4,096 tokens on in both. A train-step of the small model takes 100 "
-        "ms eager and 50.0 ms compiled as one graph, 2.00 times as fast."
+        "tokens, and pays from 4,096 tokens on, forward and backward. A train-step of the small "
+        "model takes 100 ms eager and 50.0 ms compiled as one graph, 2.00 times as fast."
     )
 
 
@@ -98,8 +99,8 @@ def test_until_the_grid_is_there_the_answer_is_of_the_flash_rows(chapter, one_he
     assert str(answer.sentence(chapter(flash=made))) == (
         "**The answer.** On an NVIDIA H200 compiled attention (fp32, heads of 64, batch 1, causal) "
         "is 2.00 times as fast forward and 2.00 times as fast backward at 2,048 tokens, and "
-        "pays from 2,048 tokens on in both. **Not measured yet on an NVIDIA H200**: the grid of "
-        "the handout, batch 8 without heads, and whole models."
+        "pays from 2,048 tokens on, forward and backward. **Not measured yet on an NVIDIA H200**: "
+        "the grid of the handout, batch 8 without heads, and whole models."
     )
 
 
@@ -123,7 +124,7 @@ def test_slower_is_not_called_faster(chapter):
                 compile_model=step("none", 30, 60) + step("blocks", 60, 130))  # fmt: skip
     assert str(answer.sentence(c)).endswith(
         "0.50 times as fast forward and 0.25 times as fast backward at 16,384 tokens, and pays at "
-        "no length in both. A train-step of the small model takes 100 ms eager and 200 ms compiled "
+        "no length. A train-step of the small model takes 100 ms eager and 200 ms compiled "
         "block by block, 2.00 times as long."
     )
 
@@ -160,9 +161,9 @@ def test_whose_time_it_is(chapter):
         row["ms_graph"], row["ms_host"] = (2, 0.1) if eager else (1, 0.2)
     made[5]["ms_graph"] = made[8]["ms_graph"] = 0.5
     assert str(answer.regimes(chapter(compile_attention=made))) == (
-        "On the GPU alone compiled is ahead in 4 of 6 pairs. As called it is behind in 2, in 1 "
-        "of which the GPU alone would be ahead: there the host's time decides, up to 256 tokens. "
-        "To issue one call takes the host 200 µs forward where eager takes 100 µs and 200 µs "
+        "On the GPU alone compiled is ahead of eager in 4 of 6 passes. As called it is behind in "
+        "2, in 1 of which the GPU alone would be ahead: there the host's time decides, up to 256 "
+        "tokens. To issue one call takes the host 200 µs forward where eager takes 100 µs and 200 µs "
         "backward where eager takes 100 µs, medians at the shortest length."
     )
 
@@ -221,7 +222,13 @@ def test_the_measured_gain_stands_beside_the_predicted(chapter):
     )
     wrong = [shape(*key, ms / 2) for key, ms in floors.items()]
     said = str(reasons.beside(chapter(ceiling=CEILING, compile_attention=wrong)))
-    assert said.startswith("A time is below its floor")
+    assert said == (
+        "Below the floor, so that the floor or the time is wrong, or the products are others than "
+        "those of the ceiling: `plain`, backward, heads of 64; `plain`, forward, heads of 64."
+    )
+    said = str(reasons.beside(chapter(ceiling=CEILING, compile_attention=made[::2] + wrong[1::2])))
+    assert "The floor is 50% of eager's time and 50% of compiled's time." in said
+    assert said.endswith("those of the ceiling: `plain`, backward, heads of 64.")
     frame = reasons.table(chapter(ceiling=CEILING, compile_attention=made), "c", "tab-c").frame
     line = frame[(frame["d"] == 64) & (frame["pass"] == "forward")].iloc[0]
     assert line["gain: floor"] == line["measured  "]
@@ -258,12 +265,22 @@ def test_models_by_phase(chapter, one_head):
     allowed = f"{models.expected(c, 'small', 'fp32'):.2f}"
     assert frame.values.tolist() == [
         ["small", "512", "fp32", "eager", "30.0", "60.0", "9.00", "100", *[MISSING] * 4],
-        ["small", "512", "fp32", "one graph", "20.0", "20.0", "9.00", "50.0", "1.50", "3.00",
+        ["small", "512", "fp32", "one graph", "20.0", "20.0", "9.00", "50.0", "1.50", "2.22",
          "2.00", allowed],
     ]  # fmt: skip
     assert str(models.measured(c)) == (
-        "In fp32 at 512 tokens compiling makes a train-step 2.00 times as fast. More than "
-        "the estimate allows, so that it misses something: small (one graph)."
+        "At 512 tokens compiling makes in fp32 a forward 1.50, a forward and backward 2.22 and a "
+        "train-step 2.00 times as fast. More than the estimate allows, so that it misses "
+        "something: small (one graph, fp32)."
+    )
+    more = [*STEPS, *step("blocks", 25, 25), *step("none", 30, 60, precision="bf16"),
+            *step("blocks", 30, 10, precision="bf16")]  # fmt: skip
+    said = str(models.measured(chapter(compile_model=more)))
+    assert said.startswith(
+        "At 512 tokens compiling makes in fp32 a forward 1.20 to 1.50, a forward and backward 1.78 "
+        "to 2.22 and a train-step 1.67 to 2.00 times as fast; in bf16 a forward 1.00, a forward "
+        "and backward 2.22 and a train-step 2.00 times as fast. As one graph a train-step takes "
+        "0.83 of the time that it takes with its blocks compiled (small)."
     )
 
 
@@ -303,9 +320,9 @@ def test_what_compiling_costs_and_when_it_has_paid(chapter):
     assert cost.model_extra(c, "small", "model", "fp32", "ms_cold") == 20000
     assert cost.model_pays(c, "small", "model", "fp32", "ms_warm") == 100
     assert str(cost.sentence(c)) == (
-        "From an empty cache compiling has paid, in fp32 and for models at 512 tokens: attention "
-        "at 256 tokens never; attention at 16,384 tokens after 20 calls; a train-step of small "
-        "(one graph) after 400 steps."
+        "From an empty cache, compiling attention (fp32, heads of 64) has paid after 20 calls at "
+        "16,384 tokens, and never pays at 256 tokens; a train-step (fp32, 512 tokens) as one graph "
+        "has paid after 400 steps of small."
     )
     table = cost.attention(c, "c", "tab-c").frame.astype(str).values.tolist()
     assert table[1] == ["16,384", "2.0", "3.0", "0.20", "0.30", "20", "2"]
@@ -313,6 +330,57 @@ def test_what_compiling_costs_and_when_it_has_paid(chapter):
     frame = cost.models(c, "c", "tab-c").frame.astype(str).values.tolist()
     assert frame == [["small", "fp32", "one graph", "10", "10", "20", "5.0", "1", "12", "34", "400",
                       "100"]]  # fmt: skip
+
+
+def test_a_gain_within_the_spread_never_pays(chapter):
+    made = both(1024, (10, 10), (9, 9), ms_cold=500, ms_warm=50)
+    steps = step("none", 30, 60) + step("model", 29, 59, 500, 50)
+    c = chapter(compile_attention=made, compile_model=steps)
+    assert cost.attention_pays(c, 1024, "fp32", 64, "ms_cold") == pytest.approx(982 / 2)
+    assert cost.model_pays(c, "small", "model", "fp32", "ms_cold") > 0
+    wide = [{**row, "ms_p80": 1.2 * row["ms"]} for row in made]
+    slow = [{**row, "ms_p80": 1.1 * row["ms"]} for row in steps]
+    c = chapter(compile_attention=wide, compile_model=slow)
+    assert cost.attention_pays(c, 1024, "fp32", 64, "ms_cold") is None
+    assert cost.model_pays(c, "small", "model", "fp32", "ms_cold") is None
+    assert str(cost.sentence(c)).endswith("as one graph never pays for small.")
+
+
+def test_what_was_compiled_once_has_no_time_from_the_cache(chapter):
+    once = [{**row, "ms_warm": ""} for row in step("model", 20, 20, 20020, 0)]
+    frame = cost.models(chapter(compile_model=step("none", 30, 60, 50, 20) + once), "c", "tab-c")
+    cold, cached, *_, pays, again = frame.frame.astype(str).values.tolist()[0][5:]
+    assert (cold, cached, pays, again) == ("20", MISSING, "400", MISSING)
+
+
+def test_the_largest_and_the_smallest_model_are_named(chapter):
+    steps = [*STEPS, *step("none", 300, 600, model="2.7B"), *step("blocks", 300, 510, model="2.7B")]
+    steps += [*step("none", 60, 60, model="large"), *step("blocks", 60, 60, model="large")]
+    assert str(answer.sentence(chapter(compile_attention=GRID, compile_model=steps))).endswith(
+        " A train-step of the 2.7B model takes 910 ms eager and 820 ms compiled block by block, "
+        "1.11 times as fast; one of the small model takes 100 ms eager and 50.0 ms compiled as one "
+        "graph, 2.00 times as fast."
+    )
+    whole = published.models(chapter(compile_model=steps), "c", "tab-c").frame.set_index("model")
+    assert whole.loc["2.7B"].tolist()[-3:] == ["*1.00*", "*1.18*", "*1.11*"]
+    assert whole.loc["small"].tolist()[-3:] == ["1.50", "3.00", "2.00"]
+
+
+def test_bytes_and_peaks_on_the_gpu_are_held_against_those_derived(chapter):
+    def row(name, pass_, matrices, more=0, **where):
+        counted = sum(k.read + k.written
+                      for k in attention_kernels("compile", "plain", pass_, 8, 4096, 64, 4))
+        made = {"moved_bytes": counted + more} if name == "compile" else {}
+        peak = int(matrices * 8 * 4096**2 * 4) + 10**7
+        return shape(name, pass_, 1, 4096, peak_bytes=peak, **made, **where)
+
+    made = [row("eager", "forward", 2), row("eager", "backward", 2),
+            row("compile", "forward", 1), row("compile", "backward", 1, more=4)]  # fmt: skip
+    made += [shape("compile", "forward", 1, 256)]  # of an older run, with neither
+    assert str(reasons.as_counted(chapter(compile_attention=made))) == (
+        "On the H200 what is derived was found in 1 of 2 counts of bytes (Inductor's, to the byte) "
+        "and 3 of 4 peaks (from 4,096 tokens on, to the nearest matrix) of `plain`."
+    )
 
 
 def test_published_figures_and_what_their_memory_says(empty):
@@ -362,7 +430,7 @@ def test_another_machine_is_shown_as_such(synthetic, tmp_path):
 
 def test_without_rows_every_result_says_that_it_is_not_measured(empty):
     told = [answer.sentence, answer.untimed, answer.regimes, reasons.recognised, reasons.beside]
-    told += [models.sentence, models.measured, cost.sentence]
+    told += [reasons.as_counted, models.sentence, models.measured, cost.sentence]
     for sentence in told:
         assert str(sentence(empty)).startswith("**Not measured yet on an NVIDIA H200**")
     for table in (reasons.table, models.estimate, models.table, cost.attention, cost.models):

@@ -8,6 +8,7 @@ from a2lib.report import panels, style
 from a2lib.report.chapters.benchmark.rows import MODELS
 from a2lib.report.chapters.compile.rows import (
     HEAD_DIMS,
+    HOW,
     LENGTHS,
     PASSES,
     Compile,
@@ -51,31 +52,31 @@ def _of_attention(c: Compile) -> str:
         gains.append(f"{at.gain:.2f} times as fast {pass_}" if at else f"not timed {pass_}")
         start = pays_from(line)
         froms.append("at no length" if start is None else f"from {style.tokens(start)} tokens on")
-    pays = f"{froms[0]} in both" if froms[0] == froms[1] else (
-        f"forward {froms[0]} and backward {froms[1]}"
-    )  # fmt: skip
+    pays = f"pays forward {froms[0]} and backward {froms[1]}"
+    if froms[0] == froms[1]:
+        pays = f"pays {froms[0]}{'' if start is None else ', forward and backward'}"
     batch = int(both["batch"].iloc[0])
     what = "without a mask" if written == "plain" else "causal"
     return (
         f"On an {c.device} compiled attention ({DTYPE}, heads of {HEAD}, batch {batch}, {what}) is "
-        f"{listed(gains)} at {style.tokens(longest)} tokens, and pays {pays}."
+        f"{listed(gains)} at {style.tokens(longest)} tokens, and {pays}."
     )
 
 
 def _of_models(c: Compile) -> str:
+    """The largest model that has both times, and the smallest."""
+    found = []
     for model in reversed(MODELS):
-        eager = c.model(model, "none")
-        found = {way: c.model(model, way) for way in ("model", "blocks")}
-        way = next((way for way, row in found.items() if row is not None), None)
-        if eager is not None and way is not None:
-            compiled = found[way]
-            how = "as one graph" if way == "model" else "block by block"
-            return (
-                f"A train-step of the {title(model)} model takes {style.digits(eager.ms)} ms eager "
-                f"and {style.digits(compiled.ms)} ms compiled {how}, "
-                f"{_times(eager.ms, compiled.ms)}."
-            )
-    return ""
+        eager, compiled = c.model(model, "none"), c.best(model)
+        if eager is not None and compiled is not None:
+            found.append((title(model), eager, compiled))
+    told = [
+        f"of the {model} model takes {style.digits(eager.ms)} ms eager and "
+        f"{style.digits(compiled.ms)} ms compiled {HOW[compiled.compile]}, "
+        f"{_times(eager.ms, compiled.ms)}"
+        for model, eager, compiled in dict.fromkeys([*found[:1], *found[-1:]])
+    ]
+    return f"A train-step {'; one '.join(told)}." if told else ""
 
 
 def _times(eager: float, compiled: float) -> str:
@@ -166,8 +167,8 @@ def regimes(c: Compile) -> Markdown:
     behind = both[both["gain_gpu"] <= 1]
     behind_called = len(both[both["gain"] <= 1])
     said = (
-        f"On the GPU alone compiled is ahead in {len(both) - len(behind)} of {len(both)} pairs. As "
-        f"called it is behind in {behind_called}"
+        f"On the GPU alone compiled is ahead of eager in {len(both) - len(behind)} of {len(both)} "
+        f"passes. As called it is behind in {behind_called or 'none'}"
     )
     if len(held):
         said += (

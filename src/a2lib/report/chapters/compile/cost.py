@@ -9,13 +9,14 @@ import pandas as pd
 from a2lib.report import style
 from a2lib.report.chapters.benchmark.rows import MODELS
 from a2lib.report.chapters.compile.models import WAYS
-from a2lib.report.chapters.compile.rows import CONTEXT, LENGTHS, PASSES, Compile, title
+from a2lib.report.chapters.compile.rows import CONTEXT, HOW, LENGTHS, PASSES, Compile, title
 from a2lib.report.metrics import pick, row_of
+from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.compiling import break_even
 
 FIRSTS = ("ms_cold", "ms_warm")
-HEAD = 64
+DTYPE, HEAD = "fp32", 64
 
 
 def attention(c: Compile, caption: str, name: str, dtype: str = "fp32", d: int = HEAD) -> Table:
@@ -45,6 +46,8 @@ def attention_pays(c: Compile, n: int, dtype: str, d: int, first: str) -> float 
     if any(r is None for side in sides.values() for r in side):
         return math.nan
     eager, compiled = (sum(float(r.ms) for r in side) for side in sides.values())
+    if not _ahead(sides["compile"], sides["eager"]):
+        return None
     extra = sum(float(getattr(r, first)) for r in sides["compile"]) - compiled
     return break_even(extra, eager, compiled)
 
@@ -98,31 +101,42 @@ def model_pays(c: Compile, model: str, way: str, precision: str, first: str) -> 
     if extra is None:
         return math.nan
     row, eager = (c.model(model, w, precision=precision) for w in (way, "none"))
-    return break_even(extra, float(eager.ms), float(row.ms))
+    return break_even(extra, float(eager.ms), float(row.ms)) if _ahead([row], [eager]) else None
+
+
+def _ahead(compiled: list, eager: list) -> bool:
+    """Whether compiled is faster by more than the spread, p20 to p80, of both: of a difference
+    within it no number of calls follows."""
+
+    def end(rows, name):
+        ends = [float(getattr(row, name)) for row in rows]
+        return sum(float(r.ms) if math.isnan(e) else e for r, e in zip(rows, ends, strict=True))
+
+    return end(compiled, "ms_p80") < end(eager, "ms_p20")
 
 
 def sentence(c: Compile) -> Markdown:
-    """The cost and the break-even of attention at the grid's ends and of each model."""
-    told = []
-    for n in LENGTHS:
-        calls = attention_pays(c, n, "fp32", HEAD, "ms_cold")
-        if calls is None:
-            told.append(f"attention at {style.tokens(n)} tokens never")
-        elif not math.isnan(calls):
-            told.append(f"attention at {style.tokens(n)} tokens after {_calls(calls)} calls")
-    for model in MODELS:
-        for way, words in WAYS.items():
-            steps = model_pays(c, model, way, "fp32", "ms_cold")
-            if steps is None:
-                told.append(f"a train-step of {title(model)} ({words}) never")
-            elif not math.isnan(steps):
-                told.append(f"a train-step of {title(model)} ({words}) after {_calls(steps)} steps")
-    if not told:
+    """After how many calls and steps compiling has paid: attention by length, models by way."""
+    calls = {f"{style.tokens(n)} tokens": attention_pays(c, n, DTYPE, HEAD, "ms_cold")
+             for n in LENGTHS}  # fmt: skip
+    told = [_paid(f"attention ({DTYPE}, heads of {HEAD})", "calls at", calls)]
+    for way in WAYS:
+        steps = {title(m): model_pays(c, m, way, DTYPE, "ms_cold") for m in MODELS}
+        told.append(_paid(f"a train-step ({DTYPE}, {CONTEXT} tokens) {HOW[way]}", "steps of",
+                          steps))  # fmt: skip
+    if not any(told):
         return Markdown(c.not_yet("what compiling takes, and when it has paid"))
-    return Markdown(
-        f"From an empty cache compiling has paid, in fp32 and for models at {CONTEXT} tokens: "
-        f"{'; '.join(told)}."
-    )
+    return Markdown(f"From an empty cache, compiling {'; '.join(filter(None, told))}.")
+
+
+def _paid(what: str, unit: str, found: dict[str, float | None]) -> str:
+    """Where it has paid after how many, and where it never does; "" where nothing is measured."""
+    known = {where: n for where, n in found.items() if n is None or not math.isnan(n)}
+    paid = [f"{_calls(n)} {unit} {where}" for where, n in known.items() if n is not None]
+    never = [where for where, n in known.items() if n is None]
+    told = [f"has paid after {listed(paid)}"] if paid else []
+    told += [f"never pays {unit.split()[-1].replace('of', 'for')} {listed(never)}"] if never else []
+    return f"{what} {', and '.join(told)}" if told else ""
 
 
 def _seconds(ms: float | None) -> str:

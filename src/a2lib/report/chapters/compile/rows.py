@@ -15,6 +15,7 @@ WRITTEN = ("plain", "causal", "heads")
 LENGTHS = (256, 1024, 4096, 8192, 16384)
 HEAD_DIMS = (16, 32, 64, 128)
 PASSES = ("forward", "backward")
+HOW = {"model": "as one graph", "blocks": "block by block"}
 BYTES = {"fp32": 4, "bf16": 2}
 BATCH, CONTEXT = 4, 512  # of a model
 GRID_BATCH = 8  # of attention
@@ -47,6 +48,11 @@ class Compile(Measured):
         """The row of one phase of a train-step; None where there is none with a time."""
         return metrics.timed_row(self.models, model=name, compile=way, phase=phase,
                                  context=context, precision=precision, status="ok")  # fmt: skip
+
+    def best(self, name: str, phase: str = "wall"):
+        """``model`` as one graph, or where that has no time with its blocks compiled."""
+        found = (self.model(name, way, phase) for way in ("model", "blocks"))
+        return next((row for row in found if row is not None), None)
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:

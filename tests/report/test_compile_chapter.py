@@ -163,8 +163,8 @@ def test_whose_time_it_is(chapter):
     assert str(answer.regimes(chapter(compile_attention=made))) == (
         "On the GPU alone compiled is ahead of eager in 4 of 6 passes. As called it is behind in "
         "2, in 1 of which the GPU alone would be ahead: there the host's time decides, up to 256 "
-        "tokens. To issue one call takes the host 200 µs forward where eager takes 100 µs and 200 µs "
-        "backward where eager takes 100 µs, medians at the shortest length."
+        "tokens. To issue one call takes the host 200 µs forward where eager takes 100 µs and 200 "
+        "µs backward where eager takes 100 µs, medians at the shortest length."
     )
 
 
@@ -282,6 +282,15 @@ def test_models_by_phase(chapter, one_head):
         "and backward 2.22 and a train-step 2.00 times as fast. As one graph a train-step takes "
         "0.83 of the time that it takes with its blocks compiled (small)."
     )
+
+
+def test_steps_of_two_runs_are_named(chapter, synthetic, tmp_path):
+    made = step("none", 30, 60) + step("blocks", 25, 50) + step("model", 20, 20)
+    assert "different runs" not in str(models.measured(chapter(compile_model=made)))
+    other = synthetic.by_hand(tmp_path / "other", compile_model=made)
+    c = Compile([other])
+    c.models.loc[c.models["compile"] == "model", "run"] = "another"
+    assert str(models.measured(c)).endswith("One graph and eager are of different runs for small.")
 
 
 def test_train_steps_without_a_time_have_their_reason(chapter):

@@ -149,7 +149,7 @@ def untimed(c: Compile) -> Markdown:
 def measured(c: Compile) -> Markdown:
     """The measured gains of the question's three, one graph beside blocks, and which train-steps
     gain more than the estimate allows."""
-    told, above, beside = [], [], {}
+    told, above, beside, apart = [], [], {}, []
     for precision in ("fp32", "bf16"):
         at = (CONTEXT, precision)
         gains = {asked: [g for m in MODELS for w in WAYS if (g := ratio(c, m, w, asked, *at))]
@@ -167,6 +167,9 @@ def measured(c: Compile) -> Markdown:
             both = [c.model(model, way, precision=precision) for way in ("model", "blocks")]
             if None not in both:
                 beside.setdefault(title(model), []).append(float(both[0].ms) / float(both[1].ms))
+            both[1] = c.model(model, "none", precision=precision)
+            if None not in both and both[0].run != both[1].run:
+                apart.append(title(model))
     if not told:
         return Markdown(c.not_yet("whole models, compiled against eager"))
     said = f"At {CONTEXT} tokens compiling makes {'; '.join(told)}."
@@ -178,6 +181,9 @@ def measured(c: Compile) -> Markdown:
         )
     if above:
         said += f" More than the estimate allows, so that it misses something: {', '.join(above)}."
+    if apart:
+        names = listed(list(dict.fromkeys(apart)))
+        said += f" One graph and eager are of different runs for {names}."
     return Markdown(said)
 
 

@@ -111,7 +111,8 @@ def test_scaling_and_hosts(plain):
 
 
 def test_the_spread_is_drawn_by_value(plain):
-    p = plain(attention=[row("forward", 40), row("backward", 100, ms_std=8)])
+    beyond = row("forward", 90, 24576)  # is of no grid
+    p = plain(attention=[row("forward", 40), row("backward", 100, ms_std=8), beyond])
     figure = answer.spread(p).figure
     texts = [
         [t.get_text() for t in ax.texts if t.get_text() not in ("", "–")] for ax in figure.axes

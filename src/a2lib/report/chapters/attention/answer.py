@@ -138,8 +138,10 @@ def hosts(p: Plain) -> Markdown:
 
 
 def spread(p: Plain) -> Chart:
-    """Standard deviation over the mean, by length and size of a vector, a map per pass and mask."""
+    """Standard deviation over the mean of the handout's grid, by length and size of a vector, a map
+    per pass and mask."""
     rows = pick(p.table, implementation="eager", status="ok")
+    rows = rows[rows["seq_len"].isin(LENGTHS)]
     if not len(rows):
         return panels.empty()
     lengths, maps = sorted(rows["seq_len"].unique()), {}

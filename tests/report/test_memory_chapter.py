@@ -137,7 +137,7 @@ def test_the_table_has_the_count_the_measured_and_reasons(made, monkeypatch):
     assert len(found) == 4 and found["128", "fp32"] == ["13.7", "*18.3*", "*54.6*", "*54.6*"]
     assert found["2,048", "fp32"][:3] == ["*18.5*", "*153*", "oom (185)"]
     assert str(fitting.not_fitting(m)) == "One configuration ran out of memory."
-    assert str(fitting.table(m, "c", "t")) == ""
+    assert str(fitting.folded_table(m, "c", "t")) == ""
     assert "fits." in str(fitting.not_fitting(made(memory=rows[:1])))
 
 
@@ -170,11 +170,24 @@ def test_what_did_not_fit_ran_out_where_the_count_does(made):
         "small for it: so much is lost to fragmentation."
     )
     assert fitting.table(m, "c", "t").frame.values.tolist() == [
-        ["large", "train-step, bf16", "512", "24.6", f"second step's {there.phase}", asked_for,
+        ["large", "train-step, bf16", "512", f"second step's {there.phase}", asked_for,
          f"{left - 5:.0f}", f"{left:.0f}"],
-        ["large", "train-step, fp32", "128", "15.5", "second step's loss (fits)", "1.50 GiB",
+        ["large", "train-step, fp32", "128", "second step's loss (fits)", "1.50 GiB",
          "1,024", "·"],
     ]  # fmt: skip
+
+
+def test_where_the_count_runs_out_elsewhere_is_in_brackets(made):
+    one = step(2048)
+    found = refused(one, 19 * 2**30)
+    assert (found.number, found.phase) == (0, "forward")
+    fits = row(step(128), 1, driver_bytes=4 * 2**30, reserved_bytes=3 * 2**30)
+    m = made(memory=[refusal("step 0, loss", "2.00 GiB", "1.00 GiB", one, "2.7B"), fits])
+    (cells,) = fitting.table(m, "c", "t").frame.values.tolist()
+    wanted = fitting._asked(found.wanted)
+    assert cells[3:6] == [f"loss (forward, {wanted})", "2.00 GiB", "1,024"]
+    assert str(fitting.not_fitting(m)).endswith("of the same step in 0 of 1.")
+    assert "{dropdown} Where each ran out" in str(fitting.folded_table(m, "c", "t"))
 
 
 def test_what_the_largest_model_needs(made, empty):

@@ -20,7 +20,7 @@ from a2lib.report.chapters.memory.rows import (
     gb,
     step,
 )
-from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.report.tables import MISSING, Markdown, Table, folded
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import Layout, evaluate
@@ -89,15 +89,13 @@ def _asked(size: int) -> str:
 
 
 def _where(row) -> str:
-    """In which step and phase it was, by the note."""
+    """In which phase it was, by the note; of the first step if none is named."""
     where = row.note.partition(": CUDA out of memory")[0].removeprefix("in ")
-    for number, word in enumerate(("first", "second")):
-        where = where.replace(f"step {number}, ", f"{word} step's ")
-    return where
+    return where.replace("step 0, ", "").replace("step 1, ", "second step's ")
 
 
 def _told(found: Refusal) -> str:
-    return f"{('first', 'second')[found.number]} step's {found.phase}"
+    return f"second step's {found.phase}" if found.number else found.phase
 
 
 def not_fitting(m: Memory) -> Markdown:
@@ -144,12 +142,17 @@ def _same(row, found: Refusal | None) -> bool:
     )  # fmt: skip
 
 
-def table(m: Memory, caption: str, name: str) -> Table | Markdown:
+def folded_table(m: Memory, caption: str, name: str) -> Markdown:
+    """``table``, folded away; nothing where the notes do not say what the driver gives."""
+    if room(m) is None or pd.isna(beside(m)):
+        return Markdown("")
+    return Markdown(folded(table(m, caption, name), "Where each ran out of memory", longest=0))
+
+
+def table(m: Memory, caption: str, name: str) -> Table:
     """Each of them: where it ran out, what it asked for, what the device had left; in brackets
     where the count runs out, if that is elsewhere."""
     lines = []
-    if room(m) is None or pd.isna(beside(m)):
-        return Markdown("")
     for row in refusals(m).itertuples():
         one, found, asked = _of(row), _counted(m, row), re.search(ASKED, row.note)
         where = _where(row)
@@ -160,11 +163,9 @@ def table(m: Memory, caption: str, name: str) -> Table | Markdown:
         if found is not None:
             count = f"{(room(m) - beside(m) - found.reserved) / UNIT['MiB']:,.0f}"
         seen = MISSING if left is None else f"{left / UNIT['MiB']:,.0f}"
-        lines.append([TITLES[row.model], f"{mode}, {how}", style.tokens(one.context),
-                      gb(counted(one).total), where, asked[1] if asked else MISSING,
-                      seen, count])  # fmt: skip
-    columns = ["model", "", "tokens", "peak counted, GB", "ran out in the", "asking for",
-               "MiB left", "by the count"]  # fmt: skip
+        lines.append([TITLES[row.model], f"{mode}, {how}", style.tokens(one.context), where,
+                      asked[1] if asked else MISSING, seen, count])  # fmt: skip
+    columns = ["model", "", "tokens", "ran out in", "asking for", "MiB left", "by the count"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=3, keys=3)
 
 

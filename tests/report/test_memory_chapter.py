@@ -163,9 +163,9 @@ def test_what_did_not_fit_ran_out_where_the_count_does(made):
     idle = (there.reserved - there.allocated) / 1e9
     assert str(fitting.not_fitting(m)) == (
         "2 configurations ran out of the 21.5 GB that the driver gives (the GPU's maker states "
-        "141). It counts 1.07 GB of them beside the allocator's. An allocator of the rest, asked "
-        "by the count for one tensor after another, is refused a segment of the same size in the "
-        "same phase of the same step in 1 of 2, with what was left on the device off by 5 MiB at "
+        "141). It counts 1.07 GB of them beside the allocator's. Where the counted allocator has "
+        "the rest for its capacity, it is refused a segment of the same size in the same phase of "
+        "the same step in 1 of 2, with what was left on the device off by 5 MiB at "
         f"most. By then {idle:#.3g} GB of what it had taken were free by the count, in pieces too "
         "small for it: so much is lost to fragmentation."
     )
@@ -359,8 +359,8 @@ def test_bf16_beside_fp32(made, empty):
     rows = [row(step(128, "inference", p), size) for p, size in (("fp32", 10), ("bf16", 14))]
     rows += [row(step(512, "inference", "bf16")), row(step(512, "inference"), "", status="oom")]
     assert str(precision.cache(made(memory=rows))).endswith(
-        "takes 1.40 times as much in bf16 (1 pairs); the count, those copies in it, is the GPU's "
-        "to the byte in 1 of 2 steps of it."
+        "takes 1.40 times as much in bf16 (1 pairs); with those copies the counted peak is the "
+        "GPU's to the byte in 1 of 2 steps."
     )
     found = lines(precision.table("c", "tab-c"))
     assert found["copies of the weights",] == ["0.0", "210", "0.0", "210", "0.0", "210"]

@@ -115,8 +115,8 @@ def not_fitting(m: Memory) -> Markdown:
     text = (
         f"{many} ran out of the {gb(room(m))} GB that the driver gives (the GPU's maker states "
         f"{m.capacity() / 1e9:.0f}). It counts {gb(beside(m))} GB of them beside the allocator's. "
-        "An allocator of the rest, asked by the count for one tensor after another, is refused a "
-        "segment of the same size in the same phase of the same step "
+        "Where the counted allocator has the rest for its capacity, it is refused a segment of the "
+        "same size in the same phase of the same step "
     )
     pairs = [(row, _counted(m, row)) for row in rows.itertuples()]
     same = [(row, found) for row, found in pairs if _same(row, found)]

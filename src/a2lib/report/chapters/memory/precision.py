@@ -144,6 +144,6 @@ def cache(m: Memory) -> Markdown:
     )
     return Markdown(
         f"{text} Measured, over all sizes and contexts, a forward that keeps nothing takes "
-        f"{style.between(pairs, _times)} times as much in bf16 ({len(pairs)} pairs); the count, "
-        f"those copies in it, is the GPU's to the byte in {exact} of {len(rows)} steps of it."
+        f"{style.between(pairs, _times)} times as much in bf16 ({len(pairs)} pairs); with "
+        f"those copies the counted peak is the GPU's to the byte in {exact} of {len(rows)} steps."
     )

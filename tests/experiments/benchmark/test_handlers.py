@@ -105,6 +105,8 @@ def test_each_step_is_a_row_and_the_process_ends(job, monkeypatch):
         ("0", "9.0", "5"), ("1", "8.0", "6"), ("2", "1.0", "6"),
     ]  # fmt: skip
     assert len(given.store.rows()) == 3 * 6
+    means = [line.split()[5:7] for line in view.warmups(given.store.rows()).splitlines()[-2:]]
+    assert means == [["1", "8"], ["2", "1"]]  # a step each: the second, and the third
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from a2lib.experiments.harness.tables import table as text_table
 
 Row = Mapping[str, str]
 PARTS = ("import", "context", "product", "block_first", "block_second", "memory", "first", "second")
+AFTER = (1, 2)
 PHASES = ("forward", "loss", "backward", "optimizer", "step", "wall")
 _NAMES = ("model", "mode", "precision", "attention", "compile")
 
@@ -44,11 +45,15 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def warmups(rows: Sequence[Row]) -> str:
-    """What each number of warm-up steps would have given as mean and standard deviation."""
+    """What each number of warm-up steps gives as mean and standard deviation: a process's own
+    number, and those of ``AFTER`` that are fewer."""
     body = []
     for mine in _grouped(rows, lambda row: (configuration(row), int(row["warmup"]))):
-        cells = [_of_steps(mine, phase) for phase in ("forward", "backward", "optimizer", "wall")]
-        body.append([str(configuration(mine[0])), mine[0]["warmup"], *cells])
+        own = int(mine[0]["warmup"])
+        for after in [*(w for w in AFTER if w < own), own]:
+            cells = [_of_steps(mine, phase, after)
+                     for phase in ("forward", "backward", "optimizer", "wall")]  # fmt: skip
+            body.append([str(configuration(mine[0])), str(after), *cells])
     return text_table(body, ["", "warm-up", "forward, ms", "backward", "optimizer", "wall"])
 
 
@@ -104,9 +109,10 @@ def _mean(row: Row | None) -> str:
     return f"{number(float(row['ms_mean']))}{spread}"
 
 
-def _of_steps(rows: Sequence[Row], phase: str) -> str:
+def _of_steps(rows: Sequence[Row], phase: str, after: int) -> str:
     mine = [row for row in rows if row["phase"] == phase]
-    measured = [row for row in mine if int(row["step_number"]) >= int(row["warmup"])]
+    last = after + len(mine) - int(rows[0]["warmup"])
+    measured = [row for row in mine if after <= int(row["step_number"]) < last]
     times = [float(row["ms"]) for row in measured if row["ms"]]
     if not times:
         return next((row["status"] for row in measured if row["status"] != "ok"), "-")

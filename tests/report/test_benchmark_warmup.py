@@ -90,8 +90,12 @@ def test_the_first_step_taken_apart(bench):
     assert str(warmup.firsts_sentence(b)) == (
         "The first step of small takes 1000 ms more than a steady one, of which kernels and "
         "autograd 700 ms, the largest part; with its blocks compiled that of small takes 9.00 s "
-        "more than a steady one, of which code on disk spares 6.00 s."
+        "more than a steady one, of which code on disk spares 6.00 s. **Not measured yet**, of the "
+        "preparations: `nothing`, `product`, `block`, `memory` and `modules` of 2.7B."
     )
+    larger = [row | {"model": "2.7B"} for row in measured if row["compile"] == "none"]
+    whole = str(warmup.firsts_sentence(bench(benchmark_first=measured + larger)))
+    assert "Not measured" not in whole
     table = warmup.firsts_table(b, "c", "tab-c").frame.set_index("model")
     plain = dict(table.loc["small"])
     assert plain == {
@@ -106,7 +110,8 @@ def test_the_first_step_taken_apart(bench):
 def test_the_largest_part_is_of_those_that_are_known(bench):
     b = bench(benchmark_first=first("nothing", 1010) + first("product", 910))
     said = str(warmup.firsts_sentence(b))
-    assert said.endswith("of which cuBLAS 100 ms, the largest part known.")
+    assert "of which cuBLAS 100 ms, the largest part known. **Not measured yet**" in said
+    assert said.endswith("and `modules` of 2.7B; `nothing` and `cached` of small, compiled.")
 
 
 def test_one_model_without_warm_up_is_named_once(bench):

@@ -21,6 +21,10 @@ NEAR = 0.02  # a mean this near to that after five steps of warm-up agrees with 
 # What each preparation spares the first step, beside the one before it.
 SPARED = (("product", "nothing", "cuBLAS"), ("block", "product", "kernels and autograd"),
           ("memory", "block", "allocator"))  # fmt: skip
+LADDER = ("nothing", "product", "block", "memory", "modules")
+# (model, what is compiled) -> the preparations whose first steps are measured.
+PREPARED = {("small", "none"): LADDER, ("2.7B", "none"): LADDER,
+            ("small", "blocks"): ("nothing", "cached")}  # fmt: skip
 
 
 def samples(b: Benchmark, model: str, warmup: int, phase: str) -> list[float]:
@@ -219,7 +223,18 @@ def firsts_sentence(b: Benchmark) -> Markdown:
     if not told:
         return Markdown(b.not_yet("the parts of a first step"))
     text = "; ".join(told)
-    return Markdown(f"{text[0].upper()}{text[1:]}.")
+    return Markdown(f"{text[0].upper()}{text[1:]}.{_unprepared(b)}")
+
+
+def _unprepared(b: Benchmark) -> str:
+    """The preparations that nobody has run yet."""
+    left = []
+    for (model, compile_), every in PREPARED.items():
+        rows = pick(b.firsts, model=model, compile=compile_, part="first")
+        names = [f"`{name}`" for name in every if not (rows["prepared"] == name).any()]
+        how = ", compiled" if compile_ != "none" else ""
+        left += [f"{listed(names)} of {TITLES[model]}{how}"] if names else []
+    return f" **Not measured yet**, of the preparations: {'; '.join(left)}." if left else ""
 
 
 def _average(values: list[float]) -> float:

@@ -311,6 +311,8 @@ def test_ours_beside_eager(plain, empty):
         "At 16,384 tokens with a mask and vectors of 64 it takes forward 20.0 ms in place of 60.0 "
         "and backward 30.0 ms in place of 90.0, and 2.00 GB in place of 34.8."
     )
+    whole.table.loc[whole.table["implementation"] == "a2lib", "run"] = "another"
+    assert str(answer.beside(whole)).endswith("34.8. The two were not measured in one run.")
     found = lines(answer.removed(p, "c", "tab-c"))
     assert found["16,384",] == [
         "·", "·", "·", "20.0 ± 0.40", "30.0 ± 0.60", "2.00", "34.8", "0.269",
@@ -326,6 +328,9 @@ def test_the_softmax_written_out_beside_ours(plain, empty):
         "Measured here, the softmax written out holds before the backward: full at 16,384 tokens "
         "1.00 matrices more, and its backward takes 130 ms in place of 100."
     )
+    apart = plain(attention=rows)
+    apart.table.loc[apart.table["implementation"] == "by_hand", "run"] = "another"
+    assert str(answer.by_hand(apart)).endswith("100. The two were not measured in one run.")
     assert "Not measured yet on" in str(answer.by_hand(empty))
 
 

@@ -358,6 +358,14 @@ def test_gains_are_the_gpu_s(timed):
     largest = cells(table, model="xl (2025)").iloc[0].tolist()
     assert largest[2:6] == ["as called", "40.0", BLANK, "20.0"]
     assert cells(table, model="10B").iloc[0].tolist()[2:] == [BLANK] * 11
+    # What was tried and does not fit is no gap.
+    large = replays("10B", {"fp32": (1200, 3600), "bf16": (150, 0)})
+    large[-1] |= {"status": "oom", "ms": float("nan")}
+    timed.steps = pd.concat([timed.steps, pd.DataFrame(large)], ignore_index=True)
+    said = str(gains.trend(timed))
+    assert "10B has no time of `forward-backward` in bf16, captured (oom). **Not" in said
+    assert said.endswith("of medium, large and xl (2025).")
+    assert gains.times(timed)["10B", 512, "forward"] == {"fp32": 1200, "bf16": 150}
     # Of two commits, a difference is none of a pass.
     timed.steps.loc[timed.steps["mode"] == "forward-backward", "run"] = "other"
     assert ("small", 512, "backward") not in gains.times(timed)

@@ -152,7 +152,7 @@ def columns(device: str) -> list[Configuration]:
     those in ``REPLAYED``, and the steps of ``UPDATED``.
 
     Those at ``COMPARED`` come first, then what is compiled or captured, then the rest; the model
-    that is too large comes last, and at ``COMPARED`` alone: elsewhere nothing would be tried."""
+    that is too large is at ``COMPARED`` alone: elsewhere nothing would be tried."""
     names = ("precision", "attention", "compile", "capture")
     compared = COMPARED[device]
     steps = [
@@ -178,10 +178,10 @@ def columns(device: str) -> list[Configuration]:
         for precision, mode in UPDATED[device]
     ]
 
-    def place(one: Configuration) -> tuple[bool, bool, bool]:
+    def place(one: Configuration) -> tuple[bool, bool]:
         compiled = one.compile != "none" or one.capture
         elsewhere = one.context != compared
-        return one.model == TOO_LARGE, elsewhere, elsewhere and not compiled
+        return elsewhere, elsewhere and not compiled
 
     return sorted(smallest_first(dict.fromkeys([*steps, *replayed, *updated])), key=place)
 

@@ -169,13 +169,14 @@ def beside(p: Plain) -> Markdown:
             return Markdown(
                 f"At {style.tokens(seq_len)} tokens with a mask and vectors of {MIDDLE} it takes "
                 f"{listed(told)}, and {sizes[0]} GB in place of {sizes[1]}."
+                f"{_runs(*eager, *ours)}"
             )
     return Markdown(p.not_yet("ours in this protocol; its memory is counted"))
 
 
 def by_hand(p: Plain) -> Markdown:
     """What the softmax written out as a formula holds and takes, beside `torch.softmax`."""
-    told = []
+    told, apart = [], ""
     for causal, words in MASKS.items():
         for seq_len in reversed(LENGTHS):
             mine, theirs = (p.row("backward", seq_len, MIDDLE, causal, name)
@@ -187,11 +188,18 @@ def by_hand(p: Plain) -> Markdown:
                 f"{words} at {style.tokens(seq_len)} tokens {more:.2f} matrices more, and its "
                 f"backward takes {time(mine.ms_mean)} ms in place of {time(theirs.ms_mean)}"
             )
+            apart = apart or _runs(mine, theirs)
             break
     if not told:
         return Markdown(p.not_yet("the softmax written out as a formula"))
     return Markdown(f"Measured here, the softmax written out holds before the backward: "
-                    f"{'; '.join(told)}.")  # fmt: skip
+                    f"{'; '.join(told)}.{apart}")  # fmt: skip
+
+
+def _runs(*rows) -> str:
+    """A sentence where rows that are compared are of more than one run."""
+    several = len({row.run for row in rows}) > 1
+    return " The two were not measured in one run." if several else ""
 
 
 def removed(p: Plain, caption: str, name: str) -> Table:

@@ -102,7 +102,7 @@ def of_pass(known: dict[Case, Times], context: int, pass_: str) -> Times:
 
 def trend(mixed: Mixed) -> Markdown:
     """The gain of the smallest and the largest size, by pass, and whether it grows all the way;
-    which sizes are not measured."""
+    which sizes were tried and have no time, and which are not measured."""
     text, lacking, known = [], set(), times(mixed)
     for pass_ in PASSES:
         gains = of_pass(known, CONTEXT, pass_)
@@ -115,6 +115,13 @@ def trend(mixed: Mixed) -> Markdown:
             ends = [f"{gain:.2f}× ({TITLES[model]})" for model, gain in (made[0], made[-1])]
             how = "growing with every size" if grows else "not growing with every size"
             text.append(f"{pass_} from {ends[0]} to {ends[1]}, {how}")
+    tried = {m: found for m in MODELS if m in lacking and (found := refused(mixed, m))}
+    lacking -= set(tried)
+    without = "".join(
+        f" {TITLES[model]} has no time of "
+        f"{listed([f'{which} ({status})' for which, status in found.items()])}."
+        for model, found in tried.items()
+    )
     absent = mixed.not_yet(
         "the GPU's own time in each precision, of "
         f"{listed([TITLES[m] for m in MODELS if m in lacking])}" if lacking else ""
@@ -122,7 +129,18 @@ def trend(mixed: Mixed) -> Markdown:
     if not text:
         return Markdown(f"{absent} What follows is the estimate.")
     said = f"In the GPU's own time bf16 gains over fp32 at {CONTEXT} tokens: {'; '.join(text)}."
+    said += without
     return Markdown(f"{said} {absent}" if lacking else said)
+
+
+def refused(mixed: Mixed, model: str) -> dict[str, str]:
+    """Mode and precision -> status, of the model's replays in fp32 and bf16 that were tried and
+    have no time."""
+    rows = pick(steps(mixed, capture=True, phases=("step",)), model=model, context=CONTEXT)
+    rows = rows[rows["mode"].isin(("forward", "forward-backward"))
+                & rows["precision"].isin(("fp32", "bf16"))]  # fmt: skip
+    return {f"`{r.mode}` in {r.precision}, captured": style.STATUS.get(r.status, r.status)
+            for r in rows.itertuples() if r.status != "ok"}  # fmt: skip
 
 
 def chart(mixed: Mixed) -> Chart:

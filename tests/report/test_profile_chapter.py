@@ -210,8 +210,8 @@ def test_how_the_share_moves(made):
     p = made((), ({}, STEP), (way, compiled))
     found = lines(answer.moves(p, "c", "tab-c"), 3)
     assert found == {
-        ("plain fp32", "small", "512"): ["75.0%", "70.0%", "60.0%", "350", "elementwise, 16.9%"],
-        ("bf16, our attention, blocks compiled", "small", "512"):
+        ("plain", "small", "512"): ["75.0%", "70.0%", "60.0%", "350", "elementwise, 16.9%"],
+        ("bf16, ours, compiled", "small", "512"):
             ["100.0%", "60.0%", "30.0%", "200", "optimizer, 50.0%"],
     }  # fmt: skip
     assert str(answer.shift(p)) == (
@@ -244,7 +244,7 @@ def test_a_mode_by_itself_beside_its_phases(made):
     assert left.startswith("**Not measured yet**, of the steps that this chapter is about: small ")
     assert said.endswith(
         "In 1 traces of modes by themselves they differ by at most 10.3 points, in the forward of "
-        "small at 512 (plain fp32)."
+        "small at 512 (plain)."
     )  # 75 of 100 beside 75 of 116
 
 
@@ -343,10 +343,10 @@ def test_what_was_not_traced(made):
     assert said == "- small, 512 tokens, train-step, fp32, eager: oom (in step 0: much)"
     assert left == (
         "**Not measured yet**, of the steps that this chapter is about: small at 256 and 1,024 "
-        "(plain fp32); 2.7B at 128, 256, 512 and 1,024 (plain fp32); small at 128, 256, 512 and "
-        "1,024 (fp32, blocks compiled); 2.7B at 128, 256, 512 and 1,024 (fp32, blocks compiled); "
-        "small at 512 (bf16); 2.7B at 512 (bf16); small at 512 (bf16, our attention, blocks "
-        "compiled); 2.7B at 512 (bf16, our attention, blocks compiled)."
+        "(plain); 2.7B at 128, 256, 512 and 1,024 (plain); small at 128, 256, 512 and "
+        "1,024 (compiled); 2.7B at 128, 256, 512 and 1,024 (compiled); "
+        "small at 512 (bf16); 2.7B at 512 (bf16); small at 512 (bf16, ours, compiled); 2.7B at 512 "
+        "(bf16, ours, compiled)."
     )
     every = [row(model=m, context=c, **way) for m in checks.TRACED for c in (128, 256, 512, 1024)
              for way in WAYS.values()]  # fmt: skip
@@ -356,7 +356,7 @@ def test_what_was_not_traced(made):
 def test_every_kernel_is_listed_and_adds_up(made):
     p = made((), ({}, STEP))
     said = str(listing.lists(p))
-    assert said.count("::::{dropdown}") == 2 and "small, 512 tokens, plain fp32" in said
+    assert said.count("::::{dropdown}") == 2 and "small, 512 tokens, plain" in said
     found = lines(listing.totals(p.of("small", 512), "c", "tab-c"), 3)
     assert found["backward", "matmul", "ffn.w1"] == ["248", "135", "38.6%"]
     assert len(found) == 11

@@ -73,12 +73,12 @@ def test_the_trace_beside_the_timer(made):
     assert "In small at 512 the timer says more, by 500 µs: its first event is recorded" in said
     assert "the trace says more" not in said
     assert "is shorter than the kernels in 1 of 3" in said
-    assert lines(timer.forwards(p, "c", "tab-c"), 3)["plain fp32", "small", "128"] == [
+    assert lines(timer.forwards(p, "c", "tab-c"), 3)["plain", "small", "128"] == [
         "8.00", "9.90", "10.0", "+25.0 %", "10.0", "10.0",
     ]  # fmt: skip
     p = made([forward(128, profiler="torch")], ({"context": 128}, STEP))
     found = lines(timer.forwards(p, "c", "tab-c"), 3)
-    assert found["plain fp32", "small", "128"][-1] == "torch.profiler"
+    assert found["plain", "small", "128"][-1] == "torch.profiler"
 
 
 def test_the_forward_of_every_way_stands_beside_the_timer(made):
@@ -89,11 +89,11 @@ def test_the_forward_of_every_way_stands_beside_the_timer(made):
             row("forward", 14.0, ms_timer=7.0, ms_traced=14.3, **narrow)]  # fmt: skip
     p = made(rows, ({"compile": "blocks"}, STEP), (narrow, STEP))
     assert [key[:2] for key in lines(timer.forwards(p, "c", "tab-c"), 3)] == [
-        ("fp32, blocks compiled", "small"), ("bf16, our attention, blocks compiled", "small"),
+        ("compiled", "small"), ("bf16, ours, compiled", "small"),
     ]  # fmt: skip
     said = str(timer.agreement(p))
     assert "1 of 2 forwards are within 2%" in said
-    assert "In small at 512 (bf16, our attention, blocks compiled) the traced process" in said
+    assert "In small at 512 (bf16, ours, compiled) the traced process" in said
     assert "the timer says 200 µs to 300 µs more than the trace" in said
     # Compiled code has no ranges of modules to take them from.
     assert str(timer.ranged(p)).startswith("These traces have ranges around the phases alone.")
@@ -169,7 +169,7 @@ def test_idle_and_the_host(made):
         "ms elsewhere (medians)."
     )
     found = lines(host.hosts(p, "c", "tab-c"), 3)
-    assert found["plain fp32", "small", "128"] == [
+    assert found["plain", "small", "128"] == [
         "100", "500", "350", "·", "30%", "490", "350", "·", "0",
     ]  # fmt: skip
     p = made([row(ms_timer=355.0)], ({}, STEP))
@@ -181,11 +181,11 @@ def test_idle_and_the_host(made):
 def test_what_the_host_does_while_it_issues(made):
     p = made([forward(512, ms_range=8.0, ms_launching=2.0, launches=1000)], ({}, STEP))
     said = str(host.issuing(p))
-    assert "in plain fp32 (small at 512): 5.00 µs a kernel, and 8.00 µs under the profiler" in said
+    assert "in plain (small at 512): 5.00 µs a kernel, and 8.00 µs under the profiler" in said
     assert "of which 25% inside the calls that launch. The rest" in said
     both = [forward(512, ms_range=8.0, ms_launching=2.0, launches=1000),
             forward(128, ms_host=4.0, launches=100, compile="blocks")]  # fmt: skip
-    assert "; in fp32, blocks compiled (small at 128): 40.0 µs a kernel" in str(
+    assert "; in compiled (small at 128): 40.0 µs a kernel" in str(
         host.issuing(made(both, ({}, STEP)))
     )
     # Where the host is ahead its launches wait for the GPU.

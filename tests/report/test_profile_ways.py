@@ -3,10 +3,10 @@
 import functools
 
 import pytest
-from profile_rows import SCORES, STEP, chapter, lines, row
+from profile_rows import SCORES, STEP, chapter, forward, lines, row
 
 from a2lib.report import svg
-from a2lib.report.chapters.profile import estimate, fusing, softmax, ways
+from a2lib.report.chapters.profile import answer, estimate, fusing, softmax, ways
 from a2lib.theory.roofline import compiled_step, eager_step
 from a2lib.theory.transformer import SIZES
 
@@ -61,8 +61,8 @@ def test_what_each_way_changes(every):
         "the step has 79% of the kernels. By count, what is no product has "
     )
     assert (
-        "- In bf16: products are 10.0 times as fast. Everything else takes 61% of its time: the "
-        "operands of every product are cast, and copies take 400% of theirs."
+        "- In bf16: products are 10.0 times as fast. Everything else takes 0.61 times as "
+        "long: the operands of every product are cast, and copies take 4.0 times as long."
     ) in said
     assert (
         "everything that is no product takes 64% of what it takes in bf16 alone, in 27% of the "
@@ -71,8 +71,27 @@ def test_what_each_way_changes(every):
     ) in said
     assert said.endswith(
         "So the products' share of a step, 60% of the kernel time when plain, is 75% compiled, 20% "
-        "in bf16, and 21% in bf16 with our attention, compiled."
+        "in bf16, and 21% in bf16 with our attention and compiled."
     )
+
+
+def test_the_answer_names_the_ways_and_the_timer(made):
+    step, rows = ({}, STEP), [row(), forward(512)]
+    p = made(rows, step, (COMPILED, INDUCTOR), (NARROW, AUTOCAST))
+    said = str(answer.sentence(p)).rpartition("\n\n")[2]
+    assert said == (
+        "Of the kernel time of a step products take 75% in small where it is compiled; 20% in "
+        "small where it is in bf16. A forward takes in a trace what the timer says, to within 2%, "
+        "in 1 of 1 configurations."
+    )
+    slower = forward(128, ms_timer=7.0, ms_traced=10.1)
+    p = made([*rows, slower], step, ({"context": 128}, STEP))
+    assert str(answer.sentence(p)).endswith(
+        "in 1 of 2 configurations; in the others the host is the limit, and slower where it is "
+        "traced."
+    )
+    p = made([*rows, {**slower, "ms_traced": 7.0}], step, ({"context": 128}, STEP))
+    assert str(answer.sentence(p)).endswith("in 1 of 2 configurations.")
 
 
 def test_of_two_models_the_order_is_said(made):
@@ -93,7 +112,7 @@ def test_products_of_another_time_are_not_called_the_same(made):
 def test_the_ways_beside_their_floors(every):
     found = lines(ways.table(every, "c", "tab-c"))
     assert [key[0] for key in found] == list(ways.WAYS)
-    cells = found["fp32, blocks compiled", "small"]
+    cells = found["compiled", "small"]
     assert (cells[0], cells[1], cells[3], cells[5]) == ("400", "210", "70.0", "75%")
     one = ways.measured(every, "small", ways.COMPILED)
     count = [k for k in compiled_step(SIZES["small"], 4, 512, "fp32") if not k.flops]
@@ -107,7 +126,7 @@ def test_the_ways_beside_their_floors(every):
 def test_the_top_kernel_of_each_way(every):
     found = lines(ways.tops(every, "c", "tab-c"))
     assert found["bf16", "small"] == ["`cast`", "copy", "24", "50.0%"]
-    assert found["fp32, blocks compiled", "small"] == ["`gemm_a`", "matmul", "109", "87.5%"]
+    assert found["compiled", "small"] == ["`gemm_a`", "matmul", "109", "87.5%"]
 
 
 def test_what_lies_between_two_products(every):
@@ -120,8 +139,8 @@ def test_what_lies_between_two_products(every):
     assert float(cells[4]) == pytest.approx(8 * scores / 1e9, rel=0.01)  # once in and once out
     assert [found["small", what][5] for what in fusing.BETWEEN] == ["3.00", "2.00", "4.00", "1.00"]
     said = str(fusing.fused(every))
-    assert "of small: 4 kernels of a block become 6, " in said
-    assert "and 25.0 ms of all blocks 10.0." in said
+    assert "of small 4 kernels of a block become 6; of all blocks, " in said
+    assert "and 25.0 ms become 10.0." in said
 
 
 def test_every_kernel_between_products_is_counted_once():

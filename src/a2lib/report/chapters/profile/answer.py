@@ -9,6 +9,8 @@ import pandas as pd
 from a2lib.report import panels, style
 from a2lib.report.chapters.profile.drawing import KINDS, legend, step_bar
 from a2lib.report.chapters.profile.rows import (
+    AUTOCAST,
+    COMPILED,
     CONTEXT,
     CONTEXTS,
     MODES,
@@ -23,6 +25,13 @@ from a2lib.report.chapters.profile.rows import (
     unlisted,
 )
 from a2lib.report.chapters.profile.softmax import by_memory, compared, costs
+from a2lib.report.chapters.profile.timer import (
+    AGREES,
+    NEAR,
+    OTHER,
+    forwards_of,
+    verdict,
+)
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -62,7 +71,34 @@ def sentence(p: Profile) -> Markdown:
         f"{'; '.join(products)}. The top kernel of a forward is {'; '.join(kernels)}."
     )
     more = " ".join(filter(None, [_softmax(p, list(shares)), _idle(p, list(shares))]))
-    return Markdown("\n\n".join(filter(None, [text, more])))
+    last = " ".join(filter(None, [_ways(p, list(shares)), _timer(p)]))
+    return Markdown("\n\n".join(filter(None, [text, more, last])))
+
+
+def _ways(p: Profile, models: list[str]) -> str:
+    """The products' share of a step where it is compiled, and in bf16."""
+    told = []
+    for words, way in (("compiled", COMPILED), ("in bf16", AUTOCAST)):
+        found = {m: p.share(m, CONTEXT, "train-step", way) for m in models}
+        of = [f"{s:.0%} in {title(m)}" for m, s in found.items() if s is not None]
+        if of:
+            told.append(f"{listed(of)} where it is {words}")
+    return f"Of the kernel time of a step products take {'; '.join(told)}." if told else ""
+
+
+def _timer(p: Profile) -> str:
+    """In how many forwards a trace says what the timer does."""
+    found = [verdict(row) for *_, row in forwards_of(p)]
+    if not found:
+        return ""
+    near = found.count(AGREES)
+    text = (
+        f"A forward takes in a trace what the timer says, to within {NEAR:.0%}, in {near} of "
+        f"{len(found)} configurations"
+    )
+    if near < len(found) and OTHER not in found:
+        text += "; in the others the host is the limit, and slower where it is traced"
+    return f"{text}."
 
 
 def _softmax(p: Profile, models: list[str]) -> str:

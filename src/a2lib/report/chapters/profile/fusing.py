@@ -70,16 +70,16 @@ def fused(p: Profile) -> Markdown:
             for name in ("kernels", "bytes", "ms")
         )
         told.append(
-            f"{title(model)}: {kernels[0] / layers:.0f} kernels of a block become "
-            f"{kernels[1] / layers:.0f}, {style.digits(moved[0] / 1e9)} GB by count "
-            f"{style.digits(moved[1] / 1e9)}, and {style.digits(ms[0])} ms of all blocks "
+            f"{title(model)} {kernels[0] / layers:.0f} kernels of a block become "
+            f"{kernels[1] / layers:.0f}; of all blocks, {style.digits(moved[0] / 1e9)} GB by count "
+            f"become {style.digits(moved[1] / 1e9)}, and {style.digits(ms[0])} ms become "
             f"{style.digits(ms[1])}"
         )
     if not told:
         return Markdown(p.not_yet("what Inductor fuses"))
     return Markdown(
         "Inductor joins what lies between two products into few kernels, and computes the mask "
-        f"within the softmax's. In the forward of {'; of '.join(told)}."
+        f"within the softmax's. In the forward of {'. In that of '.join(told)}."
     )
 
 

@@ -22,8 +22,7 @@ PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
 COMPILED = {**PLAIN, "compile": "blocks"}
 AUTOCAST = {**PLAIN, "precision": "bf16"}
 OURS = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
-WAYS = {"plain fp32": PLAIN, "fp32, blocks compiled": COMPILED, "bf16": AUTOCAST,
-        "bf16, our attention, blocks compiled": OURS}  # fmt: skip
+WAYS = {"plain": PLAIN, "compiled": COMPILED, "bf16": AUTOCAST, "bf16, ours, compiled": OURS}
 # What a mode runs, as the question has it: from inference to a step of training.
 PHASES_OF = {
     "forward": ("forward",),

@@ -36,7 +36,7 @@ def verdict(row) -> str:
     return SLOWED if same else OTHER
 
 
-def _forwards(p: Profile):
+def forwards_of(p: Profile):
     """(words, model, context, row) of every forward: of the trace that has the least ranges."""
     for words, way in WAYS.items():
         for model in p.models:
@@ -52,7 +52,7 @@ def forwards(p: Profile, caption: str, name: str) -> Table:
         [words, title(model), style.tokens(context), time(row.ms_timer), time(row.ms_traced),
          time(row.ms), _percent(row.ms / row.ms_timer - 1), time(row.ms_busy), time(row.ms_range),
          PROFILERS[row.profiler]]
-        for words, model, context, row in _forwards(p)
+        for words, model, context, row in forwards_of(p)
     ]  # fmt: skip
     columns = ["way", "model", "tokens", "timer", "timer, traced", "first to last kernel", "off",
                "a kernel runs", "range on the host", "by"]  # fmt: skip
@@ -64,7 +64,7 @@ def forwards(p: Profile, caption: str, name: str) -> Table:
 
 def ranged(p: Profile) -> Markdown:
     """Which ranges the traces of the forwards have, since those around modules take time."""
-    rows = {named(words, m, c): row for words, m, c, row in _forwards(p)}
+    rows = {named(words, m, c): row for words, m, c, row in forwards_of(p)}
     if not rows:
         return Markdown(p.not_yet("forwards with ranges around the phases alone"))
     # Compiled code has no ranges around its modules.
@@ -81,7 +81,7 @@ def ranged(p: Profile) -> Markdown:
 
 def agreement(p: Profile) -> Markdown:
     """In how many forwards the trace says what the timer says, and why it does not elsewhere."""
-    found = [(named(words, m, c), row) for words, m, c, row in _forwards(p)]
+    found = [(named(words, m, c), row) for words, m, c, row in forwards_of(p)]
     if not found:
         return Markdown(p.not_yet("the forward by a trace and by the timer"))
     names = {kind: [name for name, row in found if verdict(row) == kind]
@@ -94,7 +94,7 @@ def agreement(p: Profile) -> Markdown:
         text += (
             f" In {listed(names[SLOWED])} the traced process takes longer: of its steps the timer "
             "says the same as the trace. There the host is what takes the time: a profiler adds to "
-            "each launch, and no two processes are equally fast."
+            "each launch, and one process's host is faster than another's."
         )
     for longer, why in (
         ("timer", "its first event is recorded before the first launch, and its last after the "

@@ -28,12 +28,9 @@ from a2lib.theory.transformer import SIZES
 
 NEAR = 0.02  # times that are no further apart are called the same
 RATE = 0.05  # as are shares of the bandwidth
-LABELS = {"plain fp32": "plain fp32", "fp32, blocks compiled": "compiled", "bf16": "bf16",
-          "bf16, our attention, blocks compiled": "bf16, ours,\ncompiled"}  # fmt: skip
 # What a way's step would be at the least, and the precision of its products.
-STEPS = {"plain fp32": (eager_step, "fp32"), "fp32, blocks compiled": (compiled_step, "fp32"),
-         "bf16": (eager_step, "bf16"),
-         "bf16, our attention, blocks compiled": (fused_step, "bf16")}  # fmt: skip
+STEPS = {"plain": (eager_step, "fp32"), "compiled": (compiled_step, "fp32"),
+         "bf16": (eager_step, "bf16"), "bf16, ours, compiled": (fused_step, "bf16")}  # fmt: skip
 WORDS = {str(way): words for words, way in WAYS.items()}
 @dataclass(frozen=True)
 class Way:
@@ -86,7 +83,7 @@ def sentence(p: Profile) -> Markdown:
     told = [
         f"- Compiled, in fp32: {_compiled(plain, compiled)}.",
         f"- In bf16: {_narrow(p, plain, narrow)}.",
-        "- In bf16, with our attention, compiled: everything that is no product takes "
+        "- In bf16, with our attention and compiled: everything that is no product takes "
         f"{_times(narrow, ours, 'rest')} of what it takes in bf16 alone, in "
         f"{_times(narrow, ours, 'kernels')} of the kernels. AdamW, which is not compiled and stays "
         f"in fp32, is {_each([w.update / (w.products + w.rest) for w in ours], '{:.0%}')} of the "
@@ -96,8 +93,8 @@ def sentence(p: Profile) -> Markdown:
     shares = [_each([w.share for w in way], "{:.0%}") for way in (plain, compiled, narrow, ours)]
     told.append(
         f"\nSo the products' share of a step, {shares[0]} of the kernel time when plain, is "
-        f"{shares[1]} compiled, {shares[2]} in bf16, and {shares[3]} in bf16 with our attention, "
-        "compiled."
+        f"{shares[1]} compiled, {shares[2]} in bf16, and {shares[3]} in bf16 with our attention "
+        "and compiled."
     )
     order = f"Numbers are of {listed([title(m) for m in models])}, in this order.\n\n"
     return Markdown((order if len(models) > 1 else "") + "\n".join(told))
@@ -130,14 +127,15 @@ def _narrow(p: Profile, plain: list[Way], narrow: list[Way]) -> str:
     if {"fp32", "bf16"} <= set(p.tflops):
         text += f", where the ceilings are {p.tflops['bf16'] / p.tflops['fp32']:.1f} times apart"
     return (
-        f"{text}. Everything else takes {_times(plain, narrow, 'rest')} of its time: the operands "
-        f"of every product are cast, and copies take {_times(plain, narrow, 'copies')} of theirs"
+        f"{text}. Everything else takes {_times(plain, narrow, 'rest', '{:.2f}')} times as long: "
+        "the operands of every product are cast, and copies take "
+        f"{_times(plain, narrow, 'copies', '{:.1f}')} times as long"
     )
 
 
-def _times(before: list[Way], after: list[Way], what: str) -> str:
+def _times(before: list[Way], after: list[Way], what: str, form: str = "{:.0%}") -> str:
     return _each([getattr(b, what) / getattr(a, what)
-                  for a, b in zip(before, after, strict=True)], "{:.0%}")  # fmt: skip
+                  for a, b in zip(before, after, strict=True)], form)  # fmt: skip
 
 
 def _each(values: list[float], form: str) -> str:
@@ -210,7 +208,8 @@ def chart(p: Profile) -> Chart:
                     left += ms
                 ax.annotate(style.digits(left), (left, y), xytext=(4, 0),
                             textcoords="offset points", va="center")  # fmt: skip
-            ax.set_yticks(range(len(mine)), [LABELS[words] for words, _ in reversed(mine)])
+            names = [words.replace("ours, ", "ours,\n") for words, _ in reversed(mine)]
+            ax.set_yticks(range(len(mine)), names)
             ax.set_title(f"{title(model)}, {CONTEXT} tokens", loc="left")
             ax.margins(x=0.12)
             ax.grid(False, axis="y")

@@ -204,8 +204,7 @@ def tops(p: Profile, caption: str, name: str) -> Table:
 
 
 def launched_by(kernels: pd.DataFrame, kernel: str) -> list[str]:
-    """The parts in which a kernel is launched, by a trace that has them and may have cut its name.
-    """
+    """The parts in which a kernel is launched, by a trace that has them and may cut its name."""
     cut = kernels["kernel"].map(lambda name: name.endswith("…") and kernel.startswith(name[:-1]))
     return list(kernels.loc[cut | (kernels["kernel"] == kernel), "part"].unique())
 

@@ -45,9 +45,7 @@ class Phase:
         return self.seen - self.counted - self.split - self.cleared
 
 
-def phases(
-    p: Profile, model: str, context: int = CONTEXT, way: dict = PLAIN
-) -> dict[str, Phase]:
+def phases(p: Profile, model: str, context: int = CONTEXT, way: dict = PLAIN) -> dict[str, Phase]:
     """Each phase that the trace has; {} where there is none."""
     trace, found, precision = p.of(model, context, way=way), {}, way["precision"]
     step = eager_step(SIZES[model], BATCH, context, precision)

@@ -157,8 +157,8 @@ def every(p: Profile, caption: str, name: str) -> Markdown:
                           MISSING if gap is None else f"{gap:.0%}"])  # fmt: skip
     columns = ["way", "model", "tokens", "mode", "by", "timer", "timer, traced",
                "first to last kernel", "a kernel runs", "idle"]  # fmt: skip
-    return Markdown(folded(Table(pd.DataFrame(lines, columns=columns), caption, name, left=2,
-                                 keys=3)))  # fmt: skip
+    table = Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
+    return Markdown(folded(table, f"The {len(lines)} traces"))
 
 
 def _percent(share: float) -> str:

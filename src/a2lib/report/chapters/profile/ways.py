@@ -32,6 +32,8 @@ RATE = 0.05  # as are shares of the bandwidth
 STEPS = {"plain": (eager_step, "fp32"), "compiled": (compiled_step, "fp32"),
          "bf16": (eager_step, "bf16"), "bf16, ours, compiled": (fused_step, "bf16")}  # fmt: skip
 WORDS = {str(way): words for words, way in WAYS.items()}
+
+
 @dataclass(frozen=True)
 class Way:
     """One train-step: its kernels, milliseconds of the ``products`` (attention's kernels with them)

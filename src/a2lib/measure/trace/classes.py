@@ -44,7 +44,7 @@ RULES = (
         r"embedding|indexSelect|index_select|vectorized_gather|RadixSort|radix_sort|"
         r"krn_partial|compute_grad_weight|sum_and_scatter|compute_num_of_partial|"
         # Of many tokens, whose gradients are sorted by token and added up.
-        r"cub::\S*Device(UniqueByKey|Compact|Scan)",
+        r"cub::\S*Device(UniqueByKey|Select|Compact|Scan)",
     ),
     (
         COPY,

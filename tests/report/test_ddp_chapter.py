@@ -2,7 +2,6 @@
 
 import pytest
 
-from a2lib.measure import bulk, read_runs
 from a2lib.report import svg
 from a2lib.report.chapters.ddp import (
     Ddp,
@@ -178,58 +177,6 @@ def test_nothing_is_hidden_where_the_step_takes_longer_than_its_messages(made):
     assert found["each",][4:7] == ["45.0", "40.0", "0%"]
 
 
-def noisy(ms, *way, without, **over):
-    """A launched row whose step and step without communication have spreads that overlap."""
-    return row(ms, *way, ms_p20=ms - 10, ms_p80=ms + 10, ms_without=without,
-               ms_without_p20=without - 5, ms_without_p80=without + 5, **over)  # fmt: skip
-
-
-def test_what_is_within_the_spreads_is_told_and_nothing_follows_from_it(made):
-    """Beside 1000 MB the host was slow: 118 ms with messages and without."""
-    each, large = noisy(112, "overlapped", without=100), noisy(118, "bucketed", 1000, without=118)
-    c = made([noisy(110, "naive", without=98), each, row(140, bucket_mb=100), large])
-    found = lines(ways.table(c, "xl25", False, "c", "tab-c"))
-    assert found["each",] == [
-        "112", "102 to 122", "100", "95.0 to 105", "12.0, level", "40.0", "·", "90.0",
-        "112 / 112 / 112",
-    ]  # fmt: skip
-    assert found["1000 MB",][4:7] == ["0, level", "40.0", "·"]
-    assert found["100 MB",][4:7] == ["40.0", "40.0", "0%"]
-    assert "is spent communicating, though the spreads overlap. The" in str(answer.naive(c))
-    assert str(answer.overlap(c)).endswith(
-        "what they add to the step (12.0 ms by the medians) is within the spreads. The steps are "
-        "level, by their medians or their spreads."
-    )
-    assert "nearly all of each" not in str(answer.sentence(c))
-    near = [noisy(96, "naive", without=90), noisy(99, "flat", without=91)]
-    said = str(answer.sentence(made(near)))
-    assert "do not tell apart: nearly all of each is the host's time to issue it." in said
-    said = str(answer.buckets(c))
-    assert "buckets add 40.0 ms with 100 MB and 0 ms with 1000 MB (level), and one" in said
-    assert (
-        "The step without communication took 118 ms beside 1000 MB, but 98.0 ms beside the way "
-        "where it took least. The host was slower then"
-    ) in said
-    # The hosts of 435 messages and of 8 differ by 10 ms, steps that send nothing by 118 less 100.
-    assert "is less than the 18.0 ms by which the step without communication differs" in str(
-        host.sentence(made([each | {"ms_host": 100}, large]))
-    )
-    said = str(host.baseline(c))
-    assert "Of 3 of 4 ways the step and the same without communication are *level*" in said
-
-
-def test_a_bucket_without_a_point_has_its_spread(made):
-    c = made([noisy(118, "bucketed", 1000, without=118), row(140, bucket_mb=100)], collectives=SENT)
-    (ax,) = buckets.figure(c).figure.axes
-    ours = [line for line in ax.lines if line.get_color() == buckets.LOOKS["launched"].colour]
-    points, *spreads = sorted(ours, key=lambda line: line.get_marker() == "None")
-    assert list(points.get_xdata()) == [100]
-    # 141 less 99 and 139 less 101; 128 less 113 and nothing.
-    ends = {tuple(line.get_xdata()): tuple(line.get_ydata()) for line in spreads}
-    assert ends == {(100, 100): (38, 42), (1000, 1000): (buckets.LEAST_MS, 15)}
-    assert "1000 MB: " in str(buckets.verdict(c)) and "and 0 ms (level)." in str(buckets.verdict(c))
-
-
 def test_what_has_no_time_has_its_reason(made, empty):
     blank = {k: "" for k in row(1) if k.startswith("ms") or k == "n"}
     note = "CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has a total capacity"
@@ -288,10 +235,6 @@ def test_targets_are_ratios_and_say_when_they_are_missed(made, empty):
         "ours takes 0.650. The host "
     )
     assert "90.0 ms to issue our step and 155 ms to issue that of PyTorch's wrapper, of 104" in said
-    near = made([noisy(96, "flat", without=90), noisy(110, "torch_ddp", 25, without=108)])
-    # 96 / 90 over 110 / 108.
-    assert "by their spreads, which overlap), but" in str(targets.sentence(near))
-    assert "each over its own, ours takes 1.047." in str(targets.sentence(near))
     nothing = targets.table(empty, "c", "t").frame.values.tolist()
     assert [line[2:6] for line in nothing] == [["·"] * 4] * 4
     assert "Not measured yet" in str(targets.sentence(empty))
@@ -522,117 +465,20 @@ def test_the_figures_hold_the_rows(made, empty):
         assert svg.smallest_text(chart._repr_svg_()) >= svg.LEAST_SIZE
 
 
-def piece(start, end, kind, stream):
-    return {"start_us": float(start), "duration_us": float(end - start), "stream": stream,
-            "kind": kind, "phase": "backward", "part": "backward"}  # fmt: skip
-
-
-# Sent for 4 to 9 ms and 12 to 14; beside it products until 6, and a copy from 13 to 20.
-STRIP = [piece(0, 5000, "matmul", "7"), piece(3000, 6000, "copy", "9"),
-         piece(4000, 9000, "communication", "20"), piece(12000, 14000, "communication", "20"),
-         piece(13000, 20000, "copy", "7")]  # fmt: skip
-
-
-def put_strip(root, wrapper, bucket_mb=0, capture=False, carrier="backend", rows=STRIP):
-    (known,) = read_runs(root)
-    for ranks, found in ((2, rows), (4, STRIP[:1])):  # the page is that of two
-        about = {"section": "ddp", "wrapper": wrapper, "bucket_mb": bucket_mb, "capture": capture,
-                 "carrier": carrier, "sent_dtype": "fp32", "model": "xl25", "world_size": ranks,
-                 "batch": 4, "context": 512}  # fmt: skip
-        name = f"ddp-{ranks}-{wrapper}-{bucket_mb}-{capture}-{carrier}"
-        bulk.put("strip", "nvidia-h200", name, found, run=known["run"], about=about, data=root)
-
-
-def test_what_runs_beside_what_is_read_from_the_strip(made, tmp_path, empty):
-    assert timeline.overlap_us(STRIP) == (7000, 3000) and timeline.overlap_us([]) == (0, 0)
-    assert "Not measured yet" in str(timeline.sentence(empty))
-    made(ROWS)
-    put_strip(tmp_path, "naive")
-    c = Ddp([tmp_path])
-    # All of backward's 20 ms but those from 9 to 12.
-    assert str(timeline.sentence(c)).startswith(
-        "In the windows drawn, other kernels run beside the messages for 3.00 of 7.00 ms (43%) "
-        "where they are sent after backward. Until backward ends the GPU of the launched steps, in "
-        "that order, is idle for 15% of the time"
-    )
-    assert "From the last of them" not in str(timeline.sentence(c))
-    update = [piece(21000, 22000, "copy", "7"), piece(25000, 26000, "optimizer", "7")]
-    update = [one | {"phase": "optimizer"} for one in update]
-    # From 20 to 25 ms but for one.
-    assert timeline.waited_us([*STRIP, *update]) == 4000 and timeline.waited_us(STRIP) is None
-    assert "communication" in timeline.figure(c, "naive")._repr_svg_()
-    assert "not measured yet" in timeline.figure(c, "overlapped")._repr_svg_()
-
-
-BLOCK = [("copy", 10), ("matmul", 100), ("fused", 50), ("attention", 60), ("matmul", 80)]
-# By place, beside a message.
-SLOWER = {1: 200, 2: 60}
-
-
-def blocks_of(durations, count, start=0.0):
-    """Kernels of so many blocks, one after another, and where the products and fused ones lie."""
-    rows, spans = [], []
-    for _ in range(count):
-        begin = start
-        for i, (kind, usual) in enumerate(BLOCK):
-            taken = durations.get(i, usual)
-            rows.append(piece(start, start + taken, kind, "7"))
-            start += taken
-        spans.append((begin + BLOCK[0][1], begin + BLOCK[0][1] + durations.get(1, 0)
-                      + durations.get(2, 0)))  # fmt: skip
-    return rows, spans
-
-
-def test_what_backward_loses_to_messages_is_read_from_two_traces(made, tmp_path, empty):
-    """A product of 100 us takes 200 beside a message and a fused kernel 60 in place of 50: 110 us
-    of each block; 40 us after the last of them the update begins, of which a message takes 30."""
-    assert losses.lost(empty) is None and "Not measured yet" in str(losses.sentence(empty))
-    rows, spans = blocks_of(SLOWER, 4)
-    sent = [piece(*span, "communication", "20") for span in spans]
-    end = max(one["start_us"] + one["duration_us"] for one in rows)
-    sent.append(piece(end, end + 30, "communication", "20"))
-    replayed = [*rows, *sent, piece(end + 40, end + 90, "optimizer", "7")]
-    alone, _ = blocks_of({}, 3)
-    strips = {"bucketed": (replayed, 100, True), "naive": (alone, 0, False)}
-    made(ROWS)
-    for wrapper, (found, bucket_mb, capture) in strips.items():
-        put_strip(tmp_path, wrapper, bucket_mb, capture, rows=found)
-    c = Ddp([tmp_path])
-    lost = losses.lost(c)
-    assert (lost.alone_us, lost.beside_us, lost.tail_us) == (300, 410, 40)
-    assert (lost.products, lost.others, lost.without) == ([2.0], 1.2, 1.0)
-    # 48 blocks.
-    assert lost.ms(48) == pytest.approx(48 * 0.110 + 0.040)
-    assert str(losses.sentence(c)).startswith(
-        "Why they are not free says the trace of the replay, held against the one that sends after "
-        "backward. With a message of NCCL's beside it a product takes 2.0 times as long as there, "
-        "other kernels 1.2 times, and without one 1.00 times."
-    )
-    assert str(losses.sentence(c)).endswith(
-        "over 48 blocks 5.28 ms. From the last of them to the update, where the last messages are "
-        "alone, it is 0.0400 ms. Together that is 5.32 of the 8.00 ms that NCCL in fp32 adds."
-    )
-    said = str(buckets.verdict(Ddp([tmp_path])))
-    assert "Not measured yet" in said  # no line of collectives
-    put_strip(tmp_path, "naive", rows=STRIP)  # no block of these
-    assert losses.lost(Ddp([tmp_path])) is None
-
-
 def test_another_machine_is_shown_with_all_its_rows(made):
     said = str(local.show(made([row(5, "flat", backend="gloo", model="tiny")], device="cpu")))
     assert "**CPU**: tiny sizes" in said and "| flat |" in said
     assert "CPU: tiny, 2 ranks with gloo, batch 4 each, context 512, bf16, launched" in said
 
 
-def test_the_page_with_rows_and_without(shown_by, synthetic, tmp_path):
+def test_the_page_with_rows_and_without(shown_by, synthetic, strips, tmp_path):
     without = shown_by("ddp", tmp_path)
     assert sum("Not measured yet" in text for text in without) >= 8
     full = synthetic.by_hand(tmp_path, ddp=[*ROWS, *BESIDE], collectives=SENT, benchmark=ALONE)
     for way in timeline.WAYS:
-        put_strip(full, *way, rows=blocks_of({}, 3)[0])
-    rows, spans = blocks_of(SLOWER, 3)
-    sent = [piece(*span, "communication", "20") for span in spans]
-    put_strip(full, "bucketed", 100, capture=True, rows=[*rows, *sent])
+        strips.put(full, *way, rows=strips.replay() if way[2] else strips.blocks()[0])
     with_rows = shown_by("ddp", full)
     assert len(with_rows) == len(without)
     assert not any("Not measured yet on" in text for text in with_rows)
+    # 110 us of each of 48 blocks.
+    assert any("beside them: 5.28 ms by {ref}`the trace <ddp-lost>`" in text for text in with_rows)

@@ -56,8 +56,9 @@ class MasterAdamW(torch.optim.Optimizer):
         super().__init__(params, {**numbers, "working_dtype": working_dtype})
 
     def _forget(self) -> None:
-        self._lanes: dict[torch.device, Any] = {}
-        self._events: dict[torch.device, torch.cuda.Event | None] = {}
+        self._lanes: dict[tuple[torch.device, int], Any] = {}  # by device and priority
+        self._events: dict[tuple[torch.device, int], torch.cuda.Event | None] = {}
+        self._width: int | None = None
         self._ahead: dict[Tensor, None] = {}  # updated since the last step, by overlapping()
         self._ends: dict[tuple, tuple[Tensor, Tensor]] = {}
 
@@ -93,11 +94,16 @@ class MasterAdamW(torch.optim.Optimizer):
         }
 
     @contextlib.contextmanager
-    def overlapping(self, wrapper: Any = None) -> Iterator[None]:
+    def overlapping(
+        self, wrapper: Any = None, multiprocessors: int | None = None
+    ) -> Iterator[None]:
         """Within it a backward updates each parameter as soon as its gradient is complete, on a
-        stream beside the backward's own; ``step`` then does what is left. That stream has priority
-        0: run the backward on one of priority -1, or an update that comes first keeps the next
-        product waiting.
+        stream beside the backward's own; ``step`` then does what is left.
+
+        ``multiprocessors``: an update takes no more of the GPU's than these, and stands before the
+        backward's kernels where both wait, which then have the others to themselves. None: it takes
+        all that it gets, on a stream of priority 0; run the backward on one of priority -1, or an
+        update that comes first keeps the next product waiting.
 
         ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients,
         None where one process trains. With it a bucket is updated once it is the mean, while later
@@ -108,8 +114,12 @@ class MasterAdamW(torch.optim.Optimizer):
         there: one that is used outside the graph, or again by a second backward, would be the next
         step's already; and no gradient can be clipped. If backward raises, some parameters have
         been updated and some not. Raises RuntimeError where without ``wrapper`` a hook waits for a
-        parameter's gradient, TypeError for a wrapper that averages after backward.
+        parameter's gradient, TypeError for a wrapper that averages after backward, ValueError for
+        fewer than one multiprocessor.
         """
+        if multiprocessors is not None and multiprocessors < 1:
+            raise ValueError(f"multiprocessors is {multiprocessors}; allowed are 1 and more, None")
+        self._width = multiprocessors
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         with contextlib.ExitStack() as hooks:
             if wrapper is None:
@@ -134,8 +144,8 @@ class MasterAdamW(torch.optim.Optimizer):
             try:
                 yield
             finally:
-                for device, event in self._events.items():
-                    self._lanes[device].wait(event)
+                for place, event in self._events.items():
+                    self._lanes[place].wait(event)
                 self._events.clear()
 
     @staticmethod
@@ -151,12 +161,15 @@ class MasterAdamW(torch.optim.Optimizer):
         if p in self._ahead:
             raise RuntimeError("a second backward within overlapping() before step()")
         self._start(p)
-        if p.device not in self._lanes:
+        # Many programs stand behind the backward's own kernels where both wait: those are what all
+        # else waits for. Few leave room beside them, and are done late if they begin late.
+        place = (p.device, 0 if self._width is None else -1)
+        if place not in self._lanes:
             from a2lib.parallel.lane import Lane  # which needs Triton, and this class does not
 
-            # Behind the backward's own kernels where both wait: those are what all else waits for.
-            self._lanes[p.device] = Lane(p.device, priority=0)
-        self._events[p.device] = self._lanes[p.device].run(lambda: self._update(group, p))
+            self._lanes[place] = Lane(*place)
+        lane = self._lanes[place]
+        self._events[place] = lane.run(lambda: self._update(group, p, self._width))
         self._ahead[p] = None
 
     @torch.no_grad()
@@ -200,14 +213,14 @@ class MasterAdamW(torch.optim.Optimizer):
             one, rest = self._ends[key]
             torch._foreach_lerp_(found, [one] * len(found), [rest] * len(found))
 
-    def _update(self, group: dict[str, Any], p: Tensor) -> None:
+    def _update(self, group: dict[str, Any], p: Tensor, multiprocessors: int | None = None) -> None:
         state, grad = self.state[p], p.grad
         if grad.is_sparse:
             raise RuntimeError("MasterAdamW does not take sparse gradients")
         tensors = (state.get(MASTER, p), *(state[name] for name in MOMENTS), state[NORMALISER])
         rest = (1 - beta for beta in group["betas"])
         decay = group["lr"] * group["weight_decay"]
-        update(p, grad, *tensors, group["lr"], *rest, group["eps"], decay)
+        update(p, grad, *tensors, group["lr"], *rest, group["eps"], decay, multiprocessors)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As of torch.optim.Optimizer, which would round masters and moments to the parameters'

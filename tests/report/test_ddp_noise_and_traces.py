@@ -143,8 +143,8 @@ def test_what_backward_loses_to_messages_is_read_from_two_traces(made, strips, t
     # 48 blocks.
     assert lost.ms(48) == pytest.approx(48 * 0.110 + 0.040)
     assert str(losses.sentence(c)).startswith(
-        "Why they are not free says the trace of the replay, held against the one that sends after "
-        "backward. With a message of NCCL's beside it a product takes 2.0 times as long as there, "
+        "Why NCCL's are not free is in the trace of the replay, held against the one that sends "
+        "after backward. With a message beside it a product takes 2.0 times as long as there, "
         "other kernels 1.2 times, and without one 1.00 times."
     )
     assert str(losses.sentence(c)).endswith(

@@ -85,8 +85,8 @@ def sentence(c: Ddp) -> Markdown:
     layers, tail = SIZES[MAIN].num_layers, found.tail_us / 1e3
     factors = style.between(found.products, lambda factor: f"{factor:.1f}")
     return Markdown(
-        f"Why they are not free says the trace of the replay, held against the one that sends "
-        f"after backward. With a message of NCCL's beside it a product takes {factors} times as "
+        f"Why NCCL's are not free is in the trace of the replay, held against the one that sends "
+        f"after backward. With a message beside it a product takes {factors} times as "
         f"long as there, other kernels {found.others:.1f} times, and without one "
         f"{found.without:.2f} times. Our reading: NCCL's kernels hold multiprocessors, and a "
         "product, started for all of them, ends with a second turn for what found its own taken. "

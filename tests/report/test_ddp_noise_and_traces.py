@@ -37,6 +37,11 @@ def collective(mb, ms):
 
 
 SENT = [collective(mb, 0.04 + mb / 240) for mb in (1, 10, 100, 1024)]
+TIMES = {
+    *("wrapper", "bucket_mb", "carrier", "model", "batch", "context", "precision", "attention"),
+    *("compile", "capture", "backend", "world_size", "ms", "ms_p20", "ms_p80", "n", "ms_without"),
+    *("ms_without_p20", "ms_without_p80", "conditions", "note"),
+}
 CLEAR = noisy(140, "bucketed", 100, without=100, by=2)
 
 
@@ -105,6 +110,29 @@ def test_a_ratio_to_pytorch_is_told_with_its_spread_and_over_what_each_sends_not
     # 86 over 120 to 106 over 100; 96 / 90 over 110 / 108.
     assert "takes 0.873 of PyTorch's step (0.717 to 1.060 by their spreads, which overlap)" in said
     assert "each over its own, ours takes 1.047." in said
+
+
+def test_the_same_step_of_the_next_chapter_is_told(made):
+    """There the fastest of ours is one by copy engines; a divided optimizer's is left out."""
+    other = {k: v for k, v in noisy(100, "bucketed", 100, without=80, by=4).items() if k in TIMES}
+    rows = [
+        other | {"optimizer": "plain", "ms": 103},
+        other | {"optimizer": "plain", "carrier": "copy_engines"},
+        other | {"optimizer": "sharded", "ms": 97},
+        other | {"optimizer": "plain", "wrapper": "torch_ddp", "bucket_mb": 25, "ms": 125,
+                 "ms_p20": 124, "ms_p80": 128},
+    ]  # fmt: skip
+    launched = [noisy(96, "flat", without=90), noisy(110, "torch_ddp", 25, without=108)]
+    assert made(launched).best_elsewhere() is None
+    c = made(launched, sharded_optimizer=rows)
+    assert str(targets.sentence(c)).endswith(
+        "has the same step of another run: 100 ms (96.0 to 104; during backward, buckets of 100 "
+        "MB, by copy engines) where PyTorch's takes 125 (124 to 128), 0.800 of it, with 80.0 and "
+        "80.0 ms without communication."
+    )
+    (found,) = [t for t in targets.ratios(c) if t.against == targets.ELSEWHERE]
+    # 96 over 128, 104 over 124.
+    assert found.ratio == 0.8 and found.spread == (0.75, 104 / 124) and found.verdict == "missed"
 
 
 def test_what_runs_beside_what_is_read_from_the_strip(made, strips, tmp_path, empty):

@@ -46,6 +46,13 @@ class Ddp(Measured):
         self.table = table
         self.collectives, self.benchmark = Collectives(roots), Benchmark(roots)
         self.link = self.sheet("nvlink_egress")
+        # The same launched steps, each beside AdamW whole and divided, of another run.
+        elsewhere, _ = self.read("sharded_optimizer")
+        self.elsewhere = metrics.pick(
+            elsewhere, optimizer="plain", model=MAIN, capture=False, precision="bf16",
+            attention="flash", compile="blocks", backend="nccl", world_size=WORLD_SIZE,
+            batch=BATCH, context=CONTEXT,
+        ).dropna(subset=["ms"]).assign(sent_dtype="fp32")  # fmt: skip
         roots = data.data_roots() if roots is None else roots
         found = [bulk.read("strip", *name, roots[0]) for name in bulk.pictures("strip", roots[0])
                  if name[0] == data.PUBLISHED]  # fmt: skip
@@ -82,6 +89,13 @@ class Ddp(Measured):
         if not (beside and after):
             return None
         return float(row.ms_without) * beside / after, False
+
+    def best_elsewhere(self) -> tuple[object, object] | None:
+        """The fastest launched row of ours in the chapter on the sharded optimizer, with AdamW
+        whole, and that of PyTorch's DDP; None where there are not both."""
+        ours = self.elsewhere[~self.elsewhere["wrapper"].isin(PEERS)].sort_values("ms")
+        torch = metrics.timed_row(self.elsewhere, wrapper=PEERS[0])
+        return None if torch is None or not len(ours) else (next(ours.itertuples()), torch)
 
     def apart(self, capture: bool, model: str = MAIN) -> tuple[float, float] | None:
         """The least and the most of the steps without communication, which are all the same work;

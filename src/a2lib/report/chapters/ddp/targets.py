@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.ddp.rows import MAIN, UPDATING, Ddp, time
+from a2lib.report.chapters.ddp.rows import MAIN, UPDATING, Ddp, name, spread, time
 from a2lib.report.chapters.ddp.ways import short
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -18,6 +18,7 @@ ALONE = {"fp32": 1.10, "bf16": 1.05}
 LAUNCHED, CAPTURED = 0.70, 0.55
 PEER = "PyTorch's DDP, launched"
 OWN = "PyTorch's DDP, each over its own step that sends nothing"
+ELSEWHERE = "PyTorch's DDP, launched, in the chapter on the sharded optimizer"
 AFTER, BESIDE = "one GPU, update after backward", "one GPU, update beside backward"
 
 
@@ -56,6 +57,8 @@ def ratios(c: Ddp) -> list[Target]:
           for sent, limit in ALONE.items()),
         *_updating(c, beside),
         *_peer(c, "launched, fp32", LAUNCHED, c.best(), torch),
+        *(_over("launched, fp32", LAUNCHED, ELSEWHERE, *pair)
+          for pair in [c.best_elsewhere()] if pair is not None),
         *_peer(c, "captured, fp32", CAPTURED, after["fp32"], torch),
         *([] if beside["fp32"] is None
           else _peer(c, "captured, fp32, updating", CAPTURED, beside["fp32"], torch)),
@@ -160,6 +163,15 @@ def _launched(c: Ddp) -> str:
             f"{time(torch.ms_host)} ms to issue that of PyTorch's wrapper, of {time(best.ms)} "
             f"and {time(torch.ms)} ms: where these are close, it is the host that is timed, and "
             "another host gives another ratio."
+        )
+    pair = c.best_elsewhere()
+    if pair is not None:
+        ours, theirs = pair
+        text += (
+            f" The chapter on {{ref}}`the sharded optimizer <sharding-time>` has the same step "
+            f"of another run: {time(ours.ms)} ms ({spread(ours)}; {name(ours)}) where PyTorch's "
+            f"takes {time(theirs.ms)} ({spread(theirs)}), {ours.ms / theirs.ms:.3f} of it, with "
+            f"{time(ours.ms_without)} and {time(theirs.ms_without)} ms without communication."
         )
     return text
 

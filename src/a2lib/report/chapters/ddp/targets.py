@@ -16,10 +16,8 @@ from a2lib.report.tables import MISSING, Markdown, Table
 # What is held against what, and the most that the ratio may be.
 ALONE = {"fp32": 1.10, "bf16": 1.05}
 LAUNCHED, CAPTURED = 0.70, 0.55
-PEER = "PyTorch's DDP, launched"
-OWN = "PyTorch's DDP, each over its own step that sends nothing"
-ELSEWHERE = "PyTorch's DDP, launched, in the chapter on the sharded optimizer"
-AFTER, BESIDE = "one GPU, update after backward", "one GPU, update beside backward"
+PEER, OWN, ELSEWHERE = "PyTorch", "PyTorch, each over its own", "PyTorch, next chapter"
+AFTER, BESIDE = "one GPU, update after", "one GPU, update beside"
 
 
 @dataclass(frozen=True)
@@ -106,14 +104,14 @@ def _over(what: str, limit: float, against: str, row, other) -> Target:
 
 def table(c: Ddp, caption: str, label: str) -> Table:
     lines = [
-        [t.what, f"{t.limit:.2f}", _written(t.ratio), t.verdict,
+        [t.what, t.against, f"{t.limit:.2f}", _written(t.ratio), t.verdict,
          MISSING if t.spread is None else style.between(t.spread, _written), _written(t.least),
-         t.against, MISSING if t.row is None else short(t.row)]
+         MISSING if t.row is None else short(t.row)]
         for t in ratios(c)
     ]  # fmt: skip
-    columns = ["ours", "at most", "ratio", "", "its spread", "nothing sent", "against",
+    columns = ["ours", "against", "at most", "ratio", "", "its spread", "nothing sent",
                "the fastest"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, label, keys=1)
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2, keys=2)
 
 
 def _written(ratio: float | None) -> str:
@@ -150,7 +148,7 @@ def _launched(c: Ddp) -> str:
         return ""
     whole, own = _peer(c, "", LAUNCHED, best, torch)
     text = (
-        f" Launched, ours takes {whole.ratio:.3f} of PyTorch's step "
+        f"\n\nLaunched, ours takes {whole.ratio:.3f} of PyTorch's step "
         f"({style.between(whole.spread, _written)} by their spreads"
         f"{', which overlap' if metrics.level(best, torch) else ''}), but the step without "
         f"communication took {time(best.ms_without)} ms beside ours and "

@@ -64,6 +64,13 @@ def test_every_picture_exists_and_has_a_description(book):
     assert pictures >= 12
 
 
+def test_no_cell_shows_an_empty_box(book):
+    for page in book.pages():
+        for output in soup(page).select("div.cell_output > div.output"):
+            shown = output.get_text(strip=True) or output.find(["img", "svg", "object"])
+            assert shown, f"{page.name}: {output.find_parent(class_='cell')}"
+
+
 def test_every_figure_of_the_chapter_is_numbered_and_captioned(book):
     figures = soup(book.html / "flash.html").find_all("figure")
     numbers = [figure.find(class_="caption-number") for figure in figures]

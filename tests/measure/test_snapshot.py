@@ -226,7 +226,11 @@ def with_(key, value):
 
 BROKEN = {
     "a size": (with_("size", -1), "an allocation has -1 bytes"),
-    "a time": (with_("time_us", math.nan), "or no time"),
+    "a time": (with_("time_us", math.nan), "event 0 has no time: nan"),
+    "no end": (with_("time_us", math.inf), "event 0 has no time: inf"),
+    "a word": (with_("time_us", "now"), "no snapshot of PyTorch's allocator"),
+    "a phase": (pickle.dumps({**make.snapshot(), "a2lib": {"phases": [["late", math.nan, 3]]}}),
+                "phase 'late' has no beginning or no end"),
     "no pickle": (b"hello", "no pickle, or one cut short"),
     "nothing": (b"", "no pickle, or one cut short"),
     "cut": (FILE.read_bytes()[:300], "no pickle, or one cut short"),

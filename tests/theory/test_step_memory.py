@@ -4,6 +4,8 @@ import csv
 import dataclasses
 import itertools
 import math
+import re
+import statistics
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from a2lib.theory.step_memory import (
     asked,
     peak,
     points,
+    refused,
     replay,
 )
 from a2lib.theory.transformer import SIZES, Shape, state_bytes
@@ -244,6 +247,46 @@ def test_a_replay_ends_where_the_device_does():
     assert replay(step, capacity=found.reserved).reserved <= found.reserved
     with pytest.raises(OutOfMemory):
         replay(step, capacity=peak(step).total)
+
+
+def test_where_a_run_ends_for_want_of_memory():
+    step = StepMemory(Shape(1024, 2048, 2, 8), 4, 256)
+    most = replay(step).reserved
+    assert refused(step, most) is None
+    with pytest.raises(OutOfMemory):
+        refused(step, sum(step.parameters().values()) // 2)
+    ends = {}
+    for capacity in range(4 * 2**20, most, 8 * 2**20):
+        try:
+            found = refused(step, capacity)
+        except OutOfMemory as error:
+            assert error.wanted % 2**21 == 0 and not ends
+            continue
+        if found is not None:
+            ends[found.number, found.phase] = found
+            assert found.reserved <= capacity < found.reserved + found.wanted
+    assert list(ends)[0] == (0, "forward") and {n for n, _ in ends} == {0, 1}
+    assert (0, "optimizer") in ends  # where the moments are made
+
+
+def test_an_h200_ran_out_where_the_count_does():
+    """Every configuration of the section that did not fit: the same step and phase, for want of a
+    segment of the same size. The capacity is what the driver leaves beside the context."""
+    with (ROOT / "data" / "measured" / "memory" / "nvidia-h200.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["phase"] == "step"]
+    beside = statistics.median(int(r["driver_bytes"]) - int(r["reserved_bytes"])
+                               for r in rows if r["driver_bytes"])  # fmt: skip
+    failed = [r for r in rows if r["status"] == "oom" and r["step_number"] == "1"]
+    assert {r["model"] for r in failed} == {"xl25", "2.7B", "10B"}
+    for row in failed:
+        one = StepMemory(SIZES[row["model"]], int(row["batch"]), int(row["context"]), row["mode"],
+                         row["precision"], row["attention"])  # fmt: skip
+        words = r"in step (\d), (\w+): .*allocate ([\d.]+) (\w+)\. .*capacity of ([\d.]+) GiB"
+        note = re.match(words, row["note"])
+        found = refused(one, int(float(note[5]) * 2**30 - beside))
+        assert found is not None and (found.number, found.phase) == (int(note[1]), note[2]), row
+        unit = {"MiB": 2**20, "GiB": 2**30}[note[4]]
+        assert f"{found.wanted / unit:.2f}" == note[3], row
 
 
 @pytest.mark.parametrize(("size", "context"), [("large", 128), ("small", 2048), ("2.7B", 512)])

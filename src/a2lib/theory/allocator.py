@@ -19,7 +19,11 @@ STEP = 512  # sizes are rounded up to a multiple
 
 
 class OutOfMemory(MemoryError):
-    """The device has no segment of the size wanted."""
+    """The device has no segment of ``wanted`` bytes."""
+
+    def __init__(self, wanted: int, left: int) -> None:
+        super().__init__(f"{wanted} bytes wanted, {left} left")
+        self.wanted = wanted
 
 
 class _Block:
@@ -106,7 +110,7 @@ class Allocator:
                 self.reserved -= block.size
                 self._take(block)
         if self.reserved + taken > self.capacity:
-            raise OutOfMemory(f"{taken} bytes wanted, {self.capacity - self.reserved} left")
+            raise OutOfMemory(taken, self.capacity - self.reserved)
         self.reserved += taken
         self._segments += 1
         return _Block(taken, (self._segments, 0))

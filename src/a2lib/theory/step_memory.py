@@ -4,6 +4,7 @@
     peak(step).total                   # of tensors; .by_category
     asked(step)                        # with cuBLAS's workspaces
     replay(step).allocated             # what torch.cuda.max_memory_allocated() says of that step
+    refused(step, 80 * 10**9)          # where it runs out of so many bytes; None if it fits
 
 ``StepMemory`` is of ``a2lib.theory.step_tensors``, which has every tensor; beyond them a GPU holds
 cuBLAS's workspaces, and what is left of a block that is not worth splitting (``allocator``). Steps
@@ -13,21 +14,24 @@ with checkpoints are ``strategy_memory``'s.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from a2lib.theory.allocator import Allocator
+from a2lib.theory.allocator import Allocator, OutOfMemory
 from a2lib.theory.step_tensors import CATEGORIES, FIRST_PRODUCTS, MODES, OTHER, StepMemory
 
 __all__ = [
     "CATEGORIES",
     "MODES",
     "Peak",
+    "Refusal",
     "Replay",
     "StepMemory",
     "asked",
     "peak",
     "points",
+    "refused",
     "replay",
 ]
 
@@ -106,6 +110,18 @@ class Replay:
     reserved: int
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Where a run ends for want of memory: number and phase of the step, the bytes of the segment
+    that the device had no room for, and what the allocator had by then, as ``Replay`` has it."""
+
+    number: int
+    phase: str
+    wanted: int
+    allocated: int
+    reserved: int
+
+
 @lru_cache(maxsize=512)
 def replay(step: StepMemory, steps: int = 2, capacity: int = 2**62) -> Replay:
     """A run of so many steps, block by block: the model is built, then each step is played.
@@ -113,6 +129,28 @@ def replay(step: StepMemory, steps: int = 2, capacity: int = 2**62) -> Replay:
     Raises allocator.OutOfMemory where ``capacity`` bytes are too few.
     """
     device = Allocator(capacity)
+    for _ in _run(step, steps, device):
+        pass
+    return Replay(device.peak, device.reserved)
+
+
+@lru_cache(maxsize=64)
+def refused(step: StepMemory, capacity: int, steps: int = 2) -> Refusal | None:
+    """Where the same run ends if the allocator can have ``capacity`` bytes; None where it fits.
+    Raises allocator.OutOfMemory where the model alone does not."""
+    device, reached = Allocator(capacity), None
+    try:
+        for event in _run(step, steps, device):
+            reached = event
+    except OutOfMemory as error:
+        if reached is None:
+            raise
+        return Refusal(*reached, error.wanted, device.allocated, device.reserved)
+    return None
+
+
+def _run(step: StepMemory, steps: int, device: Allocator) -> Iterator[tuple[int, str]]:
+    """Play a run on ``device``; before each event its step's number and its phase."""
     for name, size in step.parameters().items():
         device.allocate(name, size)
     for size in step.parameters().values():
@@ -125,6 +163,7 @@ def replay(step: StepMemory, steps: int = 2, capacity: int = 2**62) -> Replay:
     for number in range(steps):
         device.peak = device.allocated
         for event in dataclasses.replace(step, first=number == 0).events():
+            yield number, event.phase
             if not event.made:
                 device.free(event.name)
                 continue
@@ -132,4 +171,3 @@ def replay(step: StepMemory, steps: int = 2, capacity: int = 2**62) -> Replay:
             if event.name in FIRST_PRODUCTS and event.phase not in multiplied:
                 multiplied.add(event.phase)
                 device.allocate(f"workspace of {event.phase}", WORKSPACE)
-    return Replay(device.peak, device.reserved)

@@ -130,6 +130,9 @@ def _snapshot(found, device: int | None) -> Snapshot:
     ]
     allocations, open_bytes = _replay(events, blocks)
     phases = [Phase(str(name), float(a), float(b)) for name, a, b in notes.get("phases", ())]
+    for phase in phases:
+        if not math.isfinite(phase.start_us + phase.end_us):
+            raise SnapshotError(f"phase {phase.name!r} has no beginning or no end"[:200])
     snapshot = Snapshot(
         allocations,
         phases,
@@ -160,6 +163,8 @@ def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], i
     alive: dict[int, Allocation] = {}
     for number, event in enumerate(events):
         action = event["action"]
+        if action in ("alloc", "free_requested") and not math.isfinite(event["time_us"]):
+            raise SnapshotError(f"event {number} has no time: {event['time_us']!r}"[:200])
         if action == "alloc":
             one = Allocation(event["addr"], event["size"], event["time_us"])
             one.first, one.line = number, _line(event.get("frames", ()))
@@ -179,9 +184,8 @@ def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], i
             before.append(one)
             alive[one.address] = one
     for one in before + made:
-        times = (t for t in (one.start_us, one.end_us) if abs(t) != math.inf)
-        if not (isinstance(one.bytes, int) and one.bytes >= 0) or any(t != t for t in times):
-            raise SnapshotError(f"an allocation has {one.bytes!r} bytes, or no time"[:200])
+        if not (isinstance(one.bytes, int) and one.bytes >= 0):
+            raise SnapshotError(f"an allocation has {one.bytes!r} bytes"[:200])
     return before + made, sum(one.bytes for one in alive.values())
 
 

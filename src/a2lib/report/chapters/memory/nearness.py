@@ -130,8 +130,38 @@ def levels(m: Memory) -> Markdown:
     return Markdown(
         f"{text} Measured: {gb(row.tensor_bytes)} GB of tensors and workspaces, "
         f"{gb(row.allocated_bytes)} GB of blocks, {gb(row.reserved_bytes)} GB from the device; the "
-        f"driver counts {gb(row.driver_bytes)} GB, with the CUDA context and the kernels."
+        f"driver counts {gb(row.driver_bytes)} GB, with the CUDA context and the kernels. "
+        f"{reserved(m)}"
     )
+
+
+def reserved(m: Memory) -> str:
+    """What is reserved beyond the blocks, over all steps, and how near the count comes to it."""
+    rows = _steps(m).dropna(subset=["reserved_bytes"])
+    more, off = [], {}
+    for row in rows.itertuples():
+        more.append(int(row.reserved_bytes) / int(row.allocated_bytes) - 1)
+        found = blocks(_of(row), int(row.step_number) + 1).reserved
+        off[row.Index] = found / int(row.reserved_bytes) - 1
+    near = sum(abs(x) <= AIM for x in off.values())
+    text = (
+        f"Over all {len(rows)} steps what is reserved is {style.between(more, _percent)} more than "
+        f"the blocks of the peak, and the counted one within {AIM:.0%} of it in {near}"
+    )
+    if near == len(rows):
+        return f"{text}."
+    worst = max(off, key=lambda index: abs(off[index]))
+    row = rows.loc[worst]
+    return (
+        f"{text}. The farthest ({style.signed(off[worst], 0)}) is {TITLES[row['model']]} at "
+        f"{style.tokens(row['context'])} tokens, {row['mode']} in {row['precision']}: of equal "
+        "free blocks PyTorch takes the one of the lowest address, and where the device puts a "
+        "segment the count does not know."
+    )
+
+
+def _percent(x: float) -> str:
+    return f"{x:.1%}"
 
 
 def _held(size: int) -> int:

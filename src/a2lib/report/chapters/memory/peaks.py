@@ -1,4 +1,4 @@
-"""The peaks of every size and context: tables, what did not fit, and what is not measured."""
+"""The peaks of every size and context: tables, and what is not measured."""
 
 from __future__ import annotations
 
@@ -105,49 +105,3 @@ def _measured(row, one: StepMemory) -> list[str]:
     if not pd.isna(row.allocated_bytes):
         off = style.signed(blocks(one).allocated / row.allocated_bytes - 1)
     return [gb(row.tensor_bytes), gb(row.allocated_bytes), gb(row.reserved_bytes), off]
-
-
-def not_fitting(m: Memory) -> Markdown:
-    """What did not fit, and whether the count says so."""
-    rows = m.table[(m.table["phase"] == "step") & (m.table["status"] == "oom")]
-    rows = rows[rows["step_number"] == 1]
-    rows = rows.assign(place=rows["model"].map(MODELS.index)).sort_values(
-        ["place", "context"], kind="stable"
-    )
-    if not len(m.table):
-        every = [step(c, mode, p) for c in CONTEXTS for mode in MODES for p in PRECISIONS]
-        over = [one for one in every if counted(one).total > m.capacity()]
-        lines = [f"- {_name(one)}: {gb(counted(one).total)} GB" for one in over]
-        text = "\n".join(["By the count these do not fit:", "", *lines, ""])
-        return Markdown(f"{text}\n{m.not_yet('what does not fit')}")
-    if not len(rows):
-        return Markdown("Every configuration that was measured fits.")
-    given = rows["note"].str.extract(r"total capacity of ([\d.]+) GiB")[0].dropna().astype(float)
-    room = given.min() * 2**30 if len(given) else m.capacity()
-    groups: dict[tuple, list[str]] = {}
-    for row in rows.itertuples():
-        one = step(row.context, row.mode, row.precision, row.attention, row.model)
-        fits = ", which would fit" if asked(one) < room else ""
-        size = f"{style.tokens(one.context)} tokens (counted {gb(counted(one).total)} GB{fits})"
-        where = row.note.partition(": CUDA out of memory")[0]
-        for number, word in enumerate(("first", "second")):
-            where = where.replace(f"step {number}", f"the {word} step")
-        groups.setdefault((row.model, *_how(one), where), []).append(size)
-    of = ""
-    if len(given):
-        stated = f"the GPU's maker states {m.capacity() / 1e9:.0f}"
-        of = f" of the {gb(room)} GB that the driver gives ({stated})"
-    lines = [f"What ran out of memory{of}, and where:", ""]
-    lines += [f"- {TITLES[model]}, {mode}, {how}: {style.listed(sizes)}: {why}"
-              for (model, mode, how, why), sizes in groups.items()]  # fmt: skip
-    return Markdown("\n".join(lines))
-
-
-def _name(one: StepMemory) -> str:
-    mode, how = _how(one)
-    return f"{mode}, {style.tokens(one.context)} tokens, {how}"
-
-
-def _how(one: StepMemory) -> tuple[str, str]:
-    ours = ", our attention" if one.attention == "flash" else ""
-    return MODES.get(one.mode, one.mode), f"{one.precision}{ours}"

@@ -14,7 +14,6 @@ from a2lib.report.chapters.memory.rows import (
     MODES,
     PRECISIONS,
     Memory,
-    blocks,
     counted,
     gb,
     mb,
@@ -22,6 +21,7 @@ from a2lib.report.chapters.memory.rows import (
 )
 from a2lib.report.tables import Markdown, Table
 from a2lib.theory.saved import block_saved
+from a2lib.theory.step_memory import asked
 from a2lib.theory.transformer import SIZES
 
 # What a kept tensor is counted with.
@@ -110,15 +110,40 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f}"
 
 
+def copies(model: str) -> int:
+    """Bytes of autocast's copies: of every matrix but the embedding, which multiplies nothing."""
+    shape = SIZES[model]
+    kept = sum(one.bytes for one in block_saved(shape, BATCH, CONTEXTS[0], "eager", "bf16")
+               if one.what == "16-bit weight")  # fmt: skip
+    return kept * shape.num_layers + 2 * shape.vocab_size * shape.d_model
+
+
 def cache(m: Memory) -> Markdown:
     """Autocast's copies of the weights, which a forward alone shows."""
-    one, other = (counted(step(CONTEXTS[0], "inference", p)) for p in ("fp32", "bf16"))
-    copies = sum(kinds(CONTEXTS[0], "bf16")[k] for k in ("copies of the weights",))
-    copies = copies * SIZES[MODEL].num_layers + 2 * SIZES[MODEL].vocab_size * SIZES[MODEL].d_model
+    shown = (MODEL, MODELS[-1])
+    sizes = [f"{copies(model):,} of {model}" for model in shown]
+    takes = []
+    for model in shown:
+        wide, narrow = (gb(asked(step(CONTEXTS[0], "inference", p, model=model)))
+                        for p in PRECISIONS)  # fmt: skip
+        takes.append(f"{narrow} GB in bf16 and {wide} in fp32 ({model})")
+    text = (
+        "Autocast keeps its bf16 copy of each matrix but the embedding until its context ends, "
+        f"{style.listed(sizes)} in bytes, also where nothing is kept for a backward: that is why a "
+        f"forward alone at {CONTEXTS[0]} tokens takes {style.listed(takes)}. There each copy is "
+        "used once, so that keeping it saves no work."
+    )
+    pairs = [r for model in MODELS for c in CONTEXTS if (r := _ratio(m, c, "inference", model))]
+    if not pairs:
+        return Markdown(f"{text} {m.not_yet('such a forward of every size')}")
+    rows = m.table[(m.table["phase"] == "step") & (m.table["mode"] == "inference")
+                   & (m.table["precision"] == "bf16") & (m.table["status"] == "ok")]  # fmt: skip
+    exact = sum(
+        int(r.tensor_bytes) == asked(step(r.context, r.mode, r.precision, r.attention, r.model))
+        for r in rows.itertuples()
+    )
     return Markdown(
-        f"Autocast keeps its bf16 copy of each matrix until its context ends, {gb(copies)} GB, "
-        "also where nothing is kept for a backward: that is why a forward alone at "
-        f"{CONTEXTS[0]} tokens takes {gb(other.total)} GB in bf16 and {gb(one.total)} in fp32 "
-        f"(blocks: {gb(blocks(step(CONTEXTS[0], 'inference', 'bf16')).allocated)} and "
-        f"{gb(blocks(step(CONTEXTS[0], 'inference')).allocated)})."
+        f"{text} Measured, over all sizes and contexts, a forward that keeps nothing takes "
+        f"{style.between(pairs, _times)} times as much in bf16 ({len(pairs)} pairs); with "
+        f"those copies the counted peak is the GPU's to the byte in {exact} of {len(rows)} steps."
     )

@@ -148,12 +148,16 @@ def out_of_memory(m: Memory) -> Markdown:
     """A failure explained by a state of which the count was wrong."""
     said = printed(m, "unnamed GPU of 16 to 24 GB", "state")
     n = parameter_count(SIZES["large"])
-    state, taken = state_bytes(SIZES["large"]).total, blocks(step(128, model="large")).allocated
+    one = step(128, model="large")
+    state, taken, row = state_bytes(SIZES["large"]).total, blocks(one).allocated, m.row(one)
+    seen = ""
+    if row is not None and row.status == "ok" and not pd.isna(row.allocated_bytes):
+        seen = f", {row.allocated_bytes / 1e9:.1f} GB on the H200"
     return Markdown(
         "The writeup of the small GPU explains the failure of the large model's train-step by a "
         f"state of {said / 1e9:.1f} GB, for 1.6 billion parameters. The large model has {n:,}, so "
         f"16 bytes of each make {state / 1e9:.1f} GB. For a step at 128 tokens the allocator takes "
-        f"{taken / 1e9:.1f} GB by the count: a GPU of 24 GB has them, one of 16 "
+        f"{taken / 1e9:.1f} GB by the count{seen}: a GPU of 24 GB has them, one of 16 "
         f"{'has too' if taken < 16e9 else 'has not'}."
     )
 

@@ -82,10 +82,12 @@ def by_phase(m: Memory, caption: str, name: str) -> Table:
 
 def where(m: Memory) -> Markdown:
     """In which phase steps peak, and whether the GPU says the same."""
-    phases = m.table[(m.table["phase"] != "step") & (m.table["status"] == "ok")]
+    phases = m.table[m.table["phase"] != "step"]
     keys = ["model", "context", "mode", "precision", "attention", "step_number"]
     right, later = [], []
     for key, rows in phases.groupby(keys, sort=False):
+        if (rows["status"] != "ok").any():  # it ended before its peak
+            continue
         model, context, mode, precision, attention, number = key
         one = step(int(context), mode, precision, attention, model, first=number == 0)
         seen = rows.loc[rows["tensor_bytes"].idxmax(), "phase"]

@@ -235,7 +235,8 @@ NAMES = {
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 2>(float*)",
         "Memcpy HtoD (Pageable -> Device)", "Memset (Device)",
     ],
-    "optimizer": [make.ADAM, "aten::_fused_adamw_", "aten::_foreach_add_", "adamw"],
+    "optimizer": [make.ADAM, "aten::_fused_adamw_", "aten::_foreach_add_", "adamw",
+                  "adamw_in_turns"],
     "embedding": [
         "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float>(long*)",
         "void at::native::vectorized_gather_kernel<16, long>(char*)",
@@ -245,7 +246,9 @@ NAMES = {
         "cub::DeviceSelect::UniqueByKey",
     ],
     "fused": ["triton_poi_fused_add_mul_3", "triton_red_fused__to_copy_mean_pow_rsqrt_0"],
-    "communication": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)"],
+    "communication": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)",
+                      "Memcpy PtoP (Device -> Device)", "_mean_kernel",
+                      "c10d::symmetric_memory::barrier_kernel(unsigned int **, int, int)"],
     "other": ["some_kernel"],
 }  # fmt: skip
 

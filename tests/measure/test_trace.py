@@ -148,6 +148,19 @@ def test_notes_of_the_profiler_are_kept():
     assert trace.read(HERE / "report.sqlite").notes == ["CUPTI events were lost"]
 
 
+def test_notes_of_another_process_say_so(tmp_path):
+    path = tmp_path / "x.sqlite"
+    broken_sqlite("alter table DIAGNOSTIC_EVENT add column globalPid integer")(path)
+    assert trace.read(path).notes == ["CUPTI events were lost"]  # nobody's
+    base = sqlite3.connect(path)
+    (mine,) = base.execute(f"select distinct globalPid from {KERNEL}").fetchone()
+    for process in (mine, mine + (1 << 24)):
+        base.execute("insert into DIAGNOSTIC_EVENT values (1, 'not all', ?)", (process,))
+    base.commit()
+    base.close()
+    assert trace.read(path).notes[1:] == ["not all", "not all (another process)"]
+
+
 def test_the_sweep_agrees_with_looking_at_every_range():
     spans = [Span(f"{a}-{b}", (1, 1), a, b) for a in range(0, 40, 3) for b in (a + 2, a + 9)]
     # Ranges of one thread nest; of those above, each pair that crosses is left out.
@@ -222,16 +235,20 @@ NAMES = {
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 2>(float*)",
         "Memcpy HtoD (Pageable -> Device)", "Memset (Device)",
     ],
-    "optimizer": [make.ADAM, "aten::_fused_adamw_", "aten::_foreach_add_", "adamw"],
+    "optimizer": [make.ADAM, "aten::_fused_adamw_", "aten::_foreach_add_", "adamw",
+                  "adamw_in_turns"],
     "embedding": [
         "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float>(long*)",
         "void at::native::vectorized_gather_kernel<16, long>(char*)",
         "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<Policy>(int)",
         "void at_cuda_detail::cub::detail::unique_by_key::DeviceUniqueByKeySweepKernel<Policy>()",
         "void at_cuda_detail::cub::detail::scan::DeviceScanKernel<Policy, int *>(int)",
+        "cub::DeviceSelect::UniqueByKey",
     ],
     "fused": ["triton_poi_fused_add_mul_3", "triton_red_fused__to_copy_mean_pow_rsqrt_0"],
-    "communication": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)"],
+    "communication": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)",
+                      "Memcpy PtoP (Device -> Device)", "_mean_kernel",
+                      "c10d::symmetric_memory::barrier_kernel(unsigned int **, int, int)"],
     "other": ["some_kernel"],
 }  # fmt: skip
 
@@ -315,7 +332,10 @@ BROKEN = {
     "a report": (written(b"\x00\x01nsys-rep"), "neither an SQLite export nor JSON"),
     "packed": (written(gzip.compress(b"{}")[:-9]), "neither an SQLite export nor JSON"),
     "a number": (written(b"7"), "no chrome trace of torch.profiler"),
-    "other JSON": (written(b'{"a": 1}'), "an event lacks 'traceEvents'"),
+    "other JSON": (written(b'{"a": 1}'), "it has no traceEvents"),
+    "deep JSON": (written(b"[" * 200_000), "neither an SQLite export nor JSON"),
+    "no number": (written(b'[{"ph": "X", "cat": "kernel", "name": "k", "ts": Infinity, "dur": 1, '
+                          b'"pid": 1, "tid": 1, "args": {}}]'), "no chrome trace of torch"),
     "no event": (written(b'{"traceEvents": []}'), "no kernel and no operator was traced"),
     "damaged": (written(gzip.compress(b"x" * 99)[:20] + b"\xff" * 30), "neither an SQLite export"),
     "a name": (written(json.dumps([{"ph": "X", "cat": "kernel", "name": 7, "ts": 1, "dur": 1,

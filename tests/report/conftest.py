@@ -35,8 +35,18 @@ def shown_by(monkeypatch):
 @pytest.fixture(scope="session")
 def synthetic():
     """The module that writes invented rows in the shape of a sweep."""
-    file = Path(__file__).with_name("synthetic.py")
-    spec = importlib.util.spec_from_file_location("a2lib_tests_synthetic", file)
+    return _module("synthetic")
+
+
+@pytest.fixture(scope="session")
+def strips():
+    """The module that makes strips of traces of data parallelism by hand."""
+    return _module("ddp_strips")
+
+
+def _module(name):
+    file = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"a2lib_tests_{name}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -99,7 +99,17 @@ def test_the_branches_of_a_replayed_graph_share_rows_that_are_idle():
 def test_a_window_of_a_strip():
     words = texts(profile.strip(TRACE, start_us=480, length_us=200))
     assert "backward" in words and "softmax" not in words
-    assert "not measured yet" in texts(profile.strip(TRACE, start_us=1030))
+    with pytest.raises(ValueError, match="from 1030 µs on; allowed are windows .* before 1025 µs"):
+        profile.strip(TRACE, start_us=1030)
+
+
+def test_a_strip_without_ranges_of_modules_has_the_phase_alone():
+    rows = [{"start_us": 0.0, "duration_us": 9.0, "stream": "7", "kind": "fused",
+             "phase": "forward", "part": "forward"}]  # fmt: skip
+    words = texts(profile.strip(rows))
+    assert "phase" in words and not {"part", "module"} & set(words)
+    words = texts(profile.strip([*rows, {**rows[0], "start_us": 9.0, "part": "attn.q_proj"}]))
+    assert {"phase", "module", "part", "attn"} <= set(words)
 
 
 def test_a_bar_of_each_phase_says_its_milliseconds():
@@ -111,6 +121,8 @@ def test_a_bar_of_each_phase_says_its_milliseconds():
     assert "other" not in words and "step 0" in words
     rows = [{"phase": "forward", "kind": "matmul", "ms": 6.0}]
     assert "3" in texts(profile.step_bar(rows, steps=2))
+    with pytest.raises(ValueError, match="steps is 0; allowed are 1 or more"):
+        profile.step_bar(TRACE, steps=0)
 
 
 def test_a_timeline_marks_its_peak_however_long(long_memory):

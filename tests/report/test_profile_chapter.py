@@ -9,13 +9,16 @@ from a2lib.report.chapters.profile import (
     answer,
     checks,
     estimate,
+    fusing,
+    host,
     listing,
     local,
     published,
     softmax,
     timer,
+    ways,
 )
-from a2lib.report.chapters.profile.rows import LINEAR, WAYS, Profile, lacking
+from a2lib.report.chapters.profile.rows import LINEAR, WAYS, Profile, calls, lacking
 from a2lib.report.data import ReportError
 from a2lib.theory.roofline import eager_step
 from a2lib.theory.transformer import SIZES, forward_flops
@@ -85,29 +88,60 @@ PLACED = [
 ]
 
 
-def test_products_that_are_split_are_told_from_lost_ones(made):
-    twice = [(*k[:4], 2 * k[4], k[5]) if k[:2] == ("forward", "ffn.w2") else k for k in PLACED]
-    p = made((), ({}, twice), ({"context": 128}, PLACED))
+def test_what_adds_the_parts_of_a_product_is_none(made):
+    """Its name is whole in newer traces; what is too short to be listed may be it, too."""
+    parts = ("forward", "ffn.w2", "matmul", "sm80_xmma_gemm_execute_split_k_kernel__5x", 12, 1.0)
+    p = made((), ({}, [*PLACED, parts]), ({"context": 128}, PLACED),
+             ({"context": 256}, [*PLACED, (*parts[:3], "rest", 7, 1.0)]))  # fmt: skip
     assert str(answer.same_top(p)).endswith(
-        "1 of 2 traces have exactly these; in the others each product is there, in the range of "
-        "its module, and cuBLAS runs some as two kernels (small at 512, 121 kernels for 109 "
-        "products of the forward)."
+        "Every trace has exactly these. Where a product is small, cuBLAS divides it, and a second "
+        "kernel (`split_k`, `splitKreduce`) adds the parts: that is no product, and the forwards "
+        "of small at 256 (7, too short to be listed by name) and small at 512 (12) have such ones."
     )
+    # A product whose name tells that it is divided is one.
+    whole = [("forward", "ffn.w1", "matmul", "nvjet_sm90_tst_64x64_splitK_TNT", 5, 1.0)]
+    assert calls(made((), ({}, whole)).of("small", 512)) == 5
     # As many more elsewhere do not make up for those that are missing.
-    elsewhere = [k for k in twice if k[:2] != ("forward", "ffn.w1")]
-    said = str(answer.same_top(made((), ({}, [*elsewhere, (*twice[0][:4], 24, 1.0)]))))
-    assert "**Not all are the model's**: small at 512: 133 in place of 109" in said
+    elsewhere = [k for k in PLACED if k[:2] != ("forward", "ffn.w1")]
+    more = [*elsewhere, (*PLACED[0][:4], 13, 1.0)]
+    said = str(answer.same_top(made((), ({}, more))))
+    assert "**Not all are the model's**: small at 512: 110 in place of 109" in said
     assert lacking(made((), ({}, elsewhere)).of("small", 512), "small") == ["ffn.w1 (forward)"]
+
+
+def test_a_name_that_was_cut_is_taken_from_the_trace_that_has_it_whole(made):
+    """Two kernels have one name in the older trace, which alone knows who launched them."""
+    long = "sm80_xmma_gemm_" + "x" * 64
+    cut = [("forward", "ffn.w1", "matmul", f"{long}…", 60, 9.0),
+           ("forward", "ffn.w2", "matmul", "gemm_b", 9, 8.0)]  # fmt: skip
+    whole = [("forward", "forward", "matmul", f"{long}_kernel", 40, 8.6),
+             ("forward", "forward", "matmul", f"{long}_split_k_kernel", 20, 0.4),
+             ("forward", "forward", "matmul", "gemm_b", 9, 8.0)]  # fmt: skip
+    p = made((), ({}, cut), ({"mode": "forward-backward"}, whole))
+    (line,) = (cells for key, cells in lines(answer.tops(p, "c", "t"), 3).items()
+               if key[2] == "forward")  # fmt: skip
+    assert line[1:] == ["40", "50.6%", "ffn.w1"]
+    assert "in small, 40 calls and 51% of the time" in str(answer.sentence(p))
 
 
 def test_what_nsight_notes_of_its_ranges(made):
     note = {"note": "Not all NVTX events might have been collected."}
     assert str(checks.noted(made([row()], ({}, PLACED)))) == ""
-    p = made([row(**note)], ({}, PLACED), ({"profiler": "torch"}, PLACED))
+    rows = [row(**note), row(context=128)]
+    p = made(rows, ({}, PLACED), ({"profiler": "torch"}, PLACED))
     said = str(checks.noted(p))
-    assert said.startswith("Of 1 traces Nsight Systems notes that not all NVTX events might")
-    assert "missing: in each of 1 traces with ranges around modules every product lies" in said
-    assert "and in small at 512 torch.profiler, which has no such note, files as many" in said
+    assert said.startswith("In the rows of 1 of 2 traces stands a note of Nsight Systems, that not")
+    assert "missing. In each of 1 traces with ranges around modules every product lies" in said
+    assert "; every trace has its 3 steps; and in small at 512 torch.profiler" in said
+    assert "three modes" not in said
+    modes = [({"mode": mode}, PLACED) for mode in ("forward", "forward-backward", "train-step")]
+    assert "; 1 configurations were traced in three modes, and each phase has as many kernels" in (
+        str(checks.noted(made(rows, *modes)))
+    )
+    lost = [*modes[:2], ({"mode": "train-step"}, [*PLACED, ("forward", "ffn", "copy", "x", 1, 1)])]
+    assert "but phases of small at 512 differ from mode to mode" in str(
+        checks.noted(made(rows, *lost))
+    )
     said = str(checks.noted(made([row(**note)], ({}, PLACED[1:]))))
     assert said.endswith("In small at 512 products are missing from the range of their module.")
 
@@ -119,6 +153,10 @@ def test_names_and_parts_of_older_traces_are_read_as_newer_ones(made):
     found = made((), ({}, old)).of("small", 512)
     assert list(found["part"]) == ["optimizer", "backward"]
     assert list(found["kernel"]) == ["adam<4>", "rest"]
+    assert list(found["kind"]) == ["optimizer", "embedding"]
+    strange = [("backward", "attn.attention.scores", "other", "rest", 2, 1.0),
+               ("backward", "attn", "other", "mystery", 1, 1.0)]  # fmt: skip
+    assert set(made((), ({}, strange)).of("small", 512)["kind"]) == {"other"}
 
 
 def test_names_say_that_no_product_uses_the_tensor_cores(made):
@@ -172,8 +210,8 @@ def test_how_the_share_moves(made):
     p = made((), ({}, STEP), (way, compiled))
     found = lines(answer.moves(p, "c", "tab-c"), 3)
     assert found == {
-        ("plain fp32", "small", "512"): ["75.0%", "70.0%", "60.0%", "350", "elementwise, 16.9%"],
-        ("bf16, our attention, blocks compiled", "small", "512"):
+        ("plain", "small", "512"): ["75.0%", "70.0%", "60.0%", "350", "elementwise, 16.9%"],
+        ("bf16, ours, compiled", "small", "512"):
             ["100.0%", "60.0%", "30.0%", "200", "optimizer, 50.0%"],
     }  # fmt: skip
     assert str(answer.shift(p)) == (
@@ -202,9 +240,11 @@ def test_a_mode_of_its_own_is_used_where_there_is_no_train_step(made):
 def test_a_mode_by_itself_beside_its_phases(made):
     own = [(*k[:5], 2 * k[5] if k[2] == "softmax" else k[5]) for k in STEP[:7]]
     p = made((), ({}, STEP), ({"mode": "forward"}, own))
-    assert str(checks.alone(p)).endswith(
+    said, left = str(checks.alone(p)).split("\n\n")
+    assert left.startswith("**Not measured yet**, of the steps that this chapter is about: small ")
+    assert said.endswith(
         "In 1 traces of modes by themselves they differ by at most 10.3 points, in the forward of "
-        "small at 512 (plain fp32)."
+        "small at 512 (plain)."
     )  # 75 of 100 beside 75 of 116
 
 
@@ -287,8 +327,13 @@ def test_the_second_profiler(made):
 
 def test_what_could_not_be_filed(made):
     said = str(checks.filed(made([row(), row(context=128, no_range_percent=1.25)])))
-    assert "of 2 traces" in said and "0.5 % a name that no rule knows" in said
-    assert "1.2 % a launch outside" in said and "too much" not in said
+    assert "of any of 2 traces at most 0.5 % has a name that no rule knew, 0 % has" in said
+    assert "1.2 % has a launch outside" in said and "too much" not in said
+    name = "void at_cuda_detail::cub::detail::unique_by_key::DeviceUniqueByKeySweepKernel<Policy, i"
+    rows = [row(note=f"no class: {name}; no class: mystery<4>"), row(context=128)]
+    said = str(checks.filed(made(rows)))
+    assert "`DeviceUniqueByKeySweepKernel` has a rule by now, and counts on these pages as " in said
+    assert "embedding; the rows" in said and "mystery" not in said
     assert str(checks.filed(made([row(no_class_percent=3)]))).endswith("off by as much.")
 
 
@@ -298,10 +343,10 @@ def test_what_was_not_traced(made):
     assert said == "- small, 512 tokens, train-step, fp32, eager: oom (in step 0: much)"
     assert left == (
         "**Not measured yet**, of the steps that this chapter is about: small at 256 and 1,024 "
-        "(plain fp32); 2.7B at 128, 256, 512 and 1,024 (plain fp32); small at 128, 256, 512 and "
-        "1,024 (fp32, blocks compiled); 2.7B at 128, 256, 512 and 1,024 (fp32, blocks compiled); "
-        "small at 512 (bf16); 2.7B at 512 (bf16); small at 512 (bf16, our attention, blocks "
-        "compiled); 2.7B at 512 (bf16, our attention, blocks compiled)."
+        "(plain); 2.7B at 128, 256, 512 and 1,024 (plain); small at 128, 256, 512 and "
+        "1,024 (compiled); 2.7B at 128, 256, 512 and 1,024 (compiled); "
+        "small at 512 (bf16); 2.7B at 512 (bf16); small at 512 (bf16, ours, compiled); 2.7B at 512 "
+        "(bf16, ours, compiled)."
     )
     every = [row(model=m, context=c, **way) for m in checks.TRACED for c in (128, 256, 512, 1024)
              for way in WAYS.values()]  # fmt: skip
@@ -311,7 +356,7 @@ def test_what_was_not_traced(made):
 def test_every_kernel_is_listed_and_adds_up(made):
     p = made((), ({}, STEP))
     said = str(listing.lists(p))
-    assert said.count("::::{dropdown}") == 2 and "small, 512 tokens, plain fp32" in said
+    assert said.count("::::{dropdown}") == 2 and "small, 512 tokens, plain" in said
     found = lines(listing.totals(p.of("small", 512), "c", "tab-c"), 3)
     assert found["backward", "matmul", "ffn.w1"] == ["248", "135", "38.6%"]
     assert len(found) == 11
@@ -338,7 +383,7 @@ def test_published_counts_are_those_of_a_whole_forward(empty):
     assert "37% of the forward's linear layers are filed under the backward" in said
     said = str(published.cut_short(empty))
     assert "65.6% of the timer's" in said and "148 calls, 65.8% of the model's 225" in said
-    assert "large 107, xl (2025) 143, 2.7B 148 are no multiples" in said
+    assert "large 107, xl (2025) 143, 2.7B 148 are neither" in said
     assert "0.35 times both" in str(published.softmax(empty))
     assert lines(published.table(empty, "c", "tab-c"))["small", "128"] == [
         "15.57", "18.382", "60", "5.00", "55 %", *["·"] * 5,
@@ -363,16 +408,17 @@ def test_published_figures_stand_beside_ours(made):
 
 def test_without_rows_each_part_says_so(empty):
     for say in (answer.sentence, answer.same_top, answer.not_products, answer.shift, checks.filed,
-                softmax.sentence, timer.agreement, timer.idling, timer.issuing, checks.witness,
-                timer.graphs, timer.queue,
+                softmax.sentence, timer.agreement, host.idling, host.issuing, checks.witness,
+                host.graphs, host.queue, softmax.narrow, ways.sentence, fusing.fused,
                 checks.refused, timer.perturbed, checks.alone, listing.lists,
                 estimate.sentence):  # fmt: skip
         assert "**Not measured yet on an NVIDIA H200**" in str(say(empty)), say
     for table in (answer.tops, answer.rest, answer.moves, softmax.table, timer.forwards,
-                  timer.hosts, estimate.table):  # fmt: skip
+                  host.hosts, estimate.table, timer.every, ways.table, ways.tops,
+                  fusing.between):  # fmt: skip
         assert "nothing measured yet" in str(table(empty, "c", "tab-c")), table
     for chart in (answer.shares(empty), answer.bar(empty, "small"), softmax.chart(empty),
-                  softmax.roofline(empty)):  # fmt: skip
+                  softmax.roofline(empty), ways.chart(empty)):  # fmt: skip
         assert "not measured yet" in chart._repr_svg_()
     assert "nothing had been measured on another machine" in str(local.show(empty))
 

@@ -23,7 +23,7 @@ TRACED = {
         Way("bucketed", BEST_MB),
         Way("bucketed", BEST_MB, "copy_engines"),
     ),
-    True: (Way("bucketed", BEST_MB),),
+    True: (Way("bucketed", BEST_MB), Way("bucketed", BEST_MB, "copy_engines")),
 }
 # Of one model, since a profiler leaves the processes slower, which the next task has too.
 MODELS = ("xl25", "tiny")

@@ -55,15 +55,17 @@ def read_chrome(path: str | Path) -> Trace:
         if content[:2] == _GZIP:
             content = gzip.decompress(content)
         found = json.loads(content)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         words = " ".join(str(error).split())
         raise TraceError(f"{path}: neither an SQLite export nor JSON: {words}"[:300]) from None
     try:
+        if isinstance(found, dict) and "traceEvents" not in found:
+            raise TraceError("no chrome trace of torch.profiler: it has no traceEvents")
         events = found["traceEvents"] if isinstance(found, dict) else found
         return _read([e for e in events if e.get("ph") == "X"])
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"an event lacks {error}" if isinstance(error, KeyError) else str(error)
         raise TraceError(f"{path}: no chrome trace of torch.profiler: {reason}") from None
 

@@ -23,7 +23,12 @@ KINDS = (
 # (kind, pattern); case counts. Attention before matmul: its kernels are cutlass templates. What is
 # before "elementwise" is there because that word stands in the name of most kernels.
 RULES = (
-    (COMMUNICATION, r"^nccl|ncclDevKernel|ncclKernel|all_reduce_kernel|c10d::|gloo:"),
+    (
+        COMMUNICATION,
+        r"^nccl|ncclDevKernel|ncclKernel|all_reduce_kernel|c10d::|gloo:|^Memcpy PtoP|"
+        # Of copy engines: the mean that they have brought together, and PyTorch's barriers.
+        r"^_mean_kernel$|barrier_kernel",
+    ),
     (
         ATTENTION,
         r"flash_(fwd|bwd)|Flash_(fwd|bwd)|FlashAttn|fmha|sdpa|attention|"
@@ -31,7 +36,10 @@ RULES = (
     ),
     (LOSS, r"nll_loss|LogSoftMax|log_softmax|cross_entropy"),
     (SOFTMAX, r"softmax|SoftMax"),
-    (OPTIMIZER, r"multi_tensor_apply_kernel|[Ff]used_?[Aa]dam|^adamw$|aten::_f(used|oreach)_"),
+    (
+        OPTIMIZER,
+        r"multi_tensor_apply_kernel|[Ff]used_?[Aa]dam|^adamw(_in_turns)?$|aten::_f(used|oreach)_",
+    ),
     (
         MATMUL,
         r"nvjet|gemm|gemv|cutlass|splitK|cublas|xmma|triton_tem_|dot_kernel|"
@@ -44,7 +52,7 @@ RULES = (
         r"embedding|indexSelect|index_select|vectorized_gather|RadixSort|radix_sort|"
         r"krn_partial|compute_grad_weight|sum_and_scatter|compute_num_of_partial|"
         # Of many tokens, whose gradients are sorted by token and added up.
-        r"cub::\S*Device(UniqueByKey|Compact|Scan)",
+        r"cub::\S*Device(UniqueByKey|Select|Compact|Scan)",
     ),
     (
         COPY,

@@ -110,5 +110,11 @@ def _read(base: sqlite3.Connection) -> Trace:
         raise TraceError("no kernel was traced")
     kernels, spans, waits = from_zero(kernels, spans, waits)
     attribute(kernels, spans)
-    notes = [str(text) for (text,) in rows("DIAGNOSTIC_EVENT", "text") if text]
+    # Processes that the traced one starts have notes of their own.
+    traced = {span.thread[0] for span in spans}
+    notes = [
+        f"{text} (another process)" if process is not None and process not in traced else str(text)
+        for text, process in rows("DIAGNOSTIC_EVENT", "text", "globalPid")
+        if text
+    ]
     return Trace("nsys", kernels, spans, notes, waits)

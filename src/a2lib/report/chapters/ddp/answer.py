@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 
 from a2lib.report import metrics, style
 from a2lib.report.chapters.collectives.answer import SWITCHES
-from a2lib.report.chapters.ddp.host import messages
+from a2lib.report.chapters.ddp.host import SPREAD, messages
 from a2lib.report.chapters.ddp.rows import (
     HANDOUT_MB,
     MAIN,
@@ -17,6 +16,8 @@ from a2lib.report.chapters.ddp.rows import (
     exposed,
     gradient_bytes,
     name,
+    seen,
+    spread,
     time,
 )
 from a2lib.report.chapters.ddp.ways import TITLES, hidden, short
@@ -24,10 +25,8 @@ from a2lib.report.chapters.measured import HOST, reason
 from a2lib.report.metrics import pick
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
-from a2lib.theory.collectives import all_reduce_s, copied_bytes
-from a2lib.theory.transformer import SIZES, parameter_count
+from a2lib.theory.collectives import all_reduce_s
 
-SENT = ("fp32", "bf16")
 LEVEL = " The steps are level, by their medians or their spreads."
 
 
@@ -60,13 +59,13 @@ def sentence(c: Ddp) -> Markdown:
     ways = [after, c.row("flat"), each, c.best()]
     rows = {row.Index: row for row in ways if row is not None}.values()
     if rows:
-        parts = [f"{time(row.ms)} ms ({name(row)})" for row in rows]
+        parts = [f"{time(row.ms)} ms ({name(row)}; {spread(row)})" for row in rows]
         without = style.between([float(row.ms_without) for row in rows], time)
         text += (
             f" Launched from Python a step takes {without} ms with nothing sent, and with them "
-            f"{listed(parts)}."
+            f"{listed(parts)}{_all_level(list(rows))}."
         )
-    if each is not None and after is not None and each.ms > after.ms:
+    if _slower(each, after):
         text += (
             f" One by one during backward they cost the host more than they hide: it takes "
             f"{time(each.ms_host)} ms to issue that step, and {time(after.ms_host)} ms where they "
@@ -93,6 +92,23 @@ def sentence(c: Ddp) -> Markdown:
     return Markdown(text)
 
 
+def _all_level(rows: list) -> str:
+    """Where the quickest of some steps is not ahead of any other, why not."""
+    best = min(rows, key=lambda row: row.ms)
+    if len(rows) < 2 or not all(metrics.level(row, best) for row in rows):
+        return ""
+    text = ", which their spreads from p20 to p80 do not tell apart"
+    if all(row.ms_host >= HOST * row.ms for row in rows):
+        text += ": nearly all of each is the host's time to issue it"
+    return text
+
+
+def _slower(one, other) -> bool:
+    """Whether one way is seen to take longer than another."""
+    known = one is not None and other is not None
+    return known and one.ms > other.ms and not metrics.level(one, other)
+
+
 def naive(c: Ddp) -> Markdown:
     """naive_ddp_benchmarking: the step, and the share of it spent communicating."""
     told = []
@@ -100,9 +116,12 @@ def naive(c: Ddp) -> Markdown:
         row = c.row("naive", model=model)
         if row is not None:
             told.append(
-                f"For {label} a step takes {time(row.ms)} ms and {time(row.ms_without)} ms without "
-                f"communication: {exposed(row) / row.ms:.0%} of it is spent communicating. "
-                f"The all-reduces alone, after a backward, take {time(row.ms_communication)} ms."
+                f"For {label} a step takes {time(row.ms)} ms ({spread(row)} from p20 to p80) and "
+                f"{time(row.ms_without)} ms ({spread(row, 'ms_without')}) without communication: "
+                f"by the medians {exposed(row) / row.ms:.0%} of it is spent communicating"
+                + ("" if seen(row) else ", though the spreads overlap")
+                + ". The all-reduces alone, after a backward, take "
+                + f"{time(row.ms_communication)} ms."
                 + _in_gaps(c, row)
             )
     return Markdown(" ".join(told) or c.not_yet("its step, and the share spent communicating"))
@@ -130,12 +149,16 @@ def flat(c: Ddp) -> Markdown:
             told.append(
                 f"For {label} a step takes {time(one.ms)} ms in place of {time(each.ms)} ms, and "
                 f"{time(one.ms_without)} and {time(each.ms_without)} ms without communication. It "
-                f"adds {_gain(one)} in place of {_gain(each)}; alone it "
+                f"adds {_gain(one)} in place of {_gain(each)}{_unseen(one, each)}; alone it "
                 f"takes {time(one.ms_communication)} ms, the copies into one tensor and out of it "
                 f"included, in place of {time(each.ms_communication)} ms."
                 + (LEVEL if metrics.level(one, each) else "")
             )
     return Markdown(" ".join(told) or c.not_yet("one message against one for each gradient"))
+
+
+def _unseen(*rows) -> str:
+    return "" if any(map(seen, rows)) else ", both within the spreads"
 
 
 def overlap(c: Ddp) -> Markdown:
@@ -148,6 +171,7 @@ def overlap(c: Ddp) -> Markdown:
         told.append(
             f"For {label} a step takes {time(row.ms)} ms, {time(after.ms)} ms with the same "
             f"messages after backward: {_hidden(row)}."
+            + (LEVEL if metrics.level(row, after) else "")
         )
         captured = c.row("overlapped", model=model, capture=True)
         if captured is not None:
@@ -159,6 +183,8 @@ def overlap(c: Ddp) -> Markdown:
 
 
 def _hidden(row) -> str:
+    if not seen(row):
+        return f"what they add to the step ({_gain(row)} by the medians) is within the spreads"
     alone = f"the {time(row.ms_communication)} ms that the messages take alone"
     if exposed(row) > float(row.ms_communication):
         return f"{_gain(row)} are added to the step, more than {alone}, so that nothing is hidden"
@@ -174,25 +200,50 @@ def buckets(c: Ddp) -> Markdown:
                     if (row := c.row("bucketed", mb, model=model, capture=capture)) is not None]
             if len(rows) < 2:
                 continue
-            parts = [f"{time(exposed(row))} ms with {int(row.bucket_mb)} MB" for row in rows]
+            parts = [f"{time(exposed(row))} ms with {int(row.bucket_mb)} MB"
+                     + ("" if seen(row) else " (level)") for row in rows]  # fmt: skip
             best = min(rows, key=lambda row: row.ms)
             each = c.row("overlapped", model=model, capture=capture)
             text = f"For {label}, {way}, buckets add {listed(parts)}"
             if each is not None:
                 text += f", and one message for each gradient {time(exposed(each))} ms"
-            text += f"; the shortest step has {int(best.bucket_mb)} MB, {messages(best)} messages."
-            if not capture and best.ms_host >= HOST * best.ms:
-                text += (
-                    f" The host takes {time(best.ms_host)} ms to issue that step: what is hidden "
-                    "there is hidden in the host's gaps as well as behind backward's kernels, "
-                    "which the traces above and the captured steps tell apart."
-                )
-            told.append(text)
-            level = [f"{int(a.bucket_mb)} and {int(b.bucket_mb)} MB"
-                     for a, b in itertools.pairwise(rows) if metrics.level(a, b)]  # fmt: skip
-            if level:
-                told.append(f"Level, by their medians or their spreads: {listed(level)}.")
+            text += (
+                f"; the shortest step has {int(best.bucket_mb)} MB, {messages(best)} messages: "
+                f"{time(best.ms)} ms ({spread(best)})"
+            )
+            level = [f"{int(row.bucket_mb)}" for row in rows
+                     if row.Index != best.Index and metrics.level(row, best)]  # fmt: skip
+            text += f"; level with it: {listed(level)} MB." if level else "."
+            told.append(text + ("" if capture else _slow_host(c, rows, best)))
     return Markdown(" ".join(told) or c.not_yet("buckets of 1, 10, 100 and 1000 MB"))
+
+
+def _slow_host(c: Ddp, rows: list, best) -> str:
+    """What the host does to the exposed time of launched buckets."""
+    text = ""
+    each = c.row("overlapped", model=best.model)
+    same = [row for row in rows if each is not None and messages(row) == messages(each)]
+    for row in same:
+        text += (
+            f" Those of {int(row.bucket_mb)} MB send the same messages as each gradient by itself: "
+            f"what their steps differ by, {time(abs(row.ms - each.ms))} ms, is the host's too."
+        )
+    low, _ = c.apart(False, best.model) or (0.0, 0.0)
+    slow = [row for row in rows if not seen(row) and row.ms_without > (1 + SPREAD) * low]
+    if slow:
+        found = [f"{time(row.ms_without)} ms beside {int(row.bucket_mb)} MB" for row in slow]
+        text += (
+            f" The step without communication took {listed(found)}, but {time(low)} ms beside the "
+            "way where it took least. The host was slower then, and a GPU that waits for it sends "
+            "meanwhile: what such a row exposes says little."
+        )
+    if best.ms_host >= HOST * best.ms:
+        text += (
+            f" The host takes {time(best.ms_host)} ms to issue the shortest step: what is hidden "
+            "there is hidden in the host's gaps as well as behind backward's kernels, "
+            "which the traces above and the captured steps tell apart."
+        )
+    return text
 
 
 def untimed(c: Ddp) -> Markdown:
@@ -224,49 +275,6 @@ def untimed(c: Ddp) -> Markdown:
         who = "All" if (c.table["conditions"] != "").all() else "Some"
         lines.append(f"\n{who} rows are with {listed([SWITCHES.get(s, s) for s in switches])}.")
     return Markdown("\n".join(lines) or "Every way that was tried has its times.")
-
-
-def carriers(c: Ddp) -> Markdown:
-    """Copy engines and 16 bits beside NCCL in fp32, captured, at one size of bucket."""
-    told = []
-    for carrier, sent in (("copy_engines", "fp32"), ("backend", "bf16"), ("copy_engines", "bf16")):
-        row = c.row("bucketed", 100, capture=True, carrier=carrier, sent_dtype=sent)
-        plain = c.row("bucketed", 100, capture=True)
-        if row is not None and plain is not None:
-            who = "copy engines" if carrier == "copy_engines" else "NCCL"
-            told.append(f"{who} in {sent} {time(exposed(row))} ms")
-    if not told:
-        return Markdown(c.not_yet("copy engines, and gradients in 16 bits"))
-    text = (
-        f"In buckets of 100 MB and replayed, NCCL in fp32 adds {time(exposed(plain))} ms to the "
-        f"step, {listed(told)}."
-    )
-    engines, low = (c.row("bucketed", 100, capture=True, carrier="copy_engines", sent_dtype=sent)
-                    for sent in SENT)  # fmt: skip
-    if engines is not None and low is not None:
-        text += (
-            f" Half of the bytes take {time(engines.ms - low.ms)} ms off the step of copy engines, "
-            f"where {time(floor_ms(c, MAIN, 2))} ms less are spent on the link."
-        )
-    return Markdown(text if engines is None else f"{text} {_traffic(c, engines)}")
-
-
-def _traffic(c: Ddp, row) -> str:
-    """Why copy engines are not free: what they and their kernels read and write."""
-    elements, rate = parameter_count(SIZES[MAIN]), c.sheet("memory_bandwidth") * 1e12
-    first, rest = copied_bytes(elements, WORLD_SIZE, 4, 4)
-    low = copied_bytes(elements, WORLD_SIZE, 4, 2)
-    least = 1e3 * first / rate
-    return (
-        f"Copy engines take no multiprocessor, but memory: each GPU first copies its gradients to "
-        f"where the other one reads them, on backward's own stream, {first / 1e9:.1f} GB read and "
-        f"written ({low[0] / 1e9:.1f} GB where they are sent in bf16), which takes at least "
-        f"{time(least)} ms of {time(exposed(row))} at {rate / 1e12:.1f} TB/s and hides behind "
-        f"nothing; without it the step would take {(row.ms - least) / row.ms_without:.2f} times "
-        f"the one without communication. Copies and sums beside backward read and write "
-        f"{rest / 1e9:.1f} GB more ({low[1] / 1e9:.1f} GB), {time(1e3 * rest / rate)} ms of the "
-        "memory's time, which is our guess for most of the rest."
-    )
 
 
 def _gain(row) -> str:

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from a2lib.report import panels, style
+from a2lib.report import metrics, panels, style
 from a2lib.report.chapters.collectives import line
+from a2lib.report.chapters.ddp.losses import lost
 from a2lib.report.chapters.ddp.rows import (
     MAIN,
     MB,
@@ -16,8 +17,10 @@ from a2lib.report.chapters.ddp.rows import (
     Ddp,
     exposed,
     gradient_bytes,
+    seen,
     time,
 )
+from a2lib.report.chapters.ddp.ways import LEVEL
 from a2lib.report.chapters.measured import HOST
 from a2lib.report.metrics import pick
 from a2lib.report.panels import Measure
@@ -41,8 +44,8 @@ LOOKS = Looks(
     launched=Look("measured, launched", "#d55e00", "o", ours=True),
     captured=Look("measured, captured", "#a86f00", "s", ours=True),
 )
-# What an axis of logarithms shows in place of what is hidden whole.
-LEAST_MS = 0.01
+# Below this an axis of logarithms shows nothing.
+LEAST_MS = 0.5
 SIZES_MB = (1, 10, 25, 100, 400, 1000)
 
 
@@ -104,7 +107,7 @@ def verdict(c: Ddp) -> Markdown:
     for row in sweep(c).itertuples():
         mb = int(row.bucket_mb)
         told.append(f"{mb} MB: {time(formula_ms(c, mb))}, {time(simulated_ms(c, mb))} and "
-                    f"{time(exposed(row))} ms")  # fmt: skip
+                    f"{time(exposed(row))} ms" + ("" if seen(row) else " (level)"))  # fmt: skip
     text += (
         f" The formula's best is {time(best_size(gradient_bytes(MAIN), fitted) / MB)} MB"
         f"{_best(c)}. "
@@ -125,9 +128,14 @@ def verdict(c: Ddp) -> Markdown:
             f" Captured, the least is {time(exposed(row))} ms at {int(row.bucket_mb)} MB where "
             f"{time(expected)} ms are simulated, with the backward of a launched step: "
             f"{time(exposed(row) - expected)} ms are missed. No host is in that. Neither model has "
-            "what backward loses to NCCL's kernels that run beside it, on multiprocessors and in "
-            "memory, which is our guess for most of it."
+            "what backward's kernels lose to messages beside them"
         )
+        known = lost(c)
+        if known is None:
+            text += ", which is our guess for most of it."
+        else:
+            whole = known.ms(SIZES[MAIN].num_layers)
+            text += f": {time(whole - known.tail_us / 1e3)} ms by {{ref}}`the trace <ddp-lost>`."
     return Markdown(text)
 
 
@@ -135,7 +143,10 @@ def _best(c: Ddp) -> str:
     rows = list(sweep(c).itertuples())
     if not rows:
         return ""
-    return f", the best of those measured launched {min(rows, key=exposed).bucket_mb}"
+    best = min(rows, key=lambda row: row.ms)
+    text = f"; of those launched the step of {best.bucket_mb} MB is the shortest"
+    level = [f"{row.bucket_mb}" for row in rows if row is not best and metrics.level(row, best)]
+    return text + (f", with those of {listed(level)} MB level by their spreads" if level else "")
 
 
 def table(c: Ddp, caption: str, label: str) -> Table:
@@ -144,25 +155,33 @@ def table(c: Ddp, caption: str, label: str) -> Table:
     for mb in SIZES_MB:
         measured = [c.row("bucketed", mb, capture=capture) for capture in (False, True)]
         cells = [formula_ms(c, mb), simulated_ms(c, mb)]
-        cells += [None if row is None else exposed(row) for row in measured]
+        cells = [None if ms is None else time(ms) for ms in cells]
+        cells += [None if row is None else time(exposed(row)) + (LEVEL if not seen(row) else "")
+                  for row in measured]  # fmt: skip
         if any(cell is not None for cell in cells):
-            lines.append([mb, *(MISSING if cell is None else time(cell) for cell in cells)])
+            lines.append([mb, *(MISSING if cell is None else cell for cell in cells)])
     columns = ["bucket, MB", *(look.label for look in LOOKS.values())]
     return Table(pd.DataFrame(lines, columns=columns), caption, label, left=0, keys=1)
 
 
 def figure(c: Ddp) -> Chart:
-    """Exposed milliseconds against the size of the bucket: formula, simulated, measured."""
+    """Exposed milliseconds against the size of the bucket: formula, simulated, measured with what
+    the spreads of step and step without communication leave, and no point where these overlap."""
     points: dict[str, list[tuple[float, float]]] = {}
     if c.line() is not None:
         grid = np.geomspace(SIZES_MB[0], SIZES_MB[-1], 60)
         points["formula"] = [(mb, formula_ms(c, mb)) for mb in grid]
     if simulated_ms(c, 1) is not None:
         points["simulated"] = [(mb, simulated_ms(c, mb)) for mb in SIZES_MB]
+    spreads: dict[str, list[tuple[float, float, float]]] = {}
     for capture, label in ((False, "launched"), (True, "captured")):
-        rows = sweep(c, capture=capture)
-        if len(rows):
-            points[label] = [(int(r.bucket_mb), exposed(r)) for r in rows.itertuples()]
+        rows = list(sweep(c, capture=capture).itertuples())
+        if rows:
+            points[label] = [(int(r.bucket_mb), exposed(r)) for r in rows if seen(r)]
+            spreads[label] = [
+                (int(r.bucket_mb), r.ms_p20 - r.ms_without_p80, r.ms_p80 - r.ms_without_p20)
+                for r in rows
+            ]
     if not points:
         return panels.empty()
 
@@ -170,15 +189,18 @@ def figure(c: Ddp) -> Chart:
         ax = figure.subplots()
         for label, found in points.items():
             look = LOOKS[label]
-            x, y = zip(*found, strict=True)
+            x, y = zip(*found, strict=True) if found else ((), ())
             ax.plot(x, [max(ms, LEAST_MS) for ms in y], color=look.colour, marker=look.marker,
                     markersize=4.6, linewidth=2.2 if look.ours else 1.3)  # fmt: skip
+            for mb, low, high in spreads.get(label, []):
+                ends = [max(ms, LEAST_MS) for ms in (low, high)]
+                ax.plot((mb, mb), ends, color=look.colour, linewidth=1.1)
         ax.set_xscale("log")
         ax.set_xticks(SIZES_MB)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.xaxis.set_minor_locator(NullLocator())
         panels.values_axis(ax, Measure("ms", base=10))
-        ax.set(xlabel="bucket (MB)", ylabel="ms exposed")
+        ax.set(xlabel="bucket (MB)", ylabel="ms exposed", ylim=(LEAST_MS, None))
         panels.legend(figure, panels.handles(list(points), LOOKS), 2)
 
     return Chart(draw, height=3.1 + panels.legend_height(len(points), 2))

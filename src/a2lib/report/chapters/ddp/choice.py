@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from a2lib.report import metrics
-from a2lib.report.chapters.ddp.rows import UPDATING, Ddp, name, time
+from a2lib.report.chapters.ddp.host import ALONE
+from a2lib.report.chapters.ddp.rows import UPDATING, Ddp, name, spread, time
 from a2lib.report.chapters.measured import HOST
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
@@ -58,17 +59,19 @@ def _launched(c: Ddp) -> str:
     if best is None:
         return ""
     rows = c.of(best.model, False, sent_dtype="fp32").dropna(subset=["ms"])
-    level = [name(row) for row in rows.itertuples()
+    level = [row for row in rows.itertuples()
              if row.Index != best.Index and metrics.level(row, best)]  # fmt: skip
-    text = f"Launched, `{code(best)}`: {time(best.ms)} ms"
+    text = f"Launched, `{code(best)}`: {time(best.ms)} ms ({spread(best)})"
     torch = c.row("torch_ddp", 25)
     if torch is not None:
-        text += f", {time(torch.ms)} in PyTorch's DDP"
+        text += f", {time(torch.ms)} ({spread(torch)}) in PyTorch's DDP"
     if level:
-        text += f"; as fast within their spreads: {listed(level)}"
+        text += f"; as fast within their spreads: {'; '.join(map(name, level))}"
     if best.ms_host >= HOST * best.ms:
+        text += f". The host takes {time(best.ms_host)} ms to issue it, so "
+        many = any(row.wrapper in ALONE for row in level)
         text += (
-            f". The host takes {time(best.ms_host)} ms to issue it, so what counts is that "
-            "messages are few"
-        )
+            "it is the host that is timed, and which of these sends best is not seen"
+            if many else "what counts is that messages are few"
+        )  # fmt: skip
     return f"{text}."

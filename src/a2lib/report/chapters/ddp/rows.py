@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 
@@ -45,6 +46,13 @@ class Ddp(Measured):
         self.table = table
         self.collectives, self.benchmark = Collectives(roots), Benchmark(roots)
         self.link = self.sheet("nvlink_egress")
+        # The same launched steps, each beside AdamW whole and divided, of another run.
+        elsewhere, _ = self.read("sharded_optimizer")
+        self.elsewhere = metrics.pick(
+            elsewhere, optimizer="plain", model=MAIN, capture=False, precision="bf16",
+            attention="flash", compile="blocks", backend="nccl", world_size=WORLD_SIZE,
+            batch=BATCH, context=CONTEXT,
+        ).dropna(subset=["ms"]).assign(sent_dtype="fp32")  # fmt: skip
         roots = data.data_roots() if roots is None else roots
         found = [bulk.read("strip", *name, roots[0]) for name in bulk.pictures("strip", roots[0])
                  if name[0] == data.PUBLISHED]  # fmt: skip
@@ -82,6 +90,19 @@ class Ddp(Measured):
             return None
         return float(row.ms_without) * beside / after, False
 
+    def best_elsewhere(self) -> tuple[object, object] | None:
+        """The fastest launched row of ours in the chapter on the sharded optimizer, with AdamW
+        whole, and that of PyTorch's DDP; None where there are not both."""
+        ours = self.elsewhere[~self.elsewhere["wrapper"].isin(PEERS)].sort_values("ms")
+        torch = metrics.timed_row(self.elsewhere, wrapper=PEERS[0])
+        return None if torch is None or not len(ours) else (next(ours.itertuples()), torch)
+
+    def apart(self, capture: bool, model: str = MAIN) -> tuple[float, float] | None:
+        """The least and the most of the steps without communication, which are all the same work;
+        None where there are not two."""
+        found = self.of(model, capture)["ms_without"].dropna()
+        return (float(found.min()), float(found.max())) if len(found) > 1 else None
+
     def strip(self, wrapper: str, bucket_mb: int = 0, *, capture: bool = False,
               carrier: str = "backend", model: str = MAIN) -> list[dict]:  # fmt: skip
         """The window of a step's trace; no rows where there is none."""
@@ -97,6 +118,17 @@ class Ddp(Measured):
 def exposed(row) -> float:
     """Milliseconds that communication adds to the step."""
     return float(row.ms) - float(row.ms_without)
+
+
+def spread(row, column: str = "ms") -> str:
+    """From p20 to p80 of ``ms`` or ``ms_without``."""
+    return f"{time(getattr(row, f'{column}_p20'))} to {time(getattr(row, f'{column}_p80'))}"
+
+
+def seen(row) -> bool:
+    """Whether the step and the same without communication are apart by more than their spreads."""
+    p20, p80 = row.ms_without_p20, row.ms_without_p80
+    return not metrics.level(row, SimpleNamespace(ms=row.ms_without, ms_p20=p20, ms_p80=p80))
 
 
 def gradient_bytes(model: str, width: int = 4) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from a2lib.report.chapters.ddp.rows import MAIN, Ddp, time
+from a2lib.report import metrics, style
+from a2lib.report.chapters.ddp.rows import MAIN, UPDATING, Ddp, name, spread, time
 from a2lib.report.chapters.ddp.ways import short
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -15,14 +16,14 @@ from a2lib.report.tables import MISSING, Markdown, Table
 # What is held against what, and the most that the ratio may be.
 ALONE = {"fp32": 1.10, "bf16": 1.05}
 LAUNCHED, CAPTURED = 0.70, 0.55
-PEER = "PyTorch's DDP, launched"
-AFTER, BESIDE = "one GPU, update after backward", "one GPU, update beside backward"
+PEER, OWN, ELSEWHERE = "PyTorch", "PyTorch, each over its own", "PyTorch, next chapter"
+AFTER, BESIDE = "one GPU, update after", "one GPU, update beside"
 
 
 @dataclass(frozen=True)
 class Target:
     """``row`` of ours over ``against``: ``ratio``, and with nothing sent ``least``, where both are
-    measured. ``together``: in one run."""
+    measured; ``spread``, from p20 over p80 to p80 over p20. ``together``: in one run."""
 
     what: str
     limit: float
@@ -31,6 +32,7 @@ class Target:
     ratio: float | None = None
     least: float | None = None
     together: bool = True
+    spread: tuple[float, float] | None = None
 
     @property
     def met(self) -> bool:
@@ -52,8 +54,12 @@ def ratios(c: Ddp) -> list[Target]:
         *(_over(f"captured, {sent}", limit, AFTER, after[sent], "ms_without")
           for sent, limit in ALONE.items()),
         *_updating(c, beside),
-        _over("launched, fp32", LAUNCHED, PEER, c.best(), torch),
-        _over("captured, fp32", CAPTURED, PEER, after["fp32"], torch),
+        *_peer(c, "launched, fp32", LAUNCHED, c.best(), torch),
+        *(_over("launched, fp32", LAUNCHED, ELSEWHERE, *pair)
+          for pair in [c.best_elsewhere()] if pair is not None),
+        *_peer(c, "captured, fp32", CAPTURED, after["fp32"], torch),
+        *([] if beside["fp32"] is None
+          else _peer(c, "captured, fp32, updating", CAPTURED, beside["fp32"], torch)),
     ]  # fmt: skip
 
 
@@ -64,30 +70,52 @@ def _updating(c: Ddp, beside: dict[str, object]) -> Iterator[Target]:
         what, limit, alone = f"captured, {sent}, updating", ALONE[sent], c.alone_updating(row)
         ms, together = alone or (None, True)
         least = None if ms is None else ms / float(row.ms_without)
-        yield Target(what, limit, AFTER, row, float(row.ms) / float(row.ms_without), least)
-        ratio = None if ms is None else float(row.ms) / ms
-        yield Target(what, limit, BESIDE, row, ratio, None if ms is None else 1.0, together)
+        yield replace(_over(what, limit, AFTER, row, "ms_without"), least=least)
+        if ms is None:
+            yield Target(what, limit, BESIDE, row)
+        else:
+            spread = row.ms_p20 / ms, row.ms_p80 / ms
+            yield Target(what, limit, BESIDE, row, float(row.ms) / ms, 1.0, together, spread)
+
+
+def _peer(c: Ddp, what: str, limit: float, row, torch) -> Iterator[Target]:
+    """Ours over PyTorch's, and the same where each is held against the same step that sends
+    nothing."""
+    yield _over(what, limit, PEER, row, torch)
+    if row is None or torch is None:
+        return
+    alone = c.alone_updating(row) if row.wrapper == UPDATING else (float(row.ms_without), True)
+    if alone is not None:
+        theirs, (ms, together) = torch.ms / torch.ms_without, alone
+        together = together and row.run == torch.run
+        yield Target(what, limit, OWN, row, row.ms / ms / theirs, 1 / theirs, together)
 
 
 def _over(what: str, limit: float, against: str, row, other) -> Target:
     """``other`` is a row, or the column of ``row`` that it is held against."""
     if row is None or other is None:
         return Target(what, limit, against, row)
-    of_row = isinstance(other, str)
-    ms = float(getattr(row, other) if of_row else other.ms)
-    together = of_row or row.run == other.run
-    return Target(what, limit, against, row, row.ms / ms, row.ms_without / ms, together)
+    own = isinstance(other, str)
+    of, column = (row, other) if own else (other, "ms")
+    ms, p20, p80 = (float(getattr(of, column + end)) for end in ("", "_p20", "_p80"))
+    together, spread = own or row.run == other.run, (row.ms_p20 / p80, row.ms_p80 / p20)
+    return Target(what, limit, against, row, row.ms / ms, row.ms_without / ms, together, spread)
 
 
 def table(c: Ddp, caption: str, label: str) -> Table:
     lines = [
-        [t.what, f"{t.limit:.2f}",
-         *(MISSING if r is None else f"{r:.3f}" for r in (t.ratio, t.least)), t.verdict,
-         t.against, MISSING if t.row is None else short(t.row)]
+        [t.what, t.against, f"{t.limit:.2f}", _written(t.ratio), t.verdict,
+         MISSING if t.spread is None else style.between(t.spread, _written), _written(t.least),
+         MISSING if t.row is None else short(t.row)]
         for t in ratios(c)
     ]  # fmt: skip
-    columns = ["ours", "at most", "ratio", "nothing sent", "", "against", "the fastest"]
-    return Table(pd.DataFrame(lines, columns=columns), caption, label, keys=1)
+    columns = ["ours", "against", "at most", "ratio", "", "its spread", "nothing sent",
+               "the fastest"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2, keys=2)
+
+
+def _written(ratio: float | None) -> str:
+    return MISSING if ratio is None else f"{ratio:.3f}"
 
 
 def sentence(c: Ddp) -> Markdown:
@@ -106,15 +134,44 @@ def sentence(c: Ddp) -> Markdown:
             f"sends nothing is {listed(beyond)} of PyTorch's. They were set beside a host on which "
             "PyTorch's step took longer."
         )
+    unsure = [f"{t.ratio:.3f} ({t.what}, against {t.against})" for t in known
+              if t.spread is not None and t.spread[0] <= t.limit < t.spread[1]]  # fmt: skip
+    if unsure:
+        text += f" The limit lies within the spread of {listed(unsure)}."
+    return Markdown(text + _launched(c))
+
+
+def _launched(c: Ddp) -> str:
+    """The fastest launched step beside PyTorch's, and whose time that is."""
     torch, best = c.row("torch_ddp", 25, model=MAIN), c.best()
-    if torch is not None and best is not None and not pd.isna(torch.ms_host):
+    if torch is None or best is None:
+        return ""
+    whole, own = _peer(c, "", LAUNCHED, best, torch)
+    text = (
+        f"\n\nLaunched, ours takes {whole.ratio:.3f} of PyTorch's step "
+        f"({style.between(whole.spread, _written)} by their spreads"
+        f"{', which overlap' if metrics.level(best, torch) else ''}), but the step without "
+        f"communication took {time(best.ms_without)} ms beside ours and "
+        f"{time(torch.ms_without)} ms beside PyTorch's: each over its own, ours takes "
+        f"{own.ratio:.3f}."
+    )
+    if not pd.isna(torch.ms_host):
         text += (
-            f" Launched, the host takes {time(best.ms_host)} ms to issue our step and "
+            f" The host takes {time(best.ms_host)} ms to issue our step and "
             f"{time(torch.ms_host)} ms to issue that of PyTorch's wrapper, of {time(best.ms)} "
             f"and {time(torch.ms)} ms: where these are close, it is the host that is timed, and "
             "another host gives another ratio."
         )
-    return Markdown(text)
+    pair = c.best_elsewhere()
+    if pair is not None:
+        ours, theirs = pair
+        text += (
+            f" The chapter on {{ref}}`the sharded optimizer <sharding-time>` has the same step "
+            f"of another run: {time(ours.ms)} ms ({spread(ours)}; {name(ours)}) where PyTorch's "
+            f"takes {time(theirs.ms)} ({spread(theirs)}), {ours.ms / theirs.ms:.3f} of it, with "
+            f"{time(ours.ms_without)} and {time(theirs.ms_without)} ms without communication."
+        )
+    return text
 
 
 def _like_with_like(known: list[Target]) -> str:
@@ -125,7 +182,7 @@ def _like_with_like(known: list[Target]) -> str:
         return ""
     told = [f"{t.ratio:.3f} ({t.what})" for t in won]
     same = [pairs[t.what] for t in won]
-    found = [f"{t.ratio:.3f}, {'within' if t.met else 'above'} the limit" for t in same]
+    found = [f"{t.ratio:.3f} ({'within' if t.met else 'above'} the limit)" for t in same]
     return (
         f" With {listed(told)} an update beside the messages is set against one after backward; "
         f"against one GPU that updates beside its backward too it is {listed(found)}."

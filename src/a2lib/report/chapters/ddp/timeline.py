@@ -7,7 +7,7 @@ from a2lib.report.chapters.ddp.rows import Ddp, time
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown
 
-COMMUNICATION = "communication"
+COMMUNICATION, OPTIMIZER = "communication", "optimizer"
 # Wrapper, MB of a bucket, captured, carrier; and what is said of it.
 WAYS = {
     ("naive", 0, False, "backend"): "sent after backward",
@@ -25,12 +25,18 @@ def figure(c: Ddp, wrapper: str, bucket_mb: int = 0, *, capture: bool = False,
 
 def overlap_us(rows: list[dict]) -> tuple[float, float]:
     """Microseconds in which something is sent, and those of them with other kernels beside."""
-    sent = _union(row for row in rows if row["kind"] == COMMUNICATION)
-    other = _union(row for row in rows if row["kind"] != COMMUNICATION)
-    beside = sum(
-        max(0.0, min(end, stop) - max(start, begin)) for start, end in sent for begin, stop in other
-    )
-    return sum(end - start for start, end in sent), beside
+    sent = [row for row in rows if row["kind"] == COMMUNICATION]
+    other = [row for row in rows if row["kind"] != COMMUNICATION]
+    return sum(end - start for start, end in _union(sent)), beside_us(sent, other)
+
+
+def beside_us(rows: list[dict], others: list[dict]) -> float:
+    """Microseconds in which one of ``rows`` and one of ``others`` run."""
+    found, other = _union(rows), _union(others)
+    return sum(
+        max(0.0, min(end, stop) - max(start, begin))
+        for start, end in found for begin, stop in other
+    )  # fmt: skip
 
 
 def idle(rows: list[dict]) -> float:
@@ -42,9 +48,20 @@ def idle(rows: list[dict]) -> float:
     return 1 - busy / (end - begin)
 
 
+def waited_us(rows: list[dict]) -> float | None:
+    """Microseconds from the end of backward and its messages to the update in which nothing runs;
+    None where the window has no update."""
+    update = [row["start_us"] for row in rows if row["kind"] == OPTIMIZER]
+    if not update:
+        return None
+    end = max(row["start_us"] + row["duration_us"] for row in rows if row["phase"] == "backward")
+    busy = sum(stop - start for start, stop in _union(rows) if end < start < min(update))
+    return max(0.0, min(update) - end - busy)
+
+
 def sentence(c: Ddp) -> Markdown:
     """ddp_overlap_individual_parameters_benchmarking (b), in words."""
-    told, waits = [], []
+    told, waits, later = [], [], []
     for (wrapper, mb, capture, carrier), words in WAYS.items():
         rows = c.strip(wrapper, mb, capture=capture, carrier=carrier)
         sent, beside = overlap_us(rows)
@@ -53,6 +70,8 @@ def sentence(c: Ddp) -> Markdown:
                         f"where they are {words}")  # fmt: skip
             if not capture:
                 waits.append(f"{idle(rows):.0%}")
+                if (waited := waited_us(rows)) is not None:
+                    later.append(f"{time(waited / 1e3)} ms where they are {words}")
     if not told:
         return Markdown(c.not_yet("traces of a step that overlaps and of one that does not"))
     text = f"In the windows drawn, other kernels run beside the messages for {listed(told)}."
@@ -61,6 +80,11 @@ def sentence(c: Ddp) -> Markdown:
             f" Until backward ends the GPU of the launched steps, in that order, is idle for "
             f"{listed(waits)} of the time: the host is behind, further than without a profiler. "
             "Messages that are issued one by one then run while the GPU waits for its next kernels."
+        )
+    if later:
+        text += (
+            f" From the last of them to the update it is idle once more, {listed(later)}: the host "
+            "has each message to wait for and the update to issue."
         )
     return Markdown(text)
 

@@ -61,15 +61,18 @@ def sentence(c: Ddp) -> Markdown:
     kinds: dict[str, list[str]] = {"more": [], "level": [], "less": []}
     for words, after, beside, (alone, _) in known:
         more = after.ms - beside.ms - (beside.ms_without - alone)
-        spread = max(row.ms_p80 - row.ms_p20 for row in (after, beside))
+        spread = max(
+            after.ms_p80 - after.ms_p20, beside.ms_p80 - beside.ms_p20,
+            beside.ms_without_p80 - beside.ms_without_p20,
+        )  # fmt: skip
         kind = "level" if abs(more) <= spread else "more" if more > 0 else "less"
         kinds[kind].append(f"{words} ({time(abs(more))} ms {'more' if more > 0 else 'less'})")
     if kinds["more"]:
         text += f" The rest is communication that it hides: {listed(kinds['more'])}."
     if kinds["level"]:
         text += (
-            f" Within a step's own spread of that are {listed(kinds['level'])}: the update runs "
-            "beside backward as it does on one GPU, and that it hides communication is not seen."
+            f" Within the spread of a step or of one without communication are "
+            f"{listed(kinds['level'])}: that the update hides communication there is not seen."
         )
     if kinds["less"]:
         text += f" Below that are {listed(kinds['less'])}."

@@ -9,6 +9,8 @@ import pandas as pd
 from a2lib.report import panels, style
 from a2lib.report.chapters.profile.drawing import KINDS, legend, step_bar
 from a2lib.report.chapters.profile.rows import (
+    AUTOCAST,
+    COMPILED,
     CONTEXT,
     CONTEXTS,
     MODES,
@@ -17,12 +19,19 @@ from a2lib.report.chapters.profile.rows import (
     WAYS,
     Profile,
     calls,
-    lacking,
     products,
     share,
     title,
+    unlisted,
 )
 from a2lib.report.chapters.profile.softmax import by_memory, compared, costs
+from a2lib.report.chapters.profile.timer import (
+    AGREES,
+    NEAR,
+    OTHER,
+    forwards_of,
+    verdict,
+)
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -53,16 +62,43 @@ def sentence(p: Profile) -> Markdown:
             f"{ahead:.0%} of {of} kernel time in a forward, {both:.0%} with the backward and "
             f"{step:.0%} of a whole step with AdamW"
         )  # fmt: skip
-        name, n, of_all = top(p.of(model, CONTEXT, "forward"))
-        which = "the same" if short(name) == before else f"`{short(name)}`"
+        name, n, of_all = top(p.named(model, CONTEXT, "forward"))
+        which = "the same" if name == before else f"`{short(name)}`"
         kernels.append(f"{which} in {title(model)}, {n} calls and {of_all:.0%} of the time")
-        before = short(name)
+        before = name
     text = (
         f"**The answer.** In plain fp32 at {CONTEXT} tokens, matrix products take "
         f"{'; '.join(products)}. The top kernel of a forward is {'; '.join(kernels)}."
     )
     more = " ".join(filter(None, [_softmax(p, list(shares)), _idle(p, list(shares))]))
-    return Markdown("\n\n".join(filter(None, [text, more])))
+    last = " ".join(filter(None, [_ways(p, list(shares)), _timer(p)]))
+    return Markdown("\n\n".join(filter(None, [text, more, last])))
+
+
+def _ways(p: Profile, models: list[str]) -> str:
+    """The products' share of a step where it is compiled, and in bf16."""
+    told = []
+    for words, way in (("compiled", COMPILED), ("in bf16", AUTOCAST)):
+        found = {m: p.share(m, CONTEXT, "train-step", way) for m in models}
+        of = [f"{s:.0%} in {title(m)}" for m, s in found.items() if s is not None]
+        if of:
+            told.append(f"{listed(of)} where it is {words}")
+    return f"Of the kernel time of a step products take {'; '.join(told)}." if told else ""
+
+
+def _timer(p: Profile) -> str:
+    """In how many forwards a trace says what the timer does."""
+    found = [verdict(row) for *_, row in forwards_of(p)]
+    if not found:
+        return ""
+    near = found.count(AGREES)
+    text = (
+        f"A forward takes in a trace what the timer says, to within {NEAR:.0%}, in {near} of "
+        f"{len(found)} configurations"
+    )
+    if near < len(found) and OTHER not in found:
+        text += "; in the others the host is the limit, and slower where it is traced"
+    return f"{text}."
 
 
 def _softmax(p: Profile, models: list[str]) -> str:
@@ -155,11 +191,11 @@ def tops(p: Profile, caption: str, name: str) -> Table:
     for model in p.models:
         for context in CONTEXTS:
             for mode in MODES[:2]:
-                kernels = p.of(model, context, mode)
+                kernels = p.named(model, context, mode)
                 if not len(kernels):
                     continue
                 kernel, n, of_all = top(kernels)
-                parts = pick(kernels, kernel=kernel)["part"].unique()
+                parts = launched_by(p.of(model, context, mode), kernel)
                 lines.append([title(model), style.tokens(context), SHOWN[mode],
                               f"`{short(kernel)}`", n,
                               f"{of_all:.1%}", _parts(parts)])  # fmt: skip
@@ -167,10 +203,17 @@ def tops(p: Profile, caption: str, name: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=4, keys=3)
 
 
+def launched_by(kernels: pd.DataFrame, kernel: str) -> list[str]:
+    """The parts in which a kernel is launched, by a trace that has them and may cut its name."""
+    cut = kernels["kernel"].map(lambda name: name.endswith("…") and kernel.startswith(name[:-1]))
+    return list(kernels.loc[cut | (kernels["kernel"] == kernel), "part"].unique())
+
+
 def same_top(p: Profile) -> Markdown:
     """Whether the top kernel stays the same with the backward, and whether the trace has as many
     products as the model."""
-    found = [(m, c, *(p.of(m, c, mode) for mode in MODES[:2])) for m in p.models for c in CONTEXTS]
+    found = [(m, c, *(p.named(m, c, mode) for mode in MODES[:2]))
+             for m in p.models for c in CONTEXTS]  # fmt: skip
     found = [one for one in found if len(one[2]) and len(one[3])]
     if not found:
         return Markdown(p.not_yet("the top kernels"))
@@ -188,39 +231,35 @@ def same_top(p: Profile) -> Markdown:
         "configurations"
     )
     text += f" (another in {listed(other)})" if same and other else ""
-    counts = {
-        (m, c): [(calls(kernels), products(m, mode))
-                 for mode, kernels in zip(MODES[:2], (ahead, both), strict=True)]
-        for m, c, ahead, both in found
-    }  # fmt: skip
-    exact = [at for at, pairs in counts.items() if all(seen == want for seen, want in pairs)]
-    more = [
-        (m, c) for m, c, _, both in found
-        if (m, c) not in exact and all(seen >= want for seen, want in counts[m, c])
-        and not lacking(both, m)
-    ]  # fmt: skip
-    wrong = [
-        f"{title(m)} at {style.tokens(c)}: {seen} in place of {want}"
-        for (m, c), pairs in counts.items() if (m, c) not in [*exact, *more]
-        for seen, want in pairs if seen != want
-    ]  # fmt: skip
     text += (
         ". The count is a check: a block has seven linear layers and two products of attention, "
         "the model a head, so that a forward has 9 L + 1 products and a backward twice as many. "
     )
+    wrong, beside = [], []
+    for m, c, *both in found:
+        at = f"{title(m)} at {style.tokens(c)}"
+        for mode, kernels in zip(MODES[:2], both, strict=True):
+            want, seen = products(m, mode), calls(kernels)
+            # What adds parts is the shortest of the class: what is not listed by name may be that.
+            if want not in (seen, seen - unlisted(kernels)):
+                wrong.append(f"{at}: {seen} in place of {want}")
+        more = int(pick(both[0], kind="matmul")["calls"].sum()) - products(m)
+        if more > 0:
+            short_ = ", too short to be listed by name" if unlisted(both[0]) else ""
+            beside.append(f"{at} ({more}{short_})")
+    exact = len(found) - len({one.partition(":")[0] for one in wrong})
     text += (
-        "Every trace has exactly these" if len(exact) == len(found)
-        else f"{len(exact)} of {len(found)} traces have exactly these"
+        "Every trace has exactly these" if exact == len(found)
+        else f"{exact} of {len(found)} traces have exactly these"
     )  # fmt: skip
-    if more:
-        extra = [f"{title(m)} at {style.tokens(c)}, {counts[m, c][0][0]} kernels for "
-                 f"{counts[m, c][0][1]} products of the forward" for m, c in more]  # fmt: skip
-        text += (
-            "; in the others each product is there, in the range of its module, and cuBLAS runs "
-            f"some as two kernels ({'; '.join(extra)})"
-        )
     if wrong:
         text += f". **Not all are the model's**: {listed(wrong)}"
+    elif beside:
+        text += (
+            ". Where a product is small, cuBLAS divides it, and a second kernel (`split_k`, "
+            "`splitKreduce`) adds the parts: that is no product, and the forwards of "
+            f"{listed(beside)} have such ones"
+        )
     return Markdown(f"{text}.")
 
 

@@ -3,8 +3,10 @@ by traces of their own, and what was not traced."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from a2lib.measure.trace.classes import OTHER, kind_of, plain
 from a2lib.report import style
 from a2lib.report.chapters.benchmark.rows import MODELS
 from a2lib.report.chapters.profile.rows import (
@@ -32,7 +34,8 @@ LIMIT = 2.0  # percent of the time that may be without a class
 
 
 def alone(p: Profile) -> Markdown:
-    """Whether a mode traced by itself has the share that its phases have in a train-step."""
+    """Whether a mode traced by itself has the share that its phases have in a train-step; and what
+    is left to trace."""
     off = {}
     for words, way in WAYS.items():
         for model in p.models:
@@ -44,13 +47,16 @@ def alone(p: Profile) -> Markdown:
                         name = f"{title(model)} at {style.tokens(context)} ({words})"
                         off[name, mode] = abs(share(both[0], "matmul") - share(both[1], "matmul"))
     if not off:
-        return Markdown(p.not_yet("modes traced by themselves"))
+        text = p.not_yet("modes traced by themselves")
+        return Markdown("\n\n".join(filter(None, [text, str(left(p))])))
     (name, mode), most = max(off.items(), key=lambda one: one[1])
-    return Markdown(
+    text = (
         f"Shares of a mode are those of its phases in a train-step's trace. In {len(off)} traces "
         f"of modes by themselves they differ by at most {100 * most:.1f} points, in the {mode} of "
         f"{name}."
     )
+    # An empty answer of its own would be an empty box on the page.
+    return Markdown("\n\n".join(filter(None, [text, str(left(p))])))
 
 
 def filed(p: Profile) -> Markdown:
@@ -59,13 +65,26 @@ def filed(p: Profile) -> Markdown:
     if not len(rows):
         return Markdown(p.not_yet("how much of the time could be filed"))
     worst = {words: float(rows[f"no_{name}_percent"].max()) for name, words in
-             (("class", "a name that no rule knows"), ("launch", "no launch in the trace"),
+             (("class", "a name that no rule knew"), ("launch", "no launch in the trace"),
               ("range", "a launch outside of every range"))}  # fmt: skip
-    said = listed([f"{value:.2g} % {words}" for words, value in worst.items()])
-    text = f"Of the kernel time of {len(rows)} traces, no more than this has, in any one: {said}."
+    said = listed([f"{value:.2g} % has {words}" for words, value in worst.items()])
+    text = f"Of the kernel time of any of {len(rows)} traces at most {said}."
     if max(worst.values()) > LIMIT:
         text += f" More than {LIMIT:g} % is too much: shares are off by as much."
+    notes = rows["note"].fillna("").str.extractall(r"no class: ([^;]+)")[0]
+    known = {_function(name): kind_of(name) for name in notes if kind_of(name) != OTHER}
+    if known:
+        named = listed([f"`{name}`" for name in sorted(known)])
+        text += (
+            f" Of these names {named} has a rule by now, and counts on these pages as "
+            f"{listed(sorted(set(known.values())))}; the rows keep the shares of then."
+        )
     return Markdown(text)
+
+
+def _function(name: str) -> str:
+    """A kernel's name without namespaces and arguments."""
+    return re.split(r"[<(]", plain(name))[0].rpartition("::")[2]
 
 
 def noted(p: Profile) -> Markdown:
@@ -83,24 +102,50 @@ def noted(p: Profile) -> Markdown:
                 incomplete.append(f"{title(where['model'])} at {style.tokens(where['context'])}")
             whole += 1
     text = (
-        f"Of {len(said)} traces Nsight Systems notes that not all NVTX events might have been "
-        "collected. "
+        f"In the rows of {len(said)} of {len(rows)} traces stands a note of Nsight Systems, that "
+        "not all NVTX events might have been collected. "
     )
     if incomplete:
         return Markdown(f"{text}In {listed(incomplete)} products are missing from the range of "
                         "their module.")  # fmt: skip
     text += (
-        f"None that is used here is missing: in each of {whole} traces with ranges around modules "
+        f"None that is used here is missing. In each of {whole} traces with ranges around modules "
         "every product lies in that of its module, forward and backward"
     )
+    same, other = _phases_alike(p)
+    if other:
+        text += f"; but phases of {listed(other)} differ from mode to mode in their kernels"
+    elif same:
+        text += (
+            f"; {same} configurations were traced in three modes, and each phase has as many "
+            "kernels in every one of them"
+        )
+    steps = set(rows["n"].astype(int))
+    text += f"; every trace has its {steps.pop()} steps" if len(steps) == 1 else ""
     same = [one for one in witnesses(p) if one.calls_agree]
     if same:
         text += (
-            f", and in {listed([one.name for one in same])} torch.profiler, which has no such "
+            f"; and in {listed([one.name for one in same])} torch.profiler, which has no such "
             "note, files as many kernels in each"
         )
-    return Markdown(f"{text}. Our guess is that the note comes of stopping the trace before the "
-                    "program ends.")  # fmt: skip
+    return Markdown(f"{text}. What the note is about was not found out: our guess is that it comes "
+                    "of stopping the trace before the program ends.")  # fmt: skip
+
+
+def _phases_alike(p: Profile) -> tuple[int, list[str]]:
+    """How many configurations that were traced in every mode have the same number of kernels of a
+    phase in each, and those that have not."""
+    same, other = 0, []
+    every = [name for name in CONFIGURATION if name != "mode"]
+    for key, group in pick(p.kernels, profiler="nsys").groupby(every):
+        counts = group.groupby(["phase", "mode"])["calls"].sum().unstack()
+        if set(counts.columns) != set(MODES):
+            continue
+        if (counts.nunique(axis="columns") == 1).all():
+            same += 1
+        else:
+            other.append(f"{title(key[0])} at {style.tokens(key[1])}")
+    return same, other
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,17 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
     A file is cut to the window that begins ``start_us`` after its first event; rows of the bulk
     table ``strip`` are drawn as they are. The host's row are the launches. A replayed graph gives
     each of its branches a stream: beside the busiest one they share rows. Raises as
-    ``a2lib.measure.trace.read`` and ``strip_rows``.
+    ``a2lib.measure.trace.read`` and ``strip_rows``, and ValueError where a file's window is empty.
     """
     rows = source
     if isinstance(source, str | PathLike):
         length = None if length_us is None else round(length_us * 1000)
-        rows = trace.strip_rows(trace.read(source).kernels, round(start_us * 1000), length)
+        kernels = trace.read(source).kernels
+        rows = trace.strip_rows(kernels, round(start_us * 1000), length)
+        if not rows:
+            end = max(kernel.end_ns for kernel in kernels) / 1000
+            raise ValueError(f"nothing ran in the window from {start_us:g} µs on; allowed are "
+                             f"windows with a kernel or a launch, before {end:g} µs")  # fmt: skip
     rows = _in_few_streams(list(rows))
     if not rows:
         return panels.empty()
@@ -60,7 +65,10 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
     # "attn.q_proj" is the part q_proj of the module attn, where there is room for one alone.
     rows = [row | dict(zip(("module", "_", "part"), row["part"].rpartition("."), strict=True))
             for row in rows]  # fmt: skip
-    lanes = [column for column in ("part", "module", "phase") if any(row[column] for row in rows)]
+    # Where no range is within a phase, its parts would be the phase once more.
+    finer = any(row["part"] != row["phase"] for row in rows)
+    lanes = [column for column in ("part", "module", "phase")
+             if any(row[column] for row in rows) and (finer or column == "phase")]  # fmt: skip
     rows = [row | {"module": row["module"].partition(".")[0] or row["part"]} for row in rows]
     kinds = _present(KINDS, (row["kind"] for row in rows))
 
@@ -100,8 +108,11 @@ def step_bar(source: Source, *, steps: int | None = None) -> Chart:
 
     A file's kernels count over the steps that it names ("step 0", ...), so that a bar is the mean
     of a step; ``steps`` says how many there are where none is named, and for rows of the bulk table
-    ``kernels`` (1 unless given).
+    ``kernels`` (1 unless given). Raises as ``a2lib.measure.trace.read``, and ValueError for no
+    steps.
     """
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps is {steps}; allowed are 1 or more")
     if isinstance(source, str | PathLike):
         found = trace.read(source)
         named = found.steps()

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.profile.rows import BATCH, CONTEXT, HEAD, LINEAR, Profile, title
+from a2lib.report.chapters.profile.rows import (
+    AUTOCAST,
+    BATCH,
+    CONTEXT,
+    HEAD,
+    LINEAR,
+    PLAIN,
+    Profile,
+    title,
+)
 from a2lib.report.metrics import pick
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -19,7 +28,7 @@ NORMS = ("ln1", "ln2", "ln_final")
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a plain step: kernels by count and in the trace, and of the latter what
+    """One phase of an eager step: kernels by count and in the trace, and of the latter what
     libraries launch beside an operator's own kernel: ``split``, those that sum or continue a
     product, and ``cleared``, memsets of their workspaces. Then the floor of the products and of the
     rest in ms, None without ceilings, and what the trace has."""
@@ -36,18 +45,18 @@ class Phase:
         return self.seen - self.counted - self.split - self.cleared
 
 
-def phases(p: Profile, model: str, context: int = CONTEXT) -> dict[str, Phase]:
+def phases(p: Profile, model: str, context: int = CONTEXT, way: dict = PLAIN) -> dict[str, Phase]:
     """Each phase that the trace has; {} where there is none."""
-    trace, found = p.of(model, context), {}
-    step = eager_step(SIZES[model], BATCH, context, "fp32")
+    trace, found, precision = p.of(model, context, way=way), {}, way["precision"]
+    step = eager_step(SIZES[model], BATCH, context, precision)
     for phase in PHASES:
         seen = pick(trace, phase=phase)
         if not len(seen):
             continue
         mine = [kernel for kernel in step if kernel.phase == phase]
         floors = None
-        if p.bandwidth is not None and "fp32" in p.tflops:
-            ceilings = p.tflops["fp32"] * 1e12, p.bandwidth * 1e12
+        if p.bandwidth is not None and precision in p.tflops:
+            ceilings = p.tflops[precision] * 1e12, p.bandwidth * 1e12
             floors = tuple(
                 floor([k for k in mine if bool(k.flops) is product], *ceilings)["total"].ms
                 for product in (True, False)
@@ -123,4 +132,22 @@ def sentence(p: Profile) -> Markdown:
         told.append(text)
     if not told:
         return Markdown(p.not_yet("the kernels beside their count"))
-    return Markdown(f"{'. '.join(told)}.")
+    return Markdown(f"{'. '.join(told)}.{_narrow(p)}")
+
+
+def _narrow(p: Profile) -> str:
+    """Whether the count holds with the casts of bf16, too."""
+    found = {title(model): phases(p, model, way=AUTOCAST) for model in p.models}
+    found = {name: parts for name, parts in found.items() if parts}
+    if not found:
+        return ""
+    off = [name for name, parts in found.items()
+           if any(one.unexplained for one in parts.values())]  # fmt: skip
+    if off:
+        return f" In bf16 the numbers of {listed(off)} differ from the count."
+    more = [f"{sum(one.counted for one in parts.values()):,} in {name}"
+            for name, parts in found.items()]  # fmt: skip
+    return (
+        " In bf16, where autocast casts what a product reads, the count has more, "
+        f"{listed(more)}, and the traces have exactly those too, beside memsets."
+    )

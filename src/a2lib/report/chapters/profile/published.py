@@ -75,14 +75,14 @@ def cut_short(p: Profile) -> Markdown:
     ]
     here = f" Ours of the same model has {listed(whole)}." if whole else ""
     uneven = [f"{title(model)} {n:.0f}" for model, _, n, _ in rows
-              if n % SIZES[model].num_layers]  # fmt: skip
+              if n % SIZES[model].num_layers > 1]  # fmt: skip
     return Markdown(
         f"On the {TIMED}, {'; '.join(told)}: what is left out is what ran after the host's range "
         "had ended. A forward cannot be shorter than its kernels; the writeup suspects the "
         f"kernels.{here} In its smaller models the trace's is the longer one, where the host is "
         "the limit and a profiler adds to each launch. A kernel of a forward is called so many "
-        f"times a block; its counts of {', '.join(uneven)} are no multiples of the blocks, so that "
-        "there too the range has cut some off."
+        f"times a block, and once more if the head has it; counts of {', '.join(uneven)} are "
+        "neither, so that there too the range has cut some off."
     )
 
 
@@ -130,7 +130,7 @@ def sources(p: Profile) -> Markdown:
 
 def _ours(p: Profile, model: str, context: int) -> tuple[str, int, float] | None:
     """The top kernel of our forward, its calls and share."""
-    kernels = p.of(model, context, "forward")
+    kernels = p.named(model, context, "forward")
     return top(kernels) if len(kernels) else None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure import bulk
-from a2lib.measure.trace.classes import plain
+from a2lib.measure.trace.classes import OTHER, kind_of, plain
 from a2lib.measure.trace.kernels import OF_LIBRARIES
 from a2lib.report import data
 from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, WARMUP
@@ -22,8 +22,7 @@ PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
 COMPILED = {**PLAIN, "compile": "blocks"}
 AUTOCAST = {**PLAIN, "precision": "bf16"}
 OURS = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
-WAYS = {"plain fp32": PLAIN, "fp32, blocks compiled": COMPILED, "bf16": AUTOCAST,
-        "bf16, our attention, blocks compiled": OURS}  # fmt: skip
+WAYS = {"plain": PLAIN, "compiled": COMPILED, "bf16": AUTOCAST, "bf16, ours, compiled": OURS}
 # What a mode runs, as the question has it: from inference to a step of training.
 PHASES_OF = {
     "forward": ("forward",),
@@ -34,7 +33,10 @@ MODES = tuple(PHASES_OF)
 CONFIGURATION = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
 BATCH = 4
 PROFILERS = {"nsys": "Nsight Systems", "torch": "torch.profiler"}
-NO_CALL = re.compile(r"split[kK]|reduce")  # a matmul's helper, which is no product of its own
+# What adds the parts of a product that was divided, and is none of its own.
+NO_CALL = re.compile(r"split_k_kernel|reduce")
+# Traces whose names are whole; those of train-steps may be older, and cut before names differ.
+NAMED = ("forward-backward", "train-step")
 # Where a block has its products.
 LINEAR = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "ffn.w1", "ffn.w2",
           "ffn.w3")  # fmt: skip
@@ -90,9 +92,9 @@ class Profile(Measured):
         found = pick(self.benchmark, **where, capture=True, warmup=WARMUP)
         return float(found["ms"].iloc[0]) if len(found) else None
 
-    def forward(self, model: str, context: int):
-        """The row of a plain forward, of the trace that has the least ranges in it."""
-        found = (self.row(model, context, "forward", mode) for mode in MODES)
+    def forward(self, model: str, context: int, way: dict = PLAIN):
+        """The row of a forward, of the trace that has the least ranges in it."""
+        found = (self.row(model, context, "forward", mode, way) for mode in MODES)
         return next((row for row in found if row is not None), None)
 
     def of(self, model: str, context: int, mode: str = "train-step", way: dict = PLAIN,
@@ -107,6 +109,10 @@ class Profile(Measured):
             if len(found):
                 return found
         return found
+
+    def named(self, model: str, context: int, mode: str, way: dict = PLAIN) -> pd.DataFrame:
+        """The same where the kernels' names matter: of the trace that has them whole."""
+        return self.of(model, context, mode, way, (*NAMED, mode))
 
     def share(self, model: str, context: int, mode: str, way: dict = PLAIN,
               kind: str = "matmul") -> float | None:  # fmt: skip
@@ -138,6 +144,9 @@ class Profile(Measured):
             found = pd.concat(frames, ignore_index=True)
             # Traces of before names and parts were taken so.
             of_library = found["part"].map(lambda part: bool(OF_LIBRARIES.match(part)))
+            # What no rule knew then, by those of now; a short one has its library's range alone.
+            names = found["kernel"].where(~of_library | (found["kernel"] != "rest"), found["part"])
+            found["kind"] = found["kind"].mask(found["kind"] == OTHER, names.map(kind_of))
             found["part"] = found["part"].mask(of_library, found["phase"])
             return found.assign(kernel=found["kernel"].map(plain))
         columns = [*bulk.TABLES["kernels"], *CONFIGURATION, "profiler", "source", "device", "local"]
@@ -165,6 +174,12 @@ def calls(kernels: pd.DataFrame) -> int:
     """
     products = pick(kernels, kind="matmul")
     return int(products.loc[~products["kernel"].str.contains(NO_CALL), "calls"].sum())
+
+
+def unlisted(kernels: pd.DataFrame) -> int:
+    """How many of the class are too short to be listed by name: a product or what adds its parts.
+    """
+    return int(pick(kernels, kind="matmul", kernel="rest")["calls"].sum())
 
 
 def products(model: str, mode: str = "forward") -> int:

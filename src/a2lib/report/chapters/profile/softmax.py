@@ -9,7 +9,15 @@ from matplotlib.ticker import NullLocator
 
 from a2lib.report import panels, style
 from a2lib.report.chapters.profile.drawing import KINDS, legend
-from a2lib.report.chapters.profile.rows import BATCH, CONTEXTS, Profile, title
+from a2lib.report.chapters.profile.rows import (
+    AUTOCAST,
+    BATCH,
+    CONTEXT,
+    CONTEXTS,
+    PLAIN,
+    Profile,
+    title,
+)
 from a2lib.report.metrics import pick
 from a2lib.report.style import DIM, INK, Chart
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -18,21 +26,24 @@ from a2lib.theory.transformer import SIZES
 
 PART = "attn.attention."
 WIDE = 4  # bytes of a float32
+BYTES = {"fp32": WIDE, "bf16": 2}  # of what a product reads and writes
 # Compare, subtract, exponential, add, divide.
 PER_SCORE = 5
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """Of one plain forward, all blocks: milliseconds of the softmax, of the products before it
-    (``scores``) and after (``values``), and of scaling and masking; ``times`` is the softmax over
-    both products, ``flops`` how many times its operations they have."""
+    """Of one forward, all blocks: milliseconds of the softmax, of the products before it
+    (``scores``) and after (``values``), of scaling and masking, and of the ``casts`` that a softmax
+    in float32 needs; ``times`` is the softmax over both products, ``flops`` how many times its
+    operations they have."""
 
     softmax: float
     scores: float
     values: float
     masking: float
     flops: float
+    casts: float = 0.0
 
     @property
     def times(self) -> float:
@@ -51,8 +62,8 @@ class Cost:
         return 1e3 * self.flops / flops_per_s, 1e3 * self.bytes / bytes_per_s
 
 
-def costs(model: str, context: int) -> dict[str, Cost]:
-    """What ``softmax``, and ``products`` (both), compute and move in plain fp32."""
+def costs(model: str, context: int, precision: str = "fp32") -> dict[str, Cost]:
+    """What ``softmax``, and ``products`` (both), compute and move; the softmax is in float32."""
     shape = SIZES[model]
     heads = BATCH * shape.num_heads * shape.num_layers
     scores = heads * context**2
@@ -60,13 +71,13 @@ def costs(model: str, context: int) -> dict[str, Cost]:
     flops = 2 * heads * matmul_flops(context, context, shape.head_dim)
     return {
         "softmax": Cost(PER_SCORE * scores, 2 * WIDE * scores),
-        "products": Cost(flops, WIDE * (2 * scores + 4 * rows)),
+        "products": Cost(flops, BYTES[precision] * (2 * scores + 4 * rows)),
     }
 
 
-def compared(p: Profile, model: str, context: int) -> Softmax | None:
+def compared(p: Profile, model: str, context: int, way: dict = PLAIN) -> Softmax | None:
     """What the trace has of it; None where its ranges do not tell the parts."""
-    kernels = p.of(model, context, "forward")
+    kernels = p.of(model, context, "forward", way)
     inside = {name: kernels[kernels["part"] == PART + name]
               for name in ("softmax", "scores", "values")}  # fmt: skip
     if not all(len(rows) for rows in inside.values()):
@@ -76,11 +87,13 @@ def compared(p: Profile, model: str, context: int) -> Softmax | None:
     if not all(products):
         return None
     cost = costs(model, context)
+    casts = float(pick(inside["softmax"], kind="copy")["ms"].sum())
     return Softmax(
-        float(inside["softmax"]["ms"].sum()),
+        float(inside["softmax"]["ms"].sum()) - casts,
         *products,
         float(inside["scores"]["ms"].sum()) - products[0],
         cost["products"].flops / cost["softmax"].flops,
+        casts,
     )
 
 
@@ -88,13 +101,14 @@ def table(p: Profile, caption: str, name: str) -> Table:
     """Times, ratios and floors by model and context."""
     lines = []
     for model in p.models:
-        for context in CONTEXTS:
-            found = compared(p, model, context)
+        for context, way in [*((c, PLAIN) for c in CONTEXTS), (CONTEXT, AUTOCAST)]:
+            found = compared(p, model, context, way)
             if found is None:
                 continue
-            floors = _floors(p, model, context)
+            floors = _floors(p, model, context, way["precision"])
+            narrow = f", {way['precision']}" if way != PLAIN else ""
             lines.append([
-                title(model), style.tokens(context),
+                title(model), style.tokens(context) + narrow,
                 *(style.digits(v) for v in (found.scores, found.values, found.masking,
                                             found.softmax)),
                 f"{found.times:.2f}", f"1/{found.flops:.0f}",
@@ -174,58 +188,101 @@ def chart(p: Profile) -> Chart:
     return Chart(draw, height=1.3 + 0.8 * len(found))
 
 
-def _floors(p: Profile, model: str, context: int):
+def _floors(p: Profile, model: str, context: int, precision: str = "fp32"):
     """(by operations, by bytes) in ms of the products and of the softmax; None without ceilings.
     The softmax's operations run where fp32 products do, on the same units."""
-    if p.bandwidth is None or "fp32" not in p.tflops:
+    if p.bandwidth is None or not {"fp32", precision} <= set(p.tflops):
         return None, None
-    ceilings = p.tflops["fp32"] * 1e12, p.bandwidth * 1e12
-    cost = costs(model, context)
-    return cost["products"].floor_ms(*ceilings), cost["softmax"].floor_ms(*ceilings)
+    cost = costs(model, context, precision)
+    return tuple(cost[name].floor_ms(p.tflops[dtype] * 1e12, p.bandwidth * 1e12)
+                 for name, dtype in (("products", precision), ("softmax", "fp32")))  # fmt: skip
+
+
+def narrow(p: Profile) -> Markdown:
+    """The same with products in bf16, whose softmax stays in float32."""
+    told = []
+    for model in p.models:
+        wide, found = (compared(p, model, CONTEXT, way) for way in (PLAIN, AUTOCAST))
+        if wide is None or found is None:
+            continue
+        both = found.scores + found.values
+        text = (
+            f"in {title(model)} the products take {style.digits(both)} ms in place of "
+            f"{style.digits(wide.scores + wide.values)}, the softmax {style.digits(found.softmax)} "
+            f"in place of {style.digits(wide.softmax)}, {found.times:.2f} times as long as both"
+        )
+        if found.casts:
+            text += f", and the cast to fp32 before it {style.digits(found.casts)}"
+        products, softmax = _floors(p, model, CONTEXT, "bf16")
+        if products is not None:
+            text += (
+                f" (floors: products {style.digits(products[0])} ms by operations and "
+                f"{style.digits(products[1])} by bytes, softmax {style.digits(softmax[1])} by "
+                "bytes)"
+            )
+        told.append((text, products is not None and products[1] > products[0]))
+    if not told:
+        return Markdown(p.not_yet("the softmax beside products in bf16"))
+    memory = all(bound for _, bound in told)
+    return Markdown(
+        f"**With products in bf16**, {CONTEXT} tokens: {'; '.join(text for text, _ in told)}. "
+        "Autocast keeps the softmax in fp32, which passes as many bytes as before, while the "
+        "products have another ceiling and half the bytes"
+        + (": memory now binds them too, and the ratio of times is one of bytes." if memory
+           else ".")
+    )  # fmt: skip
 
 
 def roofline(p: Profile) -> Chart:
-    """Operations a second over operations a byte, under the two measured ceilings: the softmax and
-    both products, a mark for each model at its longest context."""
-    found = {model: context for model in p.models
-             if (context := next((c for c in reversed(CONTEXTS) if compared(p, model, c)), None))}
+    """Operations a second over operations a byte, under the measured ceilings: the softmax and both
+    products, a mark for each model, plain at its longest context, and hollow in bf16."""
+    found = [(model, context, PLAIN) for model in p.models
+             if (context := next((c for c in reversed(CONTEXTS) if compared(p, model, c)), None))]
     if not found or p.bandwidth is None or "fp32" not in p.tflops:
         return panels.empty()
-    flat, slope = p.tflops["fp32"], p.bandwidth
-    low, high = 0.2, 400.0  # operations a byte
+    if "bf16" in p.tflops:
+        found += [(model, CONTEXT, AUTOCAST) for model in p.models
+                  if compared(p, model, CONTEXT, AUTOCAST)]  # fmt: skip
+    ceilings = {way["precision"]: p.tflops[way["precision"]] for *_, way in found}
+    slope, low, high = p.bandwidth, 0.2, 1000.0  # operations a byte
+    marks = dict(zip(p.models, "osD^", strict=False))
 
     def draw(figure):
         ax = figure.subplots()
-        ridge = flat / slope
-        ax.plot([low, ridge, high], [low * slope, flat, flat], color=INK, linewidth=1.4)
-        ax.annotate(f"memory, {slope:.2f} TB/s", (2.5, 2.5 * slope), xytext=(-8, 0),
+        top = max(ceilings.values())
+        ax.plot([low, top / slope], [low * slope, top], color=INK, linewidth=1.4)
+        ax.annotate(f"memory, {slope:.2f} TB/s", (10, 10 * slope), xytext=(-8, 0),
                     textcoords="offset points", ha="right", va="center")  # fmt: skip
-        ax.annotate(f"arithmetic, {flat:.0f} TFLOP/s", (high, flat), xytext=(0, 4),
-                    textcoords="offset points", ha="right", va="bottom")  # fmt: skip
-        for mark, (model, context) in zip("osD^", found.items(), strict=False):
-            one, cost = compared(p, model, context), costs(model, context)
-            label = f"{title(model)}, {style.tokens(context)} tokens"
+        for precision, flat in ceilings.items():
+            ax.plot([flat / slope, high], [flat, flat], color=INK, linewidth=1.4)
+            ax.annotate(f"{precision}, {flat:.0f} TFLOP/s", (high, flat), xytext=(0, 4),
+                        textcoords="offset points", ha="right", va="bottom")  # fmt: skip
+        for model, context, way in found:
+            one, plain = compared(p, model, context, way), way == PLAIN
+            cost = costs(model, context, way["precision"])
             for name, kind, ms in (("softmax", "softmax", one.softmax),
                                    ("products", "matmul", one.scores + one.values)):
-                of = cost[name]
-                at = of.flops / of.bytes, of.flops / ms / 1e9
-                ax.plot(*at, mark, color=KINDS[kind], markersize=8, zorder=3)
+                at = cost[name].flops / cost[name].bytes, cost[name].flops / ms / 1e9
+                ax.plot(*at, marks[model], color=KINDS[kind], markersize=8, zorder=3,
+                        fillstyle="full" if plain else "none")  # fmt: skip
                 words = "softmax" if name == "softmax" else "both products"
-                if model == next(iter(found)):
+                if plain and model == found[0][0]:
                     ax.annotate(words, at, xytext=(10, -8), textcoords="offset points", va="top")
-            ax.plot([], [], mark, color=DIM, markersize=8, label=label)
+            words = f"{title(model)}, {style.tokens(context)} tokens" + ("" if plain else ", bf16")
+            ax.plot([], [], marks[model], color=DIM, markersize=8, label=words,
+                    fillstyle="full" if plain else "none")  # fmt: skip
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlim(low, high)
-        ax.set_ylim(low * slope, 2.2 * flat)
-        for axis, ticks in ((ax.xaxis, (1, 10, 100)), (ax.yaxis, (1, 10, 100))):
+        ax.set_ylim(low * slope, 2.2 * top)
+        for axis, ticks in ((ax.xaxis, (1, 10, 100, 1000)), (ax.yaxis, (1, 10, 100))):
             axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
             axis.set_minor_locator(NullLocator())
         ax.set_xlabel("operations a byte")
         ax.set_ylabel("TFLOP/s")
         figure.legend(loc="outside upper left", ncols=2, frameon=False, handletextpad=0.3)
 
-    return Chart(draw, height=3.6)
+    return Chart(draw, height=3.8)
 
 
 def by_memory(p: Profile, model: str, context: int) -> bool:

@@ -1,4 +1,4 @@
-"""The trace beside the timer, what the host does, and the second profiler."""
+"""The trace beside the timer: the forward in every way, and every step."""
 
 from __future__ import annotations
 
@@ -13,57 +13,63 @@ from a2lib.report.chapters.profile.rows import (
     PROFILERS,
     WAYS,
     Profile,
-    ahead,
+    idle,
     title,
 )
 from a2lib.report.metrics import pick
 from a2lib.report.style import listed
-from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.report.tables import MISSING, Markdown, Table, folded
 
 NEAR = 0.02  # two times closer than this are called the same
-HOST = 0.9  # where issuing takes this share of the time or more, the host is the limit
-IDLE = 0.1  # a larger share of idle time is named
-FULL = 0.1  # queues that are shorter than the longest by no more than this are called full
-BEHIND_US = 100  # a host whose launches wait less than this is not ahead
+FIRST_MS = 0.5  # from the timer's first event to the first kernel's start, at the most
 AGREES, SLOWED, OTHER = "agrees", "slowed", "other"
 
 
 def verdict(row) -> str:
     """How a trace's forward stands to the timer's: it AGREES; it was SLOWED, since the timer says
-    the same of the traced steps; or is OTHER."""
+    the same of the traced steps, but for what it has before the first kernel; or is OTHER."""
     if abs(row.ms / row.ms_timer - 1) <= NEAR:
         return AGREES
-    return SLOWED if abs(row.ms / row.ms_traced - 1) <= NEAR else OTHER
+    if row.ms_traced <= row.ms_timer:
+        return OTHER
+    same = abs(row.ms / row.ms_traced - 1) <= NEAR or 0 <= row.ms_traced - row.ms <= FIRST_MS
+    return SLOWED if same else OTHER
+
+
+def forwards_of(p: Profile):
+    """(words, model, context, row) of every forward: of the trace that has the least ranges."""
+    for words, way in WAYS.items():
+        for model in p.models:
+            for context in CONTEXTS:
+                row = p.forward(model, context, way)
+                if row is not None:
+                    yield words, model, context, row
 
 
 def forwards(p: Profile, caption: str, name: str) -> Table:
-    """The plain forward by the timer and by the trace."""
-    lines = []
-    for model in p.models:
-        for context in CONTEXTS:
-            row = p.forward(model, context)
-            if row is None:
-                continue
-            lines.append([title(model), style.tokens(context), time(row.ms_timer),
-                          time(row.ms_traced), time(row.ms), _percent(row.ms / row.ms_timer - 1),
-                          time(row.ms_busy), time(row.ms_range),
-                          PROFILERS[row.profiler]])  # fmt: skip
-    columns = ["model", "tokens", "timer", "timer, traced", "first to last kernel", "off",
+    """Every forward by the timer and by the trace."""
+    lines = [
+        [words, title(model), style.tokens(context), time(row.ms_timer), time(row.ms_traced),
+         time(row.ms), _percent(row.ms / row.ms_timer - 1), time(row.ms_busy), time(row.ms_range),
+         PROFILERS[row.profiler]]
+        for words, model, context, row in forwards_of(p)
+    ]  # fmt: skip
+    columns = ["way", "model", "tokens", "timer", "timer, traced", "first to last kernel", "off",
                "a kernel runs", "range on the host", "by"]  # fmt: skip
     frame = pd.DataFrame(lines, columns=columns)
     if set(frame["by"]) <= {PROFILERS["nsys"]}:
         frame = frame.drop(columns="by")
-    return Table(frame, caption, name, left=1, keys=2)
+    return Table(frame, caption, name, left=2, keys=3)
 
 
 def ranged(p: Profile) -> Markdown:
     """Which ranges the traces of the forwards have, since those around modules take time."""
-    rows = {(m, c): p.forward(m, c) for m in p.models for c in CONTEXTS}
-    rows = {at: row for at, row in rows.items() if row is not None}
+    rows = {named(words, m, c): row for words, m, c, row in forwards_of(p)}
     if not rows:
         return Markdown(p.not_yet("forwards with ranges around the phases alone"))
-    fine = [f"{title(m)} at {style.tokens(c)}" for (m, c), row in rows.items()
-            if row.mode == "train-step"]  # fmt: skip
+    # Compiled code has no ranges around its modules.
+    fine = [name for name, row in rows.items()
+            if row.mode == "train-step" and row.compile == "none"]  # fmt: skip
     text = "These traces have ranges around the phases alone"
     if fine:
         text = f"{text}, but for {listed(fine)}" if len(fine) < len(rows) else "**Traces with "\
@@ -75,34 +81,37 @@ def ranged(p: Profile) -> Markdown:
 
 def agreement(p: Profile) -> Markdown:
     """In how many forwards the trace says what the timer says, and why it does not elsewhere."""
-    found = [(m, c, p.forward(m, c)) for m in p.models for c in CONTEXTS]
-    found = [one for one in found if one[2] is not None]
+    found = [(named(words, m, c), row) for words, m, c, row in forwards_of(p)]
     if not found:
         return Markdown(p.not_yet("the forward by a trace and by the timer"))
-    names = {kind: [f"{title(m)} at {style.tokens(c)}" for m, c, row in found
-                    if verdict(row) == kind] for kind in (AGREES, SLOWED, OTHER)}  # fmt: skip
+    names = {kind: [name for name, row in found if verdict(row) == kind]
+             for kind in (AGREES, SLOWED, OTHER)}  # fmt: skip
     text = (
         f"From the first kernel's start to the last one's end, {len(names[AGREES])} of "
         f"{len(found)} forwards are within {NEAR:.0%} of the timer's."
     )
     if names[SLOWED]:
         text += (
-            f" In {listed(names[SLOWED])} the profiler itself is the difference: of the traced "
-            "steps the timer says the same as the trace. It adds to each launch, and there the "
-            "host is what takes the time."
+            f" In {listed(names[SLOWED])} the traced process takes longer: of its steps the timer "
+            "says the same as the trace. There the host is what takes the time: a profiler adds to "
+            "each launch, and one process's host is faster than another's."
         )
     for longer, why in (
         ("timer", "its first event is recorded before the first launch, and its last after the "
                   "last kernel has ended"),
         ("trace", "that is not explained"),
     ):  # fmt: skip
-        gaps = {f"{title(m)} at {style.tokens(c)}": 1e3 * abs(row.ms_timer - row.ms)
-                for m, c, row in found if verdict(row) == OTHER
+        gaps = {name: 1e3 * abs(row.ms_timer - row.ms)
+                for name, row in found if verdict(row) == OTHER
                 and (row.ms_timer > row.ms) == (longer == "timer")}  # fmt: skip
         if gaps:
             text += (f" In {listed(list(gaps))} the {longer} says more, by "
-                     f"{_us(list(gaps.values()))}: {why}.")  # fmt: skip
-    shorter = [(m, c) for m, c, row in found if row.ms_range < (1 - NEAR) * row.ms]
+                     f"{us(list(gaps.values()))}: {why}.")  # fmt: skip
+    before = [1e3 * (row.ms_traced - row.ms) for _, row in found]
+    if min(before) > 0:
+        text += (f" Of the traced steps themselves the timer says {us(before)} more than the "
+                 "trace: its first event comes before the first launch.")  # fmt: skip
+    shorter = [name for name, row in found if row.ms_range < (1 - NEAR) * row.ms]
     text += (
         f" The range on the host, which is what a timeline of the host shows, is shorter than the "
         f"kernels in {len(shorter)} of {len(found)}: it ends when the last kernel is launched, not "
@@ -111,158 +120,7 @@ def agreement(p: Profile) -> Markdown:
     return Markdown(text)
 
 
-def hosts(p: Profile, caption: str, name: str) -> Table:
-    """The host's side of each step: kernels, idle share, issuing, launches, how far ahead."""
-    lines = []
-    for words, model, context, way, row in _steps(p):
-        each = None if pd.isna(row.ms_launching) else 1e3 * row.ms_launching / row.launches
-        gap, depth = p.idle(model, context, way), ahead(row)
-        lines.append([
-            words, title(model), style.tokens(context), _whole(row.launches), time(row.ms_timer),
-            time(row.ms_busy), time(p.replayed(model, context, way)),
-            MISSING if gap is None else style.between(gap, "{:.0%}".format), time(row.ms_host),
-            time(each), time(row.ms_waiting), MISSING if depth is None else _whole(round(depth)),
-        ])  # fmt: skip
-    columns = ["way", "model", "tokens", "kernels", "step, ms", "a kernel runs", "as one graph",
-               "idle", "host issues, ms", "a launch, µs", "host waits, ms",
-               "kernels ahead"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
-
-
-def idling(p: Profile) -> Markdown:
-    """Which steps leave the GPU idle, and whether the host is why."""
-    found = [(_named(words, model, context), p.idle(model, context, way), row)
-             for words, model, context, way, row in _steps(p)]  # fmt: skip
-    found = [one for one in found if one[1] is not None]
-    if not found:
-        return Markdown(p.not_yet("how much of a step the GPU is idle"))
-    idling = [one for one in found if one[1][0] > IDLE]
-    text = (
-        f"No kernel runs in more than {IDLE:.0%} of the step, by every timer, in {len(idling)} of "
-        f"{len(found)} configurations"
-    )
-    if not idling:
-        name, gap, _ = max(found, key=lambda one: one[1][1])
-        return Markdown(f"{text}; the most is {gap[1]:.1%}, in {name}.")
-    shown = [f"{name} ({style.between(gap, '{:.0%}'.format)})" for name, gap, _ in idling]
-    text += f": {listed(shown)}."
-    # A comparison with what was not measured is false.
-    issuing = [one for one in idling if one[2].ms_host >= HOST * one[2].ms_timer]
-    other = [name for name, *_ in idling if name not in [one[0] for one in issuing]]
-    if issuing:
-        which = "There" if not other else f"In {listed([name for name, *_ in issuing])}"
-        text += (
-            f" {which} issuing the step takes the host {HOST:.0%} of it or more: the GPU waits "
-            "for launches."
-        )
-    if other:
-        text += f" In {listed(other)} it does not, and the gaps have another reason."
-    behind = [row.us_queued for *_, row in issuing if not pd.isna(row.us_queued)]
-    before = [row.us_queued for name, _, row in found if name not in [one[0] for one in idling]
-              and not pd.isna(row.us_queued)]  # fmt: skip
-    if behind and before:
-        text += (
-            f" A kernel starts {_us(behind)} after its launch there, and {_us(before)} elsewhere "
-            "(medians)."
-        )
-    return Markdown(text)
-
-
-def graphs(p: Profile) -> Markdown:
-    """The test of it: the same kernels as one CUDA graph, which the host launches once."""
-    found = []
-    for words, model, context, way, row in _steps(p):
-        ms = p.replayed(model, context, way)
-        if ms is not None and not pd.isna(row.ms_busy):
-            found.append((_named(words, model, context), ms, float(row.ms_busy), row.ms_timer))
-    if not found:
-        return Markdown(p.not_yet("the same steps as one CUDA graph"))
-    name, ms, busy, eager = min(found, key=lambda one: one[1] / one[3])
-    ratios = [ms / busy for _, ms, busy, _ in found]
-    return Markdown(
-        "**A test of that.** Captured as one CUDA graph, which takes the host one launch, a step "
-        "should take as long as its kernels run. The benchmark's replays take "
-        f"{style.between(ratios, '{:.2f}'.format)} times that in {len(found)} configurations: "
-        f"{name}, {style.digits(ms)} ms for {style.digits(busy)} ms of kernels, and "
-        f"{style.digits(eager)} ms without a graph. "
-        + ("So the gaps are the host's." if max(abs(r - 1) for r in ratios) <= 2 * NEAR else
-           "Where it takes longer, the gaps are not the host's alone.")
-    )  # fmt: skip
-
-
-def unsteady(p: Profile) -> Markdown:
-    """How far apart the timers of one step are, since its idle share rests on them."""
-    found = []
-    for words, model, context, way, _ in _steps(p):
-        timers = p.timers(model, context, way=way)
-        if len(timers) > 1:
-            found.append((_named(words, model, context), min(timers), max(timers)))
-    if not found:
-        return Markdown("")
-    name, low, high = max(found, key=lambda one: one[2] / one[1])
-    near = [one for one in found if one[2] / one[1] <= 1 + NEAR]
-    return Markdown(
-        f"A host is not equally fast in every process: the same step, timed in several of them, is "
-        f"within {NEAR:.0%} in {len(near)} of {len(found)} configurations, and differs most in "
-        f"{name}, {style.digits(low)} to {style.digits(high)} ms. So idle shares are given as the "
-        "timers have them, from the least to the most."
-    )
-
-
-def queue(p: Profile) -> Markdown:
-    """How many launches wait for the GPU, and whether they reach a limit."""
-    found = [(_named(words, model, context), ahead(row), row)
-             for words, model, context, _, row in _steps(p)]  # fmt: skip
-    found = [one for one in found if one[1] is not None]
-    if not found:
-        return Markdown(p.not_yet("how far the host is ahead"))
-    most = max(depth for _, depth, _ in found)
-    full = [one for one in found if one[1] >= (1 - FULL) * most]
-    if len(full) < 3:
-        return Markdown(f"The host is at most {most:,.0f} kernels ahead.")
-    each = [1e3 * row.ms_launching / row.launches for *_, row in full
-            if not pd.isna(row.ms_launching)]  # fmt: skip
-    depths = style.between([depth for _, depth, _ in full], "{:,.0f}".format)
-    return Markdown(
-        f"Where the GPU is the limit, the host runs ahead, but no further than some {depths} "
-        f"kernels, whatever a kernel takes ({listed([name for name, *_ in full])}). That is a full "
-        "queue: the next launch does not return before a kernel has ended"
-        + (f", and takes {_us(each)} in the mean. Such launches are the long ones in the pictures "
-           "below" if each else "")
-        + ". There the time that the host takes to issue a step is the GPU's."
-    )  # fmt: skip
-
-
-def issuing(p: Profile) -> Markdown:
-    """What the host does while it issues a plain forward and is not ahead of the GPU, of the traces
-    without modules' ranges."""
-    rows = pick(p.table, mode="forward", phase="forward", status="ok", **PLAIN)
-    rows = rows[rows["ms_launching"].notna() & (rows["us_queued"] < BEHIND_US)]
-    if not len(rows):
-        return Markdown(p.not_yet("what the host does while it issues"))
-    inside = rows["ms_launching"] / rows["ms_range"]
-    launches = rows["launches"].astype(float)
-    with_, without = (1e3 * rows[c] / launches for c in ("ms_range", "ms_host"))
-    names = [_named("plain fp32", r.model, r.context) for r in rows.itertuples()]
-    return Markdown(
-        f"Where the GPU waits for launches ({listed(names)}), a kernel of a plain forward costs "
-        f"the host {_us(list(without))}, and {_us(list(with_))} under the profiler. Of that "
-        f"{style.between(inside, '{:.0%}'.format)} is spent inside the calls that launch; the rest "
-        "is Python and PyTorch's way from an operator to its kernel."
-    )
-
-
-def _steps(p: Profile):
-    """(words, model, context, way, row) of every train-step that was traced."""
-    for words, way in WAYS.items():
-        for model in p.models:
-            for context in CONTEXTS:
-                row = p.row(model, context, way=way)
-                if row is not None:
-                    yield words, model, context, way, row
-
-
-def _named(words: str, model: str, context: int) -> str:
+def named(words: str, model: str, context: int) -> str:
     plain = next(iter(WAYS))
     return f"{title(model)} at {style.tokens(context)}{'' if words == plain else f' ({words})'}"
 
@@ -282,15 +140,32 @@ def perturbed(p: Profile) -> Markdown:
     return Markdown(f"By the same timer traced steps take {listed(told)} the time of others.")
 
 
+def every(p: Profile, caption: str, name: str) -> Markdown:
+    """The step of every trace, by whoever traced it, folded away."""
+    lines = []
+    order = {model: i for i, model in enumerate(p.models)}
+    rows = pick(p.table, phase="step", status="ok")
+    for words, way in WAYS.items():
+        mine = pick(rows, **way)
+        for row in sorted(mine.itertuples(), key=lambda r: (order.get(r.model, len(order)),
+                                                            r.context, MODES.index(r.mode),
+                                                            r.profiler)):  # fmt: skip
+            gap = idle(row)
+            lines.append([words, title(row.model), style.tokens(row.context), row.mode,
+                          PROFILERS[row.profiler], time(row.ms_timer), time(row.ms_traced),
+                          time(row.ms), time(row.ms_busy),
+                          MISSING if gap is None else f"{gap:.0%}"])  # fmt: skip
+    columns = ["way", "model", "tokens", "mode", "by", "timer", "timer, traced",
+               "first to last kernel", "a kernel runs", "idle"]  # fmt: skip
+    table = Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
+    return Markdown(folded(table, f"The {len(lines)} traces"))
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:+.1f} %".replace("-", "−")
 
 
-def _whole(value) -> str:
-    return MISSING if pd.isna(value) else f"{int(value):,}"
-
-
-def _us(values: list[float]) -> str:
+def us(values: list[float]) -> str:
     def written(us):
         return f"{style.digits(us)} µs" if us < 1e3 else f"{style.digits(us / 1e3)} ms"
 

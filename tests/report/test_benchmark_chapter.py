@@ -76,6 +76,15 @@ def test_what_did_not_fit_is_listed_once_with_its_reason(bench):
         "- 10B, forward and forward-backward at 1,024 tokens (2 configurations): out of memory (in "
         "its first forward)",
     ]
+    late = "in warmup 4, backward: CUDA out of memory. Tried to allocate {} MiB"
+    some = times(1, 2, 3, model="10B") + refused(
+        model="10B", precision="bf16", capture="true", note=late.format(4)
+    )  # fmt: skip
+    some += refused(model="10B", precision="bf16", note=late.format(9))
+    assert str(answer.not_fitting(bench(benchmark=some))) == (
+        "- 10B, train-step at 512 tokens (captured bf16 with eager attention and bf16 with eager "
+        "attention): out of memory (in warmup 4, backward)"
+    )
     fits = answer.not_fitting(bench(benchmark=times(1, 2, 3)))
     assert str(fits) == "Every configuration that was measured fits."
 

@@ -167,7 +167,8 @@ def _host_bound(b: Benchmark, model: str, context: int) -> bool:
 
 
 def not_fitting(b: Benchmark) -> Markdown:
-    """What has no time: a line for each model and reason."""
+    """What has no time: a line for each model and reason; where others of its steps at that length
+    have one, with the ways that have none."""
     if not len(b.table):
         return Markdown(b.not_yet("which configurations do not fit"))
     rows = b.table[b.table["status"] != "ok"]
@@ -182,6 +183,11 @@ def not_fitting(b: Benchmark) -> Markdown:
             cases.append(f"{listed(modes)} at {at} tokens")
         n = len(group.drop_duplicates(CONFIGURATION))
         count = f" ({n} configurations)" if n > 1 else ""
+        fits = pick(b.table, model=model, status="ok")
+        if set(zip(fits["mode"], fits["context"], strict=True)) & set(
+            zip(group["mode"], group["context"], strict=True)
+        ):
+            count = f" ({listed(list(dict.fromkeys(map(_way, group.itertuples()))))})"
         lines.append(f"- {TITLES.get(model, model)}, {'; '.join(cases)}{count}: {why}")
     return Markdown("\n".join(lines))
 
@@ -195,9 +201,15 @@ def _cases(rows: pd.DataFrame) -> list[tuple[list[str], list[int]]]:
     return [(modes, list(contexts)) for contexts, modes in found.items()]
 
 
+def _way(row) -> str:
+    how = ["captured"] * bool(row.capture) + ["compiled"] * (row.compile != "none")
+    return " ".join([*how, row.precision, "with", row.attention, "attention"])
+
+
 def _why(status: str, note: str) -> str:
     """A stored reason without the figures of one attempt, which a process's state decides."""
     note = re.sub(r"^in warmup 0, (\w+): CUDA out of memory\b.*", r"in its first \1", note)
+    note = re.sub(r"(, \w+): CUDA out of memory\b.*", r"\1", note)
     return f"{WHY.get(status, status)} ({note})" if note else WHY.get(status, status)
 
 

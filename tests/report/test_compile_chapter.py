@@ -153,6 +153,17 @@ def test_the_grids_table_and_what_it_leaves_out(chapter):
     assert "Not measured" not in str(answer.untimed(chapter(compile_attention=every)))
 
 
+def test_the_other_ways_to_write_it_by_value(chapter):
+    heads = [{**row, "written": "heads"} for row in both(16384, (100, 300), (25, 100))]
+    short = [{**row, "dtype": "bf16"} for row in both(4096, (10, 20), (20, 10))]
+    assert str(answer.other_ways(chapter(compile_attention=[*GRID, *heads, *short]))) == (
+        "Compiled, with heads of 64: with a dimension of one head it is 4.00 times as fast forward "
+        "and 3.00 times as fast backward at 16,384 tokens; in bf16 it is 0.50 times as fast "
+        "forward and 2.00 times as fast backward at 4,096 tokens. **Not measured yet on an NVIDIA "
+        "H200**: attention with a mask."
+    )
+
+
 def test_whose_time_it_is(chapter):
     made = both(256, (1, 2), (2, 1), host=0.1) + both(1024, (2, 2), (1, 1))
     made += both(4096, (1, 2), (2, 1))
@@ -439,7 +450,7 @@ def test_another_machine_is_shown_as_such(synthetic, tmp_path):
 
 def test_without_rows_every_result_says_that_it_is_not_measured(empty):
     told = [answer.sentence, answer.untimed, answer.regimes, reasons.recognised, reasons.beside]
-    told += [reasons.as_counted, models.sentence, models.measured, cost.sentence]
+    told += [answer.other_ways, reasons.as_counted, models.sentence, models.measured, cost.sentence]
     for sentence in told:
         assert str(sentence(empty)).startswith("**Not measured yet on an NVIDIA H200**")
     for table in (reasons.table, models.estimate, models.table, cost.attention, cost.models):

@@ -174,6 +174,11 @@ def beside(p: Plain) -> Markdown:
     return Markdown(p.not_yet("ours in this protocol; its memory is counted"))
 
 
+def others(p: Plain) -> pd.DataFrame:
+    """The rows of what is not eager."""
+    return p.table[p.table["implementation"] != "eager"]
+
+
 def by_hand(p: Plain) -> Markdown:
     """What the softmax written out as a formula holds and takes, beside `torch.softmax`."""
     told, apart = [], ""

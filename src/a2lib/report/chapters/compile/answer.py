@@ -24,6 +24,8 @@ from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.compiling import IMPLEMENTATIONS
 
 DTYPE, HEAD = "fp32", 64  # of which the answer speaks
+OTHERS = (("heads", "fp32", "with a dimension of one head"), ("causal", "fp32", "with a mask"),
+          ("plain", "bf16", "in bf16"))  # fmt: skip
 COLOURS = {16: "#d55e00", 32: "#0072b2", 64: "#00825f", 128: "#b0558a"}
 MARKERS = {16: "o", 32: "^", 64: "v", 128: "X"}
 
@@ -130,6 +132,24 @@ def table(c: Compile, written: str, dtype: str, caption: str, name: str) -> Tabl
     columns = ["d", "tokens", "forward: eager", "compiled", "gain", "on the GPU",
                "backward: eager", "compiled ", "gain ", "on the GPU "]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0, keys=2)
+
+
+def other_ways(c: Compile) -> Markdown:
+    """The gains of the other ways to write attention, at the longest length that each has."""
+    both, told, left = pairs(c.grid), [], []
+    for written, dtype, words in OTHERS:
+        mine = pick(both, written=written, dtype=dtype, head_dim=HEAD)
+        if not len(mine):
+            left.append(words)
+            continue
+        longest = int(mine["seq_len"].max())
+        rows = pick(mine, seq_len=longest).sort_values("pass", ascending=False)
+        gains = [f"{r.gain:.2f} times as fast {r.pass_}"
+                 for r in rows.rename(columns={"pass": "pass_"}).itertuples()]  # fmt: skip
+        told.append(f"{words} it is {listed(gains)} at {style.tokens(longest)} tokens")
+    said = f"Compiled, with heads of {HEAD}: {'; '.join(told)}." if told else ""
+    gap = c.not_yet(f"attention {listed(left)}") if left else ""
+    return Markdown(" ".join(filter(None, (said, gap))))
 
 
 def untimed(c: Compile) -> Markdown:

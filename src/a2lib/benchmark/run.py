@@ -109,8 +109,7 @@ def _run_steps(config, result: Result, stopwatch: Stopwatch, nvtx, recorder) -> 
 
     graphs = None
     if config.capture:
-        # The step's own kernels stand before the updates beside them, whose stream has priority 0:
-        # of one priority, an update that comes first keeps the next product waiting for its end.
+        # The step's own kernels stand before the updates beside them, whose stream has priority 0.
         graphs = CudaGraphs(priority=-1 if config.overlaps else 0)
     with contextlib.ExitStack() as stack:
         if graphs is not None:

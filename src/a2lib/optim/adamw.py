@@ -58,7 +58,6 @@ class MasterAdamW(torch.optim.Optimizer):
     def _forget(self) -> None:
         self._lanes: dict[tuple[torch.device, int], Any] = {}  # by device and priority
         self._events: dict[tuple[torch.device, int], torch.cuda.Event | None] = {}
-        self._width: int | None = None
         self._ahead: dict[Tensor, None] = {}  # updated since the last step, by overlapping()
         self._ends: dict[tuple, tuple[Tensor, Tensor]] = {}
 
@@ -100,10 +99,9 @@ class MasterAdamW(torch.optim.Optimizer):
         """Within it a backward updates each parameter as soon as its gradient is complete, on a
         stream beside the backward's own; ``step`` then does what is left.
 
-        ``multiprocessors``: an update takes no more of the GPU's than these, and stands before the
-        backward's kernels where both wait, which then have the others to themselves. None: it takes
-        all that it gets, on a stream of priority 0; run the backward on one of priority -1, or an
-        update that comes first keeps the next product waiting.
+        ``multiprocessors``: an update takes no more of the GPU's than these, on a stream of
+        priority -1; how much of it this hides is not measured yet. None: it takes all that it
+        gets, on a stream of priority 0.
 
         ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients,
         None where one process trains. With it a bucket is updated once it is the mean, while later
@@ -119,14 +117,14 @@ class MasterAdamW(torch.optim.Optimizer):
         """
         if multiprocessors is not None and multiprocessors < 1:
             raise ValueError(f"multiprocessors is {multiprocessors}; allowed are 1 and more, None")
-        self._width = multiprocessors
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         with contextlib.ExitStack() as hooks:
             if wrapper is None:
                 self._refuse_others(group_of)
                 for p, group in group_of.items():
                     if p.requires_grad:
-                        hook = p.register_post_accumulate_grad_hook(partial(self._now, group))
+                        now = partial(self._now, group, multiprocessors)
+                        hook = p.register_post_accumulate_grad_hook(now)
                         hooks.callback(hook.remove)
             elif not hasattr(wrapper, "each_mean"):
                 raise TypeError(
@@ -138,7 +136,7 @@ class MasterAdamW(torch.optim.Optimizer):
                 def update_those(params: Sequence[Tensor]) -> None:
                     for p in params:
                         if p in group_of:
-                            self._now(group_of[p], p)
+                            self._now(group_of[p], multiprocessors, p)
 
                 hooks.enter_context(wrapper.each_mean(update_those))
             try:
@@ -157,19 +155,19 @@ class MasterAdamW(torch.optim.Optimizer):
             )
 
     @torch.no_grad()
-    def _now(self, group: dict[str, Any], p: Tensor) -> None:
+    def _now(self, group: dict[str, Any], multiprocessors: int | None, p: Tensor) -> None:
         if p in self._ahead:
             raise RuntimeError("a second backward within overlapping() before step()")
         self._start(p)
         # Many programs stand behind the backward's own kernels where both wait: those are what all
         # else waits for. Few leave room beside them, and are done late if they begin late.
-        place = (p.device, 0 if self._width is None else -1)
+        place = (p.device, 0 if multiprocessors is None else -1)
         if place not in self._lanes:
             from a2lib.parallel.lane import Lane  # which needs Triton, and this class does not
 
             self._lanes[place] = Lane(*place)
         lane = self._lanes[place]
-        self._events[place] = lane.run(lambda: self._update(group, p, self._width))
+        self._events[place] = lane.run(lambda: self._update(group, p, multiprocessors))
         self._ahead[p] = None
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from a2lib.report import metrics, style
 from a2lib.report.chapters.ddp.answer import floor_ms
-from a2lib.report.chapters.ddp.rows import MAIN, WORLD_SIZE, Ddp, exposed, time
+from a2lib.report.chapters.ddp.rows import BUCKET_MB, MAIN, WORLD_SIZE, Ddp, exposed, time
 from a2lib.report.chapters.ddp.timeline import COMMUNICATION, OPTIMIZER, beside_us
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
@@ -17,7 +17,6 @@ from a2lib.theory.collectives import copied_bytes
 from a2lib.theory.transformer import SIZES, parameter_count
 
 SENT = ("fp32", "bf16")
-BUCKET_MB = 100
 MATMUL = "matmul"
 EDGE = 0.01  # of a kernel, which a message may leave and still be beside all of it, or none
 LEAST = 4  # kernels of a block, else what repeats is no block
@@ -102,19 +101,19 @@ def carriers(c: Ddp) -> Markdown:
     """Copy engines and 16 bits beside NCCL in fp32, captured, at one size of bucket."""
     told = []
     for carrier, sent in (("copy_engines", "fp32"), ("backend", "bf16"), ("copy_engines", "bf16")):
-        row = c.row("bucketed", 100, capture=True, carrier=carrier, sent_dtype=sent)
-        plain = c.row("bucketed", 100, capture=True)
+        row = c.row("bucketed", BUCKET_MB, capture=True, carrier=carrier, sent_dtype=sent)
+        plain = c.row("bucketed", BUCKET_MB, capture=True)
         if row is not None and plain is not None:
             who = "copy engines" if carrier == "copy_engines" else "NCCL"
             told.append(f"{who} in {sent} {time(exposed(row))} ms")
     if not told:
         return Markdown(c.not_yet("copy engines, and gradients in 16 bits"))
     text = (
-        f"In buckets of 100 MB and replayed, NCCL in fp32 adds {time(exposed(plain))} ms to the "
-        f"step, {listed(told)}."
+        f"In buckets of {BUCKET_MB} MB and replayed, NCCL in fp32 adds {time(exposed(plain))} ms "
+        f"to the step, {listed(told)}."
     )
-    engines, low = (c.row("bucketed", 100, capture=True, carrier="copy_engines", sent_dtype=sent)
-                    for sent in SENT)  # fmt: skip
+    where = {"capture": True, "carrier": "copy_engines"}
+    engines, low = (c.row("bucketed", BUCKET_MB, **where, sent_dtype=sent) for sent in SENT)
     if engines is not None and low is not None:
         text += (
             f" Half of the bytes take {time(engines.ms - low.ms)} ms off the step of copy engines"

@@ -24,6 +24,7 @@ MODELS = {"xl25": "the xl of 2025", "2.7B": "the xl of 2026 (2.7B)"}
 MAIN = "xl25"
 NCCL = f"nccl {WORLD_SIZE}"  # these ranks in the chapter on collectives
 HANDOUT_MB = (1, 10, 100, 1000)
+BUCKET_MB = 100  # where carriers and updates are compared
 AFTER = ("naive", "flat")  # sent once backward is done, when nothing can hide it
 PEERS = ("torch_ddp", "torch_ddp_view")
 UPDATING, OVERLAPPED = "updating", "overlapped-step"

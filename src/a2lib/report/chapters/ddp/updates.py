@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.ddp.rows import UPDATING, Ddp, time
+from a2lib.report.chapters.ddp.rows import BUCKET_MB, UPDATING, Ddp, time
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
-BUCKET_MB = 100
 WAYS = {
     ("backend", "fp32"): "NCCL in fp32", ("copy_engines", "fp32"): "copy engines in fp32",
     ("copy_engines", "bf16"): "copy engines in bf16",

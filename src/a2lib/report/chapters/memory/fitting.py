@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 
 import pandas as pd
@@ -74,12 +73,12 @@ def _of(row) -> StepMemory:
 
 def _counted(m: Memory, row) -> Refusal | None:
     """Where the count runs out of what the driver leaves to the allocator."""
-    return _refused(_of(row), int(room(m) - beside(m)))
+    return refused(_of(row), int(_there(m)))
 
 
-@functools.lru_cache(maxsize=64)
-def _refused(one: StepMemory, capacity: int) -> Refusal | None:
-    return refused(one, capacity)
+def _left(m: Memory, found: Refusal) -> float:
+    """MiB that the device had left by then, by the count."""
+    return (_there(m) - found.reserved) / UNIT["MiB"]
 
 
 def _asked(size: int) -> str:
@@ -121,7 +120,7 @@ def not_fitting(m: Memory) -> Markdown:
     pairs = [(row, _counted(m, row)) for row in rows.itertuples()]
     same = [(row, found) for row, found in pairs if _same(row, found)]
     text += f"in {len(same)} of {len(rows)}"
-    left = [abs(_bytes(LEFT, row.note) - (room(m) - beside(m) - found.reserved)) / UNIT["MiB"]
+    left = [abs(_bytes(LEFT, row.note) / UNIT["MiB"] - _left(m, found))
             for row, found in same if _bytes(LEFT, row.note)]  # fmt: skip
     if left:
         text += f", with what was left on the device off by {max(left):.0f} MiB at most"
@@ -161,7 +160,7 @@ def table(m: Memory, caption: str, name: str) -> Table:
         mode, how = _how(one)
         left, count = _bytes(LEFT, row.note), MISSING
         if found is not None:
-            count = f"{(room(m) - beside(m) - found.reserved) / UNIT['MiB']:,.0f}"
+            count = f"{_left(m, found):,.0f}"
         seen = MISSING if left is None else f"{left / UNIT['MiB']:,.0f}"
         lines.append([TITLES[row.model], f"{mode}, {how}", style.tokens(one.context), where,
                       asked[1] if asked else MISSING, seen, count])  # fmt: skip

@@ -55,7 +55,6 @@ def alone(p: Profile) -> Markdown:
         f"of modes by themselves they differ by at most {100 * most:.1f} points, in the {mode} of "
         f"{name}."
     )
-    # An empty answer of its own would be an empty box on the page.
     return Markdown("\n\n".join(filter(None, [text, str(left(p))])))
 
 

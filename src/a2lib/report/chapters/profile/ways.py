@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from a2lib.report import panels, style
+from a2lib.report.chapters.measured import time
 from a2lib.report.chapters.profile.answer import short, top
 from a2lib.report.chapters.profile.drawing import KINDS, legend
 from a2lib.report.chapters.profile.rows import (
@@ -144,10 +145,6 @@ def _each(values: list[float], form: str) -> str:
     return listed([form.format(value) for value in values])
 
 
-def _ms(ms: float) -> str:
-    return style.digits(ms)
-
-
 def table(p: Profile, caption: str, name: str) -> Table:
     """Kernels, milliseconds and floors of each way, and the idle share."""
     lines = []
@@ -158,17 +155,13 @@ def table(p: Profile, caption: str, name: str) -> Table:
                 continue
             floors, gap = one.floors or (None, None), p.idle(model, CONTEXT, way)
             lines.append([
-                words, title(model), f"{one.kernels:,}", _ms(one.products), _cell(floors[0]),
-                _ms(one.rest), _cell(floors[1]), f"{one.share:.0%}",
+                words, title(model), f"{one.kernels:,}", time(one.products), time(floors[0]),
+                time(one.rest), time(floors[1]), f"{one.share:.0%}",
                 MISSING if gap is None else style.between(gap, "{:.0%}".format),
             ])  # fmt: skip
     columns = ["way", "model", "kernels", "products, ms", "floor", "the rest, ms", "floor ",
                "share of products", "idle"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
-
-
-def _cell(ms: float | None) -> str:
-    return MISSING if ms is None else _ms(ms)
 
 
 def tops(p: Profile, caption: str, name: str) -> Table:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from a2lib.report import style
 from a2lib.report.chapters.benchmark.rows import MODELS
+from a2lib.report.chapters.compile.models import ratio
 from a2lib.report.chapters.compile.rows import (
     BYTES,
     CONTEXT,
@@ -96,7 +97,8 @@ def memory(c: Compile) -> Markdown:
         f"attention with `torch.softmax`. The H800's eager attention saves {other[0]:.2f}, as a "
         "softmax written out does, whose exponentials and quotients are both kept. It has more "
         f"kernels to fuse, and gains {gains[H800]:.2f} forward where the other gains "
-        f"{gains[UNNAMED]:.2f}."
+        f"{gains[UNNAMED]:.2f}. That is less than one kernel fewer makes; a guess is that there "
+        "the scale multiplies q in place of the scores, which leaves nothing to fuse forward."
     )
 
 
@@ -126,6 +128,31 @@ def outlier(c: Compile, context: int = 128) -> Markdown:
         f"the compiled step would take {style.digits(without_optimizer + min(rest))} to "
         f"{style.digits(without_optimizer + max(rest))} ms. So a step that still compiled or "
         "allocated is likely among the measured ones, and the remedy is more warm-up."
+    )
+
+
+def contradiction(c: Compile) -> Markdown:
+    """The published forward that compiling made slower, within a train-step that it made faster."""
+
+    def ms(implementation, mode):
+        return time_of(c.reference, device=SMALL, implementation=implementation, model="small",
+                       mode=mode)  # fmt: skip
+
+    rest = [ms(i, "train-step") - ms(i, "forward") for i in ("eager", "compile")]
+    ours = [g for p in ("fp32", "bf16") for w in ("blocks", "model")
+            if (g := ratio(c, "small", w, "forward", CONTEXT, p))]  # fmt: skip
+    here = (
+        f" Here the small model's forward is {style.between(ours, '{:.2f}'.format)} times as fast "
+        "compiled." if ours else ""
+    )  # fmt: skip
+    return Markdown(
+        "The small GPU's writeup has the small model's forward slower compiled "
+        f"({style.digits(ms('compile', 'forward'))} against {style.digits(ms('eager', 'forward'))} "
+        "ms), for a fixed overhead of compiled code, and its train-step faster, for a backward "
+        "bound by memory. That does not add up: the train-step has this forward in it, and leaves "
+        f"{style.digits(rest[1])} ms for backward and optimizer, where eager takes "
+        f"{style.digits(rest[0])}. A guess: what was timed as forward had compilation in it, or "
+        f"waited for the host.{here}"
     )
 
 

@@ -21,7 +21,7 @@ DTYPE, HEAD = "fp32", 64
 
 
 def attention(c: Compile, caption: str, name: str, dtype: str = "fp32", d: int = HEAD) -> Table:
-    """Seconds to compile each pass, cold and from the cache, and the calls (a forward and a
+    """Seconds to compile, cold by pass and from the cache, and the calls (a forward and a
     backward each) after which the cold one has paid."""
     lines = []
     for n in LENGTHS:
@@ -29,12 +29,12 @@ def attention(c: Compile, caption: str, name: str, dtype: str = "fp32", d: int =
         found = {p: row_of(rows, implementation="compile", pass_=p) for p in PASSES}
         if None in found.values():
             continue
-        cells = [_seconds(float(getattr(r, f)) - float(r.ms))
-                 for f in FIRSTS for r in found.values()]  # fmt: skip
+        extra = {f: [float(getattr(r, f)) - float(r.ms) for r in found.values()] for f in FIRSTS}
+        cells = [*map(_seconds, extra["ms_cold"]), _seconds(sum(extra["ms_warm"]))]
         lines.append([style.tokens(n), *cells, *(_calls(attention_pays(c, n, dtype, d, f))
                                                 for f in FIRSTS)])  # fmt: skip
-    columns = ["tokens", "cold: forward, s", "backward, s", "cached: forward, s", "backward, s ",
-               "pays after: cold", "cached"]  # fmt: skip
+    columns = ["tokens", "cold: forward, s", "backward, s", "cached: both, s", "pays after: cold",
+               "cached"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0)
 
 
@@ -64,24 +64,23 @@ def models(c: Compile, caption: str, name: str) -> Table:
                 if row is None:
                     continue
                 extra = [model_extra(c, model, way, precision, f) for f in FIRSTS]
-                phases = [c.model(model, way, p, precision=precision) for p in PASSES]
-                cells = [MISSING if r is None else _seconds(float(r.ms_cold) - float(r.ms))
-                         for r in phases]  # fmt: skip
+                first = c.model(model, way, "forward", precision=precision)
+                forward = MISSING if first is None else _seconds(float(first.ms_cold) - first.ms)
                 lines.append(
                     [
                         title(model),
                         precision,
                         words,
-                        *cells,
-                        *map(_seconds, extra),
+                        _seconds(extra[0]),
+                        forward,
+                        _seconds(extra[1]),
                         _whole(row.kernels_written),
                         *(_calls(model_pays(c, model, way, precision, f)) for f in FIRSTS),
                     ]
                 )
-    columns = ["model", "precision", "compiled", "cold: forward, s", "backward, s",
-               "whole step, s", "cached: whole step, s", "kernels written",
-               "pays after steps: cold", "cached"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=3)
+    columns = ["model", "precision", "compiled", "cold, s", "of it forward", "cached, s",
+               "kernels written", "pays after: cold", "cached"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=3, keys=3)
 
 
 def model_extra(c: Compile, model: str, way: str, precision: str, first: str) -> float | None:
@@ -120,24 +119,26 @@ def sentence(c: Compile) -> Markdown:
     attention by length, models by way."""
     calls = {f"{style.tokens(n)} tokens": attention_pays(c, n, DTYPE, HEAD, "ms_cold")
              for n in LENGTHS}  # fmt: skip
-    told = [_paid(f"attention ({DTYPE}, heads of {HEAD})", "calls at", calls)]
+    attention_ = _paid(f"compiling attention ({DTYPE}, heads of {HEAD})", "calls at", calls)
+    told = []
     for way in WAYS:
         steps = {title(m): model_pays(c, m, way, DTYPE, "ms_cold") for m in MODELS}
         took = [x / 1e3 for m in MODELS if (x := model_extra(c, m, way, DTYPE, "ms_cold"))]
         seconds = f" takes {style.between(took, '{:.0f}'.format)} s and" if took else ""
-        told.append(_paid(f"a train-step ({DTYPE}, {CONTEXT} tokens) {HOW[way]}{seconds}",
-                          "steps of", steps))  # fmt: skip
-    if not any(told):
-        return Markdown(c.not_yet("what compiling takes, and when it has paid"))
-    said = f"From an empty cache, compiling {'; '.join(filter(None, told))}."
-    each = [x / 1e3 / SIZES[m].num_layers for m in MODELS
-            if (x := model_extra(c, m, "model", DTYPE, "ms_cold"))]  # fmt: skip
-    if each:
-        said += (
-            " One block is compiled for all, so blocks take much the same for any model; one graph "
-            f"takes {style.between(each, '{:.1f}'.format)} s for each block in it."
+        told.append(_paid(f"{HOW[way]}{seconds}", "steps of", steps))
+    told = list(filter(None, told))
+    said = [f"From an empty cache {attention_}."] if attention_ else []
+    if told:
+        said.append(
+            f"Compiling a train-step ({DTYPE}, {CONTEXT} tokens) {'; '.join(told)}. One block is "
+            "compiled for all, so blocks take much the same for any model"
         )
-    return Markdown(said + _from_the_cache(c))
+        each = [x / 1e3 / SIZES[m].num_layers for m in MODELS
+                if (x := model_extra(c, m, "model", DTYPE, "ms_cold"))]  # fmt: skip
+        if each:
+            said[-1] += f"; one graph takes {style.between(each, '{:.1f}'.format)} s for each block"
+        said[-1] += "." + _from_the_cache(c)
+    return Markdown("\n\n".join(said) or c.not_yet("what compiling takes, and when it has paid"))
 
 
 def _from_the_cache(c: Compile, model: str = "small") -> str:

@@ -24,7 +24,6 @@ from a2lib.theory.roofline import Floor, floor
 LONGEST = LENGTHS[-1]
 LONG = 4096  # from here on a matrix is far larger than all that is not one
 COUNTED = 10**9  # elements of an operand, of which Inductor's count takes no more
-SAYS = {"plain": "softmax(q k^T) v", "causal": "with a mask", "heads": "with a dimension of heads"}
 
 
 def least(c: Compile, implementation: str, written: str, dtype: str, pass_: str, n: int, d: int,
@@ -53,7 +52,7 @@ def counts(c: Compile, caption: str, name: str) -> Table:
             moved = [moves(i, written, pass_) for i in IMPLEMENTATIONS]
             kept = [held(i, written, pass_) for i in IMPLEMENTATIONS]
             lines.append([
-                SAYS[written], pass_, *(f"{a} → {b}" for a, b in (kernels, moved, kept)),
+                f"`{written}`", pass_, *(f"{a} → {b}" for a, b in (kernels, moved, kept)),
                 *_seen(c, written, pass_),
             ])  # fmt: skip
     columns = ["attention", "pass", "kernels", "matrices moved", "matrices held", "generated",
@@ -117,7 +116,7 @@ def as_counted(c: Compile) -> Markdown:
     said = f"On the {c.short} what is derived was found in {'; in '.join(told)}."
     if cut:
         said += (
-            f" Inductor counts no more than {style.tokens(COUNTED)} elements of an operand, and at "
+            f" Inductor counts no more than 10⁹ elements of an operand, and at "
             f"{_lengths(cut)} tokens, where a matrix has more, the derived bytes are cut likewise."
         )
     if split:
@@ -162,17 +161,15 @@ def table(c: Compile, caption: str, name: str, dtype: str = "fp32") -> Table:
                 if None in floors:
                     continue
                 eager, compiled = floors
+                times = MISSING if r is None else [_gpu(r, i) for i in IMPLEMENTATIONS]
                 lines.append([
-                    written, pass_, d, style.digits(eager.bytes / 1e9),
-                    style.digits(compiled.bytes / 1e9), style.digits(eager.ms),
-                    MISSING if r is None else style.digits(_gpu(r, "eager")),
-                    style.digits(compiled.ms),
-                    MISSING if r is None else style.digits(_gpu(r, "compile")),
+                    f"`{written}`", pass_, d, _arrow(eager.bytes / 1e9, compiled.bytes / 1e9),
+                    _arrow(eager.ms, compiled.ms), MISSING if r is None else _arrow(*times),
                     f"{eager.ms / compiled.ms:.2f}",
-                    MISSING if r is None else f"{_gpu(r, 'eager') / _gpu(r, 'compile'):.2f}",
+                    MISSING if r is None else f"{times[0] / times[1]:.2f}",
                 ])  # fmt: skip
-    columns = ["attention", "pass", "d", "GB: eager", "compiled", "eager: floor, ms", "measured",
-               "compiled: floor, ms", "measured ", "gain: floor", "measured  "]  # fmt: skip
+    columns = ["attention", "pass", "d", "GB", "floor, ms", "measured, ms", "gain: floor",
+               "measured"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
 
 
@@ -276,6 +273,10 @@ def _known_ways(both: pd.DataFrame) -> list[tuple[str, int]]:
         return [("plain", GRID_BATCH)]
     found = both[["written", "batch"]].drop_duplicates()
     return [(w, int(b)) for w in WRITTEN for b in sorted(found[found["written"] == w]["batch"])]
+
+
+def _arrow(before: float, after: float) -> str:
+    return f"{style.digits(before)} → {style.digits(after)}"
 
 
 def _gpu(r, implementation: str) -> float:

@@ -239,7 +239,7 @@ BROKEN = {
     "empty": (pickle.dumps({"segments": [], "device_traces": [[], []]}), "no event was recorded"),
     "no allocation": (pickle.dumps({"segments": [], "device_traces": [[{"action": "snapshot"}]]}),
                       "no allocation was recorded"),
-    "an event": (pickle.dumps({"segments": [], "device_traces": [[3]]}), "an entry of another form"),
+    "an event": (pickle.dumps({"segments": [], "device_traces": [[3]]}), "of another form"),
     "no size": (without("size"), "field 'size' is missing"),
     "no time": (without("time_us"), "field 'time_us' is missing"),
     "segments": (pickle.dumps({**make.snapshot(), "segments": 3}), "no snapshot of PyTorch's"),

@@ -359,7 +359,7 @@ BROKEN = {
                        b'"pid": 1, "tid": 1}]'), "'aten::mm' has '1' for microseconds"),
     "a thread": (written(b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, '
                          b'"pid": [1], "tid": 1}]'), "an event of another form"),
-    "null": (broken_sqlite(f"update {KERNEL} set start = null"), "an event without a time or name$"),
+    "null": (broken_sqlite(f"update {KERNEL} set start = null"), "without a time or name$"),
     "no time": (written(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1,
                                      "tid": 1}]).encode()), "an event lacks 'ts'"),
 }  # fmt: skip

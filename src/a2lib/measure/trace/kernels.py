@@ -91,8 +91,8 @@ class Kernel:
 
     @property
     def step(self) -> str:
-        """The range around the step: "step 0", as ``a2lib.benchmark`` names it, or "ProfilerStep#0",
-        as torch.profiler's schedule does; "" for none."""
+        """The range around the step, "step 0" by ``a2lib.benchmark`` or "ProfilerStep#0" by
+        torch.profiler's schedule; "" for none."""
         return next((name for name in self.path if STEP_OF.fullmatch(name)), "")
 
     @property

@@ -341,7 +341,7 @@ def test_what_a_models_gain_is_made_of(chapter):
     launches = sum(k.count for k in kernels[eager_step])
     assert floors[0].launches == launches
     assert models.why(c, "c", "tab-c").frame.values.tolist() == [[
-        "small", "fp32", f"{launches:,} → 46", f"{eager / 1e9:.1f} → {eager / 2e9:.1f}",
+        "small, fp32", f"{launches:,} → 46", f"{eager / 1e9:.1f} → {eager / 2e9:.1f}",
         f"{floors[0].ms:.1f} → {floors[1].ms:.1f}", "100 → 40.0", "70.0",
         f"{floors[0].ms / floors[1].ms:.2f}",
     ]]  # fmt: skip
@@ -404,7 +404,8 @@ def test_whose_time_a_step_in_bf16_is(chapter):
         "than the host's time, which scatters: from the 20th to the 80th percentile of both it is "
         "1.3 to 3.1 for small. For small a CUDA graph does more than the compiler: eager's own "
         "step, captured and replayed ([another run](#benchmark-ways)), takes 45.0 ms, less than "
-        "compiled block by block. The host does not hold up 2.7B (2.00): that gain is the GPU's own."
+        "compiled block by block. The host does not hold up 2.7B (2.00): that gain is the GPU's "
+        "own."
     )
     said = str(models.host(chapter(compile_model=made, benchmark=[replayed(55, precision="bf16")])))
     assert "CUDA graph" not in said

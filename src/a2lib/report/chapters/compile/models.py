@@ -68,14 +68,14 @@ def why(c: Compile, caption: str, name: str) -> Table:
                 continue
             called = int(blocks.kernels_called + blocks.library_calls)
             lines.append([
-                title(model), precision, _arrow(both[0].launches, called, style.tokens),
+                f"{title(model)}, {precision}", _arrow(both[0].launches, called, style.tokens),
                 _arrow(*bytes_, lambda b: style.digits(b / 1e9)),
                 _arrow(*(f.ms for f in both)), _arrow(float(eager.ms), float(blocks.ms)),
                 time(c.replay(model, precision)), f"{both[0].ms / both[1].ms:.2f}",
             ])  # fmt: skip
-    columns = ["model", "precision", "launches", "GB", "floor, ms", "train-step, ms",
+    columns = ["model", "launches", "GB", "floor, ms", "train-step, ms",
                "replayed, ms", "floors' gain"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1)
 
 
 def explained(c: Compile) -> Markdown:

@@ -114,7 +114,7 @@ def table(c: Compile, precision: str, caption: str, name: str) -> Table:
             unknown = wall is None or pd.isna(wall.peak_bytes)
             peak = MISSING if unknown else style.digits(float(wall.peak_bytes) / 1e9)
             lines.append([title(model), words, *(_cell(rows, p) for p in PHASES), *gains, peak])
-    columns = ["model", "compiled", *PHASES[:-1], "train-step", *GAINS, "peak, GB"]
+    columns = ["model", "way", *PHASES[:-1], "train-step", *GAINS, "peak, GB"]
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
 
@@ -153,8 +153,8 @@ def at_lengths(c: Compile) -> Markdown:
         if not held:
             gain = ratio(c, model, "blocks", "train-step", n, "fp32")
             free.setdefault(r.model, []).append(gain)
-    told = [f"{SAID[way]} {listed(held)}" for way, held in found.items() if held]
-    said = f"The host holds up {'; '.join(told)}." if told else "The host holds up none of these."
+    told = [f"{one} {SAID[way]}" for way, held in found.items() for one in held]
+    said = f"The host holds up {listed(told)}." if told else "The host holds up none of these."
     gains = [f"{style.between(g, '{:.2f}'.format)} ({model})" for model, g in free.items()]
     if gains:
         said += f" Without it the gain of a train-step is, over these lengths, {listed(gains)}."
@@ -263,11 +263,11 @@ def host(c: Compile) -> Markdown:
         known = any(c.model(m, "none", precision="bf16") for m in MODELS)
         return Markdown("" if known else c.not_yet("whose time a step in bf16 is"))
     who = "; ".join(
-        f"{SAID[way]} {listed(list(map(title, found)))}" for way, found in held.items() if found
+        f"{SAID[way]}: {listed(list(map(title, found)))}" for way, found in held.items() if found
     )
     said = [
         f"In bf16 products are short, and issuing the step takes the host {HOST:.0%} or more of "
-        f"its time: {who}. Their gain is one of fewer launches."
+        f"its time ({who}). Their gain is one of fewer launches."
     ]
     spread = {}
     for model in held["none"]:

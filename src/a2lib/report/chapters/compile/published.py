@@ -191,8 +191,8 @@ def models(c: Compile, caption: str, name: str) -> Table:
             ours.append(f"*{cell}*" if known and compiled.compile == "blocks" else cell)
         cells = [MISSING if g is None else f"{g:.2f}" for g in (*h800, *unnamed, *small)]
         if set(cells) | set(ours) != {MISSING}:
-            lines.append([title(model), *cells, *ours])
-    columns = ["model", "H800: forward", "backward", "80 GB, unnamed: forward",
-               "forward and backward", "train-step", "small GPU: forward", "train-step ",
-               f"{c.short}: forward", "backward ", "train-step  "]  # fmt: skip
+            lines.append([title(model), *ours, *cells])
+    columns = ["model", f"{c.short}: forward", "backward", "train-step", "H800: forward",
+               "backward ", "80 GB, unnamed: forward", "forward and backward", "train-step ",
+               "small GPU: forward", "train-step  "]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1)

@@ -5,6 +5,9 @@ it copies that part of every other rank's gradients to itself, which the copy en
 mean in one short kernel, and copies the other parts, done by their owners, from them. Barriers
 between, small kernels too, are PyTorch's symmetric memory's; without multicast.
 
+All of it is on one stream beside backward's, the copy of the gradients to where others can read
+them too: backward goes on, and what it made is held until the finish.
+
 The sum is in rank order and in float32 (float64 for float64), rounded once: with two ranks NCCL's
 bits, with more those of one process that adds in that order.
 """
@@ -132,6 +135,10 @@ class CopyEngines:
         self._rank, self._world_size = member(group)
         self._lane = Lane(device)
         self._memory: Tensor | None = None
+        self._under_way: torch.cuda.Event | None = None  # where the lane is through with all of it
+        # The gradients that the lane reads. Their memory, of backward's stream, would else be that
+        # of a later kernel there before it has read them.
+        self._held: list[Tensor] = []
 
     def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
         """Give each bucket of parameters its memory, the first time by taking it. Gradients that
@@ -192,29 +199,27 @@ class CopyEngines:
         )
 
     def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
-        """Copy the parameters' gradients into the bucket's memory, where they are from now on
-        unless they travel in another dtype, and start the mean. ``then`` is called with them on
-        the stream where it is there; True, since it always is."""
+        """Start to copy the parameters' gradients into the bucket's memory, where they are from now
+        on unless they travel in another dtype, and the mean. ``then`` is called with them on the
+        stream where it is there; True, since it always is."""
         to = self._buckets[bucket]
-        fresh = [(v, p) for v, p in zip(to.views, params, strict=True) if not _is_view(p.grad, v)]
-        # On the current stream: the gradient's own memory is free for the rest of backward.
-        if fresh:
-            torch._foreach_copy_([v for v, _ in fresh], [p.grad for _, p in fresh])
-        back = []
-        for v, p in fresh:
+        pairs = zip(to.views, params, strict=True)
+        fresh = [(v, p.grad) for v, p in pairs if not _is_view(p.grad, v)]
+        self._held += [grad for _, grad in fresh]
+        for v, p in zip(to.views, params, strict=True):
             if v.dtype == p.grad.dtype:
                 p.grad = v
-            else:
-                back.append((p.grad, v))
 
         def work() -> None:
+            _copy_in(fresh)
             self._mean(to)
+            back = [(grad, v) for v, grad in fresh if v.dtype != grad.dtype]
             if back:
                 torch._foreach_copy_([grad for grad, _ in back], [v for _, v in back])
             if then is not None:
                 then(params)
 
-        self._lane.run(work)
+        self._under_way = self._lane.run(work)
         return True
 
     @torch.no_grad()
@@ -236,7 +241,23 @@ class CopyEngines:
         """Let the current stream wait for all that was sent, and until no rank reads this one's
         memory any more; collective."""
         if any(bucket.others for bucket in self._buckets):
-            self._lane.wait(self._lane.run(self._barrier))
+            self._under_way = self._lane.run(self._barrier)
+        self._lane.wait(self._under_way)
+        self._under_way = None
+        self._held.clear()
+
+
+def _copy_in(fresh: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy each gradient into its view: what lies there as it does here by a call of its own, which
+    is no kernel of PyTorch's, the rest in one kernel."""
+    rest = []
+    for v, grad in fresh:
+        if v.dtype == grad.dtype and v.stride() == grad.stride():
+            v.copy_(grad)
+        else:
+            rest.append((v, grad))
+    if rest:
+        torch._foreach_copy_([v for v, _ in rest], [grad for _, grad in rest])
 
 
 def _is_view(grad: Tensor, view: Tensor) -> bool:

@@ -126,16 +126,14 @@ def carriers(c: Ddp) -> Markdown:
 def _traffic(c: Ddp, row) -> str:
     """Why copy engines are not free: what they and their kernels read and write."""
     elements, rate = parameter_count(SIZES[MAIN]), c.sheet("memory_bandwidth") * 1e12
-    first, rest = copied_bytes(elements, WORLD_SIZE, 4, 4)
-    low = sum(copied_bytes(elements, WORLD_SIZE, 4, 2))
-    moved = first + rest
+    moved, low = (copied_bytes(elements, WORLD_SIZE, 4, sent) for sent in (4, 2))
     return (
-        f"Copy engines take no multiprocessor, but memory: each GPU copies its gradients to where "
-        f"the other one reads them, {first / 1e9:.1f} GB read and written, and with the copies and "
-        f"sums that follow {moved / 1e9:.1f} GB ({low / 1e9:.1f} GB where they are sent in bf16), "
-        f"all beside backward but the last bucket's. That is {time(1e3 * moved / rate)} ms of the "
-        f"memory's time at {rate / 1e12:.1f} TB/s, which is our guess for most of the "
-        f"{time(exposed(row))} ms."
+        f"Copy engines take no multiprocessor, but memory: each GPU writes to the other the half "
+        f"of its gradients that the other one sums, sums its own half and writes the means there "
+        f"too, {moved / 1e9:.1f} GB read and written in each GPU's memory ({low / 1e9:.1f} GB "
+        f"where gradients are cast to bf16 and back), beside backward but for the last bucket. "
+        f"That is {time(1e3 * moved / rate)} ms of the memory's time at {rate / 1e12:.1f} TB/s, "
+        f"which is our guess for most of the {time(exposed(row))} ms."
     )
 
 

@@ -57,7 +57,7 @@ class MasterAdamW(torch.optim.Optimizer):
 
     def _forget(self) -> None:
         self._lanes: dict[tuple[torch.device, int], Any] = {}  # by device and priority
-        self._events: dict[tuple[torch.device, int], torch.cuda.Event | None] = {}
+        self._events: dict[tuple[torch.device, int], Any] = {}
         self._ahead: dict[Tensor, None] = {}  # updated since the last step, by overlapping()
         self._ends: dict[tuple, tuple[Tensor, Tensor]] = {}
 

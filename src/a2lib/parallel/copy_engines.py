@@ -38,7 +38,7 @@ import triton.language as tl
 from torch import Tensor
 
 from a2lib.parallel.group import member
-from a2lib.parallel.lane import Lane
+from a2lib.parallel.lane import Ended, Lane
 
 # What is called with the parameters of a bucket whose gradients are the means.
 Then = Callable[[Sequence[Tensor]], None]
@@ -155,14 +155,19 @@ class _Place:
 
 @dataclass
 class _Piece:
-    """What one rank owns of a parameter: ``flat[begin:end]`` of it, ``here`` in this rank's memory.
-    ``there`` is its slot, or where this rank is the owner its slots, one row for each other."""
+    """What one rank owns of a parameter: of the flat one from ``begin`` to ``end``, ``here`` in this
+    rank's memory. ``there`` is its slot at the owner, or where that is this rank its slots, a row
+    for each other."""
 
     index: int  # of the parameter in its bucket
     begin: int
     end: int
     here: Tensor
     there: Tensor
+
+    def of(self, flat: Tensor) -> Tensor:
+        whole = self.end - self.begin == flat.numel()  # as most are: a slice costs the host time
+        return flat if whole else flat[self.begin : self.end]
 
 
 @dataclass
@@ -176,7 +181,7 @@ class _Part:
     def of(self, sources: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
         """(what is read, there, here) of each piece, given each parameter's gradient, flat; all in
         one where all is read here."""
-        cuts = [sources[piece.index][piece.begin : piece.end] for piece in self.pieces]
+        cuts = [piece.of(sources[piece.index]) for piece in self.pieces]
         pairs = list(zip(cuts, self.pieces, strict=True))
         if all(cut.data_ptr() == piece.here.data_ptr() for cut, piece in pairs):
             return [(self.here, self.there, self.here)]
@@ -207,7 +212,7 @@ class CopyEngines:
         self._lane = Lane(device)
         self._memory: _Shared | None = None
         self._slots: _Shared | None = None
-        self._under_way: torch.cuda.Event | None = None  # where the lane is through with all of it
+        self._under_way: Ended | None = None  # where the lane is through with all of it
         # The gradients that the lane reads. Their memory, of backward's stream, would else be that
         # of a later kernel there before it has read them.
         self._held: list[Tensor] = []
@@ -312,8 +317,7 @@ class CopyEngines:
         for part in to.others:
             for piece in part.pieces:
                 if sent[piece.index] is not summed[piece.index]:
-                    source = summed[piece.index][piece.begin : piece.end]
-                    staged.append((piece.here, source))
+                    staged.append((piece.here, piece.of(summed[piece.index])))
         back = [(grad, here) for here, grad in staged if here.dtype != grad.dtype]
         messages = [message for part in to.others for message in part.of(sent)]
         sums = to.own.of(summed)

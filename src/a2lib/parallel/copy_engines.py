@@ -155,8 +155,8 @@ class _Place:
 
 @dataclass
 class _Piece:
-    """What one rank owns of a parameter: of the flat one from ``begin`` to ``end``, ``here`` in this
-    rank's memory. ``there`` is its slot at the owner, or where that is this rank its slots, a row
+    """What one rank owns of a parameter, of the flat one from ``begin`` to ``end``: ``here`` in this
+    rank's memory, and ``there``, its slot at the owner or, where that is this rank, its slots, a row
     for each other."""
 
     index: int  # of the parameter in its bucket

@@ -155,9 +155,9 @@ class _Place:
 
 @dataclass
 class _Piece:
-    """What one rank owns of a parameter, from ``begin`` to ``end`` of the flat one: ``here`` in this
-    rank's memory, and ``there``, its slot at the owner. Where that is this rank ``there`` is its
-    slots, a row for each other rank."""
+    """What one rank owns of a parameter, from ``begin`` to ``end`` of the flat one: ``here`` in
+    this rank's memory, and ``there``, its slot at the owner. Where that is this rank ``there`` is
+    its slots, a row for each other rank."""
 
     index: int  # of the parameter in its bucket
     begin: int

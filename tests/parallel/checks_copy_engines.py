@@ -23,6 +23,7 @@ from checks_ddp import copied, loss_on
 from torch import nn
 
 from a2lib.parallel import BucketedDDP, copy_engines
+from a2lib.parallel.lane import Lane
 
 
 @check(2, 4)
@@ -141,46 +142,66 @@ class Given(nn.Module):
 def copy_engines_take_random_steps():
     """Against one process, to the bit: gradients dropped, zeroed or kept between steps, summed over
     two backwards, missing on some ranks or on all, and steps that failed half way."""
+    for sent, bucket_mb in itertools.product((None, torch.bfloat16), (1e-6, 0.02, 100)):
+        random_steps(sent, bucket_mb)
+
+
+@check(2)
+def copy_engines_may_be_as_late_as_the_finish():
+    """As if their stream had begun nothing before: no gradient is gone or another one by then."""
+    run, wait, queued = Lane.run, Lane.wait, []
+
+    def everything(_):
+        while queued:
+            queued.pop(0)()
+
+    Lane.run, Lane.wait = lambda _, work: queued.append(work), staticmethod(everything)
+    try:
+        for sent in (None, torch.bfloat16):
+            random_steps(sent, 0.02)
+    finally:
+        Lane.run, Lane.wait = run, staticmethod(wait)
+
+
+def random_steps(sent, bucket_mb):
     rank, size = world()
     draw = random.Random(0)
-    for sent, bucket_mb in itertools.product((None, torch.bfloat16), (1e-6, 0.02, 100)):
-        first = Given()
-        ddp = copied(first, bucket_mb, communication_dtype=sent)
-        weights = list(first.weights)
-        means = [None] * len(weights)
-        for step in range(12):
-            everywhere = [i for i in range(len(weights)) if draw.random() < 0.8] or [0]
-            fails = draw.choice(everywhere) if step % 4 == 3 else None
-            given = [[_some(draw, weights, everywhere, fails) for _ in range(draw.choice((1, 2)))]
-                     for _ in range(size)]  # fmt: skip
-            if fails is not None:
-                hook = weights[fails].register_hook(_raise)
-                with raises(ZeroDivisionError, "half way"):
-                    ddp(given[rank][-1]).backward()
-                hook.remove()
-                ddp.reset()
-                ddp.zero_grad()
-                means = [None] * len(weights)
-                continue
-            with ddp.no_sync():
-                for one in given[rank][:-1]:
-                    ddp(one).backward()
-            ddp(given[rank][-1]).backward()
-            ddp.finish_gradient_synchronization()
-            means = [_mean_of(i, p, given, means[i], sent) for i, p in enumerate(weights)]
-            for i, (p, mean) in enumerate(zip(weights, means, strict=True)):
-                what = f"{sent}, {bucket_mb} MB, step {step}, parameter {i}"
-                assert (p.grad is None) == (mean is None), what
-                if mean is not None:
-                    same(p.grad, mean, what)
-                    assert p.grad.stride() == p.stride(), what
-            between = draw.choice(("dropped", "zeroed", "kept"))
-            if between != "kept":
-                ddp.zero_grad(set_to_none=between == "dropped")
-            if between == "dropped":
-                means = [None] * len(weights)
-            elif between == "zeroed":
-                means = [None if mean is None else torch.zeros_like(mean) for mean in means]
+    ddp = copied(Given(), bucket_mb, communication_dtype=sent)
+    weights = list(ddp.module.weights)
+    means = [None] * len(weights)
+    for step in range(12):
+        everywhere = [i for i in range(len(weights)) if draw.random() < 0.8] or [0]
+        fails = draw.choice(everywhere) if step % 4 == 3 else None
+        given = [[_some(draw, weights, everywhere, fails) for _ in range(draw.choice((1, 2)))]
+                 for _ in range(size)]  # fmt: skip
+        if fails is not None:
+            hook = weights[fails].register_hook(_raise)
+            with raises(ZeroDivisionError, "half way"):
+                ddp(given[rank][-1]).backward()
+            hook.remove()
+            ddp.reset()
+            ddp.zero_grad()
+            means = [None] * len(weights)
+            continue
+        with ddp.no_sync():
+            for one in given[rank][:-1]:
+                ddp(one).backward()
+        ddp(given[rank][-1]).backward()
+        ddp.finish_gradient_synchronization()
+        means = [_mean_of(i, p, given, means[i], sent) for i, p in enumerate(weights)]
+        for i, (p, mean) in enumerate(zip(weights, means, strict=True)):
+            what = f"{sent}, {bucket_mb} MB, step {step}, parameter {i}"
+            assert (p.grad is None) == (mean is None), what
+            if mean is not None:
+                same(p.grad, mean, what)
+                assert p.grad.stride() == p.stride(), what
+        between = draw.choice(("dropped", "zeroed", "kept"))
+        if between != "kept":
+            ddp.zero_grad(set_to_none=between == "dropped")
+        if between == "dropped":
+            means = [None] * len(weights)
+        elif between == "zeroed":
+            means = [None if mean is None else torch.zeros_like(mean) for mean in means]
 
 
 def _some(draw, weights, everywhere, fails):

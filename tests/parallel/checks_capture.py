@@ -147,7 +147,7 @@ CHECKED = {
     "captured_copies_for_many_steps": (captured_as_launched, "copy_engines", 50),
     **{
         f"captured_{kind}_after_a_failure": (captured_after_a_failure, kind)
-        for kind in ("copy_engines", "copy_engines_bf16", "bucketed", "fsdp")
+        for kind in ("copy_engines", "copy_engines_bf16", "updating_copies", "bucketed", "fsdp")
     },
 }
 for name, (function, *given) in CHECKED.items():

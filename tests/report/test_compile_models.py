@@ -102,9 +102,9 @@ def test_whose_time_a_step_in_bf16_is(chapter):
         "(eager: small; in blocks: small). Their gain is one of fewer launches. It is known no "
         "better than the host's time, which scatters: from the 20th to the 80th percentile of both "
         "it is 1.3 to 3.1 for small. For small a CUDA graph does more than the compiler: eager's "
-        "own step, captured and replayed ([another run](#benchmark-ways)), takes 45.0 ms, less than "
-        "compiled block by block. The host does not hold up 2.7B (2.00): that gain is the GPU's "
-        "own."
+        "own step, captured and replayed ([another run](#benchmark-ways)), takes 45.0 ms, less "
+        "than compiled block by block. The host does not hold up 2.7B (2.00): that gain is the "
+        "GPU's own."
     )
     said = str(models.host(chapter(compile_model=made, benchmark=[replayed(55, precision="bf16")])))
     assert "CUDA graph" not in said

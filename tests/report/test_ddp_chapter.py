@@ -474,6 +474,7 @@ def test_another_machine_is_shown_with_all_its_rows(made):
 
 def test_the_page_with_rows_and_without(shown_by, synthetic, strips, tmp_path):
     without = shown_by("ddp", tmp_path)
+    assert any("sweep is refused; `papermill notebooks/ddp.ipynb` then" in x for x in without)
     assert sum("Not measured yet" in text for text in without) >= 8
     full = synthetic.by_hand(tmp_path, ddp=[*ROWS, *BESIDE], collectives=SENT, benchmark=ALONE)
     for way in timeline.WAYS:

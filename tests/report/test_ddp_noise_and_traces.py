@@ -89,7 +89,7 @@ def test_what_is_within_the_spreads_is_told_and_nothing_follows_from_it(made):
         host.sentence(made([each | {"ms_host": 100}, large]))
     )
     said = str(host.baseline(c))
-    assert "Of 3 of 4 ways the step and the same without communication are *level*" in said
+    assert "In 3 of 4 ways the step and the same without communication are *level*" in said
 
 
 def test_a_bucket_without_a_point_has_its_spread(made):

@@ -223,10 +223,12 @@ def _slow_host(c: Ddp, rows: list, best) -> str:
     text = ""
     each = c.row("overlapped", model=best.model)
     same = [row for row in rows if each is not None and messages(row) == messages(each)]
-    for row in same:
+    if same:
+        sizes = listed([f"{int(row.bucket_mb)}" for row in same])
+        differ = style.between([abs(row.ms - each.ms) for row in same], time)
         text += (
-            f" Those of {int(row.bucket_mb)} MB send the same messages as each gradient by itself: "
-            f"what their steps differ by, {time(abs(row.ms - each.ms))} ms, is the host's too."
+            f" Those of {sizes} MB send the same messages as each gradient by itself: what their "
+            f"steps differ by, {differ} ms, is the host's or chance, not the size's."
         )
     low, _ = c.apart(False, best.model) or (0.0, 0.0)
     slow = [row for row in rows if not seen(row) and row.ms_without > (1 + SPREAD) * low]

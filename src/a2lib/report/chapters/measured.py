@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pandas as pd
 from a2lib.report import data, metrics, style
 from a2lib.report.tables import MISSING
 
+SWITCHES = {"NCCL_NVLS_ENABLE=0": "NCCL_NVLS_ENABLE=0, without NVLink's multicast"}
 HOST = 0.9  # where the host takes this share of the time or more, the time is the host's
 
 
@@ -48,6 +50,24 @@ class Measured:
 def reason(note: str) -> str:
     """A row's note without what PyTorch says of the whole device, the same in every row."""
     return note.partition(" GPU 0 has")[0].rstrip(".")
+
+
+def refused(rows: pd.DataFrame, name: Callable[[tuple], str]) -> list[str]:
+    """A line for each row without a result: what it is by ``name``, and why; each once."""
+    found = rows[rows["status"] != "ok"].itertuples()
+    return list(dict.fromkeys(
+        f"- {name(row)}: {style.STATUS.get(row.status, row.status)} ({reason(row.note)})"
+        for row in found
+    ))  # fmt: skip
+
+
+def switched(rows: pd.DataFrame) -> str:
+    """What rows of several GPUs were measured with."""
+    known = sorted(set(rows["conditions"]) - {""})
+    if not known:
+        return ""
+    who = "All" if (rows["conditions"] != "").all() else "Some"
+    return f"{who} rows are with {style.listed([SWITCHES.get(x, x) for x in known])}."
 
 
 def mean(row) -> str:

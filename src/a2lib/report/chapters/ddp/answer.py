@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.collectives.answer import SWITCHES
 from a2lib.report.chapters.ddp.host import SPREAD, messages
 from a2lib.report.chapters.ddp.rows import (
     HANDOUT_MB,
@@ -21,7 +20,7 @@ from a2lib.report.chapters.ddp.rows import (
     time,
 )
 from a2lib.report.chapters.ddp.ways import TITLES, hidden, short
-from a2lib.report.chapters.measured import HOST, reason
+from a2lib.report.chapters.measured import HOST, refused, switched
 from a2lib.report.metrics import pick
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
@@ -257,9 +256,7 @@ def untimed(c: Ddp) -> Markdown:
     for model in MODELS:
         for capture, way in TITLES.items():
             rows = c.of(model, capture)
-            refused = rows[rows["status"] != "ok"]
-            lines += [f"- {model}, {way}, {name(row)}: {style.STATUS.get(row.status, row.status)} "
-                      f"({reason(row.note)})" for row in refused.itertuples()]  # fmt: skip
+            lines += refused(rows, lambda row, way=way: f"{row.model}, {way}, {name(row)}")
         asked = [("naive", 0), ("flat", 0), ("overlapped", 0),
                  *(("bucketed", mb) for mb in HANDOUT_MB)]  # fmt: skip
         rows = c.of(model, False)
@@ -272,10 +269,8 @@ def untimed(c: Ddp) -> Markdown:
     if left:
         lines.append(f"\n**Not measured yet**, launched, of what the handouts ask: "
                      f"{'; '.join(left)}.")  # fmt: skip
-    switches = sorted(set(c.table["conditions"]) - {""})
-    if switches:
-        who = "All" if (c.table["conditions"] != "").all() else "Some"
-        lines.append(f"\n{who} rows are with {listed([SWITCHES.get(s, s) for s in switches])}.")
+    if with_ := switched(c.table):
+        lines.append(f"\n{with_}")
     return Markdown("\n".join(lines) or "Every way that was tried has its times.")
 
 

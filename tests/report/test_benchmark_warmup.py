@@ -187,7 +187,7 @@ def test_processes_without_times_have_their_reason(bench):
     assert "Not measured yet on" in str(warmup.missing(bench()))
     every = [row for model in ("small", "medium", "large", "xl25", "2.7B") for w in (0, 5)
              for row in steps([10] * 10, w, model)]  # fmt: skip
-    assert str(warmup.missing(bench(benchmark_steps=every))) == "Every process gave its times."
+    assert str(warmup.missing(bench(benchmark_steps=every))) == "Every process that was run gave its times."
     gone = {"status": "oom", "note": "out of it. GPU 0 has a total", "ms": "", "n": ""}
     some = [row | gone if row["warmup"] == 5 else row for row in every
             if row["model"] != "2.7B" or row["warmup"] < 5]  # fmt: skip

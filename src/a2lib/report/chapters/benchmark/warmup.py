@@ -153,7 +153,7 @@ def missing(b: Benchmark) -> Markdown:
         return Markdown(b.not_yet("steps without warm-up, and after some"))
     if left:
         told.append(f"\n**Not measured yet**, of the processes: {listed(left)} steps of warm-up.")
-    return Markdown("\n".join(told) or "Every process gave its times.")
+    return Markdown("\n".join(told) or "Every process that was run gave its times.")
 
 
 def _why(rows: pd.DataFrame) -> str:

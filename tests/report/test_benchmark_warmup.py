@@ -41,9 +41,9 @@ def test_warmup_by_value(bench):
     assert str(warmup.sentence(b)) == (
         "The first step of a process takes 8.0 (2.7B) to 10.0 (small) times the median of its last "
         "5. The mean is within 2% of that after five steps of warm-up for 0 of 1 models after 0, "
-        "1 of 1 models after 1 and 1 of 1 models after 2 steps. Of what it takes more the forward "
-        "has 25%. The second step takes 1.00 to 2.00 times the median of the later ones of its "
-        "process, and for no model is it more than 2% longer in each process: one step of warm-up "
+        "1 of 1 models after 1 and 1 of 1 models after 2 steps. Of what the first step takes more "
+        "the forward has 25%. The second step takes 1.00 to 2.00 times the median of the later "
+        "ones of its process, and for no model is it more than 2% longer in each process: one step of warm-up "
         "is enough."
     )
     found = lines(warmup.table(b, "c", "tab-c"))
@@ -124,11 +124,11 @@ def test_the_first_step_taken_apart(bench):
     measured += first("nothing", 9010, way="ours") + first("cached", 3010, way="ours")
     b = bench(benchmark_first=measured)
     assert str(apart.sentence(b)) == (
-        "The first step of small takes 1000 ms more than a steady one, of which kernels and "
+        "- The first step of small takes 1000 ms more than a steady one, of which kernels and "
         "autograd 700 ms, the largest part (done beforehand, the product takes 80.0 ms, a block's "
-        "first step 150 more than its second and the memory 20.0: 250 ms together, 25% of it); "
-        "with its blocks compiled that of small takes 9.00 s "
-        "more than a steady one, of which code on disk spares 6.00 s. With every kernel loaded "
+        "first step 150 more than its second and the memory 20.0: 250 ms together, 25% of it).\n"
+        "- With its blocks compiled that of small takes 9.00 s "
+        "more than a steady one, of which code on disk spares 6.00 s.\n\nWith every kernel loaded "
         "at once the context of small takes 3.00 s in place of 0.300 and its first step 2.00 s "
         "more than a steady one in place of 1.00. So it spares the first step nothing. Our "
         "reading, not tested: a library's kernels are loaded with the library's own first call, "
@@ -174,7 +174,7 @@ def test_loading_every_kernel_that_spares_something_is_not_explained_away(bench)
 def test_the_largest_part_is_of_those_that_are_known(bench):
     b = bench(benchmark_first=first("nothing", 1010) + first("product", 910))
     said = str(apart.sentence(b))
-    assert "of which cuBLAS 100 ms, the largest part known. **Not measured yet**" in said
+    assert "of which cuBLAS 100 ms, the largest part known.\n\n**Not measured yet**" in said
     assert said.endswith("and `modules` of 2.7B; `nothing` and `cached` of small, compiled.")
 
 
@@ -187,7 +187,10 @@ def test_processes_without_times_have_their_reason(bench):
     assert "Not measured yet on" in str(warmup.missing(bench()))
     every = [row for model in ("small", "medium", "large", "xl25", "2.7B") for w in (0, 5)
              for row in steps([10] * 10, w, model)]  # fmt: skip
-    assert str(warmup.missing(bench(benchmark_steps=every))) == "Every process that was run gave its times."
+    assert (
+        str(warmup.missing(bench(benchmark_steps=every)))
+        == "Every process that was run gave its times."
+    )
     gone = {"status": "oom", "note": "out of it. GPU 0 has a total", "ms": "", "n": ""}
     some = [row | gone if row["warmup"] == 5 else row for row in every
             if row["model"] != "2.7B" or row["warmup"] < 5]  # fmt: skip

@@ -186,7 +186,7 @@ def beside(b: Benchmark) -> Markdown:
     shares = [least / ms for _, least, ms in found]
     return Markdown(
         f"The floor is {style.between(shares, '{:.0%}'.format)} of the GPU's measured time of a "
-        "plain step; what is left is tiles and caches, since a replay has no gaps of the host."
+        "plain step; what is left is in the kernels, since a replay has no gaps of the host."
     )
 
 

@@ -83,8 +83,9 @@ def sentence(b: Benchmark) -> Markdown:
             )
     if not told:
         return Markdown(b.not_yet("the parts of a first step"))
-    text = "; ".join(told)
-    return Markdown(f"{text[0].upper()}{text[1:]}.{_loaded(b)}{_apart(b)}{_unprepared(b)}")
+    lines = "\n".join(f"- {line[0].upper()}{line[1:]}." for line in told)
+    more = f"{_loaded(b)}{_apart(b)}{_unprepared(b)}".strip()
+    return Markdown(f"{lines}\n\n{more}".strip())
 
 
 def _together(b: Benchmark, model: str, whole: float) -> str:

@@ -95,7 +95,8 @@ def _second(b: Benchmark) -> str:
             shares.append((first - float(pd.Series(forward[2:]).median())) / (ms[0] - later))
     text = ""
     if shares:
-        text += f" Of what it takes more the forward has {style.between(shares, style.share)}."
+        share = style.between(shares, style.share)
+        text += f" Of what the first step takes more the forward has {share}."
     slower = [m for m, ratios in seconds.items() if min(ratios) > 1 + NEAR]
     every = [ratio for ratios in seconds.values() for ratio in ratios]
     if every and not slower:

@@ -102,6 +102,18 @@ def test_a_step_is_all_that_was_launched_in_it(found):
     assert {step: len(kernels) for step, kernels in found.steps().items()} == {"step 0": 7}
 
 
+@pytest.mark.parametrize(
+    ("path", "phase", "step"),
+    [(("step 0", "backward", "layers.0"), "backward", "step 0"), (("step 1",), "step 1", "step 1"),
+     (("ProfilerStep#3", "mine", "inner"), "mine", "ProfilerStep#3"),
+     (("ProfilerStep#3", "Optimizer.step#AdamW.step"), "ProfilerStep#3", "ProfilerStep#3"),
+     (("Optimizer.step#AdamW.step",), "Optimizer.step#AdamW.step", ""), ((), "", "")],
+)  # fmt: skip
+def test_the_phase_is_what_the_program_says_within_a_step(path, phase, step):
+    kernel = trace.Kernel("k", 0, "7", 0, 1, Launch((1, 1), 0, 1), path)
+    assert (kernel.phase, kernel.step) == (phase, step)
+
+
 def test_rows_of_a_step_keep_the_sum(found):
     rows = trace.kernel_rows(found.kernels, least_share=0.06)
     assert sum(row["ms"] for row in rows) == pytest.approx(0.4)
@@ -335,12 +347,19 @@ BROKEN = {
     "other JSON": (written(b'{"a": 1}'), "it has no traceEvents"),
     "deep JSON": (written(b"[" * 200_000), "neither an SQLite export nor JSON"),
     "no number": (written(b'[{"ph": "X", "cat": "kernel", "name": "k", "ts": Infinity, "dur": 1, '
-                          b'"pid": 1, "tid": 1, "args": {}}]'), "no chrome trace of torch"),
+                          b'"pid": 1, "tid": 1, "args": {}}]'), "'k' has inf for microseconds"),
     "no event": (written(b'{"traceEvents": []}'), "no kernel and no operator was traced"),
     "damaged": (written(gzip.compress(b"x" * 99)[:20] + b"\xff" * 30), "neither an SQLite export"),
     "a name": (written(json.dumps([{"ph": "X", "cat": "kernel", "name": 7, "ts": 1, "dur": 1,
                                     "pid": 1, "tid": 1, "args": {}}]).encode()), "is no text"),
     "backwards": (broken_sqlite(f"update {KERNEL} set end = start - 1"), "ends before it starts"),
+    "events": (written(b'{"traceEvents": null}'), "it is no list of events"),
+    "numbers": (written(b"[1, 2]"), "it is no list of events"),
+    "a time": (written(b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": "1", "dur": 1, '
+                       b'"pid": 1, "tid": 1}]'), "'aten::mm' has '1' for microseconds"),
+    "a thread": (written(b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, '
+                         b'"pid": [1], "tid": 1}]'), "an event of another form"),
+    "null": (broken_sqlite(f"update {KERNEL} set start = null"), "without a time or name$"),
     "no time": (written(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1,
                                      "tid": 1}]).encode()), "an event lacks 'ts'"),
 }  # fmt: skip

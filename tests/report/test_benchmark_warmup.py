@@ -43,8 +43,8 @@ def test_warmup_by_value(bench):
         "5. The mean is within 2% of that after five steps of warm-up for 0 of 1 models after 0, "
         "1 of 1 models after 1 and 1 of 1 models after 2 steps. Of what the first step takes more "
         "the forward has 25%. The second step takes 1.00 to 2.00 times the median of the later "
-        "ones of its process, and for no model is it more than 2% longer in each process: one step of warm-up "
-        "is enough."
+        "ones of its process, and for no model is it more than 2% longer in each process: one step "
+        "of warm-up is enough."
     )
     found = lines(warmup.table(b, "c", "tab-c"))
     assert found["small", "0"] == ["5.00 ± 7.1", MISSING, MISSING, "20.0 ± 28"]

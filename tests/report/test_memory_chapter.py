@@ -62,7 +62,7 @@ def test_the_answer_without_rows_is_counted(empty):
     assert f"{16 * P / 1e9:.1f} GB are there in any case" in said
     assert "two moments, 13.6 GB each. At 128 and 256 tokens that is the peak" in said
     assert "From 512 tokens on the peak is where backward begins" in said
-    assert "which does not fit the 141 GB of the GPU" in said
+    assert "which does not fit the 141 GB of the GPU" in said and empty.given() is None
     assert "raises the peak in 4 of 5 contexts" in said
     assert str(nearness.nearness(empty)) == f"{NOT_YET}: how near this count comes."
     for sentence in (nearness.levels, timeline.drawn, precision.sentence, largest.verdict):
@@ -160,6 +160,10 @@ def test_what_did_not_fit_ran_out_where_the_count_does(made):
     rows = [refusal(f"step 1, {there.phase}", asked_for, f"{left - 5:.2f} MiB", small, "large"),
             refusal("step 1, loss", "1.50 GiB", "1.00 GiB", large, "large"), fits]  # fmt: skip
     m = made(memory=rows)
+    # What the driver gives is the GPU's memory wherever the chapter speaks of it.
+    assert m.capacity() == m.given() == 20 * 2**30
+    assert "which does not fit the 21 GB of the GPU" in str(answer.sentence(m))
+    assert "21 GB" in answer.peaks(m)._repr_svg_()
     idle = (there.reserved - there.allocated) / 1e9
     assert str(fitting.not_fitting(m)) == (
         "2 configurations ran out of the 21.5 GB that the driver gives (the GPU's maker states "

@@ -277,6 +277,8 @@ def test_the_lab_record_says_what_its_run_measured(made, one_head, tmp_path):
     said = str(provenance.lab_record(rows, notebook))
     assert said.endswith("measured 1 of the 2 rows shown here; the others are of other runs.")
     assert str(provenance.lab_record(rows[:1], notebook)).endswith("1 of the 1 rows shown here.")
+    none = str(provenance.lab_record(rows[1:], notebook))
+    assert none.endswith("measured none of the 1 rows shown here, which are of others.")
     assert len(pick(rows, run="R1")) == 1
 
 

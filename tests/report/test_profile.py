@@ -1,5 +1,6 @@
 """The pictures of a step: what is drawn is what the tables hold, in the house's colours."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -118,11 +119,43 @@ def test_a_bar_of_each_phase_says_its_milliseconds():
     assert [w for w in words if re.fullmatch(r"0\.\d+", w)][-4:] == [
         "0.005", "0.04", "0.15", "0.16",
     ]  # fmt: skip
-    assert "other" not in words and "step 0" in words
+    assert "other" not in words and "step" in words and "step 0" not in words
     rows = [{"phase": "forward", "kind": "matmul", "ms": 6.0}]
     assert "3" in texts(profile.step_bar(rows, steps=2))
     with pytest.raises(ValueError, match="steps is 0; allowed are 1 or more"):
         profile.step_bar(TRACE, steps=0)
+
+
+def scheduled(path, steps=2):
+    """A trace of operators with a schedule of torch.profiler: 3 ms of "mine" and 1 ms of no range
+    in each step."""
+    events = []
+    for i in range(steps):
+        at = 10_000 * i
+        for cat, name, start, length in (
+            ("user_annotation", f"ProfilerStep#{i + 2}", at, 9000),
+            ("user_annotation", "mine", at, 4000), ("cpu_op", "aten::mm", at + 500, 3000),
+            ("cpu_op", "aten::add", at + 5000, 1000),
+        ):  # fmt: skip
+            events.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": start,
+                           "dur": length})  # fmt: skip
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_steps_of_torch_profilers_schedule_are_steps(tmp_path):
+    path = scheduled(tmp_path / "trace.json")
+    words = texts(profile.step_bar(path))
+    assert {"mine", "step"} <= set(words) and not {"ProfilerStep#2", "no range"} & set(words)
+    assert {"3", "1"} <= set(words)
+    words = texts(profile.strip(path))
+    assert "time (ms)" in words and {"2", "14"} <= set(words)
+    assert "time (µs)" in texts(profile.strip(path, length_us=9000))
+
+
+def test_a_long_bar_has_no_exponent():
+    rows = [{"phase": "forward", "kind": "matmul", "ms": 3843.0}]
+    assert "3843" in texts(profile.step_bar(rows))
 
 
 def test_a_timeline_marks_its_peak_however_long(long_memory):
@@ -136,9 +169,10 @@ def test_a_timeline_marks_its_peak_however_long(long_memory):
 
 def test_thinning_keeps_first_last_and_highest():
     totals = [i * 7919 % 1009 for i in range(1500)]
-    kept = profile.drawing._thin(totals)
+    kept = profile.drawing._thin(totals, 180, [0, 701])
     assert kept[0] == 0 and kept[-1] == 1499 and totals.index(max(totals)) in kept
-    assert len(kept) <= profile.drawing.POINTS + 2
+    assert 701 in kept and len(kept) <= 183
+    assert 701 not in profile.drawing._thin(totals, 180)
 
 
 def test_files_that_cannot_be_drawn(tmp_path):

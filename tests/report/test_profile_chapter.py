@@ -42,7 +42,7 @@ def test_the_answer_word_for_word(made):
         "AdamW{}. The top kernel of a forward is `gemm_a` in small, 85 calls and 55% of the "
         "time{}.\n\nThe softmax takes 0.80 times as long as the two products around it in "
         "small, with 2.0% of their operations and 80% of their bytes{}: memory is its limit, "
-        "arithmetic is theirs. No kernel runs in 20% of the small model's step{}."
+        "arithmetic is theirs. The GPU is idle for 20% of the small model's step{}."
     )
     assert str(answer.sentence(p)) == small.format(*[""] * 4)
     large = {"model": "2.7B"}
@@ -51,7 +51,7 @@ def test_the_answer_word_for_word(made):
         "; 75%, 70% and 60% of the 2.7B model's",
         "; the same in 2.7B, 85 calls and 55% of the time",
         "; 0.80 times in 2.7B, with 1.6% and 76%",
-        " and in less than 1% of the 2.7B model's",
+        " and less than 1% of the 2.7B model's",
     )
 
 

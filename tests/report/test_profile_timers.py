@@ -28,8 +28,8 @@ def test_idle_is_what_every_timer_leaves(made):
     assert p.timers("small", 512) == [437.5, 500.0, 400.0]
     assert p.idle("small", 512) == pytest.approx((0.125, 0.3))
     assert p.replayed("small", 512) == 380.0 and p.replayed("small", 128) is None
-    assert str(answer.sentence(p)).endswith("No kernel runs in 12% to 30% of the small model's "
-                                            "step.")  # fmt: skip
+    assert str(answer.sentence(p)).endswith("The GPU is idle for 12% to 30% of the small "
+                                            "model's step.")  # fmt: skip
     assert "step, by every timer, in 1 of 1 configurations: small at 512 (12% to 30%)." in str(
         host.idling(p)
     )
@@ -163,7 +163,7 @@ def test_idle_and_the_host(made):
     p = made(rows, *(({"context": c}, STEP) for c in (128, 512, 1024)))
     assert [idle(p.row("small", c)) for c in (128, 1024)] == pytest.approx([0.3, 0.0])
     assert str(host.idling(p)) == (
-        "No kernel runs in more than 10% of the step, by every timer, in 1 of 3 configurations: "
+        "The GPU is idle for more than 10% of the step, by every timer, in 1 of 3 configurations: "
         "small at 128 (30%). There issuing the step takes the host 90% of it or more: the GPU "
         "waits for launches. A kernel starts 2.00 µs after its launch there, and 90.0 µs to 5.00 "
         "ms elsewhere (medians)."

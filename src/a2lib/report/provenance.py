@@ -87,10 +87,10 @@ def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
         return Markdown("The lab record is the notebook without outputs.")
     measured = int((rows["run"] == named[1]).sum())
     rest = "" if measured == len(rows) else "; the others are of other runs"
-    return Markdown(
-        f"The lab record is the notebook as run `{named[1]}` left it: that run measured "
-        f"{measured:,} of the {len(rows):,} rows shown here{rest}."
-    )
+    text = f"The lab record is the notebook as run `{named[1]}` left it: that run measured "
+    if len(rows) and not measured:
+        return Markdown(f"{text}none of the {len(rows):,} rows shown here, which are of others.")
+    return Markdown(f"{text}{measured:,} of the {len(rows):,} rows shown here{rest}.")
 
 
 def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) -> Table:

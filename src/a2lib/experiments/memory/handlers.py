@@ -28,7 +28,7 @@ from a2lib.paths import build_dir
 from a2lib.theory.step_memory import peak
 
 Row = dict[str, object]
-POINTS = 2000  # of a timeline, which is drawn from about 180
+POINTS = 2000  # of a timeline; a picture of it takes fewer
 LINES = 24
 # Column -> the allocator's name of it.
 LEVELS = {"tensor_bytes": "requested_bytes", "allocated_bytes": "allocated_bytes",

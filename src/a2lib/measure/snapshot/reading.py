@@ -103,7 +103,8 @@ class _Plain(pickle.Unpickler):
 
 
 def _reason(error: Exception) -> str:
-    words = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+    missing = isinstance(error, KeyError)
+    words = f"field {error} is missing" if missing else f"an entry of another form ({error})"
     return f"no snapshot of PyTorch's allocator: {words}"
 
 
@@ -129,6 +130,8 @@ def _snapshot(found, device: int | None) -> Snapshot:
         if block["state"] == "active_allocated"
     ]
     allocations, open_bytes = _replay(events, blocks)
+    if not allocations:
+        raise SnapshotError("no allocation was recorded; call _record_memory_history first")
     phases = [Phase(str(name), float(a), float(b)) for name, a, b in notes.get("phases", ())]
     for phase in phases:
         if not math.isfinite(phase.start_us + phase.end_us):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections import defaultdict
 from pathlib import Path
@@ -62,11 +63,14 @@ def read_chrome(path: str | Path) -> Trace:
         if isinstance(found, dict) and "traceEvents" not in found:
             raise TraceError("no chrome trace of torch.profiler: it has no traceEvents")
         events = found["traceEvents"] if isinstance(found, dict) else found
+        if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):
+            raise TraceError("no chrome trace of torch.profiler: it is no list of events")
         return _read([e for e in events if e.get("ph") == "X"])
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        reason = f"an event lacks {error}" if isinstance(error, KeyError) else str(error)
+        lacks = isinstance(error, KeyError)
+        reason = f"an event lacks {error}" if lacks else f"an event of another form ({error})"
         raise TraceError(f"{path}: no chrome trace of torch.profiler: {reason}") from None
 
 
@@ -136,5 +140,9 @@ def _thread(event: dict) -> tuple:
 
 
 def _times(event: dict) -> tuple[int, int]:
-    start = round(event["ts"] * 1000)
-    return start, start + round(event["dur"] * 1000)
+    start, duration = event["ts"], event["dur"]
+    for one in (start, duration):
+        if not isinstance(one, int | float) or not math.isfinite(one):
+            raise TraceError(f"{event.get('name')!r} has {one!r} for microseconds"[:200])
+    start = round(start * 1000)
+    return start, start + round(duration * 1000)

@@ -14,6 +14,8 @@ from a2lib.measure.trace.classes import kind_of
 PHASES = ("forward", "loss", "backward", "optimizer")
 WAIT = "Synchronize"  # in the names of CUDA's calls that wait for the device
 NO_LAUNCH = "no launch"  # the phase of a kernel whose launch is not in the trace
+# The range around a step, as a2lib.benchmark names it and as a schedule of torch.profiler does.
+STEP_OF = re.compile(r"step \d+|ProfilerStep#\d+")
 # Ranges that libraries push for themselves, below those of the program.
 OF_LIBRARIES = re.compile(r"(cub|thrust)::|Optimizer\.(step|zero_grad)#")
 
@@ -76,16 +78,22 @@ class Kernel:
 
     @property
     def phase(self) -> str:
-        """The innermost of ``PHASES`` in its path, else the outermost range."""
+        """The innermost of ``PHASES`` in its path, else the program's outermost range within the
+        step, else the outermost there is."""
         if self.launch is None:
             return NO_LAUNCH
         found = [name for name in self.path if name in PHASES]
-        return found[-1] if found else (self.path[0] if self.path else "")
+        if found:
+            return found[-1]
+        mine = [name for name in self.path
+                if not STEP_OF.fullmatch(name) and not OF_LIBRARIES.match(name)]  # fmt: skip
+        return (mine or self.path or ("",))[0]
 
     @property
     def step(self) -> str:
-        """The range around the step, "step 0", as ``a2lib.benchmark`` names it; "" for none."""
-        return next((name for name in self.path if re.fullmatch(r"step \d+", name)), "")
+        """The range around the step, "step 0" by ``a2lib.benchmark`` or "ProfilerStep#0" by
+        torch.profiler's schedule; "" for none."""
+        return next((name for name in self.path if STEP_OF.fullmatch(name)), "")
 
     @property
     def end_ns(self) -> int:

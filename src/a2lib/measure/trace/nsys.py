@@ -58,8 +58,10 @@ def read_nsys(path: str | Path) -> Trace:
         raise TraceError(f"{path}: no SQLite export of Nsight Systems: {error}") from None
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
-    except (TypeError, ValueError, KeyError) as error:
-        raise TraceError(f"{path}: an event without a time or name: {error}") from None
+    except KeyError as error:
+        raise TraceError(f"{path}: an event without a time or name: no string {error}") from None
+    except (TypeError, ValueError):
+        raise TraceError(f"{path}: an event without a time or name") from None
 
 
 def _read(base: sqlite3.Connection) -> Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pandas as pd
 from a2lib.report import data, metrics, style
 from a2lib.report.tables import MISSING
 
+UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 HOST = 0.9  # where the host takes this share of the time or more, the time is the host's
 
 
@@ -36,6 +38,17 @@ class Measured:
         row = metrics.row_of(self.devices, device=data.PUBLISHED, quantity=quantity)
         return float(row.value)
 
+    def given(self) -> float | None:
+        """All bytes that the driver of the published GPU gives, by what PyTorch says where the
+        memory chapter's steps ran out of them; None where none says."""
+        notes = self.read("memory")[0].query("status == 'oom'")["note"]
+        found = [size for note in notes if (size := said_bytes("total capacity of", note))]
+        return min(found, default=None)
+
+    def capacity(self) -> float:
+        """The same, else what the maker states."""
+        return self.given() or self.sheet("memory") * 1e9
+
     def one_commit(self, *rows) -> bool:
         """Whether all rows are of one commit, so that what they differ by is no change of code."""
         return len({self.runs.loc[row.run, "git"] for row in rows}) == 1
@@ -43,6 +56,12 @@ class Measured:
     def not_yet(self, what: str) -> str:
         """The sentence in place of a result that nobody has measured."""
         return f"**Not measured yet on an {self.device}**: {what}."
+
+
+def said_bytes(words: str, note: str) -> float | None:
+    """The size behind these words in PyTorch's message that memory ran out; None if not there."""
+    found = re.search(rf"{words} ([\d.]+) (\w+)", note)
+    return float(found[1]) * UNIT[found[2]] if found and found[2] in UNIT else None
 
 
 def reason(note: str) -> str:

@@ -56,10 +56,6 @@ class Checkpointing(Measured):
         row = self.row(*which, **more)
         return row if row is not None and row.status == "ok" else None
 
-    def capacity(self) -> float:
-        """The memory that the maker states of the published GPU, in bytes."""
-        return self.sheet("memory") * 1e9
-
 
 def shape(layers: int = LAYERS) -> Shape:
     return dataclasses.replace(SHAPE, num_layers=layers)

@@ -8,6 +8,7 @@ import pandas as pd
 
 from a2lib.report import style
 from a2lib.report.chapters.benchmark.rows import TITLES
+from a2lib.report.chapters.measured import UNIT, said_bytes
 from a2lib.report.chapters.memory.rows import (
     BATCH,
     CONTEXTS,
@@ -27,9 +28,8 @@ from a2lib.theory.step_memory import Refusal, StepMemory, refused
 from a2lib.theory.transformer import SIZES, parameter_count, state_bytes
 
 LARGE = "10B"
-UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 ASKED = r"Tried to allocate ([\d.]+ \w+)\."
-CAPACITY, LEFT = (rf"{words} ([\d.]+) (\w+)" for words in ("total capacity of", "of which"))
+LEFT = "of which"
 # What a step of the largest model could be done with: devices, how state is cut, what is kept, the
 # optimizer.
 WAYS = {
@@ -54,17 +54,6 @@ def beside(m: Memory) -> float:
     """Bytes that the driver counts beside the allocator's: median over the steps that fit."""
     rows = m.table[m.table["phase"] == "step"].dropna(subset=["driver_bytes", "reserved_bytes"])
     return float((rows["driver_bytes"] - rows["reserved_bytes"]).median())
-
-
-def room(m: Memory) -> float | None:
-    """Bytes that the driver gives in all, by the notes of what failed; None where none says."""
-    found = [size for note in refusals(m)["note"] if (size := _bytes(CAPACITY, note))]
-    return min(found, default=None)
-
-
-def _bytes(pattern: str, note: str) -> float | None:
-    found = re.search(pattern, note)
-    return float(found[1]) * UNIT[found[2]] if found and found[2] in UNIT else None
 
 
 def _of(row) -> StepMemory:
@@ -109,19 +98,19 @@ def not_fitting(m: Memory) -> Markdown:
     if not len(rows):
         return Markdown("Every configuration that was measured fits.")
     many = f"{len(rows)} configurations" if len(rows) > 1 else "One configuration"
-    if room(m) is None or pd.isna(beside(m)):
+    if m.given() is None or pd.isna(beside(m)):
         return Markdown(f"{many} ran out of memory.")
     text = (
-        f"{many} ran out of the {gb(room(m))} GB that the driver gives (the GPU's maker states "
-        f"{m.capacity() / 1e9:.0f}). It counts {gb(beside(m))} GB of them beside the allocator's. "
+        f"{many} ran out of the {gb(m.given())} GB that the driver gives (the GPU's maker states "
+        f"{m.sheet('memory'):.0f}). It counts {gb(beside(m))} GB of them beside the allocator's. "
         "Where the counted allocator has the rest for its capacity, it is refused a segment of the "
         "same size in the same phase of the same step "
     )
     pairs = [(row, _counted(m, row)) for row in rows.itertuples()]
     same = [(row, found) for row, found in pairs if _same(row, found)]
     text += f"in {len(same)} of {len(rows)}"
-    left = [abs(_bytes(LEFT, row.note) / UNIT["MiB"] - _left(m, found))
-            for row, found in same if _bytes(LEFT, row.note)]  # fmt: skip
+    left = [abs(said_bytes(LEFT, row.note) / UNIT["MiB"] - _left(m, found))
+            for row, found in same if said_bytes(LEFT, row.note)]  # fmt: skip
     if left:
         text += f", with what was left on the device off by {max(left):.0f} MiB at most"
     text += ". "
@@ -143,7 +132,7 @@ def _same(row, found: Refusal | None) -> bool:
 
 def folded_table(m: Memory, caption: str, name: str) -> Markdown:
     """``table``, folded away; nothing where the notes do not say what the driver gives."""
-    if room(m) is None or pd.isna(beside(m)):
+    if m.given() is None or pd.isna(beside(m)):
         return Markdown("")
     return Markdown(folded(table(m, caption, name), "Where each ran out of memory", longest=0))
 
@@ -158,7 +147,7 @@ def table(m: Memory, caption: str, name: str) -> Table:
         if not _same(row, found):
             where += f" ({'fits' if found is None else f'{_told(found)}, {_asked(found.wanted)}'})"
         mode, how = _how(one)
-        left, count = _bytes(LEFT, row.note), MISSING
+        left, count = said_bytes(LEFT, row.note), MISSING
         if found is not None:
             count = f"{_left(m, found):,.0f}"
         seen = MISSING if left is None else f"{left / UNIT['MiB']:,.0f}"
@@ -198,7 +187,7 @@ def largest(m: Memory) -> Markdown:
 
 def _there(m: Memory) -> float:
     """Bytes for the allocator of one GPU: as its driver gives them, else as its maker says."""
-    given = room(m)
+    given = m.given()
     return m.capacity() if given is None or pd.isna(beside(m)) else given - beside(m)
 
 

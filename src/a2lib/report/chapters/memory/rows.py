@@ -64,10 +64,6 @@ class Memory(Measured):
                 return bulk.read(table, data.PUBLISHED, name, root)
         return None
 
-    def capacity(self) -> int:
-        """The memory that the maker states of the published GPU, in bytes."""
-        return int(self.sheet("memory") * 1e9)
-
 
 def step(
     context: int = SHOWN, mode: str = "train-step", precision: str = "fp32",

@@ -54,9 +54,9 @@ def drawn(m: Memory) -> Markdown:
     if len(m.recordings[m.recordings["status"] == "ok"]):
         return Markdown(
             "The pictures are of the GPU's own allocator: every allocation of two steps recorded, "
-            "against the host's time. The host runs ahead of the GPU until the queue of launches "
-            "is full, and waits for it at the end of each phase: most of a phase is asked for in "
-            f"its first part, and the level end is the wait. {_rest(m)}{agreement(m)}"
+            "against the host's time; a line is where a phase first asks for memory. The host runs "
+            "ahead of the GPU until the queue of launches is full; while it waits it asks for "
+            f"nothing, and the picture is level. {_rest(m)}{agreement(m)}"
         )
     return Markdown(
         "The pictures are drawn from the count, against the number of tensors. "

@@ -124,10 +124,10 @@ def _softmax(p: Profile, models: list[str]) -> str:
 
 
 def _idle(p: Profile, models: list[str]) -> str:
-    """How much of the step no kernel runs, by every timer."""
+    """For how much of the step no kernel runs, by every timer."""
     gaps = {model: p.idle(model, CONTEXT) for model in models}
-    told = [f"in {written(gap)} of the {title(m)} model's" for m, gap in gaps.items() if gap]
-    return f"No kernel runs {listed([f'{told[0]} step', *told[1:]])}." if told else ""
+    told = [f"{written(gap)} of the {title(m)} model's" for m, gap in gaps.items() if gap]
+    return f"The GPU is idle for {listed([f'{told[0]} step', *told[1:]])}." if told else ""
 
 
 def written(gap: tuple[float, float]) -> str:

@@ -30,7 +30,8 @@ CATEGORIES = {
     "saved for backward": "#d55e00", "temporaries": "#f6cfab", "other": "#dddddd",
 }  # fmt: skip
 LEAST = 1 / 700  # of the width: what is narrower is drawn with its neighbours
-POINTS = 180
+LONG_US = 10_000  # a strip from there on has its axis in ms
+CORNERS = 1080  # of all areas of a timeline together
 LETTER = 0.0195  # of the width of a strip that a letter takes
 STREAMS = 4  # with more, those that are never busy at once share a row
 MB = 1e6
@@ -89,6 +90,9 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
         ax.set_ylim(-0.6, height - 0.4)
         ax.set_xlim(begin, end)
         ax.set_xlabel("time (µs)")
+        if end - begin >= LONG_US:
+            ax.xaxis.set_major_formatter(lambda us, _: f"{us / 1e3:g}")
+            ax.set_xlabel("time (ms)")
         ax.grid(False)
         legend(figure, {kind: KINDS[kind] for kind in kinds})
 
@@ -106,10 +110,10 @@ def strip(source: Source, *, start_us: float = 0, length_us: float | None = None
 def step_bar(source: Source, *, steps: int | None = None) -> Chart:
     """Milliseconds of a step by phase, each bar made of the classes of its kernels.
 
-    A file's kernels count over the steps that it names ("step 0", ...), so that a bar is the mean
-    of a step; ``steps`` says how many there are where none is named, and for rows of the bulk table
-    ``kernels`` (1 unless given). Raises as ``a2lib.measure.trace.read``, and ValueError for no
-    steps.
+    A file's kernels count over the steps that it names ("step 0", or "ProfilerStep#0" by the
+    schedule of torch.profiler), so that a bar is the mean of a step; ``steps`` says how many there
+    are where none is named, and for rows of the bulk table ``kernels`` (1 unless given). Raises as
+    ``a2lib.measure.trace.read``, and ValueError for no steps.
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; allowed are 1 or more")
@@ -117,7 +121,10 @@ def step_bar(source: Source, *, steps: int | None = None) -> Chart:
         found = trace.read(source)
         named = found.steps()
         kernels = [k for one in named.values() for k in one] or found.kernels
-        rows, steps = trace.kernel_rows(kernels), steps or len(named) or 1
+        # What lies in no phase has the name of its step, which is not to be a bar for each.
+        rows = [row | {"phase": trace.STEP} if row["phase"] in named else row
+                for row in trace.kernel_rows(kernels)]  # fmt: skip
+        steps = steps or len(named) or 1
     else:
         rows, steps = list(source), steps or 1
     if not rows:
@@ -135,8 +142,8 @@ def step_bar(source: Source, *, steps: int | None = None) -> Chart:
                 if ms:
                     ax.barh(y, ms, left=left, height=0.66, color=KINDS[kind], linewidth=0)
                 left += ms
-            ax.annotate(f"{left:.3g}", (left, y), xytext=(4, 0), textcoords="offset points",
-                        va="center")  # fmt: skip
+            said = f"{left:.3g}" if left < 1000 else f"{left:.0f}"
+            ax.annotate(said, (left, y), xytext=(4, 0), textcoords="offset points", va="center")
         ax.set_yticks(range(len(phases)), [phase or "no range" for phase in reversed(phases)])
         ax.margins(x=0.12)
         ax.set_xlabel("time of kernels in a step (ms)")
@@ -164,7 +171,7 @@ def memory(source: Source, *, phase: str | None = None, total_bytes: int | None 
     names = _present(CATEGORIES, (c for row in rows for c in CATEGORIES if row[c]))
     totals = [sum(row[c] for c in CATEGORIES) for row in rows]
     peak = max(range(len(rows)), key=totals.__getitem__)
-    kept = [rows[i] for i in _thin(totals)]
+    kept = [rows[i] for i in _thin(totals, CORNERS // (len(names) or 1), _begins(rows))]
     unit, scale = ("GB", 1e9) if totals[peak] >= 1e9 else ("MB", MB)
 
     def draw(figure):
@@ -277,7 +284,7 @@ def _lane(ax, rows: list[dict], column: str, level: float, width: float) -> None
 
 def _phases(ax, rows: list[dict], times: list[float], high: float) -> None:
     """A line where a phase begins, and its name where there is room."""
-    begins = [i for i, row in enumerate(rows) if not i or row["phase"] != rows[i - 1]["phase"]]
+    begins = _begins(rows)
     for i, following in zip(begins, [*begins[1:], len(rows) - 1], strict=True):
         name = rows[i]["phase"].rpartition("/")[2]
         ax.axvline(times[i], color=DIM, linewidth=0.6)
@@ -285,10 +292,16 @@ def _phases(ax, rows: list[dict], times: list[float], high: float) -> None:
             ax.annotate(name, ((times[i] + times[following]) / 2, high * 1.14), ha="center")
 
 
-def _thin(totals: list[int]) -> list[int]:
-    """At most about POINTS indices: of each bin the first and the highest, and the last of all."""
-    size = max(1, -(-2 * len(totals) // POINTS))
-    kept = {len(totals) - 1}
+def _begins(rows: list[dict]) -> list[int]:
+    """Where a phase begins."""
+    return [i for i, row in enumerate(rows) if not i or row["phase"] != rows[i - 1]["phase"]]
+
+
+def _thin(totals: list[int], points: int, always: Iterable[int] = ()) -> list[int]:
+    """At most about ``points`` indices: of each bin the first and the highest, the last of all, and
+    those that are kept ``always``."""
+    size = max(1, -(-2 * len(totals) // points))
+    kept = {len(totals) - 1, *always}
     for first in range(0, len(totals), size):
         bin_ = range(first, min(first + size, len(totals)))
         kept |= {first, max(bin_, key=totals.__getitem__)}

@@ -45,8 +45,8 @@ def idling(p: Profile) -> Markdown:
         return Markdown(p.not_yet("how much of a step the GPU is idle"))
     idling = [one for one in found if one[1][0] > IDLE]
     text = (
-        f"No kernel runs in more than {IDLE:.0%} of the step, by every timer, in {len(idling)} of "
-        f"{len(found)} configurations"
+        f"The GPU is idle for more than {IDLE:.0%} of the step, by every timer, in {len(idling)} "
+        f"of {len(found)} configurations"
     )
     if not idling:
         name, gap, _ = max(found, key=lambda one: one[1][1])

@@ -64,9 +64,10 @@ def run(only: str = "", modules=MODULES, leave_out=(), go_on=False) -> None:
     With ``go_on`` a check that fails ends itself alone, if it ends on every rank.
     """
     torch.set_num_threads(1)
+    # It also fills with NaN what nobody has written yet.
+    torch.use_deterministic_algorithms(True)
     if dist.get_backend() == "nccl":
         torch.set_default_device("cuda")
-        torch.use_deterministic_algorithms(True)
         # In TF32 a last bit of a weight may be a thousandth of it.
         torch.backends.cudnn.allow_tf32 = False
     every = names(dist.get_world_size(), modules)

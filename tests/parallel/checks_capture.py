@@ -40,7 +40,7 @@ WRAPPERS = {
 class Training:
     """A wrapped model, frozen and unused parameters in it, that takes its batches by itself."""
 
-    def __init__(self, kind):
+    def __init__(self, kind, steps=STEPS):
         rank, size = world()
         torch.manual_seed(0)
         self.module = Tied(width=32)
@@ -59,7 +59,7 @@ class Training:
             self.optimizer = torch.optim.AdamW(
                 self.module.parameters(), fused=kind == "overlapped", **options
             )
-        shape = (STEPS, size, 4, 8)
+        shape = (steps, size, 4, 8)
         self.batches = torch.randint(WORDS, shape, generator=seeded(1))[:, rank].contiguous()
         self.taken = torch.zeros(1, dtype=torch.long)
         self.losses = []
@@ -82,36 +82,77 @@ class Training:
         return {name: p.detach() for name, p in self.module.named_parameters()}
 
 
-def launched(kind):
+def launched(kind, steps=STEPS):
     """On a stream of its own too, so that the kernels are the same."""
-    training = Training(kind)
+    training = Training(kind, steps)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(STEPS):
+        for _ in range(steps):
             training.step()
     stream.synchronize()
     return training
 
 
-def captured_as_launched(kind):
-    plain, training = launched(kind), Training(kind)
+def captured_as_launched(kind, steps=STEPS):
+    plain, training = launched(kind, steps), Training(kind, steps)
     with capture_step(training.step, WARMUP) as captured:
         losses = [*training.losses[:WARMUP], captured.output.clone()]
         assert captured.steps_taken == len(losses) == WARMUP + 1
-        while captured.steps_taken < STEPS:
+        while captured.steps_taken < steps:
             losses.append(captured.replay().clone())
-        assert training.taken.item() == STEPS
+        assert training.taken.item() == steps
         for n, (mine, theirs) in enumerate(zip(losses, plain.losses, strict=True)):
             same(mine, theirs, f"{kind}, loss of step {n}")
-        mine, theirs = training.weights(), plain.weights()
-        for name, x in theirs.items():
-            same(mine[name], x, f"{kind}, {name}")
+        same_weights(training, plain, kind)
 
 
-for kind in WRAPPERS:
-    function = functools.partial(captured_as_launched, kind)
-    function.__name__, function.__module__ = f"captured_{kind}", __name__
+def same_weights(training, plain, what):
+    mine = training.weights()
+    for name, x in plain.weights().items():
+        same(mine[name], x, f"{what}, {name}")
+
+
+def captured_after_a_failure(kind):
+    """A capture that failed half way through backward, messages on their way, left nothing."""
+    plain, training = launched(kind), Training(kind)
+    calls = []
+
+    def step():
+        calls.append(None)
+        return training.step()
+
+    def fail(grad):
+        if len(calls) > WARMUP:
+            raise ZeroDivisionError("half way")
+
+    def watch(module, inputs, output):
+        output.register_hook(fail)
+
+    hook = training.module.blocks[0].register_forward_hook(watch)
+    with raises(ZeroDivisionError, "half way"):
+        capture_step(step, WARMUP)
+    hook.remove()
+    training.wrapper.reset()
+    training.optimizer.zero_grad()
+    with capture_step(training.step, 2) as captured:
+        for _ in range(STEPS - WARMUP - captured.steps_taken):
+            captured.replay()
+        assert training.taken.item() == STEPS
+        same_weights(training, plain, kind)
+
+
+CHECKED = {
+    **{f"captured_{kind}": (captured_as_launched, kind) for kind in WRAPPERS},
+    "captured_copies_for_many_steps": (captured_as_launched, "copy_engines", 50),
+    **{
+        f"captured_{kind}_after_a_failure": (captured_after_a_failure, kind)
+        for kind in ("copy_engines", "copy_engines_bf16", "updating_copies", "bucketed", "fsdp")
+    },
+}
+for name, (function, *given) in CHECKED.items():
+    function = functools.partial(function, *given)
+    function.__name__, function.__module__ = name, __name__
     check(2)(function)
 
 

@@ -1,6 +1,8 @@
 """Copy engines: their steps on memory that processes share, and which communication is taken."""
 
 import copy
+import itertools
+import random
 
 import torch
 import torch.distributed as dist
@@ -12,13 +14,16 @@ from checking import (
     raises,
     same,
     same_gradients,
+    seeded,
     token_batches,
     token_loss,
     world,
 )
 from checks_ddp import copied, loss_on
+from torch import nn
 
 from a2lib.parallel import BucketedDDP, copy_engines
+from a2lib.parallel.lane import Lane
 
 
 @check(2, 4)
@@ -115,6 +120,144 @@ def gradients_travel_in_sixteen_bits():
                     mean = (total / size).to(dtype).float()
                     same(p.grad, mean, f"{kind}, {dtype}, {name}, step {step}")
                     assert p.grad is before[name]
+
+
+class Given(nn.Module):
+    """Parameters whose gradients are what it is called with: of any dtype, order and size, and of
+    both kinds, those that are read where backward leaves them and those that are not."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = [(), (7,), (64, 33), (96, 128), (0, 3), (5, 4), (32, 1), (256,), (3, 3, 32, 2)]
+        self.weights = nn.ParameterList(torch.ones(shape) for shape in shapes)
+        self.weights.append(torch.ones(32, 64).t())
+        self.weights.append(torch.ones(48, dtype=torch.float64))
+        self.weights += [torch.ones(n, dtype=torch.bfloat16) for n in (5, 128, 1000)]
+
+    def forward(self, given):
+        return sum((self.weights[i] * x).sum().double() for i, x in given.items())
+
+
+@check(2, 4)
+def copy_engines_take_random_steps():
+    """Against one process, to the bit: gradients dropped, zeroed or kept between steps, summed over
+    two backwards, missing on some ranks or on all, and steps that failed half way."""
+    for sent, bucket_mb in itertools.product((None, torch.bfloat16), (1e-6, 0.02, 100)):
+        random_steps(sent, bucket_mb)
+
+
+@check(2)
+def copy_engines_may_be_as_late_as_the_finish():
+    """As if their stream had begun nothing before: no gradient is gone or another one by then."""
+    run, wait, queued = Lane.run, Lane.wait, []
+
+    def everything(_):
+        while queued:
+            queued.pop(0)()
+
+    Lane.run, Lane.wait = lambda _, work: queued.append(work), staticmethod(everything)
+    try:
+        for sent in (None, torch.bfloat16):
+            random_steps(sent, 0.02)
+    finally:
+        Lane.run, Lane.wait = run, staticmethod(wait)
+
+
+def random_steps(sent, bucket_mb):
+    rank, size = world()
+    draw = random.Random(0)
+    ddp = copied(Given(), bucket_mb, communication_dtype=sent)
+    weights = list(ddp.module.weights)
+    means = [None] * len(weights)
+    for step in range(12):
+        everywhere = [i for i in range(len(weights)) if draw.random() < 0.8] or [0]
+        fails = draw.choice(everywhere) if step % 4 == 3 else None
+        given = [[_some(draw, weights, everywhere, fails) for _ in range(draw.choice((1, 2)))]
+                 for _ in range(size)]  # fmt: skip
+        if fails is not None:
+            hook = weights[fails].register_hook(_raise)
+            with raises(ZeroDivisionError, "half way"):
+                ddp(given[rank][-1]).backward()
+            hook.remove()
+            ddp.reset()
+            ddp.zero_grad()
+            means = [None] * len(weights)
+            continue
+        with ddp.no_sync():
+            for one in given[rank][:-1]:
+                ddp(one).backward()
+        ddp(given[rank][-1]).backward()
+        ddp.finish_gradient_synchronization()
+        means = [_mean_of(i, p, given, means[i], sent) for i, p in enumerate(weights)]
+        for i, (p, mean) in enumerate(zip(weights, means, strict=True)):
+            what = f"{sent}, {bucket_mb} MB, step {step}, parameter {i}"
+            assert (p.grad is None) == (mean is None), what
+            if mean is not None:
+                same(p.grad, mean, what)
+                assert p.grad.stride() == p.stride(), what
+        between = draw.choice(("dropped", "zeroed", "kept"))
+        if between != "kept":
+            ddp.zero_grad(set_to_none=between == "dropped")
+        if between == "dropped":
+            means = [None] * len(weights)
+        elif between == "zeroed":
+            means = [None if mean is None else torch.zeros_like(mean) for mean in means]
+
+
+def _some(draw, weights, everywhere, fails):
+    """What a backward of a rank is given; where it fails, the same parameters on every rank."""
+    mine = [i for i in everywhere if fails is not None or draw.random() < 0.9] or everywhere
+    seed = draw.randrange(10**6)
+    return {
+        i: torch.randn(weights[i].shape, generator=seeded(seed + i)).to(weights[i].dtype)
+        for i in mine
+    }
+
+
+def _raise(grad):
+    raise ZeroDivisionError("half way")
+
+
+def _mean_of(i, p, given, before, sent):
+    """Of parameter ``i``, whose gradient was ``before`` on every rank."""
+    if before is None and not any(i in one for own in given for one in own):
+        return None
+    dtype = sent if sent and p.is_floating_point() else p.dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    total = 0
+    for own in given:
+        mine = before
+        for one in own:
+            if i in one:
+                mine = one[i] if mine is None else mine + one[i]
+        total = total + (torch.zeros_like(p) if mine is None else mine).detach().to(dtype).to(wide)
+    return (total / torch.full((), len(given), dtype=wide)).to(dtype).to(p.dtype)
+
+
+@check(2)
+def what_lies_as_it_would_in_a_bucket_is_not_copied_there():
+    """Only what other ranks own is written, to them; the own part is read from the gradients."""
+    rank, size = world()
+    ddp = copied(nn.Linear(64, 64 * size, bias=False), 100)
+    weight, tokens = ddp.module.weight, torch.randn(3, 64)
+    grads, copied_in, summed = [], [], []
+    weight.register_hook(lambda grad: grads.append(grad.data_ptr()))
+    copy_in, mean = copy_engines._copy, copy_engines.mean_of_parts
+    copy_engines._copy = copied_in.extend
+    copy_engines.mean_of_parts = lambda own, *rest: (summed.append(own), mean(own, *rest))
+    try:
+        for step in range(2):
+            ddp.zero_grad()
+            ddp(tokens).sum().backward()
+            assert [g.data_ptr() for g in ddp._carrier._held] == [grads[step]]
+            assert summed[step].data_ptr() == grads[step] + rank * 64 * 64 * weight.itemsize
+            ddp.finish_gradient_synchronization()
+            assert not ddp._carrier._held
+            # The first finish moves it out again.
+            assert ddp._carrier._has(weight.grad) == (step > 0)
+        assert len(summed) == 2 and not copied_in
+    finally:
+        copy_engines._copy, copy_engines.mean_of_parts = copy_in, mean
 
 
 @check(2)

@@ -1,4 +1,5 @@
-"""What the chapter on data parallelism makes of spreads that overlap, and reads from its traces."""
+"""What the chapter on data parallelism makes of spreads that overlap, and reads from its traces and
+from what others published."""
 
 import pytest
 
@@ -8,6 +9,7 @@ from a2lib.report.chapters.ddp import (
     buckets,
     host,
     losses,
+    published,
     targets,
     timeline,
     ways,
@@ -89,7 +91,7 @@ def test_what_is_within_the_spreads_is_told_and_nothing_follows_from_it(made):
         host.sentence(made([each | {"ms_host": 100}, large]))
     )
     said = str(host.baseline(c))
-    assert "Of 3 of 4 ways the step and the same without communication are *level*" in said
+    assert "In 3 of 4 ways the step and the same without communication are *level*" in said
 
 
 def test_a_bucket_without_a_point_has_its_spread(made):
@@ -181,3 +183,27 @@ def test_what_backward_loses_to_messages_is_read_from_two_traces(made, strips, t
     )
     strips.put(tmp_path, "naive")  # no block of these
     assert losses.lost(Ddp([tmp_path])) is None
+
+
+def test_published_figures_stand_beside_ours(made):
+    c = made([noisy(150, "naive", without=90, ms_communication=60), noisy(130, "flat", without=90),
+              noisy(104, "bucketed", 100, without=90)])  # fmt: skip
+    found = {
+        tuple(line[:3]): line[3:] for line in published.table(c, "c", "t").frame.values.tolist()
+    }
+    pcie, nvlink = "2 H800 PCIe", "2 unnamed GPUs of 80 GB, NVLink"
+    assert found[pcie, "flat", "711.3"] == ["1.022", "0.867", "·", "356", "50.05%"]
+    # Each section's steps over its own naive's, 696.6; ours are 104 over 150.
+    assert found[pcie, "100 MB", "592.3"] == ["0.850", "0.693", "·", "·", "·"]
+    assert found[nvlink, "flat", "935.5"][0] == "0.999"
+    said = str(published.sentence(c))
+    assert "at 128 tokens, the all-reduces of naive take 341 of 696 ms, 23 GB/s" in said
+    # 598.2 - (695.8 - 341.02), and 0.46 % of 598.2.
+    assert (
+        "the step would take 355 ms without them, and it takes 598: 243 ms are exposed as this "
+        "page has the word, of which that wait is 2.75."
+    ) in said
+    assert "of 100 MB; the step is longer by 0.4% with 1, 0.9% with 10 and 3.2% with 1000" in said
+    assert "flat is within 0.1% of it; the command printed there asks for naive" in said
+    assert said.endswith("Ours, between two H200, take 60.0 ms, 133 GB/s.")
+    assert "Ours" not in str(published.sentence(made([CLEAR])))

@@ -335,6 +335,14 @@ def test_a_row_that_failed_is_named_and_leaves_the_rest(made):
         "met", "met", "·", "·", "·",
     ]  # fmt: skip
     assert "FSDP2" not in str(memory.others(c)) + str(answer.times(c))
+    assert str(answer.untimed(c)) == (
+        "- xl25, launched, PyTorch's FSDP2: oom (out of memory)\n"
+        "- xl25, memory, PyTorch's FSDP2: oom (out of memory)"
+    )
+    alone = {"conditions": "NCCL_NVLS_ENABLE=0"}
+    assert str(answer.untimed(made([row(9) | alone]))) == (
+        "\nAll rows are with NCCL_NVLS_ENABLE=0, without NVLink's multicast."
+    )
 
 
 def test_the_page_with_rows_and_without(shown_by, made, tmp_path):

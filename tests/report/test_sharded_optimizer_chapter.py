@@ -222,10 +222,11 @@ def test_times_with_and_without_in_turns(made, empty):
 
 
 def test_a_row_without_a_time_says_why(made):
-    failed = {**timed(1, "sharded"), "status": "oom"}
+    failed = {**timed(1, "sharded"), "status": "oom", "note": "out of memory"}
     failed |= {name: "" for name in failed if name.startswith("ms") or name == "n"}
-    found = lines(times.table(made([timed(110), failed]), MAIN, "c", "t"))
-    assert found["launched", "sharded"] == ["oom", *["·"] * 6]
+    c = made([timed(110), failed])
+    assert lines(times.table(c, MAIN, "c", "t"))["launched", "sharded"] == ["oom", *["·"] * 6]
+    assert str(times.untimed(c)) == "- xl25, launched, bf16, sharded: oom (out of memory)"
 
 
 def test_bytes_against_zero_by_formula_and_as_counted(made, empty):
@@ -312,7 +313,7 @@ def whole_sweep(monkeypatch):
 
 def test_the_page_with_the_rows_of_a_sweep_and_without(shown_by, synthetic, tmp_path, monkeypatch):
     without = shown_by("sharded_optimizer", tmp_path)
-    assert sum("Not measured yet" in text for text in without) == 5
+    assert sum("Not measured yet" in text for text in without) == 6
     sections = {"collectives": GATHERS}
     for section, row in whole_sweep(monkeypatch):
         sections.setdefault(section, []).append(row)

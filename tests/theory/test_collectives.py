@@ -87,10 +87,13 @@ def test_tensors_of_unequal_lengths_are_refused(given):
 
 
 def test_bytes_of_copy_engines_are_those_of_each_copy():
-    # Two GPUs, a gradient of 8 bytes on each, sent as it is. Copied in: 8 read, 8 written. A half
-    # is fetched and given, summed with the own (8 read, 4 written), the other fetched and given.
-    assert collectives.copied_bytes(2, 2, 4, 4) == (16, (4 + 4) + (8 + 4) + (4 + 4))
-    # In 2 of 4 bytes each, and copied back: 4 read, 8 written.
-    assert collectives.copied_bytes(2, 2, 4, 2) == (12, (2 + 2) + (4 + 2) + (2 + 2) + 12)
-    # Four GPUs fetch three quarters of 16 bytes and sum four of them into one.
-    assert collectives.copied_bytes(4, 4, 4, 4)[1] == (12 + 12) + (16 + 4) + (12 + 12)
+    # Two GPUs, a gradient of 8 bytes on each, sent as it is. A half is read and written to the
+    # other GPU; the own half and the other's are read, the mean is written, and once more sent.
+    assert collectives.copied_bytes(2, 2, 4, 4) == (4 + 4) + (4 + 4 + 4) + (4 + 4)
+    # In 2 of 4 bytes each: a half is cast before it is sent, and after; the own one is read, and
+    # its mean written, in both.
+    assert collectives.copied_bytes(2, 2, 4, 2) == (
+        (4 + 2) + (2 + 2) + (4 + 2 + 2 + 4) + (2 + 2) + (2 + 4)
+    )
+    # Of four GPUs each sends three quarters of 16 bytes, sums four of them into one.
+    assert collectives.copied_bytes(4, 4, 4, 4) == (12 + 12) + (16 + 4) + (12 + 12)

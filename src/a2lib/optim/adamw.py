@@ -57,8 +57,9 @@ class MasterAdamW(torch.optim.Optimizer):
 
     def _forget(self) -> None:
         self._lanes: dict[tuple[torch.device, int], Any] = {}  # by device and priority
-        self._events: dict[tuple[torch.device, int], torch.cuda.Event | None] = {}
+        self._events: dict[tuple[torch.device, int], Any] = {}
         self._ahead: dict[Tensor, None] = {}  # updated since the last step, by overlapping()
+        self._captured = False  # whether that was in the capture of a CUDA graph
         self._ends: dict[tuple, tuple[Tensor, Tensor]] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -156,8 +157,10 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _now(self, group: dict[str, Any], multiprocessors: int | None, p: Tensor) -> None:
+        self._drop_cut_off()
         if p in self._ahead:
             raise RuntimeError("a second backward within overlapping() before step()")
+        self._captured = p.is_cuda and torch.cuda.is_current_stream_capturing()
         self._start(p)
         # Many programs stand behind the backward's own kernels where both wait: those are what all
         # else waits for. Few leave room beside them, and are done late if they begin late.
@@ -170,6 +173,12 @@ class MasterAdamW(torch.optim.Optimizer):
         self._events[place] = lane.run(lambda: self._update(group, p, multiprocessors))
         self._ahead[p] = None
 
+    def _drop_cut_off(self) -> None:
+        """What was updated in a capture that failed has not been."""
+        if self._captured and not torch.cuda.is_current_stream_capturing():
+            self._captured = False
+            self._ahead.clear()
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update what has a gradient and is not updated yet; the closure's loss, if there is
@@ -178,6 +187,7 @@ class MasterAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._drop_cut_off()
         for group in self.param_groups:
             found = [p for p in group["params"] if p.grad is not None or p in self._ahead]
             for p in found:

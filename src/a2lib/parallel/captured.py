@@ -72,7 +72,8 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
       communicators and kernels are made. FSDP gathers ahead from the second one on.
 
     Gradients live in the graph's memory. Raises ValueError without a step of warm-up, RuntimeError
-    without a GPU, and what the capture raised, with the process made fit for further work.
+    without a GPU, and what the capture raised, with the process made fit for further work: after
+    ``reset`` of the wrapper and ``zero_grad`` it trains on, launched or captured anew.
     """
     if warmup < 1:
         raise ValueError(f"warmup must be at least 1; got {warmup!r}")

@@ -1,9 +1,24 @@
-"""An all-reduce by copy engines: GPUs of one host read each other's memory over NVLink or PCIe.
+"""An all-reduce by copy engines: GPUs of one host write to each other's memory over NVLink or PCIe.
 
 NCCL's kernels occupy multiprocessors that backward could use. Here each rank owns 1/W of a bucket:
-it copies that part of every other rank's gradients to itself, which the copy engines do, takes the
-mean in one short kernel, and copies the other parts, done by their owners, from them. Barriers
-between, small kernels too, are PyTorch's symmetric memory's; without multicast.
+
+1. It writes the other parts of its gradients into slots of their owners, from where backward left
+   them. That is work of the copy engines.
+2. Behind a barrier it takes the mean of its own part, of its gradients and its slots, by kernels.
+3. It writes the mean to where every rank has its gradients from then on: copy engines again. Behind
+   a barrier all of the bucket is there.
+
+The barriers, small kernels too, are PyTorch's symmetric memory's; without multicast. All of a rank
+is on one stream, its lane, in order, each bucket behind what backward's stream had queued when it
+was sent. Backward goes on beside it, and its gradients are held until the finish. That nothing is
+overwritten too early:
+
+- A slot is that of all buckets. The next one is written into it behind the second barrier of this
+  one, which its owner reaches behind the kernels that read it.
+- Others write a rank's gradients behind the first barrier of the bucket, which the rank reaches
+  behind all that it had queued when it sent that: the optimizer's step that read the last means,
+  backwards that added to them, and its own messages from there.
+- Behind the last bucket's second barrier nobody writes: the finish has none.
 
 The sum is in rank order and in float32 (float64 for float64), rounded once: with two ranks NCCL's
 bits, with more those of one process that adds in that order.
@@ -23,13 +38,15 @@ import triton.language as tl
 from torch import Tensor
 
 from a2lib.parallel.group import member
-from a2lib.parallel.lane import Lane
+from a2lib.parallel.lane import Ended, Lane
 
 # What is called with the parameters of a bucket whose gradients are the means.
 Then = Callable[[Sequence[Tensor]], None]
 # Every rank's part of a bucket begins at a multiple of so many bytes.
 ALIGN = 128
 BLOCK = 4096
+# At once, in bytes.
+KERNEL_ALIGN = 16
 # A rank that is gone leaves the others' barrier kernels waiting, which NCCL's watchdog does not
 # see. Past this they fail; it is NCCL's own limit.
 BARRIER_LIMIT_MS = 600_000
@@ -109,12 +126,74 @@ def shared_memory(
     return mine, symmetric_memory.rendezvous(mine, whole)
 
 
+class _Shared:
+    """As many bytes of every rank, that all of them write to."""
+
+    def __init__(self, size: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        self.mine, self._handle = shared_memory(max(size, ALIGN), group, device)
+        # Where this allocation begins in what the handle counts from.
+        first = self._handle.get_buffer(member(group)[0], (1,), torch.uint8)
+        self._shift = self.mine.data_ptr() - first.data_ptr()
+
+    def of(self, rank: int, begin: int, count: int, dtype: torch.dtype) -> Tensor:
+        """So many elements of a rank's memory from a byte on."""
+        at = (self._shift + begin) // dtype.itemsize
+        return self._handle.get_buffer(rank, (count,), dtype, at)
+
+    def barrier(self) -> None:
+        self._handle.barrier(channel=0, timeout_ms=BARRIER_LIMIT_MS)
+
+
+@dataclass
+class _Place:
+    """Where a parameter's gradient is in this rank's memory: in its shape, and flat, with what is
+    free behind it."""
+
+    view: Tensor
+    flat: Tensor
+
+
+@dataclass
+class _Piece:
+    """What one rank owns of a parameter, from ``begin`` to ``end`` of the flat one: ``here`` in
+    this rank's memory, and ``there``, its slot at the owner. Where that is this rank ``there`` is
+    its slots, a row for each other rank."""
+
+    index: int  # of the parameter in its bucket
+    begin: int
+    end: int
+    here: Tensor
+    there: Tensor
+
+    def of(self, flat: Tensor) -> Tensor:
+        whole = self.end - self.begin == flat.numel()  # as most are: a slice costs the host time
+        return flat if whole else flat[self.begin : self.end]
+
+
+@dataclass
+class _Part:
+    """What one rank owns of a bucket; ``here`` and ``there`` as of a piece, of all of them."""
+
+    pieces: list[_Piece]
+    here: Tensor
+    there: Tensor
+
+    def of(self, sources: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """(what is read, there, here) of each piece, given each parameter's gradient, flat; all in
+        one where all is read here."""
+        cuts = [piece.of(sources[piece.index]) for piece in self.pieces]
+        pairs = list(zip(cuts, self.pieces, strict=True))
+        if all(cut.data_ptr() == piece.here.data_ptr() for cut, piece in pairs):
+            return [(self.here, self.there, self.here)]
+        return [(cut, piece.there, piece.here) for cut, piece in pairs]
+
+
 @dataclass
 class _Bucket:
-    views: list[Tensor]  # of this rank's memory, one a parameter
-    parts: list[Tensor]  # of this rank's memory, one a rank
-    others: list[tuple[int, Tensor, Tensor]]  # of each other: its rank, what it has of my part, its
-    scratch: list[Tensor]  # where the others' copies of my part go, one a rank but this one
+    places: list[_Place]
+    own: _Part
+    others: list[_Part]
+    means: list[Tensor]  # of each other's memory, where it has this rank's part
 
 
 class CopyEngines:
@@ -131,150 +210,210 @@ class CopyEngines:
         self.group, self._device, self._dtype = group, device, dtype
         self._rank, self._world_size = member(group)
         self._lane = Lane(device)
-        self._memory: Tensor | None = None
+        self._memory: _Shared | None = None
+        self._slots: _Shared | None = None
+        self._under_way: Ended | None = None  # where the lane is through with all of it
+        # The gradients that the lane reads. Their memory, of backward's stream, would else be that
+        # of a later kernel there before it has read them.
+        self._held: list[Tensor] = []
 
     def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
         """Give each bucket of parameters its memory, the first time by taking it. Gradients that
-        are there move out of it."""
+        are there move out of it. Nothing is under way."""
         sizes = [self._padded(params) for params in buckets]
         if self._memory is None:
             # Whatever the buckets are later, each parameter is padded at most once.
             total = sum(self._padded([p]) for params in buckets for p in params)
-            self._memory, self._handle = shared_memory(max(total, ALIGN), self.group, self._device)
-            # Where this allocation begins in what the handle counts from.
-            first = self._handle.get_buffer(self._rank, (1,), torch.uint8)
-            self._shift = self._memory.data_ptr() - first.data_ptr()
+            self._memory = _Shared(total, self.group, self._device)
         for p in (p for params in buckets for p in params):
             if p.grad is not None and self._has(p.grad):
                 p.grad = p.grad.clone()  # it lies where another one's is going to be
-        largest = max(sizes, default=0) // self._world_size
-        scratch = torch.empty(
-            (self._world_size - 1) * largest, dtype=torch.uint8, device=self._device
-        )
+        needed = max(sizes, default=0) // self._world_size * (self._world_size - 1)
+        if self._slots is None or self._slots.mine.numel() < needed:
+            self._slots = _Shared(needed, self.group, self._device)
         self._buckets, begin = [], 0
         for params, size in zip(buckets, sizes, strict=True):
-            self._buckets.append(self._bucket(params, begin, size, scratch))
+            self._buckets.append(self._bucket(params, begin, size))
             begin += size
 
     def _has(self, grad: Tensor) -> bool:
-        return 0 <= grad.data_ptr() - self._memory.data_ptr() < self._memory.numel()
+        mine = self._memory.mine
+        return 0 <= grad.data_ptr() - mine.data_ptr() < mine.numel()
 
     def _sent_dtype(self, p: Tensor) -> torch.dtype:
         return self._dtype if self._dtype and p.is_floating_point() else p.dtype
 
+    def _room(self, p: Tensor) -> int:
+        """Elements that a parameter takes in its bucket."""
+        unit = ALIGN // self._sent_dtype(p).itemsize
+        return -(-p.numel() // unit) * unit
+
     def _padded(self, params: Sequence[Tensor]) -> int:
-        size = sum(p.numel() * self._sent_dtype(p).itemsize for p in params)
+        size = sum(self._room(p) * self._sent_dtype(p).itemsize for p in params)
         unit = ALIGN * self._world_size
         return -(-size // unit) * unit
 
-    def _bucket(self, params: Sequence[Tensor], begin: int, size: int, scratch: Tensor) -> _Bucket:
-        dtype, world = self._sent_dtype(params[0]), self._world_size
-        flat = self._memory[begin : begin + size].view(dtype)
-        used = flat[: sum(p.numel() for p in params)].split([p.numel() for p in params])
-        # Strides as the parameter's, as autograd and fused optimizers have them.
-        views = [
-            piece.as_strided(p.shape, torch.empty_like(p, device="meta").stride())
-            for piece, p in zip(used, params, strict=True)
+    def _bucket(self, params: Sequence[Tensor], begin: int, size: int) -> _Bucket:
+        dtype, rank, world = self._sent_dtype(params[0]), self._rank, self._world_size
+        flat = self._memory.mine[begin : begin + size].view(dtype)
+        rooms = [self._room(p) for p in params]
+        places = [
+            # Strides as the parameter's, as autograd and fused optimizers have them.
+            _Place(room.as_strided(p.shape, torch.empty_like(p, device="meta").stride()), room)
+            for room, p in zip(flat[: sum(rooms)].split(rooms), params, strict=True)
         ]
-        part = flat.numel() // world
+        length = flat.numel() // world
+        slots = self._slots.mine[: (world - 1) * length * dtype.itemsize].view(dtype)
 
-        start = (self._shift + begin) // dtype.itemsize
+        def part(owner: int) -> _Part:
+            if owner == rank:
+                there = slots.view(world - 1, length)
+            else:
+                # Its row there: the owner itself has none.
+                row = rank - (rank > owner)
+                there = self._slots.of(owner, row * length * dtype.itemsize, length, dtype)
+            whole = _Part([], flat[owner * length : (owner + 1) * length], there)
+            start = -owner * length  # of a parameter, from where the part begins
+            for index, room in enumerate(rooms):
+                first, end = max(start, 0), min(start + room, length)
+                if first < end:
+                    whole.pieces.append(
+                        _Piece(index, first - start, end - start, whole.here[first:end],
+                               there[..., first:end])
+                    )  # fmt: skip
+                start += room
+            return whole
 
-        def of(rank: int, which: int) -> Tensor:
-            return self._handle.get_buffer(rank, (part,), dtype, start + which * part)
-
-        others = [(self._rank + step) % world for step in range(1, world)]
+        # Each rank begins with another one.
+        others = [(rank + step) % world for step in range(1, world)] if length else []
+        mine = begin + rank * length * dtype.itemsize
         return _Bucket(
-            views,
-            list(flat.split(part)) if part else [flat] * world,
-            [(r, of(r, self._rank), of(r, r)) for r in others] if part else [],
-            list(scratch.view(dtype)[: (world - 1) * part].view(world - 1, part)),
+            places,
+            part(rank),
+            [part(other) for other in others],
+            [self._memory.of(other, mine, length, dtype) for other in others],
         )
 
     def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
-        """Copy the parameters' gradients into the bucket's memory, where they are from now on
-        unless they travel in another dtype, and start the mean. ``then`` is called with them on
-        the stream where it is there; True, since it always is."""
+        """Start the mean of the parameters' gradients, which are in the bucket's memory from now on
+        unless they travel in another dtype. ``then`` is called with them on the stream where it is
+        there; True, since it always is."""
         to = self._buckets[bucket]
-        fresh = [(v, p) for v, p in zip(to.views, params, strict=True) if not _is_view(p.grad, v)]
-        # On the current stream: the gradient's own memory is free for the rest of backward.
-        if fresh:
-            torch._foreach_copy_([v for v, _ in fresh], [p.grad for _, p in fresh])
-        back = []
-        for v, p in fresh:
-            if v.dtype == p.grad.dtype:
-                p.grad = v
-            else:
-                back.append((p.grad, v))
+        # Flat: what is summed and what is sent of each. Both are read where backward left them if
+        # that is as they would lie here, but no other dtype is sent.
+        summed, sent, staged = [], [], []
+        for place, p in zip(to.places, params, strict=True):
+            grad, source = p.grad, place.flat
+            if not _is_view(grad, place.view):
+                self._held.append(grad)
+                if _lies_alike(grad, place):
+                    source = grad.as_strided((grad.numel(),), (1,))
+                else:
+                    staged.append((place.view, grad))
+            summed.append(source)
+            sent.append(source if source.dtype == place.flat.dtype else place.flat)
+            if grad.dtype == place.view.dtype:
+                p.grad = place.view
+        for part in to.others:
+            for piece in part.pieces:
+                if sent[piece.index] is not summed[piece.index]:
+                    staged.append((piece.here, piece.of(summed[piece.index])))
+        back = [(grad, here) for here, grad in staged if here.dtype != grad.dtype]
+        messages = [message for part in to.others for message in part.of(sent)]
+        sums = to.own.of(summed)
 
+        @torch.no_grad()
         def work() -> None:
-            self._mean(to)
-            if back:
-                torch._foreach_copy_([grad for grad, _ in back], [v for _, v in back])
+            _copy(staged)
+            if to.others:
+                for source, slot, _ in messages:
+                    slot.copy_(source)
+                self._memory.barrier()  # all have what they sum
+                for source, slots, mean in sums:
+                    mean_of_parts(source, slots, mean, self._rank)
+                for mean in to.means:
+                    mean.copy_(to.own.here)
+                self._memory.barrier()  # all have the means
+            _copy(back)
             if then is not None:
                 then(params)
 
-        self._lane.run(work)
+        self._under_way = self._lane.run(work)
         return True
 
-    @torch.no_grad()
-    def _mean(self, bucket: _Bucket) -> None:
-        if not bucket.others:
-            return
-        self._barrier()  # all have copied their gradients in
-        for rank, mine_there, _ in bucket.others:
-            bucket.scratch[rank - (rank > self._rank)].copy_(mine_there)
-        mean_of_parts(bucket.parts[self._rank], bucket.scratch, self._rank)
-        self._barrier()  # all have their own part
-        for rank, _, done in bucket.others:
-            bucket.parts[rank].copy_(done)
-
-    def _barrier(self) -> None:
-        self._handle.barrier(channel=0, timeout_ms=BARRIER_LIMIT_MS)
-
     def arrive(self) -> None:
-        """Let the current stream wait for all that was sent, and until no rank reads this one's
-        memory any more; collective."""
-        if any(bucket.others for bucket in self._buckets):
-            self._lane.wait(self._lane.run(self._barrier))
+        """Let the current stream wait for all that was sent."""
+        self._lane.wait(self._under_way)
+        self._under_way = None
+        self._held.clear()
+
+
+def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy and cast the second of each into the first, on a GPU by one kernel for all."""
+    if pairs:
+        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
 
 
 def _is_view(grad: Tensor, view: Tensor) -> bool:
     return grad.data_ptr() == view.data_ptr() and grad.dtype == view.dtype
 
 
-def mean_of_parts(own: Tensor, others: Sequence[Tensor], rank: int) -> None:
-    """Overwrite ``own``, of ``rank``, with the mean over all, added in rank order in float32 and
-    rounded once; ``others`` are the other ranks', in rank order, side by side in memory."""
-    world, n = len(others) + 1, own.numel()
+def _lies_alike(grad: Tensor, place: _Place) -> bool:
+    """Whether the gradient fills what its place has, in that order, from an address on that a
+    kernel reads as quickly, which then is compiled for no other."""
+    filled = grad.numel() == place.flat.numel() and grad.stride() == place.view.stride()
+    return filled and grad.data_ptr() % KERNEL_ALIGN == 0
+
+
+def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
+    """Write the mean of ``own``, of ``rank``, and of ``others``, a row for each other rank in rank
+    order, to ``mean``: added in rank order in float32 and rounded once.
+
+    ``mean`` may be ``own``. Where ``own`` has another dtype it is rounded to that of the others
+    first, and overwritten with the mean.
+    """
+    n = own.numel()
     if own.device.type != "cuda":
-        mean_of_parts_plain(own, others, rank)
+        mean_of_parts_plain(own, others, mean, rank)
         return
-    wide = tl.float64 if own.dtype == torch.float64 else tl.float32
     _mean_kernel[(triton.cdiv(n, BLOCK),)](
-        own, others[0], n, RANK=rank, WORLD=world, WIDE=wide, BLOCK=BLOCK
+        own,
+        others,
+        mean,
+        n,
+        others.stride(0),
+        RANK=rank,
+        WORLD=len(others) + 1,
+        WIDE=tl.float64 if mean.dtype == torch.float64 else tl.float32,
+        CAST=own.dtype != mean.dtype,
+        BLOCK=BLOCK,
     )
 
 
-def mean_of_parts_plain(own: Tensor, others: Sequence[Tensor], rank: int) -> None:
+def mean_of_parts_plain(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
     """The same in plain operations, which read and write everything once an addition."""
-    wide = torch.float64 if own.dtype == torch.float64 else torch.float32
-    parts = [*others[:rank], own, *others[rank:]]
+    wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
+    parts = [*others[:rank], own.to(mean.dtype), *others[rank:]]
     total = parts[0].to(wide)
     for part in parts[1:]:
         total = total + part.to(wide)
     # By a tensor: a GPU would multiply by the reciprocal of a number.
-    own.copy_(total / torch.full((), len(parts), dtype=wide, device=own.device))
+    mean.copy_(total / torch.full((), len(parts), dtype=wide, device=own.device))
+    if own.dtype != mean.dtype:
+        own.copy_(mean)
 
 
 @triton.jit
 def _mean_kernel(
     own_ptr,
     others_ptr,
+    mean_ptr,
     n,
+    row,
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
     WIDE: tl.constexpr,
+    CAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -283,11 +422,17 @@ def _mean_kernel(
     for r in tl.static_range(WORLD):
         if r == RANK:
             part = tl.load(own_ptr + at, mask=inside, other=0.0)
+            if CAST:
+                # From float64 to 16 bits PyTorch goes by float32 as well, and Triton has no other.
+                part = tl.cast(tl.cast(part, tl.float32), mean_ptr.dtype.element_ty)
         elif r < RANK:
-            part = tl.load(others_ptr + tl.cast(r, tl.int64) * n + at, mask=inside, other=0.0)
+            part = tl.load(others_ptr + tl.cast(r, tl.int64) * row + at, mask=inside, other=0.0)
         else:
-            part = tl.load(others_ptr + tl.cast(r - 1, tl.int64) * n + at, mask=inside, other=0.0)
+            part = tl.load(others_ptr + tl.cast(r - 1, tl.int64) * row + at, mask=inside, other=0.0)
         total += tl.cast(part, WIDE)
     # Not a product with 1 / WORLD, nor an approximate quotient: the plain twin's bits.
     mean = tl.div_rn(total, WORLD * 1.0) if WIDE == tl.float32 else total / WORLD
-    tl.store(own_ptr + at, tl.cast(mean, own_ptr.dtype.element_ty), mask=inside)
+    mean = tl.cast(mean, mean_ptr.dtype.element_ty)
+    tl.store(mean_ptr + at, mean, mask=inside)
+    if CAST:
+        tl.store(own_ptr + at, tl.cast(mean, own_ptr.dtype.element_ty), mask=inside)

@@ -348,7 +348,8 @@ class BucketedDDP(_Overlapped):
     - "backend": one call of the group's backend, NCCL or gloo, on the gradients themselves.
     - "copy_engines": see ``copy_engines``; on CUDA, between GPUs of one host that reach each
       other's memory, and worth it for buckets of 25 MB and more. Each ``.grad`` is a view of memory
-      that stays, and that the next backward's gradients overwrite.
+      that stays, and that the next means overwrite. What backward made is read where it made it,
+      and stays until the finish too.
     - "auto": copy engines where they can, else the backend; ``why_backend`` says why.
 
     ``communication_dtype`` is the dtype that floating gradients travel in, None each's own:

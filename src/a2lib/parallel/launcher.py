@@ -9,7 +9,7 @@ of the rank that was first. Nothing is left running, however the launch ends: th
 torchrun, and torchrun with this process, also where that is killed (on Linux).
 
 Several nodes are torchrun's own rendezvous: the same call on each, with ``nodes``, ``node`` and the
-``endpoint`` of node 0.
+``endpoint`` of node 0. README.md has the command, and a Slurm script that uses it.
 """
 
 from __future__ import annotations

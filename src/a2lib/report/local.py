@@ -42,22 +42,30 @@ def one(rows: pd.DataFrame, key: Iterable[str]) -> pd.DataFrame:
 
 
 def show(runs: pd.DataFrame, command: str, *parts: tuple[pd.DataFrame, Tabulate],
-         tiny: bool = True) -> Markdown:  # fmt: skip
+         tiny: bool = True, pair: bool = False) -> Markdown:  # fmt: skip
     """Every table of every device, long ones folded away, each section's with its source.
 
     A part is the rows of a section and `tabulate(rows, name, number)`, which makes the tables of
     one data file: `name` is its device in words, and `number` (1, 2, ...) keeps the tables' labels
-    apart. `command` is what measures them. `tiny` says that a CPU's figures are trials.
+    apart. `command` is what measures them. `tiny` says that a CPU's figures are trials, `pair` that
+    sweeps want two GPUs.
     """
     found: dict[tuple[str, Path], list] = {}
     for rows, tabulate in parts:
         for (device, file), mine in rows.groupby(["device", "file"]):
             found.setdefault((device, Path(file).parents[1]), []).append((mine, tabulate))
     if not found:
+        shape, _, _ = command.partition(" -p sweep")
+        without = "Without a GPU the same commands measure tiny sizes on the CPU." * tiny
+        if pair:
+            without = (
+                "Without two GPUs that sweep is refused; "
+                f"`{shape}` then measures a tiny size between two processes on the CPU."
+            )
         return Markdown(
             "When this page was built, nothing had been measured on another machine. Type\n\n"
             f"```\n{command}\nmake book\n```\n\nand this section shows the figures of your "
-            "GPU. " + "Without a GPU the same commands measure tiny sizes on the CPU." * tiny
+            f"{'GPUs' if pair else 'GPU'}. {without}"
         )
     text = []
     for number, (device, folder) in enumerate(sorted(found), 1):

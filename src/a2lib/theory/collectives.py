@@ -42,15 +42,16 @@ def all_reduce_s(size, n, bandwidth):
 
 def copied_bytes(elements, n, width, sent):
     """Bytes read and written in the memory of each of ``n`` GPUs by an all-reduce through copy
-    engines (parallel/copy_engines.py): by the copy of gradients of ``width`` bytes an element, in
-    the ``sent`` bytes that travel, to where the others read them; and by all that follows: the
-    parts fetched from there, their mean, the means fetched, and the copy back from another dtype.
+    engines (parallel/copy_engines.py) of gradients of ``width`` bytes an element, which travel in
+    ``sent``: by the parts written to their owners, their sum, the means written to all, and where
+    they travel in another dtype by the casts there and back.
     """
     positive(elements=elements, n=n, width=width, sent=sent)
-    whole = elements * sent
-    fetched = 2 * whole * (n - 1) / n  # written here, and read here by the others
-    back = elements * (sent + width) if sent != width else 0
-    return elements * (width + sent), 2 * fetched + whole * (n + 1) / n + back
+    own, others = elements / n, elements * (n - 1) / n
+    travels = 2 * others * sent  # read here and written there, as much as comes from there
+    total = own * width + others * sent + own * sent
+    casts = 2 * others * (width + sent) + own * width if sent != width else 0
+    return 2 * travels + total + casts
 
 
 def alternate_all_reduce_s(size, n, bandwidth):

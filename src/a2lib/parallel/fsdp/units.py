@@ -17,7 +17,7 @@ from torch import nn
 
 from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded, show
 from a2lib.parallel.group import all_gather_coalesced, reduce_scatter_coalesced
-from a2lib.parallel.lane import Lane
+from a2lib.parallel.lane import Ended, Lane
 
 # What an observer is told of a unit: on the stream of transfers, that its all-gather or its
 # reduce-scatter begins and has ended; on the stream that computes, that its turn has come, and that
@@ -58,7 +58,7 @@ class Unit:
         self.began_at: object = None  # the mark of the node at which it began
         self.observer: Callable[[str, str], object] | None = None
         self._lane, self._group = lane, group
-        self._filled: torch.cuda.Event | None = None
+        self._filled: Ended | None = None
         self._wholes: list[torch.Tensor] = []
         self._gathers: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         for same in by_dtype(sharded, lambda p: p.shown_dtype):
@@ -145,9 +145,9 @@ class Unit:
         show(self.parameters, False)
         self.free()
 
-    def reduce(self, prepared: list[Prepared]) -> torch.cuda.Event | None:
+    def reduce(self, prepared: list[Prepared]) -> Ended | None:
         """Start the reduce-scatter of what was prepared, into the masters' gradients. The caller
-        keeps ``prepared`` until the event."""
+        keeps ``prepared`` until its end."""
 
         @torch.no_grad()
         def reduce_scatter() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pandas as pd
 from a2lib.report import data, metrics, style
 from a2lib.report.tables import MISSING
 
+SWITCHES = {"NCCL_NVLS_ENABLE=0": "NCCL_NVLS_ENABLE=0, without NVLink's multicast"}
 UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 HOST = 0.9  # where the host takes this share of the time or more, the time is the host's
 
@@ -67,6 +69,24 @@ def said_bytes(words: str, note: str) -> float | None:
 def reason(note: str) -> str:
     """A row's note without what PyTorch says of the whole device, the same in every row."""
     return note.partition(" GPU 0 has")[0].rstrip(".")
+
+
+def refused(rows: pd.DataFrame, name: Callable[[tuple], str]) -> list[str]:
+    """A line for each row without a result: what it is by ``name``, and why; each once."""
+    found = rows[rows["status"] != "ok"].itertuples()
+    return list(dict.fromkeys(
+        f"- {name(row)}: {style.STATUS.get(row.status, row.status)} ({reason(row.note)})"
+        for row in found
+    ))  # fmt: skip
+
+
+def switched(rows: pd.DataFrame) -> str:
+    """What rows of several GPUs were measured with."""
+    known = sorted(set(rows["conditions"]) - {""})
+    if not known:
+        return ""
+    who = "All" if (rows["conditions"] != "").all() else "Some"
+    return f"{who} rows are with {style.listed([SWITCHES.get(x, x) for x in known])}."
 
 
 def mean(row) -> str:

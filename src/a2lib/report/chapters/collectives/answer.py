@@ -21,12 +21,12 @@ from a2lib.report.chapters.collectives.rows import (
     digits,
     megabytes,
 )
+from a2lib.report.chapters.measured import SWITCHES
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.collectives import all_reduce_s
 
-SWITCHES = {"NCCL_NVLS_ENABLE=0": "NCCL_NVLS_ENABLE=0, without NVLink's multicast"}
 MAIN, OTHER = "nccl 2", "gloo 2"
 ASKED = tuple(f"{name} {n}" for name in NAMES for n in (2, 4, 6))  # by the handout
 ALIKE = 0.1  # two times closer than this are taken for those of as many bytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.collectives.answer import SWITCHES
 from a2lib.report.chapters.ddp.host import SPREAD, messages
 from a2lib.report.chapters.ddp.rows import (
     HANDOUT_MB,
@@ -21,7 +20,7 @@ from a2lib.report.chapters.ddp.rows import (
     time,
 )
 from a2lib.report.chapters.ddp.ways import TITLES, hidden, short
-from a2lib.report.chapters.measured import HOST, reason
+from a2lib.report.chapters.measured import HOST, refused, switched
 from a2lib.report.metrics import pick
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
@@ -223,10 +222,12 @@ def _slow_host(c: Ddp, rows: list, best) -> str:
     text = ""
     each = c.row("overlapped", model=best.model)
     same = [row for row in rows if each is not None and messages(row) == messages(each)]
-    for row in same:
+    if same:
+        sizes = listed([f"{int(row.bucket_mb)}" for row in same])
+        differ = style.between([abs(row.ms - each.ms) for row in same], time)
         text += (
-            f" Those of {int(row.bucket_mb)} MB send the same messages as each gradient by itself: "
-            f"what their steps differ by, {time(abs(row.ms - each.ms))} ms, is the host's too."
+            f" Those of {sizes} MB send the same messages as each gradient by itself: what their "
+            f"steps differ by, {differ} ms, is the host's or chance, not the size's."
         )
     low, _ = c.apart(False, best.model) or (0.0, 0.0)
     slow = [row for row in rows if not seen(row) and row.ms_without > (1 + SPREAD) * low]
@@ -255,9 +256,7 @@ def untimed(c: Ddp) -> Markdown:
     for model in MODELS:
         for capture, way in TITLES.items():
             rows = c.of(model, capture)
-            refused = rows[rows["status"] != "ok"]
-            lines += [f"- {model}, {way}, {name(row)}: {style.STATUS.get(row.status, row.status)} "
-                      f"({reason(row.note)})" for row in refused.itertuples()]  # fmt: skip
+            lines += refused(rows, lambda row, way=way: f"{row.model}, {way}, {name(row)}")
         asked = [("naive", 0), ("flat", 0), ("overlapped", 0),
                  *(("bucketed", mb) for mb in HANDOUT_MB)]  # fmt: skip
         rows = c.of(model, False)
@@ -270,10 +269,8 @@ def untimed(c: Ddp) -> Markdown:
     if left:
         lines.append(f"\n**Not measured yet**, launched, of what the handouts ask: "
                      f"{'; '.join(left)}.")  # fmt: skip
-    switches = sorted(set(c.table["conditions"]) - {""})
-    if switches:
-        who = "All" if (c.table["conditions"] != "").all() else "Some"
-        lines.append(f"\n{who} rows are with {listed([SWITCHES.get(s, s) for s in switches])}.")
+    if with_ := switched(c.table):
+        lines.append(f"\n{with_}")
     return Markdown("\n".join(lines) or "Every way that was tried has its times.")
 
 

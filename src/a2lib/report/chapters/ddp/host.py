@@ -96,7 +96,7 @@ def baseline(c: Ddp) -> Markdown:
         count = sum(not seen(row) for row in rows.itertuples())
         if count:
             text += (
-                f". Of {count} of {len(rows)} ways the step and the same without communication "
+                f". In {count} of {len(rows)} ways the step and the same without communication "
                 "are *level*: their spreads from p20 to p80 overlap, and what such a row exposes "
                 "or hides is not known"
             )

@@ -12,7 +12,7 @@ from a2lib.report.tables import Markdown, Table
 
 def show(c: Ddp) -> Markdown:
     """Every way of every other device measured here."""
-    return local.show(c.runs, COMMAND, (c.local, _tables))
+    return local.show(c.runs, COMMAND, (c.local, _tables), pair=True)
 
 
 def _tables(rows: pd.DataFrame, device: str, number: int) -> list[Table]:

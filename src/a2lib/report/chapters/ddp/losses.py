@@ -126,18 +126,14 @@ def carriers(c: Ddp) -> Markdown:
 def _traffic(c: Ddp, row) -> str:
     """Why copy engines are not free: what they and their kernels read and write."""
     elements, rate = parameter_count(SIZES[MAIN]), c.sheet("memory_bandwidth") * 1e12
-    first, rest = copied_bytes(elements, WORLD_SIZE, 4, 4)
-    low = copied_bytes(elements, WORLD_SIZE, 4, 2)
-    least = 1e3 * first / rate
+    moved, low = (copied_bytes(elements, WORLD_SIZE, 4, sent) for sent in (4, 2))
     return (
-        f"Copy engines take no multiprocessor, but memory: each GPU first copies its gradients to "
-        f"where the other one reads them, on backward's own stream, {first / 1e9:.1f} GB read and "
-        f"written ({low[0] / 1e9:.1f} GB where they are sent in bf16), which takes at least "
-        f"{time(least)} ms of {time(exposed(row))} at {rate / 1e12:.1f} TB/s and hides behind "
-        f"nothing; without it the step would take {(row.ms - least) / row.ms_without:.2f} times "
-        f"the one without communication. Copies and sums beside backward read and write "
-        f"{rest / 1e9:.1f} GB more ({low[1] / 1e9:.1f} GB), {time(1e3 * rest / rate)} ms of the "
-        "memory's time, which is our guess for most of the rest."
+        f"Copy engines take no multiprocessor, but memory: each GPU writes to the other the half "
+        f"of its gradients that the other one sums, sums its own half and writes the means there "
+        f"too, {moved / 1e9:.1f} GB read and written in each GPU's memory ({low / 1e9:.1f} GB "
+        f"where gradients are cast to bf16 and back), beside backward but for the last bucket. "
+        f"That is {time(1e3 * moved / rate)} ms of the memory's time at {rate / 1e12:.1f} TB/s, "
+        f"which is our guess for most of the {time(exposed(row))} ms."
     )
 
 

@@ -38,8 +38,9 @@ _NAMES = {
 
 
 class Ddp(Measured):
-    """What the chapter shows: `table` of the published device, `local` of any other, and the
-    `collectives` whose line the model of the buckets takes and the `benchmark` of one GPU."""
+    """What the chapter shows: `table` of the published device, `local` of any other, the
+    `collectives` whose line the model of the buckets takes, the `benchmark` of one GPU and what
+    others have published (`reference`)."""
 
     def __init__(self, roots: list[Path] | None = None):
         super().__init__(roots)
@@ -47,6 +48,9 @@ class Ddp(Measured):
         self.table = table
         self.collectives, self.benchmark = Collectives(roots), Benchmark(roots)
         self.link = self.sheet("nvlink_egress")
+        self.reference = data.load_reference(
+            "ddp", needs=("wrapper", "bucket_mb", "context"), numbers=("share",)
+        )
         # The same launched steps, each beside AdamW whole and divided, of another run.
         elsewhere, _ = self.read("sharded_optimizer")
         self.elsewhere = metrics.pick(

@@ -17,7 +17,7 @@ from a2lib.report.chapters.fsdp.rows import (
     gb,
     sizes,
 )
-from a2lib.report.chapters.measured import time
+from a2lib.report.chapters.measured import refused, switched, time
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory import fsdp as theory
 
@@ -110,3 +110,16 @@ def frame(rows: pd.DataFrame) -> pd.DataFrame:
     columns = ["step", "", "ms", "p20 to p80", "one GPU", "ratio", "waited", "host",
                "by rank: least / median / most"]  # fmt: skip
     return pd.DataFrame(lines, columns=columns)
+
+
+def untimed(c: Fsdp) -> Markdown:
+    """What has no time or no memory, each with its reason, and what all rows have in common."""
+    if not len(c.table):
+        return Markdown(c.not_yet("any of these"))
+    lines = refused(c.table, lambda row: f"{row.model}, {gathers.WAYS[bool(row.capture)]}, "
+                                         f"{NAMES.get(row.wrapper, row.wrapper)}")  # fmt: skip
+    lines += refused(c.held, lambda row: f"{row.model}, memory, "
+                                         f"{NAMES.get(row.wrapper, row.wrapper)}")  # fmt: skip
+    if with_ := switched(c.table):
+        lines.append(f"\n{with_}")
+    return Markdown("\n".join(lines) or "Every step that was tried has its time.")

@@ -15,7 +15,7 @@ MOMENTS = ("init", "forward", "peak", "before", "after")
 
 def show(c: Fsdp) -> Markdown:
     """Every step and every account of memory of every other device measured here."""
-    return local.show(c.runs, COMMAND, (c.local, _steps), (c.local_held, _memory))
+    return local.show(c.runs, COMMAND, (c.local, _steps), (c.local_held, _memory), pair=True)
 
 
 def _steps(rows: pd.DataFrame, device: str, number: int) -> list[Table]:

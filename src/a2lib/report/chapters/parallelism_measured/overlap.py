@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report.chapters.collectives import line
-from a2lib.report.chapters.collectives.answer import SWITCHES
+from a2lib.report.chapters.measured import SWITCHES
 from a2lib.report.chapters.parallelism_measured.rows import (
     NAMES,
     Beside,

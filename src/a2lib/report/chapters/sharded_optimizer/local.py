@@ -15,7 +15,9 @@ TRAINING = ["model", "batch", "context", "precision", "attention", "backend", "w
 
 def show(c: Sharding) -> Markdown:
     """Every way of every other device measured here."""
-    return local.show(c.runs, COMMAND, (c.local_memory, _memory), (c.local_times, _times))
+    return local.show(
+        c.runs, COMMAND, (c.local_memory, _memory), (c.local_times, _times), pair=True
+    )
 
 
 def _times(rows: pd.DataFrame, device: str, number: int) -> list[Table]:

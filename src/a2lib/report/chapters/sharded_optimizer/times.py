@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.measured import HOST, time
+from a2lib.report.chapters.measured import HOST, refused, switched, time
 from a2lib.report.chapters.sharded_optimizer.rows import (
     SETTINGS,
     Setting,
@@ -92,3 +92,15 @@ def frame(rows: pd.DataFrame) -> list[list[str]]:
             time(row.ms_optimizer), time(row.ms_host), " / ".join(map(time, by_rank)),
         ])  # fmt: skip
     return lines
+
+
+def untimed(c: Sharding) -> Markdown:
+    """What has no time or no memory, each with its reason, and what all rows have in common."""
+    if not len(c.times):
+        return Markdown(c.not_yet("any of these"))
+    lines = refused(c.times, lambda row: f"{row.model}, {HOW[bool(row.capture)]}, {row.precision}, "
+                                         f"{name(row)}")  # fmt: skip
+    lines += refused(c.memory, lambda row: f"{row.model}, memory, {row.precision}, {name(row)}")
+    if with_ := switched(c.times):
+        lines.append(f"\n{with_}")
+    return Markdown("\n".join(lines) or "Every step that was tried has its time.")

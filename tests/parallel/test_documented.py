@@ -1,0 +1,73 @@
+"""The README's training in several processes, copied literally, under its Slurm script."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from a2lib.paths import ROOT
+
+LIMIT_S = 120
+# Slurm's own two commands, for two nodes that are both this host. As srun does, the second starts
+# its command once a node, and its exit code is the largest.
+SLURM = {
+    "scontrol": 'test "$*" = "show hostnames both" && printf "127.0.0.1\\nother\\n"',
+    "srun": """
+shift
+SLURM_NNODES=2 SLURM_NODEID=1 "$@" > other.txt &
+SLURM_NNODES=2 SLURM_NODEID=0 "$@" > first.txt
+code=$?
+wait $! || code=$?
+exit $code""",
+}
+
+
+@pytest.fixture
+def documented(rank_env, tmp_path):
+    """The two files of the README in a folder, and what runs one of them there."""
+    text = (ROOT / "README.md").read_text()
+    section = text.partition("## Train in several processes")[2]
+    [program] = re.findall(r"```python\n(.*?)```", section, re.S)
+    [script] = re.findall(r"```bash\n(#!.*?)```", section, re.S)
+    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "train.sbatch").write_text(script)
+    commands = {**SLURM, "python": f'exec {sys.executable} "$@"'}
+    for name, lines in commands.items():
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/bash\n{lines}\n")
+        path.chmod(0o755)
+
+    def run(*command, **env):
+        path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+        env = {**os.environ, **rank_env, "CUDA_VISIBLE_DEVICES": "", "PATH": path, **env}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, cwd=tmp_path, env=env, stderr=pipe, text=True, start_new_session=True
+        ) as running:
+            try:
+                said = running.communicate(timeout=LIMIT_S)[1]
+            finally:
+                if running.poll() is None:
+                    os.killpg(running.pid, signal.SIGKILL)
+        return running.returncode, said
+
+    return run
+
+
+def losses(text):
+    return [float(x) for x in re.findall(r"\d\.\d+", text)]
+
+
+@pytest.mark.slow
+def test_two_agents_of_a_slurm_job_on_one_host(documented, tmp_path):
+    free = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "both"}
+    assert documented("bash", "train.sbatch", **free) == (0, "")
+    found = [losses(Path(tmp_path, name).read_text()) for name in ("first.txt", "other.txt")]
+    assert [len(one) for one in found] == [2, 2]
+    # Each rank has a batch of its own.
+    assert len({loss for one in found for loss in one}) == 4

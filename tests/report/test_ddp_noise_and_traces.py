@@ -155,6 +155,15 @@ def test_what_runs_beside_what_is_read_from_the_strip(made, strips, tmp_path, em
     # From 20 to 25 ms but for one.
     assert timeline.waited_us([*strips.STRIP, *update]) == 4000
     assert timeline.waited_us(strips.STRIP) is None
+    strips.put(tmp_path, "naive", rows=[*strips.STRIP, *update])
+    quick = [strips.piece(0, 5000, "matmul", "7"), strips.piece(5050, 6000, "optimizer", "7"),
+             strips.piece(1000, 2000, "communication", "20")]  # fmt: skip
+    quick[1]["phase"] = "optimizer"
+    strips.put(tmp_path, "bucketed", 100, rows=quick)
+    assert (
+        "idle once more, 4.00 ms where they are sent after backward and not where they are sent in "
+        "buckets of 100 MB: the host"
+    ) in str(timeline.sentence(Ddp([tmp_path])))
     assert "communication" in timeline.figure(c, "naive")._repr_svg_()
     assert "not measured yet" in timeline.figure(c, "overlapped")._repr_svg_()
 
@@ -178,8 +187,24 @@ def test_what_backward_loses_to_messages_is_read_from_two_traces(made, strips, t
         "other kernels 1.2 times, and without one 1.00 times."
     )
     assert str(losses.sentence(c)).endswith(
-        "over 48 blocks 5.28 ms. From the last of them to the update, where the last messages are "
-        "alone, it is 0.0400 ms. Together that is 5.32 of the 8.00 ms that NCCL in fp32 adds."
+        "over 48 blocks 5.28 ms. Between the last product and the update the last messages are "
+        "alone for 0.0400 ms. That makes 5.32 ms; NCCL in fp32 adds 8.00."
+    )
+    # What else runs behind the last product is no message alone, nor what comes behind those.
+    end = 4 * 410
+    behind = [strips.piece(end, end + 5, "embedding", "7"),
+              strips.piece(end + 35, end + 36, "copy", "9")]  # fmt: skip
+    strips.put(tmp_path, "bucketed", 100, True, rows=[*strips.replay(), *behind])
+    assert losses.lost(Ddp([tmp_path])).tail_us == 34
+    engines = {"carrier": "copy_engines"}
+    assert losses.lost(c, **engines) is None
+    strips.put(tmp_path, "bucketed", 100, True, **engines, rows=strips.replay())
+    c = made([ROW, ROW | engines | {"ms": 87}])
+    assert losses.lost(c, **engines).beside_us == 410
+    assert str(losses.sentence(c)).endswith(
+        "a product takes 2.00 times as long, other kernels 1.20 times, and without a message 1.00 "
+        "times: 410 µs a block, 5.28 ms in all. With 0.0400 ms of messages alone at the end these "
+        "are 5.32 of the 7.00 ms that they add."
     )
     strips.put(tmp_path, "naive")  # no block of these
     assert losses.lost(Ddp([tmp_path])) is None

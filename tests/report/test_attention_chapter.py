@@ -157,6 +157,22 @@ def test_saved_tensors_are_held_against_the_count(plain):
     )
 
 
+def test_what_ours_keeps_is_told_by_row(plain):
+    said = str(memory.kept(plain(attention=[row("forward", 40)])))
+    assert said == (
+        "**Not measured yet on an NVIDIA H200**: what autograd's hooks see of it and of the "
+        "softmax written out and the times beyond this grid."
+    )
+    shape = {"implementation": "a2lib", "dtype": "fp32", "batch": 8, "seq_len": 1024,
+             "head_dim": 64, "causal": "true"}  # fmt: skip
+    sizes = {"q": 2**21, "o": 2**21, "lse": 4 * 8 * 1024, "other": 2 * 8 * 1024}
+    saved = [{**shape, "tensor": name, "saved_bytes": size} for name, size in sizes.items()]
+    longer = row("forward", 40) | {"seq_len": 32768}
+    assert str(memory.kept(plain(attention_saved=saved, attention=[longer]))) == (
+        "Autograd's hooks see it keep 6.00 bytes for each row beside inputs and output."
+    )
+
+
 def test_limits_by_value(plain):
     rows = [limit(30208), limit(29952, causal="true"), limit(33792, 33792, "expandable")]
     p = plain(attention_limit=rows)

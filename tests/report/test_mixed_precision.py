@@ -364,8 +364,20 @@ def test_gains_are_the_gpu_s(timed):
     timed.steps = pd.concat([timed.steps, pd.DataFrame(large)], ignore_index=True)
     said = str(gains.trend(timed))
     assert "10B has no time of `forward-backward` in bf16, captured (oom). **Not" in said
+    # The other precision is shown all the same, and what fits is told beside it.
+    more = replays("10B", {"tf32": (200, 800), "bf16": (100, 300)})
+    more = more[:2] + [row | {"attention": "flash", "compile": "blocks"} for row in more[2:]]
+    timed.steps = pd.concat([timed.steps, pd.DataFrame(more)], ignore_index=True)
+    assert cells(gains.table(timed, "G", "tab-g"), model="10B").iloc[0].tolist()[2:] == [
+        "replay", "1200", "200", "150", "6.00×", "8.00×", "2400", "600", BLANK, "4.00×", BLANK,
+    ]  # fmt: skip
+    assert (
+        "captured (oom). With our attention and compiled blocks they fit, and a replay of both "
+        "takes 300 ms, in fp32 with attention by its definition 3600. **Not"
+    ) in str(gains.trend(timed))
+    assert gains.of_pass(gains.times(timed), 512, "backward").keys() == {"small", "2.7B"}
     assert said.endswith("of medium, large and xl (2025).")
-    assert gains.times(timed)["10B", 512, "forward"] == {"fp32": 1200, "bf16": 150}
+    assert gains.times(timed)["10B", 512, "forward"] == {"fp32": 1200, "tf32": 200, "bf16": 150}
     # Of two commits, a difference is none of a pass.
     timed.steps.loc[timed.steps["mode"] == "forward-backward", "run"] = "other"
     assert ("small", 512, "backward") not in gains.times(timed)

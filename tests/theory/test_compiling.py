@@ -14,6 +14,7 @@ from a2lib.theory.compiling import (
     attention_kernels,
     break_even,
     held,
+    launches,
     moves,
 )
 from a2lib.theory.roofline import compiled_step, eager_step, fused_step
@@ -73,6 +74,16 @@ def test_a_compiled_model_moves_little_more_than_its_closed_form():
         sum(k.count for k in steps[step]) for step in (compiled_step, eager_step)
     )
     assert planned_launches <= launches < 1.5 * planned_launches < eager
+
+
+def test_what_32_bits_do_not_index_is_launched_in_pieces():
+    sizes = (8, 8192, 4)  # a matrix of 2 GiB
+    assert [launches("eager", "plain", p, *sizes) for p in PASSES] == [4, 7]
+    assert [launches("eager", "plain", p, 9, *sizes[1:]) for p in PASSES] == [5, 9]
+    assert [launches("eager", "plain", p, 8, 16384, 4) for p in PASSES] == [7, 13]
+    assert [launches("compile", "plain", p, 8, 16384, 4) for p in PASSES] == [3, 5]
+    with pytest.raises(ValueError, match="allowed are plain, heads"):
+        launches("eager", "causal", "forward", *sizes)
 
 
 def test_matrices_by_value():

@@ -259,6 +259,9 @@ def test_tiles_that_leave_multiprocessors_idle():
          "total": 2e3 * (1 / busy - 1)}
     )  # fmt: skip
     assert busy < 1
+    # A ceiling has idle tiles of its own: those are in the floor already.
+    assert idle_ms(kernels, 600.0, 3, 0.8)["total"] == pytest.approx(2e3 * (0.8 / busy - 1))
+    assert idle_ms(kernels, 600.0, 3, busy / 2)["total"] == 0
     # Every product has its result, whose elements times the sum's length are half its operations.
     for kernel in fused_step(SHAPE, BATCH, CONTEXT, "bf16"):
         assert (kernel.result is not None) == (kernel.part == "products")

@@ -25,6 +25,8 @@ _MASK = ("indices of queries", "indices of keys", "compare", "copy to mask", "ma
 # N x N matrices held at the peak beyond what entered: eager makes a new one at each kernel.
 _HELD = {("eager", "forward"): 2, ("eager", "backward"): 3, ("compile", "forward"): 1,
          ("compile", "backward"): 1}  # fmt: skip
+# Kernels that PyTorch's TensorIterator launches, and the most bytes that it indexes by 32 bits.
+_ELEMENTWISE, INDEXED = ("times scale", "dp times p"), 2**31
 
 
 def attention_kernels(
@@ -63,6 +65,21 @@ def moves(implementation: str, written: str, pass_: str) -> int:
     if implementation == "compile" and written == "heads":
         return 0
     return sum(reads + writes for _, reads, writes, _ in _table(implementation, written, pass_))
+
+
+def launches(
+    implementation: str, written: str, pass_: str, batch: int, n: int, element_bytes: int
+) -> int:
+    """Launches of a pass without a mask: its kernels, and where a matrix of the batch has more than
+    2 GiB one for each piece of an element-wise operator of PyTorch, which halves its operands until
+    32 bits index them. Raises ValueError as attention_kernels, and for a mask."""
+    if written == "causal":
+        raise ValueError("written 'causal': allowed are plain, heads")
+    kernels = attention_kernels(implementation, written, pass_, batch, n, 1, element_bytes)
+    pieces, matrix = 1, batch * n * n * element_bytes
+    while matrix > pieces * INDEXED:
+        pieces *= 2
+    return sum(pieces if kernel.name in _ELEMENTWISE else 1 for kernel in kernels)
 
 
 def held(implementation: str, written: str, pass_: str) -> int:

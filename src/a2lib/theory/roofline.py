@@ -83,15 +83,16 @@ def floor(
 
 
 def idle_ms(
-    kernels: Iterable[Kernel], flops_per_s: float, multiprocessors: int
+    kernels: Iterable[Kernel], flops_per_s: float, multiprocessors: int, best: float = 1.0
 ) -> dict[str, float]:
     """What the products of each phase take at least beyond their floor, and the "total", in ms,
-    because their tiles do not fill the GPU (``busy_share``); no tile is shared."""
+    because their tiles do not fill the GPU (``busy_share``); no tile is shared. ``best`` is the
+    share that the product kept at work whose rate is ``flops_per_s``."""
     sums = dict.fromkeys((*PHASES, "total"), 0.0)
     for kernel in kernels:
         if kernel.result is not None:
             busy = busy_share(*kernel.result, multiprocessors)
-            ms = 1e3 * kernel.count * kernel.flops / flops_per_s * (1 / busy - 1)
+            ms = 1e3 * kernel.count * kernel.flops / flops_per_s * max(0.0, best / busy - 1)
             for name in (kernel.phase, "total"):
                 sums[name] += ms
     return sums

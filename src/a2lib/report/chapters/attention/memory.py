@@ -9,6 +9,7 @@ from a2lib.report.chapters.attention.rows import (
     BATCH,
     BYTES,
     HEAD_DIMS,
+    LONGEST,
     MASKS,
     MIDDLE,
     PASSES,
@@ -91,6 +92,26 @@ def saved(p: Plain) -> Markdown:
         return Markdown(p.not_yet("what autograd's hooks see on the GPU; a test sees it on a CPU"))
     off = [(int(r.saved_bytes) - shape_of(r).saved().get(r.tensor, 0),) for r in rows.itertuples()]
     return Markdown(_verdict("what autograd's own hooks see", off))
+
+
+def kept(p: Plain) -> Markdown:
+    """What autograd's hooks see of ours, by row; and which longer sequences nobody has tried."""
+    told, lacking = [], []
+    rows = pick(p.saved, implementation="a2lib", status="ok")
+    if len(rows):
+        more = rows[~rows["tensor"].isin(["q", "k", "v", "o"])]
+        sums = more.groupby(["seq_len", "batch"])["saved_bytes"].sum()
+        each = [float(size) / (int(n) * int(batch)) for (n, batch), size in sums.items()]
+        told.append(
+            f"Autograd's hooks see it keep {style.between(each, style.digits)} bytes for each row "
+            "beside inputs and output."
+        )
+    else:
+        lacking.append("what autograd's hooks see of it and of the softmax written out")
+    if not (p.table["seq_len"] > LONGEST).any():
+        lacking.append("the times beyond this grid")
+    told += [p.not_yet(listed(lacking))] if lacking else []
+    return Markdown(" ".join(told))
 
 
 def over_time() -> Chart:

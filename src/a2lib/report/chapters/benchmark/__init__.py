@@ -1,9 +1,9 @@
 """The chapter on benchmarking a training step. Every sentence is chosen from the data.
 
 ``rows.Benchmark`` holds the rows; ``answer`` (the first screen and the tables of times),
-``warmup`` (steps one by one, the first taken apart), ``estimate`` (the floor beside the measured),
-``speed`` (our attention, the targets), ``rest`` (what a step takes beyond its floor), ``updates``
-(the step with this library's AdamW), ``published`` and ``local`` say what follows from them.
+``warmup`` (steps one by one), ``first`` (the first taken apart), ``estimate`` (the floor beside the
+measured), ``speed`` (our attention, the targets), ``rest`` (what a step takes beyond its floor),
+``updates`` (the step with this library's AdamW), ``published`` and ``local`` say what follows.
 Without rows each says so.
 """
 

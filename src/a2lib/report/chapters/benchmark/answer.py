@@ -209,6 +209,7 @@ def _way(row) -> str:
 def _why(status: str, note: str) -> str:
     """A stored reason without the figures of one attempt, which a process's state decides."""
     note = re.sub(r"^in warmup 0, (\w+): CUDA out of memory\b.*", r"in its first \1", note)
+    note = re.sub(r"\bin capture: CUDA out of memory\b.*", "when captured", note)
     note = re.sub(r"(, \w+): CUDA out of memory\b.*", r"\1", note)
     return f"{WHY.get(status, status)} ({note})" if note else WHY.get(status, status)
 
@@ -255,18 +256,19 @@ def launch_bound(b: Benchmark) -> Markdown:
 
 
 def _commits(b: Benchmark) -> str:
-    """That compiled steps are of several commits, and which are not of the latest."""
+    """That compiled steps are of several commits, and which contexts each has."""
     rows = {(m, c): b.row(m, c, way=OURS) for m in MODELS for c in CONTEXTS}
-    runs = {case: row.run for case, row in rows.items() if row is not None and row.status == "ok"}
-    commits = {run: b.runs.loc[run, "git"] for run in runs.values()}
-    if len(set(commits.values())) < 2:
+    contexts: dict[str, set[int]] = {}
+    for run, context in sorted((row.run, c) for (_, c), row in rows.items()
+                               if row is not None and row.status == "ok"):  # fmt: skip
+        contexts.setdefault(b.runs.loc[run, "git"], set()).add(context)
+    if len(contexts) < 2:
         return ""
-    latest = commits[max(commits)]  # a run's name begins with its time
-    older = [f"{TITLES[m]} at {style.tokens(c)}" for (m, c), run in runs.items()
-             if commits[run] != latest]  # fmt: skip
+    told = [f"`{commit}` at {listed([style.tokens(c) for c in sorted(found)])}"
+            for commit, found in contexts.items()]  # fmt: skip
     return (
-        f" Compiled steps are of more than one commit: {listed(older)} are older than the others, "
-        "so that along the contexts of a model code and machine differ too."
+        f" Compiled steps are of more than one commit, {listed(told)} tokens, so that along the "
+        "contexts of a model code and machine may differ too."
     )
 
 

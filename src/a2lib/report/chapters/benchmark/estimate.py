@@ -16,8 +16,10 @@ from a2lib.report.chapters.benchmark.rows import (
     Benchmark,
 )
 from a2lib.report.chapters.measured import time
+from a2lib.report.metrics import pick
 from a2lib.report.style import Chart
 from a2lib.report.tables import Markdown, Table
+from a2lib.theory.products import busy_share
 from a2lib.theory.roofline import (
     NARROW,
     Floor,
@@ -45,12 +47,17 @@ def floors(b: Benchmark, model: str, precision: str, fused: bool, context: int =
 
 def idle(b: Benchmark, model: str, precision: str = "bf16") -> dict[str, float]:
     """What tiles that do not fill the GPU cost a fused step at least, by phase and in "total", in
-    ms; {} where the ceiling is not measured."""
-    rate = b.tflops.get("bf16" if precision == NARROW else precision)
+    ms, beyond what they cost the product of the best rate; {} where the ceiling is not measured."""
+    dtype = "bf16" if precision == NARROW else precision
+    rate = b.tflops.get(dtype)
     if rate is None:
         return {}
     kernels = fused_step(SIZES[model], BATCH, CONTEXT, precision)
-    return idle_ms(kernels, rate * 1e12, int(b.sheet("multiprocessors")))
+    timed = pick(b.ceiling_rows, operation="matmul", dtype=dtype, status="ok")
+    size = int(timed.loc[(timed["size"].astype(float) ** 3 / timed["ms"]).idxmax(), "size"])
+    multiprocessors = int(b.sheet("multiprocessors"))
+    best = busy_share(size, size, multiprocessors)
+    return idle_ms(kernels, rate * 1e12, multiprocessors, best)
 
 
 def hidden(b: Benchmark, model: str, precision: str) -> float | None:
@@ -179,7 +186,7 @@ def beside(b: Benchmark) -> Markdown:
     shares = [least / ms for _, least, ms in found]
     return Markdown(
         f"The floor is {style.between(shares, '{:.0%}'.format)} of the GPU's measured time of a "
-        "plain step; what is left is tiles and caches, since a replay has no gaps of the host."
+        "plain step; what is left is in the kernels, since a replay has no gaps of the host."
     )
 
 

@@ -18,6 +18,8 @@ from a2lib.report.chapters.benchmark.rows import (
     Benchmark,
 )
 from a2lib.report.chapters.measured import HOST, time
+from a2lib.report.chapters.profile.rows import Profile
+from a2lib.report.chapters.profile.ways import measured
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
 
@@ -26,23 +28,24 @@ PASSES = ("forward", "backward", "optimizer")
 
 
 def passes(b: Benchmark, model: str) -> dict[str, float]:
-    """The GPU's time of each part of our step, in ms. Of captured modes, the longer less the
-    shorter; without them the optimizer's is its least in any way, since it is the same kernels,
-    and the others' those as called where the host keeps ahead."""
-    rows = [b.row(model, CONTEXT, "step", OURS, mode, True)
-            for mode in ("forward", "forward-backward", "train-step")]  # fmt: skip
-    modes = [None if row is None or row.status != "ok" else float(row.ms) for row in rows]
-    if all(modes) and b.one_commit(*rows):
-        return dict(zip(PASSES, (modes[0], modes[1] - modes[0], modes[2] - modes[1]), strict=True))
-    found = {}
+    """The GPU's time of each part of our step, in ms.
+
+    The optimizer's is its least in any way, since it is the same kernels; the forward's that of a
+    captured one; the backward's what the captured step has beyond both. Without a captured forward
+    the two are those as called, where the host keeps ahead."""
+    # The captured step less captured forward and backward is no optimizer: in fp32 that has been
+    # less than its bytes over the bandwidth.
+    optimizer = [b.ms(model, CONTEXT, "optimizer", way) for way in WAYS]
+    found = {"optimizer": min(filter(None, optimizer))} if any(optimizer) else {}
+    rows = [b.row(model, CONTEXT, "step", OURS, mode, True) for mode in ("forward", "train-step")]
+    forward, step = (None if row is None or row.status != "ok" else float(row.ms) for row in rows)
     host = b.host(model, CONTEXT, OURS)
-    if host and modes[2] and host < HOST * modes[2]:
+    if forward and step and found and b.one_commit(*rows):
+        found["forward"], found["backward"] = forward, step - forward - found["optimizer"]
+    elif host and step and host < HOST * step:
         parts = {p: b.ms(model, CONTEXT, p, OURS) for p in ("forward", "loss", "backward")}
         found["forward"] = parts["forward"]
         found["backward"] = (parts["loss"] or 0) + parts["backward"]
-    optimizer = [b.ms(model, CONTEXT, "optimizer", way) for way in WAYS]
-    if any(optimizer):
-        found["optimizer"] = min(filter(None, optimizer))
     return found
 
 
@@ -65,7 +68,7 @@ def table(b: Benchmark, caption: str, name: str) -> Table:
     return Table(pd.DataFrame(lines, columns=["model", *heads]), caption, name)
 
 
-def sentence(b: Benchmark) -> Markdown:
+def sentence(b: Benchmark, profile: Profile) -> Markdown:
     """What each step takes beyond its floor, and which parts have it."""
     beyond, shares, reached, told, missing = {}, [], [], {}, []
     for model in MODELS:
@@ -93,6 +96,7 @@ def sentence(b: Benchmark) -> Markdown:
                           for model, (first, second) in told.items())  # fmt: skip
         whole = {model: sum(more) for model, more in told.items()}
         text += f" Forward and backward take beyond their floors: {named}.{_idle(b, whole)}"
+        text += _traced(b, profile)
     if missing:
         text += f" {b.not_yet(f'forward and backward of {listed(missing)} apart, by the GPU')}"
     return Markdown(text)
@@ -109,9 +113,31 @@ def _idle(b: Benchmark, told: dict[str, float]) -> str:
         f" Of that, products cut into tiles explain {named}, "
         f"{style.between(shares, '{:.0%}'.format)}: tiles of 128 by 128 elements or more that are "
         f"computed whole, one at a time by each of {b.sheet('multiprocessors'):.0f} "
-        "multiprocessors, leave some of these idle in the last turn and reach beyond the edge. "
-        "Whether the rest is products below the best rate or what lies between them, these rows do "
-        "not say."
+        "multiprocessors, leave some of these idle in the last turn and reach beyond the edge, "
+        "more than in the product of the best rate."
+    )
+
+
+def _traced(b: Benchmark, profile: Profile) -> str:
+    """Whether products or what lies between them takes more than its floor, by the traces."""
+    found = {model: way for model in MODELS if (way := measured(profile, model, OURS))}
+    told = []
+    for model, way in found.items():
+        least = _by_pass(b, model)
+        if way.floors and least:
+            products, others = way.products - way.floors[0], way.rest - way.floors[1]
+            told.append(
+                f"{time(products)} and {time(others)} ms in {TITLES[model]}, of the latter "
+                f"{time(way.update - least['optimizer'])} AdamW's"
+            )
+    if not told:
+        return (
+            " Whether the rest is products below the best rate or what lies between them, these "
+            "rows do not say."
+        )
+    return (
+        " [Traces](#tab-profile-ways) of the same step, launched, tell products, attention's among "
+        f"them, from all else. Beyond their floors the two take {'; '.join(told)}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Warm-up: what a mean is without it, step by step, and the first step taken apart."""
+"""Warm-up: what a mean is without it, step by step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ AVERAGED = 10
 TRAINED = tuple(model for model in MODELS if model != "10B")  # whose step fits
 STEADY = 5  # the last steps of a process are taken for its steady ones
 NEAR = 0.02  # a mean this near to that after five steps of warm-up agrees with it
-# What each preparation spares the first step, beside the one before it.
-SPARED = (("product", "nothing", "cuBLAS"), ("block", "product", "kernels and autograd"),
-          ("memory", "block", "allocator"))  # fmt: skip
-LADDER = ("nothing", "product", "block", "memory", "modules")
-# (model, what is compiled) -> the preparations whose first steps are measured.
-PREPARED = {("small", "none"): LADDER, ("2.7B", "none"): LADDER,
-            ("small", "blocks"): ("nothing", "cached")}  # fmt: skip
+CONTEXT = 128  # of all of these
 
 
 def samples(b: Benchmark, model: str, warmup: int, phase: str) -> list[float]:
@@ -78,7 +72,64 @@ def sentence(b: Benchmark) -> Markdown:
         text += f" The mean is within {NEAR:.0%} of that after five steps of warm-up for " + (
             f"{listed(told)} {'step' if len(told) == 1 else 'steps'}."
         )
-    return Markdown(text)
+    return Markdown(text + _second(b) + _held(b))
+
+
+def _whole(b: Benchmark, phase: str = "wall") -> dict[tuple[str, int], list[float]]:
+    """(model, steps of warm-up) -> every step of the process, in ms, if there are some after the
+    second."""
+    rows = pick(b.steps, phase=phase, status="ok")
+    found = {key: list(mine.sort_values("step_number")["ms"].astype(float))
+             for key, mine in rows.groupby(["model", "warmup"], sort=False)}  # fmt: skip
+    return {key: ms for key, ms in found.items() if len(ms) > STEADY}
+
+
+def _second(b: Benchmark) -> str:
+    """Where the first step's excess is, and whether the second has any."""
+    walls, forwards, shares, seconds = _whole(b), _whole(b, "forward"), [], {}
+    for (model, warmup), ms in walls.items():
+        later = float(pd.Series(ms[2:]).median())
+        seconds.setdefault(model, []).append(ms[1] / later)
+        if (model, warmup) in forwards:
+            first, *_ = forward = forwards[model, warmup]
+            shares.append((first - float(pd.Series(forward[2:]).median())) / (ms[0] - later))
+    text = ""
+    if shares:
+        share = style.between(shares, style.share)
+        text += f" Of what the first step takes more the forward has {share}."
+    slower = [m for m, ratios in seconds.items() if min(ratios) > 1 + NEAR]
+    every = [ratio for ratios in seconds.values() for ratio in ratios]
+    if every and not slower:
+        text += (
+            f" The second step takes {style.between(every, '{:.2f}'.format)} times the median of "
+            f"the later ones of its process, and for no model is it more than {NEAR:.0%} longer "
+            "in each process: one step of warm-up is enough."
+        )
+    elif every:
+        text += (
+            " The second step is still longer than the median of the later ones, in each process, "
+            f"for {listed([TITLES[m] for m in slower])}."
+        )
+    return text
+
+
+def _held(b: Benchmark) -> str:
+    """That means differ by more than warm-up does where the host holds the step up."""
+    spreads: dict[bool, dict[str, float]] = {True: {}, False: {}}
+    for model in MODELS:
+        warm = pd.Series(samples(b, model, WARMUPS[-1], "wall"), dtype="float64")
+        host, gpu = b.host(model, CONTEXT), b.ms(model, CONTEXT, "step", capture=True)
+        if len(warm) > 1 and host and gpu:
+            spreads[host > gpu][TITLES[model]] = float(warm.std() / warm.mean())
+    if not all(spreads.values()):
+        return ""
+    told = [f"{style.between(found.values(), '{:.1%}'.format)} for {listed(list(found))}"
+            for found in spreads.values()]  # fmt: skip
+    return (
+        f" What is left is not warm-up: after five steps the standard deviation is {told[0]}, "
+        f"whose steps the host holds up at {CONTEXT} tokens, and {told[1]}, whose steps it does "
+        "not."
+    )
 
 
 def missing(b: Benchmark) -> Markdown:
@@ -103,7 +154,7 @@ def missing(b: Benchmark) -> Markdown:
         return Markdown(b.not_yet("steps without warm-up, and after some"))
     if left:
         told.append(f"\n**Not measured yet**, of the processes: {listed(left)} steps of warm-up.")
-    return Markdown("\n".join(told) or "Every process gave its times.")
+    return Markdown("\n".join(told) or "Every process that was run gave its times.")
 
 
 def _why(rows: pd.DataFrame) -> str:
@@ -162,81 +213,6 @@ def chart(b: Benchmark) -> Chart:
     return Chart(draw, height=5.6 + panels.legend_height(len(models), 3))
 
 
-def part(b: Benchmark, model: str, prepared: str, name: str, compile_: str = "none"):
-    """The median over the processes of a part, in ms, or None."""
-    rows = pick(b.firsts, model=model, prepared=prepared, part=name, compile=compile_, status="ok")
-    return float(rows["ms"].median()) if len(rows) else None
-
-
-def excess(b: Benchmark, model: str, prepared: str, compile_: str = "none") -> float | None:
-    """What the first step takes beyond a steady one of the same process, in ms."""
-    first = part(b, model, prepared, "first", compile_)
-    steady = part(b, model, prepared, "steady", compile_)
-    return None if first is None or steady is None else first - steady
-
-
-def firsts_table(b: Benchmark, caption: str, name: str) -> Table:
-    """The first step's excess, and what each preparation takes from it."""
-    lines = []
-    for model in MODELS:
-        for compile_ in ("none", "blocks"):
-            whole = excess(b, model, "nothing", compile_)
-            if whole is None:
-                continue
-            cells = [part(b, model, "nothing", "steady", compile_), whole]
-            for prepared, before, _ in SPARED:
-                cells.append(_less(excess(b, model, before, compile_),
-                                   excess(b, model, prepared, compile_)))  # fmt: skip
-            cells.append(excess(b, model, "memory", compile_))
-            cells.append(_less(whole, excess(b, model, "modules", compile_)))
-            cells.append(_less(whole, excess(b, model, "cached", compile_)))
-            cells.append(part(b, model, "nothing", "context", compile_))
-            title = TITLES[model] + (", compiled" if compile_ != "none" else "")
-            lines.append([title, *("·" if c is None else _signed(c) for c in cells)])
-    columns = ["model", "steady step", "first step: more", *(title for *_, title in SPARED), "rest",
-               "lazy loading", "compiling", "context (before)"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name)
-
-
-def firsts_sentence(b: Benchmark) -> Markdown:
-    """The largest part of each model's first step, and what compiling adds."""
-    told = []
-    for model in MODELS:
-        whole = excess(b, model, "nothing")
-        known = {title: _less(excess(b, model, before), excess(b, model, prepared))
-                 for prepared, before, title in SPARED}  # fmt: skip
-        known = {title: value for title, value in known.items() if value is not None}
-        if whole and known:
-            most = max(known, key=known.get)
-            rank = "the largest part" if len(known) == len(SPARED) else "the largest part known"
-            told.append(
-                f"the first step of {TITLES[model]} takes {style.digits(whole)} ms more than a "
-                f"steady one, of which {most} {style.digits(known[most])} ms, {rank}"
-            )
-        compiled = excess(b, model, "nothing", "blocks")
-        spared = _less(compiled, excess(b, model, "cached", "blocks"))
-        if spared is not None:
-            told.append(
-                f"with its blocks compiled that of {TITLES[model]} takes {_seconds(compiled)} s "
-                f"more than a steady one, of which code on disk spares {_seconds(spared)} s"
-            )
-    if not told:
-        return Markdown(b.not_yet("the parts of a first step"))
-    text = "; ".join(told)
-    return Markdown(f"{text[0].upper()}{text[1:]}.{_unprepared(b)}")
-
-
-def _unprepared(b: Benchmark) -> str:
-    """The preparations that nobody has run yet."""
-    left = []
-    for (model, compile_), every in PREPARED.items():
-        rows = pick(b.firsts, model=model, compile=compile_, part="first")
-        names = [f"`{name}`" for name in every if not (rows["prepared"] == name).any()]
-        how = ", compiled" if compile_ != "none" else ""
-        left += [f"{listed(names)} of {TITLES[model]}{how}"] if names else []
-    return f" **Not measured yet**, of the preparations: {'; '.join(left)}." if left else ""
-
-
 def _average(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -246,15 +222,3 @@ def _mean(values: list[float]) -> str:
         return "·"
     series = pd.Series(values, dtype="float64")
     return spread(float(series.mean()), float(series.std()))
-
-
-def _less(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else before - after
-
-
-def _seconds(ms: float) -> str:
-    return _signed(ms / 1e3)
-
-
-def _signed(value: float) -> str:
-    return ("−" if value < 0 else "") + style.digits(abs(value))

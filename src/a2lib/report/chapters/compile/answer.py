@@ -6,7 +6,11 @@ import pandas as pd
 
 from a2lib.report import panels, style
 from a2lib.report.chapters.benchmark.rows import MODELS
+from a2lib.report.chapters.compile.cost import model_extra
+from a2lib.report.chapters.compile.models import held_up, ratio
 from a2lib.report.chapters.compile.rows import (
+    CONTEXT,
+    GRID_BATCH,
     HEAD_DIMS,
     HOW,
     LENGTHS,
@@ -18,27 +22,28 @@ from a2lib.report.chapters.compile.rows import (
     title,
 )
 from a2lib.report.chapters.measured import reason
-from a2lib.report.metrics import pick, row_of
+from a2lib.report.metrics import LEVEL, pick, row_of
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.compiling import IMPLEMENTATIONS
 
 DTYPE, HEAD = "fp32", 64  # of which the answer speaks
-OTHERS = (("heads", "fp32", "with a dimension of one head"), ("causal", "fp32", "with a mask"),
+OTHERS = (("causal", "fp32", "with a mask"), ("heads", "fp32", "with a dimension of one head"),
           ("plain", "bf16", "in bf16"))  # fmt: skip
 COLOURS = {16: "#d55e00", 32: "#0072b2", 64: "#00825f", 128: "#b0558a"}
 MARKERS = {16: "o", 32: "^", 64: "v", 128: "X"}
 
 
 def sentence(c: Compile) -> Markdown:
-    """The answer: attention's gain at the longest length and from where it pays, then the largest
-    model's."""
+    """The answer: attention's gain at the longest length and from where it is ahead, the models',
+    and what compiling takes."""
     attention, whole = _of_attention(c), _of_models(c)
     missing = [] if len(c.grid) else ["the grid of the handout, batch 8 without heads"]
     missing += [] if whole else ["whole models"]
     gap = c.not_yet(", and ".join(missing)) if missing else ""
     lead = "**The answer.**" if attention or whole else ""
-    return Markdown(" ".join(filter(None, (lead, attention, whole, gap))))
+    first = " ".join(filter(None, (lead, attention or whole)))
+    return Markdown("\n\n".join(filter(None, (first, whole if attention else "", gap))))
 
 
 def _of_attention(c: Compile) -> str:
@@ -46,27 +51,28 @@ def _of_attention(c: Compile) -> str:
     both = pick(pairs(rows), written=written, dtype=DTYPE, head_dim=HEAD) if len(rows) else rows
     if not len(both):
         return ""
-    longest = int(both["seq_len"].max())
+    longest, shortest = int(both["seq_len"].max()), int(both["seq_len"].min())
     gains, froms = [], []
     for pass_ in PASSES:
         line = pick(both, pass_=pass_)
         at = row_of(line, seq_len=longest)
         gains.append(f"{at.gain:.2f} times as fast {pass_}" if at else f"not timed {pass_}")
         start = pays_from(line)
-        froms.append("at no length" if start is None else f"from {style.tokens(start)} tokens on")
-    pays = f"pays forward {froms[0]} and backward {froms[1]}"
+        froms.append("at no length" if start is None else "at every length" if start == shortest
+                     else f"from {style.tokens(start)} tokens on")  # fmt: skip
+    ahead = f"ahead forward {froms[0]} and backward {froms[1]}"
     if froms[0] == froms[1]:
-        pays = f"pays {froms[0]}{'' if start is None else ', forward and backward'}"
+        ahead = f"ahead {froms[0]}{'' if froms[0] == 'at no length' else ', forward and backward'}"
     batch = int(both["batch"].iloc[0])
     what = "without a mask" if written == "plain" else "causal"
     return (
         f"On an {c.device} compiled attention ({DTYPE}, heads of {HEAD}, batch {batch}, {what}) is "
-        f"{listed(gains)} at {style.tokens(longest)} tokens, and {pays}."
+        f"{listed(gains)} at {style.tokens(longest)} tokens, and {ahead}."
     )
 
 
 def _of_models(c: Compile) -> str:
-    """The largest model that has both times, and the smallest."""
+    """The largest model that has both times, and the smallest; then in bf16, and the cost."""
     found = []
     for model in reversed(MODELS):
         eager, compiled = c.model(model, "none"), c.best(model)
@@ -78,7 +84,27 @@ def _of_models(c: Compile) -> str:
         f"{_times(eager.ms, compiled.ms)}"
         for model, eager, compiled in dict.fromkeys([*found[:1], *found[-1:]])
     ]
-    return f"A train-step {'; one '.join(told)}." if told else ""
+    if not told:
+        return ""
+    said = f"A train-step ({DTYPE}, {CONTEXT} tokens) {'; one '.join(told)}."
+    narrow = [g for m in MODELS if (g := ratio(c, m, "blocks", "train-step", CONTEXT, "bf16"))]
+    held = [title(m) for m in MODELS if held_up(c, m, "none", "bf16")]
+    if narrow:
+        gain = style.between(narrow, "{:.2f}".format)
+        said += f" In bf16 compiled blocks make a train-step {gain} times as fast"
+        said += (
+            f", mostly by fewer launches: the host holds up eager's step of {listed(held)}."
+            if held
+            else "."
+        )
+    cold = {way: [x for m in MODELS if (x := model_extra(c, m, way, DTYPE, "ms_cold"))]
+            for way in HOW}  # fmt: skip
+    costs = [f"{style.between([x / 1e3 for x in found], '{:.0f}'.format)} s {HOW[way]}"
+             for way, found in cold.items() if found]  # fmt: skip
+    same = [c.model(m, "model").ms / c.model(m, "blocks").ms for m in MODELS
+            if c.model(m, "model") and c.model(m, "blocks")]  # fmt: skip
+    level = ", for the same speed" if same and max(same) <= LEVEL and min(same) >= 1 / LEVEL else ""
+    return said + (f" In {DTYPE} compiling takes {listed(costs)}{level}." if costs else "")
 
 
 def _times(eager: float, compiled: float) -> str:
@@ -135,12 +161,21 @@ def table(c: Compile, written: str, dtype: str, caption: str, name: str) -> Tabl
 
 
 def other_ways(c: Compile) -> Markdown:
-    """The gains of the other ways to write attention, at the longest length that each has."""
-    both, told, left = pairs(c.grid), [], []
+    """The gains of the other ways to write attention, at the longest length that each has; with a
+    mask, until it is measured, of the flash chapter's rows. Then a table of each."""
+    both, told, left, tables = pairs(c.grid), [], [], []
     for written, dtype, words in OTHERS:
-        mine = pick(both, written=written, dtype=dtype, head_dim=HEAD)
-        if not len(mine):
+        mine = pick(both, written=written, dtype=dtype)
+        if len(mine):
+            caption = f"Attention {words}, {dtype}: times (ms) as called, and the gain"
+            tables.append(table(c, written, dtype, caption, f"tab-compile-{written}-{dtype}"))
+        else:
             left.append(words)
+        mine = pick(mine, head_dim=HEAD)
+        if not len(mine) and written == "causal":
+            mine = pick(pairs(c.causal), dtype=dtype, head_dim=HEAD) if len(c.causal) else mine
+            words = "with a mask, as the [chapter on FlashAttention](flash.md) has it for batch 1,"
+        if not len(mine):
             continue
         longest = int(mine["seq_len"].max())
         rows = pick(mine, seq_len=longest).sort_values("pass", ascending=False)
@@ -148,8 +183,11 @@ def other_ways(c: Compile) -> Markdown:
                  for r in rows.rename(columns={"pass": "pass_"}).itertuples()]  # fmt: skip
         told.append(f"{words} it is {listed(gains)} at {style.tokens(longest)} tokens")
     said = f"Compiled, with heads of {HEAD}: {'; '.join(told)}." if told else ""
-    gap = c.not_yet(f"attention {listed(left)}") if left else ""
-    return Markdown(" ".join(filter(None, (said, gap))))
+    if left:
+        said += " " * bool(said) + c.not_yet(f"attention of batch {GRID_BATCH} {listed(left)}")
+        said += (" What has to happen there without a time is derived and tested above: which of "
+                 "them Inductor recognises, the kernels and the matrices.")  # fmt: skip
+    return Markdown("\n\n".join([said, *(t.text for t in tables)]))
 
 
 def untimed(c: Compile) -> Markdown:
@@ -194,17 +232,19 @@ def regimes(c: Compile) -> Markdown:
         said += (
             f", in {'all' if len(held) == behind_called else len(held)} of which the GPU alone "
             f"would be ahead: there the host's time "
-            f"decides, up to {style.tokens(held['seq_len'].max())} tokens. To issue one call takes "
-            f"the host {_host(both)}"
+            f"decides, up to {style.tokens(held['seq_len'].max())} tokens"
         )
-    return Markdown(said + ".")
+    return Markdown(" ".join(filter(None, (f"{said}. {_host(both)}", c.shared()))))
 
 
 def _host(both: pd.DataFrame) -> str:
-    told = []
+    shortest, told = both["seq_len"].min(), []
     for pass_ in PASSES:
-        line = pick(both, pass_=pass_)
-        line = line[line["seq_len"] == line["seq_len"].min()]
-        eager, compiled = (1e3 * line[f"ms_host_{n}"].median() for n in ("eager", "compile"))
-        told.append(f"{compiled:.0f} µs {pass_} where eager takes {eager:.0f} µs")
-    return listed(told) + ", medians at the shortest length"
+        line = pick(both, pass_=pass_, seq_len=shortest)
+        eager, compiled = (style.between(1e3 * line[f"ms_host_{n}"], "{:.0f}".format)
+                           for n in ("eager", "compile"))  # fmt: skip
+        told.append(f"{compiled} µs {pass_} where eager takes {eager} µs")
+    return (
+        f"To issue a compiled call takes the host {listed(told)}, by head size at the shortest "
+        "length, where the launches are the same: so far does the host's time scatter."
+    )

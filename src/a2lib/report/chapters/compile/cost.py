@@ -14,13 +14,14 @@ from a2lib.report.metrics import pick, row_of
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory.compiling import break_even
+from a2lib.theory.transformer import SIZES
 
 FIRSTS = ("ms_cold", "ms_warm")
 DTYPE, HEAD = "fp32", 64
 
 
 def attention(c: Compile, caption: str, name: str, dtype: str = "fp32", d: int = HEAD) -> Table:
-    """Seconds to compile each pass, cold and from the cache, and the calls (a forward and a
+    """Seconds to compile, cold by pass and from the cache, and the calls (a forward and a
     backward each) after which the cold one has paid."""
     lines = []
     for n in LENGTHS:
@@ -28,18 +29,18 @@ def attention(c: Compile, caption: str, name: str, dtype: str = "fp32", d: int =
         found = {p: row_of(rows, implementation="compile", pass_=p) for p in PASSES}
         if None in found.values():
             continue
-        cells = [_seconds(float(getattr(r, f)) - float(r.ms))
-                 for f in FIRSTS for r in found.values()]  # fmt: skip
+        extra = {f: [float(getattr(r, f)) - float(r.ms) for r in found.values()] for f in FIRSTS}
+        cells = [*map(_seconds, extra["ms_cold"]), _seconds(sum(extra["ms_warm"]))]
         lines.append([style.tokens(n), *cells, *(_calls(attention_pays(c, n, dtype, d, f))
                                                 for f in FIRSTS)])  # fmt: skip
-    columns = ["tokens", "cold: forward, s", "backward, s", "cached: forward, s", "backward, s ",
-               "pays after: cold", "cached"]  # fmt: skip
+    columns = ["tokens", "cold: forward, s", "backward, s", "cached: both, s", "pays after: cold",
+               "cached"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=0)
 
 
 def attention_pays(c: Compile, n: int, dtype: str, d: int, first: str) -> float | None:
-    """Calls of forward and backward after which compiling has paid; None where it never does,
-    NaN where not measured."""
+    """Calls of forward and backward after which compiling has paid; None where it is not ahead by
+    more than the spread, NaN where not measured."""
     rows = pick(c.grid, written="plain", dtype=dtype, head_dim=d, seq_len=n, status="ok")
     sides = {i: [row_of(rows, implementation=i, pass_=p) for p in PASSES]
              for i in ("eager", "compile")}  # fmt: skip
@@ -53,8 +54,8 @@ def attention_pays(c: Compile, n: int, dtype: str, d: int, first: str) -> float 
 
 
 def models(c: Compile, caption: str, name: str) -> Table:
-    """Seconds to compile each model, by the excess of its first step over eager's, kernels that
-    Inductor made, and the steps after which that has paid."""
+    """Seconds to compile each model, by the excess of its first step over eager's, the kernels that
+    Inductor wrote, and the steps after which that has paid."""
     lines = []
     for precision in ("fp32", "bf16"):
         for model in MODELS:
@@ -63,26 +64,23 @@ def models(c: Compile, caption: str, name: str) -> Table:
                 if row is None:
                     continue
                 extra = [model_extra(c, model, way, precision, f) for f in FIRSTS]
-                phases = [c.model(model, way, p, precision=precision) for p in PASSES]
-                cells = [MISSING if r is None else _seconds(float(r.ms_cold) - float(r.ms))
-                         for r in phases]  # fmt: skip
-                made = [_whole(getattr(row, k)) for k in ("kernels_written", "kernels_called",
-                                                          "library_calls")]  # fmt: skip
+                first = c.model(model, way, "forward", precision=precision)
+                forward = MISSING if first is None else _seconds(float(first.ms_cold) - first.ms)
                 lines.append(
                     [
                         title(model),
                         precision,
                         words,
-                        *cells,
-                        *map(_seconds, extra),
-                        *made,
+                        _seconds(extra[0]),
+                        forward,
+                        _seconds(extra[1]),
+                        _whole(row.kernels_written),
                         *(_calls(model_pays(c, model, way, precision, f)) for f in FIRSTS),
                     ]
                 )
-    columns = ["model", "precision", "compiled", "cold: forward, s", "backward, s",
-               "whole step, s", "cached: whole step, s", "kernels written", "called",
-               "library calls", "pays after steps: cold", "cached"]  # fmt: skip
-    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=3)
+    columns = ["model", "precision", "compiled", "cold, s", "of it forward", "cached, s",
+               "kernels written", "pays after: cold", "cached"]  # fmt: skip
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=3, keys=3)
 
 
 def model_extra(c: Compile, model: str, way: str, precision: str, first: str) -> float | None:
@@ -96,7 +94,8 @@ def model_extra(c: Compile, model: str, way: str, precision: str, first: str) ->
 
 
 def model_pays(c: Compile, model: str, way: str, precision: str, first: str) -> float | None:
-    """Steps after which compiling has paid; None where it never does, NaN where not measured."""
+    """Steps after which compiling has paid; None where it is not ahead by more than the spread, NaN
+    where not measured."""
     extra = model_extra(c, model, way, precision, first)
     if extra is None:
         return math.nan
@@ -116,26 +115,58 @@ def _ahead(compiled: list, eager: list) -> bool:
 
 
 def sentence(c: Compile) -> Markdown:
-    """After how many calls and steps compiling has paid: attention by length, models by way."""
+    """What compiling takes from an empty cache, and after how many calls and steps it has paid:
+    attention by length, models by way."""
     calls = {f"{style.tokens(n)} tokens": attention_pays(c, n, DTYPE, HEAD, "ms_cold")
              for n in LENGTHS}  # fmt: skip
-    told = [_paid(f"attention ({DTYPE}, heads of {HEAD})", "calls at", calls)]
+    attention_ = _paid(f"compiling attention ({DTYPE}, heads of {HEAD})", "calls at", calls)
+    told = []
     for way in WAYS:
         steps = {title(m): model_pays(c, m, way, DTYPE, "ms_cold") for m in MODELS}
-        told.append(_paid(f"a train-step ({DTYPE}, {CONTEXT} tokens) {HOW[way]}", "steps of",
-                          steps))  # fmt: skip
-    if not any(told):
-        return Markdown(c.not_yet("what compiling takes, and when it has paid"))
-    return Markdown(f"From an empty cache, compiling {'; '.join(filter(None, told))}.")
+        took = [x / 1e3 for m in MODELS if (x := model_extra(c, m, way, DTYPE, "ms_cold"))]
+        seconds = f" takes {style.between(took, '{:.0f}'.format)} s and" if took else ""
+        told.append(_paid(f"{HOW[way]}{seconds}", "steps of", steps))
+    told = list(filter(None, told))
+    said = [f"From an empty cache {attention_}."] if attention_ else []
+    if told:
+        said.append(
+            f"Compiling a train-step ({DTYPE}, {CONTEXT} tokens) {'; '.join(told)}. One block is "
+            "compiled for all, so blocks take much the same for any model"
+        )
+        each = [x / 1e3 / SIZES[m].num_layers for m in MODELS
+                if (x := model_extra(c, m, "model", DTYPE, "ms_cold"))]  # fmt: skip
+        if each:
+            said[-1] += f"; one graph takes {style.between(each, '{:.1f}'.format)} s for each block"
+        said[-1] += "." + _from_the_cache(c)
+    return Markdown("\n\n".join(said) or c.not_yet("what compiling takes, and when it has paid"))
+
+
+def _from_the_cache(c: Compile, model: str = "small") -> str:
+    """That the cache keeps less of a graph in bf16, where the rows have it so."""
+    took = [model_extra(c, model, "model", p, "ms_warm") for p in ("fp32", "bf16")]
+    if any(x is None or math.isnan(x) for x in took) or took[1] < 2 * took[0]:
+        return ""
+    seconds = [style.digits(x / 1e3, 2) for x in took]
+    return (
+        f" From a full cache {title(model)} as one graph still takes {seconds[0]} s, and in bf16 "
+        f"{seconds[1]} s: there its products are a function with a backward of its own, for which "
+        "PyTorch does not cache the joint graph. That is made again; only the kernels are found."
+    )
 
 
 def _paid(what: str, unit: str, found: dict[str, float | None]) -> str:
-    """Where it has paid after how many, and where it never does; "" where nothing is measured."""
+    """Where it has paid after how many, and where it is not shown to; "" where nothing is
+    measured."""
     known = {where: n for where, n in found.items() if n is None or not math.isnan(n)}
-    paid = [f"{_calls(n)} {unit} {where}" for where, n in known.items() if n is not None]
+    when = {where: n for where, n in known.items() if n is not None}
+    paid = [f"{_calls(n)} {unit} {where}" for where, n in when.items()]
     never = [where for where, n in known.items() if n is None]
     told = [f"has paid after {listed(paid)}"] if paid else []
-    told += [f"never pays {unit.split()[-1].replace('of', 'for')} {listed(never)}"] if never else []
+    if len(paid) > 3:  # the table has all
+        ends = (min(when, key=when.get), max(when, key=when.get))
+        told = [f"has paid after {' to '.join(f'{_calls(when[w])} {unit} {w}' for w in ends)}"]
+    told += [f"is not shown to pay {unit.split()[-1].replace('of', 'for')} {listed(never)}"] if (
+        never) else []  # fmt: skip
     return f"{what} {', and '.join(told)}" if told else ""
 
 
@@ -145,7 +176,7 @@ def _seconds(ms: float | None) -> str:
 
 def _calls(calls: float | None) -> str:
     if calls is None:
-        return "never"
+        return "not shown"
     return MISSING if calls != calls else f"{max(0, math.ceil(calls)):,}"
 
 

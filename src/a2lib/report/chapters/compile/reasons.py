@@ -18,12 +18,12 @@ from a2lib.report.chapters.compile.rows import (
 from a2lib.report.metrics import pick, row_of
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
-from a2lib.theory.compiling import IMPLEMENTATIONS, attention_kernels, held, moves
+from a2lib.theory.compiling import IMPLEMENTATIONS, attention_kernels, held, launches, moves
 from a2lib.theory.roofline import Floor, floor
 
 LONGEST = LENGTHS[-1]
 LONG = 4096  # from here on a matrix is far larger than all that is not one
-SAYS = {"plain": "softmax(q k^T) v", "causal": "with a mask", "heads": "with a dimension of heads"}
+COUNTED = 10**9  # elements of an operand, of which Inductor's count takes no more
 
 
 def least(c: Compile, implementation: str, written: str, dtype: str, pass_: str, n: int, d: int,
@@ -52,7 +52,7 @@ def counts(c: Compile, caption: str, name: str) -> Table:
             moved = [moves(i, written, pass_) for i in IMPLEMENTATIONS]
             kept = [held(i, written, pass_) for i in IMPLEMENTATIONS]
             lines.append([
-                SAYS[written], pass_, *(f"{a} → {b}" for a, b in (kernels, moved, kept)),
+                f"`{written}`", pass_, *(f"{a} → {b}" for a, b in (kernels, moved, kept)),
                 *_seen(c, written, pass_),
             ])  # fmt: skip
     columns = ["attention", "pass", "kernels", "matrices moved", "matrices held", "generated",
@@ -90,32 +90,58 @@ def recognised(c: Compile) -> Markdown:
 
 
 def as_counted(c: Compile) -> Markdown:
-    """Whether on the GPU Inductor counts the derived bytes, and whether the peaks are the derived
-    matrices, by each way to write attention."""
-    told = []
+    """Whether on the GPU Inductor counts the derived bytes, and whether launches and peaks are the
+    derived ones, by each way to write attention."""
+    told, cut, split = [], set(), set()
     for written in WRITTEN:
         rows = pick(c.grid, written=written, status="ok").rename(columns={"pass": "pass_"})
-        counted = rows.dropna(subset=["moved_bytes"]).itertuples()
+        counted = list(rows.dropna(subset=["moved_bytes"]).itertuples())
         bytes_ = [int(r.moved_bytes) == _bytes(r) for r in counted]
+        cut |= {r.seq_len for r in counted if _matrix(r) > COUNTED * BYTES[r.dtype]}
+        ran = list(rows.dropna(subset=["launches"]).itertuples()) if written != "causal" else []
+        whole = [(r.launches, launches(*_where(r)), len(attention_kernels(*_where(r, 1))))
+                 for r in ran]  # fmt: skip
+        split |= {r.seq_len for r, (_, n, least_) in zip(ran, whole, strict=True) if n > least_}
         long = rows[rows["seq_len"] >= LONG].dropna(subset=["peak_bytes"]).itertuples()
         peaks = [round(r.peak_bytes / _matrix(r)) == held(r.implementation, written, r.pass_)
                  for r in long]  # fmt: skip
         found = [f"{sum(same)} of {len(same)} {what}" for same, what in (
             (bytes_, "counts of bytes (Inductor's, to the byte)"),
+            ([int(got) == expected for got, expected, _ in whole], "counts of launches"),
             (peaks, f"peaks (from {style.tokens(LONG)} tokens on, to the nearest matrix)"),
         ) if same]  # fmt: skip
         told += [f"{listed(found)} of `{written}`"] if found else []
     if not told:
-        return Markdown(c.not_yet("these bytes and peaks on the GPU"))
-    return Markdown(
-        f"On the {c.short} what is derived was found in {'; in '.join(told)}."
-    )
+        return Markdown(c.not_yet("these bytes, launches and peaks on the GPU"))
+    said = f"On the {c.short} what is derived was found in {'; in '.join(told)}."
+    if cut:
+        said += (
+            f" Inductor counts no more than 10⁹ elements of an operand, and at "
+            f"{_lengths(cut)} tokens, where a matrix has more, the derived bytes are cut likewise."
+        )
+    if split:
+        said += (
+            " PyTorch's element-wise kernels index no more than 2 GiB: where a matrix has more, at "
+            f"{_lengths(split)} tokens, eager launches them in pieces."
+        )
+    return Markdown(said)
+
+
+def _lengths(found: set[int]) -> str:
+    return listed([style.tokens(n) for n in sorted(found)])
+
+
+def _where(row, *head_dim: int) -> tuple:
+    sizes = int(row.batch), int(row.seq_len), *head_dim, BYTES[row.dtype]
+    return row.implementation, row.written, row.pass_, *sizes
 
 
 def _bytes(row) -> int:
-    sizes = int(row.batch), int(row.seq_len), int(row.head_dim), BYTES[row.dtype]
-    kernels = attention_kernels("compile", row.written, row.pass_, *sizes)
-    return sum(kernel.read + kernel.written for kernel in kernels)
+    """As derived, with no more than ``COUNTED`` elements of a matrix."""
+    kernels = attention_kernels(*_where(row, int(row.head_dim)))
+    beyond = max(0, _matrix(row) - COUNTED * BYTES[row.dtype])
+    passes = moves("compile", row.written, row.pass_)
+    return sum(kernel.read + kernel.written for kernel in kernels) - passes * beyond
 
 
 def _matrix(row) -> int:
@@ -135,17 +161,15 @@ def table(c: Compile, caption: str, name: str, dtype: str = "fp32") -> Table:
                 if None in floors:
                     continue
                 eager, compiled = floors
+                times = MISSING if r is None else [_gpu(r, i) for i in IMPLEMENTATIONS]
                 lines.append([
-                    written, pass_, d, style.digits(eager.bytes / 1e9),
-                    style.digits(compiled.bytes / 1e9), style.digits(eager.ms),
-                    MISSING if r is None else style.digits(_gpu(r, "eager")),
-                    style.digits(compiled.ms),
-                    MISSING if r is None else style.digits(_gpu(r, "compile")),
+                    f"`{written}`", pass_, d, _arrow(eager.bytes / 1e9, compiled.bytes / 1e9),
+                    _arrow(eager.ms, compiled.ms), MISSING if r is None else _arrow(*times),
                     f"{eager.ms / compiled.ms:.2f}",
-                    MISSING if r is None else f"{_gpu(r, 'eager') / _gpu(r, 'compile'):.2f}",
+                    MISSING if r is None else f"{times[0] / times[1]:.2f}",
                 ])  # fmt: skip
-    columns = ["attention", "pass", "d", "GB: eager", "compiled", "eager: floor, ms", "measured",
-               "compiled: floor, ms", "measured ", "gain: floor", "measured  "]  # fmt: skip
+    columns = ["attention", "pass", "d", "GB", "floor, ms", "measured, ms", "gain: floor",
+               "measured"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=3)
 
 
@@ -153,8 +177,7 @@ def beside(c: Compile, dtype: str = "fp32") -> Markdown:
     """How near the measured gains at the longest length come to the predicted ones, and what is
     above the floor."""
     both = pairs(c.known)
-    gains, shares = [], {i: [] for i in IMPLEMENTATIONS}
-    below = []
+    gains, shares, below, common = [], {i: [] for i in IMPLEMENTATIONS}, [], []
     for written, batch in _known_ways(both):
         for r in (
             pick(both, written=written, dtype=dtype, seq_len=LONGEST)
@@ -169,6 +192,8 @@ def beside(c: Compile, dtype: str = "fp32") -> Markdown:
                 below.append(f"`{written}`, {r.pass_}, heads of {r.head_dim}")
                 continue
             gains.append(mine["compile"] / mine["eager"])
+            beyond = [_gpu(r, i) * (1 - share) for i, share in mine.items()]
+            common.append(beyond[1] / beyond[0] if beyond[0] > 0 else 0.0)
             for i, share in mine.items():
                 shares[i].append(share)
     told = []
@@ -180,8 +205,9 @@ def beside(c: Compile, dtype: str = "fp32") -> Markdown:
         told.append(
             f"At {style.tokens(LONGEST)} tokens in {dtype} the measured gain is "
             f"{style.between(gains, '{:.2f}'.format)} times the predicted one. The floor is "
-            f"{said}. What fills the rest was not taken apart; a guess is products of few columns, "
-            "which reach neither ceiling."
+            f"{said}. Compiled's time beyond it is {style.between(common, '{:.0%}'.format)} of "
+            "eager's: so much is in what both run. It was not taken apart; a guess is products of "
+            "few columns, which reach neither ceiling."
         )
     if below:
         told.append(
@@ -191,12 +217,66 @@ def beside(c: Compile, dtype: str = "fp32") -> Markdown:
     return Markdown(" ".join(told) or c.not_yet("these times beside their floors"))
 
 
+def saved(c: Compile, caption: str, name: str) -> Table:
+    """By length: the GPU's time that compiling saves, over all head sizes, and the rate at which
+    that moves the bytes it saves."""
+    lines = []
+    for pass_, n, fewer, ms, rates in _saved(c):
+        share = MISSING
+        if c.bandwidth is not None:
+            share = style.between([r / c.bandwidth for r in rates], "{:.0%}".format)
+        lines.append([pass_, style.tokens(n), style.digits(fewer / 1e9),
+                      style.between(ms, style.digits), style.between(rates, "{:.2f}".format),
+                      share])  # fmt: skip
+    columns = ["pass", "tokens", "GB fewer", "ms fewer", "TB/s", "of a copy's"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=1, keys=2)
+
+
+def _saved(c: Compile) -> list[tuple]:
+    """(pass, tokens, bytes fewer, ms fewer by head size, TB/s by head size) of `plain` in fp32."""
+    both, found = pairs(c.grid), []
+    for pass_ in PASSES:
+        fewer = moves("eager", "plain", pass_) - moves("compile", "plain", pass_)
+        for n in (n for n in LENGTHS if n >= LONG):
+            rows = pick(both, written="plain", dtype="fp32", pass_=pass_, seq_len=n)
+            ms = [_gpu(r, "eager") - _gpu(r, "compile") for r in rows.itertuples()]
+            if ms and min(ms) > 0:
+                bytes_ = fewer * GRID_BATCH * n * n * BYTES["fp32"]
+                found.append((pass_, n, bytes_, ms, [bytes_ / t / 1e9 for t in ms]))
+    return found
+
+
+def rates(c: Compile) -> Markdown:
+    """That what is saved does not go with the head size, and where it had been slowest."""
+    found = _saved(c)
+    if not found:
+        return Markdown(c.not_yet("how fast that is moved which compiling saves"))
+    worst = max(max(ms) / min(ms) for *_, ms, _ in found)
+    slow = min(found, key=lambda line: max(line[4]))
+    lines = pick(pairs(c.grid), written="plain", dtype="fp32", pass_=slow[0]).dropna(
+        subset=["gain_gpu"])  # fmt: skip
+    best = lines.loc[lines.groupby("head_dim")["gain_gpu"].idxmax()]["seq_len"].unique().tolist()
+    said = (
+        "The products are the same in both, so what is saved is the same at every head size"
+        + (f", within {worst - 1:.0%}: " if worst > 1 else ": ")
+        + "a smaller share of a larger time, the larger the head."
+    )
+    said += f" It had been moved slowest {slow[0]} at {style.tokens(slow[1])} tokens"
+    if best == [slow[1]]:
+        said += ", and there the gain is largest: eager is slow, not compiled fast"
+    return Markdown(said + ".")
+
+
 def _known_ways(both: pd.DataFrame) -> list[tuple[str, int]]:
     """(written, batch) of what is measured; of what the question asks without rows."""
     if not len(both):
         return [("plain", GRID_BATCH)]
     found = both[["written", "batch"]].drop_duplicates()
     return [(w, int(b)) for w in WRITTEN for b in sorted(found[found["written"] == w]["batch"])]
+
+
+def _arrow(before: float, after: float) -> str:
+    return f"{style.digits(before)} → {style.digits(after)}"
 
 
 def _gpu(r, implementation: str) -> float:

@@ -20,13 +20,17 @@ BYTES = {"fp32": 4, "bf16": 2}
 BATCH, CONTEXT = 4, 512  # of a model
 GRID_BATCH = 8  # of attention
 COMMAND = "papermill notebooks/compile.ipynb -p sweep all"
+# Runs that had half of a host whose other GPU was measuring as well.
+SHARED = ("20261122T235800Z", "20261123T000032Z", "20261123T000534Z", "20261123T001023Z",
+          "20261123T001401Z", "20261123T001548Z")  # fmt: skip
 KEY = ["written", "dtype", "batch", "head_dim", "seq_len", "pass"]
 
 
 class Compile(Measured):
     """What the chapter shows: ``grid`` (attention of the handout's grid) and ``models`` of the
-    published device, ``causal``: the flash chapter's eager and compiled rows, with batch 1, and
-    ``local_grid`` and ``local_models`` of any other device."""
+    published device, ``causal``: the flash chapter's eager and compiled rows, with batch 1,
+    ``replayed``: the benchmark's eager train-steps as CUDA graphs, and ``local_grid`` and
+    ``local_models`` of any other device."""
 
     def __init__(self, roots: list[Path] | None = None):
         super().__init__(roots)
@@ -35,6 +39,9 @@ class Compile(Measured):
         flash = handout(self.read("flash")[0])
         both = flash["implementation"].isin(("eager", "compile")) & flash["pass"].isin(PASSES)
         self.causal = flash[both].assign(written="causal")
+        steps = self.read("benchmark")[0]
+        plain = {"attention": "eager", "compile": "none", "mode": "train-step"}
+        self.replayed = metrics.pick(steps, capture=True, phase="wall", **plain)
         self.reference = data.load_reference("compile", numbers=("before_mib", "peak_mib"))
 
     @property
@@ -48,6 +55,21 @@ class Compile(Measured):
         """The row of one phase of a train-step; None where there is none with a time."""
         return metrics.timed_row(self.models, model=name, compile=way, phase=phase,
                                  context=context, precision=precision, status="ok")  # fmt: skip
+
+    def replay(self, name: str, precision: str, context: int = CONTEXT) -> float | None:
+        """ms of an eager train-step replayed from a CUDA graph, so that the host has
+        no part in it; None where there is none."""
+        row = metrics.timed_row(self.replayed, model=name, precision=precision, context=context)
+        return None if row is None or row.status != "ok" else float(row.ms)
+
+    def shared(self) -> str:
+        """What is to be said of the host's times."""
+        if not self.known["run"].str.startswith(SHARED).any():
+            return ""
+        return (
+            "The host's times on this page are of one GPU of a host of two, with half of its "
+            "cores, while the other GPU ran another sweep."
+        )
 
     def best(self, name: str, phase: str = "wall"):
         """``model`` as one graph, or where that has no time with its blocks compiled."""

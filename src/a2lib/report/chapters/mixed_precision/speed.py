@@ -178,7 +178,8 @@ def published_trend(mixed: Mixed) -> Markdown:
 
 def source(mixed: Mixed) -> Markdown:
     """The line under the tables of whole models."""
-    rows = steps(mixed)
+    replays = steps(mixed, capture=True, phases=("step",))
+    rows = pd.concat([steps(mixed), replays[replays["mode"] != MODES[0]]])
     if "run" not in rows:
         return Markdown(provenance.block("No rows yet."))
     return provenance.source(rows, mixed.runs)

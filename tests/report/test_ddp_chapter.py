@@ -406,57 +406,6 @@ def test_steps_whose_spreads_overlap_are_level(made):
     assert str(answer.buckets(made(rows))).endswith("104 ms (103 to 105); level with it: 10 MB.")
 
 
-def test_what_copy_engines_move_in_memory(made):
-    """Of 7.99 GB half is read and written to the other GPU, three halves are summed, and half is
-    written once more."""
-    said = str(losses.carriers(made(ROWS)))
-    assert "28.0 GB read and written in each GPU's memory (32.0 GB where gradients are" in said
-    assert "That is 5.83 ms of the memory's time at 4.8 TB/s, which" in said
-    assert "which is our guess for most of the 2.00 ms. Sent" in said
-
-
-def test_what_half_of_the_bytes_are_worth(made):
-    """85 ms in place of 82; beside the messages 84.8 in place of 80.8."""
-    assert str(losses.carriers(made(ROWS))).endswith(
-        "Sent in bf16 the step of copy engines takes 3.00 ms longer. The link has 8.88 ms less to "
-        "do, but was not what the step waits for, and the casts are more for the memory."
-    )
-    said = str(losses.carriers(made([*ROWS, *BESIDE])))
-    assert "takes 3.00 ms longer, with the update beside the messages 4.00 ms longer. The" in said
-    low = row(80, bucket_mb=100, capture=True, ms_p80=81.5, **ENGINES, **LOW)
-    assert str(losses.carriers(made([*ROWS[:-1], low]))).endswith(
-        "Sent in bf16 the step of copy engines takes 2.00 ms less (level). The link has 8.88 ms "
-        "less to do."
-    )
-
-
-def test_what_is_added_to_a_larger_model_is_held_against_its_bytes(made, empty):
-    """88 and 82 of 80 ms, and 92 and 86 of 80; of the messages alone 8 of 40 and 12 of 48."""
-    large = [row(92, bucket_mb=100, capture=True, model="2.7B"),
-             row(86, bucket_mb=100, capture=True, model="2.7B", **ENGINES),
-             row(110, bucket_mb=100, model="2.7B", ms_communication=48)]  # fmt: skip
-    assert str(losses.scaling(made([*ROWS, *large]))) == (
-        "To the replayed step of the xl of 2026 (2.7B) the same buckets add 12.0 ms by NCCL and "
-        "6.00 ms by copy engines, 1.50 and 3.00 times what they add to that of the xl of 2025, "
-        "with 1.70 times as many bytes. By NCCL and alone the messages take 48.0 ms where backward "
-        "takes 50.0, and replayed 25% of that is exposed (the xl of 2026 (2.7B)); 40.0 ms where "
-        "backward takes 50.0, and replayed 20% of that is exposed (the xl of 2025)."
-    )
-    assert "Not measured yet" in str(losses.scaling(made(ROWS)))
-    assert "Not measured yet" in str(losses.scaling(empty))
-
-
-def test_what_the_measuring_of_an_update_beside_the_messages_holds_is_counted(made):
-    """3.41 billion parameters: 36 bytes of each while three steps take turns, 20 where one is."""
-    large = row(120, "updating", 100, capture=True, model="2.7B", **ENGINES)
-    blank = {k: "" for k in large if k.startswith("ms") or k == "n"}
-    said = str(answer.untimed(made([large | blank | {"status": "oom"}])))
-    assert "weights 4, the moments of two optimizers 16, the means in shared memory 4," in said
-    assert "updates beside its backward) 12: 123 of the 141 GB that the driver gives" in said
-    assert "one optimizer and one graph, 68 GB before these." in said
-    assert "in turns with two others" not in str(answer.untimed(made([large])))
-
-
 def test_ratios_of_two_runs_say_so(made, synthetic):
     c = made(ROWS)
     c.table.loc[c.table["wrapper"] == "torch_ddp", "run"] = "another"

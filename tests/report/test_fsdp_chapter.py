@@ -250,7 +250,7 @@ def test_gathers_that_last_longer_launched_wait_for_a_host(made):
     )
     c = made([ROWS[0], row(85)], (), tables)
     assert str(gathers.waits(c)).endswith(
-        "it waits for one of the two hosts. One after another, launched steps are level with "
+        "it waits for one of the two hosts. One after another, its launched steps are level with "
         "replayed ones, 85.0 and 84.0 ms: there the hosts are ahead."
     )
     assert "gathers wait for the hosts" in str(answer.sentence(c))

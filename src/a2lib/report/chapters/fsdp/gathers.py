@@ -187,8 +187,8 @@ def held_up(c: Fsdp, model: str) -> str:
     rows = [c.row(model=model, capture=capture) for capture in WAYS]
     if None not in rows and metrics.level(*rows):
         text += (
-            f". One after another, launched steps are level with replayed ones, {time(rows[0].ms)} "
-            f"and {time(rows[1].ms)} ms: there the hosts are ahead"
+            ". One after another, its launched steps are level with replayed ones, "
+            f"{time(rows[0].ms)} and {time(rows[1].ms)} ms: there the hosts are ahead"
         )
     return f"{text}."
 

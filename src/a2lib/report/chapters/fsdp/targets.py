@@ -101,13 +101,14 @@ def sentence(c: Fsdp, model: str = MAIN) -> Markdown:
             "where these are close, it is the host that is timed, and another host gives another "
             "ratio."
         )
-        text += "".join(_larger(c, other, ours, peer) for other in MODELS if other != model)
     captured = c.row(OURS, model, capture=True)
     if ours is not None and captured is not None and ours.ms / ours.ms_without > ONE_GPU:
         text += (
             f" The same kernels replayed take {time(captured.ms)} ms: the rest of the launched "
             f"step's {time(ours.ms)} is the host, which has more to issue than for one GPU."
         )
+    if ours is not None and peer is not None:
+        text += "".join(_larger(c, other, ours, peer) for other in MODELS if other != model)
     peaks = [c.at("peak", None, who, model) for who in (OURS, PEER)]
     if None not in peaks and _peaks(*peaks)[0] is not None and _peaks(*peaks)[0] > PEAK:
         above = memory.total(peaks[0]) - memory.total(peaks[1])

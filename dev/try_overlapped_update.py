@@ -258,6 +258,8 @@ def main() -> None:
                 trial(model, given.device, graphs, (end - time.monotonic()) / (len(models) - i))
             except RuntimeError as error:
                 print(f"{model}: {type(error).__name__}: {' '.join(str(error).split())[:400]}")
+            except KeyboardInterrupt:
+                return
             gc.collect()
             torch._dynamo.reset()
             if graphs:

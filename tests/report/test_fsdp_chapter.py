@@ -237,6 +237,41 @@ def test_gathers_that_are_late_are_counted(made, empty):
     assert gathers.summary(empty, "c", "t").frame.empty
 
 
+def test_gathers_that_last_longer_launched_wait_for_a_host(made):
+    """0.2 ms replayed, 0.4 launched, in backward alone; the steps of 112 and 84 ms are not level,
+    those of 85 and 84 are."""
+    slow = [row | {"gather_end_ms": row["gather_end_ms"] + 0.2} if row["pass"] == "backward"
+            else row for row in step_table(48)]  # fmt: skip
+    tables = [("xl25", False, slow), ("xl25", True, step_table(48))]
+    said = str(gathers.waits(made(ROWS, (), tables)))
+    assert said.endswith(
+        "Of the xl of 2025, launched, the median all-gather lasts 0.400 ms in backward, replayed "
+        "0.200: begun on rank 0, it waits for one of the two hosts."
+    )
+    c = made([ROWS[0], row(85)], (), tables)
+    assert str(gathers.waits(c)).endswith(
+        "it waits for one of the two hosts. One after another, its launched steps are level with "
+        "replayed ones, 85.0 and 84.0 ms: there the hosts are ahead."
+    )
+    assert "gathers wait for the hosts" in str(answer.sentence(c))
+    same = made(ROWS[:2], (), [("xl25", way, step_table(48)) for way in (False, True)])
+    assert str(gathers.waits(same)).endswith("no gather is slow by itself then.")
+    assert "gathers wait for the hosts" not in str(answer.sentence(same))
+
+
+def test_the_launched_ratios_of_the_other_model_stand_beside(made):
+    """115 over 140 and 160 ms; 107 and 175 ms of the host for 48 blocks, 64 and 96 for 32."""
+    large = {"model": "2.7B", "ms_without": 100}
+    rows = [row(115, **large, ms_host=64), row(160, "fsdp2", **large, ms_host=96)]
+    said = str(targets.sentence(made([*ROWS[:2], row(180, "fsdp2"), *rows])))
+    assert (
+        "Of the xl of 2026 (2.7B), ours takes 1.150 of the step of one GPU and 0.719 of FSDP2's, "
+        "115 and 160 ms, to issue which takes the host 64.0 and 96.0. That is 2.00 and 3.00 ms of "
+        "the host for a block, where it was 2.23 and 3.65"
+    ) in said
+    assert "for a block" not in str(targets.sentence(made([*ROWS[:2], row(180, "fsdp2"), rows[0]])))
+
+
 def test_a_wait_of_a_mark_is_none(made):
     table = [gather("root", "forward", 0, 1.004, 1, 2)]
     assert gathers.in_time(table[0]) and gathers.waited(table) == 0

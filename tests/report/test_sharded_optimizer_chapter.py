@@ -221,6 +221,21 @@ def test_times_with_and_without_in_turns(made, empty):
     assert len(found) == len(TIMES)
 
 
+def test_the_same_step_of_the_chapter_before_is_told_where_its_code_is_another(made):
+    keep = ("optimizer", "ms_optimizer")
+    other = {k: v for k, v in timed(75, wrapper=ENGINES, capture=True, ms_without=70).items()
+             if k not in keep} | {"sent_dtype": "fp32"}  # fmt: skip
+    c = made(TIMES, ddp=[other])
+    assert "the chapter before" not in str(times.sentence(c))
+    c.runs.loc["later"] = c.runs.iloc[0]
+    c.runs.loc["later", "git"] = "another"
+    c.steps["run"] = "later"
+    assert (
+        "The step without sharding of the xl of 2025, captured, takes 75.0 ms in [the chapter "
+        "before](ddp.md), and 70.0 with nothing sent, 80.0 here: those rows are of another commit"
+    ) in str(times.sentence(c))
+
+
 def test_a_row_without_a_time_says_why(made):
     failed = {**timed(1, "sharded"), "status": "oom", "note": "out of memory"}
     failed |= {name: "" for name in failed if name.startswith("ms") or name == "n"}

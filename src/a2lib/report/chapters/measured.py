@@ -82,6 +82,7 @@ def refused(rows: pd.DataFrame, name: Callable[[tuple], str]) -> list[str]:
 
 def switched(rows: pd.DataFrame) -> str:
     """What rows of several GPUs were measured with."""
+    rows = rows[rows["status"] == "ok"]  # what failed may not have come to say it
     known = sorted(set(rows["conditions"]) - {""})
     if not known:
         return ""

@@ -124,8 +124,9 @@ def verdict(c: Ddp) -> Markdown:
     if len(found):
         row = min(found.itertuples(), key=exposed)
         expected = simulated_ms(c, int(row.bucket_mb))
+        least = "the least" if len(found) > 1 else "what is measured"
         text += (
-            f" Captured, the least is {time(exposed(row))} ms at {int(row.bucket_mb)} MB where "
+            f" Captured, {least} is {time(exposed(row))} ms at {int(row.bucket_mb)} MB where "
             f"{time(expected)} ms are simulated, with the backward of a launched step: "
             f"{time(exposed(row) - expected)} ms are missed. No host is in that. Neither model has "
             "what backward's kernels lose to messages beside them"
@@ -146,7 +147,7 @@ def _best(c: Ddp) -> str:
     best = min(rows, key=lambda row: row.ms)
     text = f"; of those launched the step of {best.bucket_mb} MB is the shortest"
     level = [f"{row.bucket_mb}" for row in rows if row is not best and metrics.level(row, best)]
-    return text + (f", with those of {listed(level)} MB level by their spreads" if level else "")
+    return text + (f", with those of {listed(level)} MB level" if level else "")
 
 
 def table(c: Ddp, caption: str, label: str) -> Table:

@@ -66,7 +66,7 @@ def _launched(c: Ddp) -> str:
     if torch is not None:
         text += f", {time(torch.ms)} ({spread(torch)}) in PyTorch's DDP"
     if level:
-        text += f"; as fast within their spreads: {'; '.join(map(name, level))}"
+        text += f"; level with it: {'; '.join(map(name, level))}"
     if best.ms_host >= HOST * best.ms:
         text += f". The host takes {time(best.ms_host)} ms to issue it, so "
         many = any(row.wrapper in ALONE for row in level)

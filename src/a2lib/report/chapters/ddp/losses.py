@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 from a2lib.report import metrics, style
 from a2lib.report.chapters.ddp.answer import floor_ms
-from a2lib.report.chapters.ddp.rows import BUCKET_MB, MAIN, WORLD_SIZE, Ddp, exposed, time
+from a2lib.report.chapters.ddp.rows import (
+    BUCKET_MB,
+    MAIN,
+    MODELS,
+    UPDATING,
+    WORLD_SIZE,
+    Ddp,
+    exposed,
+    time,
+)
 from a2lib.report.chapters.ddp.timeline import COMMUNICATION, OPTIMIZER, beside_us
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
@@ -27,7 +36,7 @@ class Lost:
     """Of a trace of replayed buckets and one that sends after backward: what the kernels of a
     block's backward take in each (``beside_us``, ``alone_us``), how many times as long they take
     with a message beside all of them, each of the ``products`` and the ``others`` together, and
-    ``without`` one, and from the end of backward's kernels to the update."""
+    ``without`` one, and how long nothing but messages runs from the last product to the update."""
 
     alone_us: float
     beside_us: float
@@ -41,16 +50,18 @@ class Lost:
         return (layers * (self.beside_us - self.alone_us) + self.tail_us) / 1e3
 
 
-def lost(c: Ddp) -> Lost | None:
-    """None where one of the two traces is missing, or shows no three blocks alike."""
-    replayed, plain = c.strip("bucketed", BUCKET_MB, capture=True), c.strip("naive")
-    kernels = _computing(replayed)
-    period = _period([row["kind"] for row in kernels])
+def lost(c: Ddp, carrier: str = "backend") -> Lost | None:
+    """None where a trace is missing, or where NCCL's shows no three blocks alike and the others
+    none of these."""
+    whole = _computing(c.strip("bucketed", BUCKET_MB, capture=True))
+    period = _period([row["kind"] for row in whole])
     if not period:
         return None
-    kinds = [row["kind"] for row in kernels[-period:]]
-    ours, alone = list(_blocks(kernels, kinds)), list(_blocks(_computing(plain), kinds))
-    if not alone:
+    kinds = [row["kind"] for row in whole[-period:]]
+    replayed = c.strip("bucketed", BUCKET_MB, capture=True, carrier=carrier)
+    kernels, plain = _computing(replayed), _computing(c.strip("naive"))
+    ours, alone = list(_blocks(kernels, kinds)), list(_blocks(plain, kinds))
+    if not ours or not alone:
         return None
     usual = [statistics.median(block[i]["duration_us"] for block in alone) for i in range(period)]
     sent = [row for row in replayed if row["kind"] == COMMUNICATION]
@@ -64,15 +75,13 @@ def lost(c: Ddp) -> Lost | None:
     products = [i for i, kind in enumerate(kinds) if kind == MATMUL]
     rest = [one for one in found[True] if one[0] not in products]
     each = [_longer([one for one in found[True] if one[0] == i]) for i in products]
-    end = max(row["start_us"] + row["duration_us"] for row in _before_update(replayed))
-    update = [row["start_us"] for row in replayed if row["kind"] == OPTIMIZER]
     return Lost(
         sum(usual),
         statistics.mean(sum(row["duration_us"] for row in block) for block in ours),
         [factor for factor in each if factor == factor],
         _longer(rest),
         _longer(found[False]),
-        max(0.0, min(update) - end) if update else 0.0,
+        _tail_us(replayed, kernels[-1]),
     )
 
 
@@ -81,7 +90,7 @@ def sentence(c: Ddp) -> Markdown:
     found, row = lost(c), c.row("bucketed", BUCKET_MB, capture=True)
     if found is None or row is None or not found.products:
         return Markdown(c.not_yet("why buckets that travel beside backward are not free"))
-    layers, tail = SIZES[MAIN].num_layers, found.tail_us / 1e3
+    layers = SIZES[MAIN].num_layers
     factors = style.between(found.products, lambda factor: f"{factor:.1f}")
     return Markdown(
         f"Why NCCL's are not free is in the trace of the replay, held against the one that sends "
@@ -90,11 +99,32 @@ def sentence(c: Ddp) -> Markdown:
         f"{found.without:.2f} times. Our reading: NCCL's kernels hold multiprocessors, and a "
         "product, started for all of them, ends with a second turn for what found its own taken. "
         f"The kernels of a block's backward take {time(found.beside_us)} µs in place of "
-        f"{time(found.alone_us)}, over {layers} blocks {time(found.ms(layers) - tail)} ms. From "
-        f"the last of them to the update, where the last messages are alone, it is {time(tail)} "
-        f"ms. Together that is {time(found.ms(layers))} of the {time(exposed(row))} ms that NCCL "
-        "in fp32 adds."
+        f"{time(found.alone_us)}, over {layers} blocks {time(_blocks_ms(found))} ms. Between the "
+        f"last product and the update the last messages are alone for {time(found.tail_us / 1e3)} "
+        f"ms. That makes {time(found.ms(layers))} ms; NCCL in fp32 adds {time(exposed(row))}."
+        f"{_engines(c)}"
     )
+
+
+def _engines(c: Ddp) -> str:
+    """The same of copy engines."""
+    found = lost(c, "copy_engines")
+    row = c.row("bucketed", BUCKET_MB, capture=True, carrier="copy_engines")
+    if found is None or row is None or not found.products:
+        return ""
+    factors = style.between(found.products, lambda factor: f"{factor:.2f}")
+    return (
+        " Beside copy engines ({numref}`fig-ddp-trace-engines`; their copies and their sums are "
+        f"the messages there) a product takes {factors} times as long, other kernels "
+        f"{found.others:.2f} times, and without a message {found.without:.2f} times: "
+        f"{time(found.beside_us)} µs a block, {time(_blocks_ms(found))} ms in all. With "
+        f"{time(found.tail_us / 1e3)} ms of messages alone at the end these are "
+        f"{time(found.ms(SIZES[MAIN].num_layers))} of the {time(exposed(row))} ms that they add."
+    )
+
+
+def _blocks_ms(found: Lost) -> float:
+    return found.ms(SIZES[MAIN].num_layers) - found.tail_us / 1e3
 
 
 def carriers(c: Ddp) -> Markdown:
@@ -114,13 +144,63 @@ def carriers(c: Ddp) -> Markdown:
     )
     where = {"capture": True, "carrier": "copy_engines"}
     engines, low = (c.row("bucketed", BUCKET_MB, **where, sent_dtype=sent) for sent in SENT)
+    if engines is not None:
+        text += f" {_traffic(c, engines)}"
     if engines is not None and low is not None:
-        text += (
-            f" Half of the bytes take {time(engines.ms - low.ms)} ms off the step of copy engines"
-            f"{' (level)' if metrics.level(engines, low) else ''}, where "
-            f"{time(floor_ms(c, MAIN, 2))} ms less are spent on the link."
-        )
-    return Markdown(text if engines is None else f"{text} {_traffic(c, engines)}")
+        text += f" {_half(c, engines, low)}"
+    return Markdown(text)
+
+
+def _half(c: Ddp, engines, low) -> str:
+    """What half of the bytes on the link are worth to copy engines."""
+    where = {"capture": True, "carrier": "copy_engines"}
+    full, half = (c.row(UPDATING, BUCKET_MB, **where, sent_dtype=sent) for sent in SENT)
+    text = f"Sent in bf16 the step of copy engines takes {_differs(engines, low)}"
+    if full is not None and half is not None:
+        text += f", with the update beside the messages {_differs(full, half)}"
+    text += f". The link has {time(floor_ms(c, MAIN, 2))} ms less to do"
+    if low.ms > engines.ms:
+        text += ", but was not what the step waits for, and the casts are more for the memory"
+    return f"{text}."
+
+
+def _differs(one, other) -> str:
+    """By how much the other step is longer or shorter."""
+    more = float(other.ms) - float(one.ms)
+    text = f"{time(abs(more))} ms {'longer' if more > 0 else 'less'}"
+    return f"{text} (level)" if metrics.level(one, other) else text
+
+
+def scaling(c: Ddp, model: str = "2.7B") -> Markdown:
+    """What the same buckets add to the larger model, beside its bytes and its backward."""
+    told, times = [], []
+    for words, carrier in (("by NCCL", "backend"), ("by copy engines", "copy_engines")):
+        small, large = (c.row("bucketed", BUCKET_MB, model=one, capture=True, carrier=carrier)
+                        for one in (MAIN, model))  # fmt: skip
+        if small is not None and large is not None:
+            told.append(f"{time(exposed(large))} ms {words}")
+            times.append(f"{exposed(large) / exposed(small):.2f}")
+    if not told:
+        return Markdown(c.not_yet(f"what the same buckets add to {MODELS[model]}"))
+    more = parameter_count(SIZES[model]) / parameter_count(SIZES[MAIN])
+    text = (
+        f"To the replayed step of {MODELS[model]} the same buckets add {listed(told)}, "
+        f"{listed(times)} times what they add to that of {MODELS[MAIN]}, with {more:.2f} times as "
+        "many bytes."
+    )
+    shares = []
+    for one in (model, MAIN):
+        launched, captured = (c.row("bucketed", BUCKET_MB, model=one, capture=capture)
+                              for capture in (False, True))  # fmt: skip
+        if launched is not None and captured is not None:
+            alone, backward = launched.ms_communication, launched.ms_backward_without
+            shares.append(
+                f"{time(alone)} ms where backward takes {time(backward)}, and replayed "
+                f"{exposed(captured) / alone:.0%} of that is exposed ({MODELS[one]})"
+            )
+    if shares:
+        text += f" By NCCL and alone the messages take {'; '.join(shares)}."
+    return Markdown(text)
 
 
 def _traffic(c: Ddp, row) -> str:
@@ -129,17 +209,28 @@ def _traffic(c: Ddp, row) -> str:
     moved, low = (copied_bytes(elements, WORLD_SIZE, 4, sent) for sent in (4, 2))
     return (
         f"Copy engines take no multiprocessor, but memory: each GPU writes to the other the half "
-        f"of its gradients that the other one sums, sums its own half and writes the means there "
-        f"too, {moved / 1e9:.1f} GB read and written in each GPU's memory ({low / 1e9:.1f} GB "
-        f"where gradients are cast to bf16 and back), beside backward but for the last bucket. "
-        f"That is {time(1e3 * moved / rate)} ms of the memory's time at {rate / 1e12:.1f} TB/s, "
-        f"which is our guess for most of the {time(exposed(row))} ms."
+        f"of its gradients that the other one sums, sums its own half (a kernel) and writes the "
+        f"means there too, {moved / 1e9:.1f} GB read and written in each GPU's memory "
+        f"({low / 1e9:.1f} GB where gradients are cast to bf16 and back), beside backward but for "
+        f"the last bucket. That is {time(1e3 * moved / rate)} ms of the memory's time at "
+        f"{rate / 1e12:.1f} TB/s, which is our guess for most of the {time(exposed(row))} ms."
     )
 
 
 def _longer(found: list[tuple[int, float, float]]) -> float:
     """Times over usual times, NaN where there is none."""
     return sum(one[1] for one in found) / (sum(one[2] for one in found) or float("nan"))
+
+
+def _tail_us(rows: list[dict], last: dict) -> float:
+    """Microseconds from the end of the ``last`` product to the update in which no kernel but those
+    of messages runs; 0 without an update."""
+    update = min((row["start_us"] for row in rows if row["kind"] == OPTIMIZER), default=None)
+    end = last["start_us"] + last["duration_us"]
+    if update is None or update < end:
+        return 0.0
+    between = {"start_us": end, "duration_us": update - end}
+    return update - end - beside_us([between], _before_update(rows))
 
 
 def _before_update(rows: list[dict]) -> list[dict]:

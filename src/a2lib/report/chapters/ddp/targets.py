@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from a2lib.report import metrics, style
-from a2lib.report.chapters.ddp.rows import MAIN, UPDATING, Ddp, name, spread, time
+from a2lib.report.chapters.ddp.rows import MAIN, MODELS, UPDATING, Ddp, name, spread, time
 from a2lib.report.chapters.ddp.ways import short
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -81,10 +81,12 @@ def _updating(c: Ddp, beside: dict[str, object]) -> Iterator[Target]:
 def _peer(c: Ddp, what: str, limit: float, row, torch) -> Iterator[Target]:
     """Ours over PyTorch's, and the same where each is held against the same step that sends
     nothing."""
-    yield _over(what, limit, PEER, row, torch)
+    whole = _over(what, limit, PEER, row, torch)
     if row is None or torch is None:
+        yield whole
         return
     alone = c.alone_updating(row) if row.wrapper == UPDATING else (float(row.ms_without), True)
+    yield replace(whole, least=None if alone is None else alone[0] / float(torch.ms))
     if alone is not None:
         theirs, (ms, together) = torch.ms / torch.ms_without, alone
         together = together and row.run == torch.run
@@ -130,9 +132,9 @@ def sentence(c: Ddp) -> Markdown:
               for t in known if t.against == PEER and t.least > t.limit]  # fmt: skip
     if beyond:
         text += (
-            f" Nothing that updates after backward can meet {len(beyond)} of them: our step that "
-            f"sends nothing is {listed(beyond)} of PyTorch's. They were set beside a host on which "
-            "PyTorch's step took longer."
+            f" No way to send can meet {len(beyond)} of them here: our step that sends nothing "
+            f"is {listed(beyond)} of PyTorch's. They were set beside a host on which PyTorch's "
+            "step took longer."
         )
     unsure = [f"{t.ratio:.3f} ({t.what}, against {t.against})" for t in known
               if t.spread is not None and t.spread[0] <= t.limit < t.spread[1]]  # fmt: skip
@@ -150,7 +152,7 @@ def _launched(c: Ddp) -> str:
     text = (
         f"\n\nLaunched, ours takes {whole.ratio:.3f} of PyTorch's step "
         f"({style.between(whole.spread, _written)} by their spreads"
-        f"{', which overlap' if metrics.level(best, torch) else ''}), but the step without "
+        f"{', which overlap' if metrics.level(best, torch) else ''}). The step without "
         f"communication took {time(best.ms_without)} ms beside ours and "
         f"{time(torch.ms_without)} ms beside PyTorch's: each over its own, ours takes "
         f"{own.ratio:.3f}."
@@ -162,12 +164,21 @@ def _launched(c: Ddp) -> str:
             f"and {time(torch.ms)} ms: where these are close, it is the host that is timed, and "
             "another host gives another ratio."
         )
+    for model, words in MODELS.items():
+        theirs, other = c.row("torch_ddp", 25, model=model), c.best(model)
+        if model != MAIN and theirs is not None and other is not None:
+            text += (
+                f" Of {words}, where it takes {time(other.ms_host)} of {time(other.ms)} and "
+                f"{time(theirs.ms_host)} of {time(theirs.ms)} ms, ours takes "
+                f"{other.ms / theirs.ms:.3f} of PyTorch's step."
+            )
     pair = c.best_elsewhere()
     if pair is not None:
         ours, theirs = pair
         text += (
             f" The chapter on {{ref}}`the sharded optimizer <sharding-time>` has the same step "
-            f"of another run: {time(ours.ms)} ms ({spread(ours)}; {name(ours)}) where PyTorch's "
+            f"of another run{'' if c.one_commit(ours, best) else ' and commit'}: "
+            f"{time(ours.ms)} ms ({spread(ours)}; {name(ours)}) where PyTorch's "
             f"takes {time(theirs.ms)} ({spread(theirs)}), {ours.ms / theirs.ms:.3f} of it, with "
             f"{time(ours.ms_without)} and {time(theirs.ms_without)} ms without communication."
         )

@@ -8,12 +8,14 @@ from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown
 
 COMMUNICATION, OPTIMIZER = "communication", "optimizer"
+LEAST_US = 100  # what is idle for less is between two kernels
 # Wrapper, MB of a bucket, captured, carrier; and what is said of it.
 WAYS = {
     ("naive", 0, False, "backend"): "sent after backward",
     ("overlapped", 0, False, "backend"): "sent one by one during backward",
     ("bucketed", 100, False, "backend"): "sent in buckets of 100 MB",
     ("bucketed", 100, True, "backend"): "sent in buckets of 100 MB, replayed",
+    ("bucketed", 100, True, "copy_engines"): "sent so by copy engines, their sums included",
 }
 
 
@@ -61,7 +63,7 @@ def waited_us(rows: list[dict]) -> float | None:
 
 def sentence(c: Ddp) -> Markdown:
     """ddp_overlap_individual_parameters_benchmarking (b), in words."""
-    told, waits, later = [], [], []
+    told, waits, later, none = [], [], [], []
     for (wrapper, mb, capture, carrier), words in WAYS.items():
         rows = c.strip(wrapper, mb, capture=capture, carrier=carrier)
         sent, beside = overlap_us(rows)
@@ -71,20 +73,24 @@ def sentence(c: Ddp) -> Markdown:
             if not capture:
                 waits.append(f"{idle(rows):.0%}")
                 if (waited := waited_us(rows)) is not None:
-                    later.append(f"{time(waited / 1e3)} ms where they are {words}")
+                    if waited < LEAST_US:
+                        none.append(f"not where they are {words}")
+                    else:
+                        later.append(f"{time(waited / 1e3)} ms where they are {words}")
     if not told:
         return Markdown(c.not_yet("traces of a step that overlaps and of one that does not"))
     text = f"In the windows drawn, other kernels run beside the messages for {listed(told)}."
     if waits:
         text += (
             f" Until backward ends the GPU of the launched steps, in that order, is idle for "
-            f"{listed(waits)} of the time: the host is behind, further than without a profiler. "
-            "Messages that are issued one by one then run while the GPU waits for its next kernels."
+            f"{listed(waits)} of the time. Where that is much the host is behind, further than "
+            "without a profiler: messages that are issued one by one then run while the GPU waits "
+            "for its next kernels."
         )
     if later:
         text += (
-            f" From the last of them to the update it is idle once more, {listed(later)}: the host "
-            "has each message to wait for and the update to issue."
+            f" From the last of them to the update it is idle once more, {listed(later + none)}: "
+            "the host has each message to wait for and the update to issue."
         )
     return Markdown(text)
 

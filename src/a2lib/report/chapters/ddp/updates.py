@@ -7,15 +7,21 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from a2lib.report import style
-from a2lib.report.chapters.ddp.rows import BUCKET_MB, UPDATING, Ddp, time
+from a2lib.report import metrics, style
+from a2lib.report.chapters.ddp.rows import BUCKET_MB, MODELS, UPDATING, Ddp, time
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
+from a2lib.theory.transformer import SIZES, parameter_count
 
 WAYS = {
     ("backend", "fp32"): "NCCL in fp32", ("copy_engines", "fp32"): "copy engines in fp32",
     ("copy_engines", "bf16"): "copy engines in bf16",
 }  # fmt: skip
+# Bytes a parameter: of a weight, gradient or mean, and of AdamW's two moments. What is timed in
+# turns has two optimizers and so many graphs, each with gradients of its own.
+WIDE, MOMENTS, GRAPHS = 4, 8, 3
+ONE = WIDE + MOMENTS + WIDE + WIDE
+TURNS = WIDE + 2 * MOMENTS + WIDE + GRAPHS * WIDE
 
 
 def pairs(c: Ddp) -> Iterator[tuple[str, object, object, tuple[float, bool] | None]]:
@@ -40,6 +46,29 @@ def table(c: Ddp, caption: str, label: str) -> Table:
     columns = ["sent by", "update after, ms", "beside, ms", "gained", "one GPU gains",
                "after, over one GPU", "beside, over one GPU"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, label, keys=1)
+
+
+def too_large(c: Ddp) -> list[str]:
+    """What the measuring of such a step holds, for those whose memory did not suffice."""
+    told = []
+    for model, words in MODELS.items():
+        rows = metrics.pick(c.of(model, True), wrapper=UPDATING, carrier="copy_engines",
+                            sent_dtype="fp32", status="oom")  # fmt: skip
+        if not len(rows):
+            continue
+        count = parameter_count(SIZES[model])
+        told.append(
+            f"\nThat step of {words} was to be timed in turns with two others, which takes, in "
+            f"bytes a parameter: weights {WIDE}, the moments of two optimizers {2 * MOMENTS}, the "
+            f"means in shared memory {WIDE}, and gradients in each of {GRAPHS} graphs (the step, "
+            "the step that sends nothing, and that of one GPU that updates beside its backward) "
+            f"{GRAPHS * WIDE}: {TURNS * count / 1e9:.0f} of the {c.capacity() / 1e9:.0f} GB that "
+            "the driver gives, before activations and 16-bit casts of the weights, which each "
+            "graph has for itself. A training has one optimizer and one graph, "
+            f"{ONE * count / 1e9:.0f} GB before these. What the last bytes were asked for is not "
+            "stored."
+        )
+    return told
 
 
 def sentence(c: Ddp) -> Markdown:

@@ -55,6 +55,9 @@ def _measured(c: Fsdp, model: str) -> tuple[list[str], list[str]]:
     found = gathers.sentence(c, model)
     if found:
         told.append(f"{found[0].upper()}{found[1:]}.")
+        if gathers.held_up(c, model):
+            told.append("Launched and from rest, gathers wait for the hosts "
+                        "({ref}`below <fsdp-step>`).")  # fmt: skip
     else:
         missing.append("whether each all-gather is done in time")
     row = c.row(OURS, model, capture=True) or c.row(OURS, model)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.patches import Patch
 
-from a2lib.report import panels
+from a2lib.report import metrics, panels
 from a2lib.report.chapters import profile
 from a2lib.report.chapters.fsdp.rows import (
     BATCH,
@@ -29,6 +29,7 @@ from a2lib.theory.transformer import SIZES, forward_flops_by_part
 PASSES = ("forward", "backward")
 WAYS = {False: "launched", True: "captured"}
 GATHER, COMPUTE, WAITED = "#0072b2", "#808080", "#d55e00"
+LONGER = 1.5  # a launched gather that lasts so many times a replayed one waits for a host
 # What a mark between two kernels takes by itself: a wait below it is none.
 MARK_MS = 0.01
 LATEST, FEW = 8, 3
@@ -155,11 +156,41 @@ def waits(c: Fsdp) -> Markdown:
     if not told:
         return Markdown(c.not_yet("what each rank waited"))
     return Markdown(
-        f"What the rank that waits most waited, and rank 0, whose gathers are listed above: "
-        f"{listed(told)}, the marks' own time included. A gather begins once both hosts have "
-        "issued it. Where the first is much longer, one host is behind the other, and the GPU of "
-        "the quicker one stands: no gather is slow by itself then."
+        "What the rank that waits most waited, the median of a few steps, and rank 0 in the one "
+        f"step whose gathers are listed above: {listed(told)}, the marks' own time included. All "
+        "of these begin from rest, where timed steps follow one another and the host may be ahead. "
+        "A gather ends once both hosts have issued it. Where the first is much longer, one host is "
+        "behind the other, and the GPU of the quicker one stands: no gather is slow by itself then."
+        + "".join(held_up(c, model) for model in MODELS)
     )
+
+
+def held_up(c: Fsdp, model: str) -> str:
+    """Where launched gathers last longer than the same replayed, and whether the step does."""
+    told = []
+    for pass_ in PASSES:
+        launched, replayed = (
+            [row["gather_end_ms"] - row["gather_start_ms"] for row in c.gathers(model, capture)
+             if row["pass"] == pass_ and row["unit"] != "root"]
+            for capture in WAYS
+        )  # fmt: skip
+        if launched and replayed:
+            one, other = statistics.median(launched), statistics.median(replayed)
+            if one > LONGER * other:
+                told.append(f"{time(one)} ms in {pass_}, replayed {time(other)}")
+    if not told:
+        return ""
+    text = (
+        f" Of {MODELS[model]}, launched, the median all-gather lasts {listed(told)}: begun on rank "
+        "0, it waits for one of the two hosts"
+    )
+    rows = [c.row(model=model, capture=capture) for capture in WAYS]
+    if None not in rows and metrics.level(*rows):
+        text += (
+            ". One after another, its launched steps are level with replayed ones, "
+            f"{time(rows[0].ms)} and {time(rows[1].ms)} ms: there the hosts are ahead"
+        )
+    return f"{text}."
 
 
 def summary(c: Fsdp, caption: str, label: str) -> Table:

@@ -7,10 +7,11 @@ import math
 import pandas as pd
 
 from a2lib.report.chapters.fsdp import memory
-from a2lib.report.chapters.fsdp.rows import MAIN, OURS, PEER, WORLD_SIZE, Fsdp, sizes
+from a2lib.report.chapters.fsdp.rows import MAIN, MODELS, OURS, PEER, WORLD_SIZE, Fsdp, sizes
 from a2lib.report.chapters.measured import time
 from a2lib.report.tables import MISSING, Markdown, Table
 from a2lib.theory import fsdp as theory
+from a2lib.theory.transformer import SIZES
 
 # What is held against what, and the most that the ratio may be.
 ONE_GPU, STEP, PEAK = 1.15, 0.60, 1.0
@@ -66,6 +67,25 @@ def _shown(ratio: float | None, limit: float) -> str:
     return f"{ratio:.5f}" if near else f"{ratio:.3f}"
 
 
+def _larger(c: Fsdp, model: str, *beside) -> str:
+    """The launched ratios of another model, and what a block takes of the host in both."""
+    ours, peer = c.row(OURS, model), c.row(PEER, model)
+    if ours is None or peer is None or pd.isna(ours.ms_host) or pd.isna(peer.ms_host):
+        return ""
+    run = "" if beside[0].run == ours.run else ", of another run"
+    each = [
+        " and ".join(time(row.ms_host / SIZES[row.model].num_layers) for row in pair)
+        for pair in (beside, (ours, peer))
+    ]
+    return (
+        f" Of {MODELS[model]}{run}, ours takes {ours.ms / ours.ms_without:.3f} of the step of one "
+        f"GPU and {ours.ms / peer.ms:.3f} of FSDP2's, {time(ours.ms)} and {time(peer.ms)} ms, to "
+        f"issue which takes the host {time(ours.ms_host)} and {time(peer.ms_host)}. That is "
+        f"{each[1]} ms of the host for a block, where it was {each[0]}: it is the GPU's work in a "
+        "block that differs."
+    )
+
+
 def sentence(c: Fsdp, model: str = MAIN) -> Markdown:
     """How many are met, and what the host has to do with the launched ones."""
     found = [(ratio, limit) for *_, ratio, _, limit in ratios(c, model) if ratio is not None]
@@ -87,6 +107,8 @@ def sentence(c: Fsdp, model: str = MAIN) -> Markdown:
             f" The same kernels replayed take {time(captured.ms)} ms: the rest of the launched "
             f"step's {time(ours.ms)} is the host, which has more to issue than for one GPU."
         )
+    if ours is not None and peer is not None:
+        text += "".join(_larger(c, other, ours, peer) for other in MODELS if other != model)
     peaks = [c.at("peak", None, who, model) for who in (OURS, PEER)]
     if None not in peaks and _peaks(*peaks)[0] is not None and _peaks(*peaks)[0] > PEAK:
         above = memory.total(peaks[0]) - memory.total(peaks[1])

@@ -63,6 +63,8 @@ class Sharding(Measured):
         # Of the ranks the last is kept, which holds most.
         self._fullest = {tuple(getattr(row, k) for k in keys): row for row in rows.itertuples()}
         self.collectives = Collectives(roots)
+        # Steps of the same wrappers, whose update is whole, of other runs.
+        self.steps, _ = map(_with_side, self.read("ddp"))
         self.link = self.sheet("nvlink_egress") * 1e9
         self.reference = data.load_reference(
             "sharded_optimizer", needs=("quantity", "optimizer", "moment", "printed", "unit"),
@@ -87,6 +89,13 @@ class Sharding(Measured):
             if None not in both:
                 found.append(tuple(both))
         return min(found, key=lambda both: both[1].ms, default=None)
+
+    def elsewhere(self, row):
+        """The row of the chapter before that takes the same step, update and all, as one that does
+        not divide it; None where it has no time."""
+        rows = pick(self.steps, compile=MAIN.compile, **_ranks(), **MAIN.columns())
+        keys = ("wrapper", "bucket_mb", "carrier", "capture")
+        return metrics.timed_row(rows, sent_dtype="fp32", **{k: getattr(row, k) for k in keys})
 
     def held(self, optimizer: str, moment: str, side: str = "bucketed", setting: Setting = MAIN):
         """The row of the rank that holds most at a moment, None where there is none."""

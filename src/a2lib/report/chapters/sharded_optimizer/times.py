@@ -7,6 +7,7 @@ import pandas as pd
 from a2lib.report import metrics, style
 from a2lib.report.chapters.measured import HOST, refused, switched, time
 from a2lib.report.chapters.sharded_optimizer.rows import (
+    MAIN,
     SETTINGS,
     Setting,
     Sharding,
@@ -44,6 +45,7 @@ def sentence(c: Sharding) -> Markdown:
             f"Launched, for {listed(hosts)} the host takes as long to issue a step as the step "
             "lasts: it is its time that is compared, and another host gives another ratio."
         )
+    told += _before(c)
     zero, alone = c.time("zero", "torch_ddp"), c.time("plain", "torch_ddp")
     if zero is not None and alone is not None:
         told.append(
@@ -57,6 +59,20 @@ def sentence(c: Sharding) -> Markdown:
             "ZeroRedundancyOptimizer's step."
         )  # fmt: skip
     return Markdown(" ".join(told) or c.not_yet("a step with and without sharding, in turns"))
+
+
+def _before(c: Sharding) -> list[str]:
+    """The undivided step beside that of the chapter before, where that is of other code."""
+    pair = c.pair(capture=True)
+    other = None if pair is None else c.elsewhere(pair[0])
+    if other is None or c.one_commit(pair[0], other):
+        return []
+    return [
+        f"The step without sharding of {MAIN.label}, captured, takes {time(other.ms)} ms in "
+        f"[the chapter before](ddp.md), and {time(other.ms_without)} with nothing sent, "
+        f"{time(pair[0].ms_without)} here: those rows are of another commit, so compare ratios "
+        "within this page."
+    ]
 
 
 def _verdict(sharded, plain) -> str:

@@ -110,6 +110,25 @@ def test_scaling_and_hosts(plain):
     assert "longer than the call, by up to 10%. We have no explanation." in str(answer.hosts(slow))
 
 
+def test_longer_sequences_end_as_predicted_or_not(plain):
+    gone = dict.fromkeys(("ms", "ms_mean", "ms_std", "ms_min", "ms_graph", "ms_host", "n"), "")
+    gone |= {"held_bytes": "", "peak_bytes": "", "status": "oom", "note": "out of memory"}
+    alone = {"ms_graph": "", "note": "no graph: not tried"}
+    # The ends of backward are the square roots of 1e11 / 160, of forward those of 1e11 / 64.
+    made = [row("forward", 9, 24576, **alone), row("backward", 9, 24576, **alone),
+            row("backward", 9, 32768) | gone, row("backward", 9, 16384) | gone]  # fmt: skip
+    said = str(answer.beyond(plain(attention=made, attention_limit=[limit(24832)])))
+    assert said == (
+        "Beyond 16,384 tokens 3 of 3 passes end as [predicted](#attention-limit): they run up to "
+        "the length whose blocks fill the memory, and past it they are out of memory. 2 of those "
+        "that run have no time of a replay (not tried)."
+    )
+    made += [row("forward", 9, 32768) | gone, row("forward", 9, 49152)]
+    said = str(answer.beyond(plain(attention=made, attention_limit=[limit(24832)])))
+    assert said.startswith("Beyond 16,384 tokens 3 of 5 passes end as")
+    assert str(answer.beyond(plain(attention=[row("forward", 9)]))) == ""
+
+
 def test_the_spread_is_drawn_by_value(plain):
     beyond = row("forward", 90, 24576)  # is of no grid
     p = plain(attention=[row("forward", 40), row("backward", 100, ms_std=8), beyond])
@@ -247,12 +266,12 @@ def test_launches_by_value(plain):
              for p, ms in (("forward", 0.09), ("backward", 0.9)) for n in (128, 512)]  # fmt: skip
     flash += [{**short, "seq_len": 1024, "pass": "forward", "ms_host": 99}]
     assert str(estimate.launches(plain(ceiling=CEILING, flash=flash))) == (
-        "The host took forward 10 µs for each of its launches, so that the 4 of full attention "
-        "take 0.0400 ms, more than the floor up to 256 tokens, and backward 100 µs for each of "
-        "its launches, so that the 7 of full attention take 0.700 ms, more than the floor up to "
-        "1,024 tokens with vectors of 64 (median of eager's rows up to 512 tokens in the sweep of "
-        "[FlashAttention-2](flash.md)). Shorter sequences than that take the host's time, "
-        "whatever the GPU could do."
+        "With vectors of 64 the host takes forward 10 µs for each of its launches, so that the 4 "
+        "of full attention take 0.0400 ms, more than the floor up to 256 tokens, and backward "
+        "100 µs for each of its launches, so that the 7 of full attention take 0.700 ms, more than "
+        "the floor up to 1,024 tokens (median of eager's rows up to 512 tokens in the sweep of "
+        "[FlashAttention-2](flash.md)). So far a GPU at its floor would wait for the host; "
+        "[the grid](#attention-grid) has whose time it was."
     )
 
 

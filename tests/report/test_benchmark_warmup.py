@@ -43,8 +43,8 @@ def test_warmup_by_value(bench):
         "5. The mean is within 2% of that after five steps of warm-up for 0 of 1 models after 0, "
         "1 of 1 models after 1 and 1 of 1 models after 2 steps. Of what the first step takes more "
         "the forward has 25%. The second step takes 1.00 to 2.00 times the median of the later "
-        "ones of its process, and for no model is it more than 2% longer in each process: one step "
-        "of warm-up is enough."
+        "ones of its process, and for no model is it more than 2% longer in each process (in one "
+        "alone for small): one step of warm-up is enough."
     )
     found = lines(warmup.table(b, "c", "tab-c"))
     assert found["small", "0"] == ["5.00 ± 7.1", MISSING, MISSING, "20.0 ± 28"]
@@ -195,10 +195,16 @@ def test_processes_without_times_have_their_reason(bench):
     some = [row | gone if row["warmup"] == 5 else row for row in every
             if row["model"] != "2.7B" or row["warmup"] < 5]  # fmt: skip
     memory = [row | gone for row in first("memory", 1, model="2.7B")]
+    lost = first("cached", 9, way="ours") + first("cached", 9, repeat=1, way="ours")
+    lost[-3:] = [row | gone | {"status": "error", "note": "E: no cache"} for row in lost[-3:]]
+    said = str(warmup.missing(bench(benchmark_steps=every, benchmark_first=lost)))
+    assert said == (
+        "- first step of small, compiled after `cached` (1 of 2 processes): error (E: no cache)"
+    )
     said, left = str(warmup.missing(bench(benchmark_steps=[r for r in some if r["model"] in (
         "small", "2.7B")], benchmark_first=memory))).split("\n\n")  # fmt: skip
     assert said.splitlines() == [
-        "- small after 5: oom (out of it)", "- first step of 2.7B after memory: oom (out of it)",
+        "- small after 5: oom (out of it)", "- first step of 2.7B after `memory`: oom (out of it)",
     ]  # fmt: skip
     assert left.startswith("**Not measured yet**, of the processes: medium after 0, medium after 5")
     assert left.endswith("xl (2025) after 5 and 2.7B after 5 steps of warm-up.")

@@ -177,19 +177,27 @@ def test_kernels_and_matrices_as_derived_and_as_measured(chapter):
             shape("compile", "backward", 1, 256, launches=6, library_calls=5)]  # fmt: skip
     frame = reasons.counts(chapter(compile_attention=made), "c", "tab-c").frame.astype(str)
     assert frame.iloc[1].tolist() == [
-        "`plain`", "backward", "7 → 5", "12 → 7", "3 → 1", "1", "2 to 5", "7 → 6",
+        "`plain`, fp32", "backward", "7 → 5", "12 → 7", "3 → 1", "1", "2 to 5", "7 → 6",
     ]  # fmt: skip
     assert frame.iloc[2].tolist()[1:] == ["forward", "9 → 3", "10 → 4", "2 → 1", *[MISSING] * 3]
-    assert frame.iloc[4].tolist()[2:5] == ["4 → 1", "6 → 0", "2 → 0"]
+    # Of one head Inductor makes on a GPU in fp32 what it makes of none.
+    assert frame.iloc[4].tolist()[:5] == ["`heads`, fp32", "forward", *frame.iloc[0].tolist()[2:5]]
+    assert frame.iloc[6].tolist()[2:5] == ["4 → 1", "6 → 0", "2 → 0"]
 
 
-def test_what_inductor_recognised(chapter):
+def test_what_inductor_recognised(chapter, one_head):
     heads = [{**shape("compile", p, 1), "written": "heads", "attentions": 1}
              for p in ("forward", "backward")]  # fmt: skip
-    assert str(reasons.recognised(chapter(compile_attention=GRID + heads))) == (
-        "Inductor put PyTorch's own attention in the place of 0 of 6 compiled passes of `plain` "
-        "and 2 of 2 compiled passes of `heads`."
+    said = str(reasons.recognised(chapter(compile_attention=GRID + heads)))
+    assert said == (
+        "Inductor put PyTorch's own attention in the place of 0 of 6 compiled passes of `plain` in "
+        "fp32 and 2 of 2 compiled passes of `heads` in fp32."
     )
+    flash = [one_head("compile", "forward", 1, heads=16, causal="false", seq_len=n, dtype="bf16",
+                      batch=2, peak_bytes=2 * 16 * n**2 * 2 - less)
+             for n, less in ((1024, 1), (2048, 0))]  # fmt: skip
+    more = str(reasons.recognised(chapter(compile_attention=GRID + heads, flash=flash)))
+    assert more.startswith(said) and "less than one matrix in 1 of 2 forwards" in more
 
 
 def test_the_floor_by_hand(chapter):
@@ -202,6 +210,16 @@ def test_the_floor_by_hand(chapter):
     assert gain == pytest.approx(1.5, rel=1e-3)
     # So large that products alone do: nothing to gain.
     assert reasons.predicted(c, "plain", "fp32", "forward", 1024, 1024) < 1.05
+
+
+def test_one_head_in_fp32_has_the_floor_of_none(chapter):
+    c = chapter(ceiling=CEILING)
+    for pass_ in ("forward", "backward"):
+        one, none = (reasons.least(c, "compile", written, "fp32", pass_, 4096, 64)
+                     for written in ("heads", "plain"))  # fmt: skip
+        assert one == none
+        tiled = reasons.least(c, "compile", "heads", "bf16", pass_, 4096, 64)
+        assert tiled.bytes < reasons.least(c, "compile", "plain", "bf16", pass_, 4096, 64).bytes
 
 
 def test_the_measured_gain_stands_beside_the_predicted(chapter):

@@ -82,8 +82,10 @@ def test_what_32_bits_do_not_index_is_launched_in_pieces():
     assert [launches("eager", "plain", p, 9, *sizes[1:]) for p in PASSES] == [5, 9]
     assert [launches("eager", "plain", p, 8, 16384, 4) for p in PASSES] == [7, 13]
     assert [launches("compile", "plain", p, 8, 16384, 4) for p in PASSES] == [3, 5]
-    with pytest.raises(ValueError, match="allowed are plain, heads"):
-        launches("eager", "causal", "forward", *sizes)
+    # With a mask a copy more, which is no launch, and filling it in, which is in pieces.
+    assert [launches("eager", "causal", p, *sizes) for p in PASSES] == [8, 8]
+    assert [launches("eager", "causal", p, 8, 16384, 4) for p in PASSES] == [14, 17]
+    assert [launches("compile", "causal", p, 8, 16384, 4) for p in PASSES] == [3, 5]
 
 
 def test_matrices_by_value():

@@ -4,7 +4,7 @@ Attention as the definition has it, ``softmax(scale * q @ k.T) @ v``, moves N x 
 its kernels. Inductor leaves the products to a library and fuses all between two of them into one
 kernel, in place: ``compiled`` attention still has its matrices, and fewer passes over them. Where
 its pattern is recognised (tensors of four dimensions, no mask) the whole is replaced by PyTorch's
-tiled attention.
+tiled attention; on a GPU in float32 only where products may use TF32, as that attention does.
 
     written      plain   q, k, v (batch, N, d), no mask
                  causal  the same with a mask, masked_fill
@@ -26,7 +26,8 @@ _MASK = ("indices of queries", "indices of keys", "compare", "copy to mask", "ma
 _HELD = {("eager", "forward"): 2, ("eager", "backward"): 3, ("compile", "forward"): 1,
          ("compile", "backward"): 1}  # fmt: skip
 # Kernels that PyTorch's TensorIterator launches, and the most bytes that it indexes by 32 bits.
-_ELEMENTWISE, INDEXED = ("times scale", "dp times p"), 2**31
+_ELEMENTWISE, INDEXED = ("times scale", "dp times p", "mask"), 2**31
+_COPY = "copy to mask"  # by the driver, which counts as no kernel
 
 
 def attention_kernels(
@@ -70,16 +71,15 @@ def moves(implementation: str, written: str, pass_: str) -> int:
 def launches(
     implementation: str, written: str, pass_: str, batch: int, n: int, element_bytes: int
 ) -> int:
-    """Launches of a pass without a mask: its kernels, and where a matrix of the batch has more than
-    2 GiB one for each piece of an element-wise operator of PyTorch, which halves its operands until
-    32 bits index them. Raises ValueError as attention_kernels, and for a mask."""
-    if written == "causal":
-        raise ValueError("written 'causal': allowed are plain, heads")
+    """Launches of a pass: its kernels, copies left out, and where a matrix of the batch has more
+    than 2 GiB one for each piece of an element-wise operator of PyTorch, which halves its operands
+    until 32 bits index them. Raises ValueError as attention_kernels."""
     kernels = attention_kernels(implementation, written, pass_, batch, n, 1, element_bytes)
     pieces, matrix = 1, batch * n * n * element_bytes
     while matrix > pieces * INDEXED:
         pieces *= 2
-    return sum(pieces if kernel.name in _ELEMENTWISE else 1 for kernel in kernels)
+    names = [kernel.name for kernel in kernels if kernel.name != _COPY]
+    return sum(pieces if name in _ELEMENTWISE else 1 for name in names)
 
 
 def held(implementation: str, written: str, pass_: str) -> int:

@@ -162,6 +162,18 @@ def test_parts_of_a_first_step():
         assert parts(plain, name, "cuda") == ("import", "context", "first", "second", "steady")
 
 
+def test_a_cache_that_another_machine_has_is_filled_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "cache", lambda repeat: tmp_path / str(repeat))
+    (tmp_path / "0").mkdir()
+    tasks = benchmark.first_tasks("cuda")
+    compiled = {(t.spec["prepared"], t.spec["repeat"]): t for t in tasks
+                if t.spec["configuration"]["compile"] != "none"}  # fmt: skip
+    pending = [compiled["cached", 0], compiled["cached", 1], compiled["cached", 2],
+               compiled["nothing", 2]]  # fmt: skip
+    assert benchmark.refilling(tasks, pending) == [compiled["nothing", 1]]
+    assert benchmark.refilling(tasks, [t for t in tasks if t not in compiled.values()]) == []
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

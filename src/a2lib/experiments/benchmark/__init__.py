@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 
 from a2lib.experiments.benchmark import view
 from a2lib.experiments.benchmark.configurations import (
@@ -28,14 +28,14 @@ from a2lib.experiments.benchmark.configurations import (
     firsts,
     warmups,
 )
-from a2lib.experiments.benchmark.first import parts
+from a2lib.experiments.benchmark.first import cache, parts
 from a2lib.experiments.benchmark.handlers import phases
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.harness.sweep import Task, plan
 from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS
 
 NOTEBOOK = BENCHMARK.notebook
@@ -97,9 +97,13 @@ def measure_first(run: Run) -> None:
     if not run.parameters.has("first"):
         print(NOT_ASKED.format("first"))
         return
-    tasks = first_tasks(run.device)
+    tasks, store = first_tasks(run.device), run.store(BENCHMARK_FIRST)
+    again = refilling(tasks, plan(tasks, store, remeasure=run.parameters.remeasure))
+    if again:
+        harness.measure(run, BENCHMARK_FIRST, again, what="caches", resume=False,
+                        silence_s=SILENCE_S)  # fmt: skip
     harness.measure(run, BENCHMARK_FIRST, tasks, what="first steps", silence_s=SILENCE_S)
-    print(view.firsts(run.store(BENCHMARK_FIRST).rows()))
+    print(view.firsts(store.rows()))
 
 
 def table_tasks(given: Parameters, device: str) -> list[Task]:
@@ -140,6 +144,19 @@ def first_tasks(device: str) -> list[Task]:
             spec = {"configuration": dataclasses.asdict(configuration), **how}
             made.append(Task(label, spec, {label: keys}))
     return made
+
+
+def refilling(tasks: Sequence[Task], pending: Sequence[Task]) -> list[Task]:
+    """Those of ``tasks`` to measure once more, for the cache that they leave: a pending one wants
+    it, and rows may come from another machine, which has kept it."""
+
+    def repeats(found: Sequence[Task], prepared: str) -> set[int]:
+        return {t.spec["repeat"] for t in found if t.spec["prepared"] == prepared
+                and t.spec["configuration"]["compile"] != "none"}  # fmt: skip
+
+    wanted = {repeat for repeat in repeats(pending, "cached") if not cache(repeat).is_dir()}
+    wanted -= repeats(pending, "nothing")
+    return [task for task in tasks if repeats([task], "nothing") & wanted]
 
 
 def _task(configuration: Configuration, warmup: int, steps: int, asked: tuple[str, ...]) -> Task:

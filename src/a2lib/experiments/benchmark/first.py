@@ -83,6 +83,11 @@ def timed_parts(
     yield "steady", [step.wall_ms for step in steps[-STEADY:]]
 
 
+def cache(repeat: int) -> Path:
+    """Where the process with an empty cache leaves what it compiled."""
+    return build_dir() / "cache" / "first" / str(repeat)
+
+
 def _done(prepared: str, device: str) -> tuple[str, ...]:
     """What is done before, in order; the ladder has each rung stand on those below."""
     ladder = LADDER[device]
@@ -100,7 +105,7 @@ def _caches(repeat: int, full: bool) -> None:
 
     Raises RuntimeError where that has not run.
     """
-    folder: Path = build_dir() / "cache" / "first" / str(repeat)
+    folder = cache(repeat)
     if full and not folder.is_dir():
         raise RuntimeError("measure what is prepared with nothing first: it fills the cache")
     if not full:

@@ -137,6 +137,32 @@ def hosts(p: Plain) -> Markdown:
     return Markdown(text)
 
 
+def beyond(p: Plain) -> Markdown:
+    """Whether longer sequences than the grid's run and run out of memory as predicted, and why some
+    have no time of the GPU alone."""
+    rows = pick(p.table, implementation="eager").rename(columns={"pass": "pass_"})
+    rows = list(rows[rows["seq_len"] > LONGEST].itertuples())
+    if not rows:
+        return Markdown("")
+    ends = {
+        (d, causal, pass_):
+            longest(BATCH, int(d), bool(causal), p.capacity(), pass_, how="blocks")
+        for d, causal, pass_ in {(r.head_dim, r.causal, r.pass_) for r in rows}
+    }  # fmt: skip
+    right = [(r.status == "ok") == (r.seq_len <= ends[r.head_dim, r.causal, r.pass_]) for r in rows
+             if r.status in ("ok", "oom")]  # fmt: skip
+    text = (
+        f"Beyond {style.tokens(LONGEST)} tokens {sum(right)} of {len(right)} passes end as "
+        "[predicted](#attention-limit): they run up to the length whose blocks fill the memory, "
+        "and past it they are out of memory."
+    )
+    why = [r.note.partition("no graph: ")[2] for r in rows if r.status == "ok"]
+    if known := list(dict.fromkeys(filter(None, why))):
+        text += (f" {sum(map(bool, why))} of those that run have no time of a replay "
+                 f"({'; '.join(known)}).")  # fmt: skip
+    return Markdown(text)
+
+
 def spread(p: Plain) -> Chart:
     """Standard deviation over the mean of the handout's grid, by length and size of a vector, a map
     per pass and mask."""

@@ -124,9 +124,9 @@ def launches(p: Plain) -> Markdown:
             + (f"floor up to {style.tokens(longer[-1])} tokens" if longer else "floor nowhere")
         )
     return Markdown(
-        f"The host took {', and '.join(told)} with vectors of {MIDDLE} (median of eager's rows up "
-        f"to {SHORT} tokens in the sweep of [FlashAttention-2](flash.md)). Shorter sequences than "
-        "that take the host's time, whatever the GPU could do."
+        f"With vectors of {MIDDLE} the host takes {', and '.join(told)} (median of eager's rows up "
+        f"to {SHORT} tokens in the sweep of [FlashAttention-2](flash.md)). So far a GPU at its "
+        "floor would wait for the host; [the grid](#attention-grid) has whose time it was."
     )
 
 

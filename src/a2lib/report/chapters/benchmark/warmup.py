@@ -98,12 +98,13 @@ def _second(b: Benchmark) -> str:
         share = style.between(shares, style.share)
         text += f" Of what the first step takes more the forward has {share}."
     slower = [m for m, ratios in seconds.items() if min(ratios) > 1 + NEAR]
+    once = [m for m, ratios in seconds.items() if min(ratios) <= 1 + NEAR < max(ratios)]
     every = [ratio for ratios in seconds.values() for ratio in ratios]
     if every and not slower:
         text += (
             f" The second step takes {style.between(every, '{:.2f}'.format)} times the median of "
             f"the later ones of its process, and for no model is it more than {NEAR:.0%} longer "
-            "in each process: one step of warm-up is enough."
+            f"in each process{_once(once)}: one step of warm-up is enough."
         )
     elif every:
         text += (
@@ -111,6 +112,10 @@ def _second(b: Benchmark) -> str:
             f"for {listed([TITLES[m] for m in slower])}."
         )
     return text
+
+
+def _once(models: list[str]) -> str:
+    return f" (in one alone for {listed([TITLES[m] for m in models])})" if models else ""
 
 
 def _held(b: Benchmark) -> str:
@@ -146,10 +151,12 @@ def missing(b: Benchmark) -> Markdown:
                 told.append(f"- {name}: {_why(rows)}")
     firsts = pick(b.firsts, part="first")
     for (model, compile_, prepared), rows in firsts.groupby(["model", "compile", "prepared"]):
-        if not (rows["status"] == "ok").any():
+        failed = rows[rows["status"] != "ok"]
+        if len(failed):
             how = ", compiled" if compile_ != "none" else ""
-            told.append(f"- first step of {TITLES.get(model, model)}{how} after {prepared}: "
-                        f"{_why(rows)}")  # fmt: skip
+            some = f" ({len(failed)} of {len(rows)} processes)" if len(rows) > 1 else ""
+            told.append(f"- first step of {TITLES.get(model, model)}{how} after `{prepared}`"
+                        f"{some}: {_why(failed)}")  # fmt: skip
     if not len(b.steps):
         return Markdown(b.not_yet("steps without warm-up, and after some"))
     if left:

@@ -183,6 +183,8 @@ def other_ways(c: Compile) -> Markdown:
                  for r in rows.rename(columns={"pass": "pass_"}).itertuples()]  # fmt: skip
         told.append(f"{words} it is {listed(gains)} at {style.tokens(longest)} tokens")
     said = f"Compiled, with heads of {HEAD}: {'; '.join(told)}." if told else ""
+    if len(others := pairs(c.others).dropna(subset=["gain_gpu"])):
+        said += f" {_ahead(others)}"
     if left:
         said += " " * bool(said) + c.not_yet(f"attention of batch {GRID_BATCH} {listed(left)}")
         said += (" What has to happen there without a time is derived and tested above: which of "
@@ -217,10 +219,15 @@ def untimed(c: Compile) -> Markdown:
 
 def regimes(c: Compile) -> Markdown:
     """Whose time the short shapes are: the host's, as called, where the GPU alone is ahead."""
-    both = pairs(c.known)
+    both = pairs(c.asked if len(c.grid) else c.causal)
     both = both[both["gain_gpu"].notna()]
     if not len(both):
         return Markdown(c.not_yet("the host's time and the GPU's apart"))
+    return Markdown(" ".join(filter(None, (f"{_ahead(both)} {_host(both)}", c.shared()))))
+
+
+def _ahead(both: pd.DataFrame) -> str:
+    """In how many passes compiled is ahead, on the GPU alone and as called."""
     held = both[(both["gain"] <= 1) & (both["gain_gpu"] > 1)]
     behind = both[both["gain_gpu"] <= 1]
     behind_called = len(both[both["gain"] <= 1])
@@ -234,7 +241,7 @@ def regimes(c: Compile) -> Markdown:
             f"would be ahead: there the host's time "
             f"decides, up to {style.tokens(held['seq_len'].max())} tokens"
         )
-    return Markdown(" ".join(filter(None, (f"{said}. {_host(both)}", c.shared()))))
+    return f"{said}."
 
 
 def _host(both: pd.DataFrame) -> str:

@@ -13,6 +13,7 @@ from a2lib.report.chapters.compile.rows import (
     WRITTEN,
     Compile,
     curve,
+    made_of,
     pairs,
 )
 from a2lib.report.metrics import pick, row_of
@@ -31,6 +32,7 @@ def least(c: Compile, implementation: str, written: str, dtype: str, pass_: str,
     """The floor of a pass; None where the ceilings are not measured."""
     if c.bandwidth is None or dtype not in c.tflops:
         return None
+    written = made_of(written, dtype)
     kernels = attention_kernels(implementation, written, pass_, batch, n, d, BYTES[dtype])
     return floor(kernels, c.tflops[dtype] * 1e12, c.bandwidth * 1e12)["total"]
 
@@ -45,23 +47,25 @@ def counts(c: Compile, caption: str, name: str) -> Table:
     """Kernels and passes over the matrices by each way to write attention, as derived, and what
     Inductor made and the GPU ran, as measured."""
     lines = []
-    for written in WRITTEN:
+    for written, dtype in (*((written, "fp32") for written in WRITTEN), ("heads", "bf16")):
         for pass_ in PASSES:
-            kernels = [len(attention_kernels(i, written, pass_, 1, 1, 1, 4))
+            made = made_of(written, dtype)
+            kernels = [len(attention_kernels(i, made, pass_, 1, 1, 1, BYTES[dtype]))
                        for i in IMPLEMENTATIONS]  # fmt: skip
-            moved = [moves(i, written, pass_) for i in IMPLEMENTATIONS]
-            kept = [held(i, written, pass_) for i in IMPLEMENTATIONS]
+            moved = [moves(i, made, pass_) for i in IMPLEMENTATIONS]
+            kept = [held(i, made, pass_) for i in IMPLEMENTATIONS]
             lines.append([
-                f"`{written}`", pass_, *(f"{a} → {b}" for a, b in (kernels, moved, kept)),
-                *_seen(c, written, pass_),
+                f"`{written}`, {dtype}", pass_,
+                *(f"{a} → {b}" for a, b in (kernels, moved, kept)),
+                *_seen(c, written, dtype, pass_),
             ])  # fmt: skip
     columns = ["attention", "pass", "kernels", "matrices moved", "matrices held", "generated",
                "library calls", "launched, eager → compiled"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
 
-def _seen(c: Compile, written: str, pass_: str) -> list[str]:
-    rows = pick(c.grid, written=written, pass_=pass_, status="ok")
+def _seen(c: Compile, written: str, dtype: str, pass_: str) -> list[str]:
+    rows = pick(c.grid, written=written, dtype=dtype, pass_=pass_, status="ok")
     compiled = pick(rows, implementation="compile")
     launched = [_values(pick(rows, implementation=i), "launches") for i in IMPLEMENTATIONS]
     ran = MISSING if MISSING in launched else " → ".join(launched)
@@ -82,11 +86,21 @@ def recognised(c: Compile) -> Markdown:
         return Markdown(c.not_yet("which of the three Inductor recognises on a GPU"))
     told = []
     for written in WRITTEN:
-        mine = pick(rows, written=written)
-        if len(mine):
-            hits = int((mine["attentions"] > 0).sum())
-            told.append(f"{hits} of {len(mine)} compiled passes of `{written}`")
-    return Markdown(f"Inductor put PyTorch's own attention in the place of {listed(told)}.")
+        for dtype in BYTES:
+            mine = pick(rows, written=written, dtype=dtype)
+            if len(mine):
+                hits = int((mine["attentions"] > 0).sum())
+                told.append(f"{hits} of {len(mine)} compiled passes of `{written}` in {dtype}")
+    said = f"Inductor put PyTorch's own attention in the place of {listed(told)}."
+    if len(c.unmasked):
+        tiled = [r.peak_bytes < r.heads * _matrix(r) for r in c.unmasked.itertuples()]
+        said += (
+            " With heads and without a mask, at the shapes of the "
+            "[FlashAttention-3 paper](flash-shapes.md), compiled attention in bf16 holds less than "
+            f"one matrix in {sum(tiled)} of {len(tiled)} forwards, where code of Inductor's "
+            "own has at least one."
+        )
+    return Markdown(said)
 
 
 def as_counted(c: Compile) -> Markdown:
@@ -98,17 +112,20 @@ def as_counted(c: Compile) -> Markdown:
         counted = list(rows.dropna(subset=["moved_bytes"]).itertuples())
         bytes_ = [int(r.moved_bytes) == _bytes(r) for r in counted]
         cut |= {r.seq_len for r in counted if _matrix(r) > COUNTED * BYTES[r.dtype]}
-        ran = list(rows.dropna(subset=["launches"]).itertuples()) if written != "causal" else []
-        whole = [(r.launches, launches(*_where(r)), len(attention_kernels(*_where(r, 1))))
-                 for r in ran]  # fmt: skip
-        split |= {r.seq_len for r, (_, n, least_) in zip(ran, whole, strict=True) if n > least_}
+        ran = list(rows.dropna(subset=["launches"]).itertuples())
+        whole = [(r.launches, launches(*_where(r))) for r in ran]
+        split |= {r.seq_len for r, (_, n) in zip(ran, whole, strict=True) if n > launches(*_one(r))}
         long = rows[rows["seq_len"] >= LONG].dropna(subset=["peak_bytes"]).itertuples()
-        peaks = [round(r.peak_bytes / _matrix(r)) == held(r.implementation, written, r.pass_)
+        peaks = [round(r.peak_bytes / _matrix(r)) == held(*_where(r)[:3])
                  for r in long]  # fmt: skip
+        how = ("", "") if told else (
+            " (Inductor's, to the byte)",
+            f" (from {style.tokens(LONG)} tokens on, to the nearest matrix)",
+        )  # fmt: skip
         found = [f"{sum(same)} of {len(same)} {what}" for same, what in (
-            (bytes_, "counts of bytes (Inductor's, to the byte)"),
-            ([int(got) == expected for got, expected, _ in whole], "counts of launches"),
-            (peaks, f"peaks (from {style.tokens(LONG)} tokens on, to the nearest matrix)"),
+            (bytes_, f"counts of bytes{how[0]}"),
+            ([int(got) == expected for got, expected in whole], "counts of launches"),
+            (peaks, f"peaks{how[1]}"),
         ) if same]  # fmt: skip
         told += [f"{listed(found)} of `{written}`"] if found else []
     if not told:
@@ -133,14 +150,19 @@ def _lengths(found: set[int]) -> str:
 
 def _where(row, *head_dim: int) -> tuple:
     sizes = int(row.batch), int(row.seq_len), *head_dim, BYTES[row.dtype]
-    return row.implementation, row.written, row.pass_, *sizes
+    return row.implementation, made_of(row.written, row.dtype), row.pass_, *sizes
+
+
+def _one(row) -> tuple:
+    """The same pass of one token, which nothing has to cut."""
+    return *_where(row)[:3], 1, 1, 1
 
 
 def _bytes(row) -> int:
     """As derived, with no more than ``COUNTED`` elements of a matrix."""
     kernels = attention_kernels(*_where(row, int(row.head_dim)))
     beyond = max(0, _matrix(row) - COUNTED * BYTES[row.dtype])
-    passes = moves("compile", row.written, row.pass_)
+    passes = moves("compile", made_of(row.written, row.dtype), row.pass_)
     return sum(kernel.read + kernel.written for kernel in kernels) - passes * beyond
 
 

@@ -22,13 +22,14 @@ GRID_BATCH = 8  # of attention
 COMMAND = "papermill notebooks/compile.ipynb -p sweep all"
 # Runs that had half of a host whose other GPU was measuring as well.
 SHARED = ("20261122T235800Z", "20261123T000032Z", "20261123T000534Z", "20261123T001023Z",
-          "20261123T001401Z", "20261123T001548Z")  # fmt: skip
+          "20261123T001401Z", "20261123T001548Z", "20261123T032055Z")  # fmt: skip
 KEY = ["written", "dtype", "batch", "head_dim", "seq_len", "pass"]
 
 
 class Compile(Measured):
     """What the chapter shows: ``grid`` (attention of the handout's grid) and ``models`` of the
     published device, ``causal``: the flash chapter's eager and compiled rows, with batch 1,
+    ``unmasked``: its compiled forwards without a mask, in bf16 and with many heads,
     ``replayed``: the benchmark's eager train-steps as CUDA graphs, and ``local_grid`` and
     ``local_models`` of any other device."""
 
@@ -36,9 +37,12 @@ class Compile(Measured):
         super().__init__(roots)
         self.grid, self.local_grid = self.read("compile_attention")
         self.models, self.local_models = self.read("compile_model")
-        flash = handout(self.read("flash")[0])
+        every = self.read("flash")[0]
+        flash = handout(every)
         both = flash["implementation"].isin(("eager", "compile")) & flash["pass"].isin(PASSES)
         self.causal = flash[both].assign(written="causal")
+        self.unmasked = metrics.pick(every, implementation="compile", causal=False, dtype="bf16",
+                                     pass_="forward", status="ok")  # fmt: skip
         steps = self.read("benchmark")[0]
         plain = {"attention": "eager", "compile": "none", "mode": "train-step"}
         self.replayed = metrics.pick(steps, capture=True, phase="wall", **plain)
@@ -49,6 +53,16 @@ class Compile(Measured):
         """Attention on the published device: the grid, or until it is measured what the flash
         chapter has."""
         return self.grid if len(self.grid) else self.causal
+
+    @property
+    def asked(self) -> pd.DataFrame:
+        """Attention as the question has it: neither mask nor heads, fp32."""
+        return metrics.pick(self.grid, written="plain", dtype="fp32")
+
+    @property
+    def others(self) -> pd.DataFrame:
+        """Attention written in other ways."""
+        return self.grid.drop(self.asked.index)
 
     def model(self, name: str, way: str, phase: str = "wall", context: int = CONTEXT,
               precision: str = "fp32"):  # fmt: skip
@@ -108,6 +122,13 @@ def pays_from(line: pd.DataFrame) -> int | None:
 def curve(both: pd.DataFrame, written: str, dtype: str, head_dim: int, pass_: str) -> pd.DataFrame:
     """One curve of ``pairs`` over the length."""
     return metrics.pick(both, written=written, dtype=dtype, head_dim=head_dim, pass_=pass_)
+
+
+def made_of(written: str, dtype: str) -> str:
+    """The way to write attention whose kernels Inductor makes of another one on the published GPU:
+    in fp32 without TF32, as here, it recognises none there, and with one head `heads` is `plain`.
+    """
+    return "plain" if (written, dtype) == ("heads", "fp32") else written
 
 
 def title(model: str) -> str:

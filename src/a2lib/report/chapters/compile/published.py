@@ -98,8 +98,8 @@ def memory(c: Compile) -> Markdown:
         f"attention with `torch.softmax`. The H800's eager attention saves {other[0]:.2f}, as a "
         "softmax written out does, whose exponentials and quotients are both kept. It has more "
         f"kernels to fuse, and gains {gains[H800]:.2f} forward where the other gains "
-        f"{gains[UNNAMED]:.2f}. That is less than one kernel fewer makes; a guess is that there "
-        "the scale multiplies q in place of the scores, which leaves nothing to fuse forward."
+        f"{gains[UNNAMED]:.2f}. The latter is less than one kernel fewer makes; a guess is that "
+        "there the scale multiplies q in place of the scores, which leaves nothing to fuse forward."
     )
 
 

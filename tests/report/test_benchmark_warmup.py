@@ -199,7 +199,7 @@ def test_processes_without_times_have_their_reason(bench):
     lost[-3:] = [row | gone | {"status": "error", "note": "E: no cache"} for row in lost[-3:]]
     said = str(warmup.missing(bench(benchmark_steps=every, benchmark_first=lost)))
     assert said == (
-        "- first step of small, compiled after `cached` (1 of 2 processes): error (E: no cache)"
+        "- first step of small, compiled, after `cached` (1 of 2 processes): error (E: no cache)"
     )
     said, left = str(warmup.missing(bench(benchmark_steps=[r for r in some if r["model"] in (
         "small", "2.7B")], benchmark_first=memory))).split("\n\n")  # fmt: skip

@@ -153,7 +153,7 @@ def missing(b: Benchmark) -> Markdown:
     for (model, compile_, prepared), rows in firsts.groupby(["model", "compile", "prepared"]):
         failed = rows[rows["status"] != "ok"]
         if len(failed):
-            how = ", compiled" if compile_ != "none" else ""
+            how = ", compiled," if compile_ != "none" else ""
             some = f" ({len(failed)} of {len(rows)} processes)" if len(rows) > 1 else ""
             told.append(f"- first step of {TITLES.get(model, model)}{how} after `{prepared}`"
                         f"{some}: {_why(failed)}")  # fmt: skip

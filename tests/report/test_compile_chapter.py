@@ -125,7 +125,7 @@ def test_the_other_ways_to_write_it_by_value(chapter):
         f"H200**: attention of batch 8 with a mask. {DERIVED}"
     )
     assert [t.partition(":")[0] for t in tables] == [
-        "Attention with a dimension of one head, fp32", "Attention in bf16, bf16",
+        "Attention with a dimension of one head, fp32", "Attention in bf16",
     ]  # fmt: skip
     causal = [{**row, "written": "causal"} for row in both(16384, (100, 300), (25, 100))]
     whole = str(answer.other_ways(chapter(compile_attention=[*GRID, *heads, *short, *causal])))

@@ -167,7 +167,8 @@ def other_ways(c: Compile) -> Markdown:
     for written, dtype, words in OTHERS:
         mine = pick(both, written=written, dtype=dtype)
         if len(mine):
-            caption = f"Attention {words}, {dtype}: times (ms) as called, and the gain"
+            caption = words if dtype in words else f"{words}, {dtype}"
+            caption = f"Attention {caption}: times (ms) as called, and the gain"
             tables.append(table(c, written, dtype, caption, f"tab-compile-{written}-{dtype}"))
         else:
             left.append(words)

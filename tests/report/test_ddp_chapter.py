@@ -264,9 +264,9 @@ def test_what_an_update_beside_the_messages_hides(made, empty):
     slow = row(166, "updating", 100, **ENGINES, ms_host=144)
     slow = [*ROWS, BESIDE[0], slow, row(96, bucket_mb=100, **ENGINES, ms_host=118)]
     assert str(updates.sentence(made(slow, benchmark=ALONE))).endswith(
-        " That is for captured steps: launched, the one by copy engines takes 166 ms where its "
-        "replay takes 80.8, since it takes the host 144 ms to issue, with the update after "
-        "backward 118."
+        " An update beside the messages is for captured steps: launched, that by copy engines "
+        "takes 166 ms where its replay takes 80.8, since it takes the host 144 ms to issue, with "
+        "the update after backward 118."
     )
     assert "Not measured yet" in str(updates.sentence(empty))
 
@@ -345,13 +345,13 @@ def test_steps_without_communication_that_differ_are_told(made, empty):
     uneven = [row(150, "naive"), row(130, "flat", ms_without=110)]
     said = str(host.baseline(made(uneven)))
     assert "it took 100 to 110 ms launched. What differs when launched is the host" in said
-    assert "a difference of less than 10.0 ms between two exposed times says nothing" in said
-    c = made([*uneven, row(104, "overlapped"), row(148, "naive", capture=True)])
+    assert "a difference of less than 10.0 ms between two exposed times says nothing. The" in said
+    c = made([*uneven, row(104, "overlapped", ms_without=103), row(148, "naive", capture=True)])
     c.table.loc[c.table["wrapper"] == "flat", "run"] = "2099"
     assert (
-        ", and the rows are of 2 runs: beside *naive* and *each* it took 100 ms, with steps 2.00 "
-        "ms above their replays, so that a difference of less than 0 ms between two exposed times "
-        "of these says nothing; and beside *flat* it took 110 ms, so that a"
+        ", and the rows are of 2 runs:\n\n- *naive*; *each*: it took 100 to 103 ms, and steps are "
+        "2.00 ms above their replays; a difference of less than 3.00 ms between two exposed times "
+        "says nothing\n- *flat*: it took 110 ms\n\nThe steps themselves are the safer comparison"
     ) in str(host.baseline(c))
     assert "Not measured yet" in str(host.baseline(empty))
 

@@ -8,7 +8,6 @@ from a2lib.report import style
 from a2lib.report.chapters.ddp.rows import MAIN, MB, MODELS, Ddp, seen, time
 from a2lib.report.chapters.ddp.ways import short
 from a2lib.report.chapters.measured import HOST
-from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
 from a2lib.theory.buckets import fill, gradients
 from a2lib.theory.transformer import SIZES
@@ -120,9 +119,12 @@ def baseline(c: Ddp) -> Markdown:
         rows = c.of(MAIN, False).dropna(subset=["ms", "ms_without"])
         text += " What differs when launched is the host, from moment to moment"
         runs = sorted(rows["run"].unique())
-        text += f", and the rows are of {len(runs)} runs:" if len(runs) > 1 else ":"
-        text += "; and".join(_of_run(c, rows[rows["run"] == run], len(runs) > 1) for run in runs)
-        text += ". The steps themselves are the safer comparison"
+        if len(runs) > 1:
+            each = "\n".join(f"- {_of_run(c, rows[rows['run'] == run])}" for run in runs)
+            text += f", and the rows are of {len(runs)} runs:\n\n{each}\n\n"
+        else:
+            text += f": {_nothing(low, high)}. "
+        text += "The steps themselves are the safer comparison"
         count = sum(not seen(row) for row in rows.itertuples())
         if count:
             text += (
@@ -134,18 +136,17 @@ def baseline(c: Ddp) -> Markdown:
     return Markdown(text)
 
 
-def _of_run(c: Ddp, rows: pd.DataFrame, named: bool) -> str:
-    """What the host of one run took, and from which difference on two of its rows say something."""
+def _of_run(c: Ddp, rows: pd.DataFrame) -> str:
+    """Which rows these are, what the host of their run took, and how far they can be compared."""
     low, high = float(rows["ms_without"].min()), float(rows["ms_without"].max())
     found = list(rows.itertuples())
-    text = ""
-    if named:
-        text = f" beside {listed([f'*{short(row)}*' for row in found])} it took "
-        text += f"{style.between((low, high), time)} ms"
-        above = [row.ms - other.ms for row in found if (other := c.replayed(row)) is not None]
-        if above:
-            text += f", with steps {style.between(above, time)} ms above their replays"
-        text += ", so that"
-    return f"{text} a difference of less than {time(high - low)} ms between two exposed times " + (
-        "of these says nothing" if named else "says nothing"
-    )
+    text = f"{'; '.join(f'*{short(row)}*' for row in found)}: it took "
+    text += f"{style.between((low, high), time)} ms"
+    above = [row.ms - other.ms for row in found if (other := c.replayed(row)) is not None]
+    if above:
+        text += f", and steps are {style.between(above, time)} ms above their replays"
+    return f"{text}; {_nothing(low, high)}" if high > low else text
+
+
+def _nothing(low: float, high: float) -> str:
+    return f"a difference of less than {time(high - low)} ms between two exposed times says nothing"

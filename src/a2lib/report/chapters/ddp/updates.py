@@ -117,9 +117,9 @@ def _launched(c: Ddp) -> str:
     if None in (launched, replayed) or launched.ms < replayed.ms:
         return ""
     text = (
-        f" That is for captured steps: launched, the one by copy engines takes {time(launched.ms)} "
-        f"ms where its replay takes {time(replayed.ms)}, since it takes the host "
-        f"{time(launched.ms_host)} ms to issue"
+        f" An update beside the messages is for captured steps: launched, that by copy engines "
+        f"takes {time(launched.ms)} ms where its replay takes {time(replayed.ms)}, since it takes the "
+        f"host {time(launched.ms_host)} ms to issue"
     )
     after = c.row("bucketed", BUCKET_MB, carrier="copy_engines")
     if after is not None:

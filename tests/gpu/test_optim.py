@@ -1,24 +1,21 @@
 """AdamW with masters on a GPU: its roundings, captured and overlapped steps, many elements."""
 
 import copy
-import functools
 
 import pytest
 import torch
 from torch import nn
 
 from a2lib.benchmark import Config, run
-from a2lib.optim import MasterAdamW, adamw, updates
+from a2lib.optim import MasterAdamW, updates
 
 pytestmark = pytest.mark.gpu
 SHAPES = ((2, 1025), (37, 53), (7,), (), (0, 3), (1024, 1024))
 
 
-def updated(by_kernel, monkeypatch, dtype, multiprocessors=None):
-    """Parameters, masters and states of the same five steps, by a kernel or by operators."""
+def updated(by_kernel, monkeypatch, dtype):
+    """Parameters, masters and states of the same five steps, by the kernel or by operators."""
     monkeypatch.setattr(updates, "_by_kernel", lambda p: by_kernel)
-    update = functools.partial(updates.update, multiprocessors=multiprocessors)
-    monkeypatch.setattr(adamw, "update", lambda *a: update(*a[:11]))
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, device="cuda")) for shape in SHAPES]
     optimizer = MasterAdamW(params, lr=1e-2, working_dtype=dtype)
@@ -29,10 +26,9 @@ def updated(by_kernel, monkeypatch, dtype, multiprocessors=None):
     return [(p, optimizer.masters()[p], optimizer.state[p]) for p in params]
 
 
-@pytest.mark.parametrize("multiprocessors", [None, 1, 24])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_kernel_is_its_twin(monkeypatch, dtype, multiprocessors):
-    sides = [updated(by, monkeypatch, dtype, multiprocessors) for by in (False, True)]
+def test_the_kernel_is_its_twin(monkeypatch, dtype):
+    sides = [updated(by, monkeypatch, dtype) for by in (False, True)]
     for (p, master, state), (q, found, other) in zip(*sides, strict=True):
         torch.testing.assert_close(found, master, rtol=0, atol=1e-5)
         assert torch.equal(q, found.to(q.dtype)) and p.dtype == q.dtype
@@ -51,15 +47,13 @@ def test_numbers_may_be_whole():
         torch.testing.assert_close(p, torch.full_like(p, wanted), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("multiprocessors", [None, 64])
-def test_more_elements_than_32_bits_count(multiprocessors):
+def test_more_elements_than_32_bits_count():
     n = 2**31 + 40
     if torch.cuda.mem_get_info()[0] < 20 * n:
         pytest.skip("not enough memory")
     p = nn.Parameter(torch.ones(n, dtype=torch.bfloat16, device="cuda"))
     optimizer = MasterAdamW([p], lr=0.5, weight_decay=0)
-    with optimizer.overlapping(multiprocessors=multiprocessors):
-        torch.autograd.backward(p, torch.ones_like(p))
+    p.grad = torch.ones_like(p)
     optimizer.step()
     ends = [end.tolist() for end in (p[:8], p[2**31 - 8 : 2**31 + 8], p[-8:])]
     del optimizer, p
@@ -90,15 +84,14 @@ def test_compiled_16_bit_weights_learn_as_eager_ones():
         assert found.loss == pytest.approx(want.loss, rel=2e-3)
 
 
-@pytest.mark.parametrize("multiprocessors", [None, 8])
-def test_an_update_beside_a_backward_waits_for_its_gradient(multiprocessors):
+def test_an_update_beside_a_backward_waits_for_its_gradient():
     """Long products before each gradient: an update that did not wait would take what was there."""
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6))).cuda()
     twin, x = copy.deepcopy(model), torch.randn(4096, 2048, device="cuda")
     ours, plain = (MasterAdamW(m.parameters(), lr=1e-3) for m in (model, twin))
     for _ in range(5):
-        with ours.overlapping(multiprocessors=multiprocessors):
+        with ours.overlapping():
             model(x).square().mean().backward()
         twin(x).square().mean().backward()
         for peer in (ours, plain):

@@ -247,8 +247,7 @@ NAMES = {
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 2>(float*)",
         "Memcpy HtoD (Pageable -> Device)", "Memset (Device)",
     ],
-    "optimizer": [make.ADAM, "aten::_fused_adamw_", "aten::_foreach_add_", "adamw",
-                  "adamw_in_turns"],
+    "optimizer": [make.ADAM, "aten::_fused_adamw_", "aten::_foreach_add_", "adamw"],
     "embedding": [
         "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float>(long*)",
         "void at::native::vectorized_gather_kernel<16, long>(char*)",

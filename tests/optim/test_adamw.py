@@ -177,45 +177,6 @@ def test_within_overlapping_a_backward_updates():
     assert all(torch.allclose(n, wanted, rtol=1e-12) for n in normalisers)
 
 
-@pytest.mark.parametrize("working", [None, torch.bfloat16])
-@pytest.mark.parametrize("multiprocessors", [1, 3])
-def test_few_multiprocessors_update_the_same(monkeypatch, working, multiprocessors):
-    """Of one block, of more than each can take in a turn, with a last one that is not whole."""
-    torch.manual_seed(4)
-    launched, launch = [], updates.launch
-
-    def counting(kernel, key, n_programs, *rest):
-        launched.append((kernel.__name__, n_programs))
-        launch(kernel, key, n_programs, *rest)
-
-    monkeypatch.setattr(updates, "launch", counting)
-    sizes = (5, 1024, 4096, 16001)
-    few = [nn.Parameter(torch.randn(n)) for n in sizes]
-    many = copy.deepcopy(few)
-    of_few, of_many = (MasterAdamW(p, **NUMBERS, working_dtype=working) for p in (few, many))
-    for _ in range(2):
-        drawn = [torch.randn(n) for n in sizes]
-        for params, optimizer, width in ((few, of_few, multiprocessors), (many, of_many, None)):
-            with optimizer.overlapping(multiprocessors=width):
-                sum((p * x).sum() for p, x in zip(params, drawn, strict=True)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    for p, q in zip(few, many, strict=True):
-        assert torch.equal(p, q)
-        for name, value in of_many.state[q].items():
-            assert torch.equal(of_few.state[p][name], value), name
-    narrow = [programs for name, programs in launched if name == "adamw_in_turns"]
-    assert max(narrow) == multiprocessors and launched.count(("adamw", 1)) == 8
-    assert len(narrow) == 2 * sum(-(-n // 1024) > multiprocessors for n in sizes)
-
-
-def test_no_multiprocessor_is_refused():
-    optimizer = MasterAdamW([nn.Parameter(torch.ones(2))])
-    with pytest.raises(ValueError, match=r"multiprocessors is 0; allowed are 1 and more"):
-        with optimizer.overlapping(multiprocessors=0):
-            pass
-
-
 def test_a_second_backward_within_overlapping_is_refused():
     model = nn.Linear(2, 2)
     optimizer = MasterAdamW(model.parameters())

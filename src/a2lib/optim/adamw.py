@@ -56,8 +56,8 @@ class MasterAdamW(torch.optim.Optimizer):
         super().__init__(params, {**numbers, "working_dtype": working_dtype})
 
     def _forget(self) -> None:
-        self._lanes: dict[tuple[torch.device, int], Any] = {}  # by device and priority
-        self._events: dict[tuple[torch.device, int], Any] = {}
+        self._lanes: dict[torch.device, Any] = {}
+        self._events: dict[torch.device, Any] = {}
         self._ahead: dict[Tensor, None] = {}  # updated since the last step, by overlapping()
         self._captured = False  # whether that was in the capture of a CUDA graph
         self._ends: dict[tuple, tuple[Tensor, Tensor]] = {}
@@ -94,15 +94,9 @@ class MasterAdamW(torch.optim.Optimizer):
         }
 
     @contextlib.contextmanager
-    def overlapping(
-        self, wrapper: Any = None, multiprocessors: int | None = None
-    ) -> Iterator[None]:
+    def overlapping(self, wrapper: Any = None) -> Iterator[None]:
         """Within it a backward updates each parameter as soon as its gradient is complete, on a
-        stream beside the backward's own; ``step`` then does what is left.
-
-        ``multiprocessors``: an update takes no more of the GPU's than these, on a stream of
-        priority -1; how much of it this hides is not measured yet. None: it takes all that it
-        gets, on a stream of priority 0.
+        stream of priority 0 beside the backward's own; ``step`` then does what is left.
 
         ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients,
         None where one process trains. With it a bucket is updated once it is the mean, while later
@@ -113,19 +107,15 @@ class MasterAdamW(torch.optim.Optimizer):
         there: one that is used outside the graph, or again by a second backward, would be the next
         step's already; and no gradient can be clipped. If backward raises, some parameters have
         been updated and some not. Raises RuntimeError where without ``wrapper`` a hook waits for a
-        parameter's gradient, TypeError for a wrapper that averages after backward, ValueError for
-        fewer than one multiprocessor.
+        parameter's gradient, TypeError for a wrapper that averages after backward.
         """
-        if multiprocessors is not None and multiprocessors < 1:
-            raise ValueError(f"multiprocessors is {multiprocessors}; allowed are 1 and more, None")
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         with contextlib.ExitStack() as hooks:
             if wrapper is None:
                 self._refuse_others(group_of)
                 for p, group in group_of.items():
                     if p.requires_grad:
-                        now = partial(self._now, group, multiprocessors)
-                        hook = p.register_post_accumulate_grad_hook(now)
+                        hook = p.register_post_accumulate_grad_hook(partial(self._now, group))
                         hooks.callback(hook.remove)
             elif not hasattr(wrapper, "each_mean"):
                 raise TypeError(
@@ -137,14 +127,14 @@ class MasterAdamW(torch.optim.Optimizer):
                 def update_those(params: Sequence[Tensor]) -> None:
                     for p in params:
                         if p in group_of:
-                            self._now(group_of[p], multiprocessors, p)
+                            self._now(group_of[p], p)
 
                 hooks.enter_context(wrapper.each_mean(update_those))
             try:
                 yield
             finally:
-                for place, event in self._events.items():
-                    self._lanes[place].wait(event)
+                for device, event in self._events.items():
+                    self._lanes[device].wait(event)
                 self._events.clear()
 
     @staticmethod
@@ -156,21 +146,18 @@ class MasterAdamW(torch.optim.Optimizer):
             )
 
     @torch.no_grad()
-    def _now(self, group: dict[str, Any], multiprocessors: int | None, p: Tensor) -> None:
+    def _now(self, group: dict[str, Any], p: Tensor) -> None:
         self._drop_cut_off()
         if p in self._ahead:
             raise RuntimeError("a second backward within overlapping() before step()")
         self._captured = p.is_cuda and torch.cuda.is_current_stream_capturing()
         self._start(p)
-        # Many programs stand behind the backward's own kernels where both wait: those are what all
-        # else waits for. Few leave room beside them, and are done late if they begin late.
-        place = (p.device, 0 if multiprocessors is None else -1)
-        if place not in self._lanes:
+        if p.device not in self._lanes:
             from a2lib.parallel.lane import Lane  # which needs Triton, and this class does not
 
-            self._lanes[place] = Lane(*place)
-        lane = self._lanes[place]
-        self._events[place] = lane.run(lambda: self._update(group, p, multiprocessors))
+            # Behind the backward's own kernels where both wait: those are what all else waits for.
+            self._lanes[p.device] = Lane(p.device, priority=0)
+        self._events[p.device] = self._lanes[p.device].run(lambda: self._update(group, p))
         self._ahead[p] = None
 
     def _drop_cut_off(self) -> None:
@@ -221,14 +208,14 @@ class MasterAdamW(torch.optim.Optimizer):
             one, rest = self._ends[key]
             torch._foreach_lerp_(found, [one] * len(found), [rest] * len(found))
 
-    def _update(self, group: dict[str, Any], p: Tensor, multiprocessors: int | None = None) -> None:
+    def _update(self, group: dict[str, Any], p: Tensor) -> None:
         state, grad = self.state[p], p.grad
         if grad.is_sparse:
             raise RuntimeError("MasterAdamW does not take sparse gradients")
         tensors = (state.get(MASTER, p), *(state[name] for name in MOMENTS), state[NORMALISER])
         rest = (1 - beta for beta in group["betas"])
         decay = group["lr"] * group["weight_decay"]
-        update(p, grad, *tensors, group["lr"], *rest, group["eps"], decay, multiprocessors)
+        update(p, grad, *tensors, group["lr"], *rest, group["eps"], decay)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As of torch.optim.Optimizer, which would round masters and moments to the parameters'

@@ -19,19 +19,17 @@ def update(
     rest2: float,
     eps: float,
     decay: float,
-    multiprocessors: int | None = None,
 ) -> None:
-    """One parameter's step, in place: on a GPU, where all are contiguous, by a kernel (Triton),
+    """One parameter's step, in place: on a GPU, where all are contiguous, by the kernel (Triton),
     else by ``update_plain``, its slow twin.
 
     ``normaliser`` is of the step before, and stays. ``rest1`` and ``rest2`` are 1 less the betas,
-    ``decay`` is lr times weight decay. ``master`` may be ``weight`` itself. ``multiprocessors``:
-    the kernel takes no more of the GPU's than these; None: all that are free.
+    ``decay`` is lr times weight decay. ``master`` may be ``weight`` itself.
     """
     tensors = (weight, grad, master, exp_avg, exp_avg_sq, normaliser)
     numbers = (lr, rest1, rest2, eps, decay)
     if _by_kernel(weight) and master.is_contiguous() and exp_avg.is_contiguous():
-        _by_triton(tensors, numbers, multiprocessors)
+        _by_triton(tensors, numbers)
     else:
         update_plain(*tensors, *numbers)
 
@@ -71,23 +69,16 @@ def _by_kernel(p: Tensor) -> bool:
     return p.is_cuda or bool(knobs.runtime.interpret)
 
 
-def _by_triton(
-    tensors: tuple[Tensor, ...], numbers: tuple[float, ...], multiprocessors: int | None
-) -> None:
-    from a2lib.optim import kernels
+def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
+    from a2lib.optim.kernels import BLOCK, OPTIONS, adamw
 
     weight, grad, master, *rest = tensors
     grad = grad.contiguous()
     n, has_master = weight.numel(), master is not weight
-    kernel, constants, options = kernels.adamw, {"BLOCK": kernels.BLOCK}, kernels.OPTIONS
-    programs = -(-n // kernels.BLOCK)
-    if multiprocessors is not None and programs > multiprocessors:
-        kernel, constants, options = kernels.adamw_in_turns, kernels.TURN, kernels.TURN_OPTIONS
-        programs = min(multiprocessors, -(-n // constants["BLOCK"]))
-    key = (kernel, weight.dtype, grad.dtype, has_master, weight.device, n == 1, n % 16 == 0,
+    key = (adamw, weight.dtype, grad.dtype, has_master, weight.device, n == 1, n % 16 == 0,
            n >= 2**31)  # fmt: skip
+    constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
     tensors = (weight, grad, master, *rest)
     # Triton compiles apart for a whole number, which the key does not tell.
     numbers = (*map(float, numbers), n)
-    constants = {"HAS_MASTER": has_master, **constants}
-    launch(kernel, key, programs, tensors, numbers, constants, options)
+    launch(adamw, key, -(-n // BLOCK), tensors, numbers, constants, OPTIONS)

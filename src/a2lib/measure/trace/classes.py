@@ -36,10 +36,7 @@ RULES = (
     ),
     (LOSS, r"nll_loss|LogSoftMax|log_softmax|cross_entropy"),
     (SOFTMAX, r"softmax|SoftMax"),
-    (
-        OPTIMIZER,
-        r"multi_tensor_apply_kernel|[Ff]used_?[Aa]dam|^adamw(_in_turns)?$|aten::_f(used|oreach)_",
-    ),
+    (OPTIMIZER, r"multi_tensor_apply_kernel|[Ff]used_?[Aa]dam|^adamw$|aten::_f(used|oreach)_"),
     (
         MATMUL,
         r"nvjet|gemm|gemv|cutlass|splitK|cublas|xmma|triton_tem_|dot_kernel|"

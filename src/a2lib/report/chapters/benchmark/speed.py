@@ -254,9 +254,14 @@ def _why(b: Benchmark, model: str) -> str:
     least, aim = floors(b, model, "bf16", True), aimed(b, model)
     if not least:
         return ""
+    products, update = least["products"].ms, least["optimizer"].ms
     least = least["total"].ms
     captured = b.ms(model, CONTEXT, way=OURS, capture=True)
-    text = f"The floor of {TITLES[model]} is {time(least)} ms, "
+    text = (
+        f"The floor of {TITLES[model]} is {time(least)} ms (products at the measured rate "
+        f"{time(products)}, all else at the measured bandwidth {time(least - products)}, of which "
+        f"AdamW's bytes take {time(update)}), "
+    )
     if least > aim:
         text += (
             "above its target: with fp32 weights, and each kernel after the one before, no step "

@@ -105,20 +105,24 @@ def _spared(b: Benchmark, cases: dict) -> str:
             f"{time(cases[model][first].ms - cases[model][alone].ms)} ms, where its floor is lower "
             f"by {time(lower[0] - lower[1])}."
         )
-    shares = [(cases[m][alone].ms - cases[m][both].ms)
+    shares = {m: (cases[m][alone].ms - cases[m][both].ms)
               / floors(b, m, NARROW, True)["optimizer"].ms
-              for m in known if alone in cases[m] and both in cases[m]]  # fmt: skip
-    if shares and min(shares) > 0:
+              for m in known if alone in cases[m] and both in cases[m]}  # fmt: skip
+    if shares and min(shares.values()) > 0:
         text += (
             " Running beside the backward hides "
-            f"{style.between(shares, '{:.0%}'.format)} of the least that the optimizer takes."
+            f"{style.between(shares.values(), '{:.0%}'.format)} of the least that the optimizer "
+            "takes"
         )
+        close = [TITLES[m] for m in shares if metrics.level(cases[m][alone], cases[m][both])]
+        text += f"; by their spreads the two steps are level for {listed(close)}." if close else "."
     return text
 
 
 def _left(b: Benchmark, model: str, rows: dict) -> str:
-    """What a missed step consists of with 16-bit weights, one kernel after another."""
-    least, step = floors(b, model, NARROW, True), rows.get(WAYS[2][0])
+    """What a missed step consists of with 16-bit weights, one kernel after another, and how much
+    of the optimizer the overlap would have to hide."""
+    least, step, both = floors(b, model, NARROW, True), *(rows.get(WAYS[i][0]) for i in (2, 3))
     if not least or step is None:
         return ""
     products, tiles = least["products"].ms, idle(b, model, NARROW)["total"]
@@ -132,8 +136,15 @@ def _left(b: Benchmark, model: str, rows: dict) -> str:
     parts |= {"what these rows do not explain": more} if more > 0 else {}
     named = [f"{what} ({time(ms)} ms, {ms / step.ms:.0%})" for what, ms in parts.items()]
     text = f" The {time(step.ms)} ms of {TITLES[model]} with 16-bit weights are {listed(named)}."
-    whole = hidden(b, model, NARROW)
-    return (
-        f"{text} With the optimizer wholly beside the backward the floor would be {time(whole)} "
-        f"ms, {whole / aimed(b, model):.0%} of the target."
+    whole, aim, update = hidden(b, model, NARROW), aimed(b, model), least["optimizer"].ms
+    text += (
+        f" The first two are its floor, {time(least['total'].ms)} ms, "
+        f"{least['total'].ms / aim:.0%} of the target; with the optimizer wholly beside the "
+        f"backward it would be {time(whole)} ms, {whole / aim:.0%}. For the target the overlap has "
+        f"to hide {time(step.ms - aim)} ms, {(step.ms - aim) / update:.0%} of the least that the "
+        f"optimizer takes"
     )
+    if both is None:
+        return f"{text}."
+    hides = step.ms - both.ms
+    return f"{text}; it hides {f'{time(hides)} ms' if hides > 0 else 'nothing'}."

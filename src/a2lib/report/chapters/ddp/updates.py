@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from a2lib.report import metrics, style
+from a2lib.report.chapters.ddp.host import SPREAD
 from a2lib.report.chapters.ddp.rows import BUCKET_MB, MODELS, UPDATING, Ddp, time
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -114,12 +115,12 @@ def _launched(c: Ddp) -> str:
     """The same step launched, where its replay says that the host is what it waits for."""
     launched, replayed = (c.row(UPDATING, BUCKET_MB, capture=capture, carrier="copy_engines")
                           for capture in (False, True))  # fmt: skip
-    if None in (launched, replayed) or launched.ms < replayed.ms:
+    if None in (launched, replayed) or launched.ms <= (1 + SPREAD) * replayed.ms:
         return ""
     text = (
-        f" An update beside the messages is for captured steps: launched, that by copy engines "
-        f"takes {time(launched.ms)} ms where its replay takes {time(replayed.ms)}, since it takes the "
-        f"host {time(launched.ms_host)} ms to issue"
+        " An update beside the messages is for captured steps: launched, that by copy engines "
+        f"takes {time(launched.ms)} ms where its replay takes {time(replayed.ms)}, since it takes "
+        f"the host {time(launched.ms_host)} ms to issue"
     )
     after = c.row("bucketed", BUCKET_MB, carrier="copy_engines")
     if after is not None:

@@ -179,3 +179,9 @@ def test_the_driver_tells_the_clock_and_the_power_or_nothing():
     torch.cuda.synchronize()
     assert mhz is None or 100 < mhz < 10_000
     assert watts is None or 1 < watts < 10_000
+    joules, limit = sensors.energy_j(), sensors.power_limit_w()
+    assert limit is None or 1 < limit < 10_000
+    for _ in range(300):
+        x @ x
+    torch.cuda.synchronize()
+    assert joules is None or sensors.energy_j() > joules

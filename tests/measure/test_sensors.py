@@ -18,6 +18,8 @@ class FakeNvml(types.ModuleType):
 
     NVMLError = Error
     NVML_CLOCK_SM = 1
+    nvmlClocksThrottleReasonSwPowerCap = 4
+    reasons = 0
 
     def __init__(self, known, refuses=()):
         super().__init__("pynvml")
@@ -42,6 +44,18 @@ class FakeNvml(types.ModuleType):
     def nvmlDeviceGetPowerUsage(self, handle):
         self._try("power")
         return 698_765
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        self._try("energy")
+        return 5_000_250
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        self._try("limit")
+        return 700_000
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        self._try("reasons")
+        return self.reasons
 
     def _try(self, what):
         if what in self.refuses:
@@ -68,9 +82,21 @@ def test_the_device_is_found_by_what_it_is_and_not_by_its_number(gpu):
     assert sensors.sm_mhz() == 1980 and sensors.power_w() == 698.765
 
 
+def test_energy_limit_and_what_holds_the_clock(gpu, monkeypatch):
+    sensors = gpu({"GPU-b": "second"})
+    assert sensors.energy_j() == 5000.25 and sensors.power_limit_w() == 700
+    assert sensors.capped() is False
+    for reasons, capped in ((4, True), (1 + 4, True), (1 + 2 + 8 + 32, False)):
+        monkeypatch.setattr(FakeNvml, "reasons", reasons)
+        assert sensors.capped() is capped
+    silent = gpu({"GPU-b": "second"}, ("energy", "limit", "reasons"))
+    assert (silent.energy_j(), silent.power_limit_w(), silent.capped()) == (None, None, None)
+
+
 def test_a_part_of_a_gpu_has_the_clock_of_the_whole_and_no_power(gpu):
     sensors = gpu({"GPU-a": "first", "MIG-b": "part"})
     assert sensors.sm_mhz() == 1410 and sensors.power_w() is None
+    assert sensors.energy_j() is None and sensors.power_limit_w() is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import functools
 import gc
 import importlib.metadata
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from a2lib.benchmark.config import Config
 from a2lib.benchmark.ranges import Ranges, RecordFunctions
@@ -56,13 +56,16 @@ def check_here(config: Config) -> str:
     return device
 
 
-def run(config: Config, into: Result | None = None) -> Result:
+def run(
+    config: Config, into: Result | None = None, before_step: Callable[[int], object] | None = None
+) -> Result:
     """Measure one configuration.
 
     Running out of memory, or an attention that cannot run here, is a result with that status, which
     keeps the steps before it; its memory is given back. Any other exception passes through, and so
     does KeyboardInterrupt: ``into``, if given, is the result that is filled, and keeps what was
-    measured until then with the status interrupted.
+    measured until then with the status interrupted. ``before_step`` is called with 0, 1, ... before
+    each measured step and with their number after the last, the device idle.
 
     While it runs PyTorch's precision of fp32 products is the configuration's. Raises ValueError as
     ``check_here``.
@@ -73,7 +76,7 @@ def run(config: Config, into: Result | None = None) -> Result:
     failed = ""
     try:
         with float32_products(config.precision), _memory_history(config, result.device) as recorder:
-            failed = _measure(config, result, recorder)
+            failed = _measure(config, result, recorder, before_step or (lambda step: None))
     finally:
         _release(config, result.device)
     if failed:
@@ -81,14 +84,16 @@ def run(config: Config, into: Result | None = None) -> Result:
     return result
 
 
-def _measure(config: Config, result: Result, recorder: Recorder | None) -> str:
+def _measure(
+    config: Config, result: Result, recorder: Recorder | None, before_step: Callable
+) -> str:
     """Fill ``result``; "" or "status: note". Once it has returned only the recorder holds the
     model."""
     nvtx = _nvtx(config)
     ranges = Ranges(nvtx, recorder.phase if recorder else None)
     stopwatch = Stopwatch(result.device, config.sync == "phase", ranges)
     try:
-        _run_steps(config, result, stopwatch, nvtx, recorder)
+        _run_steps(config, result, stopwatch, nvtx, recorder, before_step)
     except KeyboardInterrupt:
         result.status, result.note = "interrupted", f"in {stopwatch.where}"
         raise
@@ -101,7 +106,9 @@ def _measure(config: Config, result: Result, recorder: Recorder | None) -> str:
     return ""
 
 
-def _run_steps(config, result: Result, stopwatch: Stopwatch, nvtx, recorder) -> None:
+def _run_steps(
+    config, result: Result, stopwatch: Stopwatch, nvtx, recorder, before_step: Callable
+) -> None:
     import torch
 
     from a2lib.benchmark.workload import Workload
@@ -133,7 +140,9 @@ def _run_steps(config, result: Result, stopwatch: Stopwatch, nvtx, recorder) -> 
             step = captured.step
         with _cuda_profiler(config), _torch_profiler(config, result.device):
             for i in range(config.steps):
+                before_step(i)
                 result.steps.append(step(stopwatch, f"step {i}"))
+            before_step(config.steps)
 
 
 def _capture(workload, stopwatch: Stopwatch, graphs, first: str):

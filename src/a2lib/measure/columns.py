@@ -251,6 +251,17 @@ COLUMNS = {
     "power_w": Column(
         NUMBER, "median of the driver's readings, which it averages over about a second"
     ),
+    "joules": Column(
+        NUMBER,
+        "energy that the GPU took a call, by the driver's counter around all of them; blank where"
+        " it tells none",
+    ),
+    "power_limit_w": Column(NUMBER, "the power in watts that the driver keeps the GPU to"),
+    "capped_percent": Column(
+        NUMBER,
+        "of the driver's readings meanwhile, those that say that the clock is kept low for that"
+        " limit",
+    ),
     "ms_rank_min": Column(
         NUMBER, "each rank has a median over the calls, from its own start: the least of them"
     ),

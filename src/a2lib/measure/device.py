@@ -25,7 +25,7 @@ def synchronize(device: str) -> None:
 
 
 class Sensors:
-    """Clock and power of the current CUDA device, as its driver tells them through NVML.
+    """Clock, power and energy of the current CUDA device, as its driver tells them through NVML.
 
     A reading is None where it does not: no NVML, no permission, a device it has no name for.
     """
@@ -43,10 +43,27 @@ class Sensors:
     def power_w(self) -> float | None:
         """The power in watts, which the driver averages over about a second; None for a part of a
         GPU (MIG), since only the whole is known."""
-        if not self._whole:
+        return self._of_whole(lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu))
+
+    def energy_j(self) -> float | None:
+        """The energy in joules since the driver was loaded; None as for the power."""
+        return self._of_whole(lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu))
+
+    def power_limit_w(self) -> float | None:
+        """The power in watts that the driver keeps the device to; None as for the power."""
+        return self._of_whole(lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu))
+
+    def capped(self) -> bool | None:
+        """Whether the clock is at present lower than it could be, to keep that limit."""
+        reasons = self._read(lambda nvml, gpu: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
+        if reasons is None:
             return None
-        milliwatts = self._read(lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu))
-        return None if milliwatts is None else milliwatts / 1000
+        return bool(reasons & self._nvml.nvmlClocksThrottleReasonSwPowerCap)
+
+    def _of_whole(self, ask: Callable) -> float | None:
+        """A reading in thousandths of the unit."""
+        thousandths = self._read(ask) if self._whole else None
+        return None if thousandths is None else thousandths / 1000
 
     def _read(self, ask: Callable) -> int | None:
         if self._handle is None:

@@ -164,6 +164,15 @@ BENCHMARK_FIRST = Section(
     pages=("benchmark",),
 )
 
+BENCHMARK_POWER = Section(
+    "benchmark_power",
+    _CONFIGURATION,
+    ("ms_mean", "joules", "power_limit_w", "capped_percent", "sm_mhz", "note"),
+    handler=f"{_BENCHMARK}:power",
+    notebook="benchmark",
+    pages=("benchmark",),
+)
+
 PROFILE = Section(
     "profile",
     ("model", "context", "batch", "mode", "precision", "attention", "compile", "profiler")
@@ -409,7 +418,7 @@ SECTIONS = {
     s.name: s
     for s in (
         *(FLASH, FLASH_PROTOCOL, FLASH_ACCURACY, FLASH_COUNTERS, CEILING),
-        *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST, PROFILE),
+        *(BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST, BENCHMARK_POWER, PROFILE),
         *(ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM),
         *(ATTENTION, ATTENTION_SAVED, ATTENTION_LIMIT),
         *(COMPILE_ATTENTION, COMPILE_MODEL, CHECKPOINTING, COLLECTIVES, DDP),

@@ -9,7 +9,7 @@ from a2lib.experiments.benchmark import configurations
 from a2lib.experiments.benchmark.configurations import Configuration, Parameters
 from a2lib.experiments.benchmark.first import parts
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS
+from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS
 from a2lib.theory.transformer import SIZES
 
 
@@ -39,6 +39,7 @@ def test_a_whole_sweep_asks_for_nothing_twice():
             (BENCHMARK, benchmark.table_tasks(given, device)),
             (BENCHMARK_STEPS, benchmark.warmup_tasks(device)),
             (BENCHMARK_FIRST, benchmark.first_tasks(device)),
+            (BENCHMARK_POWER, benchmark.power_tasks(device)),
         )
         for section, tasks in made:
             keys = [key for task in tasks for rows in task.rows.values() for key in rows]
@@ -61,7 +62,8 @@ def test_a_configuration_becomes_the_command_s():
     assert made.compile_blocks and not made.compile and made.capture
     for device in ("cuda", "cpu"):
         every = [*configurations.table(device), *configurations.columns(device)]
-        for configuration in [*every, *(c for c, _ in configurations.firsts(device))]:
+        every += [c for c, _ in configurations.firsts(device)]
+        for configuration in [*every, *configurations.powers(device)]:
             configuration.config(device)
 
 

@@ -1,14 +1,15 @@
 """What a worker stores: by value on results made by hand, and at the smallest size."""
 
 import statistics
+import threading
 
 import pytest
 
 from a2lib.benchmark import Result, StepTimes
 from a2lib.experiments import benchmark
-from a2lib.experiments.benchmark import handlers, view
+from a2lib.experiments.benchmark import configurations, handlers, power, view
 from a2lib.experiments.benchmark.configurations import Configuration, Parameters
-from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS
+from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS, watch
 from a2lib.measure.failures import LostContext
 
 TINY = Configuration("tiny", 16)
@@ -28,8 +29,11 @@ def played(monkeypatch, **given):
     """The benchmark ends as given; the calls it got."""
     calls = []
 
-    def run(config):
+    def run(config, before_step=None):
         calls.append(config)
+        if before_step is not None:
+            for i in range(len(given["steps"]) + (given.get("status", "ok") == "ok")):
+                before_step(i)
         return Result(config, **given)
 
     monkeypatch.setattr(handlers, "run", run)
@@ -177,3 +181,74 @@ def test_a_shape_alone_has_neither_warmup_nor_first_steps(capsys):
         "Measured by the sweeps warmup and all (-p sweep warmup).\n"
         "Measured by the sweeps first and all (-p sweep first).\n"
     )
+
+
+class Counter:
+    """Sensors that tell the energy of a step more at each reading, or nothing."""
+
+    def __init__(self, *joules):
+        self.joules = list(joules)
+
+    def energy_j(self):
+        return self.joules.pop(0)
+
+    def power_limit_w(self):
+        return 700.0
+
+    def sm_mhz(self):
+        return 1500
+
+    power_w = capped = sm_mhz
+
+
+def powered(monkeypatch, *joules):
+    counter = Counter(*joules)
+    monkeypatch.setattr(power, "Sensors", lambda: counter)
+    monkeypatch.setattr(watch, "Sensors", lambda: counter)
+    monkeypatch.setattr(benchmark, "SETTLED", {"cpu": (2, 3)})
+    (task,) = benchmark.power_tasks("cpu")
+    return task
+
+
+def test_energy_is_of_the_settled_steps(job, monkeypatch):
+    task = powered(monkeypatch, 1000.0, 1150.0)
+    calls = played(monkeypatch, device="cuda", steps=[step(x) for x in (9.0, 8.0, 1.0, 2.0, 4.0)])
+    given = job(BENCHMARK_POWER, task)
+    handlers.power(given)
+    (row,) = given.store.rows()
+    assert calls[0].steps == 5 and calls[0].warmup == configurations.WARMUP
+    # Three steps of 3 x 1, 2, 4 and 4 ms more, and 150 joules.
+    assert (row["joules"], row["n"], row["ms"]) == ("50.0", "3", "10.0")
+    assert float(row["ms_mean"]) == pytest.approx((7 + 10 + 16) / 3, rel=1e-5)
+    assert row["power_limit_w"] == "700.0" and row["status"] == "ok"
+    assert "50" in view.powers(given.store.rows())
+
+
+def test_without_a_counter_the_time_is_left(job, monkeypatch):
+    task = powered(monkeypatch, None, None)
+    played(monkeypatch, device="cuda", steps=[step(1.0)] * 5)
+    given = job(BENCHMARK_POWER, task)
+    handlers.power(given)
+    (row,) = given.store.rows()
+    assert (row["joules"], row["ms"]) == ("", "7.0")
+    assert "7" in view.powers(given.store.rows())
+
+
+def test_a_step_that_fails_leaves_no_thread(job, monkeypatch):
+    task = powered(monkeypatch, 1000.0)
+    played(monkeypatch, device="cuda", steps=[step(1.0)] * 3, status="oom", note="in step 3")
+    given = job(BENCHMARK_POWER, task)
+    before = threading.active_count()
+    handlers.power(given)
+    (row,) = given.store.rows()
+    assert (row["status"], row["note"], row["joules"]) == ("oom", "in step 3", "")
+    assert threading.active_count() == before and "oom" in view.powers([row])
+
+
+def test_energy_of_real_steps_at_the_smallest_size(job, monkeypatch):
+    monkeypatch.setattr(benchmark, "SETTLED", {"cpu": (1, 2)})
+    (task,) = benchmark.power_tasks("cpu")
+    given = job(BENCHMARK_POWER, task)
+    handlers.power(given)
+    (row,) = given.store.rows()
+    assert row["status"] == "ok" and row["n"] == "2" and float(row["ms"]) > 0

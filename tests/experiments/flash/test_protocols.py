@@ -175,22 +175,3 @@ def test_every_protocol_on_the_gpu(tmp_path, monkeypatch, configured):
             store.put(row | {"run": run})
     found = {(r["protocol"], r["implementation"]) for r in store.rows()}
     assert len(found) == 3 + 3 + 4 and all(row["ms_mean"] for row in store.rows())
-
-
-def test_a_watch_ends_and_has_what_it_read(monkeypatch):
-    class Sensors:
-        def sm_mhz(self):
-            return 1500
-
-        def power_w(self):
-            seen.set()
-            return 300.0
-
-    seen = protocols.threading.Event()
-    monkeypatch.setattr(protocols, "Sensors", Sensors)
-    monkeypatch.setattr(protocols, "READ_EVERY_S", 0.001)
-    with protocols.Watch() as watch:
-        assert seen.wait(30)
-    assert not watch._thread.is_alive()
-    assert set(watch.mhz) == {1500} and watch.power_w() == 300.0
-    assert protocols.Watch().power_w() is None

@@ -6,11 +6,13 @@
     benchmark.show_table(run)
     benchmark.measure_warmup(run)
     benchmark.measure_first(run)
+    benchmark.measure_power(run)
     figure = benchmark.draw(run)
     benchmark.say_where(run)
 
 ``configurations`` says what is measured, ``handlers`` how a worker does it through
-``a2lib.benchmark``, ``first`` how a first step is taken apart.
+``a2lib.benchmark``, ``first`` how a first step is taken apart, ``power`` what a step takes of
+energy.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from collections.abc import MutableMapping
 from a2lib.experiments.benchmark import view
 from a2lib.experiments.benchmark.configurations import (
     REPEATS,
+    SETTLED,
     STEPS,
+    WARMUP,
     WARMUPS,
     Configuration,
     Parameters,
     firsts,
+    powers,
     warmups,
 )
 from a2lib.experiments.benchmark.first import parts
@@ -36,10 +41,10 @@ from a2lib.experiments.harness.guard import measures
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task
-from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS
+from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS
 
 NOTEBOOK = BENCHMARK.notebook
-SECTIONS = (BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST)
+SECTIONS = (BENCHMARK, BENCHMARK_STEPS, BENCHMARK_FIRST, BENCHMARK_POWER)
 NOT_ASKED = "Measured by the sweeps {0} and all (-p sweep {0})."
 # All steps of one configuration, of which the worker says nothing until the last is done.
 SILENCE_S = 1800
@@ -102,6 +107,18 @@ def measure_first(run: Run) -> None:
     print(view.firsts(run.store(BENCHMARK_FIRST).rows()))
 
 
+@measures
+def measure_power(run: Run) -> None:
+    """Measure what some steps take of energy once the clock has settled, in a sweep that has it,
+    and print it."""
+    if not run.parameters.has("power"):
+        print(NOT_ASKED.format("power"))
+        return
+    tasks = power_tasks(run.device)
+    harness.measure(run, BENCHMARK_POWER, tasks, what="steps", silence_s=SILENCE_S)
+    print(view.powers(run.store(BENCHMARK_POWER).rows()))
+
+
 def table_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each configuration, all phases at once."""
     return [
@@ -139,6 +156,16 @@ def first_tasks(device: str) -> list[Task]:
             label = f"{configuration}, {prepared} prepared, {repeat}"
             spec = {"configuration": dataclasses.asdict(configuration), **how}
             made.append(Task(label, spec, {label: keys}))
+    return made
+
+
+def power_tasks(device: str) -> list[Task]:
+    """A task for each configuration whose energy is measured."""
+    settled, steps = SETTLED[device]
+    made = []
+    for configuration in powers(device):
+        spec = {**_spec(configuration, WARMUP, settled + steps), "settled": settled}
+        made.append(Task(str(configuration), spec, {str(configuration): (configuration.key(),)}))
     return made
 
 

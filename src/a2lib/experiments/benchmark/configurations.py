@@ -20,7 +20,7 @@ from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
 BATCH, WARMUP, STEPS = 4, 5, 10
 MODES = ("forward", "forward-backward", "train-step")
 OVERLAPPED = "overlapped-step"
-SWEEPS = ("table", "columns", "warmup", "first", "all")
+SWEEPS = ("table", "columns", "warmup", "first", "power", "all")
 # The CPU's: every path in seconds, and no result.
 TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 MODELS = {"tiny": TINY, **SIZES}
@@ -70,6 +70,22 @@ FIRST_COMPILED = {"cuda": ("small",), "cpu": ()}
 # Each with what those before it have done; `modules` stands apart.
 LADDER = {"cuda": ("nothing", "product", "block", "memory"), "cpu": ("nothing", "block")}
 REPEATS = {"cuda": 3, "cpu": 1}
+# Whose energy is measured, replayed from a CUDA graph: (precision, attention, mode), of which the
+# third is what the two below it have beside their updates.
+POWERED = {"cuda": ("xl25", "2.7B"), "cpu": ("tiny",)}
+POWERED_WAYS = {
+    "cuda": (
+        ("bf16", "sdpa_flash", "train-step"),
+        ("bf16", "flash", "train-step"),
+        (NARROW, "flash", "forward-backward"),
+        (NARROW, "flash", "train-step"),
+        (NARROW, "flash", OVERLAPPED),
+    ),
+    "cpu": (("fp32", "eager", "train-step"),),
+}
+# Steps until clock and power have settled, of some seconds, and those that are measured: the
+# driver's counter of energy moves some ten times a second.
+SETTLED = {"cuda": (40, 60), "cpu": (1, 2)}
 
 
 @dataclass(frozen=True)
@@ -203,6 +219,17 @@ def firsts(device: str) -> list[tuple[Configuration, str]]:
         for model in FIRST_COMPILED[device]
         for prepared in ("nothing", "cached")
     ]
+
+
+def powers(device: str) -> list[Configuration]:
+    """The steps whose energy is measured, compiled and captured on a GPU."""
+    fast = {"compile": "blocks", "capture": True} if device == "cuda" else {}
+    return [
+        Configuration(model, COMPARED[device], mode=mode, precision=precision, attention=attention,
+                      **fast)
+        for model in POWERED[device]
+        for precision, attention, mode in POWERED_WAYS[device]
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from a2lib.benchmark import PHASES, run
 from a2lib.experiments.benchmark.configurations import Configuration
 from a2lib.experiments.benchmark.first import timed_parts
+from a2lib.experiments.benchmark.power import Meter
 from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import StoreError
@@ -52,6 +53,18 @@ def summary(job: Job) -> None:
     result = _result(job)
     for key in _keys(job) if result else ():
         job.put({**key, **summarised(result, key["phase"])})
+
+
+def power(job: Job) -> None:
+    """What the steps of a configuration take of energy, once clock and power have settled."""
+    settled = job.spec["settled"]
+    with Meter(settled, job.spec["steps"]) as meter:
+        result = _result(job, before_step=meter)
+    if result:
+        samples = [of_phase(step, "wall") for step in result.steps[settled:]]
+        times = {**_times(samples), "ms_mean": statistics.fmean(samples)}
+        for key in _keys(job):
+            job.put({**key, "status": "ok", **times, **meter.row()})
 
 
 @alone
@@ -118,7 +131,7 @@ def _spread(samples: Sequence[float]) -> Row:
     }
 
 
-def _result(job: Job):
+def _result(job: Job, **hooks: Callable):
     """What came of the task's configuration; None after rows that say why nothing did."""
     configuration = Configuration(**job.spec["configuration"])
     least, there = configuration.least_bytes(), memory.total_bytes(job.device)
@@ -126,7 +139,7 @@ def _result(job: Job):
         why = f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"
         return _say(job, "oom", why)
     given = {name: job.spec[name] for name in ("warmup", "steps")}
-    result = run(configuration.config(job.device, **given, seed=job.seed))
+    result = run(configuration.config(job.device, **given, seed=job.seed), **hooks)
     return result if result.status == "ok" else _say(job, result.status, result.note)
 
 

@@ -14,15 +14,14 @@ All are forward and backward. Nothing is timed whose output and gradients are no
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from a2lib.experiments.flash import comparison, peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.harness.sweep import Task
 from a2lib.measure import FLASH_PROTOCOL, Timing, failures, time_many
-from a2lib.measure.device import Sensors
 from a2lib.measure.sustained import seconds_of
+from a2lib.measure.watch import Watch
 
 PROTOCOLS = ("burst", "sustained", "board")
 PASS = "end_to_end"
@@ -34,7 +33,6 @@ IMPLEMENTATIONS = {"cuda": ("a2lib", "sdpa_cudnn", "sdpa_flash"), "cpu": ("eager
 # The reference compiled is what the board's entries are set against.
 BOARD = {"cuda": (*IMPLEMENTATIONS["cuda"], "compile"), "cpu": IMPLEMENTATIONS["cpu"]}
 BOARD_MS = {"warmup": 1000, "rep": 10000}
-READ_EVERY_S = 0.2
 
 Row = dict[str, object]
 
@@ -219,32 +217,3 @@ def _board(calls: dict[str, Callable], device: str) -> dict[str, list[Row] | Exc
 
 def _row(timing: Timing) -> Row:
     return {"second": 0, "status": "ok"} | timing.row(FLASH_PROTOCOL)
-
-
-class Watch:
-    """Reads clock and power beside a measurement that leaves no room to do it inside."""
-
-    def __init__(self) -> None:
-        self.mhz: list[int | None] = []
-        self._watts: list[float] = []
-        self._sensors = Sensors()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def power_w(self) -> float | None:
-        """The median of the readings, None where there are none."""
-        return Timing.of(self._watts).ms if self._watts else None
-
-    def _read(self) -> None:
-        while not self._over.wait(READ_EVERY_S):
-            self.mhz.append(self._sensors.sm_mhz())
-            watts = self._sensors.power_w()
-            self._watts += [] if watts is None else [watts]

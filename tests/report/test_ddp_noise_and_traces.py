@@ -134,7 +134,7 @@ def test_the_same_step_of_the_next_chapter_is_told(made):
     )
     (found,) = [t for t in targets.ratios(c) if t.against == targets.ELSEWHERE]
     # 96 over 128, 104 over 124.
-    assert found.ratio == 0.8 and found.spread == (0.75, 104 / 124) and found.verdict == "missed"
+    assert found.ratio == 0.8 and found.spread == (0.75, 104 / 124) and found.verdict == "above"
 
 
 def test_what_runs_beside_what_is_read_from_the_strip(made, strips, tmp_path, empty):
@@ -230,8 +230,15 @@ def test_what_half_of_the_bytes_are_worth(made):
     """85 ms in place of 82; beside the messages 84.8 in place of 80.8."""
     assert str(losses.carriers(made(CARRIED))).endswith(
         "Sent in bf16 the step of copy engines takes 3.00 ms longer. The link has 8.88 ms less to "
-        "do, but was not what the step waits for, and the casts are more for the memory."
+        "do, but was not what the step waits for, and the memory has 0.833 ms more. Casts are "
+        "kernels, beside backward: with the sum they move 24.0 GB in place of 12.0 and take "
+        "multiprocessors, which copies do not. That this is the rest is our reading; no trace of "
+        "it is taken."
     )
+    assert "NCCL gains nothing" not in str(losses.carriers(made([*CARRIED, captured(86, **LOW)])))
+    # 12 bytes of each of 2 billion parameters.
+    said = str(losses.carriers(made([*CARRIED, captured(92, **LOW)])))
+    assert "kernels that nothing hides, of 24.0 GB, 5.00 ms at 4.8 TB/s. Copy engines" in said
     beside = [captured(80.8, wrapper="updating", **ENGINES),
               captured(84.8, wrapper="updating", **ENGINES, **LOW)]  # fmt: skip
     said = str(losses.carriers(made([*CARRIED, *beside])))

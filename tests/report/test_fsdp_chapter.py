@@ -263,11 +263,19 @@ def test_the_launched_ratios_of_the_other_model_stand_beside(made):
     """115 over 140 and 160 ms; 107 and 175 ms of the host for 48 blocks, 64 and 96 for 32."""
     large = {"model": "2.7B", "ms_without": 100}
     rows = [row(115, **large, ms_host=64), row(160, "fsdp2", **large, ms_host=96)]
-    said = str(targets.sentence(made([*ROWS[:2], row(180, "fsdp2"), *rows])))
+    ahead = [row(97, capture=True), ROWS[1], row(180, "fsdp2"), *rows]
+    said = str(targets.sentence(made(ahead)))
     assert (
         "Of the xl of 2026 (2.7B), ours takes 1.150 of the step of one GPU and 0.719 of FSDP2's, "
         "115 and 160 ms, to issue which takes the host 64.0 and 96.0. That is 2.00 and 3.00 ms of "
-        "the host for a block, where it was 2.23 and 3.65"
+        "the host for a block, where it was 2.23 and 3.65: with that host the launched step would "
+        "be the GPU's."
+    ) in said
+    # 48 blocks of 2 ms.
+    said = str(targets.sentence(made([*ROWS[:2], row(180, "fsdp2"), *rows])))
+    assert (
+        ": with that host too, 48 blocks would take 96.0 ms to issue, more than the 84.0 of the "
+        "replay, since the GPU has less to do in each."
     ) in said
     assert "for a block" not in str(targets.sentence(made([*ROWS[:2], row(180, "fsdp2"), rows[0]])))
 

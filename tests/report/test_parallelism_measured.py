@@ -256,9 +256,9 @@ def test_pytorchs_beside_ours(made):
         ("NCCL, 2 GPUs", "data parallel", "2,000"): ["42.0", "42.5", "**1.01**", "one run"],
     }
     assert str(compared.all_peers(made([*BY_BATCH, *theirs]), "c", "tab-c")).startswith(
-        "PyTorch's take with NCCL, 2 GPUs: 1.01 to 1.50 times the time of ours, 1.25 in the middle "
-        "of 2. With 4 times the smallest batch's tokens ours and PyTorch's take 2.33 and 1.57 "
-        "times as long (data parallel, NCCL, 2 GPUs). What does not grow with the batch is "
+        "PyTorch's take with NCCL, 2 GPUs: 1.01 to 1.50 under data parallel times the time of "
+        "ours, 1.25 in the middle of 2. With 4 times the smallest batch's tokens ours and "
+        "PyTorch's take 2.33 and 1.57 times as long (data parallel, NCCL, 2 GPUs). What does not "
     )
 
 

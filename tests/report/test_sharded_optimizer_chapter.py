@@ -161,8 +161,10 @@ def test_memory_is_that_of_the_fullest_rank_beside_the_formula(made, empty):
         "count of its tensors 38.7. With sharding"
     )
     assert "Sharding saves 8.07 GB, and nothing before the first update" in said
-    assert said.endswith("Of all 8 lines of the tables below, PyTorch's wrappers and later peaks "
-                         "included, none is further than 1.00% from the formula.")
+    assert said.endswith(
+        "Of all 8 lines of the tables below, PyTorch's wrappers and later peaks "
+        "included, none is further than 1.00% from the formula."
+    )
     assert "Not measured yet" in str(memory.sentence(empty))
     found = lines(memory.table(c, MAIN, "c", "t"))
     assert len(found) == 8
@@ -219,6 +221,22 @@ def test_times_with_and_without_in_turns(made, empty):
     assert found["launched", "PyTorch's ZeRO"][2] == "1.333"
     assert found["launched", "AdamW, PyTorch's DDP"][0] == "150"
     assert len(found) == len(TIMES)
+
+
+def test_rows_of_older_code_are_shown_and_answer_nothing(made):
+    """Launched, those of copy engines are faster, and of an earlier run."""
+    early = [timed(100, wrapper=ENGINES), timed(95, "sharded", ENGINES)]
+    c = made([*TIMES, *early])
+    assert c.pair(False)[1].ms == 95 and not c.older(False)
+    c.runs.loc["19990101T000000Z"] = c.runs.iloc[0]
+    c.runs.loc["19990101T000000Z", "git"] = "older"
+    earlier = (c.times["side"] == ENGINES) & ~c.times["capture"]
+    c.times.loc[earlier, "run"] = "19990101T000000Z"
+    assert c.pair(False)[1].ms == 112 and c.pair(True)[1].ms == 82
+    assert (
+        "The rows of copy engines, launched, are of an older commit (95.0 ms with sharding and 100 "
+        "without, 0.950 times): no answer of this page is taken from them."
+    ) in str(times.sentence(c))
 
 
 def test_the_same_step_of_the_chapter_before_is_told_where_its_code_is_another(made):

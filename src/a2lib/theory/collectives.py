@@ -43,15 +43,22 @@ def all_reduce_s(size, n, bandwidth):
 def copied_bytes(elements, n, width, sent):
     """Bytes read and written in the memory of each of ``n`` GPUs by an all-reduce through copy
     engines (parallel/copy_engines.py) of gradients of ``width`` bytes an element, which travel in
-    ``sent``: by the parts written to their owners, their sum, the means written to all, and where
-    they travel in another dtype by the casts there and back.
+    ``sent``: by the parts written to their owners, the means written to all, and kernels.
+    """
+    positive(elements=elements, n=n, width=width, sent=sent)
+    travels = 2 * elements * (n - 1) / n * sent  # read here and written there
+    return 2 * travels + kernel_bytes(elements, n, width, sent)  # as much comes from there
+
+
+def kernel_bytes(elements, n, width, sent):
+    """Those of ``copied_bytes`` that kernels move: the sum, and where gradients travel in another
+    dtype the casts there and back.
     """
     positive(elements=elements, n=n, width=width, sent=sent)
     own, others = elements / n, elements * (n - 1) / n
-    travels = 2 * others * sent  # read here and written there, as much as comes from there
     total = own * width + others * sent + own * sent
     casts = 2 * others * (width + sent) + own * width if sent != width else 0
-    return 2 * travels + total + casts
+    return total + casts
 
 
 def alternate_all_reduce_s(size, n, bandwidth):

@@ -295,7 +295,7 @@ def _gloo(c: Collectives) -> str:
     small, large = (c.ms(OTHER, n * MB, operation="all_gather") for n in (10, 100))
     if small and large and large > 20 * small:
         text += (
-            f", and its all-gather of 100 MB takes {digits(large / small)} times as long as that "
-            "of 10 MB, our guess is for memory that is taken anew for each call"
+            f", and between two its all-gather of 100 MB takes {digits(large / small)} times as "
+            "long as that of 10 MB, our guess is for memory that is taken anew for each call"
         )
     return text + "."

@@ -81,11 +81,24 @@ def sentence(c: Ddp) -> Markdown:
         )
     beside = c.best(capture=True, updating=True)
     if beside is not None:
-        text += f" With the update beside the messages it takes {time(beside.ms)} ms"
+        text += (
+            f" With the update beside the messages it takes {time(beside.ms)} ms, "
+            f"{beside.ms / beside.ms_without:.3f} times as long as that step of one GPU in turns "
+            f"with it ({time(beside.ms_without)})"
+        )
         alone = c.alone_updating(beside)
         if alone is not None:
             ratio = beside.ms / alone[0]
-            text += f", {ratio:.3f} times as long as one GPU that does so beside backward"
+            text += f" and {ratio:.3f} times as long as one GPU's that updates beside backward too"
+        text += "."
+    torch, ours = c.row("torch_ddp", 25), [c.best(), *filter(None, (best, beside))]
+    if torch is not None and None not in ours:
+        text += (
+            f" PyTorch's DDP as its users run it, launched, takes {time(torch.ms)} ms: the best of "
+            f"ours takes {ours[0].ms / torch.ms:.3f} of that launched"
+        )
+        if len(ours) > 1:
+            text += f" and {min(row.ms for row in ours[1:]) / torch.ms:.3f} replayed"
         text += "."
     for model in MODELS:
         other = c.best(model, capture=True) if model != MAIN else None
@@ -141,7 +154,8 @@ def _in_gaps(c: Ddp, row) -> str:
     if exposed(row) >= row.ms_communication:
         return ""
     text = " Those begin from rest; in the step they are queued behind backward, and add less"
-    replayed = c.of(row.model, True)["ms_without"].dropna()
+    # Of the row's run alone: hosts of two runs differ by more than this.
+    replayed = c.of(row.model, True, run=row.run)["ms_without"].dropna()
     least = float(replayed.min()) if len(replayed) else row.ms_without
     if row.ms_without_p20 > least * (1 + NEAR):
         text += (
@@ -209,8 +223,11 @@ def buckets(c: Ddp) -> Markdown:
     told = []
     for model, label in MODELS.items():
         for capture, way in TITLES.items():
-            rows = [row for mb in HANDOUT_MB
-                    if (row := c.row("bucketed", mb, model=model, capture=capture)) is not None]
+            rows = [
+                row
+                for mb in HANDOUT_MB
+                if (row := c.row("bucketed", mb, model=model, capture=capture)) is not None
+            ]
             if len(rows) < 2:
                 continue
             parts = [f"{time(exposed(row))} ms with {int(row.bucket_mb)} MB"

@@ -8,8 +8,10 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from a2lib.report import metrics, panels, style
 from a2lib.report.chapters.collectives import line
+from a2lib.report.chapters.ddp.host import SPREAD
 from a2lib.report.chapters.ddp.losses import lost
 from a2lib.report.chapters.ddp.rows import (
+    BUCKET_MB,
     MAIN,
     MB,
     MODELS,
@@ -113,41 +115,79 @@ def verdict(c: Ddp) -> Markdown:
         f"{_best(c)}. "
         f"By the formula, simulated and measured (launched): {'; '.join(told)}."
     )
-    late = [row for row in sweep(c).itertuples() if row.ms_host >= HOST * row.ms]
+    late = [row for row in sweep(c).itertuples() if _by_host(c, row)]
     if late:
-        each = style.between([row.ms_host for row in late], time)
+        issued = style.between([row.ms_host for row in late], time)
         text += (
-            f" At {listed([f'{row.bucket_mb}' for row in late])} MB the host takes {each} ms to "
-            "issue the step, nearly all of it or more, which neither model has."
+            f" At {listed([f'{row.bucket_mb}' for row in late])} MB the launched step waits for "
+            f"the host, which takes {issued} ms to issue it and which neither model has"
         )
-    found = sweep(c, capture=True)
-    if len(found):
-        row = min(found.itertuples(), key=exposed)
-        expected = simulated_ms(c, int(row.bucket_mb))
+        above = [row.ms - other.ms for row in late if (other := c.replayed(row)) is not None]
+        text += f": the replay takes {style.between(above, time)} ms less." if above else "."
+    found = list(sweep(c, capture=True).itertuples())
+    if found:
+        missed = {row.bucket_mb: exposed(row) - simulated_ms(c, int(row.bucket_mb))
+                  for row in found}  # fmt: skip
+        best = min(found, key=exposed)
         least = "the least" if len(found) > 1 else "what is measured"
         text += (
-            f" Captured, {least} is {time(exposed(row))} ms at {int(row.bucket_mb)} MB where "
-            f"{time(expected)} ms are simulated, with the backward of a launched step: "
-            f"{time(exposed(row) - expected)} ms are missed. No host is in that. Neither model has "
-            "what backward's kernels lose to messages beside them"
+            f" Captured, {least} is {time(exposed(best))} ms at {int(best.bucket_mb)} MB where "
+            f"{time(simulated_ms(c, int(best.bucket_mb)))} ms are simulated, with the backward of "
+            f"a launched step: {style.between(list(missed.values()), time)} ms are missed"
+            f"{_from_to(found)}. No host is in that. Neither model has what backward's kernels "
+            "lose to messages beside them"
         )
         known = lost(c)
-        if known is None:
+        if known is None or BUCKET_MB not in missed:
             text += ", which is our guess for most of it."
         else:
             whole = known.ms(SIZES[MAIN].num_layers)
-            text += f": {time(whole - known.tail_us / 1e3)} ms by {{ref}}`the trace <ddp-lost>`."
+            text += (
+                f": {time(whole - known.tail_us / 1e3)} ms by {{ref}}`the trace <ddp-lost>` of "
+                f"{BUCKET_MB} MB, where {time(missed[BUCKET_MB])} are missed."
+            )
+        text += _longer_alone(c)
     return Markdown(text)
 
 
-def _best(c: Ddp) -> str:
-    rows = list(sweep(c).itertuples())
-    if not rows:
+def _by_host(c: Ddp, row) -> bool:
+    """Whether a launched step is seen to wait for the host: by its replay where that has a time."""
+    other = c.replayed(row)
+    if other is None:
+        return row.ms_host >= HOST * row.ms
+    return row.ms > (1 + SPREAD) * other.ms
+
+
+def _from_to(rows: list) -> str:
+    sizes = [int(row.bucket_mb) for row in rows]
+    return f", from {sizes[0]} to {sizes[-1]} MB" if len(sizes) > 1 else ""
+
+
+def _longer_alone(c: Ddp) -> str:
+    """Where small buckets travel for longer, how much."""
+    rows = [row for row in sweep(c).itertuples() if not pd.isna(row.ms_communication)]
+    if len(rows) < 2 or rows[0].ms_communication <= rows[-1].ms_communication:
         return ""
-    best = min(rows, key=lambda row: row.ms)
-    text = f"; of those launched the step of {best.bucket_mb} MB is the shortest"
-    level = [f"{row.bucket_mb}" for row in rows if row is not best and metrics.level(row, best)]
-    return text + (f", with those of {listed(level)} MB level" if level else "")
+    first, last = rows[0], rows[-1]
+    return (
+        f" Small buckets lose for longer: alone and one after another those of {first.bucket_mb} "
+        f"MB travel for {time(first.ms_communication)} ms, those of {last.bucket_mb} MB for "
+        f"{time(last.ms_communication)}."
+    )
+
+
+def _best(c: Ddp) -> str:
+    """The shortest steps of the sweep, launched and replayed."""
+    told = []
+    for capture, way in ((False, "launched"), (True, "replayed")):
+        rows = list(sweep(c, capture).itertuples())
+        if rows:
+            best = min(rows, key=lambda row: row.ms)
+            text = f"of those {way} the step of {best.bucket_mb} MB is the shortest"
+            level = [f"{row.bucket_mb}" for row in rows
+                     if row is not best and metrics.level(row, best)]  # fmt: skip
+            told.append(text + (f", with those of {listed(level)} MB level" if level else ""))
+    return "".join(f"; {one}" for one in told)
 
 
 def table(c: Ddp, caption: str, label: str) -> Table:

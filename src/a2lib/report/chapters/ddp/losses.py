@@ -22,7 +22,7 @@ from a2lib.report.chapters.ddp.rows import (
 from a2lib.report.chapters.ddp.timeline import COMMUNICATION, OPTIMIZER, beside_us
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
-from a2lib.theory.collectives import copied_bytes
+from a2lib.theory.collectives import copied_bytes, kernel_bytes
 from a2lib.theory.transformer import SIZES, parameter_count
 
 SENT = ("fp32", "bf16")
@@ -144,11 +144,25 @@ def carriers(c: Ddp) -> Markdown:
     )
     where = {"capture": True, "carrier": "copy_engines"}
     engines, low = (c.row("bucketed", BUCKET_MB, **where, sent_dtype=sent) for sent in SENT)
+    text += _casts(c, *(c.row("bucketed", BUCKET_MB, capture=True, sent_dtype=s) for s in SENT))
     if engines is not None:
         text += f" {_traffic(c, engines)}"
     if engines is not None and low is not None:
         text += f" {_half(c, engines, low)}"
     return Markdown(text)
+
+
+def _casts(c: Ddp, full, half) -> str:
+    """Why NCCL gains nothing by half of the bytes: where its casts are (parallel/carriers.py)."""
+    if half is None or half.ms <= full.ms:
+        return ""
+    moved = 2 * parameter_count(SIZES[MAIN]) * (4 + 2)
+    rate = c.sheet("memory_bandwidth") * 1e12
+    return (
+        " NCCL gains nothing by half of the bytes: each gradient is cast to bf16 on backward's own "
+        "stream and back once all have arrived, kernels that nothing hides, of "
+        f"{moved / 1e9:.1f} GB, {time(1e3 * moved / rate)} ms at {rate / 1e12:.1f} TB/s."
+    )
 
 
 def _half(c: Ddp, engines, low) -> str:
@@ -160,7 +174,15 @@ def _half(c: Ddp, engines, low) -> str:
         text += f", with the update beside the messages {_differs(full, half)}"
     text += f". The link has {time(floor_ms(c, MAIN, 2))} ms less to do"
     if low.ms > engines.ms:
-        text += ", but was not what the step waits for, and the casts are more for the memory"
+        elements, rate = parameter_count(SIZES[MAIN]), c.sheet("memory_bandwidth") * 1e12
+        wide, short = (kernel_bytes(elements, WORLD_SIZE, 4, sent) for sent in (4, 2))
+        more = copied_bytes(elements, WORLD_SIZE, 4, 2) - copied_bytes(elements, WORLD_SIZE, 4, 4)
+        text += (
+            f", but was not what the step waits for, and the memory has {time(1e3 * more / rate)} "
+            "ms more. Casts are kernels, beside backward: with the sum they move "
+            f"{short / 1e9:.1f} GB in place of {wide / 1e9:.1f} and take multiprocessors, which "
+            "copies do not. That this is the rest is our reading; no trace of it is taken"
+        )
     return f"{text}."
 
 

@@ -102,10 +102,16 @@ class Ddp(Measured):
         torch = metrics.timed_row(self.elsewhere, wrapper=PEERS[0])
         return None if torch is None or not len(ours) else (next(ours.itertuples()), torch)
 
-    def apart(self, capture: bool, model: str = MAIN) -> tuple[float, float] | None:
-        """The least and the most of the steps without communication, which are all the same work;
-        None where there are not two."""
-        found = self.of(model, capture)["ms_without"].dropna()
+    def replayed(self, row):
+        """The captured row of the way of a launched one; None where it has no time."""
+        return self.row(row.wrapper, row.bucket_mb, model=row.model, capture=True,
+                        carrier=row.carrier, sent_dtype=row.sent_dtype)  # fmt: skip
+
+    def apart(self, capture: bool, model: str = MAIN, run: str = "") -> tuple[float, float] | None:
+        """The least and the most of the steps without communication, which are all the same work,
+        of one run where that is named; None where there are not two."""
+        rows = self.of(model, capture)
+        found = rows.loc[(rows["run"] == run) | (not run), "ms_without"].dropna()
         return (float(found.min()), float(found.max())) if len(found) > 1 else None
 
     def strip(self, wrapper: str, bucket_mb: int = 0, *, capture: bool = False,

@@ -10,6 +10,7 @@ import pandas as pd
 from a2lib.report import metrics, style
 from a2lib.report.chapters.ddp.rows import MAIN, MODELS, UPDATING, Ddp, name, spread, time
 from a2lib.report.chapters.ddp.ways import short
+from a2lib.report.chapters.measured import HOST
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
 
@@ -17,13 +18,14 @@ from a2lib.report.tables import MISSING, Markdown, Table
 ALONE = {"fp32": 1.10, "bf16": 1.05}
 LAUNCHED, CAPTURED = 0.70, 0.55
 PEER, OWN, ELSEWHERE = "PyTorch", "PyTorch, each over its own", "PyTorch, next chapter"
-AFTER, BESIDE = "one GPU, update after", "one GPU, update beside"
+ONE, AFTER, BESIDE = "one GPU", "one GPU, both update after", "one GPU, both update beside"
 
 
 @dataclass(frozen=True)
 class Target:
     """``row`` of ours over ``against``: ``ratio``, and with nothing sent ``least``, where both are
-    measured; ``spread``, from p20 over p80 to p80 over p20. ``together``: in one run."""
+    measured; ``spread``, from p20 over p80 to p80 over p20. ``together``: in one run. ``asked``:
+    what was aimed at, else a ratio that stands beside it."""
 
     what: str
     limit: float
@@ -33,6 +35,7 @@ class Target:
     least: float | None = None
     together: bool = True
     spread: tuple[float, float] | None = None
+    asked: bool = False
 
     @property
     def met(self) -> bool:
@@ -42,46 +45,54 @@ class Target:
     def verdict(self) -> str:
         if self.ratio is None:
             return MISSING
-        return ("met" if self.met else "missed") + ("" if self.together else ", two runs")
+        words = ("met", "missed") if self.asked else ("within", "above")
+        return words[not self.met] + ("" if self.together else ", two runs")
 
 
 def ratios(c: Ddp) -> list[Target]:
-    """In the order of the table."""
+    """In the order of the table: each target, and what stands beside it."""
     torch = c.row("torch_ddp", 25)
-    after = {sent: c.best(capture=True, sent_dtype=sent) for sent in ALONE}
-    beside = {sent: c.best(capture=True, sent_dtype=sent, updating=True) for sent in ALONE}
-    return [
-        *(_over(f"captured, {sent}", limit, AFTER, after[sent], "ms_without")
-          for sent, limit in ALONE.items()),
-        *_updating(c, beside),
-        *_peer(c, "launched, fp32", LAUNCHED, c.best(), torch),
-        *(_over("launched, fp32", LAUNCHED, ELSEWHERE, *pair)
-          for pair in [c.best_elsewhere()] if pair is not None),
-        *_peer(c, "captured, fp32", CAPTURED, after["fp32"], torch),
-        *([] if beside["fp32"] is None
-          else _peer(c, "captured, fp32, updating", CAPTURED, beside["fp32"], torch)),
-    ]  # fmt: skip
+    found = [one for sent, limit in ALONE.items() for one in _alone(c, sent, limit)]
+    found += _peer(c, "launched, fp32", LAUNCHED, c.best(), torch)
+    if pair := c.best_elsewhere():
+        found.append(_over("launched, fp32", LAUNCHED, ELSEWHERE, *pair))
+    ours, after = _fastest(c, "fp32"), c.best(capture=True)
+    found += _peer(c, "captured, fp32", CAPTURED, ours, torch)
+    if ours is not None and ours.wrapper == UPDATING and after is not None and torch is not None:
+        found.append(_over("captured, fp32", CAPTURED, f"{PEER}, both update after", after, torch))
+    return found
 
 
-def _updating(c: Ddp, beside: dict[str, object]) -> Iterator[Target]:
-    for sent, row in beside.items():
-        if row is None:
-            continue
-        what, limit, alone = f"captured, {sent}, updating", ALONE[sent], c.alone_updating(row)
-        ms, together = alone or (None, True)
-        least = None if ms is None else ms / float(row.ms_without)
-        yield replace(_over(what, limit, AFTER, row, "ms_without"), least=least)
-        if ms is None:
-            yield Target(what, limit, BESIDE, row)
-        else:
-            spread = row.ms_p20 / ms, row.ms_p80 / ms
-            yield Target(what, limit, BESIDE, row, float(row.ms) / ms, 1.0, together, spread)
+def _fastest(c: Ddp, sent: str):
+    """The fastest captured row of ours, its update after backward or beside the messages."""
+    rows = [c.best(capture=True, sent_dtype=sent, updating=updating) for updating in (False, True)]
+    return min((row for row in rows if row is not None), key=lambda row: row.ms, default=None)
+
+
+def _alone(c: Ddp, sent: str, limit: float) -> Iterator[Target]:
+    """Ours over the step of one GPU, whose update comes after backward; and where ours does not,
+    like with like."""
+    row, what = _fastest(c, sent), f"captured, {sent}"
+    whole = replace(_over(what, limit, ONE, row, "ms_without"), asked=True)
+    if row is None or row.wrapper != UPDATING:
+        yield whole
+        return
+    ms, together = c.alone_updating(row) or (None, True)
+    yield replace(whole, least=None if ms is None else ms / float(row.ms_without))
+    if ms is None:
+        yield Target(what, limit, BESIDE, row)
+    else:
+        spread = row.ms_p20 / ms, row.ms_p80 / ms
+        yield Target(what, limit, BESIDE, row, float(row.ms) / ms, 1.0, together, spread)
+    after = c.best(capture=True, sent_dtype=sent)
+    if after is not None:
+        yield _over(what, limit, AFTER, after, "ms_without")
 
 
 def _peer(c: Ddp, what: str, limit: float, row, torch) -> Iterator[Target]:
     """Ours over PyTorch's, and the same where each is held against the same step that sends
     nothing."""
-    whole = _over(what, limit, PEER, row, torch)
+    whole = replace(_over(what, limit, PEER, row, torch), asked=True)
     if row is None or torch is None:
         yield whole
         return
@@ -106,7 +117,7 @@ def _over(what: str, limit: float, against: str, row, other) -> Target:
 
 def table(c: Ddp, caption: str, label: str) -> Table:
     lines = [
-        [t.what, t.against, f"{t.limit:.2f}", _written(t.ratio), t.verdict,
+        [t.what, t.against, f"{t.limit:.2f}", _bold(t, _written(t.ratio)), _bold(t, t.verdict),
          MISSING if t.spread is None else style.between(t.spread, _written), _written(t.least),
          MISSING if t.row is None else short(t.row)]
         for t in ratios(c)
@@ -116,6 +127,10 @@ def table(c: Ddp, caption: str, label: str) -> Table:
     return Table(pd.DataFrame(lines, columns=columns), caption, label, left=2, keys=2)
 
 
+def _bold(t: Target, text: str) -> str:
+    return f"**{text}**" if t.asked and text != MISSING else text
+
+
 def _written(ratio: float | None) -> str:
     return MISSING if ratio is None else f"{ratio:.3f}"
 
@@ -123,18 +138,24 @@ def _written(ratio: float | None) -> str:
 def sentence(c: Ddp) -> Markdown:
     """How many are met, and what keeps the others from it."""
     known = [t for t in ratios(c) if t.ratio is not None]
-    if not known:
+    asked = [t for t in known if t.asked]
+    if not asked:
         return Markdown(c.not_yet("whether the targets are met"))
-    met = [t for t in known if t.met]
-    text = f"Within their limits: {len(met)} of the {len(known)} ratios that are measured."
+    told = {met: [f"{t.ratio:.3f} ({t.what}, of {_of(t)}; at most {t.limit:.2f})" for t in asked
+                  if t.met == met] for met in (True, False)}  # fmt: skip
+    text = f"Of the {len(asked)} targets that are measured {len(told[True])} are met"
+    text += f": {listed(told[True])}." if told[True] else "."
+    text += f" Missed: {listed(told[False])}." if told[False] else ""
     text += _like_with_like(known)
-    beyond = [f"{t.least:.3f} ({t.what}, at most {t.limit:.2f})"
-              for t in known if t.against == PEER and t.least > t.limit]  # fmt: skip
+    torch = c.row("torch_ddp", 25, model=MAIN)
+    beyond = [f"{t.least:.3f} ({t.what}, at most {t.limit:.2f})" for t in asked
+              if t.against == PEER and t.least is not None and t.least > t.limit]  # fmt: skip
     if beyond:
         text += (
             f" No way to send can meet {len(beyond)} of them here: our step that sends nothing "
-            f"is {listed(beyond)} of PyTorch's. They were set beside a host on which PyTorch's "
-            "step took longer."
+            f"is {listed(beyond)} of PyTorch's, which exposes {time(torch.ms - torch.ms_without)} "
+            f"of its {time(torch.ms)} ms, and no more is there to hide. They were set beside a "
+            "host on which PyTorch's step took longer."
         )
     unsure = [f"{t.ratio:.3f} ({t.what}, against {t.against})" for t in known
               if t.spread is not None and t.spread[0] <= t.limit < t.spread[1]]  # fmt: skip
@@ -161,9 +182,15 @@ def _launched(c: Ddp) -> str:
         text += (
             f" The host takes {time(best.ms_host)} ms to issue our step and "
             f"{time(torch.ms_host)} ms to issue that of PyTorch's wrapper, of {time(best.ms)} "
-            f"and {time(torch.ms)} ms: where these are close, it is the host that is timed, and "
-            "another host gives another ratio."
+            f"and {time(torch.ms)} ms: "
         )
+        if max(row.ms_host / row.ms for row in (best, torch)) < HOST:
+            text += "it is ahead of both, and the step is the GPU's time."
+        else:
+            text += (
+                "where these are close, it is the host that is timed, and another host gives "
+                "another ratio."
+            )
     for model, words in MODELS.items():
         theirs, other = c.row("torch_ddp", 25, model=model), c.best(model)
         if model != MAIN and theirs is not None and other is not None:
@@ -185,16 +212,18 @@ def _launched(c: Ddp) -> str:
     return text
 
 
+def _of(t: Target) -> str:
+    return "PyTorch's, launched" if t.against == PEER else "the captured step of one GPU"
+
+
 def _like_with_like(known: list[Target]) -> str:
     """What a step that updates beside backward is worth against one GPU that does so too."""
-    pairs = {t.what: t for t in known if t.against == BESIDE}
-    won = [t for t in known if t.against == AFTER and t.met and t.what in pairs]
-    if not won:
+    same = [t for t in known if t.against == BESIDE]
+    if not same:
         return ""
-    told = [f"{t.ratio:.3f} ({t.what})" for t in won]
-    same = [pairs[t.what] for t in won]
-    found = [f"{t.ratio:.3f} ({'within' if t.met else 'above'} the limit)" for t in same]
+    found = [f"{t.ratio:.3f} ({t.what}, {'within' if t.met else 'above'} {t.limit:.2f})"
+             for t in same]  # fmt: skip
     return (
-        f" With {listed(told)} an update beside the messages is set against one after backward; "
-        f"against one GPU that updates beside its backward too it is {listed(found)}."
+        " The one GPU of these updates after backward, while ours updates beside the messages. "
+        f"Stricter, over one GPU that updates beside its backward as well, it is {listed(found)}."
     )

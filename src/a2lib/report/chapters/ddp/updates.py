@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from a2lib.report import metrics, style
+from a2lib.report.chapters.ddp.host import SPREAD
 from a2lib.report.chapters.ddp.rows import BUCKET_MB, MODELS, UPDATING, Ddp, time
 from a2lib.report.style import listed
 from a2lib.report.tables import MISSING, Markdown, Table
@@ -35,16 +36,19 @@ def pairs(c: Ddp) -> Iterator[tuple[str, object, object, tuple[float, bool] | No
 
 
 def table(c: Ddp, caption: str, label: str) -> Table:
-    """A line for each who sends: both steps, what is gained, and both over one GPU's."""
+    """A line for each who sends: both steps, what is gained, and both over one GPU's, whose update
+    comes after backward, and the second over one's that updates beside it."""
     lines = []
     for words, after, beside, alone in pairs(c):
         known = [MISSING] * 2
         if alone is not None:
             known = [time(beside.ms_without - alone[0]), f"{beside.ms / alone[0]:.3f}"]
+        over = [f"{row.ms / row.ms_without:.3f}" for row in (after, beside)]
         lines.append([words, time(after.ms), time(beside.ms), time(after.ms - beside.ms), known[0],
-                      f"{after.ms / after.ms_without:.3f}", known[1]])  # fmt: skip
+                      *over, known[1]])  # fmt: skip
     columns = ["sent by", "update after, ms", "beside, ms", "gained", "one GPU gains",
-               "after, over one GPU", "beside, over one GPU"]  # fmt: skip
+               "after / one GPU after", "beside / one GPU after",
+               "beside / one GPU beside"]  # fmt: skip
     return Table(pd.DataFrame(lines, columns=columns), caption, label, keys=1)
 
 
@@ -104,4 +108,21 @@ def sentence(c: Ddp) -> Markdown:
         )
     if kinds["less"]:
         text += f" Below that are {listed(kinds['less'])}."
-    return Markdown(text)
+    return Markdown(text + _launched(c))
+
+
+def _launched(c: Ddp) -> str:
+    """The same step launched, where its replay says that the host is what it waits for."""
+    launched, replayed = (c.row(UPDATING, BUCKET_MB, capture=capture, carrier="copy_engines")
+                          for capture in (False, True))  # fmt: skip
+    if None in (launched, replayed) or launched.ms <= (1 + SPREAD) * replayed.ms:
+        return ""
+    text = (
+        " An update beside the messages is for captured steps: launched, that by copy engines "
+        f"takes {time(launched.ms)} ms where its replay takes {time(replayed.ms)}, since it takes "
+        f"the host {time(launched.ms_host)} ms to issue"
+    )
+    after = c.row("bucketed", BUCKET_MB, carrier="copy_engines")
+    if after is not None:
+        text += f", with the update after backward {time(after.ms_host)}"
+    return f"{text}."

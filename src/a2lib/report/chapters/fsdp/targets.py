@@ -73,16 +73,26 @@ def _larger(c: Fsdp, model: str, *beside) -> str:
     if ours is None or peer is None or pd.isna(ours.ms_host) or pd.isna(peer.ms_host):
         return ""
     run = "" if beside[0].run == ours.run else ", of another run"
-    each = [
-        " and ".join(time(row.ms_host / SIZES[row.model].num_layers) for row in pair)
-        for pair in (beside, (ours, peer))
-    ]
-    return (
+    each = [[row.ms_host / SIZES[row.model].num_layers for row in pair]
+            for pair in (beside, (ours, peer))]  # fmt: skip
+    here, there = (" and ".join(map(time, pair)) for pair in each)
+    text = (
         f" Of {MODELS[model]}{run}, ours takes {ours.ms / ours.ms_without:.3f} of the step of one "
         f"GPU and {ours.ms / peer.ms:.3f} of FSDP2's, {time(ours.ms)} and {time(peer.ms)} ms, to "
         f"issue which takes the host {time(ours.ms_host)} and {time(peer.ms_host)}. That is "
-        f"{each[1]} ms of the host for a block, where it was {each[0]}: it is the GPU's work in a "
-        "block that differs."
+        f"{there} ms of the host for a block, where it was {here}"
+    )
+    captured = c.row(OURS, beside[0].model, capture=True)
+    if captured is None:
+        return f"{text}."
+    # With the other run's host.
+    issued = each[1][0] * SIZES[beside[0].model].num_layers
+    if issued <= captured.ms:
+        return f"{text}: with that host the launched step would be the GPU's."
+    return (
+        f"{text}: with that host too, {SIZES[beside[0].model].num_layers} blocks would take "
+        f"{time(issued)} ms to issue, more than the {time(captured.ms)} of the replay, since the "
+        "GPU has less to do in each."
     )
 
 

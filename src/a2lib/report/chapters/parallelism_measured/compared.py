@@ -118,7 +118,9 @@ def all_peers(p: Beside, caption: str, name: str) -> Markdown:
     told = []
     for ranks, group in table.frame.groupby("ranks", sort=False):
         ratios = group["PyTorch's / ours"].str.strip("*").astype(float)
-        told.append(f"{ranks}: {ratios.min():.2f} to {ratios.max():.2f} times the time of ours, "
+        each = [f"{some.min():.2f} to {some.max():.2f} under {scheme}"
+                for scheme, some in ratios.groupby(group["scheme"], sort=False)]  # fmt: skip
+        told.append(f"{ranks}: {listed(each)} times the time of ours, "
                     f"{ratios.median():.2f} in the middle of {len(ratios)}")  # fmt: skip
     told = f"PyTorch's take with {'; with '.join(told)}. {_growth(table.frame)}".rstrip()
     apart = int((table.frame["both of"] != "one run").sum())

@@ -82,13 +82,25 @@ class Sharding(Measured):
         return metrics.timed_row(rows, optimizer=optimizer, side=side)
 
     def pair(self, capture: bool, setting: Setting = MAIN):
-        """(plain, sharded) of the wrapper of ours that is fastest with the sharded one."""
+        """(plain, sharded) of the wrapper of ours that is fastest with the sharded one, of those
+        whose rows are of the newest code."""
+        found = [both for both, newest in self._pairs(capture, setting) if newest]
+        return min(found, key=lambda both: both[1].ms, default=None)
+
+    def older(self, capture: bool, setting: Setting = MAIN) -> list[tuple]:
+        """The pairs whose rows are of an older commit than those of another wrapper."""
+        return [both for both, newest in self._pairs(capture, setting) if not newest]
+
+    def _pairs(self, capture: bool, setting: Setting) -> list[tuple[tuple, bool]]:
+        """((plain, sharded), whether they are of the newest of the commits) of each wrapper."""
         found = []
         for side in ("bucketed", "copy_engines"):
             both = [self.time(name, side, capture, setting) for name in ("plain", "sharded")]
             if None not in both:
                 found.append(tuple(both))
-        return min(found, key=lambda both: both[1].ms, default=None)
+        # A run is named by when it began.
+        last = max((sharded for _, sharded in found), key=lambda row: row.run, default=None)
+        return [(both, self.one_commit(both[1], last)) for both in found]
 
     def elsewhere(self, row):
         """The row of the chapter before that takes the same step, update and all, as one that does

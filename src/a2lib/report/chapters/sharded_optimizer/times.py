@@ -9,6 +9,7 @@ from a2lib.report.chapters.measured import HOST, refused, switched, time
 from a2lib.report.chapters.sharded_optimizer.rows import (
     MAIN,
     SETTINGS,
+    SIDES,
     Setting,
     Sharding,
     in_order,
@@ -45,6 +46,7 @@ def sentence(c: Sharding) -> Markdown:
             f"Launched, for {listed(hosts)} the host takes as long to issue a step as the step "
             "lasts: it is its time that is compared, and another host gives another ratio."
         )
+    told += _older(c)
     told += _before(c)
     zero, alone = c.time("zero", "torch_ddp"), c.time("plain", "torch_ddp")
     if zero is not None and alone is not None:
@@ -59,6 +61,16 @@ def sentence(c: Sharding) -> Markdown:
             "ZeroRedundancyOptimizer's step."
         )  # fmt: skip
     return Markdown(" ".join(told) or c.not_yet("a step with and without sharding, in turns"))
+
+
+def _older(c: Sharding) -> list[str]:
+    """Which rows are of older code."""
+    return [
+        f"The rows of {SIDES[plain.side] or 'NCCL'}, {HOW[capture]}, are of an older commit "
+        f"({time(sharded.ms)} ms with sharding and {time(plain.ms)} without, "
+        f"{_verdict(sharded, plain)}): no answer of this page is taken from them."
+        for capture in HOW for plain, sharded in c.older(capture)
+    ]  # fmt: skip
 
 
 def _before(c: Sharding) -> list[str]:

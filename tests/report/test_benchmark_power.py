@@ -37,8 +37,8 @@ def test_steps_at_the_limit_word_for_word(bench):
         "whatever runs beside what, and only what spares energy spares time. 2.7B with 16-bit "
         "weights takes 70.0 J without an update, and the update 28.0 J (40.0 ms at the limit) "
         "after the backward and 21.0 J (30.0 ms at the limit) beside it. Its target, 120 ms, is "
-        "84.0 J at the limit; the least that a step with an update takes is 91.0 J. On this GPU what the "
-        "target lacks is 8% of that energy, not a better overlap."
+        "84.0 J at the limit; the least that a step with an update takes is 91.0 J. On this GPU "
+        "what the target lacks is 8% of that energy, not a better overlap."
     )
 
 

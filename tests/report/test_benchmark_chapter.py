@@ -10,6 +10,7 @@ from a2lib.report.chapters.benchmark import (
     answer,
     estimate,
     local,
+    power,
     rest,
     speed,
     updates,
@@ -451,12 +452,13 @@ def test_another_machine_is_shown_as_such(synthetic, tmp_path):
 def test_without_rows_every_result_says_that_it_is_not_measured(empty, tmp_path):
     told = [answer.sentence, answer.spreads, answer.not_fitting, answer.launch_bound]
     told += [warmup.sentence, apart.sentence, estimate.sentence, estimate.beside]
-    told += [speed.beside, speed.reached, updates.sentence]
+    told += [speed.beside, speed.reached, updates.sentence, power.sentence]
     told += [lambda b: rest.sentence(b, Profile([tmp_path]))]
     for sentence in told:
         assert str(sentence(empty)).startswith("**Not measured yet on an NVIDIA H200**")
     tables = (answer.table, answer.ways, warmup.table, apart.table, estimate.table)
-    for table in (*tables, speed.table, speed.targets, rest.table, updates.table):
+    tables += (speed.table, speed.targets, rest.table, updates.table, power.table)
+    for table in tables:
         assert not len(table(empty, "c", "tab-c").frame)
     assert "nothing had been measured" in str(local.show(empty))
     assert warmup.chart(empty)._repr_svg_()

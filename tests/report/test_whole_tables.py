@@ -74,6 +74,11 @@ def whole(synthetic, tmp_path_factory):
         extra = cost.get(key["prepared"], 50) if key["part"] == "first" else 0
         return {**key, "ms": f"{extra + milliseconds(configuration, 'wall')[0]:.6g}", "n": 1}
 
+    def energy(key, configuration):
+        ms = milliseconds(configuration, "wall")[0]
+        return {**key, "ms": f"{ms:.6g}", "ms_mean": f"{ms:.6g}", "joules": f"{0.7 * ms:.6g}",
+                "power_limit_w": 700, "capped_percent": 100, "sm_mhz": 1500, "n": 60}  # fmt: skip
+
     table = rows(benchmark.table_tasks(given, "cuda"), lambda k, c: filled(k, c, k["phase"]))
     ceiling = [
         {"operation": "matmul", "dtype": t, "size": 8192, "ms": 2 * 8192**3 / rate / 1e9, "n": 9}
@@ -83,6 +88,7 @@ def whole(synthetic, tmp_path_factory):
         tmp_path_factory.mktemp("whole"), benchmark=table, ceiling=ceiling,
         benchmark_steps=rows(benchmark.warmup_tasks("cuda"), step),
         benchmark_first=rows(benchmark.first_tasks("cuda"), first),
+        benchmark_power=rows(benchmark.power_tasks("cuda"), energy),
     )  # fmt: skip
 
 

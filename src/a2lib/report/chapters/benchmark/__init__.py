@@ -3,7 +3,8 @@
 ``rows.Benchmark`` holds the rows; ``answer`` (the first screen and the tables of times),
 ``warmup`` (steps one by one), ``first`` (the first taken apart), ``estimate`` (the floor beside the
 measured), ``speed`` (our attention, the targets), ``rest`` (what a step takes beyond its floor),
-``updates`` (the step with this library's AdamW), ``published`` and ``local`` say what follows.
+``updates`` (the step with this library's AdamW), ``power`` (the energy of a step), ``published``
+and ``local`` say what follows.
 Without rows each says so.
 """
 

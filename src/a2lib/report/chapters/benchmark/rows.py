@@ -31,8 +31,8 @@ COMMAND = "papermill notebooks/benchmark.ipynb -p sweep all"
 
 
 class Benchmark(Measured):
-    """What the chapter shows: `table`, `steps` and `firsts` of the published device, `local` of any
-    other."""
+    """What the chapter shows: `table`, `steps`, `firsts` and `power` of the published device,
+    `local` of any other."""
 
     def __init__(self, roots: list[Path] | None = None):
         super().__init__(roots)
@@ -43,6 +43,7 @@ class Benchmark(Measured):
             self._rows.setdefault(tuple(getattr(row, name) for name in LOOKED_UP), row)
         self.steps = _by_name(self.read("benchmark_steps")[0])
         self.firsts = _by_name(self.read("benchmark_first")[0])
+        self.power = _by_name(self.read("benchmark_power")[0])
         self.reference = data.load_reference("benchmark")
 
     def row(self, model: str, context: int, phase: str = "wall", way: dict = PLAIN,

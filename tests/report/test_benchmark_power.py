@@ -80,7 +80,7 @@ def test_the_table_by_value(bench):
     found = power.table(bench(benchmark_power=rows), "c", "tab-c").frame.values.tolist()
     assert found[0] == ["2.7B", "PyTorch's attention", "200", "100", "500", MISSING, MISSING,
                         "1500"]  # fmt: skip
-    assert found[2] == ["2.7B", "16-bit weights, update after the backward", "140", "98.0", "700",
+    assert found[2] == ["2.7B", "16-bit: update after", "140", "98.0", "700",
                         "140", "100%", "1500"]  # fmt: skip
     assert [row[1] for row in found[1:]] == list(power.NAMES.values())
 

@@ -21,8 +21,7 @@ STEPS = {
     AFTER: (NARROW_WAY, "train-step"),
     BESIDE: (NARROW_WAY, OVERLAPPED),
 }
-NAMES = {ALONE: "16-bit weights, no update", AFTER: "16-bit weights, update after the backward",
-         BESIDE: "16-bit weights, update beside it"}  # fmt: skip
+NAMES = {step: f"16-bit: {step}" for step in (ALONE, AFTER, BESIDE)}
 # From this share of the limit on it is power that a step waits for: the driver holds the clock
 # low enough to stay below, and its counter moves in steps.
 BOUND = 0.95
@@ -62,8 +61,8 @@ def table(b: Benchmark, caption: str, name: str) -> Table:
                 MISSING if pd.isna(row.capped_percent) else f"{row.capped_percent:.0f}%",
                 MISSING if pd.isna(row.sm_mhz) else f"{row.sm_mhz:.0f}",
             ])  # fmt: skip
-    columns = ["model", "step", "ms", "J", "W", "J over the limit, ms", "clock held", "MHz"]
-    return Table(pd.DataFrame(lines, columns=columns), caption, name)
+    columns = ["model", "step", "ms", "J", "W", "at the limit, ms", "clock held", "MHz"]
+    return Table(pd.DataFrame(lines, columns=columns), caption, name, left=2, keys=2)
 
 
 def sentence(b: Benchmark) -> Markdown:

@@ -5,6 +5,8 @@ import pytest
 from a2lib.report.chapters.flash import ages, gaps, reasons
 from a2lib.report.chapters.flash.rows import SECOND
 
+NO_H100 = "No H100 was measured; every figure of ours is of one NVIDIA H200."
+
 
 @pytest.fixture
 def aged(made, one_head, timed, synthetic, tmp_path):
@@ -29,7 +31,7 @@ def aged(made, one_head, timed, synthetic, tmp_path):
     return flash, newer
 
 
-def test_parts_of_other_commits_are_named(aged, made, one_head):
+def test_parts_of_other_commits_are_named(aged):
     flash, newer = aged
     said = str(gaps.sentence(flash))
     assert (
@@ -37,28 +39,48 @@ def test_parts_of_other_commits_are_named(aged, made, one_head):
         "leaderboard's shape `new`; the same on the H100 `old`. Its times are compared within a "
         "part, but for those of the two GPUs"
     ) in said
-    assert "more than one run" not in said
+    assert "more than one run" not in said and "are of one run" not in said
     assert str(ages.machines(flash)) == (
         "On the H200 ours is of commit `new`, on the NVIDIA H100 80GB HBM3 of `old`: where they "
         "differ by little, the code may be why."
     )
     flash.runs["git"] = "one"
     assert "same code" not in str(gaps.sentence(flash)) and str(ages.machines(flash)) == ""
-    mixed = [one_head("a2lib", "forward", 1), one_head("eager", "forward", 1, run=newer)]
-    said = str(gaps.sentence(made(flash=mixed)))
-    assert "In 1 of the sweep's 1 shapes the implementations are of more than one run." in said
+
+
+def test_the_runs_that_the_sweep_mixes(aged, made, one_head, synthetic):
+    _, newer = aged
+    runs = {"forward": newer, "backward": synthetic.RUN}
+    sweep = [
+        one_head(name, pass_, 1, seq_len=n, run=run)
+        for n in (128, 256)
+        for name in ("a2lib", "eager")
+        for pass_, run in runs.items()
+    ]
+    said = str(gaps.sentence(made(flash=sweep)))
+    assert said.endswith(
+        "In each of the sweep's shapes and passes the implementations are of one run; in 2 of its "
+        "2 shapes the passes are of more than one run. " + NO_H100
+    )
+    sweep[0]["run"] = synthetic.RUN  # ours forward at 128 tokens
+    said = str(gaps.sentence(made(flash=sweep)))
+    assert said.endswith(
+        "In 1 of the sweep's 4 shapes and passes, at 128 tokens, the implementations are of more "
+        "than one run, in the others of one; in 2 of its 2 shapes the passes are of more than one "
+        "run. " + NO_H100
+    )
+    one = [one_head("a2lib", "forward", 1), one_head("eager", "forward", 1, run=newer)]
+    said = str(gaps.sentence(made(flash=one)))
+    assert "In 1 of the sweep's 1 shapes and passes, at 65,536 tokens, the impl" in said
+    assert "in the others of one." in said and "the passes are of more" not in said
 
 
 def test_the_hosts_part_beside_the_sweeps(aged):
-    flash, _ = aged
-    said = str(reasons.launches(flash))
-    assert (
-        "At the leaderboard's shape, measured at commit `new`, the host needs for ours and for "
-        "cuDNN forward 0.100 and 0.100 ms and end to end 0.500 and 0.500 ms: forward 1.00 times "
-        "cuDNN's and not 2.00 and end to end 1.00 times cuDNN's and not 1.50 as in the sweep. "
-        "Between the two, ours began to work out"
-    ) in said
-    flash.runs["started"] = "2026-11-23T00:00:00Z"
+    flash, newer = aged
+    assert str(reasons.launches(flash)).endswith(
+        "At the leaderboard's shape the host needs for ours and for cuDNN forward 0.100 and 0.100 "
+        "ms and end to end 0.500 and 0.500 ms, in another run than the sweep's; another host has "
+        "other times."
+    )
+    flash.handout["run"] = newer
     assert str(reasons.launches(flash)).endswith("and end to end 0.500 and 0.500 ms.")
-    flash.runs["git"] = "one"
-    assert "At the leaderboard's shape, the host needs for ours" in str(reasons.launches(flash))

@@ -273,6 +273,9 @@ def test_launches_by_value(plain):
         "[FlashAttention-2](flash.md)). So far a GPU at its floor would wait for the host; "
         "[the grid](#attention-grid) has whose time it was."
     )
+    p = plain(ceiling=CEILING, flash=flash)
+    p.flash = p.flash.assign(run=p.flash["pass"])
+    assert "](flash.md), the two passes of different runs). So far" in str(estimate.launches(p))
 
 
 def test_the_gap_in_passes_over_a_matrix(plain):

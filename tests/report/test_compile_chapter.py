@@ -17,6 +17,7 @@ from a2lib.report.chapters.compile import (
     reasons,
     rows,
 )
+from a2lib.report.chapters.measured import SHARED
 from a2lib.report.tables import MISSING
 from a2lib.theory.compiling import attention_kernels
 
@@ -160,7 +161,7 @@ def test_whose_time_it_is(chapter):
         "the shortest length, where the launches are the same: so far does the host's time scatter."
     )
     c = chapter(compile_attention=made)
-    c.grid["run"] = rows.SHARED[0] + "-nvidia-h200-000000"
+    c.grid["run"] = SHARED[0] + "-nvidia-h200-000000"
     assert str(answer.regimes(c)).endswith("while the other GPU ran another sweep.")
 
 

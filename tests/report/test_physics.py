@@ -15,6 +15,8 @@ from a2lib.report.chapters.flash import (
     regimes,
 )
 from a2lib.report.chapters.flash.rows import SECOND
+from a2lib.report.chapters.flash.view import PASSES
+from a2lib.report.chapters.measured import SHARED
 from a2lib.report.metrics import pick
 
 
@@ -78,6 +80,42 @@ def test_a_replay_that_takes_longer_is_named(made, one_head):
     rows[1] |= {"ms": 1.6, "ms_p20": 1.6, "ms_p80": 1.6}
     text = str(regimes.longer_replays(made(flash=rows)))
     assert "In 1 of the 2 rows" in text and "1.25 times: ours, bf16 forward, d = 64, 256" in text
+
+
+def test_times_as_called_of_launch_bound_rows(made, one_head):
+    def rows(seq_len, times, gpu=0.1, host=0.2):
+        return [one_head("a2lib", pass_, ms, seq_len=seq_len, ms_graph=gpu, ms_host=host)
+                for pass_, ms in zip(("forward", "backward"), times, strict=True)]  # fmt: skip
+
+    assert str(regimes.called(made(flash=rows(128, (1, 1), gpu=1)))) == ""
+    assert str(regimes.called(made(flash=rows(128, (0.203, 0.099))))) == (
+        "Of the sweep's 2 launch-bound rows it lies between the GPU's and the host's in 2."
+    )
+    flash = made(flash=[*rows(128, (0.15, 0.3)), *rows(256, (0.15, 0.09)), *rows(512, (1, 1), 1)])
+    assert str(regimes.called(flash)) == (
+        "Of the sweep's 4 launch-bound rows it lies between the GPU's and the host's in 2, above "
+        "the host's in 1 and below the GPU's in 1, by at most 10 µs."
+    )
+
+
+def test_times_as_called_of_different_runs_and_of_half_a_host(made, one_head):
+    flash = made(flash=[one_head("a2lib", pass_, 1, seq_len=n, ms_graph=0.5, ms_host=2)
+                        for n in (128, 256) for pass_ in PASSES])  # fmt: skip
+    assert str(regimes.hosts(flash)) == ""
+    half = SHARED[0] + "-nvidia-h200-000000"
+    flash.handout = flash.handout.assign(run="alone")
+    flash.handout.loc[flash.handout["pass"] == "backward", "run"] = half
+    apart = ("The passes of our sweep are of different runs: where calls are launch-bound, times "
+             "as called compare within a pass and do not add up. ")  # fmt: skip
+    told = "one GPU of a host of two, with half of its cores, while the other GPU ran another sweep"
+    assert str(regimes.hosts(flash)) == f"{apart}The times of backward are of {told}."
+    here = flash.handout[["pass", "seq_len"]].apply(tuple, axis=1) == ("forward", 128)
+    flash.handout.loc[here, "run"] = half
+    assert str(regimes.hosts(flash)) == (
+        f"{apart}The times of 1 of 2 forward and backward are of {told}."
+    )
+    flash.handout["ms_graph"] = 3  # none is launch-bound
+    assert str(regimes.hosts(flash)) == ""
 
 
 def test_a_length_below_the_least_has_no_slope(made, one_head):

@@ -123,10 +123,12 @@ def launches(p: Plain) -> Markdown:
             f"{len(shape().kernels(pass_))} of full attention take {time(host)} ms, more than the "
             + (f"floor up to {style.tokens(longer[-1])} tokens" if longer else "floor nowhere")
         )
+    runs = [set(pick(rows, pass_=pass_)["run"]) for pass_ in PASSES]
+    apart = "" if runs[0] & runs[1] else ", the two passes of different runs"
     return Markdown(
         f"With vectors of {MIDDLE} the host takes {', and '.join(told)} (median of eager's rows up "
-        f"to {SHORT} tokens in the sweep of [FlashAttention-2](flash.md)). So far a GPU at its "
-        "floor would wait for the host; [the grid](#attention-grid) has whose time it was."
+        f"to {SHORT} tokens in the sweep of [FlashAttention-2](flash.md){apart}). So far a GPU at "
+        "its floor would wait for the host; [the grid](#attention-grid) has whose time it was."
     )
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from a2lib.report import data, metrics
 from a2lib.report.chapters.benchmark.rows import TITLES
 from a2lib.report.chapters.flash.shapes import handout
-from a2lib.report.chapters.measured import Measured
+from a2lib.report.chapters.measured import HALF, Measured, shared
 
 WRITTEN = ("plain", "causal", "heads")
 LENGTHS = (256, 1024, 4096, 8192, 16384)
@@ -20,9 +20,6 @@ BYTES = {"fp32": 4, "bf16": 2}
 BATCH, CONTEXT = 4, 512  # of a model
 GRID_BATCH = 8  # of attention
 COMMAND = "papermill notebooks/compile.ipynb -p sweep all"
-# Runs that had half of a host whose other GPU was measuring as well.
-SHARED = ("20261122T235800Z", "20261123T000032Z", "20261123T000534Z", "20261123T001023Z",
-          "20261123T001401Z", "20261123T001548Z", "20261123T032055Z")  # fmt: skip
 KEY = ["written", "dtype", "batch", "head_dim", "seq_len", "pass"]
 
 
@@ -78,12 +75,7 @@ class Compile(Measured):
 
     def shared(self) -> str:
         """What is to be said of the host's times."""
-        if not self.known["run"].str.startswith(SHARED).any():
-            return ""
-        return (
-            "The host's times on this page are of one GPU of a host of two, with half of its "
-            "cores, while the other GPU ran another sweep."
-        )
+        return f"The host's times on this page are of {HALF}." if shared(self.known).any() else ""
 
     def best(self, name: str, phase: str = "wall"):
         """``model`` as one graph, or where that has no time with its blocks compiled."""

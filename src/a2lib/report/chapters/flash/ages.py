@@ -5,16 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import data, style
-from a2lib.report.chapters.flash.rows import SECOND, Flash
+from a2lib.report.chapters.flash.rows import SECOND, Flash, span
 from a2lib.report.metrics import OURS, pick, timed_row
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown
 
-PLANS = "{download}`attention/plans.py <../src/a2lib/attention/plans.py>`"
-PLANNED = "2026-11-22T06:12"  # when they came; a run that started before is without them
 CUDNN = "sdpa_cudnn"
 HOST = {"forward": "forward", "end_to_end": "end to end"}
-SHORTEST = 128
 SWEEP = "the handout's sweep"
 BOARD, BOARD_SECOND = "the leaderboard's shape", "the same on the H100"
 
@@ -45,8 +42,7 @@ def commits(rows: pd.DataFrame, runs: pd.DataFrame) -> tuple[str, ...]:
 
 
 def sentence(flash: Flash) -> str:
-    """Which code of ours each part is of; "" where it is one. And whether a shape of the sweep
-    mixes runs."""
+    """Which code of ours each part is of; "" where it is one. And which runs the sweep mixes."""
     said = []
     found = {name: commits(rows, flash.runs) for name, rows in parts(flash).items()}
     found = {name: some for name, some in found.items() if some}
@@ -57,13 +53,27 @@ def sentence(flash: Flash) -> str:
             "compared within a part, but for those of the two GPUs; counters and errors are "
             "counted apart from times."
         )
-    timed = flash.handout.dropna(subset=["ms"])
-    runs = timed.groupby(["dtype", "head_dim", "seq_len"])["run"].nunique()
-    mixed = int((runs > 1).sum())
-    if mixed:
-        said.append(f"In {mixed} of the sweep's {len(runs)} shapes the implementations are of more "
-                    "than one run.")  # fmt: skip
-    return " ".join(said)
+    return " ".join(filter(None, (*said, _mixed(flash))))
+
+
+def _mixed(flash: Flash) -> str:
+    """Of how many runs the implementations of one pass and the passes of one shape are."""
+    timed, shape = flash.handout.dropna(subset=["ms"]), ["dtype", "head_dim", "seq_len"]
+    passes = timed.groupby([*shape, "pass"])["run"].nunique()
+    across = timed.groupby([*shape, "implementation"])["run"].nunique() > 1
+    shapes = across.groupby(level=shape).any()
+    mixed = passes[passes > 1]
+    if not (len(mixed) or shapes.any()):
+        return ""
+    text = "In each of the sweep's shapes and passes the implementations are of one run"
+    if len(mixed):
+        text = (f"In {len(mixed)} of the sweep's {len(passes)} shapes and passes, at "
+                f"{span(mixed.index.get_level_values('seq_len'))}, the implementations are of more "
+                "than one run, in the others of one")  # fmt: skip
+    if shapes.any():
+        text += (f"; in {shapes.sum()} of its {len(shapes)} shapes the passes are of more than one "
+                 "run")  # fmt: skip
+    return f"{text}."
 
 
 def machines(flash: Flash) -> Markdown:
@@ -79,36 +89,16 @@ def machines(flash: Flash) -> Markdown:
 
 
 def host(flash: Flash) -> str:
-    """What ours costs the host at the leaderboard's shape, beside cuDNN and beside the sweep."""
+    """What ours costs the host at the leaderboard's shape, beside cuDNN."""
     times = {pass_: _both(flash.leaderboard, pass_) for pass_ in HOST}
     if None in times.values():
         return ""
-    sweep, board = (commits(parts(flash)[name], flash.runs) for name in (SWEEP, BOARD))
-    later = "" if sweep == board else f", measured at commit {listed(_quoted(board))}"
     told = [f"{HOST[pass_]} {style.digits(ours)} and {style.digits(cudnn)} ms"
             for pass_, (ours, cudnn) in times.items()]  # fmt: skip
-    text = (
-        f"At the leaderboard's shape{later}, the host needs for ours and for cuDNN {listed(told)}"
-    )
-    if later:
-        text += _since(flash, times)
+    text = f"At the leaderboard's shape the host needs for ours and for cuDNN {listed(told)}"
+    if not set(flash.leaderboard["run"]) <= set(flash.handout["run"]):
+        text += ", in another run than the sweep's; another host has other times"
     return f"{text}."
-
-
-def _since(flash: Flash, times: dict) -> str:
-    """Whether the host's part is less than in a sweep from before plans.py, and our reading."""
-    short = pick(flash.handout, dtype="bf16", head_dim=64, seq_len=SHORTEST)
-    before = {pass_: _both(short, pass_) for pass_ in HOST}
-    ours = pick(short.dropna(subset=["ms_host"]), implementation=OURS)["run"]
-    if None in before.values() or max(flash.runs.loc[ours, "started"]) > PLANNED:
-        return ""
-    if not all(times[p][0] / times[p][1] < before[p][0] / before[p][1] for p in HOST):
-        return ""
-    told = [f"{HOST[p]} {times[p][0] / times[p][1]:.2f} times cuDNN's and not "
-            f"{before[p][0] / before[p][1]:.2f}" for p in HOST]  # fmt: skip
-    return (f": {listed(told)} as in the sweep. Between the two, ours began to work out a "
-            f"launch's arguments once a shape ({PLANS}); that this is the reason is our "
-            "reading")  # fmt: skip
 
 
 def _both(rows: pd.DataFrame, pass_: str) -> tuple[float, float] | None:
@@ -116,7 +106,3 @@ def _both(rows: pd.DataFrame, pass_: str) -> tuple[float, float] | None:
     found = [timed_row(rows.dropna(subset=["ms_host"]), implementation=name, pass_=pass_)
              for name in (OURS, CUDNN)]  # fmt: skip
     return None if None in found else tuple(float(row.ms_host) for row in found)
-
-
-def _quoted(names: tuple[str, ...]) -> list[str]:
-    return [f"`{name}`" for name in names]

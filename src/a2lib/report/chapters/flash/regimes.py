@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
+from a2lib.report.chapters import measured
 from a2lib.report.chapters.flash import shapes
 from a2lib.report.chapters.flash.rows import Flash, subject
 from a2lib.report.chapters.flash.view import LOOKS, PASSES
@@ -32,8 +33,13 @@ def of_curve(rows: pd.DataFrame) -> dict[int, str]:
 
 def launch_bound(rows: pd.DataFrame) -> list[int]:
     """Lengths at which the host needs longer to issue the call than the GPU to run it."""
+    return sorted(_held(rows)["seq_len"].astype(int))
+
+
+def _held(rows: pd.DataFrame) -> pd.DataFrame:
+    """The launch-bound rows."""
     known = rows.dropna(subset=["ms_graph", "ms_host"])
-    return sorted(known.loc[known["ms_host"] > known["ms_graph"], "seq_len"].astype(int))
+    return known[known["ms_host"] > known["ms_graph"]]
 
 
 def table(flash: Flash, dtype: str, caption: str, name: str, head_dim: int = 64) -> Table:
@@ -78,6 +84,40 @@ def sentence(flash: Flash) -> Markdown:
         )
     return Markdown("With heads of 64 the GPU's time of ours is, by the last doubling,\n\n"
                     + "\n".join(parts))  # fmt: skip
+
+
+def called(flash: Flash) -> Markdown:
+    """Where the times as called of launch-bound rows lie, and of whose host they are."""
+    bound = _held(flash.handout)
+    if not len(bound):
+        return Markdown("")
+    above = int((bound["ms"] > LEVEL * bound["ms_host"]).sum())
+    below = bound[LEVEL * bound["ms"] < bound["ms_graph"]]
+    told = [f"between the GPU's and the host's in {len(bound) - above - len(below)}"]
+    if above:
+        told.append(f"above the host's in {above}")
+    if len(below):
+        most = style.digits(1e3 * (below["ms_graph"] - below["ms"]).max(), 2)
+        told.append(f"below the GPU's in {len(below)}, by at most {most} µs")
+    text = f"Of the sweep's {len(bound):,} launch-bound rows it lies {listed(told)}."
+    return Markdown(f"{text} {hosts(flash)}".strip())
+
+
+def hosts(flash: Flash) -> Markdown:
+    """Which passes' times as called are not to be compared, and which are of half a host."""
+    bound, said = _held(flash.handout), []
+    across = bound.groupby(["implementation", "dtype", "head_dim", "seq_len"])["run"].nunique()
+    if (across > 1).any():
+        said.append("The passes of our sweep are of different runs: where calls are launch-bound, "
+                    "times as called compare within a pass and do not add up.")  # fmt: skip
+    told = []
+    for pass_, title in PASSES.items():
+        here = measured.shared(pick(bound, pass_=pass_))
+        if here.any():
+            told.append(title if here.all() else f"{here.sum()} of {len(here)} {title}")
+    if told:
+        said.append(f"The times of {listed(told)} are of {measured.HALF}.")
+    return Markdown(" ".join(said))
 
 
 def longer_replays(flash: Flash) -> Markdown:
@@ -162,4 +202,3 @@ def _lengths(lengths: list[int]) -> str:
     words = [style.tokens(p[0]) if len(p) == 1
              else f"{style.tokens(p[0])} – {style.tokens(p[-1])}" for p in parts]  # fmt: skip
     return ", ".join(words) or "–"
-

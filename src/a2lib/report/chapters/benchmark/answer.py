@@ -21,6 +21,7 @@ from a2lib.report.chapters.benchmark.rows import (
     PLAIN,
     TITLES,
     Benchmark,
+    half,
 )
 from a2lib.report.chapters.measured import HOST, mean, time
 from a2lib.report.metrics import pick
@@ -252,7 +253,9 @@ def launch_bound(b: Benchmark) -> Markdown:
     if lacking:
         what = f"{len(lacking)} of the {len(plain)} sizes and contexts whose step fits"
         text += f" {b.not_yet(f'the other ways of {what}')}"
-    return Markdown(text + _commits(b))
+    launched = b.table[(b.table["phase"] == "step") & ~b.table["capture"]]
+    launched = launched[launched["mode"] == "train-step"]
+    return Markdown(text + _commits(b) + half(launched, "launched train-steps"))
 
 
 def _commits(b: Benchmark) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark
+from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark, half
 from a2lib.report.metrics import pick
 from a2lib.report.style import listed
 from a2lib.report.tables import Markdown, Table
@@ -84,7 +84,8 @@ def sentence(b: Benchmark) -> Markdown:
     if not told:
         return Markdown(b.not_yet("the parts of a first step"))
     lines = "\n".join(f"- {line[0].upper()}{line[1:]}." for line in told)
-    more = f"{_loaded(b)}{_apart(b)}{_unprepared(b)}".strip()
+    rows = pick(b.firsts, part="first")
+    more = f"{_loaded(b)}{_apart(b)}{_unprepared(b)}{half(rows, 'first steps')}".strip()
     return Markdown(f"{lines}\n\n{more}".strip())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.report import data
-from a2lib.report.chapters.measured import Measured
+from a2lib.report.chapters.measured import HALF, Measured, shared
 from a2lib.theory.transformer import SIZES
 
 MODELS = tuple(name for name in SIZES if name != "8B")
@@ -70,6 +70,16 @@ class Benchmark(Measured):
         """The median of row(), None where there is none."""
         row = self.row(*where, **more)
         return None if row is None or row.status != "ok" else float(row.ms)
+
+
+def half(rows: pd.DataFrame, what: str) -> str:
+    """That some of these rows have the host's times of a shared host; "" where none has."""
+    rows = rows[rows["status"] == "ok"]
+    n = int(shared(rows).sum()) if len(rows) else 0
+    if not n:
+        return ""
+    which = "all" if n == len(rows) else f"{n:,} of {len(rows):,}"
+    return f" What the host takes is, in {which} of these {what}, of {HALF}."
 
 
 def _by_name(rows: pd.DataFrame) -> pd.DataFrame:

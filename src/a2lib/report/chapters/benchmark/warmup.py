@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from a2lib.report import panels, style
-from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark
+from a2lib.report.chapters.benchmark.rows import MODELS, TITLES, Benchmark, half
 from a2lib.report.chapters.measured import reason, spread
 from a2lib.report.metrics import pick
 from a2lib.report.style import Chart, listed
@@ -72,7 +72,8 @@ def sentence(b: Benchmark) -> Markdown:
         text += f" The mean is within {NEAR:.0%} of that after five steps of warm-up for " + (
             f"{listed(told)} {'step' if len(told) == 1 else 'steps'}."
         )
-    return Markdown(text + _second(b) + _held(b))
+    walls = pick(b.steps, phase="wall")
+    return Markdown(text + _second(b) + _held(b) + half(walls, "steps"))
 
 
 def _whole(b: Benchmark, phase: str = "wall") -> dict[tuple[str, int], list[float]]:

@@ -3,6 +3,7 @@
 import pytest
 
 from a2lib.report import svg
+from a2lib.report.chapters import measured
 from a2lib.report.chapters.attention import Plain, answer, estimate, local, memory, published
 from a2lib.theory.eager import Eager
 
@@ -127,6 +128,15 @@ def test_longer_sequences_end_as_predicted_or_not(plain):
     said = str(answer.beyond(plain(attention=made, attention_limit=[limit(24832)])))
     assert said.startswith("Beyond 16,384 tokens 3 of 5 passes end as")
     assert str(answer.beyond(plain(attention=[row("forward", 9)]))) == ""
+
+
+def test_rows_of_half_a_host_are_counted(plain, monkeypatch):
+    made = [row("forward", 9, 24576), row("forward", 9)]
+    p = plain(attention=made, attention_limit=[limit(24832)])
+    assert measured.HALF not in str(answer.beyond(p))
+    monkeypatch.setattr(measured, "SHARED", (p.table["run"].iloc[0],))
+    said = str(answer.beyond(p))
+    assert said.endswith(f" 2 of the 2 rows that this page times are of {measured.HALF}.")
 
 
 def test_the_spread_is_drawn_by_value(plain):

@@ -16,8 +16,8 @@ UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Runs that had half of a host whose other GPU was measuring as well, and what that is called.
 SHARED = ("20261122T235800Z", "20261122T235904Z", "20261123T000032Z", "20261123T000059Z",
           "20261123T000534Z", "20261123T001023Z", "20261123T001401Z", "20261123T001519Z",
-          "20261123T001548Z", "20261123T030849Z", "20261123T032055Z", "20261123T034811Z",
-          "20261123T035052Z")  # fmt: skip
+          "20261123T001548Z", "20261123T001814Z", "20261123T030849Z", "20261123T032055Z",
+          "20261123T032137Z", "20261123T034811Z", "20261123T035052Z")  # fmt: skip
 HALF = "one GPU of a host of two, with half of its cores, while the other GPU ran another sweep"
 HOST = 0.9  # where the host takes this share of the time or more, the time is the host's
 

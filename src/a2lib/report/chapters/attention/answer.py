@@ -18,7 +18,7 @@ from a2lib.report.chapters.attention.rows import (
     gb,
     shape,
 )
-from a2lib.report.chapters.measured import mean, time
+from a2lib.report.chapters.measured import HALF, mean, shared, time
 from a2lib.report.metrics import pick, row_of
 from a2lib.report.style import Chart, listed
 from a2lib.report.tables import Markdown, Table
@@ -160,6 +160,8 @@ def beyond(p: Plain) -> Markdown:
     if known := list(dict.fromkeys(filter(None, why))):
         text += (f" {sum(map(bool, why))} of those that run have no time of a replay "
                  f"({'; '.join(known)}).")  # fmt: skip
+    if half := int(shared(p.table).sum()):
+        text += f" {half} of the {len(p.table)} rows that this page times are of {HALF}."
     return Markdown(text)
 
 

@@ -92,3 +92,8 @@ def test_a_step_that_failed_is_left_out(bench):
     b = bench(benchmark_power=rows)
     assert said(b).startswith("Repeated for some seconds, the step below takes 700 W, where the")
     assert len(power.table(b, "c", "tab-c").frame) == 1
+
+
+def test_the_page_counts_these_rows_too(bench):
+    b = bench(benchmark=times(30, 60, 69), benchmark_power=narrow())
+    assert len(b.measured()) == len(b.table) + 3 == 8

@@ -46,6 +46,11 @@ class Benchmark(Measured):
         self.power = _by_name(self.read("benchmark_power")[0])
         self.reference = data.load_reference("benchmark")
 
+    def measured(self) -> pd.DataFrame:
+        """Every row that the page shows."""
+        tables = (self.table, self.steps, self.firsts, self.power)
+        return pd.concat([table[["run", "status"]] for table in tables], ignore_index=True)
+
     def row(self, model: str, context: int, phase: str = "wall", way: dict = PLAIN,
             mode: str = "train-step", capture: bool = False):  # fmt: skip
         """The row of one phase of a configuration, timed or not; None where there is none."""

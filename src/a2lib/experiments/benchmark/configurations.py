@@ -83,8 +83,8 @@ POWERED_WAYS = {
     ),
     "cpu": (("fp32", "eager", "train-step"),),
 }
-# Steps until clock and power have settled, of some seconds, and those that are measured: the
-# driver's counter of energy moves some ten times a second.
+# Steps until clock and power have settled, of some seconds, and those that are measured: many,
+# since the driver's counter of energy moves by itself and not with the steps.
 SETTLED = {"cuda": (40, 60), "cpu": (1, 2)}
 
 

@@ -131,7 +131,7 @@ def _spread(samples: Sequence[float]) -> Row:
     }
 
 
-def _result(job: Job, **hooks: Callable):
+def _result(job: Job, before_step: Callable[[int], object] | None = None):
     """What came of the task's configuration; None after rows that say why nothing did."""
     configuration = Configuration(**job.spec["configuration"])
     least, there = configuration.least_bytes(), memory.total_bytes(job.device)
@@ -139,7 +139,8 @@ def _result(job: Job, **hooks: Callable):
         why = f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"
         return _say(job, "oom", why)
     given = {name: job.spec[name] for name in ("warmup", "steps")}
-    result = run(configuration.config(job.device, **given, seed=job.seed), **hooks)
+    config = configuration.config(job.device, **given, seed=job.seed)
+    result = run(config, before_step=before_step)
     return result if result.status == "ok" else _say(job, result.status, result.note)
 
 

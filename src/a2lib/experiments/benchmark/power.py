@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from a2lib.measure.device import Sensors
 from a2lib.measure.timing import median_reading
 from a2lib.measure.watch import Watch
@@ -22,25 +24,22 @@ class Meter:
         self._settled, self._steps = settled, steps
         self._sensors, self._watch = Sensors(), Watch()
         self._joules: list[float | None] = []
-        self._watching = False
+        self._watching = contextlib.ExitStack()
 
     def __enter__(self) -> Meter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._watching:
-            self._watching = False
-            self._watch.__exit__()
+        self._watching.close()
 
     def __call__(self, step: int) -> None:
         """Before each step, with its number, and after the last."""
         if step == self._settled:
-            self._watch.__enter__()
-            self._watching = True
+            self._watching.enter_context(self._watch)
         if step in (self._settled, self._steps):
             self._joules.append(self._sensors.energy_j())
         if step == self._steps:
-            self.__exit__()
+            self._watching.close()
 
     def row(self) -> dict[str, object]:
         """The values of a row; None for what the driver does not tell."""

@@ -77,16 +77,13 @@ def powers(rows: Sequence[Row]) -> str:
     """What a step takes of time and energy, the power that makes, and how the driver kept it."""
     body = []
     for row in sorted(rows, key=lambda row: configuration(row).work()):
-        cells = [
-            row[name] or "-" for name in ("joules", "power_limit_w", "capped_percent", "sm_mhz")
-        ]
-        if row["joules"]:
-            cells[0] = number(float(row["joules"]))
-            cells.insert(1, number(1000 * float(row["joules"]) / float(row["ms_mean"])))
-        else:
-            cells.insert(1, "-")
         ms = number(float(row["ms"])) if row["ms"] else row["status"]
-        body.append([str(configuration(row)), ms, *cells, row["note"]])
+        joules = watts = "-"
+        if row["joules"]:
+            joules = number(float(row["joules"]))
+            watts = number(1000 * float(row["joules"]) / float(row["ms_mean"]))
+        others = (row[name] or "-" for name in ("power_limit_w", "capped_percent", "sm_mhz"))
+        body.append([str(configuration(row)), ms, joules, watts, *others, row["note"]])
     heads = ["ms", "J", "W", "limit, W", "at the limit, %", "MHz"]
     return text_table(body, ["", *heads, ""])
 

@@ -102,7 +102,8 @@ def sentence(b: Benchmark) -> Markdown:
         "over the limit, whatever runs beside what, and only what spares energy spares time."
     )
     for model, of in every.items():
-        text += _update(model, of) + _target(b, model, of)
+        update = _update(model, of)
+        text += update + _target(b, model, of, "Its" if update else f"{TITLES[model]}'s")
     return Markdown(text)
 
 
@@ -121,7 +122,7 @@ def _update(model: str, of: dict[str, object]) -> str:
     )
 
 
-def _target(b: Benchmark, model: str, of: dict[str, object]) -> str:
+def _target(b: Benchmark, model: str, of: dict[str, object], whose: str) -> str:
     """What a missed target is in energy."""
     aim = aimed(b, model)
     steps = [row for name, row in of.items() if name != ALONE]
@@ -132,7 +133,7 @@ def _target(b: Benchmark, model: str, of: dict[str, object]) -> str:
         return ""
     allowed = aim * best.power_limit_w / 1000
     return (
-        f" Its target, {time(aim)} ms, is {style.digits(allowed)} J at the limit; the least that a "
-        f"step with an update takes is {style.digits(best.joules)} J. On this GPU what the target "
-        f"lacks is {1 - allowed / best.joules:.0%} of that energy, not a better overlap."
+        f" {whose} target, {time(aim)} ms, is {style.digits(allowed)} J at the limit; the least "
+        f"that a step with an update takes is {style.digits(best.joules)} J. On this GPU what the "
+        f"target lacks is {1 - allowed / best.joules:.0%} of that energy, not a better overlap."
     )

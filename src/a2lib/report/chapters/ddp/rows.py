@@ -83,6 +83,11 @@ class Ddp(Measured):
         rows = rows[~rows["wrapper"].isin(PEERS) & ((rows["wrapper"] == UPDATING) == updating)]
         return next(rows.sort_values("ms").itertuples(), None)
 
+    def fastest(self, model: str = MAIN, sent_dtype: str = "fp32"):
+        """The fastest captured row of ours, its update after backward or beside the messages."""
+        rows = [self.best(model, True, sent_dtype, updating=beside) for beside in (False, True)]
+        return min((row for row in rows if row is not None), key=lambda row: row.ms, default=None)
+
     def alone_updating(self, row) -> tuple[float, bool] | None:
         """Milliseconds of the captured step of one GPU that updates each weight beside its backward
         and sends nothing, and whether they were measured in turns with the row; else its step

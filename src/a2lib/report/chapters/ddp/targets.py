@@ -56,23 +56,17 @@ def ratios(c: Ddp) -> list[Target]:
     found += _peer(c, "launched, fp32", LAUNCHED, c.best(), torch)
     if pair := c.best_elsewhere():
         found.append(_over("launched, fp32", LAUNCHED, ELSEWHERE, *pair))
-    ours, after = _fastest(c, "fp32"), c.best(capture=True)
+    ours, after = c.fastest(), c.best(capture=True)
     found += _peer(c, "captured, fp32", CAPTURED, ours, torch)
     if ours is not None and ours.wrapper == UPDATING and after is not None and torch is not None:
         found.append(_over("captured, fp32", CAPTURED, f"{PEER}, both update after", after, torch))
     return found
 
 
-def _fastest(c: Ddp, sent: str):
-    """The fastest captured row of ours, its update after backward or beside the messages."""
-    rows = [c.best(capture=True, sent_dtype=sent, updating=updating) for updating in (False, True)]
-    return min((row for row in rows if row is not None), key=lambda row: row.ms, default=None)
-
-
 def _alone(c: Ddp, sent: str, limit: float) -> Iterator[Target]:
     """Ours over the step of one GPU, whose update comes after backward; and where ours does not,
     like with like."""
-    row, what = _fastest(c, sent), f"captured, {sent}"
+    row, what = c.fastest(sent_dtype=sent), f"captured, {sent}"
     whole = replace(_over(what, limit, ONE, row, "ms_without"), asked=True)
     if row is None or row.wrapper != UPDATING:
         yield whole

@@ -34,6 +34,9 @@ BOOK_INPUTS := $(LIBRARY) _config.yml _toc.yml \
 	$(shell $(call FIND,book notebooks data build/data))
 # A change of the report or of theory measures nothing new.
 EXPERIMENT_INPUTS := $(filter-out src/a2lib/report/%,$(LIBRARY))
+# matplotlib's list of fonts: one that another environment left names fonts that are gone.
+export MPLCONFIGDIR := $(CURDIR)/build/matplotlib
+
 # What is set on make's own command line and is no setting of this file is a parameter of the notebook.
 PARAMETERS = $(filter-out VENV=% WORKERS=% FUZZ_S=% ARGS=% PYTHON=% TORCH=% PINS=% A2LIB_DATA=% CUDA_VISIBLE_DEVICES=%, \
 	$(MAKEOVERRIDES))
@@ -66,11 +69,11 @@ book: $(RAN)
 # the run (here and below).
 $(RAN): build/data/.ran-%: notebooks/%.ipynb $(EXPERIMENT_INPUTS) $(STAMP)
 	@mkdir -p build/runs build/data
-	exec env A2LIB_DATA='$(CURDIR)/build/data' A2LIB_PARENT=$$PPID $(BIN)/papermill $< build/runs/$*.ipynb </dev/null
+	exec env A2LIB_DATA="$$PWD/build/data" A2LIB_PARENT=$$PPID $(BIN)/papermill $< build/runs/$*.ipynb </dev/null
 	@touch $@
 
 html: $(BOOK)
-	@echo 'The book: $(CURDIR)/$(INDEX)'
+	@echo "The book: $$PWD/$(INDEX)"
 
 # Built from nothing each time: Sphinx does not know that a page reads data/, and -W is silent about pages it skips.
 $(BOOK): $(BOOK_INPUTS) build/.book-inputs $(STAMP)
@@ -80,6 +83,7 @@ $(BOOK): $(BOOK_INPUTS) build/.book-inputs $(STAMP)
 			exit 1; }; \
 	done
 	@rm -rf book/_build
+	@$(BIN)/python -m a2lib.report.readme </dev/null
 	env -u A2LIB_DATA $(BIN)/jupyter-book build book/ -W -n --keep-going </dev/null
 	@touch $@
 
@@ -119,4 +123,4 @@ clean:
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) src/a2lib.egg-info
+	rm -rf $(VENV) build/matplotlib src/a2lib.egg-info

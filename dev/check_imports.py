@@ -30,6 +30,7 @@ FLOORS = {
     "theory": 0,
     "paths": 0,
     "errors": 0,
+    "command": -1,  # which theory has too
     "": 0,  # a2lib/__init__.py
 }
 # Within a part: the modules that serve every section, and those that serve one. The longest prefix
@@ -38,9 +39,10 @@ ROOMS = {
     "a2lib.experiments": "one",
     "a2lib.experiments.harness": "every",
     "a2lib.report": "every",
-    "a2lib.report.chapters": "one",
+    "a2lib.report.pages": "one",
+    "a2lib.report.readme": "one",
 }
-TORCH_FREE = ("", "paths", "errors", "papermill_default", "theory", "measure", "report")
+TORCH_FREE = ("", "paths", "errors", "command", "papermill_default", "theory", "measure", "report")
 HEAVY = ("torch", "triton")
 
 

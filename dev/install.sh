@@ -85,5 +85,8 @@ fi
 
 # --- everything else; torch is named again so that nothing can replace it ---------------------------------------
 pip install $quiet -c "$used_pins" -e '.[dev]' "torch==$(torch_here)" || die "pip could not install a2lib and its dependencies"
+# matplotlib's list of fonts, which takes its time and would be a warning in the first page or notebook that draws.
+rm -rf build/matplotlib
+MPLCONFIGDIR=$PWD/build/matplotlib "$bin/python" -c 'import matplotlib.font_manager' || true
 pwd -P >"$where"
 say "done: torch $(torch_here) in $venv"

@@ -1,4 +1,4 @@
-"""Write dev/constraints.txt: exact versions of all that `pip install -e .[dev]` needs here.
+"""Write dev/constraints.txt: exact versions of all that `pip install -e '.[dev]'` needs here.
 
     make pins        after changing a range in pyproject.toml and installing
 

@@ -2,11 +2,14 @@
 
     python dev/try_failures.py build/tries.jsonl --tries 100 --at-once 2 --time-limit-s 3600
 
-The kinds are those of tests/parallel/failures.py: a rank killed in mid-step, a rank that raises,
-mismatched shapes, a wrong world size, an occupied port; one try in four has 4 ranks, the others
-2, all on the CPU with gloo. A try's number seeds what is drawn: which rank, in which step, before,
-in or after its collectives. Each has a process of its own, whose end is awaited; every process that
-has its mark then is an orphan. The file has a line a try; those it has are not run again.
+The kinds are those of tests/parallel/failures.py: a rank killed in mid-step, that raises, or exits
+in another way; mismatched shapes, a wrong world size, an occupied port, an endpoint that cannot be
+or that never answers; output without end, three Ctrl-C, ranks with processes of their own, an agent
+that dies, a temporary folder that is full (Linux with user namespaces). One try in four has 4
+ranks, the others 2, all on the CPU. A try's number seeds what is drawn: which rank, in which step,
+before, in or after its collectives. Each has a process of its own, whose end is awaited; every
+process that has its mark then is an orphan, and every folder that the launch has left is counted as
+one. The file has a line a try; those it has are not run again.
 
 Prints each try that failed, with what it said, and a table: per kind the tries, the clear errors,
 hangs, orphans and the longest time. Exit code 1 unless all were clear. --only KIND NUMBER runs one.
@@ -56,10 +59,10 @@ def run_one(kind: str, number: int, mark: str) -> dict:
             for said, clear in zip(outcome.said, outcome.clear, strict=True)
         )
         or outcome.seconds > max(limits) + MARGIN_S,
-        "orphans": len(outcome.orphans),
+        "orphans": len(outcome.orphans) + len(outcome.folders),
         "seconds": round(outcome.seconds, 1),
         "said": outcome.said,
-        "output": outcome.output,
+        "output": list(outcome.output),
     }
 
 
@@ -100,10 +103,11 @@ def good(outcome: dict) -> bool:
 def table(rows: list[dict]) -> str:
     lines = [f"{'kind':8}{'tries':>7}{'4 ranks':>9}{'clear':>7}{'hangs':>7}{'orphans':>9}  longest"]
     for kind in failures.KINDS:
-        own = [row for row in rows if row["kind"] == kind]
+        if not (own := [row for row in rows if row["kind"] == kind]):
+            continue
         four = sum(row["ranks"] == 4 for row in own)
         clear, hangs, orphans = (sum(row[x] for row in own) for x in ("clear", "hang", "orphans"))
-        longest = max((row["seconds"] for row in own), default=0)
+        longest = max(row["seconds"] for row in own)
         lines.append(f"{kind:8}{len(own):7}{four:9}{clear:7}{hangs:7}{orphans:9}{longest:7.1f} s")
     return "\n".join(lines)
 
@@ -112,6 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="where each try's line goes")
     parser.add_argument("--tries", type=int, default=100, help="of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=failures.KINDS, default=[*failures.KINDS])
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--time-limit-s", type=float, default=7200, help="no try starts later")
     parser.add_argument("--only", nargs=2, metavar=("KIND", "NUMBER"))
@@ -125,7 +130,7 @@ def main() -> int:
     lines = given.file.read_text().splitlines() if given.file.exists() else []
     rows = [json.loads(line) for line in lines]
     have = {(row["kind"], row["number"]) for row in rows}
-    wanted = [(k, n) for n in range(given.tries) for k in failures.KINDS if (k, n) not in have]
+    wanted = [(k, n) for n in range(given.tries) for k in given.kinds if (k, n) not in have]
     until = time.monotonic() + given.time_limit_s
 
     def one(try_: tuple[str, int]) -> dict | None:

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import signal
+from pathlib import Path
 
 # A shell starts what it puts into the background deaf to Ctrl-C, which is what some tests send.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -12,12 +13,19 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Work this small waits longer for a second thread than it takes alone, here and in what is started.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# matplotlib's list of fonts: one that another environment left names fonts that are gone.
+os.environ["MPLCONFIGDIR"] = str(Path(__file__).resolve().parents[1] / "build" / "matplotlib")
+
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from a2lib.experiments.harness.compiler import quote_torch  # noqa: E402
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+quote_torch()  # of what compiles in the tests' own processes
 
 # An interpreted kernel takes what it takes; hypothesis' deadline is about speed alone. The gate has
 # the same examples every time: what `make fuzz` finds beyond them becomes an @example of its test.

@@ -9,7 +9,7 @@
    pages that hold equations, the search with search.html.
 4. A page says in a sentence what it holds, for previews and search engines: its `description:`.
 
-Tables, the search and the changes of the theme are in the modules beside this one.
+Lab records, tables, the search and the changes of the theme are in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import html
 import re
 from pathlib import Path
 
+from a2lib_records import called
 from docutils import nodes
 from sphinx.util import logging
 
@@ -65,7 +66,7 @@ def describe(app, page, _template, context, doctree) -> None:
     if doctree is None:
         return
     text = app.env.metadata.get(page, {}).get("description") or first_sentences(doctree)
-    title = app.env.titles[page].astext()
+    title = called(app, page)
     tags = {"og:title": title, "og:type": "article", "og:site_name": app.config.html_title,
             "og:description": text}  # fmt: skip
     if address := app.config.a2lib_address.rstrip("/"):
@@ -123,7 +124,7 @@ def _text(file: Path) -> str:
 
 
 def setup(app) -> dict:
-    for module in ("a2lib_tables", "a2lib_search", "a2lib_theme", "a2lib_icons"):
+    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_theme", "a2lib_icons"):
         app.setup_extension(module)
     app.add_config_value("a2lib_address", "", "html")
     app.add_js_file("page.js", loading_method="defer")

@@ -1,7 +1,8 @@
 """A search that works on a page read from a disk, with excerpts and links to sections.
 
 Sphinx's own search fetches each page it quotes, which a browser forbids on file://. Here the texts
-themselves are a script, texts.js, that search.html alone loads; pages/search.js looks in them.
+themselves are a script, texts.js, that search.html alone loads; pages/search.js looks in them. What
+words mean the same, which are no help, and what else a page is looked for by is in search.json.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import json
 import re
 from pathlib import Path
 
+from a2lib_records import called, is_record
 from docutils import nodes
 from sphinx import addnodes
+from sphinx_design.dropdown import dropdown_main
 
 FILE = Path("_static") / "texts.js"
-START = "A2_TEXTS = "
-# Pages of tables and logs: they hold every word, and are seldom what a reader looks for.
-REFERENCE = re.compile(r"^notebooks/|-shapes$")
-# Of these without code and what it printed: thousands of numbers would weigh as much as a chapter.
-PRINTED = re.compile(r"^notebooks/")
+WORDS, TEXTS = "A2_WORDS = ", "A2_TEXTS = "
+# Logs, indices and pages of tables hold every word, and are seldom what a reader looks for.
+WEIGHTS = {r"^notebooks/": 0.3, r"^(questions|references|index)$": 0.4,
+           r"-(shapes|kernels|published)$": 0.6}  # fmt: skip
 SKIPPED = (nodes.section, nodes.raw, nodes.comment, nodes.math_block, nodes.image, nodes.pending,
            nodes.substitution_definition, addnodes.toctree, addnodes.index)  # fmt: skip
 IS_NUMBER = re.compile(r"[\d.,×()%\s·–+-]*(?:[KMG]?i?B|ms)?|oom|n/a", re.I)
@@ -28,17 +30,24 @@ def gather(app, page, _template, _context, doctree) -> None:
     """Keep the texts of a page's sections as it is written."""
     if doctree is None:
         return
-    title = app.env.titles[page].astext()
-    weight = 0.5 if REFERENCE.search(page) else 1
-    skipped = (*SKIPPED, nodes.literal_block) if PRINTED.search(page) else SKIPPED
+    # Of a record without code and what it printed: thousands of numbers outweigh a chapter.
+    skipped = (*SKIPPED, nodes.literal_block) if is_record(page) else SKIPPED
+    weight = next((w for pattern, w in WEIGHTS.items() if re.search(pattern, page)), 1)
     entries = []
-    for section in doctree.findall(nodes.section):
+    for part in doctree.findall(_is_part):
         words, numbers = [], []
-        for child in section.children[1:]:
+        for child in part.children[1:]:
             _collect(child, words, numbers, skipped)
-        text, cells = (re.sub(r"\s+", " ", " ".join(part)).strip() for part in (words, numbers))
-        entries.append([page, title, section["ids"][0], section[0].astext(), text, cells, weight])
+        text, cells = (re.sub(r"\s+", " ", " ".join(all_)).strip() for all_ in (words, numbers))
+        title, heading = called(app, page), _plain(part[0]).strip()
+        anchor, *labels = part["ids"]
+        entries.append([page, title, anchor, heading, text, cells, weight, " ".join(labels)])
     _texts(app)[page] = entries
+
+
+def _is_part(node) -> bool:
+    """Whether a node has a heading and an anchor of its own: a section, or a fold with a label."""
+    return isinstance(node, nodes.section) or isinstance(node, dropdown_main) and bool(node["ids"])
 
 
 def write(app, exception) -> None:
@@ -48,18 +57,20 @@ def write(app, exception) -> None:
     file = Path(app.outdir) / FILE
     known: dict[str, list] = {}
     if file.is_file():
-        for entry in json.loads(file.read_text(encoding="utf-8").removeprefix(START)):
+        texts = file.read_text(encoding="utf-8").partition(TEXTS)[2]
+        for entry in json.loads(texts):
             known.setdefault(entry[0], []).append(entry)
     known |= _texts(app)
     entries = [entry for page in sorted(known) if page in app.env.found_docs
                for entry in known[page]]  # fmt: skip
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
-    file.write_text(f"{START}[\n{lines}\n]\n", encoding="utf-8")
+    words = json.dumps(json.loads((Path(__file__).parent / "search.json").read_text("utf-8")))
+    file.write_text(f"{WORDS}{words}\n{TEXTS}[\n{lines}\n]\n", encoding="utf-8")
 
 
 def _collect(node, words: list[str], numbers: list[str], skipped: tuple) -> None:
     """Add the words under a node, and apart from them the table cells that are numbers."""
-    if isinstance(node, skipped):
+    if isinstance(node, skipped) or _is_part(node):
         return
     if isinstance(node, nodes.entry | nodes.literal_block):
         text = _plain(node)

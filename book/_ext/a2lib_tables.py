@@ -16,7 +16,8 @@ UNITS = (
     "ms µs ns s B KiB MiB GiB TiB kB MB GB TB GB/s TB/s GiB/s FLOP/s GFLOP/s TFLOP/s MHz GHz W kW "
     "% × px tokens bytes bit bits heads GPUs"
 ).split()
-NUMBER_AND_UNIT = re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, UNITS))})(?![\w/]))")
+UNIT = rf" (?=(?:{'|'.join(map(re.escape, UNITS))})(?![\w/]))"
+NUMBER_AND_UNIT, UNIT_FIRST = re.compile(rf"(?<=\d){UNIT}"), re.compile(rf"^{UNIT}")
 KEEP = (nodes.literal, nodes.literal_block, nodes.math, nodes.math_block, nodes.raw, nodes.comment)
 
 
@@ -41,12 +42,23 @@ class UnitsStay(SphinxPostTransform):
     default_priority = 510
 
     def run(self, **_options) -> None:
+        before = None
         for text in list(self.document.findall(nodes.Text)):
-            if " " not in text or any(isinstance(node, KEEP) for node in _above(text)):
-                continue
-            kept = NUMBER_AND_UNIT.sub("\N{NO-BREAK SPACE}", text)
+            kept = text
+            if " " in text and not any(isinstance(node, KEEP) for node in _above(text)):
+                kept = NUMBER_AND_UNIT.sub("\N{NO-BREAK SPACE}", text)
+                # A number that is computed in its place is a node of its own.
+                if before and before[-1:].isdigit() and _block(before) is _block(text):
+                    kept = UNIT_FIRST.sub("\N{NO-BREAK SPACE}", kept)
+            before = text
             if kept != text:
-                text.parent.replace(text, nodes.Text(kept))
+                before = nodes.Text(kept)
+                text.parent.replace(text, before)
+
+
+def _block(node):
+    """The paragraph, or the like, that a node is in."""
+    return next((one for one in _above(node) if not isinstance(one, nodes.Inline)), None)
 
 
 def scopes(_app, _page, _template, context, _doctree) -> None:

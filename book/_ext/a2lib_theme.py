@@ -13,6 +13,12 @@ from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
 
+
+def _words(html: str) -> str:
+    """The words of a piece of HTML, for an attribute."""
+    return " ".join(re.sub(r"<[^>]*>", "", html).replace('"', "&quot;").split())
+
+
 DONE = "<!-- a2lib: patched -->"
 CHANGES = (
     # 1.5 MB of script that draws icons which the theme's web fonts draw as well.
@@ -26,21 +32,26 @@ CHANGES = (
     # An empty place for advertisements of a host.
     (r'<div id="ethical-ad-placement".*?</div>', ""),
     # Names for controls that show an icon alone, and none beside words that are there already.
-    (r'<summary><span class="toctree-toggle" role="presentation">',
-     '<summary aria-label="Pages of this chapter"><span class="toctree-toggle">'),
+    (r'(<a [^>]*>)((?:(?!</a>).)*)(</a><details[^>]*><summary)(?=><span class="toctree-toggle")',
+     lambda m: f'{m[0]} aria-label="Pages of {_words(m[2])}"'),
+    (r'(<span class="toctree-toggle") role="presentation"', r"\1"),
     (r'(<button class="btn search-button-field[^"]*") title="Search" aria-label="Search"', r"\1"),
     (r'(<button class="sidebar-toggle [^"]*") title="([^"]*)"', r'\1 aria-label="\2" title="\2"'),
     (r'(class="btn btn-sm btn-fullscreen-button[^"]*"\s+)title="([^"]*)"',
      r'\1aria-label="\2" title="\2"'),
-    # Everything on a page belongs to a landmark.
-    (r'<div class="sidebar-primary-item">(\s*<a class="navbar-brand logo".*?</a>)</div>',
-     r'<nav class="sidebar-primary-item" aria-label="Home">\1</nav>'),
+    # Everything on a page belongs to a landmark. The title and the search are scrolled together.
+    (r'<div class="sidebar-primary-item">(\s*<a class="navbar-brand logo".*?</a>)</div>'
+     r'(\s*<div class="sidebar-primary-item">\s*<button class="btn search-button-field.*?</div>)',
+     r'<div class="a2-top"><nav class="sidebar-primary-item" aria-label="Home">\1</nav>\2</div>'),
+    # The mode is none of the theme's own on a first visit, which it says in the console.
+    (r'dataset\.mode = localStorage\.getItem\("mode"\) \|\| "";',
+     'dataset.mode = localStorage.getItem("mode") || "auto";'),
     # Roles that these elements may not have.
     (r' role="list"', ""),
     (r' role="doc-biblioentry"', ""),
-    # MyST escapes the & of an address, and Sphinx does it again.
-    (r'&amp;amp;(?=[^<>"]*">)', "&amp;"),
 )  # fmt: skip
+# MyST escapes the & of an address, and Sphinx does it again. Not every book has such an address.
+TWICE = re.compile(r'&amp;amp;(?=[^<>"]*">)')
 # Source maps, translations, and what CHANGES took the tags of.
 DROPPED = ("*.map", "fontawesome.js*", "locales/**/*", "searchtools.js",
            "language_data.js", "*webpack-macros.html")  # fmt: skip
@@ -70,6 +81,7 @@ def patch(pages: list[Path]) -> dict[str, int]:
         for pattern, replacement in CHANGES:
             html, n = re.subn(pattern, replacement, html, flags=re.S)
             times[pattern] += n
+        html = TWICE.sub("&amp;", html)
         page.write_text(html.rstrip() + f"\n{DONE}\n", encoding="utf-8")
     return times
 

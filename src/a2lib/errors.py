@@ -1,5 +1,9 @@
 """What an error of this library looks like to its reader."""
 
+import difflib
+import re
+from collections.abc import Iterable
+
 
 class OneLine:
     """Mixed into an exception whose message says all there is to say, on one line.
@@ -14,3 +18,19 @@ class OneLine:
 
 class UnsupportedError(RuntimeError):
     """This implementation cannot run these inputs here; the message says why and what can."""
+
+
+def closest(name: str, allowed: Iterable[str]) -> str | None:
+    """The entry of ``allowed`` that ``name`` probably stands for: case, underscores, a typo."""
+    plain = {re.sub(r"[\W_]", "", entry).lower(): entry for entry in allowed}
+    found = difflib.get_close_matches(
+        re.sub(r"[\W_]", "", str(name)).lower(), plain, n=1, cutoff=0.7
+    )
+    return plain[found[0]] if found else None
+
+
+def unknown_parameter(name: str, allowed: Iterable[str]) -> str:
+    """The words for a ``name`` that is none of ``allowed``."""
+    meant = closest(name, allowed)
+    hint = f" (did you mean {meant}?)" if meant else ""
+    return f"unknown parameter {name}{hint}; allowed are {', '.join(allowed)}"

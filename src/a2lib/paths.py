@@ -1,6 +1,9 @@
 """Where this repository keeps things, whatever folder the caller stands in."""
 
+import getpass
 import os
+import re
+import tempfile
 from pathlib import Path
 
 # Right for the editable install, the only one supported: notebooks and data are not in the package.
@@ -16,6 +19,14 @@ def data_dir() -> Path:
 def build_dir() -> Path:
     """Folder of everything that can be made again and is not committed."""
     return ROOT / "build"
+
+
+def cache_dir() -> Path:
+    """Folder of compiled code. Inductor writes commands without quotes, so that it is one of
+    temporary files where the path of this repository has a space."""
+    if re.search(r"\s", str(ROOT)):
+        return Path(tempfile.gettempdir(), f"a2lib-{getpass.getuser()}")
+    return build_dir() / "cache"
 
 
 def runs_dir() -> Path:

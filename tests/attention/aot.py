@@ -1,12 +1,13 @@
 """Compile the attention kernels for a Hopper GPU where there is none, and report their resources.
 
     python tests/attention/aot.py forward bf16 64 causal 128 128 8 2   # one kernel, tile given
-    python tests/attention/aot.py                                      # every tile of the table
+    python tests/attention/aot.py      # every tile of the table, all that hopper.py asks of Gluon
 
 One JSON object a line: spilled bytes, serialised-wgmma warnings of ptxas (C7510 to C7515),
 registers, shared memory. A process of its own, since a failed compiler assertion aborts Python.
 """
 
+import itertools
 import json
 import os
 import re
@@ -17,13 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 os.environ.pop("TRITON_INTERPRET", None)
 
+import torch  # noqa: E402
 import triton  # noqa: E402
 from triton import knobs  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import CUDABackend, get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
-from a2lib.attention import kernels  # noqa: E402
+from a2lib.attention import hopper, kernels, passes  # noqa: E402
 from a2lib.attention.tiles import SPECIALISED, TILES, WHEN_FEW, Tile, options_of, precision_of  # noqa: E402
 
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -85,24 +88,76 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
             signature[name], constants[name] = "constexpr", 1
         else:
             signature[name] = "i32"
-    divisible = [n for n, t in signature.items() if t.startswith("*") or n.startswith("stride")]
-    attrs = {(fn.arg_names.index(n),): [["tt.divisibility", 16]] for n in divisible}
-    compiled = triton.compile(
-        ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attrs),
-        target=GPUTarget("cuda", 90, 32),
-        options=options_of(tile, constants["PRECISION"]),
-    )
+    options = options_of(tile, constants["PRECISION"])
     return {
         "kernel": kernel,
         "dtype": dtype,
         "head_dim": head_dim,
         "causal": causal,
         "tile": list(tile),
+        **resources(ASTSource, fn, signature, constants, options),
+    }
+
+
+def resources(source, fn, signature, constants, options):
+    """What the compiled kernel needs, and which instructions it has; all strides are aligned."""
+    divisible = [n for n, t in signature.items() if t.startswith("*") or n.startswith("stride")]
+    attrs = {(fn.arg_names.index(n),): [["tt.divisibility", 16]] for n in divisible}
+    compiled = triton.compile(
+        source(fn=fn, signature=signature, constexprs=constants, attrs=attrs),
+        target=GPUTarget("cuda", 90, 32),
+        options=options,
+    )
+    ptx = compiled.asm["ptx"]
+    return {
         **assembled(compiled),
         "shared": compiled.metadata.shared,
-        "wgmma": "wgmma.mma_async" in compiled.asm["ptx"],
-        "mma_sync": "mma.sync" in compiled.asm["ptx"],
+        "wgmma": "wgmma.mma_async" in ptx,
+        "mma_sync": "mma.sync" in ptx,
+        "reduce": "cp.reduce.async.bulk" in ptx,
     }
+
+
+def gluon_calls():
+    """What hopper.py can launch of Gluon: how it is told apart, and the arguments of ``launch``."""
+    calls = []
+    for d, causal, ragged in itertools.product((64, 128), (True, False), (False, True)):
+        x, lse = torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16), torch.empty(1, 1, 128)
+        names = ("q", "k", "v", "o", "do", "dq", "dk", "dv", "lse")
+        problem = passes._Problem((*[x] * 8, lse), (), names, causal, None)
+        problem.add(**dict(zip(("rows", "sums"), hopper.scratch(x), strict=True)))
+        how = {"dtype": "bf16", "head_dim": d, "causal": causal}
+        if not ragged:
+            for consumers in (1, 3 if d == 64 else 2):
+                hopper.hopper_forward = lambda *_, found=consumers: (found, False)
+                hopper.launch = _keep(calls, how | {"kernel": "forward", "consumers": consumers})
+                hopper.forward(problem)
+        hopper.launch = _keep(calls, how | {"kernel": "backward", "ragged": ragged})
+        hopper.backward(problem)
+    return calls
+
+
+def _keep(calls, how):
+    def launch(kernel, key, n_programs, tensors, numbers, constants, options, forms):
+        if forms:
+            calls.append((how, (kernel, tensors, numbers, constants, options, forms)))
+
+    return launch
+
+
+def compile_gluon(how, call):
+    fn, tensors, numbers, constants, options, forms = call
+    of = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+    types = [
+        f"tensordesc<{of[x.dtype]}{form.block},{form.layout!r}>"
+        for x, form in zip(tensors, forms, strict=False)
+    ]
+    types += ["*" + of[x.dtype] for x in tensors[len(forms) :]]
+    types += ["fp32" if isinstance(x, float) else "i32" for x in numbers]
+    types += ["constexpr"] * len(constants)
+    signature = dict(zip(fn.arg_names, types, strict=True))
+    options = {"num_warps": constants["num_warps"], **options}
+    return {"gluon": True, **how, **resources(GluonASTSource, fn, signature, constants, options)}
 
 
 def table_jobs():
@@ -118,12 +173,14 @@ def table_jobs():
 def main(argv):
     if argv:
         kernel, dtype, head_dim, causal, *tile = argv
-        jobs = [(kernel, dtype, int(head_dim), causal == "causal", Tile(*map(int, tile)))]
+        assert kernel in SPECIALISED, f"kernels: {list(SPECIALISED)}"
+        job = kernel, dtype, int(head_dim), causal == "causal", Tile(*map(int, tile))
+        work = [(compile_kernel, job)]
     else:
-        jobs = list(table_jobs())
-    assert all(job[0] in SPECIALISED for job in jobs), f"kernels: {list(SPECIALISED)}"
+        work = [(compile_gluon, call) for call in gluon_calls()]
+        work += [(compile_kernel, job) for job in table_jobs()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for result in pool.map(lambda job: compile_kernel(*job), jobs):
+        for result in pool.map(lambda todo: todo[0](*todo[1]), work):
             print(json.dumps(result), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Every kernel of the tile table, compiled for a Hopper GPU on this machine's CPU."""
+"""Every kernel of the tile table and of Gluon, compiled for a Hopper GPU on this machine's CPU."""
 
 import json
 import os
@@ -12,10 +12,15 @@ import triton
 pytestmark = pytest.mark.slow
 
 SHARED_MEMORY = 227 * 1024  # bytes a block may have on sm_90
+HALF = 113 * 1024  # where two blocks share a multiprocessor
+
+known_compiler = pytest.mark.skipif(
+    not triton.__version__.startswith("3.6."), reason="another compiler, other registers"
+)
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def everything():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("aot.py")
     done = subprocess.run(
@@ -23,6 +28,16 @@ def compiled():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def compiled(everything):
+    return [r for r in everything if "gluon" not in r]
+
+
+@pytest.fixture
+def gluon(everything):
+    return [r for r in everything if "gluon" in r]
 
 
 def test_every_kernel_is_there(compiled):
@@ -36,9 +51,7 @@ def test_every_kernel_is_there(compiled):
                 assert kernels in (together, apart), (dtype, head_dim, causal, kernels)
 
 
-@pytest.mark.skipif(
-    not triton.__version__.startswith("3.6."), reason="another compiler, other registers"
-)
+@known_compiler
 @pytest.mark.parametrize("resource", ["spills", "serialised"])
 def test_no_spills_and_no_serialised_wgmma(compiled, resource):
     bad = [r for r in compiled if r[resource]]
@@ -51,3 +64,27 @@ def test_tensor_cores_and_shared_memory(compiled):
         assert r["wgmma"] or r["mma_sync"], r
         if r["dtype"] != "fp32":
             assert r["wgmma"] and not r["mma_sync"], r
+
+
+def test_every_form_of_gluon_is_there(gluon):
+    forwards = {(r["head_dim"], r["consumers"]) for r in gluon if r["kernel"] == "forward"}
+    backwards = {(r["head_dim"], r["ragged"]) for r in gluon if r["kernel"] == "backward"}
+    assert forwards == {(64, 1), (64, 3), (128, 1), (128, 2)}
+    assert backwards == {(d, ragged) for d in (64, 128) for ragged in (True, False)}
+    assert len(gluon) == 2 * (len(forwards) + len(backwards)), "each causal and not"
+
+
+@known_compiler
+def test_gluon_keeps_its_sums_in_registers(gluon):
+    for r in gluon:
+        # With 128 columns the backward spills some scalars.
+        allowed = 32 if (r["kernel"], r["head_dim"]) == ("backward", 128) else 0
+        assert r["spills"] <= allowed and not r["serialised"], r
+
+
+def test_gluon_uses_what_it_is_for(gluon):
+    for r in gluon:
+        # Two programs of one consumer share a multiprocessor.
+        assert r["shared"] <= (HALF if r.get("consumers") == 1 else SHARED_MEMORY), r
+        assert r["wgmma"] and not r["mma_sync"], r
+        assert r["reduce"] == (r["kernel"] == "backward"), r

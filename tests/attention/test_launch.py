@@ -89,7 +89,7 @@ def test_small_tiles_where_the_first_would_leave_multiprocessors_idle(monkeypatc
     key = ("forward", "16bit", 64, True)
     first, n_multiprocessors = TILES[key][0], 10
     used = []
-    monkeypatch.setattr(passes, "_n_multiprocessors", lambda device: n_multiprocessors)
+    monkeypatch.setattr(passes, "n_multiprocessors", lambda device: n_multiprocessors)
     monkeypatch.setattr(passes, "_kernel", lambda name: name)
     monkeypatch.setattr(passes, "launch", lambda *args: used.append(args[5]))  # keeps nothing
     length = first.Bq * (n_multiprocessors - spare)

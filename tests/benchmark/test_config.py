@@ -13,15 +13,15 @@ from a2lib.model.checkpointing import STRATEGIES
 WRONG = [
     ("size", "huge", "size 'huge': allowed are small, medium, large, xl25, 2.7B, 8B, 10B"),
     ("size", "xl", "'xl' is xl25 in the 2025 handout, 2.7B in that of 2026"),
-    ("d_model", 0, "d_model is 0; allowed are whole numbers of at least 1"),
+    ("d_model", 0, "allowed are whole numbers from 1 to 131072"),
     ("d_model", 9, "num_heads 2 does not divide d_model 9"),
     ("num_heads", 8, "RoPE turns pairs, so head_dim must be even"),
-    ("vocab_size", -1, "vocab_size is -1; allowed are whole numbers of at least 1"),
-    ("context", 0, "context is 0; allowed are whole numbers of at least 1"),
-    ("batch", 0, "batch is 0; allowed are whole numbers of at least 1"),
-    ("warmup", -1, "warmup is -1; allowed are whole numbers of at least 0"),
-    ("steps", 0, "steps is 0; allowed are whole numbers of at least 1"),
-    ("seed", -1, "seed is -1; allowed are whole numbers of at least 0"),
+    ("vocab_size", -1, "allowed are whole numbers from 1 to 4194304"),
+    ("context", 0, "allowed are whole numbers from 1 to 1048576"),
+    ("batch", 0, "allowed are whole numbers from 1 to 65536"),
+    ("warmup", -1, "allowed are whole numbers from 0 to 100000"),
+    ("steps", 0, "allowed are whole numbers from 1 to 100000"),
+    ("seed", -1, "allowed are whole numbers from 0 to 9223372036854775807"),
     ("mode", "train", "allowed are inference, forward, forward-backward, train-step"),
     ("precision", "fp16", "precision 'fp16': allowed are fp32, tf32, bf16"),
     ("device", "tpu", "device 'tpu': allowed are cuda, cpu"),
@@ -52,7 +52,7 @@ def test_wrong_values_in_one_line(tiny, tiny_arguments, capsys, name, value, com
 
 @pytest.mark.parametrize("value", [True, 2.0, "2", None])
 def test_whole_numbers_are_ints(tiny, value):
-    with pytest.raises(ValueError, match="batch is .*; allowed are whole numbers of at least 1"):
+    with pytest.raises(ValueError, match="batch is .*; allowed are whole numbers from 1 to 65536"):
         tiny(batch=value)
 
 
@@ -67,7 +67,7 @@ def test_types_that_only_python_can_give(tiny):
 @pytest.mark.parametrize(
     "given, complaint",
     [
-        (["--batch=two"], "'two' is no whole number"),
+        (["--batch=two"], "argument --batch: two: allowed are whole numbers from 1 to 65536"),
         (["--batch"], "expected one argument"),
         (
             ["--contxt=8"],

@@ -378,8 +378,12 @@ def test_one_step_has_no_deviation(tiny):
 
 
 def test_out_of_memory_of_the_command(command, tiny_arguments):
-    """An embedding beyond the address space, which no machine grants."""
-    child = command(*tiny_arguments("--vocab-size", 2**45, "--json"))
+    """An embedding of 2 TB, of which the process may have one; were it not known beforehand."""
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40));"
+    code += "from a2lib.benchmark import __main__ as m; m.too_large = lambda *_: '';"
+    code += "sys.exit(m.main())"
+    large = ("--vocab-size", 2**22, "--d-model", 2**17, "--json")
+    child = command(*tiny_arguments(*large), prefix=("-c", code))
     out, err = child.communicate(timeout=120)
     assert child.returncode == 0, err
     found = json.loads(out)

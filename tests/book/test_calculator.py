@@ -11,28 +11,36 @@ from dataclasses import asdict, replace
 import pytest
 
 from a2lib.paths import ROOT
-from a2lib.report.chapters.parallelism import calculator
+from a2lib.report.pages import calculator
 from a2lib.theory import __main__ as command
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job
-from a2lib.theory.layouts import SHARDINGS, STRATEGIES, Layout, evaluate, flops_share
+from a2lib.theory.jobs import ACTIVATIONS, ATTENTIONS, OPTIMIZERS, Job
+from a2lib.theory.layouts import SCHEDULES, SHARDINGS, STRATEGIES, Layout, evaluate, flops_share
 from a2lib.theory.planner import largest_batch
 from a2lib.theory.saved import PRECISIONS
-from a2lib.theory.transformer import SIZES, Shape, parameter_count
+from a2lib.theory.transformer import PUBLISHED, SIZES, GroupedShape, parameter_count
 
 SCRIPTS = ROOT / "book" / "_ext" / "pages"
-SHAPES = (Shape(8, 16, 12, 4, 64), SIZES["8B"], Shape(16_384, 53_248, 60, 128, 128_256))
+SHAPES = (
+    GroupedShape(8, 16, 12, 4, 64, num_kv_heads=4, tied=True), SIZES["8B"],
+    GroupedShape(16_384, 53_248, 60, 128, 128_256, num_kv_heads=8),
+    replace(PUBLISHED["DeepSeek-V3"], num_layers=60, nodes=0),
+    GroupedShape(16, 24, 12, 4, 64, experts=8, top_k=2, shared=1, dense=1, nodes=1, head_size=8),
+)  # fmt: skip
+MIXED, TWO = {"experts": 4, "top_k": 2}, {"pipeline": 2}
 # data, tensor, pipeline, context, micro-batches; sequences of a step, tokens of one
 MESHES = (
     ((1, 1, 1, 1, 1), 1, 512), ((1, 1, 1, 1, 4), 8, 1000), ((8, 1, 1, 1, 1), 16, 4096),
     ((64, 1, 1, 1, 2), 256, 2048), ((2, 4, 1, 1, 1), 6, 8192), ((4, 8, 1, 1, 3), 12, 16_384),
     ((1, 4, 2, 1, 4), 4, 777), ((2, 1, 4, 1, 16), 32, 2048), ((3, 2, 12, 1, 5), 15, 96),
     ((1, 1, 1, 2, 1), 2, 32_768), ((2, 2, 2, 2, 2), 4, 65_536), ((12, 4, 2, 4, 1), 12, 1 << 20),
-    ((1000, 1, 1, 1, 1), 1000, 128),
+    ((1000, 1, 1, 1, 1), 1000, 128), ((1, 1, 7, 1, 7), 7, 2048), ((2, 2, 13, 1, 13), 52, 4096),
+    ((1, 2, 31, 1, 31), 62, 8192), ((16, 1, 4, 1, 8), 128, 4096), ((32, 1, 2, 2, 4), 256, 8192),
 )  # fmt: skip
-POINTS = list(itertools.product(
-    range(len(SHAPES)), DEVICES, MESHES, PRECISIONS, ATTENTIONS, SHARDINGS, STRATEGIES
-))  # fmt: skip
+# The last two shapes' jobs, and two in three of the others'.
+POINTS = [one for i, one in enumerate(itertools.product(
+    range(len(SHAPES)), ("H100", "A100", "TPU-v5p"), MESHES, PRECISIONS, ATTENTIONS, SHARDINGS,
+    STRATEGIES)) if one[0] > 2 or i % 3]  # fmt: skip
 # Numbers of a job and its layout, in one order in both languages, or the rule that they break. As
 # text, since playwright takes seconds over each of so many values.
 SCRIPT = """(text) => {
@@ -44,7 +52,8 @@ SCRIPT = """(text) => {
     const plan = theory.evaluate(job, layout);
     const { memory, moment, busy, bound } = plan;
     return { memory, moment, busy, bound, numbers: [
-      theory.memory_bytes(plan.memory), theory.allowed(job), plan.step_s, plan.serial_s,
+      theory.memory_bytes(plan.memory), theory.allowed(job), plan.step_s, plan.expected_s,
+      plan.serial_s,
       theory.flops_share(job, layout, plan.step_s), theory.flops_share(job, layout, plan.serial_s),
       theory.tokens_per_s(job, plan.serial_s), theory.parameter_count(job.shape),
       most ? theory.largest_batch(job, layout) : 0,
@@ -60,9 +69,13 @@ def point(i, shape, device, mesh, precision, attention, sharding, strategy):
         "device": device, "devices": math.prod(sizes[:4]) + i % 2, "batch": batch,
         "context": context, "headroom": (0.0, 0.1, 0.35)[i % 3], "precision": precision,
         "attention": attention, "optimizer": list(OPTIMIZERS)[i % len(OPTIMIZERS)],
-        "efficiency": (1.0, 0.45)[i % 2],
+        "efficiency": (1.0, 0.45)[i % 2], "activations": ACTIVATIONS[i // 2 % 2],
     }  # fmt: skip
-    return SHAPES[shape], job, Layout(*sizes, sharding, strategy)
+    chunks, sequence = (1, 1, 2, 5)[i % 4] if sizes[2] > 1 else 1, i % 5 > 0
+    schedule = SCHEDULES[i // 3 % 3] if sizes[2] > 1 and chunks == 1 else "1f1b"
+    expert = (1, 2, 8)[i % 3] if SHAPES[shape].experts else 1
+    more = chunks, sequence, expert, schedule
+    return SHAPES[shape], job, Layout(*sizes, sharding, strategy, *more)
 
 
 def close(one, other):
@@ -99,9 +112,10 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
             for name in expected:
                 assert close(found[name], expected[name]), (job, layout, name)
         expected = [
-            plan.memory_bytes, job.memory, plan.step_s, plan.serial_s, plan.flops_share,
-            flops_share(job, layout, plan.serial_s), job.batch * job.context / plan.serial_s,
-            parameter_count(shape), largest_batch(job, layout) if i % 29 == 0 else 0,
+            plan.memory_bytes, job.memory, plan.step_s, plan.expected_s, plan.serial_s,
+            plan.flops_share, flops_share(job, layout, plan.serial_s),
+            job.batch * job.context / plan.serial_s, parameter_count(shape),
+            largest_batch(job, layout) if i % 29 == 0 else 0,
         ]  # fmt: skip
         for k, (one, other) in enumerate(zip(answer["numbers"], expected, strict=True)):
             assert close(one, other), (job, layout, k, one, other)
@@ -118,45 +132,52 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
 def test_each_rule_has_the_words_of_python(scripts):
     good = {"device": "H200", "devices": 8, "batch": 4, "context": 8, "headroom": 0.1,
             "precision": "bf16", "attention": "flash", "optimizer": "adamw",
-            "efficiency": 1}  # fmt: skip
+            "efficiency": 1, "activations": "library"}  # fmt: skip
     shape = {"d_model": 8, "d_ff": 16, "num_layers": 4, "num_heads": 2, "vocab_size": 64}
     cases = [
+        ("num_kv_heads", {}, {"num_kv_heads": 4}, {}),
         ("num_heads", {}, {"num_heads": 3}, {}), ("num_heads", {}, {"num_heads": 8}, {}),
         ("precision", {"precision": "fp32", "device": "TPU-v5p"}, {}, {}),
         ("data", {}, {}, {"data": 3}), ("tensor", {}, {}, {"tensor": 4}),
-        ("pipeline", {}, {}, {"pipeline": 3}), ("context", {}, {}, {"context": 3}),
-        ("context", {}, {}, {"context": 8}),
+        ("pipeline", {}, {"num_layers": 9}, {"pipeline": 8}), ("pipeline", {}, {}, {"pipeline": 5}),
+        *(("chunks", {}, {}, {"chunks": 2, **more}) for more in ({}, TWO, TWO | {"chunks": 3})),
+        ("checkpointing", {}, {}, {"checkpointing": "selective"}),
+        ("context", {}, {}, {"context": 3}), ("context", {}, {}, {"context": 8}),
         ("context", {"attention": "eager"}, {}, {"context": 2}),
         ("microbatches", {}, {}, {"data": 2, "microbatches": 4}),
         ("devices", {}, {}, {"data": 4, "tensor": 2, "pipeline": 2}),
+        ("schedule", {}, {}, {"schedule": "zb-h1"}), ("expert", {}, {}, {"expert": 2}),
+        ("schedule", {}, {}, {"schedule": "zb-h2", "pipeline": 2, "microbatches": 2}),
+        ("experts", {}, {"experts": 4}, {}), ("experts", {}, {"top_k": 4}, {}),
+        ("experts", {}, MIXED | {"dense": 4}, {}), ("expert", {}, MIXED, {"expert": 2}),
+        ("expert", {}, MIXED, {"expert": 2, "data": 2, "sharding": "hsdp"}),
+        ("tensor", {}, MIXED, {"tensor": 2}), ("pipeline", {}, MIXED | {"dense": 3}, TWO),
     ]  # fmt: skip
     for name, job, sizes, axes in cases:
-        layout = asdict(Layout(**axes))
         found = scripts.evaluate(
             """([constants, job, layout]) => a2Layouts(constants).problem(
               { ...job, device: constants.devices[job.device] }, layout)""",
-            [calculator.constants(), {**good, **job, "shape": {**shape, **sizes}}, layout],
+            [calculator.constants(), good | job | {"shape": shape | sizes}, asdict(Layout(**axes))],
         )
         with pytest.raises(ValueError) as error:
-            values = {**good, **job}
-            evaluate(Job(Shape(**{**shape, **sizes}),
-                         **{**values, "device": DEVICES[values["device"]]}),
-                     Layout(**axes))  # fmt: skip
+            values = good | job | {"device": DEVICES[(good | job)["device"]]}
+            evaluate(Job(GroupedShape(**shape | sizes), **values), Layout(**axes))
         assert found == {"name": name, "rule": str(error.value)}
 
 
-@pytest.mark.parametrize("precision, attention",
-                         list(itertools.product(PRECISIONS, ATTENTIONS)))  # fmt: skip
+@pytest.mark.parametrize("precision, attention", [*itertools.product(PRECISIONS, ATTENTIONS)])
 def test_the_constants_give_what_a_block_keeps(precision, attention):
     kept = calculator.constants()["saved"][attention][precision]
     for shape, context in itertools.product(SHAPES, (1, 7, 4096)):
         job = replace(calculator.EXAMPLE, shape=shape, context=context, precision=precision,
                       attention=attention)  # fmt: skip
-        whole, cut = kept["whole"], kept["cut"]
+        whole, cut, element = kept["whole"], kept["cut"], job.element
         assert job.saved == (
-            whole["d_model"] * shape.d_model + whole["one"],
+            (whole["d_model"] + element * shape.top_k) * shape.d_model + whole["one"],
             cut["d_model"] * shape.d_model + cut["d_ff"] * shape.d_ff
-            + (cut["num_heads"] + cut["scores"] * context) * shape.num_heads,
+            + cut["num_heads"] * shape.num_heads
+            - 2 * element * (2 * shape.d_model - shape.q_width - shape.kv_width),  # as layouts.js
+            cut["scores"] * context * shape.num_heads,
         )  # fmt: skip
 
 
@@ -253,6 +274,7 @@ def shows(tab, job, layout):
     for name, seconds in plan.busy.items():
         near(f"busy.{name}.s", seconds)
     near("speed.step.floor", plan.step_s)
+    near("speed.step.expected", plan.expected_s)
     near("speed.step.serial", plan.serial_s)
     near("speed.tokens.floor", job.batch * job.context / plan.step_s)
     near("speed.mfu.serial", 100 * flops_share(job, layout, plan.serial_s))
@@ -278,7 +300,6 @@ def test_a_reader_sets_a_training_by_keyboard_and_reads_whether_it_fits(page, ca
     assert "no batch would" in said and f"bound by {plan.bound}" in said
     found = as_command(page, capsys)
     assert found["fits"] is False and found["step_s"] == plan.step_s
-
     page.focus("#a2-size")
     page.keyboard.type("small")
     types(page, "batch", "1,024")
@@ -288,7 +309,6 @@ def test_a_reader_sets_a_training_by_keyboard_and_reads_whether_it_fits(page, ca
     odd = replace(SIZES["small"], d_ff=3000)
     shows(page, replace(example, shape=odd, batch=1024), replicas)
     assert page.input_value("#a2-size") == ""
-
     page.focus("#a2-batch_of")
     page.keyboard.type("on")
     shows(page, replace(example, shape=odd, batch=8192), replicas)
@@ -297,8 +317,10 @@ def test_a_reader_sets_a_training_by_keyboard_and_reads_whether_it_fits(page, ca
     page.keyboard.press("Enter")
     types(page, "tensor", "4")
     types(page, "efficiency", "50")
-    mixed = replace(example, shape=odd, batch=2048, efficiency=0.5)
-    shows(page, mixed, replace(replicas, data=2, tensor=4))
+    page.select_option("#a2-tied", "tied"), page.select_option("#a2-sequence", "whole")
+    tied = GroupedShape(**asdict(odd), tied=True)
+    mixed = replace(example, shape=tied, batch=2048, efficiency=0.5)
+    shows(page, mixed, replace(replicas, data=2, tensor=4, sequence=False))
     found = as_command(page, capsys)
     assert found["layout"]["tensor"] == 4 and found["efficiency"] == 0.5
     assert found["largest_batch"] == int(out(page, "batch.most").replace(",", ""))
@@ -323,6 +345,7 @@ def test_what_breaks_a_rule_is_said_under_its_field(page):
         ("num_heads", "33", "num_heads 33 does not divide d_model 4096; "
                             "d_model must be a whole multiple of num_heads"),
         ("devices", "3", "data 3 does not divide batch 32; it must"),
+        ("batch", "7", "data 8 does not divide batch 7; it must"),
         ("microbatches", "3", "microbatches 3 does not divide the 4 sequences of a data rank "
                               "(batch 32 / data 8); it must"),
         ("tensor", "3", "8 is not a multiple of the 3 devices of tensor × pipeline × context; "
@@ -332,13 +355,92 @@ def test_what_breaks_a_rule_is_said_under_its_field(page):
             page.evaluate("document.querySelector('.a2-calculator details').open = true")
         before = page.input_value(f"#a2-{field}")
         types(page, field, text)
-        wrong("devices" if field == "tensor" else field, text, rule)
+        wrong(field, text, rule)
         types(page, field, before)
         assert page.locator(".a2-error:not(:empty)").count() == 0
     page.select_option("#a2-device", "TPU-v5p")
     page.select_option("#a2-precision", "fp32")
     wrong("precision", "fp32", "precision fp32: allowed is bf16 on google-tpu-v5p, whose maker "
                                "states no rate in fp32")  # fmt: skip
+
+
+def test_a_rule_is_said_under_the_field_of_its_own_that_was_set_last(scripts):
+    given = {**calculator.state(calculator.EXAMPLE, calculator.SHARDED),
+             "headroom": 0.1, "efficiency": 1}  # fmt: skip
+
+    def marked(change, *recent):
+        answer = scripts.evaluate(
+            """([constants, given, recent]) =>
+              a2Calculator.respond(a2Layouts(constants), constants, given, recent)""",
+            [calculator.constants(), {**given, **change}, recent],
+        )
+        [field] = answer["wrong"]
+        return field
+
+    assert marked({"batch": 7}, "batch") == "batch"
+    assert marked({"batch": 7}, "d_ff", "devices", "batch") == "devices"
+    assert marked({"batch": 7}) == "batch"  # as an address has it
+    assert marked({"tensor": 3}, "tensor") == "tensor"
+    assert marked({"d_model": 4097}, "d_model") == "d_model"
+    assert marked({"precision": "fp32", "device": "TPU-v5p"}, "device") == "device"
+
+
+def test_where_no_batch_fits_what_makes_room_is_named(scripts):
+    def said(job, layout):
+        return scripts.evaluate(
+            """([constants, job, layout]) => a2Calculator.remedies(
+              a2Layouts(constants), { ...job, device: constants.devices[job.device] }, layout)""",
+            [calculator.constants(), {**asdict(job), "device": "H200"}, asdict(layout)],
+        )
+
+    def most(job, layout):
+        return f"(at most {largest_batch(job, layout):,} sequences a step)"
+
+    job, replicas = calculator.EXAMPLE, calculator.REPLICAS
+    assert largest_batch(job, replicas) == 0
+    words = said(job, replicas)
+    for sharding, name in (("zero1", "a sharded optimizer (zero1)"), ("fsdp", "FSDP")):
+        assert f"{name} {most(job, replace(replicas, sharding=sharding))}" in words
+    assert "checkpointing" not in words  # it leaves the state as it is
+    # Sequences so long that one of them is too much, unless the blocks run again.
+    long, whole = replace(job, context=32_768), calculator.SHARDED
+    again = replace(whole, checkpointing="block")
+    assert largest_batch(long, whole) == 0 < largest_batch(long, again)
+    assert f"checkpointing each block {most(long, again)}" in said(long, whole)
+    # Where no change does alone, some do together, and none that is not needed.
+    both = replace(replicas, sharding="zero1", checkpointing="block")
+    assert all(largest_batch(long, replace(replicas, **one)) == 0 for one in (
+        {"sharding": "zero1"}, {"sharding": "fsdp"}, {"checkpointing": "block"}))  # fmt: skip
+    assert said(long, replicas).startswith(
+        f"Room is made by checkpointing each block and a sharded optimizer (zero1) "
+        f"{most(long, both)}")  # fmt: skip
+    assert said(replace(job, context=10**7), replicas).startswith("Neither")
+
+
+@pytest.mark.slow
+def test_the_answer_is_in_view_beside_the_fields_of_a_phone(page):
+    for field in ("d_model", "batch", "checkpointing"):
+        page.focus(f"#a2-{field}")
+        top, bar, below = page.evaluate("""(field) => [".a2-verdict", ".bd-header-article", field]
+          .map((one) => document.querySelector(one).getBoundingClientRect())
+          .map((box, i) => [box.top, box.bottom, box.top][i])""", f"#a2-{field}")  # fmt: skip
+        assert bar - 8 <= top < below < 844, field
+    said = page.text_content(".a2-verdict")
+    assert said.startswith("It fits: 94.6 GB of 127 GB a device; a step in at least")
+    page.select_option("#a2-sharding", "none")
+    assert page.text_content(".a2-verdict").startswith("It does not fit: ")
+    page.set_viewport_size({"width": 1400, "height": 900})
+    assert not page.is_visible(".a2-verdict")
+
+
+@pytest.mark.slow
+def test_a_link_to_what_is_shown_is_copied(page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    types(page, "batch", "64")
+    page.click(".a2-copy")
+    page.wait_for_function("document.querySelector('.a2-copied').textContent === 'copied'")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link == page.evaluate("location.href") and "batch=64" in link
 
 
 @pytest.mark.slow
@@ -369,7 +471,7 @@ def test_it_fits_a_phone_and_both_themes(page):
     labelled = page.evaluate("""[...document.querySelectorAll(
       ".a2-calculator :is(input, select)")].filter((one) => !one.closest("details")).map((one) =>
       [one.labels.length, one.getBoundingClientRect().height])""")
-    assert len(labelled) == len(calculator.FIELDS) - len(calculator.AXES) + 1
+    assert len(labelled) == len(calculator.FIELDS) - len(calculator.AXES + calculator.MIXED) + 1
     assert all(n == 1 and height >= 44 for n, height in labelled)
     page.focus("#a2-sharding")
     page.keyboard.press("Tab")

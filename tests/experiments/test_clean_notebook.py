@@ -5,6 +5,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from a2lib.experiments import clean_notebook
+from a2lib.experiments.harness.tables import table
 from a2lib.paths import ROOT
 
 
@@ -38,6 +39,14 @@ def test_what_goes_and_what_stays(executed):
     assert "papermill" not in text and "iopub" not in text and "/home/" not in text
     assert cleaned.metadata.kernelspec.name == "python3"
     assert nbformat.writes(clean_notebook.clean(cleaned)) == text
+
+
+def test_a_table_stays_one(executed):
+    made = table([["a/b", "1 / 2"], ["c", f"{ROOT}/data/x.csv"]], ["x, GB/s", "y"], "Rates, GB/s.")
+    data = {"text/html": made.html, "text/plain": str(made)}
+    executed.cells[2].outputs = [new_output("display_data", data=data)]
+    (shown,) = clean_notebook.clean(executed).cells[1].outputs
+    assert shown.data["text/html"] == made.html.replace(f"{ROOT}/", "")
 
 
 def test_a_failed_run_is_refused_and_left_alone(executed, tmp_path, capsys):

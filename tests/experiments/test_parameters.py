@@ -7,9 +7,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from a2lib.errors import closest
 from a2lib.experiments.flash.shapes import DTYPES, IMPLEMENTATIONS, SWEEPS, Parameters, Shape
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, cell_source, check, closest
+from a2lib.experiments.harness.parameters import ParameterError, cell_source, check
 from a2lib.measure.sections import notebooks
 from a2lib.theory.attention import PASSES
 
@@ -59,20 +60,6 @@ def test_a_float_beyond_the_largest_is_refused():
     assert "must be a whole number" in refused(seed=float("inf"))
 
 
-@pytest.mark.parametrize(
-    "name", ["flash", "_seq_len", "In", "Out", "_parameters_checked", "PAPERMILL_X"]
-)
-def test_a_name_that_python_or_the_notebook_takes_is_refused_where_it_was_given(monkeypatch, name):
-    cell = cell_source(Parameters)
-    ran = ["", "x = 1", cell, f"# Parameters\nseq_len = 8\n{name} = 3\n", "import this"]
-    monkeypatch.setattr(parameters, "_cells", lambda: ran)
-    assert f"unknown parameter {name}" in refused(In=[], Out={}, flash=pytest)
-    # What counts is the last one that ran, so that a mistake can be mended in the notebook.
-    for mended in (cell, "# Parameters\nseq_len = 8\nPAPERMILL_INPUT_PATH = 'a'\n"):
-        monkeypatch.setattr(parameters, "_cells", lambda mended=mended: [*ran, mended, "y = 2"])
-        check({**DEFAULTS, "In": []}, Parameters)
-
-
 @given(
     name=st.sampled_from(WHOLE),
     value=st.one_of(st.text(), st.booleans(), st.floats(), st.lists(st.integers())),
@@ -116,6 +103,40 @@ def test_any_other_name_is_refused_in_a_fresh_kernel_alone():
     namespace["seqlen"] = 3
     with pytest.raises(ParameterError, match="did you mean seq_len"):
         check(namespace, Parameters)
+
+
+@pytest.mark.parametrize("checked_before", [False, True])
+def test_a_misspelt_name_is_told_until_it_is_mended_and_then_forgotten(checked_before):
+    namespace = dict(DEFAULTS)
+    if checked_before:
+        check(namespace, Parameters)
+    cell = cell_source(Parameters)
+    misspelt = cell.replace("heads:", "headz:").replace("batch:", "batchs:")
+    for _ in range(2):
+        exec(misspelt, namespace)
+        with pytest.raises(ParameterError, match="headz .did you mean heads.*run it again$"):
+            check(namespace, Parameters)
+        with pytest.raises(ParameterError, match="is missing: run the parameters cell first"):
+            check(namespace, Parameters)  # not the value of an earlier run of the cell
+    exec(cell.replace("heads: int = 1", "heads: int = 2"), namespace)
+    assert check(namespace, Parameters) == Parameters(heads=2)
+
+
+def test_what_has_changed_in_the_notebook_since_the_check_is_told():
+    namespace = dict(DEFAULTS)
+    given = check(namespace, Parameters)
+    namespace["seq_len"] = "null"  # another way to write None
+    parameters.check_current(given)
+    parameters.check_current(Parameters(heads=2))  # of no notebook
+    for value, words in ((64, "seq_len is 64 by now, and was None"), (0, "must be a whole number")):
+        namespace["seq_len"] = value
+        with pytest.raises(ParameterError, match=words):
+            parameters.check_current(given)
+    namespace["seqlen"] = 64
+    with pytest.raises(ParameterError, match="did you mean seq_len"):
+        parameters.check_current(given)
+    with pytest.raises(ParameterError, match="run the parameters cell first"):
+        parameters.check_current(given)
 
 
 def test_a_missing_parameter_is_named():
@@ -202,3 +223,12 @@ def test_what_every_experiment_has_is_declared_alike(notebook):
         made = getattr(parameters, name)()
         ours, theirs = ({**f.metadata, "help": ""} for f in (fields[name], made))
         assert (fields[name].default, ours) == (made.default, theirs)
+
+
+@pytest.mark.parametrize("notebook", notebooks())
+def test_every_whole_number_has_a_largest_value(notebook):
+    declared = importlib.import_module(f"a2lib.experiments.{notebook}").Parameters
+    for field in dataclasses.fields(declared):
+        # A seed may be whatever a generator takes and the tables hold.
+        if field.metadata["kind"] is int and field.name != "seed":
+            assert 0 <= field.metadata["minimum"] < field.metadata["maximum"] < 2**40, field.name

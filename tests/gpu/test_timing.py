@@ -16,7 +16,8 @@ pytestmark = pytest.mark.gpu
 SHAPE = Shape("bf16", 2, 2, 256, 64, True)
 # These sum in one order always; the others' backward adds with atomics, or may.
 SAME_BITS = ("a2lib", "eager")
-ALL = (*SAME_BITS, "compile", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+SDPA = "sdpa_flash", "sdpa_cudnn", "sdpa_efficient"
+ALL = (*SAME_BITS, *SDPA, *peers.COMPILED)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-import shutil
 
 import pytest
 
@@ -12,14 +11,13 @@ from a2lib.measure.section import COMMON
 from a2lib.measure.sections import (
     DERIVED,
     SECTIONS,
-    answers,
     notebooks,
     of_notebook,
     pages,
     readme_table,
 )
 from a2lib.paths import ROOT
-from a2lib.report.chapters.questions import NOT_MEASURED, NOT_YET, QUESTIONS, index, standing
+from a2lib.report import questions
 
 HARNESS = sorted((ROOT / "src" / "a2lib" / "experiments" / "harness").glob("*.py"))
 
@@ -42,24 +40,37 @@ def test_every_page_is_in_the_contents():
 
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=list(SECTIONS))
-def test_its_handler_can_be_called_and_its_answers_are_anchors_of_its_pages(section):
+def test_its_handler_can_be_called(section):
     module, _, name = section.handler.partition(":")
     assert callable(getattr(importlib.import_module(module), name))
-    texts = "".join((ROOT / "book" / f"{page}.md").read_text() for page in section.pages)
-    for answer in section.answers:
-        assert re.search(rf"^\({re.escape(answer.anchor)}\)=", texts, re.M), answer
 
 
-@pytest.mark.parametrize("page", DERIVED)
-def test_the_answers_of_a_page_that_derives_are_its_anchors(page):
-    text = (ROOT / "book" / f"{page}.md").read_text()
-    for answer in DERIVED[page]:
-        assert re.search(rf"^\({re.escape(answer.anchor)}\)=", text, re.M), answer
+@pytest.mark.parametrize("question", questions.load().values(), ids=lambda q: q.label)
+def test_a_question_is_answered_at_an_anchor_of_its_page_by_rows_of_its_part(question):
+    line = re.compile(rf"^\| `{question.id}`(?: {re.escape(question.part)})? · (.*)$", re.M)
+    shown = line.findall((ROOT / "book" / "questions.md").read_text(encoding="utf-8"))
+    assert len(shown) == 1, "one line of the index for each part"
+    assert shown[0].startswith(question.editions) and f'state("{question.label}")' in shown[0]
+    if not question.page:
+        assert questions.state(question.label) == "not measured yet" and "](#" not in shown[0]
+        return
+    assert f"](#{question.anchor})" in shown[0]
+    text = (ROOT / "book" / f"{question.page}.md").read_text(encoding="utf-8")
+    assert f"\n({question.anchor})=\n" in text
+    assert (question.page in DERIVED) == (not question.section)
+    if question.section:
+        assert question.page in pages() and question.has(question.rows)
 
 
-def test_a_derived_answer_needs_no_row(tmp_path):
-    shown = index("Parallelism on paper", [tmp_path]).text
-    assert all(f"](#{a.anchor}) |" in shown for group in DERIVED.values() for a in group)
+def test_the_state_of_a_part_is_counted_from_its_own_rows(monkeypatch):
+    """Other rows of its section do not answer it, and those that were lacking make it whole."""
+    warm = "benchmarking_script (c)"
+    assert questions.state(warm).startswith("partly")
+    monkeypatch.setattr(questions.Question, "has", lambda self, query: 1)
+    assert questions.state(warm) == "whole" and questions.state("fsdp_calcs") == "derived"
+    monkeypatch.setattr(questions.Question, "has", lambda self, query: 0)
+    assert questions.state(warm) == "not measured yet"
+    assert questions.counts()["whole"] == sum(not q.section for q in questions.load().values()) - 1
 
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=list(SECTIONS))
@@ -69,63 +80,12 @@ def test_the_readme_of_the_data_has_the_columns(section):
     assert len(after) == 2 and after[1].split("\n\n")[0] == readme_table(section)
 
 
-def test_the_index_lists_every_question_once_and_links_what_is_answered():
-    labels = [label for questions in QUESTIONS.values() for label, _ in questions]
-    assert len(set(labels)) == len(labels) and set(answers()) <= set(labels)
-    shown = "".join(index(group).text for group in QUESTIONS)
-    assert shown.count(NOT_YET) == len(labels) - len(answers())
-    assert all(f"[{a.title}](#{a.anchor})" in shown for a in answers().values())
-    page = (ROOT / "book" / "questions.md").read_text()
-    assert re.findall(r'^index\("(.*)"\)$', page, re.M) == list(QUESTIONS)
-
-
-def test_the_index_says_what_the_published_device_has_not_measured(tmp_path):
-    runs = (ROOT / "data" / "measured" / "runs.csv").read_text()
-    flash = (ROOT / "data" / "measured" / "flash" / "nvidia-h200.csv").read_text()
-    nothing = index("Attention", [tmp_path]).text
-    assert nothing.count(NOT_MEASURED) == nothing.count("](#")
-    (tmp_path / "measured" / "flash").mkdir(parents=True)
-    (tmp_path / "measured" / "runs.csv").write_text(runs)
-    (tmp_path / "measured" / "flash" / "cpu.csv").write_text(flash)
-    assert index("Attention", [tmp_path]).text == nothing
-    (tmp_path / "measured" / "flash" / "nvidia-h200.csv").write_text(flash)
-    assert index("Attention", [tmp_path]).text.count(NOT_MEASURED) < nothing.count(NOT_MEASURED)
-
-
-def test_the_first_page_says_how_many_questions_are_answered(tmp_path):
-    total = sum(map(len, QUESTIONS.values()))
-    derived = sum(map(len, DERIVED.values()))
-    none = standing([tmp_path]).text
-    assert none.startswith(
-        f"Of {total} questions {derived} are answered; {len(answers()) - derived}"
-    )
-    left = total - len(answers())
-    lacking = {0: ".", 1: "; one is not answered yet."}.get(left, f"; {left} are not answered yet.")
-    here = standing([ROOT / "data"]).text
-    assert none.endswith(f"rows of an NVIDIA H200{lacking}") and here.endswith(lacking)
-    shown = "".join(index(group, [ROOT / "data"]).text for group in QUESTIONS)
-    open_ = shown.count(NOT_YET) + shown.count(NOT_MEASURED)
-    assert here.startswith(f"Of {total} questions {total - open_} are answered")
-    assert "questions.standing()" in (ROOT / "book" / "index.md").read_text()
-
-
-def test_warm_up_is_answered_by_its_own_rows(tmp_path):
-    """Rows of the benchmark's table say nothing of the first steps of a process."""
-    for name in ("runs.csv", "benchmark/nvidia-h200.csv"):
-        (tmp_path / "measured" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / "data" / "measured" / name, tmp_path / "measured" / name)
-    lines = index("Profiling and benchmarking", [tmp_path]).text.splitlines()
-    [times, warm] = [line for line in lines if "(b)" in line and "script" in line or "(c)" in line
-                     and "script" in line]  # fmt: skip
-    assert NOT_MEASURED not in times and NOT_MEASURED in warm
-
-
 @pytest.mark.parametrize("path", HARNESS, ids=lambda path: path.stem)
 def test_the_harness_names_no_section_and_no_column_of_one(path):
     of_sections = {*SECTIONS}.union(*((*s.key, *s.values) for s in SECTIONS.values()))
     # Words of any notebook.
     of_sections -= {"note", "size", "second", "error", "kernel", "part", "compile"}
-    of_sections -= {"backend", "world_size", "launch", "memory"}
+    of_sections -= {"backend", "world_size", "launch", "memory", "ms_mean", "ms_std"}
     named = set()
     for node in ast.walk(ast.parse(path.read_text())):
         named |= {str(getattr(node, field, "")) for field in ("id", "attr", "arg", "value")}

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+# Makes the list of fonts where there is none: a notebook that has to says so among its errors.
+import matplotlib.font_manager  # noqa: F401
 import nbformat
 import pytest
 

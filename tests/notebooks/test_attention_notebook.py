@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from notebook_texts import texts
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +36,8 @@ def test_rows_are_stored_under_their_run(executed):
 
 def test_it_prints_its_tables_and_where_the_rows_are(executed):
     notebook, _ = executed
-    printed = "".join(
-        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
-    )
-    assert printed.count("±") == 2 and "saved bytes" in printed
+    printed = "".join(texts(executed[0]))
+    assert printed.count(" ± ") + printed.count(" (median)") == 2 and "Bytes that" in printed
     assert "-p sweep limit" in printed and "measured/attention/cpu.csv" in printed
 
 

@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from notebook_texts import texts
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,6 @@ def test_rows_are_stored_under_their_run(executed):
 
 def test_it_prints_its_table_and_shows_its_figure_once(executed):
     outputs = [output for cell in executed[0].cells for output in cell.get("outputs", ())]
-    printed = "".join(output.get("text", "") for output in outputs)
-    assert "reserved" in printed and "measured/checkpointing/cpu.csv" in printed
+    printed = "".join(texts(executed[0]))
+    assert "time and memory of a step" in printed and "measured/checkpointing/cpu.csv" in printed
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 1

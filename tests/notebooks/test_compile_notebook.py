@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from notebook_texts import texts
 
 ASKED = ["-p", "seq_len", "8", "-p", "head_dim", "4", "-p", "batch", "1", "-p", "model", "none"]
 
@@ -36,9 +37,7 @@ def test_rows_are_stored_under_their_run(executed):
 @pytest.mark.slow
 def test_it_prints_its_table_and_where_the_rows_are(executed):
     notebook, _ = executed
-    printed = "".join(
-        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
-    )
+    printed = "".join(texts(executed[0]))
     assert printed.count("plain fp32 8x4") == 4
     assert "No model is asked for here" in printed
     assert "measured/compile_attention/cpu.csv" in printed

@@ -30,7 +30,7 @@ written.write_text(f"{os.getppid()} {os.getpid()} {worker.pid}")
 written.rename("pids")
 time.sleep(600)
 """
-FILES = [f"src/a2lib/{name}.py" for name in ("__init__", "paths", "papermill_default")]
+FILES = [f"src/a2lib/{name}.py" for name in ("__init__", "errors", "paths", "papermill_default")]
 MAKE = ["make", "tiny"]
 MAKE_BOOK = ["make", "build/data/.ran-tiny"]
 DIRECT = [PAPERMILL, "notebooks/tiny.ipynb"]
@@ -39,6 +39,7 @@ KEPT = "stopped; every row measured so far is stored."
 
 @pytest.fixture
 def repository(tmp_path):
+    tmp_path = tmp_path / "a2lib of mine"
     for name in (*FILES, "Makefile", "dev/run_notebook.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

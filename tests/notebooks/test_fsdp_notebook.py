@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from notebook_texts import texts
 
 from a2lib.experiments.benchmark.configurations import TINY
 from a2lib.experiments.data_parallel.turns import FEWEST, TURNS
@@ -82,6 +83,6 @@ def test_each_gather_has_its_turn(executed):
 
 def test_it_prints_its_tables_and_shows_its_figure_once(executed):
     outputs = [output for cell in executed[0].cells for output in cell.get("outputs", ())]
-    printed = "".join(output.get("text", "") for output in outputs)
+    printed = "".join(texts(executed[0]))
     assert "travelling" in printed and "one GPU" in printed and "measured/fsdp/cpu.csv" in printed
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 1

@@ -4,6 +4,7 @@ Each test runs the real `papermill` program in a throw-away repository of one ti
 copy of a2lib stands first on the path, so that the notebooks of that repository are "ours".
 """
 
+import base64
 import csv
 import json
 import os
@@ -38,12 +39,13 @@ def write_notebook(path, text="seq_len: int = 16  # tokens per sequence"):
 
 @pytest.fixture
 def repository(tmp_path):
-    package = tmp_path / "src" / "a2lib"
+    root = tmp_path / "a2lib of mine"  # a space, and a name that messages have
+    package = root / "src" / "a2lib"
     package.mkdir(parents=True)
-    for name in ("__init__.py", "paths.py", "papermill_default.py"):
+    for name in ("__init__.py", "errors.py", "paths.py", "papermill_default.py"):
         shutil.copy(ROOT / "src" / "a2lib" / name, package)
-    write_notebook(tmp_path / "notebooks" / "tiny.ipynb")
-    return tmp_path
+    write_notebook(root / "notebooks" / "tiny.ipynb")
+    return root
 
 
 def environment(repository, **changes):
@@ -103,6 +105,11 @@ def assert_ran(repository, said, output=OUTPUT, value=65536):
     *_, printed, last = said.strip().splitlines()
     assert printed.strip() == f"measured at {value}"
     assert last == f"a2lib: the executed notebook is in {output}"
+
+
+def ours(text):
+    """The lines of ``text`` that a2lib says; a path in others' lines may have any name."""
+    return [line for line in text.splitlines() if line.startswith("a2lib: ")]
 
 
 def assert_untouched(repository, before):
@@ -182,12 +189,51 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(repository):
     assert done.stderr.strip() == f"a2lib: cannot make the folder of {OUTPUT}: Not a directory"
 
 
+BOMB = "seq_len = 3; open('bomb', 'w')"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-y", f'{{"{BOMB}": 1}}'], "is no name of a parameter; allowed are seq_len"),
+        (["-p", BOMB, "1"], "is no name of a parameter"),
+        (["-f", "given.yml"], "is no name of a parameter"),
+        (["-b", base64.b64encode(f'"{BOMB}": 1'.encode()).decode()], "is no name of a parameter"),
+        (["-p", "seq_len", "1", "-rlambda", "1"], "'lambda' is no name of a parameter"),
+        (["-y", "{seq_len: 1, 3: 1}"], "3 is no name of a parameter"),
+        (["-p", "seqlen", "1"], "unknown parameter seqlen (did you mean seq_len?); allowed are"),
+        (["--parameters_raw", "In", "1"], "unknown parameter In; allowed are seq_len"),
+    ],
+)
+@pytest.mark.parametrize("output", [[], ["out.ipynb"]], ids=["", "output"])
+def test_a_name_that_is_no_parameter_is_refused_before_a_kernel_starts(
+    repository, options, words, output
+):
+    before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
+    (repository / "given.yml").write_text(f'"{BOMB}": 1')
+    done = run(repository, [PAPERMILL, "notebooks/tiny.ipynb", *output, *options])
+    assert done.returncode == 1 and not (repository / "bomb").exists()
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ParameterError: ") and words in line
+    assert_untouched(repository, before)
+    assert not (repository / "out.ipynb").exists()
+
+
+def test_names_of_parameters_in_each_form_papermill_takes(repository):
+    (repository / "given.yml").write_text("seq_len: 1")
+    encoded = base64.b64encode(b"seq_len: 2").decode()
+    forms = ["-f", "given.yml", "-b", encoded, "-y", "{seq_len: 3}", "-r", "seq_len", "65536"]
+    done = run(repository, [*LITERAL, *forms])
+    assert done.returncode == 0, done.stderr
+    assert "seq_len = \"65536\"" in (nbformat.read(repository / OUTPUT, 4).cells[1].source)
+
+
 def test_switched_off_papermill_is_as_it_was(repository):
     before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
     done = run(repository, env={papermill_default.SWITCH: "No"}, input="")
     assert done.returncode == 1
     assert "Notebook does not appear to be JSON" in done.stderr
-    assert "a2lib" not in done.stderr.replace(str(repository), "")
+    assert not ours(done.stderr)
     assert_untouched(repository, before)
 
 
@@ -206,7 +252,7 @@ def test_a_notebook_elsewhere_is_untouched(repository):
     assert done.returncode == 0, done.stderr
     (shown,) = nbformat.reads(done.stdout, as_version=4).cells[-1].outputs
     assert shown.text == "measured at 16\n"
-    assert "a2lib:" not in done.stderr
+    assert not ours(done.stderr)
     write_notebook(repository / "elsewhere" / "tiny.ipynb")
     code, shown = in_terminal(repository, [PAPERMILL, "elsewhere/tiny.ipynb"])
     assert code == 2
@@ -217,7 +263,7 @@ def test_a_notebook_elsewhere_is_untouched(repository):
 def test_an_output_that_is_given_is_used(repository):
     done = run(repository, [*LITERAL, "mine.ipynb"])
     assert done.returncode == 0, done.stderr
-    assert "a2lib:" not in done.stderr
+    assert not ours(done.stderr)
     assert json.loads((repository / "mine.ipynb").read_text())["cells"]
     done = run(repository, [*LITERAL, "-"])
     assert done.returncode == 0, done.stderr
@@ -229,7 +275,7 @@ def test_asking_for_information_runs_nothing(repository):
     before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
     done = run(repository, [*LITERAL, "--help-notebook"])
     assert done.stdout
-    assert "a2lib:" not in done.stderr
+    assert not ours(done.stderr)
     assert_untouched(repository, before)
 
 
@@ -253,14 +299,57 @@ def test_make_shows_the_last_words_too(repository):
     assert done.returncode == 1 and "measured at" not in done.stderr
 
 
-def test_last_words_of_what_is_no_executed_notebook(tmp_path):
+def test_the_terminal_has_the_tables_and_the_folder_of_the_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    output, cell = nbformat.v4.new_output, nbformat.v4.new_code_cell
+    long = "\n".join(map(str, range(40)))
+    html = {"text/html": "<p>"}
+    tables = [output("display_data", html | {"text/plain": text}) for text in ("ms\n3", long)]
+    bar = output("display_data", {"text/plain": "100%"})
+    rows = output("stream", text="Rows: $A2LIB_DATA/measured/x.csv\n")
+    cells = [cell(outputs=[rows, bar]), cell(outputs=tables), cell(outputs=[rows])]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "a.ipynb")
+    papermill_default.say_results(tmp_path / "a.ipynb")
+    said = capsys.readouterr().err
+    assert said.startswith("ms\n3\n\n0\n1\n") and "\n... 16 more lines in the notebook\n" in said
+    assert said.endswith(f"\n\nRows: {tmp_path}/measured/x.csv\n") and said.count("Rows") == 1
+
+
+def test_sections_that_have_nothing_are_left_out_and_named(tmp_path):
+    markdown, output = nbformat.v4.new_markdown_cell, nbformat.v4.new_output
+
+    def code(text="", **metadata):
+        shown = [output("display_data", {"text/plain": text}, metadata=metadata)] if text else []
+        return nbformat.v4.new_code_cell(outputs=shown)
+
+    nothing = code("not asked for", a2lib="nothing")
+    cells = [markdown("# A"), markdown("## Check"), code()]
+    cells += [markdown("## B\nof it"), nothing, code()]
+    cells += [markdown("## C"), nothing, code("3"), markdown("## D"), nothing]
+    cells += [markdown("## Where"), code("there")]
+    for number, cell in enumerate(cells := [nbformat.from_dict(dict(cell)) for cell in cells]):
+        cell.id = str(number)
     path = tmp_path / "a.ipynb"
-    assert papermill_default.last_words(path) == ""
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    papermill_default.leave_out_empty(path)
+    left = nbformat.read(path, as_version=4)
+    nbformat.validate(left)
+    assert [cell.source for cell in left.cells if cell.cell_type == "markdown"] == [
+        *("# A", "## Check", "## C", "Not measured in this run: B; D.", "## Where")
+    ]
+    before = path.read_bytes()
+    papermill_default.leave_out_empty(path)
+    assert path.read_bytes() == before
+
+
+def test_results_of_what_is_no_executed_notebook(tmp_path):
+    path = tmp_path / "a.ipynb"
+    assert papermill_default.results(path) == ""
     for text in ("", "[]", "{}", '{"cells": []}', '{"cells": [{"cell_type": "code"}]}', "\0"):
         path.write_text(text)
-        assert papermill_default.last_words(path) == ""
+        assert papermill_default.results(path) == ""
     write_notebook(path)
-    assert papermill_default.last_words(path) == ""
+    assert papermill_default.results(path) == ""
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from notebook_texts import texts
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def test_rows_and_pictures_are_stored_under_their_run(executed):
 
 def test_it_prints_its_tables_and_shows_its_figure_once(executed):
     outputs = [output for cell in executed[0].cells for output in cell.get("outputs", ())]
-    printed = "".join(output.get("text", "") for output in outputs)
+    printed = "".join(texts(executed[0]))
     assert "tensors made" in printed and "by hooks" in printed
     assert "measured/memory_block/cpu.csv" in printed
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 1

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from notebook_texts import texts
 
 from a2lib.paths import ROOT
 
@@ -29,8 +30,7 @@ def papermill(*arguments, data):
 @pytest.fixture(scope="module")
 def executed(execute):
     notebook, measured = execute("mixed_precision", "-p", "terms", 50, "-p", "features", 16)
-    shown = [out.get("text", "") for c in notebook.cells for out in c.get("outputs", ())]
-    return "".join(shown), notebook, measured
+    return "\n".join(texts(notebook)), notebook, measured
 
 
 def test_it_prints_results_beside_predictions(executed):

@@ -46,12 +46,6 @@ def papermill(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("name", ["flash", "In"])
-def test_a_name_that_is_taken_is_no_parameter(papermill, name):
-    line = papermill("-p", name, "3")
-    assert line.startswith(f"ParameterError: unknown parameter {name}")
-
-
 def test_a_number_beyond_all_measure(papermill):
     line = papermill("-p", "time_limit_s", "1" * 400)
     assert line.startswith("ParameterError: time_limit_s = 1111") and len(line) < 200

@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from notebook_texts import texts
 
 from a2lib.measure import bulk
 
@@ -37,9 +38,7 @@ def test_rows_and_pictures_are_stored_under_their_run(executed):
 
 def test_it_says_who_traced_and_shows_kernels(executed):
     notebook, _ = executed
-    printed = "".join(
-        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
-    )
+    printed = "".join(texts(executed[0]))
     assert "traced by torch.profiler: the operators" in printed
     assert printed.count("tiny 8 train-step fp32 eager by torch") == 2
     assert "aten::mm" in printed and "measured/profile/cpu.csv" in printed

@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from notebook_texts import texts
 
 from a2lib.experiments.data_parallel.turns import FEWEST, TURNS
 
@@ -68,7 +69,7 @@ def test_memory_has_every_rank_at_every_moment_and_the_bytes_that_travel(rows):
 
 def test_it_prints_its_tables_and_shows_its_figure_once(executed):
     outputs = [output for cell in executed[0].cells for output in cell.get("outputs", ())]
-    printed = "".join(output.get("text", "") for output in outputs)
+    printed = "".join(texts(executed[0]))
     assert "tiny launched, fp32, eager: batch 2, context 8, 2 ranks of gloo" in printed
     assert "memory of tiny launched, fp32, eager, MB" in printed
     assert "measured/sharded_optimizer/cpu.csv" in printed

@@ -29,8 +29,10 @@ MODULES = (
     "checks_fsdp",
     "checks_fsdp_memory",
     "checks_fsdp_modules",
+    "checks_finish",
     "checks_checkpoint",
     "checks_schemes",
+    "checks_leaderboard",
 )
 GPU_MODULES = ("checks_capture", "checks_streams")
 CHECKS = {}

@@ -1,117 +1,40 @@
 """Ways for a group to fail, and what a launch must then say: the cases of test_failures.py and of
 dev/try_failures.py, drawn from a seed.
 
-The ranks train for ever with gloo, so that a case ends by its failure alone. The half that runs in
-them imports torch where it needs it: the launching side has none.
+The ranks train for ever with gloo, or wait, so that a case ends by its failure alone; what they run
+is in failing.py. The launching side has no torch.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import itertools
+import json
 import os
 import random
 import re
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from a2lib.parallel import LaunchError, launch
-from a2lib.parallel.lifeline import is_alive
+from failing import LIMIT_S, MARK, SIGNALS
 
-LIMIT_S = 120  # far more than a launch takes
-# Nodes that do not find each other can only wait for it.
+from a2lib.parallel import LaunchError, launch
+from a2lib.parallel.lifeline import PREFIX, is_alive
+
+# Nodes that do not find each other can only wait for it, and a flood has no other end.
 ALONE_S = 15
-MARK = "A2LIB_TEST_CASE"  # a variable that every process of a case has
+# How long the agent of a launcher that was killed may take to end what it started.
+AFTER_S = 15
 WRAPPERS = ("DDP", "BucketedDDP", "FlatDDP", "NaiveDDP", "FSDP")
 STEPS = 5  # the failure is in one of the first so many
-
-# What runs in the ranks.
-
-
-def train(wrapper: str, how: str, where: str, who: int, step: int, delay_s: float) -> None:
-    """Train until rank ``who`` "raises" or "is killed" in that step: "before", "in" or "after" the
-    collectives of its gradients, or at "any time", ``delay_s`` after the step began."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
-    torch.set_num_threads(1)
-    # A process of the rank's own has to end too.
-    subprocess.Popen(["sleep", str(10 * LIMIT_S)])
-
-    def fail(*_):
-        if how == "is killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise LookupError("no such thing")
-
-    class Between(nn.Module):
-        """Fails in the backward of what follows it, where ``now``."""
-
-        now = False
-
-        def forward(self, x):
-            if self.now:
-                x.register_hook(fail)
-            return x
-
-    between = Between()
-    module = nn.Sequential(nn.Linear(8, 16), between, nn.Linear(16, 16), nn.Linear(16, 2))
-    model = wrapped(wrapper, module)
-    own = dist.get_rank() == who
-    for number in itertools.count():
-        now = own and number == step
-        if number == step and (how, where) == ("is killed", "in") and not own:
-            time.sleep(delay_s + 0.3)  # the other one waits in its collective
-        if now and how == "is killed" and where in ("in", "any time"):
-            threading.Timer(delay_s, fail).start()
-        between.now = now and (how, where) == ("raises", "in")
-        loss = model(torch.ones(4, 8)).square().sum()
-        if now and where == "before":
-            fail()
-        loss.backward()
-        model.finish_gradient_synchronization()
-        if now and where == "after":
-            fail()
-        # A plain step: PyTorch's optimizers import its compiler, which doubles the start.
-        with torch.no_grad():
-            for p in model.parameters():
-                if p.grad is not None:
-                    p -= 0.01 * p.grad
-
-
-def mismatched(wrapper: str, who: int, width: int) -> None:
-    """Wrap a model, or reduce a tensor ("all_reduce"), that has other sizes on rank ``who``."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
-    width = width if dist.get_rank() == who else 16
-    subprocess.Popen(["sleep", str(10 * LIMIT_S)])
-    if wrapper == "all_reduce":
-        dist.all_reduce(torch.ones(width))
-    else:
-        wrapped(wrapper, nn.Sequential(nn.Linear(8, width), nn.Linear(width, 2)))
-
-
-def wrapped(wrapper: str, module):
-    from a2lib import parallel
-
-    if wrapper == "ShardedOptimizer":
-        import torch
-
-        return parallel.ShardedOptimizer(module.parameters(), torch.optim.AdamW)
-    if wrapper == "BucketedDDP":
-        return parallel.BucketedDDP(module, 0.0005)
-    return getattr(parallel, wrapper)(module)
-
-
-# What launches them.
 
 
 @dataclass(frozen=True)
@@ -122,7 +45,13 @@ class Case:
     raises: tuple[tuple[str, str, str], ...]
     # Kill this rank from outside, so many seconds after its process began.
     kill: tuple[int, float] | None = None
+    # Send these signals to the "launcher", its "agent" or "torchrun", so many seconds after all
+    # ranks were ready (``early``: since the start) and apart; none let a launcher's program end.
+    act: tuple[str, tuple[str, ...], float, float] | None = None
+    early: bool = False
     holds_port: bool = False
+    program: bool = False  # a process of its own launches
+    room: int | None = None  # in bytes, of a file system that is its temporary folder
 
 
 def _train(how: str, draw: random.Random, processes: int) -> Case:
@@ -176,7 +105,8 @@ def world_size(draw: random.Random, processes: int) -> Case:
     if how == "nobody joins":
         first["time_limit_s"] = ALONE_S
         says = (
-            rf"{nodes} ranks had not .+ {ALONE_S} s; none of this node's had started: all nodes .+"
+            rf"{nodes} ranks had not .+ {ALONE_S} s; none of this node's had started: "
+            r"\S+ answers; all nodes .+"
         )
         return Case(f"{nodes} nodes, and one is there", (first,), (("TimeLimitPassed", says, ""),))
     if how == "other processes":
@@ -195,7 +125,7 @@ def world_size(draw: random.Random, processes: int) -> Case:
         for i, n in enumerate((2, 3))
     )
     waits = rf"[23] ranks had not .+ {2 * ALONE_S} s"
-    alone = rf"{waits}; none of this node's had started: all nodes .+"
+    alone = rf"{waits}; none of this node's had started: .+; all nodes .+"
     world = "ValueError: the world has 2 ranks, this node was launched for 3 x 1; .+"
     kinds = "TimeLimitPassed|RankFailed"
     return Case(
@@ -216,9 +146,138 @@ def port(draw: random.Random, processes: int) -> Case:
     )
 
 
+def exits(draw: random.Random, processes: int) -> Case:
+    """A rank that ends without an exception."""
+    how = draw.choice((*SIGNALS, "raises SystemExit", "exits"))
+    who, where, wrapper = (
+        draw.randrange(processes), draw.choice(("before", "after")), draw.choice(WRAPPERS)
+    )  # fmt: skip
+    step = draw.randrange(STEPS)
+    given = dict(wrapper=wrapper, how=how, where=where, who=who, step=step, delay_s=0)
+    words = {
+        "raises SystemExit": "SystemExit: 0",
+        "exits": "exited with code 0 before its function had returned",
+    }.get(how, f"killed by {how}")
+    return Case(
+        f"{wrapper}, rank {who} of {processes}: {how} {where}, step {step}",
+        (_call("train", given, processes),),
+        (("RankFailed", f"rank {who} of {processes}: {words}", ""),),
+    )
+
+
+def floods(draw: random.Random, processes: int) -> Case:
+    how = draw.choice(("prints", "a child prints", "one line without end", "events"))
+    says = rf"{processes} ranks had not finished within the time limit of {ALONE_S} s"
+    call = _call("flood", {"how": how}, processes, device=None) | {"time_limit_s": ALONE_S}
+    return Case(f"{processes} ranks, {how}", (call,), (("TimeLimitPassed", says, ""),))
+
+
+def interrupted(draw: random.Random, processes: int) -> Case:
+    """Three Ctrl-C, together or apart."""
+    early, after_s = _moment(draw)
+    act = ("launcher", ("SIGINT",) * 3, after_s, draw.choice((0, 0.01, 0.1, 0.5)))
+    given = dict(how="waits", who=0, emptied=True)
+    when = f"after {after_s:.2f} s{' of the start' if early else ''}, {act[3]} s apart"
+    return Case(
+        f"{processes} ranks, three Ctrl-C {when}",
+        (_call("bears", given, processes, device=None),),
+        (("SIGINT", "", ""),),
+        act=act,
+        early=early,
+        program=True,
+    )
+
+
+def children(draw: random.Random, processes: int) -> Case:
+    """Ranks with processes of their own, whatever ends them."""
+    ends = ("SIGKILL", "SIGTERM", "SIGHUP", "daemon")
+    how, who = draw.choice(("raises", "is killed", "returns", *ends)), draw.randrange(processes)
+    given = dict(how="waits" if how in ends else how, who=who, emptied=True)
+    call = _call("bears", given, processes, device=None)
+    says = {
+        "raises": ("RankFailed", f"rank {who} of {processes}: LookupError: no such thing", ""),
+        "is killed": ("RankFailed", f"rank {who} of {processes}: killed by SIGKILL", ""),
+        "daemon": ("none", "", ""),
+        "returns": ("none", "no error", ""),
+    }.get(how, (how, "", ""))
+    early, after_s = _moment(draw)
+    act = ("launcher", () if how == "daemon" else (how,), after_s, 0)
+    when = f" after {after_s:.2f} s{' of the start' if early else ''}" if how in ends else ""
+    return Case(
+        f"{processes} ranks, {how}{when}",
+        (call | ({"daemon": True} if how == "daemon" else {}),),
+        (says,),
+        act=act if how in ends else None,
+        early=early,
+        program=True,
+    )
+
+
+def _moment(draw: random.Random) -> tuple[bool, float]:
+    """Whether seconds count from the start on, and how many."""
+    early = draw.random() < 0.3
+    return early, draw.uniform(0, 4 if early else 1)
+
+
+def agent(draw: random.Random, processes: int) -> Case:
+    who, how = draw.choice(("agent", "torchrun")), draw.choice(("SIGKILL", "SIGSTOP", "SIGSEGV"))
+    given = dict(how="waits", who=0, emptied=how == "SIGSTOP")
+    words = "stopped by a signal .+" if how == "SIGSTOP" else f"killed by {how}"
+    return Case(
+        f"{processes} ranks, {who} gets {how}",
+        (_call("bears", given, processes, device=None),),
+        (("LaunchError", f"torchrun was {words}", ""),),
+        act=(who, (how,), draw.uniform(0, 1), 0),
+    )
+
+
+def full(draw: random.Random, processes: int) -> Case:
+    """Arguments, a result or a rank's own file that are larger than the temporary folder."""
+    room = draw.choice((4096, 1 << 16, 1 << 20))
+    what = draw.choice(("arguments", "result", "a file"))
+    given = dict(what=what, bytes_=3 * room)
+    if what == "arguments":
+        given["what"] *= room // 4
+    wanted = r"the temporary folder \S+ is full: [\d,]+ bytes wanted .+\(No space left .+"
+    says = {
+        "arguments": ("LaunchError", wanted, ""),
+        "result": ("none", "no error", ""),
+        "a file": ("RankFailed", r"rank \d of \d: OSError: \[Errno 28\] No space left .+", ""),
+    }[what]
+    call = _call("stores", given, processes, device=None)
+    return Case(f"{room:,} bytes, {what}", (call,), (says,), program=True, room=room)
+
+
+def endpoint(draw: random.Random, processes: int) -> Case:
+    """No endpoint at all, or one that nobody has."""
+    malformed = ("host", "localhost:0", "a:b:c", "host:", ":29500", "host:65536", "host:-1")
+    tried = {
+        "no.such.host.invalid:29512": r"tried to connect to \S+: Name or service not known",
+        "127.0.0.1:1": r"tried to connect to \S+: Connection refused",
+    }
+    where = draw.choice(malformed if draw.random() < 0.5 else tuple(tried))
+    call = _call("bears", dict(how="returns", who=0, emptied=False), 1, device=None)
+    call |= dict(nodes=2, node=1, endpoint=where, time_limit_s=ALONE_S)
+    says = ("other", r"ValueError\(.+endpoint must be 'host:port'.+", "")
+    if where in tried:
+        first = rf"2 ranks had not .+; none of this node's had started: {tried[where]}; all .+"
+        says = ("TimeLimitPassed", first, "")
+    return Case(where, (call,), (says,))
+
+
+def silent(draw: random.Random, processes: int) -> Case:
+    """An endpoint that neither takes a connection nor refuses it."""
+    call = _call("bears", dict(how="returns", who=0, emptied=False), processes, device=None)
+    call |= dict(nodes=2, node=1, time_limit_s=ALONE_S)
+    tried = r"tried to connect to 127\.0\.0\.1:\d+: timed out"
+    first = rf"{2 * processes} ranks had not .+; none of this node's had started: {tried}; all .+"
+    return Case(f"{processes} ranks a node", (call,), (("TimeLimitPassed", first, ""),),
+                holds_port=True)  # fmt: skip
+
+
 def _call(target: str, arguments: dict, processes: int, **options) -> dict:
     return dict(
-        target=f"{Path(__file__).stem}:{target}",
+        target=f"failing:{target}",
         arguments=arguments,
         processes=processes,
         time_limit_s=LIMIT_S,
@@ -232,6 +291,14 @@ KINDS = {
     "shapes": shapes,
     "world": world_size,
     "port": port,
+    "exits": exits,
+    "flood": floods,
+    "ctrl-c": interrupted,
+    "children": children,
+    "agent": agent,
+    "full": full,
+    "endpoint": endpoint,
+    "silent": silent,
 }
 
 
@@ -239,8 +306,9 @@ KINDS = {
 class Outcome:
     clear: list[bool] = field(default_factory=list)  # of each node
     said: list[str] = field(default_factory=list)
-    output: list[str] = field(default_factory=list)
+    output: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=500))
     orphans: list[int] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)  # what is left in the temporary folder
     seconds: float = 0.0
 
 
@@ -249,11 +317,16 @@ def attempt(case: Case, env: dict[str, str], mark: str | None = None) -> Outcome
     mark, outcome, begin = mark or uuid.uuid4().hex, Outcome(), time.monotonic()
     said: dict[int, tuple[str, str]] = {}
     over = threading.Event()
+    ready: set[tuple[int, int]] = set()
 
-    def one(node: int, options: dict, where: dict) -> None:
-        note = lambda rank, line: outcome.output.append(f"[node {node} rank {rank}] {line}")  # noqa: E731
+    def note(node: int, rank: int, line: str) -> None:
+        outcome.output.append(f"[node {node} rank {rank}] {line}")
+        if line == "ready":
+            ready.add((node, rank))
+
+    def one(node: int, options: dict) -> None:
         try:
-            launch(**options, **where, env={**env, MARK: mark}, on_output=note)
+            launch(**options, env=env, on_output=lambda *said: note(node, *said))
         except LaunchError as error:
             said[node] = type(error).__name__, str(error)
         except BaseException as error:
@@ -261,29 +334,50 @@ def attempt(case: Case, env: dict[str, str], mark: str | None = None) -> Outcome
         else:
             said[node] = "none", "no error"
 
-    with socket.socket() as bound:
+    with (
+        tempfile.TemporaryDirectory(prefix="a2lib-try-") as folder,
+        _temporary(folder),
+        socket.socket() as bound,
+        socket.socket() as other,
+    ):
+        env = {**env, MARK: mark, "TMPDIR": folder}
         bound.bind(("127.0.0.1", 0))
         where = {"endpoint": f"127.0.0.1:{bound.getsockname()[1]}"}
-        bound.listen() if case.holds_port else bound.close()
-        threads = [
-            threading.Thread(target=one, args=(i, x, where if "nodes" in x else {}))
-            for i, x in enumerate(case.nodes)
-        ]
+        if case.holds_port:
+            bound.listen(0)
+            other.connect(bound.getsockname())  # whoever comes after it has no answer
+        else:
+            bound.close()
+        calls = [(where if "nodes" in x else {}) | x for x in case.nodes]
+        threads = [threading.Thread(target=one, args=call) for call in enumerate(calls)]
         if case.kill:
-            killer = threading.Thread(target=_kill, args=(mark, *case.kill, over))
-            killer.start()
+            threads.append(threading.Thread(target=_kill, args=(mark, *case.kill, over)))
+        if case.act and not case.program:
+            wanted = sum(call["processes"] for call in calls)
+            threads.append(
+                threading.Thread(target=_act, args=(case, mark, lambda: len(ready) == wanted, over))
+            )
+        if case.program:
+            said[0] = _program(case, env, mark, outcome)
+            threads = []
         for thread in threads:
             thread.start()
-        for thread in threads:
+        for thread in threads[: len(calls)]:
             thread.join()
         over.set()
-        if case.kill:
-            killer.join()
-    outcome.seconds = time.monotonic() - begin
-    outcome.orphans = left(mark)
+        for thread in threads[len(calls) :]:
+            thread.join()
+        outcome.seconds = time.monotonic() - begin
+        until = time.monotonic() + (AFTER_S if case.program else 0)
+        while (left(mark) or _folders(folder)) and time.monotonic() < until:
+            time.sleep(0.05)
+        outcome.orphans = left(mark)
+        outcome.folders += _folders(folder)
+        commands = [b" ".join(_words(pid, "cmdline")).decode() for pid in outcome.orphans]
+        outcome.output += [f"left: {name}" for name in (*commands, *outcome.folders)]
     for node, (kind, first, within) in enumerate(case.raises):
         name, text = said[node]
-        line = text.splitlines()[0]
+        line = text.partition("\n")[0]
         outcome.clear.append(
             bool(re.fullmatch(kind, name) and re.fullmatch(first, line) and within in text)
         )
@@ -291,27 +385,115 @@ def attempt(case: Case, env: dict[str, str], mark: str | None = None) -> Outcome
     return outcome
 
 
+def _folders(folder: str) -> list[str]:
+    """What launches have left there; PyTorch leaves a folder for its compiler."""
+    return [name for name in os.listdir(folder) if name.startswith(PREFIX)]
+
+
+@contextlib.contextmanager
+def _temporary(folder: str):
+    """Have Python's temporary files in ``folder``."""
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _program(case: Case, env: dict[str, str], mark: str, outcome: Outcome) -> tuple[str, str]:
+    """Launch from a process of its own; what it said, or the signal that ended it."""
+    [call] = case.nodes
+    command = [sys.executable, str(Path(__file__).with_name("launching.py"))]
+    if case.room:
+        mount = f'mount -t tmpfs -o size={case.room} none {env["TMPDIR"]} && exec "$@"'
+        command = ["unshare", *"--user --map-root-user --mount sh -c".split(), mount, "", *command]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env={**os.environ, **env},
+        preexec_fn=_heed_signals,
+    ) as process:
+        process.stdin.write(json.dumps(call) + "\n")
+        process.stdin.flush()
+        if case.act:
+            for line in () if case.early else process.stdout:
+                outcome.output.append(line.rstrip())
+                if sum(said.endswith("ready") for said in outcome.output) == call["processes"]:
+                    break
+            _act(case, mark, lambda: True, threading.Event(), process)
+        out, err = process.communicate(timeout=LIMIT_S)
+    outcome.output += [*out.splitlines(), *err.splitlines()]
+    if process.returncode < 0:
+        return signal.Signals(-process.returncode).name, ""
+    if process.returncode or case.act:
+        return ("other", err) if process.returncode else ("none", "")
+    kind, text, folders = json.loads(out.splitlines()[-1])
+    outcome.folders += folders if case.room else []
+    return kind, text
+
+
+def _heed_signals() -> None:
+    """A shell in the background has the first ignored, nohup the second."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _act(case: Case, mark: str, ready, over: threading.Event, launcher=None) -> None:
+    """Do to a launch what ``case.act`` says."""
+    who, signals, after_s, apart_s = case.act
+    while not ready() and not over.wait(0.02):
+        pass
+    over.wait(after_s)
+    if not signals:
+        launcher.stdin.close()
+        launcher.stdin = None
+    for name in () if over.is_set() else signals:
+        pid = launcher.pid if who == "launcher" else _agents(mark)[who == "torchrun"]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, getattr(signal, name))
+        time.sleep(apart_s)
+
+
+def _agents(mark: str) -> list[int]:
+    """The agent, and torchrun below it."""
+    found = [pid for pid in left(mark) if b"a2lib.parallel.agent" in _words(pid, "cmdline")]
+    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+               for pid in found}  # fmt: skip
+    return sorted(found, key=lambda pid: parents[pid] in found)
+
+
 def _kill(mark: str, rank: int, after_s: float, over: threading.Event) -> None:
     """Kill the rank from outside, once its process has been there for so long."""
     begin = None
     while not over.is_set():
         for pid in left(mark):
-            with contextlib.suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                own = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if b"a2lib.parallel.rank" in command.split(b"\0") and b"RANK=%d" % rank in own:
-                    begin = begin or time.monotonic()
-                    if time.monotonic() - begin >= after_s and b".agent" not in command:
-                        os.kill(pid, signal.SIGKILL)
-                        return
+            command = _words(pid, "cmdline")
+            if b"a2lib.parallel.rank" in command and b"RANK=%d" % rank in _words(pid, "environ"):
+                begin = begin or time.monotonic()
+                if time.monotonic() - begin >= after_s and b"a2lib.parallel.agent" not in command:
+                    os.kill(pid, signal.SIGKILL)
+                    return
         over.wait(0.02)
 
 
 def left(mark: str) -> list[int]:
-    """The processes that run and have the mark in their environment, this one not among them."""
-    found, words = [], f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if words in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+    """The processes that run and have the mark in their environment or their command, this one not
+    among them."""
+    words = f"{MARK}={mark}".encode()
+    found = [
+        int(folder.name)
+        for folder in Path("/proc").glob("[0-9]*")
+        if words in _words(folder.name, "environ") or words in _words(folder.name, "cmdline")
+    ]
     return [pid for pid in found if pid != os.getpid() and is_alive(pid)]
+
+
+def _words(pid: int | str, what: str) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/{what}").read_bytes().split(b"\0")
+    except OSError:
+        return []

@@ -31,12 +31,25 @@ def fails(how: str, pids: str) -> None:
             time.sleep(0.01)
         if how == "raises":
             raise LookupError("no such\nthing")
+        if how == "raises SystemExit":
+            sys.exit(0)
+        print("last words")
         if how == "is killed":
-            print("last words")
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "gets SIGUSR1":
+            os.kill(os.getpid(), signal.SIGUSR1)
+        if how == "exits":
+            os._exit(0)
     if how == "raises":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stand_still()
+
+
+def floods() -> None:
+    if RANK == 1:
+        subprocess.Popen(["yes"])
+    while True:
+        print("no end")
 
 
 def stand_still() -> None:

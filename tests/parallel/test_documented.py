@@ -35,7 +35,7 @@ def documented(rank_env, tmp_path):
     [script] = re.findall(r"```bash\n(#!.*?)```", section, re.S)
     (tmp_path / "train.py").write_text(program)
     (tmp_path / "train.sbatch").write_text(script)
-    commands = {**SLURM, "python": f'exec {sys.executable} "$@"'}
+    commands = {**SLURM, "python": f'exec "{sys.executable}" "$@"'}
     for name, lines in commands.items():
         (tmp_path / "bin").mkdir(exist_ok=True)
         path = tmp_path / "bin" / name

@@ -36,7 +36,26 @@ def test_one_clear_error_and_nothing_left(rank_env, kind, seed, what):
     assert case.what.startswith(what)
     outcome = failures.attempt(case, rank_env)
     assert outcome.clear == [True] * len(case.nodes), outcome.said
-    assert outcome.orphans == []
+    assert outcome.orphans == outcome.folders == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "what"),
+    [
+        ("children 9", "SIGKILL after"),
+        ("children 12", "daemon after"),
+        ("ctrl-c 12", "three Ctrl-C after 0.97 s, 0 s apart"),
+        ("agent 4", "torchrun gets SIGKILL"),
+        ("agent 0", "agent gets SIGSTOP"),
+    ],
+)
+def test_nothing_is_left_where_the_launch_cannot_see_to_it(rank_env, seed, what):
+    case = failures.KINDS[seed.partition(" ")[0]](random.Random(seed), 2)
+    assert what in case.what
+    outcome = failures.attempt(case, rank_env)
+    assert outcome.clear == [True], outcome.said
+    assert outcome.orphans == outcome.folders == []
 
 
 @pytest.mark.parametrize(
@@ -116,8 +135,8 @@ def test_tries_are_counted_and_not_run_again(command, monkeypatch, tmp_path, cap
         return command.main(), capsys.readouterr().out.splitlines()
 
     code, lines = main(2)
-    assert code == 1 and len(ran) == 10
-    assert lines[-6:] == [
+    assert code == 1 and len(ran) == 2 * len(failures.KINDS)
+    assert lines[-len(failures.KINDS) - 1 :][:6] == [
         "kind      tries  4 ranks  clear  hangs  orphans  longest",
         "killed        2        0      2      0        0    2.5 s",
         "raises        2        0      2      0        1    2.5 s",
@@ -131,7 +150,7 @@ def test_tries_are_counted_and_not_run_again(command, monkeypatch, tmp_path, cap
     }
     assert lines.count("said") == lines.count("printed") == 5
     code, lines = main(4)
-    assert len(ran) == len(set(ran)) == 20
+    assert len(ran) == len(set(ran)) == 4 * len(failures.KINDS)
     assert "killed        4        1      4      0        0    4.5 s" in lines
     rows = [json.loads(x) for x in (tmp_path / "new" / "tries.jsonl").read_text().splitlines()]
     assert {(row["kind"], row["number"]) for row in rows} == set(ran)

@@ -4,19 +4,21 @@ Ranks without torch, since only torchrun is under test; with it they are in the 
 """
 
 import concurrent.futures
+import errno
 import os
 import re
-import signal
 import socket
 import subprocess
-import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed, launch
-from a2lib.parallel.launcher import first_to_fail
+from a2lib.parallel.channel import Channel, send
+from a2lib.parallel.lifeline import FOLDER, PREFIX, is_alive, new_folder
+from a2lib.parallel.watch import _how, first_to_fail
 
 LIMIT_S = 120  # far more than a launch takes
 
@@ -31,13 +33,6 @@ def alive(folder):
             continue
         states[int(pid)] = stat.rpartition(")")[2].split()[0]
     return [pid for pid, state in states.items() if state not in "ZX"]
-
-
-def until(condition):
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_results_progress_and_output(rank_env):
@@ -64,6 +59,10 @@ def test_results_progress_and_output(rank_env):
     [
         ("raises", "rank 1 of 2: LookupError: no such", 'raise LookupError("no such\\nthing")'),
         ("is killed", "rank 1 of 2: killed by SIGKILL", "last words"),
+        # None of these is an exception, or what torchrun takes for a failure.
+        ("gets SIGUSR1", "rank 1 of 2: killed by SIGUSR1", "last words"),
+        ("raises SystemExit", "rank 1 of 2: SystemExit: 0", "sys.exit(0)"),
+        ("exits", "rank 1 of 2: exited with code 0 before its function had returned", "last words"),
     ],
 )
 def test_a_rank_that_fails(rank_env, tmp_path, how, first, within):
@@ -99,23 +98,6 @@ def test_the_time_limit_ends_the_group_and_says_where_it_stood(rank_env, tmp_pat
     assert len(os.listdir(tmp_path)) == 3 and alive(tmp_path) == []
 
 
-def test_a_killed_launcher_leaves_no_rank(rank_env, tmp_path, tmp_path_factory):
-    launcher = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("killed.py"), tmp_path],
-        # Its folder of files does stay.
-        env={**os.environ, **rank_env, "TMPDIR": str(tmp_path_factory.mktemp("left"))},
-    )
-    until(lambda: len(os.listdir(tmp_path)) == 3)
-    ranks = alive(tmp_path)
-    assert len(ranks) == 3
-    launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
-    # What a rank started is not the launcher's to end once it is killed; see the module.
-    started = [pid for pid in ranks if "-c" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
-    until(lambda: alive(tmp_path) == started)
-    os.kill(started[0], signal.SIGKILL)
-
-
 def test_two_nodes_meet(rank_env):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -142,7 +124,8 @@ def test_two_nodes_meet(rank_env):
 
 def test_a_node_that_nobody_joins(rank_env):
     """The world is smaller than it was said to be."""
-    with pytest.raises(TimeLimitPassed, match="^2 ranks .* none of this node's had started: all"):
+    tried = "tried to connect to 127.0.0.1:1: Connection refused; all nodes must be"
+    with pytest.raises(TimeLimitPassed, match=f"^2 .* none of this node's had started: {tried}"):
         launch(
             "launched:talks",
             {"times": 0},
@@ -151,7 +134,8 @@ def test_a_node_that_nobody_joins(rank_env):
             device=None,
             env=rank_env,
             nodes=2,
-            endpoint="127.0.0.1:0",
+            node=1,
+            endpoint="127.0.0.1:1",
         )
 
 
@@ -159,10 +143,23 @@ def test_a_node_that_nobody_joins(rank_env):
     ("change", "message"),
     [
         ({"target": "launched"}, "target must be 'module:function'; got 'launched'"),
-        ({"processes": 0}, "processes must be a whole number from 1 on; got 0"),
-        ({"time_limit_s": 0}, "time_limit_s must be above 0; got 0"),
+        ({"processes": 0}, "processes must be a whole number from 1 to 1024; got 0"),
+        ({"processes": 10**6}, "processes must be a whole number from 1 to 1024; got 1000000"),
+        ({"nodes": 10**6}, "nodes must be a whole number from 1 to 65536; got 1000000"),
+        *(
+            ({name: value}, f"{name} must be from 0.001 to 31,536,000 s, a year; got {value!r}")
+            for name in ("time_limit_s", "collective_timeout_s")
+            for value in (0, -1, 1e30, float("inf"), float("nan"), "9")
+        ),
         ({"device": "tpu"}, "device must be 'cpu', 'cuda' or None; got 'tpu'"),
         ({"nodes": 2}, "several nodes need endpoint, the 'host:port' of node 0"),
+        *(
+            (
+                {"nodes": 2, "endpoint": given},
+                f"endpoint must be 'host:port' with a port from 1 to 65535; got {given!r}",
+            )
+            for given in ("host", "host:", ":1", "host:0", "host:65536", "a:b:c", "::1:9")
+        ),
         ({"node": 1}, "node must be from 0 to 0; got 1"),
     ],
 )
@@ -183,8 +180,100 @@ def test_who_was_first():
     assert first_to_fail({0: (-9, 7), 1: (3, 1)}, {}) == 1
     assert first_to_fail({0: (1, 1), 1: (1, 1)}, {0: late, 1: raised}) == 1
     assert first_to_fail({0: (-15, 1), 1: (1, 1)}, {1: gone}) == 1
+    assert first_to_fail({0: (1, 1), 1: (0, 1)}, {0: gone}) == 1
+    assert first_to_fail({0: (None, 1), 1: (1, 2)}, {}) == 0
+
+
+def test_a_signal_without_a_name():
+    assert [_how(-9, None), _how(-50, None)] == ["killed by SIGKILL", "killed by signal 50"]
 
 
 def test_what_a_notebook_shows():
     error = LaunchError("first\n\nTraceback", 1)
     assert error._render_traceback_() == ["LaunchError: first\n\nTraceback"]
+
+
+@pytest.mark.slow
+def test_a_flood_ends_with_the_time_limit(rank_env):
+    """However slowly it is heard; a child of rank 1 goes on after the ranks."""
+    heard = []
+
+    def hear(rank, line):
+        heard.append((rank, line))
+        time.sleep(0.01)
+
+    with pytest.raises(TimeLimitPassed, match="^2 ranks had not finished"):
+        launch(
+            "launched:floods",
+            processes=2,
+            time_limit_s=8,
+            device=None,
+            env=rank_env,
+            on_output=hear,
+        )
+    assert len(heard) > 2
+    assert [rank for rank, _ in heard[-2:]] == [0, 1]
+    assert all(re.fullmatch(r"\([\d,]+ more lines, not shown\)", line) for _, line in heard[-2:])
+
+
+def test_a_pipe_is_read_in_bounded_pieces_and_messages_whole(tmp_path):
+    out, messages = (Channel(str(tmp_path), 0, kind) for kind in ("out", "messages"))
+    try:
+        writer = os.open(tmp_path / "0.out", os.O_WRONLY | os.O_NONBLOCK)
+        assert os.write(writer, b"\n" + b"x" * 10**6) == 1 << 16  # and no more until it is read
+        assert out.lines() == [""] and out.more
+        os.write(writer, b"y" * 10)
+        assert [len(line) for line in out.lines()] == [(1 << 16) + 9]
+        os.write(writer, b"last")
+        os.close(writer)
+        assert out.lines() == [] and out.lines(to_the_end=True) == ["last"]
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            sent = threads.submit(send, str(tmp_path), 0, "result", "z" * 10**6)
+            lines = []
+            while not lines:
+                lines = messages.lines()
+            sent.result()
+        assert lines == [f'["result", "{"z" * 10**6}"]']
+    finally:
+        out.close()
+        messages.close()
+
+
+def test_a_temporary_folder_that_is_full(tmp_path, monkeypatch):
+    def mkfifo(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "mkfifo", mkfifo)
+    given = dict(processes=1, time_limit_s=1, device=None)
+    with pytest.raises(LaunchError) as caught:
+        launch("launched:talks", {"times": "x" * 1000}, **given)
+    assert re.fullmatch(
+        rf"the temporary folder {re.escape(str(tmp_path))} is full: 1,\d+ bytes wanted for the "
+        r"arguments, and 7 files \(No space left on device\); TMPDIR names another",
+        str(caught.value),
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_dead_launch_has_left_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    alive, lock = new_folder()
+    dead, other = new_folder()
+    os.close(other)
+    strange = tmp_path / f"{PREFIX}of another version"
+    strange.mkdir()
+    started = [
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, FOLDER: folder})
+        for folder in (alive, dead)
+    ]
+    try:
+        mine, own = new_folder()
+        os.close(own)
+        assert {str(path) for path in tmp_path.iterdir()} == {alive, mine, str(strange)}
+        assert [is_alive(process.pid) for process in started] == [True, False]
+    finally:
+        os.close(lock)
+        for process in started:
+            process.kill()
+            process.communicate()

@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from a2lib.report import data, metrics, panels, style, svg
-from a2lib.report.chapters.flash import drawing, figures
-from a2lib.report.chapters.flash.view import LOOKS, VIEW
-from a2lib.report.figures import HEAT
-from a2lib.report.metrics import pick
+from a2lib.report import data, panels, plots, style, svg
+from a2lib.report.page import pick
+from a2lib.report.pages import flash, flash_drawings, flash_shapes
+from a2lib.report.pages.flash import LOOKS
+from a2lib.report.plots import HEAT
 
 LIGHT = {name: light for name, light, _ in svg.PAIRS.values()}
 DARK = {name: dark for name, _, dark in svg.PAIRS.values()}
@@ -20,45 +20,33 @@ LINES = ["dim", "vermilion", "slate", "ochre", "blue", "green", "sky", "rose", "
 FILLS = ["ahead3", "ahead2", "ahead1", "level", "behind1", "behind2", "behind3"]
 
 
-def protocol_rows(seconds=6):
-    """Rows as `flash_protocol` stores them, of no machine."""
-    rows = [
-        {"protocol": "long", "implementation": name, "second": str(s), "ms": f"{base + 0.1 * s}",
-         "ms_p20": f"{base - 0.1}", "ms_p80": f"{base + 1}", "sm_mhz": f"{1980 - 20 * s}",
-         "power_w": "600"}
-        for name, base in (("a2lib", 5.0), ("sdpa_cudnn", 4.0)) for s in range(seconds)
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def drawn(root):
-    """Every kind of figure and drawing that a page shows, by name."""
-    rows = data.load("flash", [root])
-    one_head = pick(rows, batch=1, heads=1, causal=True)
-    board = pick(rows, batch=1, heads=16, head_dim=64, seq_len=16384, causal=True)
-    paper = pick(rows[rows["batch"] * rows["seq_len"] == 16384], dtype="bf16")
-    graph = one_head.assign(ms_graph=one_head["ms"] * 0.5)
-    ceiling = {"bf16": 700.0, "fp32": 50.0}
-    one = {"head_dim": 64, "dtype": "bf16"}
+def drawn():
+    """Every kind of figure and drawing of the pages on attention, of the committed rows."""
+    rows = data.load("flash")
+    rows = flash.columns(rows[~rows["local"]].reset_index(drop=True), None)
+    counted = flash.calls(pick(data.load("flash_counters"), local=False), None)
+    protocol = pick(data.load("flash_protocol"), local=False, protocol="sustained")
+    ours = pick(rows, kind="one head", dtype="fp32", head_dim=64, pass_="forward")
+    one = pick(rows, kind="one head", dtype="bf16", head_dim=64)
     return {
-        "grid": figures.grid(one_head, "ms", down="pass", fixed={"head_dim": 64}),
-        "column": figures.grid(one_head, "ms", down="pass", fixed=one),
-        "rates": figures.grid(one_head, "tflops", down="pass", fixed=one,
-                              lines=ceiling),
-        "regimes": figures.latency_regimes(graph),
-        "sustained": figures.sustained(protocol_rows()),
-        "heat": figures.heat(one_head),
-        "dots": figures.dots(board, 5.0, "best public"),
-        "paper": figures.paper_shapes(paper, 700.0),
-        "beside": figures.beside(one_head, data.load_reference("flash"), 64, "H200"),
-        "tiles": drawing.tiles(),
+        "bars": flash.bars(pick(rows, kind="board")),
+        "busy": flash.busy(counted[:8]),
+        "regimes": flash.regimes(pick(ours, implementation="a2lib")),
+        "sustained": flash.sustained(protocol),
+        "maps": flash_shapes.maps(rows, "bf16"),
+        "paper": flash_shapes.paper(rows, 700.0),
+        "column": plots.grid(one, "seq_len", "ms", "implementation", flash.LOOKS, panel="pass",
+                             titles=flash.PASSES, xlabel="tokens", ylabel="ms", log=10),
+        "tiles": flash_drawings.tiles(),
+        "merge": flash_drawings.merge(),
+        "sweeps": flash_drawings.sweeps(),
     }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def texts(complete):
+def texts():
     """The SVG text of every figure."""
-    return {name: chart._repr_svg_() for name, chart in drawn(complete).items()}
+    return {name: chart._repr_svg_() for name, chart in drawn().items()}
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
@@ -97,7 +85,7 @@ def test_text_is_text_and_large_enough_on_a_phone(texts):
     for name, text in texts.items():
         assert svg.smallest_text(text) >= svg.LEAST_SIZE, name
         assert "DejaVu" not in text and "<metadata" not in text, name
-    assert "SDPA FA2</text>" in texts["column"] and "memory-efficient" not in texts["column"]
+    assert "efficient</text>" in texts["column"] and "memory-efficient" not in texts["column"]
 
 
 def test_the_size_of_letters_is_measured():
@@ -136,77 +124,23 @@ def test_more_names_than_room_still_do_not_touch():
 
 
 def test_one_column_names_its_lines_and_two_have_a_legend(texts):
-    names = [LOOKS.short(name) for name in LOOKS if name != "tiled"]
-    for name in names:
-        assert texts["column"].count(f">{name}</text>") == 3, name  # once a panel
-        assert texts["grid"].count(f">{name}</text>") == 1, name  # once in the legend
+    rows = flash.columns(pick(data.load("flash"), local=False), None)
+    for kind, drawing, times in ("one head", "column", 3), ("paper", "paper", 1):  # panels; legend
+        have = set(pick(rows, kind=kind, dtype="bf16", head_dim=64)["implementation"])
+        assert len(have) >= 7
+        for look in LOOKS:
+            count = texts[drawing].count(f">{LOOKS.short(look)}</text>")
+            assert count == (times if look in have else 0), (drawing, look)
 
 
-def cell(ours, peer, spread=0.001):
-    rows = [("a2lib", ours), ("eager", 99.0), ("flex", peer)]
-    return pd.DataFrame([{"implementation": name, "ms": ms, "ms_p20": ms and ms - spread,
-                          "ms_p80": ms and ms + spread} for name, ms in rows])  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("ours", "peer", "spread", "ratio", "even"),
-    [(2.0, 1.0, 0.001, 2.0, False), (1.0, 4.0, 0.001, 0.25, False),
-     (1.0, 1.015, 0.001, 1 / 1.015, True), (1.0, 1.2, 0.15, 1 / 1.2, True)],
-)  # fmt: skip
-def test_a_cell_of_the_heatmap(ours, peer, spread, ratio, even):
-    assert metrics.against_best(cell(ours, peer, spread), VIEW) == (pytest.approx(ratio), even)
-
-
-def test_a_cell_without_a_time_of_ours_says_nothing():
-    ratio, even = metrics.against_best(cell(None, 1.0), VIEW)
-    assert ratio != ratio and not even
-
-
-def test_the_heatmap_says_each_ratio_and_colours_who_is_ahead():
-    shapes = {(128, 64): (1.0, 4.0), (256, 64): (1.0, 1.001), (512, 64): (3.0, 1.0)}
-    cells = [cell(*times).assign(seq_len=n, head_dim=d) for (n, d), times in shapes.items()]
-    rows = pd.concat(cells).assign(dtype="bf16", **{"pass": "forward"})
-    text = figures.heat(rows)._repr_svg_()
-    assert all(f">{words}</text>" in text for words in ("0.25", "1.00", "3.00"))
-    # The cells from the shortest sequence on, then the legend: ours ahead, level, a peer ahead.
-    names = dict(re.findall(r"\.(\w+)\{[^}]*fill:var\(--((?:ahead|behind)3|level)\)", text))
-    drawn = [names[one] for one in re.findall(r"class=\"(\w+)\"", text) if one in names]
-    assert drawn == ["ahead3", "level", "behind3"] * 2
-
-
-def test_level_is_two_per_cent_or_quantiles_that_overlap():
-    def row(ms, low, high):
-        return pd.Series({"ms": ms, "ms_p20": low, "ms_p80": high})
-
-    assert metrics.level(row(1.0, 1.0, 1.0), row(1.019, 1.019, 1.019))
-    assert not metrics.level(row(1.0, 0.99, 1.01), row(1.1, 1.09, 1.11))
-    assert metrics.level(row(1.0, 0.9, 1.2), row(1.1, 1.09, 1.11))
-    missing = float("nan")
-    assert not metrics.level(row(1.0, missing, missing), row(1.1, missing, missing))
-
-
-def test_regimes_need_no_graph_times(complete):
-    rows = pick(data.load("flash", [complete]), batch=1, heads=1, causal=True)
-    text = figures.latency_regimes(rows)._repr_svg_()
-    assert text.count(">ours</text>") == 3 and "not measured yet" not in text
-    assert "not measured yet" in figures.latency_regimes(rows.iloc[:0])._repr_svg_()
-
-
-def test_figures_of_no_rows_say_so(complete):
-    nothing = data.load("flash", [complete]).iloc[:0]
-    for chart in (figures.heat(nothing), figures.sustained(protocol_rows(0).reindex(
-            columns=protocol_rows().columns)), figures.dots(nothing)):  # fmt: skip
-        assert "not measured yet" in chart._repr_svg_()
-
-
-def test_a_dot_that_is_level_with_the_fastest_is_bold_too(complete):
-    rows = pick(data.load("flash", [complete]), pass_="forward").drop_duplicates("implementation")
-    rows = rows[rows["implementation"].isin(["a2lib", "flex", "eager"])].assign(
-        ms=[1.0, 1.01, 2.0], ms_p20=[1.0, 1.01, 2.0], ms_p80=[1.0, 1.01, 2.0])  # fmt: skip
-    text = figures.dots(rows)._repr_svg_()
-    bold = re.findall(r"\.(\w+)\{[^}]*font-weight:700", text)
-    words = re.findall(rf'class="(?:{"|".join(bold)})"[^>]*>([^<]+)</text>', text)
-    assert sorted(words) == ["1.00", "1.01"]
+def test_a_map_says_each_ratio_and_colours_who_is_ahead():
+    ratios = pd.DataFrame({64: [0.25, 1.001, 3.0], 128: [float("nan"), 1.1, 0.9]})
+    text = style.Chart(lambda figure: plots.heat(figure.subplots(), ratios))._repr_svg_()
+    words = ("0.25", "1.00", "3.00", "–", "1.10", "0.90")
+    assert all(f">{one}</text>" in text for one in words)
+    shades = dict(re.findall(r"\.(\w+)\{[^}]*fill:var\(--((?:ahead|behind)\d|level)\)", text))
+    drawn = [shades[one] for one in re.findall(r"class=\"(\w+)\"", text) if one in shades]
+    assert Counter(drawn) == Counter(["ahead3", "level", "behind1", "behind3", "ahead1"])
 
 
 def test_the_tiles_of_a_causal_mask_are_counted_by_their_elements():
@@ -216,12 +150,7 @@ def test_the_tiles_of_a_causal_mask_are_counted_by_their_elements():
         for j in range(0, n, bk):
             seen = [key <= query for query in range(i, i + bq) for key in range(j, j + bk)]
             counts["full" if all(seen) else "mask" if any(seen) else "skip"] += 1
-    picture = drawing.tiles(n, bq, bk)
+    picture = flash_drawings.tiles(n, bq, bk)
     assert picture.counts == counts
     text = picture._repr_svg_()
     assert f"{counts['full']} whole" in text and f"{counts['skip']} of 12 never" in text
-
-
-def test_tiles_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="allowed are 1 to 64"):
-        drawing.tiles(64, 128, 32)

@@ -3,8 +3,12 @@
 import os
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from a2lib.paths import ROOT
 
@@ -51,8 +55,8 @@ def test_the_library_itself():
             " a2lib.experiments.b",
         ),
         (
-            {"report/a.py": "from a2lib.report.chapters import b", "report/chapters/b.py": ""},
-            "a.py:1: a2lib.report.a, which serves every section, imports a2lib.report.chapters.b",
+            {"report/a.py": "from a2lib.report.pages import b", "report/pages/b.py": ""},
+            "a.py:1: a2lib.report.a, which serves every section, imports a2lib.report.pages.b",
         ),
         (
             {"model/a.py": "def f():\n    from ..experiments import b", "experiments/b.py": ""},
@@ -135,6 +139,39 @@ ABSENT = """
 bs4 docutils ipykernel IPython jupyter_book jupyter_client myst_nb nbclient nbformat papermill
 playwright psutil scipy sphinx tabulate yaml
 """.split()
+
+LIBRARY = ["attention", "benchmark", "measure", "model", "optim", "parallel", "theory"]
+IMPORT_ALL = """
+import importlib, pkgutil
+for part in {parts}:
+    package = importlib.import_module("a2lib." + part)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+"""
+
+
+@pytest.fixture
+def without_the_book():
+    """Runs a program where no package of the extra `book` can be imported."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    book = {Requirement(line).name for line in extras["optional-dependencies"]["book"]}
+    here = packages_distributions().items()
+    names = [name for name, packages in here if book & set(map(canonicalize_name, packages))]
+    assert {"pandas", "matplotlib", "papermill", "tqdm"} <= set(names)
+    head = WITHOUT.format(names=names)
+    return lambda program: run(sys.executable, "-c", head + program)
+
+
+def test_the_library_alone_needs_no_package_of_the_book(without_the_book):
+    done = without_the_book(IMPORT_ALL.format(parts=LIBRARY))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_report_names_the_extra_that_it_needs(without_the_book):
+    done = without_the_book("import a2lib.report")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: a2lib.report needs ")
+    assert last.endswith("pip install -e '.[book]'")
 
 
 @pytest.mark.slow

@@ -30,8 +30,9 @@ esac
 
 @pytest.fixture
 def repository(tmp_path):
+    tmp_path = tmp_path / "a2lib of mine"
     for name in ("install.sh", "constraints.txt"):
-        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev").mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / "dev" / name, tmp_path / "dev")
     write_program(tmp_path / ".venv" / "bin" / "python", PYTHON)
     write_program(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\nexit 9\n")

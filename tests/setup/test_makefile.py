@@ -33,6 +33,8 @@ STAND_INS = {
 @pytest.fixture
 def repository(tmp_path):
     """A repository of two notebooks and a book of one page, installed and never built."""
+    tmp_path = tmp_path / "it's a2lib #1 [of] 100% mine"
+    tmp_path.mkdir()
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in (
         "pyproject.toml _config.yml _toc.yml dev/constraints.txt dev/install.sh book/index.md "
@@ -104,6 +106,7 @@ def test_book_measures_into_build_data_and_builds_without_it(repository):
     assert calls(repository) == [
         f"papermill notebooks/ddp.ipynb build/runs/ddp.ipynb data={own} in=/dev/null",
         f"papermill notebooks/flash.ipynb build/runs/flash.ipynb data={own} in=/dev/null",
+        "python -m a2lib.report.readme data=/elsewhere in=/dev/null",
         "jupyter-book build book/ -W -n --keep-going data=unset in=/dev/null",
     ]
     index = repository / "book" / "_build" / "html" / "index.html"
@@ -121,13 +124,13 @@ def test_a_second_book_does_nothing_and_still_says_where_it_is(repository):
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ("book/index.md", ["jupyter-book"]),
-        ("_toc.yml", ["jupyter-book"]),
-        ("data/measured/flash/nvidia-h200.csv", ["jupyter-book"]),
-        ("build/data/x.csv", ["jupyter-book"]),
-        ("src/a2lib/report/tables.py", ["jupyter-book"]),
-        ("src/a2lib/experiments/flash.py", ["papermill", "papermill", "jupyter-book"]),
-        ("notebooks/ddp.ipynb", ["papermill", "jupyter-book"]),
+        ("book/index.md", ["python", "jupyter-book"]),
+        ("_toc.yml", ["python", "jupyter-book"]),
+        ("data/measured/flash/nvidia-h200.csv", ["python", "jupyter-book"]),
+        ("build/data/x.csv", ["python", "jupyter-book"]),
+        ("src/a2lib/report/tables.py", ["python", "jupyter-book"]),
+        ("src/a2lib/experiments/flash.py", ["papermill", "papermill", "python", "jupyter-book"]),
+        ("notebooks/ddp.ipynb", ["papermill", "python", "jupyter-book"]),
         ("README.md", []),
         ("book/.index.md.swp", []),
         ("build/runs/flash.ipynb", []),
@@ -146,7 +149,7 @@ def test_a_file_that_goes_away_builds_the_book_again(repository):
     assert make(repository, "book").returncode == 0
     (repository / "data/measured/flash/nvidia-h200.csv").unlink()
     assert make(repository, "book").returncode == 0
-    assert programs(repository) == ["jupyter-book"]
+    assert programs(repository) == ["python", "jupyter-book"]
 
 
 @pytest.mark.parametrize("broken", ["papermill-fails", "book-fails"])
@@ -161,7 +164,7 @@ def test_what_failed_is_not_taken_as_done(repository, broken):
 def test_html_measures_nothing(repository):
     done = make(repository, "html")
     assert done.returncode == 0, done.stderr
-    assert programs(repository) == ["jupyter-book"]
+    assert programs(repository) == ["python", "jupyter-book"]
 
 
 @pytest.mark.parametrize("name", ["_config.yml", "_toc.yml", "notebooks"])
@@ -182,6 +185,15 @@ def test_test_ends_with_the_line_of_pytest(repository):
     [call] = calls(repository)
     assert call.startswith("python -m pytest -n 2 --dist loadfile ")
     assert " -x tests/setup data=" in call
+
+
+@pytest.mark.parametrize("target", ["test", "html", "flash", "build/data/.ran-flash"])
+def test_the_list_of_fonts_is_this_checkouts_own(repository, target):
+    for path in (repository / ".venv" / "bin").iterdir():
+        path.write_text('#!/bin/sh\necho "$MPLCONFIGDIR" >>calls\n')
+    make(repository, target, env={"MPLCONFIGDIR": "/elsewhere"})
+    assert calls(repository)[0] == str(repository / "build" / "matplotlib")
+    assert os.environ["MPLCONFIGDIR"] == str(ROOT / "build" / "matplotlib")  # that of the tests
 
 
 def test_parameters_of_a_notebook_are_handed_on(repository):
@@ -280,7 +292,7 @@ def test_fuzz_repeats_the_property_tests_with_a_seed_of_its_own(repository):
 def test_input_closed(repository):
     done = make(repository, "book", preexec_fn=lambda: os.close(0))
     assert done.returncode == 0, done.stderr
-    assert programs(repository) == ["papermill", "papermill", "jupyter-book"]
+    assert programs(repository) == ["papermill", "papermill", "python", "jupyter-book"]
 
 
 def test_input_from_a_pipe(repository):
@@ -295,7 +307,7 @@ def test_in_a_terminal(repository):
     os.close(follower)
     os.close(leader)
     assert done.returncode == 0, done.stderr
-    assert programs(repository) == ["papermill", "papermill", "jupyter-book"]
+    assert programs(repository) == ["papermill", "papermill", "python", "jupyter-book"]
 
 
 def test_every_make_command_in_the_documents_is_a_target():

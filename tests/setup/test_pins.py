@@ -29,7 +29,9 @@ def parsed(lines):
 
 
 def declared():
-    return parsed([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]])
+    book, dev = (PROJECT["optional-dependencies"][extra] for extra in ("book", "dev"))
+    assert dev[0] == "a2lib[book]"
+    return parsed([*PROJECT["dependencies"], *book, *dev[1:]])
 
 
 def pinned():

@@ -8,9 +8,9 @@ from a2lib.theory.attention import (
     EAGER,
     KERNELS,
     attention_flops,
-    eager_launches,
     eager_matrices,
     eager_moves,
+    in_one_sweep,
     tiled_memory,
     tiled_traffic,
 )
@@ -82,12 +82,36 @@ def test_tiled_memory_is_the_results_and_two_rows():
     assert sum(held.values()) == sum(sum(p.values()) for p in passes)
 
 
+def test_one_sweep_adds_dq_up_in_fp32():
+    held = tiled_memory(2, 3, 200, 1024, 40, 2, "backward", one_sweep=True)
+    assert held == {"dq": 96_000, "dk": 491_520, "dv": 491_520, "rows": 12_288, "sums": 192_000}
+    forward = tiled_memory(2, 3, 200, 1024, 40, 2, "forward")
+    assert tiled_memory(2, 3, 200, 1024, 40, 2, "end_to_end", one_sweep=True) == forward | held
+
+
+def test_one_sweep_is_what_the_pass_allocates():
+    torch = pytest.importorskip("torch")
+    from a2lib.attention.hopper import scratch
+
+    made = dict(zip(("rows", "sums"), scratch(torch.empty(2, 3, 200, 40)), strict=True))
+    held = tiled_memory(2, 3, 200, 200, 40, 2, "backward", one_sweep=True)
+    assert {name: 4 * x.numel() for name, x in made.items()} == {n: held[n] for n in made}
+
+
+def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
+    cells = {(1024, 1): True, (1023, 1): False, (1023, 32): False, (1023, 33): True,
+             (512, 66): True, (512, 65): False, (511, 1000): False}  # fmt: skip
+    assert {cell: in_one_sweep(*cell, 64, 2) for cell in cells} == cells
+    sizes = [d for d in range(1, 200) if in_one_sweep(2048, 1, d, 2)]
+    assert sizes == list(range(40, 129, 8)) and not in_one_sweep(2048, 1, 64, 4)
+
+
 def test_eager_by_hand():
     # Forward: 10 reads and writes of whole matrices, and the mask twice, a byte an element.
-    assert (eager_launches("forward"), eager_moves("forward", 2)) == (9, 11)
-    assert (eager_launches("backward"), eager_moves("backward", 2)) == (9, 16.5)
+    assert (len(EAGER["forward"]), eager_moves("forward", 2)) == (9, 11)
+    assert (len(EAGER["backward"]), eager_moves("backward", 2)) == (9, 16.5)
     assert eager_moves("forward", 4) == 10.5 and eager_moves("forward", 2, heads=16) == 10.0625
-    assert eager_launches("end_to_end") == 18 and eager_moves("end_to_end", 2) == 27.5
+    assert eager_moves("end_to_end", 2) == 27.5
     assert [eager_matrices(p, 2) for p in ("forward", "backward", "end_to_end")] == [2.5, 3, 4.5]
 
 

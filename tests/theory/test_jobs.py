@@ -17,7 +17,13 @@ from a2lib.theory.jobs import OPTIMIZERS, Job, score_bytes
 from a2lib.theory.layouts import SCORE_TENSORS, Layout, evaluate, flops_share, memory
 from a2lib.theory.roofline import eager_step
 from a2lib.theory.saved import block_saved, block_saved_bytes
-from a2lib.theory.transformer import SIZES, Shape, parameter_count, step_flops
+from a2lib.theory.transformer import (
+    SIZES,
+    Shape,
+    forward_flops_by_part,
+    parameter_count,
+    step_flops,
+)
 
 TOY = Device("toy", 1e3, 1e6, 1e30, 10.0, 1.0, 2, fp32=100.0)
 TINY = Shape(d_model=4, d_ff=6, num_layers=2, num_heads=2, vocab_size=10)  # 372 parameters
@@ -110,7 +116,7 @@ def test_workspaces_are_of_the_device():
     for one in (ALONE, AGAIN, Layout(sharding="none", microbatches=2)):
         (_, without), (_, held) = (memory(job(batch=2, device=d), one) for d in (TOY, kept))
         assert held == without | {"temporaries": without["temporaries"] + 100}
-    assert [d.workspace > 0 for d in DEVICES.values()] == [True, True, True, False]
+    assert {name for name, d in DEVICES.items() if d.workspace} == {"H100", "H200", "H800", "B200"}
     with pytest.raises(ValueError, match="workspace is -1; allowed are numbers from 0"):
         replace(TOY, workspace=-1)
 
@@ -171,7 +177,7 @@ def test_eager_moves_the_scores_that_its_kernels_do(precision):
 
 @pytest.mark.parametrize("shape", [TINY, SIZES["8B"]])
 def test_eager_computes_all_scores_and_none_again(shape):
-    one = job(batch=2, context=64, shape=shape, attention="eager")
+    one = job(batch=2, context=64, shape=shape, attention="eager", efficiency=1.0)
     found = evaluate(one, ALONE).busy["computation"] * TOY.flops
     assert found == pytest.approx(step_flops(shape, 2, 64))
 
@@ -186,6 +192,38 @@ def test_a_block_keeps_what_saved_has_but_the_weights(precision, attention):
     kept = block_saved_bytes(shape, batch, context, attention, precision) - copies
     mask = context**2 if attention == "eager" else 0
     assert sum(one.saved) * batch * context + mask == kept
+
+
+def test_fused_kernels_keep_what_korthikanti_et_al_count():
+    """Their 34 s b h + 5 a s s b (table 2) less three masks of dropout and its result, for a GELU
+    FFN of two matrices of 4 h; ours has three of d_ff. Cut over t devices it is a t-th of that."""
+    shape, context = Shape(1024, 4096, 1, 16), 512
+    theirs = 34 * 1024 - 2 * 1024 + (6 - 4) * 4096
+    flash, eager = (
+        job(shape=shape, context=context, attention=attention, activations="fused")
+        for attention in ("flash", "eager")
+    )
+    assert sum(flash.saved) == theirs + 4 * 16 + 8  # log-sum-exps and roots
+    assert sum(eager.saved) == theirs + 2 * 16 * 512 + 8
+    for checkpointing, kept in (("none", sum(eager.saved)), ("block", 2 * 1024),
+                                ("selective", sum(eager.saved) - 2 * 16 * 512)):  # fmt: skip
+        for t in (1, 2, 8):
+            cut = Layout(tensor=t, microbatches=2, checkpointing=checkpointing)
+            found = evaluate(replace(eager, batch=2), cut).memory["activations"]
+            mask = context**2 if checkpointing == "none" else 0
+            assert found == pytest.approx(mask + context * (kept + 4 * 1024) / t)
+    wide = job(shape=shape, context=context, precision="fp32", activations="fused")
+    assert sum(wide.saved) == 2 * theirs + 4 * 16 + 8
+
+
+def test_selective_computes_the_scores_again_and_no_product():
+    one = job(batch=2, context=64, attention="eager", efficiency=1.0)
+    busy = [evaluate(one, replace(ALONE, checkpointing=name)).busy
+            for name in ("none", "selective", "block")]  # fmt: skip
+    flops = [TOY.flops * seconds["computation"] for seconds in busy]
+    parts = forward_flops_by_part(TINY, 2, 64)
+    assert flops[1] - flops[0] == pytest.approx(parts["attention"])
+    assert flops[2] - flops[1] == pytest.approx(parts["projections"] + parts["ffn"] * 2 / 3)
 
 
 def test_eagers_backward_has_as_many_matrices_of_scores():

@@ -10,7 +10,7 @@ from cuda_casts import as_cuda_casts
 from a2lib.measure.saved import by_module, by_operation, saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.theory.saved import block_saved, block_saved_bytes
-from a2lib.theory.transformer import SIZES, Shape
+from a2lib.theory.transformer import PUBLISHED, SIZES, Shape
 
 SHAPES = [(Shape(24, 40, 1, 2), 2, 12), (Shape(16, 24, 1, 4), 1, 20)]
 
@@ -102,6 +102,16 @@ def test_the_closed_form_of_the_docstring():
     assert block_saved_bytes(shape, batch, context, "flash", "bf16") == (
         2 * 8 * u + (2 * 5 + 8) * u + 8 * g + 8 * rows + 4 * rows * 32 + 2 * matrices
     )
+
+
+def test_shared_keys_and_values_are_narrower():
+    shape = PUBLISHED["Llama-3-8B"]
+    rows, d, kv = 2 * 64, 4096, 1024
+    plain = Shape(shape.d_model, shape.d_ff, shape.num_layers, shape.num_heads)
+    for precision, element, copies in (("fp32", 4, 0), ("bf16", 2, 2 * 2 * d * (d - kv))):
+        apart, shared = (block_saved_bytes(one, 2, 64, "flash", precision)
+                         for one in (plain, shape))  # fmt: skip
+        assert apart - shared == 2 * element * rows * (d - kv) + copies
 
 
 def test_what_is_not_kept_and_what_cannot_be():

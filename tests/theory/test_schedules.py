@@ -1,5 +1,7 @@
 """What closed forms say of overlap and bubbles, on a clock; other axes' volumes by counting."""
 
+import math
+
 import pytest
 
 from a2lib.theory import other_axes, parallelism, schedules
@@ -98,7 +100,34 @@ def test_bubbles_and_peaks_are_those_of_the_schedules(kind, stages, m, chunks):
         assert 1 - busy / timeline.seconds == pytest.approx(bubble_share(kind, stages, m, chunks))
     held = [schedules.held_by_stage(timeline, stage, stages) for stage in range(stages)]
     assert max(held) == held[0]
-    assert held[0] / chunks == pytest.approx(peak_microbatches(kind, stages, m, chunks))
+    for stage in range(stages):
+        closed = peak_microbatches(kind, stages, m, chunks, stage)
+        assert held[stage] / chunks == pytest.approx(closed)
+
+
+@pytest.mark.parametrize("kind, stages, m", [
+    ("zb-h1", 4, 8), ("zb-h1", 8, 8), ("zb-h1", 2, 5), ("zb-h2", 4, 8), ("zb-h2", 8, 15)
+])  # fmt: skip
+@pytest.mark.parametrize("forward, inputs, weights", [(1, 1, 1), (1, 1.5, 0.8), (1, 1.2, 0.5)])
+def test_zero_bubble_waits_and_holds_as_its_formulas_say(
+    kind, stages, m, forward, inputs, weights
+):
+    timeline = run(schedules.pipeline(kind, stages, m, 1, forward, inputs + weights, weights))
+    waits = other_axes.bubble_s(kind, stages, forward, inputs, weights)
+    every = [[task.name for task in timeline.tasks if task.stream == f"stage {stage}"]
+             for stage in range(stages)]  # fmt: skip
+    # a stage's step is from its first task to its last: H2's stages begin one after another
+    spans = [timeline.end[names[-1]] - timeline.start[names[0]] for names in every]
+    assert max(spans) == pytest.approx(m * (forward + inputs + weights) + waits)
+    assert {len(names) for names in every} == {3 * m}
+    for stage in range(stages):
+        assert schedules.held_by_stage(timeline, stage, stages) == peak_microbatches(
+            kind, stages, m, 1, stage
+        )
+    if forward == inputs == weights:
+        assert bubble_share(kind, stages, m) == pytest.approx(waits / max(spans))
+        assert waits == pytest.approx(other_axes.bubble_s("1f1b", stages, 1, 1, 1)
+                                      / (3 if kind == "zb-h1" else math.inf))  # fmt: skip
 
 
 @pytest.mark.parametrize("kind, stages, m, chunks", PIPELINES)

@@ -1,5 +1,8 @@
 """Closed forms of the Transformer against the model's tensors and a counter of operations."""
 
+import math
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,8 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.transformer import (
+    PRESETS,
+    PUBLISHED,
     SIZES,
+    GroupedShape,
     Shape,
+    active_parameter_count,
     block_gradient_bytes,
     flops_per_token,
     forward_flops,
@@ -31,6 +38,13 @@ LISTED = {
     "2.7B": 3_406_809_600,
     "8B": 8_125_698_048,
     "10B": 12_832_823_808,
+}
+# Of the weights of Llama 3.1 that Meta released, as Hugging Face counts them (safetensors).
+RELEASED = {
+    "Llama-3-8B": 8_030_261_248,
+    "Llama-3-70B": 70_553_706_496,
+    "Llama-3-405B": 405_853_388_800,
+    "DeepSeek-V3": 671_026_419_200,  # of 684,531,386,000: the rest is counted below
 }
 
 
@@ -140,6 +154,88 @@ def test_bytes_are_those_of_the_tensors_of_a_step(dtype):
     assert residual == [residual_stream_bytes(shape, 2, 5, size)]
 
 
+def grouped_block(shape, x):
+    """One block whose heads share keys and values, in PyTorch's words; and its matrices."""
+    d, f, kv, heads = shape.d_model, shape.d_ff, shape.kv_width, shape.num_heads
+    widths = {"q": (d, d), "k": (kv, d), "v": (kv, d), "o": (d, d), "w1": (f, d), "w3": (f, d),
+              "w2": (d, f)}  # fmt: skip
+    w = {name: torch.empty(size, device="meta") for name, size in widths.items()}
+    q, k, v = ((x @ w[name].T).unflatten(-1, (-1, d // heads)).transpose(1, 2) for name in "qkv")
+    k, v = (one.repeat_interleave(heads // shape.kv_heads, 1) for one in (k, v))
+    x = ((q @ k.mT) @ v).transpose(1, 2).flatten(-2) @ w["o"].T
+    return ((x @ w["w1"].T) * (x @ w["w3"].T)) @ w["w2"].T, w
+
+
+def latent_block(shape, x):
+    """The same where keys and values come of a latent, with the experts of one token as one FFN."""
+    d, f, heads, r = shape.d_model, shape.d_ff, shape.num_heads, shape.rope
+    size = shape.head_size
+    widths = {"qa": (shape.q_rank, d), "qb": (heads * (size + r), shape.q_rank),
+              "kva": (shape.kv_rank + r, d), "kvb": (heads * 2 * size, shape.kv_rank),
+              "o": (d, heads * size), "w1": (f, d), "w3": (f, d), "w2": (d, f)}  # fmt: skip
+    w = {name: torch.empty(size, device="meta") for name, size in widths.items()}
+    q = (x @ w["qa"].T @ w["qb"].T).unflatten(-1, (heads, -1)).transpose(1, 2)
+    latent, turned = (x @ w["kva"].T).split((shape.kv_rank, r), -1)
+    k, v = (latent @ w["kvb"].T).unflatten(-1, (heads, -1)).transpose(1, 2).split(size, -1)
+    k = torch.cat((k, turned[:, None].expand(-1, heads, -1, -1)), -1)
+    x = ((q @ k.mT) @ v).transpose(1, 2).flatten(-2) @ w["o"].T
+    return ((x @ w["w1"].T) * (x @ w["w3"].T)) @ w["w2"].T, w
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_the_parameters_of_their_released_weights(name):
+    shape = named_size(name, PRESETS)
+    assert parameter_count(shape) == sum(parameters_by_part(shape).values()) == RELEASED[name]
+    x = torch.empty(1, 4, shape.d_model, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        _, weights = (latent_block if shape.kv_rank else grouped_block)(shape, x)
+    assert shape.block_matrices == sum(w.numel() for w in weights.values())
+    head = 2 * 4 * shape.vocab_size * shape.d_model
+    routed = (shape.num_layers - shape.dense) * 2 * 4 * shape.d_model * shape.experts
+    total = shape.num_layers * counter.get_total_flops() + routed + head
+    assert forward_flops(shape, 1, 4) == total == 4 * flops_per_token(shape, 4)
+
+
+def test_of_experts_a_token_meets_a_few():
+    """DeepSeek-V3's 37 billion, by the sizes of its config.json."""
+    shape = PUBLISHED["DeepSeek-V3"]
+    d, expert = 7168, 3 * 7168 * 2048
+    attention = d * 1536 + 1536 * 128 * 192 + d * 576 + 512 * 128 * 256 + 128 * 128 * d
+    block = attention + 2 * d + 1536 + 512
+    met = 61 * block + 3 * 3 * d * 18_432 + 58 * (9 * expert + 256 * d + 256) + 2 * 129_280 * d + d
+    assert active_parameter_count(shape) == met == 37_552_297_472
+    assert parameter_count(shape) - met == 58 * 248 * expert
+    # The weights as released have beside them a 62nd layer that predicts a second token, its own
+    # copies of both tables, and a float32 scale for each 128 by 128 of a float8 matrix.
+    second = block + 257 * expert + 256 * d + 256 + 2 * d * d + 3 * d + 2 * 129_280 * d
+
+    def scales(*sizes):
+        return sum(math.ceil(n / 128) * math.ceil(k / 128) for n, k in sizes)
+
+    latents = scales((1536, d), (24_576, 1536), (576, d), (32_768, 512), (d, 16_384))
+    scaled = 62 * latents + 3 * 3 * scales((18_432, d)) + 59 * 257 * 3 * scales((2048, d))
+    assert parameter_count(shape) + second + scaled == 684_531_386_000
+    for dense in (SIZES["8B"], PUBLISHED["Llama-3-8B"]):
+        assert active_parameter_count(dense) == parameter_count(dense)
+    for wrong, words in (
+        ({"top_k": 2}, "top_k 2 of 0 experts"), ({"experts": 4}, "d_ff 64 of 0 + 0 experts"),
+        ({"experts": 4, "top_k": 2, "shared": 1}, "d_ff 64 of 2 + 1 experts"),
+        ({"experts": -1}, "experts is -1; allowed are whole numbers from 0"),
+        ({"experts": 4, "top_k": 2, "dense": 2}, "dense 2 of 2 layers"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=re.escape(words)):
+            GroupedShape(16, 64, 2, 2, 10, **wrong)
+
+
+def test_a_tied_head_has_no_parameters_and_as_many_operations():
+    apart = GroupedShape(12, 20, 2, 6, 17, num_kv_heads=2)
+    tied = GroupedShape(12, 20, 2, 6, 17, num_kv_heads=2, tied=True)
+    assert parameter_count(apart) - parameter_count(tied) == 12 * 17
+    assert forward_flops(apart, 2, 4) == forward_flops(tied, 2, 4)
+    sizes = (12, 20, 2, 6, 17)
+    assert parameter_count(GroupedShape(*sizes)) == parameter_count(Shape(*sizes))
+
+
 def test_moments_may_be_wider_than_the_weights():
     shape = SIZES["small"]
     n = parameter_count(shape)
@@ -171,6 +267,10 @@ def test_heads_that_do_not_fit_and_names_that_are_none():
         Shape(8, 8, 1, 3)
     with pytest.raises(ValueError, match="head_dim must be even"):
         Shape(9, 8, 1, 3)
+    with pytest.raises(ValueError, match="num_kv_heads 4 does not divide num_heads 6; it must"):
+        GroupedShape(12, 8, 1, 6, num_kv_heads=4)
+    with pytest.raises(ValueError, match="num_kv_heads is 0; allowed are positive integers"):
+        GroupedShape(12, 8, 1, 6, num_kv_heads=0)
     with pytest.raises(ValueError, match="allowed are small, medium, large, xl25, 2.7B, 8B, 10B"):
         named_size("huge")
     with pytest.raises(ValueError, match="'xl' is xl25 in the 2025 handout, 2.7B in that of 2026"):

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.products import busy_share
 from a2lib.theory.roofline import (
     ADAMW_LAUNCH,
     PARTS,
@@ -23,7 +22,6 @@ from a2lib.theory.roofline import (
     floor,
     fused_step,
     hidden_ms,
-    idle_ms,
 )
 from a2lib.theory.transformer import SIZES, Shape, forward_flops_by_part, parameter_count
 
@@ -241,32 +239,6 @@ def test_what_is_refused():
         floor([], 1.0, 1.0, by="name")
     with pytest.raises(ValueError, match="both must be positive"):
         floor([], 0, 1.0)
-
-
-def test_tiles_that_leave_multiprocessors_idle():
-    assert busy_share(256, 256, 4, [(128, 128)]) == 1
-    assert busy_share(256, 256, 3, [(128, 128)]) == 4 / 6  # two turns
-    assert busy_share(200, 256, 4, [(128, 128)]) == 200 / 256  # beyond the edge
-    assert busy_share(256, 256, 2) == 1  # the best of several
-    kernels = [
-        Kernel("forward", "products", "a", 0, 0, 600, count=2, result=(256, 256)),
-        Kernel("backward", "elementwise", "b", 9, 9, 0, count=9),
-    ]
-    busy = busy_share(256, 256, 3)
-    found = idle_ms(kernels, 600.0, 3)
-    assert found == pytest.approx(
-        {"forward": 2e3 * (1 / busy - 1), "loss": 0, "backward": 0, "optimizer": 0,
-         "total": 2e3 * (1 / busy - 1)}
-    )  # fmt: skip
-    assert busy < 1
-    # A ceiling has idle tiles of its own: those are in the floor already.
-    assert idle_ms(kernels, 600.0, 3, 0.8)["total"] == pytest.approx(2e3 * (0.8 / busy - 1))
-    assert idle_ms(kernels, 600.0, 3, busy / 2)["total"] == 0
-    # Every product has its result, whose elements times the sum's length are half its operations.
-    for kernel in fused_step(SHAPE, BATCH, CONTEXT, "bf16"):
-        assert (kernel.result is not None) == (kernel.part == "products")
-        if kernel.result:
-            assert kernel.flops % (2 * kernel.result[0] * kernel.result[1]) == 0
 
 
 def test_an_update_beside_the_backward_is_bounded_by_both():

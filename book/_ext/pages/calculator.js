@@ -1,4 +1,4 @@
-// The form of report/chapters/parallelism/calculator.py: what a training needs and how long a step
+// The form of report/pages/calculator.py: what a training needs and how long a step
 // takes at least, by layouts.js.
 globalThis.a2Calculator = (() => {
   const { grouped, shown } = globalThis.a2Forms;
@@ -12,20 +12,28 @@ globalThis.a2Calculator = (() => {
   const percent = (share) => `${shown(100 * share)} %`;
   const counted = (n, one) => `${grouped(n)} ${one}${n === 1 ? "" : "s"}`;
 
+  const OPTIONS = { d_model: "d-model", d_ff: "d-ff", num_layers: "layers", num_heads: "heads",
+    num_kv_heads: "kv-heads", vocab_size: "vocab", experts: "experts", top_k: "top-k",
+    shared: "shared", dense: "dense", nodes: "nodes", head_size: "head-size", q_rank: "q-rank",
+    kv_rank: "kv-rank", rope: "rope" };
+  const SIZES = Object.keys(OPTIONS);
+
   // What is typed as job and layout. The devices that no other axis takes are those of data.
   function read(given, constants) {
-    const { d_model, d_ff, num_layers, num_heads, vocab_size } = given;
-    const { tensor, pipeline, context_parallel, microbatches, sharding, checkpointing } = given;
+    const shape = Object.fromEntries(SIZES.map((name) => [name, given[name]]));
+    shape.tied = given.tied === "tied";
+    const { tensor, pipeline, context_parallel, microbatches, chunks, expert } = given;
+    const { sharding, checkpointing, schedule } = given;
     const others = tensor * pipeline * context_parallel, data = given.devices / others;
     const job = {
-      shape: { d_model, d_ff, num_layers, num_heads, vocab_size },
-      device: constants.devices[given.device], devices: given.devices,
+      shape, device: constants.devices[given.device], devices: given.devices,
       batch: given.batch_of === "each" ? given.batch * data : given.batch,
       context: given.context, headroom: given.headroom, precision: given.precision,
       attention: given.attention, optimizer: given.optimizer, efficiency: given.efficiency,
+      activations: given.activations,
     };
-    const layout =
-      { data, tensor, pipeline, context: context_parallel, microbatches, sharding, checkpointing };
+    const layout = { data, tensor, pipeline, context: context_parallel, microbatches, sharding,
+      checkpointing, chunks, expert, schedule, sequence: given.sequence !== "whole" };
     return { job, layout, others };
   }
 
@@ -38,26 +46,90 @@ globalThis.a2Calculator = (() => {
     "after the backward": "after the backward: gradients are there, activations gone",
   };
 
-  // The field that a rule is about, by the name it has in layouts.js.
-  const FIELD = { data: "devices", context: "context_parallel" };
+  // The fields that a rule is about, by the name it has in layouts.js.
+  const OTHERS = ["tensor", "pipeline", "context_parallel"];
+  const FIELDS = {
+    num_heads: ["num_heads", "d_model"],
+    precision: ["precision", "device"],
+    data: ["batch", "devices", ...OTHERS],
+    num_kv_heads: ["num_kv_heads", "num_heads"],
+    tensor: ["tensor", "num_heads", "num_kv_heads", "d_ff", "vocab_size", "experts"],
+    pipeline: ["pipeline", "num_layers", "dense"],
+    chunks: ["chunks", "pipeline", "microbatches"],
+    schedule: ["schedule", "pipeline", "chunks", "microbatches"],
+    expert: ["expert", "experts", "sharding", "devices", ...OTHERS],
+    experts: ["experts", "top_k", "shared", "d_ff", "dense", "num_layers"],
+    context: ["context_parallel", "context", "attention"],
+    microbatches: ["microbatches", "batch", "devices", ...OTHERS],
+  };
+  // A rule is said under the field of its own that was set last, or else under the first.
+  function wrong(rule, fields, recent) {
+    return { wrong: { [recent.find((name) => fields.includes(name)) ?? fields[0]]: rule } };
+  }
 
-  function respond(theory, constants, given) {
+  function respond(theory, constants, given, recent = []) {
     const { job, layout, others } = read(given, constants);
     if (!Number.isInteger(layout.data))
-      return { wrong: { devices: `${grouped(job.devices)} is not a multiple of the `
-        + `${grouped(others)} devices of tensor × pipeline × context; it must be` } };
+      return wrong(`${grouped(job.devices)} is not a multiple of the ${grouped(others)} devices of `
+        + "tensor × pipeline × context; it must be", ["devices", ...OTHERS], recent);
     const broken = theory.problem(job, layout);
-    if (broken) {
-      const name = broken.name === "context" && job.attention === "eager"
-        && job.context % (2 * layout.context) === 0 ? "attention" : FIELD[broken.name];
-      return { wrong: { [name ?? broken.name]: broken.rule } };
-    }
+    if (broken) return wrong(broken.rule, FIELDS[broken.name] ?? [broken.name], recent);
     const plan = theory.evaluate(job, layout), most = theory.largest_batch(job, layout);
     return {
       out: answers(theory, job, layout, plan, most),
       drawings: { memory: memoryBar(theory, job, plan), time: timeBars(plan) },
       said: state(theory, job, layout, plan, most),
+      verdict: verdict(theory, job, plan),
     };
+  }
+
+  // Changes of [job, layout] that may make room, the cheapest first: their words for what came of
+  // them, and the ones to try.
+  const ofJob = (part) => ([job, layout]) => [[{ ...job, ...part }, layout]];
+  const ofLayout = (part) => ([job, layout]) => [[job, { ...layout, ...part }]];
+  const more = (axis) => ([job, layout]) => [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024].map((k) =>
+    [{ ...job, devices: k * job.devices }, { ...layout, [axis]: k * layout[axis] }]);
+  const CHANGES = [
+    [() => "flash attention", ofJob({ attention: "flash" })],
+    [() => "bf16", ofJob({ precision: "bf16" })],
+    [() => "checkpointing each block", ofLayout({ checkpointing: "block" })],
+    [() => "a sharded optimizer (zero1)", ofLayout({ sharding: "zero1" })],
+    [() => "FSDP", ofLayout({ sharding: "fsdp" })],
+    [([job]) => `${grouped(job.devices)} devices`, more("data")],
+    [([job, { tensor }]) => `tensor parallelism over ${tensor} of ${grouped(job.devices)} devices`,
+      more("tensor")],
+  ];
+  // The largest batch, or 0 where a rule is broken even with one sequence of a rank at a time.
+  function room(theory, [job, layout]) {
+    const least = { ...job, batch: layout.data * layout.microbatches };
+    return theory.problem(least, layout) ? 0 : theory.largest_batch(job, layout);
+  }
+  // What makes room where no batch fits: each change that does alone, and where none does that keeps
+  // the devices, some together.
+  function remedies(theory, job, layout) {
+    const fits = (one) => room(theory, one) > 0;
+    const first = (from, make) => make(from).find(fits) ?? make(from)[0];
+    const all = (changes) => changes.reduce((from, [, make]) => first(from, make), [job, layout]);
+    function together(changes) {
+      const enough = changes.findIndex((_, i) => fits(all(changes.slice(0, i + 1))));
+      let needed = changes.slice(0, enough + 1);
+      for (const change of needed) {
+        const fewer = needed.filter((one) => one !== change);
+        if (fits(all(fewer))) needed = fewer;
+      }
+      return needed.length ? [needed] : [];
+    }
+    const same = CHANGES.slice(0, -2);
+    const alone = CHANGES.filter((change) => fits(all([change])));
+    let ways = alone.map((change) => [change]);
+    if (!alone.some((change) => same.includes(change))) ways = [...together(same), ...ways];
+    if (!ways.length) ways = together(CHANGES);
+    if (!ways.length) return "Neither sharding, checkpointing nor more devices make room: a "
+      + "sequence has too many tokens, or a block too many weights, for one device";
+    const words = ways.map((changes) => [changes.map(([said]) => said(all(changes))).join(" and "),
+      counted(room(theory, all(changes)), "sequence")]);
+    return `Room is made by ${words.map((one) => `${one[0]} (at most ${one[1]} a step)`)
+      .join(", or by ")}`;
   }
 
   // Every answer, by the name that its cell has in the form.
@@ -75,7 +147,8 @@ globalThis.a2Calculator = (() => {
       out[`busy.${name}.s`] = shown(s);
       out[`busy.${name}.share`] = percent(s / plan.step_s);
     }
-    for (const [name, s] of [["floor", plan.step_s], ["serial", plan.serial_s]]) {
+    for (const [name, s] of [["floor", plan.step_s],
+      ["expected", plan.expected_s], ["serial", plan.serial_s]]) {
       out[`speed.step.${name}`] = seconds(s);
       out[`speed.tokens.${name}`] = three(theory.tokens_per_s(job, s));
       out[`speed.mfu.${name}`] = percent(theory.flops_share(job, layout, s));
@@ -92,14 +165,22 @@ globalThis.a2Calculator = (() => {
   function state(theory, job, layout, plan, most) {
     const total = theory.memory_bytes(plan.memory), may = theory.allowed(job);
     const fits = total <= may;
-    const room = most ? `at most ${counted(most, "sequence")} a step would` : "no batch would";
+    const largest = most ? `at most ${counted(most, "sequence")} a step would`
+      : `no batch would. ${remedies(theory, job, layout)}`;
     const kind = counted(job.devices, "device");
     return `${fits ? "It fits" : "It does not fit"}: each of ${kind} holds ${gb(total)} of the `
-      + `${gb(may)} allowed; ${room}. A step of ${counted(job.batch, "sequence")} takes at least `
+      + `${gb(may)} allowed; ${largest}. A step of ${counted(job.batch, "sequence")} takes at least `
       + `${seconds(plan.step_s)}, bound by ${plan.bound}: at most `
       + `${three(theory.tokens_per_s(job, plan.step_s))} tokens a second, `
       + `${percent(theory.flops_share(job, layout, plan.step_s))} of the peak; `
-      + `${seconds(plan.serial_s)} if no communication hides.`;
+      + `${seconds(plan.expected_s)} if tensor's, context's and experts' messages are waited for, `
+      + `${seconds(plan.serial_s)} if all are.`;
+  }
+
+  function verdict(theory, job, plan) {
+    const total = theory.memory_bytes(plan.memory), may = theory.allowed(job);
+    return `${total <= may ? "It fits" : "It does not fit"}: ${gb(total)} of ${gb(may)} a device; `
+      + `a step in at least ${seconds(plan.step_s)}.`;
   }
 
   // A share of a hundred without what binary fractions leave of it.
@@ -107,17 +188,20 @@ globalThis.a2Calculator = (() => {
 
   // The command that prints the same figures.
   function command(job, layout) {
-    const { shape } = job, options = {
-      "d-model": shape.d_model, "d-ff": shape.d_ff, layers: shape.num_layers,
-      heads: shape.num_heads, vocab: shape.vocab_size, device: job.device.name,
-      devices: job.devices, batch: job.batch, context: job.context, headroom: plain(job.headroom),
+    const sizes = SIZES.filter((name) => job.shape[name])
+      .map((name) => [OPTIONS[name], job.shape[name]]);
+    const options = {
+      ...Object.fromEntries(sizes), device: job.device.name, devices: job.devices, batch: job.batch, context: job.context, headroom: plain(job.headroom),
       efficiency: plain(job.efficiency), precision: job.precision, attention: job.attention,
-      optimizer: job.optimizer, data: layout.data, tensor: layout.tensor,
+      optimizer: job.optimizer, activations: job.activations, data: layout.data, tensor: layout.tensor,
       pipeline: layout.pipeline, "context-parallel": layout.context,
       microbatches: layout.microbatches, sharding: layout.sharding,
-      checkpointing: layout.checkpointing,
+      checkpointing: layout.checkpointing, chunks: layout.chunks, expert: layout.expert,
+      schedule: layout.schedule,
     };
     const words = Object.entries(options).map(([name, value]) => `--${name} ${value}`);
+    if (job.shape.tied) words.push("--tied");
+    if (!layout.sequence) words.push("--no-sequence-parallel");
     return `python -m a2lib.theory plan --as-given ${words.join(" ")}`;
   }
 
@@ -166,8 +250,8 @@ globalThis.a2Calculator = (() => {
   for (const root of document.querySelectorAll(".a2-calculator")) {
     const constants = JSON.parse(root.querySelector("script.a2-constants").textContent);
     const theory = globalThis.a2Layouts(constants);
-    globalThis.a2Forms.start(root, (given) => respond(theory, constants, given));
+    globalThis.a2Forms.start(root, (given, recent) => respond(theory, constants, given, recent));
   }
 
-  return { respond, read, memoryBar, timeBars };
+  return { respond, read, remedies, memoryBar, timeBars };
 })();

@@ -1,4 +1,4 @@
-// The form of report/chapters/parallelism/explorer.py: reads it, and writes the answers and the map.
+// The form of report/pages/explorer.py: reads it, and writes the answers and the map.
 globalThis.a2Explorer = (() => {
   const theory = globalThis.a2Parallelism, { grouped, shown } = globalThis.a2Forms;
   const WIDTH = 360, HEIGHT = 300, LEFT = 44, TOP = 8, RIGHT = 346, BOTTOM = 262;

@@ -1,5 +1,5 @@
 // What the forms of the book share: numbers read and written, rules said in place, the state in the
-// page's address. Their HTML comes from report/chapters/parallelism/forms.py.
+// page's address. Their HTML comes from report/pages/forms.py.
 globalThis.a2Forms = (() => {
   // The rule that a text breaks as a number, or "". Groups of three digits may have commas.
   function problem(text, whole, least, most) {
@@ -32,9 +32,11 @@ globalThis.a2Forms = (() => {
     return Object.fromEntries(new URLSearchParams(hash.slice(name.length + 2)));
   }
 
-  // `respond` is called with each field's value, by name, when every number is one that is allowed.
-  // It returns { wrong: { field: rule } } for what cannot be together, or { out, drawings, said }:
-  // texts by the name of their cell, SVG by the class of its picture, and all of it in words.
+  // `respond` is called with each field's value, by name, when every number is one that is allowed,
+  // and with the names of the fields that the reader set, the last one first.
+  // It returns { wrong: { field: rule } } for what cannot be together, or { out, drawings, said,
+  // verdict }: texts by the name of their cell, SVG by the class of its picture, all of it in words,
+  // and the gist of that.
   function start(root, respond) {
     const form = root.querySelector("form");
     const fields = [...form.querySelectorAll("input, select:not([data-sets])")];
@@ -42,6 +44,8 @@ globalThis.a2Forms = (() => {
     const cells = [...root.querySelectorAll("[data-out]")];
     const pictures = [...root.querySelectorAll("svg[data-draw]")];
     const said = root.querySelector(".a2-state");
+    const verdict = root.querySelector(".a2-verdict");
+    const recent = [];
     let later;
 
     function rules() {
@@ -60,7 +64,8 @@ globalThis.a2Forms = (() => {
     function update() {
       let wrong = rules(), answer = { out: {}, drawings: {} };
       if (!Object.keys(wrong).length) {
-        answer = respond(Object.fromEntries(fields.map((field) => [field.name, value(field)])));
+        answer = respond(
+          Object.fromEntries(fields.map((field) => [field.name, value(field)])), recent);
         wrong = answer.wrong ?? {};
       }
       const bad = Object.keys(wrong).length > 0;
@@ -79,22 +84,37 @@ globalThis.a2Forms = (() => {
           Object.entries(numbers).every(([name, n]) => parsed(form.elements[name].value) === n));
         select.value = made ? made[0] : "";
       }
-      return bad ? "No answer until what is marked is allowed." : answer.said;
+      const none = "No answer until what is marked is allowed.";
+      if (verdict) verdict.textContent = bad ? none : answer.verdict;
+      return bad ? none : answer.said;
     }
 
+    const write = () => history.replaceState(null, "", address(root.id, fields));
     // Said and written into the address once, not at each digit.
     function changed() {
       const text = update();
       clearTimeout(later);
       later = setTimeout(() => {
         said.textContent = text;
-        history.replaceState(null, "", address(root.id, fields));
+        write();
       }, 400);
+    }
+    async function copy() {
+      const told = root.querySelector(".a2-copied");
+      write();
+      try {
+        await navigator.clipboard.writeText(location.href);
+        told.textContent = "copied";
+      } catch {
+        told.textContent = "the browser allows no copy; the address above the page is the link";
+      }
+      setTimeout(() => { told.textContent = ""; }, 5000);
     }
     function restore() {
       const state = stateOf(location.hash, root.id);
       if (!state) return false;
       form.reset();
+      recent.length = 0;
       for (const field of fields) {
         const text = state[field.name];
         if (text === undefined) continue;
@@ -111,6 +131,8 @@ globalThis.a2Forms = (() => {
         .then(() => root.scrollIntoView());
     }
     form.addEventListener("input", (event) => {
+      const { name } = event.target;
+      recent.splice(0, recent.length, name, ...recent.filter((other) => other !== name));
       const numbers = event.target.dataset.sets
         && JSON.parse(event.target.dataset.sets)[event.target.value];
       if (numbers)
@@ -118,6 +140,7 @@ globalThis.a2Forms = (() => {
       changed();
     });
     form.addEventListener("submit", (event) => event.preventDefault());
+    root.querySelector(".a2-copy").addEventListener("click", copy);
     addEventListener("hashchange", () => stateOf(location.hash, root.id) && show());
     root.hidden = false;
     show();

@@ -1,14 +1,67 @@
 // Loaded by every page. Nothing here is needed to read it.
 {
-  // A picture follows the theme, and so does paper: print in the light one.
-  let themeBefore;
+  // A picture follows the theme, and so does paper: print in the light one, with every fold open.
+  let themeBefore, opened = [];
   addEventListener("beforeprint", () => {
     themeBefore = document.documentElement.dataset.theme;
     document.documentElement.dataset.theme = "light";
+    opened = [...document.querySelectorAll("article details:not([open])")];
+    for (const fold of opened) fold.open = true;
   });
   addEventListener("afterprint", () => {
     if (themeBefore !== undefined) document.documentElement.dataset.theme = themeBefore;
+    for (const fold of opened) fold.open = false;
   });
+
+  // What an address ends at is shown, also within a fold or as one.
+  function unfold() {
+    const target = document.getElementById(location.hash.slice(1));
+    let folded = false;
+    for (let one = target; one; one = one.parentElement)
+      if (one.matches("article details:not([open])")) folded = one.open = true;
+    if (folded) target.scrollIntoView();
+  }
+  addEventListener("hashchange", unfold);
+  addEventListener("click", ({ target }) => {  // of a link to where the address is already
+    if (target.closest?.("a[href]")?.href === location.href) unfold();
+  });
+
+  // A click on a figure, or on the button by its caption, shows it as large as the window.
+  let large;
+  function frame() {
+    large = document.createElement("dialog");
+    large.className = "a2-large";
+    large.setAttribute("aria-labelledby", "a2-large-caption");
+    large.innerHTML = '<form method="dialog"><button autofocus>Close</button></form>'
+      + '<div tabindex="0" role="group" aria-label="The figure, scrolls"><img></div>'
+      + '<p id="a2-large-caption"></p>';
+    large.addEventListener("click", ({ target }) => {
+      if (target === large || target.tagName === "IMG") large.close();
+    });
+    document.body.append(large);
+  }
+  function enlarge(image, line) {
+    if (!large) frame();
+    const shown = large.querySelector("img"), ratio = image.naturalWidth / image.naturalHeight;
+    const { width } = image.getBoundingClientRect();
+    shown.src = image.src;
+    shown.alt = image.alt;
+    shown.style.width = `max(min(${2 * width}px, 44rem), min(92vw, ${78 * ratio}vh))`;
+    const caption = line.cloneNode(true);
+    caption.querySelectorAll("a, button").forEach((one) => one.remove());
+    large.querySelector("p").replaceChildren(...caption.childNodes);
+    large.showModal();
+  }
+  for (const figure of document.querySelectorAll("article figure:has(img):has(figcaption)")) {
+    const image = figure.querySelector("img"), line = figure.querySelector("figcaption p");
+    const button = Object.assign(document.createElement("button"),
+      { type: "button", className: "a2-enlarge", textContent: "Enlarge" });
+    const number = line.querySelector(".caption-number") ?? line;
+    button.setAttribute("aria-label", `Enlarge ${number.textContent.trim()}`);
+    button.addEventListener("click", () => enlarge(image, line));
+    image.addEventListener("click", () => button.click());
+    line.append(" ", button);
+  }
 
   // What is wider than its column can be reached by keyboard, and says so while there is more to see.
   function watch(box) {
@@ -32,6 +85,7 @@
     look();
   }
   function start() {
+    unfold();
     document
       .querySelectorAll("article :is(.pst-scrollable-table-container, div.math, pre), article .cell_output > .output")
       .forEach(watch);

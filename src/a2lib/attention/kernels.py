@@ -1,4 +1,6 @@
-"""FlashAttention-2 in Triton: one forward kernel, two backward kernels.
+"""FlashAttention-2 in plain Triton: one forward kernel, two backward kernels.
+
+On Hopper ``hopper.py`` has faster ones for many shapes in 16 bits.
 
 Legend, with the handout's names: a program owns a tile of ``Bq`` queries or ``Bk`` keys of one
 head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD`` the power of two
@@ -398,3 +400,44 @@ def backward_dkdv_kernel(
         _store_rows(DK, dk * scale, n0, Nk, stride_dkn, Bk, d, BD)
     if NEEDS_DV:
         _store_rows(DV, dv, n0, Nk, stride_dvn, Bk, d, BD)
+
+
+# Beside the one-pass backward of hopper_backward.py.
+
+
+@triton.jit(do_not_specialize=["H", "Nq", "n_rows"])
+def prepare_kernel(
+    O, DO, LSE, ROWS, SUMS,
+    stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """ROWS: (B H, 2, n_rows) fp32, the base-2 log-sum-exp of each query and rowsum(dO * O); SUMS:
+    (B H, Nq, d) fp32 zeros, to which dQ is added. n_rows is Nq rounded up to a multiple of B; rows
+    past Nq get +inf, which makes their weights 0."""
+    n_tiles = tl.cdiv(Nq, B)
+    bh = (tl.program_id(0) // n_tiles).to(tl.int64)
+    m0 = tl.program_id(0) % n_tiles * B
+    O += (bh // H) * stride_ob + (bh % H) * stride_oh
+    DO += (bh // H) * stride_dob + (bh % H) * stride_doh
+    o = _load_rows(O, m0, Nq, stride_on, B, d, BD, True)
+    do = _load_rows(DO, m0, Nq, stride_don, B, d, BD, True)
+    offs_m = m0 + tl.arange(0, B)
+    lse = _load_lse(LSE + bh * Nq, offs_m, Nq, True, "ieee")
+    tl.store(ROWS + bh * 2 * n_rows + offs_m, lse)
+    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    tl.store(ROWS + (bh * 2 + 1) * n_rows + offs_m, delta)
+    _store_rows(SUMS + bh * Nq * d, tl.zeros([B, BD], tl.float32), m0, Nq, d, B, d, BD)
+
+
+@triton.jit(do_not_specialize=["H", "Nq"])
+def finish_kernel(
+    SUMS, DQ, stride_dqb, stride_dqh, stride_dqn, scale, H, Nq,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """DQ = scale * SUMS, which is (B H, Nq, d) contiguous fp32."""
+    n_tiles = tl.cdiv(Nq, B)
+    bh = (tl.program_id(0) // n_tiles).to(tl.int64)
+    m0 = tl.program_id(0) % n_tiles * B
+    sums = _load_rows(SUMS + bh * Nq * d, m0, Nq, d, B, d, BD, True)
+    DQ += (bh // H) * stride_dqb + (bh % H) * stride_dqh
+    _store_rows(DQ, sums * _float32(scale), m0, Nq, stride_dqn, B, d, BD)

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from a2lib.attention import plans
-from a2lib.attention.launch import launch
+from a2lib.attention import hopper, plans
+from a2lib.attention.launch import launch, n_multiprocessors
 from a2lib.attention.plans import Launch
 from a2lib.attention.shapes import as_batched_heads, check_inputs, empty_output
 from a2lib.attention.tiles import (
@@ -25,7 +25,8 @@ from a2lib.attention.tiles import (
 from a2lib.errors import UnsupportedError
 
 _NOTHING = {}
-_ROWS = ("lse", "delta")
+# Seen by the kernels as they are; all else as (B, H, N, d).
+_AS_THEY_ARE = ("lse", "delta", "rows", "sums")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -51,17 +52,23 @@ def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | Non
 def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     """Returns dq, dk, dv, laid out as ``empty_output`` says; None where ``needs`` is false."""
     inputs = (do, q, k, v, o, lse)
-    key = plans.key_of(inputs, ("backward", is_causal, scale, _tf32(q), *needs))
+    fixed_order = torch.are_deterministic_algorithms_enabled()
+    key = plans.key_of(inputs, ("backward", is_causal, scale, _tf32(q), fixed_order, *needs))
     made = plans.run(key, inputs)
     if made is None:
         made = [
             empty_output(x) if needed else None for x, needed in zip((q, k, v), needs, strict=True)
         ]
-        made.append(torch.empty_like(lse))
-        names = ("do", "q", "k", "v", "o", "lse", "dq", "dk", "dv", "delta")
+        names = ["do", "q", "k", "v", "o", "lse", "dq", "dk", "dv"]
         problem = _Problem(inputs, made, names, is_causal, scale)
-        problem.backward()
+        if all(needs) and not fixed_order and hopper.serves_backward(problem):
+            problem.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
+            hopper.backward(problem)
+        else:
+            problem.add(delta=torch.empty_like(lse))
+            problem.backward()
         problem.keep(key)
+        made = problem.made
     return made[:3]
 
 
@@ -109,13 +116,13 @@ class _Problem:
     """One call's sizes and the launches that serve it.
 
     ``inputs`` and ``made``, under ``names``, are its tensors; what is not wanted is None. The
-    kernels see them as (B, H, N, d), and what has a number per row (``_ROWS``) as it is.
+    kernels see them as (B, H, N, d), but for ``_AS_THEY_ARE``.
     """
 
     def __init__(self, inputs, made, names, is_causal, scale):
         self.inputs, self.made, self.names = inputs, made, names
         self.tensors = {
-            name: x if x is None or name in _ROWS else as_batched_heads(x)
+            name: x if x is None or name in _AS_THEY_ARE else as_batched_heads(x)
             for name, x in zip(names, (*inputs, *made), strict=True)
         }
         q, k = self.tensors["q"], self.tensors["k"]
@@ -129,8 +136,17 @@ class _Problem:
         self.device = q.device
         self.launches = []
 
+    def add(self, **tensors):
+        """Have more tensors made by this pass, which nobody else sees."""
+        self.tensors |= tensors
+        self.names = (*self.names, *tensors)
+        self.made = (*self.made, *tensors.values())
+
     def forward(self):
         """Fill o and lse."""
+        if hopper.serves_forward(self):
+            hopper.forward(self)
+            return
         n_heads = self.batch * self.heads
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         names = ("q", "k", "v", "o"), ("lse",)
@@ -185,7 +201,7 @@ class _Problem:
             return -(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads
 
         tiles = TILES[key]
-        if key in WHEN_FEW and n_programs(tiles[0]) < _n_multiprocessors(self.device):
+        if key in WHEN_FEW and n_programs(tiles[0]) < n_multiprocessors(self.device):
             tiles = WHEN_FEW[key], *tiles
         strides = [stride for x in tensors for stride in x.stride()[:3]]
         for tile in tiles:
@@ -243,10 +259,3 @@ def _out_of_resources():
     from triton.runtime.errors import OutOfResources
 
     return OutOfResources
-
-
-@functools.cache
-def _n_multiprocessors(device) -> int:
-    if device.type != "cuda":
-        return 0
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -16,17 +16,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from a2lib.attention.launch import current, is_aligned
+from a2lib.attention.launch import current, described, is_aligned
 
 
 class Launch(NamedTuple):
     """A kernel that is compiled; ``tensors`` are places among a pass's inputs and what it makes,
-    ``rest`` its other arguments."""
+    ``rest`` its other arguments, ``forms`` those of the first tensors (``launch.Form``)."""
 
     compiled: object
     n_programs: int
     tensors: tuple[int, ...]
     rest: tuple
+    forms: tuple = ()
 
 
 class _Plan(NamedTuple):
@@ -61,7 +62,7 @@ def run(key: tuple | None, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...
     tensors = (*inputs, *made)
     with current(inputs[0].device):
         for launch in plan.launches:
-            chosen = [tensors[i] for i in launch.tensors]
+            chosen = described([tensors[i] for i in launch.tensors], launch.forms)
             launch.compiled[launch.n_programs, 1, 1](*chosen, *launch.rest)
     return made
 

@@ -62,6 +62,28 @@ for _causal in (True, False):
     WHEN_FEW["forward", "16bit", 64, _causal] = Tile(64, 128, 4, 3)
     WHEN_FEW["backward_dq", "16bit", 128, _causal] = Tile(64, 64, 4, 3)
 
+# The Gluon kernels (hopper.py); when the backward is theirs: theory.attention.in_one_sweep.
+
+
+def hopper_forward(head_dim, n_queries, n_heads, causal):
+    """Which form of the Gluon forward is the fastest: its consumers, of 64 queries each, or 0 where
+    plain Triton is; and whether programs stay for several tiles.
+
+    Few tiles want small programs, which share a multiprocessor; short rows want programs that load
+    the next tile while they end the last; long ones want many queries for each key that is read.
+    """
+    narrow = head_dim <= 64
+    tiles = -(-n_queries // 64) * n_heads
+    if tiles < 32:
+        return 0, False  # the host takes longer than either, and less for plain Triton
+    if tiles <= (512 if narrow else 132):
+        return 1, False
+    if causal and n_queries <= (4096 if narrow else 2048):
+        return 1, n_queries <= (4096 if narrow else 1024)
+    if narrow:
+        return (3 if causal or n_queries >= 2048 else 0), False
+    return 2, not causal
+
 
 def precision_of(dtype, allow_tf32):
     """How ``tl.dot`` multiplies operands of this dtype ("fp32", "bf16", "fp16").

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import json
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 
 from a2lib.benchmark.config import Config
+from a2lib.benchmark.needs import too_large
 from a2lib.benchmark.result import Result
 from a2lib.benchmark.run import check_here, run
+from a2lib.command import Parser, Whole, add_number, output
 
 PROGRAM = "python -m a2lib.benchmark"
+PROGRESS_S = 10
 DESCRIPTION = """\
 Build the course's Transformer, give it a random batch, and time its steps.
 
@@ -27,13 +33,14 @@ EPILOG = """\
 what it prints
   A table of the measured steps in milliseconds. With --json that table goes to standard error, and
   standard output is one line of JSON: status, config, parameters, flops, summary, every step of the
-  warm-up and of the measurement, memory, versions.
+  warm-up and of the measurement, memory, versions. While it runs, a line on standard error every
+  ten seconds; and before, on a GPU, where a step will not fit in its memory.
 
 how it ends
   0    measured; or status "oom" (out of memory) or "unsupported" (this attention cannot run here,
        or the step cannot be captured), which are results: the steps before it count
-  1    an error, with its traceback
-  2    an option that cannot be, in one line
+  1    an error, with its traceback; or a file that could not be written, in one line
+  2    an option that cannot be, or on the CPU a step that will not fit in memory, in one line
   130  interrupted; what was measured is printed, with status "interrupted"
 
 examples
@@ -50,19 +57,12 @@ examples
       --capture-range-end=stop -o report \\
       python -m a2lib.benchmark --size small --context 256 --steps 3 --nvtx phases --cuda-profiler
   the same by PyTorch's profiler, also without a GPU; draw it with
-  python -c "from a2lib.report.chapters import profile as p; p.strip('trace.json.gz').save('a.png')"
+  python -c "from a2lib.report import traces; traces.strip('trace.json.gz').save('a.png')"
     python -m a2lib.benchmark --size small --context 256 --steps 3 --nvtx modules \\
       --torch-profile trace.json.gz
   where the memory goes, also for pytorch.org/memory_viz
     python -m a2lib.benchmark --size 2.7B --context 128 --steps 1 --memory-history memory.pickle
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Ends with exit code 2 and one line."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{PROGRAM}: {message} (--help explains)\n")
 
 
 def parser() -> Parser:
@@ -76,8 +76,11 @@ def parser() -> Parser:
     )
     for field in dataclasses.fields(Config):
         rules, option = field.metadata, "--" + field.name.replace("_", "-")
-        shown = "" if field.default in (None, False) else f" [{field.default}]"
-        if isinstance(field.default, bool):
+        shown = "" if field.default in (None, False) else f" ({field.default})"
+        if "minimum" in rules:
+            kind = Whole(rules["minimum"], rules["maximum"])
+            add_number(made, option, kind, rules["help"], field.default)
+        elif isinstance(field.default, bool):
             made.add_argument(
                 "--no-" + option[2:] if field.default else option,
                 dest=field.name,
@@ -86,11 +89,7 @@ def parser() -> Parser:
             )
         else:
             made.add_argument(
-                option,
-                metavar="N" if "minimum" in rules else "NAME",
-                type=_whole if "minimum" in rules else str,
-                default=field.default,
-                help=rules["help"] + shown,
+                option, metavar="NAME", default=field.default, help=rules["help"] + shown
             )
     made.add_argument("--json", action="store_true", help="one JSON line on standard output")
     return made
@@ -118,23 +117,52 @@ def parse(arguments: Sequence[str]) -> tuple[Config, bool]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     config, as_json = parse(sys.argv[1:] if arguments is None else arguments)
+    device = check_here(config)
+    if why := too_large(config, device):
+        if device == "cpu":  # which would swap, or kill the process
+            parser().error(why)
+        print(f"{PROGRAM}: {why}; it is tried", file=sys.stderr, flush=True)
     result = Result(config)
-    code = 0
+    code, failed = 0, ""
     try:
-        run(config, into=result)
+        with _progress(result):
+            run(config, into=result)
     except KeyboardInterrupt:
         code = 130
-    print(result.table(), file=sys.stderr if as_json else sys.stdout)
-    if as_json:
-        print(json.dumps(result.as_dict()), flush=True)
+    except OSError as error:
+        if error.filename not in (config.memory_history, config.torch_profile):
+            raise
+        code, failed = 1, f"{PROGRAM}: {error.filename} could not be written: {error.strerror}"
+    with output():
+        print(result.table(), file=sys.stderr if as_json else sys.stdout)
+        if as_json:
+            print(json.dumps(result.as_dict(), allow_nan=False))
+        if failed:
+            print(failed, file=sys.stderr)
     return code
 
 
-def _whole(text: str) -> int:
+@contextlib.contextmanager
+def _progress(result: Result) -> Iterator[None]:
+    """A line on standard error every ``PROGRESS_S`` seconds, from a thread: a step may be long."""
+    began, over, config = time.monotonic(), threading.Event(), result.config
+
+    def say() -> None:
+        while not over.wait(PROGRESS_S):
+            print(
+                f"{PROGRAM}: {time.monotonic() - began:.0f} s: {len(result.warmup)} of "
+                f"{config.warmup} warm-up steps and {len(result.steps)} of {config.steps} measured",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
     try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 if __name__ == "__main__":

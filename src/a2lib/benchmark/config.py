@@ -23,6 +23,7 @@ PRECISIONS = (*roofline.PRECISIONS, roofline.NARROW)
 DEVICES = ("cuda", "cpu")
 SYNCS = ("step", "phase")
 RANGES = ("none", "phases", "modules")
+MOST_STEPS = 10**5  # the times of each are kept
 _SHAPE = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 
 
@@ -40,13 +41,13 @@ class Config:
     """
 
     size: str = _option("small", f"a model by name: {', '.join(SIZES)}", choices=tuple(SIZES))
-    d_model: int | None = _option(None, "in place of the size's own", minimum=1)
-    d_ff: int | None = _option(None, "in place of the size's own", minimum=1)
-    num_layers: int | None = _option(None, "in place of the size's own", minimum=1)
-    num_heads: int | None = _option(None, "in place of the size's own", minimum=1)
-    vocab_size: int | None = _option(None, "in place of the size's own", minimum=1)
-    context: int = _option(512, "tokens in a sequence", minimum=1)
-    batch: int = _option(4, "sequences in a batch", minimum=1)
+    d_model: int | None = _option(None, "in place of the size's own", minimum=1, maximum=2**17)
+    d_ff: int | None = _option(None, "in place of the size's own", minimum=1, maximum=2**19)
+    num_layers: int | None = _option(None, "in place of the size's own", minimum=1, maximum=10**4)
+    num_heads: int | None = _option(None, "in place of the size's own", minimum=1, maximum=2**12)
+    vocab_size: int | None = _option(None, "in place of the size's own", minimum=1, maximum=2**22)
+    context: int = _option(512, "tokens in a sequence", minimum=1, maximum=2**20)
+    batch: int = _option(4, "sequences in a batch", minimum=1, maximum=2**16)
     mode: str = _option(
         "train-step",
         "what a step is: inference (forward that keeps nothing), forward (keeping what backward "
@@ -54,8 +55,13 @@ class Config:
         "a2lib.optim's AdamW, which updates each weight while the backward goes on)",
         choices=MODES,
     )
-    warmup: int = _option(5, "steps before the measured ones; timed too, reported apart", minimum=0)
-    steps: int = _option(10, "measured steps", minimum=1)
+    warmup: int = _option(
+        5,
+        "steps before the measured ones; timed too, reported apart",
+        minimum=0,
+        maximum=MOST_STEPS,
+    )
+    steps: int = _option(10, "measured steps", minimum=1, maximum=MOST_STEPS)
     precision: str = _option(
         "fp32",
         "fp32, tf32 (products of fp32 in TF32), bf16 (autocast; weights and moments stay fp32) or "
@@ -94,7 +100,7 @@ class Config:
         "of accumulation over several batches",
     )
     device: str | None = _option(None, "cuda or cpu; the GPU if there is one", choices=DEVICES)
-    seed: int = _option(0, "of weights and batch", minimum=0)
+    seed: int = _option(0, "of weights and batch", minimum=0, maximum=2**63 - 1)
     sync: str = _option(
         "step",
         "wait for the device after each step, or after each phase as well (so that the host's "
@@ -153,6 +159,8 @@ class Config:
             path = getattr(self, name)
             if path is not None and not Path(path).parent.is_dir():
                 raise ValueError(f"{name} {path!r}: no such folder")
+            if path is not None and Path(path).is_dir():
+                raise ValueError(f"{name} {path!r} is a folder; allowed is a file")
         if self.cuda_profiler and self.torch_profile is not None:
             raise ValueError(
                 "cuda_profiler and torch_profile exclude each other: CUPTI has one reader at a time"
@@ -187,10 +195,10 @@ def _check(field: dataclasses.Field, value: Any) -> None:
         return
     if "minimum" in rules:
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or value < rules["minimum"]:
+        if not whole or not rules["minimum"] <= value <= rules["maximum"]:
             raise ValueError(
-                f"{field.name} is {value!r}; allowed are whole numbers of at least "
-                f"{rules['minimum']}"
+                f"{field.name} is {value!r}; allowed are whole numbers from {rules['minimum']} to "
+                f"{rules['maximum']}"
             )
     elif isinstance(field.default, bool):
         if not isinstance(value, bool):

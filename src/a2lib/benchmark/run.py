@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import gc
 import importlib.metadata
 import platform
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from a2lib.benchmark.config import Config
 from a2lib.benchmark.ranges import Ranges, RecordFunctions
@@ -68,7 +70,7 @@ def run(
     each measured step and with their number after the last, the device idle.
 
     While it runs PyTorch's precision of fp32 products is the configuration's. Raises ValueError as
-    ``check_here``.
+    ``check_here``, and OSError, with the file's name, where a trace or a history cannot be written.
     """
     result = Result(config) if into is None else into
     result.device = check_here(config)
@@ -230,7 +232,25 @@ def _torch_profiler(config: Config, device: str) -> Iterator[None]:
     with profile(activities=activities) as profiler:
         yield
         synchronize(device)
-    profiler.export_chrome_trace(config.torch_profile)
+    path = Path(config.torch_profile)
+    if path.is_file():  # an earlier trace would be taken for this one
+        path.unlink()
+    try:
+        profiler.export_chrome_trace(config.torch_profile)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, config.torch_profile) from error
+    if not _is_whole(path):
+        raise OSError(errno.ENOSPC, "the trace is cut off", config.torch_profile)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a trace is there and has its end, which PyTorch does not look at; of a packed one
+    gzip does."""
+    if path.suffix == ".gz" or not path.is_file():
+        return path.is_file()
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 64))
+        return file.read().rstrip().endswith(b"}")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ run stands in the notebook's own output.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -59,7 +60,11 @@ def _clean_output(output: nbformat.NotebookNode, count: int) -> None:
         output.text = _clean_text(output.text)
         return
     for kind, content in output.data.items():
-        if kind.startswith("text/"):
+        if kind == "text/html":
+            # What is between tags: the end of one looks like a folder.
+            parts = re.split(r"(<[^<>]*>)", content)
+            output.data[kind] = "".join(p if p[:1] == "<" else _clean_text(p) for p in parts)
+        elif kind.startswith("text/"):
             output.data[kind] = _clean_text(content)
 
 

@@ -19,9 +19,10 @@ COLUMNS = {
     # What was measured.
     "implementation": Column(
         TEXT,
-        "`a2lib` (ours), `eager`, `compile`, `sdpa_flash`, `sdpa_cudnn`, `sdpa_efficient`, `flex`,"
-        " each forced to be itself; `tiled` (plain PyTorch) on the CPU; `by_hand`: eager with the"
-        " softmax written as a formula; `torch`: PyTorch's own wrapper",
+        "`a2lib` (ours), `eager`, `compile`, `sdpa_flash`, `sdpa_cudnn`, `sdpa_efficient`,"
+        " `flex`, each forced to be itself; `compiled_backward`: our forward, and a backward of"
+        " whole matrices in PyTorch under torch.compile; `tiled` (plain PyTorch) on the CPU;"
+        " `by_hand`: eager with the softmax written as a formula; `torch`: PyTorch's own wrapper",
     ),
     "dtype": Column(TEXT, "`bf16`, `fp16`, `fp32`"),
     "batch": Column(WHOLE, "sequences"),
@@ -60,7 +61,7 @@ COLUMNS = {
         TEXT,
         "`inference` (a forward that keeps nothing), `forward` (that keeps what a backward would"
         " need), `forward-backward`, `train-step` with AdamW, or `overlapped-step`, whose AdamW"
-        " runs beside the backward",
+        " runs beside the backward; `block`: forward and backward of one block alone",
     ),
     "precision": Column(
         TEXT,
@@ -140,6 +141,14 @@ COLUMNS = {
         WHOLE, "blocks, in place of the size's own number; of a stack of alike layers, how many"
     ),
     "strategy": Column(TEXT, "what backward computes again: a name of `a2lib.model.checkpointing`"),
+    "way": Column(
+        TEXT,
+        "to take the step, each with one change to the one before: `recomputed` (PyTorch's FSDP2,"
+        " each block computed again, the head in chunks that are too), `attention_kept` (its"
+        " results), `fused_head` (ours, nothing of it computed again), `own_fsdp`, `products_kept`"
+        " (as many as fit), `offloaded` (to the host what it can take beside the computation),"
+        " `own_attention`",
+    ),
     "gradients": Column(
         TEXT, "`fresh`: made by the backward; `kept`: there before the step, as zeros"
     ),
@@ -319,6 +328,19 @@ COLUMNS = {
     "conditions": Column(
         TEXT, "the processor and its cores where the CPU sends; switches of NCCL that were set"
     ),
+    "ms_ready": Column(
+        NUMBER,
+        "from an idle process to the end of its first step: making, sharding and compiling the"
+        " model, with nothing in the compilers' caches; blank where they were left as they were",
+    ),
+    "products_again": Column(
+        WHOLE,
+        "of the five products of each block that a backward wants, how many of all it computes"
+        " again; blank where blocks are computed again as a whole",
+    ),
+    "host_bytes": Column(WHOLE, "of activations that a rank sends to the host in a step"),
+    "loss": Column(NUMBER, "of the batch with the weights as they are drawn, mean of the ranks"),
+    "gradient_norm": Column(NUMBER, "of all gradients of it, over all ranks"),
     "error": Column(NUMBER, "Frobenius norm of the difference over that of the truth"),
     "error_max": Column(
         NUMBER, "largest absolute difference over the largest absolute value of the truth"

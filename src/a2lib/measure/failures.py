@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from a2lib import paths
 from a2lib.errors import UnsupportedError
 
 NOTE_LENGTH = 200
@@ -74,7 +75,8 @@ def is_lost(error: BaseException) -> bool:
 
 def note(text: str) -> str:
     """``text`` on one line of bounded length, without the folders of this machine."""
-    text = re.sub(r"(?<![\w.:])/(?:[\w.+-]+/)+", "", " ".join(text.split()))
+    own = " ".join(text.split()).replace(f"{paths.ROOT}/", "/./")  # a name may have spaces
+    text = re.sub(r"(?<![\w.:])/(?:[\w.+-]+/)+", "", own)
     return text if len(text) <= NOTE_LENGTH else text[: NOTE_LENGTH - 3] + "..."
 
 

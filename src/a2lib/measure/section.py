@@ -24,16 +24,6 @@ RESULTS = frozenset(name for name, column in COLUMNS.items() if column.kind == N
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A question of the assignment (``label`` as the index of questions shows it), and where the
-    book answers it: the heading's ``title`` and its ``anchor``."""
-
-    label: str
-    title: str
-    anchor: str
-
-
-@dataclass(frozen=True)
 class Section:
     """One table: ``key`` identifies a row, ``values`` are section-specific results.
 
@@ -41,8 +31,7 @@ class Section:
     no ``ms``, but one of its values. A section may gain values: files without them stay readable.
 
     ``handler`` is "module:function", what a worker calls to measure it; ``notebook`` the name of
-    the notebook that does; ``pages`` those of the book about it, the chapter first;
-    ``answers`` what these answer.
+    the notebook that does; ``pages`` those of the book about it, the chapter first.
     """
 
     name: str
@@ -52,7 +41,6 @@ class Section:
     handler: str = ""
     notebook: str = ""
     pages: tuple[str, ...] = ()
-    answers: tuple[Answer, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:

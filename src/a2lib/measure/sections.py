@@ -3,15 +3,15 @@
 A section is one table of ``data/measured``: a folder of CSV files, one file per device. The key
 columns say what was measured, the value columns what came of it beside the time, and the common
 columns are the same in all. Beside its columns it says who measures it (a function that a worker
-finds by its name), in which notebook, which pages show it and which questions it answers: make's
-notebooks, the index of questions, the tables of data/README.md and the tests over all notebooks and
-pages are held against this.
+finds by its name), in which notebook, and which pages show it: make's
+notebooks, the tables of data/README.md and the tests over all notebooks and pages are held against
+this.
 """
 
 from __future__ import annotations
 
 from a2lib.measure.columns import COLUMNS
-from a2lib.measure.section import Answer, Section
+from a2lib.measure.section import Section
 
 _SHAPE = ("dtype", "batch", "heads", "seq_len", "head_dim", "causal")
 _FLASH = "a2lib.experiments.flash.handlers"
@@ -22,13 +22,7 @@ FLASH = Section(
     ("peak_bytes", "ms_graph", "ms_host", "sm_mhz", "note"),
     handler=f"{_FLASH}:compare",
     notebook="flash",
-    pages=("flash", "flash-derivation", "flash-why", "flash-shapes", "flash-published"),
-    answers=(
-        Answer("flash_forward (a)–(c) · 25, 26", "The forward pass", "flash-forward"),
-        Answer("flash_backward · 25, 26", "The backward pass", "flash-backward"),
-        Answer("flash_benchmarking · 25, 26", "The benchmark", "flash-benchmarking"),
-        Answer("leaderboard · 25", "The leaderboard's shape", "flash-leaderboard"),
-    ),
+    pages=("flash", "flash-derivation", "flash-shapes"),
 )
 
 FLASH_PROTOCOL = Section(
@@ -37,7 +31,7 @@ FLASH_PROTOCOL = Section(
     ("ms_mean", "sm_mhz", "power_w", "note"),
     handler=f"{_FLASH}:protocol",
     notebook="flash",
-    pages=("flash", "flash-shapes"),
+    pages=("flash",),
 )
 
 FLASH_ACCURACY = Section(
@@ -58,7 +52,7 @@ FLASH_COUNTERS = Section(
     timed=False,
     handler=f"{_FLASH}:count",
     notebook="flash",
-    pages=("flash", "flash-why"),
+    pages=("flash",),
 )
 
 CEILING = Section(
@@ -67,7 +61,7 @@ CEILING = Section(
     ("sm_mhz", "note"),
     handler="a2lib.experiments.ceilings:measure",
     notebook="flash",
-    pages=("flash", "flash-why"),
+    pages=("flash",),
 )
 
 _MIXED = "a2lib.experiments.mixed_precision.handlers"
@@ -80,13 +74,6 @@ ACCUMULATION = Section(
     handler=f"{_MIXED}:accumulate",
     notebook="mixed_precision",
     pages=("mixed_precision",),
-    answers=(
-        Answer(
-            "mixed_precision_accumulation · 25, 26",
-            "Sums of small numbers",
-            "mixed-precision-accumulation",
-        ),
-    ),
 )
 
 AUTOCAST_DTYPES = Section(
@@ -97,13 +84,6 @@ AUTOCAST_DTYPES = Section(
     handler=f"{_MIXED}:observe",
     notebook="mixed_precision",
     pages=("mixed_precision",),
-    answers=(
-        Answer(
-            "benchmarking_mixed_precision (a) · 25, 26",
-            "Dtypes under autocast",
-            "mixed-precision-dtypes",
-        ),
-    ),
 )
 
 LAYERNORM = Section(
@@ -114,13 +94,6 @@ LAYERNORM = Section(
     handler=f"{_MIXED}:normalise",
     notebook="mixed_precision",
     pages=("mixed_precision",),
-    answers=(
-        Answer(
-            "benchmarking_mixed_precision (b) · 25, 26",
-            "What layer norm needs",
-            "mixed-precision-layernorm",
-        ),
-    ),
 )
 
 _CONFIGURATION = ("model", "context", "batch", "mode", "precision", "attention")
@@ -133,16 +106,7 @@ BENCHMARK = Section(
     ("ms_mean", "ms_std", "ms_min", "ms_host", "peak_bytes", "note"),
     handler=f"{_BENCHMARK}:summary",
     notebook="benchmark",
-    pages=("benchmark", "mixed_precision"),
-    answers=(
-        Answer("benchmarking_script (a) · 25, 26", "The command", "benchmark-command"),
-        Answer("benchmarking_script (b) · 25, 26", "Every size and context", "benchmark-table"),
-        Answer(
-            "benchmarking_mixed_precision (c) · 25, 26",
-            "The gain by model size",
-            "mixed-precision-speed",
-        ),
-    ),
+    pages=("benchmark", "last-20-ms", "mixed_precision"),
 )
 
 BENCHMARK_STEPS = Section(
@@ -151,8 +115,7 @@ BENCHMARK_STEPS = Section(
     ("reserved_bytes", "note"),
     handler=f"{_BENCHMARK}:steps",
     notebook="benchmark",
-    pages=("benchmark",),
-    answers=(Answer("benchmarking_script (c) · 25, 26", "Warm-up", "benchmark-warmup"),),
+    pages=("benchmark", "last-20-ms"),
 )
 
 BENCHMARK_FIRST = Section(
@@ -161,7 +124,7 @@ BENCHMARK_FIRST = Section(
     ("note",),
     handler=f"{_BENCHMARK}:first",
     notebook="benchmark",
-    pages=("benchmark",),
+    pages=("last-20-ms",),
 )
 
 BENCHMARK_POWER = Section(
@@ -170,7 +133,7 @@ BENCHMARK_POWER = Section(
     ("ms_mean", "joules", "power_limit_w", "capped_percent", "sm_mhz", "note"),
     handler=f"{_BENCHMARK}:power",
     notebook="benchmark",
-    pages=("benchmark",),
+    pages=("last-20-ms",),
 )
 
 PROFILE = Section(
@@ -183,7 +146,6 @@ PROFILE = Section(
     handler="a2lib.experiments.profile.handlers:measure",
     notebook="profile",
     pages=("profile", "profile-kernels"),
-    answers=(Answer("nsys_profile (a)–(e) · 25, 26", "A step, kernel by kernel", "nsys-profile"),),
 )
 
 _PLAIN = ("implementation", "dtype", "batch")
@@ -197,9 +159,6 @@ ATTENTION = Section(
     handler=f"{_ATTENTION}:passes",
     notebook="attention",
     pages=("attention",),
-    answers=(
-        Answer("pytorch_attention · 25, 26", "Attention in plain PyTorch", "pytorch-attention"),
-    ),
 )
 
 ATTENTION_SAVED = Section(
@@ -233,7 +192,6 @@ COMPILE_ATTENTION = Section(
     handler=f"{_COMPILE}.attention:measure",
     notebook="compile",
     pages=("compile",),
-    answers=(Answer("torch_compile (a), (b) · 25, 26", "torch.compile", "torch-compile"),),
 )
 
 COMPILE_MODEL = Section(
@@ -255,10 +213,7 @@ MEMORY = Section(
     timed=False,
     handler=f"{_MEMORY}:peaks",
     notebook="memory",
-    pages=("memory", "memory-published"),
-    answers=(
-        Answer("memory_profiling (a)–(e) · 25, 26", "Where the memory goes", "memory-profiling"),
-    ),
+    pages=("memory",),
 )
 
 MEMORY_RECORDING = Section(
@@ -278,8 +233,7 @@ MEMORY_BLOCK = Section(
     timed=False,
     handler=f"{_MEMORY}:block",
     notebook="memory",
-    pages=("memory-block",),
-    answers=(Answer("memory_profiling (f) · 26", "What one block keeps", "memory-of-a-block"),),
+    pages=("memory",),
 )
 
 CHECKPOINTING = Section(
@@ -290,9 +244,6 @@ CHECKPOINTING = Section(
     handler="a2lib.experiments.checkpointing.handlers:measure",
     notebook="checkpointing",
     pages=("checkpointing",),
-    answers=(
-        Answer("gradient_checkpointing (a), (b) · 26", "Checkpointing", "gradient-checkpointing"),
-    ),
 )
 
 COLLECTIVES = Section(
@@ -302,17 +253,8 @@ COLLECTIVES = Section(
     handler="a2lib.experiments.collectives.handlers:measure",
     notebook="collectives",
     pages=("collectives",),
-    answers=(
-        Answer(
-            "distributed_communication_single_node · 25, 26",
-            "Collectives on one node",
-            "collectives-one-node",
-        ),
-        Answer("ddp_bucketed_benchmarking (b) · 25", "The best bucket", "bucket-size"),
-    ),
 )
 
-_DDP_BENCHMARK = "ddp_overlap_individual_parameters_benchmarking (a), (b) · 25, 26"
 
 DDP = Section(
     "ddp",
@@ -324,15 +266,6 @@ DDP = Section(
     handler="a2lib.experiments.ddp.handlers:measure",
     notebook="ddp",
     pages=("ddp",),
-    answers=(
-        Answer("naive_ddp · 25, 26", "One all-reduce a parameter", "ddp-naive"),
-        Answer("naive_ddp_benchmarking · 25, 26", "One all-reduce a parameter", "ddp-naive"),
-        Answer("minimal_ddp_flat_benchmarking · 25, 26", "One all-reduce in all", "ddp-flat"),
-        Answer("ddp_overlap_individual_parameters · 25, 26", "During backward", "ddp-overlap"),
-        Answer(_DDP_BENCHMARK, "During backward", "ddp-overlap"),
-        Answer("ddp_overlap_bucketed · 25", "In buckets", "ddp-buckets"),
-        Answer("ddp_bucketed_benchmarking (a) · 25", "In buckets", "ddp-buckets"),
-    ),
 )
 
 _SHARDING = ("optimizer", "wrapper", "bucket_mb", "carrier", "model", "batch", "context")
@@ -345,17 +278,6 @@ SHARDED_OPTIMIZER = Section(
     handler="a2lib.experiments.sharded_optimizer.handlers:measure",
     notebook="sharded_optimizer",
     pages=("sharded_optimizer",),
-    answers=(
-        Answer("optimizer_state_sharding · 25, 26", "How it works", "sharding-how"),
-        Answer(
-            "optimizer_state_sharding_accounting (b) · 25, 26", "A step's time", "sharding-time"
-        ),
-        Answer(
-            "optimizer_state_sharding_accounting (c) · 25, 26",
-            "Against ZeRO's first stage",
-            "sharding-zero",
-        ),
-    ),
 )
 
 SHARDED_OPTIMIZER_MEMORY = Section(
@@ -368,9 +290,6 @@ SHARDED_OPTIMIZER_MEMORY = Section(
     handler="a2lib.experiments.sharded_optimizer.memory:measure",
     notebook="sharded_optimizer",
     pages=("sharded_optimizer",),
-    answers=(
-        Answer("optimizer_state_sharding_accounting (a) · 25, 26", "Memory", "sharding-memory"),
-    ),
 )
 
 _SHARDED = ("model", "batch", "context", "precision", "attention", "compile")
@@ -384,11 +303,6 @@ FSDP = Section(
     handler=f"{_FSDP}:measure",
     notebook="fsdp",
     pages=("fsdp",),
-    answers=(
-        Answer("fsdp · 26", "Fully sharded data parallel", "fsdp-chapter"),
-        Answer("fsdp_accounting (a) · 26", "What a rank holds", "fsdp-memory"),
-        Answer("fsdp_accounting (b) · 26", "In time?", "fsdp-gathers"),
-    ),
 )
 
 FSDP_MEMORY = Section(
@@ -414,6 +328,16 @@ PARALLELISM = Section(
     pages=("parallelism-measured",),
 )
 
+LEADERBOARD = Section(
+    "leaderboard",
+    ("way", "model", "layers", "batch", "context", "attention", "dtype", "backend", "world_size"),
+    ("ms_mean", "ms_min", "ms_forward", "ms_backward", "ms_optimizer", "ms_ready")
+    + ("allocated_bytes", "reserved_bytes", "kept_bytes", "host_bytes", "products_again", "loss")
+    + ("gradient_norm", "conditions", "note"),
+    handler="a2lib.experiments.leaderboard.handlers:measure",
+    notebook="leaderboard",
+)
+
 SECTIONS = {
     s.name: s
     for s in (
@@ -425,29 +349,13 @@ SECTIONS = {
         *(SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY),
         *(MEMORY, MEMORY_RECORDING, MEMORY_BLOCK),
         *(FSDP, FSDP_MEMORY),
-        PARALLELISM,
+        *(PARALLELISM, LEADERBOARD),
     )
 }
 
-# Pages that derive and measure nothing, and the questions they answer.
-DERIVED = {
-    "parallelism": (
-        Answer("alternate_ring_all_reduce · 26", "The other ring", "parallelism-ring"),
-        Answer("data_parallel_calcs · 26", "Data parallelism", "parallelism-data"),
-        Answer("fsdp_calcs · 26", "Fully sharded", "parallelism-fsdp"),
-        Answer("tp_calcs · 26", "Tensor parallelism", "parallelism-tensor"),
-        Answer("fsdp_tp_calcs · 26", "Both axes", "parallelism-mesh"),
-    ),
-    "communication": (
-        Answer(
-            "communication_accounting (a)–(d) · 25",
-            "A model of 220 billion parameters",
-            "communication-accounting",
-        ),
-    ),
-    "parallelism-axes": (),
-    "calculator": (),
-}
+# Pages that derive and measure nothing.
+DERIVED = ("parallelism", "communication", "sequence-parallelism", "parallelism-axes",
+           "layout-405b", "calculator")  # fmt: skip
 
 
 def notebooks() -> tuple[str, ...]:
@@ -464,12 +372,6 @@ def pages() -> tuple[str, ...]:
     """The pages of the book about sections, each once, and those that derive."""
     measured = (page for s in SECTIONS.values() for page in s.pages)
     return tuple(dict.fromkeys((*measured, *DERIVED)))
-
-
-def answers() -> dict[str, Answer]:
-    """The label of each question that is answered -> its answer."""
-    measured = (s.answers for s in SECTIONS.values())
-    return {answer.label: answer for group in (*measured, *DERIVED.values()) for answer in group}
 
 
 def readme_table(section: Section) -> str:

@@ -9,6 +9,7 @@ without torch, are in ``a2lib.theory.transformer``.
 """
 
 from a2lib.model.attention import ATTENTIONS, CausalMultiHeadSelfAttention, causal_attention
+from a2lib.model.head import linear_cross_entropy, linear_cross_entropy_plain
 from a2lib.model.layers import (
     Embedding,
     Linear,
@@ -33,4 +34,6 @@ __all__ = [
     "TransformerLM",
     "causal_attention",
     "cross_entropy",
+    "linear_cross_entropy",
+    "linear_cross_entropy_plain",
 ]

@@ -40,6 +40,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from a2lib.theory.keeping import ATTENTION_PRODUCTS, FFN_PRODUCTS, PRODUCTS
+
 Run = Callable[[Sequence[nn.Module], Tensor], Tensor]
 
 
@@ -79,7 +81,7 @@ def _nested(k: int) -> Run:
 
 def _halves(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
     for block in blocks:
-        x = block(x, each=_again)
+        x = block(x, each=(_again, _again))
     return x
 
 
@@ -111,6 +113,34 @@ def _selective(ops: str) -> Run:
         return x
 
     return run
+
+
+@functools.cache
+def keeping(names: tuple[str, ...]) -> tuple[Callable, Callable]:
+    """``each`` of a block's call that keeps of either half its input, attention's result and the
+    results of the linear layers with these names, of ``theory.keeping.PRODUCTS``; all else is
+    computed again. Raises ValueError for another name."""
+    if unknown := set(names) - set(PRODUCTS):
+        raise ValueError(f"kept {unknown.pop()!r}: allowed are {', '.join(PRODUCTS)}")
+
+    def half(products: tuple[str, ...]) -> Callable:
+        contexts = functools.partial(_counting, tuple(name in names for name in products))
+        return lambda function, x: _again(function, x, context_fn=contexts)
+
+    return half(ATTENTION_PRODUCTS), half(FFN_PRODUCTS)
+
+
+def _counting(kept: tuple[bool, ...]):
+    """Contexts that keep attention's results and, by its place among them, a product's."""
+    places = {False: iter(kept), True: iter(kept)}  # of the forward; of computing again
+
+    def policy(context, operation, *arguments, **options) -> CheckpointPolicy:
+        must = operation in KEPT["attention"]
+        if operation in KEPT["linear"]:
+            must = next(places[context.is_recompute], False)  # the last one no backward wants
+        return CheckpointPolicy.MUST_SAVE if must else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 def _policy(kept: frozenset) -> Callable:
@@ -175,7 +205,8 @@ def strategy(text: str, num_layers: int) -> Run:
         if argument not in KEPT:
             raise ValueError(f"checkpointing {text!r}: allowed as ops are {', '.join(KEPT)}")
         return make(argument)
-    size = int(argument) if argument.isascii() and argument.isdigit() else 0
+    # Python takes no number of thousands of digits.
+    size = int(argument[:20]) if argument.isascii() and argument.isdigit() else 0
     if not 1 <= size <= num_layers:
         raise ValueError(
             f"checkpointing {text!r}: {takes} must be a whole number from 1 to {num_layers}, "

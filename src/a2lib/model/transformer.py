@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from a2lib.model.attention import CausalMultiHeadSelfAttention
-from a2lib.model.checkpointing import strategy
+from a2lib.model.checkpointing import Run, strategy
+from a2lib.model.head import linear_cross_entropy
 from a2lib.model.layers import (
     Embedding,
     Linear,
@@ -43,11 +44,12 @@ class TransformerBlock(nn.Module):
         self.ln2 = RMSNorm(d_model, **place)
         self.ffn = SwiGLU(d_model, d_ff, **place)
 
-    def forward(self, x: Tensor, each: Callable | None = None) -> Tensor:
-        """x ``(B, T, d_model)`` to the same shape. ``each(half, x)``, if given, calls the two
-        halves, attention and FFN with their residuals: a checkpoint can stand there."""
-        for half in (self._attention, self._ffn):
-            x = half(x) if each is None else each(half, x)
+    def forward(self, x: Tensor, each: tuple[Callable, Callable] | None = None) -> Tensor:
+        """x ``(B, T, d_model)`` to the same shape. ``each``, if given, calls the two halves,
+        attention and FFN with their residuals, as ``each[i](half, x)``: a checkpoint can stand
+        there."""
+        for i, half in enumerate((self._attention, self._ffn)):
+            x = half(x) if each is None else each[i](half, x)
         return x
 
     def _attention(self, x: Tensor) -> Tensor:
@@ -125,9 +127,10 @@ class TransformerLM(nn.Module):
             **options,
         )
 
-    def use_checkpointing(self, name: str) -> None:
-        """From now on keep what this strategy keeps; raises ValueError as the constructor does."""
-        self._run_blocks = strategy(name, self.shape.num_layers)
+    def use_checkpointing(self, name: str | Run) -> None:
+        """From now on keep what this strategy keeps, given by its name or as the function that it
+        is; raises ValueError as the constructor does."""
+        self._run_blocks = name if callable(name) else strategy(name, self.shape.num_layers)
         self.checkpointing = name
 
     @torch.no_grad()
@@ -141,8 +144,9 @@ class TransformerLM(nn.Module):
             if isinstance(module, Embedding | Linear | RMSNorm):
                 module.reset_parameters(generator)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids ``(B, T)``, int64 or int32, to logits ``(B, T, vocab_size)``.
+    def forward(self, token_ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        """token_ids ``(B, T)``, int64 or int32, to logits ``(B, T, vocab_size)``; with ``targets``
+        ``(B, T)``, int64, to the mean loss instead, by ``linear_cross_entropy``.
 
         Raises ValueError for another shape or dtype and for T outside 1 to context_length.
         """
@@ -150,4 +154,10 @@ class TransformerLM(nn.Module):
             raise ValueError(f"token ids must be (batch, tokens); got {tuple(token_ids.shape)}")
         check_context(token_ids.shape[1], self.context_length)
         x = self._run_blocks(self.layers, self.token_embeddings(token_ids))
-        return self.lm_head(self.ln_final(x))
+        if targets is None:
+            return self.lm_head(self.ln_final(x))
+        return self.loss(self.ln_final(x), targets)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of what comes out of ``ln_final``."""
+        return linear_cross_entropy(x, self.lm_head.weight, targets)

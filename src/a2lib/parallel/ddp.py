@@ -22,7 +22,8 @@ The classes of one interface:
 An update of each bucket as soon as it is the mean, beside the rest of the communication, is
 ``a2lib.optim.MasterAdamW.overlapping(ddp)``.
 
-Clipping, norms and loss scaling come after ``finish_gradient_synchronization``.
+Clipping, norms and loss scaling come after ``finish_gradient_synchronization``. An optimizer's step
+without it raises RuntimeError (``finish``).
 
 To the bit: with two ranks each mean is (a + b) / 2 however it is cut into pieces, so all four
 classes, every bucket size and one process that adds the two ranks' gradients agree exactly. With
@@ -45,6 +46,7 @@ from torch import Tensor, nn
 
 from a2lib.parallel.carriers import Backend, choose
 from a2lib.parallel.copy_engines import CopyEngines, Then
+from a2lib.parallel.finish import Backwards, watch_steps
 from a2lib.parallel.group import (
     Holders,
     broadcast_from_first,
@@ -90,12 +92,16 @@ class _Replica(nn.Module):
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         self._synchronizing = True
         self.device = device
+        self._backwards = Backwards()
         self._holders = Holders(self._names, device, group)
         broadcast_from_first([*module.parameters(), *module.buffers()], group)
         _wrappers.add(self)
+        watch_steps(self)
 
     def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
+        output = self.module(*args, **kwargs)
+        self._backwards.expect(output)
+        return output
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -128,10 +134,17 @@ class _Replica(nn.Module):
         self._average()
         for i in self._holders.unused(missing):
             self._trained[i].grad = None
+        self._backwards.seen = False
+
+    def unfinished(self) -> Sequence[Tensor]:
+        """The parameters, while backwards of this wrapper's outputs wait for the finish."""
+        return self._trained if self._backwards.seen else ()
 
     def reset(self) -> None:
         """Forget a backward that raised half way, or a step that is not to be taken, once what was
-        sent has arrived; every rank calls it, and then ``zero_grad``."""
+        sent has arrived; every rank calls it, and then ``zero_grad``, unless each rank is to step
+        on its own gradients."""
+        self._backwards.seen = False
 
     def _average(self) -> None:
         """Make each ``.grad`` the mean, all of them present; in the same order on every rank."""
@@ -224,7 +237,12 @@ class _Overlapped(_Replica):
         # Each would cost a call in every later backward.
         weakref.finalize(self, _remove, hooks).atexit = False
 
+    def unfinished(self) -> Sequence[Tensor]:
+        # Its hooks also see the backward of a forward that went past the wrapper.
+        return self._trained if self._under_way.arrived else super().unfinished()
+
     def reset(self) -> None:
+        super().reset()
         self._carrier.arrive()
         self._forget()
 

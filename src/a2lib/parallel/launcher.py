@@ -5,8 +5,9 @@
     losses = launch("package.module:train", {"steps": 10}, processes=2, time_limit_s=600)
 
 A rank that raises, is killed or stands still ends the whole group, and the error has the traceback
-of the rank that was first. Nothing is left running, however the launch ends: the ranks die with
-torchrun, and torchrun with this process, also where that is killed (on Linux).
+of the rank that was first. Nothing is left running or on disk, however the launch ends (on Linux):
+a process above torchrun ends all that the ranks have started, also where this one is killed. Where
+both are, the next launch does it.
 
 Several nodes are torchrun's own rendezvous: the same call on each, with ``nodes``, ``node`` and the
 ``endpoint`` of node 0. README.md has the command, and a Slurm script that uses it.
@@ -15,57 +16,34 @@ Several nodes are torchrun's own rendezvous: the same call on each, with ``nodes
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import numbers
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from a2lib.parallel.lifeline import is_alive, kill_all
-from a2lib.parallel.rank import path_of
+from a2lib.parallel.channel import KINDS, Channel, path_of
+from a2lib.parallel.lifeline import FOLDER, VANISH_S, end, new_folder
+from a2lib.parallel.watch import (
+    LaunchError,
+    OnOutput,
+    OnProgress,
+    RankFailed,
+    Run,
+    TimeLimitPassed,
+    split,
+)
 
-POLL_S = 0.05
-# How long ranks have to write down where they stand, once their time is up.
-STACKS_S = 1.0
-# How long the ranks that are still there have to end, once one has failed, before they are killed.
-END_S = 5
-TAIL_LINES = 40
-# What a rank says when another one is gone: it is no cause.
-PEER_GONE = ("connection closed by peer", "connection reset by peer", "connection refused",
-             "broken pipe", "remote process exited", "ncclremoteerror", "timed out")  # fmt: skip
+__all__ = ["LaunchError", "RankFailed", "TimeLimitPassed", "launch", "print_output"]
 
-OnProgress = Callable[[int, dict], None]
-OnOutput = Callable[[int, str], None]
-
-
-class LaunchError(RuntimeError):
-    """A launch that did not end well. ``rank`` is the rank to blame, None where none is; ``code``
-    the exit code of that rank, or else of torchrun, where there is one (negative: a signal)."""
-
-    def __init__(self, message: str, rank: int | None = None, code: int | None = None) -> None:
-        super().__init__(message)
-        self.rank, self.code = rank, code
-
-    def _render_traceback_(self) -> list[str]:
-        # A notebook shows the rank's traceback alone: the launcher's own says nothing.
-        return [f"{type(self).__name__}: {self}"]
-
-
-class RankFailed(LaunchError):
-    """A rank raised, exited or was killed; the message ends with its traceback or last lines."""
-
-
-class TimeLimitPassed(LaunchError):
-    """A time limit ended the launch; the message says where each rank stood, and ``stacks``, by
-    rank, holds what each said of that, innermost call first."""
-
-    def __init__(self, message: str, stacks: Mapping[int, str]) -> None:
-        super().__init__(message)
-        self.stacks = dict(stacks)
+MILLISECOND, LONGEST_S = 0.001, 365 * 24 * 3600
+MOST_RANKS, MOST_NODES = 1024, 65_536  # of a node; of a training
 
 
 def print_output(rank: int, line: str) -> None:
@@ -99,212 +77,100 @@ def launch(
     While it runs, ``on_progress(rank, event)`` gets what a rank sends with ``rank.progress`` and
     ``on_output(rank, line)`` what it prints. ``overdue()``, asked all the time, says why the ranks
     are to be ended before the time limit, or None. ``env`` is added to this process's environment.
-    ``collective_timeout_s`` is the group's timeout; by default the time limit comes first.
+    ``collective_timeout_s`` is the group's timeout; by default the time limit comes first. A rank
+    that prints faster than ``on_output`` takes it waits; what it had said when the time was up, and
+    could not be handed on, is counted in a last line.
 
-    Raises ValueError for impossible numbers, RankFailed, TimeLimitPassed, and LaunchError where
-    torchrun itself fails. Ctrl-C ends the group too.
+    Raises ValueError for impossible numbers and endpoints, RankFailed, TimeLimitPassed, and
+    LaunchError where torchrun itself fails, is killed or stopped, or the temporary folder is full.
+    Ctrl-C ends the group too.
     """
-    _check(target, processes, time_limit_s, device, nodes, node, endpoint)
-    with tempfile.TemporaryDirectory(prefix="a2lib-launch-") as folder:
-        task = {
-            "target": target,
-            "arguments": dict(arguments or {}),
-            "device": device,
-            "nodes": nodes,
-            "processes": processes,
-            "collective_timeout_s": collective_timeout_s or 2 * time_limit_s,
-        }
-        Path(folder, "task.json").write_text(json.dumps(task))
-        with open(Path(folder, "torchrun.out"), "wb") as out:
+    _check(target, processes, device, nodes, node, endpoint)
+    _check_seconds("time_limit_s", time_limit_s)
+    if collective_timeout_s is not None:
+        _check_seconds("collective_timeout_s", collective_timeout_s)
+    task = {
+        "target": target,
+        "arguments": dict(arguments or {}),
+        "device": device,
+        "nodes": nodes,
+        "processes": processes,
+        "collective_timeout_s": collective_timeout_s or 2 * time_limit_s,
+    }
+    # It ends in this order too: the agent with what it started, the pipes, the folder, its lock.
+    with _one_interrupt(), contextlib.ExitStack() as held:
+        folder, lock, channels = _prepare(held, processes, json.dumps(task))
+        with open(path_of(folder, "torchrun", "out"), "wb") as out:
             agent = subprocess.Popen(
                 _command(processes, nodes, node, endpoint, job, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 env=_environment(processes, folder, env or {}),
+                pass_fds=[lock],
                 start_new_session=True,  # a Ctrl-C in the terminal is for this process alone
             )
-        run = _Run(Path(folder), agent, processes * nodes, endpoint, on_progress, on_output)
-        try:
-            run.wait(time_limit_s, overdue)
-        finally:
-            kill_all({agent.pid, *run.pids()})
-            agent.wait()
-        return run.results()
+        held.callback(_stop, agent)
+        run = Run(agent, channels, processes, processes * nodes, endpoint, on_progress, on_output)
+        return run.wait(time_limit_s, overdue)
 
 
-class _Run:
-    """What the launcher knows of the ranks, all of it from the files in ``folder``."""
+@contextlib.contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """Let one Ctrl-C through, which ends the launch, and none that comes while it ends."""
+    before, through = signal.getsignal(signal.SIGINT), []
 
-    def __init__(
-        self,
-        folder: Path,
-        agent: subprocess.Popen,
-        world: int,
-        endpoint: str | None,
-        on_progress: OnProgress | None,
-        on_output: OnOutput,
-    ) -> None:
-        self.folder, self.agent, self.world = folder, agent, world
-        self.endpoint = endpoint
-        self._listeners = {"out": on_output}
-        if on_progress:
-            self._listeners["events"] = lambda rank, line: on_progress(rank, json.loads(line))
-        self._read: dict[Path, int] = {}
+    def once(number: int, frame: object) -> None:
+        if not through:
+            try:
+                before(number, frame)
+            except BaseException:
+                through.append(number)
+                raise
 
-    def wait(self, time_limit_s: float, overdue: Callable[[], str | None]) -> None:
-        """Hand on what ranks say until torchrun ends; raise unless all went well."""
-        until, failed = time.monotonic() + time_limit_s, None
-        while self.agent.poll() is None:
-            if failed is None and self._has_failed():
-                failed = time.monotonic()
-            # torchrun itself waits 30 s for a rank that does not heed its SIGTERM.
-            if failed is not None and time.monotonic() > failed + END_S:
-                kill_all(self.pids())
-            late = time.monotonic() > until and f"the time limit of {time_limit_s:g} s"
-            if why := overdue() or late and f"{self.world} ranks had not finished within {late}":
-                stacks = self._stacks()
-                self._hand_on()
-                raise TimeLimitPassed(f"{why}{self._shown(stacks)}", stacks)
-            self._hand_on()
-            time.sleep(POLL_S)
-        self._hand_on(to_the_end=True)
-        if self.agent.returncode:
-            raise self._failure()
-
-    def pids(self) -> list[int]:
-        return [pid for _, pid in self._all("pid")]
-
-    def _has_failed(self) -> bool:
-        """Whether a rank has raised, or is gone without a result."""
-        done = {rank for rank, _ in self._all("result")}
-        gone = any(not is_alive(pid) for rank, pid in self._all("pid") if rank not in done)
-        return gone or bool(self._all("error"))
-
-    def results(self) -> list[object]:
-        return [result for _, result in self._all("result")]
-
-    def _all(self, kind: str) -> list[tuple[int, object]]:
-        """Each rank and what its file of this kind holds, in rank order."""
-        found = []
-        for rank in self._ranks(kind):
-            with contextlib.suppress(FileNotFoundError):
-                found.append((rank, json.loads(path_of(self.folder, rank, kind).read_text())))
-        return found
-
-    def _ranks(self, kind: str) -> list[int]:
-        # Not those there should be: nodes that disagree may give a rank any number.
-        return sorted(int(x.stem.removeprefix("rank-")) for x in self.folder.glob(f"rank-*.{kind}"))
-
-    def _hand_on(self, to_the_end: bool = False) -> None:
-        for kind, listener in self._listeners.items():
-            for rank in self._ranks(kind):
-                for line in self._lines(path_of(self.folder, rank, kind), to_the_end):
-                    listener(rank, line)
-
-    def _lines(self, path: Path, to_the_end: bool) -> Iterator[str]:
-        """The whole lines that are new; ``to_the_end`` also a last one without its end."""
-        try:
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                new = file.read()
-        except FileNotFoundError:
-            return
-        if not to_the_end:
-            new = new[: new.rfind(b"\n") + 1]
-        self._read[path] = self._read.get(path, 0) + len(new)
-        yield from new.decode(errors="replace").splitlines()
-
-    def _stacks(self) -> dict[int, str]:
-        """Where each rank stands, innermost call first; without those that have not started."""
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-        time.sleep(STACKS_S)
-        return {
-            rank: path_of(self.folder, rank, "stacks").read_text().strip()
-            for rank in self._ranks("stacks")
-        }
-
-    def _shown(self, stacks: Mapping[int, str]) -> str:
-        if stacks:
-            texts = (f"rank {rank}: {text or 'said nothing'}" for rank, text in stacks.items())
-            return "".join(f"\n\n{text}" for text in texts)
-        alone = ": all nodes must be launched, with the same nodes, processes, job and endpoint"
-        why = alone if self.endpoint else ""
-        return f"; none of this node's had started{why}{self._said('torchrun.out', 'torchrun')}"
-
-    def _failure(self) -> LaunchError:
-        try:
-            text = (self.folder / "agent.json").read_text()
-        except FileNotFoundError:
-            said = self._said("torchrun.out", "torchrun")
-            code = self.agent.returncode
-            return LaunchError(f"{self._why(code)}{said}", code=code)
-        ends = {int(rank): tuple(end) for rank, end in json.loads(text).items()}
-        codes = {rank: code for rank, (code, _) in ends.items()}
-        errors = dict(self._all("error"))
-        rank = first_to_fail(ends, errors)
-        others = [
-            f"rank {other}: {_how(codes.get(other), errors.get(other))}"
-            for other in sorted({*codes, *errors} - {rank})
-        ]
-        message = f"rank {rank} of {self.world}: {_how(codes.get(rank), errors.get(rank))}"
-        if rank in errors:
-            message += f"\n\n{errors[rank]['traceback']}"
-        else:
-            message += self._said(path_of(self.folder, rank, "out").name, f"rank {rank}")
-        text = "\n\n".join([message, *(["\n".join(others)] if others else [])])
-        return RankFailed(text, rank, codes.get(rank))
-
-    def _why(self, code: int) -> str:
-        """Why torchrun failed, in one line."""
-        path = self.folder / "agent.error"
-        if not path.exists():
-            return f"torchrun failed, exit code {code}"
-        why = path.read_text()
-        if "EADDRINUSE" in why:
-            return (
-                f"the port of endpoint {self.endpoint} is in use on this node; take a free one, "
-                "the same on every node"
-            )
-        return f"torchrun failed: {why}"
-
-    def _said(self, name: str, who: str) -> str:
-        path = self.folder / name
-        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        if not lines:
-            return ""
-        return "\n\n".join(["", f"{who}'s last lines:", "\n".join(lines[-TAIL_LINES:])])
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def first_to_fail(ends: Mapping[int, tuple[int, float]], errors: Mapping[int, dict]) -> int:
-    """The rank to blame: one that a signal killed; else the first that raised something other than
-    that a peer is gone; else the first that raised; else the first that exited.
+def _prepare(
+    held: contextlib.ExitStack, processes: int, task: str
+) -> tuple[str, int, list[Channel]]:
+    """The launch's folder, its lock and its pipes. LaunchError where there is no room for them."""
+    try:
+        folder, lock = new_folder()
+        held.callback(os.close, lock)
+        held.callback(end, folder)
+        Path(folder, "task.json").write_text(task)
+        channels = []
+        for who, kinds in [*((i, KINDS) for i in range(processes)), ("torchrun", KINDS[:2])]:
+            for kind in kinds:
+                channels.append(Channel(folder, who, kind))
+                held.callback(channels[-1].close)
+    except OSError as error:
+        what = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "is of no use"
+        raise LaunchError(
+            f"the temporary folder {tempfile.tempdir or ''} {what}: {len(task):,} bytes wanted for "
+            f"the arguments, and {3 * processes + 4} files ({error.strerror or error}); TMPDIR "
+            "names another"
+        ) from None
+    return folder, lock, channels
 
-    ``ends`` has (exit code, when in s) by rank, ``errors`` the records of ``rank``. Once a rank has
-    failed, the others are ended, by SIGTERM and END_S later by SIGKILL: those come last.
-    """
-    begin = min((when for _, when in ends.values()), default=0.0)
 
-    def order(rank: int) -> tuple:
-        error = errors.get(rank)
-        if error:
-            victim = any(words in error["error"].lower() for words in PEER_GONE)
-            return 2 if victim else 1, error["time"], rank
-        code, when = ends[rank]
-        ended = code == -signal.SIGTERM or when - begin > END_S / 2
-        return 4 if ended else 0 if code < 0 else 3, when, rank
-
-    return min({*ends, *errors}, key=order)
-
-
-def _how(code: int | None, error: dict | None) -> str:
-    if error:
-        return error["error"].splitlines()[0]
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"
+def _stop(agent: subprocess.Popen) -> None:
+    """Have the agent end what it started; where it does not, ``end`` will."""
+    if agent.poll() is None:
+        agent.terminate()
+        agent.send_signal(signal.SIGCONT)  # it may have been stopped
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(2 * VANISH_S)
+        agent.kill()
+        agent.wait()
 
 
 def _command(
@@ -337,7 +203,7 @@ def _environment(processes: int, folder: str, env: Mapping[str, str]) -> dict[st
         **os.environ,
         **env,
         "A2LIB_LAUNCHER": str(os.getpid()),
-        "A2LIB_RUN_DIR": folder,
+        FOLDER: folder,
     }
     # One connection would run collectives after the kernels they should hide behind.
     if given.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
@@ -348,7 +214,6 @@ def _environment(processes: int, folder: str, env: Mapping[str, str]) -> dict[st
 def _check(
     target: str,
     processes: int,
-    time_limit_s: float,
     device: str | None,
     nodes: int,
     node: int,
@@ -356,15 +221,17 @@ def _check(
 ) -> None:
     if not all(target.partition(":")):
         raise ValueError(f"target must be 'module:function'; got {target!r}")
-    for name, value in (("processes", processes), ("nodes", nodes)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number from 1 on; got {value!r}")
-    if not time_limit_s > 0:
-        raise ValueError(f"time_limit_s must be above 0; got {time_limit_s!r}")
+    for name, value, most in (("processes", processes, MOST_RANKS), ("nodes", nodes, MOST_NODES)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(f"{name} must be a whole number from 1 to {most}; got {value!r}")
     if device not in ("cpu", "cuda", None):
         raise ValueError(f"device must be 'cpu', 'cuda' or None; got {device!r}")
     if nodes > 1 and not endpoint:
         raise ValueError("several nodes need endpoint, the 'host:port' of node 0")
+    if endpoint is not None and split(endpoint) is None:
+        raise ValueError(
+            f"endpoint must be 'host:port' with a port from 1 to 65535; got {endpoint!r}"
+        )
     if not 0 <= node < nodes:
         raise ValueError(f"node must be from 0 to {nodes - 1}; got {node!r}")
     if device == "cuda":
@@ -375,3 +242,10 @@ def _check(
             raise ValueError("device 'cuda' needs a GPU, and there is none here; 'cpu' is allowed")
         if processes > gpus:
             raise ValueError(f"processes must be from 1 to {gpus}, the GPUs here; got {processes}")
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if not (isinstance(value, numbers.Real) and MILLISECOND <= value <= LONGEST_S):
+        raise ValueError(
+            f"{name} must be from {MILLISECOND} to {LONGEST_S:,} s, a year; got {value!r}"
+        )

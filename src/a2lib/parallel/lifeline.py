@@ -1,17 +1,27 @@
-"""No process outlives who started it: the guard in the child, and the search for what is left."""
+"""No process and no folder outlives its launch.
+
+The agent adopts what its descendants leave behind, and ends all of it once torchrun or the launcher
+is gone. Whatever a launch starts has the launch's folder in its environment, so that the launcher,
+or the next launch, finds it where the agent itself was killed. A lock on a file in the folder says
+that one of them lives.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+PREFIX = "a2lib-launch-"
+FOLDER = "A2LIB_RUN_DIR"  # the variable that every process of a launch has
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # How long killed processes may take to vanish; one in the middle of a driver call takes its time.
 VANISH_S = 10.0
 
@@ -29,47 +39,76 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def kill_all(roots: Iterable[int]) -> None:
-    """Kill each process of ``roots``, its descendants and its session, and wait until all are gone.
+def adopt_orphans() -> None:
+    """Become the parent of each descendant whose own parent ends, in whatever session it is."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
-    torchrun starts each rank in a session of its own, which holds what the rank started even
-    after its parent is gone. A zombie is gone: only its parent can remove it.
-    """
-    roots = set(roots)
+
+def new_folder() -> tuple[str, int]:
+    """A temporary folder, and the descriptor of its locked file: while that is open here or in a
+    child, no launch takes the folder for left. Those that are left are removed first."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        # Without the file it is just being made.
+        with contextlib.suppress(OSError), open(left / "owner", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            end(left)
+    while True:
+        folder = tempfile.mkdtemp(prefix=PREFIX)
+        try:
+            lock = os.open(Path(folder, "owner"), os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError:
+            os.rmdir(folder)
+            raise
+        with contextlib.suppress(OSError):  # file systems without locks: nobody takes it either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(folder):  # not taken for left before it was locked
+            return folder, lock
+        os.close(lock)
+
+
+def end(folder: str | os.PathLike) -> None:
+    """Kill every process of the launch in ``folder`` but this one, with all their descendants, wait
+    until they are gone, and remove the folder. A zombie is gone: only its parent can remove it."""
     until = time.monotonic() + VANISH_S
-    while (alive := _family(roots)) and time.monotonic() < until:
+    while (alive := _family(folder)) and time.monotonic() < until:
         for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        roots |= alive
         time.sleep(0.02)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _family(roots: set[int]) -> set[int]:
-    """The living among ``roots``, their descendants and their sessions."""
-    table = _processes()
-    found = {pid for pid, (_, session) in table.items() if pid in roots or session in roots}
-    while more := {pid for pid, (parent, _) in table.items() if parent in found} - found:
+def _family(folder: str | os.PathLike) -> set[int]:
+    """The living that have the folder in their environment, and their descendants."""
+    mark = os.fsencode(f"{FOLDER}={folder}")
+    parents, found = {}, set()
+    for process in Path("/proc").glob("[0-9]*"):
+        pid = int(process.name)
+        if stat := _stat(pid):
+            parents[pid] = int(stat[1])
+            with contextlib.suppress(OSError):
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-    return found
+    return found - {os.getpid()}
 
 
 def is_alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not. True where there is no /proc to say."""
-    return not Path("/proc/self").exists() or _stat(Path("/proc", str(pid))) is not None
+    return not Path("/proc/self").exists() or _stat(pid) is not None
 
 
-def _processes() -> dict[int, tuple[int, int]]:
-    """Process id to (parent, session) of every process that runs; empty without /proc."""
-    table = {int(folder.name): _stat(folder) for folder in Path("/proc").glob("[0-9]*")}
-    return {pid: entry for pid, entry in table.items() if entry}
+def is_stopped(pid: int) -> bool:
+    return (_stat(pid) or "?")[0] == "T"
 
 
-def _stat(folder: Path) -> tuple[int, int] | None:
-    """(parent, session), None for what is gone or a zombie."""
+def _stat(pid: int) -> list[str] | None:
+    """The fields of its /proc/.../stat from the state on; None for what is gone or a zombie."""
     try:
         # The name in parentheses may hold anything.
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else (int(fields[1]), int(fields[3]))
+    return None if fields[0] in "ZX" else fields

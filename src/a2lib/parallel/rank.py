@@ -17,64 +17,60 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-from a2lib.parallel.lifeline import die_with_parent
+from a2lib.parallel.channel import path_of, send
+from a2lib.parallel.lifeline import FOLDER, die_with_parent
 
-
-def path_of(folder: str | os.PathLike, rank: int, kind: str) -> Path:
-    """A rank's file: "pid", "out" (what it prints), "events", "stacks", "error" or "result"."""
-    return Path(folder, f"rank-{rank}.{kind}")
+# Where a rank stands is asked with this one, which is ignored by who does not know it.
+STACKS = signal.SIGURG
 
 
 def progress(**event: object) -> None:
     """Send ``event``, which JSON can write, to the launcher's ``on_progress``; with no launcher,
     print it."""
-    if "A2LIB_RUN_DIR" not in os.environ:
+    if FOLDER not in os.environ:
         print(json.dumps(event), flush=True)
         return
-    path = path_of(os.environ["A2LIB_RUN_DIR"], int(os.environ["RANK"]), "events")
-    with path.open("a") as file:
-        file.write(json.dumps(event) + "\n")
+    _send("event", event)
 
 
 def main() -> None:
     die_with_parent(int(os.environ["A2LIB_AGENT"]))
-    folder, rank = os.environ["A2LIB_RUN_DIR"], int(os.environ["RANK"])
-    _redirect(folder, rank)
+    # Before anything is printed: the launcher knows then whose it is.
+    _send("rank", (int(os.environ["RANK"]), os.getpid()))
+    folder, who = os.environ[FOLDER], os.environ["LOCAL_RANK"]
+    _redirect(folder, who)
     code = 0
     try:
         task = json.loads(Path(folder, "task.json").read_text())
-        result = _call(task)
-        _write(path_of(folder, rank, "result"), result)
+        _send("result", _call(task))
         if task["device"]:
             import torch.distributed as dist
 
             if dist.is_initialized():
                 dist.destroy_process_group()
-    except BaseException as error:
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            _write(path_of(folder, rank, "result"), None)
-        else:
-            traceback.print_exc()
-            _write(path_of(folder, rank, "error"), _record(error))
-            code = 1
+    except BaseException as error:  # SystemExit too: the others would wait for this rank
+        _send("error", _record(error))
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     # What failed may hold locks that an orderly end, or the group's, would wait for.
     os._exit(code)
 
 
-def _redirect(folder: str, rank: int) -> None:
-    """Whatever this process prints, also from C, goes to its own file: a pipe would be held open by
-    what it starts."""
-    out = os.open(path_of(folder, rank, "out"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def _send(kind: str, value: object) -> None:
+    send(os.environ[FOLDER], os.environ["LOCAL_RANK"], kind, value)
+
+
+def _redirect(folder: str, who: str) -> None:
+    """Whatever this process prints, also from C, goes to its own pipe."""
+    out = os.open(path_of(folder, who, "out"), os.O_WRONLY)
     os.dup2(out, 1)
     os.dup2(out, 2)
+    os.close(out)
     sys.stdout.reconfigure(line_buffering=True)
-    # The launcher asks with this signal where a rank stands, also one that waits in C.
-    stacks = path_of(folder, rank, "stacks").open("w")
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
-    # Only now: the launcher takes it that a rank with this file understands the signal.
-    _write(path_of(folder, rank, "pid"), os.getpid())
+    stacks = path_of(folder, who, "stacks").open("wb", buffering=0)
+    faulthandler.register(STACKS, file=stacks, all_threads=False)
 
 
 def _call(task: dict) -> object:
@@ -107,13 +103,6 @@ def _record(error: BaseException) -> dict:
     line = "".join(traceback.format_exception_only(error)).strip()
     text = "".join(traceback.format_exception(error))
     return {"error": line, "traceback": text.strip(), "time": time.time()}
-
-
-def _write(path: Path, value: object) -> None:
-    # In one rename: the launcher reads while ranks write.
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(json.dumps(value))
-    part.replace(path)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,32 @@
-"""From measured rows to the book: tables, figures and numbers. Measures nothing, imports no torch.
+"""From measured rows to the book: claims, numbers, tables and figures. Measures nothing, imports no
+torch.
 
-What is here serves every section and names none: ``data`` (rows), ``view`` (what a section compares
-and how its columns are written), ``metrics``, ``tables``, ``figures`` and ``panels`` (small
-multiples), ``drawing``, ``provenance`` (the line under a figure), ``local`` (On your machine). What
-one chapter says is in ``chapters``.
+What is here serves every page and names none: ``page`` (rows, claims, what a page is written with),
+``units`` (numbers as text), ``data`` (rows as they are read), ``tables``, ``plots`` and ``traces``
+(figures), ``drawing``, ``provenance`` (where rows come from), ``questions`` (how far each is
+answered). What one page derives and draws is in ``pages``.
 """
 
-from a2lib.report import drawing, figures, local, metrics, provenance, style, tables
+try:
+    import matplotlib  # noqa: F401
+    import pandas  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"a2lib.report needs {error.name}, of the extra 'book': pip install -e '.[book]'"
+    ) from None
+
 from a2lib.report.data import ReportError, load, load_reference, load_runs
+from a2lib.report.page import Page
 from a2lib.report.style import Chart
 from a2lib.report.tables import Markdown, Table
-from a2lib.report.view import View
 
 __all__ = [
-    "Chart", "Markdown", "ReportError", "Table", "View", "drawing", "figures", "load",
-    "load_reference", "load_runs", "local", "metrics", "provenance", "style", "tables",
-]  # fmt: skip
+    "Chart",
+    "Markdown",
+    "Page",
+    "ReportError",
+    "Table",
+    "load",
+    "load_reference",
+    "load_runs",
+]

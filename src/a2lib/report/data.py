@@ -157,8 +157,3 @@ def _unreadable(file: Path, rows: list[dict], numbers: tuple[str, ...]) -> str:
             except (ValueError, TypeError, OverflowError):
                 return f"{file}:{line}: {column} is {str(text)[:40]!r}, not its kind of number"
     return f"{file}: not a table of numbers"
-
-
-def runs_file(section_csv: str) -> str:
-    """The runs.csv that belongs to a section's CSV."""
-    return str(Path(section_csv).parents[1] / "runs.csv")

@@ -5,80 +5,14 @@ The names of lines stand where the lines end if there is room beside the panels,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
-import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter
 
 from a2lib.report import style
-from a2lib.report.metrics import pick
 from a2lib.report.style import DIM, INK, Looks
-from a2lib.report.view import View
 
 REFERENCE_LINE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
-LEGEND_ROW = 0.235  # inches that a row of a legend takes
-ROOM = 0.235  # share of the width that names at the ends of lines take
 LINE = 1.28  # height of a line of text, in font sizes
-
-
-def plain(value: float) -> str:
-    return f"{value:g}" if value < 1e5 else f"{value:.0e}"
-
-
-def round_size(n_bytes: float) -> str:
-    number, unit = style.size(n_bytes).split()
-    return f"{float(number):g} {unit}"
-
-
-@dataclass(frozen=True)
-class Measure:
-    """What is drawn upwards: its label, its scale (logarithmic to ``base``, without one linear from
-    zero), how its ticks are written, and a value that gets a line of its own."""
-
-    label: str
-    base: int | None = None
-    text: Callable[[float], str] = plain
-    line: float | None = None
-
-
-MEASURES = {
-    "ms": Measure("latency (ms)", base=10),
-    "speedup": Measure("speed-up", base=2, line=1),
-    "tflops": Measure("TFLOP/s"),
-    "peak_bytes": Measure("peak memory", base=2, text=round_size),
-}
-
-
-def lines(ax, rows: pd.DataFrame, measure: str, view: View, dashes="-",
-          markers: bool = True) -> list:  # fmt: skip
-    """A line per thing compared, along the view's column; its last points, for `name_ends`.
-
-    Returns (x, y, name) of the last point that has a value, in data coordinates.
-    """
-    ends = []
-    for name in view.looks.order(rows[view.by]):
-        line = pick(rows, **{view.by: name}).sort_values(view.along)
-        x, y = line[view.along].astype(float), line[measure].astype(float)
-        if not y.notna().any():
-            continue
-        look = view.looks.of(name)
-        ax.plot(x, y, color=look.colour, linestyle=dashes, zorder=3 if look.ours else 2,
-                marker=look.marker if markers else "", markersize=4.6 if look.ours else 3.6,
-                linewidth=2.2 if look.ours else 1.3)  # fmt: skip
-        last = y.last_valid_index()
-        ends.append((x[last], y[last], name))
-    return ends
-
-
-def along_axis(ax, view: View) -> None:
-    """The bottom of a panel, as its view has it: values that double, or that grow evenly."""
-    if view.doubling:
-        doubling_axis(ax)
-    else:
-        ax.xaxis.set_major_locator(MaxNLocator(5))
 
 
 def doubling_axis(ax) -> None:
@@ -89,24 +23,6 @@ def doubling_axis(ax) -> None:
     ticks = [2.0**n for n in range(0, 40) if low <= 2.0**n <= high]
     ax.set_xticks(ticks[-1::-2][::-1] if len(ticks) > 5 else ticks)
     ax.minorticks_off()
-
-
-def values_axis(ax, measure: Measure) -> None:
-    """The scale that suits a measure, upwards, without minor ticks."""
-    if measure.base is None:
-        # A point at zero sets the bottom and leaves the top free, which panels share.
-        ax.update_datalim([(ax.get_xticks()[0], 0)])
-        ax.autoscale_view()
-        ax.yaxis.set_major_locator(MaxNLocator(5))
-        return
-    ax.set_yscale("log", base=measure.base)
-    bottom, top = ax.get_ylim()
-    if measure.base == 10 and top < 30 * bottom:  # too few powers of ten to read a value from
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    if measure.line is not None:
-        ax.axhline(measure.line, color=INK, linewidth=0.8)
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: measure.text(value)))
 
 
 def places(wanted: list[float], line: float, low: float, high: float) -> list[float]:
@@ -179,29 +95,16 @@ def legend(figure, handles: list, columns: int = 4) -> None:
                       columnspacing=1.0, handlelength=1.5, handletextpad=0.5)  # fmt: skip
 
 
-def legend_height(entries: int, columns: int = 4) -> float:
-    """Inches that a legend of so many entries takes."""
-    return LEGEND_ROW * -(-entries // columns) + 0.2 if entries else 0.0
-
-
-def nothing(ax, rows: pd.DataFrame | None = None) -> None:
-    """Say in place of a panel why it is empty."""
-    reasons = sorted(set(rows["status"])) if rows is not None and len(rows) else []
-    text = "no times: " + ", ".join(reasons) if reasons else "not measured yet"
-    ax.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", color=DIM)
-    ax.set_axis_off()
-
-
 def empty() -> style.Chart:
     """A figure of no rows."""
-    return style.Chart(lambda figure: nothing(figure.subplots()), height=1.2)
 
+    def draw(figure):
+        ax = figure.subplots()
+        middle = {"xycoords": "axes fraction", "ha": "center", "color": DIM}
+        ax.annotate("not measured yet", (0.5, 0.5), **middle)
+        ax.set_axis_off()
 
-def numbers(rows: pd.DataFrame, column: str) -> pd.Series:
-    """A column as floats, NaN where it is blank or where the rows do not have it yet."""
-    if column not in rows:
-        return pd.Series(np.nan, rows.index, dtype="float64")
-    return pd.to_numeric(rows[column], errors="coerce").astype("float64")
+    return style.Chart(draw, height=1.2)
 
 
 def short_power(value: float) -> str:

@@ -13,6 +13,7 @@ import json
 import sys
 from dataclasses import replace
 
+from a2lib.command import Number, Parser, Whole, add_number, output
 from a2lib.theory import answers, plan_command
 from a2lib.theory.parallelism import EXAMPLE
 
@@ -21,33 +22,34 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["plan"]:
         return plan_command.main(arguments[1:])
-    parser = plan_command.Parser(
+    given = vars(parser().parse_args(arguments))
+    as_json, n = given.pop("json"), given.pop("devices")
+    found = answers.all_answers(replace(EXAMPLE, **given), n)
+    if as_json:
+        said = answers.by_question(found)
+        print(json.dumps(said, ensure_ascii=False, indent=2, allow_nan=False))
+    else:
+        print(table(found))
+    return 0
+
+
+def parser() -> Parser:
+    made = Parser(
         prog="python -m a2lib.theory",
         description=__doc__.partition("\n")[0],
         epilog="python -m a2lib.theory plan --help: the planner of a Transformer's training",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object in place of a table")
+    made.add_argument("--json", action="store_true", help="one JSON object in place of a table")
     for name, kind, words in (
-        ("tokens", int, "B, tokens of the batch over all devices"),
-        ("d-model", int, "D, width of the layer"),
-        ("d-ff", int, "F, width of its hidden"),
-        ("flops", float, "C, operations a second of a device"),
-        ("bandwidth", float, "W, bytes a second that a device sends"),
+        ("tokens", Whole(1, 10**12), "B, tokens of the batch over all devices"),
+        ("d-model", Whole(1, 10**7), "D, width of the layer"),
+        ("d-ff", Whole(1, 10**8), "F, width of its hidden"),
+        ("flops", Number(1e6, 1e18), "C, operations a second of a device"),
+        ("bandwidth", Number(1e3, 1e18), "W, bytes a second that a device sends"),
     ):
-        default = getattr(EXAMPLE, name.replace("-", "_"))
-        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{words} ({default:g})")
-    parser.add_argument("--devices", type=int, default=8, help="N of times and operations (8)")
-    given = vars(parser.parse_args(arguments))
-    as_json, n = given.pop("json"), given.pop("devices")
-    try:
-        found = answers.all_answers(replace(EXAMPLE, **given), n)
-    except ValueError as error:
-        parser.error(str(error))
-    if as_json:
-        print(json.dumps(answers.by_question(found), ensure_ascii=False, indent=2))
-    else:
-        print(table(found))
-    return 0
+        add_number(made, f"--{name}", kind, words, getattr(EXAMPLE, name.replace("-", "_")))
+    add_number(made, "--devices", Whole(1, 10**7), "N of times and operations", 8)
+    return made
 
 
 def table(found: list[answers.Answer]) -> str:
@@ -76,4 +78,6 @@ def shown(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with output():
+        code = main()
+    sys.exit(code)

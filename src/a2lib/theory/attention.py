@@ -154,13 +154,14 @@ def _visits(n_queries: int, n_keys: int, causal: bool, Bq: int, Bk: int) -> int:
 
 def tiled_memory(
     batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, element_bytes: int,
-    pass_: str,
+    pass_: str, one_sweep: bool = False,
 ) -> dict[str, int]:  # fmt: skip
     """Bytes of the tensors a tiled pass allocates, by name: results, and fp32 rows beside them.
 
     Forward makes ``o`` and the log-sum-exp ``lse``, backward ``dq``, ``dk``, ``dv`` and ``delta``;
-    end_to_end makes all six, and their sum is its peak beyond the inputs. Raises ValueError as
-    attention_flops.
+    in ``one_sweep`` it makes, for ``delta``, ``rows`` (two numbers a query, of a multiple of 128
+    queries) and ``sums``, in which dQ is added up in fp32. end_to_end makes all, and their sum is
+    its peak beyond the inputs. Raises ValueError as attention_flops.
     """
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
     check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
@@ -169,8 +170,22 @@ def tiled_memory(
     key = batch * heads * n_keys * head_dim * element_bytes
     rows = batch * heads * n_queries * 4
     forward = {"o": query, "lse": rows}
-    backward = {"dq": query, "dk": key, "dv": key, "delta": rows}
+    backward = {"dq": query, "dk": key, "dv": key}
+    if one_sweep:
+        backward["rows"] = batch * heads * 2 * (-(-n_queries // 128) * 128) * 4
+        backward["sums"] = batch * heads * n_queries * head_dim * 4
+    else:
+        backward["delta"] = rows
     return {"forward": forward, "backward": backward, "end_to_end": forward | backward}[pass_]
+
+
+def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -> bool:
+    """Whether the library's backward is one sweep over the tiles on a Hopper GPU, dQ added up by
+    many programs, and not two: in 16 bits, where programs of 128 keys fill the GPU or sequences are
+    long (measured on an H200), with heads of 40 to 128 in steps of 8."""
+    fills = -(-n_keys // 128) * n_heads >= 264
+    fits = element_bytes == 2 and 32 < head_dim <= 128 and head_dim % 8 == 0
+    return fits and n_keys >= (512 if fills else 1024)
 
 
 # Eager attention with a causal mask, kernel by kernel: N x N matrices read and written, and how
@@ -201,12 +216,6 @@ COMPILED_ROWS = {
     "q k^T": (2, 0), "p v": (1, 1),
     "p^T do": (1, 1), "do v^T": (2, 0), "ds k": (1, 1), "ds^T q": (1, 1),
 }  # fmt: skip
-
-
-def eager_launches(pass_: str) -> int:
-    """Kernels that eager causal attention launches in a pass (end_to_end: both)."""
-    _check_pass(pass_)
-    return sum(len(EAGER[p]) for p in EAGER if pass_ in (p, "end_to_end"))
 
 
 def eager_moves(pass_: str, element_bytes: int, batch: int = 1, heads: int = 1) -> float:

@@ -13,9 +13,14 @@ from a2lib.theory.saved import PRECISIONS, block_saved
 from a2lib.theory.transformer import Shape
 
 ATTENTIONS = ("eager", "flash")  # of those that saved.py counts
+ACTIVATIONS = ("library", "fused")
 WIDE, NARROW = 4, 2  # bytes of fp32, of bf16
 # Of an optimizer: bytes a parameter that it keeps from step to step.
 OPTIMIZERS = {"adamw": 8, "adamw-8bit": 2, "momentum": 4, "sgd": 0}
+# Of the maker's peak, what products of feed-forward layers reach on an H200 (rows of section
+# parallelism).
+EFFICIENCY = 0.65
+SCORES = ("probabilities", "16-bit probabilities")
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,10 @@ class Job:
     """What is to be trained on what: at most ``devices`` of ``device``, which may be used but for
     the share ``headroom`` of their memory; ``batch`` sequences of ``context`` tokens a step.
 
-    ``precision`` and ``attention`` are as in saved.py, ``optimizer`` one of ``OPTIMIZERS``, and
-    ``efficiency`` the share of the maker's peak at which products run. Raises ValueError, in one
+    ``precision`` and ``attention`` are as in saved.py, ``optimizer`` one of ``OPTIMIZERS``,
+    ``efficiency`` the share of the maker's peak at which products run, and ``activations`` what a
+    block keeps: as this library's does, or as fused kernels on a residual stream in the width of
+    computation, as in Megatron-LM. Raises ValueError, in one
     line, for sizes that are not positive integers, for a headroom that is not from 0 to below 1, an
     efficiency not above 0 or above 1, another name, and for fp32 where the maker states no rate.
     """
@@ -38,7 +45,8 @@ class Job:
     precision: str = "bf16"
     attention: str = "flash"
     optimizer: str = "adamw"
-    efficiency: float = 1.0
+    efficiency: float = EFFICIENCY
+    activations: str = "library"
 
     def __post_init__(self) -> None:
         check_sizes(devices=self.devices, batch=self.batch, context=self.context)
@@ -46,7 +54,8 @@ class Job:
             raise ValueError(f"headroom is {self.headroom!r}; allowed are numbers from 0 to < 1")
         if not 0 < self.efficiency <= 1:
             raise ValueError(f"efficiency is {self.efficiency!r}; allowed are numbers above 0 to 1")
-        check_names(self, precision=PRECISIONS, attention=ATTENTIONS, optimizer=OPTIMIZERS)
+        check_names(self, precision=PRECISIONS, attention=ATTENTIONS, optimizer=OPTIMIZERS,
+                    activations=ACTIVATIONS)  # fmt: skip
         if self.precision == "fp32" and self.device.fp32 is None:
             raise ValueError(
                 f"precision fp32: allowed is bf16 on {self.device.slug}, whose maker states no "
@@ -73,10 +82,22 @@ class Job:
         """Bytes of a number that is computed with, or sent."""
         return NARROW if self.precision == "bf16" else WIDE
 
+    @property
+    def residual(self) -> int:
+        """Bytes of a number of the residual stream."""
+        return WIDE if self.activations == "library" else self.element
+
     @cached_property
-    def saved(self) -> tuple[int, int]:
-        """Bytes that a token of one block leaves: whole on, and cut over, tensor's devices. Eager's
-        mask is not in them."""
+    def saved(self) -> tuple[int, int, int]:
+        """Bytes that a token of one block leaves: whole on, and cut over, the devices of plain
+        tensor parallelism, but for scores; and of scores. Eager's mask is not in them."""
+        shape, e = self.shape, self.element
+        routed = e * shape.top_k * shape.d_model  # a copy for each expert
+        if self.activations == "fused":
+            sums = 0 if self.scores else WIDE * shape.num_heads
+            heads = e * (2 * shape.q_width + 2 * shape.kv_width)
+            whole = 4 * e * shape.d_model + 2 * WIDE
+            return whole + routed, heads + sums + 3 * e * shape.d_ff, e * self.scores
         kept = [one for one in block_saved(self.shape, 1, self.context, self.attention,
                                            self.precision)
                 if one.what not in ("16-bit weight", "mask")]  # fmt: skip
@@ -85,7 +106,10 @@ class Job:
             for one in kept
             if one.module in ("ln1", "ln2") or one.what in ("norm", "16-bit norm")
         )
-        return whole // self.context, (sum(one.bytes for one in kept) - whole) // self.context
+        scores = sum(one.bytes for one in kept if one.what in SCORES)
+        cut = sum(one.bytes for one in kept) - whole - scores
+        whole, cut, scores = (size // self.context for size in (whole, cut, scores))
+        return whole + routed, cut, scores
 
     @property
     def update_bytes(self) -> int:

@@ -4,7 +4,8 @@ For each axis: bytes that a device sends, and the condition under which its comm
 behind its computation. Letters as in parallelism.py: D d_model, F d_ff, C operations and W bytes a
 second of a device; elements have two bytes unless said otherwise.
 
-Pipelines: Huang et al., 2019 (GPipe), Narayanan et al., 2019 (1F1B) and 2021 (interleaved stages).
+Pipelines: Huang et al., 2019 (GPipe), Narayanan et al., 2019 (1F1B) and 2021 (interleaved stages),
+Qi et al., 2024 (zero bubble: ZB-H1 and ZB-H2).
 Experts: Lepikhin et al., 2021 (GShard). Context: Liu et al., 2023 (ring attention), Jacobs et al.,
 2023 (Ulysses).
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from a2lib.theory.collectives import all_to_all_s, positive
 
-PIPELINES = ("gpipe", "1f1b", "interleaved")
+PIPELINES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 
 
 def check_pipeline(kind: str, stages: int, microbatches: int, chunks: int) -> None:
@@ -34,25 +35,43 @@ def check_pipeline(kind: str, stages: int, microbatches: int, chunks: int) -> No
 def bubble_share(kind: str, stages: int, microbatches: int, chunks: int = 1) -> float:
     """The share of a step in which a stage has nothing to do: (p - 1) / (v m + p - 1).
 
-    ``chunks`` is v, the pieces of the model on each device. GPipe and 1F1B wait equally long.
-    Raises ValueError for an unknown kind, more than one chunk where the kind has none, or
-    micro-batches that the stages do not divide where it has.
+    ``chunks`` is v, the pieces of the model on each device. GPipe and 1F1B wait equally long. Zero
+    bubble is of forward, inputs' gradients and weights' gradients of equal length: ZB-H1 waits a
+    third of 1F1B's, ZB-H2 not at all. Raises ValueError for an unknown kind, more than one chunk
+    where the kind has none, or micro-batches that the stages do not divide where it has.
     """
     check_pipeline(kind, stages, microbatches, chunks)
-    return (stages - 1) / (chunks * microbatches + stages - 1)
+    waits = bubble_s(kind, stages, 1, 1, 1, chunks)
+    return waits / (3 * microbatches + waits)
 
 
-def peak_microbatches(kind: str, stages: int, microbatches: int, chunks: int = 1) -> float:
-    """Micro-batches whose activations the first stage holds at its peak, in whole stages' worth.
+def bubble_s(kind, stages, forward_s, input_s, weight_s, chunks=1):
+    """Seconds that a stage waits in a step, of a micro-batch's forward and the gradients of its
+    inputs and of its weights: (p - 1)(F + B + W) / v, of ZB-H1 (p - 1)(F + B - W), and of ZB-H2
+    (p - 1)(F + B - 2 W), whose stages begin and end one after another."""
+    late = {"zb-h1": -1, "zb-h2": -2}.get(kind, 1)
+    return (stages - 1) * (forward_s + input_s + late * weight_s) / chunks
 
-    GPipe: m. 1F1B: the stages, at most m. Interleaved: p + (p - 1) / v, at most m. Errors as
-    ``bubble_share``.
+
+def peak_microbatches(
+    kind: str, stages: int, microbatches: int, chunks: int = 1, stage: int = 0
+) -> float:
+    """Micro-batches whose activations ``stage`` (from 0) holds at its peak, in stages' worth.
+
+    GPipe: m. 1F1B: the stages from it on, at most m. Interleaved: p + (p - 1 - 2 stage) / v, at
+    most m. ZB-H1: p, and ZB-H2: 2 p - 1, of each stage, until weights have their gradients. Errors
+    as ``bubble_share``.
     """
     check_pipeline(kind, stages, microbatches, chunks)
     if kind == "gpipe":
         return microbatches
-    held = stages if kind == "1f1b" else stages + (stages - 1) / chunks
-    return min(held, microbatches)
+    held = {
+        "1f1b": stages - stage,
+        "interleaved": stages + (stages - 1 - 2 * stage) / chunks,
+        "zb-h1": stages,
+        "zb-h2": 2 * stages - 1,
+    }
+    return min(held[kind], microbatches)
 
 
 def microbatches_for(kind: str, stages: int, share: float, chunks: int = 1) -> int:

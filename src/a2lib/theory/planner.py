@@ -1,69 +1,110 @@
 """The 4D layout that trains a Transformer fastest on at most N devices, by search.
 
-Every size that keeps the rules of layouts.py is tried, with every number of micro-batches, either
-sharding and either strategy of checkpointing, but for meshes whose arithmetic alone takes longer
-than the best found. What a plan rests on is ``layouts.ASSUMPTIONS``.
+Every size that keeps the rules of layouts.py is tried, with every number of micro-batches, of
+devices for experts, every sharding and strategy of checkpointing, but for what takes longer than
+the best found by its arithmetic, its bubble and the messages that it waits for alone. Where that is
+more than can be tried in seconds, every other size is left out until it is not, and the search ends
+after MOST_COUNTED layouts: ``Plan.tried`` says so. What a plan rests on is ``layouts.ASSUMPTIONS``.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import lru_cache
 
+from a2lib.theory.jobs import check_names
+from a2lib.theory.layout_time import block_flops, least_waited, waiting
 from a2lib.theory.layouts import (
     AXES,
+    SCHEDULES,
     STRATEGIES,
     Job,
     Layout,
     Plan,
-    block_flops,
     check,
     cut_by_axis,
     memory,
     timed,
 )
 from a2lib.theory.products import matmul_flops
+from a2lib.theory.stages import stage_blocks
 
-SEARCHED = ("zero1", "fsdp")  # several plain replicas send as much as zero1 and hold more
+# Plain replicas send as much as zero1 and hold more.
+SEARCHED = ("zero1", "zero2", "fsdp", "hsdp")
+# Sizes with many divisors have billions of layouts. So many meshes, and so many layouts of which
+# the memory is counted, are seconds of a search, and so many of one mesh are enough. To count the
+# time too is as long as TIMED.
+MOST_MESHES, MOST_COUNTED, MOST_OF_MESH = 50_000, 100_000, 5_000
+TIMED = 8
+LARGEST = 2**40
 
 
-def search(job: Job, fixed: dict[str, int | str] | None = None, *, overlap: bool = True) -> Plan:
+def search(
+    job: Job,
+    fixed: dict[str, int | str] | None = None,
+    *,
+    hidden: str | float = "data",
+    across: bool = False,
+) -> Plan:
     """The plan of the shortest step that fits; ``fixed`` holds fields of ``Layout`` to a value.
 
-    The step is the floor, in which communication hides, or without ``overlap`` the one in which
-    nothing does; of equal ones (to six figures) the shorter by the other, then the one of least
-    memory. Layouts whose arithmetic and bubble alone take longer than the best are passed over.
-    Raises ValueError, in one line, for a fixed value that breaks a rule, and where nothing fits.
+    The step is that of ``Plan.seconds(hidden)``; of equal ones (to six figures) the shorter with
+    nothing hidden, with all, then the one of least memory. Tensor parallelism stays within a node
+    unless it is fixed or may go ``across``; a zero-bubble pipeline is one that is fixed. Raises
+    ValueError, in one line, for a fixed value that breaks a rule, and where nothing fits.
     """
     fixed = fixed or {}
     allowed = [field.name for field in fields(Layout)]
     for name in fixed:
         if name not in allowed:
             raise ValueError(f"fixed {name!r}: allowed are {', '.join(allowed)}")
-    check(job, Layout(**fixed))  # with 1 for what is free, so it refuses what no search can mend
-    flops = {name: _least_flops(job, name == "block") for name in STRATEGIES}
+    # With 1 for what is free, so it refuses what no search can mend; these need others' sizes.
+    late = ("chunks", "expert", "schedule")
+    check(job, Layout(**{name: value for name, value in fixed.items() if name not in late}))
+    check_names(Layout(schedule=fixed.get("schedule", "1f1b")), schedule=SCHEDULES)
     best = key = None
-    least = math.inf
-    for data, tensor, pipeline, context in _meshes(job, fixed):
-        # Sorted by devices, so no later mesh is faster either.
-        rate = job.flops * data * tensor * pipeline * context
-        if key is not None and flops["none"] / rate > key[0] * (1 + 1e-5):
+    least, counted = math.inf, 0
+    meshes, tried = _meshes(job, fixed, across)
+    for at_least, seconds, mesh in _by_time(job, fixed, meshes, hidden):
+        if key is not None and at_least > key[0] * (1 + 1e-5):
             break
-        for layout in _layouts(job, fixed, data, tensor, pipeline, context):
-            bubble = 1 + (pipeline - 1) / layout.microbatches
-            least_s = bubble * flops[layout.checkpointing] / rate
-            if key is not None and least_s > key[0] * (1 + 1e-5):
-                continue
+        # If what takes least of this mesh does not fit, nothing does.
+        some = [(layout, *memory(job, layout)) for layout in _least_memory(job, fixed, mesh)]
+        counted += len(some)
+        smallest = min((sum(held.values()) for _, _, held in some), default=math.inf)
+        least = min(least, smallest)
+        if counted > MOST_COUNTED:
+            tried = False
+            break
+        if smallest > job.memory:
+            continue
+
+        def slower(layout: Layout, seconds: dict[str, float] = seconds) -> bool:
+            bubble = (layout.pipeline - 1) / layout.microbatches * waiting(job, layout)
+            least_s = (1 + bubble) * seconds[layout.checkpointing]
+            return key is not None and least_s > key[0] * (1 + 1e-5)  # noqa: B023
+
+        every, all_of_it = _layouts(job, fixed, mesh, slower)
+        tried = tried and all_of_it
+        for layout in every:
+            counted += 1
             moment, held = memory(job, layout)
-            total = sum(held.values())
-            least = min(least, total)
-            if total > job.memory:
+            if sum(held.values()) > job.memory:
                 continue
+            counted += TIMED
             plan = timed(job, layout, moment, held)
-            this = _rank(plan, overlap)
+            this = _rank(plan, hidden)
             if key is None or this < key:
                 best, key = plan, this
+    if best is None and not tried:
+        raise ValueError(
+            f"none of the {counted:,} layouts tried fits, and more keep the rules than can be "
+            f"tried; hold one or more of {', '.join(allowed)}"
+        )
     if best is None and least == math.inf:
         held = ", ".join(f"{name} {value}" for name, value in fixed.items())
         raise ValueError(
@@ -74,7 +115,7 @@ def search(job: Job, fixed: dict[str, int | str] | None = None, *, overlap: bool
             f"no layout of at most {job.devices} devices fits: the least takes "
             f"{least / 1e9:.1f} GB of the {job.memory / 1e9:.1f} GB allowed on each"
         )
-    return best
+    return replace(best, tried=tried)
 
 
 def largest_batch(job: Job, layout: Layout) -> int:
@@ -96,56 +137,164 @@ def largest_batch(job: Job, layout: Layout) -> int:
     return low * unit
 
 
-def _least_flops(job: Job, again: bool) -> float:
-    """Operations of a step, in which blocks run again or nothing does."""
+def _by_time(job: Job, fixed: dict, meshes: list, hidden: str | float) -> list[tuple]:
+    """Meshes with the least seconds of a step, and with those without a bubble by strategy of
+    checkpointing, the quickest first."""
+    found = []
+    # Of what is waited for where nothing hides, so much is left.
+    exposed = {"data": 1, "none": 1, "all": 0}[hidden] if isinstance(hidden, str) else 1 - hidden
+    names = _values(fixed, "checkpointing", _strategies(job))
+    flops = {name: _least_flops(job, name) for name in names}
+    for mesh in meshes:
+        rate, seconds = job.flops * math.prod(mesh), {}
+        for name, operations in flops.items():
+            seconds[name] = operations / rate
+            if exposed:
+                layout = Layout(*mesh, checkpointing=name, sequence=fixed.get("sequence", True))
+                seconds[name] += exposed * least_waited(job, layout)
+        data, _, p, _ = mesh
+        most = job.batch // data * -(-job.shape.num_layers // p)  # of micro-batches and of pieces
+        bubble = (p - 1) / most if fixed.get("schedule", "1f1b") == "1f1b" else 0
+        found.append(((1 + bubble) * min(seconds.values()), seconds, mesh))
+    return sorted(found, key=lambda one: one[0])
+
+
+def _least_flops(job: Job, checkpointing: str) -> float:
+    """Operations of a step under a strategy of checkpointing."""
     tokens = job.batch * job.context
-    head = 3 * matmul_flops(tokens, job.shape.vocab_size, job.shape.d_model)
-    return job.shape.num_layers * block_flops(job, tokens, again) + head
+    shape = job.shape
+    head = 3 * matmul_flops(tokens, shape.vocab_size, shape.d_model)
+    routed = (shape.num_layers - shape.dense) * (3 + (checkpointing == "block")) * shape.router
+    return shape.num_layers * block_flops(job, tokens, checkpointing) + 2 * tokens * routed + head
 
 
-def _rank(plan: Plan, overlap: bool) -> tuple[float, ...]:
+def _rank(plan: Plan, hidden: str | float) -> tuple[float, ...]:
     """What the search makes small, in turn; rounded, so that equal sums are equal."""
-    steps = (plan.step_s, plan.serial_s) if overlap else (plan.serial_s, plan.step_s)
+    steps = (plan.seconds(hidden), plan.serial_s, plan.step_s)
     return tuple(float(f"{number:.6g}") for number in (*steps, plan.memory_bytes))
 
 
+def _thinned(most: int, *lists: list) -> tuple[list[list], bool]:
+    """The lists without every other value of the longest, and again, until so many combinations or
+    fewer are left; the ends stay. And whether nothing had to go."""
+    found = [list(one) for one in lists]
+    while math.prod(map(len, found)) > most and len(longest := max(found, key=len)) > 2:
+        longest[1:-1] = longest[2:-1:2]
+    return found, list(map(list, lists)) == found
+
+
+@lru_cache(maxsize=4096)
 def _divisors(n: int) -> list[int]:
+    if n > LARGEST:  # some 2**20 divisions
+        raise ValueError(f"{n} is above {LARGEST:,}, the largest size that a search takes apart")
     low = [k for k in range(1, math.isqrt(n) + 1) if n % k == 0]
     return sorted({*low, *(n // k for k in low)})
 
 
-def _sizes(job: Job, axis: str) -> list[int]:
-    """All sizes of an axis that keep its rule."""
+def _sizes(job: Job, axis: str, across: bool) -> list[int]:
+    """All sizes of an axis that keep its rule, and of tensor those within a node."""
+    if axis == "pipeline":
+        layers = job.shape.num_layers
+        near = {k for n in range(layers, layers + 4) for k in _divisors(n) if k <= job.devices}
+        near = {k: stage_blocks(layers, k) for k in near}
+        return sorted(k for k, found in near.items()
+                      if found and (k == 1 or found[0] >= job.shape.dense))  # fmt: skip
     found = [k for k in _divisors(math.gcd(*cut_by_axis(job)[axis].values())) if k <= job.devices]
     if axis == "context":
+        if job.attention == "eager":
+            return [1]
         return [k for k in found if k == 1 or job.context % (2 * k) == 0]
+    if axis == "tensor" and job.shape.experts:
+        return [1]
+    if axis == "tensor" and not across:
+        return [k for k in found if k <= job.device.node]
     return found
 
 
-def _meshes(job: Job, fixed: dict) -> list[tuple[int, int, int, int]]:
-    """Sizes of the four axes, those of most devices first."""
-    data, tensor, pipeline, context = (
-        [fixed[axis]] if axis in fixed else _sizes(job, axis) for axis in AXES
+def _meshes(
+    job: Job, fixed: dict, across: bool = False
+) -> tuple[list[tuple[int, int, int, int]], bool]:
+    """Sizes of the four axes, and whether those are all."""
+    lists = ([fixed[axis]] if axis in fixed else _sizes(job, axis, across) for axis in AXES)
+    (data, tensor, pipeline, context), tried = _thinned(8 * MOST_MESHES, *lists)
+    if fixed.get("schedule", "1f1b") != "1f1b":
+        pipeline = [p for p in pipeline if p > 1]
+    found = []
+    for t, p, c in itertools.product(tensor, pipeline, context):
+        most = job.devices // (t * p * c)
+        found += [(d, t, p, c) for d in data[: bisect.bisect_right(data, most)]]
+    return found, tried
+
+
+def _layouts(
+    job: Job, fixed: dict, mesh: tuple[int, ...], slower: Callable[[Layout], bool] | None = None
+) -> tuple[Iterator[Layout], bool]:
+    """The layouts of one mesh, without those that are ``slower`` however their state and experts
+    are cut, and whether those are all."""
+    shardings = _values(fixed, "sharding", SEARCHED)
+    strategies = _values(fixed, "checkpointing", _strategies(job))
+    counts, pieces = _microbatches(job, fixed, mesh), _chunks(job, fixed, mesh[2], mesh[2])
+    several = len(shardings) * len(strategies) * max(1, len(pieces))
+    (counts, experts), tried = _thinned(
+        max(1, MOST_OF_MESH // several), counts, _experts(job, fixed, mesh)
     )
-    found = [
-        (d, t, p, c)
-        for t in tensor
-        for p in pipeline
-        if t * p <= job.devices
-        for c in context
-        if t * p * c <= job.devices
-        for d in data
-        if t * p * c * d <= job.devices
-    ]
-    return sorted(found, key=lambda mesh: -math.prod(mesh))
+    found = (
+        _layout(fixed, mesh, m, sharding, strategy, chunks, expert)
+        for m in counts
+        for strategy, chunks in itertools.product(strategies, _chunks(job, fixed, mesh[2], m))
+        if not slower or not slower(_layout(fixed, mesh, m, "zero1", strategy, chunks, 1))
+        for sharding, expert in itertools.product(shardings, experts)
+        if expert == 1 or sharding != "hsdp"
+    )
+    return found, tried
 
 
-def _layouts(job: Job, fixed: dict, *mesh: int) -> Iterator[Layout]:
-    """The layouts of one mesh."""
-    microbatches = _divisors(job.batch // mesh[0])
-    if "microbatches" in fixed:
-        microbatches = [m for m in microbatches if m == fixed["microbatches"]]
-    for m in microbatches:
-        for sharding in [fixed["sharding"]] if "sharding" in fixed else SEARCHED:
-            for strategy in [fixed["checkpointing"]] if "checkpointing" in fixed else STRATEGIES:
-                yield Layout(*mesh, m, sharding, strategy)
+def _layout(fixed: dict, mesh: tuple[int, ...], m: int, sharding: str, strategy: str, chunks: int,
+            expert: int) -> Layout:  # fmt: skip
+    return Layout(*mesh, m, sharding, strategy, chunks, fixed.get("sequence", True), expert,
+                  fixed.get("schedule", "1f1b"))  # fmt: skip
+
+
+def _values(fixed: dict, name: str, free: tuple) -> tuple:
+    return (fixed[name],) if name in fixed else free
+
+
+def _strategies(job: Job) -> tuple[str, ...]:
+    return STRATEGIES if job.attention == "eager" else ("none", "block")  # flash keeps no scores
+
+
+def _chunks(job: Job, fixed: dict, stages: int, microbatches: int) -> list[int]:
+    """Pieces of the model on a device, the most first, which wait least."""
+    found = [1]
+    if stages > 1 and microbatches % stages == 0 and fixed.get("schedule", "1f1b") == "1f1b":
+        found = _divisors(stage_blocks(job.shape.num_layers, stages)[1])[::-1]
+    return [chunks for chunks in found if chunks == fixed.get("chunks", chunks)]
+
+
+def _experts(job: Job, fixed: dict, mesh: tuple[int, ...]) -> list[int]:
+    """Devices that experts may be cut over."""
+    found = _divisors(math.gcd(job.shape.experts, mesh[0] * mesh[3])) if job.shape.experts else [1]
+    return [n for n in found if n == fixed.get("expert", n)]
+
+
+def _least_memory(job: Job, fixed: dict, mesh: tuple[int, ...]) -> Iterator[Layout]:
+    """Layouts of one mesh of which one takes no more than any other: a block that runs again never
+    takes more, nor does a stage in one piece, nor experts on more devices, and of several
+    micro-batches the most take least."""
+    counts, experts = _microbatches(job, fixed, mesh), _experts(job, fixed, mesh)
+    for m in sorted({*counts[:1], *counts[-1:]}):
+        strategy = fixed.get("checkpointing", "block")
+        for sharding in _values(fixed, "sharding", SEARCHED):
+            for chunks in _chunks(job, fixed, mesh[2], m)[-1:]:
+                expert = experts[:1] if sharding == "hsdp" else experts[-1:]
+                for n in expert:
+                    if n == 1 or sharding != "hsdp":
+                        yield _layout(fixed, mesh, m, sharding, strategy, chunks, n)
+
+
+def _microbatches(job: Job, fixed: dict, mesh: tuple[int, ...]) -> list[int]:
+    """Numbers of micro-batches that keep the rules, of a zero-bubble pipeline's too."""
+    stages = mesh[2]
+    least = {"zb-h1": stages, "zb-h2": 2 * stages - 1}.get(fixed.get("schedule"), 1)
+    found = _divisors(job.batch // mesh[0])
+    return [m for m in found if m >= least and m == fixed.get("microbatches", m)]

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.theory.attention import COMPILED, COMPILED_ROWS, attention_bytes, attention_flops
-from a2lib.theory.products import busy_share, check_sizes, matmul_flops
+from a2lib.theory.products import check_sizes, matmul_flops
 from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -37,7 +37,7 @@ COUNTERS_LAUNCH = 110
 @dataclass(frozen=True)
 class Kernel:
     """One kernel, ``count`` times: operations of matrix products, and bytes with each operand
-    passing once. ``result`` is the shape of a product's."""
+    passing once."""
 
     phase: str
     part: str
@@ -46,7 +46,6 @@ class Kernel:
     written: int
     flops: int = 0
     count: int = 1
-    result: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,22 +79,6 @@ def floor(
             for i, value in enumerate((1, kernel.flops, moved, ms)):
                 sums[name][i] += value * kernel.count
     return {name: Floor(*values) for name, values in sums.items()}
-
-
-def idle_ms(
-    kernels: Iterable[Kernel], flops_per_s: float, multiprocessors: int, best: float = 1.0
-) -> dict[str, float]:
-    """What the products of each phase take at least beyond their floor, and the "total", in ms,
-    because their tiles do not fill the GPU (``busy_share``); no tile is shared. ``best`` is the
-    share that the product kept at work whose rate is ``flops_per_s``."""
-    sums = dict.fromkeys((*PHASES, "total"), 0.0)
-    for kernel in kernels:
-        if kernel.result is not None:
-            busy = busy_share(*kernel.result, multiprocessors)
-            ms = 1e3 * kernel.count * kernel.flops / flops_per_s * max(0.0, best / busy - 1)
-            for name in (kernel.phase, "total"):
-                sums[name] += ms
-    return sums
 
 
 def hidden_ms(kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float) -> float:
@@ -163,12 +146,12 @@ class _Kernels:
         self.count, self.phase, self.part = 1, "forward", "elementwise"
 
     def add(
-        self, name: str, read: int, written: int, flops: int = 0, times: int = 1, result=None
+        self, name: str, read: int, written: int, flops: int = 0, times: int = 1
     ) -> None:
         """``read`` and ``written`` in bytes."""
         count = times * self.count
         self.kernels.append(
-            Kernel(self.phase, self.part, name, read, written, flops, count, result)
+            Kernel(self.phase, self.part, name, read, written, flops, count)
         )
 
     def product(self, name: str, n: int, m: int, k: int, out_bytes: int | None = None) -> None:
@@ -176,7 +159,7 @@ class _Kernels:
         before, self.part = self.part, "products"
         read = self.narrow * (n * k + k * m)
         written = (out_bytes or self.narrow) * n * m
-        self.add(name, read, written, matmul_flops(n, m, k), result=(n, m))
+        self.add(name, read, written, matmul_flops(n, m, k))
         self.part = before
 
     def optimizer(self, launches: int) -> None:

@@ -10,7 +10,9 @@ a block keeps, in float32 with eager attention, ``10 u + 4 g + s + 2 rows`` elem
 T T bytes: the input, the normalised and the scaled of either norm (6 u); q, k, v and the heads'
 results (4 u); s probabilities; the FFN's gate, SiLU, value and their product (4 g). The backward of
 ``softmax`` needs its result alone, so the scores themselves are gone. FlashAttention keeps B H T
-log-sum-exps in the place of s and the mask.
+log-sum-exps in the place of s and the mask. Where heads share keys and values, k and v are narrower
+(``Shape.kv_width``); what eager attention keeps of them repeated head by head is not counted, nor
+are latents. Of experts the FFN is what a token meets.
 
 PyTorch's own FlashAttention on CUDA keeps u elements and 24 bytes more, after ``mha_fwd`` in
 ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``: its result has the strides of q
@@ -69,7 +71,7 @@ def block_saved(
             f"sdpa_flash with precision {precision!r} and head_dim {shape.head_dim}: allowed are "
             f"bf16 and multiples of {MULTIPLE}"
         )
-    D, F = shape.d_model, shape.d_ff
+    D, F, Q, KV = shape.d_model, shape.d_ff, shape.q_width, shape.kv_width
     rows = batch * context
     u, g, s = rows * D, rows * F, batch * shape.num_heads * context**2
     casts = precision == "bf16"
@@ -84,18 +86,18 @@ def block_saved(
         keep(module, "root", WIDE * rows)
         keep(module, "normalised", WIDE * u)
 
-    def inputs(what: str, weight: int, *modules: str) -> None:
-        """Linear layers of one input: once in float32; under autocast a copy each."""
+    def inputs(what: str, **modules: int) -> None:
+        """Linear layers of one input, and their widths: once in float32; a copy each in bf16."""
         if not casts:
-            keep(modules[0], what, WIDE * u)
+            keep(next(iter(modules)), what, WIDE * u)
             return
-        for module in modules:
-            keep(module, "16-bit weight", narrow * weight)
+        for module, width in modules.items():
+            keep(module, "16-bit weight", narrow * D * width)
             keep(module, f"16-bit {what}", narrow * u)
 
     norm("ln1")
-    inputs("norm", D * D, "attn.q_proj", "attn.k_proj", "attn.v_proj")
-    keep("attn", "q, k, v", *[narrow * u] * 3)
+    inputs("norm", **{"attn.q_proj": Q, "attn.k_proj": KV, "attn.v_proj": KV})
+    keep("attn", "q, k, v", narrow * rows * Q, *[narrow * rows * KV] * 2)
     if attention == "eager":
         keep("attn", "mask", context**2)
         keep("attn", "probabilities", WIDE * s)
@@ -104,14 +106,14 @@ def block_saved(
     else:
         keep("attn", "log-sum-exp", WIDE * rows * shape.num_heads)
     if attention == "sdpa_flash":
-        keep("attn", "result, head by head", narrow * u)
+        keep("attn", "result, head by head", narrow * rows * Q)
         keep("attn", "random state", *RANDOM_STATE)
     if casts:
-        keep("attn.output_proj", "16-bit weight", narrow * D * D)
+        keep("attn.output_proj", "16-bit weight", narrow * Q * D)
     # Flash keeps its result too: it is the same tensor, but for sdpa_flash.
-    keep("attn.output_proj", "heads' results", narrow * u)
+    keep("attn.output_proj", "heads' results", narrow * rows * Q)
     norm("ln2")
-    inputs("norm", D * F, "ffn.w1", "ffn.w3")
+    inputs("norm", **{"ffn.w1": F, "ffn.w3": F})
     keep("ffn", "gate, SiLU, value", *[narrow * g] * 3)
     if casts:
         keep("ffn.w2", "16-bit weight", narrow * D * F)

@@ -183,9 +183,19 @@ def pipeline_order(
 ) -> list[tuple[str, int, int]]:
     """What a stage does, in order: ("F" or "B", chunk, micro-batch). Errors as the closed forms.
 
-    The orders are those of GPipe, PipeDream-Flush and Megatron's interleaved 1F1B.
+    The orders are those of GPipe, PipeDream-Flush and Megatron's interleaved 1F1B. In zero bubble's
+    "B" is the gradients of inputs alone and "W" those of weights, so late that each stage holds as
+    many micro-batches.
     """
     check_pipeline(kind, stages, microbatches, chunks)
+    if kind in ("zb-h1", "zb-h2"):
+        each = 1 if kind == "zb-h1" else 2
+        warm, late = min(each * (stages - 1 - stage), microbatches), each * stage
+        order = [("F", 0, k) for k in range(warm)]
+        for k in range(microbatches + late):
+            order += [("F", 0, warm + k)] * (warm + k < microbatches)
+            order += [("B", 0, k)] * (k < microbatches) + [("W", 0, k - late)] * (k >= late)
+        return order
     group = stages * chunks
 
     def place(k: int) -> tuple[int, int]:
@@ -210,18 +220,22 @@ def pipeline_order(
 
 def pipeline(
     kind: str, stages: int, microbatches: int, chunks: int = 1,
-    forward_s: float = 1.0, backward_s: float = 2.0,
+    forward_s: float = 1.0, backward_s: float = 2.0, weight_s: float = 1.0,
 ) -> list[Task]:  # fmt: skip
     """A pipeline's step. ``forward_s`` and ``backward_s`` are those of one micro-batch on all the
-    chunks of a stage; messages take no time. Errors as ``pipeline_order``."""
+    chunks of a stage, of which ``weight_s`` are weights' gradients, apart in zero bubble; messages
+    take no time. Errors as ``pipeline_order``."""
     tasks = []
     last = stages * chunks - 1
-    seconds = {"F": forward_s / chunks, "B": backward_s / chunks}
+    apart = weight_s if kind in ("zb-h1", "zb-h2") else 0.0
+    seconds = {"F": forward_s / chunks, "B": (backward_s - apart) / chunks, "W": apart}
     for stage in range(stages):
         for kind_of, chunk, m in pipeline_order(kind, stage, stages, microbatches, chunks):
             piece = chunk * stages + stage  # pieces of the model go round the stages
             if kind_of == "F":
                 after = (f"F {piece - 1} {m}",) if piece else ()
+            elif kind_of == "W":
+                after = (f"B {piece} {m}",)
             else:
                 after = (f"B {piece + 1} {m}",) if piece < last else (f"F {piece} {m}",)
             name = f"{kind_of} {piece} {m}"
@@ -231,9 +245,10 @@ def pipeline(
 
 def held_by_stage(timeline: Timeline, stage: int, stages: int) -> int:
     """The most pairs of piece and micro-batch whose activations a stage holds at once."""
-    pairs = {}
+    pairs, names = {}, {task.name for task in timeline.tasks}
     for task in timeline.tasks:
         kind_of, piece, _ = task.name.split()
         if kind_of == "F" and int(piece) % stages == stage:
-            pairs[task.name] = "B" + task.name[1:]
+            last = "W" + task.name[1:]
+            pairs[task.name] = last if last in names else "B" + task.name[1:]
     return timeline.most_held(pairs)

@@ -58,6 +58,7 @@ EAGER_BACK = {
             "+dscores:s.2 -dscaled +dq:u.2 +dk:u.2 -dscores -q -k ",
 }  # fmt: skip
 FLASH = {"fp32": "+o:u* +lse:h* -lse ", "bf16": "+o:u.2* +lse:h* -lse "}
+# In two sweeps; one has `rows` and `sums` for delta (theory.attention), which no step's peak shows.
 FLASH_BACK = {
     "fp32": "+dq:u +dk:u +dv:u +delta:h -delta -do -q -k -v0 -o -lse ",
     "bf16": "+dq:u.2 +dk:u.2 +dv:u.2 +delta:h -delta -do -q -k -v0 -o -lse ",

@@ -1,7 +1,10 @@
 """Parameters, operations and bytes of the course's Transformer, as exact integers.
 
 The model: pre-norm RMSNorm, RoPE, SwiGLU with three d_model x d_ff matrices, an untied head, no
-biases.
+biases. ``GroupedShape`` is that of published models: several heads share their keys and values
+(grouped-query attention, Ainslie et al., 2023), the head is the embedding (tied), a token goes to a
+few of a block's experts (DeepSeekMoE, Dai et al., 2024), or keys and values come of a narrow latent
+(multi-head latent attention, DeepSeek-AI, 2024).
 
 Operations follow the convention of PaLM (Chowdhery et al., 2022, appendix B): two per multiply-add
 of the matrix products alone, the embedding lookup is none, and a backward is twice its forward.
@@ -10,13 +13,15 @@ Nothing computed a second time counts, neither in attention nor under activation
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.products import check_sizes, matmul_flops
 
 VOCAB_SIZE = 10_000
+LATENT = ("head_size", "q_rank", "kv_rank", "rope")
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,22 @@ class Shape:
     num_layers: int
     num_heads: int
     vocab_size: int = VOCAB_SIZE
+    num_kv_heads: ClassVar[int | None] = None
+    tied: ClassVar[bool] = False
+    experts: ClassVar[int] = 0
+    top_k: ClassVar[int] = 0
+    shared: ClassVar[int] = 0
+    dense: ClassVar[int] = 0
+    nodes: ClassVar[int] = 0
+    head_size: ClassVar[int] = 0
+    q_rank: ClassVar[int] = 0
+    kv_rank: ClassVar[int] = 0
+    rope: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        check_sizes(**dataclasses.asdict(self))
+        check_sizes(d_model=self.d_model, d_ff=self.d_ff, num_layers=self.num_layers,
+                    num_heads=self.num_heads, vocab_size=self.vocab_size,
+                    num_kv_heads=self.kv_heads)  # fmt: skip
         if self.d_model % self.num_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} does not divide d_model {self.d_model}; "
@@ -45,10 +63,104 @@ class Shape:
                 f"head_dim is {self.head_dim} (d_model {self.d_model} / num_heads "
                 f"{self.num_heads}); RoPE turns pairs, so head_dim must be even"
             )
+        if self.num_heads % self.kv_heads:
+            raise ValueError(
+                f"num_kv_heads {self.kv_heads} does not divide num_heads {self.num_heads}; it must"
+            )
+        for name in ("experts", "top_k", "shared", "dense", "nodes", *LATENT):
+            size = getattr(self, name)
+            if size < 0 or size != int(size):
+                raise ValueError(f"{name} is {size!r}; allowed are whole numbers from 0")
+        if self.experts and (not self.top_k or self.d_ff % (self.top_k + self.shared)):
+            raise ValueError(
+                f"d_ff {self.d_ff} of {self.top_k} + {self.shared} experts; it must be a whole "
+                "multiple of top_k + shared, with top_k from 1"
+            )
+        if self.top_k > self.experts or self.dense >= self.num_layers:
+            raise ValueError(
+                f"top_k {self.top_k} of {self.experts} experts, dense {self.dense} of "
+                f"{self.num_layers} layers; allowed are at most the experts, and fewer than the "
+                "layers"
+            )
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.num_heads
+        """Of queries and keys; with a latent the mean of theirs, whose last ``rope`` turn, and of
+        the values', which counts products and bytes of both as they are."""
+        return (self.head_size or self.d_model // self.num_heads) + self.rope // 2
+
+    @cached_property
+    def q_width(self) -> int:
+        """Width of the queries of a token, and of the heads' results."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @cached_property
+    def kv_width(self) -> int:
+        """Width of the keys of a token, and of its values."""
+        return self.kv_heads * self.head_dim
+
+    @cached_property
+    def attention_matrices(self) -> int:
+        """Parameters of a block's matrices of queries, output, keys and values."""
+        d, h, n = self.d_model, self.num_heads, self.head_dim - self.rope // 2
+        if not self.kv_rank:
+            return d * (2 * self.q_width + 2 * self.kv_width)
+        turned = n + self.rope
+        queries = self.q_rank * (d + h * turned) if self.q_rank else d * h * turned
+        return queries + d * (self.kv_rank + self.rope) + self.kv_rank * h * 2 * n + h * n * d
+
+    @cached_property
+    def block_matrices(self) -> int:
+        """Parameters of the matrices of a block that a token meets: attention's, the FFN's three.
+        Of experts ``top_k`` and the shared, ``d_ff`` wide together; the router's is beside."""
+        return self.attention_matrices + 3 * self.d_model * self.d_ff
+
+    @property
+    def block_vectors(self) -> int:
+        """Parameters of a block's norms: two, and those of latents."""
+        return 2 * self.d_model + self.q_rank + self.kv_rank
+
+    @property
+    def expert_matrices(self) -> int:
+        """Parameters of one expert, 0 where there are none."""
+        return 3 * self.d_model * self.d_ff // (self.top_k + self.shared) if self.experts else 0
+
+    @property
+    def router(self) -> int:
+        """Parameters of a block's router: a row for each expert."""
+        return self.d_model * self.experts
+
+
+@dataclass(frozen=True)
+class GroupedShape(Shape):
+    """A ``Shape`` with fewer heads of keys and values than of queries, a tied head, experts in all
+    layers but the first ``dense``, heads of ``head_size``, or latent attention.
+
+    ``num_kv_heads`` of None is as many as ``num_heads``. A token goes to ``top_k`` of ``experts``
+    and to the ``shared``; together they are ``d_ff`` wide, as a dense layer's FFN is, and a bias
+    for each takes part in the choice. They lie in at most ``nodes`` machines, of 0 in any. Of a
+    latent of ``kv_rank`` come keys and values of ``head_size``, with ``rope`` more that turn and
+    are of all heads; of one of ``q_rank`` the queries. 0 is none. Counted by this module, saved.py
+    and the planner; the library's model and the other counts have none of it. Raises ValueError as
+    ``Shape``, for heads of keys that do not divide the heads, and for experts that do not go
+    together.
+    """
+
+    num_kv_heads: int | None = None
+    tied: bool = False
+    experts: int = 0
+    top_k: int = 0
+    shared: int = 0
+    dense: int = 0
+    nodes: int = 0
+    head_size: int = 0
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope: int = 0
 
 
 # The handout's table of Spring 2025 calls xl25 "xl"; that of Spring 2026 calls 2.7B "xl". The 8B
@@ -62,27 +174,49 @@ SIZES = {
     "8B": Shape(4096, 11008, 34, 32, vocab_size=151_936),
     "10B": Shape(4608, 12288, 50, 36),
 }
+# Table 3 of "The Llama 3 Herd of Models" (Llama team, 2024); the vocabulary is that of the released
+# weights, whose parameters these are to the digit.
+PUBLISHED = {
+    "Llama-3-8B": GroupedShape(4096, 14_336, 32, 32, 128_256, num_kv_heads=8),
+    "Llama-3-70B": GroupedShape(8192, 28_672, 80, 64, 128_256, num_kv_heads=8),
+    "Llama-3-405B": GroupedShape(16_384, 53_248, 126, 128, 128_256, num_kv_heads=8),
+    # config.json of the released weights (DeepSeek-AI, 2024), without the layer that predicts a
+    # second token: an expert is 2,048 wide, and a token's eight lie in at most four machines.
+    "DeepSeek-V3": GroupedShape(7168, 18_432, 61, 128, 129_280, experts=256, top_k=8, shared=1,
+                                dense=3, nodes=4, head_size=128, q_rank=1536, kv_rank=512,
+                                rope=64),
+}  # fmt: skip
+PRESETS = SIZES | PUBLISHED
 
 
-def named_size(name: str) -> Shape:
-    """``SIZES[name]``; raises ValueError naming the sizes there are."""
-    if not isinstance(name, str) or name not in SIZES:
+def named_size(name: str, known: dict[str, Shape] = SIZES) -> Shape:
+    """``known[name]``; raises ValueError naming the sizes there are."""
+    if not isinstance(name, str) or name not in known:
         hint = "; 'xl' is xl25 in the 2025 handout, 2.7B in that of 2026" if name == "xl" else ""
-        raise ValueError(f"size {name!r}: allowed are {', '.join(SIZES)}{hint}")
-    return SIZES[name]
+        raise ValueError(f"size {name!r}: allowed are {', '.join(known)}{hint}")
+    return known[name]
 
 
 def parameters_by_part(shape: Shape) -> dict[str, int]:
     """Parameters of the embedding, of all blocks' attention, ffn and norms (the last one included),
-    and of the head."""
-    table = shape.vocab_size * shape.d_model
+    and of the head, which has none of its own if it is tied."""
+    table, layers = shape.vocab_size * shape.d_model, shape.num_layers
+    ffn = layers * 3 * shape.d_model * shape.d_ff + (layers - shape.dense) * more_of_experts(shape)
     return {
         "token_embeddings": table,
-        "attention": shape.num_layers * 4 * shape.d_model**2,
-        "ffn": shape.num_layers * 3 * shape.d_model * shape.d_ff,
-        "norms": (2 * shape.num_layers + 1) * shape.d_model,
-        "lm_head": table,
+        "attention": layers * shape.attention_matrices,
+        "ffn": ffn,
+        "norms": layers * shape.block_vectors + shape.d_model,
+        "lm_head": 0 if shape.tied else table,
     }
+
+
+def more_of_experts(shape: Shape, n: float = 1) -> float:
+    """Parameters that a block of experts cut over ``n`` devices has on one beside those that a
+    token meets: the experts' less ``top_k``, the router's, and a bias for each expert."""
+    each = shape.expert_matrices
+    held = shape.experts * each // n if n == 1 else shape.experts * each / n
+    return held - shape.top_k * each + shape.router + shape.experts
 
 
 def parameter_count(shape: Shape) -> int:
@@ -90,9 +224,15 @@ def parameter_count(shape: Shape) -> int:
     return sum(parameters_by_part(shape).values())
 
 
+def active_parameter_count(shape: Shape) -> int:
+    """Those that one token meets: all but the experts that it does not go to."""
+    idle = (shape.experts - shape.top_k) * shape.expert_matrices
+    return parameter_count(shape) - (shape.num_layers - shape.dense) * idle
+
+
 def block_parameter_count(shape: Shape) -> int:
-    """Parameters of one block: four attention matrices, three of the FFN, two norms."""
-    return 4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff + 2 * shape.d_model
+    """Parameters of one dense block: four attention matrices, three of the FFN, two norms."""
+    return shape.block_matrices + shape.block_vectors
 
 
 def forward_flops_by_part(
@@ -109,10 +249,11 @@ def forward_flops_by_part(
     scores = attention_flops(
         batch, shape.num_heads, context, context, shape.head_dim, causal, "forward"
     )
+    routed = (layers - shape.dense) * 2 * tokens * shape.router
     return {
-        "projections": layers * 4 * matmul_flops(tokens, shape.d_model, shape.d_model),
+        "projections": layers * 2 * tokens * shape.attention_matrices,
         "attention": layers * scores,
-        "ffn": layers * 3 * matmul_flops(tokens, shape.d_ff, shape.d_model),
+        "ffn": layers * 3 * matmul_flops(tokens, shape.d_ff, shape.d_model) + routed,
         "lm_head": matmul_flops(tokens, shape.vocab_size, shape.d_model),
     }
 

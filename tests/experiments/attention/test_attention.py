@@ -41,7 +41,8 @@ def test_both_passes_are_measured(job, name):
         assert 0 < float(row["ms_min"]) <= float(row["ms"]) and float(row["ms_mean"]) > 0
         assert not any(row[c] for c in ("ms_event", "ms_graph", "ms_host", "held_bytes", "note"))
     printed = view.passes(given.store.rows())
-    assert printed.count("±") == 2 and "causal" in printed
+    # On a busy machine a call may outweigh the others, and then a median stands.
+    assert printed.count("±") + printed.count("(median)") == 2 and "causal" in printed
     assert view.figure(given.store.rows()).axes[0].lines
 
 
@@ -193,7 +194,7 @@ def test_a_limit_is_predicted_then_tried(job, monkeypatch):
     switched, room = [], 140 * 2**30
     for name in ("take_workspaces", "free_memory"):
         monkeypatch.setattr(limits, name, lambda device: None)
-    monkeypatch.setattr(limits, "_expandable", switched.append)
+    monkeypatch.setattr(limits, "expandable_segments", switched.append)
     monkeypatch.setattr(limits.memory, "free_bytes", lambda device: room)
     monkeypatch.setattr(limits, "_fits", lambda key, job, n: n <= 30720)
     wanted = {"head_dim": 64, "causal": False, "pass": "backward"}

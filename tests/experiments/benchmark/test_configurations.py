@@ -1,6 +1,7 @@
 """What the benchmark's sweeps ask for, and what is refused."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -145,11 +146,12 @@ def test_the_least_memory_is_less_than_a_forward_keeps(precision):
     assert least < sum(storage.nbytes() for storage in kept.values()) < 8 * least
 
 
-def test_every_mean_after_some_warm_up_is_of_a_process_that_is_there():
+def test_the_warm_up_is_of_five_processes_a_model_and_context():
     found = benchmark.warmup_tasks("cuda")
-    processes = {(t.spec["configuration"]["model"], t.spec["warmup"]) for t in found}
+    steps = [(t.spec["configuration"], t.spec["warmup"]) for t in found]
+    processes = {(step["model"], step["context"], warmup) for step, warmup in steps}
     trained = set(configurations.TABLE["cuda"]) - {"10B"}
-    assert processes == {(model, w) for model in trained for w in (0, 5)}
+    assert processes == set(itertools.product(trained, (128, 512), (0, 1, 2, 3, 5)))
     assert len(found) == len(processes)
 
 

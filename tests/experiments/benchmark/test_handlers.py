@@ -100,7 +100,7 @@ def test_each_step_is_a_row_and_the_process_ends(job, monkeypatch):
     played(monkeypatch, device="cuda", warmup=warm, steps=[step(1.0, reserved_bytes=6)])
     monkeypatch.setattr(benchmark, "WARMUPS", {"cpu": (2,)})
     monkeypatch.setattr(benchmark, "STEPS", 1)
-    (task,) = benchmark.warmup_tasks("cpu")
+    task, _ = benchmark.warmup_tasks("cpu")
     given = job(BENCHMARK_STEPS, task, "cuda")
     with pytest.raises(LostContext):
         handlers.steps(given)
@@ -109,8 +109,8 @@ def test_each_step_is_a_row_and_the_process_ends(job, monkeypatch):
         ("0", "9.0", "5"), ("1", "8.0", "6"), ("2", "1.0", "6"),
     ]  # fmt: skip
     assert len(given.store.rows()) == 3 * 6
-    means = [line.split()[5:7] for line in view.warmups(given.store.rows()).splitlines()[-2:]]
-    assert means == [["1", "8"], ["2", "1"]]  # a step each: the second, and the third
+    *_, line = view.warmups(given.store.rows()).splitlines()
+    assert line.split()[5:7] == ["2", "1"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,9 @@ def test_a_tiny_model_is_measured(job):
     assert {row["status"] for row in rows} == {"ok"} and {row["n"] for row in rows} == {"3"}
     assert all(float(row["ms_min"]) > 0 and row["ms_host"] == "" for row in rows)
     printed = view.table(rows)
-    assert "tiny 16 train-step fp32 eager" in printed and printed.count("±") == 6
+    assert "tiny 16 train-step fp32 eager" in printed
+    # On a busy machine a call may outweigh the others, and then a median stands.
+    assert printed.count("±") + printed.count("(median)") == 6
 
 
 def test_first_steps_are_each_of_a_process_of_their_own(tmp_path, monkeypatch, capsys):

@@ -24,8 +24,8 @@ def job(tmp_path, monkeypatch, configured):
     run = start_run(command="test", parameters={}, device="cpu", data=tmp_path)
     monkeypatch.setattr(inductor, "prime", lambda device: None)
     monkeypatch.setattr(attention, "TIMING", TIMING)
-    monkeypatch.setattr(attention, "build_dir", lambda: tmp_path)
-    monkeypatch.setattr(model, "build_dir", lambda: tmp_path)
+    monkeypatch.setattr(attention, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(model, "cache_dir", lambda: tmp_path)
     said = []
 
     def make(section, task, in_turns=True):
@@ -212,6 +212,14 @@ def test_a_block_stands_for_all_of_them():
     twice = [GRAPHS[0], *GRAPHS[:2], GRAPHS[2], GRAPHS[3], GRAPHS[3]]
     assert model.by_phase(twice, 2)["forward"]["kernels_called"] == 6
     assert model.by_phase(twice, 2)["backward"]["kernels_called"] == 13
+
+
+def test_a_forward_has_no_loss_among_its_graphs():
+    graphs = [GRAPHS[0], GRAPHS[0], *GRAPHS[-1:]]  # and a backward that is compiled with them
+    made = model.by_phase(graphs, 10, "forward")
+    assert set(made) == {"forward", "step", "wall"}
+    assert made["step"]["kernels_called"] == 5 * 2 * GRAPHS[0].called
+    assert model.by_phase([], 10, "forward")["step"] == {}
 
 
 def test_no_bytes_where_a_graph_tells_none():

@@ -1,6 +1,7 @@
 """What is asked for, and the tasks that come of it."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -60,8 +61,10 @@ def test_all_is_every_sweep_and_no_key_twice():
 
 def test_whole_models_are_compiled_in_fp32_and_blocks_everywhere():
     found = model_steps("all", "cuda")
-    alone = [one for one in found if one.ways == ("model",)]
-    assert all(one.ways[:2] == ("none", "blocks") for one in found if one not in alone)
+    *alone, largest = [one for one in found if one.ways == ("model",)]
+    assert (found[-1], largest.model, largest.mode) == (largest, "10B", "forward")
+    few = [one for one in found if one not in (*alone, largest)]
+    assert not largest.cached and all(one.ways[:2] == ("none", "blocks") for one in few)
     # Minutes each: once, after all that takes seconds, and the deepest last.
     models = model_steps("models", "cuda")
     assert models[-4:] == alone and [one.model for one in alone] == [
@@ -70,9 +73,11 @@ def test_whole_models_are_compiled_in_fp32_and_blocks_everywhere():
     depths = {one.model: one.configuration("model").shape.num_layers for one in alone}
     assert max(depths, key=depths.get) == alone[-1].model
     assert {one.cached for one in alone} == {False}
-    assert all(one.cached for one in found if one not in alone)
+    assert all(one.cached for one in few)
     whole = {one.model for one in found if "model" in one.ways and one.precision == "fp32"}
-    assert whole == {"small", "medium", "large", "xl25", "2.7B"}
+    assert whole == {"small", "medium", "large", "xl25", "2.7B", "10B"}
+    without = {(one.precision, one.mode) for one in model_steps("10B", "cuda")}
+    assert without == set(itertools.product(("fp32", "bf16"), ("forward", "forward-backward")))
 
 
 def test_a_task_of_attention_has_four_rows_and_is_in_turns():
@@ -98,9 +103,10 @@ def test_the_configuration_is_the_benchmarks():
     assert blocks.compile_blocks and not blocks.compile
 
 
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Parameters)][:8])
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Parameters)][:9])
 def test_a_sweep_has_its_own_shapes(name):
-    other = {"written": "causal", "dtype": "bf16", "model": "small", "precision": "bf16"}
+    other = {"written": "causal", "dtype": "bf16", "model": "small", "precision": "bf16",
+             "mode": "forward"}  # fmt: skip
     with pytest.raises(ParameterError, match=f"{name} = .*: sweep attention has its own"):
         Parameters(sweep="attention", **{name: other.get(name, 3)})
 

@@ -8,7 +8,7 @@ import torch
 
 from a2lib.experiments import collectives, ddp, fsdp, parallelism, sharded_optimizer
 from a2lib.experiments.data_parallel import training, turns
-from a2lib.experiments.data_parallel.configurations import Training
+from a2lib.experiments.data_parallel.configurations import Training, unusual
 from a2lib.experiments.ddp import handlers, traces
 from a2lib.experiments.ddp.configurations import (
     BEST_MB,
@@ -16,6 +16,7 @@ from a2lib.experiments.ddp.configurations import (
     CARRIERS,
     HANDOUT_MB,
     PEERS,
+    PLAIN,
     SENT_DTYPES,
     Parameters,
     Way,
@@ -41,7 +42,10 @@ def test_a_sweep_has_what_the_questions_ask(gpus):
     handout = {Way("naive"), Way("flat"), Way("overlapped")}
     handout |= {Way("bucketed", mb) for mb in HANDOUT_MB}
     for model in ("xl25", "2.7B"):
-        (launched,) = (t for t in asked if t.model == model and not t.capture)
+        launched, plain = (t for t in asked if t.model == model and not t.capture)
+        assert (plain.precision, plain.attention, plain.compile) == ("fp32", "eager", "none")
+        assert set(asked[plain]) == handout
+        assert Parameters(sweep=f"plain-{model}").asked() == {plain: asked[plain]}
         assert handout | {Way("torch_ddp", 25)} <= set(asked[launched])
         assert launched.ranks.backend == "nccl" and launched.ranks.world_size == 2
         assert (launched.batch, launched.context, launched.compile) == (4, 512, "blocks")
@@ -78,6 +82,16 @@ def test_a_run_names_the_gpus_that_measure_together(gpus, monkeypatch, tmp_path,
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
     start(given)
     assert [run["n_devices"] for run in read_runs(tmp_path)] == [n]
+
+
+def test_what_is_not_usual_has_timelines_of_its_own(gpus):
+    (plain,) = Parameters(sweep="plain-2.7B").asked()
+    assert plain.label == "2.7B launched fp32 eager uncompiled"
+    assert {way.wrapper for way in traces.drawn(plain.spec(), "cuda")} >= {"naive", "overlapped"}
+    (usual,) = Parameters(model="2.7B").asked()
+    assert usual.label == "2.7B launched" and traces.drawn(usual.spec(), "cuda") == ()
+    assert Parameters(model="2.7B", **PLAIN).asked().keys() == {plain}
+    assert traces.drawn(TINY, "cpu") and unusual(TINY, "cpu") == ""
 
 
 def test_what_cannot_be_is_refused(monkeypatch):
@@ -125,7 +139,7 @@ def test_rows_of_two_gpus(tmp_path):
     assert set(beside) == {("updating", "true")} and len(beside) == 4
     drawn = {name for _, name in bulk.pictures("strip", tmp_path)}
     bucketed = f"bucketed-{BEST_MB}-MB"
-    assert drawn == {f"ddp-tiny-{way}-2-ranks" for way in
+    assert drawn == {f"ddp-tiny-{way}-eager-uncompiled-2-ranks" for way in
                      ("naive", "overlapped", bucketed, f"{bucketed}-captured")}  # fmt: skip
     for name in drawn:
         kinds = {row["kind"] for row in bulk.read("strip", "nvidia", name, tmp_path).rows}
@@ -201,6 +215,9 @@ class Wrapper(torch.nn.Module):
         assert not self.quiet
         for p in self.model.parameters():
             p.grad.copy_(self.mean(p.grad))
+
+    def reset(self):
+        """Nothing of it refuses a step."""
 
 
 @pytest.mark.parametrize(

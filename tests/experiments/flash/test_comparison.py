@@ -9,8 +9,7 @@ from a2lib.attention import attention_reference
 from a2lib.experiments.flash import comparison, host_memory, peers
 from a2lib.experiments.flash.comparison import Comparison
 from a2lib.experiments.flash.shapes import Shape
-from a2lib.experiments.harness import memory
-from a2lib.measure import failures
+from a2lib.measure import failures, memory
 from a2lib.theory.attention import PASSES
 
 SHAPE = Shape("fp32", 1, 2, 40, 16, True)

@@ -7,10 +7,9 @@ import torch
 
 from a2lib.attention import attention_reference
 from a2lib.experiments.flash import comparison, peers
-from a2lib.experiments.flash.shapes import PUBLISHED, Shape
-from a2lib.experiments.harness import memory
+from a2lib.experiments.flash.shapes import ASKED, PUBLISHED, Shape
 from a2lib.experiments.harness.process import Worker, command
-from a2lib.measure import FLASH, Timing, failures, graphs, timing
+from a2lib.measure import FLASH, Timing, failures, graphs, memory, timing
 from a2lib.measure.graphs import Replays
 from a2lib.theory.attention import PASSES
 
@@ -170,12 +169,12 @@ def test_a_graph_is_made_on_leaves_of_its_own(stand_in):
 )
 def test_every_implementation_on_the_gpu(store, run, dtype, refused):
     """Through a real worker, as the notebook does: each is itself, right, and has a peak."""
-    shape = Shape(dtype, 1, 2, 512, 64, True)
+    shape, names = Shape(dtype, 1, 2, 512, 64, True), (*PUBLISHED, ASKED)
     task = {
         "do": FLASH.handler,
         "section": FLASH.table(),
         "spec": {"shape": dataclasses.asdict(shape)},
-        "wanted": {name: [shape.key(name, p) for p in PASSES] for name in PUBLISHED},
+        "wanted": {name: [shape.key(name, p) for p in PASSES] for name in names},
         "in_turns": True,
         "device": "cuda",
         "slug": store.device,
@@ -187,7 +186,7 @@ def test_every_implementation_on_the_gpu(store, run, dtype, refused):
     with Worker(command(FLASH.handler)) as worker:
         events = list(worker.ask(task, 300))
     rows = [event["row"] for event in events if "row" in event]
-    assert len(rows) == len(PUBLISHED) * len(PASSES) == len(store.rows())
+    assert len(rows) == len(names) * len(PASSES) == len(store.rows())
     for row in rows:
         name = row["implementation"]
         assert row["status"] == ("unsupported" if name in refused else "ok"), row

@@ -8,7 +8,7 @@ import pytest
 
 from a2lib.experiments import ceilings, flash
 from a2lib.experiments.flash import view
-from a2lib.experiments.flash.shapes import PUBLISHED, Parameters, Shape
+from a2lib.experiments.flash.shapes import ASKED, PUBLISHED, Parameters, Shape
 from a2lib.experiments.harness.run import command, data_folder
 from a2lib.measure import CEILING, FLASH, DeviceBusy, DeviceLock, Store
 from a2lib.theory.attention import PASSES
@@ -44,6 +44,17 @@ def test_the_command_repeats_the_run():
         " -p implementations a2lib,eager -p time_limit_s 60"
     )
     assert command("flash", Parameters()) == "papermill notebooks/flash.ipynb"
+
+
+def test_the_asked_backward_is_in_the_handouts_sweep_alone_and_its_forward_is_ours():
+    found = {
+        (task.spec["shape"]["heads"], key["pass"])
+        for task in flash.tasks(Parameters(sweep="all"), "cuda")
+        for key in task.rows.get(ASKED, ())
+    }
+    assert found == {(1, "backward"), (1, "end_to_end")}
+    given = Parameters(implementations=ASKED, passes="forward")
+    assert not sum(task.size for task in flash.tasks(given, "cuda"))
 
 
 def test_the_cpu_is_labelled(started, capsys):
@@ -108,7 +119,7 @@ def test_tables_without_rows(started, capsys):
     run = started()
     capsys.readouterr()
     flash.show_table(run, "ms")
-    assert capsys.readouterr().out == "Nothing measured yet.\n"
+    assert capsys.readouterr().out.startswith("Nothing here")
     flash.draw(run)
 
 
@@ -146,7 +157,7 @@ def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
     assert (
         printed.count("papermill notebooks/flash.ipynb -p implementations eager -p sweep fa3") >= 2
     )
-    assert "$A2LIB_DATA/measured/flash/cpu.csv" in printed and str(run.data) not in printed
+    assert "Rows: none; run " in printed and str(run.data) not in printed
 
 
 def test_the_ceilings_are_measured_and_their_worker_is_kept(started, capsys):
@@ -175,9 +186,10 @@ def test_rows_of_a_cpu_leave_the_committed_data_alone(started, monkeypatch, tmp_
     monkeypatch.delenv("A2LIB_DATA")
     monkeypatch.setattr("a2lib.paths.ROOT", tmp_path)
     run = started(seq_len=64)
+    measured(run, names=["eager"])
     flash.say_where(run)
     assert run.data == tmp_path / "build" / "data"
-    assert "Rows: build/data/measured/flash/cpu.csv and " in capsys.readouterr().out
+    assert "Rows: build/data/measured/flash/cpu.csv; run " in capsys.readouterr().out
     assert (tmp_path / "build" / "data" / "measured" / "runs.csv").is_file()
     assert not (tmp_path / "data").exists()
     assert data_folder("cuda") == tmp_path / "data"
@@ -197,4 +209,4 @@ def locks(tmp_path, monkeypatch):
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_every_step_that_measures_is_refused_on_a_busy_device(step, locks):
     with DeviceLock("cpu").held("run a"), pytest.raises(DeviceBusy, match="run a, since"):
-        step(SimpleNamespace(device="cpu", id="b"))
+        step(SimpleNamespace(device="cpu", id="b", parameters=None))

@@ -27,7 +27,7 @@ CASES = [
 MEASURING = """
 import gc, json, os, resource, sys
 import torch
-from a2lib.experiments.harness import memory
+from a2lib.measure import memory
 from a2lib.experiments.flash.comparison import Comparison
 from a2lib.experiments.flash.shapes import Shape
 memory.available_bytes = memory.total_bytes = lambda *_: 1 << 60

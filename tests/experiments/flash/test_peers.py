@@ -1,12 +1,14 @@
 """Each implementation is itself or an exception; each exception is a status and one line."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 
-from a2lib.attention import UnsupportedError
-from a2lib.experiments.flash import peers
+from a2lib import paths
+from a2lib.attention import UnsupportedError, attention_reference
+from a2lib.experiments.flash import peers, recomputed
 from a2lib.experiments.flash.shapes import IMPLEMENTATIONS, Shape
 from a2lib.measure import failures
 
@@ -22,6 +24,42 @@ def test_built_implementations_agree(name):
     )
     torch.testing.assert_close(o.double(), expected, atol=1e-5, rtol=1e-5)
     assert o.dtype == q.dtype and do.requires_grad is False
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_recomputing_backward_gives_the_gradients_of_the_definition(dtype, causal):
+    shape = dataclasses.replace(SHAPE, dtype=dtype, causal=causal)
+    *qkv, do = peers.inputs(shape, "cpu", 0)
+    exact = [x.detach().double().requires_grad_() for x in qkv]
+    o = attention_reference(*exact, causal)
+    lse = scores_of(*exact[:2], causal).logsumexp(-1)
+    found = recomputed.backward(do, *qkv, o.to(do.dtype), lse.float(), causal)
+    names = "dq", "dk", "dv"
+    for name, got, want in zip(
+        names, found, torch.autograd.grad(o, exact, do.double()), strict=True
+    ):
+        limit = {"fp32": 2e-6, "bf16": 2e-2}[dtype]
+        assert got.dtype == do.dtype and (got - want).norm() < limit * want.norm(), name
+
+
+def scores_of(q, k, causal):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    return s + torch.full_like(s, -torch.inf).triu(1) if causal else s
+
+
+def test_ours_with_a_compiled_backward_is_ours_forward_and_pytorchs_backward(configured):
+    """In Triton's interpreter; the backward's code is Inductor's for the CPU."""
+    q, k, v, do = peers.inputs(SHAPE, "cpu", 0)
+    o = peers.build("compiled_backward", SHAPE, "cpu")(q, k, v)
+    assert torch.equal(o, peers.build("a2lib", SHAPE, "cpu")(q, k, v))
+    want = torch.autograd.grad(attention_reference(q, k, v, True), (q, k, v), do)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for _ in range(2):
+        found = torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+        for name, got, right in zip(("dq", "dk", "dv"), found, want, strict=True):
+            torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-4, msg=name)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
 
 
 @pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_efficient"])
@@ -48,7 +86,7 @@ def test_inputs_follow_shape_and_seed():
 
 def test_gpu_only_implementations_say_so():
     refusing = {name for name in IMPLEMENTATIONS if peers.unsupported(name, "cpu")}
-    assert refusing == {"a2lib", "flex", "sdpa_cudnn", "sdpa_efficient"}
+    assert refusing == {"a2lib", "compiled_backward", "flex", "sdpa_cudnn", "sdpa_efficient"}
     assert all("GPU" in peers.unsupported(name, "cpu") for name in refusing)
     assert not any(peers.unsupported(name, "cuda") for name in IMPLEMENTATIONS)
 
@@ -101,7 +139,10 @@ def test_only_a_spoilt_device_is_lost():
         assert not failures.is_lost(error)
 
 
-def test_notes_hold_no_local_folder():
+def test_notes_hold_no_local_folder(monkeypatch):
+    monkeypatch.setattr(paths, "ROOT", Path("/home/someone/my work"))
+    note = failures.note("error in /home/someone/my work/src/a2lib/x.py: /home/someone/my work/y")
+    assert note == "error in x.py: y"
     note = failures.note("error in /home/someone/a2lib/src/x.py:\n  file://a/b and 1/2 stay")
     assert "/home" not in note and "x.py" in note and "1/2" in note
 

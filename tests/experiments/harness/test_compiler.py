@@ -3,10 +3,14 @@
 import os
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
+from a2lib import paths
 from a2lib.experiments.harness import compiler, process
 
 # Writes the first half of its output, waits where told to, then writes the rest.
@@ -98,7 +102,7 @@ def test_what_cannot_be_loaded_is_dropped(tmp_path, broken):
 
 
 def test_workers_share_a_cache_and_compile_for_real(monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "build_dir", lambda: tmp_path)
+    monkeypatch.setattr(process, "cache_dir", lambda: tmp_path)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     for name in caches:
@@ -106,7 +110,7 @@ def test_workers_share_a_cache_and_compile_for_real(monkeypatch, tmp_path):
     given = process.environment()
     assert "TRITON_INTERPRET" not in given
     assert {n: given[n] for n in caches} == {
-        n: str(tmp_path / "cache" / folder) for n, folder in caches.items()
+        n: str(tmp_path / folder) for n, folder in caches.items()
     }
     monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
     assert process.environment()["TRITON_CACHE_DIR"] == "mine"
@@ -117,3 +121,35 @@ def _an_object_file():
 
     with open(torch._C.__file__, "rb") as file:
         return file.read()
+
+
+LINK = """
+import sys
+from a2lib.experiments.harness import compiler
+compiler.quote_torch()
+compiler.quote_torch()
+print("torch" in sys.modules)  # what a process does first may be to import it
+import torch
+assert " " in torch.__file__
+print(torch.compile(lambda x: x + 1)(torch.ones(1)).item())
+"""
+
+
+@pytest.mark.slow
+def test_torch_in_a_folder_with_a_space_compiles(tmp_path):
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a folder" / "torch").symlink_to(Path(torch.__file__).parent)
+    path = os.pathsep.join([str(tmp_path / "a folder"), *sys.path])
+    given = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", LINK], env=given, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "False\n2.0\n"
+
+
+def test_no_cache_in_a_folder_with_a_space(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    assert paths.cache_dir() == tmp_path / "build" / "cache"
+    monkeypatch.setattr(paths, "ROOT", tmp_path / "a folder")
+    assert " " not in str(paths.cache_dir())

@@ -2,6 +2,7 @@
 
 import queue
 import time
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +10,16 @@ from jupyter_client.manager import start_new_kernel
 
 from a2lib.errors import OneLine
 from a2lib.experiments.harness.guard import Interrupted, measures
-from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.parameters import ParameterError, check, parameter
 from a2lib.experiments.harness.process import WorkerDied
 from a2lib.measure import DeviceBusy, DeviceLock, StoreError
 
-RUN = SimpleNamespace(device="cpu", id="20260102T030405Z-cpu-000000")
+RUN = SimpleNamespace(device="cpu", id="20260102T030405Z-cpu-000000", parameters=None)
+
+
+@dataclass
+class Toy:
+    heads: int = parameter(1, "heads", kind=int)
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +44,20 @@ def test_a_step_holds_the_device_and_gives_it_back():
     DeviceLock("cpu").check()
 
 
+def test_a_step_refuses_what_the_notebook_has_changed_since():
+    notebook = {"heads": 1}
+    run = SimpleNamespace(device="cpu", id="a", parameters=check(notebook, Toy))
+    measured = []
+    step = measures(lambda run: measured.append(run.parameters.heads))
+    step(run)
+    notebook["heads"] = 2
+    with pytest.raises(ParameterError, match="heads is 2 by now, and was 1 when this run began"):
+        step(run)
+    run.parameters = check(notebook, Toy)
+    step(run)
+    assert measured == [1, 2]
+
+
 def test_an_interrupted_step_says_what_is_kept():
     @measures
     def step(run):
@@ -58,7 +78,7 @@ import time
 def step(run):
     print("begun", flush=True)
     time.sleep(600)
-step(SimpleNamespace(device="cpu", id="a"))
+step(SimpleNamespace(device="cpu", id="a", parameters=None))
 """
     manager, client = start_new_kernel()
     try:

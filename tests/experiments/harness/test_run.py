@@ -1,5 +1,6 @@
 """A run of a notebook, from its head to its foot, with a section that is none of the report's."""
 
+import logging
 import signal
 import subprocess
 import sys
@@ -69,6 +70,8 @@ def test_the_bar_names_what_is_measured(started, capsys):
 
 def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
     run = started(time_limit_s=1, size=4)
+    run.until = None  # a worker may take longer to start
+    harness.measure(run, TOY, [task("before")])
     run.until = time.time() - 1
     harness.measure(run, TOY, [task("a", "b")])
     harness.measure(run, UNTIMED, [task("c")])
@@ -76,8 +79,16 @@ def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
     printed = capsys.readouterr().out
     assert run.left == 9 and "Time limit reached: 6 rows are left." in printed
     assert printed.count("papermill notebooks/toy.ipynb -p size 4 -p time_limit_s 1") == 3
-    assert "$A2LIB_DATA/measured/toy/cpu.csv and $A2LIB_DATA/measured/untimed/cpu.csv" in printed
+    assert "\nRows: $A2LIB_DATA/measured/toy/cpu.csv; run " in printed  # and of no other section
     assert str(run.data) not in printed and "the chapter is Toys." in printed
+
+
+def test_the_end_of_a_kernel_is_no_error(started, caplog):
+    started()
+    kernel = logging.getLogger("IPKernelApp")
+    kernel.error("KeyboardInterrupt caught in kernel.")
+    kernel.error("other")
+    assert caplog.messages == ["other"]
 
 
 def test_a_run_on_a_busy_device_is_refused_before_it_is_recorded(started, tmp_path):

@@ -9,10 +9,9 @@ import time
 import pytest
 from experiments.harness.toy import SIZES, UNTIMED, task
 
-from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.process import WorkerDied
 from a2lib.experiments.harness.sweep import NO_RESULT, Sweep, plan
-from a2lib.measure import Store, StoreError, start_run
+from a2lib.measure import Store, StoreError, memory, start_run
 
 
 def found(store):

@@ -26,15 +26,16 @@ TINY = Traced(Configuration("tiny", 16), "torch")
 
 def test_what_answers_most_comes_first_and_each_once():
     everything = sweep_of("all", "cuda", "nsys")
-    assert len(everything) == len(set(everything)) == 54
-    first = [(t.configuration.mode, t.configuration.context, t.profiler) for t in everything[:7]]
-    assert first[::2] == [
+    assert len(everything) == len(set(everything)) == 54 + 3 * 4 * 2
+    first = [(t.configuration.mode, t.configuration.context, t.profiler) for t in everything[:13]]
+    assert [first[i] for i in (0, 5, 10, 12)] == [
         ("train-step", 512, "nsys"),
         ("forward", 512, "nsys"),
         ("train-step", 512, "torch"),
         ("train-step", 128, "nsys"),
     ]
-    assert [t.configuration.model for t in everything[:4]] == ["small", "2.7B"] * 2
+    sizes = ["small", "2.7B", "medium", "large", "xl25"]
+    assert [t.configuration.model for t in everything[:10]] == sizes * 2
     for way in ({}, {"compile": "blocks"}):
         for mode in ("forward", "forward-backward", "train-step"):
             for context in (128, 256, 512, 1024):
@@ -47,6 +48,15 @@ def test_what_answers_most_comes_first_and_each_once():
     assert {dataclasses.replace(t, profiler="nsys") for t in witness} <= set(everything)
     assert sweep_of("witness", "cuda", "torch") == []
     assert {t.profiler for t in sweep_of("all", "cuda", "torch")} == {"torch"}
+
+
+def test_a_step_with_16_bit_weights_can_be_traced():
+    given = {"precision": "bf16_weights", "attention": "flash", "compile": "blocks"}
+    (traced,) = Parameters(model="2.7B", **given).traced("cuda", "nsys")
+    assert traced.ranges == "phases"
+    words = handlers.command(traced.configuration.config("cuda", nvtx=traced.ranges))
+    assert traced.key().items() >= {"model": "2.7B", "mode": "train-step", **given}.items()
+    assert {"--precision=bf16_weights", "--attention=flash", "--compile-blocks"} <= set(words)
 
 
 def test_modules_have_ranges_where_parts_are_told_apart():
@@ -207,9 +217,9 @@ def test_a_configuration_is_rows_and_pictures(job, played, tmp_path):
     assert bulk.pictures("strip", tmp_path) == [
         ("cpu", f"{name}-{phase}") for phase in ("backward", "forward")
     ]
-    said = view.table(given.store.rows(), [TINY])
-    assert said.splitlines()[2] == "tiny 16 train-step fp32 eager by torch"
-    assert [line.split()[0] for line in said.splitlines()[3:8]] == list(TINY.phases)
+    said, _ = view.tables(given.store.rows(), [TINY])
+    assert said.startswith("tiny 16 train-step fp32 eager by torch: ")
+    assert [line.split()[0] for line in said.splitlines()[3:]] == list(TINY.phases)
     assert "aten::" in view.kernels(TINY, view.rows_of("kernels", "cpu", TINY, tmp_path))
 
 
@@ -219,13 +229,14 @@ def test_a_note_is_said_once_below_the_table():
     every = {**TINY.key(), "status": "ok", **times, "launches": "7"}
     notes = (("forward", "lost"), ("backward", "lost"), ("step", ""))
     rows = [{**every, "phase": phase, "note": note} for phase, note in notes]
-    said = view.table(rows, [TINY]).splitlines()
-    assert said[-1] == "Noted of 2 of 3: lost"
-    assert all(line.endswith("1.5/1.5/1.5") for line in said[3:-1]) and len(said) == 7
+    said, below = view.tables(rows, [TINY])
+    assert below == "Noted of 2 of 3: lost"
+    said = said.splitlines()
+    assert all(line.endswith("1.5/1.5/1.5") for line in said[3:]) and len(said) == 6
     assert max(map(len, said)) < 110
-    assert view.table([], [TINY]) == "Nothing measured yet."
+    assert not any(view.tables([], [TINY]))
     refused = [{**rows[0], "status": "oom", "note": "much"}]
-    assert view.table(refused, [TINY]).splitlines()[-1].endswith("much")
+    assert view.tables(refused, [TINY])[0].splitlines()[-1].endswith("much")
 
 
 @pytest.mark.parametrize("ends", [{"status": "oom"}, {"traced": "oom"}])

@@ -30,8 +30,10 @@ from a2lib.experiments.attention.configurations import (
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
+from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
+from a2lib.experiments.harness.tables import show_tables
 from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
 
 NOTEBOOK = ATTENTION.notebook
@@ -57,7 +59,7 @@ def measure_passes(run: Run) -> None:
         resume = run.parameters.sweep != "shape"
         harness.measure(run, ATTENTION, tasks, what="passes", resume=resume, keep_worker=True)
     else:
-        print("Measured by the sweeps grid, beyond, removed and all (-p sweep all).")
+        say_nothing("Measured by the sweeps grid, beyond, removed and all (-p sweep all).")
 
 
 @measures
@@ -69,7 +71,7 @@ def measure_saved(run: Run) -> None:
         resume = asked.sweep != "shape"
         harness.measure(run, ATTENTION_SAVED, tasks, what="saved tensors", resume=resume,
                         keep_worker=asked.has("limit"))  # fmt: skip
-        print(view.saved(_stored(run, ATTENTION_SAVED, tasks)))
+        show_tables(view.saved(_stored(run, ATTENTION_SAVED, tasks)))
 
 
 @measures
@@ -77,11 +79,11 @@ def measure_limit(run: Run) -> None:
     """Find the longest sequence that fits, in a sweep that has it, and print it beside what was
     predicted."""
     if not run.parameters.has("limit"):
-        print("Measured by the sweeps limit and all (-p sweep limit).")
+        say_nothing("Measured by the sweeps limit and all (-p sweep limit).")
         return
     tasks = limit_tasks(run.device)
     harness.measure(run, ATTENTION_LIMIT, tasks, what="limits")
-    print(view.limits(_stored(run, ATTENTION_LIMIT, tasks)))
+    show_tables(view.limits(_stored(run, ATTENTION_LIMIT, tasks)))
 
 
 def pass_tasks(given: Parameters, device: str) -> list[Task]:
@@ -131,7 +133,7 @@ def _stored(run: Run, section, tasks: list[Task]) -> list[dict[str, str]]:
 
 def show_passes(run: Run) -> None:
     """Print the stored rows of this run's parameters: a line for each pass."""
-    print(view.passes(_stored(run, ATTENTION, pass_tasks(run.parameters, run.device))))
+    show_tables(view.passes(_stored(run, ATTENTION, pass_tasks(run.parameters, run.device))))
 
 
 def draw(run: Run):

@@ -20,9 +20,8 @@ from a2lib.attention import (
     attention_reference,
 )
 from a2lib.experiments.attention.configurations import PASSES, Shape
-from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import Timing, peak_bytes, synchronize
+from a2lib.measure import Timing, memory, peak_bytes, synchronize
 from a2lib.measure.failures import LostContext, classify, is_lost, note
 from a2lib.measure.memory import take_workspaces
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import torch
-
 from a2lib.attention import attention_reference
 from a2lib.experiments.attention import handlers
 from a2lib.experiments.attention.configurations import STEP, Shape
@@ -18,11 +16,10 @@ from a2lib.experiments.attention.handlers import (
     keys_of,
     say,
 )
-from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import synchronize
+from a2lib.measure import memory, synchronize
 from a2lib.measure.failures import outcome
-from a2lib.measure.memory import take_workspaces
+from a2lib.measure.memory import expandable_segments, take_workspaces
 from a2lib.theory.eager import longest
 
 prepare = handlers.prepare
@@ -33,11 +30,11 @@ def limit(job: Job) -> None:
     if job.device == "cpu":
         return say(job, "unsupported", "a CPU does not refuse memory: it swaps")
     for key in keys_of(job):
-        _expandable(key["allocator"] == "expandable")
+        expandable_segments(key["allocator"] == "expandable")
         try:
             job.put({**key, "status": "ok", **_limit(key, job)})
         finally:
-            _expandable(False)
+            expandable_segments(False)
 
 
 def _limit(key: Row, job: Job) -> Row:
@@ -51,13 +48,6 @@ def _limit(key: Row, job: Job) -> Row:
     fits = search(functools.partial(_fits, key, job), predicted, STEP)
     return {"room_bytes": free, "tensors_len": tensors, "predicted_len": predicted,
             "fits_len": fits, "fails_len": fits + STEP}  # fmt: skip
-
-
-def _expandable(on: bool) -> None:
-    torch.cuda.empty_cache()
-    # The public name is the environment's, which is read once; torch renamed this one.
-    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    (change or torch.cuda.memory._set_allocator_settings)(f"expandable_segments:{on}")
 
 
 def search(fits: Callable[[int], bool], guess: int, step: int) -> int:

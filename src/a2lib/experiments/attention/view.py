@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from a2lib.experiments.attention.configurations import PASSES
 from a2lib.experiments.harness.picture import legend_beside, subplots
-from a2lib.experiments.harness.tables import EMPTY, number, table
+from a2lib.experiments.harness.tables import MEANS, mean, number, table
 
 Row = Mapping[str, str]
 
@@ -18,9 +18,10 @@ def passes(rows: Sequence[Row]) -> str:
     for row in sorted(rows, key=_place):
         times = [_number(row[column]) for column in ("ms_event", "ms_graph", "ms_host")]
         held = [_gb(row[column]) for column in ("held_bytes", "peak_bytes")]
-        body.append([*_shape(row), row["pass"], _mean(row), row["n"], *times, *held, row["note"]])
+        body.append([*_shape(row), row["pass"], mean(row), row["n"], *times, *held, row["note"]])
     heads = ["", "tokens", "d", "mask", "pass", "ms", "n", "events", "GPU", "host"]
-    return table(body, [*heads, "held, GB", "peak, GB", ""])
+    says = f"Each pass of attention by the host's clock over n calls: {MEANS}."
+    return table(body, [*heads, "held, GB", "peak, GB", ""], says)
 
 
 def saved(rows: Sequence[Row]) -> str:
@@ -32,7 +33,8 @@ def saved(rows: Sequence[Row]) -> str:
         lines.setdefault(_shape(row), {})[row["tensor"]] = shown
     for shape, found in lines.items():
         body.append([*shape, *(found.get(name, "-") for name in tensors)])
-    return table(body, ["saved bytes", "tokens", "d", "mask", *tensors])
+    says = "Bytes that autograd saves for the backward pass, by tensor."
+    return table(body, ["", "tokens", "d", "mask", *tensors], says)
 
 
 def limits(rows: Sequence[Row]) -> str:
@@ -43,7 +45,7 @@ def limits(rows: Sequence[Row]) -> str:
         columns += ("fits_len", "fails_len", "note")
         body.append([row[column] for column in columns])
     heads = ["allocator", "d", "causal", "pass", "by tensors", "predicted", "fits", "fails", ""]
-    return table(body, heads)
+    return table(body, heads, "The longest sequence that fits, predicted and found, in tokens.")
 
 
 def figure(rows: Sequence[Row]):
@@ -51,7 +53,6 @@ def figure(rows: Sequence[Row]):
     None without rows."""
     rows = [row for row in rows if row["ms"]]
     if not rows:
-        print(EMPTY)
         return None
     drawn, axes = subplots(1, len(PASSES), figsize=(8, 3.4), sharey=True)
     for ax, pass_ in zip(axes, PASSES, strict=True):
@@ -76,13 +77,6 @@ def _place(row: Row) -> tuple:
 def _shape(row: Row) -> tuple[str, ...]:
     mask = "causal" if row["causal"] == "true" else "full"
     return row["implementation"], row["seq_len"], row["head_dim"], mask
-
-
-def _mean(row: Row) -> str:
-    if row["status"] != "ok":
-        return row["status"]
-    spread = f" ± {float(row['ms_std']):.2g}" if row["ms_std"] else ""
-    return f"{number(float(row['ms_mean']))}{spread}"
 
 
 def _number(cell: str) -> str:

@@ -38,9 +38,11 @@ from a2lib.experiments.benchmark.handlers import phases
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
+from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, plan
+from a2lib.experiments.harness.tables import show_tables
 from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS
 
 NOTEBOOK = BENCHMARK.notebook
@@ -80,19 +82,19 @@ def measure_table(run: Run) -> None:
         resume = asked.sweep != "shape"
         harness.measure(run, BENCHMARK, tasks, what="steps", resume=resume, silence_s=SILENCE_S)
     else:
-        print("Measured by the sweeps table, columns and all (-p sweep all).")
+        say_nothing("Measured by the sweeps table, columns and all (-p sweep all).")
 
 
 @measures
 def measure_warmup(run: Run) -> None:
-    """Measure every step of fresh processes with no steps of warm-up and with 5 (2 on a CPU), in a
-    sweep that has it, and print the means that each gives."""
+    """Measure every step of fresh processes by ``WARMUPS``, in a sweep that has it, and print the
+    mean that each gives."""
     if not run.parameters.has("warmup"):
-        print(NOT_ASKED.format("warmup"))
+        say_nothing(NOT_ASKED.format("warmup"))
         return
     tasks = warmup_tasks(run.device)
     harness.measure(run, BENCHMARK_STEPS, tasks, what="warm-up", silence_s=SILENCE_S)
-    print(view.warmups(run.store(BENCHMARK_STEPS).rows()))
+    show_tables(view.warmups(run.store(BENCHMARK_STEPS).rows()))
 
 
 @measures
@@ -100,7 +102,7 @@ def measure_first(run: Run) -> None:
     """Take the first step apart, a process for each preparation, in a sweep that has it, and print
     the parts."""
     if not run.parameters.has("first"):
-        print(NOT_ASKED.format("first"))
+        say_nothing(NOT_ASKED.format("first"))
         return
     tasks, store = first_tasks(run.device), run.store(BENCHMARK_FIRST)
     again = refilling(tasks, plan(tasks, store, remeasure=run.parameters.remeasure))
@@ -108,7 +110,7 @@ def measure_first(run: Run) -> None:
         harness.measure(run, BENCHMARK_FIRST, again, what="caches", resume=False,
                         silence_s=SILENCE_S)  # fmt: skip
     harness.measure(run, BENCHMARK_FIRST, tasks, what="first steps", silence_s=SILENCE_S)
-    print(view.firsts(store.rows()))
+    show_tables(view.firsts(store.rows()))
 
 
 @measures
@@ -116,11 +118,11 @@ def measure_power(run: Run) -> None:
     """Measure what some steps take of energy once the clock has settled, in a sweep that has it,
     and print it."""
     if not run.parameters.has("power"):
-        print(NOT_ASKED.format("power"))
+        say_nothing(NOT_ASKED.format("power"))
         return
     tasks = power_tasks(run.device)
     harness.measure(run, BENCHMARK_POWER, tasks, what="steps", silence_s=SILENCE_S)
-    print(view.powers(run.store(BENCHMARK_POWER).rows()))
+    show_tables(view.powers(run.store(BENCHMARK_POWER).rows()))
 
 
 def table_tasks(given: Parameters, device: str) -> list[Task]:
@@ -214,7 +216,7 @@ def rows(run: Run) -> list[dict[str, str]]:
 
 def show_table(run: Run) -> None:
     """Print the stored rows of this run's parameters: a line for each configuration."""
-    print(view.table(rows(run)))
+    show_tables(view.table(rows(run)))
 
 
 def draw(run: Run):
@@ -224,4 +226,4 @@ def draw(run: Run):
 
 def say_where(run: Run) -> None:
     """Print where the rows are and how they get into the book."""
-    harness.say_where(run, SECTIONS, "Benchmarking a training step")
+    harness.say_where(run, SECTIONS, "How long is a training step?")

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.benchmark import Config
+from a2lib.benchmark.config import MOST_STEPS
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, parameter
@@ -62,8 +63,8 @@ UPDATED = {
     "cuda": ((NARROW, "train-step"), (NARROW, OVERLAPPED), ("bf16", OVERLAPPED)),
     "cpu": ((NARROW, OVERLAPPED),),
 }
-# A process has every mean after fewer steps of warm-up than its own; that after none is seen twice.
-WARMUPS = {"cuda": (0, 5), "cpu": (0, 2)}
+# Each is a process, in which first steps are as first as in any other.
+WARMUPS = {"cuda": (0, 1, 2, 3, 5), "cpu": (0, 2)}
 # Where the first step is taken apart: a model that the host holds up, and the largest that trains.
 FIRST = {"cuda": ("small", "2.7B"), "cpu": ("tiny",)}
 FIRST_COMPILED = {"cuda": ("small",), "cpu": ()}
@@ -203,9 +204,11 @@ def columns(device: str) -> list[Configuration]:
 
 
 def warmups(device: str) -> list[Configuration]:
-    """The train-steps at the shortest context whose every step is kept, by ``WARMUPS``."""
+    """The train-steps whose every step is kept, by ``WARMUPS``: where implementations are compared,
+    and at the shortest context."""
     models = [name for name in TABLE[device] if name != TOO_LARGE]
-    return [Configuration(name, CONTEXTS[device][0]) for name in models]
+    contexts = COMPARED[device], CONTEXTS[device][0]
+    return [Configuration(name, context) for context in contexts for name in models]
 
 
 def firsts(device: str) -> list[tuple[Configuration, str]]:
@@ -248,8 +251,8 @@ class Parameters:
     compile: str = step_parameters.compiled()
     capture: bool = parameter(False, "replay the whole step from a CUDA graph", kind=bool)
     warmup: int = parameter(WARMUP, "steps before the measured ones", kind=int, minimum=0,
-                            maximum=10**6)  # fmt: skip
-    steps: int = parameter(STEPS, "measured steps", kind=int, minimum=1, maximum=10**6)
+                            maximum=MOST_STEPS)  # fmt: skip
+    steps: int = parameter(STEPS, "measured steps", kind=int, minimum=1, maximum=MOST_STEPS)
     sweep: str = parameters.sweep(SWEEPS)
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from a2lib.experiments.benchmark.configurations import LADDER, Configuration
-from a2lib.paths import build_dir
+from a2lib.paths import cache_dir
 
 # Steps of the process, and how many of the last count as steady.
 STEPS, STEADY = 10, 5
@@ -85,7 +85,7 @@ def timed_parts(
 
 def cache(repeat: int) -> Path:
     """Where the process with an empty cache leaves what it compiled."""
-    return build_dir() / "cache" / "first" / str(repeat)
+    return cache_dir() / "first" / str(repeat)
 
 
 def _done(prepared: str, device: str) -> tuple[str, ...]:

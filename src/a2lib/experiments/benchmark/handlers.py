@@ -14,9 +14,8 @@ from a2lib.benchmark import PHASES, run
 from a2lib.experiments.benchmark.configurations import Configuration
 from a2lib.experiments.benchmark.first import timed_parts
 from a2lib.experiments.benchmark.power import Meter
-from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import StoreError
+from a2lib.measure import StoreError, memory
 from a2lib.measure.failures import LostContext, classify, note
 
 Row = dict[str, object]

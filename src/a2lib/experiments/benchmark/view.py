@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from a2lib.experiments.benchmark.configurations import MODELS, Configuration
 from a2lib.experiments.harness.picture import subplots
-from a2lib.experiments.harness.tables import EMPTY, number
+from a2lib.experiments.harness.tables import MEANS, mean, number
 from a2lib.experiments.harness.tables import table as text_table
 
 Row = Mapping[str, str]
 PARTS = ("import", "context", "product", "block_first", "block_second", "memory", "first", "second")
-AFTER = (1, 2)
 PHASES = ("forward", "loss", "backward", "optimizer", "step", "wall")
 _NAMES = ("model", "mode", "precision", "attention", "compile")
 
@@ -35,26 +34,24 @@ def table(rows: Sequence[Row]) -> str:
     for mine in _grouped(rows, lambda row: (configuration(row), row["warmup"])):
         found = {row["phase"]: row for row in mine}
         some = found.get("step", mine[0])
-        cells = [_mean(found.get(phase)) for phase in PHASES]
+        cells = [mean(found[phase]) if phase in found else "-" for phase in PHASES]
         host = number(float(some["ms_host"])) if some["ms_host"] else "-"
         peak = f"{int(some['peak_bytes']) / 1e9:.4g}" if some["peak_bytes"] else "-"
         why = some["note"] if some["status"] != "ok" else ""
         body.append([str(configuration(some)), some["warmup"], *cells, host, peak, why])
     heads = [f"{phase}, ms" for phase in PHASES]
-    return text_table(body, ["", "warm-up", *heads, "host, ms", "peak, GB", ""])
+    says = f"Each phase of a step after the steps of warm-up: {MEANS}."
+    return text_table(body, ["", "warm-up", *heads, "host, ms", "peak, GB", ""], says)
 
 
 def warmups(rows: Sequence[Row]) -> str:
-    """What each number of warm-up steps gives as mean and standard deviation: a process's own
-    number, and those of ``AFTER`` that are fewer."""
+    """What each number of warm-up steps gives as mean and standard deviation."""
     body = []
     for mine in _grouped(rows, lambda row: (configuration(row), int(row["warmup"]))):
-        own = int(mine[0]["warmup"])
-        for after in [*(w for w in AFTER if w < own), own]:
-            cells = [_of_steps(mine, phase, after)
-                     for phase in ("forward", "backward", "optimizer", "wall")]  # fmt: skip
-            body.append([str(configuration(mine[0])), str(after), *cells])
-    return text_table(body, ["", "warm-up", "forward, ms", "backward", "optimizer", "wall"])
+        cells = [_of_steps(mine, phase) for phase in ("forward", "backward", "optimizer", "wall")]
+        body.append([str(configuration(mine[0])), mine[0]["warmup"], *cells])
+    heads = ["", "warm-up", "forward, ms", "backward", "optimizer", "wall"]
+    return text_table(body, heads, "Mean and standard deviation after so many steps of warm-up.")
 
 
 def firsts(rows: Sequence[Row]) -> str:
@@ -70,7 +67,8 @@ def firsts(rows: Sequence[Row]) -> str:
             cells.append(number(statistics.median(times)) if times else "-")
         why = "; ".join(dict.fromkeys(r["note"] for r in mine if r["note"]))
         body.append([str(configuration(mine[0])), mine[0]["prepared"], *cells, why])
-    return text_table(body, ["", "prepared", *(f"{name}, ms" for name in names), ""])
+    says = "The first step and what comes before it, by what was prepared: medians over processes."
+    return text_table(body, ["", "prepared", *(f"{name}, ms" for name in names), ""], says)
 
 
 def powers(rows: Sequence[Row]) -> str:
@@ -85,19 +83,26 @@ def powers(rows: Sequence[Row]) -> str:
         others = (row[name] or "-" for name in ("power_limit_w", "capped_percent", "sm_mhz"))
         body.append([str(configuration(row)), ms, joules, watts, *others, row["note"]])
     heads = ["ms", "J", "W", "limit, W", "at the limit, %", "MHz"]
-    return text_table(body, ["", *heads, ""])
+    says = "Time, energy and power of a step, and the driver's limit."
+    return text_table(body, ["", *heads, ""], says)
 
 
 def figure(rows: Sequence[Row]):
-    """Wall time against the number of the step, a panel for each model, one line for each warm-up;
-    None without rows."""
+    """Wall time against the number of the step, a panel for each model and context, one line for
+    each warm-up; None without rows."""
     rows = [row for row in rows if row["phase"] == "wall" and row["ms"]]
     if not rows:
-        print(EMPTY)
         return None
-    panels = _grouped(rows, lambda row: (list(MODELS).index(row["model"]), int(row["context"])))
-    drawn, axes = subplots(1, len(panels), figsize=(3.2 * len(panels), 3), squeeze=False)
-    for ax, mine in zip(axes[0], panels, strict=True):
+
+    def place(row: Row) -> tuple[int, int]:
+        return int(row["context"]), list(MODELS).index(row["model"])
+
+    panels = _grouped(sorted(rows, key=place), place)
+    lines = len({row["context"] for row in rows})
+    columns = -(-len(panels) // lines)
+    size = (3.2 * columns, 3 * lines)
+    drawn, axes = subplots(lines, columns, figsize=size, squeeze=False)
+    for ax, mine in zip(axes.flat, panels, strict=False):
         for line in _grouped(mine, lambda row: int(row["warmup"])):
             steps = sorted((int(row["step_number"]), float(row["ms"])) for row in line)
             ax.plot(*zip(*steps, strict=True), marker=".", label=line[0]["warmup"])
@@ -115,19 +120,9 @@ def _grouped(rows: Sequence[Row], by) -> list[list[Row]]:
     return list(groups.values())
 
 
-def _mean(row: Row | None) -> str:
-    if row is None:
-        return "-"
-    if row["status"] != "ok":
-        return row["status"]
-    spread = f" ± {float(row['ms_std']):.2g}" if row["ms_std"] else ""
-    return f"{number(float(row['ms_mean']))}{spread}"
-
-
-def _of_steps(rows: Sequence[Row], phase: str, after: int) -> str:
+def _of_steps(rows: Sequence[Row], phase: str) -> str:
     mine = [row for row in rows if row["phase"] == phase]
-    last = after + len(mine) - int(rows[0]["warmup"])
-    measured = [row for row in mine if after <= int(row["step_number"]) < last]
+    measured = [row for row in mine if int(row["step_number"]) >= int(row["warmup"])]
     times = [float(row["ms"]) for row in measured if row["ms"]]
     if not times:
         return next((row["status"] for row in measured if row["status"] != "ok"), "-")

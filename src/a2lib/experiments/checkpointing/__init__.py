@@ -22,6 +22,7 @@ from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
+from a2lib.experiments.harness.tables import show_tables
 from a2lib.measure import CHECKPOINTING
 
 NOTEBOOK = CHECKPOINTING.notebook
@@ -74,7 +75,7 @@ def rows(run: Run) -> list[dict[str, str]]:
 
 def show(run: Run) -> None:
     """Print the stored rows of this run's parameters: a line for each strategy."""
-    print(view.table(rows(run)))
+    show_tables(*view.tables(rows(run)))
 
 
 def draw(run: Run):

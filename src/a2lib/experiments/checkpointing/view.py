@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from a2lib.experiments.harness.picture import subplots
-from a2lib.experiments.harness.tables import EMPTY, number
-from a2lib.experiments.harness.tables import table as text_table
+from a2lib.experiments.harness.tables import Table, number, table
 
 Row = Mapping[str, str]
 BYTES = ("held_bytes", "kept_bytes", "peak_bytes", "reserved_bytes")
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Below each setting a line for each strategy: times of the step, its forward and backward (ms)
-    and memory (GB), or why there is none."""
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """One for each setting, in it a line for each strategy: times of the step, its forward and
+    backward (ms) and memory (GB), or why there is none."""
     heads = ["step, ms", "forward", "backward", "held, GB", "kept", "peak", "reserved", ""]
-    told = []
+    made = []
     for setting, mine in _by_setting(rows).items():
         body = []
         for row in mine:
@@ -24,15 +23,15 @@ def table(rows: Sequence[Row]) -> str:
             memory = [_gb(row[column]) for column in BYTES]
             first = times[0] if row["status"] == "ok" else row["status"]
             body.append([row["strategy"], first, *times[1:], *memory, row["note"]])
-        told.append(f"{setting}\n{text_table(body, ['strategy', *heads])}")
-    return "\n\n".join(told) or EMPTY
+        says = f"{setting}: time and memory of a step."
+        made.append(table(body, ["strategy", *heads], says))
+    return made
 
 
 def figure(rows: Sequence[Row]):
     """The peak against the time of a step, a panel for each setting; None without rows."""
     groups = _by_setting([row for row in rows if row["ms"]])
     if not groups:
-        print(EMPTY)
         return None
     # A CPU counts no bytes: then the strategies stand one after another.
     has_bytes = any(row["peak_bytes"] for mine in groups.values() for row in mine)

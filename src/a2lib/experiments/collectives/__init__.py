@@ -22,7 +22,7 @@ from a2lib.experiments.harness.picture import legend_beside, subplots
 from a2lib.experiments.harness.ranks import gpus_of
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
-from a2lib.experiments.harness.tables import EMPTY, number, table
+from a2lib.experiments.harness.tables import number, show_tables, table
 from a2lib.measure import COLLECTIVES
 from a2lib.theory.latency import OPERATIONS, wire_share
 
@@ -80,7 +80,8 @@ def show(run: Run) -> None:
     rows = [r for r in run.store(COLLECTIVES).rows() if identity(COLLECTIVES, r) in wanted]
     heads = ["", "backend", "ranks", "dtype", "MB", "ms", "p20", "p80", "n", "by rank: least"]
     heads += ["median", "most", "queued", "algorithm, GB/s", "bus, GB/s", ""]
-    print(table([_line(row) for row in sorted(rows, key=_place)], heads))
+    says = "The median call of the slowest rank, those of the ranks themselves, and the bandwidths."
+    show_tables(table([_line(row) for row in sorted(rows, key=_place)], heads, says))
 
 
 def draw(run: Run):
@@ -91,7 +92,6 @@ def draw(run: Run):
             name = row["operation"], row["dtype"], row["backend"], int(row["world_size"])
             lines.setdefault(name, []).append((int(row["size"]) / MB, _bandwidths(row)[1]))
     if not lines:
-        print(EMPTY)
         return None
     figure, ax = subplots(figsize=(8, 4))
     # A marker for each operation, a colour for each group of ranks, broken for 16 bits.

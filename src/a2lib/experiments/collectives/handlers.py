@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 
 from a2lib.experiments.collectives.configurations import DTYPES
-from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.rest import calls, from_rest
-from a2lib.measure import COLLECTIVES, Timing, synchronize
+from a2lib.measure import COLLECTIVES, Timing, memory, synchronize
 from a2lib.measure.failures import note as one_line
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single
 

@@ -21,11 +21,12 @@ from a2lib.experiments.compile.settings import Parameters, Shape, Steps
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
+from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.picture import legend_beside, subplots
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
-from a2lib.experiments.harness.tables import EMPTY, number, table
+from a2lib.experiments.harness.tables import Table, number, show_tables, table
 from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL
 
 NOTEBOOK = COMPILE_ATTENTION.notebook
@@ -78,21 +79,21 @@ def measure_attention(run: Run) -> None:
     tasks = attention_tasks(run.parameters.shapes(run.device))
     resume = run.parameters.sweep != "shape"
     harness.measure(run, COMPILE_ATTENTION, tasks, what="attention", resume=resume)
-    print(_attention_table(_rows(run, COMPILE_ATTENTION, tasks)))
+    show_tables(_attention_table(_rows(run, COMPILE_ATTENTION, tasks)))
 
 
 @measures
 def measure_models(run: Run) -> None:
-    """Measure train-steps, eager and compiled; a single model always, a sweep what it lacks."""
+    """Measure steps, eager and compiled; a single model always, a sweep what it lacks."""
     tasks = model_tasks(run.parameters.steps(run.device))
     if not tasks:
-        print("No model is asked for here (-p model small, or -p sweep models).")
+        say_nothing("No model is asked for here (-p model small, or -p sweep models).")
         return
     resume = run.parameters.sweep != "shape"
     harness.measure(
         run, COMPILE_MODEL, tasks, what="models", resume=resume, silence_s=SILENCE_S
     )  # fmt: skip
-    print(_model_table(_rows(run, COMPILE_MODEL, tasks)))
+    show_tables(_model_table(_rows(run, COMPILE_MODEL, tasks)))
 
 
 def draw(run: Run):
@@ -105,7 +106,6 @@ def draw(run: Run):
             at = found.setdefault(line, {}).setdefault(int(row["seq_len"]), {})
             at[row["implementation"]] = float(row["ms"])
     if not found:
-        print(EMPTY)
         return None
     figure, ax = subplots(figsize=(8, 4))
     for line, lengths in sorted(found.items()):
@@ -138,22 +138,23 @@ def _rows(run: Run, section, tasks: Sequence[Task]) -> list[Row]:
     return [row for row in run.store(section).rows() if identity(section, row) in asked]
 
 
-def _attention_table(rows: Sequence[Row]) -> str:
+def _attention_table(rows: Sequence[Row]) -> Table:
     body = []
     for row in rows:
         shape = f"{row['written']} {row['dtype']} {row['seq_len']}x{row['head_dim']}"
         body.append([shape, row["pass"], row["implementation"], *_cells(row)])
-    return table(body, ["shape", "pass", "", *_HEADS])
+    return table(body, ["shape", "pass", "", *_HEADS], f"Attention, eager and compiled: {_SAYS}.")
 
 
-def _model_table(rows: Sequence[Row]) -> str:
+def _model_table(rows: Sequence[Row]) -> Table:
     body = []
     for row in rows:
-        what = f"{row['model']} {row['context']} {row['precision']}"
+        what = f"{row['model']} {row['context']} {row['precision']} {row['mode']}"
         body.append([what, row["phase"], row["compile"], *_cells(row)])
-    return table(body, ["model", "phase", "compiled", *_HEADS])
+    return table(body, ["model", "phase", "compiled", *_HEADS], f"The step of a model: {_SAYS}.")
 
 
+_SAYS = "the median call, the first one with nothing compiled yet, and what Inductor made"
 _HEADS = ("ms", "first, s", "from the cache, s", "kernels written", "called", "library calls", "")
 
 

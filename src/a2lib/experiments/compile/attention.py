@@ -20,10 +20,17 @@ from a2lib.attention import attention_reference
 from a2lib.experiments.compile import inductor
 from a2lib.experiments.compile.settings import PASSES, Shape
 from a2lib.experiments.flash import peers
-from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import COMPILE_ATTENTION, failures, graphs, peak_bytes, synchronize, time_many
-from a2lib.paths import build_dir
+from a2lib.measure import (
+    COMPILE_ATTENTION,
+    failures,
+    graphs,
+    memory,
+    peak_bytes,
+    synchronize,
+    time_many,
+)
+from a2lib.paths import cache_dir
 
 TIMING = {
     "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
@@ -92,7 +99,7 @@ class _Comparison:
     def _compile(self) -> tuple[Callable, dict[str, Row]]:
         """The compiled function, and of each pass what compiling took and made."""
         found: dict[str, Row] = {pass_: {} for pass_ in PASSES}
-        place = build_dir() / "cache"
+        place = cache_dir()
         place.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as folder:
             with inductor.caches_in(Path(folder)):

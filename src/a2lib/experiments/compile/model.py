@@ -1,4 +1,4 @@
-"""A model's train-steps, compiled and eager, through ``a2lib.benchmark``: what a worker does.
+"""A model's steps, compiled and eager, through ``a2lib.benchmark``: what a worker does.
 
 Each way has two runs, in turns: eager, then compiled from an empty cache, then eager and compiled
 again, from the cache that the first run filled; or the first alone, of as many steps, where that
@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from a2lib.benchmark import run
+from a2lib.benchmark import PHASES, run
 from a2lib.experiments.benchmark.handlers import of_phase, summarised
 from a2lib.experiments.compile import inductor
 from a2lib.experiments.compile.attention import counts
 from a2lib.experiments.compile.settings import STEPS, WARMUP, Steps
-from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import failures
-from a2lib.paths import build_dir
+from a2lib.measure import failures, memory
+from a2lib.paths import cache_dir
 
 RUNS = ("cold", "warm")
 
@@ -41,7 +40,7 @@ def measure(job: Job) -> None:
 def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
     results: dict[str, list] = {way: [] for way in ways}
     graphs: dict[str, list[inductor.Graph]] = {}
-    place = build_dir() / "cache"
+    place = cache_dir()
     place.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folders = {
@@ -66,7 +65,7 @@ def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
     for way, both in results.items():
         together = dataclasses.replace(both[-1], steps=[s for one in both for s in one.steps])
         blocks = steps.configuration(way).shape.num_layers if way == "blocks" else 1
-        made = by_phase(graphs[way], blocks) if way != "none" else {}
+        made = by_phase(graphs[way], blocks, steps.mode) if way != "none" else {}
         for key in job.wanted[way]:
             phase = key["phase"]
             row = {**key, **summarised(together, phase), **made.get(phase, {})}
@@ -94,11 +93,17 @@ class Refused:
     note: str
 
 
-def by_phase(graphs: list[inductor.Graph], blocks: int) -> dict[str, Mapping[str, object]]:
-    """What Inductor made, by phase. The loss is compiled last of the forwards, and its backward
-    first; the rest is the model, or a block that stands for ``blocks`` of them."""
+def by_phase(
+    graphs: list[inductor.Graph], blocks: int, mode: str = "train-step"
+) -> dict[str, Mapping[str, object]]:
+    """What Inductor made, by phase. The loss, if the ``mode`` has one, is compiled last of the
+    forwards, and its backward first; the rest is the model, or a block that stands for ``blocks``
+    of them."""
     forward = [graph for graph in graphs if not graph.backward]
     backward = [graph for graph in graphs if graph.backward]
+    if "loss" not in PHASES[mode]:
+        model = counts(forward, max(1, blocks // len(forward))) if forward else {}
+        return dict.fromkeys(("forward", "step", "wall"), model)
     if len(forward) < 2 or len(backward) < 2:
         return {}
     times = max(1, blocks // (len(forward) - 1))

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments import step_parameters
-from a2lib.experiments.benchmark.configurations import MODELS, Configuration
+from a2lib.experiments.benchmark.configurations import MODELS, MODES, TOO_LARGE, Configuration
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import parameter
 from a2lib.theory.compiling import IMPLEMENTATIONS, PASSES, WRITTEN
@@ -16,8 +16,8 @@ BATCH, MODEL_BATCH = 8, 4
 SEQ_LENS = {"cuda": (256, 1024, 4096, 8192, 16384), "cpu": (32, 64)}
 HEAD_DIMS = {"cuda": (64, 16, 128, 32), "cpu": (16,)}
 BYTES = {"fp32": 4, "bf16": 2}
-SWEEPS = ("attention", "written", "models", "bf16", "contexts", "all")
-# 10B does not train on the published GPU, and 8B has a batch of its own.
+SWEEPS = ("attention", "written", "models", "bf16", "contexts", "10B", "all")
+# 10B trains on no such GPU, and 8B has a batch of its own.
 TRAINED = {"cuda": ("small", "medium", "large", "xl25", "2.7B"), "cpu": ("tiny",)}
 # As one graph beyond small: that of most parameters first, of which others have published a gain.
 WHOLE = ("2.7B", "medium", "large", "xl25")
@@ -88,7 +88,7 @@ def attention_shapes(sweep: str, device: str) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Steps:
-    """A train-step of one model, in each of the ``ways`` that ``a2lib.benchmark`` can compile; once
+    """A step of one model, in each of the ``ways`` that ``a2lib.benchmark`` can compile; once
     more from the cache that this filled, unless not ``cached``."""
 
     model: str
@@ -97,13 +97,15 @@ class Steps:
     ways: tuple[str, ...] = ("none", "blocks", "model")
     batch: int = MODEL_BATCH
     cached: bool = True
+    mode: str = "train-step"
 
     def __str__(self) -> str:
-        return f"{self.model} {self.context} {self.precision}"
+        how = "" if self.mode == "train-step" else f" {self.mode}"
+        return f"{self.model} {self.context} {self.precision}{how}"
 
     def configuration(self, way: str) -> Configuration:
         return Configuration(
-            self.model, self.context, self.batch, precision=self.precision, compile=way
+            self.model, self.context, self.batch, self.mode, self.precision, compile=way
         )
 
 
@@ -129,6 +131,10 @@ def model_steps(sweep: str, device: str) -> list[Steps]:
             for model in ("small", "2.7B")
             for length in CONTEXTS[device]
         ]
+    if sweep in (TOO_LARGE, "all") and device == "cuda":
+        modes = [(p, mode) for p in ("fp32", "bf16") for mode in MODES[:2]]
+        found += [Steps(TOO_LARGE, context, p, blocks, mode=mode) for p, mode in modes]
+        found.append(Steps(TOO_LARGE, context, ways=("model",), cached=False, mode=MODES[0]))
     return found
 
 
@@ -161,9 +167,10 @@ class Parameters:
     )
     context: int | None = step_parameters.context(512, 16, "tokens of the model")
     precision: str = step_parameters.precision("fp32", "of the model: fp32, tf32 or bf16")
+    mode: str = step_parameters.mode(MODES)
     sweep: str = parameter(
         "shape",
-        f"shape: the ones above; or {', '.join(SWEEPS)}",
+        f"shape: those above; or {', '.join(SWEEPS)}",
         kind=str,
         choices=("shape", *SWEEPS),
     )
@@ -172,7 +179,7 @@ class Parameters:
     seed: int = parameters.seed("of weights and inputs")
 
     def __post_init__(self) -> None:
-        fixed = [f.name for f in dataclasses.fields(self)][:8]
+        fixed = [f.name for f in dataclasses.fields(self)][:9]
         parameters.refuse_beside_sweep(self, fixed)
 
     def shapes(self, device: str) -> list[Shape]:
@@ -190,4 +197,5 @@ class Parameters:
             return []
         model = {"cuda": "small", "cpu": "tiny"}[device] if self.model == "auto" else self.model
         ways = ("none", "blocks", "model") if device == "cuda" else ("none", "blocks")
-        return [Steps(model, self.context or CONTEXT[device], self.precision, ways)]
+        context = self.context or CONTEXT[device]
+        return [Steps(model, context, self.precision, ways, mode=self.mode)]

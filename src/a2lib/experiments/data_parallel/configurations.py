@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,13 @@ DEFAULTS = {
     "cpu": {"model": "tiny", "batch": 2, "context": 16, "precision": "fp32",
             "attention": "eager", "compile": "none"},
 }  # fmt: skip
+HOW = ("precision", "attention", "compile")
+
+
+def unusual(spec: Mapping[str, object], device: str) -> str:
+    """What of ``HOW`` a training has that others on ``device`` have not, in words."""
+    found = [str(spec[name]) for name in HOW if spec[name] != DEFAULTS[device][name]]
+    return " ".join("uncompiled" if value == "none" else value for value in found)
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,13 @@ class Training:
     @classmethod
     def asked(cls, given: Any, ranks: Ranks) -> Training:
         """The one that the fields ``model``, ``batch``, ``context`` and ``capture`` of a notebook's
-        parameters name. Raises ParameterError for a capture on the CPU."""
+        parameters name, and those of ``HOW`` if it has them. Raises ParameterError for a capture on
+        the CPU."""
         if given.capture and ranks.device != "cuda":
             raise ParameterError("capture = True: allowed with nccl, since a CUDA graph is a GPU's")
-        model = given.model if given.model != "auto" else None
-        return cls.usual(ranks, model=model, batch=given.batch, context=given.context,
-                         capture=given.capture)  # fmt: skip
+        fields = ("model", "batch", "context", "capture", *HOW)
+        named = {name: getattr(given, name, None) for name in fields}
+        return cls.usual(ranks, **{n: value for n, value in named.items() if value != "auto"})
 
     def spec(self) -> dict[str, object]:
         given = dataclasses.asdict(self)
@@ -61,7 +69,8 @@ class Training:
 
     @property
     def label(self) -> str:
-        return f"{self.model} {'captured' if self.capture else 'launched'}"
+        how = "captured" if self.capture else "launched"
+        return f"{self.model} {how} {unusual(self.spec(), self.ranks.device)}".rstrip()
 
 
 def batch() -> Any:
@@ -74,6 +83,12 @@ def batch() -> Any:
         maximum=2**16,
         optional=True,
     )
+
+
+def chosen(name: str, what: str, names: Sequence[str]) -> Any:
+    """A field of ``HOW``, one of ``names``; ``what`` goes before the usual ones in its comment."""
+    usual = f"auto: {DEFAULTS['cuda'][name]} on GPUs, {DEFAULTS['cpu'][name]} on the CPU"
+    return parameter("auto", f"{what}; {usual}", kind=str, choices=("auto", *names))
 
 
 def capture() -> Any:

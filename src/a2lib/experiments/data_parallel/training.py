@@ -126,6 +126,8 @@ class Training:
                         with self.ranges("communication"):
                             self.finish()
                     before_optimizer()
+                    if self.finishes and not send:
+                        self.wrapper.reset()  # else it refuses the step
                 marked = (marks or {}).get(name)
                 if marked is not None:
                     marked.append(Mark(self.device))

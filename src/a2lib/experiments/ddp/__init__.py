@@ -24,7 +24,7 @@ from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.ranks import gpus_of
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
-from a2lib.experiments.harness.tables import EMPTY, number, table
+from a2lib.experiments.harness.tables import number, show_tables, table
 from a2lib.measure import DDP
 
 NOTEBOOK = DDP.notebook
@@ -74,10 +74,12 @@ def show(run: Run) -> None:
     heads = ["", "step, ms", "p20", "p80", "n", "without", "exposed", "communication", "backward",
              "host", "by rank: least", "median", "most", ""]  # fmt: skip
     for training, rows in _rows(run):
-        print(f"{training.label}, batch {training.batch}, context {training.context}, "
-              f"{training.precision}, {training.ranks.world_size} ranks of "
-              f"{training.ranks.backend}")  # fmt: skip
-        print(table([_line(way, row) for way, row in rows], heads))
+        says = (
+            f"{training.label}, batch {training.batch}, context {training.context},"
+            f" {training.precision}, {training.ranks.world_size} ranks of {training.ranks.backend}:"
+            " the median step, and what communication adds to it."
+        )
+        show_tables(table([_line(way, row) for way, row in rows], heads, says))
 
 
 def draw(run: Run):
@@ -85,7 +87,6 @@ def draw(run: Run):
     found = [(training, [pair for pair in rows if pair[1]["ms"]]) for training, rows in _rows(run)]
     found = [(training, rows) for training, rows in found if rows]
     if not found:
-        print(EMPTY)
         return None
     most = max(len(rows) for _, rows in found)
     figure, axes = subplots(len(found), squeeze=False, figsize=(8, len(found) * (1 + most / 3)))

@@ -14,6 +14,8 @@ from a2lib.experiments.data_parallel.configurations import Training
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.step_parameters import ATTENTIONS, COMPILES
+from a2lib.theory.roofline import PRECISIONS
 
 # Bucketed, and AdamW's update of each bucket once it is the mean, while later ones travel.
 UPDATING = "updating"
@@ -25,7 +27,9 @@ CARRIED = ("bucketed", UPDATING)
 BUCKETED = (*CARRIED, *PEERS)
 CARRIERS = ("backend", "copy_engines")
 SENT_DTYPES = {"fp32": 4, "bf16": 2}
-SWEEPS = ("essential", "xl25", "2.7B", "all")
+# In plain fp32, as the handouts have them: a sweep a model, so that it ends with its timelines.
+PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
+SWEEPS = ("essential", "xl25", "2.7B", "plain-xl25", "plain-2.7B", "all")
 HANDOUT_MB = (1, 10, 100, 1000)
 MORE_MB = (25, 400)
 TORCH_MB = 25  # PyTorch's own
@@ -92,6 +96,9 @@ class Parameters:
     batch: int | None = data_parallel.batch()
     context: int | None = step_parameters.context(512, 16, "tokens of a sequence", "GPUs")
     capture: bool = data_parallel.capture()
+    precision: str = data_parallel.chosen("precision", "fp32, tf32 or bf16", PRECISIONS)
+    attention: str = data_parallel.chosen("attention", "eager, flash or PyTorch's", ATTENTIONS)
+    compile: str = data_parallel.chosen("compile", "none, blocks or model", COMPILES)
     world_size: int = parameters.world_size()
     backend: str = parameters.backend()
     sweep: str = parameters.sweep(SWEEPS)
@@ -101,7 +108,7 @@ class Parameters:
 
     def __post_init__(self) -> None:
         fixed = ("wrappers", "bucket_mb", "carrier", "sent_dtype", "model", "batch", "context")
-        parameters.refuse_beside_sweep(self, (*fixed, "capture"))
+        parameters.refuse_beside_sweep(self, (*fixed, "capture", *data_parallel.HOW))
         asked = self._wrappers
         for name in ("carrier", "sent_dtype"):
             if name in parameters.changed(self) and not set(asked) <= set(CARRIED):
@@ -152,3 +159,6 @@ def _sweep(name: str, ranks: Ranks) -> Iterator[tuple[Training, Iterable[Way]]]:
     if name in ("2.7B", "all"):
         yield training("2.7B", False), (*_HANDOUT, *_TORCH[:1])
         yield training("2.7B", True), (*_BEST, _UPDATING[0], Way("overlapped"))
+    for model in ("xl25", "2.7B"):
+        if name in (f"plain-{model}", "all"):
+            yield Training.usual(ranks, model=model, **PLAIN), _HANDOUT

@@ -48,7 +48,7 @@ def measure(job: RankJob) -> None:
                 job.put({**key, "conditions": conditions(job.device),
                          **_measure(job, training, without, _way(key))})  # fmt: skip
         # At the end, so that a profiler costs no row.
-        drawn = traces.TRACED[job.spec["capture"]] if job.spec["model"] in traces.MODELS else ()
+        drawn = traces.drawn(job.spec, job.device)
         for key in itertools.chain(*job.wanted.values()):
             if _way(key) in drawn and not _unsupported(training, _way(key)):
                 if job.expired():

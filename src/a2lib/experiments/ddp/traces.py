@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
+from a2lib.experiments.data_parallel.configurations import unusual
 from a2lib.experiments.data_parallel.traces import last_backward, record, strip
 from a2lib.experiments.data_parallel.training import Training
 from a2lib.experiments.ddp.configurations import BEST_MB, Way
@@ -25,11 +26,19 @@ TRACED = {
     ),
     True: (Way("bucketed", BEST_MB), Way("bucketed", BEST_MB, "copy_engines")),
 }
-# Of one model, since a profiler leaves the processes slower, which the next task has too.
+# Of one model, since a profiler leaves the processes slower, which the next task has too. What has
+# another precision, attention or compilation is a sweep by itself.
 MODELS = ("xl25", "tiny")
 # Nanoseconds of a picture, and of it before backward's end.
 LENGTH, BEFORE = 30_000_000, 15_000_000
 WARMUP = 3  # the first of them agrees on an order
+
+
+def drawn(spec: Mapping[str, object], device: str) -> tuple[Way, ...]:
+    """Those ways of a training whose steps are drawn."""
+    if spec["model"] in MODELS or unusual(spec, device):
+        return TRACED[bool(spec["capture"])]
+    return ()
 
 
 def draw(job: RankJob, training: Training, way: Way, key: Mapping[str, object]) -> None:
@@ -44,8 +53,9 @@ def draw(job: RankJob, training: Training, way: Way, key: Mapping[str, object]) 
         try:
             rows = window(record(training, job.rank == 0, step), captured)
             if rows and job.rank == 0:
-                label = way.label + " captured" * captured
-                name = f"ddp-{key['model']}-{label}-{job.world_size}-ranks".replace(" ", "-")
+                how = way.label, "captured" * captured, unusual(key, job.device)
+                words = "ddp", key["model"], *filter(None, how), job.world_size, "ranks"
+                name = "-".join(map(str, words)).replace(" ", "-")
                 about, where = {"section": "ddp", **key}, {"run": job.run, "data": job.store.data}
                 bulk.put("strip", job.store.device, name, rows, about=about, **where)
         except trace.TraceError as error:

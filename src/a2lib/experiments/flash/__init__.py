@@ -28,8 +28,10 @@ from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
+from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, plan
+from a2lib.experiments.harness.tables import show_tables
 from a2lib.measure import (
     CEILING,
     FLASH,
@@ -79,7 +81,7 @@ def tasks(given: Parameters, device: str) -> list[Task]:
             str(shape),
             {"shape": dataclasses.asdict(shape)},
             {
-                name: tuple(shape.key(name, pass_) for pass_ in given.chosen_passes())
+                name: tuple(shape.key(name, pass_) for pass_ in given.chosen_passes(name))
                 for name in given.chosen_implementations(shape, device)
             },
             in_turns=True,
@@ -110,7 +112,11 @@ def sweep(run: Run) -> None:
 def show_table(run: Run, quantity: str) -> None:
     """Print the stored rows of this run's parameters: "ms", "TFLOP/s" or "MiB" (peak memory)."""
     best = run.store(CEILING).rows()
-    print(view.tables(rows(run), quantity, best, run.parameters.sweep == "shape"))
+    made = view.tables(rows(run), quantity, best, run.parameters.sweep == "shape")
+    show_tables(*made)
+    if not made:
+        alone = ", is measured on a GPU alone" if rows(run) else ""
+        say_nothing(f"Nothing here: {view.QUANTITIES[quantity]}{alone}.")
 
 
 def draw(run: Run):
@@ -142,15 +148,15 @@ def count(run: Run) -> None:
 
 
 def _measure_table(
-    run: Run, asked: Sequence[Task], what: str, section: Section, show: Callable
+    run: Run, asked: Sequence[Task], what: str, section: Section, made: Callable
 ) -> None:
     if not asked:
-        print("Measured by the sweeps leaderboard and all (-p sweep leaderboard).")
+        say_nothing("Measured by the sweeps leaderboard and all (-p sweep leaderboard).")
         return
     store = run.store(section)
     store.check_writable()
     harness.measure(run, section, asked, what=what)
-    print(show(store.rows()))
+    show_tables(made(store.rows()))
     print(f"Rows: {harness.shown(store.path)}")
 
 

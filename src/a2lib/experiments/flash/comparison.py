@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 
 from a2lib.experiments.flash import host_memory, peers, sanity
 from a2lib.experiments.flash.shapes import Shape, needed_bytes
-from a2lib.experiments.harness import memory
-from a2lib.measure import FLASH, Timing, failures
+from a2lib.measure import FLASH, Timing, failures, memory
 from a2lib.theory.attention import PASSES
 
 SHARE = 0.04

@@ -16,12 +16,13 @@ from a2lib.experiments.flash.shapes import Shape
 # What runs on a CUDA device alone, in words for the note of an `unsupported` row.
 _CUDA_ONLY = {
     "a2lib": "its Triton kernels need a CUDA GPU",
+    "compiled_backward": "its forward is our Triton kernel, which needs a CUDA GPU",
     "sdpa_cudnn": "cuDNN needs a CUDA GPU",
     "sdpa_efficient": "the memory-efficient backend needs a CUDA GPU",
     "flex": "FlexAttention's backward needs a CUDA GPU",
 }
 # Those that Dynamo and Inductor compile once per shape.
-COMPILED = ("compile", "flex")
+COMPILED = ("compile", "flex", "compiled_backward")
 
 
 def configure() -> None:
@@ -69,7 +70,7 @@ def unsupported(implementation: str, device: str) -> str | None:
 def build(implementation: str, shape: Shape, device: str = "cuda") -> Callable:
     """``forward(q, k, v) -> o`` of one implementation, for one shape.
 
-    ``compile`` and ``flex`` compile on their first call; reset Dynamo between shapes.
+    Those of ``COMPILED`` compile on their first call; reset Dynamo between shapes.
     """
     causal = shape.causal
     if implementation == "a2lib":
@@ -80,6 +81,10 @@ def build(implementation: str, shape: Shape, device: str = "cuda") -> Callable:
         from a2lib.attention import FlashAttentionPyTorch
 
         return lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal)
+    if implementation == "compiled_backward":
+        from a2lib.experiments.flash.recomputed import CompiledBackward
+
+        return lambda q, k, v: CompiledBackward.apply(q, k, v, causal)
     if implementation in ("eager", "compile"):
         return _reference(causal, compiled=implementation == "compile")
     if implementation == "flex":

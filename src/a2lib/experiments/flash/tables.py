@@ -26,7 +26,7 @@ def protocols(rows: Sequence[Row]) -> str:
                 for row in dict.fromkeys((0, len(seconds) - 1)):
                     body.append([str(shape), *_protocol_line(seconds[row], len(seconds) > 1)])
     header = ["shape", "protocol", "implementation", *_TIMES, ""]
-    return table(body, header)
+    return table(body, header, "The leaderboard's shape by each protocol, ms.")
 
 
 def _protocol_line(row: Row, of_many: bool) -> list[str]:
@@ -53,7 +53,8 @@ def accuracy(rows: Sequence[Row]) -> str:
             cells = [_error(found.get(tensor)) for tensor in ("o", "dq", "dk", "dv")]
             notes = dict.fromkeys(r["note"] for r in found.values() if r["note"])
             body.append([str(shape), str(scale), name, *cells, "; ".join(notes)])
-    return table(body, ["shape", "scores times", "implementation", "o", "dq", "dk", "dv", ""])
+    header = ["shape", "scores times", "implementation", "o", "dq", "dk", "dv", ""]
+    return table(body, header, "Errors of the output and the gradients against float64.")
 
 
 def counters(rows: Sequence[Row]) -> str:
@@ -68,7 +69,8 @@ def counters(rows: Sequence[Row]) -> str:
         sizes = [f"{int(row[c]) / 1e6:.4g}" for c in ("device_bytes", "l2_bytes")]
         shares = (row[f"{what}_percent"] for what in ("tensor", "exp", "issue", "warps"))
         body.append([*start, row["kernel"][:40], *sizes, *shares, ""])
-    return table(body, [*header, "exp %", "issue %", "warps %", ""])
+    header += ["exp %", "issue %", "warps %", ""]
+    return table(body, header, "What each kernel moves, and what was busy.")
 
 
 def _error(row: Row | None) -> str:

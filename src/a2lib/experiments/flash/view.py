@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from a2lib.experiments.ceilings import line, matmul_tflops
 from a2lib.experiments.flash.shapes import IMPLEMENTATIONS, Shape
 from a2lib.experiments.harness.picture import subplots
-from a2lib.experiments.harness.tables import EMPTY, notes, number, table
+from a2lib.experiments.harness.tables import Table, notes, number, table
 from a2lib.theory.attention import PASSES, attention_flops
 
 Row = Mapping[str, object]
@@ -20,7 +20,10 @@ QUANTITIES = {
 }
 # The columns of the store behind them; a rate follows from the time.
 COLUMNS = {"ms": "ms", "GPU ms": "ms_graph", "host ms": "ms_host", "MiB": "peak_bytes"}
-COLOURS = ("#0072b2", "#999999", "#e69f00", "#56b4e9", "#d55e00", "#cc79a7", "#009e73", "#000000")
+COLOURS = (
+    *("#0072b2", "#999999", "#e69f00", "#56b4e9", "#d55e00", "#cc79a7", "#009e73", "#882255"),
+    "#000000",
+)
 
 
 def shape_of(row: Row) -> Shape:
@@ -36,14 +39,17 @@ def tflops(row: Row) -> float:
     return attention_flops(*sizes, s.causal, row["pass"]) / float(row["ms"]) / 1e9
 
 
-def tables(rows: Sequence[Row], quantity: str, ceilings: Sequence[Row], one_shape: bool) -> str:
-    """``rows`` as text: implementation by pass for one shape, else length by implementation."""
+def tables(
+    rows: Sequence[Row], quantity: str, ceilings: Sequence[Row], one_shape: bool
+) -> list[str]:
+    """``rows`` as tables, implementation by pass for one shape, else length by implementation, and
+    what is to be said below them."""
     if not rows:
-        return EMPTY
+        return []
     known = quantity == "TFLOP/s" or any(row[COLUMNS[quantity]] for row in rows)
     if quantity != "ms" and not known:
-        return f"Nothing here: {QUANTITIES[quantity]}, is measured on a GPU alone."
-    parts = [_one_shape(rows, quantity) if one_shape else _by_length(rows, quantity)]
+        return []  # measured on a GPU alone
+    parts = [_one_shape(rows, quantity)] if one_shape else _by_length(rows, quantity)
     if quantity == "TFLOP/s":
         best = [line(r) for r in ceilings if r["operation"] == "matmul"]
         parts.append("\n".join(["Ceilings of this device:", *best]) if best else "")
@@ -53,7 +59,7 @@ def tables(rows: Sequence[Row], quantity: str, ceilings: Sequence[Row], one_shap
     if quantity == "GPU ms":
         without = [r for r in rows if r["status"] == "ok" and r["note"]]
         parts.append(notes("Rows without a graph:", without, "implementation"))
-    return "\n\n".join(part for part in parts if part)
+    return parts
 
 
 def figure(rows: Sequence[Row], ceilings: Sequence[Row], one_shape: bool, device: str):
@@ -94,15 +100,15 @@ def figure(rows: Sequence[Row], ceilings: Sequence[Row], one_shape: bool, device
     return drawn
 
 
-def _one_shape(rows: Sequence[Row], quantity: str) -> str:
+def _one_shape(rows: Sequence[Row], quantity: str) -> Table:
     cells = {(row["implementation"], row["pass"]): _cell(row, quantity) for row in rows}
     passes = [p for p in PASSES if any(row["pass"] == p for row in rows)]
     body = [[n, *(cells.get((n, p), "") for p in passes)] for n in implementations(rows)]
-    head = f"{shape_of(rows[0])} (batch x heads x seq_len x head_dim): {QUANTITIES[quantity]}"
-    return f"{head}\n{table(body, ['implementation', *passes], right=True)}"
+    says = f"{shape_of(rows[0])} (batch x heads x seq_len x head_dim): {QUANTITIES[quantity]}."
+    return table(body, ["implementation", *passes], says)
 
 
-def _by_length(rows: Sequence[Row], quantity: str) -> str:
+def _by_length(rows: Sequence[Row], quantity: str) -> list[Table]:
     pass_ = _last_pass(rows)
     names = implementations(rows)
     parts = []
@@ -114,9 +120,9 @@ def _by_length(rows: Sequence[Row], quantity: str) -> str:
         }
         lengths = sorted({length for length, _ in cells})
         body = [[str(n), *(cells.get((n, name), "") for name in names)] for n in lengths]
-        head = f"{_title(group, members)}: {pass_}, {QUANTITIES[quantity]}"
-        parts.append(f"{head}\n{table(body, ['seq_len', *names], right=True)}")
-    return "\n\n".join(parts)
+        says = f"{_title(group, members)}: {pass_}, {QUANTITIES[quantity]}."
+        parts.append(table(body, ["seq_len", *names], says))
+    return parts
 
 
 def _cell(row: Row, quantity: str) -> str:

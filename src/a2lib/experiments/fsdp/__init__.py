@@ -26,7 +26,7 @@ from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.ranks import gpus_of
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Key, Task, identity
-from a2lib.experiments.harness.tables import EMPTY, number, table
+from a2lib.experiments.harness.tables import number, show_tables, table
 from a2lib.measure import FSDP, FSDP_MEMORY, Section
 
 NOTEBOOK = FSDP.notebook
@@ -80,7 +80,8 @@ def measure_memory(run: Run) -> None:
     tasks = memory_tasks(run.parameters.asked())
     _measure(run, FSDP_MEMORY, tasks, "memory", keep=True)
     heads = ["", "model", "step", "moment", *PARTS, "in all"]
-    print(table([_memory_line(row) for row in _stored(run, FSDP_MEMORY, tasks)], heads))
+    says = "What the fullest rank holds at the moments of a step."
+    show_tables(table([_memory_line(row) for row in _stored(run, FSDP_MEMORY, tasks)], heads, says))
 
 
 @measures
@@ -90,14 +91,14 @@ def measure_times(run: Run) -> None:
     _measure(run, FSDP, tasks, "steps")
     heads = ["", "", "step, ms", "p20", "p80", "n", "one GPU", "waited", "host",
              "by rank: least", "median", "most", ""]  # fmt: skip
-    print(table([_time_line(row) for row in _stored(run, FSDP, tasks)], heads))
+    says = "The median step, beside that of one GPU with the model whole."
+    show_tables(table([_time_line(row) for row in _stored(run, FSDP, tasks)], heads, says))
 
 
 def draw(run: Run):
     """Each step beside that of one GPU, as a matplotlib figure."""
     rows = [row for row in _stored(run, FSDP, time_tasks(run.parameters.asked())) if row["ms"]]
     if not rows:
-        print(EMPTY)
         return None
     figure, ax = subplots(figsize=(8, 1.4 + len(rows) / 2))
     labels = [" ".join(_named(row)) for row in rows]

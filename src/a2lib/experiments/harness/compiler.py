@@ -12,12 +12,15 @@ Triton needs nothing of the kind: it renames into its cache itself.
 from __future__ import annotations
 
 import contextlib
+import importlib.abc
+import importlib.util
 import os
 import re
 import shlex
 import shutil
 import stat
 import struct
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -25,6 +28,7 @@ from pathlib import Path
 
 PART = ".part"
 TIMEOUT_S = 3600  # by then the number of a process is another's
+_EXTENSION = "torch.utils.cpp_extension"
 _LEFT = re.compile(rf"\.(\d+)\{PART}$")
 # The words are those of the command, with the path after -o changed.
 _SCRIPT = """#!/bin/sh
@@ -74,6 +78,31 @@ def environment(given: Mapping[str, str], cache: Path) -> dict[str, str]:
     except OSError:
         return {}  # nor could anything be cached there
     return {"CXX": str(script)}
+
+
+def quote_torch() -> None:
+    """Let Inductor link where torch lies in a folder with a space in its path: it names that folder
+    to the linker without quotes (torch 2.13). Imports no torch: what has to wait for it waits."""
+    folder = Path(importlib.util.find_spec("torch").origin).parent / "lib"
+    if not re.search(r"\s", str(folder)):
+        return
+    if _EXTENSION in sys.modules:
+        sys.modules[_EXTENSION].TORCH_LIB_PATH = shlex.quote(str(folder))
+    elif not any(isinstance(finder, _Quoted) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Quoted())
+
+
+class _Quoted(importlib.abc.MetaPathFinder):
+    """Quotes once the module that names the folder has been imported."""
+
+    def find_spec(self, name: str, path: object, target: object = None):
+        if name != _EXTENSION:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (run(module), quote_torch())
+        return spec
 
 
 def drop_broken(cache: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from a2lib.errors import OneLine
+from a2lib.experiments.harness.parameters import check_current
 from a2lib.measure import DeviceLock
 
 
@@ -18,12 +19,13 @@ class Interrupted(OneLine, KeyboardInterrupt):
 def measures(step: Callable[..., Any]) -> Callable[..., Any]:
     """Make ``step(run, ...)`` hold the lock of ``run.device`` ("cuda" or "cpu") as run ``run.id``.
 
-    It then raises DeviceBusy where another process measures there, and Interrupted for a
-    KeyboardInterrupt.
+    It then raises ParameterError where the notebook has other parameters by now than the run,
+    DeviceBusy where another process measures there, and Interrupted for a KeyboardInterrupt.
     """
 
     @functools.wraps(step)
     def guarded(run, *args, **kwargs):
+        check_current(run.parameters)
         with DeviceLock(run.device).held(f"run {run.id}"):
             try:
                 return step(run, *args, **kwargs)

@@ -11,14 +11,12 @@ and ``backend()`` make two fields, and ``ranks(given)`` what a task is to have o
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import difflib
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
-from a2lib.errors import OneLine
+from a2lib.errors import OneLine, closest, unknown_parameter
 from a2lib.experiments.harness.ranks import Ranks
 
 T = TypeVar("T")
@@ -26,11 +24,10 @@ T = TypeVar("T")
 # What papermill can inject. Anything else among the globals is an import or a result.
 _LITERALS = (bool, int, float, str, list, tuple, dict, type(None))
 # IPython's own names, and those of `papermill --inject-paths`.
-_PATHS = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
-_NOT_PARAMETERS = re.compile("|".join((r"_.*|In|Out|exit|quit|open|get_ipython", *_PATHS)))
+_NOT_PARAMETERS = re.compile(
+    r"_.*|In|Out|exit|quit|open|get_ipython|PAPERMILL_(INPUT|OUTPUT)_PATH"
+)
 _CHECKED = "_parameters_checked"
-# How the cell begins in which papermill puts the parameters it was given.
-_INJECTED = "# Parameters"
 _LARGEST = 2**63 - 1  # the tables hold no larger whole number
 _SHOWN = 60  # characters of a refused value
 # More processes than one host has GPUs, or cores to measure a collective with.
@@ -172,69 +169,51 @@ def check(namespace: MutableMapping[str, Any], declared: type[T]) -> T:
     """The values of ``namespace`` (a notebook's globals) as an instance of ``declared``.
 
     Raises ParameterError for a name that is no parameter, a missing one, or a value that is not
-    allowed. A name that papermill injected has to be a parameter, also where Python or the notebook
-    has taken the name for something else since. In a fresh kernel every other literal counts as a
-    misspelt parameter; once a check has passed, so that someone is working in the notebook, only a
-    name close to a parameter's does.
+    allowed. In a fresh kernel every other literal counts as a misspelt parameter; once a check has
+    passed, so that someone is working in the notebook, only a name close to a parameter's does. A
+    name that is told is forgotten together with the parameters: until their cell has run again
+    nothing is measured, and after it a name that was mended there is no longer in the way.
     """
     fields = {field.name: field for field in dataclasses.fields(declared)}
-    for name in _injected(fields):
-        if name not in (*fields, *_PATHS):
-            raise _unknown(name, fields)
-    for name, value in namespace.items():
-        if name in fields or _NOT_PARAMETERS.fullmatch(name) or not isinstance(value, _LITERALS):
-            continue
-        if _CHECKED not in namespace or closest(name, fields):
-            raise _unknown(name, fields)
+    unknown = [
+        name
+        for name, value in namespace.items()
+        if name not in fields
+        and not _NOT_PARAMETERS.fullmatch(name)
+        and isinstance(value, _LITERALS)
+        and (_CHECKED not in namespace or closest(name, fields))
+    ]
+    if unknown:
+        for name in (*unknown, *fields):
+            namespace.pop(name, None)
+        raise ParameterError(
+            f"{unknown_parameter(unknown[0], fields)}; mend the parameters cell and run it again"
+        )
     values = {}
     for name, field in fields.items():
         if name not in namespace:
             raise ParameterError(f"{name} is missing: run the parameters cell first")
         values[name] = _value(name, namespace[name], field.metadata)
     result = declared(**values)
+    object.__setattr__(result, "_namespace", namespace)  # for ``check_current``, also if frozen
     namespace[_CHECKED] = True
     return result
 
 
-def _unknown(name: str, fields: Mapping[str, Any]) -> ParameterError:
-    meant = closest(name, fields)
-    hint = f" (did you mean {meant}?)" if meant else ""
-    return ParameterError(f"unknown parameter {name}{hint}; allowed are {', '.join(fields)}")
-
-
-def _injected(fields: Mapping[str, Any]) -> list[str]:
-    """The names that papermill's cell assigned, where the last parameters cell to run was its."""
-    for source in reversed(_cells()):
-        is_injected = source.startswith(_INJECTED)
-        if not is_injected and not all(field in source for field in fields):
-            continue
-        try:
-            body = ast.parse(source).body if is_injected else []
-        except SyntaxError:
-            return []
-        assigned = [node.targets for node in body if isinstance(node, ast.Assign)]
-        return [t.id for targets in assigned for t in targets if isinstance(t, ast.Name)]
-    return []
-
-
-def _cells() -> list[str]:
-    """The sources of the cells this kernel has run; [] outside of IPython."""
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return []
-    shell = get_ipython()
-    # Not its variable In, which a parameter may have taken.
-    return [] if shell is None else list(shell.history_manager.input_hist_raw)
-
-
-def closest(name: str, allowed: Sequence[str] | Mapping[str, Any]) -> str | None:
-    """The entry of ``allowed`` that ``name`` probably stands for: case, underscores, a typo."""
-    plain = {re.sub(r"[\W_]", "", entry).lower(): entry for entry in allowed}
-    found = difflib.get_close_matches(
-        re.sub(r"[\W_]", "", str(name)).lower(), plain, n=1, cutoff=0.7
-    )
-    return plain[found[0]] if found else None
+def check_current(given: Any) -> None:
+    """Raise ParameterError where the notebook has other values by now than ``given``, which was
+    checked there; also where the check would not pass any more."""
+    namespace = getattr(given, "_namespace", None)
+    if namespace is None:
+        return
+    now = check(namespace, type(given))
+    for field in dataclasses.fields(given):
+        new, old = getattr(now, field.name), getattr(given, field.name)
+        if new != old:
+            raise ParameterError(
+                f"{field.name} is {_shown(new)} by now, and was {_shown(old)} when this run began:"
+                " run the cells again from the check of the parameters on"
+            )
 
 
 def changed(given: Any) -> dict[str, Any]:

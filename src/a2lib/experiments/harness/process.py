@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from a2lib.errors import OneLine
-from a2lib.experiments.harness import compiler, memory
+from a2lib.experiments.harness import compiler
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.worker import OUTSIDE
-from a2lib.paths import build_dir
+from a2lib.measure import memory
+from a2lib.paths import cache_dir
 
 START_TIMEOUT_S = 180
 EXIT_TIMEOUT_S = 20
@@ -176,7 +177,7 @@ class Worker:
 def environment() -> dict[str, str]:
     """The environment of every worker: compiled code goes where the next one, and the next run of
     the notebook, finds it."""
-    cache = build_dir() / "cache"
+    cache = cache_dir()
     shared = {
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),

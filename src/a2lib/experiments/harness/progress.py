@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+
+from a2lib.experiments.harness.output import display
 
 WIDTH = 100
 EVERY_S = 0.5
+TICK_S = 1.0
+# Without a rate, which says little where one step takes a hundred times as long as another.
+FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}]"
 
 
 class Progress:
     """``total`` steps. In a notebook the bar is one output that is replaced in place (tqdm's own
-    would leave every state it had in the file); elsewhere it is a line per tenth on stderr."""
+    would leave every state it had in the file), its clock every second, until it is closed;
+    elsewhere it is a line per tenth on stderr."""
 
     def __init__(self, total: int, what: str, unit: str) -> None:
         self.total, self.what, self.unit, self.n = total, what, unit, 0
         self._text = ""
         self._started = self._shown = time.monotonic()
-        self._handle = _display(self._line())
+        self._handle = display({"text/plain": self._line()}, replaceable=True)
+        self._closed, self._lock = threading.Event(), threading.Lock()
+        if self._handle is not None:
+            threading.Thread(target=self._tick, daemon=True).start()
 
     def step(self, text: str | None = None) -> None:
         self._text = self._text if text is None else text
@@ -32,7 +42,15 @@ class Progress:
     def close(self, text: str = "") -> None:
         """Leave the bar as it is, with a last word."""
         self._text = text
+        with self._lock:
+            self._closed.set()
         self._show(tenth=True, last=True)
+
+    def _tick(self) -> None:
+        while not self._closed.wait(TICK_S):
+            with self._lock:  # nothing after the last word
+                if not self._closed.is_set():
+                    self._show()
 
     def _show(self, *, tenth: bool = False, last: bool = False) -> None:
         now = time.monotonic()
@@ -52,21 +70,9 @@ class Progress:
             self.total,
             elapsed,
             prefix=self.what,
-            unit=f" {self.unit}",
+            unit=self.unit,
+            bar_format=FORMAT,
             ncols=WIDTH,
             ascii=False,
         )
         return f"{bar} {self._text}".rstrip()
-
-
-def _display(line: str):
-    """A handle on an output of the running notebook cell; None outside of a notebook."""
-    try:
-        from IPython import get_ipython
-        from IPython.display import display
-    except ImportError:
-        return None
-    shell = get_ipython()
-    if shell is None or not hasattr(shell, "kernel"):
-        return None
-    return display({"text/plain": line}, raw=True, display_id=True)

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from a2lib import paths
-from a2lib.experiments.harness import ahead, memory, parameters
+from a2lib.experiments.harness import ahead, output, parameters
 from a2lib.experiments.harness.process import Worker
 from a2lib.experiments.harness.progress import Progress
 from a2lib.experiments.harness.sweep import Sweep, Task, plan
-from a2lib.measure import DeviceLock, Section, Store, device_slug, read_runs, start_run
+from a2lib.measure import DeviceLock, Section, Store, device_slug, memory, read_runs, start_run
 
 # Share of the free device memory that compiling ahead may take.
 COMPILE_SHARE = 0.8
@@ -87,11 +87,14 @@ def start(
     """Record the run and print what it runs on; ``tiny`` if a CPU gets sizes that are a trial,
     ``gpus`` how many devices measure together at most.
 
-    Raises, before anything is measured, StoreError where rows could not be stored and DeviceBusy
-    where another process measures on the device.
+    Raises, before anything is measured, ParameterError where the notebook has other parameters by
+    now, StoreError where rows could not be stored and DeviceBusy where another process measures on
+    the device.
     """
     import torch
 
+    output.quiet_at_the_end()
+    parameters.check_current(given)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     DeviceLock(device).check()
     data, slug = data_folder(device), device_slug()
@@ -186,24 +189,27 @@ def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) ->
         print("Nothing to compile ahead: what needs compiling is compiled when it is measured.")
         return
     bar = Progress(len(tasks), "compile", unit="kernels")
-    outcome = ahead.compile_ahead(
-        tasks,
-        handler=handler,
-        device=run.device,
-        workers=workers,
-        memory_bytes=int(COMPILE_SHARE * memory.free_bytes(run.device)),
-        until=run.until,
-        progress=lambda task: bar.step(text=task.label),
-    )
-    bar.close(f"{workers} processes")
+    try:
+        outcome = ahead.compile_ahead(
+            tasks,
+            handler=handler,
+            device=run.device,
+            workers=workers,
+            memory_bytes=int(COMPILE_SHARE * memory.free_bytes(run.device)),
+            until=run.until,
+            progress=lambda task: bar.step(text=task.label),
+        )
+    finally:
+        bar.close(f"{workers} processes")
     for task, reason in outcome.failed:
         print(f"  not compiled ahead: {task.label}: {reason}")
 
 
 def say_where(run: Run, sections: Sequence[Section], chapter: str) -> None:
     """Print where the rows are and how they get into the book."""
-    files = " and ".join(shown(run.store(section).path) for section in sections)
-    print(f"Rows: {files}; run {run.id}")
+    paths_of = [run.store(section).path for section in sections]
+    files = " and ".join(shown(path) for path in paths_of if path.exists())
+    print(f"Rows: {files or 'none'}; run {run.id}")
     if run.left:
         print(f"{run.left} rows are left; run again: {run.command}")
     print(f"Book: `make book` rebuilds the report with them; the chapter is {chapter}.")

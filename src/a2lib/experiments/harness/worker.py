@@ -97,6 +97,9 @@ def main(handlers: list[str]) -> None:
 def load(handler: str) -> Callable[[Job], None]:
     """The function of "module:function". ``prepare()`` of the module, if it has one, is called
     before."""
+    from a2lib.experiments.harness import compiler
+
+    compiler.quote_torch()
     module, _, name = handler.partition(":")
     loaded = importlib.import_module(module)
     getattr(loaded, "prepare", lambda: None)()

@@ -19,8 +19,10 @@ from collections.abc import MutableMapping
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.guard import measures
+from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
+from a2lib.experiments.harness.tables import show_tables
 from a2lib.experiments.memory import view
 from a2lib.experiments.memory.configurations import STEPS, Case, Parameters
 from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, Section, bulk
@@ -57,7 +59,7 @@ def _measure_peaks(run: Run, sweep: str, keep: bool = False) -> None:
     tasks = peak_tasks(run.parameters, sweep, run.device)
     _measure(run, MEMORY, tasks, "peaks", sweep, keep)
     if tasks:
-        print(view.peaks(_stored(run, MEMORY, tasks), run.device))
+        show_tables(view.peaks(_stored(run, MEMORY, tasks), run.device))
 
 
 @measures
@@ -67,7 +69,7 @@ def measure_recordings(run: Run) -> None:
     _measure(run, MEMORY_RECORDING, tasks, "recordings", "recordings",
              keep=run.parameters.has("blocks"))  # fmt: skip
     if tasks:
-        print(view.recordings(_stored(run, MEMORY_RECORDING, tasks), run.device))
+        show_tables(view.recordings(_stored(run, MEMORY_RECORDING, tasks), run.device))
 
 
 @measures
@@ -76,7 +78,7 @@ def measure_blocks(run: Run) -> None:
     tasks = block_tasks(run.parameters, run.device)
     _measure(run, MEMORY_BLOCK, tasks, "blocks", "blocks", keep=run.parameters.sweep == "all")
     if tasks:
-        print(view.blocks(_stored(run, MEMORY_BLOCK, tasks)))
+        show_tables(view.blocks(_stored(run, MEMORY_BLOCK, tasks)))
 
 
 def peak_tasks(given: Parameters, sweep: str, device: str) -> list[Task]:
@@ -117,7 +119,7 @@ def _task(case: Case, label: str, keys: tuple) -> Task:
 def _measure(run: Run, section: Section, tasks: list[Task], what: str, sweeps: str,
              keep: bool = False) -> None:  # fmt: skip
     if not tasks:
-        print(NOT_ASKED.format(sweeps))
+        say_nothing(NOT_ASKED.format(sweeps))
         return
     resume = run.parameters.sweep != "shape"
     harness.measure(run, section, tasks, what=what, resume=resume, keep_worker=keep)

@@ -21,6 +21,7 @@ STEPS = (0, 1)  # the first makes the optimizer's state, the second is as all la
 LARGEST = {"cuda": "2.7B", "cpu": "tiny"}
 CONTEXTS = {"cuda": (128, 512, 2048, 256, 1024), "cpu": (16, 32)}
 ASKED = ("inference", "forward", "train-step")
+BLOCK = "block"  # the mode of a recording of one block, its forward and backward
 OTHERS = {"cuda": ("small", "medium", "large", "xl25", "10B"), "cpu": ()}
 
 
@@ -56,7 +57,7 @@ class Case:
         return (*PHASES[self.mode], "step")
 
     def counted(self, step: int = 1) -> StepMemory:
-        """The same by the theory."""
+        """The same by the theory; raises ValueError for ``BLOCK``."""
         return StepMemory(self.shape, self.batch, self.context, self.mode, self.precision,
                           self.attention, first=step == 0)  # fmt: skip
 
@@ -93,10 +94,11 @@ def sizes(device: str) -> list[Case]:
 
 
 def recordings(device: str) -> list[Case]:
-    """Steps whose every allocation is recorded: the one the chapter shows first."""
+    """Steps whose every allocation is recorded: the one the chapter shows first, blocks last."""
     model = LARGEST[device]
     if device == "cpu":
-        return [Case(model, CONTEXTS[device][0], mode) for mode in ("inference", "train-step")]
+        modes = "inference", "train-step", BLOCK
+        return [Case(model, CONTEXTS[device][0], mode) for mode in modes]
     return [
         Case(model, 512, "train-step"),
         Case(model, 512, "inference"),
@@ -107,6 +109,8 @@ def recordings(device: str) -> list[Case]:
         Case(model, 512, "forward"),
         Case(model, 128, "inference"),
         Case(model, 256, "train-step"),
+        Case(model, 2048, BLOCK),
+        Case(model, 128, BLOCK),
     ]
 
 

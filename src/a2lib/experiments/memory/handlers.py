@@ -8,6 +8,7 @@ takes its own and none finds another's.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from a2lib.benchmark.workload import Workload
-from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.memory.configurations import STEPS, Case
-from a2lib.measure import bulk, snapshot, synchronize
+from a2lib.experiments.memory.configurations import BLOCK, STEPS, Case
+from a2lib.measure import bulk, memory, snapshot, synchronize
 from a2lib.measure.failures import classify, is_lost, note
 from a2lib.measure.saved import saved_for_backward, saved_rows
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
@@ -119,8 +119,8 @@ def _counted_on_cpu(case: Case, job: Job) -> dict[tuple[int, str], Row]:
 
 
 def recording(job: Job) -> None:
-    """Every allocation of two steps: a picture of each, its largest by line of code, and what was
-    alive at its peak."""
+    """Every allocation of two steps, of a model or of one block: a picture of each, its largest by
+    line of code, and what was alive at its peak."""
     case = Case(**job.spec["case"])
     if _too_large(job, case):
         return
@@ -143,24 +143,58 @@ def recording(job: Job) -> None:
 
 
 def _record(case: Case, job: Job) -> snapshot.Snapshot:
-    """Two steps of a model built under the recorder."""
+    """Two steps of what is built under the recorder."""
     clear()
     folder = build_dir()
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as place:
         path = Path(place) / "memory.pickle"
         with snapshot.Recorder(path, job.device) as recorder:
-            workload = Workload(case.config(job.device, job.seed), job.device)
-            recorder.watch(workload.model, workload.optimizer)
-            for number in STEPS:
-                synchronize(job.device)
-                with recorder.phase(f"step {number}"):
-                    result = workload.work(recorder.phase)
-                    del result
-                    workload.drop_gradients()
-                    synchronize(job.device)
-            del workload
+            (_block_steps if case.mode == BLOCK else _model_steps)(case, job, recorder)
         return snapshot.read(path)
+
+
+def _model_steps(case: Case, job: Job, recorder: snapshot.Recorder) -> None:
+    workload = Workload(case.config(job.device, job.seed), job.device)
+    recorder.watch(workload.model, workload.optimizer)
+    for number in STEPS:
+        synchronize(job.device)
+        with recorder.phase(f"step {number}"):
+            result = workload.work(recorder.phase)
+            del result
+            workload.drop_gradients()
+            synchronize(job.device)
+
+
+def _block_steps(case: Case, job: Job, recorder: snapshot.Recorder) -> None:
+    one, size = _block(case, job)
+    recorder.watch(one)
+    # Its input requires a gradient, as in the middle of a model.
+    x = torch.randn(size, requires_grad=True, device=job.device)
+    gradient = torch.randn(size, device=job.device)
+    for number in STEPS:
+        synchronize(job.device)
+        with recorder.phase(f"step {number}"):
+            with recorder.phase("forward"), _precision(case, job):
+                output = one(x)
+            with recorder.phase("backward"):
+                output.backward(gradient)
+            output = x.grad = None
+            one.zero_grad(set_to_none=True)
+            synchronize(job.device)
+
+
+def _block(case: Case, job: Job) -> tuple[TransformerBlock, tuple[int, int, int]]:
+    """One block and the size of its input, ``(B, T, D)``."""
+    s, place = case.shape, {"device": job.device}
+    rope = RotaryPositionalEmbedding(ROPE_THETA, s.head_dim, case.context, **place)
+    torch.manual_seed(job.seed)
+    one = TransformerBlock(s.d_model, s.num_heads, s.d_ff, rope, case.attention, **place)
+    return one, (case.batch, case.context, s.d_model)
+
+
+def _precision(case: Case, job: Job) -> torch.autocast:
+    return torch.autocast(job.device, torch.bfloat16, enabled=case.precision == "bf16")
 
 
 def block(job: Job) -> None:
@@ -169,17 +203,12 @@ def block(job: Job) -> None:
     if _too_large(job, case):
         return
     clear()
-    s, place = case.shape, {"device": job.device}
-    rope = RotaryPositionalEmbedding(ROPE_THETA, s.head_dim, case.context, **place)
-    torch.manual_seed(job.seed)
-    one = TransformerBlock(s.d_model, s.num_heads, s.d_ff, rope, case.attention, **place)
-    size = case.batch, case.context, s.d_model
+    one, size = _block(case, job)
     for _ in range(2):  # the first takes cuBLAS's workspaces
         one.zero_grad(set_to_none=True)
         before = _requested(job.device)
-        x = torch.randn(size, requires_grad=True, **place)
-        narrow = case.precision == "bf16"
-        with torch.autocast(job.device, torch.bfloat16, enabled=narrow):
+        x = torch.randn(size, requires_grad=True, device=job.device)
+        with _precision(case, job):
             output, saved = saved_for_backward(one, x)
         after = _requested(job.device)
         output.sum().backward()
@@ -205,7 +234,8 @@ def _too_large(job: Job, case: Case) -> bool:
     """Whether a CPU would have to swap; then the rows say so."""
     if job.device != "cpu":
         return False
-    needed, available = peak(case.counted()).total, memory.available_bytes()
+    whole = dataclasses.replace(case, mode="train-step") if case.mode == BLOCK else case
+    needed, available = peak(whole.counted()).total, memory.available_bytes()
     if needed > available:
         why = f"not tried: needs {needed / 1e9:.3g} GB, {available / 1e9:.3g} GB are left"
         for key in keys_of(job):

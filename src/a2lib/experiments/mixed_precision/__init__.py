@@ -23,7 +23,7 @@ from a2lib.experiments.harness.parameters import parameter
 from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
-from a2lib.experiments.harness.tables import table
+from a2lib.experiments.harness.tables import show_tables, table
 from a2lib.experiments.mixed_precision.settings import AUTOCAST, TENSORS, layernorm_keys
 from a2lib.measure import ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM, Section
 from a2lib.theory.floating import Loop, decimal, handout_loops, loops_of
@@ -108,7 +108,8 @@ def accumulate(run: Run) -> None:
         expected = decimal(loop.result())
         same = "yes" if got == expected else "no"
         body.append([_name(loop), got, expected, same, decimal(loop.result() - loop.exact)])
-    print(table(body, ["loop", "result", "predicted", "equal", "off by"]))
+    says = "What each loop comes to, what is predicted, and how far that is from the exact sum."
+    show_tables(table(body, ["loop", "result", "predicted", "equal", "off by"], says))
 
 
 @measures
@@ -120,7 +121,7 @@ def observe(run: Run) -> None:
         for key, row in rows.items()
     }
     body = [[name, *(cells.get((low, name), "-") for low in AUTOCAST)] for name in TENSORS]
-    print(table(body, ["tensor", *AUTOCAST]))
+    show_tables(table(body, ["tensor", *AUTOCAST], "The dtype of each tensor under autocast."))
 
 
 @measures
@@ -133,7 +134,8 @@ def normalise(run: Run) -> None:
         if row is not None:
             names = [str(key[c]) for c in ("quantity", "setting", "dtype")]
             body.append([*names, row["computed"] or row["status"], row["truth"]])
-    print(table(body, ["quantity", "input", "dtype", "result", "float64"]))
+    says = "The parts of a layer norm in each dtype, beside float64."
+    show_tables(table(body, ["quantity", "input", "dtype", "result", "float64"], says))
 
 
 def draw(run: Run):

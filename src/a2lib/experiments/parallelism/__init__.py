@@ -22,7 +22,7 @@ from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.ranks import gpus_of
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
-from a2lib.experiments.harness.tables import EMPTY, number, table
+from a2lib.experiments.harness.tables import number, show_tables, table
 from a2lib.experiments.parallelism.configurations import PASSES, Parameters, Stack
 from a2lib.measure import PARALLELISM
 
@@ -79,9 +79,12 @@ def show(run: Run) -> None:
     """Print the stored rows of this run's parameters."""
     heads = ["", "tokens", "pass", "ms", "p20", "p80", "n", "computation", "messages", "hidden", ""]
     for stack, rows in _rows(run):
-        print(f"{stack.label}, d_model {stack.d_model}, {stack.layers} layers, {stack.dtype}, "
-              f"{stack.ranks.world_size} ranks of {stack.ranks.backend}")  # fmt: skip
-        print(table([_line(row) for row in rows], heads))
+        says = (
+            f"{stack.label}, d_model {stack.d_model}, {stack.layers} layers, {stack.dtype},"
+            f" {stack.ranks.world_size} ranks of {stack.ranks.backend}: the median pass, and its"
+            " computation and messages by themselves."
+        )
+        show_tables(table([_line(row) for row in rows], heads, says))
 
 
 def draw(run: Run):
@@ -89,7 +92,6 @@ def draw(run: Run):
     panel for each scheme, mesh and what is swept, with PyTorch's beside ours."""
     panels = _panels([row for _, rows in _rows(run) for row in rows])
     if not panels:
-        print(EMPTY)
         return None
     across = min(ACROSS, len(panels))
     down = -(-len(panels) // across)
@@ -125,7 +127,7 @@ def _panels(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, list[tuple[i
 
 def say_where(run: Run) -> None:
     """Print where the rows are and how they get into the book."""
-    harness.say_where(run, SECTIONS, "Paper beside hardware")
+    harness.say_where(run, SECTIONS, "Do the formulas hold?")
 
 
 def _rows(run: Run) -> list[tuple[Stack, list[Row]]]:

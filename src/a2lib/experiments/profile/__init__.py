@@ -22,6 +22,7 @@ from a2lib.experiments.harness.guard import measures
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.harness.tables import show_tables
 from a2lib.experiments.profile import view
 from a2lib.experiments.profile.settings import NSYS, TORCH, Parameters, Traced
 from a2lib.measure import PROFILE, nsight
@@ -84,12 +85,12 @@ def measure(run: Run) -> None:
 def show(run: Run) -> None:
     """Print the stored rows of this run's configurations: a line for each phase."""
     asked = run.parameters.traced(run.device, profiler(run))
-    print(view.table(run.store(PROFILE).rows(), asked))
+    show_tables(*view.tables(run.store(PROFILE).rows(), asked))
 
 
 def kernels(run: Run) -> None:
     """Print the kernels of the first configuration asked for that take the most time."""
-    print(view.kernels(*_first(run, "kernels")))
+    show_tables(view.kernels(*_first(run, "kernels")))
 
 
 def draw(run: Run):

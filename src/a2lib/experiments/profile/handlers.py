@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from a2lib.benchmark import Config, run
 from a2lib.experiments.benchmark.configurations import Configuration
 from a2lib.experiments.benchmark.handlers import of_host, of_phase
-from a2lib.experiments.harness import memory
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.profile.settings import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
 from a2lib.experiments.profile.tables import (
@@ -26,7 +25,7 @@ from a2lib.experiments.profile.tables import (
     kernel_table,
     median_step,
 )
-from a2lib.measure import bulk, nsight, trace
+from a2lib.measure import bulk, memory, nsight, trace
 from a2lib.measure.failures import LostContext, note
 from a2lib.measure.trace.classes import shorten
 from a2lib.paths import build_dir

@@ -12,11 +12,14 @@ from a2lib.experiments.benchmark.configurations import MODELS, MODES, Configurat
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, parameter
 from a2lib.measure.trace import STEP
+from a2lib.theory.roofline import NARROW, PRECISIONS
 
 NSYS, TORCH = "nsys", "torch"
 BATCH = 4
-# The smallest size and the largest whose train-step fits at every context; the handouts' contexts.
+# The smallest size and the largest whose train-step fits at every context, traced in every way, and
+# those between, whose plain steps are; the handouts' contexts.
 TRACED = {"cuda": ("small", "2.7B"), "cpu": ("tiny",)}
+OTHERS = {"cuda": ("medium", "large", "xl25"), "cpu": ()}
 CONTEXTS = {"cuda": (512, 128, 1024, 256), "cpu": (16, 32)}
 # Where one context tells what is asked.
 CONTEXT = {"cuda": 512, "cpu": 16}
@@ -69,20 +72,22 @@ class Traced:
 def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
     """What a sweep traces on ``device``, what answers most first, each once."""
 
-    def traced(modes, contexts, *ways: Mapping[str, str], by: str = profiler) -> list[Traced]:
+    def traced(
+        modes, contexts, *ways: Mapping[str, str], by: str = profiler, models=TRACED[device]
+    ) -> list[Traced]:
         return [
             Traced(Configuration(model, context, BATCH, mode, **way), by)
             for context in contexts
             for way in ways
             for mode in modes
-            for model in TRACED[device]
+            for model in models
         ]
 
     whole, one, every = ("train-step",), (CONTEXT[device],), CONTEXTS[device]
-    gpu = device == "cuda"
+    gpu, sizes = device == "cuda", (*TRACED[device], *OTHERS[device])
     found = {
-        "steps": traced(whole, every, PLAIN),
-        "forward": traced(("forward",), every, PLAIN),
+        "steps": traced(whole, every, PLAIN, models=sizes),
+        "forward": traced(("forward",), every, PLAIN, models=sizes),
         # Another reader of the same counters, which must agree.
         "witness": traced(whole, one, PLAIN, by=TORCH) if profiler == NSYS else [],
         "compiled": traced(whole, every, COMPILED) if gpu else [],
@@ -110,7 +115,10 @@ class Parameters:
     context: int | None = step_parameters.context(512, 16)
     batch: int = step_parameters.batch(BATCH)
     mode: str = step_parameters.mode(MODES)
-    precision: str = step_parameters.precision()
+    precision: str = step_parameters.precision(
+        what="fp32, tf32, bf16 (autocast) or bf16_weights",
+        names=(*PRECISIONS, NARROW),
+    )
     attention: str = step_parameters.attention()
     compile: str = step_parameters.compiled()
     profiler: str = parameter(

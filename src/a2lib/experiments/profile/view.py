@@ -8,8 +8,7 @@ from pathlib import Path
 
 from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.sweep import identity
-from a2lib.experiments.harness.tables import EMPTY, number
-from a2lib.experiments.harness.tables import table as text_table
+from a2lib.experiments.harness.tables import Table, number, table
 from a2lib.experiments.profile.settings import Traced
 from a2lib.measure import PROFILE, StoreError, bulk
 from a2lib.measure.trace import KINDS
@@ -20,45 +19,34 @@ MOST = 12  # kernels that are shown
 LETTERS = 80  # of a kernel's name
 
 
-def table(rows: Sequence[Row], asked: Sequence[Traced]) -> str:
-    """A line for each phase below each configuration asked for: the timer's time without and with
-    the profiler, from the first kernel to the last, with a kernel running, of the host's range; how
-    far the host was ahead; kernels; what could not be filed. Below it each note, once."""
+def tables(rows: Sequence[Row], asked: Sequence[Traced]) -> list[str]:
+    """One for each configuration asked for, in it a line for each phase: the timer's time without
+    and with the profiler, from the first kernel to the last, with a kernel running, of the host's
+    range; how far the host was ahead; kernels; what could not be filed. Below them each note, once.
+    """
     known = {identity(PROFILE, row): row for row in rows}
-    body, notes, titles = [], Counter(), {}
+    heads = ["phase", "timer, ms", "traced", "first to last", "busy", "range", "ahead, us"]
+    heads += ["kernels", "unfiled, %", ""]
+    made, notes, lines = [], Counter(), 0
     for traced in asked:
-        for phase in traced.phases:
-            row = known.get(identity(PROFILE, {**traced.key(), "phase": phase}))
-            if row is None:
-                continue
-            if str(traced) not in titles.values():
-                titles[len(body)] = str(traced)
-            if row["status"] != "ok":
-                body.append([phase, row["status"], *[""] * 7, row["note"]])
-                continue
-            times = [number(float(row[c])) if row[c] else "-" for c in TIMES]
-            unfiled = [
-                f"{float(row[c]):.2g}"
-                for c in ("no_launch_percent", "no_range_percent", "no_class_percent")
-            ]
-            queued = number(float(row["us_queued"])) if row["us_queued"] else "-"
-            body.append([phase, *times, queued, row["launches"] or "-",
-                         "/".join(unfiled), ""])  # fmt: skip
-            notes.update([row["note"]] if row["note"] else [])
-    if not body:
-        return EMPTY
-    heads = ["", "timer, ms", "traced", "first to last", "busy", "range", "ahead, us", "kernels",
-             "unfiled, %", ""]  # fmt: skip
-    # A column for why there is nothing, where there is one.
-    width = len(heads) if any(line[-1] for line in body) else len(heads) - 1
-    text = text_table([line[:width] for line in body], heads[:width])
-    above, rule, *below = (f"  {line}" for line in text.splitlines())
-    lines = [above, rule]
-    for i, line in enumerate(below):
-        # The name of a configuration is as wide as a phone, so it has a line of its own.
-        lines += [titles[i], line] if i in titles else [line]
-    said = [f"Noted of {n} of {len(body)}: {words}" for words, n in notes.items()]
-    return "\n".join([*lines, *said])
+        found = [known.get(identity(PROFILE, {**traced.key(), "phase": p})) for p in traced.phases]
+        body = [_line(row) for row in found if row is not None]
+        says = f"{traced}: each phase by the timer, and by what the profiler saw."
+        made.append(table(body, heads, says))
+        lines += len(body)
+        notes.update(r["note"] for r in found if r and r["status"] == "ok" and r["note"])
+    said = [f"Noted of {n} of {lines}: {words}" for words, n in notes.items()]
+    return [*filter(None, made), "\n".join(said)]
+
+
+def _line(row: Row) -> list[str]:
+    if row["status"] != "ok":
+        return [row["phase"], row["status"], *[""] * 7, row["note"]]
+    times = [number(float(row[c])) if row[c] else "-" for c in TIMES]
+    shares = ("no_launch_percent", "no_range_percent", "no_class_percent")
+    unfiled = "/".join(f"{float(row[c]):.2g}" for c in shares)
+    queued = number(float(row["us_queued"])) if row["us_queued"] else "-"
+    return [row["phase"], *times, queued, row["launches"] or "-", unfiled, ""]
 
 
 def rows_of(name: str, device: str, traced: Traced, data: Path) -> list[dict]:
@@ -72,10 +60,10 @@ def rows_of(name: str, device: str, traced: Traced, data: Path) -> list[dict]:
         return []
 
 
-def kernels(traced: Traced | None, rows: Sequence[Mapping[str, object]]) -> str:
+def kernels(traced: Traced | None, rows: Sequence[Mapping[str, object]]) -> Table:
     """The kernels that take the most time, by phase."""
     if traced is None:
-        return EMPTY
+        return Table()
     groups: dict[tuple, list[float]] = {}
     for row in rows:
         group = groups.setdefault((row["phase"], row["kind"], row["kernel"]), [0, 0.0, 0.0])
@@ -87,7 +75,7 @@ def kernels(traced: Traced | None, rows: Sequence[Mapping[str, object]]) -> str:
         for (phase, kind, kernel), (calls, ms, share) in most
     ]
     heads = ["phase", "class", "kernel", "calls", "ms", "of all kernel time"]
-    return f"{traced}\n{text_table(body, heads)}"
+    return table(body, heads, f"{traced}: what takes the most time.")
 
 
 def _cut(kernel: str) -> str:
@@ -97,7 +85,6 @@ def _cut(kernel: str) -> str:
 def figure(traced: Traced | None, rows: Sequence[Mapping[str, object]]):
     """Kernel time of each phase by class; None without rows."""
     if traced is None:
-        print(EMPTY)
         return None
     phases = list(dict.fromkeys(row["phase"] for row in rows))
     drawn, ax = subplots(figsize=(8, 1 + 0.5 * len(phases)))

@@ -25,7 +25,7 @@ from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.ranks import gpus_of
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
-from a2lib.experiments.harness.tables import EMPTY, number, table
+from a2lib.experiments.harness.tables import number, show_tables, table
 from a2lib.experiments.sharded_optimizer.configurations import (
     MOMENTS,
     Parameters,
@@ -128,8 +128,8 @@ def show_memory(run: Run) -> None:
     """Print the stored bytes of this run's parameters."""
     heads = ["", "moment", "rank", *PARTS.values(), "most", "reduced", "gathered", "broadcast", ""]
     for task, rows in _stored(run, SHARDED_OPTIMIZER_MEMORY, memory_tasks):
-        print(f"{task.label}, MB")
-        print(table([_memory_line(row) for row in rows], heads))
+        says = f"{task.label}, MB: what each rank holds at the moments of a step, and sends in it."
+        show_tables(table([_memory_line(row) for row in rows], heads, says))
 
 
 def show_times(run: Run) -> None:
@@ -139,10 +139,13 @@ def show_times(run: Run) -> None:
     heads = ["", "step, ms", "p20", "p80", "n", "one GPU", "optimizer", "host"]
     heads += ["by rank: least", "median", "most", ""]
     for task, rows in _stored(run, SHARDED_OPTIMIZER, time_tasks):
-        print(f"{task.label}: batch {task.spec['batch']}, context {task.spec['context']}, "
-              f"{task.ranks.world_size} ranks of {task.ranks.backend}")  # fmt: skip
-        print(table([[_name(row), *(_cell(row[c]) for c in columns), _why(row)] for row in rows],
-                    heads))  # fmt: skip
+        says = (
+            f"{task.label}: batch {task.spec['batch']}, context {task.spec['context']},"
+            f" {task.ranks.world_size} ranks of {task.ranks.backend}: the median step, and its"
+            " optimizer."
+        )
+        body = [[_name(row), *(_cell(row[c]) for c in columns), _why(row)] for row in rows]
+        show_tables(table(body, heads, says))
 
 
 def draw(run: Run):
@@ -151,7 +154,6 @@ def draw(run: Run):
                                                               memory_tasks)]  # fmt: skip
     found = [(task, rows) for task, rows in found if rows]
     if not found:
-        print(EMPTY)
         return None
     most = max(len(rows) for _, rows in found)
     figure, axes = subplots(len(found), squeeze=False, figsize=(8, len(found) * (1.2 + most / 4)))

@@ -30,7 +30,8 @@ class Recorder:
     operators do not.
 
     What a checkpoint computes again in backward is temporary, as it is freed there. Raises
-    ValueError for another device, and, when it is entered, for a path whose folder is not there.
+    ValueError for another device, and, when it is entered, for a path whose folder is not there;
+    OSError, with the path, where the file cannot be written.
     """
 
     def __init__(self, path: str | Path, device: str):
@@ -68,7 +69,10 @@ class Recorder:
         self._model = self._optimizer = None  # a run gives its memory back
         most = MAX_ENTRIES if self.device == "cuda" else None
         snapshot[NOTES] = {"phases": self._phases, "owners": self._owners, "max_entries": most}
-        self.path.write_bytes(pickle.dumps(snapshot))
+        try:
+            self.path.write_bytes(pickle.dumps(snapshot))
+        except OSError as error:  # that of a full device does not say which file
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def watch(self, model, optimizer=None, *, modules: bool = True) -> None:
         """Know what this model and this optimizer hold, from now on at the end of every phase.

@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from a2lib.parallel.finish import opaque, watch_steps
+from a2lib.parallel.fsdp.clipping import clip, refuse_norms_of
 from a2lib.parallel.fsdp.shards import Replicated, Sharded, show
 from a2lib.parallel.fsdp.units import Unit, by_dtype, places_of, unit_modules
 from a2lib.parallel.group import (
@@ -40,7 +42,6 @@ from a2lib.parallel.lane import Lane
 IN_FLIGHT = 1
 # Normalisations whose kernels on a GPU take inputs and parameters of one dtype.
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -77,13 +78,16 @@ class FSDP(nn.Module):
     adds the ranks' gradients in order, and casts alike. Of several backwards, matrices add the
     means and the rest takes the mean of the sums. With more ranks the order is the backend's.
 
-    The norm of a gradient is over all ranks: use ``clip_grad_norm_`` of this class. Weights outside
-    of their module's forward (``module.head.weight`` in a loss of its own) are this rank's rows.
+    The norm of a gradient is over all ranks: use ``clip_grad_norm_`` of this class; torch's raises
+    RuntimeError. So does an optimizer's step without the finish, and a backward with
+    ``create_graph``: there is no backward of a backward. Weights outside of their module's forward
+    (``module.head.weight`` in a loss of its own) are this rank's rows. A hook that a user registers
+    on a parameter never has the mean: gradients come to the gathered or the cast one, and what is
+    neither has this rank's own. Change ``.grad`` after the finish.
     What a unit computes for the loss has to be in what it returns: backward of a tensor that it
-    keeps in an attribute may begin before its parameters are gathered. No backward of a backward
-    (``create_graph``). An LSTM's or GRU's weights are not flattened: cuDNN copies them at each call
-    and says so. Of a GradScaler each rank looks at its own rows: take a step only where the norm,
-    which is over all, is finite.
+    keeps in an attribute may begin before its parameters are gathered. An LSTM's or GRU's weights
+    are not flattened: cuDNN copies them at each call and says so. Of a GradScaler each rank looks
+    at its own rows: take a step only where the norm, which is over all, is finite.
     ``save_sharded`` and ``load_sharded`` keep a training, for any number of ranks.
 
     Raises RuntimeError without a process group or for a module that is wrapped already, ValueError
@@ -125,6 +129,9 @@ class FSDP(nn.Module):
         for unit in self._units:
             unit.module._fsdp = _NoCopies()
         _wrapped.update(module.modules())
+        watch_steps(self)
+        if self.world_size > 1:
+            refuse_norms_of([p for p in self._parameters_in_order if isinstance(p, Sharded)])
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -152,6 +159,12 @@ class FSDP(nn.Module):
         for unit in self._units:
             unit.free()
             show(unit.parameters, False)
+
+    def unfinished(self) -> list[nn.Parameter]:
+        """The parameters, while a backward waits for the finish."""
+        if self._begun or self._sent or self._unseen or self._root_reduced:
+            return [p.master for p in self._trained]
+        return []
 
     def reset(self) -> None:
         """Forget what backwards have left since the last finish, after one that raised half way or
@@ -184,17 +197,7 @@ class FSDP(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their 2-norm over all ranks is at most ``max_norm``; returns
         the norm before, as torch's function of that name. After the finish; collective."""
-        squares = [torch.zeros((), device=self.device) for _ in range(2)]
-        for p in self._parameters_in_order:
-            if p.master.grad is not None:
-                squares[isinstance(p, Sharded)] += p.master.grad.float().square().sum()
-        dist.all_reduce(squares[True], group=self.group)
-        norm = (squares[False] + squares[True]).sqrt()
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for p in self._parameters_in_order:
-            if p.master.grad is not None:
-                p.master.grad.mul_(scale.to(p.master.grad.dtype))
-        return norm
+        return clip(self._parameters_in_order, max_norm, self.device, self.group)
 
     def observe(self, observer: Callable[[str, str], object] | None) -> None:
         """Have ``observer(moment, unit)`` called at each of ``MOMENTS`` (``units``) of each unit, a
@@ -319,7 +322,7 @@ class FSDP(nn.Module):
         needed = self._watch(unit, output)
         if _in_backward():
             return
-        if torch.is_grad_enabled() and _opaque(output):
+        if torch.is_grad_enabled() and opaque(output):
             # Its backward cannot be seen coming: it stays, and is reduced at the finish.
             self._unseen.append(unit)
             needed = True
@@ -344,7 +347,16 @@ class FSDP(nn.Module):
         def at(node: object) -> Callable:
             # Of the node, which the hook must not hold: that would be a cycle no collector sees.
             mark = node.metadata.setdefault("a2lib.fsdp", object()) if node else None
-            return lambda *_: self._before_backward(unit, mark)
+
+            def begins(*_: object) -> None:
+                if torch.is_grad_enabled():  # within a backward, with create_graph alone
+                    raise RuntimeError(
+                        "FSDP has no backward of a backward, since gathered parameters are freed: "
+                        "call this one without create_graph"
+                    )
+                self._before_backward(unit, mark)
+
+            return begins
 
         for x in tensors:
             if x.grad_fn is None:
@@ -481,10 +493,3 @@ def _caster(dtype: torch.dtype | None) -> Callable:
 def _in_backward() -> bool:
     """Whether autograd is running a backward here, so that a forward is a checkpoint's."""
     return torch._C._current_graph_task_id() != -1
-
-
-def _opaque(output: object) -> bool:
-    """Whether there may be tensors in it that cannot be seen."""
-    if isinstance(output, Tensor):
-        return False
-    return not all(isinstance(x, (Tensor, *PLAIN)) for x in tree_leaves(output))

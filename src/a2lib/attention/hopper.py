@@ -1,0 +1,195 @@
+"""The Gluon kernels as a pass uses them: when, with which tiles, on what.
+
+They run in 16 bits on GPUs of compute capability 9.0, with heads of 40 to 128 in steps of 8, on
+tensors that the copy engine (TMA) can address. Everything else is plain Triton's.
+"""
+
+import functools
+import math
+
+import torch
+
+from a2lib.attention.launch import Form, launch, n_multiprocessors
+from a2lib.attention.plans import Launch
+from a2lib.attention.tiles import hopper_forward
+from a2lib.theory.attention import in_one_sweep
+
+ROWS = 128  # what the rows of prepare_kernel are rounded up to
+# Heads that run together have at most so much for all programs to read: it stays in the L2 cache.
+L2_BYTES = 32 * 2**20
+
+
+def serves_forward(problem) -> bool:
+    """Whether the Gluon kernel runs this forward, and plain Triton does not run it faster."""
+    names = ("q", "k", "v", "o")
+    return _can(problem, names) and _form_of_forward(problem)[0] > 0
+
+
+def serves_backward(problem) -> bool:
+    """As serves_forward. Each query head needs keys of its own, and all gradients are computed."""
+    names = ("q", "k", "v", "do")
+    element_bytes = 4 if problem.dtype == "fp32" else 2
+    n_heads = problem.batch * problem.heads
+    worth = in_one_sweep(problem.n_keys, n_heads, problem.head_dim, element_bytes)
+    return worth and problem.group == 1 and _can(problem, names)
+
+
+def _can(problem, names):
+    d = problem.head_dim
+    if problem.dtype == "fp32" or not 32 < d <= 128 or d % 8 or not _is_hopper(problem.device):
+        return False
+    tensors = [problem.tensors[name] for name in names]
+    return all(x.numel() for x in tensors) and all(map(_is_addressable, tensors))
+
+
+@functools.cache
+def _is_hopper(device) -> bool:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    try:
+        import a2lib.attention.hopper_backward  # noqa: F401
+    except (ImportError, AttributeError):  # a version of Triton whose Gluon is another
+        return False
+    return True
+
+
+def _is_addressable(x) -> bool:
+    steps = [s for n, s in zip(x.shape[:3], x.stride()[:3], strict=True) if n > 1]
+    return x.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in steps)
+
+
+def _form_of_forward(problem) -> tuple[int, bool]:
+    n_heads = problem.batch * problem.heads
+    return hopper_forward(problem.head_dim, problem.n_queries, n_heads, problem.is_causal)
+
+
+def forward(problem) -> None:
+    """Fill o and lse."""
+    consumers, stay = _form_of_forward(problem)
+    BD = _columns(problem)
+    Bk = 64 if consumers == 1 and BD == 128 else 128
+    constants = {
+        "BD": BD,
+        "CONSUMERS": consumers,
+        "Bk": Bk,
+        "STAGES": 2,
+        "CAUSAL": problem.is_causal,
+        "num_warps": 4,
+    }
+    # Two programs of one consumer share a multiprocessor.
+    at_once = (2 if consumers == 1 else 1) * n_multiprocessors(problem.device)
+    options = {"maxnreg": 128} if consumers == 1 else {}
+    n_heads = problem.batch * problem.heads
+    n_tiles = -(-problem.n_queries // (64 * consumers))
+    per_head = 2 * problem.n_keys * problem.head_dim * 2
+    sizes = (
+        problem.scale * math.log2(math.e),
+        problem.heads,
+        n_heads,
+        problem.group,
+        problem.n_queries,
+        problem.n_keys,
+        _together(per_head, n_heads),
+    )
+    blocks = {"q": 64, "k": Bk, "v": Bk, "o": 64}
+    forms = _forms(problem, blocks, BD)
+    names = (*blocks, "lse")
+    n_programs = min(n_tiles * n_heads, at_once) if stay else n_tiles * n_heads
+    _run(problem, "forward_kernel", n_programs, names, (), sizes, constants, forms, options)
+
+
+def backward(problem) -> None:
+    """Fill dq, dk and dv, by way of ``rows`` and ``sums``, both fp32."""
+    p, n_heads, d, BD = problem, problem.batch * problem.heads, problem.head_dim, _columns(problem)
+    padded = p.tensors["rows"].shape[-1]
+    n_tiles = padded // ROWS * n_heads
+    small = {"d": d, "BD": BD, "B": ROWS}
+    names = ("o", "do", "lse", "rows", "sums")
+    sizes = (p.heads, p.n_queries, padded)
+    _run(p, "prepare_kernel", n_tiles, names, _strides(p, "o", "do"), sizes, small)
+
+    Bq = 128 if BD == 64 else 64
+    constants = {
+        "d": d,
+        "BD": BD,
+        "Bq": Bq,
+        "STAGES": 2,
+        "CAUSAL": p.is_causal,
+        "RAGGED": p.n_keys % 128 != 0,
+        "num_warps": 4,
+    }
+    together = _together(p.n_queries * d * (2 + 2 + 4), n_heads)
+    scales = (p.scale, p.scale * math.log2(math.e))
+    sizes = (*scales, p.heads, n_heads, p.n_queries, p.n_keys, together)
+    blocks = {"q": Bq, "do": Bq, "k": 128, "v": 128, "sums": (1, 64, 64), "rows": (1, 2, Bq)}
+    forms = _forms(p, blocks, BD)
+    names = (*blocks, "dk", "dv")
+    n_programs = -(-p.n_keys // 128) * n_heads
+    strides = _strides(p, "dk", "dv")
+    _run(p, "backward_kernel", n_programs, names, strides, sizes, constants, forms)
+
+    sizes = (p.scale, p.heads, p.n_queries)
+    _run(p, "finish_kernel", n_tiles, ("sums", "dq"), _strides(p, "dq"), sizes, small)
+
+
+def scratch(q):
+    """``rows`` and ``sums`` of a backward over q, as ``prepare_kernel`` has them."""
+    n_heads, n_queries, d = math.prod(q.shape[:-2]), *q.shape[-2:]
+    padded = -(-n_queries // ROWS) * ROWS
+    rows = q.new_empty(n_heads, 2, padded, dtype=torch.float32)
+    return rows, q.new_empty(n_heads, n_queries, d, dtype=torch.float32)
+
+
+def _columns(problem):
+    return 64 if problem.head_dim <= 64 else 128
+
+
+def _together(bytes_per_head, n_heads):
+    return max(1, min(n_heads, L2_BYTES // bytes_per_head))
+
+
+def _strides(problem, *names):
+    return tuple(stride for name in names for stride in problem.tensors[name].stride()[:3])
+
+
+def _run(problem, name, n_programs, names, strides, sizes, constants, forms=(), options=None):
+    """Run a kernel on the tensors of ``names`` and remember how: Gluon's with ``forms``, Triton's
+    without."""
+    if not forms:
+        from a2lib.attention import kernels
+
+        options = {"num_warps": 8}
+    elif name == "forward_kernel":
+        from a2lib.attention import hopper_forward as kernels
+    else:
+        from a2lib.attention import hopper_backward as kernels
+    tensors = tuple(problem.tensors[name] for name in names)
+    apart = (name, problem.dtype, problem.device, *strides, *constants.values())
+    numbers = (*strides, *sizes)
+    kernel = getattr(kernels, name)
+    known = launch(kernel, apart, n_programs, tensors, numbers, constants, options or {}, forms)
+    places = tuple(problem.names.index(name) for name in names)
+    problem.launches.append(
+        known and Launch(known[0], n_programs, places, (*numbers, *known[1]), forms)
+    )
+
+
+def _forms(problem, blocks, BD):
+    """What the copy engine is to know of tensors: ``blocks`` has, by name, the rows of a block or,
+    for a tensor of three dimensions, its shape."""
+    return tuple(_form(problem.tensors[name], block, BD) for name, block in blocks.items())
+
+
+def _form(x, block, BD):
+    from triton.experimental.gluon import language as gl
+
+    dtypes = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+    if not isinstance(block, tuple):
+        block = (1, 1, block, BD)
+    if block[1] == 2:  # numbers of rows, one after the other: nothing to swizzle
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
+    else:
+        layout = gl.NVMMASharedLayout.get_default_for(list(block), dtypes[x.dtype])
+    # The stride of a dimension of one is arbitrary, and TMA wants multiples of 16 bytes.
+    strides = (s if n > 1 else BD for n, s in zip(x.shape[:-1], x.stride(), strict=False))
+    return Form(tuple(x.shape), (*strides, 1), list(block), layout)

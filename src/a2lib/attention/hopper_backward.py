@@ -1,0 +1,308 @@
+"""The backward for Hopper in Gluon, in one pass; the legend is that of ``hopper_forward.py``.
+
+A program owns 128 keys, each of two consumers half of them, and query blocks stream past. dQ gets
+a part from every program, added up in fp32 by the copy engine, so that the order of additions, and
+with it the last bits, differ from run to run.
+"""
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from a2lib.attention.hopper_forward import as_matrix, barriers, load_tile, tile_and_head
+
+KEYS = gl.constexpr(128)
+
+
+@builtin
+def _add_to_global(desc, coord, source, _semantic=None):
+    """Add a tile of shared memory to global memory, elements outside of it dropped."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, desc.handle, coord, source.handle)
+
+
+# Triton 3.6 has it under no name.
+_add = getattr(tma, "async_atomic_add", None) or _add_to_global
+
+
+@gluon.jit
+def _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, Bq: gl.constexpr, CAUSAL: gl.constexpr):
+    """First key of the program's tile, its head, the first query that sees it, and how many query
+    blocks follow. A causal tile has at least as many blocks as lie on the diagonal."""
+    tile, bh = tile_and_head(gl.program_id(0), (Nk + KEYS - 1) // KEYS, n_heads, TOGETHER)
+    n0 = tile * KEYS
+    m0 = 0
+    if CAUSAL:
+        m0 = n0
+    n_blocks = (Nq - m0 + Bq - 1) // Bq
+    if CAUSAL:
+        n_blocks = gl.maximum(n_blocks, KEYS // Bq)
+    return n0, bh, m0, n_blocks
+
+
+@gluon.jit
+def _load_backward(
+    Bq: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s, q_full, q_empty, do_full, do_empty, kv_full,
+    H, n_heads, Nq, Nk, TOGETHER,
+):  # fmt: skip
+    """The program's keys and values, then blocks of queries with what belongs to them."""
+    n0, bh, m0, n_blocks = _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, Bq, CAUSAL)
+    b = bh // H
+    h = bh % H
+    mbarrier.expect(kv_full.index(0), K.block_type.nbytes + V.block_type.nbytes)
+    load_tile(K, [b, h, n0, 0], kv_full.index(0), k_s.index(0))
+    load_tile(V, [b, h, n0, 0], kv_full.index(0), v_s.index(0))
+    for i in range(n_blocks):
+        stage = i % STAGES
+        phase = (i // STAGES) & 1
+        mbarrier.wait(q_empty.index(stage), phase ^ 1)
+        mbarrier.expect(q_full.index(stage), Q.block_type.nbytes + ROWS.block_type.nbytes)
+        load_tile(Q, [b, h, m0, 0], q_full.index(stage), q_s.index(stage))
+        load_tile(ROWS, [bh, 0, m0], q_full.index(stage), rows_s.index(stage))
+        mbarrier.wait(do_empty.index(stage), phase ^ 1)
+        mbarrier.expect(do_full.index(stage), DO.block_type.nbytes)
+        load_tile(DO, [b, h, m0, 0], do_full.index(stage), do_s.index(stage))
+        m0 += Bq
+
+
+@gluon.jit
+def _dq_product(c: gl.constexpr, ds_s, buffer, k, Bq: gl.constexpr):
+    """This consumer's (64, 64) part of dS K over the program's keys: 64 of 128 queries, or of a
+    block of 64 queries 64 of the 128 columns."""
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    zero = gl.zeros([64, 64], gl.float32, sums)
+    if Bq == 128:
+        ds = ds_s.index(buffer * 2 + c)
+    else:
+        ds = ds_s.index(buffer)
+        k = k.slice(c * 64, 64, 1)
+    return warpgroup_mma(ds.permute((1, 0)), k, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _dq_add(c: gl.constexpr, DQ, dq_s, dq, bh, m0, Bq: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
+    tma.store_wait(0)
+    dq_s.index(c)._reinterpret(gl.float32, [64, 64], layout).store(dq)
+    fence_async_shared()
+    if Bq == 128:
+        _add(DQ, [bh, m0 + c * 64, 0], dq_s.index(c))
+    else:
+        _add(DQ, [bh, m0, c * 64], dq_s.index(c))
+
+
+@gluon.jit
+def _backward_block(
+    c: gl.constexpr, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+    q_full, q_empty, do_full, do_empty, ds_full, dk, dv, i, bh, n0, m0, Nk, scale2,
+    Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    MASK: gl.constexpr, RAGGED: gl.constexpr, FIRST: gl.constexpr,
+):  # fmt: skip
+    """One block of queries: this consumer's keys get their dK and dV, the block its dQ.
+
+    Scores are transposed, (64 keys, 64 queries), which makes weights and dS operands that stay in
+    registers. dQ needs all keys of the program, hence both consumers' dS, by shared memory. With
+    128 queries a block its product is left to the next block, when the other consumer has surely
+    written: nobody waits. With heads of 128 the registers do not allow that.
+    """
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
+    queries: gl.constexpr = gl.SliceLayout(0, scores)
+    keys: gl.constexpr = gl.SliceLayout(1, scores)
+    HALVES: gl.constexpr = Bq // 64
+    stage = i % STAGES
+    phase = (i // STAGES) & 1
+    buffer = i & 1
+    zero = gl.zeros([64, 64], gl.float32, scores)
+    rows = rows_s.index(stage)._reinterpret(
+        gl.float32, [2 * HALVES, 64], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
+    dk_token, dv_token = dk, dv
+    mbarrier.wait(q_full.index(stage), phase)
+    for half in gl.static_range(HALVES):
+        q = as_matrix(q_s.index(stage), Bq, BD).slice(half * 64, 64, 0)
+        do = as_matrix(do_s.index(stage), Bq, BD).slice(half * 64, 64, 0)
+        s_token = warpgroup_mma(k_mine, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+        lse = rows.index(half).load(queries)
+        if half == 0:
+            mbarrier.wait(do_full.index(stage), phase)
+        dp_token = warpgroup_mma(v_mine, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+        if HALVES == 2 and half == 0 and not FIRST:
+            mbarrier.wait(ds_full.index(buffer ^ 1), ((i - 1) >> 1) & 1)
+            dq_token = _dq_product(c, ds_s, buffer ^ 1, k, Bq)
+            s = warpgroup_mma_wait(2, deps=[s_token])
+        elif half == 1:
+            dv, dk, s = warpgroup_mma_wait(1, deps=[dv_token, dk_token, s_token])
+        else:
+            s = warpgroup_mma_wait(1, deps=[s_token])
+        p = gl.exp2(s * scale2 - lse[None, :])
+        if MASK or RAGGED:
+            offs_n = n0 + c * 64 + gl.arange(0, 64, keys)
+            visible = (offs_n < Nk)[:, None]
+            if CAUSAL and MASK:
+                offs_m = m0 + half * 64 + gl.arange(0, 64, queries)
+                visible = visible & (offs_n[:, None] <= offs_m[None, :])
+            p = gl.where(visible, p, 0.0)
+        weights = gl.convert_layout(p.to(q.dtype), operand)
+        if HALVES == 2 and half == 0 and not FIRST:
+            dp = warpgroup_mma_wait(1, deps=[dp_token])
+            delta = rows.index(HALVES + half).load(queries)
+            ds = (p * (dp - delta[None, :])).to(q.dtype)
+            dq = warpgroup_mma_wait(0, deps=[dq_token])
+            dv_token = warpgroup_mma(weights, do, dv, is_async=True)
+            _dq_add(c, DQ, dq_s, dq, bh, m0 - Bq, Bq)
+        else:
+            dv_token = warpgroup_mma(weights, do, dv, is_async=True)
+            dp = warpgroup_mma_wait(1, deps=[dp_token])
+            delta = rows.index(HALVES + half).load(queries)
+            ds = (p * (dp - delta[None, :])).to(q.dtype)
+        dk_token = warpgroup_mma(gl.convert_layout(ds, operand), q, dk, is_async=True)
+        ds_s.index(buffer * HALVES + half).slice(c * 64, 64, 0).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(ds_full.index(buffer), count=1)
+    if HALVES == 1:
+        mbarrier.wait(ds_full.index(buffer), (i >> 1) & 1)
+        dq_token = _dq_product(c, ds_s, buffer, k, Bq)
+        dv = warpgroup_mma_wait(2, deps=[dv_token])
+        mbarrier.arrive(do_empty.index(stage), count=1)
+        dk = warpgroup_mma_wait(1, deps=[dk_token])
+        mbarrier.arrive(q_empty.index(stage), count=1)
+        dq = warpgroup_mma_wait(0, deps=[dq_token])
+        _dq_add(c, DQ, dq_s, dq, bh, m0, Bq)
+    else:
+        dv = warpgroup_mma_wait(1, deps=[dv_token])
+        mbarrier.arrive(do_empty.index(stage), count=1)
+        dk = warpgroup_mma_wait(0, deps=[dk_token])
+        mbarrier.arrive(q_empty.index(stage), count=1)
+    return dk, dv
+
+
+@gluon.jit
+def _store_rows(ptr, x, n_rows, stride, d: gl.constexpr):
+    """The first n_rows rows and d columns of x to a matrix at ptr."""
+    offs_r = gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
+    offs_d = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+    keep = (offs_r < n_rows)[:, None] & (offs_d < d)[None, :]
+    gl.store(ptr + offs_r[:, None] * stride + offs_d[None, :], x, mask=keep)
+
+
+@gluon.jit
+def _backward_rows(
+    c: gl.constexpr, d: gl.constexpr, Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
+    DQ, DK, DV, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s, q_full, q_empty, do_full, do_empty, kv_full, ds_full,
+    scale, scale2, H, n_heads, Nq, Nk, TOGETHER,
+):  # fmt: skip
+    """Consumer c: dK and dV of 64 keys over all queries that see them, the masked blocks first."""
+    N_MASKED: gl.constexpr = KEYS // Bq if CAUSAL else 0
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
+    n0, bh, m0, n_blocks = _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, Bq, CAUSAL)
+    dk = gl.zeros([64, BD], gl.float32, sums)
+    dv = gl.zeros([64, BD], gl.float32, sums)
+    mbarrier.wait(kv_full.index(0), 0)
+    k = as_matrix(k_s.index(0), KEYS, BD)
+    k_mine = k.slice(c * 64, 64, 0)
+    v_mine = as_matrix(v_s.index(0), KEYS, BD).slice(c * 64, 64, 0)
+    if BD == 64:
+        # From registers, since reads of shared memory are what binds products this small.
+        scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+        k_mine = k_mine.load(gl.DotOperandLayout(0, scores, 2))
+        v_mine = v_mine.load(gl.DotOperandLayout(0, scores, 2))
+    FIRST: gl.constexpr = 1 if Bq == 128 else 0
+    if Bq == 128:
+        dk, dv = _backward_block(
+            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, 0, bh, n0, m0, Nk, scale2,
+            Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, True,
+        )  # fmt: skip
+    for i in range(FIRST, N_MASKED):
+        dk, dv = _backward_block(
+            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, i, bh, n0, m0 + i * Bq, Nk, scale2,
+            Bq, BD, STAGES, CAUSAL, True, RAGGED, False,
+        )  # fmt: skip
+    for i in range(N_MASKED if N_MASKED > FIRST else FIRST, n_blocks):
+        dk, dv = _backward_block(
+            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, i, bh, n0, m0 + i * Bq, Nk, scale2,
+            Bq, BD, STAGES, CAUSAL, False, RAGGED, False,
+        )  # fmt: skip
+    if Bq == 128:
+        last = n_blocks - 1
+        mbarrier.wait(ds_full.index(last & 1), (last >> 1) & 1)
+        token = _dq_product(c, ds_s, last & 1, k, Bq)
+        dq = warpgroup_mma_wait(0, deps=[token])
+        _dq_add(c, DQ, dq_s, dq, bh, m0 + last * Bq, Bq)
+    b = (bh // H).to(gl.int64)
+    h = (bh % H).to(gl.int64)
+    row = (n0 + c * 64).to(gl.int64)
+    n_rows = Nk - n0 - c * 64
+    DK += b * stride_dkb + h * stride_dkh + row * stride_dkn
+    DV += b * stride_dvb + h * stride_dvh + row * stride_dvn
+    _store_rows(DK, (dk * scale).to(DK.dtype.element_ty), n_rows, stride_dkn, d)
+    _store_rows(DV, dv.to(DV.dtype.element_ty), n_rows, stride_dvn, d)
+    tma.store_wait(0)
+
+
+BACKWARD_SIZES = ["H", "n_heads", "Nq", "Nk", "TOGETHER"]
+
+
+@gluon.jit(do_not_specialize=BACKWARD_SIZES)
+def backward_kernel(
+    Q, DO, K, V, DQ, ROWS, DK, DV,
+    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    scale, scale2, H, n_heads, Nq, Nk, TOGETHER,
+    d: gl.constexpr, BD: gl.constexpr, Bq: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """DK, DV, and what adds up to dQ / scale in DQ, in one pass: one program per (128 keys, head).
+
+    Descriptors Q, DO: (B, H, Nq, d) in blocks of Bq rows; K, V: (B, H, Nk, d) in blocks of 128; DQ:
+    (B H, Nq, d) fp32 zeros in blocks of (64, 64); ROWS: (B H, 2, Nq rounded up to 128) fp32, as
+    ``kernels.prepare_kernel`` makes it. Bq is 128 with BD 64, and 64 with BD 128. RAGGED: Nk is no
+    multiple of 128. The order in which programs add to DQ is not fixed.
+    """
+    dtype: gl.constexpr = Q.dtype
+    HALVES: gl.constexpr = Bq // 64
+    scale = gl.cast(scale, gl.float32)
+    scale2 = gl.cast(scale2, gl.float32)
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, 64], dtype)
+    q_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, Bq, BD], Q.layout)
+    do_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, Bq, BD], DO.layout)
+    k_s = gl.allocate_shared_memory(dtype, [1, 1, 1, KEYS, BD], K.layout)
+    v_s = gl.allocate_shared_memory(dtype, [1, 1, 1, KEYS, BD], V.layout)
+    rows_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2, Bq], ROWS.layout)
+    ds_s = gl.allocate_shared_memory(dtype, [2 * HALVES, KEYS, 64], ds_layout)
+    dq_s = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], DQ.layout)
+    q_full = barriers(STAGES, 1)
+    q_empty = barriers(STAGES, 2)
+    do_full = barriers(STAGES, 1)
+    do_empty = barriers(STAGES, 2)
+    kv_full = barriers(1, 1)
+    ds_full = barriers(2, 2)
+    fence_async_shared()
+    ours = (DQ, DK, DV, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+            q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
+            q_full, q_empty, do_full, do_empty, kv_full, ds_full,
+            scale, scale2, H, n_heads, Nq, Nk, TOGETHER)  # fmt: skip
+    loads = (Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s,
+             q_full, q_empty, do_full, do_empty, kv_full,
+             H, n_heads, Nq, Nk, TOGETHER)  # fmt: skip
+    gl.warp_specialize(
+        [(_backward_rows, (0, d, Bq, BD, STAGES, CAUSAL, RAGGED) + ours),
+         (_backward_rows, (1, d, Bq, BD, STAGES, CAUSAL, RAGGED) + ours),
+         (_load_backward, (Bq, STAGES, CAUSAL) + loads)],
+        [4, 1], [240, 24],
+    )  # fmt: skip

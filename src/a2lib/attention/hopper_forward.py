@@ -1,0 +1,288 @@
+"""The forward for Hopper in Gluon: a warp that loads, and warpgroups that compute.
+
+What plain Triton (``kernels.py``) cannot say is who does what. Here one warp (``_load_*``) asks the
+copy engine (TMA) for tiles, ahead of time, and each consumer, a warpgroup of four warps, owns 64
+rows: queries in the forward, keys in the backward. They meet at barriers in shared memory, "full"
+when a tile has come and "empty" when all consumers have used it; a barrier's phase flips each time
+it completes. Consumers run at their own pace, so that the exponentials of one cover the products of
+another.
+
+Legend: as in ``kernels.py``, with ``BD`` columns (64 or 128) that hold the head size ``d``; blocks
+of ``Bq`` queries or ``Bk`` keys stream past a program's own tile; ``STAGES`` buffers hold them.
+Scores are in base 2: ``scale2 = scale * log2(e)``.
+
+Sources: Dao, "FlashAttention-2" (2023), algorithms 1 and 2; Shah et al., "FlashAttention-3" (2024),
+for warp specialisation, products issued ahead of the softmax, and dQ added up by the copy engine.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+LN2 = gl.constexpr(0.6931471805599453)
+
+# Triton 3.6 has these under other names than later versions.
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@gluon.jit
+def tile_and_head(at, n_tiles, n_heads, TOGETHER):
+    """Tile and flat (batch, head) index of the at-th tile: TOGETHER heads at a time, whose tensors
+    the L2 cache holds, and within them tile by tile, so that the longest tiles start first."""
+    group = at // (n_tiles * TOGETHER)
+    rest = at % (n_tiles * TOGETHER)
+    heads = gl.minimum(TOGETHER, n_heads - group * TOGETHER)
+    return rest // heads, group * TOGETHER + rest % heads
+
+
+@gluon.jit
+def as_matrix(tile, ROWS: gl.constexpr, BD: gl.constexpr):
+    """A (1, 1, ROWS, BD) tile of shared memory as (ROWS, BD)."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BD], tile.dtype)
+    return tile._reinterpret(tile.dtype, [ROWS, BD], layout)
+
+
+@gluon.jit
+def barriers(n: gl.constexpr, ARRIVALS: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(n):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit
+def _queries_and_blocks(
+    at, n_tiles, n_heads, Nk, TOGETHER, Bq: gl.constexpr, Bk: gl.constexpr, CAUSAL: gl.constexpr
+):
+    """First query of the at-th tile, its head, and how many key blocks any query of it sees."""
+    tile, bh = tile_and_head(at, n_tiles, n_heads, TOGETHER)
+    stop = Nk
+    if CAUSAL:
+        tile = n_tiles - 1 - tile
+        stop = gl.minimum((tile + 1) * Bq, Nk)
+    return tile * Bq, bh, (stop + Bk - 1) // Bk
+
+
+@gluon.jit
+def _load_forward(
+    CONSUMERS: gl.constexpr, Bk: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    Q, K, V, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    H, n_heads, GROUP, Nq, Nk, TOGETHER,
+):  # fmt: skip
+    """The queries of each of the program's tiles, then key and value blocks from the last down."""
+    Bq: gl.constexpr = CONSUMERS * 64
+    n_tiles = (Nq + Bq - 1) // Bq
+    begun = 0
+    loaded = 0
+    stop = n_tiles * n_heads
+    step = gl.num_programs(0)
+    if CONSUMERS == 3:  # the registers of a loop are too many
+        stop = gl.program_id(0) + 1
+        step = 1
+    for at in range(gl.program_id(0), stop, step):
+        m0, bh, n_blocks = _queries_and_blocks(at, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL)
+        b = bh // H
+        h = bh % H
+        for c in gl.static_range(CONSUMERS):
+            mbarrier.wait(q_empty.index(c), (begun & 1) ^ 1)
+            mbarrier.expect(q_full.index(c), Q.block_type.nbytes)
+            load_tile(Q, [b, h, m0 + c * 64, 0], q_full.index(c), q_s.index(c))
+        n0 = (n_blocks - 1) * Bk
+        for _ in range(n_blocks):
+            stage = loaded % STAGES
+            phase = (loaded // STAGES) & 1
+            mbarrier.wait(k_empty.index(stage), phase ^ 1)
+            mbarrier.expect(k_full.index(stage), K.block_type.nbytes)
+            load_tile(K, [b, h // GROUP, n0, 0], k_full.index(stage), k_s.index(stage))
+            mbarrier.wait(v_empty.index(stage), phase ^ 1)
+            mbarrier.expect(v_full.index(stage), V.block_type.nbytes)
+            load_tile(V, [b, h // GROUP, n0, 0], v_full.index(stage), v_s.index(stage))
+            n0 -= Bk
+            loaded += 1
+        begun += 1
+
+
+@gluon.jit
+def _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL: gl.constexpr):
+    rows: gl.constexpr = gl.SliceLayout(1, s.type.layout)
+    columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    offs_n = n0 + gl.arange(0, s.shape[1], columns)
+    visible = (offs_n < Nk)[None, :]
+    if CAUSAL:
+        visible = visible & (offs_n[None, :] <= (m0 + gl.arange(0, s.shape[0], rows))[:, None])
+    return gl.where(visible, s, -float("inf"))
+
+
+@gluon.jit
+def _forward_block(
+    q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, i, m0, n0, Nk, scale2,
+    Bk: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    MASK: gl.constexpr,
+):  # fmt: skip
+    """Scores of block i while the weights p of the block before are multiplied with its values.
+
+    The tensor cores then have that product to do while this warpgroup computes exponentials.
+    """
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Bk, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
+    stage = i % STAGES
+    before = (i - 1) % STAGES
+    mbarrier.wait(k_full.index(stage), (i // STAGES) & 1)
+    k = as_matrix(k_s.index(stage), Bk, BD)
+    zero = gl.zeros([64, Bk], gl.float32, scores)
+    s_token = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
+    v = as_matrix(v_s.index(before), Bk, BD)
+    acc_token = warpgroup_mma(p, v, acc, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s_token])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    if MASK:
+        s = _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL)
+    m_new = gl.maximum(m_i, gl.max(s, 1) * scale2)
+    weights = gl.exp2(s * scale2 - m_new[:, None])
+    alpha = gl.exp2(m_i - m_new)
+    l_i = l_i * alpha + gl.sum(weights, 1)
+    acc = warpgroup_mma_wait(0, deps=[acc_token])
+    mbarrier.arrive(v_empty.index(before), count=1)
+    p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, sums, 2))
+    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, sums))[:, None]
+    return p, acc, m_new, l_i
+
+
+@gluon.jit
+def _forward_rows(
+    c: gl.constexpr, CONSUMERS: gl.constexpr, Bk: gl.constexpr, BD: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    scale2, H, n_heads, Nq, Nk, TOGETHER,
+):  # fmt: skip
+    """Consumer c: 64 queries of each tile against all keys that they see, masked blocks first."""
+    Bq: gl.constexpr = CONSUMERS * 64
+    N_MASKED: gl.constexpr = (Bq + Bk - 1) // Bk if CAUSAL else 1
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Bk, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
+    n_tiles = (Nq + Bq - 1) // Bq
+    begun = 0
+    used = 0
+    stop = n_tiles * n_heads
+    step = gl.num_programs(0)
+    if CONSUMERS == 3:  # the registers of a loop are too many
+        stop = gl.program_id(0) + 1
+        step = 1
+    for at in range(gl.program_id(0), stop, step):
+        m0, bh, n_blocks = _queries_and_blocks(at, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL)
+        m0 += c * 64
+        n0 = (n_blocks - 1) * Bk
+
+        q = as_matrix(q_s.index(c), 64, BD)
+        mbarrier.wait(q_full.index(c), begun & 1)
+        stage = used % STAGES
+        mbarrier.wait(k_full.index(stage), (used // STAGES) & 1)
+        zero = gl.zeros([64, Bk], gl.float32, scores)
+        k = as_matrix(k_s.index(stage), Bk, BD)
+        token = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[token])
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        s = _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL)
+        # Finite: a row may see no key of its first block, and -inf - -inf would be NaN.
+        m_i = gl.maximum(gl.max(s, 1) * scale2, -1e30)
+        weights = gl.exp2(s * scale2 - m_i[:, None])
+        l_i = gl.sum(weights, 1)
+        p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, sums, 2))
+        acc = gl.zeros([64, BD], gl.float32, sums)
+        masked = gl.minimum(n_blocks, N_MASKED)
+        for i in range(1, masked):
+            n0 -= Bk
+            p, acc, m_i, l_i = _forward_block(
+                q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
+                m0, n0, Nk, scale2, Bk, BD, STAGES, CAUSAL, True,
+            )  # fmt: skip
+        for i in range(masked, n_blocks):
+            n0 -= Bk
+            p, acc, m_i, l_i = _forward_block(
+                q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
+                m0, n0, Nk, scale2, Bk, BD, STAGES, CAUSAL, False,
+            )  # fmt: skip
+        used += n_blocks
+        last = (used - 1) % STAGES
+        mbarrier.wait(v_full.index(last), ((used - 1) // STAGES) & 1)
+        token = warpgroup_mma(p, as_matrix(v_s.index(last), Bk, BD), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[token])
+        mbarrier.arrive(v_empty.index(last), count=1)
+
+        offs_m = m0 + gl.arange(0, 64, gl.SliceLayout(1, scores))
+        # A row whose scores are all -inf has l = 0: its output is 0 and its log-sum-exp -inf.
+        lse = gl.where(l_i == 0, -float("inf"), (m_i + gl.log2(l_i)) * LN2)
+        l_i = gl.where(l_i == 0, 1.0, l_i)
+        gl.store(LSE + bh.to(gl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
+        # The output leaves by the place of the queries, which nobody else reads.
+        q.store((acc / gl.convert_layout(l_i, gl.SliceLayout(1, sums))[:, None]).to(q.dtype))
+        fence_async_shared()
+        store_tile(O, [bh // H, bh % H, m0, 0], q_s.index(c))
+        tma.store_wait(0)
+        mbarrier.arrive(q_empty.index(c), count=1)
+        begun += 1
+
+
+# Sizes that need no kernel of their own.
+FORWARD_SIZES = ["H", "n_heads", "GROUP", "Nq", "Nk", "TOGETHER"]
+
+
+@gluon.jit(do_not_specialize=FORWARD_SIZES)
+def forward_kernel(
+    Q, K, V, O, LSE, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER,
+    BD: gl.constexpr, CONSUMERS: gl.constexpr, Bk: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """O = softmax(scale Q K^T) V and LSE, the natural-log log-sum-exp of each score row.
+
+    Descriptors Q, O: (B, H, Nq, d) in blocks of 64 rows; K, V: (B, H / GROUP, Nk, d) in blocks of
+    Bk; LSE: (B, H, Nq) contiguous fp32. One program per tile of 64 CONSUMERS queries of a head, or
+    fewer (not with three consumers), each of which then does several tiles.
+    """
+    dtype: gl.constexpr = Q.dtype
+    scale2 = gl.cast(scale2, gl.float32)
+    q_s = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, BD], Q.layout)
+    k_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, Bk, BD], K.layout)
+    v_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, Bk, BD], V.layout)
+    q_full = barriers(CONSUMERS, 1)
+    q_empty = barriers(CONSUMERS, 1)
+    k_full = barriers(STAGES, 1)
+    k_empty = barriers(STAGES, CONSUMERS)
+    v_full = barriers(STAGES, 1)
+    v_empty = barriers(STAGES, CONSUMERS)
+    fence_async_shared()
+    ours = (O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+            scale2, H, n_heads, Nq, Nk, TOGETHER)  # fmt: skip
+    loads = (Q, K, V, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+             H, n_heads, GROUP, Nq, Nk, TOGETHER)  # fmt: skip
+    # Written out, since a list or a tuple in a variable loses its constants. Registers are those of
+    # a worker's threads.
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [(_forward_rows, (0, 1, Bk, BD, STAGES, CAUSAL) + ours),
+             (_load_forward, (1, Bk, STAGES, CAUSAL) + loads)],
+            [1], [24],
+        )  # fmt: skip
+    elif CONSUMERS == 2:
+        gl.warp_specialize(
+            [(_forward_rows, (0, 2, Bk, BD, STAGES, CAUSAL) + ours),
+             (_forward_rows, (1, 2, Bk, BD, STAGES, CAUSAL) + ours),
+             (_load_forward, (2, Bk, STAGES, CAUSAL) + loads)],
+            [4, 1], [240, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [(_forward_rows, (0, 3, Bk, BD, STAGES, CAUSAL) + ours),
+             (_forward_rows, (1, 3, Bk, BD, STAGES, CAUSAL) + ours),
+             (_forward_rows, (2, 3, Bk, BD, STAGES, CAUSAL) + ours),
+             (_load_forward, (3, Bk, STAGES, CAUSAL) + loads)],
+            [4, 4, 1], [160, 160, 24],
+        )  # fmt: skip

@@ -1,0 +1,64 @@
+"""What a configuration takes at least of a device's memory, counted before it is tried."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from a2lib.benchmark.config import Config
+from a2lib.measure import memory
+from a2lib.theory.roofline import NARROW
+from a2lib.theory.step_memory import MODES, StepMemory, peak
+from a2lib.theory.transformer import parameter_count
+
+COUNTED = 3  # blocks that are counted; each more adds what the third one did, or more
+
+
+def least_bytes(config: Config, device: str = "cpu") -> int:
+    """Bytes of tensors at the peak of a step, never more than there will be.
+
+    Eager steps without checkpoints: every tensor, as ``a2lib.theory.step_memory`` has them, an
+    attention that keeps no scores as ``flash``. Others: weights, gradients and the optimizer's
+    state, or the weights and the logits.
+    """
+    known = not (config.compile or config.compile_blocks) and config.checkpointing == "none"
+    if known and config.autocast_cache and config.mode in MODES and config.precision != NARROW:
+        return _counted(config, device)
+    narrow = config.precision == NARROW
+    element = 2 if narrow else 4
+    weights = element * parameter_count(config.shape)
+    gradients = weights if "backward" in config.phases and not config.overlaps else 0
+    # AdamW's moments, and fp32 masters of 16-bit weights; the tables and norms are fp32 as it is.
+    state = 8 * parameter_count(config.shape) if "optimizer" in config.phases else 0
+    logits = 2 * config.batch * config.context * config.shape.vocab_size
+    return weights + max(gradients + state, logits)
+
+
+def too_large(config: Config, device: str) -> str:
+    """Why the configuration will not fit, in words; "" where it may."""
+    needed, free = least_bytes(config, device), memory.free_bytes(device)
+    if needed <= free:
+        return ""
+    return (
+        f"a step takes at least {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are "
+        "left here; allowed is what fits: a smaller model, batch or context"
+    )
+
+
+def _counted(config: Config, device: str) -> int:
+    def of(blocks: int) -> int:
+        step = StepMemory(
+            dataclasses.replace(config.shape, num_layers=blocks),
+            config.batch,
+            config.context,
+            config.mode,
+            "bf16" if config.precision == "bf16" else "fp32",
+            "eager" if config.attention == "eager" else "flash",
+            cuda=device == "cuda",
+        )
+        return peak(step).total
+
+    blocks = config.shape.num_layers
+    if blocks <= COUNTED:
+        return of(blocks)
+    # The peak is at one of a few moments, each linear in the blocks: it grows no slower later.
+    return of(COUNTED) + (blocks - COUNTED) * (of(COUNTED) - of(COUNTED - 1))

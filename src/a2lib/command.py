@@ -1,0 +1,93 @@
+"""What the commands share: an error is one line, a number has a least and a largest value, and a
+reader that has had enough ends them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_SHOWN = 40  # characters of a refused value
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with exit code 2 and one line."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message} (--help explains)\n")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The type of an option whose values are whole numbers from ``minimum`` to ``maximum``."""
+
+    minimum: int
+    maximum: int
+
+    def __str__(self) -> str:
+        return f"from {self.minimum} to {self.maximum}"
+
+    def __call__(self, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:  # also where it has thousands of digits
+            value = None
+        if value is None or not self.minimum <= value <= self.maximum:
+            raise _refused(text, f"whole numbers {self}")
+        return value
+
+
+@dataclass(frozen=True)
+class Number:
+    """The same of numbers that need not be whole, of which neither nan nor inf is one."""
+
+    minimum: float
+    maximum: float
+
+    def __str__(self) -> str:
+        return f"from {self.minimum:g} to {self.maximum:g}"
+
+    def __call__(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not self.minimum <= value <= self.maximum:
+            raise _refused(text, f"numbers {self}")
+        return value
+
+
+def add_number(to, option: str, kind: Whole | Number, words: str, default=None) -> None:
+    """Add an option to a parser or to a group of one; its help ends with what is allowed, and with
+    the default if there is one."""
+    shown = "" if default is None else f" ({default:g})"
+    to.add_argument(option, type=kind, default=default, help=f"{words}, {kind}{shown}", metavar="N")
+
+
+@contextlib.contextmanager
+def output() -> Iterator[None]:
+    """Where a command writes its answer. Whoever reads no further, as ``head`` does, ends it in
+    silence by SIGPIPE, which Python has made an exception, as any other command; what cannot be
+    written is one line."""
+    try:
+        try:
+            yield
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python tries once more when it ends
+        raise SystemExit(f"standard output could not be written: {error.strerror}") from None
+
+
+def _refused(text: str, allowed: str) -> argparse.ArgumentTypeError:
+    shown = text if text.isprintable() else repr(text)
+    if len(shown) > _SHOWN:
+        shown = f"{shown[:_SHOWN]}... ({len(text)} characters)"
+    return argparse.ArgumentTypeError(f"{shown}: allowed are {allowed}")

@@ -1,0 +1,139 @@
+"""One training step of the 8B model on several GPUs, or of a smaller one: forward, loss, backward
+and AdamW, in any of the ways of the ladder."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from a2lib.experiments.benchmark.configurations import MODELS
+from a2lib.experiments.fsdp.wrappers import fully_sharded
+from a2lib.experiments.leaderboard.configurations import FUSED, OURS
+from a2lib.model import TransformerLM, cross_entropy
+from a2lib.model.head import CHUNK
+from a2lib.model.offload import LEAST, Mover, PlannedBlocks
+from a2lib.parallel import FSDP
+from a2lib.theory.keeping import BlockPlan
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": None}
+COMPILER = {"cuda": "inductor", "cpu": "aot_eager"}
+
+
+class ChunkedHead(TransformerLM):
+    """With the loss as PyTorch's parts have it in little memory: the head and the loss of so many
+    tokens at a time, each chunk computed again in backward."""
+
+    chunk = CHUNK
+    cross_entropy: Callable = staticmethod(cross_entropy)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        def part(rows: Tensor, of: Tensor) -> Tensor:
+            return self.cross_entropy(self.lm_head(rows), of) * len(of)
+
+        pairs = zip(x.flatten(0, -2).split(self.chunk), targets.flatten().split(self.chunk),
+                    strict=True)  # fmt: skip
+        parts = (
+            checkpoint(part, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs
+        )
+        return sum(parts) / targets.numel()
+
+
+class Training:
+    """The model of ``spec`` (configurations.Parameters.spec), sharded, with this rank's batch and
+    fused AdamW; collective.
+
+    ``plans(training)`` says what each block keeps, and may look at what is free by then; None keeps
+    each block's input, and computes the block again. With ``lr`` 0 the weights stay what they are,
+    at the work of any other step. ``wide`` is the dtype of the masters and of the optimizer.
+
+    Under ``dtype`` bf16 the products make gradients in bf16, which travel and are added up in
+    float32, ours as PyTorch's: a link has a block's whole backward for twice the bytes, and the
+    mean is rounded no further.
+    """
+
+    def __init__(
+        self,
+        spec: Mapping[str, object],
+        device: str,
+        rank: int,
+        seed: int,
+        plans: Callable[[Training], list[BlockPlan]] | None,
+        lr: float = 0.0,
+        wide: torch.dtype = torch.float32,
+    ) -> None:
+        shape = MODELS[spec["model"]]
+        kind = TransformerLM if spec["head"] == FUSED else ChunkedHead
+        self.device, self.spec = device, spec
+        self.model = kind(
+            shape.vocab_size, spec["context"], shape.d_model, spec["layers"], shape.num_heads,
+            shape.d_ff, attention=spec["attention"], device=device, dtype=wide, seed=seed,
+        )  # fmt: skip
+        how = {"backend": COMPILER[device], "fullgraph": True, "dynamic": False}
+        for module in (*self.model.layers, self.model.ln_final):
+            module.compile(**how)
+        if spec["head"] != FUSED:
+            self.model.cross_entropy = torch.compile(cross_entropy, **how)
+        low = DTYPES[spec["dtype"]]
+        if spec["wrapper"] == OURS:
+            self.wrapper: nn.Module = FSDP(self.model, low)
+        else:
+            fully_sharded(self.model, low, device)
+            self.wrapper = self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=True)
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        gc.collect()
+        self.plans, self.mover = None, None
+        if plans is None:
+            self.model.use_checkpointing("block")
+        else:
+            self.plans = plans(self)
+            most = max(plan.moved for plan in self.plans)
+            if most:
+                least = LEAST if device == "cuda" else 1
+                self.mover = Mover(device, least=least, in_flight=most)
+            self.model.use_checkpointing(PlannedBlocks(self.plans, self.mover))
+        generator = torch.Generator(device).manual_seed(seed + 1 + rank)
+        size = (2, spec["batch"], spec["context"])
+        self.token_ids, self.targets = torch.randint(
+            shape.vocab_size, size, generator=generator, device=device
+        )
+
+    def step(self, at: Callable[[str], object] = lambda moment: None) -> Tensor:
+        """One step, this rank's loss; ``at`` is told when a phase has ended."""
+        loss = self.wrapper(self.token_ids, self.targets)
+        at("forward")
+        loss.backward()
+        if isinstance(self.wrapper, FSDP):
+            self.wrapper.finish_gradient_synchronization()
+        at("backward")
+        self.optimizer.step()
+        at("optimizer")
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def gradient_norm(self) -> float:
+        """Of all gradients, over all ranks, between backward and the optimizer; collective."""
+        if isinstance(self.wrapper, FSDP):
+            norm = self.wrapper.clip_grad_norm_(math.inf)
+        else:
+            norm = nn.utils.clip_grad_norm_(self.parameters, math.inf).full_tensor()
+        return norm.item()
+
+    def local_bytes(self) -> int:
+        """Of this rank's parameters."""
+        return sum(_local(p).nbytes for p in self.parameters)
+
+    def whole(self) -> dict[str, Tensor]:
+        """Every parameter whole, by name; collective."""
+        if isinstance(self.wrapper, FSDP):
+            return self.wrapper.gather_full_params()
+        return {name: p.full_tensor() for name, p in self.model.named_parameters()}
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if hasattr(x, "to_local") else x

@@ -1,0 +1,140 @@
+"""The head and the loss in one, so that the logits of all tokens are never there at once.
+
+Tokens go through in chunks. Of each the logits are made, and from them at once the loss, the
+gradient of the logits in their place, and from that the gradients of x and of the weight: nothing
+is kept of a chunk, and backward has nothing to compute again. As an operator
+(``torch.ops.a2lib.linear_cross_entropy``) it stands in a compiled graph as one call.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from a2lib.model.layers import cross_entropy
+
+NAME = "a2lib::linear_cross_entropy"
+CHUNK = 4096  # tokens; their logits of a vocabulary of 150,000 are 1.2 GB in 16 bits
+
+torch.library.define(
+    NAME,
+    "(Tensor x, Tensor weight, Tensor targets, int chunk, bool gradients) "
+    "-> (Tensor loss, Tensor dx, Tensor dweight)",
+    tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag),
+)
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = CHUNK) -> Tensor:
+    """``cross_entropy(x @ weight.T, targets)``, a float32 scalar (float64 of float64).
+
+    x ``(..., D)`` and weight ``(V, D)`` of one floating dtype, targets ``(...)`` int64, each from 0
+    to V - 1; ``chunk`` tokens go through at a time. Logits are rounded to x's dtype, as a product
+    rounds them; all of their softmax is in float32 at least, and the weight's gradient is added up
+    in it and rounded once; x's is divided by the tokens after its rounding. Both are made by the
+    forward, where one is wanted, and have no gradient of their own. Raises ValueError where shapes
+    or dtypes do not fit, there is no token, or chunk is not positive.
+    """
+    if (
+        (x.dim(), weight.dim()) < (1, 2)
+        or x.shape[-1:] != weight.shape[1:]
+        or x.shape[:-1] != targets.shape
+        or targets.numel() == 0
+        or x.dtype != weight.dtype
+        or not x.is_floating_point()
+        or chunk < 1
+    ):
+        raise ValueError(
+            "x must be (..., D), weight (V, D) of its dtype, targets (...) of at least one token "
+            f"and chunk positive; got {tuple(x.shape)} {x.dtype}, {tuple(weight.shape)} "
+            f"{weight.dtype}, {tuple(targets.shape)}, {chunk}"
+        )
+    gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    rows = x.reshape(-1, x.shape[-1])
+    operator = torch.ops.a2lib.linear_cross_entropy.default
+    return operator(rows, weight, targets.reshape(-1), chunk, gradients)[0]
+
+
+def linear_cross_entropy_plain(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The same with all logits at once: the slow twin."""
+    return cross_entropy(F.linear(x, weight), targets)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype == torch.float64 else torch.float32
+
+
+@torch.library.impl(NAME, "CompositeExplicitAutograd")
+def _forward(x, weight, targets, chunk, gradients):
+    tokens, wide = x.shape[0], _wide(x.dtype)
+    losses = x.new_zeros((), dtype=wide)
+    if not gradients:
+        for rows, of in zip(x.split(chunk), targets.split(chunk), strict=True):
+            losses += cross_entropy(rows @ weight.T, of).to(wide) * len(of)
+        return losses / tokens, x.new_empty(0), weight.new_empty(0)
+    softmax = _compiled_softmax() if x.is_cuda else loss_and_gradient
+    dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=wide)
+    for rows, of, into in zip(x.split(chunk), targets.split(chunk), dx.split(chunk), strict=True):
+        loss, dlogits = softmax(rows @ weight.T, of)
+        losses += loss
+        torch.mm(dlogits, weight, out=into)
+        _add_product(dweight, dlogits, rows)
+        del dlogits
+    # Behind the products: a 16-bit dlogits / tokens may be too small to have all its digits.
+    return losses / tokens, dx.div_(tokens), dweight.div_(tokens).to(weight.dtype)
+
+
+def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(Sum of the tokens' losses; its gradient, of the logits' shape ``(N, V)`` and dtype)."""
+    wide = logits.to(_wide(logits.dtype))
+    lse = wide.logsumexp(-1, keepdim=True)
+    loss = (lse - wide.gather(-1, targets.unsqueeze(-1))).sum()
+    here = torch.arange(logits.shape[-1], device=logits.device) == targets.unsqueeze(-1)
+    return loss, ((wide - lse).exp() - here.to(wide.dtype)).to(logits.dtype)
+
+
+@functools.cache
+def _compiled_softmax():
+    # Eager it would write some ten float32 copies of the logits.
+    return torch.compile(loss_and_gradient, fullgraph=True, dynamic=False)
+
+
+def _add_product(total: Tensor, dlogits: Tensor, rows: Tensor) -> None:
+    """``total += dlogits.T @ rows``, whose sums are not rounded to 16 bits."""
+    if total.dtype == rows.dtype:
+        total.addmm_(dlogits.T, rows)
+    elif total.is_cuda:
+        torch.addmm(total, dlogits.T, rows, out_dtype=total.dtype, out=total)
+    else:  # PyTorch's CPU has no product that is wider than its operands
+        total.addmm_(dlogits.T.to(total.dtype), rows.to(total.dtype))
+
+
+@torch.library.register_fake(NAME)
+def _fake(x, weight, targets, chunk, gradients):
+    loss = x.new_empty((), dtype=_wide(x.dtype))
+    if not gradients:
+        return loss, x.new_empty(0), weight.new_empty(0)
+    return loss, torch.empty_like(x), torch.empty_like(weight)
+
+
+# PyTorch passes the arguments of these by name.
+def _save(ctx, inputs, output):
+    _, dx, dweight = output
+    ctx.mark_non_differentiable(dx, dweight)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(dx, dweight)
+
+
+def _differentiate(ctx, dloss, *_):
+    if dloss is None:
+        return None, None, None, None, None
+    gradients = (
+        x * dloss.to(x.dtype) if needed else None
+        for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+    )
+    return *gradients, None, None, None
+
+
+torch.library.register_autograd(NAME, _differentiate, setup_context=_save)

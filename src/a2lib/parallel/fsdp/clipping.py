@@ -1,0 +1,66 @@
+"""The norm of gradients of which each rank has rows; torch's, which is of one rank's, is refused.
+
+With torch.nn.utils.clip_grad_norm_ each rank would scale by a norm of its own, and nothing would
+look wrong. What is replaced is the function within it, which it looks up at each call: callers may
+have the outer one by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.utils import clip_grad
+
+from a2lib.parallel.fsdp.shards import Replicated, Sharded
+
+_shards: weakref.WeakSet[Sharded] = weakref.WeakSet()
+
+
+def clip(
+    parameters: list[Sharded | Replicated],
+    max_norm: float,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+) -> Tensor:
+    """Scale the gradients of ``parameters``, all that the ranks have, so that their 2-norm is at
+    most ``max_norm``; returns the norm before. Collective."""
+    squares = [torch.zeros((), device=device) for _ in range(2)]
+    for p in parameters:
+        if p.master.grad is not None:
+            squares[isinstance(p, Sharded)] += p.master.grad.float().square().sum()
+    dist.all_reduce(squares[True], group=group)
+    norm = (squares[False] + squares[True]).sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for p in parameters:
+        if p.master.grad is not None:
+            p.master.grad.mul_(scale.to(p.master.grad.dtype))
+    return norm
+
+
+def refuse_norms_of(shards: list[Sharded]) -> None:
+    """Have torch's norm of gradients raise RuntimeError for those of ``shards``."""
+    _shards.update(shards)
+    _replace()
+
+
+@functools.cache
+def _replace() -> None:
+    norm = clip_grad._get_total_norm
+
+    @functools.wraps(norm)
+    def of_whole_gradients(tensors, *args, **kwargs) -> Tensor:
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if not torch.compiler.is_compiling():
+            parts = {id(p.master.grad) for p in _shards if p.master.grad is not None}
+            if any(id(x) in parts for x in tensors):
+                raise RuntimeError(
+                    "torch.nn.utils.clip_grad_norm_ would take the norm of this rank's rows alone, "
+                    "another on each rank: call clip_grad_norm_ of the FSDP"
+                )
+        return norm(tensors, *args, **kwargs)
+
+    clip_grad._get_total_norm = torch.nn.utils.get_total_norm = of_whole_gradients

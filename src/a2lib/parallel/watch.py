@@ -1,0 +1,314 @@
+"""What the launcher knows of its ranks while they run, and the one error that it makes of it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from a2lib.parallel.channel import Channel
+from a2lib.parallel.lifeline import is_alive, is_stopped
+from a2lib.parallel.rank import STACKS
+
+POLL_S = 0.05
+# How long ranks have to write down where they stand, once their time is up.
+STACKS_S = 1.0
+# How long the ranks that are still there have to end, once one has failed, before they are killed;
+# and torchrun after them.
+END_S = 5
+# How long torchrun may be stopped: someone may have suspended all of it, the launcher too.
+STOPPED_S = 2.0
+# How long listeners hear, once all is over, what they have not heard.
+HEAR_S = 2.0
+# How long an endpoint may take to answer when an error is to say whether it does.
+ANSWER_S = 2.0
+# What an error shows of a rank's output.
+TAIL_LINES, TAIL_WIDTH = 40, 2000
+# What a rank says when another one is gone: it is no cause.
+PEER_GONE = ("connection closed by peer", "connection reset by peer", "connection refused",
+             "broken pipe", "remote process exited", "ncclremoteerror", "timed out")  # fmt: skip
+
+OnProgress = Callable[[int, dict], None]
+OnOutput = Callable[[int, str], None]
+
+
+class LaunchError(RuntimeError):
+    """A launch that did not end well. ``rank`` is the rank to blame, None where none is; ``code``
+    the exit code of that rank, or else of torchrun, where there is one (negative: a signal)."""
+
+    def __init__(self, message: str, rank: int | None = None, code: int | None = None) -> None:
+        super().__init__(message)
+        self.rank, self.code = rank, code
+
+    def _render_traceback_(self) -> list[str]:
+        # A notebook shows the rank's traceback alone: the launcher's own says nothing.
+        return [f"{type(self).__name__}: {self}"]
+
+
+class RankFailed(LaunchError):
+    """A rank raised, exited or was killed; the message ends with its traceback or last lines."""
+
+
+class TimeLimitPassed(LaunchError):
+    """A time limit ended the launch; the message says where each rank stood, and ``stacks``, by
+    rank, holds what each said of that, innermost call first."""
+
+    def __init__(self, message: str, stacks: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.stacks = dict(stacks)
+
+
+class _Tail:
+    """The last lines of an output, and how many there were."""
+
+    def __init__(self) -> None:
+        self.lines: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self.count = 0
+
+    def add(self, line: str) -> None:
+        self.lines.append(line if len(line) <= TAIL_WIDTH else f"{line[:TAIL_WIDTH]}...")
+        self.count += 1
+
+
+class Run:
+    """The ranks of ``agent``, all of whose ``channels`` are read here."""
+
+    def __init__(
+        self,
+        agent: subprocess.Popen,
+        channels: Sequence[Channel],
+        processes: int,
+        world: int,
+        endpoint: str | None,
+        on_progress: OnProgress | None,
+        on_output: OnOutput,
+    ) -> None:
+        self.agent, self.channels = agent, channels
+        self.processes, self.world, self.endpoint = processes, world, endpoint
+        self.on_progress, self.on_output = on_progress or (lambda rank, event: None), on_output
+        # By local rank, or "torchrun".
+        self.said: dict[int | str, _Tail] = collections.defaultdict(_Tail)
+        self.ranks: dict[int | str, int] = {}
+        # By rank; ``gone`` is when a rank was seen to have ended without a word, and ``ends`` what
+        # torchrun says: the exit code and when.
+        self.pids: dict[int, int] = {}
+        self.values: dict[int, object] = {}
+        self.errors: dict[int, dict] = {}
+        self.stacks: dict[int, list[str]] = collections.defaultdict(list)
+        self.gone: dict[int, float] = {}
+        self.ends: dict[int, tuple[int, float]] | None = None
+        self.torchrun: int | None = None
+        self.failed: str | None = None
+        self._unheard: collections.Counter[int] = collections.Counter()
+        self._stopped: float | None = None
+
+    def wait(self, time_limit_s: float, overdue: Callable[[], str | None]) -> list[object]:
+        """Hand on what ranks say until torchrun ends. The results, in rank order; raises unless all
+        went well."""
+        until, failed = time.monotonic() + time_limit_s, None
+        while self.agent.poll() is None:
+            more = self._hand_on(until)
+            now = time.monotonic()
+            if failed is None and (self.errors or self.gone):
+                failed = now
+            # torchrun itself waits 30 s for a rank that does not heed its SIGTERM.
+            if failed is not None and now > failed + END_S:
+                self._signal(signal.SIGKILL)
+            if failed is not None and now > failed + 2 * END_S:
+                break
+            self._ask_whether_stopped(now)
+            late = now > until and f"the time limit of {time_limit_s:g} s"
+            if why := overdue() or late and f"{self.world} ranks had not finished within {late}":
+                self._signal(STACKS)
+                time.sleep(STACKS_S)
+                self._end_hearing(until)
+                stacks = {rank: self._stack(rank) for rank in sorted(self.pids)}
+                raise TimeLimitPassed(f"{why}{self._shown(stacks)}", stacks)
+            if not more:
+                time.sleep(POLL_S)
+        self._end_hearing(until)
+        if self.agent.returncode or len(self.values) < self.processes:
+            raise self._failure()
+        return [value for _, value in sorted(self.values.items())]
+
+    def _signal(self, number: int) -> None:
+        for pid in self.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _ask_whether_stopped(self, now: float) -> None:
+        stopped = [pid for pid in (self.agent.pid, self.torchrun) if pid and is_stopped(pid)]
+        self._stopped = (self._stopped or now) if stopped else None
+        if stopped and now > self._stopped + STOPPED_S:
+            raise LaunchError(f"torchrun was stopped by a signal (process {stopped[0]})")
+
+    def _hand_on(self, until: float, to_the_end: bool = False) -> bool:
+        """Take what is new, which listeners hear until that moment. Whether there is more."""
+        dead = [rank for rank, pid in self.pids.items() if not is_alive(pid)]
+        for channel in self.channels:
+            # It has told its number before it printed, but this may have been looked for then.
+            if channel.kind != "out" or channel.who in (*self.ranks, "torchrun"):
+                for line in channel.lines(to_the_end):
+                    self._take(channel, line, until)
+        for rank in dead:
+            if rank not in self.values and rank not in self.errors:
+                self.gone.setdefault(rank, time.time())
+        return any(channel.more for channel in self.channels)
+
+    def _end_hearing(self, until: float) -> None:
+        until = max(until, time.monotonic() + HEAR_S)
+        while self._hand_on(until) and time.monotonic() < until:
+            pass
+        self._hand_on(until, to_the_end=True)
+        for rank, count in sorted(self._unheard.items()):
+            self.on_output(rank, f"({count:,} more lines, not shown)")
+
+    def _take(self, channel: Channel, line: str, until: float) -> None:
+        who, rank = channel.who, self.ranks.get(channel.who)
+        heard = time.monotonic() < until
+        if channel.kind == "stacks":
+            self.stacks[rank].append(line)
+        elif channel.kind == "out":
+            self.said[who].add(line)
+            if rank is not None and heard:
+                self.on_output(rank, line)
+            elif rank is not None:
+                self._unheard[rank] += 1
+        else:
+            # Who is killed leaves half a message.
+            with contextlib.suppress(json.JSONDecodeError):
+                self._learn(who, rank, *json.loads(line), heard)
+
+    def _learn(self, who: int | str, rank: int | None, kind: str, value: object, heard: bool):
+        if kind == "event" and heard:
+            self.on_progress(rank, value)
+        elif kind == "rank":
+            self.ranks[who], self.pids[value[0]] = value
+        elif kind == "result":
+            self.values[rank] = value
+        elif kind == "error":
+            self.errors[rank] = value
+        elif kind == "torchrun":
+            self.torchrun = value
+        elif kind == "ends":
+            self.ends = {int(rank): tuple(end) for rank, end in value.items()}
+        elif kind == "failed":
+            self.failed = value
+
+    def _stack(self, rank: int) -> str:
+        return "\n".join(self.stacks[rank]).strip()
+
+    def _shown(self, stacks: Mapping[int, str]) -> str:
+        if stacks:
+            texts = (f"rank {rank}: {text or 'said nothing'}" for rank, text in stacks.items())
+            return "".join(f"\n\n{text}" for text in texts)
+        why = ""
+        if self.endpoint:
+            why = (
+                f": {_answer(self.endpoint)}; all nodes must be launched, with the same nodes, "
+                "processes, job and endpoint"
+            )
+        return f"; none of this node's had started{why}{self._last_lines('torchrun', 'torchrun')}"
+
+    def _failure(self) -> LaunchError:
+        code = self.agent.returncode
+        by = -code if code and code < 0 else code - 128 if code and code > 128 else 0
+        # What torchrun does not report has ended with 0, if it reports at all.
+        silent = 0 if code == 0 or self.ends is not None else None
+        ends = {rank: (silent, when) for rank, when in self.gone.items()} | (self.ends or {})
+        if not self.errors and (by or not ends):
+            why = f"torchrun was {_how(-by, None)}" if by else self._why(code)
+            return LaunchError(f"{why}{self._last_lines('torchrun', 'torchrun')}", code=-by or code)
+        codes = {rank: code for rank, (code, _) in ends.items()}
+        errors = self.errors
+        rank = first_to_fail(ends, errors)
+        others = [
+            f"rank {other}: {_how(codes.get(other), errors.get(other))}"
+            for other in sorted({*codes, *errors} - {rank})
+        ]
+        message = f"rank {rank} of {self.world}: {_how(codes.get(rank), errors.get(rank))}"
+        if rank in errors:
+            message += f"\n\n{errors[rank]['traceback']}"
+        else:
+            who = next((who for who, known in self.ranks.items() if known == rank), "torchrun")
+            message += self._last_lines(who, f"rank {rank}" if who != "torchrun" else who)
+        text = "\n\n".join([message, *(["\n".join(others)] if others else [])])
+        return RankFailed(text, rank, codes.get(rank))
+
+    def _why(self, code: int) -> str:
+        """Why torchrun failed, in one line."""
+        why = self.failed or f"exit code {code}"
+        if "EADDRINUSE" in why:
+            return (
+                f"the port of endpoint {self.endpoint} is in use on this node; take a free one, "
+                "the same on every node"
+            )
+        if "Rendezvous" in why and self.endpoint:
+            why += f" ({_answer(self.endpoint)})"
+        return f"torchrun failed: {why}"
+
+    def _last_lines(self, who: int | str, name: str) -> str:
+        said = self.said[who]
+        if not said.count:
+            return ""
+        of = f" (of {said.count:,})" if said.count > len(said.lines) else ""
+        return "\n\n".join(["", f"{name}'s last lines{of}:", "\n".join(said.lines)])
+
+
+def split(endpoint: str) -> tuple[str, int] | None:
+    """Host and port of 'host:port', '[address]:port' with IPv6; None for anything else."""
+    host, colon, port = endpoint.rpartition(":") if isinstance(endpoint, str) else ("", "", "")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host or "/" in host or not host.strip():
+        return None
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        return None
+    return host, int(port)
+
+
+def _answer(endpoint: str) -> str:
+    """Whether the endpoint answers, in a few words."""
+    try:
+        socket.create_connection(split(endpoint), timeout=ANSWER_S).close()
+    except OSError as error:
+        return f"tried to connect to {endpoint}: {error.strerror or error}"
+    return f"{endpoint} answers"
+
+
+def first_to_fail(ends: Mapping[int, tuple[int | None, float]], errors: Mapping[int, dict]) -> int:
+    """The rank to blame: one that a signal killed; else the first that raised something other than
+    that a peer is gone; else the first that exited; else the first that raised.
+
+    ``ends`` has (exit code, when in s) by rank, ``errors`` the records of ``rank``. Once a rank has
+    failed, the others are ended, by SIGTERM and END_S later by SIGKILL: those come last.
+    """
+    begin = min((when for _, when in ends.values()), default=0.0)
+
+    def order(rank: int) -> tuple:
+        error = errors.get(rank)
+        if error:
+            victim = any(words in error["error"].lower() for words in PEER_GONE)
+            return 3 if victim else 1, error["time"], rank
+        code, when = ends[rank]
+        ended = code == -signal.SIGTERM or when - begin > END_S / 2
+        return 4 if ended else 0 if code is None or code < 0 else 2, when, rank
+
+    return min({*ends, *errors}, key=order)
+
+
+def _how(code: int | None, error: dict | None) -> str:
+    if error:
+        return error["error"].splitlines()[0]
+    if code is None:
+        return "its process is gone"
+    if code < 0:
+        known = -code in set(signal.Signals)
+        return f"killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+    return f"exit code {code}" if code else "exited with code 0 before its function had returned"

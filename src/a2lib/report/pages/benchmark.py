@@ -1,0 +1,284 @@
+"""A training step: its share of the GPU's peak, its floor, and the kernels of its trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from a2lib.report import traces
+from a2lib.report.data import load_devices
+from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.page import one, pick
+from a2lib.report.panels import doubling_axis
+from a2lib.report.plots import ROOM, bars, lines, name_ends
+from a2lib.report.style import COLOURS, Chart, palette
+from a2lib.report.units import count, digits, ms, percent
+from a2lib.theory.roofline import eager_step, floor, fused_step
+from a2lib.theory.transformer import SIZES, forward_flops, step_flops
+
+TITLES = {name: name for name in SIZES if name != "8B"} | {"xl25": "xl (2025)"}
+PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
+TF32 = {**PLAIN, "precision": "tf32"}
+BF16 = {**PLAIN, "precision": "bf16"}
+FAST = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
+PEER = {**FAST, "attention": "sdpa_flash"}
+NARROW = {**FAST, "precision": "bf16_weights"}
+RUNGS = {
+    "fp32": {**PLAIN, "capture": False},
+    "TF32": {**TF32, "capture": False},
+    "bf16": {**BF16, "capture": False},
+    "+ Flash, compiled": {**FAST, "capture": False},
+    "+ CUDA graph": {**FAST, "capture": True},
+    "+ 16-bit weights": {**NARROW, "capture": True},
+}
+STEP = {"mode": "train-step", "phase": "wall", "warmup": 5}
+WAY = ["precision", "attention", "compile"]
+CASE = ["model", "context", "batch", "mode", *WAY, "warmup"]
+PHASES = ("forward", "backward", "optimizer")
+
+
+def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """The rows with ``flops``, the model FLOPs of what they time; ``mfu`` of whole steps, FLOPs
+    over time and the maker's bf16 peak; ``ms_gpu``, the same step replayed from a CUDA graph;
+    ``ms_issued``, what Python takes to launch it; ``floor``, the least time of its kernels (ms)."""
+    rows = rows.copy()
+    whole = rows["phase"] == "wall"
+    rows["flops"] = _flops(rows)
+    rows["mfu"] = model_flops_utilisation(rows, rows["ms"]).where(whole)
+    replayed = rows[rows["capture"] & whole].set_index(CASE)["ms"].rename("ms_gpu")
+    launched = rows[~rows["capture"] & (rows["phase"] == "step")].set_index(CASE)["ms_host"]
+    rows = rows.join(replayed, on=CASE).join(launched.rename("ms_issued"), on=CASE)
+    rows["floor"] = _floors(rows, of("ceiling"))
+    rows["order"] = rows["model"].map({name: i for i, name in enumerate(TITLES)})
+    return rows.sort_values(["order", "context"], kind="stable")
+
+
+def _flops(rows: pd.DataFrame) -> list[float]:
+    cases = zip(rows["model"], rows["batch"], rows["context"], rows["mode"], strict=True)
+    return [
+        (forward_flops if mode == "forward" else step_flops)(SIZES[model], int(batch), int(context))
+        if model in SIZES
+        else np.nan
+        for model, batch, context, mode in cases
+    ]
+
+
+def model_flops_utilisation(rows: pd.DataFrame, times: pd.Series) -> pd.Series:
+    """The model FLOPs of each row over its time (ms) and the bf16 peak that the device's maker
+    states; NaN where nobody has noted that."""
+    sheet = load_devices().query("quantity == 'bf16_dense'").set_index("device")["value"]
+    peak = float(sheet.get(rows["device"].iloc[0], np.nan))
+    return pd.Series(_flops(rows), rows.index) / times / 1e9 / peak
+
+
+def least(
+    ceiling: pd.DataFrame,
+    model: str,
+    precision: str,
+    context: int = 512,
+    batch: int = 4,
+    fused: bool = True,
+) -> dict:
+    """``theory.roofline.floor`` at the measured ceilings; {} where these are not measured."""
+    rate = ceilings(ceiling).get(precision.removesuffix("_weights"))
+    if not (rate and (bandwidth := copy_bandwidth(ceiling))):
+        return {}
+    kernels = (fused_step if fused else eager_step)(SIZES[model], batch, context, precision)
+    return floor(kernels, rate * 1e12, bandwidth * 1e12)
+
+
+def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> list[float]:
+    known: dict[tuple, float] = {}
+    found = []
+    for r in rows.itertuples():
+        fused = r.compile == "blocks"
+        case = (r.model, r.precision, int(r.context), int(r.batch), fused)
+        fits = r.mode == "train-step" and r.phase == "wall" and r.model in SIZES
+        fits &= fused or r.precision == "fp32"
+        if fits and case not in known:
+            total = least(ceiling, *case).get("total")
+            known[case] = total.ms if total else np.nan
+        found.append(known[case] if fits else np.nan)
+    return found
+
+
+CAST = r"triton_poi_fused__to_copy(_cat)?_\d+"
+KINDS = {"linear": "matmul", "attention": "attention", "adamw": "optimizer"}
+
+
+def traced(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """The profile's rows of train-steps, with the kernel time of a step in ms by what it is:
+    ``ms_linear``, ``ms_attention``, ``ms_adamw``, ``ms_pointwise`` (all else) and ``ms_kernels``,
+    their sum; and the ``floor_`` of each for a fused step. ``ms_casts`` are compiled casts of
+    weights; ``ms_wide`` the blocks' weight-gradient multiplies that write fp32, ``ms_narrow`` the
+    forward's, of as many operations, that write bf16."""
+    steps = rows[(rows["mode"] == "train-step") & (rows["phase"] == "step")]
+    steps = steps[(steps["precision"] == "bf16") & steps["model"].isin(SIZES)]
+    key = ["model", "context", "batch", "mode", *WAY, "profiler"]
+    found = traces.kernels(rows)
+    kernels = dict(list(found.groupby(key))) if len(found) else {}
+    cases = {i: tuple(case) for i, case in zip(steps.index, steps[key].to_numpy(), strict=True)}
+    parts = {i: _parts(kernels[c], c, of("ceiling")) for i, c in cases.items() if c in kernels}
+    return rows.join(pd.DataFrame.from_dict(parts, orient="index")) if parts else rows
+
+
+def _parts(kernels: pd.DataFrame, case: tuple, ceiling: pd.DataFrame) -> dict[str, float]:
+    model, context, batch, _, precision, *_ = case
+    found = {f"ms_{p}": kernels.loc[kernels["kind"] == k, "ms"].sum() for p, k in KINDS.items()}
+    total = kernels["ms"].sum()
+    found |= {"ms_pointwise": total - sum(found.values()), "ms_kernels": total}
+    casts = (kernels["phase"] == "forward") & kernels["kernel"].str.fullmatch(CAST)
+    found["ms_casts"] = kernels.loc[casts, "ms"].sum()
+    blocks = kernels[kernels["calls"] > 1]  # the head is called once
+    # As cuBLAS names them: s at the end is a result in fp32, t in bf16.
+    for name, phase, written in (("wide", "backward", "tss"), ("narrow", "forward", "tst")):
+        same = blocks["kernel"].str.startswith(f"nvjet_sm90_{written}")
+        found[f"ms_{name}"] = blocks.loc[same & (blocks["phase"] == phase), "ms"].sum()
+    floors = least(ceiling, model, precision, context, batch)
+    if floors:
+        named = {"linear": "products", "attention": "attention", "adamw": "optimizer"}
+        found |= {f"floor_{part}": floors[theirs].ms for part, theirs in named.items()}
+        found["floor_pointwise"] = floors["elementwise"].ms + floors["loss"].ms
+        found["floor_kernels"] = floors["total"].ms
+    return found
+
+
+def rungs(rows: pd.DataFrame, model: str, context: int = 512) -> pd.DataFrame:
+    """A line for each of RUNGS that is measured: ``ms_gpu``, ``more`` (what launching from Python
+    adds to it) and ``mfu`` of the whole; a later rung keeps all of the one above it, but that bf16
+    takes the place of TF32."""
+    found = []
+    for name, way in RUNGS.items():
+        row = one(rows, model=model, context=context, **STEP, **way)
+        gpu = min(row.ms_gpu, row.ms)
+        found.append((name, gpu, row.ms - gpu, row.ms, row.mfu))
+    return pd.DataFrame(found, columns=["rung", "ms_gpu", "more", "ms", "mfu"])
+
+
+def ladder(rows: pd.DataFrame, *models: str, context: int = 512) -> Chart:
+    """The rungs of each model side by side: GPU time solid, what launching from Python adds hollow;
+    at the end the step's time and its share of peak."""
+    found = {model: rungs(rows, model, context) for model in models}
+    colours = [COLOURS[1]] * 3 + [COLOURS[0]] * 3
+
+    def draw(figure):
+        axes = figure.subplots(1, len(models), squeeze=False)[0]
+        for ax, (model, steps) in zip(axes, found.items(), strict=True):
+            text = map("{}, {}".format, map(ms, steps["ms"]), map(percent, steps["mfu"]))
+            names = steps["rung"] if ax is axes[0] else [""] * len(steps)
+            longest = steps["ms"].max()
+            looks = {"text": list(text), "colours": colours, "xlabel": "a step, ms"}
+            bars(ax, names, steps["ms_gpu"], hollow=steps["more"], **looks)
+            ax.set_xlim(0, 2.1 * longest)
+            ax.set_xticks([t for t in ax.get_xticks() if t <= 1.1 * longest])
+            ax.set_title(TITLES[model], loc="left")
+
+    return Chart(draw, height=2.9)
+
+
+def by_tokens(rows: pd.DataFrame) -> Chart:
+    """The share of peak of the captured fast step against its tokens a sequence, a line a model."""
+    fast = pick(rows, **STEP, **FAST, capture=True, status="ok")
+    looks = palette([TITLES[m] for m in TITLES if m in set(fast["model"])])
+    fast = fast.assign(percent=100 * fast["mfu"], name=fast["model"].map(TITLES))
+
+    def draw(figure):
+        ax = figure.subplots()
+        ends = lines(ax, fast, "context", "percent", "name", looks)
+        doubling_axis(ax)
+        ax.set(xlabel="tokens a sequence", ylabel="MFU, %", ylim=(0, 50))
+        ax.set_xticks([128, 256, 512, 1024], ["128", "256", "512", "1,024"])
+        return lambda: name_ends(figure, ax, ends, looks)
+
+    return Chart(draw, height=2.6, room=ROOM)
+
+
+def queue() -> Chart:
+    """Who waits for whom: Python's launches above, the GPU's kernels below, in three cases."""
+    cases = {
+        "long kernels: the GPU is the limit": (1, 3, 1),
+        "short kernels: the GPU waits for Python": (1, 0.45, 1),
+        "a CUDA graph: one launch for all": (1, 0.45, 0),
+    }
+
+    def draw(figure):
+        for ax, (title, (launch, kernel, each)) in zip(
+            figure.subplots(len(cases), 1, sharex=True), cases.items(), strict=True
+        ):
+            issued = np.arange(1, 7) * launch if each else np.full(6, launch)
+            begins = [issued[0]]
+            for at in issued[1:]:
+                begins.append(max(at, begins[-1] + kernel))
+            launches = [(at - launch, 0.92 * launch) for at in (issued if each else issued[:1])]
+            ax.broken_barh(launches, (1.1, 0.8), color=COLOURS[0])
+            ax.broken_barh([(b, 0.95 * kernel) for b in begins], (0, 0.8), color=COLOURS[1])
+            ax.set_yticks([0.4, 1.5], ["GPU", "Python"])
+            ax.set_title(title, loc="left")
+            ax.set(xlim=(0, 19.5), xticks=[])
+            ax.tick_params(axis="y", length=0)
+            ax.grid(False)
+        ax.set_xlabel("time")
+
+    return Chart(draw, height=3.3)
+
+
+def spread(mean: float, deviation: float) -> str:
+    """A mean and its standard deviation, or the mean where there is none; a dot for neither."""
+    if pd.isna(mean):
+        return "·"
+    return digits(mean, 3) + (f" ± {digits(deviation)}" if deviation == deviation else "")
+
+
+def every_phase(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean and deviation of each phase of the plain step by model and context, of the longest mode
+    that has a time; share of peak and peak of memory of the whole step."""
+    plain = pick(rows, capture=False, warmup=5, **PLAIN)
+    order = {"train-step": 0, "forward-backward": 1, "forward": 2}
+    plain = plain.assign(mode_order=plain["mode"].map(order), fails=plain["status"] != "ok")
+    wall = (plain["phase"] == "wall") & (plain["mode"] == "train-step")
+    shown = plain[wall | plain["phase"].isin(PHASES)].sort_values(["fails", "mode_order"])
+    shown = shown.drop_duplicates(["model", "context", "phase"])
+    known = shown["status"] == "ok"
+    shown["cell"] = list(map(spread, shown["ms_mean"].where(known), shown["ms_std"]))
+    key = ["order", "model", "context"]
+    table = shown[known].pivot(index=key, columns="phase", values="cell")
+    table = table.reindex(pd.MultiIndex.from_frame(shown[key].drop_duplicates()))
+    table = table.reindex(columns=[*PHASES, "wall"]).fillna("out of memory")
+    steps = shown[shown["phase"] == "wall"].set_index(key).reindex(table.index)
+    table["MFU"] = [percent(m, 1) if m == m else "·" for m in steps["mfu"]]
+    table["peak, GB"] = [digits(p / 1e9, 3) if pd.notna(p) else "·" for p in steps["peak_bytes"]]
+    return _named(table).rename(columns={"wall": "train-step"})
+
+
+def by_way(rows: pd.DataFrame, values: dict[str, tuple[dict, str]]) -> pd.DataFrame:
+    """The train-step by model and context, a column for each of ``values``: name -> (way, column);
+    a share of peak where the column is mfu, else ms."""
+    found = {}
+    for name, (way, column) in values.items():
+        these = pick(rows, **STEP, **way).set_index(["order", "model", "context"])[column].dropna()
+        written = (lambda v: percent(v)) if column == "mfu" else (lambda v: digits(v, 3))
+        found[name] = these.map(written)
+    return _named(pd.DataFrame(found).dropna(how="all"))
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    table = table.sort_index().reset_index().drop(columns="order")
+    tokens = [count(c) for c in table["context"]]
+    table = table.assign(model=table["model"].map(TITLES), context=tokens)
+    return table.rename(columns={"context": "tokens"}).rename_axis(columns=None)
+
+
+def published(rows: pd.DataFrame, reference: pd.DataFrame, phase: str) -> pd.DataFrame:
+    """A phase's time as others published it beside ours, by model and context."""
+    theirs = reference[(reference["warmup"] == 5) & (reference["phase"] == phase)]
+    cells = [spread(r.ms, r.ms_std) if r.status == "ok" else "oom" for r in theirs.itertuples()]
+    table = theirs.assign(cell=cells, context=theirs["context"].astype(int))
+    table = table.pivot(index=["model", "context"], columns="device", values="cell")
+    ours = pick(rows, **PLAIN, capture=False, warmup=5, mode="train-step", phase=phase, status="ok")
+    keys = zip(ours["model"], ours["context"].astype(int), strict=True)
+    mine = dict(zip(keys, map(spread, ours["ms_mean"], ours["ms_std"]), strict=True))
+    table["ours"] = [mine.get(key, "·") for key in table.index]
+    table.index = pd.MultiIndex.from_tuples(
+        [(list(TITLES).index(m), m, c) for m, c in table.index], names=["order", "model", "context"]
+    )
+    return _named(table)

@@ -1,0 +1,105 @@
+"""Collectives: bandwidths, and the line of overhead and bandwidth through measured messages."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report import data
+from a2lib.report.page import one, pick
+from a2lib.report.panels import doubling_axis, name_ends
+from a2lib.report.plots import ROOM, lines, log_values, reference
+from a2lib.report.style import Chart, Look, Looks
+from a2lib.theory.latency import Line, fit, wire_share
+
+HANDOUT = (1 << 20, 10 << 20, 100 << 20, 1 << 30)  # bytes
+LOOKS = Looks(
+    {
+        "queued": Look("NCCL queued", "#d55e00", "o", ours=True, short="queued"),
+        "isolated": Look("NCCL isolated", "#0072b2", "^", short="isolated"),
+        "gloo": Look("gloo", "#808080", "s"),
+    }
+)
+
+
+def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+    """The rows with ``bus`` and ``bus_queued`` in GB/s, what each rank must send in a ring over
+    the time, and ``ranks``, who took part."""
+    sent = [
+        int(size) * wire_share(operation, int(n)) / 1e6
+        for operation, n, size in zip(
+            rows["operation"], rows["world_size"], rows["size"], strict=True
+        )
+    ]
+    backends = rows["backend"].map({"nccl": "NCCL, {} GPUs", "gloo": "gloo, {} processes"})
+    return rows.assign(
+        bus=sent / rows["ms"],
+        bus_queued=sent / rows["ms_queued"],
+        ranks=[b.format(n) for b, n in zip(backends, rows["world_size"], strict=True)],
+    )
+
+
+def fitted(rows: pd.DataFrame, column: str = "ms_queued", **where) -> Line:
+    """The line through the all-reduces of ``rows`` in fp32, of NCCL between two unless ``where``
+    says otherwise; raises Missing without rows."""
+    where = {"backend": "nccl", "world_size": 2, **where}
+    few = pick(rows, operation="all_reduce", dtype="fp32", **where).dropna(subset=[column])
+    return fit(list(few["size"].astype(float)), list(few[column] / 1e3))
+
+
+def misses(rows: pd.DataFrame, column: str = "ms_queued", **where) -> pd.Series:
+    """What that line misses of each time, relative, by size."""
+    line = fitted(rows, column, **where)
+    where = {"backend": "nccl", "world_size": 2, **where}
+    few = pick(rows, operation="all_reduce", dtype="fp32", **where).dropna(subset=[column])
+    sizes = list(few["size"].astype(float))
+    return pd.Series(line.residuals(sizes, list(few[column] / 1e3)), index=sizes)
+
+
+def link() -> float:
+    """What the maker states of the published device's links, GB/s in one direction."""
+    return float(one(data.load_devices(), device=data.PUBLISHED, quantity="nvlink_egress").value)
+
+
+def bandwidth(rows: pd.DataFrame) -> Chart:
+    """Bus bandwidth against size: queued and isolated by NCCL, and gloo between two."""
+    sums = pick(rows, operation="all_reduce", dtype="fp32", world_size=2)
+    nccl, gloo = pick(sums, backend="nccl"), pick(sums, backend="gloo")
+    shown = pd.concat(
+        [
+            nccl.assign(way="queued", rate=nccl["bus_queued"]),
+            nccl.assign(way="isolated", rate=nccl["bus"]),
+            gloo.assign(way="gloo", rate=gloo["bus"]),
+        ]
+    )
+    line = fitted(rows)
+
+    def draw(figure):
+        ax = figure.subplots()
+        ends = lines(ax, shown, "size", "rate", "way", LOOKS)
+        doubling_axis(ax)
+        log_values(ax)
+        ax.set(xlabel="bytes of the tensor", ylabel="bus bandwidth, GB/s", ylim=(0.05, 900))
+        reference(ax, link(), "the link, one way")
+        reference(ax, line.half_size, "half speed", vertical=True)
+        return lambda: name_ends(figure, ax, ends, LOOKS)
+
+    return Chart(draw, height=3.4, room=ROOM)
+
+
+def parts(line: Line) -> Chart:
+    """Overhead and bytes of three messages, as shares of their time."""
+
+    def draw(figure):
+        ax = figure.subplots()
+        sizes = {"1 MiB": 1 << 20, "10 MiB": 10 << 20, "100 MiB": 100 << 20}
+        shares = [line.overhead_s / line.time_s(s) for s in sizes.values()]
+        ax.barh(list(sizes), shares, color="#f0ad78", height=0.6)
+        ax.barh(list(sizes), [1 - s for s in shares], left=shares, color="#86b6e6", height=0.6)
+        for y, share in enumerate(shares):
+            ax.annotate("overhead" if share > 0.2 else "", (0.01, y), va="center")
+            ax.annotate("bytes", (0.99, y), va="center", ha="right")
+        ax.invert_yaxis()
+        ax.grid(False)
+        ax.set(xlim=(0, 1), xlabel="share of the message's time")
+
+    return Chart(draw, height=1.7)

@@ -1,0 +1,96 @@
+"""The model of 220 billion parameters: its batch under each reading, devices, published answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from a2lib.report import data, style
+from a2lib.report.plots import reference
+from a2lib.report.style import Chart
+from a2lib.theory import accounting
+from a2lib.theory.accounting import GB, H100_GB, NARROW, XXL, Mesh
+
+MORE = {  # other conventions that one may follow
+    "W_ici counts one direction: half of the bandwidth": Mesh(W_ici=Mesh().W_ici / 2),
+    "M_X not counted as bandwidth": Mesh(M_X=1),
+    "both, and summed, rings exact": Mesh(M_X=1, W_ici=Mesh().W_ici / 2, combine="sum", ring=True),
+}
+
+
+def sensitivity() -> Chart:
+    """The least batch per device against Y at 64 devices: our reading, and the others in grey."""
+    axis = np.geomspace(1, 20.6, 150)
+
+    def draw(figure):
+        ax = figure.add_subplot()
+        for name, mesh in accounting.readings().items():
+            ours = mesh == Mesh()
+            points = [(y, replace(mesh, X=64 / y, Y=y).least_tokens()) for y in axis]
+            x, y = zip(*((y, t) for y, t in points if t is not None and t < 1500), strict=True)
+            look = ("#d55e00", 2.2, 3) if ours else ("#808080", 1.2, 2)
+            dashes = "--" if "exact" in name else "-"
+            ax.plot(x, y, color=look[0], linewidth=look[1], zorder=look[2], linestyle=dashes)
+        least = Mesh().least_tokens()
+        ax.plot(4, least, "o", color="#d55e00", markersize=7, zorder=4)
+        ax.annotate(f"{math.ceil(least)}", (4, least), xytext=(-8, -14), fontweight="bold",
+                    textcoords="offset points", ha="right")  # fmt: skip
+        ax.annotate("at the same\ntime: ours", (1.15, 190), color="#d55e00")
+        ax.annotate("one after the other", (5.5, 560), color="#555555")
+        reference(ax, 4, "the question", vertical=True)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log", base=2)
+        ax.set(xlim=(1, 26), ylim=(48, 1600))
+        ax.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+        ax.set_yticks([64, 128, 256, 512, 1024], ["64", "128", "256", "512", "1024"])
+        ax.set(xlabel="Y, tensor-parallel devices (X = 64 / Y)", ylabel="least tokens per device")
+
+    return Chart(draw, height=3.6)
+
+
+def devices() -> Chart:
+    """The least number of devices of 95 GB against the tokens whose activations are held."""
+    most = XXL.most_tokens()
+    tokens = np.linspace(0, 0.97 * most, 300).round().astype(int)
+
+    def draw(figure):
+        ax = figure.add_subplot()
+        ax.plot(tokens, [XXL.least_devices(int(t)) for t in tokens], color=style.COLOURS[0])
+        ax.axvline(most, color=style.DIM, linewidth=1, linestyle="--")
+        ax.annotate(f"{most:,}: none", (most, 620), xytext=(-5, 0), textcoords="offset points",
+                    ha="right", color=style.DIM)  # fmt: skip
+        ax.plot(0, XXL.least_devices(0), "o", color=style.COLOURS[0], clip_on=False)
+        ax.annotate(f"{XXL.least_devices(0)}", (0, XXL.least_devices(0)), xytext=(4, 8),
+                    textcoords="offset points", fontweight="bold")  # fmt: skip
+        ax.set(xlim=(0, 11_400), ylim=(0, 680), xlabel="tokens whose activations are held",
+               ylabel="least devices of 95 GB")  # fmt: skip
+        ax.set_xticks([0, 2500, 5000, 7500, 10_000], ["0", "2,500", "5,000", "7,500", "10,000"])
+
+    return Chart(draw, height=2.6)
+
+
+def published() -> pd.DataFrame:
+    """What two writeups print, what their own arithmetic gives, and ours under their reading."""
+    found = accounting.published_forward()
+    state, gpus = f"{XXL.state_bytes / GB:,.2f}", f"{math.ceil(XXL.state_bytes / H100_GB / GB)}"
+    per_token = f"{XXL.saved_bytes_per_token / GB:.5f}"
+    ours = math.ceil(found.per_device_with_axes), math.ceil(64 * found.per_device_with_axes)
+    known = {
+        "state": (state, state),
+        "H100s for the state": (gpus, gpus),
+        "saved for the backward": (f"{2 * NARROW * XXL.parameters / GB:.2f}", f"{per_token} T"),
+        "saved per token": (per_token, f"{per_token} T"),
+        "N without activations": (f"{XXL.least_devices(0)}", f"{XXL.least_devices(0)}"),
+        "per device": (f"{found.replica:.2f}", f"{ours[0]:,}"),
+        "overall": (f"{found.overall:.0f}", f"{ours[1]:,}"),
+    }
+    lines = [
+        [f"({r.part}) {r.quantity} ({r.unit})", r.device.replace("an ", ""), r.printed]
+        + [*known[r.quantity]]
+        for r in data.load_reference("communication_accounting").itertuples()
+    ]
+    columns = ["quantity", "writeup of", "printed", "its arithmetic", "ours"]
+    return pd.DataFrame(lines, columns=columns)

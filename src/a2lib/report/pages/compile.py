@@ -1,0 +1,132 @@
+"""torch.compile: what it gains, beside the passes over memory that it leaves out."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.panels import doubling_axis
+from a2lib.report.plots import lines, name_ends, reference
+from a2lib.report.style import COLOURS, Chart, Look, Looks
+from a2lib.report.traces import kernels
+from a2lib.theory.compiling import attention_kernels, break_even, moves
+from a2lib.theory.roofline import floor
+
+LENGTHS = (256, 1024, 4096, 8192, 16384)
+MODELS = ("small", "medium", "large", "xl25", "2.7B")
+BATCH = 8
+LOOKS = Looks(
+    {
+        d: Look(f"heads of {d}", colour, marker, short=f"{d}")
+        for d, colour, marker in zip((16, 32, 64, 128), COLOURS[:4], "o^vX", strict=True)
+    }
+)
+
+
+def attention(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """The attention rows with ``gain``, eager's GPU time over compiled's of the same case (1 for
+    eager), ``floor``, the least time of its kernels in ms, ``expected``, eager's floor over
+    compiled's, ``matrices``, the N x N matrices that it moves, and ``pays``, the calls (forward and
+    backward) after which compiling has paid, blank where it does not."""
+    rates, bandwidth = ceilings(of("ceiling")), copy_bandwidth(of("ceiling"))
+    key = ["written", "dtype", "batch", "head_dim", "seq_len", "pass"]
+    rows = rows.copy()
+    rows["floor"] = [
+        _floor(*found, rates, bandwidth)
+        for found in rows[["implementation", *key]].itertuples(index=False, name=None)
+    ]
+    eager = rows[rows["implementation"] == "eager"].set_index(key)[["ms", "ms_graph", "floor"]]
+    base = rows[key].join(eager, on=key)
+    rows["gain"] = base["ms_graph"] / rows["ms_graph"]
+    rows["expected"] = base["floor"] / rows["floor"]
+    rows["matrices"] = [
+        moves(i, w, p) if not (i == "compile" and w == "heads") else None
+        for i, w, p in rows[["implementation", "written", "pass"]].itertuples(index=False)
+    ]
+    return rows
+
+
+def _floor(implementation, written, dtype, batch, d, n, pass_, rates, bandwidth) -> float:
+    size = {"fp32": 4, "bf16": 2}[dtype]
+    made = attention_kernels(implementation, written, pass_, int(batch), int(n), int(d), size)
+    return floor(made, rates[dtype] * 1e12, bandwidth * 1e12)["total"].ms
+
+
+def models(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+    """The models' rows with ``gain``, eager's time over each of the same case, and ``pays``, the
+    steps after which what compiling takes has paid."""
+    key = ["model", "context", "batch", "mode", "precision", "attention", "phase"]
+    rows = rows.copy()
+    eager = rows[rows["compile"] == "none"].set_index(key)[["ms", "ms_cold"]]
+    base = rows[key].join(eager, on=key)
+    rows["gain"] = base["ms"] / rows["ms"]
+    extra = rows["ms_cold"] - base["ms_cold"]
+    rows["pays"] = [
+        break_even(e, b, c) if e > 0 and b > 0 else None
+        for e, b, c in zip(extra, base["ms"], rows["ms"], strict=True)
+    ]
+    return rows
+
+
+def shares(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+    """Milliseconds of matrix multiplies and of everything else in a traced train-step at 512
+    tokens, and the multiplies' ``share``, by model, precision and compile; by Nsight Systems."""
+    traced = kernels(rows)
+    if traced.empty:
+        return rows.iloc[:0]
+    few = traced[(traced["mode"] == "train-step") & (traced["context"] == 512)]
+    few = few[few["profiler"] == "nsys"]
+    few = few.assign(what=few["kind"].eq("matmul").map({True: "matmul", False: "rest"}))
+    wide = few.pivot_table(
+        "ms", ["model", "precision", "attention", "compile"], "what", aggfunc="sum"
+    )
+    wide = wide.reindex(columns=["matmul", "rest"])
+    return wide.assign(share=wide["matmul"] / wide.sum(axis=1)).reset_index()
+
+
+def by_length(rows: pd.DataFrame) -> Chart:
+    """The gain of compiled attention on the GPU against the length, a line a head size."""
+    titles = {"forward": "forward", "backward": "backward"}
+    few = rows[(rows["implementation"] == "compile") & (rows["seq_len"] >= 1024)]
+
+    def draw(figure):
+        axes = figure.subplots(1, 2, sharey=True)
+        ends = []
+        for ax, (pass_, title) in zip(axes, titles.items(), strict=True):
+            here = few[few["pass"] == pass_]
+            ends.append((ax, lines(ax, here, "seq_len", "gain", "head_dim", LOOKS)))
+            doubling_axis(ax)
+            ax.axhline(1, color="#000000", linewidth=0.8)
+            ax.set(title=title, xlabel="tokens", ylim=(0.9, None))
+        axes[0].set_ylabel("times as fast as eager")
+        return lambda: name_ends(figure, *ends[-1], LOOKS)
+
+    return Chart(draw, height=2.9, room=0.1)
+
+
+def by_share(rows: pd.DataFrame, traced: pd.DataFrame) -> Chart:
+    """The gain of a compiled step against the multiplies' share of eager's kernel time, with the
+    line of a compiler that makes the rest twice as fast."""
+    eager = traced[(traced["compile"] == "none") & (traced["attention"] == "eager")]
+
+    def draw(figure):
+        ax = figure.subplots()
+        share = [s / 100 for s in range(0, 101)]
+        ax.plot(share, [1 / (s + (1 - s) / 2) for s in share], color=COLOURS[4], linewidth=1)
+        ax.annotate("all but the multiplies twice as fast", (0.03, 1.99), va="bottom")
+        for r in eager.itertuples():
+            mine = rows[(rows["model"] == r.model) & (rows["precision"] == r.precision)]
+            mine = mine[(mine["compile"] == "blocks") & (mine["phase"] == "wall")]
+            for gain in mine[mine["context"] == 512]["gain"]:
+                ax.plot(r.share, gain, "o", color=COLOURS[0], markersize=6)
+                ax.annotate(
+                    f"{r.model}, {r.precision}",
+                    (r.share, gain),
+                    (6, 5),
+                    textcoords="offset points",
+                )
+        ax.set(xlim=(0, 1.12), ylim=(0.9, 2.3), xlabel="share of matrix multiplies, eager")
+        ax.set_ylabel("times as fast as eager")
+        reference(ax, 1, "")
+
+    return Chart(draw, height=3.0)

@@ -1,0 +1,290 @@
+"""Data parallelism: what messages add to a step, by who carries them and when, and why."""
+
+from __future__ import annotations
+
+import statistics
+
+import pandas as pd
+
+from a2lib.measure import bulk
+from a2lib.report import traces
+from a2lib.report.page import pick
+from a2lib.report.pages import collectives
+from a2lib.report.plots import waterfall
+from a2lib.report.style import COLOURS, Chart
+from a2lib.report.tables import MISSING
+from a2lib.report.units import digits, ms, percent
+from a2lib.theory.buckets import (
+    arrivals,
+    block_by_block,
+    curve,
+    gradients,
+    overhead_s,
+    simulate,
+)
+from a2lib.theory.transformer import SIZES, parameter_count
+
+MB = 1 << 20
+SENT, UPDATE, MATMUL = "communication", "optimizer", "matmul"
+WAY = ["wrapper", "bucket_mb", "carrier", "sent_dtype", "model", "precision"]
+WORDS = {
+    "naive": "after backward, one by one",
+    "flat": "after backward, all in one",
+    "overlapped": "one by one",
+    "bucketed": "buckets of {} MiB",
+    "updating": "buckets of {} MiB, AdamW per bucket",
+    "torch_ddp": "PyTorch's DDP",
+    "torch_ddp_view": "PyTorch's DDP, gradients as views",
+}
+
+
+def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+    """The rows with ``exposed``, the step less the same step without messages; ``alone``, the
+    messages with nothing else running (of the launched row of the same way); ``paid``, the share
+    of these that is exposed; ``way`` in words; and of steps that were traced ``sent_us``, what the
+    window has of messages, and ``overlapped``, the share of that with other kernels running; and of
+    those in a CUDA graph what ``stretched`` says."""
+    rows = rows.copy()
+    rows["exposed"] = rows["ms"] - rows["ms_without"]
+    alone = rows[~rows["capture"]].set_index(WAY)["ms_communication"]
+    rows["alone"] = rows[WAY].join(alone, on=WAY)["ms_communication"]
+    rows["paid"] = rows["exposed"] / rows["alone"]
+    rows["way"] = [
+        WORDS.get(r.wrapper, r.wrapper).format(r.bucket_mb)
+        + {"copy_engines": ", copy engines"}.get(r.carrier, "")
+        + {"bf16": ", in bf16"}.get(r.sent_dtype, "") + {"fp32": ", fp32"}.get(r.precision, "")
+        for r in rows.itertuples()
+    ]
+    strips = traces.pictures("strip", rows)
+    rows = rows.join(pd.DataFrame([_traced(r, strips) for r in rows.itertuples()], rows.index))
+    return rows.join(pd.DataFrame(_stretches(rows, strips)).T.astype(float))
+
+
+def strip_of(row, strips: dict[str, bulk.Picture]) -> list[dict]:
+    """The window of a row's trace; empty where it was not traced."""
+    about = {"section": "ddp"} | {key: getattr(row, key) for key in (*WAY, "capture")}
+    found = [p for p in strips.values() if all(p.about.get(k, v) == v for k, v in about.items())]
+    return found[0].rows if found and found[0].about.get("section") == "ddp" else []
+
+
+def _traced(row, strips) -> dict:
+    rows = strip_of(row, strips)
+    sent = [r for r in rows if r["kind"] == SENT]
+    total = sum(end - start for start, end in traces.union(sent))
+    if not total:
+        return {"sent_us": None, "overlapped": None}
+    others = [r for r in rows if r["kind"] != SENT and r["stream"] != traces.HOST]
+    return {"sent_us": total, "overlapped": traces.overlap_us(sent, others) / total}
+
+
+def _stretches(rows: pd.DataFrame, strips) -> dict[int, dict[str, float]]:
+    """What ``stretched`` says of each traced step in a CUDA graph, by the row's index."""
+    traced = {r.Index: (r, strip_of(r, strips)) for r in rows.itertuples()}
+    same = {n: x for n, x in traced.items() if x[0].precision == "bf16" and x[1]}
+    whole = [strip for r, strip in same.values() if r.wrapper == "naive"]
+    captured = {n: strip for n, (r, strip) in same.items() if r.capture}
+    nccl = [s for n, s in captured.items() if rows.loc[n, "carrier"] == "backend"]
+    if not (whole and nccl):
+        return {}
+    kinds = block_kinds(nccl[0])
+    return {n: stretched(strip, whole[0], kinds) for n, strip in captured.items()}
+
+
+def block_kinds(traced: list[dict]) -> list[str]:
+    """The kinds of the kernels of a block's backward: what repeats three times at its end."""
+    kinds = [r["kind"] for r in _computing(traced)]
+    for n in range(4, len(kinds) // 3 + 1):
+        if kinds[-n:] == kinds[-2 * n : -n] == kinds[-3 * n : -2 * n]:
+            return kinds[-n:]
+    raise ValueError("the trace shows no three blocks alike")
+
+
+def stretched(traced: list[dict], whole: list[dict], kinds: list[str]) -> dict[str, float]:
+    """What messages cost the kernels of a block's backward (of these ``kinds``).
+
+    ``block_us`` is what they take in a trace with messages, ``usual_us`` in one that sends after
+    backward; ``low`` and ``high`` are the least and the most of how many times as long a matrix
+    multiply takes with a message all along, and ``tail_us`` is what messages take between the last
+    multiply and the update with nothing else running.
+    """
+    kernels, plain = _computing(traced), _computing(whole)
+    ours, alone = _blocks(kernels, kinds), _blocks(plain, kinds)
+    usual = [statistics.median(b[i]["duration_us"] for b in alone) for i in range(len(kinds))]
+    sent = [r for r in traced if r["kind"] == SENT]
+    factors = []
+    for i, kind in enumerate(kinds):
+        slow = [b[i]["duration_us"] for b in ours if _all_along(b[i], sent)]
+        if kind == MATMUL and slow:
+            factors.append(statistics.mean(slow) / usual[i])
+    last = kernels[-1]["start_us"] + kernels[-1]["duration_us"]
+    update = min((r["start_us"] for r in traced if r["kind"] == UPDATE), default=last)
+    window = {"start_us": last, "duration_us": max(0.0, update - last)}
+    busy = traces.overlap_us([window], _before_update(traced))
+    return {
+        "block_us": statistics.mean(sum(r["duration_us"] for r in b) for b in ours),
+        "usual_us": sum(usual),
+        "low": min(factors),
+        "high": max(factors),
+        "tail_us": window["duration_us"] - busy,
+    }
+
+
+def _all_along(kernel: dict, sent: list[dict]) -> bool:
+    return traces.overlap_us([kernel], sent) > 0.99 * kernel["duration_us"]
+
+
+def _before_update(rows: list[dict]) -> list[dict]:
+    begin = min((r["start_us"] for r in rows if r["kind"] == UPDATE), default=float("inf"))
+    found = [r for r in rows if r["kind"] not in (SENT, UPDATE, "other")]
+    return [r for r in found if r["start_us"] < begin and r["stream"] != traces.HOST]
+
+
+def _computing(rows: list[dict]) -> list[dict]:
+    """In order, the kernels of backward up to its last matrix multiply."""
+    found = sorted(_before_update(rows), key=lambda r: r["start_us"])
+    while found and found[-1]["kind"] != MATMUL:
+        found.pop()
+    return found
+
+
+def _blocks(rows: list[dict], kinds: list[str]) -> list[list[dict]]:
+    found, end = [], len(rows)
+    while end >= len(kinds):
+        piece = rows[end - len(kinds) : end]
+        if [r["kind"] for r in piece] == kinds:
+            found.append(piece)
+            end -= len(kinds)
+        else:
+            end -= 1
+    return found
+
+
+def formula_ms(bucket_mb: float, messages: pd.DataFrame, model: str = "xl25") -> float:
+    """What n equal buckets leave after a backward that takes as long as their bytes."""
+    size = 4 * parameter_count(SIZES[model])
+    return 1e3 * overhead_s(size, max(1.0, size / bucket_mb / MB), collectives.fitted(messages))
+
+
+def simulated_ms(
+    bucket_mb: float, backward_ms: float, messages: pd.DataFrame, model: str = "xl25"
+) -> float:
+    """What one link leaves after a backward of that length, gradients block by block, messages as
+    long as measured queued ones."""
+    made = gradients(SIZES[model])
+    ready = block_by_block(arrivals(made, backward_ms / 1e3), SIZES[model].num_layers)
+    where = {"operation": "all_reduce", "backend": "nccl", "world_size": 2, "dtype": "fp32"}
+    few = pick(messages, **where).sort_values("size")
+    cost = curve(list(few["size"].astype(float)), list(few["ms_queued"] / 1e3))
+    return 1e3 * simulate([4.0 * g.elements for g in made], ready, bucket_mb * MB, cost).exposed_s
+
+
+def ladder(steps: dict[str, float], marks: dict[str, float]) -> Chart:
+    """The step by each way, from the naive one down, with what one GPU takes."""
+
+    def draw(figure):
+        ax = figure.subplots()
+        text = [""] * len(steps)
+        waterfall(ax, list(steps), list(steps.values()), text=text, marks=marks, xlabel="ms a step")
+        for y, time in enumerate(steps.values()):
+            ax.annotate(f"{time:.0f}", (2, y), va="center", color="#ffffff")
+
+    return Chart(draw, height=3.4)
+
+
+def paid(rows: pd.DataFrame) -> Chart:
+    """Exposed time, and ``simulated``, against the messages' time with nothing else running, by
+    bucket."""
+    at = {1000: (-8, 9), 400: (4, -13), 100: (6, -10), 25: (2, -14), 10: (-18, 7), 1: (8, -9)}
+
+    def draw(figure):
+        ax = figure.subplots()
+        ax.plot([20, 40], [10, 20], color=COLOURS[4], linewidth=1)
+        ax.annotate("half of it", (26.5, 14.2), rotation=19)
+        ax.plot(rows["alone"], rows["exposed"], "o", color=COLOURS[0], markersize=6)
+        ax.plot(rows["alone"], rows["simulated"], "s", color=COLOURS[1], markersize=5)
+        for r in rows.itertuples():
+            point, place = (r.alone, r.exposed), at.get(r.bucket_mb, (6, -10))
+            ax.annotate(str(r.bucket_mb), point, place, textcoords="offset points")
+        ax.annotate("measured", (29.5, 11), color=COLOURS[0])
+        ax.annotate("simulated", (29.5, 2.2), color=COLOURS[1])
+        ax.set(xlim=(20, 40), ylim=(0, 21), xticks=range(20, 41, 5), yticks=range(0, 21, 5))
+        ax.set(xlabel="messages with nothing else running, ms", ylabel="added to the step, ms")
+
+    return Chart(draw, height=3.2)
+
+
+def schedules() -> Chart:
+    """Three schedules of backward, messages and update, drawn to no scale."""
+    ways = {
+        "after backward": ([(0, 6)], [(6, 4)], [(10, 2)]),
+        "during backward": ([(0, 6)], [(1.2, 1.2), (2.4, 1.2), (3.6, 1.2), (6, 1)], [(7, 2)]),
+        "and update per bucket": (
+            [(0, 6)],
+            [(1.2, 1.2), (2.4, 1.2), (3.6, 1.2), (6, 1)],
+            [(2.5, 0.5), (3.7, 0.5), (4.9, 0.5), (7, 0.5)],
+        ),
+    }
+
+    def draw(figure):
+        ax = figure.subplots()
+        for y, lanes in enumerate(ways.values()):
+            colours = (COLOURS[4], COLOURS[1], COLOURS[0])
+            for lane, (bars, colour) in enumerate(zip(lanes, colours, strict=True)):
+                ax.broken_barh(bars, (y + 0.26 * lane, 0.24), facecolor=colour, edgecolor="#ffffff")
+        for words, x, lane in (("backward", 0.1, 0), ("messages", 6.1, 1), ("AdamW", 10.1, 2)):
+            ax.annotate(words, (x, 0.12 + 0.26 * lane), va="center", color="#ffffff")
+        ax.set_yticks([0.38, 1.38, 2.38], list(ways))
+        ax.set(xlim=(0, 12.2), ylim=(2.9, -0.1), xticks=[], xlabel="time")
+        ax.tick_params(axis="y", length=0)
+        ax.grid(False)
+
+    return Chart(draw, height=2.4)
+
+
+def around_the_end(rows: list[dict], before: float = 5000, after: float = 1500) -> list[dict]:
+    """Of a strip's kernels those around the end of backward's last multiply, in microseconds."""
+    end = max(r["start_us"] + r["duration_us"] for r in rows if r["kind"] == MATMUL)
+    few = [r for r in rows if end - before < r["start_us"] < end + after]
+    few = [r for r in few if r["stream"] != traces.HOST]
+    return [r | {"duration_us": min(r["duration_us"], end + after - r["start_us"])} for r in few]
+
+
+def sweep(rows, backward_ms: float, messages: pd.DataFrame) -> pd.DataFrame:
+    """Steps by bucket size as a table: exposed by the formula, simulated and measured."""
+    lines = [
+        [f"{r.bucket_mb} MiB", digits(formula_ms(r.bucket_mb, messages), 3)]
+        + [digits(simulated_ms(r.bucket_mb, backward_ms, messages), 3)]
+        + [digits(r.exposed, 3), digits(r.alone, 3), digits(r.paid)]
+        for r in rows
+    ]
+    columns = ["bucket", "exposed, formula", "exposed, simulated", "exposed, measured"]
+    return pd.DataFrame(lines, columns=[*columns, "messages' own time", "exposed / own"])
+
+
+def shares(rows: pd.DataFrame) -> pd.DataFrame:
+    """Steps launched from Python as a table: what each exposes, and its share."""
+    rows = rows.sort_values("ms", ascending=False)
+    lines = [
+        [r.way, ms(r.ms, 3), ms(r.exposed, 3), percent(r.exposed / r.ms), _own(r)]
+        for r in rows.itertuples()
+    ]
+    columns = ["way", "step", "exposed", "of the step", "messages' own time"]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def every(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every timed step as a table."""
+    rows = rows[rows["status"] == "ok"].sort_values(["model", "capture", "ms"])
+    lines = [
+        [{"xl25": "2.0B", "2.7B": "3.4B"}.get(r.model, r.model)]
+        + ["CUDA graph" if r.capture else "from Python", r.way, ms(r.ms, 3)]
+        + [f"{digits(r.ms_p20, 3)} to {digits(r.ms_p80, 3)}", ms(r.ms_without, 3)]
+        + [ms(r.exposed, 3) if r.exposed > 0 else "0", _own(r), ms(r.ms_host, 3)]
+        for r in rows.itertuples()
+    ]
+    columns = ["model", "launched", "way", "step", "20 to 80 %", "one GPU, nothing sent"]
+    return pd.DataFrame(lines, columns=[*columns, "exposed", "messages' own time", "to launch it"])
+
+
+def _own(row) -> str:
+    return ms(row.alone, 3) if row.alone == row.alone else MISSING

@@ -1,0 +1,279 @@
+"""FlashAttention: GPU times, rates, counters and limits of its rows, and the chapter's figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from a2lib.report import data, plots
+from a2lib.report.metrics import OURS, by_graph
+from a2lib.report.page import one, pick
+from a2lib.report.style import COLOURS, DIM, Chart, Look, Looks
+from a2lib.report.units import count, ms, percent
+from a2lib.theory.attention import (
+    KERNELS,
+    attention_bytes,
+    attention_flops,
+    in_one_sweep,
+    tiled_memory,
+    tiled_traffic,
+)
+
+PART = "compiled_backward"  # its forward is ours, which makes it no peer
+LOOKS = Looks(
+    {
+        OURS: Look("a2lib (ours)", "#d55e00", "o", ours=True, short="ours"),
+        "eager": Look("PyTorch eager", "#444444", "s", short="eager"),
+        "compile": Look("torch.compile", "#a86f00", "D", short="compile"),
+        "sdpa_flash": Look("SDPA FlashAttention-2", "#0072b2", "^", short="FA2"),
+        "sdpa_cudnn": Look("SDPA cuDNN", "#00825f", "v", short="cuDNN"),
+        "sdpa_efficient": Look("SDPA memory-efficient", "#2a86bf", "P", short="efficient"),
+        "flex": Look("FlexAttention", "#b0558a", "X", short="Flex"),
+        PART: Look("ours, backward by torch.compile", "#8b5a2b", "p", short="part ours"),
+    }
+)
+PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
+LENGTHS = tuple(2**n for n in range(7, 17))
+HEAD_DIMS = (16, 32, 64, 128)
+COUNTED = {OURS: "plain Triton", "sdpa_cudnn": "cuDNN", "sdpa_flash": "FA2"}
+SHAPE = ["dtype", "batch", "heads", "seq_len", "head_dim", "causal", "pass"]
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+BOARD = {"batch": 1, "heads": 16, "n_queries": 16384, "n_keys": 16384, "head_dim": 64}
+# The kernels of ours that the hardware counted, in plain Triton, by pass, and their bf16 tiles
+# (queries, keys) by head size, as tiles.py has them.
+OWN = {"forward": ("forward",), "backward": ("backward_dq", "backward_dkdv")}
+TILES = {
+    64: {"forward": (64, 64), "backward_dq": (64, 64), "backward_dkdv": (64, 64)},
+    128: {"forward": (64, 64), "backward_dq": (128, 64), "backward_dkdv": (32, 64)},
+}
+# Runs from then on, on these, are of the kernels for Hopper.
+HOPPER_SINCE, HOPPER = "20261123T19", ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+THEIRS = "triton_forward_compiled_backward"  # of the published writeup
+HELPER = 0.05  # a kernel below this share of its call's L2 traffic only prepares or converts
+
+
+def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """The rows with ``ms`` the GPU's time (of a CUDA graph; as called where there is none) and:
+
+    ``called``, the time as called; ``kind``, one head, board or paper; ``tflops``, by the papers'
+    count; ``peer`` and ``best``, the fastest of the other implementations at the same shape and its
+    ms; ``expected``, bytes of the tensors that a tiled implementation allocates, and ``matrices``,
+    what the peak has beyond them in N x N matrices.
+    """
+    found = by_graph(rows).assign(called=rows["ms"], name=rows["implementation"].map(LOOKS.short))
+    found["kind"] = np.where(
+        rows["heads"] == 1,
+        "one head",
+        np.where(rows["heads"] * rows["head_dim"] == 2048, "paper", "board"),
+    )
+    sizes = [
+        [int(v) for v in row]
+        for row in rows[["batch", "heads", "seq_len", "seq_len", "head_dim"]].to_numpy()
+    ]
+    flops = [
+        attention_flops(*s, bool(c), p)
+        for s, c, p in zip(sizes, rows["causal"], rows["pass"], strict=True)
+    ]
+    found["tflops"] = np.array(flops) / found["ms"].astype(float) / 1e9
+    new = rows["device"].isin(HOPPER) & (rows["run"] >= HOPPER_SINCE)
+    found["expected"] = [
+        sum(tiled_memory(*s, b, p, n and in_one_sweep(s[3], s[0] * s[1], s[4], b)).values())
+        for s, b, p, n in zip(sizes, rows["dtype"].map(BYTES), rows["pass"], new, strict=True)
+    ]
+    squares = [
+        s[0] * s[1] * s[2] ** 2 * BYTES[d] for s, d in zip(sizes, rows["dtype"], strict=True)
+    ]
+    found["matrices"] = (found["peak_bytes"].astype("Float64") - found["expected"]) / squares
+    peers = found[~found["implementation"].isin((OURS, PART))].dropna(subset=["ms"])
+    peers = peers.sort_values("ms").drop_duplicates(SHAPE)[[*SHAPE, "implementation", "ms"]]
+    return found.merge(
+        peers.rename(columns={"implementation": "peer", "ms": "best"}), "left", SHAPE
+    )
+
+
+def calls(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """What the hardware counted, a row for each call: bytes through L2 and device memory of all its
+    kernels, and how long tensor cores and exponential units are busy, in percent of the time of its
+    main kernels."""
+    found = []
+    key = ["implementation", *SHAPE]
+    for values, call in rows[rows["status"] == "ok"].sort_values("launch").groupby(key):
+        # A later run does not replace launches that only the older version of a call had.
+        call = call[call["run"] == call["run"].iloc[0]]
+        main = call[call["l2_bytes"] >= HELPER * call["l2_bytes"].max()]
+        kernels = main["kernel"].str.removesuffix("_kernel")
+        products = np.array([KERNELS[k][1] if k in KERNELS else 1 for k in kernels])
+        tensor, exp = (main[c].to_numpy(float) for c in ("tensor_percent", "exp_percent"))
+        spent = products / tensor  # the kernels' times, in one unit
+        found.append(
+            {
+                **dict(zip(key, values, strict=True)),
+                "run": call["run"].iloc[0],
+                "l2_bytes": call["l2_bytes"].astype(float).sum(),
+                "device_bytes": call["device_bytes"].astype(float).sum(),
+                "tensor": products.sum() / spent.sum(),
+                "exp": (exp * spent).sum() / spent.sum(),
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def sheet(quantity: str, device: str = data.PUBLISHED) -> float:
+    """What the maker states of a device (data/reference/devices.csv), in that file's unit."""
+    rows = data.load_devices().set_index(["device", "quantity"])
+    return float(rows.loc[(device, quantity), "value"])
+
+
+def best_public() -> float:
+    """The best verified time of the 2025 leaderboard, ms, on an H100."""
+    rows = data.load_reference("flash")
+    return float(rows.set_index("implementation").loc["leaderboard_2025_best", "ms"])
+
+
+def traffic(pass_: str, **sizes) -> list:
+    """The traffic of each of our kernels of a pass, causal bf16, at BOARD or at other sizes."""
+    sizes = {**BOARD, **sizes}
+    tiles = TILES[sizes["head_dim"]]
+    return [
+        tiled_traffic(k, **sizes, causal=True, element_bytes=2, Bq=tiles[k][0], Bk=tiles[k][1])
+        for k in OWN[pass_]
+    ]
+
+
+def rates() -> dict[str, float]:
+    """The most a GPU does in a ms, by limit: operations, exponentials, bytes; at the clock at which
+    its maker states the peak."""
+    peak = sheet("bf16_dense") * 1e9
+    clocks = peak / sheet("tensor_bf16")  # of all SMs together, in a ms
+    return {
+        "tensor cores": peak,
+        "exponentials": sheet("exponentials") * clocks,
+        "device memory": sheet("memory_bandwidth") * 1e9,
+    }
+
+
+def floors(pass_: str) -> dict[str, float]:
+    """ms that each limit alone takes at BOARD: for the multiplies that a pass cannot do without, an
+    exponential for each score below the diagonal, and each tensor once."""
+    amounts = {
+        "tensor cores": attention_flops(**BOARD, causal=True, pass_=pass_),
+        "exponentials": BOARD["heads"] * BOARD["n_queries"] ** 2 / 2,
+        "device memory": attention_bytes(**BOARD, element_bytes=2, pass_=pass_),
+    }
+    return {limit: amounts[limit] / rate for limit, rate in rates().items()}
+
+
+def tile_times(tiles, resident: int = 2) -> np.ndarray:
+    """The time of causal attention over so many query tiles, in times of one tile: the longest
+    program, or all tiles shared by the SMs, each with ``resident`` programs at once."""
+    tiles = np.asarray(tiles, dtype=float)
+    return np.maximum(tiles, tiles**2 / (2 * sheet("multiprocessors") * resident))
+
+
+def first(rows: pd.DataFrame, **where) -> str:
+    """The fastest implementation of a shape."""
+    return pick(rows, **where).dropna(subset=["ms"]).sort_values("ms")["implementation"].iloc[0]
+
+
+def growth(rows: pd.DataFrame, n: int, **where) -> float:
+    """What a doubling of the length to ``n`` does to the time of one implementation and pass."""
+    return one(rows, seq_len=n, **where).ms / one(rows, seq_len=n // 2, **where).ms
+
+
+def bars(rows: pd.DataFrame) -> Chart:
+    """Forward and backward of BOARD's rows, one bar an implementation, below the tensor cores'
+    floor; the three that would need a longer axis are named beside it."""
+    time = rows.pivot(index="implementation", columns="pass", values="ms").astype(float)
+    shown = [OURS, "sdpa_cudnn", "flex", "sdpa_flash"]
+    parts = time.loc[shown, ["forward", "backward"]].rename(index=LOOKS.short)
+    least = {p: [floors(p)["tensor cores"]] for p in parts}
+    floor = pd.DataFrame(least, index=["tensor cores' floor"])
+    parts = pd.concat([floor, parts])
+    far = {LOOKS.short(n): time.loc[n, "end_to_end"] for n in time.index if n not in shown}
+
+    def draw(figure):
+        ax = figure.subplots()
+        colours = dict(zip(parts, (COLOURS[1], COLOURS[0]), strict=True))
+        text = [ms(v) for v in parts.sum(axis=1)]
+        plots.stacked(ax, parts, colours, text=text, least=0.1, xlabel="GPU time, ms")
+        words = "\n".join(f"{n}: {ms(v)}" for n, v in sorted(far.items(), key=lambda nv: nv[1]))
+        ax.annotate(
+            f"far to the right:\n{words}",
+            (1, 0.98),
+            xycoords="axes fraction",
+            ha="right",
+            va="top",
+            color=DIM,
+        )
+        plots.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
+
+    return Chart(draw, height=3.0)
+
+
+def busy(counted: pd.DataFrame) -> Chart:
+    """How long tensor cores and exponential units are busy in each call, one bar a call."""
+    parts = pd.DataFrame(
+        {
+            "tensor cores": counted["tensor"].to_numpy(),
+            "exponential units": counted["exp"].to_numpy(),
+        },
+        index=[
+            f"{COUNTED.get(r.implementation)}, {PASSES[p]}, {r.head_dim}"
+            for r, p in zip(counted.itertuples(), counted["pass"], strict=True)
+        ],
+    )
+
+    def draw(figure):
+        ax = figure.subplots()
+        colours = dict(zip(parts, (COLOURS[1], COLOURS[0]), strict=True))
+        plots.stacked(ax, parts, colours, xlabel="busy, % of the time")
+        ax.axvline(100, color=DIM, linestyle="--", linewidth=1)
+        ax.set_xlim(0, 140)
+        for y, both in enumerate(parts.sum(axis=1)):
+            ax.annotate(percent(both / 100), (max(both, 100) + 3, y), va="center")
+        plots.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
+
+    return Chart(draw, height=3.6)
+
+
+def regimes(rows: pd.DataFrame, tile: int = 64) -> Chart:
+    """Our time against length, and the model of tile_times with its one factor fitted."""
+    rows = rows.sort_values("seq_len")
+    at, took = rows["seq_len"].to_numpy(float), rows["ms"].to_numpy(float)
+    fine = np.geomspace(at[0], at[-1], 200)
+    long = at >= 2048
+    factor = np.exp(np.log(took[long] / tile_times(at[long] / tile)).mean())
+
+    def draw(figure):
+        ax = figure.subplots()
+        ax.plot(fine, factor * tile_times(fine / tile), color=DIM, linestyle="--", label="model")
+        ax.plot(at, took, "o", color=COLOURS[0], markersize=6, label="measured")
+        turn = 2 * 2 * sheet("multiprocessors") * tile
+        plots.reference(ax, turn, "GPU full", vertical=True)
+        plots.log_values(ax)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(LENGTHS[::2], [count(n) for n in LENGTHS[::2]])
+        ax.minorticks_off()
+        ax.annotate("model: max(P, P²/528)", (700, 2.2), color=DIM)
+        ax.annotate("×2 for twice the length", (2300, 0.13))
+        ax.set(xlabel="tokens", ylabel="forward, ms")
+
+    return Chart(draw, height=3.0)
+
+
+def sustained(rows: pd.DataFrame) -> Chart:
+    """Ten seconds without a pause, end to end: time and clock, second by second."""
+
+    def draw(figure):
+        axes = figure.subplots(2, 1, sharex=True)
+        ends = []
+        for ax, (column, label) in zip(
+            axes, (("ms", "a call, ms"), ("sm_mhz", "SM clock, MHz")), strict=True
+        ):
+            ends.append((ax, plots.lines(ax, rows, "second", column, "implementation", LOOKS)))
+            ax.set_ylabel(label)
+        axes[0].set_ylim(bottom=0)
+        axes[1].set_xlabel("second")
+        return lambda: [plots.name_ends(figure, *end, LOOKS) for end in ends]
+
+    return Chart(draw, height=3.9, room=plots.ROOM)

@@ -1,0 +1,146 @@
+"""What the pages on FlashAttention draw: the merge of two tiles, the causal tiles, the sweeps."""
+
+from __future__ import annotations
+
+import math
+
+from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
+
+KINDS = {
+    "full": "fill: #86b6e6",
+    "mask": "fill: #f0ad78",
+    "skip": "fill: none; stroke: #555555; stroke-dasharray: 3 3",
+}
+SCORES = ((1, 3, 2, 0), (4, 1, 4, 2))  # of the row that merge() draws, tile by tile
+OPEN = "fill: none; stroke: #555555"
+
+
+def state(scores) -> tuple[float, float]:
+    """The largest score and the sum of exponentials below it: m and l."""
+    return max(scores), sum(math.exp(s - max(scores)) for s in scores)
+
+
+def merge() -> Drawing:
+    """A row of scores in two tiles, each with its m, l and a, and what becomes of the two."""
+    out, side, left = [], 32, (24, 212)
+    for x, scores, name, fill in zip(left, SCORES, "AB", ("full", "mask"), strict=True):
+        out.append(text(x + 2 * side, 14, f"tile {name} of the row", anchor="middle", bold=True))
+        for j, score in enumerate(scores):
+            out.append(box(x + j * side, 24, side - 2, side - 2, KINDS[fill]))
+            out.append(text(x + (j + 0.5) * side, 44, str(score), anchor="middle"))
+        m, total = state(scores)
+        out += [
+            text(x, 78, f"m = {m}, the largest"),
+            text(x, 96, f"ℓ = {total:.2f}, the sum"),
+            text(x, 114, "a = Σ exp(s − m) v"),
+            stroke(f"M{x + 64:g} 122L{x + (84 if x < 100 else 44):g} 145", width=1.6),
+            stroke(
+                f"M{x + (72 if x < 100 else 46):g} {'143' if x < 100 else '135'}"
+                + ("l12 2l-1 -12" if x < 100 else "l-2 10l11 -2"),
+                width=1.6,
+            ),
+        ]
+    (m_a, l_a), (m_b, l_b) = map(state, SCORES)
+    m, total = state(SCORES[0] + SCORES[1])
+    shrink = math.exp(m_a - m)
+    assert math.isclose(shrink * l_a + math.exp(m_b - m) * l_b, total)
+    out += [
+        text(WIDTH / 2, 164, f"m = max({m_a}, {m_b}) = {m}", anchor="middle"),
+        text(
+            WIDTH / 2,
+            183,
+            f"ℓ = exp({m_a} − {m}) · {l_a:.2f} + {l_b:.2f} = {total:.2f}",
+            anchor="middle",
+        ),
+        text(WIDTH / 2, 202, f"a = exp({m_a} − {m}) · a(A) + a(B)", anchor="middle"),
+        box(58, 148, WIDTH - 116, 64, OPEN),
+        text(WIDTH / 2, 232, "as if the row had been seen whole", anchor="middle"),
+    ]
+    return Drawing(out, 242)
+
+
+def sweeps(n: int = 5) -> Drawing:
+    """The backward of n by n causal tiles: in one sweep, programs add to the same dQ; in two, each
+    gradient has a program of its own."""
+    size, out = 18, []
+    panels = (
+        (10, "one sweep", "dK, dV", "down", "5 multiplies a tile"),
+        (136, "two sweeps:", "dQ", "across", "3 multiplies"),
+        (254, "", "dK, dV", "down", "+ 4 multiplies"),
+    )
+    for x, title, owner, way, cost in panels:
+        out.append(text(x, 14, title, bold=True))
+        for i in range(n):
+            for j in range(i + 1):
+                mine = j == 1 if way == "down" else i == 3
+                out.append(
+                    box(x + j * size, 26 + i * size, 16, 16, KINDS["mask" if mine else "full"])
+                )
+        bottom = 26 + n * size
+        if way == "down":
+            out.append(stroke(f"M{x + 26:g} 30v{n * size - 12:g}l-4 -7m4 7l4 -7"))
+        else:
+            out.append(
+                stroke(f"M{x + 3:g} {26 + 3.5 * size - 1:g}h{4 * size - 12:g}l-7 -4m7 4l-7 4")
+            )
+        out += [text(x, bottom + 16, f"makes {owner}"), text(x, bottom + 34, cost)]
+        if title == "one sweep":
+            for i in range(1, n):
+                out.append(
+                    stroke(
+                        f"M{x + 34:g} {35 + i * size:g}h62",
+                        "#d55e00",
+                        1.4,
+                        "; stroke-dasharray: 4 2",
+                    )
+                )
+            out.append(text(x + 50, 50, "adds to dQ"))
+            out.append(text(x, bottom + 52, "dQ: atomic adds"))
+        elif title:
+            out.append(text(x, bottom + 52, "no two programs write the same"))
+    return Drawing(out, 26 + n * size + 60)
+
+
+def tile_kind(i: int, j: int, bq: int, bk: int) -> str:
+    """What a causal mask leaves of query tile i against key tile j: full, mask (a part) or skip."""
+    if j * bk > i * bq + bq - 1:
+        return "skip"
+    return "full" if j * bk + bk - 1 <= i * bq else "mask"
+
+
+def tiles(n: int = 512, bq: int = 64, bk: int = 64) -> Drawing:
+    """Which tiles of the N x N scores of causal attention the kernel computes.
+
+    Query tiles of ``bq`` rows go down, key tiles of ``bk`` columns across. A masked tile, which the
+    diagonal crosses, has a stroke as well as a colour.
+    """
+    rows, across = -(-n // bq), -(-n // bk)
+    left, top = 64, 34
+    size = min(28.0, 232 / max(rows, across))
+    counts = dict.fromkeys(KINDS, 0)
+    out = [
+        text(left + across * size / 2, 14, "keys: a program walks across", anchor="middle"),
+        text(14, top + rows * size / 2, "queries: a program each", anchor="middle", turned=True),
+    ]
+    for i in range(rows):
+        y = top + i * size
+        for j in range(across):
+            kind = tile_kind(i, j, bq, bk)
+            counts[kind] += 1
+            out.append(_tile(kind, left + j * size, y, size))
+    y = top + rows * size + 22
+    legend = {
+        "full": f"{counts['full']} whole: no mask needed",
+        "mask": f"{counts['mask']} on the diagonal: masked inside",
+        "skip": f"{counts['skip']} of {rows * across} never computed",
+    }
+    for kind, words in legend.items():
+        out += [_tile(kind, left, y - 12, 16), text(left + 24, y, words)]
+        y += 21
+    return Drawing(out, y - 4, counts)
+
+
+def _tile(kind: str, x: float, y: float, size: float) -> str:
+    side = size - 2
+    line = stroke(f"M{x:g} {y:g}l{side:g} {side:g}") if kind == "mask" else ""
+    return box(x, y, side, side, KINDS[kind]) + line

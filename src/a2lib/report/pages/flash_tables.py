@@ -1,0 +1,193 @@
+"""Tables of attention's rows: by GPU time, by what the hardware counted, beside other people's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from a2lib.report import data
+from a2lib.report.metrics import OURS, ceilings, copy_bandwidth
+from a2lib.report.page import LEVEL, one, pick
+from a2lib.report.pages.flash import (
+    BOARD,
+    COUNTED,
+    LOOKS,
+    OWN,
+    PASSES,
+    THEIRS,
+    floors,
+    rates,
+    sheet,
+    traffic,
+)
+from a2lib.report.style import STATUS, tokens
+from a2lib.report.units import digits, ms, percent, quantity, tflops
+from a2lib.theory.attention import attention_bytes, tiled_memory
+
+
+def latency(rows: pd.DataFrame, index: list[str], value: str = "ms") -> pd.DataFrame:
+    """Times to three digits, a line per value of the ``index`` columns, a column for each
+    implementation; a GPU time within 2 % of the least of its line is bold."""
+    names = LOOKS.order(rows["implementation"])
+    wide = rows.pivot(index=index, columns="implementation", values=value)[names].astype(float)
+    status = rows.pivot(index=index, columns="implementation", values="status")[names]
+    least = wide.min(axis=1)
+    cells = wide.map(lambda v: "" if np.isnan(v) else digits(v, 3)).mask(
+        wide.isna(), status.replace(STATUS)
+    )
+    if value == "ms":
+        cells = cells.mask(wide.le(LEVEL * least, axis=0), "**" + cells + "**")
+    cells = cells.rename(columns=LOOKS.short).rename_axis(columns=None).reset_index()
+    for name in cells.columns.intersection(["seq_len"]):
+        cells[name] = cells[name].map(tokens)
+    return cells.rename(columns={"seq_len": "tokens", "head_dim": "d", "batch": "sequences"})
+
+
+def limits(measured: dict) -> pd.DataFrame:
+    """The time of each limit by itself at the leaderboard's shape, and what was measured; by pass,
+    a row of ``measured`` each."""
+    per_ms = rates()
+    units = {"tensor cores": "TFLOP/s", "exponentials": "T/s"}
+    lines = [
+        [limit, quantity(rate / 1e9, units.get(limit, "TB/s"), 3)]
+        + [ms(floors(p)[limit], 3) for p in OWN]
+        for limit, rate in per_ms.items()
+    ]
+    lines.append(["**measured**", "", *(f"**{ms(measured[p].ms, 3)}**" for p in OWN)])
+    return pd.DataFrame(
+        lines, columns=["limit", "the maker's", "forward", "backward"]
+    )
+
+
+def at_board(rows: pd.DataFrame) -> pd.DataFrame:
+    """GPU times at the leaderboard's shape, the fastest first, with rate and share of the peak."""
+    rows = pick(rows, kind="board")
+    wide = rows.pivot(index="implementation", columns="pass", values="ms").astype(float)
+    wide = wide.sort_values("end_to_end")[list(PASSES)]
+    rate = pick(rows, pass_="end_to_end").set_index("implementation")["tflops"].loc[wide.index]
+    cells = wide.map(lambda v: digits(v, 3)).rename(columns=PASSES)
+    cells["TFLOP/s"] = [digits(r, 3) for r in rate]
+    cells["of the peak"] = [percent(r / sheet("bf16_dense")) for r in rate]
+    cells = cells.rename(index=LOOKS.short).rename_axis("GPU time, ms")
+    return cells.rename_axis(columns=None).reset_index()
+
+
+def machines(protocols: list[pd.DataFrame], plain: list[pd.DataFrame]) -> pd.DataFrame:
+    """Two machines at the leaderboard's shape: means by protocol, clock, power, plain rates."""
+
+    def both(column, **where):
+        return [getattr(one(p, **where), column) for p in protocols]
+
+    last = {"protocol": "sustained", "second": 9}
+    found = {}
+    for name in (OURS, "sdpa_cudnn", "sdpa_flash"):
+        short = LOOKS.short(name)
+        found[f"{short}, burst"] = both("ms_mean", protocol="burst", implementation=name)
+        found[f"{short}, tenth second"] = both("ms_mean", **last, implementation=name)
+    for name in (OURS, "sdpa_cudnn", "sdpa_flash", "compile"):
+        board = both("ms_mean", protocol="board", implementation=name)
+        found[f"{LOOKS.short(name)}, leaderboard's protocol"] = board
+    found |= {
+        "clock in our tenth second, MHz": both("sm_mhz", **last, implementation=OURS),
+        "power, W": both("power_w", **last, implementation=OURS),
+        "bf16 multiply, TFLOP/s": [ceilings(c)["bf16"] for c in plain],
+        "device copy, TB/s": [copy_bandwidth(c) for c in plain],
+    }
+    return pd.DataFrame(
+        [[words, *(digits(v, 3) for v in (a, b, b / a))] for words, (a, b) in found.items()],
+        columns=["forward and backward, mean in ms", "H200", "H100", "H100 / H200"],
+    )
+
+
+def spreads() -> pd.DataFrame:
+    """As called at the leaderboard's shape: median, p20 and p80, and how often it was timed."""
+    rows = data.load("flash")
+    rows = pick(rows, local=False, batch=1, heads=16, head_dim=64)
+    cells = [
+        f"{digits(r.ms, 3)} ({digits(r.ms_p20, 3)} to {digits(r.ms_p80, 3)}), {r.n}"
+        for r in rows.itertuples()
+    ]
+    wide = rows.assign(cell=cells).pivot(index="implementation", columns="pass", values="cell")
+    wide = wide.loc[LOOKS.order(wide.index), list(PASSES)]
+    wide = wide.rename(index=LOOKS.short, columns=PASSES).rename_axis("ms (p20 to p80), samples")
+    return wide.rename_axis(columns=None).reset_index()
+
+
+def memory_parts(measured: int) -> pd.DataFrame:
+    """The tensors of our peak at BOARD, in bf16, and the measured peak."""
+    what = {"o": "output", "lse": "log-sum-exp, fp32", "rows": "two numbers a query, fp32"}
+    what["sums"] = "dQ as it is added up, fp32"
+    held = tiled_memory(*BOARD.values(), 2, "end_to_end", one_sweep=True)
+    lines = [[f"`{n}`", what.get(n, "gradient"), f"{size:,}"] for n, size in held.items()]
+    lines += [["", "together", f"{sum(held.values()):,}"], ["", "measured peak", f"{measured:,}"]]
+    return pd.DataFrame(lines, columns=["tensor", "what it is", "bytes"])
+
+
+def counters(counted: pd.DataFrame) -> pd.DataFrame:
+    """What the hardware counted at 16 heads and 16,384 tokens, beside what counting tiles gives and
+    each tensor once."""
+    lines = []
+    for r in (
+        pick(counted, heads=16, seq_len=16384).sort_values(["head_dim", "pass"]).to_dict("records")
+    ):
+        d, pass_ = r["head_dim"], r["pass"]
+        once = attention_bytes(**BOARD | {"head_dim": d}, element_bytes=2, pass_=pass_)
+        tiles = sum(k.l2_bytes for k in traffic(pass_, head_dim=d)) if pass_ in OWN else np.nan
+        lines.append(
+            [f"{COUNTED[r['implementation']]}, {pass_}", d, digits(r["l2_bytes"] / 1e9, 3)]
+            + [digits(tiles / 1e9, 3) if r["implementation"] == OURS else "·"]
+            + [digits(r["device_bytes"] / 1e9, 3), digits(once / 1e9, 3)]
+            + [percent(r["tensor"] / 100), percent(r["exp"] / 100)]
+        )
+    names = ["", "d", "L2, GB", "by tiles", "device, GB", "each once"]
+    return pd.DataFrame(lines, columns=[*names, "tensor cores", "exponentials"])
+
+
+def plain_operations(ceiling: pd.DataFrame) -> pd.DataFrame:
+    """Measured matrix multiplies and copies beside the data sheet, with the clock."""
+    stated = {"bf16": "bf16_dense", "fp32": "fp32_plain"}
+    lines = []
+    for r in pick(ceiling.dropna(subset=["ms"]), operation="matmul").itertuples():
+        rate = 2 * r.size**3 / r.ms / 1e9
+        share = percent(rate / sheet(stated[r.dtype]))
+        name = f"{r.dtype} multiply of {r.size} × {r.size}"
+        lines.append([name, tflops(rate, 3), quantity(r.sm_mhz, "MHz", 4), share])
+    copy = copy_bandwidth(ceiling)
+    share = percent(copy / sheet("memory_bandwidth"))
+    lines.append(["device copy, read plus written", quantity(copy, "TB/s", 3), "·", share])
+    return pd.DataFrame(lines, columns=["operation", "measured", "clock", "of the data sheet"])
+
+
+def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
+    """The largest relative error of any tensor and head size, by dtype and scale of scores."""
+    wide = rows.groupby(["implementation", "dtype", "score_scale"])["error"].max().unstack([1, 2])
+    wide = wide.loc[LOOKS.order(wide.index)].map(lambda e: "n/a" if e != e else f"{e:.1e}")
+    wide.columns = [f"{d}{'' if s == 1 else f', scores × {s:.0f}'}" for d, s in wide.columns]
+    return wide.rename(index=LOOKS.short).rename_axis("largest relative error").reset_index()
+
+
+def published(rows: pd.DataFrame, lengths=(1024, 16384, 65536)) -> pd.DataFrame:
+    """One causal head of 64, ms: what another writeup printed for an H800, and our GPU times; each
+    with its gain over eager on the same GPU."""
+    theirs = data.load_reference("flash", numbers=("speedup_over_eager",))
+    wanted = {"head_dim": 64, "heads": 1}
+    lines = []
+    for dtype in ("bf16", "fp32"):
+        for pass_, title in PASSES.items():
+            for n in lengths:
+                here = {**wanted, "dtype": dtype, "pass_": pass_, "seq_len": n}
+                other = pick(theirs, device="H800", **here).set_index("implementation")
+                own = pick(rows, **here).set_index("implementation")["ms"]
+                printed = [
+                    "oom" if np.isnan(v) else f"{v:.2f}" for v in other.loc[["eager", THEIRS], "ms"]
+                ]
+                gains = other.loc[THEIRS, "speedup_over_eager"], own["eager"] / own[OURS]
+                gains = ["·" if np.isnan(g) else f"{digits(g, 3)}×" for g in gains]
+                lines.append(
+                    [f"{dtype} {title}", tokens(n), *printed, gains[0]]
+                    + [digits(own["eager"], 3), digits(own[OURS], 3), gains[1]]
+                )
+    return pd.DataFrame(
+        lines,
+        columns=["pass", "tokens", "H800 eager", "theirs", "gain", "H200 eager", "ours", "gain "],
+    )

@@ -1,0 +1,167 @@
+"""FSDP: what a rank holds beside the count, and each all-gather beside what it hides behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from a2lib.measure import bulk
+from a2lib.report.plots import stacked
+from a2lib.report.style import Chart
+from a2lib.theory import fsdp as theory
+from a2lib.theory.sharding import Held
+from a2lib.theory.transformer import SIZES
+
+MARK_MS = 0.01  # a wait of this length is the two events' own time
+PASSES = ("forward", "backward")
+PARTS = {  # a column of bytes, and what the figure calls it
+    "parameter_bytes": "weights",
+    "gradient_bytes": "gradients",
+    "optimizer_bytes": "moments",
+    "whole_bytes": "gathered weights",
+    "travelling_bytes": "whole gradients",
+}
+SHADES = {
+    "weights": "#0072b2",
+    "gradients": "#a86f00",
+    "moments": "#d55e00",
+    "gathered, in flight": "#00825f",
+    "activations": "#808080",
+}
+
+
+def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+    """The steps with what one traced step of ours says of its all-gathers: how many there are
+    (``gathers``), how many had ended by their unit's turn (``in_time``), what the others cost
+    (``stood``), and when each pass ended (``forward_ms``, ``backward_ms``), from the step's begin;
+    blank for a step that was not traced."""
+    return pd.concat(
+        [rows, pd.DataFrame([_traced(r) for r in rows.itertuples()], rows.index)], axis=1
+    )
+
+
+def _traced(row) -> dict:
+    table = gathers(row) if row.wrapper == "fsdp" else None
+    if table is None:
+        return {}
+    late = table[(table["slack_ms"] < 0) & (table["waited_ms"] > MARK_MS)]
+    ends = table.groupby("pass")["compute_end_ms"].max()
+    own = table[table["unit"] != "root"].groupby("pass")
+    found = {
+        "gathers": len(table),
+        "in_time": len(table) - len(late),
+        "stood": late["waited_ms"].sum(),
+        **{f"{name}_ms": ends[name] for name in PASSES},
+    }
+    for name, few in own:
+        found[f"gather_{name}"] = (few["gather_end_ms"] - few["gather_start_ms"]).median()
+        found[f"block_{name}"] = (few["compute_end_ms"] - few["compute_start_ms"]).median()
+    return found
+
+
+def gathers(row) -> pd.DataFrame | None:
+    """The all-gathers of the traced step of a row, from the step's begin; None if not traced."""
+    root = Path(row.file).parents[2]
+    way = "captured" if row.capture else "launched"
+    name = f"fsdp-{row.model}-{way}-{row.world_size}-ranks"
+    if ("gathers", row.device, name) not in _there(root):
+        return None
+    return pd.DataFrame(bulk.read("gathers", row.device, name, root).rows)
+
+
+def _there(root: Path) -> set:
+    return {("gathers", *found) for found in bulk.pictures("gathers", root)}
+
+
+def held(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+    """What a rank holds, with ``activations`` (what no component names), ``counted`` (the formula's
+    bytes), and ``whole``, the bytes at the moment: of the peak the most that tensors took."""
+    rows = rows.sort_values("step_number")
+    first = rows["moment"].isin(["init", "before", "after"]) & (rows["step_number"] == 0)
+    rows = rows[first | rows["moment"].isin(["forward", "peak"])].copy()
+    known = rows[[*PARTS]].sum(axis=1)
+    rows["activations"] = rows["present_bytes"] - known
+    rows["whole"] = rows["tensor_bytes"].fillna(rows["present_bytes"])
+    left = rows[rows["moment"] == "forward"].set_index(["wrapper", "model"])["activations"]
+    rows["counted"] = [
+        _counted(r, left.get((r.wrapper, r.model), float("nan"))) for r in rows.itertuples()
+    ]
+    return rows
+
+
+def _counted(row, activations: float) -> float:
+    sizes = theory.sizes(SIZES[row.model])
+    if row.moment == "peak":
+        return theory.peak(sizes, int(row.world_size), activations).total
+    if row.moment == "forward":
+        last = max(
+            theory.step(sizes, int(row.world_size), activations),
+            key=lambda held: held.moment == "backward root",
+        )
+        return last.total
+    return {h.moment: h.total for h in theory.between(sizes, int(row.world_size))}[row.moment]
+
+
+def replicated(model: str, sharded: bool) -> Held:
+    """The count of data parallelism of the same step, with the optimizer's state whole or
+    sharded."""
+    return Held(SIZES[model], 2, sharded, 4, 512, "bf16", "flash")
+
+
+def memory(rows: pd.DataFrame, model: str, parameters: int) -> Chart:
+    """What each of two GPUs holds, GB: after the update data parallelism and a sharded optimizer by
+    count, FSDP as measured, and that at its peak."""
+    few = rows[rows["model"] == model].set_index("moment")
+    after, peak = few.loc["after"], few.loc["peak"]
+    whole = {"weights": 4 * parameters, "gradients": 4 * parameters, "moments": 8 * parameters}
+    bars = {"DDP": whole, "sharded optimizer": {**whole, "moments": 4 * parameters}}
+    for name, row in (("FSDP", after), ("FSDP, at its peak", peak)):
+        bars[name] = {
+            "weights": row["parameter_bytes"],
+            "gradients": row["gradient_bytes"],
+            "moments": row["optimizer_bytes"],
+            "gathered, in flight": row["whole_bytes"] + row["travelling_bytes"],
+            "activations": row["activations"],
+        }
+    frame = pd.DataFrame(bars).T.reindex(columns=list(SHADES)).fillna(0.0) / 1e9
+
+    def draw(figure):
+        ax = figure.subplots()
+        text = [f"{total:.0f}" for total in frame.sum(axis=1)]
+        stacked(ax, frame, SHADES, text=text, xlabel="GB on each of two GPUs")
+        figure.legend(loc="outside upper left", ncols=3, frameon=False)
+
+    return Chart(draw, height=2.9)
+
+
+def lanes(table: pd.DataFrame, until_ms: float) -> Chart:
+    """All-gathers above what the units compute, from a step's begin; waits are orange."""
+    few = table[table["gather_start_ms"] < until_ms]
+
+    def draw(figure):
+        ax = figure.subplots()
+        edge = {"edgecolor": "#ffffff", "linewidth": 0.6}
+        for y, what, colour in ((1.1, "gather", "#0072b2"), (0.1, "compute", "#808080")):
+            start, end = few[f"{what}_start_ms"], few[f"{what}_end_ms"]
+            ax.broken_barh(
+                list(zip(start, end - start, strict=True)), (y, 0.8), facecolor=colour, **edge
+            )
+        late = few[few["waited_ms"] > MARK_MS]
+        waits = list(zip(late["turn_ms"], late["waited_ms"], strict=True))
+        ax.broken_barh(waits, (0.1, 0.8), facecolor="#d55e00")
+        for row in few.itertuples():
+            name = "root" if row.unit == "root" else row.unit.removeprefix("layers.")
+            for y, start, end in (
+                (1.5, row.gather_start_ms, row.gather_end_ms),
+                (0.5, row.compute_start_ms, row.compute_end_ms),
+            ):
+                if end - start > 0.04 * until_ms and end < until_ms:
+                    ax.annotate(
+                        name, ((start + end) / 2, y), ha="center", va="center", color="#ffffff"
+                    )
+        ax.set(ylim=(0, 2), xlim=(0, until_ms), xlabel="ms from the step's begin")
+        ax.set_yticks([1.5, 0.5], ["gathers", "computes"])
+        ax.grid(False, axis="y")
+
+    return Chart(draw, height=1.8)

@@ -1,0 +1,203 @@
+"""AdamW, power and first steps: what a step takes beside its matrix multiplies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from a2lib.report import plots
+from a2lib.report.page import one, pick
+from a2lib.report.pages.benchmark import (
+    FAST,
+    NARROW,
+    PHASES,
+    TITLES,
+    model_flops_utilisation,
+    spread,
+)
+from a2lib.report.style import COLOURS, Chart
+from a2lib.report.units import digits, ms, percent
+
+# What a step is called -> its way and mode, captured.
+STEPS = {
+    "fp32 weights": (FAST, "train-step"),
+    "16-bit weights": (NARROW, "train-step"),
+    "AdamW overlapped": (NARROW, "overlapped-step"),
+    "no AdamW": (NARROW, "forward-backward"),
+}
+# What a process prepares before its first step -> what that spares the step, beyond the one before.
+SPARED = {"product": "cuBLAS", "block": "kernels, autograd", "memory": "allocator"}
+
+
+def energy(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """The rows with ``watts``, mean power; ``ms_limit``, the time of the energy at the power limit;
+    ``mfu`` of the mean time; ``step``, its name in STEPS."""
+    rows = rows.copy()
+    rows["watts"] = 1e3 * rows["joules"] / rows["ms_mean"]
+    rows["ms_limit"] = 1e3 * rows["joules"] / rows["power_limit_w"]
+    rows["mfu"] = model_flops_utilisation(rows, rows["ms_mean"])
+    for name, (way, mode) in STEPS.items():
+        same = (rows[["mode", *way]] == pd.Series({"mode": mode, **way})).all(axis=1)
+        rows.loc[same, "step"] = name
+    return rows
+
+
+def firsts(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """A row per model, compile and preparation, of medians over its ``processes`` (ms): the
+    context's ``ms_context``, ``first`` and ``steady``; ``excess``, the first less the steady, and
+    its range ``apart``."""
+    key = ["model", "compile", "prepared"]
+    timed = rows[(rows["status"] == "ok") & rows["part"].isin(["context", "first", "steady"])]
+    wide = timed.pivot_table(index=[*key, "repeat"], columns="part", values="ms", observed=True)
+    wide = wide.reindex(columns=["context", "first", "steady"])
+    wide["excess"] = wide["first"] - wide["steady"]
+    found = wide.groupby(key).median()
+    found["apart"] = wide.groupby(key)["excess"].agg(lambda s: s.max() - s.min())
+    found["processes"] = wide.groupby(key).size()
+    return found.reset_index().rename(columns={"context": "ms_context"})
+
+
+def parts(rows: pd.DataFrame, model: str) -> dict[str, float]:
+    """What each preparation spares the first step of a model, and the rest (ms)."""
+    left = one(rows, model=model, compile="none", prepared="nothing").excess
+    found = {}
+    for prepared, name in SPARED.items():
+        after = one(rows, model=model, compile="none", prepared=prepared).excess
+        found[name], left = left - after, after
+    return {**found, "rest": left}
+
+
+def steps(rows: pd.DataFrame, model: str) -> Chart:
+    """The sustained step of a model in each of STEPS, with its share of peak, energy and clock."""
+    found = [one(rows, model=model, step=name) for name in STEPS]
+    text = [
+        f"{ms(r.ms_mean, 3)}, {percent(r.mfu)}, {digits(r.joules, 3)} J, {r.sm_mhz:,.0f} MHz"
+        for r in found
+    ]
+
+    def draw(figure):
+        ax = figure.subplots()
+        shades = [COLOURS[1], COLOURS[0], COLOURS[0], COLOURS[4]]
+        plots.bars(
+            ax,
+            list(STEPS),
+            [r.ms_mean for r in found],
+            text=text,
+            colours=shades,
+            xlabel="a step, ms",
+        )
+        ax.set_xlim(0, 2.8 * max(r.ms_mean for r in found))
+        ax.set_xticks([0, 50, 100])
+        ax.grid(False)  # the text crosses it
+
+    return Chart(draw, height=2.2)
+
+
+def streams() -> Chart:
+    """The backward and AdamW on two streams: one after the other, and overlapped."""
+    cases = {"AdamW after the backward": False, "AdamW overlapped, on paper": True}
+
+    def draw(figure):
+        for ax, (title, beside) in zip(
+            figure.subplots(2, 1, sharex=True), cases.items(), strict=True
+        ):
+            ax.broken_barh([(i, 0.94) for i in range(8)], (1.1, 0.8), color=COLOURS[1])
+            updates = [(i + 1 if beside else 8 + 0.5 * i, 0.47) for i in range(8)]
+            ax.broken_barh(updates, (0, 0.8), color=COLOURS[0])
+            ax.set_yticks([0.4, 1.5], ["AdamW (bytes)", "backward (multiplies)"])
+            ax.set_title(title, loc="left")
+            ax.set(xlim=(0, 12.5), xticks=[])
+            ax.tick_params(axis="y", length=0)
+            ax.grid(False)
+        ax.set_xlabel("time")
+
+    return Chart(draw, height=2.5)
+
+
+def first_steps(rows: pd.DataFrame, *models: str) -> Chart:
+    """What a first step takes beyond a steady one, by what it pays for."""
+    table = pd.DataFrame({TITLES[m]: parts(rows, m) for m in models}).T.clip(lower=0)
+
+    def draw(figure):
+        ax = figure.subplots()
+        shades = dict(
+            zip(table.columns, (COLOURS[1], COLOURS[0], COLOURS[2], COLOURS[4]), strict=True)
+        )
+        plots.stacked(
+            ax,
+            table,
+            shades,
+            text=[ms(t) for t in table.sum(axis=1)],
+            xlabel="ms beyond a steady step",
+        )
+        figure.legend(
+            loc="outside upper left", ncols=4, frameon=False, columnspacing=1.0, handlelength=1.0
+        )
+
+    return Chart(draw, height=1.9)
+
+
+def process(rows: pd.DataFrame, *models: str) -> Chart:
+    """The steps of two fresh processes a model from the second on, over the median of those from
+    the fourth on; what the first takes stands above."""
+
+    def draw(figure):
+        axes = figure.subplots(1, len(models), sharey=True)
+        for ax, model in zip(axes, models, strict=True):
+            firsts = []
+            for warmup, look in (
+                (0, {"color": COLOURS[1], "marker": "o"}),
+                (5, {"color": COLOURS[0], "marker": "^"}),
+            ):
+                mine = pick(rows, model=model, context=128, phase="wall", warmup=warmup)
+                mine = mine.sort_values("step_number")["ms"].to_numpy(float)
+                ratio = mine / np.median(mine[3:])
+                ax.plot(range(2, len(mine) + 1), ratio[1:], markersize=4, linewidth=1.2, **look)
+                firsts.append(digits(ratio[0]))
+            ax.set_title(f"{TITLES[model]}\nfirst: {', '.join(firsts)}", loc="left")
+            ax.set(xlabel="step", xticks=[2, 5, 10, 15])
+        axes[0].set(ylabel="over the median", ylim=(0.7, 1.4))
+
+    return Chart(draw, height=2.6)
+
+
+def by_step(rows: pd.DataFrame) -> pd.DataFrame:
+    """Time, share of peak, energy, power and clock of each sustained step."""
+    order = rows.assign(place=rows["model"].map({name: i for i, name in enumerate(TITLES)}))
+    names = rows["step"].where(rows["step"].notna(), "PyTorch's attention, fp32 weights")
+    found = order.assign(step=names).sort_values(["place", "ms_mean"], ascending=[True, False])
+    cells = [
+        [
+            TITLES[r.model],
+            r.step,
+            digits(r.ms_mean, 3),
+            percent(r.mfu),
+            digits(r.joules, 3),
+            f"{r.watts:.0f}",
+            digits(r.ms_limit, 3),
+            f"{r.sm_mhz:,.0f}",
+        ]
+        for r in found.itertuples()
+    ]
+    return pd.DataFrame(
+        cells, columns=["model", "step", "ms", "MFU", "J", "W", "ms at the limit", "MHz"]
+    )
+
+
+def samples(steps, model: str, warmup: int, phase: str = "wall", context: int = 128) -> pd.Series:
+    """The ten times (ms) that a mean after so many steps of warm-up is taken of: those of a process
+    of its own, or of the one of fifteen steps, from its step ``warmup`` on."""
+    mine = pick(steps, model=model, context=context, phase=phase, status="ok")
+    mine = pick(mine, warmup=warmup if (mine["warmup"] == warmup).any() else 5)
+    number = mine["step_number"].astype(int)
+    return mine.sort_values("step_number")["ms"][(number >= warmup) & (number < warmup + 10)]
+
+
+def warmups(steps: pd.DataFrame, context: int = 128) -> pd.DataFrame:
+    """Mean and deviation of ten steps after 0, 1, 2 and 5 steps of warm-up."""
+    lines = []
+    for model in [m for m in TITLES if (steps["model"] == m).any()]:
+        for warmup in (0, 1, 2, 5):
+            found = [samples(steps, model, warmup, p, context) for p in (*PHASES, "wall")]
+            lines.append([TITLES[model], warmup, *(spread(s.mean(), s.std()) for s in found)])
+    return pd.DataFrame(lines, columns=["model", "warm-up", *PHASES, "train-step"])

@@ -1,0 +1,262 @@
+"""Memory: peaks of steps beside their count, what a block keeps, and who asked for it."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+import pandas as pd
+
+from a2lib.report import plots, traces
+from a2lib.report.data import load_reference
+from a2lib.report.page import Missing
+from a2lib.report.pages import timeline
+from a2lib.report.style import COLOURS, Chart
+from a2lib.theory.devices import DEVICES
+from a2lib.theory.jobs import Job
+from a2lib.theory.layouts import Layout, evaluate
+from a2lib.theory.saved import block_saved, block_saved_bytes
+from a2lib.theory.step_memory import StepMemory, asked, peak, refused
+from a2lib.theory.transformer import SIZES, block_gradient_bytes, state_bytes
+
+BATCH, MODEL = 4, "2.7B"
+CONTEXTS = (128, 256, 512, 1024, 2048)
+UNIT = {"MiB": 2**20, "GiB": 2**30, "GB": 1e9, "G": 1e9, "B": 1}
+KINDS = {
+    "softmax's output": ("mask", "probabilities", "16-bit probabilities", "log-sum-exp"),
+    "FFN": ("gate, SiLU, value", "product"),
+    "norms, residual stream": ("input", "root", "normalised", "norm"),
+    "q, k, v, heads' results": ("q, k, v", "heads' results"),
+    "bf16 copies of inputs": ("16-bit norm",),
+    "bf16 copies of weights": ("16-bit weight",),
+}
+SHADES = ("#d55e00", "#0072b2", "#808080", "#86b6e6", "#f0ad78", "#444444")
+# What one GPU of the largest model's step would hold: devices, sharding, checkpoints, optimizer.
+WAYS = {
+    "1 GPU, a checkpoint around each block": (1, "none", "block", "adamw"),
+    "the same, AdamW's moments in 8 bits": (1, "none", "block", "adamw-8bit"),
+    "2 GPUs, moments sharded, checkpoints": (2, "zero1", "block", "adamw"),
+    "2 GPUs, all state sharded (FSDP)": (2, "fsdp", "none", "adamw"),
+    "the same with checkpoints": (2, "fsdp", "block", "adamw"),
+}
+
+
+def step(
+    context=512, mode="train-step", precision="fp32", attention="eager", model=MODEL, first=False
+) -> StepMemory:
+    """A step of a named model as theory has it."""
+    return StepMemory(SIZES[model], BATCH, int(context), mode, precision, attention, first)
+
+
+def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """The rows with, in bytes: ``state``, 16 a parameter; ``capacity``, all that the driver gives.
+    Of whole second steps ``counted``, tensors and workspaces at the peak, and ``planned`` (train
+    steps); of those that ran out ``wanted`` and ``wanted_counted``, the segment that there was no
+    room for, by PyTorch's message and by the count."""
+    rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
+    whole = (rows["phase"] == "step") & (rows["step_number"] == 1)
+    beside = (rows["driver_bytes"] - rows["reserved_bytes"]).median()
+    given = rows["note"].map(lambda note: _said("total capacity of", note)).min()
+    found = [
+        _theory(r, given - beside) if w else {}
+        for r, w in zip(rows.itertuples(), whole, strict=True)
+    ]
+    state = rows["model"].map({m: state_bytes(s).total for m, s in SIZES.items()})
+    return rows.assign(state=state, capacity=given).join(pd.DataFrame(found, index=rows.index))
+
+
+def _said(words: str, note: str) -> float:
+    """The size behind these words in PyTorch's message that memory ran out."""
+    found = re.search(rf"{words} ([\d.]+) (MiB|GiB)", str(note))
+    return float(found[1]) * UNIT[found[2]] if found else np.nan
+
+
+def _theory(row, room: float) -> dict:
+    one = step(row.context, row.mode, row.precision, row.attention, row.model)
+    found = {"counted": asked(one)}
+    if row.mode == "train-step":
+        job = Job(
+            one.shape, DEVICES["H200"], 1, BATCH, one.context, 0.0, one.precision, one.attention
+        )
+        found["planned"] = evaluate(job, Layout(sharding="none")).memory_bytes
+    if row.status == "oom" and room == room:
+        end = refused(one, int(room))
+        unit = "GiB" if end and end.wanted > 2**30 else "MiB"
+        found["wanted"] = _said("Tried to allocate", row.note)
+        found["wanted_counted"] = round(end.wanted / UNIT[unit], 2) * UNIT[unit] if end else np.nan
+    return found
+
+
+def blocks(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """The rows with, in bytes: ``formula`` and ``gradients``, as counted; ``largest`` and ``five``,
+    the largest tensor and the five largest that autograd's hooks saw."""
+    rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
+    about = ("model", "context", "precision", "attention")
+    seen = {
+        tuple(p.about[k] for k in about): sorted((r["bytes"] for r in p.rows), reverse=True)
+        for p in traces.pictures("saved", rows).values()
+    }
+    sizes = [seen.get(tuple(getattr(r, k) for k in about), [np.nan]) for r in rows.itertuples()]
+    return rows.assign(
+        formula=[
+            block_saved_bytes(SIZES[r.model], BATCH, int(r.context), r.attention, r.precision)
+            for r in rows.itertuples()
+        ],
+        gradients=[block_gradient_bytes(SIZES[m]) for m in rows["model"]],
+        largest=[found[0] for found in sizes],
+        five=[sum(found[:5]) for found in sizes],
+    )
+
+
+def recordings(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """The rows with ``counted`` (of steps) and, of their forward and backward, ``forward_largest``
+    and ``backward_largest``, bytes of the largest allocation; how many it has (``_of``)."""
+    pictures = traces.pictures("lines", rows).values()
+    found = []
+    for row in rows.itertuples():
+        first = int(row.step_number) == 0
+        about = row.context, row.mode, row.precision, row.attention, row.model, first
+        mine = {"counted": np.nan if row.mode == "block" else asked(step(*about))}
+        for picture in pictures:
+            if all(getattr(row, k) == v for k, v in picture.about.items() if hasattr(row, k)):
+                for phase in ("forward", "backward"):
+                    lines = [r for r in picture.rows if r["phase"] == phase] or [{"bytes": np.nan}]
+                    most = max(r["bytes"] for r in lines)
+                    mine[f"{phase}_largest"] = most
+                    mine[f"{phase}_of"] = sum(
+                        r.get("count", 0) for r in lines if r["bytes"] == most
+                    )
+        found.append(mine)
+    return rows.join(pd.DataFrame(found, index=rows.index))
+
+
+def over(rows: pd.DataFrame, **about) -> list[dict]:
+    """The recorded timeline of a step, from its first phase on."""
+    found = traces.picture("memory", rows, step_number=1, model=MODEL, **about)
+    return found[next(i for i, row in enumerate(found) if "/" in row["phase"]) :]
+
+
+def kinds(context: int, precision: str, attention: str) -> dict[str, int]:
+    """Bytes that a block keeps, by kind."""
+    found = dict.fromkeys(KINDS, 0)
+    for one in block_saved(SIZES[MODEL], BATCH, context, attention, precision):
+        found[next(k for k, whats in KINDS.items() if one.what in whats)] += one.bytes
+    return found
+
+
+def block_bars(context: int) -> Chart:
+    """What one block keeps by kind: a bar for each precision and attention, GB."""
+    names = {"eager": "eager", "flash": "Flash"}
+    bars = {f"{p}, {names[a]}": kinds(context, p, a) for p in ("fp32", "bf16") for a in names}
+    frame = pd.DataFrame(bars).T / 1e9
+
+    def draw(figure):
+        ax = figure.subplots()
+        text = [f"{total:.3g}" for total in frame.sum(axis=1)]
+        plots.stacked(
+            ax,
+            frame,
+            dict(zip(KINDS, SHADES, strict=True)),
+            text=text,
+            least=9,
+            xlabel="GB kept by one block",
+        )
+        figure.legend(loc="outside upper left", ncols=2, frameon=False)
+
+    return Chart(draw, height=3.3)
+
+
+def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
+    """Bytes by category at the peak of each step, as counted, GB; what ran out of memory says so,
+    and the dashed line is what the driver gives."""
+    frame = pd.DataFrame({name: peak(one).by_category for name, one in steps.items()}).T / 1e9
+    ran = [_ran(rows, one) for one in steps.values()]
+    text = [f"{x:.0f}{'' if ok else ', oom'}" for x, ok in zip(frame.sum(axis=1), ran, strict=True)]
+
+    def draw(figure):
+        ax = figure.subplots()
+        plots.stacked(ax, frame, timeline.CATEGORIES, text=text, least=9, xlabel="GB at the peak")
+        plots.reference(ax, rows["capacity"].iloc[0] / 1e9, "", vertical=True)
+        figure.legend(loc="outside upper left", ncols=2, frameon=False)
+
+    return Chart(draw, height=4.2)
+
+
+def _ran(rows: pd.DataFrame, one: StepMemory) -> bool:
+    same = (rows["model"] == MODEL) & (rows["phase"] == "step") & (rows["step_number"] == 1)
+    for name in ("context", "mode", "precision", "attention"):
+        same &= rows[name] == getattr(one, name)
+    if not same.any():
+        raise Missing(f"no row of {one}")
+    return bool((rows[same]["status"] == "ok").all())
+
+
+def trade(contexts: tuple[int, ...]) -> Chart:
+    """Saved tensors and gradients while backward passes the blocks, fp32 and eager attention, GB
+    beyond weights and moments."""
+    shape = SIZES[MODEL]
+    gradients, done = block_gradient_bytes(shape), np.arange(shape.num_layers + 1)
+
+    def draw(figure):
+        ax = figure.subplots()
+        for context, colour in zip(contexts, COLOURS, strict=False):
+            kept = block_saved_bytes(shape, BATCH, context, "eager", "fp32")
+            size = ((shape.num_layers - done) * kept + done * gradients) / 1e9
+            ax.plot(done, size, color=colour, linewidth=2)
+            ax.annotate(
+                f"{context:,} tokens",
+                (done[1], size[1]),
+                (4, 5),
+                color=colour,
+                textcoords="offset points",
+            )
+        ax.set(xlabel="blocks gone backward", ylabel="GB")
+        ax.set(xlim=(0, shape.num_layers), ylim=(0, None))
+
+    return Chart(draw, height=2.8)
+
+
+@functools.lru_cache(maxsize=64)
+def written_out(one: StepMemory) -> int:
+    """The peak where softmax and SiLU are written as formulas: autograd then keeps the exponentials
+    beside the probabilities (which autocast keeps in 16 bits alone), and the sigmoid beside the
+    SiLU."""
+    now = most = sum(one.standing().values())
+    kept = ("a/prob", "f/silu") if one.precision == "fp32" else ("f/silu",)
+    for event in one.events():
+        twice = one.mode != "inference" and event.name.endswith(kept)
+        size = event.bytes * (2 if twice else 1)
+        now += size if event.made else -size
+        most = max(most, now)
+    return most
+
+
+def published() -> pd.DataFrame:
+    """Peaks that others printed, with ``printed_bytes``, and ours and a formula's count of it."""
+    rows = load_reference("memory", needs=("printed",), numbers=("printed",))
+    rows = rows[rows["quantity"] == "peak"].reset_index(drop=True)
+    every = [step(r.context, r.mode, r.precision, model=r.model) for r in rows.itertuples()]
+    return rows.assign(
+        printed_bytes=rows["printed"] * rows["unit"].map(UNIT),
+        counted=[peak(one).total for one in every],
+        written=[written_out(one) for one in every],
+    )
+
+
+def ways(model: str) -> dict[str, list[float]]:
+    """What a GPU would hold in a train step of the largest model by the planner, by way and
+    context: the more of fp32 and bf16 with eager attention, bytes."""
+    return {
+        way: [
+            max(
+                evaluate(
+                    Job(SIZES[model], DEVICES["H200"], n, BATCH, c, 0.0, p, "eager", optimizer),
+                    Layout(data=n, sharding=sharding, checkpointing=kept),
+                ).memory_bytes
+                for p in ("fp32", "bf16")
+            )
+            for c in CONTEXTS
+        ]
+        for way, (n, sharding, kept, optimizer) in WAYS.items()
+    }

@@ -1,0 +1,268 @@
+"""Drawings of parallelism: who holds what, what moves when, rings and pipelines on the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
+from a2lib.theory import schedules
+from a2lib.theory.collectives import run_all_reduce, run_alternate
+from a2lib.theory.other_axes import bubble_share
+from a2lib.theory.schedules import COMPUTE, LINKS, Task, Timeline
+
+LEFT = 66  # units for the names of streams
+FILLS = {
+    "compute": "fill: #86b6e6", "gather": "fill: #f0ad78", "reduce": "fill: #f6cfab",
+    "scatter": "fill: #f6cfab", "F": "fill: #86b6e6", "B": "fill: #f0ad78", "W": "fill: #f6cfab",
+}  # fmt: skip
+LETTERS = {"compute": "C", "gather": "G", "reduce": "R", "scatter": "S"}
+LETTER = 8.3  # units that a box needs for each of its characters
+
+
+def clock(
+    timeline: Timeline, y: float, names: dict[str, str], seconds: float | None = None
+) -> tuple[list[str], float]:
+    """The rows of a timeline, one per stream in ``names``, from ``y`` down; and where they end.
+
+    A box has its task's letter and number where it is wide enough.
+    """
+    across, height, out = (WIDTH - LEFT - 6) / (seconds or timeline.seconds), 22, []
+    for stream, name in names.items():
+        out.append(text(LEFT - 6, y + height / 2 + 4, name, anchor="end"))
+        out.append(stroke(f"M{LEFT} {y + height + 2:g}H{WIDTH - 4}", "#dddddd"))
+        for task in timeline.tasks:
+            if task.stream != stream:
+                continue
+            x, wide = LEFT + timeline.start[task.name] * across, task.seconds * across
+            kind, *rest = task.name.split()
+            out.append(box(x + 0.5, y, max(wide - 1, 1), height, FILLS[kind]))
+            words = LETTERS.get(kind, "") + _short(rest)
+            if kind in LETTERS and wide >= LETTER * len(words):
+                out.append(text(x + wide / 2, y + height / 2 + 4, words, anchor="middle"))
+        y += height + 6
+    return out, y
+
+
+def _short(rest: list[str]) -> str:
+    """Layer and part of a task: 1 0 -> 2a."""
+    return str(int(rest[0]) + 1) + ("ab"[int(rest[1])] if len(rest) > 1 else "")
+
+
+def passes(
+    forward: list[Task], backward: list[Task] | None, names: dict[str, str], y: float
+) -> tuple[list[str], float]:
+    """Forward and backward of a few layers, drawn to one scale."""
+    runs = [schedules.run(tasks) for tasks in (forward, backward) if tasks]
+    longest = max(one.seconds for one in runs)
+    out = []
+    for title, one in zip(("forward", "backward"), runs, strict=False):
+        out.append(text(LEFT, y + 10, title, bold=True))
+        rows, y = clock(one, y + 16, names, seconds=longest)
+        out += rows
+        y += 6
+    return out, y
+
+
+def rings(n: int = 4) -> Drawing:
+    """The two rings on one axis of time, device by device: what each sends, round by round.
+
+    A box is as wide as its message takes; its number is the device whose tensor, or the chunk of
+    the sum, goes. Drawn from the rings run on n tensors of n elements.
+    """
+    given = [[10**i] * n for i in range(n)]
+    whole, chunked = run_alternate(given), run_all_reduce(given)
+    unit = (WIDTH - LEFT - 10) / max(whole.elements, chunked.elements)
+    out, y = [], 0.0
+    for title, run, wide, first in (
+        (f"whole tensors: {whole.rounds} rounds", whole, n, None),
+        (f"chunks of 1/{n}: {chunked.rounds} rounds", chunked, 1, n - 1),
+    ):
+        out.append(text(LEFT, y + 14, title, bold=True))
+        y += 22
+        for device in range(n):
+            out.append(text(LEFT - 6, y + 15, f"device {device}", anchor="end"))
+            for t in range(run.rounds):
+                x = LEFT + t * wide * unit
+                late = first is not None and t >= first
+                number = (device + 1 - (t - first) if late else device - t) % n
+                kind = "reduce" if first is not None and not late else "gather"
+                out.append(box(x + 0.5, y, wide * unit - 1, 20, FILLS[kind]))
+                out.append(text(x + wide * unit / 2, y + 14, str(number), anchor="middle"))
+            y += 24
+        end = f"M{LEFT + run.elements * unit:g} {y - 4:g}v-{24 * n:g}"
+        out.append(stroke(end, "#555555", more="; stroke-dasharray: 3 3"))
+        y += 6
+    counts = {"whole": whole.elements, "chunked": chunked.elements}
+    return Drawing(out, y, counts)
+
+
+PIPES = (("gpipe", 1, "GPipe"), ("1f1b", 1, "1F1B"), ("interleaved", 2, "interleaved"),
+         ("zb-h1", 1, "zero bubble (H1)"))  # fmt: skip
+
+
+def pipelines(stages: int = 4, microbatches: int = 8) -> Drawing:
+    """Pipelines on one axis of time, with their bubbles; the bubble is the paper's colour."""
+    runs = [
+        (title, kind, chunks, schedules.run(schedules.pipeline(kind, stages, microbatches, chunks)))
+        for kind, chunks, title in PIPES
+    ]
+    longest = max(one.seconds for *_, one in runs)
+    across = (WIDTH - LEFT - 6) / longest
+    out, y, counts = [], 0.0, {}
+    for title, kind, chunks, one in runs:
+        share = bubble_share(kind, stages, microbatches, chunks)
+        held = schedules.held_by_stage(one, 0, stages) / chunks
+        counts[kind] = round(100 * share)
+        title += f": bubble {100 * share:.0f} %, holds {held:g}"
+        out.append(text(LEFT, y + 12, title, bold=True))
+        y += 18
+        for stage in range(stages):
+            out.append(text(LEFT - 6, y + 12, f"stage {stage + 1}", anchor="end"))
+            for task in one.tasks:
+                if task.stream != f"stage {stage}":
+                    continue
+                x = LEFT + one.start[task.name] * across
+                style = FILLS[task.name[0]] + "; stroke: #555555; stroke-width: 0.5"
+                out.append(box(x, y, task.seconds * across, 15, style))
+            y += 18
+        y += 6
+    more, y = _legend({FILLS["F"]: "forward", FILLS["B"]: "backward, of zero bubble inputs' alone",
+                       FILLS["W"]: "weights' gradients"}, y)  # fmt: skip
+    return Drawing([*out, *more], y, counts)
+
+
+DEVICES = 4
+HELD = "fill: #86b6e6"
+SENT = "fill: #f0ad78"  # there for a while: gathered, or a partial sum
+NONE = "fill: none; stroke: #808080; stroke-width: 0.8"
+Cells = Callable[[int], Iterable[tuple[int, int]]]
+
+
+def _holdings(rows: list[tuple[str, tuple[int, int], Cells, str]], y: float,
+              names: list[str] | None = None) -> tuple[list[str], float]:  # fmt: skip
+    """A column per device and a row per tensor, cut into cells of which the device has some.
+
+    A row: the tensor's name, its cut (rows, columns), which cells a device has, and their style.
+    """
+    column = (WIDTH - LEFT) / DEVICES
+    names = names or [f"device {i}" for i in range(DEVICES)]
+    out = [text(LEFT + (i + 0.45) * column, y + 11, names[i], anchor="middle")
+           for i in range(DEVICES)]  # fmt: skip
+    y += 18
+    for name, (down, across), cells, style in rows:
+        lines = name.split("\n")
+        for k, line in enumerate(lines):
+            out.append(text(LEFT - 6, y + 22 + 14 * (k - (len(lines) - 1) / 2), line, anchor="end"))
+        for i in range(DEVICES):
+            own = set(cells(i))
+            high, wide = 36 / down, 56 / across
+            for r in range(down):
+                for c in range(across):
+                    x = LEFT + i * column + 4 + c * wide
+                    kind = style if (r, c) in own else NONE
+                    out.append(box(x, y + r * high, wide - 1.5, high - 1.5, kind))
+        y += 44
+    return out, y
+
+
+def _legend(words: dict[str, str], y: float) -> tuple[list[str], float]:
+    out = []
+    for style, meaning in words.items():
+        out += [box(LEFT, y, 16, 12, style), text(LEFT + 24, y + 11, meaning)]
+        y += 19
+    return out, y
+
+
+def _drawing(rows, names, forward, backward, streams, meanings, letters) -> Drawing:
+    out, y = _holdings(rows, 0, names)
+    more, y = _legend(meanings, y)
+    out += more
+    more, y = passes(forward, backward, streams, y + 8)
+    out += more
+    out += [text(LEFT, y + 11 + 17 * k, line) for k, line in enumerate(letters)]
+    return Drawing(out, y + 17 * len(letters) + 2, {"rows": len(rows)})
+
+
+STREAMS = {COMPUTE: "computes", LINKS: "sends"}
+HOLDS = {HELD: "always held", SENT: "there while it is used"}
+
+
+def fully_sharded() -> Drawing:
+    """A quarter of everything; a layer's weights are gathered for the time they are used."""
+    return _drawing(
+        [("batch", (4, 1), lambda i: [(i, 0)], HELD),
+         ("weights", (4, 1), lambda i: [(i, 0)], HELD),
+         ("one layer,\nin use", (4, 1), lambda i: [(r, 0) for r in range(4)], SENT),
+         ("gradients,\nmoments", (4, 1), lambda i: [(i, 0)], HELD)],
+        None, schedules.fsdp_forward(4, 1.0, 0.7), schedules.fsdp_backward(4, 2.0, 0.7, 0.7),
+        STREAMS, HOLDS,
+        ["G: all-gather of a layer's weights", "S: reduce-scatter of its gradients"],
+    )  # fmt: skip
+
+
+def tensor_parallel() -> Drawing:
+    """Every token on every device, a quarter of each matrix; sums of activations move."""
+    return _drawing(
+        [("x, y", (1, 1), lambda i: [(0, 0)], HELD),
+         ("W1, W2", (1, 4), lambda i: [(0, i)], HELD),
+         ("W3", (4, 1), lambda i: [(i, 0)], HELD),
+         ("x1, x2, z", (1, 4), lambda i: [(0, i)], HELD)],
+        None, schedules.tensor_forward(2, 2.0, 1.6, 2), schedules.tensor_forward(2, 4.0, 1.6, 2),
+        STREAMS, {HELD: "held"},
+        ["R: all-reduce, of y forward, of dx backward", "a, b: halves of the batch"],
+    )  # fmt: skip
+
+
+def sequence_parallel() -> Drawing:
+    """Rows of tokens outside the products, columns within; whole rows for the time of a product."""
+    own, every = (lambda i: [(i, 0)]), (lambda i: [(r, 0) for r in range(DEVICES)])
+    out, y = _holdings([
+        ("stream,\nnorm", (4, 1), own, HELD), ("gathered", (4, 1), every, SENT),
+        ("heads,\nhidden", (1, 4), lambda i: [(0, i)], HELD),
+        ("partial\nsums", (4, 1), every, SENT), ("stream", (4, 1), own, HELD)], 0)  # fmt: skip
+    more, y = _legend({HELD: "kept for the backward", SENT: "there for one product"}, y)
+    return Drawing(out + more, y, {"gathers": 2, "scatters": 2})
+
+
+def mesh() -> Drawing:
+    """Two by two: half of the batch, a quarter of each matrix, half of it while in use."""
+    fsdp, tp = (lambda i: i // 2), (lambda i: i % 2)
+    return _drawing(
+        [("batch", (2, 1), lambda i: [(fsdp(i), 0)], HELD),
+         ("W1, W2", (2, 2), lambda i: [(fsdp(i), tp(i))], HELD),
+         ("in use", (2, 2), lambda i: [(r, tp(i)) for r in range(2)], SENT),
+         ("W3", (2, 2), lambda i: [(tp(i), fsdp(i))], HELD),
+         ("x1, x2, z", (2, 2), lambda i: [(fsdp(i), tp(i))], HELD)],
+        [f"{fsdp(i)}, {tp(i)}" for i in range(DEVICES)],
+        schedules.mesh_forward(3, 2.0, 1.6, 1.6, 2, shared=False), None,
+        {COMPUTE: "computes", "gathers": "FSDP axis", "sums": "TP axis"}, HOLDS,
+        ["devices: FSDP index, TP index", "G: gather among those of one TP index",
+         "R: sum among those of one FSDP index"],
+    )  # fmt: skip
+
+
+def experts_and_contexts() -> Drawing:
+    """Above, whose tokens travel to which expert's device; below, the rounds of ring attention."""
+    n, out, y = DEVICES, [], 12.0
+    side, counts = 44, {"kept": n, "sent": n * (n - 1)}
+    parts = {HELD: f"{n} parts stay", SENT: f"{n * (n - 1)} parts are sent, and their results back"}
+    passed = {HELD: "its own", SENT: "received from the device before it"}
+    for title, row, cell, own, meanings in (
+        ("experts: tokens of device i for device j", "device {}", lambda i, j: f"{i} to {j}",
+         lambda i, j: i == j, parts),
+        ("context: keys and values seen, by round", "queries {}", lambda i, t: f"KV {(i - t) % n}",
+         lambda i, t: t == 0, passed),
+    ):  # fmt: skip
+        out.append(text(LEFT, y, title, bold=True))
+        y += 10
+        for i in range(n):
+            out.append(text(LEFT - 6, y + 16, row.format(i), anchor="end"))
+            for j in range(n):
+                x = LEFT + j * (side + 4)
+                out.append(box(x, y, side, 22, HELD if own(i, j) else SENT))
+                out.append(text(x + side / 2, y + 15, cell(i, j), anchor="middle"))
+            y += 26
+        more, y = _legend(meanings, y + 2)
+        out += more
+        y += 16
+    return Drawing(out, y - 14, counts)

@@ -1,0 +1,276 @@
+"""Traces of a training step: the rows of each phase with what its kernels add up to."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+from matplotlib.ticker import NullLocator
+
+from a2lib.report import traces
+from a2lib.report.drawing import Drawing, box, stroke, text
+from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.plots import stacked
+from a2lib.report.style import COLOURS, INK, Chart
+from a2lib.report.units import digits, percent
+from a2lib.theory.products import matmul_flops
+from a2lib.theory.roofline import compiled_step, eager_step, floor, fused_step
+from a2lib.theory.transformer import SIZES
+
+SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
+TRACE = [*SETTING, "profiler"]
+# Precision, attention, compile -> the way's name, and the step whose floor it has.
+WAYS = {
+    ("fp32", "eager", "none"): ("fp32", eager_step),
+    ("fp32", "eager", "blocks"): ("fp32, compiled", compiled_step),
+    ("bf16", "eager", "none"): ("bf16", eager_step),
+    ("bf16", "flash", "blocks"): ("bf16, Flash, compiled", fused_step),
+}
+GROUPS = {"matmul": "matmul", "attention": "flash", "copy": "copies", "optimizer": "adamw"}
+SHOWN = {
+    "matmul": "#0072b2",
+    "attention": "#d55e00",
+    "between matmuls": "#00825f",
+    "copies and casts": "#808080",
+    "AdamW": "#444444",
+}
+# What only adds the parts of a product that was divided, or clears a workspace.
+NO_CALL = re.compile(r"split_k_kernel|reduce")
+INSIDE = "attn.attention."
+# What a block does between its matrix multiplies: the ranges that launch it; the names of its
+# kernels in theory/roofline.py; what Inductor's names have that hold it, the first of them counts.
+BETWEEN = {
+    "masked": (
+        (INSIDE + "scores", INSIDE + "softmax"),
+        r"times scale|indices|compare|mask|softmax",
+        r"softmax",
+    ),
+    "gate": (("ffn",), r"silu|gate", r"silu"),
+    "rope": (("attn", INSIDE + "values"), r"rope|copy [vo]", r"flip|neg_stack|transpose"),
+    "norms": (("ln1", "ln2", "block"), r"norm|residual", r"rsqrt|add"),
+}
+PER_SCORE = 5  # compare, subtract, exponential, add, divide
+
+
+def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
+    """The rows of each phase ("step": all of them) with, in ms, the time of its kernels by class:
+    ``matmul``, ``flash`` (fused attention), ``copies``, ``adamw``, ``between`` (the others) and
+    ``total``; ``rest``, all but the first two, and their ``share``; the calls of its ``kernels``
+    and ``matmuls``; ``top``, the kernel that takes most, with ``top_calls``, ``top_share`` and
+    ``top_parts``; of a forward its parts (``scores``, ``values``, ``softmax``, ``casts``, those
+    of BETWEEN); what is known by count (``_counted``); ``slow`` and ``quick``, the step by the
+    slowest and the quickest of its timers, with ``idle_least`` and ``idle_most``; ``replay``, the
+    step as a CUDA graph.
+    """
+    key = [*TRACE, "phase"]
+    every = traces.kernels(rows)
+    rows = rows.assign(
+        way=[WAYS.get(w, ("other",))[0] for w in zip(*(rows[c] for c in SETTING[4:]), strict=True)]
+    )
+    if len(every):
+        every = pd.concat([every, every.assign(phase="step")])
+        found = [dict(zip(key, at, strict=True)) | _sums(k) for at, k in every.groupby(key)]
+        sums = pd.DataFrame(found).astype(
+            {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
+        )
+        rows = rows.merge(sums, on=key, how="left")
+    rate, flops = copy_bandwidth(of("ceiling")), ceilings(of("ceiling"))
+    rows = rows.join(pd.DataFrame([_counted(r, flops, rate) for r in rows.itertuples()]))
+    rows["depth"] = rows["us_queued"] / 1e3 * rows["launches"] / rows["ms_busy"]
+    timed = [rows.assign(ms=rows["ms_timer"])]
+    for name in ("benchmark", "compile_model"):
+        own = of(name)
+        timed.append(own[~own["capture"] & (own["warmup"] > 0)] if "capture" in own else own)
+    timed = pd.concat([t[[*SETTING, "phase", "ms"]] for t in timed if len(t)]).dropna()
+    timers = timed.groupby([*SETTING, "phase"])["ms"].agg(quick="min", slow="max")
+    rows = rows.join(timers, on=[*SETTING, "phase"])
+    own = of("benchmark")
+    own = own[own["capture"] & (own["status"] == "ok")].drop_duplicates([*SETTING, "phase"])
+    replayed = own.set_index([*SETTING, "phase"])["ms"].rename("replay")
+    rows = rows.join(replayed, on=[*SETTING, "phase"])
+    rows["idle_least"] = (1 - rows["ms_busy"] / rows["quick"]).clip(lower=0)
+    rows["idle_most"] = (1 - rows["ms_busy"] / rows["slow"]).clip(lower=0)
+    return rows
+
+
+def _sums(k: pd.DataFrame) -> dict:
+    """What some kernels of one phase add up to."""
+    ms = k.groupby(k["kind"].map(GROUPS).fillna("between"))["ms"].sum()
+    found = {name: float(ms.get(name, 0)) for name in (*GROUPS.values(), "between")}
+    found |= {"total": float(k["ms"].sum()), "kernels": int(k["calls"].sum())}
+    found["rest"] = found["total"] - found["matmul"] - found["flash"]
+    found["share"] = 1 - found["rest"] / found["total"]
+    matmul = k[k["kind"] == "matmul"]
+    found["matmuls"] = int(matmul.loc[~matmul["kernel"].str.contains(NO_CALL), "calls"].sum())
+    found["split"] = int(matmul["calls"].sum())
+    copies = k[k["kind"] == "copy"]
+    linear = copies["part"].str.contains(r"_proj|ffn\.w|lm_head|^ln")
+    cleared = copies["kernel"].str.startswith("Memset") | (copies["kernel"] == "rest") & linear
+    found["memsets"] = int(copies.loc[cleared, "calls"].sum())
+    named = k[k["kernel"] != "rest"].groupby("kernel")[["ms", "calls"]].sum()
+    if len(named):
+        top = named["ms"].idxmax()
+        found |= {
+            "top": top,
+            "top_calls": int(named["calls"][top]),
+            "top_share": float(named["ms"][top] / found["total"]),
+            "top_parts": ", ".join(sorted(set(k.loc[k["kernel"] == top, "part"]) - {""})),
+        }
+    if set(k["phase"]) != {"forward"}:
+        return found
+    fused = k["kernel"].where(k["kernel"].str.startswith("triton_"), "")
+    which = fused.map(lambda n: next((w for w, (*_, r) in BETWEEN.items() if re.search(r, n)), ""))
+    for what, (parts, *_) in BETWEEN.items():
+        own = k[(k["part"].isin(parts) & (k["kind"] != "matmul")) | (which == what)]
+        found |= {what: float(own["ms"].sum()), f"{what}_kernels": int(own["calls"].sum())}
+    inside = {p: k[k["part"] == INSIDE + p] for p in ("scores", "values", "softmax")}
+    if all(map(len, inside.values())):
+        for p in ("scores", "values"):
+            found[p] = float(inside[p].loc[inside[p]["kind"] == "matmul", "ms"].sum())
+        found["masking"] = float(inside["scores"]["ms"].sum()) - found["scores"]
+        casts = inside["softmax"]["kind"] == "copy"
+        found["casts"] = float(inside["softmax"].loc[casts, "ms"].sum())
+        found["softmax"] = float(inside["softmax"].loc[~casts, "ms"].sum())
+        found["softmax_ratio"] = found["softmax"] / (found["scores"] + found["values"])
+    return found
+
+
+def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
+    """Of a phase by count: ``counted`` kernels, ``counted_matmuls``; the bytes between matrix
+    multiplies, in all (``moved``) and of BETWEEN; and the floors of both by what the GPU reaches,
+    in ms. Of a forward: operations and bytes of the softmax and of the two multiplies around it."""
+    way = (row.precision, row.attention, row.compile)
+    if row.model not in SIZES or way not in WAYS:
+        return {}
+    shape, batch, context = SIZES[row.model], int(row.batch), int(row.context)
+    mode = {"forward": ("forward",), "forward-backward": ("forward", "loss", "backward")}
+    phases = mode.get(row.mode, ("forward", "loss", "backward", "optimizer"))
+    phases = phases if row.phase == "step" else (row.phase,)
+    step = [k for k in WAYS[way][1](shape, batch, context, row.precision) if k.phase in phases]
+    matmuls, rest = ([k for k in step if bool(k.flops) is one] for one in (True, False))
+    found = {
+        "counted": sum(k.count for k in step),
+        "counted_matmuls": sum(k.count for k in matmuls),
+        "moved": sum(k.count * (k.read + k.written) for k in rest),
+    }
+    if rate and row.precision in flops:
+        limits = flops[row.precision] * 1e12, rate * 1e12
+        least = [floor(part, *limits)["total"].ms for part in (matmuls, rest)]
+        found |= {"floor_matmul": least[0], "floor_rest": least[1], "floor": sum(least)}
+    if row.phase == "forward":
+        for what, (_, names, _) in BETWEEN.items():
+            own = [k for k in rest if k.count >= shape.num_layers and re.search(names, k.name)]
+            found[f"{what}_bytes"] = sum(k.count * (k.read + k.written) for k in own)
+        heads = batch * shape.num_heads * shape.num_layers
+        scores, wide = heads * context**2, 4 if row.precision == "fp32" else 2
+        found |= {
+            "softmax_flops": PER_SCORE * scores,
+            "softmax_bytes": 8 * scores,  # in fp32, read and written
+            "multiply_flops": 2 * heads * matmul_flops(context, context, shape.head_dim),
+            "multiply_bytes": wide * (2 * scores + 4 * heads * context * shape.head_dim),
+        }
+    return found
+
+
+def listed(k: pd.DataFrame, what: dict[str, str], least: float = 0.005) -> list[pd.DataFrame]:
+    """A trace's kernels as texts, those that take ``least`` of its time or more: summed by phase,
+    class and part; and by name, each with what it is by the first pattern of ``what`` in it."""
+    tables = []
+    for by in ("part", "kernel"):
+        sums = k.groupby(["phase", "kind", by])[["calls", "ms"]].sum().reset_index()
+        sums["share"] = sums["ms"] / sums["ms"].sum()
+        sums["each, µs"] = [digits(us, 3) for us in 1e3 * sums["ms"] / sums["calls"]]
+        sums = sums[(sums["share"] >= least) & (sums[by] != "rest")].sort_values("ms")[::-1]
+        if by == "kernel":
+            known = [next((w for p, w in what.items() if re.search(p, n)), "") for n in sums[by]]
+            sums.insert(2, "what it is", known)
+            sums["name"] = [f"`{name}`" for name in sums.pop(by)]
+        sums["share"] = [percent(share, 1) for share in sums["share"]]
+        sums["ms"] = [digits(ms, 3) for ms in sums["ms"]]
+        tables.append(sums.rename(columns={"kind": "class", "part": "launched by"}))
+    return tables
+
+
+def ways(rows: pd.DataFrame) -> Chart:
+    """Time of the kernels of a step by class, a bar for each way, the models below each other."""
+    names = dict(zip(("matmul", "flash", "between", "copies", "adamw"), SHOWN, strict=True))
+
+    def draw(figure):
+        panels = figure.subplots(2, 1)
+        for ax, (model, own) in zip(panels, rows.groupby("model", sort=False), strict=True):
+            own = own.set_index("way").loc[[w for w, _ in WAYS.values()], list(names)]
+            own = own.rename(columns=names)
+            total = own.sum(axis=1)
+            share = (own["matmul"] + own["attention"]) / total
+            said = [f"{digits(t, 3)}, {percent(s)}" for t, s in zip(total, share, strict=True)]
+            stacked(ax, own, SHOWN, text=said, xlabel="time of kernels in a step (ms)")
+            ax.set_xlim(0, 1.3 * total.max())
+            ax.grid(False)  # the text crosses it
+            ax.set_title(model, loc="left")
+        panels[0].set_xlabel("")
+        traces.legend(figure, SHOWN)
+
+    return Chart(draw, height=5.0)
+
+
+def roofline(rows: pd.DataFrame, bandwidth: float, flops: dict[str, float]) -> Chart:
+    """Operations a second over operations a byte of the softmax and of the two multiplies around
+    it, a mark for each row of a forward, under what memory and arithmetic reach (TB/s, TFLOP/s)."""
+    low, high, top = 0.2, 1000.0, max(flops.values())
+
+    def draw(figure):
+        ax = figure.subplots()
+        ax.plot([low, top / bandwidth], [low * bandwidth, top], color=INK, linewidth=1.4)
+        ax.annotate("memory", (4, 4 * bandwidth), (-8, 0), textcoords="offset points", ha="right")
+        for precision in rows["precision"].unique():
+            flat = flops[precision]
+            ax.plot([flat / bandwidth, high], [flat, flat], color=INK, linewidth=1.4)
+            ax.annotate(
+                f"{precision} arithmetic",
+                (high, flat),
+                (0, 4),
+                textcoords="offset points",
+                ha="right",
+            )
+        for row in rows.itertuples():
+            for kind, ms in (("softmax", row.softmax), ("multiply", row.scores + row.values)):
+                work, moved = getattr(row, f"{kind}_flops"), getattr(row, f"{kind}_bytes")
+                at, colour = (work / moved, work / ms / 1e9), COLOURS[3 if kind == "softmax" else 1]
+                full = "full" if row.precision == "fp32" else "none"
+                ax.plot(*at, "o", color=colour, markersize=8, fillstyle=full, zorder=3)
+                if kind == "softmax" and row.precision == "fp32":
+                    ax.annotate("softmax", at, (10, -4), textcoords="offset points", va="top")
+                elif kind == "multiply":
+                    ax.annotate(
+                        f"two multiplies, {row.precision}",
+                        at,
+                        (10, -4),
+                        textcoords="offset points",
+                        va="top",
+                    )
+        ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth, 2.2 * top))
+        for axis, ticks in ((ax.xaxis, (1, 10, 100, 1000)), (ax.yaxis, (1, 10, 100))):
+            axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
+            axis.set_minor_locator(NullLocator())
+        ax.set(xlabel="operations a byte", ylabel="TFLOP/s")
+
+    return Chart(draw, height=3.4)
+
+
+def queue() -> Drawing:
+    """Python launches, the GPU runs later: a kernel of the forward below the range of backward."""
+    pale, blue, grey = "fill: #eeeeee", "fill: #0072b2", "fill: #808080"
+    made = [text(2, 37, "Python"), text(2, 101, "GPU")]
+    for x, width, name in ((62, 104, "forward"), (168, 150, "backward")):
+        made += [box(x, 22, width, 22, pale), text(x + width / 2, 37, name, anchor="middle")]
+    for i in range(12):
+        launch, run, width = 68 + 20 * i, 76 + 30 * i, 28
+        if i > 4:
+            launch, run, width = 174 + 20 * (i - 5), 226 + 18 * (i - 5), 16
+        made.append(box(run, 86, width, 22, blue if i < 5 else grey))
+        made.append(stroke(f"M{launch} 40 V48", "#000000", 1.6))
+        if i in (0, 3, 4, 11):
+            made.append(stroke(f"M{launch} 46 L{run + 2} 86", "#555555", 1.0))
+    made.append(stroke("M168 114 V118 H224 V114", "#555555", 1.0))
+    words = "launched in the forward, run during the backward"
+    return Drawing([*made, text(196, 132, words, anchor="middle")], 140)

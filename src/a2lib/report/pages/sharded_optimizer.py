@@ -1,0 +1,113 @@
+"""A sharded optimizer: what each rank holds beside the count, and the update with its exchange."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from a2lib.report.metrics import copy_bandwidth
+from a2lib.report.page import pick
+from a2lib.report.pages import collectives
+from a2lib.report.plots import stacked
+from a2lib.report.style import Chart
+from a2lib.theory.latency import Line, fit
+from a2lib.theory.sharding import CHUNKS, UPDATE_BYTES, Held, pipelined_s
+from a2lib.theory.transformer import SIZES, parameter_count
+
+MOMENTS = ("init", "before", "after")
+PARTS = {  # a column of bytes, and what the figure calls it
+    "parameter_bytes": "parameters",
+    "gradient_bytes": "gradients",
+    "optimizer_bytes": "AdamW's moments",
+}
+SHADES = dict(zip(PARTS.values(), ("#0072b2", "#a86f00", "#d55e00"), strict=True))
+
+
+def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+    """The timed rows with ``way``, who averages gradients and how the step is launched."""
+    carrier = rows["carrier"].map({"copy_engines": "copy engines", "backend": "NCCL"})
+    carrier = carrier.mask(rows["wrapper"] == "torch_ddp", "PyTorch's DDP")
+    how = rows["capture"].map({True: "CUDA graph", False: "from Python"})
+    return rows.assign(way=how + ", " + carrier)
+
+
+def held(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+    """The fullest rank of each moment, with ``counted``, the formula's bytes (of the peak of a
+    later step at the moment "step"), without PyTorch's wrapper, which keeps buckets of its own."""
+    fullest = rows.sort_values(["present_bytes", "tensor_bytes", "on_rank"])
+    key = [c for c in fullest if c in ("optimizer", "wrapper", "model", "precision", "moment")]
+    fullest = fullest[fullest["wrapper"] != "torch_ddp"].drop_duplicates(key, keep="last")
+    return fullest.assign(counted=[_counted(row) for row in fullest.itertuples()])
+
+
+def _counted(row) -> int:
+    count = Held(
+        SIZES[row.model],
+        int(row.world_size),
+        row.optimizer != "plain",
+        int(row.batch),
+        int(row.context),
+        row.precision,
+        row.attention,
+    )
+    return count.peak() if row.moment == "step" else sum(count.at(row.moment).values())
+
+
+def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[str, float]:
+    """Milliseconds of an update of all weights, of a half, of the exchange of the other half, and
+    of half an update with its exchange in chunks, at the bandwidth of copies and of all-gathers."""
+    weights = parameter_count(SIZES[model])
+    update = UPDATE_BYTES * weights / copy_bandwidth(ceiling) / 1e9
+    exchange = 1e3 * CHUNKS * gathers(messages).time_s(4 * weights / CHUNKS)
+    return {
+        "whole": update,
+        "half": update / 2,
+        "exchange": exchange,
+        "both": 1e3 * pipelined_s(update / 2e3, exchange / 1e3, CHUNKS),
+    }
+
+
+def gathers(messages: pd.DataFrame) -> Line:
+    """The line through queued all-gathers between two GPUs."""
+    where = {"operation": "all_gather", "backend": "nccl", "world_size": 2, "dtype": "fp32"}
+    rows = pick(collectives.columns(messages), **where)
+    return fit(list(rows["size"].astype(float)), list(rows["ms_queued"] / 1e3))
+
+
+def memory(rows: pd.DataFrame) -> Chart:
+    """What a GPU holds at three moments of the first step, without sharding and with it, GB."""
+    words = {"init": "model made", "before": "before update", "after": "after update"}
+    parts, totals = {}, []
+    for moment, named in words.items():
+        for optimizer, how in (("plain", "whole"), ("sharded", "sharded")):
+            row = pick(rows, moment=moment, optimizer=optimizer).iloc[0]
+            parts[f"{named}, {how}"] = {name: row[c] / 1e9 for c, name in PARTS.items()}
+            totals.append(f"{row['present_bytes'] / 1e9:.0f}")
+
+    def draw(figure):
+        ax = figure.subplots()
+        stacked(ax, pd.DataFrame(parts).T, SHADES, text=totals, xlabel="GB on each of two GPUs")
+        figure.legend(loc="outside upper left", ncols=3, frameon=False)
+
+    return Chart(draw, height=3.3)
+
+
+def timeline(at: dict[str, float]) -> Chart:
+    """Half an update in chunks above, the all-gather of each below, and a whole update."""
+
+    def draw(figure):
+        ax = figure.subplots()
+        update, gather = at["half"] / CHUNKS, at["exchange"] / CHUNKS
+        free = 0.0
+        ax.barh(0, at["whole"], color="#808080", height=0.6)
+        for n in range(CHUNKS):
+            start = max(free, (n + 1) * update)
+            free = start + gather
+            ax.barh(1, update, left=n * update, color="#d55e00", height=0.6, edgecolor="#ffffff")
+            ax.barh(2, gather, left=start, color="#0072b2", height=0.6, edgecolor="#ffffff")
+        ax.set_yticks(range(3), ["whole update", "half an update", "all-gathers"])
+        ax.tick_params(axis="y", length=0)
+        ax.grid(False, axis="y")
+        ax.invert_yaxis()
+        ax.set(xlabel="ms, estimated", xlim=(0, None))
+
+    return Chart(draw, height=2.0)

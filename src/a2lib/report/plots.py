@@ -1,0 +1,284 @@
+"""Figures for the rows of any section: lines that are named where they end, bars that carry their
+numbers, maps of ratios.
+
+Each function draws into an axes of a ``Chart`` and returns nothing but what ``name_ends`` needs. At
+most eight marks a panel; linear axes from zero unless a range of ten times or more is the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import ListedColormap
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from a2lib.report.panels import REFERENCE_LINE, doubling_axis, handles, legend, name_ends
+from a2lib.report.style import COLOURS, DIM, INK, PAPER, Chart, Looks
+from a2lib.report.units import digits
+
+__all__ = [
+    "bars",
+    "doubling_axis",
+    "grid",
+    "handles",
+    "heat",
+    "legend",
+    "lines",
+    "log_values",
+    "name_ends",
+    "reference",
+    "stacked",
+    "waterfall",
+]
+# Of svg.PAIRS: ours ahead by more than 2, by more than 1.25, by less; level; a peer ahead likewise.
+HEAT = ("#f0ad78", "#f6cfab", "#fbe9da", "#eeeeee", "#dce9f7", "#b5d2f0", "#86b6e6")
+HEAT_STEPS = (1.02, 1.25, 2.0)
+ROOM = 0.235  # share of the width that names beside the panels take
+
+
+def lines(ax, rows: pd.DataFrame, x: str, y: str, by: str, looks: Looks, *, dashes="-") -> list:
+    """A line per value of ``by``, with a gap where a row has no ``y``; returns the ends of the
+    lines, (x, y, name), for ``name_ends``."""
+    ends = []
+    for name in looks.order(rows[by]):
+        line = rows[rows[by] == name].sort_values(x)
+        along, up = line[x].astype(float), line[y].astype(float)
+        if not up.notna().any():
+            continue
+        look = looks.of(name)
+        ax.plot(
+            along,
+            up,
+            color=look.colour,
+            linestyle=dashes,
+            marker=look.marker,
+            zorder=3 if look.ours else 2,
+            markersize=4.6 if look.ours else 3.6,
+            linewidth=2.2 if look.ours else 1.3,
+        )
+        last = up.last_valid_index()
+        ends.append((along[last], up[last], name))
+    return ends
+
+
+def grid(
+    rows: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str,
+    looks: Looks,
+    *,
+    panel: str,
+    titles: dict,
+    xlabel: str,
+    ylabel: str,
+    log: int | None = None,
+    doubling: bool = True,
+    shared: bool = True,
+    height: float = 2.4,
+) -> Chart:
+    """A panel below another for each value of the column ``panel`` that ``titles`` names, lines
+    named at their ends. ``log`` is the base of a logarithmic upward axis."""
+
+    def draw(figure):
+        axes = figure.subplots(len(titles), 1, squeeze=False, sharex=True, sharey=shared)[:, 0]
+        ends = []
+        for ax, (value, title) in zip(axes, titles.items(), strict=True):
+            ends.append((ax, lines(ax, rows[rows[panel] == value], x, y, by, looks)))
+            ax.set(title=title, ylabel=ylabel)
+            if doubling:
+                doubling_axis(ax)
+            log_values(ax, log) if log else ax.set_ylim(bottom=0)
+        axes[-1].set_xlabel(xlabel)
+        return lambda: [name_ends(figure, *end, looks) for end in ends]
+
+    return Chart(draw, height=height * len(titles) + 0.4, room=ROOM)
+
+
+def log_values(ax, base: int = 10, text: Callable[[float], str] = "{:g}".format) -> None:
+    """A logarithmic axis upwards with few, plain ticks."""
+    ax.set_yscale("log", base=base)
+    bottom, top = ax.get_ylim()
+    if base == 10 and top < 30 * bottom:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+
+
+def reference(ax, value: float, words: str, *, vertical: bool = False) -> None:
+    """A dashed line at a value, with words at its lower or right end."""
+    if vertical:
+        ax.axvline(value, **REFERENCE_LINE, zorder=1)
+        ax.annotate(
+            words,
+            (value, 0),
+            (3, 4),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            color=DIM,
+        )
+    else:
+        ax.axhline(value, **REFERENCE_LINE, zorder=1)
+        ax.annotate(
+            words,
+            (1, value),
+            (-2, 3),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            ha="right",
+            color=DIM,
+        )
+
+
+def bars(
+    ax,
+    labels: Sequence[str],
+    solid: Sequence[float],
+    *,
+    text: Sequence[str],
+    hollow: Sequence[float] | None = None,
+    colours: str | Sequence[str] = COLOURS[1],
+    xlabel: str = "",
+) -> None:
+    """Bars lying one below another, the first on top, each with a text at its end.
+
+    ``hollow`` is what an open bar adds to a solid one (NaN: nothing).
+    """
+    solid = np.asarray(solid, dtype=float)
+    more = np.nan_to_num(np.asarray(hollow if hollow is not None else 0 * solid, dtype=float))
+    at = np.arange(len(solid))
+    ax.barh(at, solid, color=colours, height=0.62)
+    shown = more > 0
+    edges = [colours] * len(solid) if isinstance(colours, str) else list(colours)
+    ax.barh(
+        at[shown],
+        more[shown],
+        left=solid[shown],
+        height=0.62,
+        fill=False,
+        edgecolor=[e for e, s in zip(edges, shown, strict=True) if s],
+        linewidth=1.2,
+    )
+    for y, end, words in zip(at, solid + more, text, strict=True):
+        ax.annotate(words, (end, y), (5, 0), textcoords="offset points", va="center")
+    _lying(ax, labels, (solid + more).max(), xlabel)
+
+
+def stacked(
+    ax,
+    parts: pd.DataFrame,
+    colours: dict[str, str],
+    *,
+    text: Sequence[str] = (),
+    least: float = 0.07,
+    xlabel: str = "",
+) -> None:
+    """A lying bar per line of ``parts``, one piece per column, which ``colours`` names in order.
+
+    A piece that takes at least ``least`` of the longest bar has its number in it; ``text`` stands
+    at the ends of the bars.
+    """
+    total = parts[list(colours)].sum(axis=1).to_numpy(dtype=float)
+    left = np.zeros(len(parts))
+    for name, colour in colours.items():
+        wide = parts[name].fillna(0).to_numpy(dtype=float)
+        ax.barh(
+            np.arange(len(parts)),
+            wide,
+            left=left,
+            color=colour,
+            height=0.66,
+            label=name,
+            edgecolor=PAPER,
+            linewidth=0.8,
+        )
+        for y, (start, size) in enumerate(zip(left, wide, strict=True)):
+            if size >= least * total.max():
+                ax.annotate(
+                    digits(size), (start + size / 2, y), ha="center", va="center", color=PAPER
+                )
+        left += wide
+    for y, words in enumerate(text):
+        ax.annotate(words, (left[y], y), (5, 0), textcoords="offset points", va="center")
+    _lying(ax, parts.index, total.max(), xlabel, room=0.16 if len(text) else 0.02)
+
+
+def waterfall(
+    ax,
+    labels: Sequence[str],
+    values: Sequence[float],
+    *,
+    text: Sequence[str],
+    colour: str = COLOURS[1],
+    marks: dict[str, float] | None = None,
+    xlabel: str = "",
+) -> None:
+    """What each step takes off the one above it: bars from zero, the piece that went away pale.
+
+    ``marks`` are dashed lines across all bars, by their words.
+    """
+    values = np.asarray(values, dtype=float)
+    before = np.concatenate([values[:1], values[:-1]])
+    at = np.arange(len(values))
+    ax.barh(at, values, color=colour, height=0.62)
+    ax.barh(at, np.maximum(before - values, 0), left=values, color=HEAT[5], height=0.62)
+    for y, (end, words) in enumerate(zip(np.maximum(values, before), text, strict=True)):
+        ax.annotate(words, (end, y), (5, 0), textcoords="offset points", va="center")
+    _lying(ax, labels, max(values.max(), before.max()), xlabel)
+    if marks:
+        ax.set_ylim(top=-1.3)
+    for words, value in (marks or {}).items():
+        ax.axvline(value, **REFERENCE_LINE, zorder=3)
+        ax.annotate(words, (value, -0.85), (4, 0), textcoords="offset points", color=DIM)
+
+
+def heat(ax, ratios: pd.DataFrame, *, even: pd.DataFrame | None = None) -> None:
+    """A map of ratios, below 1 in our favour; lines and columns are named by the frame's own words.
+
+    The colour says who is ahead and in which of HEAT_STEPS; where ``even`` is true, neither.
+    """
+    step = ratios.map(_heat_step)
+    if even is not None:
+        step = step.mask(even.astype(bool) & step.notna(), 0)
+    shades = ax.pcolormesh(
+        step.to_numpy(dtype=float),
+        cmap=ListedColormap(HEAT),
+        vmin=-3.5,
+        vmax=3.5,
+        edgecolors=PAPER,
+        linewidth=1.5,
+    )
+    shades.set_rasterized(False)
+    for (i, j), ratio in np.ndenumerate(ratios.to_numpy(dtype=float)):
+        words = "–" if np.isnan(ratio) else f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
+        ax.annotate(
+            words,
+            (j + 0.5, i + 0.5),
+            ha="center",
+            va="center",
+            color=DIM if np.isnan(ratio) else INK,
+        )
+    ax.set_xticks(np.arange(ratios.shape[1]) + 0.5, [str(c) for c in ratios.columns])
+    ax.set_yticks(np.arange(ratios.shape[0]) + 0.5, [str(r) for r in ratios.index])
+    ax.tick_params(length=0)
+    ax.invert_yaxis()
+    ax.grid(False)
+
+
+def _heat_step(ratio: float) -> float:
+    if not np.isfinite(ratio):
+        return float("nan")
+    size = sum(max(ratio, 1 / ratio) > step for step in HEAT_STEPS)
+    return -size if ratio < 1 else size
+
+
+def _lying(ax, labels, longest: float, xlabel: str, room: float = 0.24) -> None:
+    ax.set_yticks(np.arange(len(labels)), [str(label) for label in labels])
+    ax.invert_yaxis()
+    ax.tick_params(axis="y", length=0)
+    ax.grid(False, axis="y")
+    ax.set_xlim(0, longest * (1 + room))
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.set_xlabel(xlabel)

@@ -1,0 +1,72 @@
+"""Trainings whose layout and speed were published, as jobs and layouts of the planner.
+
+A row of data/reference/trainings.csv is one: its model, devices, layout and batch, and what was
+published of its speed. A GPT's plain FFN, four times as wide as the model, has the parameters and
+operations of a gated one of 8/3 of the width, and keeps as much (its input's product and that of
+the nonlinearity: 8 widths), so it is planned as that, to the next multiple of 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from a2lib.theory.devices import named_device
+from a2lib.theory.jobs import Job
+from a2lib.theory.layouts import Layout, Plan, evaluate, flops_share
+from a2lib.theory.transformer import PRESETS, GroupedShape, Shape, named_size, step_flops
+
+GPT = "GPT"
+UNITS = ("s", "TFLOP/s", "tokens/s a device")
+# What such trainings leave free: they fill their devices.
+HEADROOM = 0.03
+
+
+@dataclass(frozen=True)
+class Training:
+    """One published training: what it was, and the seconds of a step by what was published."""
+
+    name: str
+    job: Job
+    layout: Layout
+    step_s: float
+
+    @property
+    def plan(self) -> Plan:
+        return evaluate(self.job, self.layout)
+
+    def share(self, seconds: float) -> float:
+        """Of the peak, in this book's convention: half of the scores, nothing computed again."""
+        return flops_share(self.job, self.layout, seconds)
+
+
+def training(row: Mapping[str, object]) -> Training:
+    """The training of a row. Raises ValueError, in one line, as ``Job`` and ``evaluate``, and for
+    another unit than ``UNITS``."""
+    size = {name: int(row[name]) for name in (
+        "devices", "data", "tensor", "pipeline", "context_parallel", "chunks", "microbatches",
+        "expert", "batch", "context")}  # fmt: skip
+    job = Job(_shape(row), named_device(str(row["device"])), size["devices"], size["batch"],
+              size["context"], HEADROOM, attention=str(row["attention"]),
+              activations="fused")  # fmt: skip
+    layout = Layout(
+        size["data"], size["tensor"], size["pipeline"], size["context_parallel"],
+        size["microbatches"], str(row["sharding"]), str(row["checkpointing"]), size["chunks"],
+        expert=size["expert"], schedule=str(row["schedule"]),
+    )  # fmt: skip
+    value, unit = float(row["value"]), str(row["unit"])
+    if unit not in UNITS:
+        raise ValueError(f"unit {unit!r}: allowed are {', '.join(UNITS)}")
+    tokens = job.batch * job.context / layout.devices
+    flops = step_flops(job.shape, job.batch, job.context, causal=True) / layout.devices
+    seconds = {"s": value, "TFLOP/s": flops / value / 1e12, "tokens/s a device": tokens / value}
+    return Training(str(row["run"]), job, layout, seconds[unit])
+
+
+def _shape(row: Mapping[str, object]) -> Shape:
+    if row["model"] != GPT:
+        return named_size(str(row["model"]), PRESETS)
+    d, layers, heads, vocabulary = (
+        int(row[name]) for name in ("d_model", "num_layers", "num_heads", "vocab_size")
+    )
+    return GroupedShape(d, round(8 * d / 3 / 8) * 8, layers, heads, vocabulary, tied=True)

@@ -1,0 +1,245 @@
+"""What surrounds the Gluon kernels, without a GPU: when they run, on what, and what is done before
+and after them. The kernels themselves run in tests/gpu/test_attention_hopper.py."""
+
+import math
+
+import pytest
+import torch
+from attention_compare import errors, in_float64, laid_out, random_inputs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from a2lib.attention import hopper, hopper_backward, hopper_forward, launch, passes, plans
+from a2lib.attention.tiles import hopper_forward as form_of
+
+BACKWARD = ("do", "q", "k", "v", "o", "lse", "dq", "dk", "dv")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
+
+
+def tensor(length=1024, heads=2, d=64, dtype=torch.bfloat16):
+    """(3, heads, length, d), as a model's projections lie."""
+    return torch.zeros(3, length, heads, d, dtype=dtype).transpose(1, 2)
+
+
+def problem(q, k=None, v=None, do=None, causal=True):
+    k, v, do = (x if y is None else y for x, y in zip((q, q, q), (k, v, do), strict=True))
+    inputs = do, q, k, v, torch.empty_like(q), torch.zeros(q.shape[:-1])
+    made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    return passes._Problem(inputs, made, BACKWARD, causal, None)
+
+
+# What stands before and after the one-pass kernel.
+
+
+def one_pass(q, do, k, v, sums, rows, dk, dv, scale, scale2, causal):
+    """``hopper_backward.backward_kernel`` in PyTorch."""
+    heads, n = q.shape[:2], q.shape[2]
+    q32, do32, k32, v32 = (x.float() for x in (q, do, k, v))
+    lse, delta = (rows[:, i, :n].reshape(*heads, n, 1) for i in (0, 1))
+    p = torch.exp2(q32 @ k32.mT * scale2 - lse)
+    p = p.tril() if causal else p
+    ds = p * (do32 @ v32.mT - delta)
+    sums += (ds @ k32).view_as(sums)
+    dk.copy_(ds.mT @ q32 * scale)
+    dv.copy_(p.mT @ do32)
+
+
+@pytest.mark.parametrize(
+    "n, d, causal",
+    [(1, 64, True), (127, 40, False), (128, 64, True), (200, 80, False), (200, 80, True)],
+)
+def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal):
+    inputs = random_inputs((1, 3, n, d), (1, 3, n + 1, d), torch.float16)
+    q, k, v, do = (laid_out(x, "transposed") for x in inputs)
+    truth = in_float64(q, k, v, do, causal)
+    o = truth["o"].half()
+    scores = q.double() @ k.double().mT / math.sqrt(d)
+    hidden = torch.arange(n + 1) > torch.arange(n)[:, None]
+    lse = scores.masked_fill(causal & hidden, -math.inf).logsumexp(-1).float()
+    made = torch.full_like(q, math.nan), torch.full_like(k, math.nan), torch.full_like(v, math.nan)
+    p = passes._Problem((do, q, k, v, o, lse), made, BACKWARD, causal, None)
+    scratch = dict(zip(("rows", "sums"), hopper.scratch(q), strict=True))
+    p.add(**{name: x.fill_(math.nan) for name, x in scratch.items()})
+    seen = {}
+
+    def run(kernel, key, n_programs, tensors, numbers, constants, options, forms):
+        if not forms:
+            return launch.launch(kernel, key, n_programs, tensors, numbers, constants, options)
+        seen.update({name: x.clone() for name, x in scratch.items()}, programs=n_programs)
+        scales = numbers[-7:-5]
+        one_pass(*tensors, *scales, constants["CAUSAL"])
+
+    monkeypatch.setattr(hopper, "launch", run)
+    hopper.backward(p)
+    rows = seen["rows"].view(1, 3, 2, -1)
+    torch.testing.assert_close(rows[:, :, 0, :n], lse / math.log(2))
+    torch.testing.assert_close(rows[:, :, 1, :n], (do.float() * o.float()).sum(-1))
+    assert rows.shape[-1] % 128 == 0 and (rows[:, :, 0, n:] == math.inf).all()
+    assert (rows[:, :, 1, n:] == 0).all() and (seen["sums"] == 0).all()
+    assert seen["programs"] == 3 * -(-(n + 1) // 128)
+    results = dict(zip(("o", "dq", "dk", "dv"), (o, *p.made), strict=False))
+    for name, error in errors(results, truth).items():
+        assert error < 1e-2, (name, error)
+
+
+# When they run.
+
+
+@pytest.fixture
+def on_hopper(monkeypatch):
+    monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
+
+
+def served(*given, **options):
+    p = problem(*given, **options)
+    return hopper.serves_forward(p), hopper.serves_backward(p)
+
+
+def test_not_on_a_cpu():
+    assert served(tensor()) == (False, False)
+
+
+@pytest.mark.parametrize("d, yes", [(16, 0), (32, 0), (36, 0), (40, 1), (64, 1), (80, 1), (128, 1)])
+def test_heads_of_40_to_128_in_steps_of_8(on_hopper, d, yes):
+    assert served(tensor(d=d)) == (yes, yes)
+
+
+def test_sixteen_bits_alone(on_hopper):
+    assert served(tensor(dtype=torch.float16)) == (True, True)
+    assert served(tensor(dtype=torch.float32)) == (False, False)
+
+
+def test_grouped_keys_and_short_rows_are_plain_tritons_backward(on_hopper):
+    assert served(tensor(), *[tensor(heads=1)] * 2) == (True, False)
+    assert served(tensor(256, 8)) == (True, False)
+    assert served(tensor(0)) == (False, False)
+
+
+def test_not_what_the_copy_engine_cannot_address(on_hopper):
+    q = tensor()
+    odd = torch.zeros(3, 2, 1024, 68, dtype=q.dtype)[..., :64]
+    shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(3, 1024, 2, 64).transpose(1, 2)
+    for wrong in (odd, shifted, q[:, :, :1].expand_as(q)):
+        assert served(q, wrong) == (False, False)
+        assert served(q, do=wrong) == (True, False)
+
+
+def test_the_stride_of_a_dimension_of_one_is_nobodys():
+    x = torch.zeros(2**16, dtype=torch.bfloat16).as_strided((1, 2, 128, 64), (3, 8192, 64, 1))
+    assert hopper._is_addressable(x)
+    assert not hopper._is_addressable(x.as_strided((2, 2, 128, 64), (3, 8192, 64, 1)))
+    form = hopper._form(x, 64, 64)
+    assert (form.shape, form.strides) == ((1, 2, 128, 64), (64, 8192, 64, 1))
+
+
+@pytest.mark.parametrize("d, BD", [(40, 64), (64, 64), (80, 128), (128, 128)])
+def test_blocks_and_layouts(d, BD):
+    """Blocks are of BD columns, whatever of them there is: the copy engine gives zeros beyond."""
+    x = tensor(200, d=d)
+    form = hopper._form(x, 128, BD)
+    assert (form.shape, form.strides) == (tuple(x.shape), x.stride())
+    assert (form.block, form.layout.swizzle_byte_width) == ([1, 1, 128, BD], 128)
+    rows, sums = hopper.scratch(x)
+    assert rows.shape == (6, 2, 256) and sums.shape == (6, 200, d)
+    form = hopper._form(rows, (1, 2, 128), BD)
+    assert (form.strides, form.layout.swizzle_byte_width) == ((512, 256, 1), 0)
+    form = hopper._form(sums, (1, 64, 64), BD)
+    assert (form.strides, form.layout.element_bitwidth) == ((200 * d, d, 1), 32)
+
+
+@given(
+    st.sampled_from(range(40, 129, 8)), st.integers(1, 2**17), st.integers(1, 2**10), st.booleans()
+)
+def test_only_forms_that_exist_and_are_compiled(d, n_queries, n_heads, causal):
+    consumers, stay = form_of(d, n_queries, n_heads, causal)
+    assert consumers in ((0, 1, 3) if d <= 64 else (0, 1, 2))
+    assert not stay or consumers in (1, 2), "with three consumers a program has one tile"
+
+
+# What a pass that ran before launches.
+
+
+class Kernel:
+    """Stands in for a compiled kernel and logs what it is launched with."""
+
+    packed_metadata, arg_names = (), ()
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def __getitem__(self, grid):
+        return lambda *args, **named: self.log.append((self.name, grid[0], args)) or self
+
+
+@pytest.fixture
+def log(monkeypatch, on_hopper):
+    from a2lib.attention import kernels
+
+    found = []
+    for module, names in (
+        (kernels, ("prepare_kernel", "finish_kernel")),
+        (hopper_forward, ("forward_kernel",)),
+        (hopper_backward, ("backward_kernel",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, Kernel(name, found))
+    monkeypatch.setattr(launch, "_compiled", {})
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(passes, "_interpreted", lambda: True)
+    monkeypatch.setattr(passes, "_kernel", lambda name: Kernel(name, found))
+    return found
+
+
+def run(q, k, v, needs=(True, True, True)):
+    o, lse = passes.forward(q, k, v, True, None)
+    return dict(zip(BACKWARD, (o, q, k, v, o, lse, *passes.backward(
+        o, q, k, v, o, lse, True, None, needs)), strict=True))  # fmt: skip
+
+
+def named(args, tensors):
+    """The arguments, tensors and those of descriptors by name, with what descriptors say."""
+    names = {x.data_ptr(): name for name, x in tensors.items()}
+    found = []
+    for x in args:
+        if hasattr(x, "base"):
+            name = names.get(x.base.data_ptr(), "own")
+            x = name, x.shape, x.strides, x.block_shape, x.layout
+        elif isinstance(x, torch.Tensor):
+            x = names.get(x.data_ptr(), "own")
+        found.append(x)
+    return found
+
+
+def test_a_plan_describes_the_tensors_of_each_call(log):
+    seen, kept = [], []
+    for _ in range(3):
+        tensors = run(*(tensor() for _ in range(3)))
+        kept.append(tensors)
+        seen.append([(name, n, named(args, tensors)) for name, n, args in log])
+        log.clear()
+    kernels = ["forward_kernel", "prepare_kernel", "backward_kernel", "finish_kernel"]
+    assert [name for name, *_ in seen[0]] == kernels
+    assert seen[0] == seen[1] == seen[2] and len(plans._plans) == 2
+    shape, strides = (3, 2, 1024, 64), (131072, 64, 128, 1)
+    forward, backward = seen[0][0][2], seen[0][2][2]
+    assert [x[:3] for x in forward[:4]] == [(x, shape, strides) for x in ("q", "k", "v", "o")]
+    assert [x[0] for x in backward[:6]] == ["q", "o", "k", "v", "own", "own"]
+    assert backward[6:8] == ["dk", "dv"]
+
+
+@pytest.mark.parametrize("needs", [(True, True, False), (False, True, True)])
+def test_not_all_gradients_are_plain_tritons(log, needs):
+    run(*(tensor() for _ in range(3)), needs=needs)
+    assert {name for name, *_ in log[1:]} == {"backward_dq", "backward_dkdv"}
+
+
+def test_a_fixed_order_is_plain_tritons_and_a_form_of_its_own(log):
+    inputs = [tensor() for _ in range(3)]
+    for fixed in (False, True, False, True):
+        log.clear()
+        torch.use_deterministic_algorithms(fixed)
+        try:
+            run(*inputs)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert ("backward_kernel" in [name for name, *_ in log]) != fixed

@@ -1,0 +1,130 @@
+"""What a configuration takes is told before it is tried; and what is said while it runs."""
+
+import dataclasses
+import errno
+import json
+import time
+from pathlib import Path
+
+import pytest
+from torch.profiler import profile
+
+from a2lib.benchmark import __main__ as command
+from a2lib.benchmark import run
+from a2lib.benchmark.needs import least_bytes
+from a2lib.measure import memory
+from a2lib.theory.step_memory import MODES, StepMemory, peak
+from a2lib.theory.transformer import state_bytes
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+def test_a_step_takes_no_less(tiny, attention, precision, device):
+    """Of few blocks what the count of every tensor says, of more never above it, and near it."""
+    shares = []
+    for mode in MODES:
+        for blocks in (1, 2, 3, 4, 9, 24):
+            for more in ({}, {"vocab_size": 3000}, {"context": 96}, {"d_model": 96, "d_ff": 512}):
+                config = tiny(attention=attention, precision=precision, mode=mode,
+                              num_layers=blocks, **more)  # fmt: skip
+                step = StepMemory(config.shape, config.batch, config.context, mode, precision,
+                                  attention, cuda=device == "cuda")  # fmt: skip
+                shares.append(least_bytes(config, device) / peak(step).total)
+                assert shares[-1] == 1 if blocks <= 3 else shares[-1] <= 1
+    assert min(shares) > 0.8
+
+
+@pytest.mark.parametrize("options", [
+    {"compile": True}, {"compile_blocks": True}, {"checkpointing": "block"},
+    {"precision": "bf16_weights"}, {"mode": "overlapped-step"}, {"autocast_cache": False},
+    {"attention": "sdpa_math"},
+])  # fmt: skip
+def test_what_is_not_counted_takes_its_state(tiny, options):
+    config = tiny(d_model=512, d_ff=2048, **options)
+    state = state_bytes(config.shape)
+    plain = peak(StepMemory(config.shape, config.batch, config.context)).total
+    assert state.parameters < least_bytes(config) <= plain
+    wide = dataclasses.replace(config, vocab_size=4000, context=2**16)
+    assert least_bytes(wide) > 2 * 2 * 2**16 * 4000
+
+
+def test_what_will_not_fit_is_refused_on_the_cpu_and_said_on_a_gpu(
+    tiny_arguments, calls, monkeypatch, capsys
+):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**4)
+    line = "a step takes at least 0.0 GB of memory, and 0.0 GB are left here; allowed is what fits"
+    with pytest.raises(SystemExit) as ended:
+        command.main(tiny_arguments())
+    assert ended.value.code == 2 and "build" not in calls
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and line in err
+    assert command.main(tiny_arguments("--device=cuda")) == 0
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1 and line in err and "it is tried" in err
+    assert "measured steps" in out and "build" in calls
+
+
+def test_a_long_run_says_where_it_is(tiny_arguments, monkeypatch, capsys):
+    def slow(config, into):
+        time.sleep(0.5)
+        return run(config, into=into)
+
+    monkeypatch.setattr(command, "PROGRESS_S", 0.01)
+    monkeypatch.setattr(command, "run", slow)
+    assert command.main(tiny_arguments("--json")) == 0
+    out, err = capsys.readouterr()
+    assert " s: 0 of 1 warm-up steps and 0 of 2 measured\n" in err
+    assert json.loads(out)["status"] == "ok"
+
+
+@pytest.mark.parametrize("option", ["memory-history", "torch-profile"])
+def test_a_folder_is_no_file(tiny_arguments, capsys, tmp_path, option):
+    with pytest.raises(SystemExit) as ended:
+        command.main(tiny_arguments(f"--{option}={tmp_path}"))
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "is a folder; allowed is a file" in err
+
+
+def written(arguments, path, capsys):
+    """The one line that a command says of a file that it could not write."""
+    assert command.main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert "2 measured steps" in out and "total" in out and "Traceback" not in err
+    (line,) = (line for line in err.splitlines() if line.startswith(command.PROGRAM))
+    assert line.startswith(f"{command.PROGRAM}: {path} could not be written: ")
+    return line
+
+
+def test_a_full_device_is_a_line(tiny_arguments, capsys, tmp_path):
+    path = tmp_path / "full"
+    path.symlink_to("/dev/full")
+    line = written(tiny_arguments(f"--memory-history={path}"), path, capsys)
+    assert line.endswith("No space left on device")
+
+
+def cut_off(self, path):
+    Path(path).write_text('{"traceEvents": [')
+
+
+def nothing(self, path):
+    Path(f"{path}.tmp").touch()
+
+
+def raising(self, path):
+    raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+
+@pytest.mark.parametrize("export, why", [
+    (cut_off, "the trace is cut off"), (nothing, "the trace is cut off"),
+    (raising, "Disk quota exceeded"),
+])  # fmt: skip
+def test_a_trace_that_is_cut_off_is_a_line(
+    tiny_arguments, capsys, tmp_path, monkeypatch, export, why
+):
+    # Not on a device: PyTorch writes beside the path and puts that in its place.
+    monkeypatch.setattr(profile, "export_chrome_trace", export)
+    path = tmp_path / "trace.json"
+    path.write_text("{}")  # of an earlier run
+    assert written(tiny_arguments(f"--torch-profile={path}"), path, capsys).endswith(why)

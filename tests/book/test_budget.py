@@ -1,0 +1,63 @@
+"""A page is short enough to be read: what shows before anything is unfolded, counted as built."""
+
+import re
+
+import pytest
+from bs4 import BeautifulSoup
+
+from a2lib.paths import ROOT
+
+LONG = {"benchmark", "profile", "memory", "compile", "ddp", "flash"}
+LOOKED_UP = {"questions", "profile-kernels", "flash-shapes"}
+WRITTEN = sorted(
+    page.stem for page in (ROOT / "book").glob("*.md")
+    if "from a2lib.report.page import" in page.read_text(encoding="utf-8")
+)  # fmt: skip
+HIDDEN = "details, svg, script, style, pre, .math, .headerlink, .a2-source, .sd-dropdown"
+
+
+def article(book, name):
+    html = (book.html / f"{name}.html").read_text(encoding="utf-8")
+    found = BeautifulSoup(html, "html.parser").find("article")
+    for hidden in found.select(HIDDEN):
+        hidden.decompose()
+    return found
+
+
+def words(found):
+    return [w for w in found.get_text(" ").split() if re.search(r"\w", w)]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_page_keeps_its_budget(book, name):
+    shown = article(book, name)
+    tables = shown.find_all("table")
+    lines = [len(table.select("tbody tr")) for table in tables]
+    figures = shown.find_all("figure")
+    for element in [*tables]:
+        element.decompose()
+    most = 400 if name == "index" else 1300 if name in LONG else 1000
+    assert len(words(shown)) <= most
+    assert len(figures) <= 5
+    if name != "questions":  # four tables of lines to be looked up
+        assert len(tables) <= 3 and max(lines, default=0) <= 8
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_page_opens_with_what_was_found(book, name):
+    """Title, a short lead, three things to take away, and a figure, in that order."""
+    if name in LOOKED_UP:
+        return
+    shown = article(book, name)
+    lead = shown.select_one("h1 ~ p")
+    assert len(words(lead)) <= 80
+    points = shown.find("ul")
+    assert len(points.find_all("li", recursive=False)) in (3, 4)
+    assert (shown.find("figure").sourceline > points.sourceline) == (name != "index")
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITTEN) - LOOKED_UP))
+def test_a_lead_has_few_numbers(name):
+    text = (ROOT / "book" / f"{name}.md").read_text(encoding="utf-8")
+    lead = re.search(r"^# .*\n+(?:`{3}\{code-cell\}[\s\S]*?^`{3}\n+)?((?:.+\n)+)", text, re.M)[1]
+    assert lead.count("{eval}") <= 5

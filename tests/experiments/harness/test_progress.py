@@ -1,0 +1,53 @@
+"""The bar of a notebook: one output, replaced in place."""
+
+import time
+
+import pytest
+
+from a2lib.experiments.harness import progress
+
+
+class Output:
+    def __init__(self):
+        self.shown = []
+
+    def update(self, bundle, raw):
+        self.shown.append(bundle["text/plain"])
+
+
+@pytest.fixture
+def output(monkeypatch):
+    """What a notebook shows of a bar."""
+    made = Output()
+    monkeypatch.setattr(progress, "display", lambda bundle, replaceable: made)
+    monkeypatch.setattr(progress, "TICK_S", 0.01)
+    monkeypatch.setattr(progress, "EVERY_S", 0)
+    return made
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_clock_goes_on_while_nothing_else_does(output):
+    bar = progress.Progress(3, "steps", "rows")
+    bar._started -= 20
+    wait_for(lambda: output.shown and "0/3 rows [00:2" in output.shown[-1])
+    bar.step()
+    bar.close("done")
+    said = list(output.shown)
+    assert "1/3 rows" in said[-1] and said[-1].endswith(" done")
+    time.sleep(0.1)
+    assert output.shown == said and not any("\n" in line or "row/s" in line for line in said)
+
+
+def test_elsewhere_it_is_a_line_for_each_tenth(capsys):
+    bar = progress.Progress(20, "steps", "rows")
+    for _ in range(20):
+        bar.step()
+    bar.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11 and " 20/20 rows [" in lines[-1]

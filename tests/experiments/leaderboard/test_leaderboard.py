@@ -1,0 +1,135 @@
+"""The experiment on the leaderboard's step: what is asked for, how it is timed and planned.
+
+The steps themselves are checked in ranks: tests/parallel/checks_leaderboard.py.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from a2lib.experiments import leaderboard
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.sweep import Sweep
+from a2lib.experiments.leaderboard import handlers
+from a2lib.experiments.leaderboard.configurations import LADDER, WAYS, Parameters
+from a2lib.measure import LEADERBOARD, Store, start_run
+from a2lib.theory.keeping import PRODUCTS, BlockPlan
+from a2lib.theory.transformer import SIZES, parameter_count
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def have(n):
+        monkeypatch.setattr("torch.cuda.device_count", lambda: n)
+
+    return have
+
+
+def test_each_way_changes_one_thing():
+    for before, after in zip(LADDER, LADDER[1:], strict=False):
+        same = [name for name in ("wrapper", "head", "keeps", "attention")
+                if getattr(before, name) == getattr(after, name)]  # fmt: skip
+        assert len(same) == 3, after.name
+
+
+def test_the_board_s_step_on_two_gpus(gpus):
+    gpus(2)
+    asked = Parameters().asked()
+    assert tuple(step.way.name for step in asked) == WAYS
+    first = asked[0]
+    assert first.ranks == Ranks(2, "nccl") and first.shape == SIZES["8B"]
+    assert parameter_count(first.shape) == 8_125_698_048
+    assert [step.attention for step in asked] == ["sdpa_cudnn"] * 6 + ["flash"]
+    tasks = leaderboard.tasks(Parameters())
+    assert [task.label for task in tasks] == list(WAYS)
+    for task in tasks:
+        ((key,),) = task.rows.values()
+        assert set(key) == set(LEADERBOARD.key)
+        assert (key["batch"], key["context"], key["layers"]) == (1, 32_768, 34)
+        assert task.spec["room_percent"] is None and task.spec["rep_ms"] == 30_000
+
+
+def test_a_rank_s_work_on_one_gpu_and_a_trial_on_none(gpus):
+    gpus(1)
+    given = Parameters(world_size=1, layers=8, room_percent=75, ways="offloaded,fused_head")
+    fused, offloaded = given.asked()
+    assert fused.way.name == "fused_head" and offloaded.shape.num_layers == 8
+    assert given.spec(offloaded)["room_percent"] == 75
+    gpus(0)
+    steps = Parameters().asked()
+    assert [step.way.name for step in steps] == list(WAYS[:-1])
+    assert {(s.ranks.backend, s.model, s.layers, s.dtype) for s in steps} == {
+        ("gloo", "tiny", 4, "fp32")
+    }
+    with pytest.raises(ParameterError, match="'own_attention': allowed on GPUs"):
+        Parameters(ways="own_attention").asked()
+    with pytest.raises(ParameterError, match="backend nccl: allowed is gloo alone"):
+        Parameters(backend="nccl").asked()
+
+
+def job(everyone=lambda value: [value], **spec):
+    given = {"model": "tiny", "layers": 4, "batch": 1, "context": 32, "dtype": "fp32",
+             "room_percent": 75, "keeps": "moved", **spec}  # fmt: skip
+    return SimpleNamespace(device="cpu", world_size=2, spec=given, everyone=everyone)
+
+
+@pytest.mark.parametrize("slowest", [1.0, 3.0])
+def test_all_ranks_take_the_same_number_of_steps(monkeypatch, slowest):
+    """That of the slowest rank's estimate."""
+    calls = []
+    monkeypatch.setattr(handlers.Mark, "ms_until", lambda *_: 5.0)  # 1 ms a step
+    times = handlers.board(
+        lambda: calls.append(0), job(lambda estimate: [estimate, slowest]), 1000, 3000
+    )
+    assert times == [5.0] * (30 if slowest == 1.0 else 10)
+    assert len(calls) == 1 + 5 + len(times) + (10 if slowest == 1.0 else 3)
+
+
+def test_the_plan_is_what_fits_every_rank():
+    training = SimpleNamespace(local_bytes=lambda: 0)
+    whole = handlers.plan(job(room_percent=100), training, moves=False)
+    assert whole == [BlockPlan(PRODUCTS)] * 4
+    less = handlers.plan(job(), training, moves=False)
+    assert sum(len(p.kept) for p in less) < 20 and not any(p.moved for p in less)
+    sent = handlers.plan(job(), training, moves=True)
+    assert {p.kept for p in sent} == {PRODUCTS} and sent[0].moved and not sent[-1].moved
+    # Another rank's link carries nothing.
+    slow = job(lambda value: [value, 0.0] if value == handlers.CPU_LINK else [value])
+    assert handlers.plan(slow, training, moves=True) == less
+    assert handlers._plans(job(keeps="input")) is None
+    assert handlers._plans(job(keeps="attention"))(training) == [BlockPlan(())] * 4
+
+
+def test_a_rate_counts_what_a_step_needs(gpus):
+    gpus(2)
+    step = Parameters().asked()[0]
+    # 6 operations a parameter and token but for the embedding, and 12 for each score and d_model,
+    # half of them causal.
+    tokens, table = 32_768, 151_936 * 4096
+    products = 6 * tokens * (parameter_count(step.shape) - table - 69 * 4096)
+    attention = 34 * 6 * tokens**2 * 4096
+    assert leaderboard.rate(step, 1000.0) == products + attention
+
+
+@pytest.mark.gpu
+def test_rows_of_a_gpu(tmp_path):
+    """Every way in the processes that there are GPUs for, and the losses of all."""
+    n = min(2, torch.cuda.device_count())
+    given = Parameters(world_size=n, model="2.7B", layers=4, context=2048, room_percent=75,
+                       warmup_ms=1, rep_ms=1, cold=False)  # fmt: skip
+    store = Store(LEADERBOARD, "nvidia", data=tmp_path)
+    run = start_run(command="test", parameters={}, device="nvidia", data=tmp_path)
+    assert Sweep(store, run, "cuda", seed=3).measure(leaderboard.tasks(given)) == 0
+    rows = {row["way"]: row for row in store.rows()}
+    assert {(row["status"], row["note"]) for row in rows.values()} == {("ok", "")}, rows
+    assert set(rows) == set(WAYS)
+    first = rows["recomputed"]
+    for row in rows.values():
+        for name in ("loss", "gradient_norm"):
+            assert float(row[name]) == pytest.approx(float(first[name]), rel=0.02), row["way"]
+    assert int(rows["offloaded"]["host_bytes"]) > 0 == int(rows["products_kept"]["host_bytes"])
+    kept = {way: int(row["kept_bytes"]) for way, row in rows.items()}
+    assert kept["offloaded"] <= kept["products_kept"] * 1.05
+    assert kept["own_fsdp"] < kept["products_kept"]

@@ -1,0 +1,145 @@
+"""Every form of the Gluon kernels on a Hopper GPU, at lengths on and beside the edges of tiles."""
+
+import random
+
+import pytest
+import torch
+from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
+
+from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, plans
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+FORMS = [(1, False), (1, True), (2, False), (2, True), (3, False)]
+ours = FlashAttentionTriton.apply
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """Have them serve whatever they can, and leave no plan of what they served."""
+    monkeypatch.setattr(hopper, "in_one_sweep", lambda *_: True)
+    monkeypatch.setattr(hopper, "hopper_forward", lambda *_: (2, False))
+    plans._plans.clear()
+    yield
+    plans._plans.clear()
+
+
+def inputs_of(draw, head_dim, dtype, grouped=False):
+    n_queries, n_keys = (
+        draw.choice([draw.choice([1, 63, 64, 65, 127, 129, 256, 1024]), draw.randint(1, 2500)])
+        for _ in "qk"
+    )
+    kv_heads, group = draw.randint(1, 4), draw.choice([2, 3]) if grouped else 1
+    q_shape = (draw.randint(1, 3), kv_heads * group, n_queries, head_dim)
+    kv_shape = (q_shape[0], kv_heads, max(n_keys, 2), head_dim)
+    return random_inputs(q_shape, kv_shape, dtype, "cuda"), draw.choice(LAYOUTS)
+
+
+def off_by(got, want):
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def poison():
+    """What is freed here is what the next call's new tensors lie in."""
+    held = [torch.full((n,), float("nan"), device="cuda") for n in (2**22, 2**24, 2**25)]
+    del held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [40, 64, 80, 128])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_forms_of_the_forward(form, head_dim, is_causal, monkeypatch):
+    if form[0] == 3 and head_dim > 64:
+        pytest.skip("no such form")
+    monkeypatch.setattr(hopper, "hopper_forward", lambda *_: form)
+    draw = random.Random(f"{form} {head_dim} {is_causal}")
+    for i in range(6):
+        dtype = draw.choice(list(TOLERANCE))
+        (q, k, v, do), layout = inputs_of(draw, head_dim, dtype, grouped=i % 2 == 0)
+        truth = in_float64(q, k, v, do, is_causal)["o"]
+        q, k, v = (laid_out(x, layout) for x in (q, k, v))
+        for _ in range(3):
+            poison()
+            o = flash_attention(q, k, v, is_causal=is_causal)
+            assert off_by(o, truth) <= TOLERANCE[dtype], (q.shape, k.shape, layout, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [40, 64, 80, 128])
+@pytest.mark.parametrize("seed", range(4))
+def test_backward(seed, head_dim, is_causal):
+    draw = random.Random(f"{seed} {head_dim} {is_causal}")
+    for _ in range(4):
+        dtype = draw.choice(list(TOLERANCE))
+        inputs, layout = inputs_of(draw, head_dim, dtype)
+        truth = in_float64(*inputs, is_causal)
+        inputs = [laid_out(x, layout) for x in inputs]
+        for _ in range(3):
+            poison()
+            found = errors(with_gradients(ours, *inputs, is_causal), truth)
+            for name, error in found.items():
+                assert error <= TOLERANCE[dtype], (name, inputs[0].shape, inputs[1].shape, layout)
+
+
+def test_the_order_of_additions_is_fixed_on_request():
+    inputs = random_inputs((2, 4, 1500, 64), (2, 4, 1500, 64), torch.bfloat16, "cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = [with_gradients(ours, *inputs, True) for _ in range(3)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name in runs[0]:
+        assert torch.equal(runs[0][name], runs[1][name]), name
+        assert torch.equal(runs[0][name], runs[2][name]), name
+
+
+def test_some_gradients_alone():
+    q, k, v, do = random_inputs((1, 2, 1200, 64), (1, 2, 1200, 64), torch.bfloat16, "cuda")
+    truth = in_float64(q, k, v, do, True)
+    k.requires_grad_()
+    flash_attention(q, k, v, is_causal=True).backward(do)
+    assert off_by(k.grad, truth["dk"]) < TOLERANCE[torch.bfloat16]
+
+
+def test_rows_whose_scores_are_all_minus_infinity_are_zero():
+    q, k, v, do = random_inputs((1, 2, 300, 64), (1, 2, 300, 64), torch.bfloat16, "cuda")
+    q[..., 0] = q[..., 0].abs() + 0.1
+    k[..., :200, 0] = -torch.inf
+    o = flash_attention(q, k, v, is_causal=True)
+    assert (o[..., :200, :] == 0).all() and o.isfinite().all()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_in_a_graph_and_after_other_sizes(head_dim):
+    shape = (2, 4, 1100, head_dim)
+    q, k, v, do = random_inputs(shape, shape, torch.bfloat16, "cuda")
+    for x in (q, k, v):
+        x.requires_grad_()
+
+    def both():
+        return torch.autograd.grad(flash_attention(q, k, v, is_causal=True), (q, k, v), do)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        both()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    for _ in range(3):
+        new = random_inputs(shape, shape, torch.bfloat16, "cuda")
+        with torch.no_grad():
+            for x, y in zip((q, k, v, do), new, strict=True):
+                x.copy_(y)
+        graph.replay()
+        truth = in_float64(*new, True)
+        for name, got in zip(("dq", "dk", "dv"), captured, strict=True):
+            assert off_by(got, truth[name]) < TOLERANCE[torch.bfloat16], name

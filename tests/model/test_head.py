@@ -1,0 +1,142 @@
+"""Head and loss in one against the logits in full: losses, and gradients by name."""
+
+import pytest
+import torch
+
+from a2lib.model import linear_cross_entropy, linear_cross_entropy_plain
+
+V, D = 37, 12
+
+
+def inputs(dtype=torch.float64, shape=(2, 11), frozen=(), device="cpu", sizes=(V, D)):
+    V, D = sizes
+    generator = torch.Generator().manual_seed(0)
+    made = {
+        "x": torch.randn(*shape, D, generator=generator),
+        "weight": torch.randn(V, D, generator=generator),
+    }
+    made = {
+        n: t.to(device, dtype).requires_grad_(n not in frozen)
+        for n, t in made.items()
+    }  # fmt: skip
+    return made, torch.randint(V, shape, generator=generator).to(device)
+
+
+def found(function, made, targets, scale=1.0, **options):
+    leaves = {n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in made.items()}
+    loss = function(leaves["x"], leaves["weight"], targets, **options)
+    (scale * loss).backward()
+    return {"loss": loss.detach(), **{f"d{n}": t.grad for n, t in leaves.items()}}
+
+
+def compare(ours, plain, allowed):
+    assert ours.keys() == plain.keys()
+    for name, right in plain.items():
+        if right is None:
+            assert ours[name] is None, name
+            continue
+        assert ours[name].dtype == right.dtype or name == "loss", name
+        off = (ours[name].double() - right.double()).norm() / right.double().norm()
+        assert off <= allowed, (name, off.item())
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 22, 4096])
+@pytest.mark.parametrize("frozen", [(), ("x",), ("weight",)])
+def test_it_is_the_plain_one(chunk, frozen):
+    made, targets = inputs(frozen=frozen)
+    plain = found(linear_cross_entropy_plain, made, targets, 3.0)
+    compare(found(linear_cross_entropy, made, targets, 3.0, chunk=chunk), plain, 1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_16_bits_are_as_near_to_float64_as_the_plain_one(dtype):
+    made, targets = inputs(dtype, shape=(300,))
+    wide = {name: t.detach().double().requires_grad_() for name, t in made.items()}
+    exact = found(linear_cross_entropy_plain, wide, targets)
+    ours = found(linear_cross_entropy, made, targets, chunk=32)
+    plain = found(linear_cross_entropy_plain, made, targets)
+    for name, right in exact.items():
+        off, allowed = ((x[name].double() - right).norm() / right.norm() for x in (ours, plain))
+        assert off <= 1.25 * allowed + 1e-7, (name, off.item(), allowed.item())
+
+
+def test_without_gradients_it_makes_none():
+    made, targets = inputs()
+    with torch.no_grad():
+        loss = linear_cross_entropy(made["x"], made["weight"], targets, 5)
+    assert not loss.requires_grad
+    assert torch.allclose(loss, linear_cross_entropy_plain(made["x"], made["weight"], targets))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_it_is_one_call_of_a_compiled_graph(dynamic):
+    made, targets = inputs(torch.float32)
+    compiled = torch.compile(
+        lambda *given: linear_cross_entropy(*given, chunk=7) * 2,
+        backend="aot_eager", fullgraph=True, dynamic=dynamic,
+    )  # fmt: skip
+    plain = found(lambda *given: linear_cross_entropy_plain(*given) * 2, made, targets)
+    compare(found(compiled, made, targets), plain, 1e-6)
+
+
+def test_the_operator_is_what_it_says():
+    made, targets = inputs(shape=(11,))
+    operator = torch.ops.a2lib.linear_cross_entropy.default
+    torch.library.opcheck(operator, (made["x"], made["weight"], targets, 5, True))
+
+
+def test_no_logits_of_all_tokens(monkeypatch):
+    """The largest product has the rows of one chunk."""
+    from a2lib.model import head
+
+    seen, plain = [], head.loss_and_gradient
+    monkeypatch.setattr(
+        head, "loss_and_gradient", lambda logits, of: seen.append(logits.shape) or plain(logits, of)
+    )
+    made, targets = inputs()
+    found(linear_cross_entropy, made, targets, chunk=8)
+    assert seen == [(8, V), (8, V), (6, V)]
+
+
+def test_a_model_gives_its_loss(make_model, batch, loss_and_gradients):
+    model = make_model(dtype=torch.float64)
+    plain_loss, plain = loss_and_gradients(model, batch)
+    plain = {name: gradient.clone() for name, gradient in plain.items()}
+    model.zero_grad()
+    loss = model(*batch)
+    loss.backward()
+    mine = {name: p.grad for name, p in model.named_parameters()}
+    compare({"loss": loss.detach(), **mine}, {"loss": plain_loss, **plain}, 1e-13)
+
+
+@pytest.mark.parametrize("change", ["width", "tokens", "none", "dtype", "whole", "chunk"])
+def test_what_does_not_fit_is_one_line(change):
+    made, targets = inputs()
+    x, weight, chunk = made["x"], made["weight"], 4
+    if change == "width":
+        weight = weight[:, 1:]
+    elif change == "tokens":
+        targets = targets[:, 1:]
+    elif change == "none":
+        x, targets = x[:0], targets[:0]
+    elif change == "dtype":
+        weight = weight.float()
+    elif change == "whole":
+        x, weight = x.long(), weight.long()
+    else:
+        chunk = 0
+    with pytest.raises(ValueError, match="chunk positive; got"):
+        linear_cross_entropy(x, weight, targets, chunk)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_sum_over_chunks_is_not_rounded():
+    """Compiled softmax, and a product of 16 bits that is added to float32."""
+    made, targets = inputs(torch.bfloat16, (3000,), device="cuda", sizes=(1536, 256))
+    wide = {name: t.detach().double().requires_grad_() for name, t in made.items()}
+    exact = found(linear_cross_entropy_plain, wide, targets)
+    ours = found(linear_cross_entropy, made, targets, chunk=512)
+    plain = found(linear_cross_entropy_plain, made, targets)
+    for name, right in exact.items():
+        off, allowed = ((x[name].double() - right).norm() / right.norm() for x in (ours, plain))
+        assert off <= 1.25 * allowed + 1e-6, (name, off.item(), allowed.item())

@@ -1,0 +1,189 @@
+"""What every wrapper refuses since it would make other weights on each rank, without an error."""
+
+import warnings
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from checking import Tied, check, mean_gradients, raises, same, token_batches, world
+from checks_ddp import HOOKED, KINDS, loss_on
+from checks_fsdp import Ways, check_freed, check_gradients
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn.utils import clip_grad_norm_
+
+from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer
+
+STILL_OWN = "are still each rank's own: call finish_gradient_synchronization"
+
+
+@check(2)
+def a_step_before_the_finish_is_refused():
+    """By every wrapper, and only where it would read gradients that are this rank's own."""
+    rank, size = world()
+    tokens = token_batches(size)[rank]
+    for kind, make in {**KINDS, "FSDP": FSDP}.items():
+        wrapper, bystander = make(Tied()), nn.Linear(2, 2)
+        optimizers = [
+            torch.optim.AdamW(wrapper.parameters()),
+            torch.optim.SGD([*bystander.parameters(), *wrapper.parameters()], lr=0.1),
+        ]
+        if kind != "FSDP":
+            optimizers.append(ShardedOptimizer(wrapper.parameters(), torch.optim.SGD, lr=0.1))
+        other = torch.optim.SGD(bystander.parameters(), lr=0.1)
+        for optimizer in optimizers:
+            before = [p.detach().clone() for p in wrapper.parameters()]
+            loss_on(tokens)(wrapper).backward()
+            for _ in range(2):
+                with raises(RuntimeError, rf"gradients of this \w+ {STILL_OWN}"):
+                    optimizer.step()
+            other.step()  # of other parameters
+            for p, was in zip(wrapper.parameters(), before, strict=True):
+                same(p.detach(), was, kind)
+            wrapper.finish_gradient_synchronization()
+            loss_on(tokens)(wrapper)  # whose loss is only looked at
+            optimizer.step()
+            optimizer.zero_grad()
+            # A step that is not to be taken leaves nothing to refuse.
+            loss_on(tokens)(wrapper).backward()
+            optimizer.zero_grad()
+            optimizer.step()
+            wrapper.reset()
+            optimizer.zero_grad()
+        if kind != "FSDP":
+            with wrapper.no_sync():
+                loss_on(tokens)(wrapper).backward()
+            with raises(RuntimeError, STILL_OWN):
+                optimizers[0].step()
+            wrapper.reset()
+            optimizers[0].step()
+        if kind in HOOKED or kind == "FSDP":  # hooks also see a backward past the wrapper
+            wrapper.zero_grad()
+            loss_on(tokens)(wrapper.module).backward()
+            with raises(RuntimeError, STILL_OWN):
+                optimizers[0].step()
+            wrapper.finish_gradient_synchronization()
+            optimizers[0].step()
+
+
+@check(2)
+def a_finish_is_missed_whatever_the_module_returns():
+    """What autograd's hooks cannot see, or must not be given at each forward, counts too."""
+
+    class Returns(nn.Module):
+        def __init__(self, form):
+            super().__init__()
+            self.weight, self.form = nn.Parameter(torch.ones(2, 3)), form
+
+        def forward(self):
+            return self.form(self.weight)
+
+    forms = {
+        "a dict": (lambda w: {"deep": [w * 2, 1]}, lambda output: output["deep"][0]),
+        "an object": (lambda w: SimpleNamespace(x=w * 2), lambda output: output.x),
+        "the parameter": (lambda w: w, lambda output: output),
+    }
+    for make in (NaiveDDP, FlatDDP, DDP, FSDP):
+        for what, (form, of) in forms.items():
+            if make is FSDP and what == "the parameter":
+                continue  # which is not there any more behind the forward
+            wrapper = make(Returns(form))
+            optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1)
+            of(wrapper()).sum().backward()
+            if make is FSDP and what == "an object":
+                # Its gradients come to the shards in the finish alone: the step has none to read.
+                optimizer.step()
+            else:
+                with raises(RuntimeError, STILL_OWN):
+                    optimizer.step()
+            wrapper.finish_gradient_synchronization()
+            optimizer.step()
+            hooks = wrapper.module.weight._backward_hooks
+            assert not hooks, "no forward leaves one on the parameter"
+
+
+@check(2)
+def what_refuses_a_step_is_not_compiled():
+    """Wrapper and optimizer compile with no break in their graphs but PyTorch's own."""
+    rank, size = world()
+    warnings.simplefilter("default")  # torch's own, while it compiles
+    ddp = NaiveDDP(nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    torch._dynamo.reset()
+    compiled = torch.compile(ddp, backend="aot_eager", fullgraph=True)
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(2):
+        compiled(torch.ones(2, 3)).sum().backward()
+        with raises(RuntimeError, STILL_OWN):
+            optimizer.step()
+        ddp.finish_gradient_synchronization()
+        counters.clear()
+        step()
+        assert all("torch._dynamo.graph_break()" in why for why in counters["graph_break"])
+        optimizer.zero_grad()
+    warnings.simplefilter("error")
+
+
+@check(2)
+def fsdp_refuses_torchs_norm_of_its_rows():
+    """By whatever name; of parameters that are whole on each rank, and of one rank, it is right."""
+    rank, size = world()
+    alone = [dist.new_group([r]) for r in range(size)][rank]
+    tokens = token_batches(size)[rank]
+    fsdp, single = FSDP(Ways("plain")), FSDP(Ways("plain"), group=alone)
+    for wrapped in (fsdp, single):
+        loss_on(tokens)(wrapped).backward()
+        wrapped.finish_gradient_synchronization()
+    before = [p.grad.clone() for p in fsdp.parameters()]
+    ways = {
+        "clip_grad_norm_": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.1),
+        "imported earlier": lambda parameters: clip_grad_norm_(parameters, 0.1, foreach=False),
+        "get_total_norm": lambda parameters: nn.utils.get_total_norm(p.grad for p in parameters),
+    }
+    for what, norm in ways.items():
+        for parameters in (fsdp.parameters(), [fsdp.module.head.weight]):
+            with raises(RuntimeError, "another on each rank: call clip_grad_norm_ of the FSDP"):
+                norm(parameters)
+        for p, was in zip(fsdp.parameters(), before, strict=True):
+            same(p.grad, was, what)
+        norm([fsdp.module.head.bias])
+        before = [p.grad.clone() for p in fsdp.parameters()]
+        norm(single.parameters())
+    fsdp.clip_grad_norm_(0.1)
+
+
+@check(2)
+def fsdp_says_of_a_backward_of_a_backward_that_there_is_none():
+    tokens = token_batches(1)[0]
+    fsdp, reference = FSDP(Ways("plain")), Ways("plain")
+    reference.load_state_dict(fsdp.gather_full_params())
+    line = "no backward of a backward.*without create_graph"
+    for first in (
+        lambda loss: loss.backward(create_graph=True),
+        lambda loss: torch.autograd.grad(loss, list(fsdp.parameters()), create_graph=True),
+    ):
+        with raises(RuntimeError, line):
+            first(loss_on(tokens)(fsdp))
+        fsdp.reset()
+        fsdp.zero_grad()
+        check_freed(fsdp)
+    loss_on(tokens)(fsdp).backward()
+    fsdp.finish_gradient_synchronization()
+    mean_gradients(reference, [[loss_on(tokens)]] * 2)
+    check_gradients(fsdp, reference, "after it")
+
+
+@check(2)
+def fsdp_calls_a_users_hook_on_a_parameter_with_no_mean():
+    """As its docstring says: never on a matrix, with this rank's own gradient on a norm."""
+    rank, size = world()
+    fsdp = FSDP(Ways("plain"))
+    seen = {}
+    for name, p in fsdp.module.named_parameters():
+        p.register_hook(lambda gradient, name=name: seen.setdefault(name, gradient.clone()))
+    loss_on(token_batches(size)[rank])(fsdp).backward()
+    fsdp.finish_gradient_synchronization()
+    whole = {name for name, p in fsdp.module.named_parameters() if p.dim() < 2}
+    assert seen.keys() == whole and whole, seen.keys()
+    means = dict(fsdp.module.named_parameters())
+    assert not any(torch.equal(gradient, means[name].grad) for name, gradient in seen.items())

@@ -1,0 +1,78 @@
+"""The leaderboard's step, against the plain model in one process."""
+
+import warnings
+
+import torch
+from checking import check, world
+
+from a2lib.experiments.leaderboard.configurations import LADDER
+from a2lib.experiments.leaderboard.training import Training
+from a2lib.model import TransformerLM, cross_entropy
+from a2lib.theory.keeping import BlockPlan
+from a2lib.theory.transformer import Shape
+
+LAYERS, CONTEXT, LR = 3, 12, 0.1
+# Of the ladder, those that have between them all that its steps change.
+WAYS = {
+    "recomputed": None,
+    "fused_head": [BlockPlan(())] * LAYERS,
+    "offloaded": [BlockPlan((), 10**6), BlockPlan(("k_proj", "w3"), 10**6), BlockPlan()],
+}
+
+
+def plain_weights(shape, seed, batches, steps):
+    """Weights after so many steps on all ranks' sequences together, in float64; and the losses."""
+    model = TransformerLM(
+        shape.vocab_size, CONTEXT, shape.d_model, LAYERS, shape.num_heads, shape.d_ff,
+        dtype=torch.float64, seed=seed,
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    tokens, targets = (torch.cat(x) for x in zip(*batches, strict=True))
+    losses = []
+    for _ in range(steps):
+        loss = cross_entropy(model(tokens), targets)
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((loss.item(), norm.item()))
+    return {name: p.detach() for name, p in model.named_parameters()}, losses
+
+
+@check(2)
+def ways_of_the_leaderboard_update_as_the_plain_model():
+    warnings.simplefilter("default")  # torch's own, while it compiles
+    rank, size = world()
+    from a2lib.experiments.leaderboard import training as module
+
+    # Sizes that two ranks do not divide.
+    module.MODELS = {**module.MODELS, "odd": Shape(24, 41, LAYERS, 2, 19)}
+    for way in (way for way in LADDER if way.name in WAYS):
+        keeps = WAYS[way.name]
+        spec = {"model": "odd", "layers": LAYERS, "batch": 2, "context": CONTEXT, "dtype": "fp32",
+                "attention": "sdpa_flash", "head": way.head, "wrapper": way.wrapper}  # fmt: skip
+        own = Training(spec, "cpu", rank, 5, keeps and (lambda _, plans=keeps: plans), LR,
+                       torch.float64)  # fmt: skip
+        own.model.chunk = 7
+        batches = [None] * size
+        torch.distributed.all_gather_object(batches, (own.token_ids, own.targets))
+        weights, losses = plain_weights(module.MODELS["odd"], 5, batches, steps=3)
+        for loss, norm in losses:
+            norms = []
+
+            def look(moment, own=own, norms=norms):
+                if moment == "backward":
+                    norms.append(own.gradient_norm())
+
+            mine = own.step(look)
+            torch.distributed.all_reduce(mine)
+            assert abs(mine.item() / size - loss) < 1e-12, way.name
+            assert abs(norms[0] - norm) < 1e-6 * norm, (way.name, norms, norm)
+        whole = own.whole()
+        assert whole.keys() == weights.keys(), way.name
+        for name, right in weights.items():
+            off = (whole[name] - right).norm() / right.norm()
+            assert off < 1e-9, (way.name, name, off.item())
+        assert (own.mover is not None) == (way.keeps == "moved")
+        assert own.mover is None or own.mover.moved_bytes > 0
+    warnings.simplefilter("error")

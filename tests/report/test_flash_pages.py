@@ -1,0 +1,80 @@
+"""What the pages on attention derive from their rows, by value."""
+
+import pandas as pd
+import pytest
+
+from a2lib.report import data
+from a2lib.report.pages import flash
+from a2lib.report.pages.flash_tables import latency
+from a2lib.theory.attention import attention_flops
+
+WHERE = {"dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 16384, "head_dim": 64, "causal": True}
+
+
+def kernel(name, tensor, l2, launch=0, run="R", implementation="a2lib"):
+    shape = {"implementation": implementation, **WHERE, "pass": "backward", "launch": launch}
+    return {**shape, "kernel": name, "device_bytes": 10, "l2_bytes": l2, "tensor_percent": tensor,
+            "exp_percent": tensor / 2, "status": "ok", "run": run}  # fmt: skip
+
+
+def test_a_call_is_the_kernels_of_one_run():
+    rows = [kernel("a", 50.0, 800), kernel("b", 1.0, 10, 1), kernel("c", 9.0, 500, 2, "older")]
+    [call] = flash.calls(pd.DataFrame(rows), None).itertuples()
+    # The small kernel counts for the bytes and not for the shares; the older run for neither.
+    assert (call.l2_bytes, call.device_bytes) == (810, 20)
+    assert (call.tensor, call.exp) == (50, 25)
+
+
+def test_shares_are_weighed_by_time():
+    # 3 multiplies at 60 % take 5, 4 at 40 % take 10: 7 in 15.
+    rows = [kernel("backward_dq_kernel", 60, 9), kernel("backward_dkdv_kernel", 40, 9, 1)]
+    [call] = flash.calls(pd.DataFrame(rows), None).itertuples()
+    assert call.tensor == pytest.approx(700 / 15) and call.exp == pytest.approx(350 / 15)
+
+
+def test_the_tiles_of_the_estimate_are_those_of_the_kernels():
+    tiles = pytest.importorskip("a2lib.attention.tiles").TILES
+    for head_dim, kernels in flash.TILES.items():
+        for name, tile in kernels.items():
+            assert tiles[name, "16bit", head_dim, True][0][:2] == tile
+
+
+def test_the_estimate_in_round_numbers():
+    # 2 multiplies of 16 x 16384^2 x 64, half of the pairs, at 989.4 TFLOP/s: 0.556 ms; 5: 1.39 ms.
+    forward, backward = flash.floors("forward"), flash.floors("backward")
+    assert forward["tensor cores"] == pytest.approx(0.5556, abs=1e-4)
+    assert backward["tensor cores"] == pytest.approx(2.5 * forward["tensor cores"])
+    # An SM does 4,096 operations of bf16 in a clock and 16 exponentials; 256 a score at d = 64.
+    assert forward["exponentials"] == pytest.approx(forward["tensor cores"])
+    assert backward["device memory"] < 0.1 < backward["exponentials"]
+    # With k = 2 the 132 SMs are full from 528 tiles on.
+    assert list(flash.tile_times([264, 528, 1056])) == [264, 528, 2112]
+
+
+def test_columns_are_of_the_gpus_time(complete):
+    stored = data.load("flash", [complete])
+    graph = stored["ms"].where(stored["seq_len"] != 128) * 0.5
+    rows = flash.columns(stored.assign(ms_graph=graph), None)
+    assert len(rows) == len(stored) and set(rows["kind"]) == {"one head", "board", "paper"}
+    assert (rows["ms"] / rows["called"]).dropna().isin([0.5, 1.0]).all()
+    own = rows[(rows["kind"] == "board") & (rows["pass"] == "end_to_end")].dropna(subset=["ms"])
+    time = own.set_index("implementation")["ms"]
+    first = own[own["implementation"] == "a2lib"].iloc[0]
+    flops = attention_flops(1, 16, 16384, 16384, 64, True, "end_to_end")
+    assert first["tflops"] == pytest.approx(flops / time["a2lib"] / 1e9)
+    others = time.drop("a2lib")
+    part = stored[stored["implementation"] == "eager"].assign(implementation=flash.PART, ms=1e-3)
+    peers = flash.columns(pd.concat([stored, part]), None)["peer"].dropna()
+    assert flash.PART not in set(peers) and len(peers)
+    assert (first["peer"], first["best"]) == (others.idxmin(), others.min())
+
+
+def test_a_time_within_two_per_cent_of_the_least_is_bold():
+    times = {"a2lib": (1.0, "ok"), "flex": (1.015, "ok"), "eager": (1.1, "ok"),
+             "sdpa_cudnn": (float("nan"), "unsupported")}  # fmt: skip
+    rows = pd.DataFrame([{"implementation": n, "seq_len": 2048, "ms": ms, "called": ms, "status": s}
+                         for n, (ms, s) in times.items()])  # fmt: skip
+    [line] = latency(rows, ["seq_len"]).to_dict("records")
+    assert line == {"tokens": "2,048", "ours": "**1.00**", "eager": "1.10", "cuDNN": "n/a",
+                    "Flex": "**1.01**"}  # fmt: skip
+    assert latency(rows, ["seq_len"], "called").iloc[0]["ours"] == "1.00"

@@ -1,0 +1,155 @@
+"""What a page is written with, on rows of a section that no page has."""
+
+import math
+
+import pytest
+
+from a2lib.measure import Section
+from a2lib.measure.sections import SECTIONS
+from a2lib.report import data, plots, units
+from a2lib.report.page import ClaimError, Missing, Page, faster, level, one, pick
+from a2lib.report.style import Chart, Look, Looks
+
+SORTING = Section("sorting", ("operation", "size"), ("peak_bytes", "note"), notebook="flash")
+TIMES = {
+    ("quick", 1024): 1.0,
+    ("merge", 1024): 2.0,
+    ("quick", 2048): 3.0,
+    ("merge", 2048): 3.0,
+    ("quick", 4096): None,
+}
+
+
+@pytest.fixture
+def page(synthetic, tmp_path, monkeypatch):
+    """``page(here=1.0)``: the section's page, with rows of a reader's GPU that are so many times as
+    slow, or without any; each with the column ``twice``."""
+    monkeypatch.setitem(SECTIONS, SORTING.name, SORTING)
+    monkeypatch.chdir(tmp_path)
+
+    def write(folder, device, factor, keep=lambda size: True):
+        rows = [
+            {"operation": operation, "size": size, "peak_bytes": 8 * size if ms else "", "n": 5,
+             **({"ms": ms * factor, "ms_p20": ms * factor, "ms_p80": ms * factor} if ms else
+                {"status": "oom", "n": "", "note": "no stack left"})}
+            for (operation, size), ms in TIMES.items() if keep(size)
+        ]  # fmt: skip
+        return synthetic.by_hand(tmp_path / folder, device=device, sorting=rows)
+
+    def make(here=None, keep=lambda size: True):
+        roots = [write("data", data.PUBLISHED, 1)]
+        if here is not None:
+            roots.append(write("here", "nvidia-b200", here, keep))
+        return Page("sorting", lambda rows, of: rows.assign(twice=2 * rows["ms"]), roots=roots)
+
+    return make
+
+
+def test_one_row_or_a_line_that_says_what_there_is(page):
+    t = page().rows
+    assert one(t, operation="quick", size=1024).twice == 2
+    assert len(pick(t, size=[1024, 2048])) == 4
+    with pytest.raises(Missing, match=r"no row with .*size = 512 on, of 1024, 2048, 4096"):
+        one(t, size=512)
+    with pytest.raises(Missing, match=r"2 rows with .*they differ in operation, .*ms"):
+        one(t, size=1024)
+
+
+def test_times_tie_within_two_per_cent_or_where_their_spreads_meet(page):
+    t = page().rows
+    quick, merge = (one(t, operation=name, size=1024) for name in ("quick", "merge"))
+    assert faster(quick, merge) and not faster(merge, quick) and not level(quick, merge)
+    assert level(quick._replace(ms_p80=2.0), merge) and not faster(quick._replace(ms_p80=2), merge)
+    assert level(quick._replace(ms_p20=math.nan, ms_p80=math.nan), quick)
+    assert level(100, 101.9) and not level(100, 102.1)
+
+
+def test_a_claim_that_the_rows_do_not_bear_stops_the_page_with_its_words_and_rows(page):
+    made = page()
+    made.claim(
+        "Quicksort is faster",
+        lambda t: faster(*(one(t, operation=o, size=1024) for o in ("quick", "merge"))),
+    )
+    with pytest.raises(ClaimError, match=r"sorting: .*not bear: Mergesort is.*'merge'.*: ms 2.0"):
+        made.claim("Mergesort is", lambda t: one(t, operation="merge", size=1024).ms < 1)
+
+
+def test_what_is_not_measured_is_said_until_it_is(page):
+    made = page()
+    shown = made.pending("heapsort", lambda t: pick(t, operation="heap"))
+    assert str(shown) == "*Not measured yet: heapsort.*"
+    with pytest.raises(ClaimError, match="3 rows are there now of: quicksort"):
+        made.pending("quicksort", lambda t: pick(t, operation="quick"))
+
+
+def test_the_claims_are_answered_on_the_readers_rows(page):
+    """By what was measured there: yes, no, and not measured where a row is missing."""
+    made = page(here=3.0, keep=lambda size: size < 2048)
+    made.claim("quick first", lambda t: one(t, operation="quick", size=1024).ms < 2)
+    made.claim("merge last", lambda t: one(t, operation="merge", size=1024).ms > 1)
+    made.claim("the same at 2,048", lambda t: level(*pick(t, size=2048)["ms"]))
+    text = str(made.your_machine("make x"))
+    assert "| quick first | no |" in text and "| merge last | yes |" in text
+    assert "| the same at 2,048 | not measured |" in text
+    assert "NVIDIA B200" in text and "```\nmake x\nmake html\n```" in text
+    assert "Nothing is measured on another machine yet" in str(page().your_machine("make x"))
+
+
+def test_a_long_table_is_folded_and_what_is_missing_has_a_mark(page):
+    made = page()
+    frame = made.rows[["operation", "ms"]]
+    assert "| quick | · |" in str(made.table(frame, "Times", "tab-times"))
+    long = made.rows.iloc[[0] * 9][["operation", "ms"]]
+    assert str(made.table(long, "Times", "tab-t")).startswith("::::{dropdown} Times")
+    assert "dropdown" not in str(made.table(long, "Times", "tab-t", fold=False))
+
+
+def test_where_the_rows_come_from(page):
+    text = str(page().source("papermill notebooks/flash.ipynb"))
+    assert "nvidia-h200.csv" in text and "The runs behind this page" in text
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (units.ms(0.0999), "0.10\xa0ms"),
+        (units.ms(1234.5), "1,234\xa0ms"),
+        (units.ms(99.6, 2), "100\xa0ms"),
+        (units.us(0.0281), "28\xa0µs"),
+        (units.gb(56.054e9, 3), "56.1\xa0GB"),
+        (units.gib(2**30), "1.0\xa0GiB"),
+        (units.percent(0.274), "27\xa0%"),
+        (units.percent(-0.001), "0\xa0%"),
+        (units.digits(-2.5), "−2.5"),
+        (units.count(16384.2), "16,384"),
+        (units.span([40.2, 66, 61], units.ms), "40\xa0ms to 66\xa0ms"),
+        (units.span([1.001, 1.002], units.ms), "1.0\xa0ms"),
+    ],
+)
+def test_a_number_as_text(written, text):
+    assert written == text and written._repr_markdown_() == text
+
+
+def test_what_is_no_number_is_not_printed():
+    with pytest.raises(ValueError, match="nan is no number to print"):
+        units.ms(math.nan)
+
+
+def test_figures_of_any_rows(page):
+    t = page().rows
+    looks = Looks(
+        quick=Look("quick", "#d55e00", "o", ours=True), merge=Look("merge", "#0072b2", "^")
+    )
+
+    def draw(figure):
+        top, middle, low = figure.subplots(3, 1)
+        ends = plots.lines(top, t, "size", "ms", "operation", looks)
+        assert [name for *_, name in ends] == ["quick", "merge"] and ends[0][0] == 2048
+        plots.bars(middle, ["a", "b"], [1, 2], text=["one", "two"], hollow=[math.nan, 1])
+        plots.waterfall(low, ["a", "b"], [3, 2], text=["3", "2"], marks={"best": 1})
+
+    svg = Chart(draw, height=4)._repr_svg_()
+    assert all(f">{words}<" in svg for words in ("one", "two", "best"))
+    shown = plots.grid(t, "size", "ms", "operation", looks, panel="status", titles={"ok": "timed"},
+                       xlabel="numbers", ylabel="ms")._repr_svg_()  # fmt: skip
+    assert ">timed<" in shown and ">quick<" in shown

@@ -1,0 +1,186 @@
+"""Every page that is written with claims: they hold, they can break, and nothing is said past them.
+
+A page's cells and its ``{eval}`` expressions are run here as the build runs them.
+"""
+
+import ast
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from a2lib.measure.sections import SECTIONS
+from a2lib.paths import ROOT
+from a2lib.report.page import Page
+
+CELL = re.compile(r"^(`{3,})\{code-cell\} ipython3\n(.*?)^\1$", re.M | re.S)
+OPTIONS = re.compile(r"\A(---\n[\s\S]*?^---\n|(:\w.*\n)+)", re.M)
+EVAL = re.compile(r"\{eval\}`([^`]+)`")
+HEADING = re.compile(r"^(#+ .*)$", re.M)
+# What is derived there no row can refute.
+DERIVED = {"The idea", "What it should cost", "Exercises"}
+COMPARES = re.compile(
+    r"\b(?:\w+er than|(?:more|less|fewer) than|(?<!at )most|(?<!at )least|(?:fast|slow|larg|small"
+    r"|quick|short|long|high|low)est|faster|slower|quicker|as (?:fast|long|much|many) as)\b"
+)
+TYPED = re.compile(
+    r"(?<![\w.])\d[\d.,]*[\s\N{NO-BREAK SPACE}]?"
+    r"(?:[mnµu]?s|[GT]B/s|[GT]FLOP/s|W|J|MHz|%|[KMG]i?B|times)(?![\w/])"
+)
+PAGES = sorted(
+    page.stem for page in (ROOT / "book").glob("*.md")
+    if "from a2lib.report.page import" in page.read_text(encoding="utf-8")
+)  # fmt: skip
+
+
+def text_of(name):
+    return (ROOT / "book" / f"{name}.md").read_text(encoding="utf-8")
+
+
+class Written:
+    """A page that has been run: its ``pages`` (the objects with its claims), and what went wrong
+    in its cells and expressions."""
+
+    def __init__(self, name):
+        text, names = text_of(name), {}
+        for piece in re.split(r"(^`{3,}\{code-cell\}[\s\S]*?^`{3,}$)", text, flags=re.M):
+            if cell := CELL.match(piece):
+                self.run(name, OPTIONS.sub("", cell[2]), names)
+                continue
+            for expression in EVAL.findall(piece):
+                shown = str(eval(expression, names))
+                assert shown and "nan" not in shown, expression
+        self.pages = [value for value in names.values() if isinstance(value, Page)]
+
+    @staticmethod
+    def run(name, cell, names):
+        *before, last = ast.parse(cell).body
+        for node in before:  # of which only the last is shown
+            assert not isinstance(node, ast.Expr) or ".claim(" in ast.unparse(node)
+        exec(compile(ast.Module(before, []), name, "exec"), names)
+        if not isinstance(last, ast.Expr):
+            exec(compile(ast.Module([last], []), name, "exec"), names)
+            return
+        value = eval(compile(ast.Expression(last.value), name, "eval"), names)
+        if hasattr(value, "_repr_svg_"):
+            assert value._repr_svg_()
+        elif value is not None:
+            assert str(value)
+
+
+@pytest.fixture(scope="session")
+def written():
+    """``written(name)``: the page after it has run; a claim that fails waits for its own test."""
+    ran = {}
+
+    def run(name):
+        if name not in ran:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.delenv("A2LIB_DATA", raising=False)
+                patch.chdir(ROOT / "book")
+                patch.setattr(Page, "strict", False)
+                ran[name] = Written(name)
+        return ran[name]
+
+    return run
+
+
+def perturbed(table, section, rng):
+    """The table with each number that is no key off by a factor of some 1.35, and words that were
+    measured (a status, a dtype) dealt anew."""
+    key, own = set(SECTIONS[section].key), set(SECTIONS[section].columns)
+    table = table.copy()
+    for name in table.columns.difference([*key, "device", "file", "local", "run", "n"]):
+        column = table[name]
+        if pd.api.types.is_bool_dtype(column):
+            table[name] = rng.permutation(column.to_numpy())
+        elif pd.api.types.is_numeric_dtype(column):
+            noise = np.exp(rng.normal(0, 0.3, len(table)))
+            table[name] = column.astype("float64") * noise
+        elif name in own:
+            table[name] = rng.permutation(column.to_numpy())
+    return table
+
+
+def breaks(claim, tables):
+    try:
+        return not claim.of(tables)
+    except (LookupError, ValueError, TypeError, ArithmeticError):
+        return True
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_each_claim_holds_and_can_break(written, name):
+    for page in written(name).pages:
+        assert page.claims, f"{name} claims nothing"
+        words = [claim.words for claim in page.claims]
+        assert len(set(words)) == len(words)
+        assert [claim.words for claim in page.claims if not claim.of(page.tables)] == []
+        rng = np.random.default_rng(0)
+        firm = list(page.claims)
+        for _ in range(60):
+            tables = {s: perturbed(rows, s, rng) for s, rows in page.tables.items()}
+            firm = [claim for claim in firm if not breaks(claim, tables)]
+            if not firm:
+                break
+        assert [claim.words for claim in firm] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_compares_has_a_claim_beside_it(name):
+    # A section is a heading, its text and its cells; what comes before the first is the lead's.
+    pieces = HEADING.split(re.sub(r"\A---\n[\s\S]*?^---\n", "", text_of(name), flags=re.M))
+    bare = []
+    for heading, body in zip(pieces[1::2], pieces[2::2], strict=True):
+        found = COMPARES.findall(prose(body))
+        if found and ".claim(" not in body and heading.strip("# ") not in DERIVED:
+            bare.append((heading, found))
+    assert bare == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_measured_number_is_typed(name):
+    """Settings and what others state may be: the page's front matter lists them as ``given``."""
+    text = text_of(name)
+    given = re.search(r"^given: (.*)$", text, re.M)
+    allowed = ast.literal_eval(given[1]) if given else []
+    body = prose(re.sub(r"\A---\n[\s\S]*?^---\n", "", text, flags=re.M)) + captions(text)
+    for words in allowed:
+        assert words in body, f"{words} is given and not on the page"
+        body = body.replace(words, "")
+    assert TYPED.findall(body) == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_its_claims_are_answered_on_other_rows(written, name, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT / "book")
+    for page in written(name).pages:
+        same = {section: rows for section, rows in page.tables.items()}
+        assert {claim.answer(same) for claim in page.claims} == {"yes"}
+        none = {section: rows.iloc[:0] for section, rows in page.tables.items()}
+        assert {claim.answer(none) for claim in page.claims} == {"not measured"}
+        monkeypatch.setattr(page, "local", lambda none=none: {"nvidia-b200": none})
+        assert "nothing is measured on NVIDIA B200" in str(page.your_machine("make x"))
+        monkeypatch.setattr(page, "local", lambda same=same: {"nvidia-b200": same})
+        assert "| yes |" in str(page.your_machine("make x"))
+        monkeypatch.setattr(page, "local", dict)
+        assert "make x" in str(page.your_machine("make x"))
+
+
+def prose(body):
+    """A page's text without cells, fences of code, expressions, code and formulas."""
+    body = CELL.sub("", body)
+    body = re.sub(r"^(`{3,})\{eval[^\n]*\n(?:.*\n)*?\1$", "", body, flags=re.M)
+    fences = r"^```[^{:\n]*\n[\s\S]*?^```$|^    .*$|^\$\$[\s\S]*?^\$\$.*$"
+    body = re.sub(fences, "", body, flags=re.M)
+    body = re.sub(r"^`{3,}.*$", "", body, flags=re.M)
+    # Code and formulas within a paragraph: none goes over an empty line.
+    body = re.sub(r"(?:\{[\w:]+\})?`(?:(?!\n\n)[^`])*`|\$(?:(?!\n\n)[^$])*\$", "", body)
+    return re.sub(r"\]\([^)]*\)|<!--[\s\S]*?-->", "", body)
+
+
+def captions(text):
+    """The captions and descriptions of a page's figures, without their expressions."""
+    found = re.findall(r'^ *(?:caption|alt): "((?:[^"\\]|\\.)*)"$', text, re.M)
+    return re.sub(r"\{eval\}`[^`]*`", "", "\n".join(found))

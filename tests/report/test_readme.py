@@ -1,0 +1,84 @@
+"""README.md's picture: the committed one is of the committed rows."""
+
+import csv
+import shutil
+
+import pytest
+
+from a2lib.paths import ROOT
+from a2lib.report import readme
+from a2lib.report.data import ReportError
+
+ROWS = ROOT / "data" / "measured" / "flash" / "nvidia-h200.csv"
+SHAPE = {
+    "dtype": "bf16",
+    "batch": "1",
+    "heads": "1",
+    "head_dim": "64",
+    "causal": "true",
+    "pass": "end_to_end",
+}
+
+
+def measured(name):
+    with open(ROWS, newline="") as lines:
+        return {
+            int(row["seq_len"]): float(row["ms_graph"])
+            for row in csv.DictReader(lines)
+            if row["implementation"] == name and SHAPE.items() <= row.items()
+        }
+
+
+@pytest.fixture
+def data_folder(tmp_path):
+    """A copy of the rows, and what replaces a text in them."""
+    copy = tmp_path / "data" / "measured" / "flash" / ROWS.name
+    copy.parent.mkdir(parents=True)
+    shutil.copy(ROWS, copy)
+    shutil.copy(ROOT / "data" / "measured" / "runs.csv", tmp_path / "data" / "measured")
+
+    def change(old, new):
+        text = copy.read_text()
+        assert old in text
+        copy.write_text(text.replace(old, new))
+
+    change.root = tmp_path / "data"
+    return change
+
+
+def test_the_committed_picture_shows_the_committed_rows():
+    shown = readme.plotted(readme.PICTURE)
+    assert list(shown) == list(readme.LINES)
+    for name, points in shown.items():
+        times = measured(name)
+        assert len(times) >= 10 and points == [[n, times[n]] for n in sorted(times)], (
+            f"{name}: run make html, which draws the picture, and commit it"
+        )
+
+
+def test_it_is_drawn_again_where_a_row_changed_and_there_alone(data_folder, tmp_path):
+    picture = tmp_path / "picture.png"
+    shutil.copy(readme.PICTURE, picture)
+    committed = picture.read_bytes()
+    assert readme.write(picture, data_folder.root).read_bytes() == committed
+    longest = max(measured("a2lib"))
+    data_folder(f",{measured('a2lib')[longest]:g},", ",1.5,")
+    readme.write(picture, data_folder.root)
+    assert picture.read_bytes() != committed
+    assert readme.plotted(picture)["a2lib"][-1] == [longest, 1.5]
+
+
+def test_a_picture_of_unknown_points_is_drawn_again(tmp_path):
+    from PIL import Image
+
+    picture = tmp_path / "picture.png"
+    Image.new("RGB", (1, 1)).save(picture)
+    assert readme.plotted(picture) == {}
+    assert list(readme.plotted(readme.write(picture))) == list(readme.LINES)
+
+
+def test_a_line_without_times_is_refused(data_folder, tmp_path):
+    data_folder("\nflex,", "\nxelf,")
+    with pytest.raises(ReportError, match="no GPU time of flex"):
+        readme.write(tmp_path / "picture.png", data_folder.root)
+    assert not (tmp_path / "picture.png").exists()

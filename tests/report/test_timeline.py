@@ -1,0 +1,73 @@
+"""The picture of a step's memory: what is drawn is what the tables hold, in the house's colours."""
+
+import re
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from profiles import make
+
+from a2lib.measure import snapshot
+from a2lib.paths import ROOT
+from a2lib.report import svg
+from a2lib.report.pages import timeline
+
+HERE = Path(make.__file__).parent
+MEMORY = HERE / "cuda_memory.pickle"
+
+
+def texts(chart):
+    return [w.strip() for w in re.findall(r"<text[^>]*>([^<]*)</text>", chart._repr_svg_())]
+
+
+@pytest.fixture(scope="module")
+def long_memory():
+    """A timeline of 1500 points with one peak."""
+    empty = dict.fromkeys(snapshot.CATEGORIES, 0)
+    return [
+        {"time_us": i * 100, "phase": "step 0/forward" if i < 800 else "step 0/backward",
+         **empty, "parameters": 10**9, "saved for backward": 10**6 * min(i, 1500 - i),
+         "temporaries": 10**9 if i == 777 else i % 7 * 1000}
+        for i in range(1500)
+    ]  # fmt: skip
+
+
+def test_a_timeline_marks_its_peak_however_long(long_memory):
+    assert "peak 0.002 MB" in texts(timeline.memory(MEMORY))
+    # 1 GB, 1 GB for a moment, and 723 MB: the 777th of 1500 points.
+    words = texts(timeline.memory(long_memory))
+    assert {"peak 2.72 GB", "forward", "backward", "saved for backward"} <= set(words)
+    assert "gradients" not in words
+    assert "peak 0.0019 MB" in texts(timeline.memory(MEMORY, phase="backward"))
+
+
+def test_thinning_keeps_first_last_and_highest():
+    totals = [i * 7919 % 1009 for i in range(1500)]
+    kept = timeline._thin(totals, 180, [0, 701])
+    assert kept[0] == 0 and kept[-1] == 1499 and totals.index(max(totals)) in kept
+    assert 701 in kept and len(kept) <= 183
+    assert 701 not in timeline._thin(totals, 180)
+
+
+def test_a_reader_s_own_file_is_drawn_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(MEMORY, "memory.pickle")
+    [recorded] = re.findall(r'python -c "(.*)"', (ROOT / "book/memory.md").read_text())
+    exec(recorded, {})
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_picture_is_of_the_house(long_memory, tmp_path):
+    charts = (timeline.memory(MEMORY), timeline.memory({"one": long_memory, "two": long_memory}))
+    for text in (chart._repr_svg_() for chart in charts):
+        ElementTree.fromstring(text)
+        assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r"--\w+:#[0-9a-f]{6}", "", text)) == []
+        assert svg.smallest_text(text) >= svg.LEAST_SIZE
+        assert len(text) < 70_000
+    assert set(timeline.CATEGORIES) == set(snapshot.CATEGORIES)
+    assert set(timeline.CATEGORIES.values()) <= set(svg.PAIRS)
+    assert "not measured yet" in texts(timeline.memory([]))
+    (tmp_path / "x").write_text("hello")
+    with pytest.raises(snapshot.SnapshotError, match="no pickle"):
+        timeline.memory(tmp_path / "x")

@@ -1,0 +1,202 @@
+"""Strips and step bars: what is drawn is what the tables hold, in the house's colours."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from profiles import make
+
+from a2lib.measure import bulk, trace
+from a2lib.measure.runs import start_run
+from a2lib.paths import ROOT
+from a2lib.report import data, svg, traces
+from a2lib.report.page import Missing
+
+HERE = Path(make.__file__).parent
+TRACE = HERE / "report.sqlite"
+STRIP = {"phase": "forward", "part": "ffn", "kind": "matmul", "stream": "7"}
+
+
+def piece(start, length, **where):
+    return STRIP | {"start_us": float(start), "duration_us": float(length)} | where
+
+
+def texts(chart):
+    return [w.strip() for w in re.findall(r"<text[^>]*>([^<]*)</text>", chart._repr_svg_())]
+
+
+@pytest.fixture(scope="module")
+def long_strip():
+    kinds = list(traces.KINDS)
+    return [
+        {"start_us": i * 2.0, "duration_us": 1.5, "stream": "host" if i % 3 else "7",
+         "kind": kinds[i % len(kinds)], "phase": "forward", "part": "ffn"}
+        for i in range(1500)
+    ]  # fmt: skip
+
+
+def test_a_strip_names_its_streams_phases_and_classes():
+    words = texts(traces.strip(TRACE))
+    assert {"launches", "stream 7", "stream 14", "forward", "backward"} <= set(words)
+    assert [w for w in words if w in trace.KINDS] == ["matmul", "softmax", "copy", "optimizer",
+                                                      "other"]  # fmt: skip
+
+
+def test_a_window_of_a_strip():
+    words = texts(traces.strip(TRACE, start_us=480, length_us=200))
+    assert "backward" in words and "softmax" not in words
+    with pytest.raises(ValueError, match="from 1030 µs on; allowed are windows .* before 1025 µs"):
+        traces.strip(TRACE, start_us=1030)
+
+
+def test_a_strip_without_ranges_of_modules_has_the_phase_alone():
+    rows = [{"start_us": 0.0, "duration_us": 9.0, "stream": "7", "kind": "fused",
+             "phase": "forward", "part": "forward"}]  # fmt: skip
+    words = texts(traces.strip(rows))
+    assert "phase" in words and not {"part", "module"} & set(words)
+    words = texts(traces.strip([*rows, {**rows[0], "start_us": 9.0, "part": "attn.q_proj"}]))
+    assert {"phase", "module", "part", "attn"} <= set(words)
+
+
+def test_a_bar_of_each_phase_says_its_milliseconds():
+    words = texts(traces.step_bar(TRACE))
+    # 100 + 50 + 10, 100 + 50, 40 and 5 us of the one step; what no range holds is no step's.
+    found = [w for w in words if re.fullmatch(r"0\.\d+", w)]
+    assert found[-4:] == ["0.16", "0.15", "0.04", "0.005"]
+    assert "other" not in words and "step" in words and "step 0" not in words
+    rows = [{"phase": "forward", "kind": "matmul", "ms": 6.0}]
+    assert "3" in texts(traces.step_bar(rows, steps=2))
+    with pytest.raises(ValueError, match="steps is 0; allowed are 1 or more"):
+        traces.step_bar(TRACE, steps=0)
+
+
+def scheduled(path, steps=2):
+    """A trace of operators with a schedule of torch.profiler: 3 ms of "mine" and 1 ms of no range
+    in each step."""
+    events = []
+    for i in range(steps):
+        at = 10_000 * i
+        for cat, name, start, length in (
+            ("user_annotation", f"ProfilerStep#{i + 2}", at, 9000),
+            ("user_annotation", "mine", at, 4000), ("cpu_op", "aten::mm", at + 500, 3000),
+            ("cpu_op", "aten::add", at + 5000, 1000),
+        ):  # fmt: skip
+            events.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": start,
+                           "dur": length})  # fmt: skip
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_steps_of_torch_profilers_schedule_are_steps(tmp_path):
+    path = scheduled(tmp_path / "trace.json")
+    words = texts(traces.step_bar(path))
+    assert {"mine", "step"} <= set(words) and not {"ProfilerStep#2", "no range"} & set(words)
+    assert {"3", "1"} <= set(words)
+    words = texts(traces.strip(path))
+    assert "time (ms)" in words and {"2", "14"} <= set(words)
+    assert "time (µs)" in texts(traces.strip(path, length_us=9000))
+
+
+def test_a_long_bar_has_no_exponent():
+    rows = [{"phase": "forward", "kind": "matmul", "ms": 3843.0}]
+    assert "3843" in texts(traces.step_bar(rows))
+
+
+def test_every_picture_is_of_the_house(long_strip):
+    shown = {
+        "strip": traces.strip(TRACE), "long strip": traces.strip(long_strip),
+        "two": traces.strips({"one": long_strip, "other": long_strip}),
+        "chrome": traces.strip(str(HERE / "gpu_trace.json")),
+        "cpu": traces.strip(HERE / "cpu_trace.json.gz"), "step": traces.step_bar(TRACE),
+    }  # fmt: skip
+    for name, chart in shown.items():
+        text = chart._repr_svg_()
+        ElementTree.fromstring(text)
+        assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r"--\w+:#[0-9a-f]{6}", "", text)) == [], name
+        assert svg.smallest_text(text) >= svg.LEAST_SIZE, name
+        assert len(text) < 140_000 if name == "two" else 70_000, name
+
+
+def test_every_class_has_a_colour_of_the_palette():
+    assert set(traces.KINDS) == set(trace.KINDS)
+    assert set(traces.KINDS.values()) <= set(svg.PAIRS)
+    assert len(set(traces.KINDS.values())) == len(traces.KINDS)
+
+
+def test_strips_share_an_axis_from_each_ones_begin():
+    words = texts(traces.strips({
+        "Waiting": [piece(500, 1), piece(599, 1)], "Busy": [piece(7000, 200)], "None": [],
+    }))  # fmt: skip
+    assert {"Waiting", "Busy", "0", "200"} <= set(words) and not {"None", "7000"} & set(words)
+    rows = [piece(0, 9), piece(0, 6, stream="host")]
+    words = texts(traces.strips({"one": rows}, lanes=["phase"]))
+    assert {"phase", "launches", "blocked", "GPU"} <= set(words) and "part" not in words
+
+
+def test_the_branches_of_a_replayed_graph_share_a_row():
+    rows = [piece(0, 100)]
+    rows += [piece(20 * i, 10, stream=str(11 + i), kind="communication") for i in range(5)]
+    assert {"stream 7", "5 others"} <= set(texts(traces.strip(rows)))
+    few = texts(traces.strip(rows[:4]))
+    assert {"stream 11", "stream 12", "stream 13", "stream 7"} <= set(few)
+
+
+def test_time_in_which_streams_are_busy_together():
+    """A product from 0 to 100 and from 150 to 200 us, and a message from 80 to 160."""
+    products, messages = [piece(0, 60), piece(50, 50), piece(150, 50)], [piece(80, 80)]
+    assert traces.union(products) == [(0, 100), (150, 200)]
+    assert traces.overlap_us(products, messages) == 30
+    assert traces.idle_share([*products, piece(0, 999, stream="host")]) == 0.25
+
+
+@pytest.fixture
+def roots(tmp_path):
+    """A folder of the project's rows and one of what was measured here, with a picture each."""
+    for name, ms in (("project", 1.0), ("here", 2.0)):
+        run = start_run(command="", parameters={}, device="nvidia-h200", data=tmp_path / name)
+        row = {"phase": "forward", "part": "ffn", "kind": "matmul", "kernel": "gemm<at::native::x>",
+               "calls": 1, "ms": ms, "median_us": ms, "share": 1.0}  # fmt: skip
+        for model in ("small", "2.7B"):
+            bulk.put("kernels", "nvidia-h200", model, [row], run=run, about={"model": model},
+                     data=tmp_path / name)  # fmt: skip
+    return [tmp_path / "project", tmp_path / "here"]
+
+
+def test_pictures_are_those_of_the_rows_device_and_place(roots, monkeypatch):
+    monkeypatch.setattr(data, "data_roots", lambda: roots)
+    for local, ms in ((False, 1.0), (True, 2.0)):
+        rows = pd.DataFrame({"device": ["nvidia-h200"], "local": [local]})
+        found = traces.kernels(rows)
+        assert list(found["ms"]) == [ms, ms] and set(found["model"]) == {"small", "2.7B"}
+        [row] = traces.picture("kernels", rows, model="small")
+        assert row["ms"] == ms
+        with pytest.raises(Missing, match="kernels of .*large.*none of 2.7B, small"):
+            traces.picture("kernels", rows, model="large")
+        with pytest.raises(Missing, match="2.7B, small of 2.7B, small"):
+            traces.picture("kernels", rows)
+    assert not len(traces.kernels(rows.assign(device="nvidia-b200")))
+    (roots[0] / "measured" / "runs.csv").unlink()
+    with pytest.raises(data.ReportError, match="no run"):
+        traces.pictures("kernels", rows.assign(local=False), roots[:1])
+
+
+def test_files_that_cannot_be_drawn(tmp_path):
+    (tmp_path / "x").write_text("hello")
+    for draw in (traces.strip, traces.step_bar):
+        with pytest.raises(trace.TraceError, match="neither an SQLite export nor JSON"):
+            draw(tmp_path / "x")
+        assert "not measured yet" in texts(draw([]))
+
+
+def test_a_reader_s_own_file_is_drawn_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(HERE / "cpu_trace.json.gz", "trace.json.gz")
+    page = (ROOT / "book/profile-kernels.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(code, {})
+    for name in ("strip", "step"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name

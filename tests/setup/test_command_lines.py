@@ -1,0 +1,170 @@
+"""Every number on a command line has a largest value that is said; what a command prints is JSON.
+
+The options are those that the parsers have, so that a new one without bounds fails here.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from a2lib import command
+from a2lib.benchmark import __main__ as benchmark
+from a2lib.command import Number, Whole
+from a2lib.theory import __main__ as theory
+from a2lib.theory import plan_command, planner
+
+PARSERS = {
+    "benchmark": (benchmark.parser(), benchmark.parse),
+    "theory": (theory.parser(), theory.main),
+    "plan": (plan_command.parser(), plan_command.main),
+}
+# Options whose value is a name or a path.
+TEXT = {
+    "benchmark": {"size", "mode", "precision", "attention", "checkpointing", "device", "sync",
+                  "nvtx", "torch_profile", "memory_history"},
+    "theory": set(),
+    "plan": {"size", "device", "precision", "attention", "optimizer", "activations", "sharding",
+             "checkpointing", "hidden", "schedule"},
+}  # fmt: skip
+TAKING = [
+    (name, action)
+    for name, (parser, _) in PARSERS.items()
+    for action in parser._actions
+    if action.nargs != 0
+]
+NUMBERS = [(name, action) for name, action in TAKING if action.dest not in TEXT[name]]
+IDS = [f"{name} {action.option_strings[0]}" for name, action in NUMBERS]
+
+
+def refused(run, arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(arguments)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert out == "" and len(line) < 300
+    return line
+
+
+def test_what_is_no_text_is_a_number_with_bounds():
+    assert {name for name, _ in NUMBERS} == set(PARSERS)
+    for name, action in TAKING:
+        assert action.dest in TEXT[name] or isinstance(action.type, (Whole, Number)), (
+            f"{action.option_strings[0]} of {name} is a number without a largest value "
+            "(a2lib.command), or a text that TEXT lacks"
+        )
+        if action.dest in TEXT[name]:
+            assert action.type in (None, str) and not isinstance(action.default, int | float)
+
+
+@pytest.mark.parametrize("name, action", NUMBERS, ids=IDS)
+def test_each_number_says_its_bounds_and_keeps_to_them(name, action, capsys):
+    parser, run = PARSERS[name]
+    kind, option = action.type, action.option_strings[0]
+    assert kind.minimum < kind.maximum < 1e30
+    text = " ".join(parser.format_help().split())
+    (said,) = re.findall(rf" {option} N (.*?)(?= --|$)", text.partition("options:")[2])
+    assert str(kind) in said
+    assert action.default is None or kind.minimum <= action.default <= kind.maximum
+    for value in (kind.minimum, kind.maximum):
+        assert kind(str(value)) == value
+    outside = [str(2 * kind.maximum), str(kind.minimum - 1), "9" * 20, "9" * 90, "9" * 5000]
+    nowhere = ["inf", "-inf", "nan", "1e308", "1e999", "-1e-300", "", "two", "1\n2"]
+    for value in (*outside, *nowhere):
+        line = refused(run, [f"{option}={value}"], capsys)
+        assert f"argument {option}: " in line and str(kind) in line
+    if kind.minimum > 0:
+        assert str(kind) in refused(run, [f"{option}=1e-300"], capsys)
+
+
+def printed(run, arguments, capsys):
+    """What a command prints as JSON without NaN and Infinity; None where it refuses in a line."""
+    try:
+        assert run([*arguments, "--json"]) == 0
+    except SystemExit as ended:
+        assert ended.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+        return None
+
+    def refuse(name):
+        raise AssertionError(f"{name} in {arguments}")
+
+    return json.loads(capsys.readouterr().out, parse_constant=refuse)
+
+
+def of(name):
+    return [action for owner, action in NUMBERS if owner == name]
+
+
+def at_its(action, end):
+    return f"{action.option_strings[0]}={getattr(action.type, end)}"
+
+
+def test_the_answers_are_numbers_at_every_corner(capsys):
+    actions = of("theory")
+    for ends in itertools.product(("minimum", "maximum"), repeat=len(actions)):
+        given = [at_its(action, end) for action, end in zip(actions, ends, strict=True)]
+        assert printed(theory.main, given, capsys)
+
+
+HELD = ("data", "tensor", "pipeline", "context_parallel", "microbatches", "expert")
+
+
+def test_a_plan_is_numbers_or_a_refusal_at_every_end(capsys, monkeypatch):
+    """One option at an end, beside the others' defaults, and beside all others at theirs."""
+    monkeypatch.setattr(planner, "MOST_COUNTED", 10_000)
+    free = [action for action in of("plan") if action.dest not in HELD]
+    found = 0
+    for as_given in ([], ["--as-given", "--microbatches=1"]):
+        for one in free:
+            for mine, others in itertools.product(("minimum", "maximum"), repeat=2):
+                alone = [at_its(one, mine), *as_given]
+                rest = [at_its(action, others) for action in free if action is not one]
+                found += printed(plan_command.main, alone, capsys) is not None
+                found += printed(plan_command.main, [*rest, *alone], capsys) is not None
+        for held in (action for action in of("plan") if action.dest in HELD):
+            found += printed(plan_command.main, [at_its(held, "maximum")], capsys) is not None
+    assert found > 50
+
+
+def test_a_type_is_told_in_its_parsers_help():
+    parser = command.Parser(prog="toy")
+    command.add_number(parser, "--size", Whole(2, 5), "of it", 3)
+    command.add_number(parser, "--share", Number(0, 0.5), "of the rest")
+    assert parser.parse_args(["--share=5e-1"]) == argparse.Namespace(size=3, share=0.5)
+    text = " ".join(parser.format_help().split())
+    assert "of it, from 2 to 5 (3)" in text and "of the rest, from 0 to 0.5" in text
+
+
+TINY = "--num-layers 1 --d-model 8 --d-ff 8 --num-heads 1 --context 4 --warmup 0 --steps 1 --json"
+
+
+@pytest.mark.parametrize(
+    "line", ["theory", "theory --help", "theory plan --json", f"benchmark {TINY}"]
+)
+def test_a_reader_that_has_had_enough_ends_a_command_in_silence(line):
+    """As ``head`` does. Of a text that is not read argparse itself says nothing."""
+    unread, end = os.pipe()
+    os.close(unread)
+    with open(end, "wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", *f"a2lib.{line}".split()], stdout=out, stderr=subprocess.PIPE,
+            text=True, timeout=300,
+        )  # fmt: skip
+    assert done.returncode == (0 if "--help" in line else -signal.SIGPIPE)
+    assert "Error" not in done.stderr
+
+
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as out:
+        command = [sys.executable, "-m", "a2lib.theory"]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=300)
+    words = "standard output could not be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, words)

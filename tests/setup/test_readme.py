@@ -1,0 +1,136 @@
+"""The README's results are those of the committed rows, and its snippet does what it says."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from a2lib.paths import ROOT
+
+TEXT = (ROOT / "README.md").read_text()
+RESULTS = TEXT.partition("\n- **")[2].partition("\nTwo commands")[0]
+# <!-- name -->5.1 ms: the number behind a slot, and what follows it
+SLOT = re.compile(r"<!-- ([\w ,-]+) -->([\d.,]+) (%|\w+)")
+
+
+def ms(section, value="ms", **key):
+    """A value of the one row of the published GPU that has these cells."""
+    key = {name: str(cell).lower() if cell is not None else "" for name, cell in key.items()}
+    with open(ROOT / "data" / "measured" / section / "nvidia-h200.csv", newline="") as lines:
+        found = [
+            row
+            for row in csv.DictReader(lines)
+            if all(row[name].lower() == cell for name, cell in key.items())
+        ]
+    assert len(found) == 1, f"{section}: {len(found)} rows of {key}"
+    return float(found[0][value])
+
+
+def attention(implementation):
+    return ms(
+        "flash",
+        implementation=implementation,
+        dtype="bf16",
+        batch=1,
+        heads=16,
+        seq_len=16384,
+        head_dim=64,
+        causal=True,
+        **{"pass": "end_to_end"},
+    )
+
+
+def step(precision, attention="eager", compile="none", capture=False):
+    return ms(
+        "benchmark",
+        model="2.7B",
+        context=512,
+        batch=4,
+        mode="train-step",
+        phase="wall",
+        precision=precision,
+        attention=attention,
+        compile=compile,
+        capture=capture,
+    )
+
+
+def ddp(value, **way):
+    return ms("ddp", value, model="xl25", sent_dtype="fp32", capture=True, **way)
+
+
+def longer(without, **way):
+    """By how many percent a step of two GPUs is longer than one GPU's."""
+    return 100 * (ddp("ms", **way) / ddp(without, **way) - 1)
+
+
+AFTER = {"wrapper": "naive", "carrier": "backend"}
+DURING = {"wrapper": "updating", "carrier": "copy_engines", "bucket_mb": 100}
+EXPECTED = {
+    "ours": lambda: attention("a2lib"),
+    "over eager": lambda: attention("eager") / attention("a2lib"),
+    "over FlashAttention-2": lambda: attention("sdpa_flash") / attention("a2lib"),
+    "cuDNN": lambda: attention("sdpa_cudnn"),
+    # Every gradient is sent once, in fp32.
+    "billions, one GPU": lambda: (
+        ms("ddp", "sent_bytes", model="2.7B", wrapper="flat", capture=False, precision="bf16") / 4e9
+    ),
+    "fp32": lambda: step("fp32"),
+    "bf16": lambda: step("bf16"),
+    "captured": lambda: step("bf16", "flash", "blocks", capture=True),
+    "billions, two GPUs": lambda: ddp("sent_bytes", **AFTER) / 4e9,
+    "after": lambda: longer("ms_without", **AFTER),
+    "during": lambda: longer("ms_without_updating", **DURING),
+}
+
+
+def test_every_number_of_the_results_has_its_slot():
+    """But for those that name a shape or a thing."""
+    assert sorted(name for name, *_ in SLOT.findall(RESULTS)) == sorted(EXPECTED)
+    rest = re.sub(r"<!--.*?-->", "", SLOT.sub("", RESULTS), flags=re.S)
+    assert set(re.findall(r"\b(?:[\w,.-]*\d,)?[\w-]*\d\w*", rest)) == {
+        "FlashAttention-2",
+        "16,384",
+        "16",
+        "64",
+        "bf16",
+        "H200",
+        "fp32",
+    }
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_number_of_the_results_is_that_of_the_rows(name):
+    [written] = [number for slot, number, _ in SLOT.findall(RESULTS) if slot == name]
+    decimals = len(written.partition(".")[2])
+    assert written == f"{EXPECTED[name]():,.{decimals}f}"
+
+
+def test_it_is_short_and_opens_with_the_picture():
+    assert len(TEXT.splitlines()) <= 110
+    assert TEXT.split("\n\n")[1].startswith("![")
+
+
+SNIPPET = re.search(r"```python\n(.*?flash_attention.*?)```", TEXT, re.S)[1]
+
+
+def test_the_snippet_on_a_cpu_names_what_runs_there():
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    program = [sys.executable, "-c", SNIPPET.replace('"cuda"', '"cpu"')]
+    done = subprocess.run(program, env=env, capture_output=True, text=True, timeout=120)
+    last = done.stderr.splitlines()[-1]
+    assert "UnsupportedError: flash_attention's Triton kernels need a CUDA GPU" in last
+    for name in ("FlashAttentionPyTorch", "attention_reference"):
+        assert name in last and f"`{name}`" in TEXT
+
+
+@pytest.mark.gpu
+def test_the_snippet_on_a_gpu():
+    names = {}
+    exec(SNIPPET, names)
+    assert names["o"].shape == names["q"].shape
+    assert all(torch.isfinite(names[x].grad).all() for x in "qkv")

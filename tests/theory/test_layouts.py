@@ -1,0 +1,470 @@
+"""What a layout holds and how long its step takes: by hand, and by other counts."""
+
+import csv
+import math
+from dataclasses import replace
+
+import pytest
+from plan_toys import FREE, MIXED, TINY, TOY, WIDE, job
+
+from a2lib.paths import ROOT
+from a2lib.theory import layout_time, planner, schedules
+from a2lib.theory.collectives import all_gather_s
+from a2lib.theory.devices import DEVICES, named_device
+from a2lib.theory.layouts import Layout, evaluate
+from a2lib.theory.other_axes import bubble_s, expert_parallel
+from a2lib.theory.saved import block_saved, block_saved_bytes
+from a2lib.theory.schedules import Task
+from a2lib.theory.stages import stage_blocks
+from a2lib.theory.strategy_memory import strategy_memory
+from a2lib.theory.strategy_time import repeated_work
+from a2lib.theory.transformer import (
+    PRESETS,
+    PUBLISHED,
+    SIZES,
+    GroupedShape,
+    forward_flops_by_part,
+    parameter_count,
+    state_bytes,
+    step_flops,
+)
+
+# By hand. A block of TINY has 4 * 16 + 3 * 24 + 8 = 144 parameters, either table 40, the last norm
+# 4: 372 in all. A token leaves 2 (16 + 4 + 16) + 5 * 8 = 112 bytes whole, 24 + 8 + 8 + 4 * 12 = 88
+# that tensor parallelism cuts. The batch is one sequence of four tokens.
+# The loss is the fullest moment where activations and logits outweigh all gradients.
+BY_HAND = [
+    (Layout(sharding="zero1"), {
+        "parameters": 1488, "gradients": 0, "optimizer": 2976, "working weights": 744,
+        "activations": 2 * 4 * 200 + 160, "temporaries": 12 * 4 * 10}),
+    # the last block that goes backward finds the gradients of the head (44) and of the other
+    (Layout(sharding="zero1", checkpointing="block"), {
+        "parameters": 1488, "gradients": 4 * 188, "optimizer": 2976, "working weights": 744,
+        "activations": 4 * 16, "temporaries": 4 * 200 - 64 + 4 * (24 + 36)}),
+    # 76 of a block, 20 of a table; halves of everything that a token leaves, and of the logits,
+    # whose product has its input whole
+    (Layout(tensor=2, sharding="zero1"), {
+        "parameters": 4 * 196, "gradients": 0, "optimizer": 8 * 196, "working weights": 2 * 196,
+        "activations": 2 * 4 * 100 + 80, "temporaries": 12 * 4 * 5 + 2 * 4 * 4}),
+    # without sequence parallelism the hidden's and the logits' alone
+    (Layout(tensor=2, sharding="zero1", sequence=False), {
+        "parameters": 4 * 196, "gradients": 0, "optimizer": 8 * 196,
+        "working weights": 2 * 196, "activations": 2 * 4 * 156 + 160, "temporaries": 12 * 4 * 5}),
+    # gradients of half of the weights stay, and one block's before they are sent
+    (Layout(context=2, microbatches=1, sharding="zero2", checkpointing="block"), {
+        "parameters": 744, "gradients": 2 * 188, "optimizer": 1488,
+        "working weights": 2 * 372 + 2 * 144,
+        "activations": 2 * 16, "temporaries": 2 * 200 - 32 + 2 * (24 + 36)}),
+    # two tokens a device; three blocks' worth gathered, the largest layer
+    (Layout(context=2, sharding="fsdp"), {
+        "parameters": 744, "gradients": 0, "optimizer": 1488, "working weights": 3 * 2 * 144,
+        "activations": 2 * 2 * 200 + 80, "temporaries": 12 * 2 * 10}),
+    # the last stage: its norm and the logits weigh more than the first's embedding alone
+    (Layout(pipeline=2, sharding="zero1"), {
+        "parameters": 4 * 188, "gradients": 0, "optimizer": 8 * 188,
+        "working weights": 2 * 188, "activations": 4 * 200 + 160, "temporaries": 12 * 4 * 10}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout, components", BY_HAND)
+def test_memory_by_hand(layout, components):
+    assert evaluate(job(batch=1), layout).memory == components
+
+
+def test_experts_are_cut_over_their_own_devices():
+    """A dense block of MIXED has 144 parameters, the other 72 of attention and norms, a shared
+    expert's 36, 16 of the router, 4 biases, and four experts of 36: 272."""
+    one = job(batch=4, shape=MIXED)
+    assert parameter_count(MIXED) == 144 + 272 + 2 * 40 + 4 == 500
+    for expert, here in ((1, 500), (2, 500 - 72), (4, 500 - 108)):
+        whole = evaluate(one, Layout(data=4, sharding="none", expert=expert)).memory
+        zero1 = evaluate(one, Layout(data=4, sharding="zero1", expert=expert)).memory
+        # the embedding has no 16-bit copy where nothing is cut
+        assert (whole["parameters"], whole["optimizer"]) == (4 * here, 8 * here)
+        assert (whole["working weights"], zero1["working weights"]) == (2 * (here - 40), 2 * here)
+        # what is cut over all is cut once, however experts are
+        assert zero1["parameters"] == pytest.approx(4 * 500 / 4)
+        assert zero1["optimizer"] == pytest.approx(8 * 500 / 4)
+        # a block with its experts, three times
+        fsdp = evaluate(one, Layout(data=4, expert=expert)).memory
+        assert fsdp["working weights"] == 3 * 2 * (272 - (500 - here))
+        assert fsdp["parameters"] == pytest.approx(500)
+    # each token's copy for its expert: 2 bytes of 4 numbers in either block
+    assert sum(one.saved) == sum(job(shape=TINY).saved) + 8
+    # the first stage has the dense block, the last the other
+    two = evaluate(one, Layout(data=2, pipeline=2, sharding="none", expert=2)).memory
+    assert two["parameters"] == 4 * (200 + 40 + 4)
+
+
+def test_experts_get_their_tokens_once_a_node_and_once_each():
+    """By hand: four tokens a device of 8 bytes each go to an expert and back, and again in the
+    backward: 4 * 32 bytes, less the part that stays."""
+    shape = replace(MIXED, d_ff=9, top_k=2)  # three experts of width 3 a token
+    one = job(batch=4, shape=shape)
+
+    def routed(expert, node, **more):
+        cut = replace(one, device=replace(TOY, node=node), shape=replace(shape, **more))
+        return layout_time._routed(cut, Layout(data=4, expert=expert), 4, 1)
+
+    assert routed(1, 2) == (0, 0)
+    assert routed(2, 2) == pytest.approx((4 * 64 / 2 / 10, 0))
+    # half of a token's two copies for the other node, or one if both must lie in one
+    assert routed(4, 2) == pytest.approx((4 * 64 / 2 / 10, 4 * 64 / 2 / 1))
+    assert routed(4, 2, nodes=1) == pytest.approx((4 * 64 / 2 / 10, 4 * 32 / 2 / 1))
+    assert routed(4, 1) == pytest.approx((0, 4 * 64 * 3 / 4))
+    # of four copies two go to the other of two nodes, where they are one
+    assert routed(4, 2, d_ff=15, top_k=4) == pytest.approx((4 * 128 / 2 / 10, 4 * 64 / 2 / 1))
+    again = replace(Layout(data=4, expert=2), checkpointing="block")
+    assert layout_time._routed(one, again, 4, 1) == pytest.approx((5 * 64 / 2 / 10, 0))
+    # a plan has them in all its ways, the dense block none
+    layout = Layout(data=2, sharding="none", expert=2)
+    plan, alone = (evaluate(job(batch=2, shape=shape), each)
+                   for each in (layout, replace(layout, expert=1)))  # fmt: skip
+    less = 2 * 2 * 4 * 36 / 2 / 10  # of the gradients of experts, of which a device has its own
+    assert plan.busy["node links"] == pytest.approx(alone.busy["node links"] - less + 12.8)
+    assert plan.expected_s == pytest.approx(max(12.8 + plan.busy["computation"], plan.step_s))
+    exchanged = expert_parallel(4, 4, 3, 2, 2, 1, 10.0)  # of other_axes: a forward
+    assert routed(2, 2)[0] == pytest.approx(2 * exchanged.communication_s)
+
+
+def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():
+    small = replace(WIDE, vocab_size=2)  # whose logits weigh nothing, so the first is the fullest
+    one = job(batch=8, shape=small)
+    token = sum(one.saved)
+    for m, held in ((2, 2), (4, 3), (8, 3)):
+        plan = evaluate(one, Layout(pipeline=3, microbatches=m))
+        tokens = 8 // m * 4
+        assert plan.memory["activations"] == held * 4 * tokens * token
+    # In two pieces a stage: 3 + 2 / 2 micro-batches' worth.
+    plan = evaluate(replace(one, batch=24), Layout(pipeline=3, microbatches=6, chunks=2))
+    assert plan.memory["activations"] == 4 * 4 * (24 // 6 * 4) * token
+
+
+def test_stages_are_equal_but_for_the_ends():
+    for layers, stages, blocks in (
+        (126, 16, (7, 8, 7)), (126, 9, (14, 14, 14)), (127, 16, (8, 8, 7)), (60, 2, (30, 30, 30)),
+        (61, 2, (31, 31, 30)), (61, 16, (3, 4, 2)), (125, 16, (7, 8, 6)),
+        (60, 31, (1, 2, 1)), (60, 1, (60, 60, 60)),
+    ):  # fmt: skip
+        assert stage_blocks(layers, stages) == blocks
+        first, middle, last = blocks
+        assert stages == 1 or first + middle * (stages - 2) + last == layers
+    assert stage_blocks(124, 16) is stage_blocks(60, 61) is stage_blocks(5, 7) is None
+    # The first stage has fewer blocks, so the second, of one more, may be the fullest.
+    small = replace(WIDE, num_layers=10, vocab_size=2)
+    plan = evaluate(job(batch=8, shape=small), Layout(pipeline=4, microbatches=8))
+    assert plan.memory["activations"] == 3 * 3 * 4 * sum(job(shape=small).saved)
+    assert plan.memory["parameters"] == 4 * 3 * 656
+
+
+# A block computes 3 (4 * 128 + 3 * 192) + 3.5 * 128 = 3,712 operations, the head 3 * 320.
+COMPUTE = (2 * 3712 + 960) / 1e3
+
+
+@pytest.mark.parametrize("layout, step, expected, serial, bound", [
+    (Layout(), COMPUTE, COMPUTE, COMPUTE, "computation"),
+    # ten sums of 32 bytes, half of which pass twice
+    (Layout(tensor=2, sequence=False), 32, 32 + COMPUTE / 2, 32 + COMPUTE / 2, "node links"),
+    # in their place 25 gathers and scatters of 32 bytes, half of which pass
+    (Layout(tensor=2), 40, 40 + COMPUTE / 2, 40 + COMPUTE / 2, "node links"),
+    # a block again but for its last product: 1,024 operations, and three rings
+    (Layout(tensor=2, checkpointing="block"), 31 * 1.6, 49.6 + COMPUTE / 2 + 1.024,
+     49.6 + COMPUTE / 2 + 1.024, "node links"),
+    # a ring attention of 32 bytes three times a block; weights gathered twice, gradients once
+    (Layout(context=2), 130.8, 130.8, 130.8 + COMPUTE / 2, "node links"),
+    (Layout(context=2, sharding="zero1"), 93.6, 93.6, 93.6 + COMPUTE / 2, "node links"),
+    # either stage sends 32 bytes one way; the second has the head
+    (Layout(pipeline=2), 3.712 + 4.672, 3.712 + 4.672, 3.712 + 4.672 + 6.4, "computation"),
+])  # fmt: skip
+def test_time_by_hand(layout, step, expected, serial, bound):
+    plan = evaluate(job(batch=1), layout)
+    assert plan.step_s == pytest.approx(step)
+    assert plan.expected_s == plan.seconds() == pytest.approx(expected)
+    assert plan.seconds("all") == pytest.approx(step)
+    assert plan.seconds("none") == pytest.approx(serial)
+    assert plan.seconds(0.25) == pytest.approx(serial - (serial - step) / 4)
+    assert plan.serial_s == pytest.approx(serial)
+    assert plan.bound == bound
+
+
+def test_a_tied_table_is_one_on_a_device_and_one_at_either_end_of_a_pipeline():
+    apart, tied = (job(batch=1, shape=GroupedShape(4, 6, 2, 2, 10, tied=tied))
+                   for tied in (False, True))  # fmt: skip
+    for layout in (Layout(microbatches=1), Layout(tensor=2), Layout(data=1, sharding="none")):
+        less = 4 * 40 / layout.tensor
+        one, other = (evaluate(each, layout).memory for each in (apart, tied))
+        assert one["parameters"] - other["parameters"] == less
+        assert one["optimizer"] - other["optimizer"] == 2 * less
+    # under autocast the embedding has no 16-bit copy, and the head, which it is, has one
+    none = Layout(sharding="none")
+    assert evaluate(apart, none).memory["working weights"] == 2 * 332
+    assert evaluate(tied, none).memory["working weights"] == 2 * 332
+    two = Layout(pipeline=2)
+    assert evaluate(apart, two).memory == evaluate(tied, two).memory
+    assert evaluate(apart, two).step_s == evaluate(tied, two).step_s
+
+
+def test_a_ring_sends_the_keys_and_values_that_there_are():
+    shared = GroupedShape(4, 6, 2, 2, 10, num_kv_heads=1)
+    for shape, seconds in ((TINY, 19.2), (shared, 9.6)):
+        one = replace(job(batch=1, shape=shape), device=replace(TOY, link=10.0))
+        gathered = evaluate(one, Layout(context=2, sharding="none")).busy["node links"]
+        weights = 2 * all_gather_s(2 * parameter_count(shape), 2, 10.0)
+        assert gathered == pytest.approx(seconds + weights)
+
+
+def test_data_parallelism_over_nodes_gathers_over_the_network_and_in_the_node():
+    # Four devices in two nodes: 372 bytes of 744 come over the network, shared by the node's two;
+    # so each receives 186 there, and 372 from its neighbour: 558 = 3 / 4 of 744.
+    plan = evaluate(job(), Layout(data=4, sharding="zero1"))
+    assert plan.busy["network"] == pytest.approx(2 * 186 / 1)
+    assert plan.busy["node links"] == pytest.approx(2 * 372 / 10)
+    zero2 = evaluate(job(), Layout(data=4, sharding="zero2"))  # gradients, and then the weights
+    assert zero2.busy == plan.busy
+    # hsdp cuts the state within a node: three rings there, and halves of the gradients between
+    hsdp = evaluate(job(), Layout(data=4, sharding="hsdp"))
+    assert hsdp.busy["network"] == pytest.approx(2 * 186 / 1)
+    assert hsdp.busy["node links"] == pytest.approx(3 * 372 / 10)
+    once = evaluate(job(batch=8), Layout(data=4, sharding="hsdp", microbatches=2)).busy
+    assert once["network"] == hsdp.busy["network"]
+    assert once["node links"] == pytest.approx(2 * hsdp.busy["node links"])
+    whole, cut = (evaluate(job(), Layout(data=4, sharding=name)).memory
+                  for name in ("none", "hsdp"))  # fmt: skip
+    for part in ("parameters", "optimizer"):
+        assert cut[part] == whole[part] / 2
+    inner = evaluate(job(devices=2), Layout(data=2))
+    assert replace(inner, layout=None) == replace(
+        evaluate(job(devices=2), Layout(data=2, sharding="hsdp")), layout=None
+    )
+    fsdp = evaluate(job(), Layout(data=2, tensor=2, microbatches=2))  # one device of a group a node
+    assert fsdp.busy["network"] == pytest.approx(2 * 3 * 392 / 2)
+    # as many devices as there are in the node need no network, however they are cut
+    assert evaluate(job(devices=2), Layout(data=2)).busy["network"] == 0
+
+
+def test_axes_of_a_torus_do_not_wait_for_each_other():
+    # Eight tokens a device: 25 rings of 64 bytes; 392 bytes of weights, three times or twice.
+    for sharding, data in (("fsdp", 3 * 19.6), ("zero1", 2 * 19.6)):
+        layout = Layout(data=2, tensor=2, sharding=sharding)
+        for torus, seconds in ((False, 80 + data), (True, 80)):
+            plan = evaluate(job(device=replace(TOY, node=64, torus=torus)), layout)
+            assert plan.busy["node links"] == pytest.approx(seconds)
+            assert plan.serial_s == pytest.approx(80 + data + plan.busy["computation"])
+    # context lies on data's axis, and waits for it
+    one = job(device=replace(TOY, node=64, torus=True), batch=1)
+    assert evaluate(one, Layout(context=2)).busy["node links"] == pytest.approx(19.2 + 111.6)
+
+
+def test_state_is_that_of_the_transformer():
+    for size in PRESETS.values():
+        memory = evaluate(job(shape=size), Layout(microbatches=2)).memory
+        state = state_bytes(size)
+        assert memory["parameters"] == state.parameters
+        assert memory["gradients"] == state.gradients
+        assert memory["optimizer"] == state.optimizer
+
+
+def test_a_block_keeps_what_saved_has_but_the_weights():
+    shape, batch, context = SIZES["small"], 3, 64
+    copies = sum(one.bytes for one in block_saved(shape, 1, 1, "flash", "bf16")
+                 if one.what == "16-bit weight")  # fmt: skip
+    kept = block_saved_bytes(shape, batch, context, "flash", "bf16") - copies
+    assert sum(job(shape=shape).saved) * batch * context == kept
+
+
+@pytest.mark.parametrize("shape", [TINY, SIZES["8B"], PUBLISHED["Llama-3-70B"]])
+def test_operations_are_the_steps_and_what_flash_and_checkpoints_compute_again(shape):
+    one = job(shape=shape, batch=2, context=64, device=FREE)
+    none = evaluate(one, Layout()).busy["computation"] * FREE.flops
+    parts = forward_flops_by_part(shape, 2, 64, causal=True)
+    attention = parts["attention"]
+    assert none == pytest.approx(step_flops(shape, 2, 64, causal=True) + attention / 2)
+    block = evaluate(one, Layout(checkpointing="block")).busy["computation"] * FREE.flops
+    again = parts["projections"] + attention + parts["ffn"] * 2 / 3
+    assert block - none == pytest.approx(again)
+    if not shape.num_kv_heads:
+        assert again == repeated_work("block", shape, 2, 64, "flash").flops
+
+
+@pytest.mark.parametrize("stages, m, chunks", [(2, 4, 3), (3, 6, 2), (4, 4, 3), (6, 12, 2)])
+def test_the_step_of_an_interleaved_pipeline_is_that_of_the_schedule(stages, m, chunks):
+    small = replace(WIDE, vocab_size=1)  # no head to speak of, so stages are equal
+    one = job(batch=m, shape=small, device=FREE)
+    plan = evaluate(one, Layout(pipeline=stages, microbatches=m, chunks=chunks))
+    block = layout_time.block_flops(one, 4, "none") * 12 / stages / 1e3
+    timeline = schedules.run(
+        schedules.pipeline("interleaved", stages, m, chunks, block / 3, 2 * block / 3)
+    )
+    assert plan.step_s == pytest.approx(timeline.seconds, rel=0.05)
+    assert plan.busy["pipeline bubble"] == pytest.approx((stages - 1) * block / chunks, rel=0.1)
+
+
+@pytest.mark.parametrize("schedule, stages, m", [
+    ("zb-h1", 2, 4), ("zb-h1", 4, 8), ("zb-h2", 2, 4), ("zb-h2", 4, 8)
+])  # fmt: skip
+@pytest.mark.parametrize("again", ["none", "block"])
+def test_the_step_of_a_zero_bubble_pipeline_is_that_of_the_schedule(schedule, stages, m, again):
+    small = replace(WIDE, vocab_size=1)
+    one = job(batch=m, shape=small, device=FREE)
+    layout = Layout(pipeline=stages, microbatches=m, schedule=schedule, checkpointing=again)
+    plan = evaluate(one, layout)
+    weight = 2 * 4 * small.block_matrices * 12 / stages / 1e3
+    forward = weight + forward_flops_by_part(small, 1, 4, causal=True)["attention"] / stages / 1e3
+    inputs = layout_time.block_flops(one, 4, again) * 12 / stages / 1e3 - forward - weight
+    tasks = schedules.pipeline(schedule, stages, m, 1, forward, inputs + weight, weight)
+    timeline = schedules.run(tasks)
+    stage = [task.name for task in timeline.tasks if task.stream == "stage 0"]
+    span = timeline.end[stage[-1]] - timeline.start[stage[0]]
+    waits = bubble_s(schedule, stages, forward, inputs, weight)
+    assert plan.busy["pipeline bubble"] == pytest.approx(waits, rel=0.05)
+    assert plan.step_s == pytest.approx(span, rel=0.05)
+    held = schedules.held_by_stage(timeline, 0, stages)
+    kept = sum(one.saved) if again == "none" else 4 * small.d_model
+    norm = 4 * (2 * 4 + 2) * small.d_model  # the last, whose stage holds as much as the first
+    assert plan.memory["activations"] == held * 12 // stages * 4 * kept + norm
+
+
+@pytest.mark.parametrize("stages, m", [(2, 1), (3, 4), (4, 8), (6, 2)])
+def test_the_step_of_a_pipeline_is_that_of_the_schedule(stages, m):
+    one = job(batch=8, shape=WIDE, device=FREE)
+    plan = evaluate(one, Layout(pipeline=stages, microbatches=m))
+    tokens = 8 // m * 4
+    block = layout_time.block_flops(one, tokens, "none") * 12 / stages / 1e3
+    seconds = [block] * (stages - 1) + [block + 6 * tokens * 8 * 64 / 1e3]
+    tasks = [
+        Task(name.name, name.stream,
+             seconds[int(name.stream.split()[1])] * (1 if name.name[0] == "F" else 2) / 3,
+             name.after)
+        for name in schedules.pipeline("1f1b", stages, m)
+    ]  # fmt: skip
+    assert plan.step_s == pytest.approx(schedules.run(tasks).seconds)
+
+
+def test_devices_are_those_of_the_reference():
+    with (ROOT / "data" / "reference" / "devices.csv").open() as lines:
+        stated = {(row["device"], row["quantity"]): float(row["value"])
+                  for row in csv.DictReader(lines)}  # fmt: skip
+    for device in DEVICES.values():
+        link = "ici_axis_egress" if device.torus else "nvlink_egress"
+        for found, quantity, unit in (
+            (device.flops, "bf16_dense", 1e12),
+            (device.memory, "memory", 1e9),
+            (device.memory_bandwidth, "memory_bandwidth", 1e12),
+            (device.link, link, 1e9),
+            (device.network, "network_egress", 1e9),
+            (device.node, "node_devices", 1),
+            *([(device.fp32, "fp32_plain", 1e12)] if device.fp32 else ()),
+        ):
+            assert found == pytest.approx(unit * stated[device.slug, quantity]), quantity
+        assert device.fp32 or (device.slug, "fp32_plain") not in stated
+    assert named_device("H200") is DEVICES["H200"]
+
+
+@pytest.mark.parametrize("layout, words", [
+    ({"data": 3}, "data 3 does not divide batch 4; it must"),
+    ({"tensor": 4}, "tensor 4 does not divide num_heads 2; it must"),
+    ({"pipeline": 5}, "pipeline 5 does not divide num_layers 2, nor up to three more, in 2 stages"),
+    ({"context": 3}, "context 3 does not divide context length 4; it must"),
+    ({"context": 4}, "context 4: its double does not divide context length 4; it must"),
+    ({"data": 2, "microbatches": 4}, "microbatches 4 does not divide the 2 sequences"),
+    ({"data": 4, "tensor": 2, "pipeline": 2}, "is 16; allowed are at most the 8 devices"),
+    ({"data": -1}, "data is -1; allowed are positive integers"),
+    ({"tensor": 0}, "tensor is 0; allowed are positive integers"),
+    ({"microbatches": 1.5}, "microbatches is 1.5; allowed are positive integers"),
+    ({"sharding": "ddp"}, "sharding 'ddp': allowed are none, zero1, zero2, fsdp, hsdp"),
+    ({"schedule": "zb-v"}, "schedule 'zb-v': allowed are 1f1b, zb-h1, zb-h2"),
+    ({"checkpointing": "all"}, "checkpointing 'all': allowed are none, selective, block"),
+    ({"checkpointing": "selective"}, "selective with flash attention; allowed are none and block"),
+])  # fmt: skip
+def test_a_layout_that_breaks_a_rule_is_one_line(layout, words):
+    for refuses in (
+        lambda: evaluate(job(), Layout(**layout)),
+        lambda: planner.search(job(), layout),
+    ):
+        with pytest.raises(ValueError) as error:
+            refuses()
+        assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("layout, words", [
+    ({"expert": 2}, "expert 2 does not divide data x context 1; it must"),
+    ({"data": 3, "expert": 3}, "expert 3 does not divide experts 4; it must"),
+    ({"data": 2, "expert": 2, "sharding": "hsdp"}, "expert 2 with sharding hsdp; allowed is 1"),
+    ({"tensor": 2}, "tensor 2 with experts; allowed is 1, since expert cuts them"),
+    ({"pipeline": 2, "schedule": "zb-h2", "microbatches": 2}, "from 3 micro-batches on"),
+    ({"schedule": "zb-h1"}, "schedule zb-h1 with pipeline 1, chunks 1, microbatches 1; allowed"),
+])  # fmt: skip
+def test_what_experts_and_zero_bubble_ask_of_a_layout_is_one_line(layout, words):
+    with pytest.raises(ValueError) as error:
+        evaluate(job(batch=6, shape=MIXED), Layout(**layout))
+    assert words in str(error.value) and "\n" not in str(error.value)
+    deep = replace(MIXED, num_layers=4, dense=3)
+    with pytest.raises(ValueError, match="pipeline 2: the first stage has fewer blocks than the 3"):
+        evaluate(job(shape=deep), Layout(pipeline=2))
+    with pytest.raises(ValueError, match="expert 2 does not divide experts 0"):
+        evaluate(job(), Layout(data=2, expert=2))
+
+
+@pytest.mark.parametrize("refuses, words", [
+    (lambda: job(devices=0), "devices is 0; allowed are positive integers"),
+    (lambda: job(batch=-4), "batch is -4; allowed are positive integers"),
+    (lambda: job(context=2.0), "context is 2.0; allowed are positive integers"),
+    (lambda: job(headroom=1), "headroom is 1; allowed are numbers from 0 to < 1"),
+    (lambda: job(headroom=math.nan), "headroom is nan; allowed"),
+    (lambda: named_device("A9"), "device 'A9': allowed are H100, H200, H800, A100, B200"),
+    (lambda: replace(TOY, link=-1.0), "link is -1.0; allowed are numbers above 0"),
+    (lambda: planner.search(job(), {"experts": 2}), "fixed 'experts': allowed are data, tensor"),
+    (lambda: planner.search(job(device=replace(TOY, memory=1e3))), "of the 0.0 GB allowed on each"),
+    # three micro-batches divide the batch, but no data rank of two
+    (lambda: planner.search(job(batch=6), {"data": 2, "microbatches": 2}), "does not divide the 3"),
+])  # fmt: skip
+def test_what_is_not_allowed_is_one_line(refuses, words):
+    with pytest.raises(ValueError) as error:
+        refuses()
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "block"])
+@pytest.mark.parametrize("context", [128, 512, 2048])
+def test_one_device_is_what_its_tensors_are_counted_to(checkpointing, context):
+    """Against ``strategy_memory``, which goes through a block tensor by tensor; the plan has all
+    of a block at once."""
+    for shape in (SIZES["small"], SIZES["2.7B"]):
+        layout = Layout(sharding="none", checkpointing=checkpointing)
+        plan = evaluate(job(shape=shape, context=context), layout)
+        ways = {"attention": "flash", "precision": "bf16"}
+        counted = strategy_memory(shape, 4, context, checkpointing, **ways).peak
+        state = state_bytes(shape)
+        total = state.parameters + state.optimizer + counted
+        assert plan.memory_bytes == pytest.approx(total, rel=0.08), (shape, total)
+
+
+def test_a_message_costs_the_latency_that_is_given():
+    """With 1 s a message, by hand: what is added to the busy links and network of each axis."""
+    slow = replace(TOY, latency=1.0)
+
+    def added(layout, shape=TINY, node=8, attention="flash"):
+        plain, late = (replace(device, node=node) for device in (TOY, slow))
+        jobs = [replace(job(shape=shape, device=one), attention=attention) for one in (plain, late)]
+        before, after = (evaluate(one, layout).busy for one in jobs)
+        return [round(after[name] - before[name], 6) for name in ("node links", "network")]
+
+    # Two blocks, an embedding and a head on one device. Gathers in both passes, a scatter.
+    assert added(Layout(data=2)) == [3 * 4, 0]
+    assert added(Layout(data=2, microbatches=2)) == [2 * 3 * 4, 0]
+    assert added(Layout(data=2, sharding="zero1")) == [2 * 4, 0]
+    assert added(Layout(data=2, sharding="none")) == [4, 0]
+    whole = Layout(tensor=2, sharding="none", sequence=False)
+    assert added(whole) == [2 * 4 + 2, 0]
+    assert added(replace(whole, checkpointing="block")) == [2 * 5 + 2, 0]
+    assert added(replace(whole, sequence=True)) == [2 * 10 + 5, 0]
+    assert added(replace(whole, sequence=True, checkpointing="block")) == [2 * 13 + 5, 0]
+    assert added(Layout(data=2, sharding="zero2", microbatches=2)) == [2 * 4 + 4, 0]
+    # Either stage sends one hop and gets another's, and has a block and one table.
+    assert added(Layout(pipeline=2, sharding="none")) == [1, 0]
+    # A ring of two: keys and values once forward, and twice backward; weights as data has them.
+    assert added(Layout(context=2)) == [3 * 2 + 3 * 4, 0]
+    # Four devices, two in a node: either part of the gather is a message of its own.
+    assert added(Layout(data=4), node=2) == [3 * 4, 3 * 4]
+    assert added(Layout(data=2), node=1) == [0, 3 * 4]
+    assert added(Layout()) == [0, 0]

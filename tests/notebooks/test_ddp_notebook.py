@@ -59,6 +59,6 @@ def test_ours_in_large_buckets_is_drawn(executed, rows):
 def test_it_prints_its_table_and_shows_its_figure_once(executed):
     outputs = [output for cell in executed[0].cells for output in cell.get("outputs", ())]
     printed = "".join(texts(executed[0]))
-    assert "tiny launched, batch 2, context 8, fp32, 2 ranks of gloo" in printed
+    assert "context 8, precision fp32" in printed and "exposed" in printed
     assert "measured/ddp/cpu.csv" in printed
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 1

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from a2lib import paths
 from a2lib.experiments.harness import ahead, output, parameters
+from a2lib.experiments.harness.guard import measures
 from a2lib.experiments.harness.process import Worker
 from a2lib.experiments.harness.progress import Progress
 from a2lib.experiments.harness.sweep import Sweep, Task, plan
@@ -119,6 +120,7 @@ def start(
     return Run(given, notebook, device, run_id, slug, data, until)
 
 
+@measures
 def measure(
     run: Run,
     section: Section,
@@ -182,6 +184,7 @@ def measure(
         print(f"  {run.command}")
 
 
+@measures
 def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) -> None:
     """Fill the compilation caches with ``tasks``, in parallel, where that pays."""
     workers = ahead.worker_count(len(tasks), run.parameters.compile_workers)

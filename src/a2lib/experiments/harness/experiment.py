@@ -1,0 +1,126 @@
+"""A notebook's experiment: what its cells call, made of its parameters and its tables.
+
+TIMES = Table(TOY, tasks, says="A step.", shown=("ms", "n"), plot=Plot(x="size"))
+EXPERIMENT = Experiment(Parameters, (TIMES,), "the chapter")
+check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
+measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+
+from a2lib.experiments.harness import parameters, view
+from a2lib.experiments.harness import run as harness
+from a2lib.experiments.harness.output import say_nothing
+from a2lib.experiments.harness.ranks import Ranks, gpus_of
+from a2lib.experiments.harness.run import Run
+from a2lib.experiments.harness.sweep import Task, identity
+from a2lib.experiments.harness.view import Plot
+from a2lib.measure import Section
+
+
+@dataclass(frozen=True)
+class Table:
+    """One ``section`` of a notebook: what it asks for, and what it shows of the rows.
+
+    ``tasks(parameters, device)`` are what is to be measured, none where it is not asked for. A
+    table has the columns ``shown``, and ``derived``, each from a row; with ``across``, a key
+    column, its values are columns of the first. ``says`` is what stands above. What is silent for
+    ``silence_s`` seconds is ended; with ``keep_worker`` the process stays for the next table.
+    """
+
+    section: Section
+    tasks: Callable[[object, str], list[Task]]
+    says: str
+    shown: tuple[str, ...]
+    across: str = ""
+    derived: Mapping[str, Callable[[Mapping[str, str]], float]] | None = None
+    plot: Plot | None = None
+    silence_s: float | None = None
+    keep_worker: bool = False
+
+    def measure(self, run: Run) -> None:
+        """Measure what is asked for: one shape always, of a sweep what is not stored yet."""
+        if tasks := self.tasks(run.parameters, run.device):
+            harness.measure(
+                run,
+                self.section,
+                tasks,
+                what=self.section.name,
+                resume=getattr(run.parameters, "sweep", None) != "shape",
+                silence_s=self.silence_s,
+                keep_worker=self.keep_worker,
+            )
+        else:
+            say_nothing("Nothing of this is asked for (-p sweep all has it).")
+
+    def measure_and_show(self, run: Run) -> None:
+        """``measure``, then ``show``, where it is asked for."""
+        self.measure(run)
+        if self.tasks(run.parameters, run.device):
+            self.show(run)
+
+    def rows(self, run: Run) -> list[dict[str, str]]:
+        """The stored rows that the run's parameters ask for, in their order."""
+        stored = {identity(self.section, row): row for row in run.store(self.section).rows()}
+        tasks = self.tasks(run.parameters, run.device)
+        asked = (key for task in tasks for keys in task.rows.values() for key in keys)
+        asked = dict.fromkeys(identity(self.section, key) for key in asked)
+        return [stored[key] for key in asked if key in stored]
+
+    def show(self, run: Run) -> None:
+        """Show the stored rows of the run's parameters as a table."""
+        rows = self.rows(run)
+        view.show(rows, self.section, self.says, self.shown, self.across, self.derived or {})
+
+    def draw(self, run: Run):
+        """The same rows as a matplotlib figure; None where none has what is drawn."""
+        return view.draw(self.rows(run), self.section, self.plot, self.derived or {})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A notebook with the parameters ``Parameters`` and ``tables``, for ``chapter`` of the book.
+
+    ``tiny(parameters)`` says whether a CPU gets sizes that are a trial, ``ranks(parameters)`` which
+    groups of processes measure. ``refuse(parameters, device)`` raises ParameterError for what this
+    machine cannot do.
+    """
+
+    Parameters: type
+    tables: tuple[Table, ...]
+    chapter: str
+    tiny: Callable[[object], bool] = lambda given: True
+    ranks: Callable[[object], Iterable[Ranks]] = lambda given: ()
+    refuse: Callable[[object, str], None] = lambda given, device: None
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        return tuple(table.section for table in self.tables)
+
+    def check(self, namespace: MutableMapping) -> object:
+        """The notebook's parameters out of its globals; raises ParameterError for a wrong one."""
+        return parameters.check(namespace, self.Parameters)
+
+    def start(self, given: object) -> Run:
+        """Record the run and print what it runs on.
+
+        Raises, before anything is measured, ParameterError for what this machine cannot do,
+        StoreError where rows could not be stored and DeviceBusy where another process measures.
+        """
+        import torch
+
+        self.refuse(given, "cuda" if torch.cuda.is_available() else "cpu")
+        return harness.start(
+            given,
+            self.sections[0].notebook,
+            self.sections,
+            tiny=self.tiny(given),
+            gpus=gpus_of(self.ranks(given)),
+        )
+
+    def say_where(self, run: Run) -> None:
+        """Print where the rows are and how they get into the book."""
+        harness.say_where(run, self.sections, self.chapter)

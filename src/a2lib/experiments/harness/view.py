@@ -1,0 +1,162 @@
+"""Measured rows in a notebook, as a table and as a figure: a first look, and not for the book."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from a2lib.experiments.harness.output import display, say_nothing
+from a2lib.measure import Section
+
+Row = Mapping[str, str]
+Derived = Mapping[str, Callable[[Row], float]]
+BYTES = {"GB": 1e9, "MB": 1e6, "KB": 1e3}
+TALLEST = 12  # inches
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The column ``y`` against the column ``x``, or without it as bars, a panel for each value of
+    the columns ``panels``. What else differs between rows names a line or a bar."""
+
+    y: str = "ms"
+    x: str = ""
+    panels: tuple[str, ...] = ()
+    linear: bool = False
+
+
+def show(
+    rows: Sequence[Row], section: Section, says: str, shown: Sequence[str], across: str = "",
+    derived: Derived | None = None,
+) -> None:  # fmt: skip
+    """Show a line of the columns ``shown`` and ``derived`` for each of ``rows``, named by the key
+    columns in which they differ; with ``across`` its values are columns of the first one shown."""
+    if not rows:
+        say_nothing("No row of what is asked for is stored.")
+        return
+    import pandas as pd
+
+    made = frame(rows, derived or {})
+    same, named = _keys(made, section)
+    named = [column for column in named if column != across]
+    values = [column for column in (*shown, *(derived or {})) if column != across]
+    made["status"] = made["status"].where(made["status"] != "ok", "")
+    if across:
+        first, *values = values
+        lines: dict[tuple, dict] = {}
+        for row in made.to_dict("records"):
+            line = lines.setdefault(tuple(str(row[c]) for c in named), {c: row[c] for c in named})
+            line[row[across]] = row["status"] or row[first]
+            line |= {c: row[c] for c in (*values, "note") if row[c] == row[c] and row[c] != ""}
+        table = pd.DataFrame(lines.values())
+        last = [column for column in (*values, "note") if column in table]
+        table = table[[*(column for column in table if column not in last), *last]]
+    else:
+        table = made[[*named, *values, "status", "note"]]
+    table = table[[c for c in table if not (table[c].isna() | (table[c] == "")).all()]]
+    table = pd.DataFrame({_head(c, table[c]): _cells(c, table[c]) for c in table})
+    head = ", ".join([says, *(_says(column, value) for column, value in same.items())])
+    bundle = {
+        "text/plain": f"{head}\n{table.to_string(index=False)}",
+        "text/html": f"<p>{head}</p>{table.to_html(index=False, border=0)}",
+    }
+    if not display(bundle):
+        print(bundle["text/plain"])
+
+
+def draw(rows: Sequence[Row], section: Section, plot: Plot, derived: Derived | None = None):
+    """``rows`` as a matplotlib figure; None where none has what is drawn."""
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    made = frame(rows, derived or {}) if rows else None
+    if made is None or plot.y not in made or made[plot.y].isna().all():
+        return None
+    made = made[made[plot.y].notna()]
+    _, named = _keys(made, section)
+    panels = [column for column in plot.panels if column in named]
+    own = [column for column in named if column not in (plot.x, *panels)]
+    made["name"] = [_name(line, own) for _, line in made.iterrows()]
+    made["panel"] = [_name(line, panels) for _, line in made.iterrows()]
+    by = {"col": "panel", "col_wrap": 2} if panels else {}
+    apart = {"sharex": False, "sharey": False}
+    if plot.x:
+        grid = sns.relplot(made, x=plot.x, y=plot.y, hue="name", style="name", kind="line",
+                           markers=True, dashes=False, errorbar=None, height=3, aspect=1.4,
+                           facet_kws=apart, legend=made["name"].nunique() > 1, **by)  # fmt: skip
+        if not plot.linear:
+            grid.set(xscale="log", yscale="log")
+    else:
+        height = min(TALLEST, 1.2 + made["name"].nunique() / 4)
+        grid = sns.catplot(made, x=plot.y, y="name", kind="bar", errorbar=None, color="#0072b2",
+                           height=height, aspect=5 / height, **apart, **by)  # fmt: skip
+        grid.set(ylabel="")
+    if panels:
+        grid.set_titles("{col_name}")
+    if grid.legend is not None:
+        grid.legend.set_title("")
+    plt.close(grid.figure)  # the cell shows it: one that pyplot holds too is shown twice
+    return grid.figure
+
+
+def frame(rows: Sequence[Row], derived: Derived):
+    """``rows`` as a DataFrame, a column of numbers as numbers, with the columns ``derived``."""
+    import pandas as pd
+
+    made = pd.DataFrame(rows)
+    for column in made:
+        numbers = pd.to_numeric(made[column], errors="coerce")
+        if (numbers.notna() | (made[column] == "")).all() and numbers.notna().any():
+            made[column] = numbers
+    for name, value in derived.items():
+        made[name] = [value(row) if row["status"] == "ok" else None for row in rows]
+    return made
+
+
+def _keys(made, section: Section) -> tuple[dict[str, object], list[str]]:
+    """The key columns that all rows agree in, with their values, and those that tell them apart."""
+    agree = [column for column in section.key if made[column].nunique(dropna=False) == 1]
+    return {c: made[c].iloc[0] for c in agree}, [c for c in section.key if c not in agree]
+
+
+def _says(column: str, value: object) -> str:
+    return f"{column.replace('_', ' ')} {_text(value)}".strip()
+
+
+def _name(line, columns: Sequence[str]) -> str:
+    """What names a row by ``columns``: the value alone where that is a word."""
+    words = (
+        _text(line[c]) if isinstance(line[c], str) and line[c] not in ("true", "false", "")
+        else _says(c, line[c]) for c in columns if line[c] not in ("false", "", 0)
+    )  # fmt: skip
+    return " ".join(words)
+
+
+def _text(value: object) -> str:
+    return "" if value == "true" else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _unit(values) -> str:
+    return next((unit for unit, size in BYTES.items() if values.max() >= size), "KB")
+
+
+def _head(column: str, values) -> str:
+    words = str(column).replace("_", " ")
+    return (
+        f"{words.removesuffix(' bytes')}, {_unit(values)}" if _is_bytes(column, values) else words
+    )
+
+
+def _is_bytes(column: str, values) -> bool:
+    return str(column).endswith("_bytes") and values.dtype.kind in "if"
+
+
+def _cells(column: str, values) -> list[str]:
+    scale = BYTES[_unit(values)] if _is_bytes(column, values) else 1
+    return [number(v / scale) if isinstance(v, (int, float)) and v == v else
+            "" if v is None or v != v else str(v) for v in values.tolist()]  # fmt: skip
+
+
+def number(value: float) -> str:
+    """Four digits, and never fewer than its whole part has."""
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"

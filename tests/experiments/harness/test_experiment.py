@@ -1,0 +1,98 @@
+"""A table of a notebook: what it asks for, shows and draws, with a section of its own."""
+
+import dataclasses
+
+import pytest
+from experiments.harness.test_run import Parameters
+from experiments.harness.toy import TOY, UNTIMED, task
+
+from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness.parameters import ParameterError, parameter
+from a2lib.experiments.harness.view import Plot
+
+DOUBLE = {"double": lambda row: 2 * float(row["ms"])}
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked(Parameters):
+    operations: str = parameter("a", "letters", kind=str, choices=("", "a", "ab", "abc"))
+    sweep: str = parameter("all", "which", kind=str, choices=("shape", "all"))
+
+
+def tasks(given, device):
+    assert device == "cpu"
+    return [task(*given.operations, parts={"c": "raise"})] if given.operations else []
+
+
+TIMES = Table(TOY, tasks, "A call", ("ms", "n"), derived=DOUBLE, plot=Plot(x="size"))
+ACROSS = dataclasses.replace(TIMES, across="operation", plot=Plot(panels=("operation",)))
+
+
+def refuse(given, device):
+    if given.size == 13:
+        raise ParameterError(f"size = 13 is none of the {device}")
+
+
+EXPERIMENT = Experiment(Asked, (TIMES, Table(UNTIMED, tasks, "", ())), "Toys", refuse=refuse)
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    return lambda **given: EXPERIMENT.start(EXPERIMENT.check({**vars(Asked()), **given}))
+
+
+def lines(capsys):
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_it_shows_what_is_asked_for_and_names_a_row_by_what_differs(start, capsys):
+    run = start(operations="abc")
+    TIMES.measure(run)
+    capsys.readouterr()
+    TIMES.show(run)
+    says, head, *body = lines(capsys)
+    assert head == ["operation", "size", "ms", "n", "double", "status", "note"]
+    assert body[0][:5] == ["a", "1", "1", "3", "2"] and len(body) == 9
+    assert "error" in body[-1] and "ValueError:" in body[-1]
+    TIMES.show(start(operations="a"))
+    says, head, *body = lines(capsys)[-5:]
+    assert says[:4] == ["A", "call,", "operation", "a"] and head[0] == "size" and len(body) == 3
+    ACROSS.show(run)
+    says, head, *body = lines(capsys)
+    assert head[:4] == ["size", "a", "b", "c"]
+    assert [line[:4] for line in body] == [[n, "1", "1", "error"] for n in "123"]
+
+
+def test_a_sweep_goes_on_and_a_shape_is_measured_again(start, capsys):
+    first, second, third = start(), start(), start(sweep="shape")
+    for run, known in ((first, False), (second, True), (third, False)):
+        capsys.readouterr()
+        TIMES.measure(run)
+        assert ("3 rows are stored already" in capsys.readouterr().out) == known
+    assert {row["run"] for row in TIMES.rows(run)} == {third.id}
+
+
+def test_what_is_not_asked_for_is_said(start, capsys):
+    run = start(operations="")
+    TIMES.measure_and_show(run)
+    assert "Nothing of this is asked for (-p sweep all has it)." in capsys.readouterr().out
+    assert TIMES.rows(run) == [] and TIMES.draw(run) is None
+
+
+def test_rows_are_drawn_by_length_or_as_bars(start):
+    run = start(operations="ab")
+    TIMES.measure(run)
+    (ax,) = TIMES.draw(run).axes
+    assert ax.get_xlabel() == "size" and len(ax.lines) >= 2 and ax.get_yscale() == "log"
+    bars = ACROSS.draw(run).axes
+    assert [ax.get_title() for ax in bars] == ["a", "b"]
+    assert all(len(ax.patches) == 3 for ax in bars)
+
+
+def test_what_the_machine_cannot_do_is_refused_before_it_is_recorded(start, tmp_path):
+    with pytest.raises(ParameterError, match="size = 13 is none of the cpu"):
+        start(size=13)
+    assert not (tmp_path / "data").exists()

@@ -98,7 +98,7 @@ class Experiment:
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        return tuple(table.section for table in self.tables)
+        return tuple(dict.fromkeys(table.section for table in self.tables))
 
     def check(self, namespace: MutableMapping) -> object:
         """The notebook's parameters out of its globals; raises ParameterError for a wrong one."""

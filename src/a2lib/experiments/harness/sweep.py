@@ -44,6 +44,11 @@ class Task:
     silence_s: float | None = None
     ended: bool = False  # a process that was at it was ended from outside
 
+    @classmethod
+    def whole(cls, label: str, spec: Mapping[str, object], keys: Iterable[Key]) -> Task:
+        """What is measured only as a whole."""
+        return cls(label, spec, {label: tuple(keys)})
+
     @property
     def size(self) -> int:
         return sum(len(keys) for keys in self.rows.values())

@@ -64,6 +64,18 @@ class Job:
         self.store.put({**row, "run": self.run})
         self.emit({"row": dict(row)})
 
+    @property
+    def keys(self) -> list[Mapping[str, object]]:
+        """The keys of the rows still wanted, of all culprits."""
+        return [key for keys in self.wanted.values() for key in keys]
+
+    def refuse(self, status: str, why: str) -> None:
+        """Put a row without values for each that is wanted: ``status``, and ``why`` as its note."""
+        from a2lib.measure.failures import note
+
+        for key in self.keys:
+            self.put({**key, "status": status, "note": note(why)})
+
     def begin(self, culprit: str | None) -> None:
         """Say who is to blame if the process ends now; None where several take turns."""
         self.emit({"begin": culprit})

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import a2lib.measure.runs as runs
-from a2lib.measure.sections import (
+from a2lib.measure import (
     CEILING,
     FLASH,
     FLASH_ACCURACY,

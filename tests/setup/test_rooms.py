@@ -76,7 +76,7 @@ def test_the_rooms_are_there():
         ("f'{x} layers'", ["layers"]),
         ('"""Of attention."""', ["attention"]),
         ("PASSES = ('end_to_end',)", ["end_to_end"]),
-        ("from a2lib.measure.sections import FLASH, SECTIONS", ["flash", "FLASH"]),
+        ("from a2lib.measure import FLASH, SECTIONS", ["flash", "FLASH"]),
         ("from a2lib.measure import BENCHMARK", ["BENCHMARK"]),
         ("data.load('ceiling')", ["ceiling"]),
         ("compile_ahead(memory, head, along, kernel='forwarded')  # heads", []),

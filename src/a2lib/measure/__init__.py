@@ -1,79 +1,22 @@
-"""Timing, memory and the result store. Importing this needs no torch; measuring does."""
+"""Timing, memory and the result store. Importing this needs no torch; measuring does.
+
+Each section of the store has its name in capitals here: ``FLASH`` is ``SECTIONS["flash"]``.
+"""
 
 from a2lib.measure.device import device_slug, synchronize
 from a2lib.measure.lock import DeviceBusy, DeviceLock
 from a2lib.measure.memory import peak_bytes
 from a2lib.measure.runs import read_runs, start_run
-from a2lib.measure.section import COMMON, STATUSES, Section
-from a2lib.measure.sections import (
-    ACCUMULATION,
-    ATTENTION,
-    ATTENTION_LIMIT,
-    ATTENTION_SAVED,
-    AUTOCAST_DTYPES,
-    BENCHMARK,
-    BENCHMARK_FIRST,
-    BENCHMARK_POWER,
-    BENCHMARK_STEPS,
-    CEILING,
-    CHECKPOINTING,
-    COLLECTIVES,
-    COMPILE_ATTENTION,
-    COMPILE_MODEL,
-    DDP,
-    FLASH,
-    FLASH_ACCURACY,
-    FLASH_COUNTERS,
-    FLASH_PROTOCOL,
-    FSDP,
-    FSDP_MEMORY,
-    LAYERNORM,
-    LEADERBOARD,
-    MEMORY,
-    MEMORY_BLOCK,
-    MEMORY_RECORDING,
-    PARALLELISM,
-    PROFILE,
-    SECTIONS,
-    SHARDED_OPTIMIZER,
-    SHARDED_OPTIMIZER_MEMORY,
-)
+from a2lib.measure.sections import COMMON, SECTIONS, STATUSES, Section
 from a2lib.measure.store import Store, StoreError, read_section
 from a2lib.measure.timing import Timing, time_call, time_many
 
+globals().update((name.upper(), section) for name, section in SECTIONS.items())
+
 __all__ = [
-    "ACCUMULATION",
-    "ATTENTION",
-    "ATTENTION_LIMIT",
-    "ATTENTION_SAVED",
-    "AUTOCAST_DTYPES",
-    "BENCHMARK",
-    "BENCHMARK_FIRST",
-    "BENCHMARK_POWER",
-    "BENCHMARK_STEPS",
-    "CEILING",
-    "CHECKPOINTING",
-    "COLLECTIVES",
+    *map(str.upper, SECTIONS),
     "COMMON",
-    "COMPILE_ATTENTION",
-    "COMPILE_MODEL",
-    "DDP",
-    "FLASH",
-    "FLASH_ACCURACY",
-    "FLASH_COUNTERS",
-    "FLASH_PROTOCOL",
-    "FSDP",
-    "FSDP_MEMORY",
-    "LAYERNORM",
-    "LEADERBOARD",
-    "MEMORY",
-    "MEMORY_BLOCK",
-    "MEMORY_RECORDING",
-    "PARALLELISM",
-    "PROFILE",
     "SECTIONS",
-    "SHARDED_OPTIMIZER",
-    "SHARDED_OPTIMIZER_MEMORY",
     "STATUSES",
     "DeviceBusy",
     "DeviceLock",

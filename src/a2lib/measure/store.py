@@ -19,8 +19,15 @@ from pathlib import Path
 from a2lib import paths
 from a2lib.measure.device import check_slug
 from a2lib.measure.runs import read_runs, runs_table, scrub
-from a2lib.measure.section import FLAGS, INTEGERS, RESULTS, STATUSES, TIMES, Section
-from a2lib.measure.sections import SECTIONS
+from a2lib.measure.sections import (
+    FLAGS,
+    INTEGERS,
+    RESULTS,
+    SECTIONS,
+    STATUSES,
+    TIMES,
+    Section,
+)
 from a2lib.measure.table import NUMBER, Row, StoreError, Table, clean, to_line
 
 __all__ = ["Store", "StoreError", "read_section"]

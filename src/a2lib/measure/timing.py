@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from a2lib.measure.device import Sensors
-from a2lib.measure.section import Section
+from a2lib.measure.sections import Section
 
 DEVICES = ("cuda", "cpu")
 

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.measure.runs import read_runs
-from a2lib.measure.section import FLAGS, INTEGERS, RESULTS, TIMES
-from a2lib.measure.sections import SECTIONS
+from a2lib.measure.sections import FLAGS, INTEGERS, RESULTS, SECTIONS, TIMES
 from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 

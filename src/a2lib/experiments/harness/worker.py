@@ -142,7 +142,7 @@ def serve(task: dict, emit: Emit) -> None:
 def fields(task: dict) -> dict[str, object]:
     """What a ``Job`` knows from its task."""
     from a2lib.measure import Store
-    from a2lib.measure.section import table_of
+    from a2lib.measure.sections import table_of
 
     given = {name: task[name] for name in ("spec", "device", "seed")}
     if "section" in task:

@@ -1,4 +1,6 @@
-"""What an executed notebook shows."""
+"""What an executed notebook shows, and what it stored."""
+
+import csv
 
 
 def texts(notebook):
@@ -6,3 +8,19 @@ def texts(notebook):
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             yield output.get("text", "") + output.get("data", {}).get("text/plain", "")
+
+
+def figures(notebook):
+    """How many of its outputs are figures."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return sum("image/png" in output.get("data", {}) for output in outputs)
+
+
+def rows(measured, section):
+    """The rows of a section, all of the notebook's one run."""
+    with open(measured / "runs.csv", newline="") as file:
+        (run,) = csv.DictReader(file)
+    with open(measured / section / "cpu.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert {row["run"] for row in found} == {run["run"]}
+    return found

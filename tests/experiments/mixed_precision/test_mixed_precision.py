@@ -1,56 +1,27 @@
-"""What the worker observes, on the CPU at the smallest size, and what the cells print of it."""
+"""What the worker observes, on the CPU at the smallest size."""
 
-import dataclasses
 import math
 
 import pytest
 import torch
 
 from a2lib.experiments import mixed_precision
-from a2lib.experiments.harness.sweep import identity, plan
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.sweep import identity
 from a2lib.experiments.mixed_precision import handlers, settings
 from a2lib.experiments.mixed_precision.handlers import observed_dtypes, part
-from a2lib.measure import ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM, Store, start_run
-from a2lib.theory.floating import decimal
-
-GIVEN = mixed_precision.Parameters(terms=100, features=16)
-DO = {
-    ACCUMULATION: handlers.accumulate,
-    AUTOCAST_DTYPES: handlers.observe,
-    LAYERNORM: handlers.normalise,
-}
+from a2lib.measure import LAYERNORM
 
 
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    """Section -> its store, after the handlers did all of ``GIVEN``'s tasks in this process."""
-    data = tmp_path_factory.mktemp("mixed") / "data"
-    run = start_run(command="test", parameters={}, device="cpu", data=data)
-    found = {section: Store(section, "cpu", data=data) for section in DO}
-    for section, store in found.items():
-        for task in mixed_precision.tasks(section, GIVEN):
-            wanted = {name: list(keys) for name, keys in task.rows.items()}
-            DO[section](Job(spec=task.spec, device="cpu", wanted=wanted, run=run, store=store))
-    return found
-
-
-@pytest.mark.parametrize("section", DO, ids=lambda section: section.name)
-def test_each_row_is_asked_for_once_and_stored(section, stores):
-    asked = mixed_precision.tasks(section, GIVEN)
-    keys = [identity(section, key) for task in asked for ks in task.rows.values() for key in ks]
-    stored = [identity(section, row) for row in stores[section].rows()]
-    assert len(set(keys)) == len(keys) and sorted(keys) == sorted(stored)
-    assert {row["status"] for row in stores[section].rows()} == {"ok"}
-    assert plan(asked, stores[section]) == []
-
-
-def test_the_loops_give_what_is_predicted(stores):
-    rows = {identity(ACCUMULATION, row): row for row in stores[ACCUMULATION].rows()}
-    assert len(GIVEN.loops) == 7
-    for loop in GIVEN.loops:
-        row = rows[identity(ACCUMULATION, mixed_precision.loop_key(loop))]
-        assert row["computed"] == decimal(loop.result())
+def test_each_part_is_asked_for_once_and_stored(job):
+    given = mixed_precision.Parameters(terms=100, features=16)
+    asked = []
+    for task in mixed_precision.PARTS.tasks(given, "cpu"):
+        made = job(LAYERNORM, task)
+        handlers.normalise(made)
+        asked += [identity(LAYERNORM, key) for key in made.keys]
+    stored = [identity(LAYERNORM, row) for row in made.store.rows()]
+    assert len(set(asked)) == len(asked) == 137 and sorted(asked) == sorted(stored)
+    assert {row["status"] for row in made.store.rows()} == {"ok"}
 
 
 def test_the_handouts_loops_are_the_default():
@@ -128,16 +99,3 @@ def test_a_norm_by_hand_is_pytorchs_but_for_rounding():
 def test_seeds_give_other_inputs():
     key = {"quantity": "variance, two passes", "setting": "mean 0", "dtype": "fp32", "features": 16}
     assert part(key, "cpu", seed=0) == part(key, "cpu", seed=0) != part(key, "cpu", seed=1)
-
-
-def test_the_figure_has_a_line_for_each_loop_without_a_cast():
-    class Made:
-        parameters = dataclasses.replace(GIVEN, terms=10)
-
-    (ax,) = mixed_precision.draw(Made).axes
-    assert len(ax.lines) == 5
-    assert all(len(line.get_xdata()) == 10 for line in ax.lines)
-
-
-def test_names_of_dtypes():
-    assert handlers.NAMES[torch.float64] == "fp64" and handlers.NAMES[torch.bfloat16] == "bf16"

@@ -99,6 +99,16 @@ def draw(rows: Sequence[Row], section: Section, plot: Plot, derived: Derived | N
     return grid.figure
 
 
+def subplots(**options):
+    """A figure of its own and its axes, as ``pyplot.subplots`` gives them, which a cell shows once:
+    what pyplot still holds is shown twice."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(layout="constrained", **options)
+    plt.close(figure)
+    return figure, axes
+
+
 def frame(rows: Sequence[Row], derived: Derived):
     """``rows`` as a DataFrame, a column of numbers as numbers, with the columns ``derived``."""
     import pandas as pd

@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.mixed_precision.settings import TENSORS
+from a2lib.experiments.mixed_precision.settings import TENSORS, loop_of
 from a2lib.theory.floating import Loop, decimal
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_LOOP = ("sum_dtype", "addend_dtype", "terms", "addend", "cast")
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.float64: "fp64"}
 
 
@@ -42,8 +41,8 @@ class ToyModel(torch.nn.Module):
 
 def accumulate(job: Job) -> None:
     """The wanted accumulation loops."""
-    for key in _wanted(job):
-        result = running_sum(Loop(*(key[column] for column in _LOOP)), job.device)
+    for key in job.keys:
+        result = running_sum(loop_of(key), job.device)
         job.put({**key, "status": "ok", "computed": decimal(Fraction(result))})
 
 
@@ -58,9 +57,9 @@ def running_sum(loop: Loop, device: str) -> float:
 
 def observe(job: Job) -> None:
     """The dtypes of the toy model's tensors under autocast."""
-    (low,) = {key["autocast"] for key in _wanted(job)}
+    (low,) = {key["autocast"] for key in job.keys}
     dtypes = observed_dtypes(low, job.device, job.seed)
-    for key in _wanted(job):
+    for key in job.keys:
         job.put({**key, "status": "ok", "observed": dtypes[key["quantity"]]})
 
 
@@ -87,7 +86,7 @@ def observed_dtypes(low: str, device: str, seed: int) -> dict[str, str]:
 
 def normalise(job: Job) -> None:
     """The wanted parts of a layer norm."""
-    for key in _wanted(job):
+    for key in job.keys:
         computed, truth = part(key, job.device, job.seed)
         shown = {"computed": f"{computed:.9g}", "truth": f"{truth:.9g}"}
         job.put({**key, "status": "ok", **shown})
@@ -149,7 +148,3 @@ def _by_hand(x: torch.Tensor, eps: float) -> torch.Tensor:
 def _largest(x: torch.Tensor) -> float:
     # max() passes a NaN on.
     return x.abs().max().item()
-
-
-def _wanted(job: Job) -> list[dict]:
-    return [key for keys in job.wanted.values() for key in keys]

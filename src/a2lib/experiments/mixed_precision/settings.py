@@ -1,6 +1,13 @@
-"""What is looked at: the tensors of the toy model and the parts of a layer norm."""
+"""What is looked at: sums, the tensors of the toy model and the parts of a layer norm. No torch."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import parameter
+from a2lib.theory.floating import Loop, handout_loops, loops_of
 
 AUTOCAST = ("none", "fp16", "bf16")
 DTYPES = ("fp32", "fp16", "bf16")
@@ -51,3 +58,53 @@ def layernorm_keys(features: int) -> list[dict[str, object]]:
         for dtype in DTYPES
         if not (dtype == "fp32" and quantity.endswith("in fp32"))
     ]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/mixed_precision.ipynb, in the order of its cell."""
+
+    terms: int = parameter(
+        None,
+        "numbers that a loop adds, each 10 / terms; None: the handout's 1000, and 10000",
+        kind=int,
+        minimum=1,
+        maximum=50_000,
+        optional=True,
+    )
+    features: int = parameter(
+        2560, "numbers that a layer norm normalises", kind=int, minimum=2, maximum=65_536
+    )
+    remeasure: bool = parameters.remeasure("measure again what is stored already")
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed()
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """The accumulation loops asked for."""
+        if self.terms is None:
+            return handout_loops()
+        return loops_of(self.terms, repr(10 / self.terms))
+
+
+def loop_key(loop: Loop) -> dict[str, object]:
+    """The key columns of ``loop``'s row."""
+    return {
+        "sum_dtype": loop.sum,
+        "addend_dtype": loop.addend,
+        "cast": loop.cast,
+        "terms": loop.terms,
+        "addend": loop.step,
+    }
+
+
+def loop_of(row: Mapping[str, object]) -> Loop:
+    """The loop of a row, asked for or stored."""
+    cast = row["cast"] in (True, "true")
+    return Loop(row["sum_dtype"], row["addend_dtype"], int(row["terms"]), row["addend"], cast)
+
+
+def name_of(loop: Loop) -> str:
+    """A loop in a line of code."""
+    addend = f"{loop.addend}, cast" if loop.cast else loop.addend
+    return f"{loop.terms} x {loop.step}: {loop.sum} += {addend}"

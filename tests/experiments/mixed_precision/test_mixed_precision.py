@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 from a2lib.experiments import mixed_precision
 from a2lib.experiments.harness.sweep import identity

@@ -6,7 +6,6 @@ workspaces, 32 MiB for each thread on Hopper, are taken before anything is count
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import time
@@ -20,7 +19,7 @@ from a2lib.attention import (
     attention_reference,
 )
 from a2lib.experiments.attention.configurations import PASSES, Shape
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.worker import Job, free_memory
 from a2lib.measure import Timing, memory, peak_bytes, synchronize
 from a2lib.measure.failures import LostContext, classify, is_lost, note
 from a2lib.measure.memory import take_workspaces
@@ -60,10 +59,10 @@ def passes(job: Job) -> None:
     """Times and memory of forward and backward of one implementation at one shape."""
     name, shape = job.spec["implementation"], Shape(**job.spec["shape"])
     if name == "a2lib" and job.device == "cpu":
-        return say(job, "unsupported", "Triton kernels need a GPU")
+        return job.refuse("unsupported", "Triton kernels need a GPU")
     if _too_large(job, shape):
         return
-    wanted = {key["pass"]: key for key in keys_of(job)}
+    wanted = {key["pass"]: key for key in job.keys}
     failed, lost = "", False
     for pass_ in (p for p in PASSES if p in wanted):
         try:
@@ -187,7 +186,7 @@ def saved(job: Job) -> None:
         return
     found = saved_bytes(ATTENTIONS[name], inputs_of(shape, job.device, job.seed, "forward")[:3],
                         shape.causal)  # fmt: skip
-    for key in keys_of(job):
+    for key in job.keys:
         job.put({**key, "status": "ok", "saved_bytes": found.get(key["tensor"], 0)})
 
 
@@ -233,24 +232,9 @@ def _too_large(job: Job, shape: Shape) -> bool:
     needed, available = shape.eager.total("backward"), memory.available_bytes()
     if needed > available:
         why = f"not run: needs {needed / 2**30:.3g} GiB, {available / 2**30:.3g} are left"
-        say(job, "oom", why)
+        job.refuse("oom", why)
     return needed > available
-
-
-def say(job: Job, status: str, why: str) -> None:
-    for key in keys_of(job):
-        job.put({**key, "status": status, "note": note(why)})
 
 
 def _allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
-
-
-def free_memory(device: str) -> None:
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
-
-
-def keys_of(job: Job) -> list[dict]:
-    return [key for keys in job.wanted.values() for key in keys]

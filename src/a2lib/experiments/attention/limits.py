@@ -8,15 +8,8 @@ from collections.abc import Callable
 from a2lib.attention import attention_reference
 from a2lib.experiments.attention import handlers
 from a2lib.experiments.attention.configurations import STEP, Shape
-from a2lib.experiments.attention.handlers import (
-    Row,
-    call_of,
-    free_memory,
-    inputs_of,
-    keys_of,
-    say,
-)
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.attention.handlers import Row, call_of, inputs_of
+from a2lib.experiments.harness.worker import Job, free_memory
 from a2lib.measure import memory, synchronize
 from a2lib.measure.failures import outcome
 from a2lib.measure.memory import expandable_segments, take_workspaces
@@ -28,8 +21,8 @@ prepare = handlers.prepare
 def limit(job: Job) -> None:
     """The longest sequence whose pass fits this GPU: predicted from the free memory, then tried."""
     if job.device == "cpu":
-        return say(job, "unsupported", "a CPU does not refuse memory: it swaps")
-    for key in keys_of(job):
+        return job.refuse("unsupported", "a CPU does not refuse memory: it swaps")
+    for key in job.keys:
         expandable_segments(key["allocator"] == "expandable")
         try:
             job.put({**key, "status": "ok", **_limit(key, job)})

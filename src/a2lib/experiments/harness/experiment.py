@@ -55,6 +55,8 @@ class Table:
             )
         else:
             say_nothing("Nothing of this is asked for (-p sweep all has it).")
+            if run.worker and not self.keep_worker:
+                run.worker.close()
 
     def measure_and_show(self, run: Run) -> None:
         """``measure``, then ``show``, where it is asked for."""

@@ -90,6 +90,10 @@ def test_rows_are_drawn_by_length_or_as_bars(start):
     bars = ACROSS.draw(run).axes
     assert [ax.get_title() for ax in bars] == ["a", "b"]
     assert all(len(ax.patches) == 3 for ax in bars)
+    both = dataclasses.replace(TIMES, plot=Plot(x="size", beside=("double",))).draw(run)
+    assert {"ms", "double"} <= {text.get_text() for text in both.legends[0].get_texts()}
+    both = dataclasses.replace(ACROSS, plot=Plot(beside=("double",))).draw(run)
+    assert len(both.axes[0].patches) >= 12
 
 
 def test_what_the_machine_cannot_do_is_refused_before_it_is_recorded(start, tmp_path):

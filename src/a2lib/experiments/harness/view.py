@@ -17,9 +17,11 @@ TALLEST = 12  # inches
 @dataclass(frozen=True)
 class Plot:
     """The column ``y`` against the column ``x``, or without it as bars, a panel for each value of
-    the columns ``panels``. What else differs between rows names a line or a bar."""
+    the columns ``panels``. What else differs between rows names a line or a bar. The columns
+    ``beside`` have the unit of ``y``, and lines or bars of their own."""
 
     y: str = "ms"
+    beside: tuple[str, ...] = ()
     x: str = ""
     panels: tuple[str, ...] = ()
     linear: bool = False
@@ -72,25 +74,31 @@ def draw(rows: Sequence[Row], section: Section, plot: Plot, derived: Derived | N
     made = frame(rows, derived or {}) if rows else None
     if made is None or plot.y not in made or made[plot.y].isna().all():
         return None
-    made = made[made[plot.y].notna()]
     _, named = _keys(made, section)
     panels = [column for column in plot.panels if column in named]
     own = [column for column in named if column not in (plot.x, *panels)]
     made["name"] = [_name(line, own) for _, line in made.iterrows()]
     made["panel"] = [_name(line, panels) for _, line in made.iterrows()]
+    values = [plot.y, *(c for c in plot.beside if c in made and made[c].notna().any())]
+    kept = ["name", "panel", *([plot.x] if plot.x else [])]
+    made = made.melt(kept, values, "column", "value").dropna(subset=["value"])
     by = {"col": "panel", "col_wrap": 2} if panels else {}
     apart = {"sharex": False, "sharey": False}
     if plot.x:
-        grid = sns.relplot(made, x=plot.x, y=plot.y, hue="name", style="name", kind="line",
+        style = "column" if plot.beside else "name"
+        legend = "auto" if made["name"].nunique() * made["column"].nunique() > 1 else False
+        grid = sns.relplot(made, x=plot.x, y="value", hue="name", style=style, kind="line",
                            markers=True, dashes=False, errorbar=None, height=3, aspect=1.4,
-                           facet_kws=apart, legend=made["name"].nunique() > 1, **by)  # fmt: skip
+                           facet_kws=apart, legend=legend, **by)  # fmt: skip
+        grid.set(ylabel=plot.y)
         if not plot.linear:
             grid.set(xscale="log", yscale="log")
     else:
-        height = min(TALLEST, 1.2 + made["name"].nunique() / 4)
-        grid = sns.catplot(made, x=plot.y, y="name", kind="bar", errorbar=None, color="#0072b2",
-                           height=height, aspect=5 / height, **apart, **by)  # fmt: skip
-        grid.set(ylabel="")
+        height = min(TALLEST, 1.2 + made["name"].nunique() * len(values) / 4)
+        colour = {"hue": "column"} if len(values) > 1 else {"color": "#0072b2"}
+        grid = sns.catplot(made, x="value", y="name", kind="bar", errorbar=None, height=height,
+                           aspect=5 / height, **colour, **apart, **by)  # fmt: skip
+        grid.set(xlabel=plot.y, ylabel="")
     if panels:
         grid.set_titles("{col_name}")
     if grid.legend is not None:

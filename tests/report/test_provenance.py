@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from a2lib.report import data, provenance, style
+from a2lib.report import data, provenance
 
 
 def test_a_source_line_names_gpu_versions_commit_date_and_file(complete):
@@ -16,14 +16,6 @@ def test_a_source_line_names_gpu_versions_commit_date_and_file(complete):
 @pytest.mark.parametrize(("stored", "shown"), [("91900", "9.19.0"), ("8907", "8.9.7"), ("", "")])
 def test_cudnn_versions_are_readable(stored, shown):
     assert provenance._version("cudnn", stored) == shown
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.012345, "0.0123"), (1.2345, "1.23"), (12.345, "12.3"), (1234.5, "1234"), (None, "–")],
-)
-def test_three_figures(value, text):
-    assert style.digits(value) == text
 
 
 def test_a_command_that_repeats():

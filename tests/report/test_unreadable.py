@@ -4,7 +4,7 @@ import pytest
 
 from a2lib.measure import FLASH, StoreError
 from a2lib.measure.table import to_line
-from a2lib.report.data import ReportError, load, load_devices, load_reference
+from a2lib.report.data import ReportError, load, load_reference
 
 
 @pytest.mark.parametrize("value", [2**63, 10**30, 10**400])
@@ -21,38 +21,20 @@ def test_a_measured_row_that_no_table_holds(tmp_path, value):
         load("flash", [tmp_path])
 
 
-@pytest.mark.parametrize("value", ["many", "1" * 30, "2.5"])
-def test_a_published_row_with_no_number(tmp_path, value):
-    path = tmp_path / "reference" / "x.csv"
-    path.parent.mkdir()
-    path.write_text(f"seq_len,ms,device,source\n16,1.5,a,b\n{value},2.5,a,b\n")
-    with pytest.raises(ReportError, match=rf"x\.csv:3: seq_len is '{value}', not its kind"):
-        load_reference("x", tmp_path)
-
-
 @pytest.mark.parametrize(
-    "name, content, complaint",
+    ("content", "complaint"),
     [
-        ("x", b"ms,device,source\n1.5,a,b,c\n", r"x\.csv:2: 4 fields, not 3"),
-        ("x", b"ms,device,source\n1.5,a,b\n1.5,a\n", r"x\.csv:3: 2 fields, not 3"),
-        ("x", b"ms,device,source\n1.5,a,\xff\n", r"x\.csv: not a table of UTF-8 text"),
-        ("x", b"", r"x\.csv: not a table"),
+        ("seq_len,device,source\n16,a,b\nmany,a,b\n", r"x\.csv: seq_len: .*many"),
+        ("seq_len,device,source\n2.5,a,b\n", r"x\.csv: seq_len: "),
+        ("ms,device,source\n1.5,a,b\n1.5,a,b,c\n", r"x\.csv: "),
+        ("ms,device,source\n1.5,a,\n", r"x\.csv:2: .*source"),
+        ("ms,source\n1.5,a\n", r"x\.csv: 'device'"),
+        ("", r"x\.csv: "),
     ],
 )
-def test_a_published_table_of_another_form(tmp_path, name, content, complaint):
-    path = tmp_path / "reference" / f"{name}.csv"
+def test_a_published_table_that_cannot_be_shown(tmp_path, content, complaint):
+    path = tmp_path / "reference" / "x.csv"
     path.parent.mkdir()
-    path.write_bytes(content)
+    path.write_text(content)
     with pytest.raises(ReportError, match=complaint):
-        load_reference(name, tmp_path)
-
-
-def test_a_published_table_that_lacks_what_is_asked_of_it(tmp_path):
-    path = tmp_path / "reference" / "devices.csv"
-    path.parent.mkdir()
-    path.write_text("device,source,value\na,b,1\n")
-    with pytest.raises(ReportError, match=r"devices\.csv:1: column quantity, unit, address is"):
-        load_devices(tmp_path)
-    with pytest.raises(ReportError, match=r"devices\.csv:1: column ms is missing"):
-        load_reference("devices", tmp_path, needs=("value", "ms"))
-    assert len(load_reference("devices", tmp_path)) == 1
+        load_reference("x", tmp_path)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import math
 import os
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from a2lib.measure.runs import read_runs
@@ -18,8 +15,6 @@ from a2lib.paths import ROOT, build_dir, data_dir
 PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about
 # A clock is a whole number that is averaged; `value` is of the reference tables alone.
 FLOATS = frozenset({*TIMES, *RESULTS, "sm_mhz", "value"})
-# What every chapter may ask of data/reference/devices.csv.
-DEVICES = ("quantity", "value", "unit", "address")
 
 
 class ReportError(RuntimeError):
@@ -78,81 +73,44 @@ def load_runs(roots: list[Path] | None = None) -> pd.DataFrame:
 
 def load_devices(root: Path | None = None) -> pd.DataFrame:
     """What the makers state of their devices: data/reference/devices.csv."""
-    return load_reference("devices", root, DEVICES)
+    return load_reference("devices", root)
 
 
-def load_reference(name: str, root: Path | None = None,
-                   needs: tuple[str, ...] = (),
-                   numbers: tuple[str, ...] = ()) -> pd.DataFrame:  # fmt: skip
+def load_reference(
+    name: str, root: Path | None = None, numbers: tuple[str, ...] = ()
+) -> pd.DataFrame:
     """Published figures of other people: data/reference/<name>.csv, each row with its source.
 
-    They belong to the project, not to a machine, so A2LIB_DATA does not move them. `needs` are the
-    columns that the reader asks of them, beside device and source; `numbers` those that hold
-    numbers and that no measured table has.
+    They belong to the project, not to a machine, so A2LIB_DATA does not move them. `numbers` are
+    the columns that hold numbers and that no measured table has.
 
-    Raises:
-        ReportError: no table, or not all its columns; a row without a source or a device, of
-            another length than the header, or with a value that is no number.
+    Raises ReportError, naming the file, for what is no table, for a row without a source or a
+    device, and for a value that is no number where one belongs.
     """
     file = (root or ROOT / "data") / "reference" / f"{name}.csv"
     try:
-        header, *lines = csv.reader(file.read_text(encoding="utf-8").splitlines(), strict=True)
-    except (ValueError, csv.Error) as error:
-        raise ReportError(f"{file}: not a table of UTF-8 text: {error}") from None
-    missing = [c for c in needs if c not in header]
-    if missing:
-        raise ReportError(f"{file}:1: column {', '.join(missing)} is missing")
-    rows = []
-    for line, fields in enumerate(lines, start=2):
-        if len(fields) != len(header):
-            raise ReportError(f"{file}:{line}: {len(fields)} fields, not {len(header)}")
-        rows.append(dict(zip(header, fields, strict=True)))
-    for line, row in enumerate(rows, start=2):
-        if not (row.get("source") and row.get("device")):
+        rows = pd.read_csv(file, dtype=str, keep_default_na=False)
+        nameless = ((rows["source"] == "") | (rows["device"] == "")).to_numpy().nonzero()[0]
+        if len(nameless):
+            line = nameless[0] + 2
             raise ReportError(f"{file}:{line}: a published figure needs its source and its device")
-    try:
-        return _typed(pd.DataFrame(rows), numbers)
-    except (ValueError, TypeError, OverflowError):
-        raise ReportError(_unreadable(file, rows, numbers)) from None
+        return _typed(rows, numbers)
+    except (ValueError, KeyError) as error:
+        raise ReportError(f"{file}: {error}") from None
 
 
 def _typed(frame: pd.DataFrame, numbers: tuple[str, ...] = ()) -> pd.DataFrame:
     floats, columns = FLOATS | set(numbers), {}
     for column in frame:
-        if column in floats:
-            columns[column] = _floats(list(frame[column]))
-        elif column in INTEGERS:
-            columns[column] = _integers(list(frame[column]))
-        elif column in FLAGS:
-            columns[column] = np.array([cell == "true" for cell in frame[column]], dtype=bool)
-        else:
-            columns[column] = frame[column]
-    return pd.DataFrame(columns, index=frame.index)
-
-
-# A pass of Python over the cells, since pandas' own conversions cost more than reading the file.
-def _floats(cells: list) -> np.ndarray:
-    return np.array([math.nan if c is None or c == "" else _number(c, float) for c in cells])
-
-
-def _integers(cells: list) -> pd.api.extensions.ExtensionArray:
-    blank = np.array([c is None or c == "" for c in cells], dtype=bool)
-    whole = [0 if b else _number(c, int) for c, b in zip(cells, blank, strict=True)]
-    return pd.arrays.IntegerArray(np.array(whole, dtype="int64"), blank)
-
-
-def _number(cell, kind: type):
-    if isinstance(cell, str) and "_" in cell:  # Python reads 1_000
-        raise ValueError(f"{cell!r} is no number")
-    return kind(cell)
-
-
-def _unreadable(file: Path, rows: list[dict], numbers: tuple[str, ...]) -> str:
-    """Where the first value is that `_typed` cannot read."""
-    for line, row in enumerate(rows, start=2):
-        for column, text in row.items():
+        cells = frame[column]
+        if column in FLAGS:
+            columns[column] = cells == "true"
+        elif column in floats or column in INTEGERS:
             try:
-                _typed(pd.DataFrame([{column: text}]), numbers)
-            except (ValueError, TypeError, OverflowError):
-                return f"{file}:{line}: {column} is {str(text)[:40]!r}, not its kind of number"
-    return f"{file}: not a table of numbers"
+                known = pd.to_numeric(cells.where(cells != ""))
+                columns[column] = known.astype(float if column in floats else "Int64")
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{column}: {error}") from None
+        else:
+            columns[column] = cells
+    return pd.DataFrame(columns, index=frame.index)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from a2lib.paths import ROOT
 from a2lib.report import data, style
+from a2lib.report.units import digits
 
 PICTURE = ROOT / "book" / "_static" / "flash-e2e.png"
 KEY = "GPU time in ms by tokens"  # the PNG's text that holds the points drawn
@@ -112,7 +113,7 @@ def _name_lines(figure, ax, times):
     for (y, name, ms), height in zip(ends, heights, strict=True):
         label, colour, _ = LINES[name]
         ax.annotate(
-            f"{label}  {style.digits(ms, 2)} ms",
+            f"{label}  {digits(ms)} ms",
             times[name][-1],
             (20, height - y),
             textcoords="offset points",

@@ -1,11 +1,9 @@
-"""How things look and are written in every figure and table: lines, numbers, devices, charts."""
+"""How things look in every figure and table: lines, devices, charts."""
 
 from __future__ import annotations
 
 import io
 import itertools
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from matplotlib import rc_context
@@ -81,56 +79,6 @@ def device_name(slug: str) -> str:
     words = slug.split("-")
     return " ".join(w.upper() if any(c.isdigit() for c in w) or w == "nvidia" else w.capitalize()
                     for w in words)  # fmt: skip
-
-
-def digits(value: float | None, figures: int = 3) -> str:
-    """A number to so many significant figures, without an exponent: 0.0123, 1.23, 12.3, 1234."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if value == 0:
-        return "0"
-    decimals = max(0, figures - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:.{decimals}f}"
-
-
-def tokens(value: float) -> str:
-    """A whole number with a thousands separator: 16,384."""
-    return f"{int(value):,}"
-
-
-def size(n_bytes: float | None) -> str:
-    """Bytes in binary units: 1.50 GiB."""
-    if n_bytes is None or not math.isfinite(n_bytes):
-        return "–"
-    for unit in ("B", "KiB", "MiB"):
-        if abs(n_bytes) < 1024:
-            return f"{digits(n_bytes)} {unit}"
-        n_bytes /= 1024
-    return f"{digits(n_bytes)} GiB"
-
-
-def listed(words: list[str]) -> str:
-    """Words as a list in a sentence: a, b and c."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
-
-
-def share(value: float, decimals: int = 0) -> str:
-    """A share in percent; below zero with a minus sign, but for what is rounded to zero."""
-    return signed(value, decimals).removeprefix("+")
-
-
-def signed(share: float, decimals: int = 2) -> str:
-    """A share as a signed percentage, "−1.25%"; zero has no sign."""
-    text = f"{100 * share:.{decimals}f}"
-    if not float(text):
-        return f"{text.removeprefix('-')}%"
-    return f"+{text}%" if share > 0 else f"−{text[1:]}%"
-
-
-def between(values, written: Callable[[float], str]) -> str:
-    """The least and the most of some values, "1 % to 3 %", or the one that both are written as."""
-    low, high = written(min(values)), written(max(values))
-    return low if low == high else f"{low} to {high}"
 
 
 class Chart:

@@ -72,6 +72,12 @@ def mib(size: float, figures: int = 2) -> Number:
     return quantity(size / 2**20, "MiB", figures)
 
 
+def binary(size: float) -> Number:
+    """Bytes in the largest of the binary units that they fill."""
+    unit = next((n for n in (3, 2, 1) if size >= 1024**n), 0)
+    return quantity(size / 1024**unit, ("B", "KiB", "MiB", "GiB")[unit], 3)
+
+
 def tflops(rate: float, figures: int = 2) -> Number:
     """Operations a second, of a rate in 10^12."""
     return quantity(rate, "TFLOP/s", figures)

@@ -9,8 +9,8 @@ from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
 from a2lib.report.pages.flash import LOOKS, PASSES
 from a2lib.report.pages.flash_tables import latency
-from a2lib.report.style import Chart, size, tokens
-from a2lib.report.units import digits
+from a2lib.report.style import Chart
+from a2lib.report.units import binary, count, digits
 
 
 def ratios(rows: pd.DataFrame, dtype: str, pass_: str) -> pd.DataFrame:
@@ -27,7 +27,7 @@ def maps(rows: pd.DataFrame, dtype: str) -> Chart:
         axes = figure.subplots(1, 3, sharey=True)
         for ax, (pass_, title) in zip(axes, PASSES.items(), strict=True):
             found = ratios(rows, dtype, pass_)
-            plots.heat(ax, found.rename(index=tokens))
+            plots.heat(ax, found.rename(index=count))
             ax.set(title=title, xlabel="head size")
         for ax in axes[1:]:
             ax.invert_yaxis()  # each heat() turned the axis that all share
@@ -53,7 +53,7 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
                     ratio.between(1 / LEVEL, LEVEL).sum(),
                 ]
                 + [len(behind), f"{LOOKS.short(often.index[0])} ({often.iloc[0]})"]
-                + [f"×{digits(ratio.max(), 3)} at {tokens(worst['seq_len'])}, {worst['head_dim']}"]
+                + [f"×{digits(ratio.max(), 3)} at {count(worst['seq_len'])}, {worst['head_dim']}"]
             )
     columns = ["of 40 shapes ours is", "ahead", "within 2 %", "behind", "mostly behind"]
     return pd.DataFrame(lines, columns=[*columns, "furthest (tokens, head)"])
@@ -88,8 +88,8 @@ def memory(rows: pd.DataFrame) -> pd.DataFrame:
     """Peak beyond the inputs, end to end, bf16, one head of 64, by length and implementation."""
     here = pick(rows, kind="one head", dtype="bf16", head_dim=64, pass_="end_to_end")
     wide = here.pivot(index="seq_len", columns="implementation", values="peak_bytes")
-    wide = wide[LOOKS.order(wide.columns)].astype(float).map(size)
-    wide = wide.rename(index=tokens, columns=LOOKS.short).rename_axis("tokens")
+    wide = wide[LOOKS.order(wide.columns)].astype(float).map(binary, na_action="ignore")
+    wide = wide.rename(index=count, columns=LOOKS.short).rename_axis("tokens")
     return wide.rename_axis(columns=None).reset_index()
 
 
@@ -103,7 +103,7 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
     )
     return pd.DataFrame(
         [
-            [LOOKS.short(r.implementation), tokens(r.seq_len)]
+            [LOOKS.short(r.implementation), count(r.seq_len)]
             + [digits(v, 3) for v in (r.called, r.ms, r.ms_host)]
             + ["host" if r.ms_host > r.ms else "GPU"]
             for r in here.itertuples()

@@ -20,8 +20,8 @@ from a2lib.report.pages.flash import (
     sheet,
     traffic,
 )
-from a2lib.report.style import STATUS, tokens
-from a2lib.report.units import digits, ms, percent, quantity, tflops
+from a2lib.report.style import STATUS
+from a2lib.report.units import count, digits, ms, percent, quantity, tflops
 from a2lib.theory.attention import attention_bytes, tiled_memory
 
 
@@ -39,7 +39,7 @@ def latency(rows: pd.DataFrame, index: list[str], value: str = "ms") -> pd.DataF
         cells = cells.mask(wide.le(LEVEL * least, axis=0), "**" + cells + "**")
     cells = cells.rename(columns=LOOKS.short).rename_axis(columns=None).reset_index()
     for name in cells.columns.intersection(["seq_len"]):
-        cells[name] = cells[name].map(tokens)
+        cells[name] = cells[name].map(count)
     return cells.rename(columns={"seq_len": "tokens", "head_dim": "d", "batch": "sequences"})
 
 
@@ -184,7 +184,7 @@ def published(rows: pd.DataFrame, lengths=(1024, 16384, 65536)) -> pd.DataFrame:
                 gains = other.loc[THEIRS, "speedup_over_eager"], own["eager"] / own[OURS]
                 gains = ["·" if np.isnan(g) else f"{digits(g, 3)}×" for g in gains]
                 lines.append(
-                    [f"{dtype} {title}", tokens(n), *printed, gains[0]]
+                    [f"{dtype} {title}", count(n), *printed, gains[0]]
                     + [digits(own["eager"], 3), digits(own[OURS], 3), gains[1]]
                 )
     return pd.DataFrame(

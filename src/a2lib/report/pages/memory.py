@@ -234,7 +234,7 @@ def written_out(one: StepMemory) -> int:
 
 def published() -> pd.DataFrame:
     """Peaks that others printed, with ``printed_bytes``, and ours and a formula's count of it."""
-    rows = load_reference("memory", needs=("printed",), numbers=("printed",))
+    rows = load_reference("memory", numbers=("printed",))
     rows = rows[rows["quantity"] == "peak"].reset_index(drop=True)
     every = [step(r.context, r.mode, r.precision, model=r.model) for r in rows.itertuples()]
     return rows.assign(

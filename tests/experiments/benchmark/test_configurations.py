@@ -7,10 +7,10 @@ import pytest
 
 from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations
-from a2lib.experiments.benchmark.configurations import Configuration, Parameters
+from a2lib.experiments.benchmark.configurations import Parameters
 from a2lib.experiments.benchmark.first import parts
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS
+from a2lib.experiments.steps import TINY, Configuration
 from a2lib.theory.transformer import SIZES
 
 
@@ -36,19 +36,14 @@ def test_a_whole_sweep_asks_for_nothing_twice():
     for device in ("cuda", "cpu"):
         given = asked(sweep="all")
         assert len(set(given.configurations(device))) == len(given.configurations(device))
-        made = (
-            (BENCHMARK, benchmark.table_tasks(given, device)),
-            (BENCHMARK_STEPS, benchmark.warmup_tasks(device)),
-            (BENCHMARK_FIRST, benchmark.first_tasks(device)),
-            (BENCHMARK_POWER, benchmark.power_tasks(device)),
-        )
-        for section, tasks in made:
+        for table in benchmark.EXPERIMENT.tables:
+            section, tasks = table.section, table.tasks(given, device)
             keys = [key for task in tasks for rows in task.rows.values() for key in rows]
             assert all(set(key) == set(section.key) for key in keys)
             assert len({tuple(key.items()) for key in keys}) == len(keys) > 0
             for task in tasks:
                 (rows,) = task.rows.values()
-                own = Configuration(**task.spec["configuration"]).key()
+                own = Configuration(**task.spec["configuration"]).key(section)
                 assert all(own.items() <= key.items() for key in rows)
 
 
@@ -57,7 +52,7 @@ def test_a_configuration_becomes_the_command_s():
     assert plain.resolved()["size"] == "2.7B" and plain.batch == 4 and plain.context == 256
     assert not plain.compile and not plain.compile_blocks
     tiny = Configuration("tiny", 16, compile="model").config("cpu")
-    assert tiny.shape == configurations.TINY and tiny.compile
+    assert tiny.shape == TINY and tiny.compile
     ours = Configuration("small", 128, attention="flash", compile="blocks", capture=True)
     made = ours.config("cuda")
     assert made.compile_blocks and not made.compile and made.capture
@@ -147,7 +142,7 @@ def test_the_least_memory_is_less_than_a_forward_keeps(precision):
 
 
 def test_the_warm_up_is_of_five_processes_a_model_and_context():
-    found = benchmark.warmup_tasks("cuda")
+    found = benchmark.warmup_tasks(asked(sweep="warmup"), "cuda")
     steps = [(t.spec["configuration"], t.spec["warmup"]) for t in found]
     processes = {(step["model"], step["context"], warmup) for step, warmup in steps}
     trained = set(configurations.TABLE["cuda"]) - {"10B"}
@@ -169,7 +164,7 @@ def test_parts_of_a_first_step():
 def test_a_cache_that_another_machine_has_is_filled_again(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "cache", lambda repeat: tmp_path / str(repeat))
     (tmp_path / "0").mkdir()
-    tasks = benchmark.first_tasks("cuda")
+    tasks = benchmark.first_tasks(asked(sweep="first"), "cuda")
     compiled = {(t.spec["prepared"], t.spec["repeat"]): t for t in tasks
                 if t.spec["configuration"]["compile"] != "none"}  # fmt: skip
     pending = [compiled["cached", 0], compiled["cached", 1], compiled["cached", 2],

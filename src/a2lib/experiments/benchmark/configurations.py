@@ -1,7 +1,6 @@
 """What the benchmark experiment measures: its parameters, and the sweeps' configurations. No torch.
 
 parameters.configurations("cuda")        # in the order in which they are measured
-configuration.key(), configuration.config("cuda")
 """
 
 from __future__ import annotations
@@ -10,24 +9,26 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from a2lib.benchmark import Config
 from a2lib.benchmark.config import MOST_STEPS
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, parameter
+from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.steps import (
+    BATCH,
+    MODELS,
+    MODES,
+    OVERLAPPED,
+    TOO_LARGE,
+    Configuration,
+    refuse_never,
+)
 from a2lib.theory.roofline import NARROW, PRECISIONS
-from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
+from a2lib.theory.transformer import SIZES
 
-BATCH, WARMUP, STEPS = 4, 5, 10
-MODES = ("forward", "forward-backward", "train-step")
-OVERLAPPED = "overlapped-step"
+WARMUP, STEPS = 5, 10
 SWEEPS = ("table", "columns", "warmup", "first", "power", "all")
-# The CPU's: every path in seconds, and no result.
-TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
-MODELS = {"tiny": TINY, **SIZES}
 # The 8B model is that of the leaderboard of 2026, which has a batch of its own.
 TABLE = {"cuda": tuple(name for name in SIZES if name != "8B"), "cpu": ("tiny",)}
-TOO_LARGE = "10B"  # for a train-step on an H200
 # Where implementations are compared first: the context of the handout's other questions.
 COMPARED = {"cuda": 512, "cpu": 32}
 CONTEXTS = {"cuda": (128, 256, 512, 1024), "cpu": (16, 32)}
@@ -89,67 +90,6 @@ POWERED_WAYS = {
 SETTLED = {"cuda": (40, 60), "cpu": (1, 2)}
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """One configuration of a step; the fields are the key columns of its rows."""
-
-    model: str
-    context: int
-    batch: int = BATCH
-    mode: str = "train-step"
-    precision: str = "fp32"
-    attention: str = "eager"
-    compile: str = "none"
-    capture: bool = False
-
-    def __str__(self) -> str:
-        how = [self.precision, self.attention]
-        how += [f"compiled {self.compile}"] if self.compile != "none" else []
-        how += ["captured"] if self.capture else []
-        return f"{self.model} {self.context} {self.mode} {' '.join(how)}"
-
-    @property
-    def shape(self) -> Shape:
-        return MODELS[self.model]
-
-    def key(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
-
-    def config(self, device: str, **others: object) -> Config:
-        """What ``a2lib.benchmark.run`` takes; raises ValueError for what can never be."""
-        given = self.key()
-        model, compiled = given.pop("model"), given.pop("compile")
-        sizes = {"size": model} if model in SIZES else dataclasses.asdict(MODELS[model])
-        return Config(
-            **sizes,
-            **given,
-            compile=compiled == "model",
-            compile_blocks=compiled == "blocks",
-            device=device,
-            **others,
-        )
-
-    def least_bytes(self) -> int:
-        """Device memory below which it cannot run: the state that is all there at once, or the
-        weights and the probabilities that eager attention keeps for a backward."""
-        state = state_bytes(self.shape)
-        weights = state.parameters
-        without = {"forward": weights, "forward-backward": weights + state.gradients}
-        together = without.get(self.mode, state.total)
-        if self.precision == NARROW and self.mode in without:  # without masters
-            weights, together = weights // 2, together // 2
-        scores = 0
-        if self.attention == "eager":
-            width = 4 if self.precision in ("fp32", "tf32") else 2
-            scores = width * self.batch * self.shape.num_heads * self.context**2
-        return max(together, weights + self.shape.num_layers * scores)
-
-    def work(self) -> int:
-        """Operations that a step has at least: what it is ordered by."""
-        times = 1 if self.mode == "forward" else 3
-        return times * forward_flops(self.shape, self.batch, self.context)
-
-
 def smallest_first(found: Iterable[Configuration]) -> list[Configuration]:
     return sorted(found, key=Configuration.work)
 
@@ -170,27 +110,22 @@ def columns(device: str) -> list[Configuration]:
 
     Those at ``COMPARED`` come first, then what is compiled or captured, then the rest; the model
     that is too large is at ``COMPARED`` alone: elsewhere nothing would be tried."""
-    names = ("precision", "attention", "compile", "capture")
     compared = COMPARED[device]
     steps = [
-        Configuration(model, context, **dict(zip(names, way, strict=True)))
+        Configuration(model, context, BATCH, "train-step", *way)
         for model in TABLE[device]
         for context in CONTEXTS[device]
         for way in COLUMNS[device]
         if model != TOO_LARGE or context == compared
     ]
     replayed = [
-        Configuration(model, compared, mode=mode, **dict(zip(names, (*way, True), strict=True)))
+        Configuration(model, compared, BATCH, mode, *way, True)
         for model in TABLE[device]
         for mode in MODES
         for way in REPLAYED[device]
     ]
-    # The last way of the columns, by precision and mode.
-    names, way = ("attention", "compile", "capture"), COLUMNS[device][-1][1:]
     updated = [
-        Configuration(
-            model, compared, mode=mode, precision=precision, **dict(zip(names, way, strict=True))
-        )
+        Configuration(model, compared, BATCH, mode, precision, *COLUMNS[device][-1][1:])
         for model in TABLE[device]
         for precision, mode in UPDATED[device]
     ]
@@ -261,19 +196,13 @@ class Parameters:
     def __post_init__(self) -> None:
         fixed = [f.name for f in dataclasses.fields(Configuration)] + ["warmup", "steps"]
         parameters.refuse_beside_sweep(self, fixed)
-        try:
-            self.shape("cuda").config("cuda", warmup=self.warmup, steps=self.steps)
-        except ValueError as error:
-            raise ParameterError(str(error)) from None
+        refuse_never(
+            lambda: self.shape("cuda").config("cuda", warmup=self.warmup, steps=self.steps)
+        )
 
     def shape(self, device: str) -> Configuration:
         """The configuration that the parameters name on ``device``, "cuda" or "cpu"."""
-        names = ("batch", "mode", "precision", "attention", "compile", "capture")
-        return Configuration(
-            {"cuda": "small", "cpu": "tiny"}[device] if self.model == "auto" else self.model,
-            self.context or COMPARED[device],
-            **{name: getattr(self, name) for name in names},
-        )
+        return Configuration.named(self, device, COMPARED)
 
     def configurations(self, device: str) -> list[Configuration]:
         """Those of the ``benchmark`` table, in order."""

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from a2lib.experiments.benchmark.configurations import LADDER, Configuration
+from a2lib.experiments.benchmark.configurations import LADDER
+from a2lib.experiments.steps import Configuration
 from a2lib.paths import cache_dir
 
 # Steps of the process, and how many of the last count as steady.

@@ -5,18 +5,21 @@ A task of ``steps`` or ``first`` studies what a process does first, so its proce
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from a2lib.benchmark import PHASES, run
-from a2lib.experiments.benchmark.configurations import Configuration
 from a2lib.experiments.benchmark.first import timed_parts
-from a2lib.experiments.benchmark.power import Meter
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import StoreError, memory
-from a2lib.measure.failures import LostContext, classify, note
+from a2lib.experiments.steps import Configuration
+from a2lib.measure import StoreError
+from a2lib.measure.device import Sensors
+from a2lib.measure.failures import LostContext, classify
+from a2lib.measure.timing import median_reading
+from a2lib.measure.watch import Watch
 
 Row = dict[str, object]
 WHOLE_STEP = ("step", "wall")
@@ -41,7 +44,7 @@ def alone(measure: Callable[[Job], None]) -> Callable[[Job], None]:
             raise
         except Exception as error:
             traceback.print_exc()
-            _say(job, *classify(error))
+            job.refuse(*classify(error))
         raise LostContext(FRESH)
 
     return handler
@@ -50,7 +53,7 @@ def alone(measure: Callable[[Job], None]) -> Callable[[Job], None]:
 def summary(job: Job) -> None:
     """The times of a configuration, phase by phase."""
     result = _result(job)
-    for key in _keys(job) if result else ():
+    for key in job.keys if result else ():
         job.put({**key, **summarised(result, key["phase"])})
 
 
@@ -62,7 +65,7 @@ def power(job: Job) -> None:
     if result:
         samples = [of_phase(step, "wall") for step in result.steps[settled:]]
         times = {**_times(samples), "ms_mean": statistics.fmean(samples)}
-        for key in _keys(job):
+        for key in job.keys:
             job.put({**key, "status": "ok", **times, **meter.row()})
 
 
@@ -71,7 +74,7 @@ def steps(job: Job) -> None:
     """Every step of a fresh process, warm-up included."""
     if result := _result(job):
         every = [*result.warmup, *result.steps]
-        for key in _keys(job):
+        for key in job.keys:
             step = every[key["step_number"]]
             ms, reserved = of_phase(step, key["phase"]), step.reserved_bytes
             job.put({**key, "status": "ok", "ms": ms, "n": 1, "reserved_bytes": reserved})
@@ -81,7 +84,7 @@ def steps(job: Job) -> None:
 def first(job: Job) -> None:
     """The parts of the first step of a fresh process."""
     configuration = Configuration(**job.spec["configuration"])
-    wanted = {key["part"]: key for key in _keys(job)}
+    wanted = {key["part"]: key for key in job.keys}
     how = {name: job.spec[name] for name in ("prepared", "repeat")}
     for part, samples in timed_parts(configuration, device=job.device, seed=job.seed, **how):
         if part in wanted:
@@ -133,20 +136,53 @@ def _spread(samples: Sequence[float]) -> Row:
 def _result(job: Job, before_step: Callable[[int], object] | None = None):
     """What came of the task's configuration; None after rows that say why nothing did."""
     configuration = Configuration(**job.spec["configuration"])
-    least, there = configuration.least_bytes(), memory.total_bytes(job.device)
-    if least > there:
-        why = f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"
-        return _say(job, "oom", why)
+    if why := configuration.refusal(job.device):
+        return job.refuse("oom", why)
     given = {name: job.spec[name] for name in ("warmup", "steps")}
     config = configuration.config(job.device, **given, seed=job.seed)
     result = run(config, before_step=before_step)
-    return result if result.status == "ok" else _say(job, result.status, result.note)
+    return result if result.status == "ok" else job.refuse(result.status, result.note)
 
 
-def _say(job: Job, status: str, why: str) -> None:
-    for key in _keys(job):
-        job.put({**key, "status": status, "note": note(why)})
+class Meter:
+    """Reads the driver's counter of energy before step ``settled`` and after step ``steps`` - 1,
+    and clock and limit meanwhile.
 
+        with Meter(settled, steps) as meter:
+            run(config, before_step=meter)
+        meter.row()
 
-def _keys(job: Job) -> list[Mapping[str, object]]:
-    return [key for keys in job.wanted.values() for key in keys]
+    Within it steps run as they do: it reads where the device is idle anyway, and in a thread.
+    """
+
+    def __init__(self, settled: int, steps: int):
+        self._settled, self._steps = settled, steps
+        self._sensors, self._watch = Sensors(), Watch()
+        self._joules: list[float | None] = []
+        self._watching = contextlib.ExitStack()
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watching.close()
+
+    def __call__(self, step: int) -> None:
+        """Before each step, with its number, and after the last."""
+        if step == self._settled:
+            self._watching.enter_context(self._watch)
+        if step in (self._settled, self._steps):
+            self._joules.append(self._sensors.energy_j())
+        if step == self._steps:
+            self._watching.close()
+
+    def row(self) -> dict[str, object]:
+        """The values of a row; None for what the driver does not tell."""
+        first, last = self._joules
+        known = first is not None and last is not None
+        return {
+            "joules": (last - first) / (self._steps - self._settled) if known else None,
+            "power_limit_w": self._sensors.power_limit_w(),
+            "capped_percent": self._watch.capped_percent(),
+            "sm_mhz": median_reading(self._watch.mhz),
+        }

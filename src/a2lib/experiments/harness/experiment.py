@@ -26,9 +26,10 @@ class Table:
     """One ``section`` of a notebook: what it asks for, and what it shows of the rows.
 
     ``tasks(parameters, device)`` are what is to be measured, none where it is not asked for. A
-    table has the columns ``shown``, and ``derived``, each from a row; with ``across``, a key
-    column, its values are columns of the first. ``says`` is what stands above. What is silent for
-    ``silence_s`` seconds is ended; with ``keep_worker`` the process stays for the next table.
+    table has the columns ``shown``, and those ``derived`` from a row, last or where ``shown`` names
+    them; with ``across``, a key column, its values are columns of the first. ``says`` is what
+    stands above. What is silent for ``silence_s`` seconds is ended; with ``keep_worker`` the
+    process stays for the next table.
     """
 
     section: Section

@@ -41,7 +41,7 @@ def show(
     made = frame(rows, derived or {})
     same, named = _keys(made, section)
     named = [column for column in named if column != across]
-    values = [column for column in (*shown, *(derived or {})) if column != across]
+    values = [c for c in dict.fromkeys([*shown, *(derived or {})]) if c != across]
     made["status"] = made["status"].where(made["status"] != "ok", "")
     if across:
         first, *values = values
@@ -92,7 +92,7 @@ def draw(rows: Sequence[Row], section: Section, plot: Plot, derived: Derived | N
                            facet_kws=apart, legend=legend, **by)  # fmt: skip
         grid.set(ylabel=plot.y)
         if not plot.linear:
-            grid.set(xscale="log", yscale="log")
+            grid.set(xscale="log" if made[plot.x].min() > 0 else "linear", yscale="log")
     else:
         height = min(TALLEST, 1.2 + made["name"].nunique() * len(values) / 4)
         colour = {"hue": "column"} if len(values) > 1 else {"color": "#0072b2"}
@@ -147,7 +147,7 @@ def _name(line, columns: Sequence[str]) -> str:
         _text(line[c]) if isinstance(line[c], str) and line[c] not in ("true", "false", "")
         else _says(c, line[c]) for c in columns if line[c] not in ("false", "", 0)
     )  # fmt: skip
-    return " ".join(words)
+    return " ".join(words) or " ".join(_says(c, line[c]) for c in columns)
 
 
 def _text(value: object) -> str:
@@ -173,6 +173,12 @@ def _cells(column: str, values) -> list[str]:
     scale = BYTES[_unit(values)] if _is_bytes(column, values) else 1
     return [number(v / scale) if isinstance(v, (int, float)) and v == v else
             "" if v is None or v != v else str(v) for v in values.tolist()]  # fmt: skip
+
+
+def mean(row: Row) -> str:
+    """The mean of a row's times and their deviation, for a derived column."""
+    spread = f" ± {float(row['ms_std']):.2g}" if row["ms_std"] else ""
+    return f"{number(float(row['ms_mean']))}{spread}" if row["ms_mean"] else ""
 
 
 def number(value: float) -> str:

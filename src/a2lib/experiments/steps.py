@@ -1,0 +1,123 @@
+"""A step of a model, as every experiment that measures one describes it. No torch.
+
+one = Configuration("2.7B", 512, mode="forward", compile="blocks")
+one.key(BENCHMARK), one.config("cuda"), one.refusal("cuda")
+Configuration.named(parameters, "cuda", {"cuda": 512, "cpu": 16})
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from a2lib.benchmark import Config
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.measure import Section, memory
+from a2lib.theory.roofline import NARROW
+from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
+
+BATCH = 4
+MODES = ("forward", "forward-backward", "train-step")
+OVERLAPPED = "overlapped-step"
+# The CPU's: every path in seconds, and no result.
+TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
+MODELS = {"tiny": TINY, **SIZES}
+TOO_LARGE = "10B"  # for a train-step on an H200
+NEEDS_A_GPU = {"capture": True, "precision": "tf32", "profiler": "nsys"}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One configuration of a step; the fields are key columns of its rows."""
+
+    model: str
+    context: int
+    batch: int = BATCH
+    mode: str = "train-step"
+    precision: str = "fp32"
+    attention: str = "eager"
+    compile: str = "none"
+    capture: bool = False
+
+    def __str__(self) -> str:
+        how = [self.precision, self.attention]
+        how += [f"compiled {self.compile}"] if self.compile != "none" else []
+        how += ["captured"] if self.capture else []
+        return f"{self.model} {self.context} {self.mode} {' '.join(how)}"
+
+    @classmethod
+    def named(
+        cls, given: Any, device: str, contexts: Mapping[str, int], usual: str = "small"
+    ) -> Self:
+        """The one that a notebook's parameters name on ``device`` ("cuda" or "cpu"), where auto is
+        ``usual`` or tiny, and no context that of ``contexts``."""
+        fields = [f.name for f in dataclasses.fields(cls) if hasattr(given, f.name)]
+        values = {name: getattr(given, name) for name in fields}
+        if values["model"] == "auto":
+            values["model"] = {"cuda": usual, "cpu": "tiny"}[device]
+        return cls(**{**values, "context": values["context"] or contexts[device]})
+
+    @property
+    def shape(self) -> Shape:
+        return MODELS[self.model]
+
+    def key(self, section: Section) -> dict[str, object]:
+        """The key columns of a row of ``section`` that say what step it is of."""
+        return {c: v for c, v in dataclasses.asdict(self).items() if c in section.key}
+
+    def config(self, device: str, **others: object) -> Config:
+        """What ``a2lib.benchmark.run`` takes; raises ValueError for what can never be."""
+        sizes = {"size": self.model} if self.model in SIZES else dataclasses.asdict(self.shape)
+        names = ("context", "batch", "mode", "precision", "attention", "capture")
+        given = {
+            **{name: getattr(self, name) for name in names},
+            "compile": self.compile == "model",
+            "compile_blocks": self.compile == "blocks",
+            "device": device,
+        }
+        return Config(**{**sizes, **given, **others})
+
+    def least_bytes(self) -> int:
+        """Device memory below which it cannot run: the state that is all there at once, or the
+        weights and the probabilities that eager attention keeps for a backward."""
+        state = state_bytes(self.shape)
+        weights = state.parameters
+        without = {"forward": weights, "forward-backward": weights + state.gradients}
+        together = without.get(self.mode, state.total)
+        if self.precision == NARROW and self.mode in without:  # without masters
+            weights, together = weights // 2, together // 2
+        scores = 0
+        if self.attention == "eager":
+            width = 4 if self.precision in ("fp32", "tf32") else 2
+            scores = width * self.batch * self.shape.num_heads * self.context**2
+        return max(together, weights + self.shape.num_layers * scores)
+
+    def refusal(self, device: str) -> str:
+        """Why it is not tried on ``device``, which certainly has too little memory; "" if it is."""
+        least, there = self.least_bytes(), memory.total_bytes(device)
+        if least <= there:
+            return ""
+        return f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"
+
+    def work(self) -> int:
+        """Operations that a step has at least: what it is ordered by."""
+        times = 1 if self.mode == "forward" else 3
+        return times * forward_flops(self.shape, self.batch, self.context)
+
+
+def refuse(given: Any, device: str) -> None:
+    """Raise ParameterError where a notebook's parameters ask for what needs a GPU and there is
+    none."""
+    for name, value in NEEDS_A_GPU.items() if device == "cpu" else ():
+        if getattr(given, name, None) == value:
+            raise ParameterError(f"{name} = {value!r} needs a GPU; leave {name} out here")
+
+
+def refuse_never(make: Any) -> None:
+    """Raise ParameterError for what ``make()`` refuses by a ValueError, in one line."""
+    try:
+        make()
+    except ValueError as error:
+        raise ParameterError(str(error)) from None

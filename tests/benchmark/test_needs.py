@@ -13,7 +13,7 @@ from a2lib.benchmark import __main__ as command
 from a2lib.benchmark import run
 from a2lib.benchmark.needs import least_bytes
 from a2lib.measure import memory
-from a2lib.theory.step_memory import MODES, StepMemory, peak
+from a2lib.theory.memory.step import MODES, StepMemory, peak
 from a2lib.theory.transformer import state_bytes
 
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from a2lib.attention import attention_reference  # noqa: E402
 from a2lib.experiments.attention import handlers, limits  # noqa: E402
 from a2lib.experiments.attention.configurations import Shape  # noqa: E402
-from a2lib.theory.allocator import Allocator  # noqa: E402
 from a2lib.theory.eager import PASSES, by_hand_saved  # noqa: E402
+from a2lib.theory.memory.allocator import Allocator  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 SHAPES = [Shape("fp32", 8, n, d, causal) for n, d in ((1024, 64), (2048, 16), (4096, 128))

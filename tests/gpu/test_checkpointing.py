@@ -9,7 +9,7 @@ from a2lib.benchmark.run import float32_products  # noqa: E402
 from a2lib.benchmark.workload import Workload  # noqa: E402
 from a2lib.experiments.checkpointing import handlers  # noqa: E402
 from a2lib.measure.memory import take_workspaces  # noqa: E402
-from a2lib.theory.strategy_memory import strategy_memory  # noqa: E402
+from a2lib.theory.memory.strategies import strategy_memory  # noqa: E402
 from a2lib.theory.transformer import Shape, state_bytes  # noqa: E402
 
 pytestmark = pytest.mark.gpu

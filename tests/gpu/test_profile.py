@@ -11,7 +11,7 @@ from a2lib.experiments.profile.handlers import command
 from a2lib.measure import nsight, snapshot, trace
 from a2lib.measure.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy
-from a2lib.theory.saved import block_saved_bytes
+from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.transformer import Shape, state_bytes
 
 pytestmark = pytest.mark.gpu

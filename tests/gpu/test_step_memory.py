@@ -8,8 +8,8 @@ from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.memory import handlers
 from a2lib.experiments.memory.configurations import Case
 from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, Store, start_run
-from a2lib.theory.saved import block_saved_bytes
-from a2lib.theory.step_memory import asked, replay
+from a2lib.theory.memory.saved import block_saved_bytes
+from a2lib.theory.memory.step import asked, replay
 from a2lib.theory.transformer import Shape
 
 pytestmark = pytest.mark.gpu

@@ -3,8 +3,9 @@
 MODULES = (
     "a2lib.measure, a2lib.measure.timing, a2lib.measure.memory, a2lib.measure.device,"
     " a2lib.measure.bulk, a2lib.measure.saved, a2lib.measure.snapshot, a2lib.measure.trace,"
-    " a2lib.theory, a2lib.theory.attention, a2lib.theory.transformer, a2lib.theory.checkpointing,"
-    " a2lib.theory.saved, a2lib.theory.answers, a2lib.theory.schedules"
+    " a2lib.theory, a2lib.theory.attention, a2lib.theory.transformer,"
+    " a2lib.theory.memory.checkpointing, a2lib.theory.memory.saved, a2lib.theory.answers,"
+    " a2lib.theory.schedules"
 )
 
 CODE = """

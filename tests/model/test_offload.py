@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from a2lib.model import TransformerLM
 from a2lib.model.checkpointing import keeping
 from a2lib.model.offload import Mover, PlannedBlocks
-from a2lib.theory.keeping import PRODUCTS, BlockPlan
+from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
 
 SOME = [(), ("q_proj",), ("v_proj", "w1"), ("k_proj", "w1", "w3"), PRODUCTS]
 U, F = 2 * 11 * 24, 2 * 11 * 40  # elements of the tiny batch's stream, and of its FFN

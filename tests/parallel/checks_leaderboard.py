@@ -8,7 +8,7 @@ from checking import check, world
 from a2lib.experiments.leaderboard.configurations import LADDER
 from a2lib.experiments.leaderboard.training import Training
 from a2lib.model import TransformerLM, cross_entropy
-from a2lib.theory.keeping import BlockPlan
+from a2lib.theory.memory.keeping import BlockPlan
 from a2lib.theory.transformer import Shape
 
 LAYERS, CONTEXT, LR = 3, 12, 0.1

@@ -69,9 +69,10 @@ def test_streaming_is_two_n_squared_d_over_bq():
     n, d, Bq = 65536, 64, 64
     found = tiled_traffic("forward", 1, 1, n, n, d, False, 2, Bq, 64)
     assert found.l2_bytes == (2 * n * n * d // Bq + 2 * n * d) * 2
-    assert tiled_traffic("forward", 1, 1, n, n, d, False, 2, 2 * Bq, 64).l2_bytes == (
-        n * n * d // Bq + 2 * n * d
-    ) * 2
+    assert (
+        tiled_traffic("forward", 1, 1, n, n, d, False, 2, 2 * Bq, 64).l2_bytes
+        == (n * n * d // Bq + 2 * n * d) * 2
+    )
 
 
 def test_tiled_memory_is_the_results_and_two_rows():

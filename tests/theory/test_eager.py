@@ -6,7 +6,6 @@ import math
 import pytest
 
 from a2lib.paths import ROOT
-from a2lib.theory.allocator import BUFFER
 from a2lib.theory.attention import EAGER
 from a2lib.theory.eager import (
     BLOCK,
@@ -16,6 +15,7 @@ from a2lib.theory.eager import (
     longest,
     tiled_total,
 )
+from a2lib.theory.memory.allocator import BUFFER
 from a2lib.theory.roofline import floor
 
 # One sequence's q is a whole number of blocks, so that the allocator's rounding is no part of it.
@@ -223,7 +223,7 @@ def test_matrices_at_the_longest_sequence(causal, pass_, tensors, blocks):
 
 
 def test_the_allocator_by_hand():
-    from a2lib.theory.allocator import MIB, Allocator, OutOfMemory, fits
+    from a2lib.theory.memory.allocator import MIB, Allocator, OutOfMemory, fits
 
     device = Allocator(100 * MIB)
     device.allocate("a", 40 * MIB)

@@ -15,8 +15,8 @@ from a2lib.theory.devices import DEVICES, Device
 from a2lib.theory.eager import Eager
 from a2lib.theory.jobs import OPTIMIZERS, Job, score_bytes
 from a2lib.theory.layouts import SCORE_TENSORS, Layout, evaluate, flops_share, memory
+from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.roofline import eager_step
-from a2lib.theory.saved import block_saved, block_saved_bytes
 from a2lib.theory.transformer import (
     SIZES,
     Shape,

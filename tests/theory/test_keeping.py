@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from a2lib.theory.keeping import (
+from a2lib.theory.memory.keeping import (
     PRODUCTS,
     BlockPlan,
     Result,

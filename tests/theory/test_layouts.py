@@ -12,11 +12,11 @@ from a2lib.theory import layout_time, planner, schedules
 from a2lib.theory.collectives import all_gather_s
 from a2lib.theory.devices import DEVICES, named_device
 from a2lib.theory.layouts import Layout, evaluate
+from a2lib.theory.memory.saved import block_saved, block_saved_bytes
+from a2lib.theory.memory.strategies import strategy_memory
 from a2lib.theory.other_axes import bubble_s, expert_parallel
-from a2lib.theory.saved import block_saved, block_saved_bytes
 from a2lib.theory.schedules import Task
 from a2lib.theory.stages import stage_blocks
-from a2lib.theory.strategy_memory import strategy_memory
 from a2lib.theory.strategy_time import repeated_work
 from a2lib.theory.transformer import (
     PRESETS,

@@ -9,7 +9,7 @@ from cuda_casts import as_cuda_casts
 
 from a2lib.measure.saved import by_module, by_operation, saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
-from a2lib.theory.saved import block_saved, block_saved_bytes
+from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.transformer import PUBLISHED, SIZES, Shape
 
 SHAPES = [(Shape(24, 40, 1, 2), 2, 12), (Shape(16, 24, 1, 4), 1, 20)]

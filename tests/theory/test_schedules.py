@@ -109,9 +109,7 @@ def test_bubbles_and_peaks_are_those_of_the_schedules(kind, stages, m, chunks):
     ("zb-h1", 4, 8), ("zb-h1", 8, 8), ("zb-h1", 2, 5), ("zb-h2", 4, 8), ("zb-h2", 8, 15)
 ])  # fmt: skip
 @pytest.mark.parametrize("forward, inputs, weights", [(1, 1, 1), (1, 1.5, 0.8), (1, 1.2, 0.5)])
-def test_zero_bubble_waits_and_holds_as_its_formulas_say(
-    kind, stages, m, forward, inputs, weights
-):
+def test_zero_bubble_waits_and_holds_as_its_formulas_say(kind, stages, m, forward, inputs, weights):
     timeline = run(schedules.pipeline(kind, stages, m, 1, forward, inputs + weights, weights))
     waits = other_axes.bubble_s(kind, stages, forward, inputs, weights)
     every = [[task.name for task in timeline.tasks if task.stream == f"stage {stage}"]

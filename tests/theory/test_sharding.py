@@ -3,6 +3,7 @@
 import pytest
 
 from a2lib.theory.collectives import run_all_reduce
+from a2lib.theory.memory.step import WORKSPACE, StepMemory, asked
 from a2lib.theory.sharding import (
     MOMENTS,
     STATE,
@@ -12,7 +13,6 @@ from a2lib.theory.sharding import (
     sent,
     zero_stage_1_bytes,
 )
-from a2lib.theory.step_memory import WORKSPACE, StepMemory, asked
 from a2lib.theory.transformer import SIZES, Shape, parameter_count
 
 SHAPE = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)

@@ -16,13 +16,13 @@ from a2lib.measure import snapshot
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model import attention as attentions
 from a2lib.paths import ROOT
-from a2lib.theory import step_tensors, strategy_memory
-from a2lib.theory.allocator import OutOfMemory
 from a2lib.theory.devices import named_device
 from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import Layout, evaluate
-from a2lib.theory.saved import block_saved_bytes
-from a2lib.theory.step_memory import (
+from a2lib.theory.memory import operations, strategies
+from a2lib.theory.memory.allocator import OutOfMemory
+from a2lib.theory.memory.saved import block_saved_bytes
+from a2lib.theory.memory.step import (
     CATEGORIES,
     MODES,
     WORKSPACE,
@@ -138,8 +138,8 @@ def test_what_a_forward_keeps_is_what_its_blocks_keep():
     for precision in ("fp32", "bf16"):
         step = StepMemory(SIZES["small"], 4, 256, "forward", precision)
         end = peak(step).by_category["saved for backward"]
-        s, u = step.shape, step.size("u")
-        rest = 2 * u + step.size("r") + u if precision == "fp32" else 2 * u + step.size("r")
+        s, rows, u = step.shape, step.sizes["rows"], step.sizes["stream"]
+        rest = 2 * u + rows + (u if precision == "fp32" else 0)
         if precision == "bf16":  # the head's input and weight
             rest += u // 2 + 2 * s.vocab_size * s.d_model
         assert end == s.num_layers * block_saved_bytes(s, 4, 256, "eager", precision) + rest
@@ -319,14 +319,17 @@ def test_steps_that_cannot_be():
 @pytest.fixture
 def in_one_sweep(monkeypatch):
     """Steps whose flash attention holds what a backward in one sweep does."""
-    score = step_tensors.FLASH_BACK["bf16"].replace("+delta:h -delta", "+rows:h.8 +sums:u")
-    assert "sums" in score
+
+    def in_one(self):
+        scores = self.rows * self.of.shape.num_heads
+        self.make("rows", 2 * scores)
+        self.make("sums", self.u, "rows sums")
 
     def forget():
-        for cached in (step_tensors._events, peak, strategy_memory._played):
+        for cached in (operations.played, peak, strategies._played):
             cached.cache_clear()
 
-    monkeypatch.setitem(step_tensors.FLASH_BACK, "bf16", f"{score}-rows -sums ")
+    monkeypatch.setattr(operations._Step, "delta", in_one)
     forget()
     yield
     monkeypatch.undo()
@@ -346,7 +349,7 @@ def peaks_of_flash():
                 step = StepMemory(*at, mode, **how)
                 found[name, context, fresh, mode] = peak(step).total
             for strategy in ("none", "block", "selective:products", "recursive"):
-                made = strategy_memory.strategy_memory(*at, strategy, **how)
+                made = strategies.strategy_memory(*at, strategy, **how)
                 found[name, context, fresh, strategy] = made
         return found
 

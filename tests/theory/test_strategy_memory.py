@@ -8,9 +8,9 @@ from cuda_casts import as_cuda_casts
 
 from a2lib.measure import read_section, snapshot
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
-from a2lib.theory.checkpointing import ATTENTION, FFN
-from a2lib.theory.step_memory import WORKSPACE, StepMemory, peak
-from a2lib.theory.strategy_memory import (
+from a2lib.theory.memory.checkpointing import ATTENTION, FFN
+from a2lib.theory.memory.step import WORKSPACE, StepMemory, peak
+from a2lib.theory.memory.strategies import (
     StrategyMemory,
     block_bytes,
     block_moments,

@@ -6,8 +6,8 @@ import dataclasses
 
 from a2lib.benchmark.config import Config
 from a2lib.measure import memory
+from a2lib.theory.memory.step import MODES, StepMemory, peak
 from a2lib.theory.roofline import NARROW
-from a2lib.theory.step_memory import MODES, StepMemory, peak
 from a2lib.theory.transformer import parameter_count
 
 COUNTED = 3  # blocks that are counted; each more adds what the third one did, or more
@@ -16,7 +16,7 @@ COUNTED = 3  # blocks that are counted; each more adds what the third one did, o
 def least_bytes(config: Config, device: str = "cpu") -> int:
     """Bytes of tensors at the peak of a step, never more than there will be.
 
-    Eager steps without checkpoints: every tensor, as ``a2lib.theory.step_memory`` has them, an
+    Eager steps without checkpoints: every tensor, as ``a2lib.theory.memory.step`` has them, an
     attention that keeps no scores as ``flash``. Others: weights, gradients and the optimizer's
     state, or the weights and the logits.
     """

@@ -16,7 +16,7 @@ colon where it takes one:
                     linear (its seven linear layers), products (those and the two products of eager
                     attention) or attention (its result, where it is one operation: not eager's)
 
-``a2lib.theory.checkpointing`` has the memory and the work of each. All give the loss and the
+``a2lib.theory.memory.checkpointing`` has the memory and the work of each. All give the loss and the
 gradients of ``none`` to the bit where the operations themselves are deterministic: the same
 operations run again on the same numbers. Recomputation ends as soon as it has what backward lacks
 (PyTorch's early stop), so the last product of a segment is not repeated.
@@ -40,7 +40,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from a2lib.theory.keeping import ATTENTION_PRODUCTS, FFN_PRODUCTS, PRODUCTS
+from a2lib.theory.memory.keeping import ATTENTION_PRODUCTS, FFN_PRODUCTS, PRODUCTS
 
 Run = Callable[[Sequence[nn.Module], Tensor], Tensor]
 
@@ -118,8 +118,8 @@ def _selective(ops: str) -> Run:
 @functools.cache
 def keeping(names: tuple[str, ...]) -> tuple[Callable, Callable]:
     """``each`` of a block's call that keeps of either half its input, attention's result and the
-    results of the linear layers with these names, of ``theory.keeping.PRODUCTS``; all else is
-    computed again. Raises ValueError for another name."""
+    results of the linear layers with these names, of ``theory.memory.keeping.PRODUCTS``; all else
+    is computed again. Raises ValueError for another name."""
     if unknown := set(names) - set(PRODUCTS):
         raise ValueError(f"kept {unknown.pop()!r}: allowed are {', '.join(PRODUCTS)}")
 

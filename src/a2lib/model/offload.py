@@ -1,6 +1,6 @@
 """What blocks leave for their backward, kept, computed again or sent to the host, block by block.
 
-    plans = choose(always, results, blocks, room, ...)     # a2lib.theory.keeping
+    plans = choose(always, results, blocks, room, ...)     # a2lib.theory.memory.keeping
     run = PlannedBlocks(plans, Mover(device))
     model.use_checkpointing(run)
 
@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from a2lib.model.checkpointing import keeping
 from a2lib.parallel.lane import Ended, Lane
-from a2lib.theory.keeping import BlockPlan
+from a2lib.theory.memory.keeping import BlockPlan
 
 # Smaller ones stay: each transfer costs the host some microseconds.
 LEAST = 2**20

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
-from a2lib.theory.step_memory import WORKSPACE
+from a2lib.theory.memory.step import WORKSPACE
 
 FROM_ZERO = ("latency", "workspace")
 # cuBLAS's for the thread of the forward and for that of the backward, from Hopper on.

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from a2lib.theory import allocator
 from a2lib.theory.attention import EAGER, tiled_memory
+from a2lib.theory.memory import allocator
 from a2lib.theory.products import check_sizes
 from a2lib.theory.roofline import Kernel
 
@@ -135,7 +135,6 @@ class Eager:
                 flops if product else 0,
             ))  # fmt: skip
         return made
-
 
     def history(self, pass_: str) -> list[dict[str, int]]:
         """Every tensor that lives after each kernel of a pass, inputs included; of a backward

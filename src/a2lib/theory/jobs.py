@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from a2lib.theory.devices import Device
+from a2lib.theory.memory.saved import PRECISIONS, block_saved
 from a2lib.theory.products import check_sizes
 from a2lib.theory.roofline import eager_step
-from a2lib.theory.saved import PRECISIONS, block_saved
 from a2lib.theory.transformer import Shape
 
 ATTENTIONS = ("eager", "flash")  # of those that saved.py counts

@@ -24,8 +24,8 @@ from a2lib.theory.layouts import (
     evaluate,
     flops_share,
 )
+from a2lib.theory.memory.saved import PRECISIONS
 from a2lib.theory.planner import MOST_COUNTED, largest_batch, search
-from a2lib.theory.saved import PRECISIONS
 from a2lib.theory.transformer import (
     LATENT,
     PRESETS,
@@ -228,9 +228,13 @@ def text(job: Job, plan: Plan) -> str:
         f"{parameter_count(shape):,} parameters (d_model {shape.d_model}, d_ff {shape.d_ff}, "
         f"{shape.num_layers} layers, {shape.num_heads} heads, {shape.kv_heads} of keys, "
         f"{'tied ' if shape.tied else ''}vocabulary {shape.vocab_size}), "
-        + (f"{active_parameter_count(shape):,} of them for a token ({shape.top_k} of "
-           f"{shape.experts} experts and {shape.shared} shared), " if shape.experts else "") +
-        f"{job.batch} sequences of {job.context} tokens",
+        + (
+            f"{active_parameter_count(shape):,} of them for a token ({shape.top_k} of "
+            f"{shape.experts} experts and {shape.shared} shared), "
+            if shape.experts
+            else ""
+        )
+        + f"{job.batch} sequences of {job.context} tokens",
         f"{layout.devices} of {job.devices} devices of {job.device.slug}, {job.precision}, "
         f"{job.attention} attention, {job.activations} activations, {job.optimizer}; "
         f"links of {job.device.link / 1e9:.4g} GB/s, "
@@ -244,9 +248,14 @@ def text(job: Job, plan: Plan) -> str:
         f"{', no sequence parallelism' if layout.tensor > layout.rows else ''}"
         f"{f', experts over {layout.expert} devices' if layout.expert > 1 else ''}"
         f"{f', schedule {layout.schedule}' if layout.schedule != '1f1b' else ''}",
-        *([] if plan.tried else [
-            f"         of more layouts than can be tried (some {MOST_COUNTED:,}) the best found; "
-            "hold some of its numbers to look closer"]),
+        *(
+            []
+            if plan.tried
+            else [
+                f"         of more layouts than can be tried (some {MOST_COUNTED:,}) the best "
+                "found; hold some of its numbers to look closer"
+            ]
+        ),
         "",
         f"memory of the fullest device ({plan.moment}), GB",
         *(f"  {name:<18}{size / 1e9:>10.2f}" for name, size in plan.memory.items()),

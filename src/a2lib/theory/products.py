@@ -1,6 +1,8 @@
-"""Operations of a matrix product, and the check of sizes that every count makes."""
+"""Operations of a matrix product, and the checks that every count makes."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 def matmul_flops(m: int, n: int, k: int) -> int:
@@ -14,3 +16,9 @@ def check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} is {size!r}; allowed are positive integers")
+
+
+def check_name(what: str, name: object, allowed: Iterable[str]) -> None:
+    """Raise ValueError, naming those ``allowed``, for another name."""
+    if name not in tuple(allowed):
+        raise ValueError(f"{what} {name!r}: allowed are {', '.join(allowed)}")

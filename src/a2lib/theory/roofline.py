@@ -145,14 +145,10 @@ class _Kernels:
         self.kernels: list[Kernel] = []
         self.count, self.phase, self.part = 1, "forward", "elementwise"
 
-    def add(
-        self, name: str, read: int, written: int, flops: int = 0, times: int = 1
-    ) -> None:
+    def add(self, name: str, read: int, written: int, flops: int = 0, times: int = 1) -> None:
         """``read`` and ``written`` in bytes."""
         count = times * self.count
-        self.kernels.append(
-            Kernel(self.phase, self.part, name, read, written, flops, count)
-        )
+        self.kernels.append(Kernel(self.phase, self.part, name, read, written, flops, count))
 
     def product(self, name: str, n: int, m: int, k: int, out_bytes: int | None = None) -> None:
         """(n, k) times (k, m), both narrow."""

@@ -26,9 +26,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
+from a2lib.theory.memory.step import WORKSPACE, peak
+from a2lib.theory.memory.tape import OPTIMIZER
+from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.products import check_sizes
-from a2lib.theory.step_memory import WORKSPACE, peak
-from a2lib.theory.step_tensors import OPTIMIZER, StepMemory
 from a2lib.theory.transformer import Shape
 
 PARAMETERS, GRADIENTS, STATE, REST = "parameters", "gradients", "optimizer state", "rest"

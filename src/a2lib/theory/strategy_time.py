@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.checkpointing import BlockBytes, cost, plan
+from a2lib.theory.memory.checkpointing import BlockBytes, cost, plan
 from a2lib.theory.roofline import Kernel, eager_step
 from a2lib.theory.transformer import Shape
 

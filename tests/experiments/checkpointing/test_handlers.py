@@ -10,8 +10,8 @@ from a2lib.experiments.checkpointing.configurations import MODELS, Parameters
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import CHECKPOINTING
 from a2lib.measure.failures import LostContext
-from a2lib.theory.checkpointing import best_segment
-from a2lib.theory.strategy_memory import block_bytes
+from a2lib.theory.memory.checkpointing import best_segment
+from a2lib.theory.memory.strategies import block_bytes
 from a2lib.theory.transformer import SIZES
 
 

@@ -12,8 +12,8 @@ from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.memory import handlers, view
 from a2lib.experiments.memory.configurations import BLOCK, CONTEXTS, Case, Parameters
 from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, bulk
-from a2lib.theory.saved import block_saved_bytes
-from a2lib.theory.step_memory import peak
+from a2lib.theory.memory.saved import block_saved_bytes
+from a2lib.theory.memory.step import peak
 
 TINY = Parameters(context=16, batch=2)
 

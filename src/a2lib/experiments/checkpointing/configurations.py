@@ -12,7 +12,7 @@ from a2lib.benchmark import Config
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, names, parameter
-from a2lib.theory.checkpointing import plan as plan_of
+from a2lib.theory.memory.checkpointing import plan as plan_of
 from a2lib.theory.transformer import SIZES, Shape
 
 BATCH, WARMUP, STEPS = 4, 1, 3

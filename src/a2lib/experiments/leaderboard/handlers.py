@@ -25,7 +25,7 @@ from a2lib.experiments.leaderboard.training import Training
 from a2lib.measure import LEADERBOARD, memory, synchronize
 from a2lib.model.head import CHUNK
 from a2lib.paths import cache_dir
-from a2lib.theory.keeping import (
+from a2lib.theory.memory.keeping import (
     PRODUCTS,
     BlockPlan,
     block_always,

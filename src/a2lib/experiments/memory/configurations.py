@@ -10,9 +10,9 @@ from a2lib.experiments import step_parameters
 from a2lib.experiments.benchmark.configurations import BATCH, MODELS
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import parameter
-from a2lib.theory.saved import PRECISIONS
-from a2lib.theory.step_memory import StepMemory
-from a2lib.theory.step_tensors import ATTENTIONS, MODES
+from a2lib.theory.memory.saved import PRECISIONS
+from a2lib.theory.memory.step import StepMemory
+from a2lib.theory.memory.tensors import ATTENTIONS, MODES
 from a2lib.theory.transformer import SIZES, Shape
 
 SWEEPS = ("table", "recordings", "blocks", "sizes", "all")

@@ -25,7 +25,7 @@ from a2lib.measure.saved import saved_for_backward, saved_rows
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.model.transformer import ROPE_THETA
 from a2lib.paths import build_dir
-from a2lib.theory.step_memory import peak
+from a2lib.theory.memory.step import peak
 
 Row = dict[str, object]
 POINTS = 2000  # of a timeline; a picture of it takes fewer

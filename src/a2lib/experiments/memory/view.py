@@ -8,8 +8,8 @@ from a2lib.experiments.harness.picture import subplots
 from a2lib.experiments.harness.tables import Table, table
 from a2lib.experiments.memory.configurations import BLOCK, STEPS, Case
 from a2lib.measure.snapshot import CATEGORIES
-from a2lib.theory.saved import block_saved_bytes
-from a2lib.theory.step_memory import asked, peak
+from a2lib.theory.memory.saved import block_saved_bytes
+from a2lib.theory.memory.step import asked, peak
 
 Row = Mapping[str, str]
 

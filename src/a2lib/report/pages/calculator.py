@@ -22,7 +22,7 @@ from a2lib.theory import layouts
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import ATTENTIONS, NARROW, OPTIMIZERS, WIDE, Job, score_bytes
 from a2lib.theory.layouts import Layout, evaluate
-from a2lib.theory.saved import PRECISIONS
+from a2lib.theory.memory.saved import PRECISIONS
 from a2lib.theory.transformer import PRESETS, SIZES, Shape
 
 EXAMPLE = Job(SIZES["8B"], DEVICES["H200"], 8, 32, 2048)

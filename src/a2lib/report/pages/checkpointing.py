@@ -10,8 +10,8 @@ import pandas as pd
 from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.style import COLOURS, Chart
 from a2lib.report.units import gb
-from a2lib.theory.checkpointing import BlockBytes
-from a2lib.theory.strategy_memory import FFN, HALVES, block_bytes, block_moments, strategy_memory
+from a2lib.theory.memory.checkpointing import BlockBytes
+from a2lib.theory.memory.strategies import FFN, HALVES, block_bytes, block_moments, strategy_memory
 from a2lib.theory.strategy_time import forward_work, milliseconds, repeated_work
 from a2lib.theory.transformer import SIZES, state_bytes
 

@@ -16,8 +16,8 @@ from a2lib.report.style import COLOURS, Chart
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import Layout, evaluate
-from a2lib.theory.saved import block_saved, block_saved_bytes
-from a2lib.theory.step_memory import StepMemory, asked, peak, refused
+from a2lib.theory.memory.saved import block_saved, block_saved_bytes
+from a2lib.theory.memory.step import StepMemory, asked, peak, refused
 from a2lib.theory.transformer import SIZES, block_gradient_bytes, state_bytes
 
 BATCH, MODEL = 4, "2.7B"

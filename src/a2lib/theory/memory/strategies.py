@@ -1,14 +1,13 @@
 """The peak of a training step's memory under each strategy of checkpointing.
 
-``saved.py`` has what a block keeps for its backward, ``checkpointing.py`` what a strategy keeps of
-all blocks, and ``step_tensors.py`` every tensor of a step without a strategy. From such a step of
-one block comes what a backward needs beside what is kept: ``block_moments`` are its fullest moments
-kernel by kernel, the highest of them M of ``checkpointing.py``. ``strategy_memory`` puts blocks,
-head and embedding together. Without a strategy that is the peak of ``step_memory.py``, which a test
-holds to the byte.
+``checkpointing.py`` has what a strategy keeps of all blocks, ``tensors.py`` every tensor of a step
+without one. From such a step of one block comes what a backward needs beside what is kept:
+``block_moments`` are its fullest moments kernel by kernel, the highest of them M of
+``checkpointing.py``. ``strategy_memory`` puts blocks, head and embedding together. Without a
+strategy that is the peak of ``step.py``, which a test holds to the byte.
 
 What is left out: cuBLAS's workspaces, and what PyTorch's allocator gives beyond what is asked of it
-(up to 1 MiB for each tensor of more than that). ``step_memory.replay`` has both.
+(up to 1 MiB for each tensor of more than that). ``step.replay`` has both.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from a2lib.theory.checkpointing import (
+from a2lib.theory.memory.checkpointing import (
     ATTENTION,
     FFN,
     BlockBytes,
@@ -27,8 +26,8 @@ from a2lib.theory.checkpointing import (
     selective_kept,
     selective_peak,
 )
-from a2lib.theory.saved import WIDE
-from a2lib.theory.step_tensors import StepMemory
+from a2lib.theory.memory.saved import WIDE
+from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.transformer import Shape
 
 HALVES = (ATTENTION, FFN)
@@ -37,23 +36,6 @@ HEAD = "head"
 NAMES = {
     ATTENTION: ("x0", "0a/", "layers.0.attn.", "layers.0.ln1"),
     FFN: ("y0", "0f/", "layers.0.ffn.", "layers.0.ln2"),
-}
-FIRST = {ATTENTION: "output", FFN: "w2"}
-# After each kernel of a backward: the tensors with which another begins. Those that widen 16 bits
-# are of bf16 alone.
-NEXT = {
-    "w2": {"ffn.w2.grad": "widen w2's", "added": "widen w2's", "dsilu": "gate"},
-    "widen w2's": {"dsilu": "gate"},
-    "gate": {"ffn.w3.grad": "w1 w3", "added": "w1 w3", "dw16": "w1 w3"},
-    "w1 w3": {"dnormal": "norm"},
-    "output": {"dheads": "do v^T", "dq": "flash"},
-    "do v^T": {"dprob": "widen dp", "weighted": "softmax", "dmasked": "softmax"},
-    "widen dp": {"weighted": "softmax", "dwide": "softmax"},
-    "softmax": {"dq": "rope"},
-    "flash": {"a": "rope", "given": "rope"},
-    "rope": {"attn.v_proj.grad": "q k v", "added": "q k v", "dw16": "q k v"},
-    "q k v": {"dnormal": "norm"},
-    "norm": {},
 }
 
 
@@ -101,7 +83,8 @@ def _played(
         attention, cuda=cuda, fresh=fresh,
     )  # fmt: skip
     live, kept, moments = Counter(), Counter(), {}
-    dy = top = left = half = 0
+    dy = top = left = 0
+    half = ""
     for event in one.events():
         change = event.bytes if event.made else -event.bytes
         owner = _owner(event.name)
@@ -117,12 +100,9 @@ def _played(
             top, last = max(top, live[HEAD]), live[HEAD] + dy
             continue
         if owner != half:
-            half, kernel = owner, FIRST[owner]
-            left = live[HEAD]
-        else:
-            kernel = _next(kernel, event.name, one.precision)
-        now = live[half] + dy
-        moments[half, kernel] = max(now, moments.get((half, kernel), 0))
+            half, left = owner, live[HEAD]
+        where = half, event.kernel
+        moments[where] = max(live[half] + dy, moments.get(where, 0))
     gradients = Counter()
     for name, size in one.parameters().items():
         gradients[_owner(name)] += size
@@ -132,12 +112,6 @@ def _played(
 
 def _owner(name: str) -> str:
     return next((half for half in HALVES if name.startswith(NAMES[half])), HEAD)
-
-
-def _next(kernel: str, name: str, precision: str) -> str:
-    last = name.rpartition("/")[2].removeprefix("layers.0.")
-    found = NEXT[kernel].get(last, kernel)
-    return kernel if found.startswith("widen") and precision == "fp32" else found
 
 
 def block_moments(

@@ -6,9 +6,9 @@
     replay(step).allocated             # what torch.cuda.max_memory_allocated() says of that step
     refused(step, 80 * 10**9)          # where it runs out of so many bytes; None if it fits
 
-``StepMemory`` is of ``a2lib.theory.step_tensors``, which has every tensor; beyond them a GPU holds
-cuBLAS's workspaces, and what is left of a block that is not worth splitting (``allocator``). Steps
-with checkpoints are ``strategy_memory``'s.
+``StepMemory`` is of ``tensors.py``, which has every tensor; beyond them a GPU holds cuBLAS's
+workspaces, and what is left of a block that is not worth splitting (``allocator.py``). Steps with
+checkpoints are those of ``strategies.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from a2lib.theory.allocator import Allocator, OutOfMemory
-from a2lib.theory.step_tensors import CATEGORIES, FIRST_PRODUCTS, MODES, OTHER, StepMemory
+from a2lib.theory.memory.allocator import Allocator, OutOfMemory
+from a2lib.theory.memory.operations import FIRST_PRODUCTS
+from a2lib.theory.memory.tape import CATEGORIES, OTHER
+from a2lib.theory.memory.tensors import MODES, StepMemory
 
 __all__ = [
     "CATEGORIES",
@@ -154,7 +156,7 @@ def _run(step: StepMemory, steps: int, device: Allocator) -> Iterator[tuple[int,
     for name, size in step.parameters().items():
         device.allocate(name, size)
     for size in step.parameters().values():
-        if size > step.size("D"):  # drawn in a tensor of its own, then copied
+        if size > 4 * step.shape.d_model:  # drawn in a tensor of its own, then copied
             device.allocate("drawn", size)
             device.free("drawn")
     device.allocate("tables", 4 * step.context * step.shape.head_dim)

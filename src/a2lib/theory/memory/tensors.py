@@ -1,0 +1,99 @@
+"""Every tensor of a training step, in the order in which PyTorch makes and drops it.
+
+The step is that of ``a2lib.benchmark``: this library's eager model and fused AdamW;
+``operations.py`` goes through it. A test holds all of it against what PyTorch does on a CPU. There
+CUDA differs in one tensor, which ``cuda`` adds: its kernel for the softmax's gradient makes another
+matrix of scores for a moment. ``step.py`` has what follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from a2lib.theory.memory.operations import INDEX, WIDE, played
+from a2lib.theory.memory.saved import PRECISIONS
+from a2lib.theory.memory.tape import CATEGORIES, GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, Event
+from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.transformer import Shape
+
+ATTENTIONS = ("eager", "flash")
+MODES = ("inference", "forward", "forward-backward", "train-step")
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """One step of a model of ``shape``: ``mode`` of ``MODES``, ``attention`` of ``ATTENTIONS``,
+    ``precision`` as ``saved.py`` has it.
+
+    ``first`` is the first step of a process, which makes the optimizer's state; ``cuda`` False is
+    a CPU's. Gradients are made by each backward and dropped with the step, or, if not ``fresh``,
+    there already: a backward adds to them (after a ``first`` step, which makes them). Raises
+    ValueError, in one line, for other names and sizes.
+    """
+
+    shape: Shape
+    batch: int = 4
+    context: int = 512
+    mode: str = "train-step"
+    precision: str = "fp32"
+    attention: str = "eager"
+    first: bool = False
+    cuda: bool = True
+    fresh: bool = True
+
+    def __post_init__(self) -> None:
+        check_sizes(batch=self.batch, context=self.context)
+        check_name("mode", self.mode, MODES)
+        check_name("precision", self.precision, PRECISIONS)
+        check_name("attention", self.attention, ATTENTIONS)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes in float32 of the residual ``stream``, (B, T, D), the FFN's ``hidden``, (B, T, F),
+        the ``scores``, (B, H, T, T), the ``logits``, (B, T, V), and ``rows`` of one number."""
+        s, rows = self.shape, WIDE * self.batch * self.context
+        widths = {"stream": s.d_model, "hidden": s.d_ff, "rows": 1, "logits": s.vocab_size}
+        widths["scores"] = s.num_heads * self.context
+        return {name: rows * width for name, width in widths.items()}
+
+    def parameters(self) -> dict[str, int]:
+        """Name -> bytes of each parameter, in the order of the state dict."""
+        s = self.shape
+        D, square, wide, table = (
+            WIDE * s.d_model * n for n in (1, s.d_model, s.d_ff, s.vocab_size)
+        )
+        attention = {f"attn.{name}_proj": square for name in ("q", "k", "v", "output")}
+        ffn = {f"ffn.{name}": wide for name in ("w1", "w2", "w3")}
+        block = {"ln1": D, **attention, "ln2": D, **ffn}
+        found = {"token_embeddings": table}
+        for i in range(s.num_layers):
+            found |= {f"layers.{i}.{name}": size for name, size in block.items()}
+        return found | {"ln_final": D, "lm_head": table}
+
+    def state(self) -> dict[str, int]:
+        """Name -> bytes of what the optimizer keeps: two moments, and a counter for each tensor."""
+        found = {}
+        for name, size in self.parameters().items():
+            found |= {f"{name}.step": 4, f"{name}.m": size, f"{name}.v": size}
+        return found
+
+    @property
+    def adds(self) -> bool:
+        """Whether a backward adds to gradients that are there."""
+        return self.mode in ("forward-backward", "train-step") and not (self.fresh or self.first)
+
+    def standing(self) -> dict[str, int]:
+        """Bytes by category that are there when the step begins: parameters with RoPE's two tables,
+        the optimizer's state, the batch and its targets."""
+        found, parameters = dict.fromkeys(CATEGORIES, 0), sum(self.parameters().values())
+        found[PARAMETERS] = parameters + WIDE * self.context * self.shape.head_dim
+        if self.mode == "train-step" and not self.first:
+            found[OPTIMIZER] = sum(self.state().values())
+        if self.adds:
+            found[GRADIENTS] = parameters
+        found[OTHER] = 2 * self.batch * self.context * INDEX
+        return found
+
+    def events(self) -> tuple[Event, ...]:
+        """The step from its beginning until all that it made, but the state, is dropped."""
+        return played(self)

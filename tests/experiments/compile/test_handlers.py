@@ -1,6 +1,7 @@
 """What a worker stores: at the smallest size with Inductor's plan alone, and of results by hand."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from a2lib.benchmark import Result, StepTimes
 from a2lib.experiments import compile as compiling
 from a2lib.experiments.compile import attention, inductor, model
 from a2lib.experiments.compile.settings import Shape, Steps
+from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.steps import Configuration
 from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL, Store, start_run
 from a2lib.measure.failures import LostContext
 
@@ -24,8 +27,7 @@ def job(tmp_path, monkeypatch, configured):
     run = start_run(command="test", parameters={}, device="cpu", data=tmp_path)
     monkeypatch.setattr(inductor, "prime", lambda device: None)
     monkeypatch.setattr(attention, "TIMING", TIMING)
-    monkeypatch.setattr(attention, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(model, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(inductor, "cache_dir", lambda: tmp_path)
     said = []
 
     def make(section, task, in_turns=True):
@@ -40,7 +42,7 @@ def job(tmp_path, monkeypatch, configured):
 
 
 def of_attention(job, shape=SHAPE, **options):
-    (task,) = compiling.attention_tasks([shape])
+    (task,) = compiling.attention_tasks(SimpleNamespace(shapes=lambda device: [shape]), "cpu")
     given, said = job(COMPILE_ATTENTION, task, **options)
     with planned():
         attention.measure(given)
@@ -86,7 +88,7 @@ def test_a_wrong_result_is_an_error_and_eager_is_still_timed(job, monkeypatch):
 
 
 def test_what_a_cpu_has_no_memory_for_is_not_tried(job, monkeypatch):
-    monkeypatch.setattr(attention.memory, "total_bytes", lambda device: SHAPE.needed_bytes() - 1)
+    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: SHAPE.needed_bytes() - 1)
     rows, begun = of_attention(job)
     assert begun == [] and len(rows) == 4 and {r["status"] for r in rows.values()} == {"oom"}
     assert rows["eager", "forward"]["note"].startswith("not run: needs about")
@@ -97,11 +99,10 @@ def test_a_lost_device_ends_the_process_after_its_rows(job, monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(attention, "peak_bytes", peak_bytes)
-    (task,) = compiling.attention_tasks([SHAPE])
-    given, _ = job(COMPILE_ATTENTION, task)
     with pytest.raises(LostContext):
-        attention.measure(given)
-    assert {(r["implementation"], r["status"]) for r in given.store.rows()} == {("eager", "error")}
+        of_attention(job)
+    rows = job(COMPILE_ATTENTION, Task("", {}, {}))[0].store.rows()
+    assert {(r["implementation"], r["status"]) for r in rows} == {("eager", "error")}
 
 
 def test_inputs_are_leaves_without_heads():
@@ -138,12 +139,13 @@ def played(monkeypatch, refuse=()):
         return Result(config, device="cpu", warmup=[step(ms + 1000)], steps=[step(ms)] * 5)
 
     monkeypatch.setattr(model, "run", run)
-    monkeypatch.setattr(model.memory, "total_bytes", lambda device: 10**12)
+    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 10**12)
     return calls
 
 
-def of_model(job, steps=None, **options):
-    (task,) = compiling.model_tasks([steps or Steps("tiny", 16)])
+def of_model(job, ways=("none", "blocks", "model"), cached=True, **options):
+    steps = Steps(Configuration("tiny", 16), ways, cached)
+    (task,) = compiling.model_tasks(SimpleNamespace(steps=lambda device: [steps]), "cpu")
     given, _ = job(COMPILE_MODEL, task, **options)
     model.measure(given)
     return {(r["compile"], r["phase"]): r for r in given.store.rows()}
@@ -171,7 +173,7 @@ def test_what_is_compiled_once_has_as_many_steps_and_no_time_from_the_cache(job,
     counted = []
     run = model.run
     monkeypatch.setattr(model, "run", lambda config: counted.append(config.steps) or run(config))
-    rows = of_model(job, Steps("tiny", 16, ways=("model",), cached=False))
+    rows = of_model(job, ways=("model",), cached=False)
     assert calls == ["model"] and counted == [2 * model.STEPS]
     whole = rows["model", "wall"]
     assert float(whole["ms_cold"]) > 1000 and whole["ms_warm"] == "" and whole["status"] == "ok"
@@ -188,7 +190,7 @@ def test_a_way_that_does_not_fit_leaves_the_others(job, monkeypatch):
 
 def test_what_certainly_does_not_fit_is_not_tried(job, monkeypatch):
     calls = played(monkeypatch)
-    monkeypatch.setattr(model.memory, "total_bytes", lambda device: 1)
+    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 1)
     rows = of_model(job)
     assert calls == [] and {r["status"] for r in rows.values()} == {"oom"}
     assert rows["none", "wall"]["note"].startswith("not tried: needs at least")

@@ -11,14 +11,11 @@ from a2lib.experiments.compile.settings import (
     SEQ_LENS,
     SWEEPS,
     Parameters,
-    Shape,
-    Steps,
     attention_shapes,
     model_steps,
 )
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.sweep import identity
-from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL
 
 
 def test_the_attention_sweep_is_the_grid_of_the_question():
@@ -50,57 +47,32 @@ def test_all_is_every_sweep_and_no_key_twice():
         assert len(set(parts)) == len(parts)
         models = [s for sweep in SWEEPS[:-1] for s in model_steps(sweep, device)]
         assert models == model_steps("all", device)
-        keys = [
-            identity(COMPILE_MODEL, key)
-            for task in compiling.model_tasks(models)
-            for keys in task.rows.values()
-            for key in keys
-        ]
-        assert len(set(keys)) == len(keys)
+        for table in compiling.EXPERIMENT.tables:
+            tasks = table.tasks(Parameters(sweep="all"), device)
+            keys = [key for task in tasks for keys in task.rows.values() for key in keys]
+            assert all(set(key) == set(table.section.key) for key in keys)
+            assert len({identity(table.section, key) for key in keys}) == len(keys) > 0
 
 
 def test_whole_models_are_compiled_in_fp32_and_blocks_everywhere():
     found = model_steps("all", "cuda")
     *alone, largest = [one for one in found if one.ways == ("model",)]
-    assert (found[-1], largest.model, largest.mode) == (largest, "10B", "forward")
+    assert found[-1] == largest and (largest.plain.model, largest.plain.mode) == ("10B", "forward")
     few = [one for one in found if one not in (*alone, largest)]
     assert not largest.cached and all(one.ways[:2] == ("none", "blocks") for one in few)
     # Minutes each: once, after all that takes seconds, and the deepest last.
     models = model_steps("models", "cuda")
-    assert models[-4:] == alone and [one.model for one in alone] == [
+    assert models[-4:] == alone and [one.plain.model for one in alone] == [
         "2.7B", "medium", "large", "xl25",
     ]  # fmt: skip
-    depths = {one.model: one.configuration("model").shape.num_layers for one in alone}
-    assert max(depths, key=depths.get) == alone[-1].model
+    depths = {one.plain.model: one.plain.shape.num_layers for one in alone}
+    assert max(depths, key=depths.get) == alone[-1].plain.model
     assert {one.cached for one in alone} == {False}
     assert all(one.cached for one in few)
-    whole = {one.model for one in found if "model" in one.ways and one.precision == "fp32"}
-    assert whole == {"small", "medium", "large", "xl25", "2.7B", "10B"}
-    without = {(one.precision, one.mode) for one in model_steps("10B", "cuda")}
+    plain = [one.plain for one in found if "model" in one.ways and one.plain.precision == "fp32"]
+    assert {one.model for one in plain} == {"small", "medium", "large", "xl25", "2.7B", "10B"}
+    without = {(one.plain.precision, one.plain.mode) for one in model_steps("10B", "cuda")}
     assert without == set(itertools.product(("fp32", "bf16"), ("forward", "forward-backward")))
-
-
-def test_a_task_of_attention_has_four_rows_and_is_in_turns():
-    (task,) = compiling.attention_tasks([Shape("plain", "fp32", 256, 16)])
-    assert task.size == 4 and task.in_turns and set(task.rows) == {"eager", "compile"}
-    key = task.rows["compile"][1]
-    assert set(key) == set(COMPILE_ATTENTION.key) and key["pass"] == "backward"
-    assert Shape(**task.spec["shape"]) == Shape("plain", "fp32", 256, 16)
-
-
-def test_a_task_of_a_model_has_a_row_for_each_phase_and_way():
-    (task,) = compiling.model_tasks([Steps("small", 512)])
-    assert {way: len(keys) for way, keys in task.rows.items()} == {
-        "none": 6, "blocks": 6, "model": 6,
-    }  # fmt: skip
-    assert set(task.rows["model"][0]) == set(COMPILE_MODEL.key)
-
-
-def test_the_configuration_is_the_benchmarks():
-    config = Steps("small", 512, "bf16").configuration("model").config("cuda", warmup=1, steps=1)
-    assert config.compile and not config.compile_blocks and config.precision == "bf16"
-    blocks = Steps("small", 512).configuration("blocks").config("cuda", warmup=1, steps=1)
-    assert blocks.compile_blocks and not blocks.compile
 
 
 @pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Parameters)][:9])
@@ -114,6 +86,7 @@ def test_a_sweep_has_its_own_shapes(name):
 def test_one_shape_and_one_model_by_default():
     for device, n, model in (("cuda", 4096, "small"), ("cpu", 64, "tiny")):
         (shape,), (steps,) = Parameters().shapes(device), Parameters().steps(device)
-        assert (shape.seq_len, steps.model) == (n, model)
+        assert (shape.seq_len, steps.plain.model, steps.plain.batch) == (n, model, 4)
+        assert steps.compiled("model").compile == "model" and steps.plain.compile == "none"
     assert Parameters(model="none").steps("cuda") == []
     assert SEQ_LENS["cpu"][-1] < SEQ_LENS["cuda"][0] and HEAD_DIMS["cpu"]

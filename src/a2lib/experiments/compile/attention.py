@@ -11,8 +11,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -30,7 +28,6 @@ from a2lib.measure import (
     synchronize,
     time_many,
 )
-from a2lib.paths import cache_dir
 
 TIMING = {
     "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
@@ -99,14 +96,11 @@ class _Comparison:
     def _compile(self) -> tuple[Callable, dict[str, Row]]:
         """The compiled function, and of each pass what compiling took and made."""
         found: dict[str, Row] = {pass_: {} for pass_ in PASSES}
-        place = cache_dir()
-        place.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as folder:
-            with inductor.caches_in(Path(folder)):
-                with inductor.watching() as compiled:
-                    _, cold = self._first()
-                inductor.forget()
-                forward, warm = self._first()
+        with inductor.empty_folder() as folder, inductor.caches_in(folder):
+            with inductor.watching() as compiled:
+                _, cold = self._first()
+            inductor.forget()
+            forward, warm = self._first()
         for pass_, row in found.items():
             mine = [graph for graph in compiled if graph.backward == (pass_ == "backward")]
             row |= {"ms_cold": cold[pass_], "ms_warm": warm[pass_], **counts(mine)}
@@ -187,9 +181,8 @@ class _Comparison:
     def _fail(self, name: str, outcome: tuple[str, str], lost: bool) -> None:
         """Rows without a time for what is left of ``name``, which is measured no further."""
         self.calls.pop(name, None)
-        for key in self.job.wanted[name]:
-            if (name, key["pass"]) not in self.timed:
-                self.job.put({**key, "status": outcome[0], "note": failures.note(outcome[1])})
+        left = [key for key in self.job.wanted[name] if (name, key["pass"]) not in self.timed]
+        self.job.refuse(*outcome, left)
         if lost:
             raise failures.LostContext(outcome[1])
 

@@ -17,9 +17,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 from a2lib.measure import synchronize
+from a2lib.paths import cache_dir
 
 # Lines of the generated code that launch: a kernel of its own (Triton's on a GPU, C++'s on the
 # CPU), a matrix product of a library, another operator of PyTorch.
@@ -79,6 +81,15 @@ def watching() -> Iterator[list[Graph]]:
         mock.patch.object(GraphLowering, "compile_to_module", compiled),
     ):
         yield graphs
+
+
+@contextlib.contextmanager
+def empty_folder() -> Iterator[Path]:
+    """A folder that is there meanwhile, beside the caches of other processes."""
+    place = cache_dir()
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @contextlib.contextmanager

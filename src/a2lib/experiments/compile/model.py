@@ -12,24 +12,21 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from a2lib.benchmark import PHASES, run
+from a2lib.benchmark import PHASES, Result, run
 from a2lib.experiments.benchmark.handlers import of_phase, summarised
 from a2lib.experiments.compile import inductor
 from a2lib.experiments.compile.attention import counts
 from a2lib.experiments.compile.settings import STEPS, WARMUP, Steps
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import failures, memory
-from a2lib.paths import cache_dir
+from a2lib.experiments.steps import Configuration
 
 RUNS = ("cold", "warm")
 
 
 def measure(job: Job) -> None:
     """The wanted ways of one model: in turns, or each by itself."""
-    given = job.spec["steps"]
-    steps = Steps(**{**given, "ways": tuple(given["ways"])})
+    steps = Steps(**{**job.spec, "plain": Configuration(**job.spec["plain"])})
     inductor.prime(job.device)
     names = list(job.wanted)
     for group in [names] if job.in_turns else [[name] for name in names]:
@@ -40,32 +37,25 @@ def measure(job: Job) -> None:
 def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
     results: dict[str, list] = {way: [] for way in ways}
     graphs: dict[str, list[inductor.Graph]] = {}
-    place = cache_dir()
-    place.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        folders = {
-            way: Path(
-                stack.enter_context(TemporaryDirectory(dir=place, ignore_cleanup_errors=True))
-            )
-            for way in ways
-        }
+        folders = {way: stack.enter_context(inductor.empty_folder()) for way in ways}
         runs = RUNS if steps.cached else RUNS[:1]
         for kind in runs:
             for way in list(results):
                 job.begin(way)
                 each = STEPS * len(RUNS) // len(runs)
-                result, compiled = _run(job, steps, way, folders[way], each)
+                result, compiled = _run(job, steps.compiled(way), folders[way], each)
                 if result.status != "ok":
                     del results[way]
-                    _refuse(job, way, result.status, result.note)
+                    job.refuse(result.status, result.note, job.wanted[way])
                     continue
                 results[way].append(result)
                 if kind == "cold":
                     graphs[way] = compiled
     for way, both in results.items():
         together = dataclasses.replace(both[-1], steps=[s for one in both for s in one.steps])
-        blocks = steps.configuration(way).shape.num_layers if way == "blocks" else 1
-        made = by_phase(graphs[way], blocks, steps.mode) if way != "none" else {}
+        blocks = steps.plain.shape.num_layers if way == "blocks" else 1
+        made = by_phase(graphs[way], blocks, steps.plain.mode) if way != "none" else {}
         for key in job.wanted[way]:
             phase = key["phase"]
             row = {**key, **summarised(together, phase), **made.get(phase, {})}
@@ -73,24 +63,13 @@ def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
             job.put(row | dict(zip(("ms_cold", "ms_warm"), firsts, strict=False)))
 
 
-def _run(job: Job, steps: Steps, way: str, folder: Path, measured: int):
+def _run(job: Job, configuration: Configuration, folder: Path, measured: int):
     """One run of the benchmark; out of memory and unsupported are its result's status."""
-    configuration = steps.configuration(way)
     config = configuration.config(job.device, warmup=WARMUP, steps=measured, seed=job.seed)
-    least, there = configuration.least_bytes(), memory.total_bytes(job.device)
-    if least > there:
-        why = f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"
-        return Refused("oom", why), []
+    if why := configuration.refusal(job.device):
+        return Result(config, device=job.device, status="oom", note=why), []
     with inductor.caches_in(folder), inductor.watching() as compiled:
         return run(config), compiled
-
-
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """In the place of a result, of what was not tried."""
-
-    status: str
-    note: str
 
 
 def by_phase(
@@ -118,8 +97,3 @@ def _sum(parts: list[Mapping[str, object]]) -> dict[str, object]:
         return None if None in values else sum(values)
 
     return {name: total([part[name] for part in parts]) for name in parts[0]}
-
-
-def _refuse(job: Job, way: str, status: str, why: str) -> None:
-    for key in job.wanted[way]:
-        job.put({**key, "status": status, "note": failures.note(why)})

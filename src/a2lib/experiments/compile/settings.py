@@ -6,12 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments import step_parameters
-from a2lib.experiments.benchmark.configurations import MODELS, MODES, TOO_LARGE, Configuration
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.steps import BATCH as STEP_BATCH
+from a2lib.experiments.steps import MODELS, MODES, TOO_LARGE, Configuration
 from a2lib.theory.compiling import IMPLEMENTATIONS, PASSES, WRITTEN
 
-BATCH, MODEL_BATCH = 8, 4
+BATCH = 8
 # The handout's grid; the CPU's shows that everything works.
 SEQ_LENS = {"cuda": (256, 1024, 4096, 8192, 16384), "cpu": (32, 64)}
 HEAD_DIMS = {"cuda": (64, 16, 128, 32), "cpu": (16,)}
@@ -22,8 +23,8 @@ TRAINED = {"cuda": ("small", "medium", "large", "xl25", "2.7B"), "cpu": ("tiny",
 # As one graph beyond small: that of most parameters first, of which others have published a gain.
 WHOLE = ("2.7B", "medium", "large", "xl25")
 CONTEXT = {"cuda": 512, "cpu": 16}
-# Beside CONTEXT, where one compiled block tells how the gain goes with the length.
-CONTEXTS = {"cuda": (128, 1024), "cpu": (32,)}
+# Beside CONTEXT on a GPU, where one compiled block tells how the gain goes with the length.
+CONTEXTS = (128, 1024)
 WARMUP, STEPS = 3, 5
 
 
@@ -88,53 +89,50 @@ def attention_shapes(sweep: str, device: str) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Steps:
-    """A step of one model, in each of the ``ways`` that ``a2lib.benchmark`` can compile; once
+    """The steps of one model, in each of the ``ways`` that ``a2lib.benchmark`` can compile it; once
     more from the cache that this filled, unless not ``cached``."""
 
-    model: str
-    context: int
-    precision: str = "fp32"
-    ways: tuple[str, ...] = ("none", "blocks", "model")
-    batch: int = MODEL_BATCH
+    plain: Configuration
+    ways: tuple[str, ...] = ("none", "blocks")
     cached: bool = True
-    mode: str = "train-step"
 
-    def __str__(self) -> str:
-        how = "" if self.mode == "train-step" else f" {self.mode}"
-        return f"{self.model} {self.context} {self.precision}{how}"
-
-    def configuration(self, way: str) -> Configuration:
-        return Configuration(
-            self.model, self.context, self.batch, self.mode, self.precision, compile=way
-        )
+    def compiled(self, way: str) -> Configuration:
+        return dataclasses.replace(self.plain, compile=way)
 
 
 def model_steps(sweep: str, device: str) -> list[Steps]:
     """Those of a sweep, the smallest model first; larger ones as one graph, which takes minutes to
     compile, after the blocks of all, once each and the one with the most blocks last."""
     found, context = [], CONTEXT[device]
-    blocks = ("none", "blocks")
 
-    def both(model: str) -> tuple[str, ...]:
-        return (*blocks, "model") if model == "small" else blocks
+    def train(model: str, precision: str = "fp32") -> Steps:
+        ways = ("none", "blocks", "model") if model == "small" else ("none", "blocks")
+        return Steps(Configuration(model, context, precision=precision), ways)
+
+    def whole(model: str, mode: str = "train-step") -> Steps:
+        return Steps(Configuration(model, context, mode=mode), ("model",), cached=False)
 
     if sweep in ("models", "all"):
-        found += [Steps(model, context, ways=both(model)) for model in TRAINED[device]]
-        larger = WHOLE if device == "cuda" else ()
-        found += [Steps(model, context, ways=("model",), cached=False) for model in larger]
-    if sweep in ("bf16", "all") and device == "cuda":
+        found += [train(model) for model in TRAINED[device]]
+        found += [whole(model) for model in WHOLE if device == "cuda"]
+    if device == "cpu":
+        return found
+    if sweep in ("bf16", "all"):
         # One block tells the gain of all; the whole graph is compiled where that takes seconds.
-        found += [Steps(model, context, "bf16", both(model)) for model in TRAINED[device]]
-    if sweep in ("contexts", "all") and device == "cuda":
+        found += [train(model, "bf16") for model in TRAINED[device]]
+    if sweep in ("contexts", "all"):
         found += [
-            Steps(model, length, ways=("none", "blocks"))
+            Steps(Configuration(model, length))
             for model in ("small", "2.7B")
-            for length in CONTEXTS[device]
+            for length in CONTEXTS
         ]
-    if sweep in (TOO_LARGE, "all") and device == "cuda":
-        modes = [(p, mode) for p in ("fp32", "bf16") for mode in MODES[:2]]
-        found += [Steps(TOO_LARGE, context, p, blocks, mode=mode) for p, mode in modes]
-        found.append(Steps(TOO_LARGE, context, ways=("model",), cached=False, mode=MODES[0]))
+    if sweep in (TOO_LARGE, "all"):
+        found += [
+            Steps(Configuration(TOO_LARGE, context, mode=mode, precision=precision))
+            for precision in ("fp32", "bf16")
+            for mode in MODES[:2]
+        ]
+        found.append(whole(TOO_LARGE, MODES[0]))
     return found
 
 
@@ -195,7 +193,6 @@ class Parameters:
             return model_steps(self.sweep, device)
         if self.model == "none":
             return []
-        model = {"cuda": "small", "cpu": "tiny"}[device] if self.model == "auto" else self.model
         ways = ("none", "blocks", "model") if device == "cuda" else ("none", "blocks")
-        context = self.context or CONTEXT[device]
-        return [Steps(model, context, self.precision, ways, mode=self.mode)]
+        plain = dataclasses.replace(Configuration.named(self, device, CONTEXT), batch=STEP_BATCH)
+        return [Steps(plain, ways)]

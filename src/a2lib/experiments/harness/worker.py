@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,11 +69,12 @@ class Job:
         """The keys of the rows still wanted, of all culprits."""
         return [key for keys in self.wanted.values() for key in keys]
 
-    def refuse(self, status: str, why: str) -> None:
-        """Put a row without values for each that is wanted: ``status``, and ``why`` as its note."""
+    def refuse(self, status: str, why: str, keys: Iterable[Mapping] | None = None) -> None:
+        """Put a row without values for each of ``keys``, or of all that are wanted: ``status``, and
+        ``why`` as its note."""
         from a2lib.measure.failures import note
 
-        for key in self.keys:
+        for key in self.keys if keys is None else keys:
             self.put({**key, "status": status, "note": note(why)})
 
     def begin(self, culprit: str | None) -> None:

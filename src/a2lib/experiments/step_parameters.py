@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.harness.parameters import count, parameter
 from a2lib.theory.roofline import PRECISIONS
 
 ATTENTIONS = ("eager", "flash", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "flex")
@@ -30,19 +30,12 @@ def model(names: Sequence[str], usual: str = "small", where: str = "a GPU") -> A
 
 def context(gpu: int, cpu: int, what: str = "tokens per sequence", where: str = "a GPU") -> Any:
     """The field ``context``, which is None for the usual one of the device."""
-    return parameter(
-        None,
-        f"{what}; None: {gpu} on {where}, {cpu} on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**20,
-        optional=True,
-    )
+    return count(None, f"{what}; None: {gpu} on {where}, {cpu} on the CPU", 2**20)
 
 
 def batch(usual: int) -> Any:
     """The field ``batch``."""
-    return parameter(usual, "sequences in a batch", kind=int, minimum=1, maximum=2**16)
+    return count(usual, "sequences in a batch", 2**16)
 
 
 def mode(names: Sequence[str]) -> Any:

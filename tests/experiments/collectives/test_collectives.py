@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from a2lib.experiments import collectives
-from a2lib.experiments.collectives import handlers
-from a2lib.experiments.collectives.configurations import (
+from a2lib.experiments.collectives import (
     HANDOUT_SIZES,
     MB,
     SWEEPS,
     Collective,
     Parameters,
+    handlers,
 )
 from a2lib.experiments.collectives.handlers import Call
 from a2lib.experiments.harness.parameters import ParameterError
@@ -20,18 +20,25 @@ from a2lib.measure import COLLECTIVES, Store, start_run
 from a2lib.theory.latency import OPERATIONS
 
 
-def test_the_handout_is_every_size_and_number_of_processes():
-    found = Parameters(sweep="handout").collectives(gpus=6)
+@pytest.fixture
+def gpus(monkeypatch):
+    return lambda n: monkeypatch.setattr("torch.cuda.device_count", lambda: n)
+
+
+def test_the_handout_is_every_size_and_number_of_processes(gpus):
+    gpus(6)
+    found = Parameters(sweep="handout").asked()
     asked = {(c.ranks.backend, c.ranks.world_size, c.size) for c in found}
     assert asked == {(b, n, s) for b in ("nccl", "gloo") for n in (2, 4, 6) for s in HANDOUT_SIZES}
     assert {(c.operation, c.dtype) for c in found} == {("all_reduce", "fp32")}
-    two = Parameters(sweep="handout").collectives(gpus=3)
-    assert {c.ranks.world_size for c in two if c.ranks.backend == "nccl"} == {2}
-    assert not any(c.ranks.backend == "nccl" for c in Parameters(sweep="all").collectives(gpus=1))
+    gpus(3)
+    groups = {c.ranks for c in Parameters(sweep="handout").asked()}
+    assert {ranks.world_size for ranks in groups if ranks.backend == "nccl"} == {2}
 
 
-def test_a_sweep_has_each_collective_once_and_starts_each_group_once():
-    found = Parameters(sweep="all").collectives(gpus=8)
+def test_a_sweep_has_each_collective_once_and_starts_each_group_once(gpus):
+    gpus(8)
+    found = Parameters(sweep="all").asked()
     assert len(set(found)) == len(found)
     order = [task.ranks for task in collectives.tasks(found)]
     assert order == sorted(order, key=order.index)  # those of one group follow each other
@@ -39,18 +46,22 @@ def test_a_sweep_has_each_collective_once_and_starts_each_group_once():
     first = collectives.tasks(found)[0]
     assert first.label == "all_reduce fp32, nccl 2"
     assert list(first.rows)[:4] == ["1 MB", "10 MB", "100 MB", "1024 MB"]
-    together = {c for sweep in SWEEPS[:-1] for c in Parameters(sweep=sweep).collectives(8)}
+    together = {c for sweep in SWEEPS[:-1] for c in Parameters(sweep=sweep).asked()}
     assert together == set(found)
 
 
-def test_one_size_by_default_and_no_size_beside_a_sweep(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    (one,) = Parameters().collectives(gpus=0)
+def test_one_size_by_default_and_no_size_beside_a_sweep(gpus):
+    gpus(0)
+    (one,) = Parameters().asked()
     assert one == Collective(Ranks(2, "gloo"), "all_reduce", "fp32", MB)
-    with pytest.raises(ParameterError, match="nccl: allowed is gloo alone, without a GPU"):
-        Parameters(backend="nccl").collectives(gpus=0)
     with pytest.raises(ParameterError, match="megabytes = 3: sweep all has its own"):
         Parameters(sweep="all", megabytes=3)
+
+
+def test_an_all_reduce_of_two_moves_as_many_bytes_as_it_has():
+    row = {"operation": "all_reduce", "world_size": "4", "size": "2000000", "ms": "2"}
+    rates = [rate(row) for rate in collectives.TIMES.derived.values()]
+    assert rates == [1.0, 1.5]
 
 
 @pytest.mark.gpu

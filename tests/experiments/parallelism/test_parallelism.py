@@ -87,8 +87,6 @@ def test_what_cannot_be_is_one_line(gpus):
         Parameters(schemes="tp", d_ff=9, tokens=4).asked()
     with pytest.raises(ParameterError, match="tokens = 6 for fsdp_tp on 2x2: .* multiples of 4"):
         Parameters(schemes="fsdp_tp", world_size=4, tokens=6).asked()
-    with pytest.raises(ParameterError, match="backend nccl: allowed is gloo alone"):
-        Parameters(backend="nccl").asked()
     (one,) = Parameters(schemes="dp", tokens=8, d_model=16, dtype="bf16").asked().items()
     assert one == (Stack("dp", "a2lib", (2, 1), Ranks(2, "gloo"), "bf16", 3, 16, 1024), [8])
 
@@ -111,6 +109,12 @@ def test_a_result_that_is_wrong_is_not_timed(monkeypatch, gpus):
         assert [row["pass"] for row in put] == ["forward", "backward", "end_to_end"]
         assert {row["status"] for row in put} == {"error"}
         assert put[0]["note"] == f"dx is off the one process's by {error:.2g}"
+
+
+def test_what_is_hidden_is_a_part_of_the_shorter():
+    row = {"ms": "10", "ms_without": "9", "ms_communication": "4"}
+    assert parallelism.hidden(row) == 0.75
+    assert parallelism.hidden({**row, "ms_communication": ""}) is None
 
 
 def test_nan_is_an_error():
@@ -140,19 +144,3 @@ def test_rows_of_two_gpus(tmp_path):
     assert ("dp", "forward") not in sent and {("dp", "backward"), ("tp", "forward")} <= sent
     assert all(r["ms_data"] and r["ms_tensor"] for r in rows
                if (r["scheme"], r["implementation"]) == ("fsdp_tp", "a2lib"))  # fmt: skip
-
-
-def test_the_figure_has_batches_and_widths_apart():
-    def row(tokens, d_ff, ms, **more):
-        return {"scheme": "tp", "mesh": "1x2", "implementation": "a2lib", "pass": "end_to_end",
-                "tokens": tokens, "d_ff": d_ff, "ms": ms, "ms_without": "2",
-                "ms_communication": "", **more}  # fmt: skip
-
-    rows = [row("64", "512", "5"), row("32", "512", "4"), row("64", "128", "3"),
-            row("64", "512", "9", implementation="torch"), row("8", "512", ""),
-            row("64", "512", "1", **{"pass": "forward"})]  # fmt: skip
-    found = parallelism._panels(rows)
-    assert list(found) == [("tp 1x2", "tokens"), ("tp 1x2", "d_ff")]
-    by_batch, by_width = found.values()
-    assert by_batch["together"] == [(64, 5.0), (32, 4.0)] and by_batch["PyTorch's"] == [(64, 9.0)]
-    assert by_width == {"together": [(128, 3.0)], "computation": [(128, 2.0)]}

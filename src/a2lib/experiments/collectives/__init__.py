@@ -1,50 +1,116 @@
-"""The collectives experiment: what the cells of notebooks/collectives.ipynb call, top to bottom.
-
-    parameters = collectives.check(globals())
-    run = collectives.start(parameters)
-    collectives.measure(run)
-    collectives.show(run)
-    figure = collectives.draw(run)
-    collectives.say_where(run)
-
-``configurations`` says what is measured, ``handlers`` what each rank does.
-"""
+"""The collectives experiment: what notebooks/collectives.ipynb calls; ``handlers`` has the ranks'
+part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from a2lib.experiments.collectives.configurations import MB, Collective, Parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness.guard import measures
-from a2lib.experiments.harness.picture import legend_beside, subplots
-from a2lib.experiments.harness.ranks import gpus_of
-from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task, identity
-from a2lib.experiments.harness.tables import number, show_tables, table
+from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness.parameters import count, names, parameter
+from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.harness.view import Plot
 from a2lib.measure import COLLECTIVES
 from a2lib.theory.latency import OPERATIONS, wire_share
 
-NOTEBOOK = COLLECTIVES.notebook
-SECTIONS = (COLLECTIVES,)
-# A collective that is silent for this long hangs.
-SILENCE_S = 180
-Row = Mapping[str, str]
+MB = 2**20
+KB = 2**10
+DTYPES = {"fp32": 4, "bf16": 2}
+SWEEPS = ("handout", "sizes", "operations", "all")
+HANDOUT_SIZES = tuple(n * MB for n in (1, 10, 100, 1024))
+WORLD_SIZES = {"nccl": (2, 4, 6, 8), "gloo": (2, 4, 6)}
+# For the line of latency and bandwidth; gloo's largest is the handout's.
+SIZES = {
+    "nccl": (16 * KB, 64 * KB, 256 * KB, *(n * MB for n in (2, 4, 25, 50, 250, 512))),
+    "gloo": (16 * KB, 64 * KB, 256 * KB, *(n * MB for n in (4, 25, 250))),
+}
+OTHER_SIZES = {"nccl": HANDOUT_SIZES, "gloo": HANDOUT_SIZES[:3]}
 
 
-def check(namespace: MutableMapping) -> Parameters:
-    """The notebook's parameters out of its globals; raises ParameterError for a wrong one."""
-    return parameters.check(namespace, Parameters)
+@dataclass(frozen=True)
+class Collective:
+    """One operation between ``ranks`` on a tensor of ``size`` bytes, over all ranks."""
+
+    ranks: Ranks
+    operation: str
+    dtype: str
+    size: int
+
+    def key(self) -> dict[str, object]:
+        ranks = {"backend": self.ranks.backend, "world_size": self.ranks.world_size}
+        return {"operation": self.operation, **ranks, "dtype": self.dtype, "size": self.size}
 
 
-def start(given: Parameters) -> Run:
-    """Record the run and print what it runs on.
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/collectives.ipynb, in the order of its cell."""
 
-    Raises ParameterError where there are too few GPUs, and what ``harness.run.start`` does.
-    """
-    asked = [one.ranks for one in given.collectives(_gpus())]
-    return harness.start(given, NOTEBOOK, SECTIONS, tiny=False, gpus=gpus_of(asked))
+    operations: str = parameter(
+        "all_reduce", f"comma list of {', '.join(OPERATIONS)}", kind=str, many=OPERATIONS
+    )
+    world_size: int = parameters.world_size()
+    backend: str = parameters.backend()
+    dtype: str = parameter("fp32", " or ".join(DTYPES), kind=str, choices=tuple(DTYPES))
+    megabytes: int | None = count(
+        None, "of the whole tensor, 2**20 bytes each; None: 100 on GPUs, 1 on the CPU", 2**16
+    )
+    sweep: str = parameters.sweep(SWEEPS)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed("of the numbers sent")
+
+    def __post_init__(self) -> None:
+        fixed = ("operations", "world_size", "backend", "dtype", "megabytes")
+        parameters.refuse_beside_sweep(self, fixed)
+
+    def has(self, sweep: str) -> bool:
+        return self.sweep in (sweep, "all")
+
+    def asked(self) -> list[Collective]:
+        """What to measure on this machine, those of the same ranks together.
+
+        Raises ParameterError where a single shape asks for more GPUs than there are.
+        """
+        if self.sweep != "shape":
+            return list(dict.fromkeys(one for ranks in _every() for one in self._sweeps(ranks)))
+        ranks = parameters.ranks(self)
+        size = (self.megabytes or {"cuda": 100, "cpu": 1}[ranks.device]) * MB
+        return [Collective(ranks, name, self.dtype, size) for name in names(self.operations)]
+
+    def _sweeps(self, ranks: Ranks) -> Iterator[Collective]:
+        """The handout's sizes first."""
+        sum_, *others = OPERATIONS
+        if ranks.world_size <= 6 and self.has("handout"):
+            yield from _of(ranks, (sum_,), ("fp32",), HANDOUT_SIZES)
+        dtypes = tuple(DTYPES) if ranks.backend == "nccl" else ("fp32",)
+        if self.has("sizes"):
+            yield from _of(ranks, (sum_,), ("fp32",), SIZES[ranks.backend])
+            yield from _of(ranks, (sum_,), dtypes, HANDOUT_SIZES)
+        if self.has("operations"):
+            yield from _of(ranks, others, dtypes, OTHER_SIZES[ranks.backend])
+
+
+def _every() -> list[Ranks]:
+    """Every group of a sweep, those on GPUs first: they take the least time."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return [
+        Ranks(n, backend)
+        for backend, counts in WORLD_SIZES.items()
+        for n in counts
+        if backend == "gloo" or n <= gpus
+    ]
+
+
+def _of(
+    ranks: Ranks, operations: Iterable[str], dtypes: Iterable[str], sizes: Iterable[int]
+) -> Iterator[Collective]:
+    for operation in operations:
+        for dtype in dtypes:
+            yield from (Collective(ranks, operation, dtype, size) for size in sizes)
 
 
 def tasks(collectives: Iterable[Collective]) -> list[Task]:
@@ -54,91 +120,35 @@ def tasks(collectives: Iterable[Collective]) -> list[Task]:
         sizes = grouped.setdefault((one.ranks, one.operation, one.dtype), {})
         sizes[f"{one.size / MB:g} MB"] = (one.key(),)
     return [
-        Task(
-            f"{operation} {dtype}, {ranks.backend} {ranks.world_size}",
-            {},
-            rows,
-            ranks=ranks,
-            silence_s=SILENCE_S,
-        )
+        Task(f"{operation} {dtype}, {ranks.backend} {ranks.world_size}", {}, rows, ranks=ranks)
         for (ranks, operation, dtype), rows in grouped.items()
     ]
 
 
-@measures
-def measure(run: Run) -> None:
-    """Time the collectives; a single shape always, a sweep what it lacks."""
-    resume = run.parameters.sweep != "shape"
-    harness.measure(run, COLLECTIVES, _tasks(run), what="collectives", resume=resume)
+def _algorithm(row: Mapping[str, str]) -> float:
+    return int(row["size"]) / float(row["ms"]) / 1e6
 
 
-def show(run: Run) -> None:
-    """Print the stored rows of this run's parameters: times, and both bandwidths."""
-    wanted = {
-        identity(COLLECTIVES, key) for t in _tasks(run) for ks in t.rows.values() for key in ks
-    }
-    rows = [r for r in run.store(COLLECTIVES).rows() if identity(COLLECTIVES, r) in wanted]
-    heads = ["", "backend", "ranks", "dtype", "MB", "ms", "p20", "p80", "n", "by rank: least"]
-    heads += ["median", "most", "queued", "algorithm, GB/s", "bus, GB/s", ""]
-    says = "The median call of the slowest rank, those of the ranks themselves, and the bandwidths."
-    show_tables(table([_line(row) for row in sorted(rows, key=_place)], heads, says))
+def _bus(row: Mapping[str, str]) -> float:
+    return _algorithm(row) * wire_share(row["operation"], int(row["world_size"]))
 
 
-def draw(run: Run):
-    """Bus bandwidth of the stored rows of this device against size, as a matplotlib figure."""
-    lines: dict[tuple, list] = {}
-    for row in run.store(COLLECTIVES).rows():
-        if row["ms"]:
-            name = row["operation"], row["dtype"], row["backend"], int(row["world_size"])
-            lines.setdefault(name, []).append((int(row["size"]) / MB, _bandwidths(row)[1]))
-    if not lines:
-        return None
-    figure, ax = subplots(figsize=(8, 4))
-    # A marker for each operation, a colour for each group of ranks, broken for 16 bits.
-    groups = sorted({name[2:] for name in lines})
-    for name, points in sorted(lines.items()):
-        operation, dtype, *group = name
-        ax.plot(*zip(*sorted(points), strict=True), marker="osv^"[OPERATIONS.index(operation)],
-                color=f"C{groups.index(tuple(group))}", markersize=4,
-                linestyle="-" if dtype == "fp32" else "--",
-                label=" ".join(map(str, name)))  # fmt: skip
-    ax.set(xscale="log", yscale="log", xlabel="MB", ylabel="bus bandwidth, GB/s")
-    legend_beside(figure, ax)
-    return figure
-
-
-def say_where(run: Run) -> None:
-    """Print where the rows are and how they get into the book."""
-    harness.say_where(run, SECTIONS, "Collectives on one node")
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _tasks(run: Run) -> list[Task]:
-    return tasks(run.parameters.collectives(_gpus()))
-
-
-def _bandwidths(row: Row) -> tuple[float, float]:
-    """Algorithm and bus bandwidth, GB/s."""
-    rate = int(row["size"]) / float(row["ms"]) / 1e6
-    return rate, rate * wire_share(row["operation"], int(row["world_size"]))
-
-
-def _place(row: Row) -> tuple:
-    return (row["backend"], int(row["world_size"]), row["operation"], row["dtype"],
-            int(row["size"]))  # fmt: skip
-
-
-def _line(row: Row) -> list[str]:
-    key = [row["operation"], row["backend"], row["world_size"], row["dtype"]]
-    key.append(f"{int(row['size']) / MB:g}")
-    if row["status"] != "ok":
-        return [*key, row["status"], *[""] * 9, row["note"]]
-    columns = ("ms", "ms_p20", "ms_p80", "n", "ms_rank_min", "ms_rank_median", "ms_rank_max")
-    times = [number(float(row[column])) for column in columns]
-    queued = number(float(row["ms_queued"])) if row["ms_queued"] else "-"
-    return [*key, *times, queued, *map(number, _bandwidths(row)), row["note"]]
+TIMES = Table(
+    COLLECTIVES,
+    lambda given, device: tasks(given.asked()),
+    says="The median call of the slowest rank, those of the ranks themselves, and the bandwidths",
+    shown=("ms", "ms_p20", "ms_p80", "n", "ms_rank_min", "ms_rank_median", "ms_rank_max")
+    + ("ms_queued",),
+    derived={"algorithm, GB/s": _algorithm, "bus, GB/s": _bus},
+    plot=Plot(y="bus, GB/s", x="size", panels=("operation",)),
+    silence_s=180,  # a collective that is silent for this long hangs
+)
+EXPERIMENT = Experiment(
+    Parameters,
+    (TIMES,),
+    "Collectives on one node",
+    tiny=lambda given: False,
+    ranks=lambda given: [one.ranks for one in given.asked()],
+)
+check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
+measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

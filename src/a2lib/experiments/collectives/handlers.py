@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from a2lib.experiments.collectives.configurations import DTYPES
+from a2lib.experiments.collectives import DTYPES
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.rest import calls, from_rest
-from a2lib.measure import COLLECTIVES, Timing, memory, synchronize
+from a2lib.experiments.harness.rest import Mark, calls, each_rank, from_rest, slowest
+from a2lib.measure import COLLECTIVES, memory, synchronize
 from a2lib.measure.failures import note as one_line
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single
 
@@ -40,7 +40,7 @@ def measure(job: RankJob) -> None:
             return
         job.begin(culprit)
         for key in keys:
-            job.put({**key, **_measure(job, key)})
+            job.put({**key, "conditions": conditions(job.device), **_measure(job, key)})
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,12 @@ class Call:
 def _measure(job: RankJob, key: Row) -> Row:
     """The values of a row, the same on every rank."""
     operation, size = key["operation"], key["size"]
-    around = {"conditions": conditions(job.device)}
     room = min(job.everyone(memory.free_bytes(job.device)))
     # On the CPU all ranks share the memory.
     needed = TENSORS * size * (job.world_size if job.device == "cpu" else 1)
     if needed > room:
         note = f"would take {needed / 1e9:.1f} GB of {room / 1e9:.1f}"
-        return {"status": "oom", "note": note, **around}
+        return {"status": "oom", "note": note}
     call = Call.of(operation, size, key["dtype"], job.world_size, job.device)
     try:
         right = call.is_right(operation, job.rank, job.world_size, job.seed)
@@ -100,14 +99,14 @@ def _measure(job: RankJob, key: Row) -> Row:
         if "not support" not in str(error):
             raise
         # The same on every rank, so the group is as it was.
-        return {"status": "unsupported", "note": one_line(str(error)), **around}
+        return {"status": "unsupported", "note": one_line(str(error))}
     right = job.everyone(right)
     if not all(right):
         wrong = [rank for rank, ok in enumerate(right) if not ok]
-        return {"status": "error", "note": f"wrong result on ranks {wrong}", **around}
+        return {"status": "error", "note": f"wrong result on ranks {wrong}"}
     call.whole.zero_()  # a sum of sums would overflow
     call.part.zero_()
-    return {"status": "ok", "note": "", **around, **_timed(job, call.run)}
+    return {"status": "ok", "note": "", **_timed(job, call.run)}
 
 
 def _timed(job: RankJob, run: Callable[[], object]) -> Row:
@@ -119,10 +118,7 @@ def _timed(job: RankJob, run: Callable[[], object]) -> Row:
         estimate = agreed([from_rest(run, job.device) for _ in range(WARMUP)][-1])
     n = calls(BUDGET_MS[job.device], estimate, CALLS)
     by_rank = job.everyone([from_rest(run, job.device) for _ in range(n)])
-    own = [statistics.median(times) for times in by_rank]
-    row = Timing.of([max(times) for times in zip(*by_rank, strict=True)]).row(COLLECTIVES)
-    row |= {"ms_rank_min": min(own), "ms_rank_median": statistics.median(own)}
-    row |= {"ms_rank_max": max(own)}
+    row = slowest(by_rank).row(COLLECTIVES) | each_rank(by_rank)
     if job.device == "cuda":
         many = calls(QUEUED_MS, estimate, QUEUED_CALLS)
         queued = [agreed(_queued(run, many)) for _ in range(QUEUED_TIMES)]
@@ -132,12 +128,11 @@ def _timed(job: RankJob, run: Callable[[], object]) -> Row:
 
 def _queued(run: Callable[[], object], calls: int) -> float:
     """Milliseconds a call of so many in a row, by CUDA events around all of them."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     synchronize("cuda")
     dist.barrier()
-    start.record()
+    start = Mark("cuda")
     for _ in range(calls):
         run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / calls
+    end = Mark("cuda")
+    synchronize("cuda")
+    return start.ms_until(end) / calls

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from a2lib.experiments.harness.parameters import ParameterError, parameter
+from a2lib.experiments.harness.parameters import ParameterError, count, parameter
 from a2lib.experiments.harness.ranks import Ranks
 
 Way = TypeVar("Way")
@@ -75,14 +75,7 @@ class Training:
 
 def batch() -> Any:
     """The field ``batch`` of a notebook's parameters: that of a rank."""
-    return parameter(
-        None,
-        "sequences a rank; None: 4 on GPUs, 2 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**16,
-        optional=True,
-    )
+    return count(None, "sequences a rank; None: 4 on GPUs, 2 on the CPU", 2**16)
 
 
 def chosen(name: str, what: str, names: Sequence[str]) -> Any:

@@ -20,7 +20,7 @@ from torch import nn
 from a2lib.benchmark.config import Config
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.benchmark.configurations import MODELS
-from a2lib.experiments.data_parallel.turns import Mark
+from a2lib.experiments.harness.rest import Mark
 from a2lib.optim import MasterAdamW
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.

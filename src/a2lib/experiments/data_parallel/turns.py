@@ -8,11 +8,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-import torch.distributed as dist
-
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.measure import Section, Timing, synchronize
+from a2lib.experiments.harness.rest import Mark, each_rank, meet, slowest
+from a2lib.measure import Section, synchronize
 from a2lib.measure.graphs import CudaGraphs
 
 Row = dict[str, object]
@@ -26,26 +24,6 @@ LONG_MS = 300.0
 def on_stream(device: str) -> contextlib.AbstractContextManager:
     """The context in which a training is made and run whose step may be captured later."""
     return CudaGraphs().on_stream() if device == "cuda" else contextlib.nullcontext()
-
-
-class Mark:
-    """A moment: on a GPU when the current stream comes to it, else now.
-
-    One ``in_graph`` is part of the graph that is captured, and the moment that of its last replay.
-    """
-
-    def __init__(self, device: str, in_graph: bool = False) -> None:
-        self._event = None
-        if device == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True, external=in_graph)
-            self._event.record()
-        self._ns = time.perf_counter_ns()
-
-    def ms_until(self, later: Mark) -> float:
-        """Milliseconds; on a GPU both must have come."""
-        if self._event is not None:
-            return self._event.elapsed_time(later._event)
-        return (later._ns - self._ns) / 1e6
 
 
 def in_turns(
@@ -72,10 +50,7 @@ def in_turns(
     rows = []
     for own, issued in zip(times[1:], host[1:], strict=True):
         by_rank = job.everyone(own)
-        medians = [statistics.median(one) for one in by_rank]
-        row = slowest(by_rank).row(section)
-        row |= {"ms_rank_min": min(medians), "ms_rank_median": statistics.median(medians)}
-        row |= {"ms_rank_max": max(medians)}
+        row = slowest(by_rank).row(section) | each_rank(by_rank)
         row |= {"ms_without": base.ms, "ms_without_p20": base.ms_p20, "ms_without_p80": base.ms_p80}
         if job.device == "cuda":
             row["ms_host"] = max(job.everyone(statistics.median(issued)))
@@ -96,15 +71,3 @@ def _turn(device: str, step: Callable, count: int) -> tuple[list[float], float]:
         marks.append(Mark(device))
     synchronize(device)
     return [a.ms_until(b) for a, b in itertools.pairwise(marks)], issued
-
-
-def slowest(by_rank: list[Sequence[float]]) -> Timing:
-    """Of times that each rank took of the same calls: each call's longest."""
-    return Timing.of([max(times) for times in zip(*by_rank, strict=True)])
-
-
-def meet(device: str) -> None:
-    """All ranks at rest, from where they start together; collective."""
-    synchronize(device)
-    dist.barrier()
-    synchronize(device)

@@ -12,7 +12,7 @@ from a2lib.experiments.benchmark.configurations import MODELS
 from a2lib.experiments.data_parallel import configurations as data_parallel
 from a2lib.experiments.data_parallel.configurations import Training
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, names, parameter
+from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.step_parameters import ATTENTIONS, COMPILES
 from a2lib.theory.roofline import PRECISIONS
@@ -76,13 +76,7 @@ class Parameters:
         choices=("ours",),
         many=WRAPPERS,
     )
-    bucket_mb: int = parameter(
-        TORCH_MB,
-        "of bucketed, updating and torch_ddp, 2**20 bytes each",
-        kind=int,
-        minimum=1,
-        maximum=2**16,
-    )
+    bucket_mb: int = count(TORCH_MB, "of bucketed, updating and torch_ddp, 2**20 bytes each", 2**16)
     carrier: str = parameter(
         "backend", "what carries the gradients of bucketed, updating", kind=str, choices=CARRIERS
     )

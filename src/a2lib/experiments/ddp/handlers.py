@@ -12,12 +12,13 @@ import itertools
 from collections.abc import Callable
 
 from a2lib.experiments.data_parallel.training import TOLERANCE, Training
-from a2lib.experiments.data_parallel.turns import WARMUP, Mark, in_turns, meet, on_stream, slowest
+from a2lib.experiments.data_parallel.turns import WARMUP, in_turns, on_stream
 from a2lib.experiments.ddp import traces
 from a2lib.experiments.ddp.configurations import SENT_DTYPES, UPDATING, Way
 from a2lib.experiments.ddp.wrappers import wrap
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
+from a2lib.experiments.harness.rest import Mark, meet, slowest
 from a2lib.measure import DDP, synchronize
 from a2lib.measure.failures import note as one_line
 from a2lib.parallel import capture_step

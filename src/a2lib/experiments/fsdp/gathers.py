@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from a2lib.experiments.data_parallel.turns import Mark, meet
 from a2lib.experiments.fsdp.wrappers import Sharded
 from a2lib.experiments.harness.ranks import RankJob
+from a2lib.experiments.harness.rest import Mark, meet
 from a2lib.measure import bulk, synchronize
 from a2lib.parallel import capture_step
 

@@ -24,9 +24,7 @@ T = TypeVar("T")
 # What papermill can inject. Anything else among the globals is an import or a result.
 _LITERALS = (bool, int, float, str, list, tuple, dict, type(None))
 # IPython's own names, and those of `papermill --inject-paths`.
-_NOT_PARAMETERS = re.compile(
-    r"_.*|In|Out|exit|quit|open|get_ipython|PAPERMILL_(INPUT|OUTPUT)_PATH"
-)
+_NOT_PARAMETERS = re.compile(r"_.*|In|Out|exit|quit|open|get_ipython|PAPERMILL_(INPUT|OUTPUT)_PATH")
 _CHECKED = "_parameters_checked"
 _LARGEST = 2**63 - 1  # the tables hold no larger whole number
 _SHOWN = 60  # characters of a refused value
@@ -67,6 +65,12 @@ def parameter(
     return dataclasses.field(default=default, metadata=rules)
 
 
+def count(usual: int | None, help: str, most: int) -> Any:
+    """The field of a whole number from 1 to ``most``; where ``usual`` is None, None too."""
+    given = {"minimum": 1, "maximum": most, "optional": usual is None}
+    return parameter(usual, help, kind=int, **given)
+
+
 def remeasure(help: str = "measure again what a sweep has stored already") -> Any:
     """The field ``remeasure``: a sweep skips the rows it has, unless it is True."""
     return parameter(False, help, kind=bool)
@@ -101,9 +105,7 @@ def compile_workers() -> Any:
 
 def world_size(default: int = 2) -> Any:
     """The field ``world_size`` of an experiment that several processes measure together."""
-    return parameter(
-        default, "processes; with nccl a GPU for each", kind=int, minimum=1, maximum=MOST_RANKS
-    )
+    return count(default, "processes; with nccl a GPU for each", MOST_RANKS)
 
 
 def backend() -> Any:

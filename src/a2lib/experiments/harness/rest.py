@@ -1,21 +1,48 @@
-"""Times of what several ranks do together, each call from where all of them are idle."""
+"""Times of what several ranks do together, from where all of them are idle."""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
 import torch.distributed as dist
 
-from a2lib.measure import synchronize
+from a2lib.measure import Timing, synchronize
+
+
+class Mark:
+    """A moment: on a GPU when the current stream comes to it, else now.
+
+    One ``in_graph`` is part of the graph that is captured, and the moment that of its last replay.
+    """
+
+    def __init__(self, device: str, in_graph: bool = False) -> None:
+        self._event = None
+        if device == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True, external=in_graph)
+            self._event.record()
+        self._ns = time.perf_counter_ns()
+
+    def ms_until(self, later: Mark) -> float:
+        """Milliseconds; on a GPU both must have come."""
+        if self._event is not None:
+            return self._event.elapsed_time(later._event)
+        return (later._ns - self._ns) / 1e6
+
+
+def meet(device: str) -> None:
+    """All ranks at rest, from where they start together; collective."""
+    synchronize(device)
+    dist.barrier()
+    synchronize(device)
 
 
 def from_rest(run: Callable[[], object], device: str) -> float:
     """Milliseconds of one call by the host's clock, from where all ranks are idle to where this
     one is again; every rank calls it."""
-    synchronize(device)
-    dist.barrier()
-    synchronize(device)
+    meet(device)
     start = time.perf_counter_ns()
     run()
     synchronize(device)
@@ -26,3 +53,16 @@ def calls(budget_ms: float, estimate_ms: float, limits: tuple[int, int]) -> int:
     """How many calls fit the budget, within the limits."""
     fewest, most = limits
     return max(fewest, min(most, int(budget_ms / max(estimate_ms, 1e-6))))
+
+
+def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:
+    """Of times that each rank took of the same calls: each call's longest."""
+    return Timing.of([max(times) for times in zip(*by_rank, strict=True)])
+
+
+def each_rank(by_rank: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The columns of what the ranks took by themselves: of their medians the least, the median and
+    the most."""
+    own = [statistics.median(times) for times in by_rank]
+    return {"ms_rank_min": min(own), "ms_rank_median": statistics.median(own),
+            "ms_rank_max": max(own)}  # fmt: skip

@@ -88,8 +88,8 @@ def draw(rows: Sequence[Row], section: Section, plot: Plot, derived: Derived | N
         style = "column" if plot.beside else "name"
         legend = "auto" if made["name"].nunique() * made["column"].nunique() > 1 else False
         grid = sns.relplot(made, x=plot.x, y="value", hue="name", style=style, kind="line",
-                           markers=True, dashes=False, errorbar=None, height=3, aspect=1.4,
-                           facet_kws=apart, legend=legend, **by)  # fmt: skip
+                           markers=True, dashes=bool(plot.beside), errorbar=None, height=3,
+                           aspect=1.4, facet_kws=apart, legend=legend, **by)  # fmt: skip
         grid.set(ylabel=plot.y)
         if not plot.linear:
             grid.set(xscale="log" if made[plot.x].min() > 0 else "linear", yscale="log")

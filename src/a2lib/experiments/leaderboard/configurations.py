@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from a2lib.experiments import step_parameters
 from a2lib.experiments.benchmark.configurations import MODELS
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, names, parameter
+from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.theory.transformer import Shape
 
 OURS, PEER = "fsdp", "fsdp2"
 # What is kept of a block: its input; attention's results too; as many products as fit the device;
@@ -64,10 +63,6 @@ class Step:
     attention: str
     dtype: str
 
-    @property
-    def shape(self) -> Shape:
-        return dataclasses.replace(MODELS[self.model], num_layers=self.layers)
-
     def key(self) -> dict[str, object]:
         own = {name: getattr(self, name) for name in ("model", "layers", "batch", "context")}
         ranks = {"backend": self.ranks.backend, "world_size": self.ranks.world_size}
@@ -83,15 +78,8 @@ class Parameters:
         "all", "all, or names from above, commas between", kind=str, choices=("all",), many=WAYS
     )
     model: str = step_parameters.model(MODELS, "8B", "GPUs")
-    layers: int | None = parameter(
-        None,
-        "blocks; None: the model's own, 4 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=1024,
-        optional=True,
-    )
-    batch: int = parameter(1, "sequences a rank", kind=int, minimum=1, maximum=2**16)
+    layers: int | None = count(None, "blocks; None: the model's own, 4 on the CPU", 1024)
+    batch: int = count(1, "sequences a rank", 2**16)
     context: int | None = step_parameters.context(32_768, 32, "tokens of a sequence", "GPUs")
     attention: str = parameter(
         "auto",
@@ -99,18 +87,11 @@ class Parameters:
         kind=str,
         choices=("auto", *step_parameters.ATTENTIONS),
     )
-    room_percent: int | None = parameter(
-        None,
-        "what may stay of what blocks could keep; None: what there is room for",
-        kind=int,
-        minimum=1,
-        maximum=100,
-        optional=True,
+    room_percent: int | None = count(
+        None, "what may stay of what blocks could keep; None: what there is room for", 100
     )
-    warmup_ms: int = parameter(
-        10_000, "of steps before the timed ones, on GPUs", kind=int, minimum=1, maximum=10**6
-    )
-    rep_ms: int = parameter(30_000, "of timed steps, on GPUs", kind=int, minimum=1, maximum=10**6)
+    warmup_ms: int = count(10_000, "of steps before the timed ones, on GPUs", 10**6)
+    rep_ms: int = count(30_000, "of timed steps, on GPUs", 10**6)
     cold: bool = parameter(
         True, "begin each way with nothing in the compilers' caches, and time that", kind=bool
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, names, parameter
+from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 
 SCHEMES = ("dp", "fsdp", "tp", "fsdp_tp")
@@ -113,38 +113,14 @@ class Parameters:
     implementation: str = parameter(
         "a2lib", "written out with collectives, or PyTorch's own", kind=str, choices=IMPLEMENTATIONS
     )
-    tokens: int | None = parameter(
-        None,
-        "of the batch over all ranks; None: a few around the predicted threshold",
-        kind=int,
-        minimum=1,
-        maximum=2**24,
-        optional=True,
+    tokens: int | None = count(
+        None, "of the batch over all ranks; None: a few around the predicted threshold", 2**24
     )
-    d_model: int | None = parameter(
-        None,
-        "width of a layer; None: 4096 on GPUs, 256 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**17,
-        optional=True,
+    d_model: int | None = count(None, "width of a layer; None: 4096 on GPUs, 256 on the CPU", 2**17)
+    d_ff: int | None = count(
+        None, "width of its hidden; None: 11008 on GPUs, 1024 on the CPU", 2**19
     )
-    d_ff: int | None = parameter(
-        None,
-        "width of its hidden; None: 11008 on GPUs, 1024 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**19,
-        optional=True,
-    )
-    layers: int | None = parameter(
-        None,
-        "in a row; None: 4 on GPUs, 3 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=MOST_LAYERS,
-        optional=True,
-    )
+    layers: int | None = count(None, "in a row; None: 4 on GPUs, 3 on the CPU", MOST_LAYERS)
     dtype: str = parameter(
         "auto",
         "bf16 or fp32; auto: bf16 on GPUs, fp32 on the CPU",

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.rest import calls, from_rest
+from a2lib.experiments.harness.rest import calls, from_rest, slowest
 from a2lib.experiments.parallelism.configurations import PARTS
 from a2lib.experiments.parallelism.schemes import (
     DATA,
@@ -167,10 +167,7 @@ class Batch:
             for name, run in ways.items():
                 own[name].append(from_rest(run, device))
         by_rank = everyone(own)
-        return {
-            name: Timing.of([max(times) for times in zip(*(r[name] for r in by_rank), strict=True)])
-            for name in ways
-        }
+        return {name: slowest([times[name] for times in by_rank]) for name in ways}
 
 
 def _sent(axes: Iterable[Callable[[], list]]) -> None:

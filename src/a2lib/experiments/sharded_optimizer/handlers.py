@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from torch.optim import Optimizer
 
 from a2lib.experiments.data_parallel.training import TOLERANCE, Training
-from a2lib.experiments.data_parallel.turns import WARMUP, Mark, in_turns, meet, on_stream, slowest
+from a2lib.experiments.data_parallel.turns import WARMUP, in_turns, on_stream
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
+from a2lib.experiments.harness.rest import Mark, meet, slowest
 from a2lib.experiments.sharded_optimizer.configurations import Way
 from a2lib.experiments.sharded_optimizer.optimizers import make, unlike, wrapped
 from a2lib.measure import SHARDED_OPTIMIZER, synchronize

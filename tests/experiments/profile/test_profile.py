@@ -12,16 +12,17 @@ from profiles import make
 from a2lib.benchmark import Result, StepTimes
 from a2lib.benchmark.__main__ import parse
 from a2lib.experiments import profile
-from a2lib.experiments.benchmark.configurations import Configuration
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.experiments.profile import handlers, settings, tables, view
+from a2lib.experiments.profile import handlers, settings
 from a2lib.experiments.profile.settings import Parameters, Traced, sweep_of
+from a2lib.experiments.steps import Configuration
 from a2lib.measure import PROFILE, bulk, nsight, trace
 from a2lib.measure.failures import LostContext
 from a2lib.measure.trace.kernels import Span
 
 HERE = Path(make.__file__).parent
 TINY = Traced(Configuration("tiny", 16), "torch")
+(TASK,) = profile.tasks(Parameters(context=16), "cpu")
 
 
 def test_what_answers_most_comes_first_and_each_once():
@@ -140,32 +141,32 @@ def test_a_trace_of_a_cpu_has_no_host_apart():
 
 def test_the_window_of_a_block_is_its_range_or_as_long(found):
     kernels = found.steps()["step 0"]
-    windows = tables.block_windows(found, kernels, 1)
+    windows = handlers.block_windows(found, kernels, 1)
     # layers.0 itself has no range here: the phases whole, from 100 to 280 and from 500 to 660.
     assert {p: (rows[0]["start_us"], max(r["start_us"] + r["duration_us"] for r in rows))
             for p, rows in windows.items()
             } == {"forward": (0, 180), "backward": (0, 160)}  # fmt: skip
-    thirds = tables.block_windows(found, kernels, 3)["forward"]  # from 160 to 220
+    thirds = handlers.block_windows(found, kernels, 3)["forward"]  # from 160 to 220
     assert [(r["start_us"], r["duration_us"]) for r in thirds if r["stream"] == "7"] == [
         (0, 40), (50, 10),
     ]  # fmt: skip
     cpu = trace.read(HERE / "cpu_trace.json.gz")
-    rows = tables.block_windows(cpu, cpu.steps()["step 0"], 1)
+    rows = handlers.block_windows(cpu, cpu.steps()["step 0"], 1)
     assert {row["phase"] for row in rows["backward"]} == {"backward"}
     assert "lm_head" not in {row["part"] for row in rows["forward"]}
 
 
 def test_steps_that_differ_are_said(found):
-    assert tables.differing(found) == ""
+    assert handlers.differing(found) == ""
     found.kernels.extend(dataclasses.replace(k, path=("step 1",)) for k in found.kernels[:2])
-    assert tables.differing(found) == "steps of 2 to 7 kernels"
+    assert handlers.differing(found) == "steps of 2 to 7 kernels"
     found.spans.append(Span("step 1", ("a", 1), 10**9, 2 * 10**9))
     within = sum(span.start_ns < 10**9 for span in found.spans)
-    assert tables.differing(found) == f"steps of 2 to 7 kernels; steps of 1 to {within} ranges"
-    assert len(tables.median_step(found)) == 2  # 120 of work against 355
+    assert handlers.differing(found) == f"steps of 2 to 7 kernels; steps of 1 to {within} ranges"
+    assert len(handlers.median_step(found)) == 2  # 120 of work against 355
     found.kernels.clear()
     with pytest.raises(trace.TraceError, match="names no step"):
-        tables.median_step(found)
+        handlers.median_step(found)
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def played(monkeypatch, tmp_path):
 
         monkeypatch.setattr(handlers, "run", run)
         monkeypatch.setattr(handlers, "record", record)
-        monkeypatch.setattr(handlers.memory, "total_bytes", lambda device: 10**12)
+        monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 10**12)
         return calls
 
     return make_
@@ -198,7 +199,7 @@ def played(monkeypatch, tmp_path):
 
 def test_a_configuration_is_rows_and_pictures(job, played, tmp_path):
     calls = played()
-    given = job(PROFILE, profile._task(TINY))
+    given = job(PROFILE, TASK)
     handlers.measure(given)
     rows = {row["phase"]: row for row in given.store.rows()}
     assert set(rows) == {"forward", "loss", "backward", "optimizer", "step"}
@@ -217,32 +218,12 @@ def test_a_configuration_is_rows_and_pictures(job, played, tmp_path):
     assert bulk.pictures("strip", tmp_path) == [
         ("cpu", f"{name}-{phase}") for phase in ("backward", "forward")
     ]
-    said, _ = view.tables(given.store.rows(), [TINY])
-    assert said.startswith("tiny 16 train-step fp32 eager by torch: ")
-    assert [line.split()[0] for line in said.splitlines()[3:]] == list(TINY.phases)
-    assert "aten::" in view.kernels(TINY, view.rows_of("kernels", "cpu", TINY, tmp_path))
-
-
-def test_a_note_is_said_once_below_the_table():
-    times = dict.fromkeys((*view.TIMES, "us_queued", "no_launch_percent", "no_range_percent",
-                           "no_class_percent"), "1.5")  # fmt: skip
-    every = {**TINY.key(), "status": "ok", **times, "launches": "7"}
-    notes = (("forward", "lost"), ("backward", "lost"), ("step", ""))
-    rows = [{**every, "phase": phase, "note": note} for phase, note in notes]
-    said, below = view.tables(rows, [TINY])
-    assert below == "Noted of 2 of 3: lost"
-    said = said.splitlines()
-    assert all(line.endswith("1.5/1.5/1.5") for line in said[3:]) and len(said) == 6
-    assert max(map(len, said)) < 110
-    assert not any(view.tables([], [TINY]))
-    refused = [{**rows[0], "status": "oom", "note": "much"}]
-    assert view.tables(refused, [TINY])[0].splitlines()[-1].endswith("much")
 
 
 @pytest.mark.parametrize("ends", [{"status": "oom"}, {"traced": "oom"}])
 def test_out_of_memory_is_a_row_with_or_without_the_profiler(job, played, tmp_path, ends):
     calls = played(**ends)
-    given = job(PROFILE, profile._task(TINY))
+    given = job(PROFILE, TASK)
     handlers.measure(given)
     assert {row["status"] for row in given.store.rows()} == {"oom"} and len(given.store.rows()) == 5
     assert len(calls) == ("traced" in ends)
@@ -258,7 +239,7 @@ def test_out_of_memory_is_a_row_with_or_without_the_profiler(job, played, tmp_pa
 )  # fmt: skip
 def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, played, error, lost):
     played(error=error)
-    given = job(PROFILE, profile._task(TINY))
+    given = job(PROFILE, TASK)
     if lost:
         with pytest.raises(LostContext):
             handlers.measure(given)
@@ -269,8 +250,8 @@ def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, played, err
 
 def test_what_certainly_does_not_fit_is_not_tried(job, played, monkeypatch):
     calls = played()
-    monkeypatch.setattr(handlers.memory, "total_bytes", lambda device: 1)
-    given = job(PROFILE, profile._task(TINY))
+    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 1)
+    given = job(PROFILE, TASK)
     handlers.measure(given)
     assert not calls and {row["note"][:9] for row in given.store.rows()} == {"not tried"}
 
@@ -283,14 +264,16 @@ def test_the_line_of_the_benchmark_among_those_of_nsys():
 
 
 def test_who_traces(monkeypatch):
-    def run(device, asked):
-        return SimpleNamespace(device=device, parameters=Parameters(profiler=asked))
+    def who(device, asked):
+        return profile.profiler(Parameters(profiler=asked), device)
 
     monkeypatch.setattr(nsight, "find", lambda: None)
-    assert profile.profiler(run("cuda", "auto")) == "torch"
-    assert "Nsight Systems is not found" in profile._words(run("cuda", "auto"))
+    assert who("cuda", "auto") == "torch"
+    with pytest.raises(ParameterError, match="'nsys': not found on the path"):
+        profile.refuse(Parameters(profiler="nsys"), "cuda")
     monkeypatch.setattr(nsight, "find", lambda: "/usr/bin/nsys")
-    assert profile.profiler(run("cuda", "auto")) == "nsys"
-    assert profile.profiler(run("cpu", "auto")) == profile.profiler(run("cuda", "torch")) == "torch"
-    assert "asked for" in profile._words(run("cuda", "torch"))
-    assert "operators" in profile._words(run("cpu", "auto"))
+    assert who("cuda", "auto") == "nsys"
+    assert who("cpu", "auto") == who("cuda", "torch") == "torch"
+    profile.refuse(Parameters(profiler="nsys"), "cuda")
+    with pytest.raises(ParameterError, match="profiler = 'nsys' needs a GPU"):
+        profile.refuse(Parameters(profiler="nsys"), "cpu")

@@ -56,11 +56,17 @@ def show(
     else:
         table = made[[*named, *values, "status", "note"]]
     table = table[[c for c in table if not (table[c].isna() | (table[c] == "")).all()]]
+    show_frame(", ".join([says, *(_says(column, value) for column, value in same.items())]), table)
+
+
+def show_frame(says: str, table) -> None:
+    """Show a DataFrame: numbers with four digits, bytes in their unit."""
+    import pandas as pd
+
     table = pd.DataFrame({_head(c, table[c]): _cells(c, table[c]) for c in table})
-    head = ", ".join([says, *(_says(column, value) for column, value in same.items())])
     bundle = {
-        "text/plain": f"{head}\n{table.to_string(index=False)}",
-        "text/html": f"<p>{head}</p>{table.to_html(index=False, border=0)}",
+        "text/plain": f"{says}\n{table.to_string(index=False)}",
+        "text/html": f"<p>{says}</p>{table.to_html(index=False, border=0)}",
     }
     if not display(bundle):
         print(bundle["text/plain"])

@@ -1,130 +1,126 @@
-"""The profile experiment: what the cells of notebooks/profile.ipynb call, top to bottom.
+"""The profile experiment: what the cells of notebooks/profile.ipynb call.
 
-    parameters = profile.check(globals())
-    run = profile.start(parameters)
-    profile.measure(run)
-    profile.show(run)
-    profile.kernels(run)
-    figure = profile.draw(run)
-    profile.say_where(run)
-
-``settings`` says what is traced, ``handlers`` how a worker does it, ``tables`` what is kept.
+``settings`` says what is traced, ``handlers`` how a worker does it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import MutableMapping
 
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness.guard import measures
+from a2lib.experiments.harness import view
+from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.tables import show_tables
-from a2lib.experiments.profile import view
 from a2lib.experiments.profile.settings import NSYS, TORCH, Parameters, Traced
-from a2lib.measure import PROFILE, nsight
+from a2lib.experiments.steps import refuse as refuse_without_gpu
+from a2lib.measure import PROFILE, StoreError, bulk, nsight
 
-NOTEBOOK = PROFILE.notebook
-SECTIONS = (PROFILE,)
-# The timer's steps, then a child process and its export, before the worker says anything.
-SILENCE_S = 1800
+MOST = 12  # kernels that are shown
 
 
-def check(namespace: MutableMapping) -> Parameters:
-    """The notebook's parameters out of its globals; raises ParameterError for a wrong one."""
-    return parameters.check(namespace, Parameters)
+def profiler(given: Parameters, device: str) -> str:
+    """Who traces: ``nsys`` or ``torch``."""
+    if given.profiler != "auto":
+        return given.profiler
+    return NSYS if device == "cuda" and nsight.find() else TORCH
 
 
-def start(given: Parameters) -> Run:
-    """Record the run and print what it runs on, and who traces.
-
-    Raises, before anything is measured, ParameterError where this machine cannot do what is asked,
-    StoreError where rows could not be stored and DeviceBusy where another process measures here.
-    """
-    import torch
-
-    gpu = torch.cuda.is_available()
-    if not gpu and given.precision == "tf32":
-        raise ParameterError("precision = 'tf32' needs a GPU; leave precision out here")
-    if not gpu and given.profiler == NSYS:
-        raise ParameterError("profiler = 'nsys' needs a GPU; leave profiler out here")
-    if gpu and given.profiler == NSYS and nsight.find() is None:
+def refuse(given: Parameters, device: str) -> None:
+    """Raise ParameterError for what this machine cannot do."""
+    refuse_without_gpu(given, device)
+    if given.profiler == NSYS and nsight.find() is None:
         raise ParameterError(
             f"profiler = 'nsys': not found on the path; ${nsight.VARIABLE} can name it"
         )
-    run = harness.start(given, NOTEBOOK, SECTIONS, tiny=given.model == "auto")
-    print(f"  traced by {_words(run)}")
+
+
+def traced(given: Parameters, device: str) -> list[Traced]:
+    """What is traced, in order."""
+    return given.traced(device, profiler(given, device))
+
+
+def tasks(given: Parameters, device: str) -> list[Task]:
+    """A task for each configuration, all phases at once."""
+    return [
+        Task.whole(
+            str(one), dataclasses.asdict(one), ({**one.key(), "phase": p} for p in one.phases)
+        )
+        for one in traced(given, device)
+    ]
+
+
+def _unfiled(row: view.Row) -> str:
+    shares = ("no_launch_percent", "no_range_percent", "no_class_percent")
+    return "/".join(f"{float(row[c]):.2g}" for c in shares)
+
+
+TRACES = Table(
+    PROFILE,
+    tasks,
+    says="Each phase by the timer, and by what the profiler saw",
+    shown=("ms_timer", "ms_traced", "ms", "ms_busy", "ms_range", "us_queued", "launches"),
+    derived={"unfiled, %": _unfiled},
+    silence_s=1800,  # the timer's steps, then a child process and its export
+)
+EXPERIMENT = Experiment(
+    Parameters,
+    (TRACES,),
+    "A step, kernel by kernel",
+    tiny=lambda given: given.model == "auto",
+    refuse=refuse,
+)
+check = EXPERIMENT.check
+measure, show = TRACES.measure, TRACES.show
+
+
+def start(given: Parameters) -> Run:
+    """Record the run and print what it runs on, and who traces; raises as ``EXPERIMENT.start``."""
+    run = EXPERIMENT.start(given)
+    who = {NSYS: "Nsight Systems", TORCH: "torch.profiler"}[profiler(given, run.device)]
+    print(f"  traced by {who}{': operators, no kernels' if run.device == 'cpu' else ''}")
     return run
 
 
-def profiler(run: Run) -> str:
-    """Who traces in this run: ``nsys`` or ``torch``."""
-    asked = run.parameters.profiler
-    if asked != "auto":
-        return asked
-    return NSYS if run.device == "cuda" and nsight.find() else TORCH
-
-
-def tasks(run: Run) -> list[Task]:
-    """A task for each configuration, all phases at once."""
-    return [_task(traced) for traced in run.parameters.traced(run.device, profiler(run))]
-
-
-@measures
-def measure(run: Run) -> None:
-    """Time and trace what is asked for; a single configuration always, a sweep what it lacks."""
-    resume = run.parameters.sweep != "shape"
-    harness.measure(
-        run, PROFILE, tasks(run), what="traces", resume=resume, silence_s=SILENCE_S
-    )  # fmt: skip
-
-
-def show(run: Run) -> None:
-    """Print the stored rows of this run's configurations: a line for each phase."""
-    asked = run.parameters.traced(run.device, profiler(run))
-    show_tables(*view.tables(run.store(PROFILE).rows(), asked))
-
-
 def kernels(run: Run) -> None:
-    """Print the kernels of the first configuration asked for that take the most time."""
-    show_tables(view.kernels(*_first(run, "kernels")))
+    """Show the kernels of the first configuration asked for that take the most time."""
+    one, found = _kernels(run)
+    if found is None:
+        say_nothing("No kernels of what is asked for are stored.")
+        return
+    found = found.groupby(["phase", "kind", "kernel"], as_index=False)[["calls", "ms", "share"]]
+    view.show_frame(f"{one}: what takes the most time", found.sum().nlargest(MOST, "ms"))
 
 
 def draw(run: Run):
     """The kernel time of that configuration's phases, made of classes, as a matplotlib figure."""
-    return view.figure(*_first(run, "kernels"))
+    one, found = _kernels(run)
+    if found is None:
+        return None
+    figure, ax = view.subplots(figsize=(8, 1 + 0.5 * found["phase"].nunique()))
+    sums = found.pivot_table("ms", "phase", "kind", "sum", sort=False)
+    sums.plot.barh(stacked=True, ax=ax, title=str(one), xlabel="kernel time of a step, ms")
+    ax.invert_yaxis()
+    return figure
+
+
+def _kernels(run: Run):
+    """The first configuration asked for whose kernels are stored, and they as a DataFrame."""
+    import pandas as pd
+
+    stored = bulk.pictures("kernels", run.data)
+    for one in traced(run.parameters, run.device):
+        if (run.slug, one.picture) in stored:
+            try:
+                return one, pd.DataFrame(bulk.read("kernels", run.slug, one.picture, run.data).rows)
+            except StoreError as error:
+                print(error)
+    return None, None
 
 
 def say_where(run: Run) -> None:
     """Print where the rows are and how they get into the book."""
-    harness.say_where(run, SECTIONS, "A step, kernel by kernel")
+    EXPERIMENT.say_where(run)
     print("What the profiler wrote itself is in build/traces: nsys-ui opens a .nsys-rep, "
           "ui.perfetto.dev a .json.gz.")  # fmt: skip
-
-
-def _first(run: Run, table: str):
-    """The first configuration asked for that has this bulk table, and its rows."""
-    for traced in run.parameters.traced(run.device, profiler(run)):
-        rows = view.rows_of(table, run.slug, traced, run.data)
-        if rows:
-            return traced, rows
-    return None, []
-
-
-def _words(run: Run) -> str:
-    if profiler(run) == NSYS:
-        return "Nsight Systems"
-    if run.device == "cpu":
-        return "torch.profiler: the operators, since a CPU has no kernels"
-    why = "asked for" if run.parameters.profiler == TORCH else "Nsight Systems is not found"
-    return f"torch.profiler ({why})"
-
-
-def _task(traced: Traced) -> Task:
-    keys = tuple({**traced.key(), "phase": phase} for phase in traced.phases)
-    configuration = dataclasses.asdict(traced.configuration)
-    spec = {"configuration": configuration, "profiler": traced.profiler}
-    return Task(str(traced), spec, {str(traced): keys})

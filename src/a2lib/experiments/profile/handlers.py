@@ -15,23 +15,19 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from a2lib.benchmark import Config, run
-from a2lib.experiments.benchmark.configurations import Configuration
 from a2lib.experiments.benchmark.handlers import of_host, of_phase
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.profile.settings import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
-from a2lib.experiments.profile.tables import (
-    block_windows,
-    differing,
-    kernel_table,
-    median_step,
-)
-from a2lib.measure import bulk, memory, nsight, trace
+from a2lib.experiments.steps import Configuration
+from a2lib.measure import bulk, nsight, trace
 from a2lib.measure.failures import LostContext, note
+from a2lib.measure.trace import Kernel, Trace, TraceError, busy, kernel_rows, strip_rows
 from a2lib.measure.trace.classes import shorten
 from a2lib.paths import build_dir
 
 TIMEOUT_S = 400  # below the silence that a worker is allowed
 NS = 1e-6  # milliseconds
+LEAST_SHARE = 0.001  # of a step's kernel time; what takes less is filed under "rest"
 # Of what Nsight notes down, the rest being that it has started and the like.
 ALARMING = re.compile(r"lost|drop|overflow|incomplete|not all|fail|error", re.I)
 Row = dict[str, object]
@@ -45,35 +41,33 @@ def measure(job: Job) -> None:
     """The rows of one configuration, a phase each, and its bulk tables."""
     spec = job.spec
     traced = Traced(Configuration(**spec["configuration"]), spec["profiler"])
-    least, there = traced.configuration.least_bytes(), memory.total_bytes(job.device)
-    if least > there:
-        why = f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"
-        return _say(job, "oom", why)
+    if why := traced.configuration.refusal(job.device):
+        return job.refuse("oom", why)
     given = {"seed": job.seed, "warmup": WARMUP}
     timer = run(traced.configuration.config(job.device, steps=STEPS, **given))
     if timer.status != "ok":
-        return _say(job, timer.status, timer.note)
+        return job.refuse(timer.status, timer.note)
     config = traced.configuration.config(
         job.device, steps=TRACED_STEPS, nvtx=traced.ranges, **given
     )
     try:
         found, under = record(traced, config)
     except (nsight.NsightError, TracingError, subprocess.TimeoutExpired) as error:
-        _say(job, "error", str(error))
+        job.refuse("error", str(error))
         if isinstance(error, subprocess.TimeoutExpired) or getattr(error, "stuck", False):
             # What the child started ends with this process.
             raise LostContext("a traced process does not end") from None
         return None
     if under["status"] != "ok":
-        return _say(job, under["status"], under["note"])
+        return job.refuse(under["status"], under["note"])
     _store_tables(job, traced, found)
     times = trace.phase_times(found)
-    for key in _keys(job):
+    for key in job.keys:
         job.put({**key, **values(key["phase"], found, times, timer, under)})
     return None
 
 
-def record(traced: Traced, config: Config) -> tuple[trace.Trace, Mapping]:
+def record(traced: Traced, config: Config) -> tuple[Trace, Mapping]:
     """The trace of ``config`` in a child process, and what its benchmark said of itself.
 
     The trace's file stays in build/traces. Raises NsightError, TracingError or TimeoutExpired where
@@ -106,9 +100,7 @@ def command(config: Config) -> list[str]:
     return words
 
 
-def values(
-    phase: str, found: trace.Trace, times: Mapping, timer, under: Mapping[str, object]
-) -> Row:
+def values(phase: str, found: Trace, times: Mapping, timer, under: Mapping[str, object]) -> Row:
     """The values of a row: the steps of the trace ``found``, with ``times`` from it, beside those
     of the ``timer`` (a Result) and the timer's of the traced process, ``under``."""
     mine = [phases[phase] for phases in times.values() if phase in phases]
@@ -148,13 +140,14 @@ def values(
     }
 
 
-def _store_tables(job: Job, traced: Traced, found: trace.Trace) -> None:
+def _store_tables(job: Job, traced: Traced, found: Trace) -> None:
     """The kernels of the median step, and windows as long as a block."""
     step = median_step(found)
     where = {"run": job.run, "data": job.store.data}
     about = traced.key() | {"source": found.source, "steps": 1}
     device = job.store.device
-    bulk.put("kernels", device, traced.picture, kernel_table(step), about=about, **where)
+    kernels = kernel_rows(step, LEAST_SHARE)
+    bulk.put("kernels", device, traced.picture, kernels, about=about, **where)
     if traced.configuration.mode != "train-step":
         return
     layers = traced.configuration.shape.num_layers
@@ -163,7 +156,7 @@ def _store_tables(job: Job, traced: Traced, found: trace.Trace) -> None:
         bulk.put("strip", device, name, rows, about=about | {"phase": phase}, **where)
 
 
-def _unfiled(found: trace.Trace, phase: str) -> trace.Coverage:
+def _unfiled(found: Trace, phase: str) -> trace.Coverage:
     """Of the whole trace for a step, since what is in no range is in no step."""
     if phase == trace.STEP:
         return trace.coverage(found.kernels)
@@ -191,10 +184,52 @@ def _said(printed: str) -> Mapping[str, object]:
     return json.loads(line)
 
 
-def _say(job: Job, status: str, why: str) -> None:
-    for key in _keys(job):
-        job.put({**key, "status": status, "note": note(why)})
+def median_step(found: Trace) -> list[Kernel]:
+    """The kernels of the step whose busy time is the median one (the lower of two).
+
+    Raises TraceError where the trace names no step.
+    """
+    steps = sorted(found.steps().values(), key=lambda kernels: busy(kernels).busy_ns)
+    if not steps:
+        raise TraceError("the trace names no step")
+    return steps[(len(steps) - 1) // 2]
 
 
-def _keys(job: Job) -> list[Mapping[str, object]]:
-    return [key for keys in job.wanted.values() for key in keys]
+def differing(found: Trace) -> str:
+    """What to say where steps that do the same have another number of kernels, or of ranges; ""
+    where not. A profiler that lost records shows so."""
+    around = [span for span in found.spans if span.name in found.steps()]
+    counts = {
+        "kernels": [len(kernels) for kernels in found.steps().values()],
+        # Of all threads: the backward pushes its own.
+        "ranges": [sum(step.start_ns <= span.start_ns < step.end_ns for span in found.spans)
+                   for step in around],
+    }  # fmt: skip
+    return "; ".join(f"steps of {min(n)} to {max(n)} {what}"
+                     for what, n in counts.items() if len(set(n)) > 1)  # fmt: skip
+
+
+def block_windows(found: Trace, step: list[Kernel], layers: int) -> dict[str, list]:
+    """Phase -> rows of the bulk table ``strip``: the block in the middle, forward and backward.
+
+    It is found by its range. Where blocks have none, since they are compiled, the window is as long
+    as one of ``layers`` equal parts in the middle of the phase.
+    """
+    windows = {}
+    for phase, suffix in (("forward", ""), ("backward", ".bwd")):
+        mine = [k for k in step if k.phase == phase]
+        if not mine:
+            continue
+        block = f"layers.{layers // 2}{suffix}"
+        inside = [k for k in mine if block in k.path]
+        if inside:
+            start, end = min(k.start_ns for k in inside), max(k.end_ns for k in inside)
+        else:
+            first, last = min(k.start_ns for k in mine), max(k.end_ns for k in mine)
+            length = (last - first) // layers
+            start = first + (layers // 2) * length
+            end = start + length
+        rows = strip_rows(found.kernels, start, end - start)
+        if rows:
+            windows[phase] = rows
+    return windows

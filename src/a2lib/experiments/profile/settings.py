@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from a2lib.benchmark import PHASES
 from a2lib.experiments import step_parameters
-from a2lib.experiments.benchmark.configurations import MODELS, MODES, Configuration
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, parameter
+from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.steps import BATCH, MODELS, MODES, Configuration, refuse_never
+from a2lib.measure import PROFILE
 from a2lib.measure.trace import STEP
 from a2lib.theory.roofline import NARROW, PRECISIONS
 
 NSYS, TORCH = "nsys", "torch"
-BATCH = 4
 # The smallest size and the largest whose train-step fits at every context, traced in every way, and
 # those between, whose plain steps are; the handouts' contexts.
 TRACED = {"cuda": ("small", "2.7B"), "cpu": ("tiny",)}
@@ -51,9 +51,7 @@ class Traced:
 
     def key(self) -> dict[str, object]:
         """The key columns of its rows, but for the phase."""
-        key = self.configuration.key()
-        del key["capture"]
-        return key | {"profiler": self.profiler}
+        return self.configuration.key(PROFILE) | {"profiler": self.profiler}
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -135,10 +133,7 @@ class Parameters:
     def __post_init__(self) -> None:
         fixed = [f.name for f in dataclasses.fields(self)][:7]
         parameters.refuse_beside_sweep(self, fixed)
-        try:
-            self._one("cuda", TORCH).configuration.config("cuda")
-        except ValueError as error:
-            raise ParameterError(str(error)) from None
+        refuse_never(lambda: self._one("cuda", TORCH).configuration.config("cuda"))
 
     def traced(self, device: str, profiler: str) -> list[Traced]:
         """What is traced on ``device``, "cuda" or "cpu", in order."""
@@ -147,10 +142,4 @@ class Parameters:
         return sweep_of(self.sweep, device, profiler)
 
     def _one(self, device: str, profiler: str) -> Traced:
-        names = ("batch", "mode", "precision", "attention", "compile")
-        configuration = Configuration(
-            {"cuda": "small", "cpu": "tiny"}[device] if self.model == "auto" else self.model,
-            self.context or CONTEXT[device],
-            **{name: getattr(self, name) for name in names},
-        )
-        return Traced(configuration, profiler)
+        return Traced(Configuration.named(self, device, CONTEXT), profiler)

@@ -3,10 +3,10 @@
 import pytest
 
 from a2lib.experiments import memory
-from a2lib.experiments.benchmark import configurations
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.memory import handlers
-from a2lib.experiments.memory.configurations import Case
+from a2lib.experiments.memory.configurations import counted
+from a2lib.experiments.steps import MODELS, Configuration
 from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, Store, start_run
 from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.memory.step import asked, replay
@@ -20,7 +20,7 @@ SHAPE = Shape(d_model=1024, d_ff=2048, num_layers=2, num_heads=16, vocab_size=20
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     """``measured(section, handler, task)``: the rows that a worker would store."""
-    monkeypatch.setitem(configurations.MODELS, "tiny", SHAPE)
+    monkeypatch.setitem(MODELS, "tiny", SHAPE)
     run = start_run(command="test", parameters={}, device="gpu", data=tmp_path)
 
     def measure(section, handler, task):
@@ -38,7 +38,7 @@ def of(case):
 
 
 CASES = [
-    Case("tiny", 256, mode, precision, attention)
+    Configuration("tiny", 256, 4, mode, precision, attention)
     for mode in ("inference", "forward", "train-step")
     for precision in ("fp32", "bf16")
     for attention in ("eager", "flash")
@@ -47,23 +47,23 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_peak_is_the_counted_one(measured, no_garbage, case):
-    (task,) = memory.peak_tasks(of(case), "table", "cuda")
+    (task,) = memory.peak_tasks(of(case), "cuda")
     rows = measured(MEMORY, handlers.peaks, task)
     for row in rows:
         if row["phase"] == "step":
             step = int(row["step_number"])
-            more = int(row["tensor_bytes"]) - asked(case.counted(step))
+            more = int(row["tensor_bytes"]) - asked(counted(case, step))
             assert abs(more) <= 2**20, (step, more)
-            blocks = replay(case.counted(step), steps=step + 1).allocated
+            blocks = replay(counted(case, step), steps=step + 1).allocated
             assert int(row["allocated_bytes"]) == pytest.approx(blocks, rel=0.01)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_recording_has_the_same_peak(measured, no_garbage, precision):
-    case = Case("tiny", 256, "train-step", precision)
+    case = Configuration("tiny", 256, precision=precision)
     (task,) = memory.recording_tasks(of(case), "cuda")
     for row in measured(MEMORY_RECORDING, handlers.recording, task):
-        more = int(row["tensor_bytes"]) - asked(case.counted(int(row["step_number"])))
+        more = int(row["tensor_bytes"]) - asked(counted(case, int(row["step_number"])))
         assert abs(more) <= 2**20, more
         assert row["unexplained_bytes"] == "0"
 
@@ -71,7 +71,7 @@ def test_a_recording_has_the_same_peak(measured, no_garbage, precision):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "flash"])
 def test_the_allocator_gives_what_a_block_keeps(measured, no_garbage, attention, precision):
-    case = Case("tiny", 256, "forward-backward", precision, attention)
+    case = Configuration("tiny", 256, 4, "forward-backward", precision, attention)
     (task,) = memory.block_tasks(of(case), "cuda")
     (row,) = measured(MEMORY_BLOCK, handlers.block, task)
     formula = block_saved_bytes(SHAPE, case.batch, case.context, attention, precision)

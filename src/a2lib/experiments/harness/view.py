@@ -45,6 +45,8 @@ def show(
     made["status"] = made["status"].where(made["status"] != "ok", "")
     if across:
         first, *values = values
+        if first.endswith("_bytes"):
+            made[across] = made[across].astype(str) + "_bytes"
         lines: dict[tuple, dict] = {}
         for row in made.to_dict("records"):
             line = lines.setdefault(tuple(str(row[c]) for c in named), {c: row[c] for c in named})

@@ -1,148 +1,136 @@
-"""The memory experiment: what the cells of notebooks/memory.ipynb call, top to bottom.
-
-    parameters = memory.check(globals())
-    run = memory.start(parameters)
-    memory.measure_peaks(run)
-    memory.measure_recordings(run)
-    figure = memory.draw(run)
-    memory.measure_blocks(run)
-    memory.measure_sizes(run)
-    memory.say_where(run)
+"""The memory experiment: what the cells of notebooks/memory.ipynb call.
 
 ``configurations`` says what is measured, ``handlers`` how a worker does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import dataclasses
+from collections.abc import Iterable
 
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness.guard import measures
-from a2lib.experiments.harness.output import say_nothing
+from a2lib.experiments.harness import view
+from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task, identity
-from a2lib.experiments.harness.tables import show_tables
-from a2lib.experiments.memory import view
-from a2lib.experiments.memory.configurations import STEPS, Case, Parameters
-from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, Section, bulk
-from a2lib.measure.store import StoreError
-
-NOTEBOOK = MEMORY.notebook
-SECTIONS = (MEMORY, MEMORY_RECORDING, MEMORY_BLOCK)
-NOT_ASKED = "Measured by the sweeps {0} and all (-p sweep {0})."
-
-
-def check(namespace: MutableMapping) -> Parameters:
-    """The notebook's parameters out of its globals; raises ParameterError for a wrong one."""
-    return parameters.check(namespace, Parameters)
-
-
-def start(given: Parameters) -> Run:
-    """Record the run and print what it runs on; raises as ``harness.run.start`` does."""
-    return harness.start(given, NOTEBOOK, SECTIONS, tiny=given.model == "auto")
+from a2lib.experiments.harness.sweep import Key, Task
+from a2lib.experiments.memory.configurations import (
+    BLOCK,
+    STEPS,
+    Parameters,
+    counted,
+    phases,
+    picture,
+)
+from a2lib.experiments.steps import Configuration
+from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, StoreError, bulk
+from a2lib.measure.snapshot import CATEGORIES
+from a2lib.theory.memory.saved import block_saved_bytes
+from a2lib.theory.memory.step import asked, peak
 
 
-@measures
-def measure_peaks(run: Run) -> None:
-    """Two steps of each configuration, and the peaks by phase; printed beside what is counted."""
-    _measure_peaks(run, "table", keep=run.parameters.has("recordings"))
-
-
-@measures
-def measure_sizes(run: Run) -> None:
-    """The same of the other models, in a sweep that has them."""
-    _measure_peaks(run, "sizes")
-
-
-def _measure_peaks(run: Run, sweep: str, keep: bool = False) -> None:
-    tasks = peak_tasks(run.parameters, sweep, run.device)
-    _measure(run, MEMORY, tasks, "peaks", sweep, keep)
-    if tasks:
-        show_tables(view.peaks(_stored(run, MEMORY, tasks), run.device))
-
-
-@measures
-def measure_recordings(run: Run) -> None:
-    """Every allocation of two steps, as pictures and as the largest by line of code."""
-    tasks = recording_tasks(run.parameters, run.device)
-    _measure(run, MEMORY_RECORDING, tasks, "recordings", "recordings",
-             keep=run.parameters.has("blocks"))  # fmt: skip
-    if tasks:
-        show_tables(view.recordings(_stored(run, MEMORY_RECORDING, tasks), run.device))
-
-
-@measures
-def measure_blocks(run: Run) -> None:
-    """What one block keeps, by hooks, by the allocator and by formula."""
-    tasks = block_tasks(run.parameters, run.device)
-    _measure(run, MEMORY_BLOCK, tasks, "blocks", "blocks", keep=run.parameters.sweep == "all")
-    if tasks:
-        show_tables(view.blocks(_stored(run, MEMORY_BLOCK, tasks)))
-
-
-def peak_tasks(given: Parameters, sweep: str, device: str) -> list[Task]:
+def peak_tasks(given: Parameters, device: str, sweep: str = "table") -> list[Task]:
     """A task for each configuration, every phase of both steps."""
-    made = []
-    for case in given.cases(sweep, device):
-        keys = tuple(
-            {**case.key(), "step_number": step, "phase": phase}
+    return [
+        _task(one, "", (
+            {**one.key(MEMORY), "step_number": step, "phase": phase}
             for step in STEPS
-            for phase in case.phases()
-        )
-        made.append(_task(case, str(case), keys))
-    return made
+            for phase in phases(one)
+        ))
+        for one in given.configurations(sweep, device)
+    ]  # fmt: skip
 
 
 def recording_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each configuration, both steps."""
     return [
-        _task(case, f"recording {case}",
-              tuple({**case.key(), "step_number": step} for step in STEPS))
-        for case in given.cases("recordings", device)
-    ]  # fmt: skip
+        _task(one, "recording ", ({**one.key(MEMORY), "step_number": step} for step in STEPS))
+        for one in given.configurations("recordings", device)
+    ]
 
 
 def block_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each block."""
-    columns = MEMORY_BLOCK.key
     return [
-        _task(case, f"a block of {case}", ({c: case.key()[c] for c in columns},))
-        for case in given.cases("blocks", device)
+        _task(one, "a block of ", [one.key(MEMORY_BLOCK)])
+        for one in given.configurations("blocks", device)
     ]
 
 
-def _task(case: Case, label: str, keys: tuple) -> Task:
-    return Task(label, {"case": case.key()}, {label: keys})
+def _task(configuration: Configuration, what: str, keys: Iterable[Key]) -> Task:
+    return Task.whole(f"{what}{configuration}", dataclasses.asdict(configuration), keys)
 
 
-def _measure(run: Run, section: Section, tasks: list[Task], what: str, sweeps: str,
-             keep: bool = False) -> None:  # fmt: skip
-    if not tasks:
-        say_nothing(NOT_ASKED.format(sweeps))
-        return
-    resume = run.parameters.sweep != "shape"
-    harness.measure(run, section, tasks, what=what, resume=resume, keep_worker=keep)
+def _of(row: view.Row) -> Configuration:
+    names = ("model", "mode", "precision", "attention")
+    return Configuration(context=int(row["context"]), batch=int(row["batch"]),
+                         **{name: row[name] for name in names if name in row})  # fmt: skip
 
 
-def _stored(run: Run, section: Section, tasks: list[Task]) -> list[dict[str, str]]:
-    """The stored rows of ``section`` that ``tasks`` ask for, in their order."""
-    rows = {identity(section, row): row for row in run.store(section).rows()}
-    wanted = [identity(section, key) for t in tasks for keys in t.rows.values() for key in keys]
-    return [rows[key] for key in wanted if key in rows]
+def _counted(row: view.Row) -> int | None:
+    """The bytes that the theory has for a step: what it asks of a GPU's allocator, or of a CPU."""
+    if row.get("phase", "step") != "step" or row["mode"] == BLOCK:
+        return None
+    step = counted(_of(row), int(row["step_number"]))
+    return peak(step).total if "-cpu-" in row["run"] else asked(step)
+
+
+def _formula(row: view.Row) -> int:
+    one = _of(row)
+    return block_saved_bytes(one.shape, one.batch, one.context, one.attention, one.precision)
+
+
+PEAKS = Table(
+    MEMORY,
+    peak_tasks,
+    says="The peak of tensors in each phase; of a step what is counted, and what an allocator took",
+    shown=("tensor_bytes", "counted_bytes", "allocated_bytes", "reserved_bytes", "driver_bytes"),
+    derived={"counted_bytes": _counted},
+    across="phase",
+    keep_worker=True,
+)
+RECORDINGS = Table(
+    MEMORY_RECORDING,
+    recording_tasks,
+    says="The allocations of a step: their peak, and what explains it",
+    shown=("allocations", "tensor_bytes", "counted_bytes", "unexplained_bytes"),
+    derived={"counted_bytes": _counted},
+    keep_worker=True,
+)
+BLOCKS = Table(
+    MEMORY_BLOCK,
+    block_tasks,
+    says="What a block keeps for its backward pass, by hooks, by formula and by the allocator",
+    shown=("saved_bytes", "formula_bytes", "grown_bytes", "gradient_bytes"),
+    derived={"formula_bytes": _formula},
+    keep_worker=True,
+)
+SIZES = dataclasses.replace(
+    PEAKS, tasks=lambda given, device: peak_tasks(given, device, "sizes"), keep_worker=False
+)
+EXPERIMENT = Experiment(
+    Parameters,
+    (PEAKS, RECORDINGS, BLOCKS, SIZES),
+    "Where the memory goes",
+    tiny=lambda given: given.model == "auto",
+)
+check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
+measure_peaks, measure_recordings = PEAKS.measure_and_show, RECORDINGS.measure_and_show
+measure_blocks, measure_sizes = BLOCKS.measure_and_show, SIZES.measure_and_show
 
 
 def draw(run: Run):
-    """The second step of the first recording asked for, as a matplotlib figure."""
-    rows = []
-    for case in run.parameters.cases("recordings", run.device)[:1]:
+    """The second step of the first recording asked for, its bytes by category, as a matplotlib
+    figure; None where it is not stored."""
+    for one in run.parameters.configurations("recordings", run.device)[:1]:
         try:
-            rows = bulk.read("memory", run.slug, f"{case.picture}-{STEPS[-1]}", run.data).rows
+            rows = bulk.read("memory", run.slug, f"{picture(one)}-{STEPS[-1]}", run.data).rows
         except StoreError as error:
             print(error)
-    return view.figure(rows)
-
-
-def say_where(run: Run) -> None:
-    """Print where the rows are and how they get into the book."""
-    harness.say_where(run, SECTIONS, "Where the memory goes")
+            continue
+        figure, ax = view.subplots(figsize=(8, 3.6))
+        times = [(row["time_us"] - rows[0]["time_us"]) / 1e3 for row in rows]
+        levels = [[row[c] / 1e9 for row in rows] for c in CATEGORIES]
+        ax.stackplot(times, levels, labels=CATEGORIES, step="post")
+        ax.set(xlabel="host time (ms)", ylabel="GB")
+        ax.legend(fontsize=7, loc="lower center")
+        return figure
+    return None

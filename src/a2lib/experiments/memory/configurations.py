@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
-from a2lib.benchmark import PHASES, Config
+from a2lib.benchmark import PHASES
 from a2lib.experiments import step_parameters
-from a2lib.experiments.benchmark.configurations import BATCH, MODELS
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.steps import BATCH, MODELS, Configuration
 from a2lib.theory.memory.saved import PRECISIONS
 from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.memory.tensors import ATTENTIONS, MODES
-from a2lib.theory.transformer import SIZES, Shape
 
 SWEEPS = ("table", "recordings", "blocks", "sizes", "all")
 STEPS = (0, 1)  # the first makes the optimizer's state, the second is as all later ones
@@ -25,67 +23,46 @@ BLOCK = "block"  # the mode of a recording of one block, its forward and backwar
 OTHERS = {"cuda": ("small", "medium", "large", "xl25", "10B"), "cpu": ()}
 
 
-@dataclass(frozen=True)
-class Case:
-    """One configuration of a step; the fields are key columns of its rows."""
-
-    model: str
-    context: int
-    mode: str = "train-step"
-    precision: str = "fp32"
-    attention: str = "eager"
-    batch: int = BATCH
-
-    def __str__(self) -> str:
-        how = f"{self.mode} {self.precision} {self.attention}"
-        return f"{self.model} {self.context} {how}"
-
-    @property
-    def shape(self) -> Shape:
-        return MODELS[self.model]
-
-    @property
-    def picture(self) -> str:
-        """How its bulk tables are named."""
-        return "-".join([self.model, str(self.context), self.mode, self.precision, self.attention])
-
-    def key(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
-
-    def phases(self) -> tuple[str, ...]:
-        """Those that have rows."""
-        return (*PHASES[self.mode], "step")
-
-    def counted(self, step: int = 1) -> StepMemory:
-        """The same by the theory; raises ValueError for ``BLOCK``."""
-        return StepMemory(self.shape, self.batch, self.context, self.mode, self.precision,
-                          self.attention, first=step == 0)  # fmt: skip
-
-    def config(self, device: str, seed: int) -> Config:
-        sizes = {"size": self.model} if self.model in SIZES else dataclasses.asdict(self.shape)
-        given = {name: getattr(self, name) for name in ("context", "batch", "mode", "precision")}
-        return Config(**sizes, **given, attention=self.attention, device=device, seed=seed)
+def picture(one: Configuration) -> str:
+    """How the bulk tables of a configuration are named."""
+    return "-".join([one.model, str(one.context), one.mode, one.precision, one.attention])
 
 
-def table(device: str) -> list[Case]:
+def phases(one: Configuration) -> tuple[str, ...]:
+    """Those that have rows."""
+    return (*PHASES[one.mode], "step")
+
+
+def counted(one: Configuration, step: int = 1) -> StepMemory:
+    """A configuration by the theory; raises ValueError for ``BLOCK``."""
+    return StepMemory(one.shape, one.batch, one.context, one.mode, one.precision, one.attention,
+                      first=step == 0)  # fmt: skip
+
+
+def _step(model: str, context: int, mode: str = "train-step", precision: str = "fp32",
+          attention: str = "eager") -> Configuration:  # fmt: skip
+    return Configuration(model, context, BATCH, mode, precision, attention)
+
+
+def table(device: str) -> list[Configuration]:
     """The handouts' model at every context, forward alone and a whole step, in either precision;
     and a step with our attention, which has no scores."""
     model = LARGEST[device]
     found = [
-        Case(model, context, mode, precision)
+        _step(model, context, mode, precision)
         for context in CONTEXTS[device]
         for mode in ASKED
         for precision in PRECISIONS
     ]
     if device == "cuda":
-        found += [Case(model, c, "train-step", "bf16", "flash") for c in CONTEXTS[device]]
+        found += [_step(model, c, "train-step", "bf16", "flash") for c in CONTEXTS[device]]
     return found
 
 
-def sizes(device: str) -> list[Case]:
+def sizes(device: str) -> list[Configuration]:
     """The other models' forward and step."""
     return [
-        Case(model, context, mode, precision)
+        _step(model, context, mode, precision)
         for model in OTHERS[device]
         for context in CONTEXTS[device]
         for mode in ("inference", "train-step")
@@ -93,34 +70,34 @@ def sizes(device: str) -> list[Case]:
     ]
 
 
-def recordings(device: str) -> list[Case]:
+def recordings(device: str) -> list[Configuration]:
     """Steps whose every allocation is recorded: the one the chapter shows first, blocks last."""
     model = LARGEST[device]
     if device == "cpu":
         modes = "inference", "train-step", BLOCK
-        return [Case(model, CONTEXTS[device][0], mode) for mode in modes]
+        return [_step(model, CONTEXTS[device][0], mode) for mode in modes]
     return [
-        Case(model, 512, "train-step"),
-        Case(model, 512, "inference"),
-        Case(model, 128, "train-step"),
-        Case(model, 512, "train-step", "bf16"),
-        Case(model, 2048, "inference"),
-        Case(model, 2048, "train-step", "bf16", "flash"),
-        Case(model, 512, "forward"),
-        Case(model, 128, "inference"),
-        Case(model, 256, "train-step"),
-        Case(model, 2048, BLOCK),
-        Case(model, 128, BLOCK),
+        _step(model, 512, "train-step"),
+        _step(model, 512, "inference"),
+        _step(model, 128, "train-step"),
+        _step(model, 512, "train-step", "bf16"),
+        _step(model, 2048, "inference"),
+        _step(model, 2048, "train-step", "bf16", "flash"),
+        _step(model, 512, "forward"),
+        _step(model, 128, "inference"),
+        _step(model, 256, "train-step"),
+        _step(model, 2048, BLOCK),
+        _step(model, 128, BLOCK),
     ]
 
 
-def blocks(device: str) -> list[Case]:
+def blocks(device: str) -> list[Configuration]:
     """One block, by context, precision and attention; the mode is not used."""
     contexts = (2048, 128, 512, 256, 1024) if device == "cuda" else (16,)
     attentions = ATTENTIONS if device == "cuda" else ("eager",)
     precisions = PRECISIONS if device == "cuda" else ("fp32",)
     return [
-        Case(LARGEST[device], context, "forward-backward", precision, attention)
+        _step(LARGEST[device], context, "forward-backward", precision, attention)
         for context in contexts
         for precision in precisions
         for attention in attentions
@@ -143,12 +120,13 @@ class Parameters:
     seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
-        parameters.refuse_beside_sweep(self, [f.name for f in dataclasses.fields(Case)])
+        fixed = ("model", "context", "batch", "mode", "precision", "attention")
+        parameters.refuse_beside_sweep(self, fixed)
 
     def has(self, sweep: str) -> bool:
         return self.sweep in ("shape", sweep, "all")
 
-    def cases(self, sweep: str, device: str) -> list[Case]:
+    def configurations(self, sweep: str, device: str) -> list[Configuration]:
         """Those of one part of what is asked for, in order; a single one where no sweep is."""
         if not self.has(sweep):
             return []
@@ -157,6 +135,4 @@ class Parameters:
             return wanted[sweep](device)
         if sweep == "sizes":
             return []
-        model = {"cuda": "small", "cpu": "tiny"}[device] if self.model == "auto" else self.model
-        context = self.context or {"cuda": 512, "cpu": 16}[device]
-        return [Case(model, context, self.mode, self.precision, self.attention, self.batch)]
+        return [Configuration.named(self, device, {"cuda": 512, "cpu": 16})]

@@ -18,8 +18,9 @@ import torch
 
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.memory.configurations import BLOCK, STEPS, Case
-from a2lib.measure import bulk, memory, snapshot, synchronize
+from a2lib.experiments.memory.configurations import BLOCK, STEPS, counted, phases, picture
+from a2lib.experiments.steps import Configuration
+from a2lib.measure import MEMORY, bulk, memory, snapshot, synchronize
 from a2lib.measure.failures import classify, is_lost, note
 from a2lib.measure.saved import saved_for_backward, saved_rows
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
@@ -68,7 +69,7 @@ class Peaks:
 
 def peaks(job: Job) -> None:
     """The peaks of two steps by phase; phases that were not reached have the reason."""
-    case = Case(**job.spec["case"])
+    case = Configuration(**job.spec)
     if _too_large(job, case):
         return
     failure: Exception | None = None
@@ -81,7 +82,7 @@ def peaks(job: Job) -> None:
         except Exception as error:
             failure = error.with_traceback(None)  # which holds the tensors
         found, where = meter.found, meter.where
-    for key in keys_of(job):
+    for key in job.keys:
         row = found.get((key["step_number"], key["phase"]))
         job.put({**key, **({"status": "ok", **row} if row else _why(failure, where))})
     if failure is not None and is_lost(failure):
@@ -97,9 +98,9 @@ def _why(failure: Exception | None, where: str) -> Row:
     return {"status": status, "note": note(f"in {where}: {why}")}
 
 
-def _steps(case: Case, job: Job, meter: Peaks) -> None:
+def _steps(case: Configuration, job: Job, meter: Peaks) -> None:
     clear()
-    workload = Workload(case.config(job.device, job.seed), job.device)
+    workload = Workload(case.config(job.device, seed=job.seed), job.device)
     for number in STEPS:
         with meter.step(number):
             result = workload.work(meter.phase)
@@ -108,11 +109,11 @@ def _steps(case: Case, job: Job, meter: Peaks) -> None:
         workload.drop_gradients()
 
 
-def _counted_on_cpu(case: Case, job: Job) -> dict[tuple[int, str], Row]:
+def _counted_on_cpu(case: Configuration, job: Job) -> dict[tuple[int, str], Row]:
     found = {}
     recorded = _record(case, job)
     for number in STEPS:
-        for phase in case.phases():
+        for phase in phases(case):
             name = f"step {number}" if phase == "step" else f"step {number}/{phase}"
             found[number, phase] = {"tensor_bytes": snapshot.peak(recorded, name).total}
     return found
@@ -121,28 +122,28 @@ def _counted_on_cpu(case: Case, job: Job) -> dict[tuple[int, str], Row]:
 def recording(job: Job) -> None:
     """Every allocation of two steps, of a model or of one block: a picture of each, its largest by
     line of code, and what was alive at its peak."""
-    case = Case(**job.spec["case"])
+    case = Configuration(**job.spec)
     if _too_large(job, case):
         return
     found = _record(case, job)
-    for key in keys_of(job):
+    for key in job.keys:
         number = key["step_number"]
         name = f"step {number}"
         most = snapshot.peak(found, name)
-        about = {**case.key(), "step_number": number, "peak phase": most.phase}
+        about = {**case.key(MEMORY), "step_number": number, "peak phase": most.phase}
         tables = {
             "memory": snapshot.timeline_rows(found, points=POINTS, phase=name),
             "lines": snapshot.line_rows(found, name, LINES),
             "largest": snapshot.largest_rows(most, LINES),
         }
         for table, rows in tables.items():
-            put(job, table, f"{case.picture}-{number}", rows, about)
+            put(job, table, f"{picture(case)}-{number}", rows, about)
         made = sum(one.phase.startswith(f"{name}/") for one in found.allocations)
         job.put({**key, "status": "ok", "tensor_bytes": most.total, "allocations": made,
                  "unexplained_bytes": abs(found.unexplained_bytes)})  # fmt: skip
 
 
-def _record(case: Case, job: Job) -> snapshot.Snapshot:
+def _record(case: Configuration, job: Job) -> snapshot.Snapshot:
     """Two steps of what is built under the recorder."""
     clear()
     folder = build_dir()
@@ -154,8 +155,8 @@ def _record(case: Case, job: Job) -> snapshot.Snapshot:
         return snapshot.read(path)
 
 
-def _model_steps(case: Case, job: Job, recorder: snapshot.Recorder) -> None:
-    workload = Workload(case.config(job.device, job.seed), job.device)
+def _model_steps(case: Configuration, job: Job, recorder: snapshot.Recorder) -> None:
+    workload = Workload(case.config(job.device, seed=job.seed), job.device)
     recorder.watch(workload.model, workload.optimizer)
     for number in STEPS:
         synchronize(job.device)
@@ -166,7 +167,7 @@ def _model_steps(case: Case, job: Job, recorder: snapshot.Recorder) -> None:
             synchronize(job.device)
 
 
-def _block_steps(case: Case, job: Job, recorder: snapshot.Recorder) -> None:
+def _block_steps(case: Configuration, job: Job, recorder: snapshot.Recorder) -> None:
     one, size = _block(case, job)
     recorder.watch(one)
     # Its input requires a gradient, as in the middle of a model.
@@ -184,7 +185,7 @@ def _block_steps(case: Case, job: Job, recorder: snapshot.Recorder) -> None:
             synchronize(job.device)
 
 
-def _block(case: Case, job: Job) -> tuple[TransformerBlock, tuple[int, int, int]]:
+def _block(case: Configuration, job: Job) -> tuple[TransformerBlock, tuple[int, int, int]]:
     """One block and the size of its input, ``(B, T, D)``."""
     s, place = case.shape, {"device": job.device}
     rope = RotaryPositionalEmbedding(ROPE_THETA, s.head_dim, case.context, **place)
@@ -193,13 +194,13 @@ def _block(case: Case, job: Job) -> tuple[TransformerBlock, tuple[int, int, int]
     return one, (case.batch, case.context, s.d_model)
 
 
-def _precision(case: Case, job: Job) -> torch.autocast:
+def _precision(case: Configuration, job: Job) -> torch.autocast:
     return torch.autocast(job.device, torch.bfloat16, enabled=case.precision == "bf16")
 
 
 def block(job: Job) -> None:
     """What one block keeps, by autograd's hooks and by the allocator, and its gradients."""
-    case = Case(**job.spec["case"])
+    case = Configuration(**job.spec)
     if _too_large(job, case):
         return
     clear()
@@ -216,8 +217,8 @@ def block(job: Job) -> None:
         output = x = None
     rows = saved_rows(saved)
     gradients = sum(p.grad.untyped_storage().nbytes() for p in one.parameters())
-    (key,) = keys_of(job)
-    put(job, "saved", case.picture, rows, {name: key[name] for name in key})
+    (key,) = job.keys
+    put(job, "saved", picture(case), rows, {name: key[name] for name in key})
     row = {"saved_bytes": sum(r["bytes"] for r in rows), "gradient_bytes": gradients}
     if job.device == "cuda":
         row["grown_bytes"] = after - before - made
@@ -230,16 +231,15 @@ def _requested(device: str) -> int:
     return torch.cuda.memory_stats()["requested_bytes.all.current"]
 
 
-def _too_large(job: Job, case: Case) -> bool:
+def _too_large(job: Job, case: Configuration) -> bool:
     """Whether a CPU would have to swap; then the rows say so."""
     if job.device != "cpu":
         return False
     whole = dataclasses.replace(case, mode="train-step") if case.mode == BLOCK else case
-    needed, available = peak(whole.counted()).total, memory.available_bytes()
+    needed, available = peak(counted(whole)).total, memory.available_bytes()
     if needed > available:
         why = f"not tried: needs {needed / 1e9:.3g} GB, {available / 1e9:.3g} GB are left"
-        for key in keys_of(job):
-            job.put({**key, "status": "oom", "note": why})
+        job.refuse("oom", why)
     return needed > available
 
 
@@ -255,7 +255,3 @@ def clear() -> None:
     if torch.cuda.is_available():
         getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         torch.cuda.empty_cache()
-
-
-def keys_of(job: Job) -> list[dict]:
-    return [key for keys in job.wanted.values() for key in keys]

@@ -1,173 +1,136 @@
-"""A failure of some of the kinds, and how dev/try_failures.py counts many.
+"""Groups that are ended from outside, or cannot come together: one clear error, and nothing left.
 
-A rank that raises, without torch, is in test_launch.py; models of other shapes are in checks_*.py.
+What ranks do themselves, without torch, is in test_launch.py.
 """
 
-import importlib.util
-import json
+import concurrent.futures
 import os
-import random
+import re
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
+import uuid
 from pathlib import Path
 
 import pytest
 
-from a2lib.parallel import RankFailed
+from a2lib.parallel import LaunchError, RankFailed, launch
+from a2lib.parallel.lifeline import PREFIX, is_alive
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-import failures  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parent))
+from launched import MARK  # noqa: E402
 
-LEAVES = failures.Case("", ({},), (("RankFailed", "rank 1 of 2: killed", "last words"),))
+LIMIT_S = 120  # far more than a launch takes
+# How long the agent of a launcher that was killed may take to end what it started.
+AFTER_S = 15
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "seed", "what"),
-    [
-        ("killed", "killed 4", "BucketedDDP, rank 1 of 2 is killed: in, step 3"),
-        ("world", "world 0", "2 nodes, of 1 processes and 2"),
-        ("port", "port 0", "an occupied port"),
-    ],
-)
-def test_one_clear_error_and_nothing_left(rank_env, kind, seed, what):
-    case = failures.KINDS[kind](random.Random(seed), 2)
-    assert case.what.startswith(what)
-    outcome = failures.attempt(case, rank_env)
-    assert outcome.clear == [True] * len(case.nodes), outcome.said
-    assert outcome.orphans == outcome.folders == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("seed", "what"),
-    [
-        ("children 9", "SIGKILL after"),
-        ("children 12", "daemon after"),
-        ("ctrl-c 12", "three Ctrl-C after 0.97 s, 0 s apart"),
-        ("agent 4", "torchrun gets SIGKILL"),
-        ("agent 0", "agent gets SIGSTOP"),
-    ],
-)
-def test_nothing_is_left_where_the_launch_cannot_see_to_it(rank_env, seed, what):
-    case = failures.KINDS[seed.partition(" ")[0]](random.Random(seed), 2)
-    assert what in case.what
-    outcome = failures.attempt(case, rank_env)
-    assert outcome.clear == [True], outcome.said
-    assert outcome.orphans == outcome.folders == []
-
-
-@pytest.mark.parametrize(
-    ("message", "clear"),
-    [
-        ("rank 1 of 2: killed\n\nlast words", True),
-        ("rank 1 of 2: killed by SIGTERM\n\nlast words", False),
-        ("rank 1 of 2: killed", False),
-        (None, False),
-    ],
-)
-def test_what_is_clear_and_what_is_left(monkeypatch, message, clear):
-    started = []
-
-    def launch(env, on_output):
-        started.append(subprocess.Popen(
-            ["cat"], env={**os.environ, **env}, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        ))  # fmt: skip
-        # Popen returns once exec has closed its pipe; the environment is there a moment later.
-        started[0].stdin.write(b"up\n")
-        started[0].stdin.flush()
-        started[0].stdout.readline()
-        if message:
-            raise RankFailed(message)
-
-    monkeypatch.setattr(failures, "launch", launch)
-    try:
-        outcome = failures.attempt(LEAVES, {}, "a mark")
-        assert outcome.clear == [clear]
-        assert outcome.orphans == [started[0].pid]
-        assert failures.left("another mark") == []
-    finally:
-        started[0].kill()
-        started[0].communicate()
-    assert failures.left("a mark") == []
-
-
-@pytest.mark.parametrize("kind", failures.KINDS)
-def test_a_seed_draws_the_same_again_and_seeds_differ(kind):
-    def drawn():
-        return [failures.KINDS[kind](random.Random(seed), 4) for seed in range(40)]
-
-    assert drawn() == drawn()
-    wheres = {call["arguments"].get("where") for case in drawn() for call in case.nodes}
-    if kind == "killed":
-        assert wheres == {"before", "in", "after", "any time", "the start"}
-    if kind == "raises":
-        assert wheres == {"before", "in", "after"}
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def command(monkeypatch):
-    path = HERE.parents[1] / "dev" / "try_failures.py"
-    spec = importlib.util.spec_from_file_location("try_failures", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def env(rank_env, tmp_path, monkeypatch):
+    """The environment of a case, of which nothing may be left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield {**rank_env, MARK: uuid.uuid4().hex, "TMPDIR": str(tmp_path)}
+    assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
-def test_tries_are_counted_and_not_run_again(command, monkeypatch, tmp_path, capsys):
-    ran = []
-
-    def attempt(kind, number):
-        ran.append((kind, number))
-        orphan = (kind, number) == ("raises", 1)
-        row = dict(what="", clear=kind != "port", hang=kind == "world", orphans=int(orphan))
-        own = dict(kind=kind, number=number, ranks=command.ranks_of(number))
-        return {**own, **row, "seconds": 1.5 + number, "said": ["said"], "output": ["printed"]}
-
-    monkeypatch.setattr(command, "attempt", attempt)
-
-    def main(tries):
-        monkeypatch.setattr(
-            sys, "argv", ["", str(tmp_path / "new" / "tries.jsonl"), "--tries", str(tries)]
-        )
-        return command.main(), capsys.readouterr().out.splitlines()
-
-    code, lines = main(2)
-    assert code == 1 and len(ran) == 2 * len(failures.KINDS)
-    assert lines[-len(failures.KINDS) - 1 :][:6] == [
-        "kind      tries  4 ranks  clear  hangs  orphans  longest",
-        "killed        2        0      2      0        0    2.5 s",
-        "raises        2        0      2      0        1    2.5 s",
-        "shapes        2        0      2      0        0    2.5 s",
-        "world         2        0      2      2        0    2.5 s",
-        "port          2        0      0      0        0    2.5 s",
+def left(env):
+    """The processes that run and have the case's mark in their environment or their command."""
+    mark = f"{MARK}={env[MARK]}".encode()
+    found = [
+        int(folder.name)
+        for folder in Path("/proc").glob("[0-9]*")
+        if mark in words(folder.name, "environ") or mark in words(folder.name, "cmdline")
     ]
-    assert {line for line in lines if line.endswith(": ")} == {
-        "raises 1: ",
-        *(f"{kind} {number}: " for kind in ("world", "port") for number in (0, 1)),
-    }
-    assert lines.count("said") == lines.count("printed") == 5
-    code, lines = main(4)
-    assert len(ran) == len(set(ran)) == 4 * len(failures.KINDS)
-    assert "killed        4        1      4      0        0    4.5 s" in lines
-    rows = [json.loads(x) for x in (tmp_path / "new" / "tries.jsonl").read_text().splitlines()]
-    assert {(row["kind"], row["number"]) for row in rows} == set(ran)
-    assert all(row["torch"] and row["commit"] for row in rows)
+    return [pid for pid in found if is_alive(pid)]
 
 
-def test_a_try_that_never_ends_is_a_hang(command, monkeypatch):
-    monkeypatch.setattr(failures, "LIMIT_S", 1)
-    monkeypatch.setattr(command, "MARGIN_S", 0)
-    stuck = "import sys, time; print(sys.argv[1:], flush=True); time.sleep(600)"
-    popen = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess,
-        "Popen",
-        lambda line, **options: popen([sys.executable, "-c", stuck, *line[2:]], **options),
-    )
-    row = command.attempt("killed", 7)
-    assert row["hang"] and not row["clear"] and not command.good(row)
-    assert (row["kind"], row["number"], row["ranks"]) == ("killed", 7, 4)
-    assert "'--only', 'killed', '7'" in row["output"][0]
+def words(pid, what):
+    try:
+        return Path(f"/proc/{pid}/{what}").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def error_of(target, env, processes=2, **options):
+    with pytest.raises(LaunchError) as caught:
+        launch(target, processes=processes, time_limit_s=LIMIT_S, env=env, **options)
+    return caught.value
+
+
+def test_a_rank_killed_while_others_wait_for_it(env):
+    error = error_of("launched:trains", env, arguments={"step": 3})
+    assert isinstance(error, RankFailed) and error.rank == 1 and error.code == -signal.SIGKILL
+    assert str(error).startswith("rank 1 of 2: killed by SIGKILL\n")
+    assert left(env) == []
+
+
+def test_nodes_that_disagree(env):
+    """One has a process and one has two: the world is neither's."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        endpoint = "{}:{}".format(*found.getsockname())
+
+    def of(node):
+        options = {"nodes": 2, "node": node, "endpoint": endpoint, "arguments": {"times": 0}}
+        return error_of("launched:talks", env, processes=1 + node, device=None, **options)
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        errors = [str(error) for error in threads.map(of, range(2))]
+    for processes, error in enumerate(errors, 1):
+        line = (
+            rf"rank \d of {2 * processes}: ValueError: the world has 3 ranks, this node was "
+            rf"launched for 2 x {processes}; nodes and processes must be the same on every node\n"
+        )
+        assert re.match(line, error), error
+    assert left(env) == []
+
+
+def test_an_occupied_port(env):
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen(0)
+        endpoint = "{}:{}".format(*bound.getsockname())
+        options = {"nodes": 2, "node": 0, "endpoint": endpoint, "device": None}
+        error = error_of("launched:talks", env, processes=1, **options)
+    assert str(error).startswith(f"the port of endpoint {endpoint} is in use on this node; take a")
+    assert left(env) == []
+
+
+def test_torchrun_killed(env):
+    ready = []
+
+    def kill(rank, line):
+        ready.append(rank)
+        if len(ready) == 2:
+            [agent] = [p for p in left(env) if b"a2lib.parallel.agent" in words(p, "cmdline")]
+            os.kill(agent, signal.SIGKILL)
+
+    error = error_of("launched:stand_ready", env, device=None, on_output=kill)
+    assert str(error).startswith("torchrun was killed by SIGKILL")
+    assert left(env) == []
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "daemon", "SIGINT"])
+def test_a_launcher_that_ends(env, how):
+    """Whatever its ranks have started; three Ctrl-C are as one."""
+    command = [sys.executable, str(Path(__file__).with_name("launched.py")), how]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **env}
+    ) as process:
+        ready = [process.stdout.readline() for _ in range(2)]
+        assert sorted(ready) == ["[rank 0] ready\n", "[rank 1] ready\n"]
+        if how != "daemon":
+            for _ in range(3):
+                process.send_signal(getattr(signal, how))
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode == (0 if how == "daemon" else -getattr(signal, how))
+    until = time.monotonic() + (0 if how == "SIGINT" else AFTER_S)
+    while left(env) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left(env) == []

@@ -7,7 +7,6 @@ import concurrent.futures
 import errno
 import os
 import re
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed, launch
+from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed, launch, watch
 from a2lib.parallel.channel import Channel, send
 from a2lib.parallel.lifeline import FOLDER, PREFIX, is_alive, new_folder
 from a2lib.parallel.watch import _how, first_to_fail
@@ -35,15 +34,22 @@ def alive(folder):
     return [pid for pid, state in states.items() if state not in "ZX"]
 
 
-def test_results_progress_and_output(rank_env):
+@pytest.fixture
+def launch_two(rank_env):
+    """Two ranks of a function of launched.py."""
+
+    def two(target, **options):
+        options = {"processes": 2, "time_limit_s": LIMIT_S, "device": None} | options
+        return launch(f"launched:{target}", **options, env=rank_env)
+
+    return two
+
+
+def test_results_progress_and_output(launch_two):
     events, lines = [], []
-    results = launch(
-        "launched:talks",
-        {"times": 2},
-        processes=2,
-        time_limit_s=LIMIT_S,
-        device=None,
-        env=rank_env,
+    results = launch_two(
+        "talks",
+        arguments={"times": 2},
         on_progress=lambda *event: events.append(event),
         on_output=lambda *line: lines.append(line),
     )
@@ -57,24 +63,16 @@ def test_results_progress_and_output(rank_env):
 @pytest.mark.parametrize(
     ("how", "first", "within"),
     [
-        ("raises", "rank 1 of 2: LookupError: no such", 'raise LookupError("no such\\nthing")'),
-        ("is killed", "rank 1 of 2: killed by SIGKILL", "last words"),
-        # None of these is an exception, or what torchrun takes for a failure.
+        ("raises", "rank 1 of 2: SystemExit: no such", 'sys.exit("no such\\nthing")'),
+        # Neither is an exception, or what torchrun takes for a failure.
         ("gets SIGUSR1", "rank 1 of 2: killed by SIGUSR1", "last words"),
-        ("raises SystemExit", "rank 1 of 2: SystemExit: 0", "sys.exit(0)"),
         ("exits", "rank 1 of 2: exited with code 0 before its function had returned", "last words"),
     ],
 )
-def test_a_rank_that_fails(rank_env, tmp_path, how, first, within):
+def test_a_rank_that_fails(launch_two, tmp_path, monkeypatch, how, first, within):
+    monkeypatch.setattr(watch, "END_S", 3 if how == "exits" else 1)
     with pytest.raises(RankFailed) as caught:
-        launch(
-            "launched:fails",
-            {"how": how, "pids": str(tmp_path)},
-            processes=2,
-            time_limit_s=LIMIT_S,
-            device=None,
-            env=rank_env,
-        )
+        launch_two("fails", arguments={"how": how, "pids": str(tmp_path)})
     message = str(caught.value)
     assert message.splitlines()[0] == first
     assert within in message
@@ -82,57 +80,30 @@ def test_a_rank_that_fails(rank_env, tmp_path, how, first, within):
     assert len(os.listdir(tmp_path)) == 3 and alive(tmp_path) == []
 
 
-def test_the_time_limit_ends_the_group_and_says_where_it_stood(rank_env, tmp_path):
-    with pytest.raises(TimeLimitPassed) as caught:
-        launch(
-            "launched:fails",
-            {"how": "stands still", "pids": str(tmp_path)},
-            processes=2,
-            time_limit_s=20,
-            device=None,
-            env=rank_env,
+def test_what_is_overdue_is_ended_and_says_where_it_stood(launch_two, tmp_path):
+    def overdue():
+        return "all are there" if len(os.listdir(tmp_path)) == 3 else None
+
+    with pytest.raises(TimeLimitPassed, match="^all are there\n") as caught:
+        launch_two(
+            "fails", arguments={"how": "stands still", "pids": str(tmp_path)}, overdue=overdue
         )
-    message = str(caught.value)
-    assert message.startswith("2 ranks had not finished within the time limit of 20 s")
-    assert len(re.findall(r"launched\.py\", line \d+ in stand_still", message)) == 2, message
-    assert len(os.listdir(tmp_path)) == 3 and alive(tmp_path) == []
+    where = re.findall(r"launched\.py\", line \d+ in stand_still", str(caught.value))
+    assert len(where) == 2 and caught.value.stacks.keys() == {0, 1}, caught.value
+    assert alive(tmp_path) == []
 
 
-def test_two_nodes_meet(rank_env):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{found.getsockname()[1]}"
-
-    def one(node):
-        return launch(
-            "launched:talks",
-            {"times": 0},
-            processes=1,
-            time_limit_s=LIMIT_S,
-            device=None,
-            env=rank_env,
-            nodes=2,
-            node=node,
-            endpoint=endpoint,
-        )
-
-    with concurrent.futures.ThreadPoolExecutor() as threads:
-        results = [result for (result,) in threads.map(one, range(2))]
-    assert sorted(result["rank"] for result in results) == [0, 1]
-    assert {result["world"] for result in results} == {2}
-
-
-def test_a_node_that_nobody_joins(rank_env):
+def test_a_node_that_nobody_joins(launch_two):
     """The world is smaller than it was said to be."""
+    limit = (
+        "^4 ranks had not finished within the time limit of 4 s; none of this node's had started"
+    )
     tried = "tried to connect to 127.0.0.1:1: Connection refused; all nodes must be"
-    with pytest.raises(TimeLimitPassed, match=f"^2 .* none of this node's had started: {tried}"):
-        launch(
-            "launched:talks",
-            {"times": 0},
-            processes=1,
-            time_limit_s=8,
-            device=None,
-            env=rank_env,
+    with pytest.raises(TimeLimitPassed, match=f"{limit}: {tried}"):
+        launch_two(
+            "talks",
+            arguments={"times": 0},
+            time_limit_s=4,
             nodes=2,
             node=1,
             endpoint="127.0.0.1:1",
@@ -193,24 +164,16 @@ def test_what_a_notebook_shows():
     assert error._render_traceback_() == ["LaunchError: first\n\nTraceback"]
 
 
-@pytest.mark.slow
-def test_a_flood_ends_with_the_time_limit(rank_env):
+def test_a_flood_ends_with_the_time_limit(launch_two):
     """However slowly it is heard; a child of rank 1 goes on after the ranks."""
     heard = []
 
-    def hear(rank, line):
-        heard.append((rank, line))
+    def hear(*line):
+        heard.append(line)
         time.sleep(0.01)
 
     with pytest.raises(TimeLimitPassed, match="^2 ranks had not finished"):
-        launch(
-            "launched:floods",
-            processes=2,
-            time_limit_s=8,
-            device=None,
-            env=rank_env,
-            on_output=hear,
-        )
+        launch_two("floods", time_limit_s=5, on_output=hear)
     assert len(heard) > 2
     assert [rank for rank, _ in heard[-2:]] == [0, 1]
     assert all(re.fullmatch(r"\([\d,]+ more lines, not shown\)", line) for _, line in heard[-2:])

@@ -6,8 +6,8 @@
 
 A rank that raises, is killed or stands still ends the whole group, and the error has the traceback
 of the rank that was first. Nothing is left running or on disk, however the launch ends (on Linux):
-a process above torchrun ends all that the ranks have started, also where this one is killed. Where
-both are, the next launch does it.
+torchrun's process ends all that the ranks have started, also where this one is killed. Where both
+are, the next launch does it.
 
 Several nodes are torchrun's own rendezvous: the same call on each, with ``nodes``, ``node`` and the
 ``endpoint`` of node 0. README.md has the command, and a Slurm script that uses it.
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from a2lib.parallel.channel import KINDS, Channel, path_of
-from a2lib.parallel.lifeline import FOLDER, VANISH_S, end, new_folder
+from a2lib.parallel.lifeline import FOLDER, TASK, VANISH_S, end, new_folder
 from a2lib.parallel.watch import (
     LaunchError,
     OnOutput,
@@ -66,7 +66,6 @@ def launch(
     nodes: int = 1,
     node: int = 0,
     endpoint: str | None = None,
-    job: str = "a2lib",
 ) -> list[object]:
     """Call ``target``, "module:function", with ``arguments`` in ``processes`` ranks of this node.
 
@@ -82,7 +81,7 @@ def launch(
     could not be handed on, is counted in a last line.
 
     Raises ValueError for impossible numbers and endpoints, RankFailed, TimeLimitPassed, and
-    LaunchError where torchrun itself fails, is killed or stopped, or the temporary folder is full.
+    LaunchError where torchrun itself fails or is killed, or the temporary folder is full.
     Ctrl-C ends the group too.
     """
     _check(target, processes, device, nodes, node, endpoint)
@@ -102,7 +101,7 @@ def launch(
         folder, lock, channels = _prepare(held, processes, json.dumps(task))
         with open(path_of(folder, "torchrun", "out"), "wb") as out:
             agent = subprocess.Popen(
-                _command(processes, nodes, node, endpoint, job, folder),
+                _command(processes, nodes, node, endpoint, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -110,7 +109,7 @@ def launch(
                 pass_fds=[lock],
                 start_new_session=True,  # a Ctrl-C in the terminal is for this process alone
             )
-        held.callback(_stop, agent)
+        held.callback(_stop, agent, folder)
         run = Run(agent, channels, processes, processes * nodes, endpoint, on_progress, on_output)
         return run.wait(time_limit_s, overdue)
 
@@ -146,7 +145,7 @@ def _prepare(
         folder, lock = new_folder()
         held.callback(os.close, lock)
         held.callback(end, folder)
-        Path(folder, "task.json").write_text(task)
+        Path(folder, TASK).write_text(task)
         channels = []
         for who, kinds in [*((i, KINDS) for i in range(processes)), ("torchrun", KINDS[:2])]:
             for kind in kinds:
@@ -162,20 +161,16 @@ def _prepare(
     return folder, lock, channels
 
 
-def _stop(agent: subprocess.Popen) -> None:
+def _stop(agent: subprocess.Popen, folder: str) -> None:
     """Have the agent end what it started; where it does not, ``end`` will."""
-    if agent.poll() is None:
-        agent.terminate()
-        agent.send_signal(signal.SIGCONT)  # it may have been stopped
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            agent.wait(2 * VANISH_S)
-        agent.kill()
-        agent.wait()
+    Path(folder, TASK).unlink(missing_ok=True)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        agent.wait(2 * VANISH_S)
+    agent.kill()
+    agent.wait()
 
 
-def _command(
-    processes: int, nodes: int, node: int, endpoint: str | None, job: str, folder: str
-) -> list[str]:
+def _command(processes: int, nodes: int, node: int, endpoint: str | None, folder: str) -> list[str]:
     # One node: a port that the system picks, and no look-up of this machine's name.
     where = (
         ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
@@ -188,7 +183,7 @@ def _command(
     )
     return [
         *(sys.executable, "-m", "a2lib.parallel.agent"),
-        *(f"--nnodes={nodes}", f"--nproc-per-node={processes}", *where, f"--rdzv-id={job}"),
+        *(f"--nnodes={nodes}", f"--nproc-per-node={processes}", *where, "--rdzv-id=a2lib"),
         *("--max-restarts=0", "--monitor-interval=0.1", f"--log-dir={folder}/torchrun"),
         *("-m", "a2lib.parallel.rank"),
     ]

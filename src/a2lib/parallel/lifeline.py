@@ -1,9 +1,9 @@
 """No process and no folder outlives its launch.
 
-The agent adopts what its descendants leave behind, and ends all of it once torchrun or the launcher
-is gone. Whatever a launch starts has the launch's folder in its environment, so that the launcher,
-or the next launch, finds it where the agent itself was killed. A lock on a file in the folder says
-that one of them lives.
+The agent adopts what its descendants leave behind, and ends all of it once torchrun is through or
+the launcher is gone. Whatever a launch starts has the launch's folder in its environment, so that
+the launcher, or the next launch, finds it where the agent itself was killed. A lock on a file in
+the folder says that one of them lives.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 PREFIX = "a2lib-launch-"
+TASK = "task.json"
 FOLDER = "A2LIB_RUN_DIR"  # the variable that every process of a launch has
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # How long killed processes may take to vanish; one in the middle of a driver call takes its time.
@@ -98,10 +99,6 @@ def _family(folder: str | os.PathLike) -> set[int]:
 def is_alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not. True where there is no /proc to say."""
     return not Path("/proc/self").exists() or _stat(pid) is not None
-
-
-def is_stopped(pid: int) -> bool:
-    return (_stat(pid) or "?")[0] == "T"
 
 
 def _stat(pid: int) -> list[str] | None:

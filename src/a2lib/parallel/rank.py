@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from a2lib.parallel.channel import path_of, send
-from a2lib.parallel.lifeline import FOLDER, die_with_parent
+from a2lib.parallel.lifeline import FOLDER, TASK, die_with_parent
 
 # Where a rank stands is asked with this one, which is ignored by who does not know it.
 STACKS = signal.SIGURG
@@ -41,7 +41,7 @@ def main() -> None:
     _redirect(folder, who)
     code = 0
     try:
-        task = json.loads(Path(folder, "task.json").read_text())
+        task = json.loads(Path(folder, TASK).read_text())
         _send("result", _call(task))
         if task["device"]:
             import torch.distributed as dist

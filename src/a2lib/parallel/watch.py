@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from a2lib.parallel.channel import Channel
-from a2lib.parallel.lifeline import is_alive, is_stopped
+from a2lib.parallel.lifeline import is_alive
 from a2lib.parallel.rank import STACKS
 
 POLL_S = 0.05
@@ -22,8 +22,6 @@ STACKS_S = 1.0
 # How long the ranks that are still there have to end, once one has failed, before they are killed;
 # and torchrun after them.
 END_S = 5
-# How long torchrun may be stopped: someone may have suspended all of it, the launcher too.
-STOPPED_S = 2.0
 # How long listeners hear, once all is over, what they have not heard.
 HEAR_S = 2.0
 # How long an endpoint may take to answer when an error is to say whether it does.
@@ -103,10 +101,8 @@ class Run:
         self.stacks: dict[int, list[str]] = collections.defaultdict(list)
         self.gone: dict[int, float] = {}
         self.ends: dict[int, tuple[int, float]] | None = None
-        self.torchrun: int | None = None
         self.failed: str | None = None
         self._unheard: collections.Counter[int] = collections.Counter()
-        self._stopped: float | None = None
 
     def wait(self, time_limit_s: float, overdue: Callable[[], str | None]) -> list[object]:
         """Hand on what ranks say until torchrun ends. The results, in rank order; raises unless all
@@ -122,12 +118,11 @@ class Run:
                 self._signal(signal.SIGKILL)
             if failed is not None and now > failed + 2 * END_S:
                 break
-            self._ask_whether_stopped(now)
             late = now > until and f"the time limit of {time_limit_s:g} s"
             if why := overdue() or late and f"{self.world} ranks had not finished within {late}":
                 self._signal(STACKS)
                 time.sleep(STACKS_S)
-                self._end_hearing(until)
+                self._end_hearing(now)
                 stacks = {rank: self._stack(rank) for rank in sorted(self.pids)}
                 raise TimeLimitPassed(f"{why}{self._shown(stacks)}", stacks)
             if not more:
@@ -141,12 +136,6 @@ class Run:
         for pid in self.pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-    def _ask_whether_stopped(self, now: float) -> None:
-        stopped = [pid for pid in (self.agent.pid, self.torchrun) if pid and is_stopped(pid)]
-        self._stopped = (self._stopped or now) if stopped else None
-        if stopped and now > self._stopped + STOPPED_S:
-            raise LaunchError(f"torchrun was stopped by a signal (process {stopped[0]})")
 
     def _hand_on(self, until: float, to_the_end: bool = False) -> bool:
         """Take what is new, which listeners hear until that moment. Whether there is more."""
@@ -194,8 +183,6 @@ class Run:
             self.values[rank] = value
         elif kind == "error":
             self.errors[rank] = value
-        elif kind == "torchrun":
-            self.torchrun = value
         elif kind == "ends":
             self.ends = {int(rank): tuple(end) for rank, end in value.items()}
         elif kind == "failed":
@@ -212,19 +199,19 @@ class Run:
         if self.endpoint:
             why = (
                 f": {_answer(self.endpoint)}; all nodes must be launched, with the same nodes, "
-                "processes, job and endpoint"
+                "processes and endpoint"
             )
         return f"; none of this node's had started{why}{self._last_lines('torchrun', 'torchrun')}"
 
     def _failure(self) -> LaunchError:
         code = self.agent.returncode
-        by = -code if code and code < 0 else code - 128 if code and code > 128 else 0
+        killed = code is not None and code < 0
         # What torchrun does not report has ended with 0, if it reports at all.
         silent = 0 if code == 0 or self.ends is not None else None
         ends = {rank: (silent, when) for rank, when in self.gone.items()} | (self.ends or {})
-        if not self.errors and (by or not ends):
-            why = f"torchrun was {_how(-by, None)}" if by else self._why(code)
-            return LaunchError(f"{why}{self._last_lines('torchrun', 'torchrun')}", code=-by or code)
+        if not self.errors and (killed or not ends):
+            why = f"torchrun was {_how(code, None)}" if killed else self._why(code)
+            return LaunchError(f"{why}{self._last_lines('torchrun', 'torchrun')}", code=code)
         codes = {rank: code for rank, (code, _) in ends.items()}
         errors = self.errors
         rank = first_to_fail(ends, errors)

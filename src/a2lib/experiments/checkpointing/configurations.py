@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from a2lib.benchmark import Config
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, names, parameter
+from a2lib.experiments.harness.parameters import names, parameter
+from a2lib.experiments.steps import BATCH, MODELS, Configuration, refuse, refuse_never
 from a2lib.theory.memory.checkpointing import plan as plan_of
-from a2lib.theory.transformer import SIZES, Shape
 
-BATCH, WARMUP, STEPS = 4, 1, 3
-# The CPU's: every path in seconds, and no result.
-TINY = Shape(d_model=32, d_ff=64, num_layers=4, num_heads=2, vocab_size=128)
-MODELS = {"tiny": TINY, **SIZES}
+WARMUP, STEPS = 1, 3
+TINY_LAYERS = 4  # of the CPU's model, so that segments of several sizes differ
 MODEL = {"cuda": "2.7B", "cpu": "tiny"}
 CONTEXT = {"cuda": 2048, "cpu": 16}
 GRADIENTS = ("fresh", "kept")
@@ -45,46 +43,34 @@ SIZES_OF_SEGMENTS = (1, 2, 3, 4, 6, 8, 16, 32)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A model and a batch, which several strategies are tried on; the fields are key columns."""
+class Setting(Configuration):
+    """A model of ``layers`` blocks and a batch, which several strategies are tried on."""
 
-    model: str
-    layers: int
-    context: int
-    precision: str
-    attention: str
-    gradients: str
-    batch: int = BATCH
+    layers: int = 0
+    gradients: str = "fresh"
 
     def __str__(self) -> str:
         size = f"{self.model}, {self.layers} blocks, {self.context}"
         return f"{size}, {self.precision} {self.attention}, gradients {self.gradients}"
 
-    def key(self, strategy: str) -> dict[str, object]:
-        return {**dataclasses.asdict(self), "strategy": strategy}
-
     def config(self, device: str, **others: object) -> Config:
         """The train-step that the benchmark would run; raises ValueError for what cannot be."""
-        return Config(
-            **dataclasses.asdict(dataclasses.replace(MODELS[self.model], num_layers=self.layers)),
-            context=self.context,
-            batch=self.batch,
-            precision=self.precision,
-            attention=self.attention,
-            autocast_cache=False,  # it would outlive each segment
-            keep_gradients=self.gradients == "kept",
-            device=device,
-            **others,
-        )
+        others |= {"num_layers": self.layers, "keep_gradients": self.gradients == "kept"}
+        # Autocast's copies would outlive each segment.
+        return super().config(device, autocast_cache=False, **others)
 
 
 Planned = list[tuple[Setting, tuple[str, ...]]]
 
 
-def _setting(device: str, way: tuple[str, str], gradients: str, layers: int | None = None):
-    model = MODEL[device]
-    layers = layers or MODELS[model].num_layers
-    return Setting(model, layers, CONTEXT[device], *way, gradients)
+def blocks(model: str) -> int:
+    return TINY_LAYERS if model == "tiny" else MODELS[model].num_layers
+
+
+def _setting(device: str, way: tuple[str, str], gradients: str, layers: int = 0) -> Setting:
+    model, (precision, attention) = MODEL[device], way
+    return Setting(model, CONTEXT[device], precision=precision, attention=attention,
+                   layers=layers or blocks(model), gradients=gradients)  # fmt: skip
 
 
 def segments(device: str) -> Planned:
@@ -160,25 +146,22 @@ class Parameters:
 
     def check(self, device: str) -> None:
         """Raise ParameterError for what cannot be on ``device``, "cuda" or "cpu"."""
-        if device == "cpu" and self.precision == "tf32":
-            raise ParameterError("precision = 'tf32' needs a GPU; allowed here are fp32 and bf16")
-        try:
-            for setting, strategies in self.plan(device):
-                setting.config(device)
-                for strategy in strategies:
-                    if not strategy.startswith("selective"):
-                        plan_of(strategy, setting.layers)
-        except ValueError as error:
-            raise ParameterError(str(error)) from None
+        refuse(self, device)
+        refuse_never(lambda: self._make(device))
+
+    def _make(self, device: str) -> None:
+        for setting, strategies in self.plan(device):
+            setting.config(device)
+            for strategy in strategies:
+                if not strategy.startswith("selective"):
+                    plan_of(strategy, setting.layers)
 
     def setting(self, device: str) -> Setting:
         """The one that the parameters name on ``device``, "cuda" or "cpu"."""
-        model = MODEL[device] if self.model == "auto" else self.model
         attention = NARROW[device][1] if self.attention == "auto" else self.attention
-        layers = self.layers or MODELS[model].num_layers
-        context = self.context or CONTEXT[device]
-        ways = self.precision, attention, self.gradients
-        return Setting(model, layers, context, *ways, self.batch)
+        made = Setting.named(self, device, CONTEXT, MODEL["cuda"])
+        layers = made.layers or blocks(made.model)
+        return dataclasses.replace(made, attention=attention, layers=layers)
 
     def plan(self, device: str) -> Planned:
         """Every setting asked for with its strategies, in order."""

@@ -105,7 +105,7 @@ def perturbed(table, section, rng):
 
 def breaks(claim, tables):
     try:
-        return not claim.of(tables)
+        return not claim.bears(tables)
     except (LookupError, ValueError, TypeError, ArithmeticError):
         return True
 
@@ -116,7 +116,7 @@ def test_each_claim_holds_and_can_break(written, name):
         assert page.claims, f"{name} claims nothing"
         words = [claim.words for claim in page.claims]
         assert len(set(words)) == len(words)
-        assert [claim.words for claim in page.claims if not claim.of(page.tables)] == []
+        assert [claim.words for claim in page.claims if not claim.bears(page.tables)] == []
         rng = np.random.default_rng(0)
         firm = list(page.claims)
         for _ in range(60):

@@ -64,7 +64,7 @@ def test_contrast_is_that_of_the_standard():
 
 
 def test_every_colour_of_an_implementation_has_a_twin_in_the_dark():
-    used = {*style.COLOURS, *(LOOKS.of(name).colour for name in [*LOOKS, "unheard of"])}
+    used = {*style.COLOURS, *(LOOKS.look(name).colour for name in [*LOOKS, "unheard of"])}
     assert used | {style.INK, style.PAPER, style.DIM, style.GRID, *HEAT} <= set(svg.PAIRS)
 
 

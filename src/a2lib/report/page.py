@@ -50,7 +50,7 @@ class Claim:
     holds: Callable[..., bool]
     sections: tuple[str, ...]
 
-    def of(self, tables: dict[str, pd.DataFrame]) -> bool:
+    def bears(self, tables: dict[str, pd.DataFrame]) -> bool:
         return bool(self.holds(*(tables[name] for name in self.sections)))
 
     def answer(self, tables: dict[str, pd.DataFrame]) -> str:
@@ -58,7 +58,7 @@ class Claim:
         if not all(len(tables[name]) for name in self.sections):
             return "not measured"
         try:
-            return "yes" if self.of(tables) else "no"
+            return "yes" if self.bears(tables) else "no"
         except (LookupError, ValueError, TypeError, ArithmeticError):
             return "not measured"
 
@@ -126,9 +126,9 @@ def _range(row) -> tuple[float, float, float]:
 class Page:
     """Rows of a section and of others, and what a page says of them.
 
-    ``derive(rows, of)`` gives the rows with the columns that the page speaks of; ``of(name)`` are
-    the rows of another section on the same device. ``also`` are other sections, each with its
-    derive or None, and ``of(name)`` their rows.
+    ``derive(rows, rows_of)`` gives the rows with the columns that the page speaks of, where
+    ``rows_of(name)`` are the rows of another section on the same device. ``also`` are other
+    sections, each with its derive or None.
     """
 
     strict = True  # a test that wants to hear of every claim sets it False
@@ -149,7 +149,7 @@ class Page:
         self.tables = self._tables(None)
         self.rows = self.tables[section]
 
-    def of(self, section: str) -> pd.DataFrame:
+    def rows_of(self, section: str) -> pd.DataFrame:
         """The published device's rows of a section that this page named."""
         return self.tables[section]
 
@@ -165,7 +165,7 @@ class Page:
         _asked.clear()
         claim = Claim(words, holds, sections or (self.section,))
         self.claims.append(claim)
-        if self.strict and not claim.of(self.tables):
+        if self.strict and not claim.bears(self.tables):
             rows = "; ".join(f"{w}: ms {getattr(r, 'ms', None)}" for w, r in _asked[:8])
             raise ClaimError(f"{self.section}: the rows do not bear: {words}. Asked: {rows}")
 
@@ -258,13 +258,13 @@ class Page:
         return mine.drop_duplicates(key, keep="last").reset_index(drop=True)
 
     def _tables(self, device: str | None) -> dict[str, pd.DataFrame]:
-        def of(name: str) -> pd.DataFrame:
+        def rows_of(name: str) -> pd.DataFrame:
             return self._raw(name, device)
 
         tables = {}
         for name, derive in self._derive.items():
-            rows = of(name)
-            tables[name] = derive(rows, of) if derive and len(rows) else rows
+            rows = rows_of(name)
+            tables[name] = derive(rows, rows_of) if derive and len(rows) else rows
         return tables
 
 

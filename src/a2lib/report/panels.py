@@ -69,7 +69,7 @@ def name_ends(figure, ax, ends: list, looks: Looks) -> None:
     start = panel.x1 + 13 * pixels
     to_figure = figure.transFigure.inverted().transform
     for (x, y), height, (_, _, name) in zip(points, heights, ends, strict=True):
-        look = looks.of(name)
+        look = looks.look(name)
         (x0, y0), (x1, y1) = to_figure([(x, y), (start, height)])
         bend = to_figure((max(panel.x1, x + 4 * pixels), y))[0]
         figure.add_artist(Line2D([x0, bend, x1], [y0, y0, y1], color=look.colour, linewidth=0.7))
@@ -84,7 +84,7 @@ def handles(names: list[str], looks: Looks) -> list[Line2D]:
     return [
         Line2D([], [], color=look.colour, marker=look.marker, markersize=5,
                linewidth=2.2 if look.ours else 1.3, label=looks.short(name))
-        for name, look in ((name, looks.of(name)) for name in names)
+        for name, look in ((name, looks.look(name)) for name in names)
     ]  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def lines(ax, rows: pd.DataFrame, x: str, y: str, by: str, looks: Looks, *, dash
         along, up = line[x].astype(float), line[y].astype(float)
         if not up.notna().any():
             continue
-        look = looks.of(name)
+        look = looks.look(name)
         ax.plot(
             along,
             up,

@@ -32,12 +32,12 @@ class Look:
 class Looks(dict[str, Look]):
     """The look of each of the things compared, in the order in which they are drawn and listed."""
 
-    def of(self, name: str) -> Look:
+    def look(self, name: str) -> Look:
         """The look of one; what is unknown is drawn in grey under its own name."""
         return self.get(name) or Look(str(name), "#808080", ".")
 
     def short(self, name: str) -> str:
-        return self.of(name).short or self.of(name).label
+        return self.look(name).short or self.look(name).label
 
     def order(self, present) -> list[str]:
         """The names among `present`, each once, in this order, unknown ones last."""

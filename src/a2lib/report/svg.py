@@ -88,6 +88,7 @@ def smallest_text(svg: str) -> float:
 
 def contrast(one: str, other: str) -> float:
     """Contrast ratio of two #rrggbb colours, by WCAG 2: 1 for equal ones, 21 at most."""
+
     def luminance(colour):
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
@@ -109,9 +110,7 @@ def _short_ids(svg: str, key: str) -> str:
 
 def _short_paths(svg: str) -> str:
     """Path data without the blanks beside its letters."""
-    return re.sub(
-        r'(?<= d=)"[^"]*"', lambda d: re.sub(r" *([A-Za-z]) *", r"\1", d[0]), svg
-    )
+    return re.sub(r'(?<= d=)"[^"]*"', lambda d: re.sub(r" *([A-Za-z]) *", r"\1", d[0]), svg)
 
 
 def _without_bare_groups(svg: str) -> str:

@@ -35,13 +35,13 @@ PARTS = {
 MIB = 2**20
 
 
-def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with ``gpu``, the GPU's time in ms (of a replay, or as called where that is shorter
     or all there is), and ``whole``, all bytes at the peak. Of eager's also, as counted: ``held``
     and ``added``, the bytes before a pass and what it adds; ``matrix``, bytes of one matrix;
     ``multiplies`` and ``floor``, the least time of its matrix multiplies and of all of it, ms."""
     rows = rows[(rows["batch"] == BATCH) & (rows["dtype"] == "fp32")].reset_index(drop=True)
-    rate, bandwidth = ceilings(of("ceiling")).get("fp32"), copy_bandwidth(of("ceiling"))
+    rate, bandwidth = ceilings(rows_of("ceiling")).get("fp32"), copy_bandwidth(rows_of("ceiling"))
     found = [
         _theory(*one, rate, bandwidth) if name == "eager" else {}
         for name, *one in rows[
@@ -71,7 +71,7 @@ def _theory(pass_, n, d, causal, rate, bandwidth) -> dict:
     return found
 
 
-def saved(rows: pd.DataFrame, of) -> pd.DataFrame:
+def saved(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Eager's rows with ``counted``, the bytes of the tensor that theory says are saved."""
     rows = rows[(rows["implementation"] == "eager") & (rows["status"] == "ok")]
     return rows.assign(
@@ -148,13 +148,13 @@ def memory(rows: pd.DataFrame, room: float) -> Chart:
     def draw(figure):
         ax = figure.subplots()
         for x, y, name in lines(ax, rows, "seq_len", "size", "implementation", LOOKS):
-            at = (0, 8) if LOOKS.of(name).ours else (8, -3)
+            at = (0, 8) if LOOKS.look(name).ours else (8, -3)
             ax.annotate(
-                LOOKS.of(name).label,
+                LOOKS.look(name).label,
                 (x, y),
                 at,
                 textcoords="offset points",
-                ha="right" if LOOKS.of(name).ours else "left",
+                ha="right" if LOOKS.look(name).ours else "left",
             )
         reference(ax, room / 1e9, "free on the GPU")
         ax.set(xlabel="tokens", ylabel="GB at the peak of a backward", ylim=(0, room * 1.12 / 1e9))

@@ -37,7 +37,7 @@ CASE = ["model", "context", "batch", "mode", *WAY, "warmup"]
 PHASES = ("forward", "backward", "optimizer")
 
 
-def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with ``flops``, the model FLOPs of what they time; ``mfu`` of whole steps, FLOPs
     over time and the maker's bf16 peak; ``ms_gpu``, the same step replayed from a CUDA graph;
     ``ms_issued``, what Python takes to launch it; ``floor``, the least time of its kernels (ms)."""
@@ -48,7 +48,7 @@ def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
     replayed = rows[rows["capture"] & whole].set_index(CASE)["ms"].rename("ms_gpu")
     launched = rows[~rows["capture"] & (rows["phase"] == "step")].set_index(CASE)["ms_host"]
     rows = rows.join(replayed, on=CASE).join(launched.rename("ms_issued"), on=CASE)
-    rows["floor"] = _floors(rows, of("ceiling"))
+    rows["floor"] = _floors(rows, rows_of("ceiling"))
     rows["order"] = rows["model"].map({name: i for i, name in enumerate(TITLES)})
     return rows.sort_values(["order", "context"], kind="stable")
 
@@ -106,7 +106,7 @@ CAST = r"triton_poi_fused__to_copy(_cat)?_\d+"
 KINDS = {"linear": "matmul", "attention": "attention", "adamw": "optimizer"}
 
 
-def traced(rows: pd.DataFrame, of) -> pd.DataFrame:
+def traced(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The profile's rows of train-steps, with the kernel time of a step in ms by what it is:
     ``ms_linear``, ``ms_attention``, ``ms_adamw``, ``ms_pointwise`` (all else) and ``ms_kernels``,
     their sum; and the ``floor_`` of each for a fused step. ``ms_casts`` are compiled casts of
@@ -118,7 +118,7 @@ def traced(rows: pd.DataFrame, of) -> pd.DataFrame:
     found = traces.kernels(rows)
     kernels = dict(list(found.groupby(key))) if len(found) else {}
     cases = {i: tuple(case) for i, case in zip(steps.index, steps[key].to_numpy(), strict=True)}
-    parts = {i: _parts(kernels[c], c, of("ceiling")) for i, c in cases.items() if c in kernels}
+    parts = {i: _parts(kernels[c], c, rows_of("ceiling")) for i, c in cases.items() if c in kernels}
     return rows.join(pd.DataFrame.from_dict(parts, orient="index")) if parts else rows
 
 

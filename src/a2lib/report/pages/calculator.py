@@ -229,6 +229,7 @@ def _saved(attention: str, precision: str) -> dict[str, dict[str, int]]:
 def memory() -> Chart:
     """Memory of the fullest device by choice and component, beside what may be used."""
     parts = pd.DataFrame({name: evaluate(*one).memory for name, one in CHOICES.items()}).T / 1e9
+
     def draw(figure):
         ax = figure.subplots()
         shades = dict(zip(PARTS, SHADES, strict=True))

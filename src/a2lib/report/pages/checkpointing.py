@@ -48,12 +48,12 @@ KERNELS = {
 }
 
 
-def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with, in bytes and ms: ``held``, what stays between steps; ``peak``, the predicted
     peak beyond it; ``whole``, held and the measured peak; ``again``, the forwards that backward
     repeats; ``ms_expected``, from the measured step of one block at a time."""
     rows = rows[rows["model"].isin(SIZES) & rows["strategy"].isin(NAMES)]
-    rate = copy_bandwidth(of("ceiling"))
+    rate = copy_bandwidth(rows_of("ceiling"))
     found = rows.assign(**pd.DataFrame([_theory(r) for r in rows.itertuples()], index=rows.index))
     found["name"] = found["strategy"].map(NAMES)
     found["whole"] = found["held"] + found["peak_bytes"]

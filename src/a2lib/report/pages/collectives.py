@@ -21,7 +21,7 @@ LOOKS = Looks(
 )
 
 
-def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The rows with ``bus`` and ``bus_queued`` in GB/s, what each rank must send in a ring over
     the time, and ``ranks``, who took part."""
     sent = [

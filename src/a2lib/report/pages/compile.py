@@ -23,12 +23,12 @@ LOOKS = Looks(
 )
 
 
-def attention(rows: pd.DataFrame, of) -> pd.DataFrame:
+def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The attention rows with ``gain``, eager's GPU time over compiled's of the same case (1 for
     eager), ``floor``, the least time of its kernels in ms, ``expected``, eager's floor over
     compiled's, ``matrices``, the N x N matrices that it moves, and ``pays``, the calls (forward and
     backward) after which compiling has paid, blank where it does not."""
-    rates, bandwidth = ceilings(of("ceiling")), copy_bandwidth(of("ceiling"))
+    rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     key = ["written", "dtype", "batch", "head_dim", "seq_len", "pass"]
     rows = rows.copy()
     rows["floor"] = [
@@ -52,7 +52,7 @@ def _floor(implementation, written, dtype, batch, d, n, pass_, rates, bandwidth)
     return floor(made, rates[dtype] * 1e12, bandwidth * 1e12)["total"].ms
 
 
-def models(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The models' rows with ``gain``, eager's time over each of the same case, and ``pays``, the
     steps after which what compiling takes has paid."""
     key = ["model", "context", "batch", "mode", "precision", "attention", "phase"]
@@ -68,7 +68,7 @@ def models(rows: pd.DataFrame, of=None) -> pd.DataFrame:
     return rows
 
 
-def shares(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+def shares(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """Milliseconds of matrix multiplies and of everything else in a traced train-step at 512
     tokens, and the multiplies' ``share``, by model, precision and compile; by Nsight Systems."""
     traced = kernels(rows)

@@ -38,7 +38,7 @@ WORDS = {
 }
 
 
-def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The rows with ``exposed``, the step less the same step without messages; ``alone``, the
     messages with nothing else running (of the launched row of the same way); ``paid``, the share
     of these that is exposed; ``way`` in words; and of steps that were traced ``sent_us``, what the
@@ -52,7 +52,8 @@ def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
     rows["way"] = [
         WORDS.get(r.wrapper, r.wrapper).format(r.bucket_mb)
         + {"copy_engines": ", copy engines"}.get(r.carrier, "")
-        + {"bf16": ", in bf16"}.get(r.sent_dtype, "") + {"fp32": ", fp32"}.get(r.precision, "")
+        + {"bf16": ", in bf16"}.get(r.sent_dtype, "")
+        + {"fp32": ", fp32"}.get(r.precision, "")
         for r in rows.itertuples()
     ]
     strips = traces.pictures("strip", rows)

@@ -52,7 +52,7 @@ THEIRS = "triton_forward_compiled_backward"  # of the published writeup
 HELPER = 0.05  # a kernel below this share of its call's L2 traffic only prepares or converts
 
 
-def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with ``ms`` the GPU's time (of a CUDA graph; as called where there is none) and:
 
     ``called``, the time as called; ``kind``, one head, board or paper; ``tflops``, by the papers'
@@ -91,7 +91,7 @@ def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
     )
 
 
-def calls(rows: pd.DataFrame, of) -> pd.DataFrame:
+def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """What the hardware counted, a row for each call: bytes through L2 and device memory of all its
     kernels, and how long tensor cores and exponential units are busy, in percent of the time of its
     main kernels."""

@@ -31,7 +31,7 @@ SHADES = {
 }
 
 
-def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The steps with what one traced step of ours says of its all-gathers: how many there are
     (``gathers``), how many had ended by their unit's turn (``in_time``), what the others cost
     (``stood``), and when each pass ended (``forward_ms``, ``backward_ms``), from the step's begin;
@@ -74,7 +74,7 @@ def _there(root: Path) -> set:
     return {("gathers", *found) for found in bulk.pictures("gathers", root)}
 
 
-def held(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+def held(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """What a rank holds, with ``activations`` (what no component names), ``counted`` (the formula's
     bytes), and ``whole``, the bytes at the moment: of the peak the most that tensors took."""
     rows = rows.sort_values("step_number")

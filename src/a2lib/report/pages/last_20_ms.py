@@ -29,7 +29,7 @@ STEPS = {
 SPARED = {"product": "cuBLAS", "block": "kernels, autograd", "memory": "allocator"}
 
 
-def energy(rows: pd.DataFrame, of) -> pd.DataFrame:
+def energy(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with ``watts``, mean power; ``ms_limit``, the time of the energy at the power limit;
     ``mfu`` of the mean time; ``step``, its name in STEPS."""
     rows = rows.copy()
@@ -42,7 +42,7 @@ def energy(rows: pd.DataFrame, of) -> pd.DataFrame:
     return rows
 
 
-def firsts(rows: pd.DataFrame, of) -> pd.DataFrame:
+def firsts(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """A row per model, compile and preparation, of medians over its ``processes`` (ms): the
     context's ``ms_context``, ``first`` and ``steady``; ``excess``, the first less the steady, and
     its range ``apart``."""

@@ -49,7 +49,7 @@ def step(
     return StepMemory(SIZES[model], BATCH, int(context), mode, precision, attention, first)
 
 
-def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with, in bytes: ``state``, 16 a parameter; ``capacity``, all that the driver gives.
     Of whole second steps ``counted``, tensors and workspaces at the peak, and ``planned`` (train
     steps); of those that ran out ``wanted`` and ``wanted_counted``, the segment that there was no
@@ -88,7 +88,7 @@ def _theory(row, room: float) -> dict:
     return found
 
 
-def blocks(rows: pd.DataFrame, of) -> pd.DataFrame:
+def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with, in bytes: ``formula`` and ``gradients``, as counted; ``largest`` and ``five``,
     the largest tensor and the five largest that autograd's hooks saw."""
     rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
@@ -109,7 +109,7 @@ def blocks(rows: pd.DataFrame, of) -> pd.DataFrame:
     )
 
 
-def recordings(rows: pd.DataFrame, of) -> pd.DataFrame:
+def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with ``counted`` (of steps) and, of their forward and backward, ``forward_largest``
     and ``backward_largest``, bytes of the largest allocation; how many it has (``_of``)."""
     pictures = traces.pictures("lines", rows).values()

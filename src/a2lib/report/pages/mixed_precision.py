@@ -25,7 +25,7 @@ def loop(total: str, addend: str, terms: int = 1000) -> Loop:
     )
 
 
-def sums(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+def sums(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The loops with ``predicted``, the result by exact arithmetic, every digit of it."""
     found = {
         (one.sum, one.addend, one.cast, one.terms, one.step): decimal(one.result())
@@ -35,7 +35,7 @@ def sums(rows: pd.DataFrame, of=None) -> pd.DataFrame:
     return rows.assign(predicted=[found.get(tuple(key)) for key in keys.itertuples(index=False)])
 
 
-def gains(rows: pd.DataFrame, of) -> pd.DataFrame:
+def gains(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """A row for each model, pass and precision: the GPU's time in eager mode at 512 tokens, of a
     step replayed from a CUDA graph (``ms``; a backward is what forward and backward take beyond
     the forward), ``gain``, fp32's time over it, and of a forward ``estimate``, the gain by counting
@@ -52,7 +52,8 @@ def gains(rows: pd.DataFrame, of) -> pd.DataFrame:
     base = long[long["precision"] == "fp32"].set_index(["model", "pass"])["ms"]
     long["gain"] = long.join(base.rename("fp32"), on=["model", "pass"])["fp32"] / long["ms"]
     known = (long["pass"] == "forward") & (long["precision"] == "bf16")
-    guess = long["model"].map({m: estimate(m, of("ceiling"))["bf16"] for m in set(long["model"])})
+    ceiling = rows_of("ceiling")
+    guess = long["model"].map({m: estimate(m, ceiling)["bf16"] for m in set(long["model"])})
     long["estimate"] = guess.where(known)
     same = {c: few[c].iloc[0] for c in ("device", "file", "local", "run")}
     return long.assign(status="ok", **same)

@@ -32,7 +32,7 @@ ADDED = ["C", "W", "compute", "messages", "floor", "clock", "off", *SLOWER, "hid
 H200 = DEVICES["H200"]
 
 
-def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The passes with ``share``, messages over multiplies where each ran with nothing else, and
     what the formulas make of each: ``C`` and ``W`` of its ranks, in ms ``compute``, ``messages``,
     ``floor`` (the longer of both) and ``clock`` (with what has nothing to hide behind); ``off``,

@@ -52,7 +52,7 @@ BETWEEN = {
 PER_SCORE = 5  # compare, subtract, exponential, add, divide
 
 
-def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows of each phase ("step": all of them) with, in ms, the time of its kernels by class:
     ``matmul``, ``flash`` (fused attention), ``copies``, ``adamw``, ``between`` (the others) and
     ``total``; ``rest``, all but the first two, and their ``share``; the calls of its ``kernels``
@@ -74,17 +74,17 @@ def columns(rows: pd.DataFrame, of) -> pd.DataFrame:
             {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
         )
         rows = rows.merge(sums, on=key, how="left")
-    rate, flops = copy_bandwidth(of("ceiling")), ceilings(of("ceiling"))
+    rate, flops = copy_bandwidth(rows_of("ceiling")), ceilings(rows_of("ceiling"))
     rows = rows.join(pd.DataFrame([_counted(r, flops, rate) for r in rows.itertuples()]))
     rows["depth"] = rows["us_queued"] / 1e3 * rows["launches"] / rows["ms_busy"]
     timed = [rows.assign(ms=rows["ms_timer"])]
     for name in ("benchmark", "compile_model"):
-        own = of(name)
+        own = rows_of(name)
         timed.append(own[~own["capture"] & (own["warmup"] > 0)] if "capture" in own else own)
     timed = pd.concat([t[[*SETTING, "phase", "ms"]] for t in timed if len(t)]).dropna()
     timers = timed.groupby([*SETTING, "phase"])["ms"].agg(quick="min", slow="max")
     rows = rows.join(timers, on=[*SETTING, "phase"])
-    own = of("benchmark")
+    own = rows_of("benchmark")
     own = own[own["capture"] & (own["status"] == "ok")].drop_duplicates([*SETTING, "phase"])
     replayed = own.set_index([*SETTING, "phase"])["ms"].rename("replay")
     rows = rows.join(replayed, on=[*SETTING, "phase"])

@@ -22,7 +22,7 @@ PARTS = {  # a column of bytes, and what the figure calls it
 SHADES = dict(zip(PARTS.values(), ("#0072b2", "#a86f00", "#d55e00"), strict=True))
 
 
-def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The timed rows with ``way``, who averages gradients and how the step is launched."""
     carrier = rows["carrier"].map({"copy_engines": "copy engines", "backend": "NCCL"})
     carrier = carrier.mask(rows["wrapper"] == "torch_ddp", "PyTorch's DDP")
@@ -30,7 +30,7 @@ def columns(rows: pd.DataFrame, of=None) -> pd.DataFrame:
     return rows.assign(way=how + ", " + carrier)
 
 
-def held(rows: pd.DataFrame, of=None) -> pd.DataFrame:
+def held(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The fullest rank of each moment, with ``counted``, the formula's bytes (of the peak of a
     later step at the moment "step"), without PyTorch's wrapper, which keeps buckets of its own."""
     fullest = rows.sort_values(["present_bytes", "tensor_bytes", "on_rank"])

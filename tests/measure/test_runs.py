@@ -95,16 +95,7 @@ def test_a_command_that_is_missing_or_fails_gives_blank():
 
 
 def test_runs_in_the_same_second_differ(new):
-    assert len({new()["run"] for _ in range(20)}) == 20
-
-
-def test_a_clash_of_suffixes_is_not_one_run(new, monkeypatch):
-    suffixes = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
-    monkeypatch.setattr(runs.secrets, "token_hex", lambda n: next(suffixes))
-    fixed = types.SimpleNamespace(now=lambda zone: real.datetime(2026, 1, 2, tzinfo=zone))
-    real = __import__("datetime")
-    monkeypatch.setattr(runs, "datetime", fixed)
-    assert [new()["run"][-6:], new()["run"][-6:]] == ["aaaaaa", "bbbbbb"]
+    assert len({new()["run"] for _ in range(5)}) == 5
 
 
 def test_no_host_name_and_no_local_path_is_recorded(new, monkeypatch, tmp_path):
@@ -161,37 +152,31 @@ def test_a_home_at_the_root_of_the_disk_shortens_nothing(monkeypatch):
     assert runs.scrub("5 TFLOP/s / 2") == "5 TFLOP/s / 2"
 
 
-@pytest.mark.parametrize("value", [float("nan"), {1, 2}, object()])
-def test_parameters_that_are_not_json_are_refused(new, value, tmp_path):
-    with pytest.raises(StoreError, match="parameters of the run: ") as raised:
-        new(parameters={"seq_len": value})
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"parameters": {"seq_len": float("nan")}}, "parameters of the run: "),
+        ({"parameters": {"seq_len": object()}}, "parameters of the run: "),
+        ({"device": "NVIDIA H200"}, "device 'NVIDIA H200': must be lower-case"),
+    ],
+)
+def test_what_is_no_run_is_refused(new, given, words, tmp_path):
+    with pytest.raises(StoreError, match=words) as raised:
+        new(**given)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "data").exists()
 
 
-def test_a_device_that_is_not_a_slug_is_refused(new):
-    with pytest.raises(StoreError, match="device 'NVIDIA H200': must be lower-case"):
-        new(device="NVIDIA H200")
-
-
-def test_the_commit_is_that_of_the_checkout(checkout, new):
-    _, git = checkout
-    commit = git("rev-parse", "--short=12", "HEAD")
-    assert re.fullmatch(r"[0-9a-f]{12}", commit)
-    assert new()["git"] == commit
-
-
-def test_changed_code_is_dirty_and_changed_data_is_not(checkout):
+def test_the_commit_is_that_of_the_checkout(checkout, new, monkeypatch):
     root, git = checkout
     commit = git("rev-parse", "--short=12", "HEAD")
+    assert re.fullmatch(r"[0-9a-f]{12}", commit) and new()["git"] == commit
+    # Changed code is dirty, changed data is not.
     (root / "data" / "cpu.csv").write_text("2\n")
     (root / "untracked.txt").write_text("2\n")
     assert runs.git_version() == commit
     (root / "code.py").write_text("2\n")
     assert runs.git_version() == f"{commit}-dirty"
-
-
-def test_the_environment_names_the_commit_first(checkout, monkeypatch):
     monkeypatch.setenv("A2LIB_GIT", "0123456789ab")
     assert runs.git_version() == "0123456789ab"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from a2lib.measure import FLASH, StoreError
-from a2lib.measure.table import to_line
+from a2lib.measure.table import to_csv
 from a2lib.report.data import ReportError, load, load_reference
 
 
@@ -16,8 +16,8 @@ def test_a_measured_row_that_no_table_holds(tmp_path, value):
     }  # fmt: skip
     path = tmp_path / "measured" / "flash" / "cpu.csv"
     path.parent.mkdir(parents=True)
-    path.write_text(f"{to_line(FLASH.columns)}\n{to_line(row.values())}\n")
-    with pytest.raises(StoreError, match=r"cpu\.csv:2: seq_len is \d+, more than the largest"):
+    path.write_text(to_csv([FLASH.columns, row.values()]))
+    with pytest.raises(StoreError, match=r"cpu\.csv:2: seq_len is '\d+', not a whole number"):
         load("flash", [tmp_path])
 
 

@@ -11,20 +11,27 @@ and small enough to commit.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib import paths
-from a2lib.measure.device import check_slug
 from a2lib.measure.runs import runs_table, scrub
 from a2lib.measure.snapshot.reading import CATEGORIES
-from a2lib.measure.table import StoreError, clean, to_line
+from a2lib.measure.table import (
+    StoreError,
+    broken,
+    check_device,
+    clean,
+    locked,
+    measured,
+    parsed,
+    text_of,
+    to_csv,
+    write,
+)
 
 MOST_ROWS = 2000
 FOLDER = "bulk"
@@ -62,8 +69,16 @@ class Picture:
     rows: list[dict[str, object]]
 
 
-def put(table: str, device: str, picture: str, rows: Iterable[Mapping[str, object]], *, run: str,
-        about: Mapping[str, object], data: Path | None = None) -> Path:  # fmt: skip
+def put(
+    table: str,
+    device: str,
+    picture: str,
+    rows: Iterable[Mapping[str, object]],
+    *,
+    run: str,
+    about: Mapping[str, object],
+    data: Path | None = None,
+) -> Path:
     """Write a picture in place of the one of its name, on disk when this returns; its path.
 
     Floats keep six digits. Raises StoreError, in one line, for an unknown table, a name that is
@@ -74,29 +89,19 @@ def put(table: str, device: str, picture: str, rows: Iterable[Mapping[str, objec
     rows = list(rows)
     if not 1 <= len(rows) <= MOST_ROWS:
         raise StoreError(f"{path}: {len(rows)} rows; allowed are 1 to {MOST_ROWS}")
-    if runs_table(_data(data)).get((run,)) is None:
+    if runs_table(data).find((run,)) is None:
         raise StoreError(f"{path}: run {run!r} is not in runs.csv; take it from start_run")
-    lines = [to_line(columns)]
+    lines: list[Iterable[str]] = [columns]
     for number, row in enumerate(rows, start=1):
-        if set(row) != set(columns):
-            raise StoreError(f"{path}: row {number} has {', '.join(map(str, row))}; the columns "
-                             f"are {', '.join(columns)}")  # fmt: skip
         try:
-            lines.append(to_line(_text(row[c], kind, c) for c, kind in columns.items()))
+            if set(row) != set(columns):
+                raise ValueError(f"has {', '.join(row)}; the columns are {', '.join(columns)}")
+            lines.append([_text(c, row[c], kind) for c, kind in columns.items()])
         except ValueError as error:
             raise StoreError(f"{path}: row {number}: {error}") from None
-    head = json.dumps({"run": run, "about": dict(about)}, sort_keys=True)
-    content = "\n".join([f"# {scrub(head)}", *lines, ""])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
+    head = scrub(json.dumps({"run": run, "about": dict(about)}, sort_keys=True))
+    with locked(path):
+        write(path, f"# {head}\n{to_csv(lines)}")
     return path
 
 
@@ -106,68 +111,49 @@ def read(table: str, device: str, picture: str, data: Path | None = None) -> Pic
     Raises StoreError, naming file and line, where there is none or it is broken.
     """
     path, columns = _place(table, device, picture, data), TABLES[table]
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.is_file():
         there = ", ".join(sorted(p.stem for p in path.parent.glob("[!.]*.csv"))) or "none"
-        raise StoreError(f"{path}: no such picture; there are {there}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path}: {clean(str(error))}") from None
-    head, *lines = text.split("\n")
+        raise StoreError(f"{path}: no such picture; there are {there}")
+    head, *lines = text_of(path).splitlines(keepends=True)
     try:
         said = json.loads(head.removeprefix("# "))
         run, about = str(said["run"]), dict(said["about"])
     except (ValueError, KeyError, TypeError):
-        raise StoreError(f"{path}:1: no line of the run and what it measured") from None
-    if not lines or lines[0] != to_line(columns):
-        raise StoreError(f"{path}:2: the columns are {', '.join(columns)}")
-    if lines[-1]:
-        raise StoreError(f"{path}:{len(lines) + 1}: cut short: the line has no end")
+        raise broken(path, 1, "no line of the run and what it measured") from None
     rows = []
-    for number, fields in enumerate(csv.reader(lines[1:-1]), start=3):
+    for number, fields in parsed(path, lines, first=2):
         try:
-            named = zip(columns.items(), fields, strict=True)
-            rows.append({c: kind(field) for (c, kind), field in named})
+            if number == 2 and fields != list(columns):
+                raise ValueError(f"the columns are {', '.join(columns)}")
+            if number > 2:
+                named = zip(columns.items(), fields, strict=True)
+                rows.append({c: kind(field) for (c, kind), field in named})
         except ValueError as error:
-            raise StoreError(f"{path}:{number}: {error}") from None
+            raise broken(path, number, error) from None
     return Picture(run, about, rows)
 
 
 def pictures(table: str, data: Path | None = None) -> list[tuple[str, str]]:
     """(device, picture) of every picture of a table."""
-    _columns(table)
-    folder = _data(data) / "measured" / FOLDER / table
-    return sorted((path.parent.name, path.stem) for path in folder.glob("*/[!.]*.csv"))
+    return sorted((p.parent.name, p.stem) for p in _folder(table, data).glob("*/[!.]*.csv"))
 
 
-def _data(data: Path | None) -> Path:
-    return Path(data).absolute() if data is not None else paths.data_dir()
-
-
-def _columns(table: str) -> dict[str, type]:
+def _folder(table: str, data: Path | None) -> Path:
     if table not in TABLES:
         raise StoreError(f"table {table!r}: allowed are {', '.join(TABLES)}")
-    return TABLES[table]
+    return measured(data) / FOLDER / table
 
 
 def _place(table: str, device: str, picture: str, data: Path | None) -> Path:
-    _columns(table)
+    check_device(device)
     if not _NAME.fullmatch(picture):
         raise StoreError(f"picture {picture!r}: allowed are letters, digits and ._- in a name")
-    try:
-        check_slug(device)
-    except ValueError as error:
-        raise StoreError(str(error)) from None
-    return _data(data) / "measured" / FOLDER / table / device / f"{picture}.csv"
+    return _folder(table, data) / device / f"{picture}.csv"
 
 
-def _text(value: object, kind: type, column: str) -> str:
+def _text(column: str, value: object, kind: type) -> str:
     if kind is str:
         return clean(scrub(str(value)))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{column} is {value!r}, no number")
-    if kind is int:
-        if value != int(value):
-            raise ValueError(f"{column} is {value!r}, no whole number")
-        return str(int(value))
-    return f"{float(value):.6g}"
+    if not isinstance(value, int | float) or not math.isfinite(value) or kind(value) != value:
+        raise ValueError(f"{column} is {value!r}, no {'whole' if kind is int else 'finite'} number")
+    return str(int(value)) if kind is int else f"{float(value):.6g}"

@@ -96,9 +96,3 @@ def _open_nvml() -> tuple:
 def slugify(name: str) -> str:
     """``name`` in lower case, with single hyphens between its runs of letters and digits."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def check_slug(device: str) -> None:
-    """Raise ValueError unless ``device`` is a name that ``device_slug()`` could have given."""
-    if not device or slugify(device) != device:
-        raise ValueError(f"device {device!r}: must be lower-case letters, digits and hyphens")

@@ -18,13 +18,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from a2lib import paths
-from a2lib.measure.device import check_slug
-from a2lib.measure.table import Row, StoreError, Table, clean
+from a2lib.measure.table import Row, StoreError, Table, check_device, clean, measured
 
 COLUMNS = (
-    "run", "started", "device", "n_devices", "driver", "torch", "triton", "cuda", "cudnn", "nccl",
-    "python", "git", "command", "parameters",
-)  # fmt: skip
+    *("run", "started", "device", "n_devices", "driver", "torch", "triton", "cuda", "cudnn"),
+    *("nccl", "python", "git", "command", "parameters"),
+)
 
 _ABSOLUTE_PATH = re.compile(r"(?<![\w/.~-])/(?!/)(?:[^\s/\"'=:,;]+/)+([^\s/\"'=:,;]*)")
 _COMMAND_TIMEOUT_S = 20
@@ -44,32 +43,26 @@ def start_run(
     JSON holds, and paths). Driver, versions and commit are found here; what this machine does not
     have is blank. Raises StoreError if the parameters are not JSON or the row cannot be written.
     """
-    try:
-        check_slug(device)
-    except ValueError as error:
-        raise StoreError(str(error)) from None
+    check_device(device)
     try:
         text = json.dumps(_scrub_values(parameters), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise StoreError(f"parameters of the run: {error}; give numbers, text and lists") from error
+    now = datetime.now(UTC)
+    run = f"{now:%Y%m%dT%H%M%SZ}-{device}-{secrets.token_hex(3)}"
     row = {
-        **dict.fromkeys(COLUMNS, ""),
+        "run": run,
+        "started": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "device": device,
-        "n_devices": str(n_devices),
+        "n_devices": n_devices,
         "python": platform.python_version(),
         "git": git_version(),
         "command": clean(scrub(command)),
         "parameters": text,
         **_torch_versions(),
     }
-    table = runs_table(data)
-    stored = False
-    while not stored:
-        now = datetime.now(UTC)
-        row["started"] = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        row["run"] = f"{now:%Y%m%dT%H%M%SZ}-{device}-{secrets.token_hex(3)}"
-        stored = table.put(row, replace=False)
-    return row["run"]
+    runs_table(data).put(dict.fromkeys(COLUMNS, "") | row)
+    return run
 
 
 def read_runs(data: Path | None = None) -> list[Row]:
@@ -78,6 +71,24 @@ def read_runs(data: Path | None = None) -> list[Row]:
     Raises StoreError naming file and line for a broken runs.csv.
     """
     return runs_table(data).rows()
+
+
+def runs_table(data: Path | None) -> Table:
+    """The table behind runs.csv in ``data`` (default ``paths.data_dir()``)."""
+    return _Runs(measured(data) / "runs.csv", COLUMNS, ("run",))
+
+
+class _Runs(Table):
+    def check(self, row: Row) -> None:
+        for column in ("run", "started", "device"):
+            if not row[column]:
+                raise ValueError(f"{column} is blank")
+        if not row["n_devices"].isdecimal():
+            raise ValueError(f"n_devices is {row['n_devices']!r}, not a whole number")
+        try:
+            json.loads(row["parameters"])
+        except ValueError as error:
+            raise ValueError(f"parameters are not JSON: {error}") from None
 
 
 def git_version() -> str:
@@ -116,26 +127,6 @@ def _scrub_values(value: object) -> object:
     if isinstance(value, str | os.PathLike):
         return scrub(os.fspath(value))
     return value
-
-
-def runs_table(data: Path | None) -> Table:
-    """The table behind runs.csv in ``data`` (default ``paths.data_dir()``)."""
-    folder = Path(data).absolute() if data is not None else paths.data_dir()
-    return Table(folder / "measured" / "runs.csv", COLUMNS, ("run",), _check_run)
-
-
-def _check_run(row: Row) -> None:
-    for column in ("run", "started", "device"):
-        if not row[column]:
-            raise ValueError(f"{column} is blank")
-    if not (row["n_devices"].isascii() and row["n_devices"].isdigit()):
-        raise ValueError(f"n_devices is {row['n_devices']!r}, not a whole number")
-    try:
-        parameters = json.loads(row["parameters"])
-    except json.JSONDecodeError as error:
-        raise ValueError(f"parameters are not JSON: {error.msg}") from None
-    if not isinstance(parameters, dict):
-        raise ValueError("parameters are not a JSON object")
 
 
 def _torch_versions() -> dict[str, str]:

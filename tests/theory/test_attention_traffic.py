@@ -8,8 +8,6 @@ from a2lib.theory.attention import (
     EAGER,
     KERNELS,
     attention_flops,
-    eager_matrices,
-    eager_moves,
     in_one_sweep,
     tiled_memory,
     tiled_traffic,
@@ -107,15 +105,6 @@ def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
     assert sizes == list(range(40, 129, 8)) and not in_one_sweep(2048, 1, 64, 4)
 
 
-def test_eager_by_hand():
-    # Forward: 10 reads and writes of whole matrices, and the mask twice, a byte an element.
-    assert (len(EAGER["forward"]), eager_moves("forward", 2)) == (9, 11)
-    assert (len(EAGER["backward"]), eager_moves("backward", 2)) == (9, 16.5)
-    assert eager_moves("forward", 4) == 10.5 and eager_moves("forward", 2, heads=16) == 10.0625
-    assert eager_moves("end_to_end", 2) == 27.5
-    assert [eager_matrices(p, 2) for p in ("forward", "backward", "end_to_end")] == [2.5, 3, 4.5]
-
-
 def test_eager_runs_the_operations_that_are_counted():
     """PyTorch's own record of attention_reference; one more multiplication is CUDA's alone."""
     torch = pytest.importorskip("torch")
@@ -148,8 +137,7 @@ def test_eager_runs_the_operations_that_are_counted():
     ("call", "words"),
     [(lambda: tiled_traffic("sideways", 1, 1, 1, 1, 1, True, 2, 1, 1), "allowed are forward"),
      (lambda: tiled_traffic("forward", 1, 1, 1, 1, 1, True, 2, 0, 1), "Bq is 0"),
-     (lambda: tiled_memory(1, 1, 1, 1, 1, 2, "sideways"), "allowed are forward"),
-     (lambda: eager_moves("sideways", 2), "allowed are forward")],
+     (lambda: tiled_memory(1, 1, 1, 1, 1, 2, "sideways"), "allowed are forward")],
 )  # fmt: skip
 def test_impossible_sizes_are_refused(call, words):
     with pytest.raises(ValueError, match=words):

@@ -16,7 +16,7 @@ from a2lib.theory.eager import Eager
 from a2lib.theory.jobs import OPTIMIZERS, Job, score_bytes
 from a2lib.theory.layouts import SCORE_TENSORS, Layout, evaluate, flops_share, memory
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
-from a2lib.theory.roofline import eager_step
+from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import (
     SIZES,
     Shape,
@@ -285,4 +285,4 @@ def test_the_command_evaluates_a_layout_as_it_is_given(capsys):
     assert found["serial_flops_share"] == flops_share(one, layout, plan.serial_s)
     assert command.main(["plan", *given]) == 0
     text = capsys.readouterr().out
-    assert "does not fit; at most 0 sequences would" in text and "fp32, eager attention" in text
+    assert "fits: no; largest batch 0" in text and "precision fp32, attention eager" in text

@@ -14,7 +14,7 @@ from a2lib.theory.devices import DEVICES, named_device
 from a2lib.theory.layouts import Layout, evaluate
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.memory.strategies import strategy_memory
-from a2lib.theory.other_axes import bubble_s, expert_parallel
+from a2lib.theory.other_axes import bubble_s
 from a2lib.theory.schedules import Task
 from a2lib.theory.stages import stage_blocks
 from a2lib.theory.strategy_time import repeated_work
@@ -123,8 +123,6 @@ def test_experts_get_their_tokens_once_a_node_and_once_each():
     less = 2 * 2 * 4 * 36 / 2 / 10  # of the gradients of experts, of which a device has its own
     assert plan.busy["node links"] == pytest.approx(alone.busy["node links"] - less + 12.8)
     assert plan.expected_s == pytest.approx(max(12.8 + plan.busy["computation"], plan.step_s))
-    exchanged = expert_parallel(4, 4, 3, 2, 2, 1, 10.0)  # of other_axes: a forward
-    assert routed(2, 2)[0] == pytest.approx(2 * exchanged.communication_s)
 
 
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():

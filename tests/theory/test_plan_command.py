@@ -59,8 +59,8 @@ def test_the_command_has_experts_and_zero_bubble(capsys):
     assert (found["layout"]["expert"], found["layout"]["schedule"]) == (8, "zb-h1")
     assert command.main(given) == 0
     text = capsys.readouterr().out
-    assert "8 of 256 experts and 1 shared" in text
-    assert "experts over 8 devices, schedule zb-h1" in text
+    assert "experts 256, top_k 8, shared 1" in text
+    assert "expert 8, schedule zb-h1" in text
     # as its sizes say it, without the preset
     sizes = ["--d-model", "7168", "--d-ff", "18432", "--layers", "61", "--heads", "128",
              "--vocab", "129280", "--experts", "256", "--top-k", "8", "--shared", "1",
@@ -76,7 +76,7 @@ def test_a_search_that_left_layouts_out_says_so(capsys, monkeypatch):
     assert command.main([*given, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["all_tried"] is False
     assert command.main(given) == 0
-    assert "of more layouts than can be tried" in capsys.readouterr().out
+    assert "not all tried: the best of some" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("given, words", [
@@ -133,7 +133,7 @@ def test_the_command_takes_measured_links(capsys):
     before, after = (found[name]["busy_s"]["node links"] for name in ("makers", "own"))
     assert after == pytest.approx(2 * before + 20e-6 * sums)
     assert command.main([*given[:-1], "--latency-us", "20"]) == 0
-    assert "links of 450 GB/s, 20 us a message" in capsys.readouterr().out
+    assert "link 450 GB/s, latency 20 us" in capsys.readouterr().out
     for wrong, words in ((["--bandwidth", "0"], "allowed are numbers from 1000 to 1e+18"),
                          (["--latency-us", "-1"], "allowed are numbers from 0 to 1e+09"),
                          (["--latency-us", "nan"], "allowed are numbers from 0")):  # fmt: skip

@@ -155,35 +155,29 @@ def test_a_stage_hides_its_boundary_from_so_many_layers_on():
 
 
 def test_ring_attention_on_a_clock():
-    n, tokens, D, kv, C, W = 6, 512, 256, 64, 1e12, 1e9
-    least = other_axes.least_ring_tokens(D, kv, C, W)
+    """n rounds of computation, n - 1 of sending keys and values on."""
+    n, D, kv, C, W = 6, 256, 64, 1e12, 1e9
     for factor, hides in ((1.1, True), (0.9, False)):
-        whole = other_axes.ring_attention(factor * least, D, kv, n, C, W)
-        rounds = schedules.ring_attention_rounds(
-            n, whole.compute_s / n, whole.communication_s / (n - 1)
-        )
-        timeline = run(rounds)
-        assert timeline.busy(COMPUTE) == pytest.approx(whole.compute_s)
-        assert (timeline.seconds == pytest.approx(whole.compute_s)) == hides
-    causal = other_axes.ring_attention(tokens, D, kv, n, C, W, causal=True)
-    full = other_axes.ring_attention(tokens, D, kv, n, C, W)
-    assert full.compute_s == 2 * causal.compute_s and full.bytes == causal.bytes
-    assert full.bytes == (n - 1) * (tokens * kv + tokens * kv) * 2
+        tokens = factor * other_axes.least_ring_tokens(D, kv, C, W)
+        compute_s = 4 * tokens * tokens * D / C
+        send_s = other_axes.ring_attention_bytes(tokens, kv, n) / W / (n - 1)
+        tasks = []
+        for i in range(n):
+            arrived = (f"send {i - 1}",) if i else ()
+            tasks.append(Task(f"compute {i}", COMPUTE, compute_s, arrived))
+            tasks += [Task(f"send {i}", "links", send_s, arrived)] * (i < n - 1)
+        assert (run(tasks).seconds == pytest.approx(n * compute_s)) == hides
+    assert other_axes.least_ring_tokens(D, kv, C, W, causal=True) == pytest.approx(
+        2 * other_axes.least_ring_tokens(D, kv, C, W)
+    )
 
 
-def test_experts_counted_token_by_token():
-    n, tokens, top_k, D, F = 4, 24, 2, 16, 32
-    per_device = [0] * n
-    for sender in range(n):  # balanced: copy c goes to device c mod n
-        for copy in range(tokens * top_k):
-            if copy % n != sender:
-                per_device[sender] += 2 * D
-    found = other_axes.expert_parallel(tokens, D, F, top_k, n, 1e12, 1e9)
-    assert [2 * there for there in per_device] == [found.bytes] * n  # there and back
-    assert found.compute_s == 3 * 2 * (tokens * top_k) * D * F / 1e12
-    width = other_axes.least_expert_width(n, 1e12, 1e9)
-    edge = other_axes.expert_parallel(tokens, D, width, top_k, n, 1e12, 1e9)
-    assert edge.communication_s == pytest.approx(edge.compute_s)
+def test_experts_hide_their_exchange_from_a_width_on():
+    """Token by token: balanced, copy c goes to device c mod n, and back."""
+    n, tokens, top_k, D, C, W = 4, 24, 2, 16, 1e12, 1e9
+    sent = 2 * sum(2 * D for copy in range(tokens * top_k) if copy % n)
+    width = other_axes.least_expert_width(n, C, W)
+    assert sent / W == pytest.approx(3 * 2 * tokens * top_k * D * width / C)
 
 
 def test_experts_need_more_tokens_by_experts_over_top_k():
@@ -191,13 +185,6 @@ def test_experts_need_more_tokens_by_experts_over_top_k():
     tokens = other_axes.least_tokens_with_experts(C, W, E, k)
     gathered = (n - 1) / n * 2 * 3 * D * F * E / W
     assert gathered == pytest.approx(6 * tokens * k * D * F / C, rel=1e-5)
-
-
-def test_ulysses_exchanges_four_tensors():
-    n, tokens, D, kv = 4, 8, 64, 32
-    widths = (D, kv, kv, D)  # q, k, v, o
-    sent = sum(tokens * (width // n) * (n - 1) * 2 for width in widths)
-    assert other_axes.ulysses_bytes(tokens, D, kv, n) == sent
 
 
 def test_tasks_that_wait_for_each_other_are_an_error():

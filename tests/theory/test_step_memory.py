@@ -23,8 +23,6 @@ from a2lib.theory.memory import operations, strategies
 from a2lib.theory.memory.allocator import OutOfMemory
 from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.memory.step import (
-    CATEGORIES,
-    MODES,
     WORKSPACE,
     StepMemory,
     asked,
@@ -33,6 +31,8 @@ from a2lib.theory.memory.step import (
     refused,
     replay,
 )
+from a2lib.theory.memory.tape import CATEGORIES
+from a2lib.theory.memory.tensors import MODES
 from a2lib.theory.transformer import SIZES, Shape, state_bytes
 
 TINY = StepMemory(Shape(24, 40, 2, 2, 56), 2, 16, cuda=False)

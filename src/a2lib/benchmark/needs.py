@@ -6,7 +6,8 @@ import dataclasses
 
 from a2lib.benchmark.config import Config
 from a2lib.measure import memory
-from a2lib.theory.memory.step import MODES, StepMemory, peak
+from a2lib.theory.memory.step import peak
+from a2lib.theory.memory.tensors import MODES, StepMemory
 from a2lib.theory.roofline import NARROW
 from a2lib.theory.transformer import parameter_count
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from a2lib.theory.collectives import positive
-from a2lib.theory.products import check_sizes
+from a2lib.theory.products import check_name, check_sizes
 
 GB, GIB = 10**9, 2**30
 H100_GB, V5P_GB = 80, 95
@@ -121,8 +121,7 @@ class Mesh:
     ring: bool = False
 
     def __post_init__(self) -> None:
-        if self.combine not in ("max", "sum"):
-            raise ValueError(f"combine {self.combine!r}: allowed are max, sum")
+        check_name("combine", self.combine, ("max", "sum"))
         positive(X=self.X, Y=self.Y, M_X=self.M_X, M_Y=self.M_Y, W_ici=self.W_ici, C=self.C)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from a2lib.theory.products import check_sizes
+from a2lib.theory.products import check_name, check_sizes
 
 PASSES = ("forward", "backward", "end_to_end")
 
@@ -31,7 +31,7 @@ def attention_flops(
     Raises ValueError for a size that is not a positive integer or an unknown pass.
     """
     check_sizes(batch=batch, heads=heads, n_queries=n_queries, n_keys=n_keys, head_dim=head_dim)
-    _check_pass(pass_)
+    check_name("pass", pass_, PASSES)
     product = batch * heads * n_queries * n_keys * head_dim * (1 if causal else 2)
     return product * {"forward": 2, "backward": 5, "end_to_end": 7}[pass_]
 
@@ -60,7 +60,7 @@ def attention_bytes(
         head_dim=head_dim,
         element_bytes=element_bytes,
     )
-    _check_pass(pass_)
+    check_name("pass", pass_, PASSES)
     query = batch * heads * n_queries * head_dim * element_bytes  # q, o, do or dq
     key = batch * heads * n_keys * head_dim * element_bytes  # k, v, dk or dv
     lse = batch * heads * n_queries * 4
@@ -121,8 +121,7 @@ def tiled_traffic(
     """
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
     check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes, Bq=Bq, Bk=Bk)
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel {kernel!r}: allowed are {', '.join(KERNELS)}")
+    check_name("kernel", kernel, KERNELS)
     owner, products, readers, own_read, own_written, floats = KERNELS[kernel]
     visits = batch * heads * _visits(n_queries, n_keys, causal, Bq, Bk)
     owned, streamed = (Bq, Bk) if owner == "queries" else (Bk, Bq)
@@ -165,7 +164,7 @@ def tiled_memory(
     """
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
     check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
-    _check_pass(pass_)
+    check_name("pass", pass_, PASSES)
     query = batch * heads * n_queries * head_dim * element_bytes
     key = batch * heads * n_keys * head_dim * element_bytes
     rows = batch * heads * n_queries * 4
@@ -216,36 +215,3 @@ COMPILED_ROWS = {
     "q k^T": (2, 0), "p v": (1, 1),
     "p^T do": (1, 1), "do v^T": (2, 0), "ds k": (1, 1), "ds^T q": (1, 1),
 }  # fmt: skip
-
-
-def eager_moves(pass_: str, element_bytes: int, batch: int = 1, heads: int = 1) -> float:
-    """N x N matrices that eager causal attention reads and writes in a pass, at the least.
-
-    The mask counts by its bytes, and once for all heads. Raises ValueError as attention_flops.
-    """
-    _check_pass(pass_)
-    check_sizes(element_bytes=element_bytes, batch=batch, heads=heads)
-    mask = 1 / element_bytes / batch / heads
-    return sum(
-        reads + writes + masks * mask
-        for p in EAGER if pass_ in (p, "end_to_end")
-        for _, reads, writes, masks in EAGER[p]
-    )  # fmt: skip
-
-
-def eager_matrices(pass_: str, element_bytes: int, batch: int = 1, heads: int = 1) -> float:
-    """N x N matrices that eager causal attention holds at its peak, beyond what entered.
-
-    Forward: two of scores and the mask. Backward, on a graph that holds the weights and the mask:
-    the gradient of the weights, that times the weights, and the gradient of the scores.
-    end_to_end: both of the last two groups.
-    """
-    _check_pass(pass_)
-    check_sizes(element_bytes=element_bytes, batch=batch, heads=heads)
-    mask = 1 / element_bytes / batch / heads
-    return {"forward": 2 + mask, "backward": 3.0, "end_to_end": 4 + mask}[pass_]
-
-
-def _check_pass(pass_: str) -> None:
-    if pass_ not in PASSES:
-        raise ValueError(f"pass {pass_!r}: allowed are {', '.join(PASSES)}")

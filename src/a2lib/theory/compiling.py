@@ -14,7 +14,7 @@ tiled attention; on a GPU in float32 only where products may use TF32, as that a
 from __future__ import annotations
 
 from a2lib.theory.attention import COMPILED, COMPILED_ROWS, EAGER, attention_bytes, attention_flops
-from a2lib.theory.products import check_sizes, matmul_flops
+from a2lib.theory.products import check_name, check_sizes, matmul_flops
 from a2lib.theory.roofline import Kernel
 
 WRITTEN = ("plain", "causal", "heads")
@@ -22,12 +22,6 @@ IMPLEMENTATIONS = ("eager", "compile")
 PASSES = ("forward", "backward")
 # Kernels of eager attention that only a mask asks for.
 _MASK = ("indices of queries", "indices of keys", "compare", "copy to mask", "mask")
-# N x N matrices held at the peak beyond what entered: eager makes a new one at each kernel.
-_HELD = {("eager", "forward"): 2, ("eager", "backward"): 3, ("compile", "forward"): 1,
-         ("compile", "backward"): 1}  # fmt: skip
-# Kernels that PyTorch's TensorIterator launches, and the most bytes that it indexes by 32 bits.
-_ELEMENTWISE, INDEXED = ("times scale", "dp times p", "mask"), 2**31
-_COPY = "copy to mask"  # by the driver, which counts as no kernel
 
 
 def attention_kernels(
@@ -42,21 +36,43 @@ def attention_kernels(
     """
     _check(implementation, written, pass_)
     check_sizes(batch=batch, n=n, d=d, element_bytes=element_bytes)
-    row, matrix = batch * n * d * element_bytes, batch * n * n * element_bytes
     if implementation == "compile" and written == "heads":
-        moved = attention_bytes(batch, 1, n, n, d, element_bytes, pass_)
-        written_bytes = row + 4 * batch * n if pass_ == "forward" else 3 * row
-        flops = attention_flops(batch, 1, n, n, d, False, pass_)
-        return [_kernel(pass_, "tiled", moved - written_bytes, written_bytes, flops)]
+        return [tiled_kernel(pass_, batch, 1, n, n, d, False, element_bytes)]
+    row, matrix = batch * n * d * element_bytes, batch * n * n * element_bytes
     made = []
     for name, reads, writes, masks in _table(implementation, written, pass_):
+        product, mask = name in COMPILED_ROWS, masks * n * n
         rows_read, rows_written = COMPILED_ROWS.get(name, (0, 0))
-        mask = masks * n * n
-        read = reads * matrix + rows_read * row + (mask if name == "mask" else 0)
-        wrote = writes * matrix + rows_written * row + (mask if name == "compare" else 0)
-        flops = batch * matmul_flops(n, n, d) if name in COMPILED_ROWS else 0
-        made.append(_kernel(pass_, name, read, wrote, flops))
+        made.append(
+            Kernel(
+                pass_,
+                "products" if product else "elementwise",
+                name,
+                reads * matrix + rows_read * row + mask * (name == "mask"),
+                writes * matrix + rows_written * row + mask * (name == "compare"),
+                batch * matmul_flops(n, n, d) if product else 0,
+            )
+        )
     return made
+
+
+def tiled_kernel(
+    pass_: str,
+    batch: int,
+    heads: int,
+    n_queries: int,
+    n_keys: int,
+    head_dim: int,
+    causal: bool,
+    element_bytes: int,
+) -> Kernel:
+    """A pass of tiled attention as one kernel that moves each tensor once."""
+    sizes = batch, heads, n_queries, n_keys, head_dim
+    query, key = (batch * heads * n * head_dim * element_bytes for n in (n_queries, n_keys))
+    written = query + 4 * batch * heads * n_queries if pass_ == "forward" else query + 2 * key
+    read = attention_bytes(*sizes, element_bytes, pass_) - written
+    flops = attention_flops(*sizes, causal, pass_)
+    return Kernel(pass_, "attention", f"tiled {pass_}", read, written, flops)
 
 
 def moves(implementation: str, written: str, pass_: str) -> int:
@@ -66,26 +82,6 @@ def moves(implementation: str, written: str, pass_: str) -> int:
     if implementation == "compile" and written == "heads":
         return 0
     return sum(reads + writes for _, reads, writes, _ in _table(implementation, written, pass_))
-
-
-def launches(
-    implementation: str, written: str, pass_: str, batch: int, n: int, element_bytes: int
-) -> int:
-    """Launches of a pass: its kernels, copies left out, and where a matrix of the batch has more
-    than 2 GiB one for each piece of an element-wise operator of PyTorch, which halves its operands
-    until 32 bits index them. Raises ValueError as attention_kernels."""
-    kernels = attention_kernels(implementation, written, pass_, batch, n, 1, element_bytes)
-    pieces, matrix = 1, batch * n * n * element_bytes
-    while matrix > pieces * INDEXED:
-        pieces *= 2
-    names = [kernel.name for kernel in kernels if kernel.name != _COPY]
-    return sum(pieces if name in _ELEMENTWISE else 1 for name in names)
-
-
-def held(implementation: str, written: str, pass_: str) -> int:
-    """N x N matrices of the batch that a pass holds at its peak, beyond what was there before."""
-    _check(implementation, written, pass_)
-    return 0 if (implementation, written) == ("compile", "heads") else _HELD[implementation, pass_]
 
 
 def break_even(extra: float, eager: float, compiled: float) -> float | None:
@@ -100,15 +96,7 @@ def _table(implementation: str, written: str, pass_: str) -> tuple:
     return tuple(k for k in EAGER[pass_] if written == "causal" or k[0] not in _MASK)
 
 
-def _kernel(pass_: str, name: str, read: int, written: int, flops: int) -> Kernel:
-    return Kernel(pass_, "attention", name, read, written, flops)
-
-
 def _check(implementation: str, written: str, pass_: str) -> None:
-    for name, value, allowed in (
-        ("implementation", implementation, IMPLEMENTATIONS),
-        ("written", written, WRITTEN),
-        ("pass", pass_, PASSES),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name} {value!r}: allowed are {', '.join(allowed)}")
+    check_name("implementation", implementation, IMPLEMENTATIONS)
+    check_name("written", written, WRITTEN)
+    check_name("pass", pass_, PASSES)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
 from a2lib.theory.memory.step import WORKSPACE
+from a2lib.theory.products import check_name
 
 FROM_ZERO = ("latency", "workspace")
 # cuBLAS's for the thread of the forward and for that of the backward, from Hopper on.
@@ -67,6 +68,5 @@ DEVICES = {
 
 def named_device(name: str) -> Device:
     """``DEVICES[name]``; raises ValueError, in one line, naming the devices there are."""
-    if not isinstance(name, str) or name not in DEVICES:
-        raise ValueError(f"device {name!r}: allowed are {', '.join(DEVICES)}")
+    check_name("device", name, DEVICES)
     return DEVICES[name]

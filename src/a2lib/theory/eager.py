@@ -12,18 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from a2lib.theory.attention import EAGER, tiled_memory
+from a2lib.theory.attention import tiled_memory
+from a2lib.theory.compiling import PASSES, attention_kernels
 from a2lib.theory.memory import allocator
-from a2lib.theory.products import check_sizes
+from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.roofline import Kernel
 
-PASSES = ("forward", "backward")
 HOW = ("tensors", "blocks", "tiled")
 INDEX = 8  # bytes of an int64, which torch.arange makes
 WIDE = 4  # bytes of a float32
 BLOCK = 512  # PyTorch's allocator counts in blocks of so many bytes
-MASKING = ("indices of queries", "indices of keys", "compare", "copy to mask", "mask")
-PRODUCTS = ("q k^T", "p v", "p^T do", "do v^T", "ds k", "ds^T q")
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,7 @@ class Eager:
         ``inputs(pass_)`` that lives when it ends, its operands included. Raises ValueError for
         another pass."""
         steps = {"forward": self._forward, "backward": self._backward}
-        if pass_ not in steps:
-            raise ValueError(f"pass {pass_!r}: allowed are {', '.join(PASSES)}")
+        check_name("pass", pass_, PASSES)
         return list(steps[pass_]())
 
     def _forward(self) -> Iterator[tuple[str, dict[str, int]]]:
@@ -119,22 +116,9 @@ class Eager:
 
     def kernels(self, pass_: str) -> list[Kernel]:
         """What each kernel of a pass computes and moves, a matrix passing once for each use."""
-        mask = self.n**2 if self.causal else 0
-        T, flops = self.tensor, 2 * self.batch * self.n**2 * self.d
-        made = []
-        for name, reads, writes, masks in EAGER[pass_]:
-            if name in MASKING and not self.causal:
-                continue
-            product = name in PRODUCTS
-            # Of a product one side is N x N, the other two are of the size of q.
-            inner, outer = (2 * T, 0) if writes else (T, T)
-            made.append(Kernel(
-                pass_, "products" if product else "elementwise", name,
-                reads * self.matrix + (inner if product else masks * mask * (name == "mask")),
-                writes * self.matrix + (outer if product else masks * mask * (name == "compare")),
-                flops if product else 0,
-            ))  # fmt: skip
-        return made
+        written = "causal" if self.causal else "plain"
+        sizes = self.batch, self.n, self.d, self.element_bytes
+        return attention_kernels("eager", written, pass_, *sizes)
 
     def history(self, pass_: str) -> list[dict[str, int]]:
         """Every tensor that lives after each kernel of a pass, inputs included; of a backward
@@ -158,8 +142,7 @@ def longest(
     tensors of "tiled" attention. Raises ValueError as ``Eager``, or for another ``how``.
     """
     check_sizes(capacity=capacity, step=step)
-    if how not in HOW:
-        raise ValueError(f"how {how!r}: allowed are {', '.join(HOW)}")
+    check_name("how", how, HOW)
 
     def fits(n: int) -> bool:
         if how == "tiled":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 from a2lib.theory.devices import Device
 from a2lib.theory.memory.saved import PRECISIONS, block_saved
-from a2lib.theory.products import check_sizes
-from a2lib.theory.roofline import eager_step
+from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import Shape
 
 ATTENTIONS = ("eager", "flash")  # of those that saved.py counts
@@ -54,8 +53,10 @@ class Job:
             raise ValueError(f"headroom is {self.headroom!r}; allowed are numbers from 0 to < 1")
         if not 0 < self.efficiency <= 1:
             raise ValueError(f"efficiency is {self.efficiency!r}; allowed are numbers above 0 to 1")
-        check_names(self, precision=PRECISIONS, attention=ATTENTIONS, optimizer=OPTIMIZERS,
-                    activations=ACTIVATIONS)  # fmt: skip
+        check_name("precision", self.precision, PRECISIONS)
+        check_name("attention", self.attention, ATTENTIONS)
+        check_name("optimizer", self.optimizer, OPTIMIZERS)
+        check_name("activations", self.activations, ACTIVATIONS)
         if self.precision == "fp32" and self.device.fp32 is None:
             raise ValueError(
                 f"precision fp32: allowed is bf16 on {self.device.slug}, whose maker states no "
@@ -122,17 +123,10 @@ class Job:
         return self.shape.num_heads * self.context if self.attention == "eager" else 0
 
 
-def check_names(given: object, **allowed: Iterable[str]) -> None:
-    """Raise ValueError, in one line, where an attribute of ``given`` is none of its names."""
-    for name, names in allowed.items():
-        if getattr(given, name) not in tuple(names):
-            raise ValueError(f"{name} {getattr(given, name)!r}: allowed are {', '.join(names)}")
-
-
 @cache
 def score_bytes(precision: str) -> tuple[int, int]:
     """Bytes that eager attention's kernels move for each score, forward and backward, as the list
-    of roofline.py has them: what is left of two heads' bytes if those of one are taken away."""
+    of step_kernels.py has them: what is left of two heads' bytes if those of one are taken away."""
     moved = {1: {}, 2: {}}
     for heads, sums in moved.items():
         for one in eager_step(Shape(4, 1, 1, heads, 1), 1, 1, precision):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
+from a2lib.theory.products import check_name
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
@@ -69,8 +70,7 @@ def wire_share(operation: str, n: int) -> float:
     held against a link (NVIDIA's nccl-tests, PERFORMANCE.md). Raises ValueError for an operation
     that is not among OPERATIONS, or fewer than two ranks.
     """
-    if operation not in OPERATIONS:
-        raise ValueError(f"operation is {operation!r}; allowed are {', '.join(OPERATIONS)}")
+    check_name("operation", operation, OPERATIONS)
     if n < 2:
         raise ValueError(f"n is {n!r}; allowed are whole numbers from 2 on")
     if operation == "broadcast":

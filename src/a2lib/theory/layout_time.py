@@ -13,7 +13,7 @@ from typing import NamedTuple
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.collectives import all_gather_s, all_to_all_s
 from a2lib.theory.jobs import Job, score_bytes
-from a2lib.theory.other_axes import ring_attention, stage_boundary_bytes
+from a2lib.theory.other_axes import ring_attention_bytes, stage_boundary_bytes
 from a2lib.theory.products import matmul_flops
 from a2lib.theory.stages import Layout, Stage, inside, shards, stages, tables, tokens, weights
 
@@ -171,8 +171,7 @@ def _waited(
     ring = _ring(job, layout, "tensor", job.element * rows * shape.d_model)
     tensor = _added(_scaled(gathers, ring), _waits(job, layout, "tensor", messages))
     # The backward sends keys, values and the gradients of both.
-    rounds = ring_attention(rows, shape.d_model / t, shape.kv_width / t, layout.context, 1, 1,
-                            element_bytes=job.element).bytes  # fmt: skip
+    rounds = ring_attention_bytes(rows, shape.kv_width / t, layout.context, job.element)
     rings = blocks * (4 if whole else 3)
     context = _added(_sent(job, layout, "context", rings * rounds),
                      _waits(job, layout, "context", rings * (layout.context - 1)))  # fmt: skip

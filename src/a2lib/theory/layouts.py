@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from a2lib.theory.jobs import NARROW, OPTIMIZERS, WIDE, Job, check_names
+from a2lib.theory.jobs import NARROW, OPTIMIZERS, WIDE, Job
 from a2lib.theory.layout_time import times
-from a2lib.theory.products import check_sizes
+from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.stages import (
     Layout,
     Stage,
@@ -121,7 +121,9 @@ def check(job: Job, layout: Layout) -> None:
     """Raise ValueError, in one line that names the rule, for a layout that breaks one."""
     sizes = (*AXES, "microbatches", "chunks", "expert")
     check_sizes(**{name: getattr(layout, name) for name in sizes})
-    check_names(layout, sharding=SHARDINGS, checkpointing=STRATEGIES, schedule=SCHEDULES)
+    check_name("sharding", layout.sharding, SHARDINGS)
+    check_name("checkpointing", layout.checkpointing, STRATEGIES)
+    check_name("schedule", layout.schedule, SCHEDULES)
     for axis in AXES:
         check_axis(job, axis, getattr(layout, axis))
     if job.batch // layout.data % layout.microbatches:

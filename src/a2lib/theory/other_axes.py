@@ -6,23 +6,20 @@ second of a device; elements have two bytes unless said otherwise.
 
 Pipelines: Huang et al., 2019 (GPipe), Narayanan et al., 2019 (1F1B) and 2021 (interleaved stages),
 Qi et al., 2024 (zero bubble: ZB-H1 and ZB-H2).
-Experts: Lepikhin et al., 2021 (GShard). Context: Liu et al., 2023 (ring attention), Jacobs et al.,
-2023 (Ulysses).
+Experts: Lepikhin et al., 2021 (GShard). Context: Liu et al., 2023 (ring attention).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from a2lib.theory.collectives import all_to_all_s, positive
+from a2lib.theory.collectives import positive
+from a2lib.theory.products import check_name
 
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 
 
 def check_pipeline(kind: str, stages: int, microbatches: int, chunks: int) -> None:
     """Raise ValueError for what ``bubble_share`` refuses."""
-    if kind not in PIPELINES:
-        raise ValueError(f"pipeline {kind!r}: allowed are {', '.join(PIPELINES)}")
+    check_name("pipeline", kind, PIPELINES)
     positive(stages=stages, microbatches=microbatches, chunks=chunks)
     if kind != "interleaved" and chunks != 1:
         raise ValueError(f"chunks is {chunks}; allowed is 1, except for an interleaved pipeline")
@@ -107,26 +104,6 @@ def least_stage_layers(d_ff, flops, bandwidth, element_bytes=2):
     return element_bytes * flops / (6 * d_ff * bandwidth)
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """Bytes that a device sends in a forward, seconds of that, and of the computation beside it."""
-
-    bytes: float
-    communication_s: float
-    compute_s: float
-
-
-def expert_parallel(tokens, d_model, d_ff, top_k, n, flops, bandwidth, element_bytes=2) -> Exchange:
-    """One mixture-of-experts layer of SwiGLU experts over ``n`` devices, forward.
-
-    ``tokens`` are those of one device, each sent to ``top_k`` experts and back: two all-to-alls of
-    the same size. Experts are equally loaded, and all pairs of devices are linked.
-    """
-    size = element_bytes * tokens * top_k * d_model
-    seconds = 2 * all_to_all_s(size, n, bandwidth)
-    return Exchange(seconds * bandwidth, seconds, 6 * tokens * top_k * d_model * d_ff / flops)
-
-
 def least_expert_width(n, flops, bandwidth, element_bytes=2):
     """The d_ff of an expert from which the two all-to-alls hide: e (n - 1) C / (3 n W).
 
@@ -146,16 +123,14 @@ def least_tokens_with_experts(flops, bandwidth, experts, top_k):
     return flops * experts / (bandwidth * top_k)
 
 
-def ring_attention(tokens, d_model, d_kv, n, flops, bandwidth, causal=False, element_bytes=2):
-    """Attention over a sequence of n times ``tokens``, forward: an ``Exchange``.
+def ring_attention_bytes(tokens, d_kv, n, element_bytes=2):
+    """Bytes that a device sends in a forward over a sequence of n times ``tokens``.
 
     Keys and values, ``d_kv`` wide each, go round the ring in n - 1 rounds while the device attends
-    to what it holds. ``causal`` halves the computation, which a zigzag order spreads evenly.
+    to what it holds.
     """
-    positive(tokens=tokens, d_model=d_model, d_kv=d_kv, n=n, flops=flops, bandwidth=bandwidth)
-    sent = (n - 1) * 2 * element_bytes * tokens * d_kv
-    work = 4 * tokens * (n * tokens) * d_model / (2 if causal else 1)
-    return Exchange(sent, sent / bandwidth, work / flops)
+    positive(tokens=tokens, d_kv=d_kv, n=n)
+    return (n - 1) * 2 * element_bytes * tokens * d_kv
 
 
 def least_ring_tokens(d_model, d_kv, flops, bandwidth, causal=False, element_bytes=2):
@@ -163,12 +138,3 @@ def least_ring_tokens(d_model, d_kv, flops, bandwidth, causal=False, element_byt
     if causal. With as many key heads as query heads in two bytes it is C / W."""
     positive(d_model=d_model, d_kv=d_kv, flops=flops, bandwidth=bandwidth)
     return element_bytes * flops * d_kv / (2 * bandwidth * d_model) * (2 if causal else 1)
-
-
-def ulysses_bytes(tokens, d_model, d_kv, n, element_bytes=2):
-    """Bytes that a device sends in a forward if the sequence is exchanged for heads and back.
-
-    Four all-to-alls: queries, keys, values, outputs. ``n`` at most the key heads.
-    """
-    positive(tokens=tokens, d_model=d_model, d_kv=d_kv, n=n)
-    return (n - 1) * element_bytes * tokens * (2 * d_model + 2 * d_kv) / n

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive, reduce_scatter_s
-from a2lib.theory.products import check_sizes
+from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.transformer import SIZES
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS, MATRICES = 3, 6, 3
@@ -254,8 +254,7 @@ EXAMPLE = Layer(
 
 
 def _check_pass(pass_: str) -> None:
-    if pass_ not in ("forward", "backward"):
-        raise ValueError(f"pass {pass_!r}: allowed are forward, backward")
+    check_name("pass", pass_, ("forward", "backward"))
 
 
 def _cost(layer: Layer, products: int, n, **seconds) -> Cost:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 
 from a2lib.command import Number, Parser, Whole, add_number
@@ -27,7 +28,6 @@ from a2lib.theory.layouts import (
 from a2lib.theory.memory.saved import PRECISIONS
 from a2lib.theory.planner import MOST_COUNTED, largest_batch, search
 from a2lib.theory.transformer import (
-    LATENT,
     PRESETS,
     GroupedShape,
     Shape,
@@ -36,9 +36,37 @@ from a2lib.theory.transformer import (
     parameter_count,
 )
 
-DEFAULT_SIZE = "8B"
 MOST_DEVICES, MOST_SEQUENCES = 2**20, 2**24
-EXPERTS = ("experts", "top_k", "shared", "dense", "nodes", *LATENT)
+# Option -> the least and largest value, and what it is.
+SIZES = {
+    "d-model": (1, 2**20, "its width"),
+    "d-ff": (1, 2**24, "width of its FFN"),
+    "layers": (1, 10**5, "its blocks"),
+    "heads": (1, 2**16, "its heads"),
+    "kv-heads": (1, 2**16, "its heads of keys and values"),
+    "vocab": (1, 2**24, "its vocabulary"),
+    "experts": (0, 2**20, "experts of a block"),
+    "top-k": (0, 2**20, "experts that a token goes to"),
+    "shared": (0, 2**20, "experts that every token goes to; both have d-ff together"),
+    "dense": (0, 2**20, "layers at the beginning without experts"),
+    "nodes": (0, 2**20, "nodes that a token's experts lie in at most"),
+    "head-size": (0, 2**20, "width of a head"),
+    "q-rank": (0, 2**20, "width that queries come of"),
+    "kv-rank": (0, 2**20, "width that keys and values come of"),
+    "rope": (0, 2**20, "width that turns, beside a head's"),
+}
+HELD = {
+    "data": (1, MOST_DEVICES, "devices along data"),
+    "tensor": (1, MOST_DEVICES, "devices along tensor"),
+    "pipeline": (1, MOST_DEVICES, "devices along pipeline"),
+    "context-parallel": (1, MOST_DEVICES, "devices along context"),
+    "microbatches": (1, MOST_SEQUENCES, "micro-batches of a data rank in a step"),
+    "chunks": (1, 10**5, "pieces of the model on a device, interleaved"),
+    "expert": (1, MOST_DEVICES, "devices that a block's experts are cut over"),
+}
+CHOICES = {"precision": PRECISIONS, "attention": ATTENTIONS, "optimizer": OPTIMIZERS,
+           "activations": ACTIVATIONS}  # fmt: skip
+SHOWN = ("devices", "batch", "context", *CHOICES, "efficiency")
 EPILOG = """\
 A layout is data x tensor x pipeline x context devices. Unless you hold some of its numbers, all
 that keep the rules are tried: data divides the batch; tensor the heads, those of keys, d_ff and the
@@ -85,122 +113,85 @@ def parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--json", action="store_true", help="one JSON object in place of a table")
-    made.add_argument("--size", default=DEFAULT_SIZE,
-                      help=f"model: {', '.join(PRESETS)} ({DEFAULT_SIZE})")  # fmt: skip
-    for name, most, words in (("d-model", 2**20, "its width"), ("d-ff", 2**24, "width of its FFN"),
-                              ("layers", 10**5, "its blocks"), ("heads", 2**16, "its heads"),
-                              ("kv-heads", 2**16, "its heads of keys and values"),
-                              ("vocab", 2**24, "its vocabulary")):  # fmt: skip
-        add_number(made, f"--{name}", Whole(1, most), f"{words}, in place of the size's")
-    made.add_argument("--tied", action="store_true",
-                      help="the head is the embedding, no matrix of its own")  # fmt: skip
-    of_experts = made.add_argument_group(
-        "experts and latent attention", "in place of the size's; 0 is none"
+    made.add_argument(
+        "--as-given",
+        action="store_true",
+        help="no search: the layout given, 1 along what is not and fsdp, whether or not it fits",
     )
-    for name, words in (("experts", "experts of a block"),
-                        ("top-k", "experts that a token goes to"),
-                        ("shared", "experts that every token goes to; both have d-ff together"),
-                        ("dense", "layers at the beginning without experts"),
-                        ("nodes", "nodes that a token's experts lie in at most"),
-                        ("head-size", "width of a head"),
-                        ("q-rank", "width that queries come of"),
-                        ("kv-rank", "width that keys and values come of"),
-                        ("rope", "width that turns, beside a head's")):  # fmt: skip
-        add_number(of_experts, f"--{name}", Whole(0, 2**20), words)
-    made.add_argument("--device", default="H200", help=f"{', '.join(DEVICES)} (H200)")
-    add_number(made, "--devices", Whole(1, MOST_DEVICES), "how many there are", 2)
-    add_number(made, "--batch", Whole(1, MOST_SEQUENCES), "sequences of a step, in all", 2)
-    add_number(made, "--context", Whole(1, 2**28), "tokens of a sequence", 32_768)
-    add_number(made, "--headroom", Number(0, 0.99), "share of a device's memory to leave free", 0.1)
-    for name, values in (("precision", PRECISIONS), ("attention", ATTENTIONS),
-                         ("optimizer", OPTIMIZERS), ("activations", ACTIVATIONS)):  # fmt: skip
-        default = Job.__dataclass_fields__[name].default
-        made.add_argument(f"--{name}", default=default, help=f"{', '.join(values)} ({default})")
-    add_number(made, "--efficiency", Number(1e-4, 1),
-               "share of the maker's peak at which products run", EFFICIENCY)  # fmt: skip
-    links = made.add_argument_group(
-        "links of a node", "the maker's, or as fitted to measured collectives"
-    )
-    add_number(links, "--bandwidth", Number(1e3, 1e18),
-               "bytes a second that a device sends, of a fit of all-reduces the bus "
-               "bandwidth")  # fmt: skip
-    add_number(links, "--latency-us", Number(0, 1e9),
-               "microseconds that a message takes beside its bytes", 0.0)  # fmt: skip
+    sizes = made.add_argument_group("model", "a size, and what is to be different of it; 0 is none")
+    _name(sizes, "size", PRESETS, "8B")
+    for name, (least, most, words) in SIZES.items():
+        add_number(sizes, f"--{name}", Whole(least, most), words)
+    sizes.add_argument("--tied", action="store_true", help="the head is the embedding")
+    job = made.add_argument_group("training")
+    _name(job, "device", DEVICES, "H200")
+    add_number(job, "--devices", Whole(1, MOST_DEVICES), "how many there are", 2)
+    add_number(job, "--batch", Whole(1, MOST_SEQUENCES), "sequences of a step, in all", 2)
+    add_number(job, "--context", Whole(1, 2**28), "tokens of a sequence", 32_768)
+    add_number(job, "--headroom", Number(0, 0.99), "share of a device's memory to leave free", 0.1)
+    words = "share of the maker's peak at which products run"
+    add_number(job, "--efficiency", Number(1e-4, 1), words, EFFICIENCY)
+    for name, values in CHOICES.items():
+        _name(job, name, values, Job.__dataclass_fields__[name].default)
+    words = "bytes a second that a device sends in its node, of all-reduces the bus bandwidth"
+    add_number(job, "--bandwidth", Number(1e3, 1e18), f"{words}; else the maker's")
+    words = "microseconds that a message takes beside its bytes"
+    add_number(job, "--latency-us", Number(0, 1e9), words, 0.0)
     held = made.add_argument_group("held, not searched")
-    for name, words in (("data", "data"), ("tensor", "tensor"), ("pipeline", "pipeline"),
-                        ("context-parallel", "context")):  # fmt: skip
-        add_number(held, f"--{name}", Whole(1, MOST_DEVICES), f"devices along {words}")
-    add_number(held, "--microbatches", Whole(1, MOST_SEQUENCES),
-               "micro-batches of a data rank in a step")  # fmt: skip
-    add_number(held, "--chunks", Whole(1, 10**5),
-               "pieces of the model on a device, interleaved")  # fmt: skip
-    add_number(held, "--expert", Whole(1, MOST_DEVICES),
-               "devices that a block's experts are cut over")  # fmt: skip
-    held.add_argument("--schedule", help=f"{', '.join(SCHEDULES)}; 1f1b unless held")
-    held.add_argument("--sharding", help=", ".join(SHARDINGS))
-    held.add_argument("--checkpointing", help=", ".join(STRATEGIES))
-    held.add_argument("--no-sequence-parallel", action="store_true",
-                      help="the residual stream whole on tensor's devices")  # fmt: skip
+    for name, (least, most, words) in HELD.items():
+        add_number(held, f"--{name}", Whole(least, most), words)
+    _name(held, "schedule", SCHEDULES)
+    _name(held, "sharding", SHARDINGS)
+    _name(held, "checkpointing", STRATEGIES)
+    words = "the residual stream whole on tensor's devices"
+    held.add_argument("--no-sequence-parallel", action="store_true", help=words)
     words = f"what hides: {', '.join(HIDDEN)}, or a share from 0 to 1 (data)"
     made.add_argument("--hidden", default="data", metavar="WHAT", help=words)
     words = "try tensor parallelism over more devices than a node has"
     made.add_argument("--across-nodes", action="store_true", help=words)
-    made.add_argument("--as-given", action="store_true",
-                      help="no search: the layout given, 1 along what is not and fsdp, whether or "
-                           "not it fits")  # fmt: skip
     return made
+
+
+def _name(to, option: str, values: Iterable[str], default: str | None = None) -> None:
+    """Names are checked with the rest of the job, so that all errors are alike."""
+    shown = f" ({default})" if default else ""
+    to.add_argument(f"--{option}", default=default, help=", ".join(values) + shown)
 
 
 def main(arguments: list[str]) -> int:
     made = parser()
     given = made.parse_args(arguments)
     try:
-        job = Job(
-            shape=_shape(given),
-            device=_device(given),
-            devices=given.devices,
-            batch=given.batch,
-            context=given.context,
-            headroom=given.headroom,
-            precision=given.precision,
-            attention=given.attention,
-            optimizer=given.optimizer,
-            efficiency=given.efficiency,
-            activations=given.activations,
-        )
-        hidden = _hidden(given.hidden)
-        held = _held(given)
-        plan = (evaluate(job, Layout(**held)) if given.as_given
-                else search(job, held, hidden=hidden, across=given.across_nodes))  # fmt: skip
+        values = vars(given) | {"shape": _shape(given), "device": _device(given)}
+        job = Job(**{field.name: values[field.name] for field in fields(Job)})
+        held, hidden = _held(given), _hidden(given.hidden)
+        if given.as_given:
+            plan = evaluate(job, Layout(**held))
+        else:
+            plan = search(job, held, hidden=hidden, across=given.across_nodes)
     except ValueError as error:
         made.error(str(error))
     if given.json:
-        said = as_object(job, plan)
-        print(json.dumps(said, ensure_ascii=False, indent=2, allow_nan=False))
+        print(json.dumps(as_object(job, plan), ensure_ascii=False, indent=2, allow_nan=False))
     else:
-        print(text(job, plan))
+        print(table(job, plan))
     return 0
 
 
 def as_object(job: Job, plan: Plan) -> dict:
     """Job and plan for JSON: bytes, seconds, shares."""
+    shape, tokens = job.shape, job.batch * job.context
+    model = {
+        **asdict(shape),
+        "num_kv_heads": shape.kv_heads,
+        "parameters": parameter_count(shape),
+        "active_parameters": active_parameter_count(shape),
+    }
+    found = {name: value for name, value in vars(job).items() if name in SHOWN}
     return {
-        "model": {
-            **asdict(job.shape),
-            "num_kv_heads": job.shape.kv_heads,
-            "tied": job.shape.tied,
-            "parameters": parameter_count(job.shape),
-            "active_parameters": active_parameter_count(job.shape),
-        },
+        "model": model,
         "device": asdict(job.device),
-        "devices": job.devices,
-        "batch": job.batch,
-        "context": job.context,
-        "precision": job.precision,
-        "attention": job.attention,
-        "optimizer": job.optimizer,
-        "efficiency": job.efficiency,
-        "activations": job.activations,
+        **found,
         "layout": {**asdict(plan.layout), "devices": plan.layout.devices},
         "memory_bytes": {**plan.memory, "total": plan.memory_bytes, "allowed": job.memory},
         "moment": plan.moment,
@@ -215,63 +206,36 @@ def as_object(job: Job, plan: Plan) -> dict:
         "flops_share": plan.flops_share,
         "expected_flops_share": flops_share(job, plan.layout, plan.expected_s),
         "serial_flops_share": flops_share(job, plan.layout, plan.serial_s),
-        "tokens_per_s": job.batch * job.context / plan.step_s,
-        "serial_tokens_per_s": job.batch * job.context / plan.serial_s,
+        "tokens_per_s": tokens / plan.step_s,
+        "serial_tokens_per_s": tokens / plan.serial_s,
         "assumptions": list(ASSUMPTIONS),
     }
 
 
-def text(job: Job, plan: Plan) -> str:
-    """Job and plan in lines."""
-    layout, shape = plan.layout, job.shape
+def table(job: Job, plan: Plan) -> str:
+    """The same in lines."""
+    found = as_object(job, plan)
+    link, latency = job.device.link / 1e9, 1e6 * job.device.latency
+    seconds = {
+        "all but tensor, context, expert": plan.expected_s,
+        "all (at least)": plan.step_s,
+        "nothing": plan.serial_s,
+    }
     lines = [
-        f"{parameter_count(shape):,} parameters (d_model {shape.d_model}, d_ff {shape.d_ff}, "
-        f"{shape.num_layers} layers, {shape.num_heads} heads, {shape.kv_heads} of keys, "
-        f"{'tied ' if shape.tied else ''}vocabulary {shape.vocab_size}), "
-        + (
-            f"{active_parameter_count(shape):,} of them for a token ({shape.top_k} of "
-            f"{shape.experts} experts and {shape.shared} shared), "
-            if shape.experts
-            else ""
-        )
-        + f"{job.batch} sequences of {job.context} tokens",
-        f"{layout.devices} of {job.devices} devices of {job.device.slug}, {job.precision}, "
-        f"{job.attention} attention, {job.activations} activations, {job.optimizer}; "
-        f"links of {job.device.link / 1e9:.4g} GB/s, "
-        f"{job.device.latency * 1e6:.4g} us a message",
+        f"model    {_pairs(found['model'])}",
+        f"training {_pairs({name: found[name] for name in SHOWN})}",
+        f"device   {job.device.slug}, link {link:.4g} GB/s, latency {latency:.4g} us",
+        f"layout   {_pairs(found['layout'])}",
+        "" if plan.tried else f"         not all tried: the best of some {MOST_COUNTED:,} layouts",
+        f"memory   of the fullest device ({plan.moment}), GB",
+        *(f"  {name:<33}{size / 1e9:>10.2f}" for name, size in found["memory_bytes"].items()),
+        f"  fits: {'yes' if found['fits'] else 'no'}; largest batch {found['largest_batch']:,}",
         "",
-        f"layout   data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x "
-        f"context {layout.context}, {layout.microbatches} micro-batches of "
-        f"{job.batch // layout.data // layout.microbatches} sequences",
-        f"         {layout.sharding}, checkpointing {layout.checkpointing}"
-        f"{f', {layout.chunks} pieces of the model on a device' if layout.chunks > 1 else ''}"
-        f"{', no sequence parallelism' if layout.tensor > layout.rows else ''}"
-        f"{f', experts over {layout.expert} devices' if layout.expert > 1 else ''}"
-        f"{f', schedule {layout.schedule}' if layout.schedule != '1f1b' else ''}",
-        *(
-            []
-            if plan.tried
-            else [
-                f"         of more layouts than can be tried (some {MOST_COUNTED:,}) the best "
-                "found; hold some of its numbers to look closer"
-            ]
-        ),
-        "",
-        f"memory of the fullest device ({plan.moment}), GB",
-        *(f"  {name:<18}{size / 1e9:>10.2f}" for name, size in plan.memory.items()),
-        f"  {'total':<18}{plan.memory_bytes / 1e9:>10.2f} of {job.memory / 1e9:.2f} allowed: "
-        f"{'fits' if plan.memory_bytes <= job.memory else 'does not fit'}; at most "
-        f"{largest_batch(job, layout):,} sequences would, in as many micro-batches",
-        "",
-        f"products at {100 * job.efficiency:.3g} % of the peak"
-        + (", as measured in feed-forward layers" if job.efficiency == EFFICIENCY else ""),
-        f"step     {_step(job, layout, plan.expected_s)} if all messages but those of "
-        "tensor, context and expert hide",
-        f"         {_step(job, layout, plan.step_s)} at least, if all do",
-        f"         {_step(job, layout, plan.serial_s)} with nothing hidden",
+        "step     if what hides is",
+        *(f"  {name:<33}{_step(job, plan.layout, s)}" for name, s in seconds.items()),
         f"bound    {plan.bound}",
         "busy, s",
-        *(f"  {name:<18}{seconds:>10.4g}" for name, seconds in plan.busy.items()),
+        *(f"  {name:<33}{seconds:>10.4g}" for name, seconds in plan.busy.items()),
         "",
         "assumed; compared with measured memory on one GPU, and with published trainings",
         *(f"  {line}" for line in ASSUMPTIONS),
@@ -279,10 +243,16 @@ def text(job: Job, plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _pairs(values: dict[str, object]) -> str:
+    """By name what is not 0."""
+    shown = {k: f"{v:,}" if type(v) is int else v for k, v in values.items() if v or v is False}
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
+
+
 def _step(job: Job, layout: Layout, seconds: float) -> str:
     share = flops_share(job, layout, seconds)
     rate = share * job.peak / 1e12
-    return f"{seconds:.4g} s (MFU {100 * share:.0f} %, {rate:.0f} TFLOP/s a device)"
+    return f"{seconds:>10.4g} s, MFU {100 * share:.0f} %, {rate:.0f} TFLOP/s a device"
 
 
 def _hidden(text: str) -> str | float:
@@ -304,11 +274,12 @@ def _device(given: argparse.Namespace) -> Device:
 
 
 def _shape(given: argparse.Namespace) -> Shape:
-    words = {"d_model": given.d_model, "d_ff": given.d_ff, "num_layers": given.layers,
-             "num_heads": given.heads, "num_kv_heads": given.kv_heads, "vocab_size": given.vocab,
-             "tied": given.tied or None,
-             **{name: getattr(given, name) for name in EXPERTS}}  # fmt: skip
-    changed = {name: value for name, value in words.items() if value is not None}
+    renamed = {"layers": "num_layers", "heads": "num_heads", "kv_heads": "num_kv_heads",
+               "vocab": "vocab_size"}  # fmt: skip
+    names = [name.replace("-", "_") for name in SIZES]
+    changed = {renamed.get(name, name): getattr(given, name) for name in names}
+    changed = {name: value for name, value in changed.items() if value is not None}
+    changed |= {"tied": True} if given.tied else {}
     return GroupedShape(**(asdict(named_size(given.size, PRESETS)) | changed))
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import lru_cache
 
-from a2lib.theory.jobs import check_names
 from a2lib.theory.layout_time import block_flops, least_waited, waiting
 from a2lib.theory.layouts import (
     AXES,
@@ -30,7 +29,7 @@ from a2lib.theory.layouts import (
     memory,
     timed,
 )
-from a2lib.theory.products import matmul_flops
+from a2lib.theory.products import check_name, matmul_flops
 from a2lib.theory.stages import stage_blocks
 
 # Plain replicas send as much as zero1 and hold more.
@@ -60,12 +59,11 @@ def search(
     fixed = fixed or {}
     allowed = [field.name for field in fields(Layout)]
     for name in fixed:
-        if name not in allowed:
-            raise ValueError(f"fixed {name!r}: allowed are {', '.join(allowed)}")
+        check_name("fixed", name, allowed)
     # With 1 for what is free, so it refuses what no search can mend; these need others' sizes.
     late = ("chunks", "expert", "schedule")
     check(job, Layout(**{name: value for name, value in fixed.items() if name not in late}))
-    check_names(Layout(schedule=fixed.get("schedule", "1f1b")), schedule=SCHEDULES)
+    check_name("schedule", fixed.get("schedule", "1f1b"), SCHEDULES)
     best = key = None
     least, counted = math.inf, 0
     meshes, tried = _meshes(job, fixed, across)

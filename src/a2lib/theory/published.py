@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from a2lib.theory.devices import named_device
 from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import Layout, Plan, evaluate, flops_share
+from a2lib.theory.products import check_name
 from a2lib.theory.transformer import PRESETS, GroupedShape, Shape, named_size, step_flops
 
 GPT = "GPT"
@@ -55,8 +56,7 @@ def training(row: Mapping[str, object]) -> Training:
         expert=size["expert"], schedule=str(row["schedule"]),
     )  # fmt: skip
     value, unit = float(row["value"]), str(row["unit"])
-    if unit not in UNITS:
-        raise ValueError(f"unit {unit!r}: allowed are {', '.join(UNITS)}")
+    check_name("unit", unit, UNITS)
     tokens = job.batch * job.context / layout.devices
     flops = step_flops(job.shape, job.batch, job.context, causal=True) / layout.devices
     seconds = {"s": value, "TFLOP/s": flops / value / 1e12, "tokens/s a device": tokens / value}

@@ -166,18 +166,6 @@ def mesh_forward(
     return tasks
 
 
-def ring_attention_rounds(n: int, compute_s: float, send_s: float) -> list[Task]:
-    """Ring attention on ``n`` devices, all alike: n rounds of computation, n - 1 of sending."""
-    positive(n=n)
-    tasks = []
-    for i in range(n):
-        arrived = (f"send {i - 1}",) if i else ()
-        tasks.append(Task(f"compute {i}", COMPUTE, compute_s, arrived))
-        if i < n - 1:
-            tasks.append(Task(f"send {i}", LINKS, send_s, arrived))
-    return tasks
-
-
 def pipeline_order(
     kind: str, stage: int, stages: int, microbatches: int, chunks: int = 1
 ) -> list[tuple[str, int, int]]:

@@ -29,7 +29,7 @@ from a2lib.theory.collectives import positive
 from a2lib.theory.memory.step import WORKSPACE, peak
 from a2lib.theory.memory.tape import OPTIMIZER
 from a2lib.theory.memory.tensors import StepMemory
-from a2lib.theory.products import check_sizes
+from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.transformer import Shape
 
 PARAMETERS, GRADIENTS, STATE, REST = "parameters", "gradients", "optimizer state", "rest"
@@ -97,8 +97,7 @@ class Held:
     def at(self, moment: str) -> dict[str, int]:
         """Bytes by component on the fullest rank at one of ``MOMENTS``, on a GPU, where cuBLAS
         takes workspaces with its first products; ValueError for another moment."""
-        if moment not in MOMENTS:
-            raise ValueError(f"moment {moment!r}: allowed are {', '.join(MOMENTS)}")
+        check_name("moment", moment, MOMENTS)
         standing, size = self._step.standing(), sum(self._step.parameters().values())
         rest = standing["parameters"] - size + standing["other"]
         return {
@@ -148,8 +147,7 @@ def sent(scheme: str, size, ranks) -> Sent:
         "sharded": Sent(all_reduce=2 * part, all_gather=part),
         "zero1": Sent(reduce_scatter=part, all_gather=part),
     }
-    if scheme not in schemes:
-        raise ValueError(f"scheme {scheme!r}: allowed are {', '.join(schemes)}")
+    check_name("scheme", scheme, schemes)
     return schemes[scheme]
 
 

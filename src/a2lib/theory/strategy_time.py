@@ -3,7 +3,7 @@
 Products take their time by operations; what stands between them (norms, RoPE, casts, gates, sums,
 eager attention with its scores) by the bytes that it moves. Operations alone would make a strategy
 that repeats everything but products free. A block's kernels are those of
-``roofline.eager_step``; tiled attention is taken as operations, since its scores move no bytes.
+``step_kernels.eager_step``; tiled attention is taken as operations, since its scores move no bytes.
 What the checkpoint itself costs the host is not in it.
 """
 
@@ -15,7 +15,9 @@ from functools import lru_cache
 
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.checkpointing import BlockBytes, cost, plan
-from a2lib.theory.roofline import Kernel, eager_step
+from a2lib.theory.products import check_name
+from a2lib.theory.roofline import Kernel
+from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import Shape
 
 EAGER = "eager"
@@ -105,8 +107,7 @@ def _kept(ops: str, block: dict[str, Work], attention: str) -> Work:
         "products": [*linear, *(SCORES if attention == EAGER else ())],
         "attention": ["tiled"],
     }
-    if ops not in names:
-        raise ValueError(f"selective:{ops}: allowed as ops are {', '.join(names)}")
+    check_name("ops", ops, names)
     return sum((block[name] for name in names[ops]), Work())
 
 

@@ -273,12 +273,6 @@ def step_flops(shape: Shape, batch: int, context: int, *, causal: bool = False) 
     return 3 * forward_flops(shape, batch, context, causal=causal)
 
 
-def flops_per_token(shape: Shape, context: int, *, causal: bool = False) -> int:
-    """Forward operations per token of a sequence of ``context`` tokens. Exact, since every part is
-    a whole multiple of the tokens."""
-    return forward_flops(shape, 1, context, causal=causal) // context
-
-
 @dataclass(frozen=True)
 class StateBytes:
     """Bytes that training keeps between steps, or during one: ``total`` is their sum."""

@@ -13,7 +13,8 @@ from a2lib.report.panels import doubling_axis
 from a2lib.report.plots import ROOM, bars, lines, name_ends
 from a2lib.report.style import COLOURS, Chart, palette
 from a2lib.report.units import count, digits, ms, percent
-from a2lib.theory.roofline import eager_step, floor, fused_step
+from a2lib.theory.roofline import floor
+from a2lib.theory.step_kernels import eager_step, fused_step
 from a2lib.theory.transformer import SIZES, forward_flops, step_flops
 
 TITLES = {name: name for name in SIZES if name != "8B"} | {"xl25": "xl (2025)"}

@@ -14,7 +14,8 @@ from a2lib.report.plots import stacked
 from a2lib.report.style import COLOURS, INK, Chart
 from a2lib.report.units import digits, percent
 from a2lib.theory.products import matmul_flops
-from a2lib.theory.roofline import compiled_step, eager_step, floor, fused_step
+from a2lib.theory.roofline import floor
+from a2lib.theory.step_kernels import compiled_step, eager_step, fused_step
 from a2lib.theory.transformer import SIZES
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]

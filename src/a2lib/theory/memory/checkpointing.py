@@ -47,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from a2lib.theory.products import check_sizes
+from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.transformer import Shape
 
 BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
@@ -204,21 +204,6 @@ class _Play:
             self.held -= held - (input_ if owned and i == 0 else 0)
 
 
-def best_segment(num_layers: int, block: BlockBytes, *, fresh_gradients: bool = True) -> int:
-    """The k of least peak among ``segments:k``, the smaller of equals, by trying each."""
-    sizes = range(1, num_layers + 1)
-    peaks = {
-        k: cost(plan(f"segments:{k}", num_layers), block, fresh_gradients=fresh_gradients).peak
-        for k in sizes
-    }
-    return min(sizes, key=lambda k: (peaks[k], k))
-
-
-def textbook_segment(num_layers: int, block: BlockBytes) -> float:
-    """``sqrt(N I / A)``, where the derivative of (1) by k is zero."""
-    return (num_layers * block.input / block.saved) ** 0.5
-
-
 def selective_kept(
     ops: str,
     shape: Shape,
@@ -247,8 +232,7 @@ def selective_kept(
         "products": narrow * (linear + (u + s if eager else 0)),
         "attention": 0 if eager else narrow * u + 4 * tokens * shape.num_heads,
     }
-    if ops not in kept:
-        raise ValueError(f"ops {ops!r}: allowed are {', '.join(kept)}")
+    check_name("ops", ops, kept)
     return 4 * u + kept[ops]
 
 

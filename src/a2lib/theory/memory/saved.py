@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from a2lib.theory.products import check_sizes
+from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.transformer import Shape
 
 ATTENTIONS = ("eager", "flash", "sdpa_flash")
@@ -60,12 +60,8 @@ def block_saved(
     ValueError, in one line, for others and for sizes that are not positive integers.
     """
     check_sizes(batch=batch, context=context)
-    for name, value, allowed in (
-        ("attention", attention, ATTENTIONS),
-        ("precision", precision, PRECISIONS),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name} {value!r}: allowed are {', '.join(allowed)}")
+    check_name("attention", attention, ATTENTIONS)
+    check_name("precision", precision, PRECISIONS)
     if attention == "sdpa_flash" and (precision != "bf16" or shape.head_dim % MULTIPLE):
         raise ValueError(
             f"sdpa_flash with precision {precision!r} and head_dim {shape.head_dim}: allowed are "

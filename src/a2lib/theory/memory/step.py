@@ -20,22 +20,9 @@ from functools import lru_cache
 
 from a2lib.theory.memory.allocator import Allocator, OutOfMemory
 from a2lib.theory.memory.operations import FIRST_PRODUCTS
-from a2lib.theory.memory.tape import CATEGORIES, OTHER
-from a2lib.theory.memory.tensors import MODES, StepMemory
-
-__all__ = [
-    "CATEGORIES",
-    "MODES",
-    "Peak",
-    "Refusal",
-    "Replay",
-    "StepMemory",
-    "asked",
-    "peak",
-    "points",
-    "refused",
-    "replay",
-]
+from a2lib.theory.memory.tape import OTHER
+from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.products import check_name
 
 WORKSPACE = 32 * 2**20  # of cuBLAS for one thread and stream, on Hopper
 
@@ -74,8 +61,7 @@ def peak(step: StepMemory, phase: str | None = None) -> Peak:
         if total > most and event.made and phase in (None, event.phase):
             most, at = total, number
     if at < 0:
-        there = ", ".join(dict.fromkeys(e.phase for e in step.events() if e.phase))
-        raise ValueError(f"phase {phase!r}: allowed are {there}")
+        check_name("phase", phase, dict.fromkeys(e.phase for e in step.events() if e.phase))
     now, live = step.standing(), {}
     for event in step.events()[: at + 1]:
         now[event.category] += event.bytes if event.made else -event.bytes

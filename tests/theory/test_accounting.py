@@ -153,18 +153,6 @@ def test_every_trick_is_what_its_own_mesh_gives():
     assert seconds["fsdp"] == pytest.approx(seconds["compute"])
 
 
-def test_every_trick_of_the_other_reading_costs_more():
-    for one, other in zip(tricks(), tricks(combine="sum"), strict=True):
-        assert other.overall > one.overall and one.name == other.name
-
-
-def test_packed_weights_halve_the_gather_alone():
-    base, packed = (m for m in (Mesh(combine="sum"), Mesh(combine="sum", W_ici=3.6e11, M_Y=0.5)))
-    one, other = base.seconds(XXL, 400), packed.seconds(XXL, 400)
-    assert other["fsdp"] == pytest.approx(one["fsdp"] / 2)
-    assert other["tp"] == pytest.approx(one["tp"]) and other["compute"] == one["compute"]
-
-
 def test_what_is_not_allowed_is_refused():
     with pytest.raises(ValueError, match="combine 'mean': allowed are max, sum"):
         Mesh(combine="mean")

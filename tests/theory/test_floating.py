@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from a2lib.theory import floating
-from a2lib.theory.floating import BF16, FORMATS, FP16, FP32, Format, Loop, binades, decimal
+from a2lib.theory.floating import FORMATS, Format, Loop, binades, decimal
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Two bits, exponents from -1 to 1: 0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, and no more.
@@ -109,10 +109,6 @@ def test_an_fp32_sum_of_low_addends_rounds_nothing():
     for loop in floating.handout_loops():
         exact = loop.result() == loop.terms * loop.held
         assert exact == (loop.sum == "fp32" and loop.addend != "fp32")
-
-
-def test_the_formats_are_named():
-    assert [f.name for f in (FP32, FP16, BF16)] == list(FORMATS)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from a2lib.theory import layout_time, planner, schedules
 from a2lib.theory.collectives import all_gather_s
 from a2lib.theory.devices import DEVICES, named_device
 from a2lib.theory.layouts import Layout, evaluate
-from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.memory.strategies import strategy_memory
 from a2lib.theory.other_axes import bubble_s
 from a2lib.theory.schedules import Task
@@ -260,14 +259,6 @@ def test_state_is_that_of_the_transformer():
         assert memory["parameters"] == state.parameters
         assert memory["gradients"] == state.gradients
         assert memory["optimizer"] == state.optimizer
-
-
-def test_a_block_keeps_what_saved_has_but_the_weights():
-    shape, batch, context = SIZES["small"], 3, 64
-    copies = sum(one.bytes for one in block_saved(shape, 1, 1, "flash", "bf16")
-                 if one.what == "16-bit weight")  # fmt: skip
-    kept = block_saved_bytes(shape, batch, context, "flash", "bf16") - copies
-    assert sum(job(shape=shape).saved) * batch * context == kept
 
 
 @pytest.mark.parametrize("shape", [TINY, SIZES["8B"], PUBLISHED["Llama-3-70B"]])

@@ -30,37 +30,25 @@ def bound(seconds, compute):
     return found[0]
 
 
-def test_data_parallelism():
-    dp = parallelism.data_parallel(SYMBOLIC, N)
-    assert same(dp["backward"].flops, 12 * B * D * F / N)
-    assert same(dp["backward"].data_s, 12 * (N - 1) * D * F / (N * W))
-    assert dp["forward"].data_s == 0 and dp["forward"].tensor_s == 0
-    limit = bound(dp["backward"].data_s, dp["backward"].compute_s)
-    assert same(limit, 1 + B * W / C) and same(limit, parallelism.data_limit(SYMBOLIC))
-
-
-def test_fully_sharded():
-    fsdp = parallelism.fully_sharded(SYMBOLIC, N)
-    for pass_, products in (("forward", 6), ("backward", 12)):
-        cost = fsdp[pass_]
-        assert same(cost.flops, products * B * D * F / N)
-        assert same(cost.data_s, products * (N - 1) * D * F / (N * W))
-        assert cost.tensor_s == 0
-        assert same(bound(cost.data_s, cost.compute_s), parallelism.data_limit(SYMBOLIC))
-
-
-def test_tensor_parallel():
-    tp = parallelism.tensor_parallel(SYMBOLIC, N)
-    for pass_, products, limit in (
-        ("forward", 6, 1 + 3 * F * W / (2 * C)),
-        ("backward", 12, 1 + 3 * F * W / C),
-    ):
-        cost = tp[pass_]
-        assert same(cost.flops, products * B * D * F / N)
-        assert same(cost.tensor_s, 4 * (N - 1) * B * D / (N * W))
-        assert cost.data_s == 0
-        assert same(bound(cost.tensor_s, cost.compute_s), limit)
-        assert same(parallelism.tensor_limit(SYMBOLIC, pass_), limit)
+@pytest.mark.parametrize("axis", ["data", "fsdp", "tensor"])
+@pytest.mark.parametrize("pass_, products", [("forward", 6), ("backward", 12)])
+def test_one_axis_is_the_handouts_and_its_limit_where_both_take_as_long(axis, pass_, products):
+    way = {"data": parallelism.data_parallel, "fsdp": parallelism.fully_sharded,
+           "tensor": parallelism.tensor_parallel}[axis]  # fmt: skip
+    cost = way(SYMBOLIC, N)[pass_]
+    assert same(cost.flops, products * B * D * F / N)
+    if axis == "tensor":
+        assert cost.data_s == 0 and same(cost.tensor_s, 4 * (N - 1) * B * D / (N * W))
+        limit = parallelism.tensor_limit(SYMBOLIC, pass_)
+        assert same(limit, 1 + products * F * W / (4 * C))
+    else:
+        sent = 0 if (axis, pass_) == ("data", "forward") else products
+        assert cost.tensor_s == 0 and same(cost.data_s, sent * (N - 1) * D * F / (N * W))
+        limit = parallelism.data_limit(SYMBOLIC)
+        assert same(limit, 1 + B * W / C)
+        if not sent:
+            return
+    assert same(bound(cost.data_s + cost.tensor_s, cost.compute_s), limit)
 
 
 def test_both_axes():

@@ -94,28 +94,3 @@ def test_a_block_cut_by_tokens_is_the_same_block_for_ten_rings():
     waited, _ = layout_time._waited(slow, Layout(tensor=2), 4, 1, False, False)
     ring = 2 * 4 * 4 / 2 / 10  # of two devices: half of 2 bytes a number, four tokens 4 wide
     assert waited[0] == pytest.approx(sum(sent.values()) * ring)
-
-
-def cut(matrix, axis):
-    return matrix.chunk(DEVICES, axis)
-
-
-def test_what_each_product_of_cut_matrices_lacks():
-    """The four lines of the page's table."""
-    torch.manual_seed(1)
-    a, b = torch.randn(8, 12, dtype=torch.float64), torch.randn(12, 16, dtype=torch.float64)
-    c = a @ b
-    # rows and columns on two axes: a device has its part of the result
-    for i, rows in enumerate(cut(a, 0)):
-        for j, columns in enumerate(cut(b, 1)):
-            torch.testing.assert_close(rows @ columns, cut(cut(c, 0)[i], 1)[j])
-    # a factor's sum cut: gathered, it is whole
-    torch.testing.assert_close(torch.cat(cut(a, 1), 1) @ b, c)
-    # both cut alike: each device has a term
-    terms = [one @ other for one, other in zip(cut(a, 1), cut(b, 0), strict=True)]
-    torch.testing.assert_close(sum(terms), c)
-    assert not any(torch.allclose(term, c) for term in terms)
-    # one axis on both sides: without a gather a device has the blocks of a diagonal alone
-    for i, (rows, columns) in enumerate(zip(cut(a, 0), cut(b, 1), strict=True)):
-        torch.testing.assert_close(rows @ columns, cut(cut(c, 0)[i], 1)[i])
-        torch.testing.assert_close(rows @ torch.cat(cut(b, 1), 1), cut(c, 0)[i])

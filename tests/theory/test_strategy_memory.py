@@ -6,10 +6,10 @@ import pytest
 import torch
 from cuda_casts import as_cuda_casts
 
-from a2lib.measure import read_section, snapshot
+from a2lib.measure import snapshot
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.theory.memory.checkpointing import ATTENTION, FFN
-from a2lib.theory.memory.step import WORKSPACE, StepMemory, peak
+from a2lib.theory.memory.step import StepMemory, peak
 from a2lib.theory.memory.strategies import (
     StrategyMemory,
     block_bytes,
@@ -20,7 +20,6 @@ from a2lib.theory.transformer import (
     SIZES,
     Shape,
     block_gradient_bytes,
-    named_size,
     state_bytes,
 )
 
@@ -175,35 +174,3 @@ def test_what_is_no_strategy_or_size_is_one_line():
             strategy_memory(SHAPES["wide"][0], 1, 8, strategy)
     with pytest.raises(ValueError, match="precision 'fp8': allowed are fp32, bf16"):
         strategy_memory(SHAPES["wide"][0], 1, 8, precision="fp8")
-
-
-def rows_of_the_benchmark():
-    """Rows of steps as they are, and the runs that captured steps too: a capture is on a stream of
-    its own, whose workspaces stay in the process."""
-    rows = read_section("benchmark").get("nvidia-h200", [])
-    captured = {row["run"] for row in rows if row["capture"] == "true"}
-    plain = {"compile": "none", "capture": "false", "phase": "step", "status": "ok"}
-    plainly = [
-        row
-        for row in rows
-        if plain.items() <= row.items()
-        and row["mode"] != "forward"
-        and row["attention"] in ("eager", "flash")
-    ]
-    return plainly, captured
-
-
-def test_whole_models_on_the_h200_are_within_five_percent():
-    rows, captured = rows_of_the_benchmark()
-    assert len(rows) > 20
-    for row in rows:
-        shape = named_size(row["model"])
-        state = state_bytes(shape)
-        held = state.parameters + (state.optimizer if row["mode"] == "train-step" else 0)
-        precision = "bf16" if row["precision"] == "bf16" else "fp32"
-        sizes = shape, int(row["batch"]), int(row["context"])
-        step = strategy_memory(*sizes, attention=row["attention"], precision=precision)
-        streams = 2 if row["run"] in captured else 1
-        counted = held + step.peak + streams * 2 * WORKSPACE
-        off = counted / int(row["peak_bytes"]) - 1
-        assert abs(off) < 0.05, (row["model"], row["context"], row["mode"], row["precision"], off)

@@ -160,7 +160,7 @@ def test_fused_products_move_each_matrix_once(precision):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["small", "8B"])
 def test_fusing_saves_in_every_part(size, precision):
     eager, fused = (floor(step(SIZES[size], 4, 512, precision), 1e15, 4e12) for step in STEPS)
     for part in (*PARTS, "total"):

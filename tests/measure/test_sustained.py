@@ -88,8 +88,5 @@ def test_on_the_cpu_a_second_is_what_it_is_said_to_be():
     assert seconds[0].second == 0 and seconds[0].power_w is None
     assert 0 < sum(s.timing.n for s in seconds) <= len(calls)
     assert all(s.timing.ms > 0 for s in seconds)
-
-
-def test_a_failure_passes_through():
     with pytest.raises(ZeroDivisionError):
         seconds_of(lambda: 1 / 0, device="cpu", n_seconds=1)

@@ -1,16 +1,18 @@
 """What an exception says about a configuration: out of memory, unsupported, or an error.
 
-``outcome`` is the status of what is a result, for whoever lets other errors pass; ``classify``
-makes a row of any exception.
+``classify`` makes a row of any exception; ``outcome`` is the status of what is a result, for those
+who let other errors pass.
 """
 
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterable
 
-from a2lib import paths
 from a2lib.errors import UnsupportedError
+from a2lib.measure.runs import scrub
+from a2lib.measure.table import clean
 
 NOTE_LENGTH = 200
 _OUT_OF_MEMORY = re.compile(
@@ -29,32 +31,22 @@ class LostContext(RuntimeError):
     """A CUDA error after which this process can do nothing more on the device."""
 
 
-def outcome(error: BaseException) -> str | None:
-    """Whether ``error``, or what led to it, is "oom" or "unsupported"; None for any other."""
-    import torch
-
-    chain = _chain(error)
-    for link in chain:
-        if isinstance(link, torch.OutOfMemoryError | MemoryError) or (
-            isinstance(link, RuntimeError) and _OUT_OF_MEMORY.search(str(link))
-        ):
-            return "oom"
-    if any(isinstance(link, UnsupportedError) or _NO_KERNEL.search(str(link)) for link in chain):
-        return "unsupported"
-    return None
-
-
 def classify(error: BaseException, warned: Iterable[str] = ()) -> tuple[str, str]:
-    """The status and the one-line note of a row whose call raised ``error``.
+    """The status and the one-line note of a row whose call raised ``error``, or what led to it.
 
     ``warned`` are the warnings of that call: PyTorch gives its reasons for refusing a backend
     there.
     """
-    if outcome(error) == "oom":
-        return "oom", note("out of memory")
-    chain = _chain(error)
+    import torch
+
+    chain = linked(error)
     text = " ".join(str(link) for link in chain)
     first = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    for link in chain:
+        if isinstance(link, torch.OutOfMemoryError | MemoryError) or (
+            isinstance(link, RuntimeError) and _OUT_OF_MEMORY.search(str(link))
+        ):
+            return "oom", "out of memory"
     for link in chain:
         if isinstance(link, UnsupportedError | NotImplementedError):
             return "unsupported", note(str(link))
@@ -67,26 +59,43 @@ def classify(error: BaseException, warned: Iterable[str] = ()) -> tuple[str, str
     return "error", note(first)
 
 
+def outcome(error: BaseException) -> str | None:
+    """Whether ``error`` is "oom" or "unsupported"; None for any other."""
+    status, _ = classify(error)
+    return None if status == "error" else status
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether ``error`` leaves the CUDA context unusable: every later call would fail as well."""
-    text = " ".join(str(link) for link in _chain(error))
+    text = " ".join(str(link) for link in linked(error))
     return classify(error)[0] == "error" and bool(_LOST.search(text))
 
 
 def note(text: str) -> str:
     """``text`` on one line of bounded length, without the folders of this machine."""
-    own = " ".join(text.split()).replace(f"{paths.ROOT}/", "/./")  # a name may have spaces
-    text = re.sub(r"(?<![\w.:])/(?:[\w.+-]+/)+", "", own)
+    text = clean(scrub(text))
     return text if len(text) <= NOTE_LENGTH else text[: NOTE_LENGTH - 3] + "..."
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
-    return chain
+def detached(error: Exception) -> Exception:
+    """``error`` without the frames that hold on to the failed call's tensors; its traceback is a
+    note."""
+    error.add_note("".join(traceback.format_exception(error)).rstrip())
+    for link in linked(error):
+        link.__traceback__ = None
+    return error
+
+
+def linked(error: BaseException) -> list[BaseException]:
+    """``error`` with its causes and what was being handled when each was raised, each once."""
+    found: list[BaseException] = []
+    new = [error]
+    while new:
+        link = new.pop()
+        if link is not None and all(link is not one for one in found):
+            found.append(link)
+            new += [link.__cause__, link.__context__]
+    return found
 
 
 def _reasons(warned: Iterable[str]) -> list[str]:

@@ -11,17 +11,10 @@ import gc
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from a2lib.measure.timing import (
-    Clock,
-    CudaClock,
-    Timing,
-    detached,
-    in_turns,
-    linked,
-    sample_count,
-)
+from a2lib.measure.clock import CudaClock
+from a2lib.measure.failures import linked
+from a2lib.measure.timing import Attempts, Timing, in_turns, sample_count
 
 REP_MS = 80.0
 MIN_N, MAX_N = 3, 300
@@ -51,28 +44,6 @@ class Replays:
     usable: bool = True
 
 
-class Graphs(Protocol):
-    def capture(self, make: Callable[[], Call], calls: int) -> Captured:
-        """A graph of the call that ``make`` returns, run ``calls`` times before.
-
-        Both happen on one stream that is not the default one: autograd runs a backward on the
-        stream of its forward, and only one's own work can be captured. Raises what the capture
-        raised first, everything it had taken given back. The outputs of the call, a tensor or a
-        tuple of tensors, are filled with NaN and must come back finite from a first replay.
-        """
-
-    def mend(self) -> None:
-        """Make the process fit for further work after a failure; Unusable where it is not."""
-
-
-class Captured(Protocol):
-    def replay(self) -> None:
-        """Queue the captured kernels on the current stream."""
-
-    def release(self) -> None:
-        """Drop the graph, its memory and the tensors that it reads."""
-
-
 class CudaGraphs:
     """CUDA graphs captured on one side stream of the current device.
 
@@ -85,7 +56,6 @@ class CudaGraphs:
         import torch
 
         self._error_mode = error_mode
-
         self._torch, self._cuda = torch, torch.cuda
         self._device = torch.cuda.current_device()
         place = (self._device, priority)
@@ -104,7 +74,14 @@ class CudaGraphs:
         calls: int,
         first_replay: Callable[[Call], object] | None = None,
     ) -> CapturedGraph:
-        """As ``Graphs.capture``; ``first_replay(replay)`` runs the first one."""
+        """A graph of the call that ``make`` returns, run ``calls`` times before.
+
+        Both happen on one stream that is not the default one: autograd runs a backward on the
+        stream of its forward, and only one's own work can be captured. Raises what the capture
+        raised first, everything it had taken given back. The outputs of the call, a tensor or a
+        tuple of tensors, are filled with NaN and must come back finite from a first replay, which
+        ``first_replay(replay)`` runs.
+        """
         cuda = self._cuda
         with self.on_stream():
             call = make()
@@ -160,7 +137,10 @@ class CudaGraphs:
                 raise RuntimeError("its replay does not write all of its outputs")
 
     def mend(self) -> None:
-        """A trivial capture also ends what the failed one left open in the random generator."""
+        """Make the process fit for further work after a failure; Unusable where it is not.
+
+        A trivial capture also ends what the failed one left open in the random generator.
+        """
         try:
             self._cuda.synchronize()
             counted = self._torch.zeros(1, device="cuda")
@@ -190,11 +170,14 @@ class CudaGraphs:
 
 
 class CapturedGraph:
+    """``replay()`` queues the captured kernels on the current stream."""
+
     def __init__(self, graph, call: Call) -> None:
         self._graph, self._call = graph, call
         self.replay = graph.replay
 
     def release(self) -> None:
+        """Drop the graph, its memory and the tensors that it reads."""
         self._graph.reset()
         self._call = None  # held until here for the tensors that the kernels read
 
@@ -220,46 +203,42 @@ def time_replays(
 
 
 def replay_in_turns(
-    graphs: Graphs,
-    clock: Clock,
+    graphs: CudaGraphs,
+    clock: CudaClock,
     makers: Mapping[str, Callable[[], Call]],
     expected_ms: Mapping[str, float],
     due: Mapping[str, int],
 ) -> Replays:
     """``time_replays`` with ``due[name]`` samples, on any ``graphs`` and ``clock``."""
-    captured: dict[str, Captured] = {}
+    captured: dict[str, CapturedGraph] = {}
     samples: dict[str, list[float]] = {}
-    failed: dict[str, Exception] = {}
 
-    def fail(name: str, error: Exception) -> None:
-        failed[name] = detached(error)
-        if name in captured:
+    def give_back(*names: str) -> None:
+        for name in names:
             with contextlib.suppress(Exception):
                 captured.pop(name).release()
         with contextlib.suppress(Exception):
             clock.release()
+
+    def mend(name: str) -> None:
+        give_back(name)
         graphs.mend()
 
+    def capture(name: str) -> None:
+        calls = 2 if expected_ms[name] < SHORT_MS else 1
+        captured[name], samples[name] = graphs.capture(makers[name], calls), []
+
+    def sample(name: str, n: int) -> None:
+        samples[name] += clock.samples(captured[name].replay, n)
+
+    attempt = Attempts(mend)
     try:
-        for name, make in makers.items():
-            try:
-                captured[name] = graphs.capture(make, 2 if expected_ms[name] < SHORT_MS else 1)
-                samples[name] = []
-            except Exception as error:
-                fail(name, error)
+        for name in makers:
+            attempt(capture, name)
         for name, n in in_turns({name: due[name] for name in samples}):
-            if name not in failed:
-                try:
-                    samples[name] += clock.samples(captured[name].replay, n)
-                except Exception as error:
-                    fail(name, error)
+            attempt(sample, name, n)
     except Unusable:
-        return Replays(failed, usable=False)
+        return Replays(attempt.failed, usable=False)
     finally:
-        for graph in captured.values():
-            with contextlib.suppress(Exception):
-                graph.release()
-        captured.clear()
-        with contextlib.suppress(Exception):
-            clock.release()
-    return Replays({n: failed.get(n) or Timing.of(samples[n]) for n in makers})
+        give_back(*captured)
+    return Replays({name: attempt.failed.get(name) or Timing.of(samples[name]) for name in makers})

@@ -11,7 +11,7 @@ names another folder; whoever sets it to one of their own measures beside others
 from __future__ import annotations
 
 import contextlib
-import json
+import fcntl
 import os
 import sys
 import tempfile
@@ -22,12 +22,6 @@ from pathlib import Path
 
 from a2lib.errors import OneLine
 from a2lib.measure.device import slugify
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
-
 
 # Whoever only checks holds the lock for an instant, which must not look like a measurement.
 ASIDE_S = (0.1, 0.1)
@@ -54,55 +48,40 @@ class DeviceLock:
     def held(self, what: str) -> Iterator[None]:
         """Hold the lock, known to others as ``what``; raises DeviceBusy where it is taken.
 
-        Where no lock can be taken (a file of another user that may not be read, a file system
+        Where no lock can be taken (a file of another user that may not be written, a file system
         without locks) a line on standard error says so, and nothing is refused.
         """
-        descriptor = self._acquire()
-        try:
-            self._say_who(descriptor, what)
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(os.fdopen(_open(self.path), "r+"))
+                self._acquire(file)
+                since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+                _say(file, f"process {os.getpid()}, {what or 'a check'}, since {since}")
+                stack.callback(_say, file, "")
+            except OSError as error:
+                why = error.strerror or error
+                print(f"{self.name} is not locked against others: {why}", file=sys.stderr)
             yield
-        finally:
-            if descriptor is not None:
-                self._write(descriptor, "")
-                os.close(descriptor)
 
-    def _acquire(self) -> int | None:
-        descriptor = None
-        try:
-            descriptor = _open(self.path)
-            for wait_s in (*ASIDE_S, None):
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return descriptor
-                except BlockingIOError:
-                    if wait_s is None:
-                        raise
-                    time.sleep(wait_s)
-        except BlockingIOError:
-            holder = _holder(descriptor)
-            os.close(descriptor)
-            raise DeviceBusy(
-                f"{self.name} is measured by {holder} already, and two at once would both be"
-                " slower; wait for its end or end it, then run again"
-            ) from None
-        except (OSError, AttributeError) as error:
-            if descriptor is not None:
-                os.close(descriptor)
-            why = getattr(error, "strerror", None) or "this system has no file locks"
-            print(f"{self.name} is not locked against others: {why}", file=sys.stderr)
-            return None
+    def _acquire(self, file) -> None:
+        for wait_s in (*ASIDE_S, 0):
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(wait_s)
+        raise DeviceBusy(
+            f"{self.name} is measured by {file.read() or 'another process'} already, and two at"
+            " once would both be slower; wait for its end or end it, then run again"
+        )
 
-    def _say_who(self, descriptor: int | None, what: str) -> None:
-        if descriptor is not None:
-            since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            self._write(descriptor, json.dumps({"pid": os.getpid(), "what": what, "since": since}))
 
-    @staticmethod
-    def _write(descriptor: int, text: str) -> None:
-        # Not to be written where it belongs to another user; the lock holds all the same.
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, text.encode(), 0)
+def _say(file, who: str) -> None:
+    """Leave the holder's name in the file, in words."""
+    with contextlib.suppress(OSError):
+        file.seek(0)
+        file.truncate()
+        file.write(who)
+        file.flush()
 
 
 def _identity(device: str) -> tuple[str, str]:
@@ -116,29 +95,13 @@ def _identity(device: str) -> tuple[str, str]:
 
 
 def _open(path: Path) -> int:
-    # Without O_CREAT first: Linux refuses to open with it what another user made in a folder such
-    # as /tmp, whatever the file's mode (fs.protected_regular).
-    always = os.O_CLOEXEC | os.O_NOFOLLOW
-    for _ in range(2):
-        for mode in (os.O_RDWR, os.O_RDONLY):
-            with contextlib.suppress(PermissionError, FileNotFoundError):
-                return os.open(path, mode | always)
-        with contextlib.suppress(FileExistsError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | always, 0o666)
-            with contextlib.suppress(OSError):
-                os.fchmod(descriptor, 0o666)  # for others, whatever the umask
-            return descriptor
-    raise PermissionError(0, f"{path.name} belongs to another user and may not be read")
-
-
-def _holder(descriptor: int) -> str:
-    """Who wrote the lock file, in words."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
-        os.kill(found["pid"], 0)
-    except PermissionError:
-        pass  # alive, and another user's
-    except (OSError, ValueError, LookupError, TypeError, OverflowError):
-        return "another process"
-    what = f", {found['what']}" if found.get("what") else ""
-    return f"process {found['pid']}{what}, since {found.get('since')},"
+        # Without O_CREAT first: Linux refuses to open with it what another user made in a folder
+        # such as /tmp, whatever the file's mode (fs.protected_regular).
+        return os.open(path, flags)
+    except FileNotFoundError:
+        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o666)  # for others, whatever the umask
+        return descriptor

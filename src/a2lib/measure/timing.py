@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import math
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from a2lib.measure.device import Sensors
+from a2lib.measure.clock import CpuClock, CudaClock, clock_of
+from a2lib.measure.failures import detached
 from a2lib.measure.sections import Section
 
 DEVICES = ("cuda", "cpu")
@@ -31,8 +28,6 @@ DEVICES = ("cuda", "cpu")
 LONG_MS = 1000.0
 # The samples of each implementation are spread over this many turns.
 TURNS = 10
-# As triton.testing.do_bench: several times the L2 cache of any GPU there is.
-FLUSH_BYTES = 256 * 2**20
 # The host's time is that of a few calls in a row from an idle GPU, so few that their launches fit
 # the queue (about a thousand): where it is full the host waits for the GPU.
 HOST_CALLS = 5
@@ -79,99 +74,10 @@ class Timing:
         return {c: v for c, v in dataclasses.asdict(self).items() if c in section.columns}
 
 
-class Clock(Protocol):
-    # The clock of the multiprocessors near the end of the last ``samples``, None if not known.
-    sm_mhz: int | None
-
-    def samples(self, fn: Callable[[], object], n: int) -> list[float]:
-        """The milliseconds of each of ``n`` calls, all of them finished on return."""
-
-    def host(self, fn: Callable[[], object], n: int) -> float | None:
-        """The host's milliseconds per call to issue ``n`` calls; None where it does the work."""
-
-    def release(self) -> None:
-        """Give back memory that a failed call left behind."""
-
-
-class CudaClock:
-    """CUDA events around each call on the current stream, the L2 cache flushed before it.
-
-    The calls of one batch are queued without waiting in between, so that the host runs ahead as it
-    does in a training step and a launch is only seen where the host cannot keep up.
-    """
-
-    def __init__(self) -> None:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise RuntimeError("device='cuda', but there is no CUDA device; allowed here is 'cpu'")
-        self._cuda = torch.cuda
-        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-        self._sensors = Sensors()
-        self.sm_mhz: int | None = None
-
-    def samples(self, fn: Callable[[], object], n: int) -> list[float]:
-        events = [
-            (self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True))
-            for _ in range(n)
-        ]
-        for start, end in events:
-            self._flush.zero_()
-            start.record()
-            fn()
-            end.record()
-        # Read while the queue is still being worked off: an idle GPU may have lowered it.
-        self.sm_mhz = self._sensors.sm_mhz()
-        self._cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in events]
-
-    def host(self, fn: Callable[[], object], n: int) -> float:
-        self._cuda.synchronize()
-        start = time.perf_counter_ns()
-        for _ in range(n):
-            fn()
-        taken = time.perf_counter_ns() - start
-        self._cuda.synchronize()
-        return taken / n / 1e6
-
-    def release(self) -> None:
-        gc.collect()
-        self._cuda.empty_cache()
-
-
-class CpuClock:
-    """The host's monotonic clock around each call; caches are left as the call before left them."""
-
-    sm_mhz = None
-
-    def samples(self, fn: Callable[[], object], n: int) -> list[float]:
-        taken = []
-        for _ in range(n):
-            start = time.perf_counter_ns()
-            fn()
-            taken.append((time.perf_counter_ns() - start) / 1e6)
-        return taken
-
-    def host(self, fn: Callable[[], object], n: int) -> None:
-        return None
-
-    def release(self) -> None:
-        gc.collect()
-
-
-def time_call(
-    fn: Callable[[], object],
-    *,
-    device: str = "cuda",
-    warmup_ms: float = 25,
-    rep_ms: float = 100,
-    min_n: int = 3,
-    max_n: int = 500,
-) -> Timing:
-    """Time ``fn()``; see time_many for the parameters. An exception of ``fn`` passes through."""
-    result = time_many(
-        {"fn": fn}, device=device, warmup_ms=warmup_ms, rep_ms=rep_ms, min_n=min_n, max_n=max_n
-    )["fn"]
+def time_call(fn: Callable[[], object], **options: object) -> Timing:
+    """Time ``fn()``; ``options`` are those of ``time_many``. An exception of ``fn`` passes
+    through."""
+    result = time_many({"fn": fn}, **options)["fn"]
     if isinstance(result, Exception):
         raise result
     return result
@@ -205,12 +111,29 @@ def time_many(
         raise ValueError(f"min_n {min_n}, max_n {max_n}: allowed is 1 <= min_n <= max_n")
     if not (warmup_ms >= 0 and 0 < rep_ms < math.inf and warmup_ms < math.inf):
         raise ValueError(f"warmup_ms {warmup_ms}, rep_ms {rep_ms}: must be >= 0 and > 0")
-    clock = CudaClock() if device == "cuda" else CpuClock()
-    return _time_in_turns(clock, functions, warmup_ms, rep_ms, min_n, max_n)
+    return _time_in_turns(clock_of(device), functions, warmup_ms, rep_ms, min_n, max_n)
+
+
+class Attempts:
+    """Calls by name: the first that raises ends its name, whose exception is in ``failed``, without
+    the frames that hold tensors; ``after(name)`` is called then."""
+
+    def __init__(self, after: Callable[[str], None]) -> None:
+        self.failed: dict[str, Exception] = {}
+        self._after = after
+
+    def __call__(self, action: Callable[..., None], name: str, *arguments: object) -> None:
+        """``action(name, *arguments)``, unless the name has failed."""
+        if name not in self.failed:
+            try:
+                action(name, *arguments)
+            except Exception as error:
+                self.failed[name] = detached(error)
+                self._after(name)
 
 
 def _time_in_turns(
-    clock: Clock,
+    clock: CudaClock | CpuClock,
     functions: Mapping[str, Callable[[], object]],
     warmup_ms: float,
     rep_ms: float,
@@ -218,53 +141,46 @@ def _time_in_turns(
     max_n: int,
 ) -> dict[str, Timing | Exception]:
     samples: dict[str, list[float]] = {}
-    hosts: dict[str, list[float]] = {}
+    hosts: dict[str, list[float]] = {name: [] for name in functions}
     mhz: dict[str, list[int | None]] = {}
     due: dict[str, int] = {}
-    failed: dict[str, Exception] = {}
     cold: set[str] = set()
 
-    def fail(name: str, error: Exception) -> None:
-        failed[name] = detached(error)
+    def give_back(name: str) -> None:
         # A device broken by the failed call refuses this too; each later call has its own error.
         with contextlib.suppress(Exception):
             clock.release()
         # The others' cached memory went too: their next call allocates, and must not be a sample.
         cold.update(samples)
 
-    for name, fn in functions.items():
-        try:
-            estimate, samples[name] = _warm_up(clock, fn, warmup_ms, max_n)
-        except Exception as error:
-            fail(name, error)
-        else:
-            due[name] = sample_count(rep_ms, estimate, min_n, max_n) - len(samples[name])
-            mhz[name] = [clock.sm_mhz] if samples[name] else []
+    def warm_up(name: str) -> None:
+        estimate, samples[name] = _warm_up(clock, functions[name], warmup_ms, max_n)
+        due[name] = sample_count(rep_ms, estimate, min_n, max_n) - len(samples[name])
+        mhz[name] = [clock.sm_mhz] if samples[name] else []
 
+    def sample(name: str, n: int) -> None:
+        if name in cold:
+            clock.samples(functions[name], 1)
+            cold.discard(name)
+        samples[name] += clock.samples(functions[name], n)
+        mhz[name].append(clock.sm_mhz)
+
+    def time_host(name: str, calls: int) -> None:
+        taken = clock.host(functions[name], calls)
+        hosts[name] += [] if taken is None else [taken]
+
+    attempt = Attempts(give_back)
+    for name in functions:
+        attempt(warm_up, name)
     for name, n in in_turns(due):
-        if name in failed:
-            continue
-        try:
-            if name in cold:
-                clock.samples(functions[name], 1)
-                cold.discard(name)
-            samples[name] += clock.samples(functions[name], n)
-            mhz[name].append(clock.sm_mhz)
-        except Exception as error:
-            fail(name, error)
-    plans = {name: host_plan(Timing.of(samples[name]).ms) for name in due if name not in failed}
+        attempt(sample, name, n)
+    plans = {n: host_plan(Timing.of(samples[n]).ms) for n in due if n not in attempt.failed}
     for turn in range(HOST_REPETITIONS[1]):
         for name, (calls, repetitions) in plans.items():
-            if name in failed or turn >= repetitions:
-                continue
-            try:
-                taken = clock.host(functions[name], calls)
-            except Exception as error:
-                fail(name, error)
-            else:
-                hosts.setdefault(name, []).extend([] if taken is None else [taken])
+            if turn < repetitions:
+                attempt(time_host, name, calls)
     return {
-        name: failed.get(name) or Timing.of(samples[name], hosts.get(name, ()), mhz[name])
+        name: attempt.failed.get(name) or Timing.of(samples[name], hosts[name], mhz[name])
         for name in functions
     }
 
@@ -300,7 +216,7 @@ def median_reading(readings: Sequence[float | None]) -> int | None:
 
 
 def _warm_up(
-    clock: Clock, fn: Callable[[], object], warmup_ms: float, max_n: int
+    clock: CudaClock | CpuClock, fn: Callable[[], object], warmup_ms: float, max_n: int
 ) -> tuple[float, list[float]]:
     """The estimated milliseconds of a call, and the samples that already count."""
     clock.samples(fn, 1)
@@ -311,25 +227,6 @@ def _warm_up(
     calls = max_n if second <= 0 else int(min(warmup_ms / second, max_n))
     warm = clock.samples(fn, max(1, calls))
     return Timing.of(warm).ms, []
-
-
-def detached(error: Exception) -> Exception:
-    """``error`` without the frames that hold on to the failed call's tensors."""
-    error.add_note("".join(traceback.format_exception(error)).rstrip())
-    for link in linked(error):
-        link.__traceback__ = None
-    return error
-
-
-def linked(error: BaseException) -> list[BaseException]:
-    """``error`` with its causes and what was being handled when each was raised, each once."""
-    found, new = [], [error]
-    while new:
-        link = new.pop()
-        if link is not None and all(link is not one for one in found):
-            found.append(link)
-            new += [link.__cause__, link.__context__]
-    return found
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

@@ -142,7 +142,7 @@ def test_only_a_spoilt_device_is_lost():
 def test_notes_hold_no_local_folder(monkeypatch):
     monkeypatch.setattr(paths, "ROOT", Path("/home/someone/my work"))
     note = failures.note("error in /home/someone/my work/src/a2lib/x.py: /home/someone/my work/y")
-    assert note == "error in x.py: y"
+    assert note == "error in src/a2lib/x.py: y"
     note = failures.note("error in /home/someone/a2lib/src/x.py:\n  file://a/b and 1/2 stay")
     assert "/home" not in note and "x.py" in note and "1/2" in note
 

@@ -186,7 +186,8 @@ class Comparison:
             self._free()
 
     def _time_group(self, names: list[str], pass_: str) -> None:
-        from a2lib.measure.timing import CpuClock, time_many
+        from a2lib.measure.clock import CpuClock
+        from a2lib.measure.timing import time_many
 
         calls: dict[str, Callable] = {}
         outcomes: dict[str, tuple] = {}

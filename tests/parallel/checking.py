@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from a2lib.parallel.rank import progress
 
@@ -207,10 +208,10 @@ class Tied(nn.Module):
         self.blocks[1].up.weight.requires_grad_(False)
         self.register_buffer("scale", torch.rand(1))
 
-    def forward(self, tokens, extra=False):
+    def forward(self, tokens, extra=False, checkpointed=False):
         x = self.embed(tokens) * self.scale
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if checkpointed else block(x)
         return self.head(self.extra(x) if extra else x)
 
 

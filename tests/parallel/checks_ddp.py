@@ -21,7 +21,6 @@ from checking import (
     world,
 )
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from a2lib.optim import MasterAdamW
 from a2lib.parallel import DDP, FSDP, BucketedDDP, FlatDDP, NaiveDDP, capture_step, group
@@ -30,11 +29,9 @@ KINDS = {
     "NaiveDDP": NaiveDDP,
     "FlatDDP": FlatDDP,
     "DDP": DDP,
-    "BucketedDDP tiny": functools.partial(BucketedDDP, bucket_size_mb=1e-6),
     "BucketedDDP some": functools.partial(BucketedDDP, bucket_size_mb=0.0005),
     "BucketedDDP one": functools.partial(BucketedDDP, bucket_size_mb=100),
     "BucketedDDP some, copied": lambda module, **options: copied(module, 0.0005, **options),
-    "BucketedDDP one, copied": lambda module, **options: copied(module, 100, **options),
 }
 
 
@@ -62,7 +59,8 @@ def loss_on(tokens, **options):
 
 @check(2)
 def ddp_trains_as_one_process_to_the_bit():
-    """Tied, frozen, unused everywhere, unused on one rank, accumulation, AdamW, four steps."""
+    """Tied, frozen, unused everywhere, unused on one rank, accumulation, AdamW, four steps, one
+    of them with checkpoints."""
     rank, size = world()
     first = Tied()
     for kind, make in KINDS.items():
@@ -75,7 +73,11 @@ def ddp_trains_as_one_process_to_the_bit():
             losses = [
                 # An odd step uses `extra` on rank 1 alone, and in one micro-batch alone.
                 [
-                    loss_on(next(batches), extra=step % 2 == 1 and r == 1 and micro == 1)
+                    loss_on(
+                        next(batches),
+                        extra=step % 2 == 1 and r == 1 and micro == 1,
+                        checkpointed=step == 2,
+                    )
                     for micro in range(3)
                 ]
                 for r in range(size)
@@ -137,28 +139,6 @@ def ddp_takes_any_dtype_and_layout():
         mean_gradients(reference, [[lambda m, x=x: m(x)] for x in batches])
         same_gradients(module, reference, kind)
         assert module.conv.weight.is_contiguous(memory_format=torch.channels_last)
-
-
-@check(2)
-def ddp_works_under_checkpointing():
-    rank, size = world()
-    first = Tied()
-    batches = token_batches(size)
-
-    def forward(module, tokens):
-        x = module.embed(tokens)
-        for block in module.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
-        return token_loss(module.head(x), tokens)
-
-    for kind, make in KINDS.items():
-        ddp, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
-        for _ in range(2):
-            ddp.zero_grad()
-            forward(ddp.module, batches[rank]).backward()
-            ddp.finish_gradient_synchronization()
-        mean_gradients(reference, [[lambda m, t=t: forward(m, t)] for t in batches])
-        same_gradients(ddp.module, reference, kind)
 
 
 @check(4)

@@ -171,19 +171,3 @@ def fsdp_says_of_a_backward_of_a_backward_that_there_is_none():
     fsdp.finish_gradient_synchronization()
     mean_gradients(reference, [[loss_on(tokens)]] * 2)
     check_gradients(fsdp, reference, "after it")
-
-
-@check(2)
-def fsdp_calls_a_users_hook_on_a_parameter_with_no_mean():
-    """As its docstring says: never on a matrix, with this rank's own gradient on a norm."""
-    rank, size = world()
-    fsdp = FSDP(Ways("plain"))
-    seen = {}
-    for name, p in fsdp.module.named_parameters():
-        p.register_hook(lambda gradient, name=name: seen.setdefault(name, gradient.clone()))
-    loss_on(token_batches(size)[rank])(fsdp).backward()
-    fsdp.finish_gradient_synchronization()
-    whole = {name for name, p in fsdp.module.named_parameters() if p.dim() < 2}
-    assert seen.keys() == whole and whole, seen.keys()
-    means = dict(fsdp.module.named_parameters())
-    assert not any(torch.equal(gradient, means[name].grad) for name, gradient in seen.items())

@@ -50,8 +50,7 @@ from a2lib.parallel.finish import Backwards, watch_steps
 from a2lib.parallel.group import (
     Holders,
     broadcast_from_first,
-    check_alike,
-    describe,
+    make_alike,
     member,
     one_device,
     sum_or_mean,
@@ -80,21 +79,17 @@ class _Replica(nn.Module):
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
         self.rank, self.world_size = member(group)
-        device = one_device(module)
-        named = dict(module.named_parameters())
-        check_alike("parameters", describe(named.items()), group)
-        check_alike("buffers", describe(module.named_buffers()), group)
         _refuse_a_second_wrapper(module)
+        self.device = make_alike(module, group)
+        named = dict(module.named_parameters())
         self.module, self.group = module, group
         self._mean = sum_or_mean(self.world_size)
         self._names = [name for name, p in named.items() if p.requires_grad]
         self._trained = [p for p in named.values() if p.requires_grad]
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         self._synchronizing = True
-        self.device = device
         self._backwards = Backwards()
-        self._holders = Holders(self._names, device, group)
-        broadcast_from_first([*module.parameters(), *module.buffers()], group)
+        self._holders = Holders(self._names, self.device, group)
         _wrappers.add(self)
         watch_steps(self)
 

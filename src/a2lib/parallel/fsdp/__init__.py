@@ -1,5 +1,5 @@
 """Fully sharded data parallel: ``shards`` (one parameter), ``units`` (what travels together),
-``wrapper`` (when), ``clipping`` (the norm), ``checkpoint`` (what is kept of it)."""
+``wrapper`` (when), ``clipping`` (a norm to refuse), ``checkpoint`` (what is kept of it)."""
 
 from a2lib.parallel.fsdp.checkpoint import load_sharded, save_sharded
 from a2lib.parallel.fsdp.wrapper import FSDP

@@ -1,4 +1,4 @@
-"""The norm of gradients of which each rank has rows; torch's, which is of one rank's, is refused.
+"""Of gradients of which each rank has rows torch takes the norm of one rank's: that is refused.
 
 With torch.nn.utils.clip_grad_norm_ each rank would scale by a norm of its own, and nothing would
 look wrong. What is replaced is the function within it, which it looks up at each call: callers may
@@ -11,34 +11,12 @@ import functools
 import weakref
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
-from a2lib.parallel.fsdp.shards import Replicated, Sharded
+from a2lib.parallel.fsdp.shards import Sharded
 
 _shards: weakref.WeakSet[Sharded] = weakref.WeakSet()
-
-
-def clip(
-    parameters: list[Sharded | Replicated],
-    max_norm: float,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-) -> Tensor:
-    """Scale the gradients of ``parameters``, all that the ranks have, so that their 2-norm is at
-    most ``max_norm``; returns the norm before. Collective."""
-    squares = [torch.zeros((), device=device) for _ in range(2)]
-    for p in parameters:
-        if p.master.grad is not None:
-            squares[isinstance(p, Sharded)] += p.master.grad.float().square().sum()
-    dist.all_reduce(squares[True], group=group)
-    norm = (squares[False] + squares[True]).sqrt()
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for p in parameters:
-        if p.master.grad is not None:
-            p.master.grad.mul_(scale.to(p.master.grad.dtype))
-    return norm
 
 
 def refuse_norms_of(shards: list[Sharded]) -> None:

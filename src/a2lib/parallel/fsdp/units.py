@@ -232,30 +232,24 @@ def clean(name: str) -> str:
 def unit_modules(root: nn.Module) -> dict[str, nn.Module]:
     """The elements of the outermost ModuleLists and Sequentials below ``root`` that own a parameter
     of two or more dimensions, by name."""
-    found: dict[str, nn.Module] = {}
+    found: dict[nn.Module, str] = {}  # one module at two places is one unit
 
     def visit(prefix: str, module: nn.Module) -> None:
         for name, child in module.named_children():
             path = f"{prefix}{name}"
             if isinstance(module, nn.ModuleList | nn.Sequential) and runs(child):
                 if any(p.dim() >= 2 for p in child.parameters()):
-                    found[path] = child
+                    found.setdefault(child, path)
             else:
                 visit(f"{path}.", child)
 
     visit("", root)
-    # One module at two places is one unit.
-    return {name: m for name, m in found.items() if m is not root and unique(found, name)}
+    return {name: module for module, name in found.items() if module is not root}
 
 
 def runs(module: nn.Module) -> bool:
     """Whether it has a forward. A container that is only looked into is never called."""
     return type(module).forward is not nn.Module.forward
-
-
-def unique(found: dict[str, nn.Module], name: str) -> bool:
-    first = next(other for other, module in found.items() if module is found[name])
-    return first == name
 
 
 def places_of(root: nn.Module) -> dict[nn.Parameter, tuple[list[str], list[Place]]]:

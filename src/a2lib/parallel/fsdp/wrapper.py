@@ -22,18 +22,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from a2lib.parallel.finish import opaque, watch_steps
-from a2lib.parallel.fsdp.clipping import clip, refuse_norms_of
+from a2lib.parallel.fsdp.clipping import refuse_norms_of
 from a2lib.parallel.fsdp.shards import Replicated, Sharded, show
 from a2lib.parallel.fsdp.units import Unit, by_dtype, places_of, unit_modules
 from a2lib.parallel.group import (
     Holders,
     all_gather_single,
-    broadcast_from_first,
-    check_alike,
-    describe,
+    make_alike,
     mean_coalesced,
     member,
-    one_device,
 )
 from a2lib.parallel.lane import Lane
 
@@ -105,15 +102,11 @@ class FSDP(nn.Module):
         if compute_dtype is not None and not compute_dtype.is_floating_point:
             raise ValueError(f"compute_dtype must be a floating dtype or None; got {compute_dtype}")
         self.rank, self.world_size = member(group)
-        device = one_device(module)
         if any(m in _wrapped for m in module.modules()):
             raise RuntimeError("this module, or a part of it, is in an FSDP already")
-        check_alike("parameters", describe(module.named_parameters()), group)
-        check_alike("buffers", describe(module.named_buffers()), group)
-        broadcast_from_first([*module.parameters(), *module.buffers()], group)
+        self.device = make_alike(module, group)
         self.module, self.group, self.compute_dtype = module, group, compute_dtype
-        self.device = device
-        self._lane = Lane(device)
+        self._lane = Lane(self.device)
         self._shard()
         # Units in the order of the last forward, and how far this forward has followed it.
         self._order: list[Unit] = []
@@ -197,7 +190,16 @@ class FSDP(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their 2-norm over all ranks is at most ``max_norm``; returns
         the norm before, as torch's function of that name. After the finish; collective."""
-        return clip(self._parameters_in_order, max_norm, self.device, self.group)
+        squares = [torch.zeros((), device=self.device) for _ in range(2)]
+        given = [p for p in self._parameters_in_order if p.master.grad is not None]
+        for p in given:
+            squares[isinstance(p, Sharded)] += p.master.grad.float().square().sum()
+        dist.all_reduce(squares[True], group=self.group)
+        norm = (squares[False] + squares[True]).sqrt()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for p in given:
+            p.master.grad.mul_(scale.to(p.master.grad.dtype))
+        return norm
 
     def observe(self, observer: Callable[[str, str], object] | None) -> None:
         """Have ``observer(moment, unit)`` called at each of ``MOMENTS`` (``units``) of each unit, a

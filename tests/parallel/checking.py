@@ -39,7 +39,6 @@ GPU_MODULES = ("checks_capture", "checks_streams")
 CHECKS = {}
 # How long a rank that is through with a check waits for the others.
 MEET_S = 15
-SHORT = 240  # characters of a line
 
 
 def check(*sizes):
@@ -61,11 +60,9 @@ def names(size, modules=MODULES):
     ]
 
 
-def run(only: str = "", modules=MODULES, leave_out=(), go_on=False) -> None:
-    """What each rank runs: the checks for so many ranks, with ``only`` in their names.
-
-    With ``go_on`` a check that fails ends itself alone, if it ends on every rank.
-    """
+def run(modules=MODULES, only="") -> None:
+    """What each rank runs: the checks for so many ranks, with ``only`` in their names. One that
+    fails ends itself alone, if it ends on every rank."""
     torch.set_num_threads(1)
     # It also fills with NaN what nobody has written yet.
     torch.use_deterministic_algorithms(True)
@@ -73,26 +70,21 @@ def run(only: str = "", modules=MODULES, leave_out=(), go_on=False) -> None:
         torch.set_default_device("cuda")
         # In TF32 a last bit of a weight may be a thousandth of it.
         torch.backends.cudnn.allow_tf32 = False
-    every = names(dist.get_world_size(), modules)
     failed = []
-    for name in every:
-        if only not in name or name in leave_out:
+    for name in names(dist.get_world_size(), modules):
+        if only not in name:
             continue
-        progress(began=name)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 torch.manual_seed(0)
                 CHECKS[name][0]()
-        except Exception as error:
-            if not go_on:
-                raise
+        except Exception:
             failed.append(name)
-            progress(failed=name, short=in_short(error), error=traceback.format_exc())
+            progress(failed=name, error=traceback.format_exc())
         else:
             progress(passed=name)
-        if go_on:
-            meet(name, failed[-1:] == [name])
+        meet(name, failed[-1:] == [name])
     # Not to the orderly end: a group is not destroyed while a failed check has graphs of its work.
     assert not failed, f"{len(failed)} failed"
 
@@ -112,17 +104,6 @@ def meet(name, failed) -> None:
         if torch.cuda.is_available():
             # Past work that others do not join, or a broken context, the next would fail too.
             torch.cuda.synchronize()
-
-
-def in_short(error) -> str:
-    """The error's own line, and the last calls in the package and in its tests."""
-    line = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
-    frames = [
-        f"  {Path(f.filename).name}:{f.lineno} {f.name}: {f.line}"
-        for f in traceback.extract_tb(error.__traceback__)
-        if "a2lib" in f.filename or "checks_" in f.filename
-    ]
-    return "\n".join(part[:SHORT] for part in (line, *frames[-3:]))
 
 
 # What checks use.

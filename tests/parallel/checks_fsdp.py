@@ -407,8 +407,11 @@ def fsdp_recovers_and_refuses():
     with raises(ZeroDivisionError, "division"):
         loss_on(tokens)(fsdp).backward()
     handle.remove()
-    fsdp.reset()
     fsdp.zero_grad()
+    for then in (lambda: fsdp(tokens), fsdp.finish_gradient_synchronization):
+        with raises(RuntimeError, "a backward has not come to its end"):
+            then()
+    fsdp.reset()
     check_freed(fsdp)
     loss_on(tokens)(fsdp).backward()
     check_freed(fsdp)
@@ -432,8 +435,14 @@ def fsdp_recovers_and_refuses():
         FSDP(module)
     with raises(RuntimeError, "before it is wrapped"):
         fsdp.double()
-    with raises(TypeError, "gather_full_params"):
-        copy.deepcopy(fsdp)
+    for part in (fsdp, module, module.blocks[0]):
+        with raises(TypeError, "cannot be copied or pickled; use gather_full_params"):
+            copy.deepcopy(part)
+    for p, name in ((module.head.weight, "head.weight"), (module.head.bias, "head.bias")):
+        p.requires_grad_(False)
+        with raises(RuntimeError, f"{name} was frozen or thawed"):
+            fsdp.finish_gradient_synchronization()
+        p.requires_grad_(True)
     with raises(ValueError, "compute_dtype must be a floating dtype or None; got torch.int8"):
         FSDP(Ways("plain"), compute_dtype=torch.int8)
     with raises(ValueError, r"rank 0 has weight \(2, 4\) float32 trained, rank 1 weight \(2, 5\)"):

@@ -1,11 +1,10 @@
 """FSDP of modules that others wrote and of uses that are easily forgotten, against one process."""
 
-import copy
 import warnings
 
 import torch
 import torch.distributed as dist
-from checking import check, mean_gradients, raises, seeded, world
+from checking import check, mean_gradients, seeded, world
 from checks_fsdp import mine_of
 from torch import nn
 
@@ -198,40 +197,6 @@ def fsdp_trains_under_each_checkpointing():
 
 
 @check(2)
-def fsdp_refuses_what_would_be_silently_wrong():
-    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3))
-    reference = copy.deepcopy(module)
-    fsdp = FSDP(module)
-    optimizer = torch.optim.SGD(fsdp.parameters(), lr=0.1)
-    for part in (module, module[0]):
-        with raises(TypeError, "cannot be copied"):
-            copy.deepcopy(part)
-    for p, was in ((module[0].weight, "0.weight"), (module[1].bias, "1.bias")):
-        p.requires_grad_(False)
-        with raises(RuntimeError, f"{was} was frozen or thawed"):
-            fsdp.finish_gradient_synchronization()
-        p.requires_grad_(True)
-    # The gradients of a backward that raised are not of the next step.
-    for then in (lambda: square(fsdp, 1), fsdp.finish_gradient_synchronization):
-        handle = module[0].register_forward_hook(
-            lambda m, args, y: y.register_hook(lambda grad: 1 / 0) and None
-        )
-        with raises(ZeroDivisionError, "division"):
-            square(fsdp, 0).backward()
-        handle.remove()
-        optimizer.zero_grad()
-        with raises(RuntimeError, "a backward has not come to its end"):
-            then()
-        fsdp.reset()
-        optimizer.zero_grad()
-        square(fsdp, 1).backward()
-        fsdp.finish_gradient_synchronization()
-        mean_gradients(reference, [[lambda m: square(m, 1)]] * 2)
-        check_alike(fsdp, reference, "after a reset")
-        optimizer.zero_grad()
-
-
-@check(2)
 def the_experiment_sees_a_wrong_reduction():
     """In bf16 against autocast: what is right passes, in both wrappers, and no fault does."""
     rank, size = world()
@@ -257,24 +222,23 @@ def the_experiment_sees_a_wrong_reduction():
         "divided twice": lambda part, whole: part.div_(size),
         "another rank's rows": swap,
     }
-    for precision in ("bf16", "fp32"):
-        spec = {"model": "tiny", "batch": 2, "context": 16, "precision": precision,
-                "attention": "eager", "compile": "none", "capture": False}  # fmt: skip
-        plain = Training(spec, device, rank, 0)
+    spec = {"model": "tiny", "batch": 2, "context": 16, "precision": "bf16",
+            "attention": "eager", "compile": "none", "capture": False}  # fmt: skip
+    plain = Training(spec, device, rank, 0)
 
-        def wrong(wrapper, spec=spec, plain=plain, precision=precision):
-            found = Sharded(spec, device, rank, 0, wrapper).deviation_from(plain)
-            each = [None] * size
-            dist.all_gather_object(each, found)
-            return worst(each), worst(each).exceeds(TOLERANCE[precision])
+    def wrong(wrapper):
+        found = Sharded(spec, device, rank, 0, wrapper).deviation_from(plain)
+        each = [None] * size
+        dist.all_gather_object(each, found)
+        return worst(each), worst(each).exceeds(TOLERANCE["bf16"])
 
-        for wrapper in ("fsdp", "fsdp2"):
-            found, refused = wrong(wrapper)
-            assert not refused, f"{wrapper} {precision}: {found}"
-        for what, change in faults.items():
-            units.reduce_scatter_coalesced = faulty(change)
-            try:
-                found, refused = wrong("fsdp")
-            finally:
-                units.reduce_scatter_coalesced = right
-            assert refused, f"{what} {precision}: {found}"
+    for wrapper in ("fsdp", "fsdp2"):
+        found, refused = wrong(wrapper)
+        assert not refused, f"{wrapper}: {found}"
+    for what, change in faults.items():
+        units.reduce_scatter_coalesced = faulty(change)
+        try:
+            found, refused = wrong("fsdp")
+        finally:
+            units.reduce_scatter_coalesced = right
+        assert refused, f"{what}: {found}"

@@ -15,7 +15,6 @@ LAYERS, CONTEXT, LR = 3, 12, 0.1
 # Of the ladder, those that have between them all that its steps change.
 WAYS = {
     "recomputed": None,
-    "fused_head": [BlockPlan(())] * LAYERS,
     "offloaded": [BlockPlan((), 10**6), BlockPlan(("k_proj", "w3"), 10**6), BlockPlan()],
 }
 

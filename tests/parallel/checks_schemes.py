@@ -1,6 +1,8 @@
 """The feed-forward stack under every scheme and mesh against one process: y, dx and each gradient
 by name, of layers with random weights and a random dy."""
 
+import itertools
+
 import torch.distributed as dist
 from checking import check, world
 
@@ -27,8 +29,10 @@ def device():
 
 @check(2, 4)
 def each_scheme_is_the_one_process():
-    for scheme in SCHEMES:
-        for spec, stack in stacks(scheme):
+    # PyTorch's own warns of views on a mesh of two axes.
+    implementations = ("a2lib", "torch") if world()[1] == 2 else ("a2lib",)
+    for scheme, implementation in itertools.product(SCHEMES, implementations):
+        for spec, stack in stacks(scheme, implementation):
             off = handlers.errors(stack, spec, device(), seed=3)
             assert len(off) == 2 + 3 * LAYERS, off
             assert max(off.values()) < 2e-5, (spec, off)
@@ -55,12 +59,3 @@ def a_missing_message_is_seen_by_name():
             setattr(stack.wire, method, lambda *_: lambda: None)
             found = wrong(stack, spec)
             assert found == lacking, (scheme, method, lacking - found, found - lacking)
-
-
-@check(2)
-def pytorchs_own_are_the_one_process():
-    for scheme in SCHEMES:
-        for spec, stack in stacks(scheme, "torch"):
-            off = handlers.errors(stack, spec, device(), seed=3)
-            assert len(off) == 2 + 3 * LAYERS, off
-            assert max(off.values()) < 2e-5, (spec, off)

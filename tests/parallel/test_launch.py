@@ -96,14 +96,14 @@ def test_what_is_overdue_is_ended_and_says_where_it_stood(launch_two, tmp_path):
 def test_a_node_that_nobody_joins(launch_two):
     """The world is smaller than it was said to be."""
     limit = (
-        "^4 ranks had not finished within the time limit of 4 s; none of this node's had started"
+        "^4 ranks had not finished within the time limit of 3 s; none of this node's had started"
     )
     tried = "tried to connect to 127.0.0.1:1: Connection refused; all nodes must be"
     with pytest.raises(TimeLimitPassed, match=f"{limit}: {tried}"):
         launch_two(
             "talks",
             arguments={"times": 0},
-            time_limit_s=4,
+            time_limit_s=3,
             nodes=2,
             node=1,
             endpoint="127.0.0.1:1",
@@ -164,7 +164,7 @@ def test_what_a_notebook_shows():
     assert error._render_traceback_() == ["LaunchError: first\n\nTraceback"]
 
 
-def test_a_flood_ends_with_the_time_limit(launch_two):
+def test_a_flood_ends_with_the_time_limit(launch_two, monkeypatch):
     """However slowly it is heard; a child of rank 1 goes on after the ranks."""
     heard = []
 
@@ -172,6 +172,7 @@ def test_a_flood_ends_with_the_time_limit(launch_two):
         heard.append(line)
         time.sleep(0.01)
 
+    monkeypatch.setattr(watch, "HEAR_S", 0.1)
     with pytest.raises(TimeLimitPassed, match="^2 ranks had not finished"):
         launch_two("floods", time_limit_s=5, on_output=hear)
     assert len(heard) > 2

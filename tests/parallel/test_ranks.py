@@ -1,4 +1,9 @@
-"""Every check of the modules ``checks_*``, in 2 and in 4 ranks with gloo; each size starts once."""
+"""Every check of the modules ``checks_*``: in 2 and in 4 ranks with gloo, and in 2 with NCCL, there
+also those for GPUs alone. Each group of ranks starts once.
+
+To the bit there too: two ranks add in one order. A check that fails leaves the next ones to run
+where every rank comes to its end; one that hangs ends its launch, and those behind it fail.
+"""
 
 import functools
 import sys
@@ -11,41 +16,63 @@ from a2lib.parallel import LaunchError, launch
 sys.path.insert(0, str(Path(__file__).parent))
 import checking  # noqa: E402
 
-LIMIT_S = 300
+LIMIT_S, COLLECTIVE_S = 300, 60
+GROUPS = [
+    ("cpu", 2, checking.MODULES),
+    ("cpu", 4, checking.MODULES),
+    *(("cuda", 2, modules) for modules in (checking.MODULES, *zip(checking.GPU_MODULES))),
+]
 
 
 @pytest.fixture(scope="module")
 def outcomes(rank_env):
-    """Number of ranks to (the ranks that passed, by check; the error that ended them, or None)."""
+    """Device, number of ranks and modules to (the ranks that passed, by check; errors, by check;
+    what ended the launch, or None)."""
 
     @functools.cache
-    def outcome(size):
-        passed = {}
+    def outcome(device, size, modules):
+        passed, failed, ended = {}, {}, None
 
         def note(rank, event):
             if "passed" in event:
                 passed.setdefault(event["passed"], set()).add(rank)
+            else:
+                failed.setdefault(event["failed"], []).append(f"rank {rank}: {event['error']}")
 
         try:
             launch(
                 "checking:run",
+                {"modules": modules},
                 processes=size,
                 time_limit_s=LIMIT_S,
-                collective_timeout_s=60,
-                env=rank_env,
+                collective_timeout_s=COLLECTIVE_S,
+                device=device,
+                env={**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
                 on_progress=note,
             )
         except LaunchError as error:
-            return passed, str(error)
-        return passed, None
+            ended = str(error)
+        return passed, failed, ended
 
     return outcome
 
 
 @pytest.mark.parametrize(
-    ("size", "name"), [(size, name) for size in (2, 4) for name in checking.names(size)]
-)
-def test_in_ranks(outcomes, size, name):
-    passed, error = outcomes(size)
+    ("device", "size", "modules", "name"),
+    [
+        pytest.param(
+            *group, name, id=f"{group[0]}-{group[1]}-{name}",
+            marks=[pytest.mark.gpu] if group[0] == "cuda" else [],
+        )
+        for group in GROUPS for name in checking.names(*group[1:])
+    ],
+)  # fmt: skip
+def test_in_ranks(outcomes, device, size, modules, name):
+    if device == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < size:
+            pytest.skip("needs two GPUs")
+    passed, failed, ended = outcomes(device, size, modules)
     if passed.get(name, set()) != set(range(size)):
-        pytest.fail(error or "not every rank ran it", pytrace=False)
+        pytest.fail("\n".join(failed.get(name, [ended or "not every rank ran it"])), pytrace=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from a2lib.experiments.harness.experiment import Table
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job
+from a2lib.measure import CEILING
 from a2lib.measure.failures import classify
 from a2lib.theory.products import matmul_flops
 
@@ -25,18 +27,32 @@ TIMING = {
 }
 
 
-LABEL = "ceilings"
+def tasks(given: object, device: str) -> list[Task]:
+    """What to measure on ``device`` ("cuda" or "cpu"): a worker does all of it at once.
 
-
-def tasks(device: str) -> list[Task]:
-    """What to measure on ``device`` ("cuda" or "cpu"): a worker does all of it at once."""
-    return [Task(LABEL, {}, {LABEL: tuple(keys(device))})]
-
-
-def keys(device: str) -> list[dict[str, object]]:
-    """The key columns of the rows, in order."""
+    ``size`` of a copy is the bytes read, and as many are written.
+    """
     found = [{"operation": "matmul", "dtype": d, "size": size} for d, size in MATMULS[device]]
-    return [*found, {"operation": "copy", "dtype": "bf16", "size": COPY_BYTES[device]}]
+    found.append({"operation": "copy", "dtype": "bf16", "size": COPY_BYTES[device]})
+    return [Task.whole("ceilings", {}, found)]
+
+
+def tera(row: Mapping[str, str]) -> float:
+    """Of a row, 10**12 a second: operations of a product, bytes read and written of a copy."""
+    size = int(row["size"])
+    done = 2 * size if row["operation"] == "copy" else matmul_flops(size, size, size)
+    return done / float(row["ms"]) / 1e9
+
+
+CEILINGS = Table(
+    CEILING,
+    tasks,
+    says="The device at best: TFLOP/s of products, TB/s of a copy, read and written",
+    shown=("ms", "sm_mhz"),
+    derived={"TFLOP/s or TB/s": tera},
+    silence_s=300,
+    keep_worker=True,
+)
 
 
 def prepare() -> None:
@@ -48,68 +64,33 @@ def prepare() -> None:
 
 
 def measure(job: Job) -> None:
-    """Measure them in a worker."""
-    for row in measure_ceilings(job.device):
-        job.put(row)
+    """Measure them in a worker, each a row as soon as it is there; a failure is a row too."""
+    from a2lib.measure import time_call
 
-
-def line(row: Mapping[str, object]) -> str:
-    """One ceiling in words."""
-    size = int(row["size"])
-    what = f"copy of {size / 2**20:g} MiB" if row["operation"] == "copy" else f"{size}^3 matmul"
-    if row["status"] != "ok":
-        return f"{row['dtype']} {what}: {row['status']} ({row['note']})"
-    clock = f", {row['sm_mhz']} MHz" if row["sm_mhz"] else ""
-    if row["operation"] == "copy":
-        rate = 2 * size / float(row["ms"]) / 1e6
-        return f"{row['dtype']} {what}: {rate:.4g} GB/s, read and write{clock}"
-    return f"{row['dtype']} {what}: {matmul_tflops(row):.4g} TFLOP/s{clock}"
-
-
-def matmul_tflops(row: Mapping[str, object]) -> float:
-    """The rate of a row of a matrix product."""
-    size = int(row["size"])
-    return matmul_flops(size, size, size) / float(row["ms"]) / 1e9
-
-
-def measure_ceilings(device: str) -> Iterator[dict[str, object]]:
-    """The rows of the ceiling section, each as soon as it is measured.
-
-    ``size`` of a copy is the bytes read, and as many are written. A failure is a row too.
-    """
-    import torch
-
-    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    for key in keys(device):
-        size, dtype = key["size"], dtypes[key["dtype"]]
-        if key["operation"] == "copy":
-            yield key | _timed(lambda n=size: _copy(n, device), device)
+    for key in job.keys:
+        make = _copy if key["operation"] == "copy" else _matmul
+        try:
+            call = make(key["size"], key["dtype"], job.device)
+            timing = time_call(call, device=job.device, **TIMING[job.device])
+        except Exception as error:
+            job.refuse(*classify(error), [key])
         else:
-            yield key | _timed(lambda n=size, t=dtype: _matmul(n, t, device), device)
+            job.put({**key, "status": "ok", "note": ""} | timing.row(CEILING))
+        call = None
 
 
-def _matmul(n: int, dtype, device: str):
+def _matmul(n: int, dtype: str, device: str):
     import torch
 
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty(n, n, device=device, dtype=dtype)
     return lambda: torch.matmul(a, b, out=out)
 
 
-def _copy(size: int, device: str):
+def _copy(size: int, dtype: str, device: str):
     import torch
 
     source = torch.ones(size // 2, device=device, dtype=torch.bfloat16)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
-
-
-def _timed(prepare, device: str) -> dict[str, object]:
-    from a2lib.measure import CEILING, time_call
-
-    try:
-        timing = time_call(prepare(), device=device, **TIMING[device])
-    except Exception as error:
-        status, note = classify(error)
-        return {"status": status, "note": note}
-    return {"status": "ok", "note": ""} | timing.row(CEILING)

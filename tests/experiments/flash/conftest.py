@@ -1,15 +1,33 @@
-"""A data folder of its own for each test."""
+"""What a worker would be given, and what it puts, in this process and without a store."""
 
 import pytest
 
-from a2lib.measure import FLASH, Store, start_run
+from a2lib.experiments.harness.worker import Job
+
+
+class Rows(Job):
+    """A job whose rows are events."""
+
+    def put(self, row):
+        self.emit(dict(row))
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store(FLASH, "cpu", data=tmp_path / "data")
+def put():
+    """``put(handler, task, device)``: the rows that ``handler`` puts, those too before it raises;
+    then ``put.raised`` is what, and ``put.begun`` who was begun."""
 
+    def measure(handler, task, device="cpu"):
+        rows, measure.begun, measure.raised = [], [], None
 
-@pytest.fixture
-def run(store):
-    return start_run(command="test", parameters={}, device="cpu", data=store.data)
+        def emit(event):
+            measure.begun.append(event["begin"]) if "begin" in event else rows.append(event)
+
+        given = {"wanted": task.rows, "in_turns": task.in_turns}
+        try:
+            handler(Rows(task.spec, device, emit=emit, **given))
+        except Exception as error:
+            measure.raised = error
+        return rows
+
+    return measure

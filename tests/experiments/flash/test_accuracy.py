@@ -1,7 +1,5 @@
 """Errors against float64: known ones come out as they are, and a failure is a row."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -17,13 +15,13 @@ def keys_of(task):
     return [key for keys in task.rows.values() for key in keys]
 
 
-def spec(name="eager", shape=SHAPE, score_scale=1):
-    given = dataclasses.asdict(shape)
-    return {"implementation": name, "shape": given, "score_scale": score_scale}
+@pytest.fixture
+def measured(put):
+    def measure(name="eager", score_scale=1):
+        rows = put(accuracy.measure, accuracy.task(name, SHAPE, score_scale))
+        return {row["tensor"]: row for row in rows}
 
-
-def measured(*args, **options):
-    return {row["tensor"]: row for row in accuracy.measure(spec(*args, **options), "cpu", 0)}
+    return measure
 
 
 def test_the_errors_are_relative_to_the_truth():
@@ -35,7 +33,7 @@ def test_the_errors_are_relative_to_the_truth():
 
 
 @pytest.mark.parametrize("score_scale", accuracy.SCORE_SCALES)
-def test_the_reference_differs_by_rounding(score_scale):
+def test_the_reference_differs_by_rounding(measured, score_scale):
     rows = measured(score_scale=score_scale)
     assert list(rows) == list(accuracy.TENSORS)
     for tensor, row in rows.items():
@@ -44,7 +42,7 @@ def test_the_reference_differs_by_rounding(score_scale):
 
 
 @pytest.mark.parametrize("score_scale", accuracy.SCORE_SCALES)
-def test_a_known_error_is_found_in_each_tensor(monkeypatch, score_scale):
+def test_a_known_error_is_found_in_each_tensor(measured, monkeypatch, score_scale):
     """Outputs half as large again have an error of a half, and so have their gradients."""
     monkeypatch.setattr(
         peers, "build", lambda *_: lambda q, k, v: 1.5 * attention_reference(q, k, v, True)
@@ -54,14 +52,14 @@ def test_a_known_error_is_found_in_each_tensor(monkeypatch, score_scale):
         assert row["error_max"] == pytest.approx(0.5, rel=1e-3)
 
 
-def test_what_has_no_kernel_says_so():
+def test_what_has_no_kernel_says_so(measured):
     rows = measured("sdpa_cudnn")
     assert {(r["status"], r["note"]) for r in rows.values()} == {
         ("unsupported", "cuDNN needs a CUDA GPU")
     }
 
 
-def test_a_backward_that_fails_leaves_the_output(monkeypatch):
+def test_a_backward_that_fails_leaves_the_output(measured, monkeypatch):
     def refuse(gradient):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -76,24 +74,22 @@ def test_a_backward_that_fails_leaves_the_output(monkeypatch):
     assert {rows[t]["status"] for t in ("dq", "dk", "dv")} == {"oom"}
 
 
-def test_a_lost_device_is_rows_and_then_the_end_of_the_process(monkeypatch):
+def test_a_lost_device_is_rows_and_then_the_end_of_the_process(put, measured, monkeypatch):
     def forward(q, k, v):
         raise RuntimeError("CUDA error: an illegal memory access")
 
     monkeypatch.setattr(peers, "build", lambda *_: forward)
-    rows = []
-    with pytest.raises(failures.LostContext):
-        for row in accuracy.measure(spec(), "cpu", 0):
-            rows.append(row)
-    assert [row["status"] for row in rows] == ["error"] * 4
+    assert [row["status"] for row in measured().values()] == ["error"] * 4
+    assert isinstance(put.raised, failures.LostContext)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("dtype, score_scale", [("bf16", 1), ("fp16", 10), ("fp32", 1)])
-def test_every_peer_on_the_gpu(name, dtype, score_scale, configured):
+def test_every_peer_on_the_gpu(put, name, dtype, score_scale, configured):
     shape = Shape(dtype, 1, 4, 256, 64, True)
-    rows = list(accuracy.measure(spec(name, shape, score_scale), "cuda", 0))
+    rows = put(accuracy.measure, accuracy.task(name, shape, score_scale), "cuda")
+    assert len(rows) == 4 and not put.raised
     refused = dtype == "fp32" and name in ("sdpa_flash", "sdpa_cudnn")
     for row in rows:
         assert row["status"] == ("unsupported" if refused else "ok"), row

@@ -1,14 +1,16 @@
 """One shape: every outcome is a row, and nothing wrong gets a time."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 from a2lib.attention import attention_reference
-from a2lib.experiments.flash import comparison, host_memory, peers
-from a2lib.experiments.flash.comparison import Comparison
+from a2lib.experiments.flash import comparison, estimates, peers
 from a2lib.experiments.flash.shapes import Shape
+from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.harness.worker import Job
 from a2lib.measure import failures, memory
 from a2lib.theory.attention import PASSES
 
@@ -41,26 +43,26 @@ class BackwardFails(torch.autograd.Function):
         return BackwardFails.result(do)
 
 
-@pytest.fixture
-def compare(monkeypatch):
-    """``compare(name=forward, ...)`` measures fakes: {(name, pass): row}, and who was begun."""
+def task(names, passes=PASSES, in_turns=True):
+    rows = {name: tuple(SHAPE.key(name, pass_) for pass_ in passes) for name in names}
+    return Task("", {"shape": dataclasses.asdict(SHAPE)}, rows, in_turns)
 
-    def measure(shape=SHAPE, passes=PASSES, expired=lambda: False, in_turns=True, **forwards):
+
+@pytest.fixture
+def compare(put, monkeypatch):
+    """``compare(name=forward, ...)`` measures fakes: {(name, pass): row}, and who was begun."""
+    monkeypatch.setitem(comparison.TIMING, "cpu", QUICK)
+
+    def measure(passes=PASSES, in_turns=True, **forwards):
         monkeypatch.setattr(peers, "unsupported", lambda name, device: None)
         monkeypatch.setattr(peers, "build", lambda name, shape, device: forwards[name])
-        rows, begun = {}, []
-
-        def put(row):
-            assert (row["implementation"], row["pass"]) not in rows, "a row was stored twice"
-            rows[row["implementation"], row["pass"]] = row
-
-        wanted = dict.fromkeys(forwards, passes)
-        made = Comparison(shape, wanted, "cpu", put, begun.append, expired, in_turns, timing=QUICK)
-        try:
-            made.run()
-        except failures.LostContext:
-            begun.append("lost")
-        return rows, begun
+        stored = put(comparison.measure, task(forwards, passes, in_turns))
+        rows = {(row["implementation"], row["pass"]): row for row in stored}
+        assert len(rows) == len(stored), "a row was stored twice"
+        if put.raised:
+            assert isinstance(put.raised, failures.LostContext)
+            put.begun.append("lost")
+        return rows, put.begun
 
     return measure
 
@@ -131,8 +133,8 @@ def test_failing_while_timed_is_a_row(compare):
 
 
 def test_what_cannot_fit_the_cpu_is_not_run(compare, monkeypatch):
-    between = host_memory.host_bytes("eager", SHAPE, "forward") + 1
-    assert host_memory.host_bytes("sdpa_flash", SHAPE, "backward") < between
+    between = estimates.host_bytes("eager", SHAPE, "forward") + 1
+    assert estimates.host_bytes("sdpa_flash", SHAPE, "backward") < between
     monkeypatch.setattr(memory, "available_bytes", lambda: between)
     rows, _ = compare(eager=good, sdpa_flash=good)
     assert statuses(rows, "eager") == ["ok", "oom", "oom"]
@@ -164,11 +166,10 @@ def test_a_device_lost_while_taking_turns_blames_nobody(compare):
     assert statuses(rows, "late") == ["error"] * 3 and begun[-2:] == ["late", "lost"]
 
 
-def test_an_expired_limit_finishes_what_was_started(compare):
+def test_an_expired_limit_finishes_what_was_started(compare, monkeypatch):
     asked = []
-    rows, begun = compare(
-        one=good, two=good, three=good, expired=lambda: asked.append(1) or len(asked) > 1
-    )
+    monkeypatch.setattr(Job, "expired", lambda job: asked.append(1) or len(asked) > 1)
+    rows, begun = compare(one=good, two=good, three=good)
     assert {name for name, _ in rows} == {"one"} and statuses(rows, "one") == ["ok"] * 3
 
 
@@ -190,10 +191,9 @@ def test_inputs_that_do_not_fit_are_rows(compare, monkeypatch):
     assert statuses(rows, "a") == statuses(rows, "b") == ["oom"] * 3
 
 
-def test_real_implementations_on_the_cpu():
-    rows = []
-    wanted = {"eager": PASSES, "tiled": PASSES, "sdpa_flash": PASSES, "sdpa_cudnn": PASSES}
-    Comparison(SHAPE, wanted, "cpu", rows.append, timing=QUICK).run()
+def test_real_implementations_on_the_cpu(put, monkeypatch):
+    monkeypatch.setitem(comparison.TIMING, "cpu", QUICK)
+    rows = put(comparison.measure, task(["eager", "tiled", "sdpa_flash", "sdpa_cudnn"]))
     ok = {row["implementation"] for row in rows if row["status"] == "ok"}
     refused = {row["implementation"] for row in rows if row["status"] == "unsupported"}
     assert ok == {"eager", "tiled", "sdpa_flash"} and refused == {"sdpa_cudnn"}

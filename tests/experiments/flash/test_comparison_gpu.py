@@ -4,20 +4,18 @@ import dataclasses
 
 import pytest
 import torch
+from experiments.flash.test_comparison import good, task
 
-from a2lib.attention import attention_reference
 from a2lib.experiments.flash import comparison, peers
 from a2lib.experiments.flash.shapes import ASKED, PUBLISHED, Shape
-from a2lib.experiments.harness.process import Worker, command
-from a2lib.measure import FLASH, Timing, failures, graphs, memory, timing
+from a2lib.experiments.harness.sweep import Sweep, Task
+from a2lib.measure import FLASH, Store, Timing, failures, graphs, memory, start_run, timing
 from a2lib.measure.graphs import Replays
 from a2lib.theory.attention import PASSES
 
-SHAPE = Shape("fp32", 1, 2, 40, 16, True)
-
 
 @pytest.fixture
-def stand_in(monkeypatch):
+def stand_in(put, monkeypatch):
     """A "cuda" that is the CPU, with ``total`` bytes of memory and a peak of ``peak`` bytes."""
     real_inputs, real_timing = peers.inputs, timing.time_many
     together = []
@@ -46,14 +44,8 @@ def stand_in(monkeypatch):
         monkeypatch.setattr(memory, "total_bytes", lambda device: total)
         monkeypatch.setattr("a2lib.measure.peak_bytes", lambda call: (call(), peak)[1])
         monkeypatch.setattr(peers, "build", lambda name, shape, device: forwards[name])
-        rows = []
-        wanted = dict.fromkeys(forwards, PASSES)
-        run = comparison.Comparison(SHAPE, wanted, "cuda", rows.append).run
-        if lost:
-            with pytest.raises(failures.LostContext):
-                run()
-        else:
-            run()
+        rows = put(comparison.measure, task(forwards), "cuda")
+        assert isinstance(put.raised, failures.LostContext if lost else type(None))
         return {(row["implementation"], row["pass"]): row for row in rows}, list(together)
 
     monkeypatch.setattr(
@@ -62,10 +54,6 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(timing, "time_many", time_many)
     monkeypatch.setattr(graphs, "time_replays", time_replays)
     return measure
-
-
-def good(q, k, v):
-    return attention_reference(q, k, v, True)
 
 
 def test_small_ones_take_turns_and_large_ones_are_alone(stand_in):
@@ -167,34 +155,23 @@ def test_a_graph_is_made_on_leaves_of_its_own(stand_in):
 @pytest.mark.parametrize(
     "dtype, refused", [("bf16", set()), ("fp32", {"sdpa_flash", "sdpa_cudnn"})]
 )
-def test_every_implementation_on_the_gpu(store, run, dtype, refused):
+def test_every_implementation_on_the_gpu(tmp_path, dtype, refused):
     """Through a real worker, as the notebook does: each is itself, right, and has a peak."""
+    store = Store(FLASH, "gpu", data=tmp_path)
+    run = start_run(command="test", parameters={}, device="gpu", data=tmp_path)
     shape, names = Shape(dtype, 1, 2, 512, 64, True), (*PUBLISHED, ASKED)
-    task = {
-        "do": FLASH.handler,
-        "section": FLASH.table(),
-        "spec": {"shape": dataclasses.asdict(shape)},
-        "wanted": {name: [shape.key(name, p) for p in PASSES] for name in names},
-        "in_turns": True,
-        "device": "cuda",
-        "slug": store.device,
-        "data": str(store.data),
-        "run": run,
-        "seed": 0,
-        "until": None,
-    }
-    with Worker(command(FLASH.handler)) as worker:
-        events = list(worker.ask(task, 300))
-    rows = [event["row"] for event in events if "row" in event]
-    assert len(rows) == len(names) * len(PASSES) == len(store.rows())
-    for row in rows:
+    rows = {name: tuple(shape.key(name, p) for p in PASSES) for name in names}
+    task = Task("", {"shape": dataclasses.asdict(shape)}, rows, in_turns=True)
+    assert not Sweep(store, run, "cuda").measure([task])
+    assert len(store.rows()) == len(names) * len(PASSES)
+    for row in store.rows():
         name = row["implementation"]
         assert row["status"] == ("unsupported" if name in refused else "ok"), row
         if name in refused:
             assert row["note"], row
         else:
-            assert row["ms"] > 0 and row["peak_bytes"] > 0, row
-            assert row["note"] == "" and row["ms_graph"] > 0 and row["ms_host"] > 0, row
+            assert float(row["ms"]) > 0 and int(row["peak_bytes"]) > 0, row
+            assert not row["note"] and float(row["ms_graph"]) > 0 and float(row["ms_host"]) > 0, row
     stored = [store.get(shape.key(name, "end_to_end")) for name in ("eager", "a2lib")]
     eager, ours = (int(row["peak_bytes"]) for row in stored)
     assert eager > shape.matrix_bytes > 0 and ours < eager

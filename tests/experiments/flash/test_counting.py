@@ -5,8 +5,8 @@ import json
 import pytest
 
 from a2lib.experiments.flash import counting
-from a2lib.experiments.flash.counted import MARKER
-from a2lib.experiments.flash.shapes import Parameters, Shape
+from a2lib.experiments.flash.shapes import Parameters
+from a2lib.experiments.harness.sweep import Task
 from a2lib.measure import counters
 
 
@@ -19,10 +19,11 @@ def kernel(name, **values):
     return {"kernel": name, **shares, **values}
 
 
-MARK = kernel(f"at::native::{MARKER}(long)")
+MARK = kernel(f"at::native::{counting.MARKER}(long)")
 (TASK,) = counting.tasks(Parameters(sweep="leaderboard", implementations="a2lib"), "cuda")[:1]
 CALLS = [("a2lib", "forward"), ("a2lib", "backward"), ("sdpa_cudnn", "forward")]
-SPEC = {**TASK.spec, "calls": CALLS}
+LIKE = keys_of(TASK)[0]
+CALLED = Task.whole("", TASK.spec, [{**LIKE, "implementation": n, "pass": p} for n, p in CALLS])
 
 
 @pytest.fixture
@@ -43,9 +44,9 @@ def counted(monkeypatch):
     return give
 
 
-def test_each_call_has_the_kernels_behind_its_marker(counted):
+def test_each_call_has_the_kernels_behind_its_marker(put, counted):
     asked = counted([MARK, kernel("a", device_bytes=7), MARK, kernel("b"), kernel("c"), MARK])
-    rows = list(counting.measure(SPEC, "cuda", 0))
+    rows = put(counting.measure, CALLED, "cuda")
     assert [(r["implementation"], r["pass"], r["launch"], r.get("kernel")) for r in rows] == [
         (CALLS[0][0], CALLS[0][1], 0, "a"),
         (CALLS[1][0], CALLS[1][1], 0, "b"),
@@ -63,23 +64,21 @@ def test_each_call_has_the_kernels_behind_its_marker(counted):
     [counters.CountersError("ncu is refused the counters"), [], [MARK, kernel("a")]],
     ids=["refused", "nothing", "a call short"],
 )
-def test_what_was_not_counted_is_a_row_with_the_reason(counted, kernels):
+def test_what_was_not_counted_is_a_row_with_the_reason(put, counted, kernels):
     counted(kernels)
-    rows = list(counting.measure(SPEC, "cuda", 0))
+    rows = put(counting.measure, CALLED, "cuda")
     assert [row["status"] for row in rows] == ["unsupported"] * 3
     assert all(row["note"] for row in rows)
 
 
-def test_a_cpu_has_no_counters():
-    rows = list(counting.measure(SPEC, "cpu", 0))
+def test_a_cpu_has_no_counters(put):
+    rows = put(counting.measure, CALLED)
     assert {row["status"] for row in rows} == {"unsupported"}
     assert "GPU" in rows[0]["note"]
 
 
-def test_each_call_of_a_task_has_its_key():
-    for device in ("cuda", "cpu"):
-        for task in counting.tasks(Parameters(sweep="all"), device):
-            assert [k["launch"] for k in keys_of(task)] == [0] * len(task.spec["calls"])
-            rows = [counting.key(Shape(**task.spec["shape"]), c, 0) for c in task.spec["calls"]]
-            assert rows == keys_of(task)
+def test_calls_are_asked_for_in_two_sweeps():
+    for device, n in (("cuda", 3 * 3 * 2), ("cpu", 2)):
+        tasks = counting.tasks(Parameters(sweep="all"), device)
+        assert [key["launch"] for task in tasks for key in keys_of(task)] == [0] * n
     assert counting.tasks(Parameters(sweep="handout"), "cuda") == []

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from a2lib.attention import tiled
-from a2lib.experiments.flash import host_memory
+from a2lib.experiments.flash import estimates
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.theory.attention import PASSES
 
@@ -19,23 +19,25 @@ CASES = [
         "tiled": (1, 64, 384, 64),
         "sdpa_flash": (4, 32, 512, 32),
     }.items()
-    for dtype in ("fp32", "bf16")
-    for passes in (("forward",), PASSES)
+    for dtype, passes in (("fp32", ("forward",)), ("bf16", PASSES))
 ]
 
 # Each case in a fork of its own: the peak of a process never falls.
 MEASURING = """
-import gc, json, os, resource, sys
+import dataclasses, gc, json, os, resource, sys
 import torch
 from a2lib.measure import memory
-from a2lib.experiments.flash.comparison import Comparison
+from a2lib.experiments.flash import comparison
 from a2lib.experiments.flash.shapes import Shape
+from a2lib.experiments.harness.worker import Job
 memory.available_bytes = memory.total_bytes = lambda *_: 1 << 60
-TIMING = {"warmup_ms": 0, "rep_ms": 1, "min_n": 1, "max_n": 1}
+comparison.TIMING["cpu"] = {"warmup_ms": 0, "rep_ms": 1, "min_n": 1, "max_n": 1}
 def measure(name, dtype, passes, sizes):
     rows = []
+    Job.put = lambda job, row: rows.append(row)
     shape = Shape(dtype, *sizes, True)
-    Comparison(shape, {name: tuple(passes)}, "cpu", rows.append, timing=TIMING).run()
+    wanted = {name: [shape.key(name, pass_) for pass_ in passes]}
+    comparison.measure(Job({"shape": dataclasses.asdict(shape)}, "cpu", wanted=wanted))
     assert [row["status"] for row in rows] == ["ok"] * len(passes), rows
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -68,9 +70,9 @@ def test_the_estimate_is_a_bound_within_about_a_factor_of_two():
     peaks = [int(line) for line in done.stdout.split()]
     for (name, dtype, passes, sizes), measured in zip(CASES, peaks, strict=True):
         shape = Shape(dtype, *sizes, True)
-        bound = max(host_memory.host_bytes(name, shape, p) for p in passes)
+        bound = max(estimates.host_bytes(name, shape, p) for p in passes)
         assert measured <= bound, (name, dtype, passes, measured, bound)
-        assert bound <= 2 * measured + host_memory._LIBRARIES, (
+        assert bound <= 2 * measured + estimates._LIBRARIES, (
             name,
             dtype,
             passes,
@@ -80,4 +82,4 @@ def test_the_estimate_is_a_bound_within_about_a_factor_of_two():
 
 
 def test_the_tile_is_that_of_the_tiled_implementation():
-    assert host_memory.TILE == tiled.TILE
+    assert estimates.TILE == tiled.TILE

@@ -6,7 +6,7 @@ import torch
 from a2lib.attention import attention_reference
 from a2lib.experiments.flash import peers, protocols
 from a2lib.experiments.flash.shapes import Parameters
-from a2lib.measure import FLASH_PROTOCOL, Store, Timing, failures, start_run
+from a2lib.measure import FLASH_PROTOCOL, Timing, failures
 from a2lib.measure.sustained import Second
 
 TINY = Parameters(sweep="leaderboard")
@@ -24,8 +24,9 @@ def task(protocol):
     return next(t for t in protocols.tasks(TINY, "cpu") if t.spec["protocol"] == protocol)
 
 
-def measured(protocol, **given):
-    return list(protocols.measure({**task(protocol).spec, **given}, "cpu", 0))
+@pytest.fixture
+def measured(put):
+    return lambda protocol: put(protocols.measure, task(protocol))
 
 
 def test_the_shape_is_the_leaderboards_and_the_peers_its_own():
@@ -46,7 +47,7 @@ def test_the_shape_is_the_leaderboards_and_the_peers_its_own():
     assert not protocols.tasks(Parameters(sweep="all", implementations="flex"), "cuda")
 
 
-def test_burst_is_a_row_for_each_with_its_mean():
+def test_burst_is_a_row_for_each_with_its_mean(measured):
     rows = measured("burst")
     assert [row["implementation"] for row in rows] == ["eager", "sdpa_flash"]
     for row in rows:
@@ -54,7 +55,7 @@ def test_burst_is_a_row_for_each_with_its_mean():
         assert row["ms"] > 0 and row["ms_mean"] > 0 and row["sm_mhz"] is None
 
 
-def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(monkeypatch):
+def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(measured, monkeypatch):
     asked = {}
 
     def seconds_of(call, **given):
@@ -69,18 +70,18 @@ def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(monkeyp
     assert rows[0]["power_w"] == 600.5 and asked["n_seconds"] == protocols.N_SECONDS
 
 
-def test_on_a_cpu_sustained_takes_a_moment():
+def test_on_a_cpu_sustained_takes_a_moment(measured):
     rows = measured("sustained")
     assert rows[-1]["second"] == 0 and all(row["status"] == "ok" for row in rows)
 
 
-def test_the_board_needs_a_gpu_and_says_so():
+def test_the_board_needs_a_gpu_and_says_so(measured):
     (row,) = measured("board")
     assert row["status"] == "unsupported" and "needs a GPU" in row["note"]
 
 
 @pytest.mark.parametrize("protocol", ["burst", "sustained"])
-def test_what_is_wrong_gets_no_time(monkeypatch, protocol):
+def test_what_is_wrong_gets_no_time(measured, monkeypatch, protocol):
     wrong = {"eager": lambda q, k, v: attention_reference(q, k, v, False), "sdpa_flash": good}
     monkeypatch.setattr(peers, "build", lambda name, shape, device: wrong[name])
     rows = {row["implementation"]: row for row in measured(protocol)}
@@ -89,19 +90,16 @@ def test_what_is_wrong_gets_no_time(monkeypatch, protocol):
     assert protocol == "sustained" or rows["sdpa_flash"]["status"] == "ok"
 
 
-def test_a_lost_device_is_a_row_and_then_the_end_of_the_process(monkeypatch):
+def test_a_lost_device_is_a_row_and_then_the_end_of_the_process(put, measured, monkeypatch):
     def forward(q, k, v):
         raise RuntimeError("CUDA error: an illegal memory access")
 
     monkeypatch.setattr(peers, "build", lambda *_: forward)
-    rows = []
-    with pytest.raises(failures.LostContext):
-        for row in protocols.measure(task("sustained").spec, "cpu", 0):
-            rows.append(row)
-    assert [row["status"] for row in rows] == ["error"]
+    assert [row["status"] for row in measured("sustained")] == ["error"]
+    assert isinstance(put.raised, failures.LostContext)
 
 
-def test_what_fails_while_timed_is_a_row(monkeypatch):
+def test_what_fails_while_timed_is_a_row(measured, monkeypatch):
     def seconds_of(call, **given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -149,29 +147,24 @@ def test_the_board_refuses_what_is_wrong(board, monkeypatch):
         board("eager")
 
 
-def test_the_rows_are_those_of_the_section(tmp_path):
-    store = Store(FLASH_PROTOCOL, "cpu", tmp_path / "data")
-    run = start_run(command="test", parameters={}, device="cpu", data=store.data)
+def test_the_rows_are_those_of_the_section(job):
     for protocol in protocols.PROTOCOLS:
-        for row in measured(protocol):
-            store.put(row | {"run": run})
-    assert {row["protocol"] for row in store.rows()} == set(protocols.PROTOCOLS)
-    for protocol in protocols.PROTOCOLS:
-        assert all(store.get(key) for key in keys_of(task(protocol)))
+        given = job(FLASH_PROTOCOL, task(protocol))
+        protocols.measure(given)
+        assert all(given.store.get(key) for key in given.keys)
+    assert {row["protocol"] for row in given.store.rows()} == set(protocols.PROTOCOLS)
 
 
 @pytest.mark.gpu
-def test_every_protocol_on_the_gpu(tmp_path, monkeypatch, configured):
+def test_every_protocol_on_the_gpu(put, monkeypatch, configured):
     monkeypatch.setattr(protocols, "BOARD_MS", {"warmup": 10, "rep": 100})
     monkeypatch.setitem(protocols.SECOND_S, "cuda", 0.05)
     monkeypatch.setitem(protocols.IDLE_S, "cuda", 0.1)
     shape = {"dtype": "bf16", "batch": 1, "heads": 2, "seq_len": 512, "head_dim": 64}
-    store = Store(FLASH_PROTOCOL, "gpu", tmp_path / "data")
-    run = start_run(command="test", parameters={}, device="gpu", data=store.data)
+    found = []
     for made in protocols.tasks(TINY, "cuda"):
-        torch._dynamo.reset()
-        for row in protocols.measure({**made.spec, "shape": {**shape, "causal": True}}, "cuda", 0):
-            assert row["status"] == "ok", row
-            store.put(row | {"run": run})
-    found = {(r["protocol"], r["implementation"]) for r in store.rows()}
-    assert len(found) == 3 + 3 + 4 and all(row["ms_mean"] for row in store.rows())
+        made.spec["shape"] = {**shape, "causal": True}
+        found += put(protocols.measure, made, "cuda")
+        assert not put.raised
+    assert all(row["status"] == "ok" and row["ms_mean"] for row in found), found
+    assert len({(row["protocol"], row["implementation"]) for row in found}) == 3 + 3 + 4

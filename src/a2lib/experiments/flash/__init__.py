@@ -1,77 +1,35 @@
-"""The flash experiment: what the cells of notebooks/flash.ipynb call, top to bottom.
+"""The flash experiment: what the cells of notebooks/flash.ipynb call.
 
-    parameters = flash.check(globals())
-    run = flash.start(parameters)
-    flash.measure_ceilings(run)
-    flash.compile_ahead(run)
-    flash.sweep(run)
-    flash.show_table(run, "ms")
-    figure = flash.draw(run)
-    flash.measure_protocols(run)
-    flash.measure_accuracy(run)
-    flash.count(run)
-    flash.say_where(run)
-
-Rows go to the result store the moment they are measured. ``comparison`` says what is timed and how,
-``harness`` what is left to do and why another process does it; ``protocols``, ``accuracy`` and
-``counting`` are the tables beside it.
+``shapes`` says what is timed, ``comparison`` how; ``protocols``, ``accuracy`` and ``counting`` are
+the tables beside it, of the leaderboard's sweep.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable
 
-from a2lib.experiments import ceilings
-from a2lib.experiments.flash import accuracy, counting, precompile, protocols, tables, view
+from a2lib.experiments.ceilings import CEILINGS
+from a2lib.experiments.flash import accuracy, counting, precompile, protocols
 from a2lib.experiments.flash.shapes import Parameters, Shape
-from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness.guard import measures
+from a2lib.experiments.harness import view
+from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, plan
-from a2lib.experiments.harness.tables import show_tables
-from a2lib.measure import (
-    CEILING,
-    FLASH,
-    FLASH_ACCURACY,
-    FLASH_COUNTERS,
-    FLASH_PROTOCOL,
-    Section,
-)
+from a2lib.experiments.harness.view import Plot
+from a2lib.measure import CEILING, FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_PROTOCOL
+from a2lib.theory.attention import PASSES, attention_flops
 
-NOTEBOOK = FLASH.notebook
-CEILING_SILENCE_S = 300
-
-
-def check(namespace: MutableMapping) -> Parameters:
-    """The notebook's parameters out of its globals; raises ParameterError for a wrong one."""
-    return parameters.check(namespace, Parameters)
-
-
-def start(given: Parameters) -> Run:
-    """Record the run and print what it runs on.
-
-    Raises, before anything is measured, StoreError where rows could not be stored and DeviceBusy
-    where another process measures on the device.
-    """
-    tiny = given.sweep != "shape" or given.seq_len is None
-    return harness.start(given, NOTEBOOK, (FLASH, CEILING), tiny=tiny)
-
-
-@measures
-def measure_ceilings(run: Run) -> None:
-    """Measure and print what the device does at best: matrix products and a copy."""
-    harness.measure(
-        run,
-        CEILING,
-        ceilings.tasks(run.device),
-        say=ceilings.line,
-        resume=False,
-        silence_s=CEILING_SILENCE_S,
-        keep_worker=True,
-    )
+# What a cell asks to see: a column, and what it is. All but the time is of a GPU alone.
+QUANTITIES = {
+    "ms": ("ms", "median time, ms"),
+    "GPU ms": ("ms_graph", "GPU's own time (CUDA graph), ms"),
+    "host ms": ("ms_host", "host's time to issue a call, ms"),
+    "TFLOP/s": ("TFLOP/s", "rate, TFLOP/s"),
+    "MiB": ("peak_bytes", "peak memory"),
+}
 
 
 def tasks(given: Parameters, device: str) -> list[Task]:
@@ -90,93 +48,104 @@ def tasks(given: Parameters, device: str) -> list[Task]:
     ]
 
 
-@measures
+def tflops(row: view.Row) -> float:
+    """TFLOP/s of a row, by the operations of the FlashAttention papers."""
+    batch, heads, n, d = (int(row[c]) for c in ("batch", "heads", "seq_len", "head_dim"))
+    flops = attention_flops(batch, heads, n, n, d, row["causal"] == "true", row["pass"])
+    return flops / float(row["ms"]) / 1e9
+
+
+TIMES = Table(
+    FLASH,
+    tasks,
+    says="Attention",
+    shown=("ms",),
+    across="implementation",
+    derived={"TFLOP/s": tflops},
+)
+PROTOCOLS = Table(
+    FLASH_PROTOCOL,
+    protocols.tasks,
+    says="Forward and backward by each protocol, of the sustained one second by second",
+    shown=("ms", "ms_mean", "sm_mhz", "power_w"),
+)
+ACCURACY = Table(
+    FLASH_ACCURACY,
+    accuracy.tasks,
+    says="Errors of the output and the gradients against float64",
+    shown=("error",),
+    across="tensor",
+)
+COUNTERS = Table(
+    FLASH_COUNTERS,
+    counting.tasks,
+    says="What each kernel moves, and what was busy",
+    shown=("kernel", "device_bytes", "l2_bytes")
+    + ("tensor_percent", "exp_percent", "issue_percent", "warps_percent"),
+)
+EXPERIMENT = Experiment(
+    Parameters,
+    (TIMES, CEILINGS, PROTOCOLS, ACCURACY, COUNTERS),
+    "FlashAttention-2",
+    tiny=lambda given: given.sweep != "shape" or given.seq_len is None,
+)
+check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
+sweep, measure_accuracy = TIMES.measure, ACCURACY.measure_and_show
+
+
+def measure_ceilings(run: Run) -> None:
+    """Measure, in every run, and show what the device does at best."""
+    asked = CEILINGS.tasks(run.parameters, run.device)
+    harness.measure(run, CEILING, asked, what="ceilings", resume=False,
+                    silence_s=CEILINGS.silence_s, keep_worker=True)  # fmt: skip
+    CEILINGS.show(run)
+
+
 def compile_ahead(run: Run) -> None:
     """Fill the compilation caches for what is pending, in parallel, where that pays."""
-    asked = tasks(run.parameters, run.device)
-    pending = {
-        Shape(**task.spec["shape"]): tuple(task.rows)
-        for task in plan(
-            asked, run.store(FLASH), resume=_resumes(run), remeasure=run.parameters.remeasure
-        )
-    }
+    given = run.parameters
+    resume, remeasure = given.sweep != "shape", given.remeasure
+    left = plan(tasks(given, run.device), run.store(FLASH), resume=resume, remeasure=remeasure)
+    pending = {Shape(**task.spec["shape"]): tuple(task.rows) for task in left}
     harness.compile_ahead(run, precompile.compilations(pending), precompile.HANDLER)
 
 
-@measures
-def sweep(run: Run) -> None:
-    """Measure what is pending, with a progress bar; rows are stored one by one."""
-    harness.measure(run, FLASH, tasks(run.parameters, run.device), resume=_resumes(run))
-
-
 def show_table(run: Run, quantity: str) -> None:
-    """Print the stored rows of this run's parameters: "ms", "TFLOP/s" or "MiB" (peak memory)."""
-    best = run.store(CEILING).rows()
-    made = view.tables(rows(run), quantity, best, run.parameters.sweep == "shape")
-    show_tables(*made)
-    if not made:
-        alone = ", is measured on a GPU alone" if rows(run) else ""
-        say_nothing(f"Nothing here: {view.QUANTITIES[quantity]}{alone}.")
+    """Show one of ``QUANTITIES`` of the stored rows that this run's parameters ask for."""
+    column, what = QUANTITIES[quantity]
+    rows = TIMES.rows(run)
+    if rows and not any(row.get(column, "known") for row in rows) and column != "ms":
+        say_nothing(f"Nothing here: {what}, is measured on a GPU alone.")
+        return
+    derived = {column: tflops} if column == "TFLOP/s" else {}
+    view.show(rows, FLASH, f"Attention: {what}", (column,), TIMES.across, derived)
+    if column == "TFLOP/s":
+        CEILINGS.show(run)
 
 
 def draw(run: Run):
-    """The stored rows of this run's parameters as a matplotlib figure."""
-    device = "CPU" if run.device == "cpu" else run.slug
-    best = run.store(CEILING).rows()
-    return view.figure(rows(run), best, run.parameters.sweep == "shape", device)
+    """The slowest pass asked for as a matplotlib figure: against the length, or for one shape as
+    bars."""
+    rows = TIMES.rows(run)
+    last = max((row["pass"] for row in rows), key=PASSES.index, default="")
+    # The batch follows from the length, and would make each of its points a line.
+    rows = [{**row, "batch": ""} for row in rows if row["pass"] == last]
+    panels = ("heads", "head_dim", "dtype", "causal")
+    lengths = {row["seq_len"] for row in rows}
+    return view.draw(rows, FLASH, Plot(x="seq_len" if len(lengths) > 1 else "", panels=panels))
 
 
-@measures
-def measure_protocols(run: Run) -> None:
-    """Measure the leaderboard's shape by three protocols and print them, in a sweep that has it."""
-    asked = protocols.tasks(run.parameters, run.device)
-    _measure_table(run, asked, "protocols", FLASH_PROTOCOL, tables.protocols)
+def _with_parts(table: Table) -> Callable[[Run], None]:
+    """``measure_and_show`` where a row that is asked for comes with others: a measurement's
+    seconds, a call's kernels."""
+
+    def measure(run: Run) -> None:
+        table.measure(run)
+        if table.tasks(run.parameters, run.device):
+            rows = run.store(table.section).rows()
+            view.show(rows, table.section, table.says, table.shown)
+
+    return measure
 
 
-@measures
-def measure_accuracy(run: Run) -> None:
-    """Measure the errors against float64 and print them, in a sweep that has them."""
-    asked = accuracy.tasks(run.parameters, run.device)
-    _measure_table(run, asked, "accuracy", FLASH_ACCURACY, tables.accuracy)
-
-
-@measures
-def count(run: Run) -> None:
-    """Count what the hardware does at the headline shapes and print it, in a sweep that has it."""
-    asked = counting.tasks(run.parameters, run.device)
-    _measure_table(run, asked, "counting", FLASH_COUNTERS, tables.counters)
-
-
-def _measure_table(
-    run: Run, asked: Sequence[Task], what: str, section: Section, made: Callable
-) -> None:
-    if not asked:
-        say_nothing("Measured by the sweeps leaderboard and all (-p sweep leaderboard).")
-        return
-    store = run.store(section)
-    store.check_writable()
-    harness.measure(run, section, asked, what=what)
-    show_tables(made(store.rows()))
-    print(f"Rows: {harness.shown(store.path)}")
-
-
-def rows(run: Run) -> list[dict[str, str]]:
-    """The stored rows that this run's parameters ask for, measured now or earlier."""
-    asked = run.parameters
-    names = {s: asked.chosen_implementations(s, run.device) for s in asked.shapes(run.device)}
-    return [
-        row
-        for row in run.store(FLASH).rows()
-        if row["implementation"] in names.get(view.shape_of(row), ())
-        and row["pass"] in asked.chosen_passes()
-    ]
-
-
-def say_where(run: Run) -> None:
-    """Print where the rows are and how they get into the book."""
-    harness.say_where(run, (FLASH, CEILING), "FlashAttention-2")
-
-
-def _resumes(run: Run) -> bool:
-    """A single shape is always measured; a sweep goes on."""
-    return run.parameters.sweep != "shape"
+measure_protocols, count = _with_parts(PROTOCOLS), _with_parts(COUNTERS)

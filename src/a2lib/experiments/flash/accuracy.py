@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.harness.worker import Job
 from a2lib.measure import failures
 
 DTYPES = ("bf16", "fp32")
@@ -23,63 +24,58 @@ TENSORS = ("o", "dq", "dk", "dv")
 HEADS = {"cuda": 4, "cpu": 2}
 SEQ_LEN = {"cuda": 2048, "cpu": 128}
 
+prepare = peers.configure
 Row = dict[str, object]
 
 
-def tasks(parameters: Parameters, device: str) -> list[Task]:
+def tasks(given: Parameters, device: str) -> list[Task]:
     """What to measure on ``device`` ("cuda" or "cpu"); [] for a sweep without this table."""
-    if parameters.sweep not in ("leaderboard", "all"):
-        return []
-    made = []
-    for dtype in DTYPES:
-        for head_dim in HEAD_DIMS:
-            shape = Shape(dtype, 1, HEADS[device], SEQ_LEN[device], head_dim, True)
-            for score_scale in SCORE_SCALES:
-                for name in parameters.chosen_implementations(shape, device):
-                    spec = {
-                        "shape": dataclasses.asdict(shape),
-                        "score_scale": score_scale,
-                        "implementation": name,
-                    }
-                    label = f"{name} {shape}, scores times {score_scale}"
-                    keys = tuple(key(shape, name, score_scale, t) for t in TENSORS)
-                    made.append(Task(label, spec, {label: keys}))
-    return made
+    shapes = [
+        Shape(dtype, 1, HEADS[device], SEQ_LEN[device], head_dim, True)
+        for dtype in DTYPES
+        for head_dim in HEAD_DIMS
+    ]
+    return [
+        task(name, shape, score_scale)
+        for shape in (shapes if given.has_tables else ())
+        for score_scale in SCORE_SCALES
+        for name in given.chosen_implementations(shape, device)
+    ]
 
 
-def key(shape: Shape, implementation: str, score_scale: int, tensor: str) -> Row:
-    """The key columns of one row."""
-    return {
-        "implementation": implementation,
-        **dataclasses.asdict(shape),
-        "score_scale": score_scale,
-        "tensor": tensor,
-    }
+def task(name: str, shape: Shape, score_scale: int) -> Task:
+    """The errors of one implementation."""
+    spec = {"shape": dataclasses.asdict(shape), "implementation": name, "score_scale": score_scale}
+    key = {**spec.pop("shape"), **spec}
+    return Task.whole(
+        f"{name} {shape}, scores times {score_scale}",
+        {"shape": dataclasses.asdict(shape), **spec},
+        ({**key, "tensor": tensor} for tensor in TENSORS),
+    )
 
 
-def measure(spec: Mapping[str, object], device: str, seed: int) -> Iterator[Row]:
-    """The rows of one of ``tasks``, o first; what fails is a row too.
+def measure(job: Job) -> None:
+    """The rows of one task, o first; what fails is a row too.
 
     Raises failures.LostContext, after the rows, where the device has to be reset.
     """
-    shape, name = Shape(**spec["shape"]), spec["implementation"]
+    import torch
+
+    torch._dynamo.reset()
     rows: dict[str, Row] = {}
     failure: Exception | None = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            reason = peers.unsupported(name, device)
-            if reason:
-                raise NotImplementedError(reason)
-            for tensor, result, truth in _results(name, shape, device, seed, spec["score_scale"]):
+            for tensor, result, truth in _results(job):
                 rows[tensor] = errors(result, truth)
         except Exception as error:
             failure = error
     if failure is not None:
         status, note = failures.classify(failure, [str(w.message) for w in caught])
-        rows |= {t: {"status": status, "note": note} for t in TENSORS if t not in rows}
-    for tensor in TENSORS:
-        yield key(shape, name, spec["score_scale"], tensor) | rows[tensor]
+        rows = {tensor: {"status": status, "note": note} for tensor in TENSORS} | rows
+    for key in job.keys:
+        job.put({**key, **rows[key["tensor"]]})
     if failure is not None and failures.is_lost(failure):
         raise failures.LostContext(note)
 
@@ -98,18 +94,20 @@ def errors(result, truth) -> Row:
     }
 
 
-def _results(name: str, shape: Shape, device: str, seed: int, score_scale: int) -> Iterator:
+def _results(job: Job) -> Iterator:
     """(tensor, its value, its truth), each as soon as it is there."""
     import torch
 
     from a2lib.attention import attention_reference
 
-    *qkv, do = peers.inputs(shape, device, seed)
+    name, shape = job.spec["implementation"], Shape(**job.spec["shape"])
+    peers.check(name, job.device)
+    *qkv, do = peers.inputs(shape, job.device, job.seed)
     with torch.no_grad():
-        qkv[0].mul_(score_scale)
+        qkv[0].mul_(job.spec["score_scale"])
     exact = [x.detach().double().requires_grad_() for x in qkv]
     true_o = attention_reference(*exact, shape.causal)
-    o = peers.build(name, shape, device)(*qkv)
+    o = peers.build(name, shape, job.device)(*qkv)
     yield "o", o.detach(), true_o.detach()
     true_gradients = torch.autograd.grad(true_o, exact, do.double())
     yield from zip(TENSORS[1:], torch.autograd.grad(o, qkv, do), true_gradients, strict=True)

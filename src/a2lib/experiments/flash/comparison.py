@@ -22,11 +22,12 @@ import functools
 import gc
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 
-from a2lib.experiments.flash import host_memory, peers, sanity
-from a2lib.experiments.flash.shapes import Shape, needed_bytes
+from a2lib.experiments.flash import peers, sanity
+from a2lib.experiments.flash.estimates import host_bytes, needed_bytes
+from a2lib.experiments.flash.shapes import Shape
+from a2lib.experiments.harness.worker import Job
 from a2lib.measure import FLASH, Timing, failures, memory
 from a2lib.theory.attention import PASSES
 
@@ -38,149 +39,123 @@ TIMING = {
 # On a CPU a forward that takes longer is not repeated: the time of one call is the row's.
 SLOW_S = 1.0
 
+prepare = peers.configure
 Row = dict[str, object]
-Wanted = Mapping[str, tuple[str, ...]]  # implementation -> passes
+Outcome = tuple[str, str, bool]  # status, note, and whether the device is lost
 
 
-@dataclass
+def measure(job: Job) -> None:
+    """The implementations at one shape. Raises failures.LostContext, its row stored, where the
+    device has to be reset."""
+    Comparison(job).run()
+
+
 class Comparison:
-    """One shape on one device, "cuda" or "cpu". ``run()`` sends each row of ``wanted`` to ``put``.
+    """The wanted passes of each implementation at one shape, in turns or each timed alone."""
 
-    ``announce(implementation)`` is called before something that could take the process down is run,
-    with None where several take turns. ``expired()`` tells that no further implementation should be
-    started; what has been started is measured. With ``in_turns=False`` each is timed alone.
-    """
-
-    shape: Shape
-    wanted: Wanted
-    device: str
-    put: Callable[[Row], None]
-    announce: Callable[[str | None], None] = lambda implementation: None
-    expired: Callable[[], bool] = lambda: False
-    in_turns: bool = True
-    seed: int = 0
-    timing: Mapping[str, float] | None = None
-    _ready: dict[tuple[str, str], int | None] = field(default_factory=dict)
-    _forwards: dict[str, Callable] = field(default_factory=dict)
-    _seconds: dict[str, float] = field(default_factory=dict)
+    def __init__(self, job: Job) -> None:
+        self.job, self.device, self.shape = job, job.device, Shape(**job.spec["shape"])
+        # What is still to be timed, and the peak of its memory once that is known.
+        self.peaks: dict[tuple[str, str], int | None] = {}
+        self.forwards: dict[str, Callable] = {}
+        self.seconds: dict[str, float] = {}
 
     def run(self) -> None:
-        """Measure. Raises failures.LostContext, its row stored, where the device has to be reset;
-        an exception of ``put`` passes through."""
         self._reset()
-        candidates = [name for name in self.wanted if not self._ruled_out(name)]
-        if not candidates:
-            return
-        try:
-            self.q, self.k, self.v, self.do = peers.inputs(self.shape, self.device, self.seed)
-            self.expected = sanity.Expected(
-                self.q, self.k, self.v, self.do, causal=self.shape.causal, dtype=self.shape.dtype
-            )
-        except Exception as error:
-            outcome = _outcome(error)
-        else:
-            outcome = None
-        if outcome:
-            for name in candidates:
-                self._fail(name, self.wanted[name], outcome)
-            return
-        for name in candidates:
-            if self.expired():
-                break
-            self.announce(name)
-            self._prepare(name)
-        del self.expected
-        for pass_ in PASSES:
-            self._time(pass_)
+        names = [name for name in self.job.wanted if not self._ruled_out(name)]
+        if names and (failed := _tried(self._make_inputs)):
+            for name in names:
+                self._fail(name, self._left(name), failed)
+        elif names:
+            for name in names:
+                if self.job.expired():
+                    break
+                self.job.begin(name)
+                self._prepare(name)
+            del self.expected
+            for pass_ in PASSES:
+                self._time(pass_)
         self._reset()
+
+    def _make_inputs(self) -> None:
+        self.q, self.k, self.v, self.do = peers.inputs(self.shape, self.device, self.job.seed)
+        self.expected = sanity.Expected(
+            self.q, self.k, self.v, self.do, causal=self.shape.causal, dtype=self.shape.dtype
+        )
 
     def _ruled_out(self, name: str) -> bool:
         """Store the rows that need no trial; whether no pass is left to try."""
-        reason = peers.unsupported(name, self.device)
-        if reason:
-            self._fail(name, self.wanted[name], ("unsupported", reason, False))
+        passes = [key["pass"] for key in self.job.wanted[name]]
+        if reason := peers.unsupported(name, self.device):
+            self._fail(name, passes, ("unsupported", reason, False))
             return True
-        if self.device == "cpu":
-            # Trying would get the process killed, or the machine to swap, where a GPU only refuses.
-            available = memory.available_bytes()
-            for pass_ in self.wanted[name]:
-                needed = host_memory.host_bytes(name, self.shape, pass_)
-                if needed > available:
-                    text = (
-                        f"not run: needs about {needed / 2**30:.3g} GiB,"
-                        f" {available / 2**30:.3g} GiB available (computed)"
-                    )
-                    self._fail(name, (pass_,), ("oom", text, False))
-                else:
-                    self._ready[name, pass_] = None
-            return not any((name, pass_) in self._ready for pass_ in self.wanted[name])
-        self._ready.update({(name, pass_): None for pass_ in self.wanted[name]})
-        return False
+        # Trying would get the process killed, or the machine to swap, where a GPU only refuses.
+        available = memory.available_bytes() if self.device == "cpu" else None
+        for pass_ in passes:
+            needed = host_bytes(name, self.shape, pass_) if self.device == "cpu" else 0
+            if self.device == "cpu" and needed > available:
+                text = (
+                    f"not run: needs about {needed / 2**30:.3g} GiB,"
+                    f" {available / 2**30:.3g} GiB available (computed)"
+                )
+                self._fail(name, [pass_], ("oom", text, False))
+            else:
+                self.peaks[name, pass_] = None
+        return not self._left(name)
+
+    def _left(self, name: str) -> list[str]:
+        return [pass_ for pass_ in PASSES if (name, pass_) in self.peaks]
 
     def _prepare(self, name: str) -> None:
         """Build, check, and read the peak memory of one implementation."""
-        wanted = tuple(p for p in PASSES if (name, p) in self._ready)
-        with_grad = tuple(p for p in wanted if p != "forward")
-        o = gradient = gradients = outcome = None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            try:
-                forward = peers.build(name, self.shape, self.device)
-                started = time.perf_counter()
-                o = forward(*self._qkv())
-                self._seconds[name] = time.perf_counter() - started
-                self.expected.check_output(o.detach())
-            except Exception as error:
-                outcome = _outcome(error, [str(w.message) for w in caught])
-        if outcome:
-            o = None
-            self._fail(name, wanted, outcome)
-            return
-        self._forwards[name] = forward
-        if with_grad:
-            try:
-                self.expected.check_gradients(*_gradients(o, self._qkv(), self.expected.do))
-                o = None
-                if not self._is_slow(name):
-                    gradients = self._call(name, "end_to_end")()
-                    for which, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
-                        sanity.check_finite(which, gradient)
-            except Exception as error:
-                outcome = _outcome(error)
-            o = gradient = gradients = None
-            if outcome:
-                self._fail(name, with_grad, outcome)
-        o = None
-        for pass_ in wanted if self.device == "cuda" else ():
-            if (name, pass_) in self._ready:
-                self._peak(name, pass_)
+            failed = _tried(lambda: self._check_output(name), caught)
+        if failed:
+            return self._fail(name, self._left(name), failed)
+        with_grad = [pass_ for pass_ in self._left(name) if pass_ != "forward"]
+        if with_grad and (failed := _tried(lambda: self._check_gradients(name))):
+            self._fail(name, with_grad, failed)
+        self.first = None
+        for pass_ in self._left(name) if self.device == "cuda" else ():
+            if failed := _tried(functools.partial(self._read_peak, name, pass_)):
+                self._fail(name, [pass_], failed)
 
-    def _peak(self, name: str, pass_: str) -> None:
+    def _check_output(self, name: str) -> None:
+        forward = peers.build(name, self.shape, self.device)
+        started = time.perf_counter()
+        o = forward(*self._qkv())
+        self.seconds[name] = time.perf_counter() - started
+        self.expected.check_output(o.detach())
+        self.forwards[name], self.first = forward, o
+
+    def _check_gradients(self, name: str) -> None:
+        o, self.first = self.first, None
+        self.expected.check_gradients(*_gradients(o, self._qkv(), self.expected.do))
+        del o
+        if not self._is_slow(name):
+            gradients = self._call(name, "end_to_end")()
+            for which, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
+                sanity.check_finite(which, gradient)
+
+    def _read_peak(self, name: str, pass_: str) -> None:
         from a2lib.measure import peak_bytes
 
-        call = outcome = None
-        try:
-            call = self._call(name, pass_)
-            self._ready[name, pass_] = peak_bytes(call)
-        except Exception as error:
-            outcome = _outcome(error)
-        call = None
-        if outcome:
-            self._fail(name, (pass_,), outcome)
+        self.peaks[name, pass_] = peak_bytes(self._call(name, pass_))
 
     def _time(self, pass_: str) -> None:
-        names = [name for name, p in self._ready if p == pass_ and name in self._forwards]
+        names = [name for name, p in self.peaks if p == pass_ and name in self.forwards]
         together = [
             name
             for name in names
-            if self.in_turns and not self._is_slow(name) and not self._is_large(name, pass_)
+            if self.job.in_turns and not self._is_slow(name) and not self._is_large(name, pass_)
         ]
         alone = [name for name in names if name not in together]
         for group in [together] if len(together) > 1 else [[n] for n in together]:
-            self.announce(group[0] if len(group) == 1 else None)
+            self.job.begin(group[0] if len(group) == 1 else None)
             self._time_group(group, pass_)
         for name in alone:
-            self.announce(name)
+            self.job.begin(name)
             self._free()
             self._time_group([name], pass_)
             self._free()
@@ -190,7 +165,7 @@ class Comparison:
         from a2lib.measure.timing import time_many
 
         calls: dict[str, Callable] = {}
-        outcomes: dict[str, tuple] = {}
+        outcomes: dict[str, Outcome] = {}
         results = {}
         for name in names:
             try:
@@ -201,8 +176,7 @@ class Comparison:
             if len(calls) == 1 and self._is_slow(names[0]):
                 results = {names[0]: Timing.of(CpuClock().samples(calls[names[0]], 1))}
             elif calls:
-                settings = self.timing or TIMING[self.device]
-                results = time_many(calls, device=self.device, **settings)
+                results = time_many(calls, device=self.device, **TIMING[self.device])
         except Exception as error:
             outcomes |= dict.fromkeys(calls, _outcome(error))
         calls.clear()
@@ -215,10 +189,10 @@ class Comparison:
         timed = {name: result for name, result in results.items() if name not in outcomes}
         replays, usable = self._replay(timed, pass_)
         for name, values in replays.items():
-            row = self.shape.key(name, pass_) | {"peak_bytes": self._ready[name, pass_]}
-            self.put(row | {"status": "ok"} | timed[name].row(FLASH) | values)
+            row = self.shape.key(name, pass_) | {"peak_bytes": self.peaks[name, pass_]}
+            self.job.put(row | {"status": "ok"} | timed[name].row(FLASH) | values)
         for name, outcome in outcomes.items():
-            self._fail(name, (pass_,), outcome)
+            self._fail(name, [pass_], outcome)
         if not usable:
             raise failures.LostContext("a failed CUDA graph")
 
@@ -234,7 +208,7 @@ class Comparison:
             done = graphs.time_replays(makers, {name: t.ms for name, t in timed.items()})
         except Exception as error:  # of the clock itself
             done = graphs.Replays(dict.fromkeys(timed, error))
-        return {name: graph_values(r) for name, r in done.results.items()}, done.usable
+        return {name: _graph_values(r) for name, r in done.results.items()}, done.usable
 
     def _call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
         """One pass as a call without arguments; what it should not time is done here.
@@ -242,7 +216,7 @@ class Comparison:
         With ``anew`` its leaves are its own: autograd hands a leaf its gradient on the stream that
         first used it, and work on another than the captured stream ends a capture.
         """
-        forward, do = self._forwards[name], self.do
+        forward, do = self.forwards[name], self.do
         qkv = self._qkv()
         if anew:
             qkv = tuple(x.detach().requires_grad_() for x in qkv)
@@ -260,23 +234,23 @@ class Comparison:
         """Whether one call is all there is time for. A first call that compiled tells nothing."""
         if self.device == "cuda" or name in peers.COMPILED:
             return False
-        return self._seconds[name] > SLOW_S
+        return self.seconds[name] > SLOW_S
 
     def _is_large(self, name: str, pass_: str) -> bool:
         # A held graph keeps about what a forward leaves behind, which end_to_end's estimate bounds.
-        needed = self._ready[name, pass_] or needed_bytes(name, self.shape, pass_)
+        needed = self.peaks[name, pass_] or needed_bytes(name, self.shape, pass_)
         if pass_ == "backward":
             needed = max(needed, needed_bytes(name, self.shape, "end_to_end"))
         return needed > SHARE * memory.total_bytes(self.device)
 
-    def _fail(self, name: str, passes: tuple[str, ...], outcome: tuple[str, str, bool]) -> None:
+    def _fail(self, name: str, passes: Sequence[str], outcome: Outcome) -> None:
         """Store rows without a time for ``passes`` of ``name``, which are measured no further."""
         status, note, lost = outcome
         if lost:
-            passes += tuple(p for p in PASSES if (name, p) in self._ready and p not in passes)
+            passes = [*passes, *(p for p in self._left(name) if p not in passes)]
         for pass_ in passes:
-            self._ready.pop((name, pass_), None)
-            self.put(self.shape.key(name, pass_) | {"status": status, "note": failures.note(note)})
+            self.peaks.pop((name, pass_), None)
+        self.job.refuse(status, note, (self.shape.key(name, pass_) for pass_ in passes))
         if lost:
             raise failures.LostContext(note)
         if status == "oom":
@@ -293,10 +267,10 @@ class Comparison:
         """Forget compiled code and tensors: Dynamo compiles a limited number of shapes."""
         import torch
 
-        self._forwards.clear()
-        self._ready.clear()
-        self.q = self.k = self.v = self.do = None
-        if any(name in peers.COMPILED for name in self.wanted):
+        self.forwards.clear()
+        self.peaks.clear()
+        self.q = self.k = self.v = self.do = self.first = None
+        if any(name in peers.COMPILED for name in self.job.wanted):
             torch._dynamo.reset()
         self._free()
 
@@ -307,13 +281,21 @@ def _gradients(o, qkv, do, *, retain_graph: bool = False) -> tuple:
     return torch.autograd.grad(o, qkv, do, retain_graph=retain_graph)
 
 
-def graph_values(result: Timing | Exception) -> Row:
+def _graph_values(result: Timing | Exception) -> Row:
     """``ms_graph`` and ``note`` of a row out of what ``graphs.time_replays`` has for it."""
     if not isinstance(result, Exception):
         return {"ms_graph": result.ms, "note": ""}
     return {"note": failures.note(f"no graph: {failures.classify(result)[1]}")}
 
 
-def _outcome(error: Exception, warned=()) -> tuple[str, str, bool]:
-    """Status, note, and whether the device is lost."""
+def _tried(step: Callable[[], object], warned: Sequence = ()) -> Outcome | None:
+    """What came of a ``step`` that raised: a value, so that the tensors of its frames are gone."""
+    try:
+        step()
+    except Exception as error:
+        return _outcome(error, [str(w.message) for w in warned])
+    return None
+
+
+def _outcome(error: Exception, warned: Sequence[str] = ()) -> Outcome:
     return (*failures.classify(error, warned), failures.is_lost(error))

@@ -1,20 +1,29 @@
 """Hardware counters of the headline shapes: what passes each level of memory, what is busy.
 
 Nsight Compute counts; where it is missing, or the driver keeps the counters to itself, each row is
-`unsupported` with the reason.
+`unsupported` with the reason. It runs this module as a program, which makes single calls, each
+behind a marker kernel:
+
+    python -m a2lib.experiments.flash.counting '{"shape": {"dtype": "bf16", ...}, "seed": 0,
+        "calls": [["a2lib", "forward"], ["a2lib", "backward"]]}'
+
+All calls run in one process, since starting one takes longer than counting. A call that fails
+launches nothing more behind its marker, and the rest go on.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from a2lib.experiments.flash.counted import MARKER
+from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness.sweep import Task
-from a2lib.measure import counters
+from a2lib.experiments.harness.worker import Job
+from a2lib.measure import counters, synchronize
 from a2lib.measure.failures import note
 
 SHAPES = {
@@ -28,56 +37,45 @@ SHAPES = {
 IMPLEMENTATIONS = {"cuda": ("a2lib", "sdpa_cudnn", "sdpa_flash"), "cpu": ("eager",)}
 PASSES = ("forward", "backward")
 TIMEOUT_S = 240  # below the silence that a worker is allowed
+# Warm calls are not counted: they compile, and let a library choose its algorithm.
+WARM_CALLS = 2
+MARKER = "spin_kernel"  # the kernel of torch.cuda._sleep, which no attention launches
 
 Row = dict[str, object]
-Call = tuple[str, str]  # implementation, pass
 
 
-def tasks(parameters: Parameters, device: str) -> list[Task]:
+def tasks(given: Parameters, device: str) -> list[Task]:
     """What to count on ``device`` ("cuda" or "cpu"); [] for a sweep without this table."""
-    if parameters.sweep not in ("leaderboard", "all"):
-        return []
     made = []
-    for shape in SHAPES[device]:
-        asked = parameters.chosen_implementations(shape, device)
+    for shape in SHAPES[device] if given.has_tables else ():
+        asked = given.chosen_implementations(shape, device)
         names = [name for name in IMPLEMENTATIONS[device] if name in asked]
-        calls = [(name, pass_) for name in names for pass_ in PASSES]
-        if calls:
-            spec = {"shape": dataclasses.asdict(shape), "calls": calls}
-            keys = tuple(key(shape, call, 0) for call in calls)
-            made.append(Task(str(shape), spec, {str(shape): keys}))
+        if names:
+            keys = [{**shape.key(n, pass_), "launch": 0} for n in names for pass_ in PASSES]
+            made.append(Task.whole(str(shape), {"shape": dataclasses.asdict(shape)}, keys))
     return made
 
 
-def key(shape: Shape, call: Sequence[str], launch: int) -> Row:
-    """The key columns of one kernel of a call."""
-    return shape.key(*call) | {"launch": launch}
-
-
-def measure(spec: Mapping[str, object], device: str, seed: int) -> Iterator[Row]:
-    """The rows of one of ``tasks``: one per kernel launched, in order.
-
-    A call that is not counted has one row, of launch 0, with the reason.
-    """
-    shape, calls = Shape(**spec["shape"]), spec["calls"]
-    if device != "cuda":
-        yield from _refused(shape, calls, "hardware counters need a CUDA GPU")
-        return
-    asked = json.dumps({"shape": spec["shape"], "calls": calls, "seed": seed})
+def measure(job: Job) -> None:
+    """A row for each kernel launched, in order; a call that is not counted has one row, of launch
+    0, with the reason."""
+    if job.device != "cuda":
+        return job.refuse("unsupported", "hardware counters need a CUDA GPU")
+    calls = [(key["implementation"], key["pass"]) for key in job.keys]
+    asked = json.dumps({"shape": job.spec["shape"], "calls": calls, "seed": job.seed})
     try:
-        command = [sys.executable, "-m", "a2lib.experiments.flash.counted", asked]
+        command = [sys.executable, "-m", __spec__.name, asked]
         counted = split(counters.read(command, timeout_s=TIMEOUT_S))
         if len(counted) != len(calls):
             raise counters.CountersError(f"{len(counted)} of {len(calls)} calls were counted")
     except counters.CountersError as error:
-        yield from _refused(shape, calls, str(error))
-        return
-    for call, kernels in zip(calls, counted, strict=True):
+        return job.refuse("unsupported", str(error))
+    for key, kernels in zip(job.keys, counted, strict=True):
         if not kernels:
-            yield from _refused(shape, [call], "the call failed, or launched nothing")
+            job.refuse("unsupported", "the call failed, or launched nothing", [key])
         for launch, kernel in enumerate(kernels):
             text = {"kernel": note(str(kernel["kernel"])), "note": ""}
-            yield key(shape, call, launch) | kernel | text | {"status": "ok"}
+            job.put({**key, "launch": launch} | kernel | text | {"status": "ok"})
 
 
 def split(kernels: Sequence[Row]) -> list[list[Row]]:
@@ -91,6 +89,44 @@ def split(kernels: Sequence[Row]) -> list[list[Row]]:
     return groups
 
 
-def _refused(shape: Shape, calls: Sequence[Sequence[str]], reason: str) -> Iterator[Row]:
-    for call in calls:
-        yield key(shape, call, 0) | {"status": "unsupported", "note": note(reason)}
+def main(text: str) -> None:
+    """Run the calls of ``text`` under the profiler, one after another; needs a CUDA GPU."""
+    import torch
+
+    asked = json.loads(text)
+    shape = Shape(**asked["shape"])
+    peers.configure()
+    for implementation, pass_ in asked["calls"]:
+        try:
+            call = _warm(implementation, pass_, shape, asked["seed"])
+        except Exception as error:
+            print(f"{implementation} {pass_} not counted: {error}", file=sys.stderr)
+            call = None
+        synchronize("cuda")
+        torch.cuda.profiler.start()
+        torch.cuda._sleep(1)
+        if call is not None:
+            call()
+        synchronize("cuda")
+        torch.cuda.profiler.stop()
+        call = None
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _warm(implementation: str, pass_: str, shape: Shape, seed: int):
+    """One forward, or one backward of a graph that is there, as a call without arguments."""
+    import torch
+
+    q, k, v, do = peers.inputs(shape, "cuda", seed)
+    forward = peers.build(implementation, shape)
+    for _ in range(WARM_CALLS):
+        torch.autograd.grad(forward(q, k, v), (q, k, v), do)
+    if pass_ == "forward":
+        return lambda: forward(q, k, v)
+    o = forward(q, k, v)
+    return lambda: torch.autograd.grad(o, (q, k, v), do)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -51,20 +51,30 @@ def inputs(shape: Shape, device: str, seed: int) -> tuple:
     """q, k, v (leaves that require grad) and do, ``(batch, heads, seq_len, head_dim)``, normal."""
     import torch
 
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[shape.dtype]
     sizes = (shape.batch, shape.heads, shape.seq_len, shape.head_dim)
+    how = random(shape, device, seed)
+    *qkv, do = (torch.randn(sizes, **how) for _ in range(4))
+    return (*(x.requires_grad_() for x in qkv), do)
+
+
+def random(shape: Shape, device: str, seed: int) -> dict[str, object]:
+    """What ``torch.randn`` is given beside the sizes, the same for all tensors of a shape."""
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[shape.dtype]
     generator = torch.Generator(device).manual_seed(seed)
-    tensors = [
-        torch.randn(sizes, generator=generator, device=device, dtype=dtype) for _ in range(4)
-    ]
-    for tensor in tensors[:3]:
-        tensor.requires_grad_()
-    return tuple(tensors)
+    return {"device": device, "dtype": dtype, "generator": generator}
 
 
 def unsupported(implementation: str, device: str) -> str | None:
     """Why ``implementation`` cannot run on ``device`` ("cuda" or "cpu") at all, or None."""
     return None if device == "cuda" else _CUDA_ONLY.get(implementation)
+
+
+def check(implementation: str, device: str) -> None:
+    """Raise NotImplementedError with the reason, where ``implementation`` cannot run at all."""
+    if reason := unsupported(implementation, device):
+        raise NotImplementedError(reason)
 
 
 def build(implementation: str, shape: Shape, device: str = "cuda") -> Callable:

@@ -6,11 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from a2lib.experiments.flash import peers
-from a2lib.experiments.flash.shapes import Shape, needed_bytes
+from a2lib.experiments.flash.estimates import needed_bytes
+from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.harness.ahead import Compilation
+from a2lib.experiments.harness.worker import Job
+from a2lib.measure import failures, synchronize
 
 COMPILED = ("a2lib", *peers.COMPILED)
-HANDLER = "a2lib.experiments.flash.handlers:compile_"
+HANDLER = "a2lib.experiments.flash.precompile:run"
+
+prepare = peers.configure
 
 
 def compilation(shape: Shape, implementation: str) -> Compilation:
@@ -33,15 +38,26 @@ def compilations(pending: Mapping[Shape, Iterable[str]]) -> list[Compilation]:
     found: dict[tuple, Compilation] = {}
     for shape, implementations in pending.items():
         for name in implementations:
+            same = (shape.dtype, shape.head_dim, shape.causal, shape.batch == 1, shape.heads == 1)
+            code = same if name == "a2lib" else shape
             if name in COMPILED:
-                same = (
-                    shape.dtype,
-                    shape.head_dim,
-                    shape.causal,
-                    shape.batch == 1,
-                    shape.heads == 1,
-                )
-                found.setdefault(
-                    (name, *same) if name == "a2lib" else (name, shape), compilation(shape, name)
-                )
+                found.setdefault((name, code), compilation(shape, name))
     return list(found.values())
+
+
+def run(job: Job) -> None:
+    """Run one implementation forward and backward, so that its code is in the caches on disk."""
+    import torch
+
+    try:
+        shape = Shape(**job.spec["shape"])
+        torch._dynamo.reset()
+        q, k, v, do = peers.inputs(shape, job.device, job.seed)
+        o = peers.build(job.spec["implementation"], shape, job.device)(q, k, v)
+        torch.autograd.grad(o, (q, k, v), do)
+        synchronize(job.device)
+    except Exception as error:
+        # Measuring meets the same error and makes the row.
+        job.failed(failures.note(str(error)))
+        if failures.is_lost(error):
+            raise failures.LostContext("CUDA error") from error

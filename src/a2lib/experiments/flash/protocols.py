@@ -14,11 +14,12 @@ All are forward and backward. Nothing is timed whose output and gradients are no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from a2lib.experiments.flash import comparison, peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.harness.worker import Job
 from a2lib.measure import FLASH_PROTOCOL, Timing, failures, time_many
 from a2lib.measure.sustained import seconds_of
 from a2lib.measure.watch import Watch
@@ -34,73 +35,70 @@ IMPLEMENTATIONS = {"cuda": ("a2lib", "sdpa_cudnn", "sdpa_flash"), "cpu": ("eager
 BOARD = {"cuda": (*IMPLEMENTATIONS["cuda"], "compile"), "cpu": IMPLEMENTATIONS["cpu"]}
 BOARD_MS = {"warmup": 1000, "rep": 10000}
 
+prepare = peers.configure
 Row = dict[str, object]
+Calls = Mapping[str, Callable[[], object]]
 
 
-def tasks(parameters: Parameters, device: str) -> list[Task]:
-    """What to measure on ``device`` ("cuda" or "cpu"); [] for a sweep without these protocols."""
-    if parameters.sweep not in ("leaderboard", "all"):
-        return []
+def tasks(given: Parameters, device: str) -> list[Task]:
+    """What to measure on ``device`` ("cuda" or "cpu"); [] for a sweep without these protocols. The
+    row of second 0 is asked for, which every measurement has."""
     (shape,) = sweep_shapes("leaderboard", tiny=device == "cpu")
     made = []
-    for protocol in PROTOCOLS:
+    for protocol in PROTOCOLS if given.has_tables else ():
         listed = (BOARD if protocol == "board" else IMPLEMENTATIONS)[device]
-        asked = parameters.chosen_implementations(shape, device)
+        asked = given.chosen_implementations(shape, device)
         chosen = [name for name in listed if name in asked]
         # In turns is one measurement; the others are one for each.
         groups = [chosen] if protocol == "burst" else [[name] for name in chosen]
         for names in filter(None, groups):
-            label = f"{protocol} {' '.join(names)}"
-            spec = {
-                "protocol": protocol,
-                "shape": dataclasses.asdict(shape),
-                "implementations": names,
-            }
-            keys = tuple(key(protocol, shape, name) for name in names)
-            made.append(Task(label, spec, {label: keys}))
+            spec = {"protocol": protocol, "shape": dataclasses.asdict(shape),
+                    "implementations": names}  # fmt: skip
+            keys = (key(protocol, shape, name) for name in names)
+            made.append(Task.whole(f"{protocol} {' '.join(names)}", spec, keys))
     return made
 
 
 def key(protocol: str, shape: Shape, implementation: str) -> Row:
-    """The key columns of the row of second 0, which every measurement has."""
+    """The key columns of the row of second 0."""
     return {"protocol": protocol, **shape.key(implementation, PASS), "second": 0}
 
 
-def measure(spec: Mapping[str, object], device: str, seed: int) -> Iterator[Row]:
-    """The rows of one of ``tasks``; an implementation that fails has one row, of second 0.
+def measure(job: Job) -> None:
+    """The rows of one task; an implementation that fails has one row, of second 0.
 
     Second 0 comes last, so that what has it is complete. Raises failures.LostContext, after the
     rows, where the device has to be reset.
     """
-    shape = Shape(**spec["shape"])
-    protocol, names = spec["protocol"], spec["implementations"]
+    import torch
+
+    torch._dynamo.reset()
+    protocol, shape = job.spec["protocol"], Shape(**job.spec["shape"])
+    make = board_call if protocol == "board" else burst_call
     calls: dict[str, Callable] = {}
-    failed: dict[str, BaseException] = {}
-    results: dict[str, list[Row]] = {}
-    if protocol == "board" and device == "cpu":
-        reason = NotImplementedError("triton.testing.do_bench needs a GPU")
-        failed = dict.fromkeys(names, reason)
-    else:
-        make = board_call if protocol == "board" else burst_call
-        for name in names:
-            try:
-                calls[name] = make(name, shape, device, seed)
-            except Exception as error:
-                failed[name] = error
-        timed = {"burst": _burst, "sustained": _sustained, "board": _board}[protocol]
-        if calls:
-            for name, result in timed(calls, device).items():
-                (failed if isinstance(result, BaseException) else results)[name] = result
-    lost = None
-    for name in names:
-        if name in failed:
-            status, note = failures.classify(failed[name])
-            lost = note if failures.is_lost(failed[name]) else lost
-            rows = [{"status": status, "note": note}]
-        else:
-            rows = results[name]
-        for row in reversed(rows):
-            yield key(protocol, shape, name) | {"note": ""} | row
+    results: dict[str, list[Row] | Exception] = {}
+    for name in job.spec["implementations"]:
+        try:
+            if protocol == "board" and job.device == "cpu":
+                raise NotImplementedError("triton.testing.do_bench needs a GPU")
+            calls[name] = make(name, shape, job.device, job.seed)
+        except Exception as error:
+            results[name] = error
+    if calls:
+        try:
+            timed = {"burst": _burst, "sustained": _sustained, "board": _board}[protocol]
+            results |= timed(calls, job.device)
+        except Exception as error:
+            results |= dict.fromkeys(calls, error)
+    lost = ""
+    for name in job.spec["implementations"]:
+        result = results[name]
+        if isinstance(result, Exception):
+            status, note = failures.classify(result)
+            lost = note if failures.is_lost(result) else lost
+            result = [{"status": status, "note": note}]
+        for row in reversed(result):
+            job.put(key(protocol, shape, name) | {"note": ""} | row)
     if lost:
         raise failures.LostContext(lost)
 
@@ -109,7 +107,7 @@ def burst_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], 
     """Forward and backward of one implementation on ``(B, H, N, d)``, found right."""
     import torch
 
-    _raise_unsupported(name, device)
+    peers.check(name, device)
     *qkv, do = peers.inputs(shape, device, seed)
     forward = peers.build(name, shape, device)
     _check(lambda: forward(*qkv), qkv, do, shape)
@@ -121,17 +119,11 @@ def board_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], 
     import torch
     import torch._functorch.config
 
-    _raise_unsupported(name, device)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[shape.dtype]
-    sizes = (shape.heads, shape.seq_len, shape.head_dim)
-    options = {
-        "device": device,
-        "dtype": dtype,
-        "generator": torch.Generator(device).manual_seed(seed),
-    }
+    peers.check(name, device)
+    sizes, how = (shape.heads, shape.seq_len, shape.head_dim), peers.random(shape, device, seed)
     # The gradients are of one tensor, the three are views of it.
-    qkv = torch.randn(3, *sizes, **options, requires_grad=True).unbind()
-    do = torch.randn(sizes, **options)
+    qkv = torch.randn(3, *sizes, **how, requires_grad=True).unbind()
+    do = torch.randn(sizes, **how)
     flash = torch.compile(board_function(name, shape))
 
     def forward() -> torch.Tensor:
@@ -161,12 +153,6 @@ def board_function(name: str, shape: Shape) -> Callable:
     return four_dimensions
 
 
-def _raise_unsupported(name: str, device: str) -> None:
-    reason = peers.unsupported(name, device)
-    if reason:
-        raise NotImplementedError(reason)
-
-
 def _check(forward: Callable[[], object], qkv: Sequence, do, shape: Shape) -> None:
     """Raise sanity.WrongResult unless ``forward()`` and its gradients for ``qkv`` are right."""
     import torch
@@ -182,38 +168,27 @@ def _check(forward: Callable[[], object], qkv: Sequence, do, shape: Shape) -> No
     expected.check_gradients(*(batched(x) for x in gradients))
 
 
-def _burst(calls: dict[str, Callable], device: str) -> dict[str, list[Row] | Exception]:
+def _burst(calls: Calls, device: str) -> dict[str, list[Row] | Exception]:
     timed = time_many(calls, device=device, **comparison.TIMING[device])
     return {n: t if isinstance(t, Exception) else [_row(t)] for n, t in timed.items()}
 
 
-def _sustained(calls: dict[str, Callable], device: str) -> dict[str, list[Row] | Exception]:
+def _sustained(calls: Calls, device: str) -> dict[str, list[Row]]:
     ((name, call),) = calls.items()
-    try:
-        seconds = seconds_of(
-            call,
-            device=device,
-            n_seconds=N_SECONDS,
-            second_s=SECOND_S[device],
-            idle_s=IDLE_S[device],
-        )
-    except Exception as error:
-        return {name: error}
+    seconds = seconds_of(call, device=device, n_seconds=N_SECONDS, second_s=SECOND_S[device],
+                         idle_s=IDLE_S[device])  # fmt: skip
     return {name: [_row(s.timing) | {"second": s.second, "power_w": s.power_w} for s in seconds]}
 
 
-def _board(calls: dict[str, Callable], device: str) -> dict[str, list[Row] | Exception]:
-    ((name, call),) = calls.items()
-    try:
-        from triton.testing import do_bench
+def _board(calls: Calls, device: str) -> dict[str, list[Row]]:
+    from triton.testing import do_bench
 
-        with Watch() as watch:
-            samples = do_bench(call, **BOARD_MS, return_mode="all")
-    except Exception as error:
-        return {name: error}
+    ((name, call),) = calls.items()
+    with Watch() as watch:
+        samples = do_bench(call, **BOARD_MS, return_mode="all")
     row = _row(Timing.of(samples, mhz=watch.mhz))
     return {name: [row | {"power_w": watch.power_w()}]}
 
 
 def _row(timing: Timing) -> Row:
-    return {"second": 0, "status": "ok"} | timing.row(FLASH_PROTOCOL)
+    return {"status": "ok"} | timing.row(FLASH_PROTOCOL)

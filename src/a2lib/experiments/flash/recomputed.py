@@ -1,6 +1,6 @@
 """The backward that the handout asks for: whole matrices, computed again in PyTorch, compiled.
 
-    o = CompiledBackward.apply(q, k, v, is_causal)        # forward: our Triton kernel
+o = CompiledBackward.apply(q, k, v, is_causal)        # forward: our Triton kernel
 """
 
 import math

@@ -71,6 +71,11 @@ class Parameters:
         fixed = ("seq_len", "head_dim", "heads", "batch", "dtype", "causal")
         parameters.refuse_beside_sweep(self, fixed)
 
+    @property
+    def has_tables(self) -> bool:
+        """Whether the sweep has the tables beside the times."""
+        return self.sweep in ("leaderboard", "all")
+
     def chosen_passes(self, implementation: str = "") -> tuple[str, ...]:
         """The passes to measure, of one implementation or, without, of any."""
         chosen = PASSES if self.passes == "all" else names(self.passes)
@@ -141,19 +146,6 @@ class Shape:
         mask = "causal" if self.causal else "full"
         sizes = (self.batch, self.heads, self.seq_len, self.head_dim)
         return f"{'x'.join(map(str, sizes))} {self.dtype} {mask}"
-
-
-def needed_bytes(implementation: str, shape: Shape, pass_: str) -> int:
-    """An estimate of the memory one pass needs beside its inputs: for planning, never reported.
-
-    Eager attention keeps the scores, their scaled and masked copies and the weights for its
-    backward, which adds the gradients of two of them.
-    """
-    linear = (2 if pass_ == "forward" else 6) * shape.tensor_bytes
-    recomputed = implementation == ASKED and pass_ != "forward"
-    if implementation not in ("eager", "compile") and not recomputed:
-        return linear
-    return linear + (4 if pass_ == "forward" else 6) * shape.matrix_bytes
 
 
 def sweep_shapes(sweep: str, *, tiny: bool = False) -> list[Shape]:

@@ -80,7 +80,7 @@ def draw(rows: Sequence[Row], section: Section, plot: Plot, derived: Derived | N
     import seaborn as sns
 
     made = frame(rows, derived or {}) if rows else None
-    if made is None or plot.y not in made or made[plot.y].isna().all():
+    if made is None or plot.y not in made or made[plot.y].dtype.kind not in "fi":
         return None
     _, named = _keys(made, section)
     panels = [column for column in plot.panels if column in named]

@@ -1,14 +1,28 @@
-"""How much memory attention takes on a CPU, where trying would end the process."""
+"""How much memory attention takes: roughly on a GPU, and at most on a CPU, where trying would end
+the process."""
 
 from __future__ import annotations
 
 from a2lib.experiments.flash import sanity
-from a2lib.experiments.flash.shapes import Shape
+from a2lib.experiments.flash.shapes import ASKED, Shape
 
 _MARGIN = 1.25
 _LIBRARIES = 2**26  # what PyTorch's own libraries set up for a product of another size
 _ROW_TENSORS = 8
 TILE = 64  # of attention.tiled, which needs torch
+
+
+def needed_bytes(implementation: str, shape: Shape, pass_: str) -> int:
+    """An estimate of the memory one pass needs beside its inputs: for planning, never reported.
+
+    Eager attention keeps the scores, their scaled and masked copies and the weights for its
+    backward, which adds the gradients of two of them.
+    """
+    linear = (2 if pass_ == "forward" else 6) * shape.tensor_bytes
+    recomputed = implementation == ASKED and pass_ != "forward"
+    if implementation not in ("eager", "compile") and not recomputed:
+        return linear
+    return linear + (4 if pass_ == "forward" else 6) * shape.matrix_bytes
 
 
 def host_bytes(implementation: str, shape: Shape, pass_: str) -> int:

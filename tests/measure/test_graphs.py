@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from a2lib.measure import Timing, graphs
-from a2lib.measure.graphs import CudaGraphs, Unusable, replay_in_turns
+from a2lib.measure.graphs import CudaGraphs, Unusable
 
 
 class FakeClock:
@@ -69,9 +69,9 @@ def maker(name, *results):
 def measure(*makers, due=20, expected=1.0, unusable=False):
     made = {make().name: make for make in makers}
     fake, clock = FakeGraphs(unusable), FakeClock()
-    done = replay_in_turns(
-        fake, clock, made, dict.fromkeys(made, expected), dict.fromkeys(made, due)
-    )
+    expected_ms = dict.fromkeys(made, expected)
+    bounds = {"min_n": due, "max_n": due, "graphs": fake, "clock": clock}
+    done = graphs.time_replays(made, expected_ms, **bounds)
     assert not fake.alive and clock.released
     return done, fake, clock
 
@@ -86,12 +86,10 @@ def test_all_are_captured_and_then_replayed_in_turns():
     assert measure(maker("a", 1.0), expected=graphs.SHORT_MS)[1].log == [("a", 1)]
 
 
-def test_time_replays_takes_as_many_samples_as_fit(monkeypatch):
-    monkeypatch.setattr(graphs, "CudaGraphs", FakeGraphs)
-    monkeypatch.setattr(graphs, "CudaClock", FakeClock)
+def test_as_many_samples_are_taken_as_fit():
     times = {"short": 0.01, "middle": 10.0, "long": 3000.0}
     made = {name: maker(name, 1.0) for name in times}
-    done = graphs.time_replays(made, times)
+    done = graphs.time_replays(made, times, graphs=FakeGraphs(), clock=FakeClock())
     assert {name: timing.n for name, timing in done.results.items()} == {
         "short": graphs.MAX_N,
         "middle": graphs.REP_MS / 10,

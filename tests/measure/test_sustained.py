@@ -3,7 +3,7 @@
 import pytest
 
 from a2lib.measure import sustained
-from a2lib.measure.sustained import follow, seconds_of
+from a2lib.measure.sustained import seconds_of
 
 
 class FakeTrain:
@@ -38,11 +38,16 @@ class FakeTrain:
         return int(2000 - self.at / 10), self.power(self.at)
 
 
+def followed(train, n_seconds, second_s=1.0, idle_s=0.0, call=lambda: None):
+    return seconds_of(call, device="cpu", n_seconds=n_seconds, second_s=second_s, idle_s=idle_s,
+                      clock=train)  # fmt: skip
+
+
 def test_each_second_has_the_calls_that_began_in_it(monkeypatch):
     monkeypatch.setattr(sustained.time, "sleep", lambda s: train.log.append(f"rest {s}"))
     calls = []
     train = FakeTrain(lambda at: 4.0 if at < 1000 else 8.0)
-    seconds = follow(train, lambda: calls.append(1), 3, 1.0, 2.0)
+    seconds = followed(train, 3, idle_s=2.0, call=lambda: calls.append(1))
     assert train.log[:4] == ["begin", 3, "rest 2.0", "begin"] and not train.waiting
     assert [s.second for s in seconds] == [0, 1, 2]
     assert [s.timing.ms for s in seconds] == [4.0, 8.0, 8.0]
@@ -64,19 +69,19 @@ def test_short_calls_come_in_bounded_batches_and_long_ones_alone(ms, batch):
     train = FakeTrain(lambda at: max(ms, 0.005))
     if ms == 0.0:
         train.lasts = lambda at: 0.0 if "begin" not in train.log[1:] else 1.0
-    follow(train, lambda: None, 1, 0.05, 0.0)
+    followed(train, 1, second_s=0.05)
     assert set(train.log[3:]) == {batch}
 
 
 def test_a_second_in_which_no_call_began_is_left_out():
-    seconds = follow(FakeTrain(lambda at: 1500.0), lambda: None, 4, 1.0, 0.0)
+    seconds = followed(FakeTrain(lambda at: 1500.0), 4)
     assert [s.second for s in seconds] == [0, 1, 3]
 
 
 def test_no_reading_is_no_value():
     train = FakeTrain(lambda at: 10.0, power=lambda at: None)
     train.readings = lambda: (None, None)
-    (second,) = follow(train, lambda: None, 1, 1.0, 0.0)
+    (second,) = followed(train, 1)
     assert second.power_w is None and second.timing.sm_mhz is None and second.timing.n == 100
 
 

@@ -54,8 +54,7 @@ def takes(*milliseconds):
 
 def measure(functions, **policy):
     clock = FakeClock()
-    policy = POLICY | policy
-    return timing._time_in_turns(clock, functions, *policy.values()), clock
+    return time_many(functions, device="cpu", clock=clock, **POLICY | policy), clock
 
 
 @given(st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=50))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from cuda_casts import as_cuda_casts
 
-from a2lib.measure.saved import by_module, by_operation, saved_for_backward
+from a2lib.measure.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.transformer import PUBLISHED, SIZES, Shape
@@ -55,7 +55,9 @@ def test_every_tensor_of_the_block(sizes, attention, precision):
     sums = {}
     for one in want:
         sums[one.module] = sums.get(one.module, 0) + one.bytes
-    here = by_module(found)
+    here = {}
+    for one in found:
+        here[one.module] = here.get(one.module, 0) + one.bytes
     if attention == "flash":  # what attention gives is first kept by itself
         of_output = next(o for o in want if o.what == "heads' results").bytes
         sums["attn"] += of_output
@@ -87,8 +89,6 @@ def test_the_operations_that_keep_them():
     assert probabilities.module == "attn" and "BmmBackward0.self" in probabilities.operations
     (norm,) = (one for one in found if one.module == "attn.q_proj")
     assert norm.operations == ["MmBackward0.self"] * 3
-    assert sum(by_operation(found).values()) == sum(one.bytes for one in found)
-    assert list(by_operation(found).values()) == sorted(by_operation(found).values(), reverse=True)
 
 
 def test_the_closed_form_of_the_docstring():

@@ -189,6 +189,8 @@ def time_replays(
     rep_ms: float = REP_MS,
     min_n: int = MIN_N,
     max_n: int = MAX_N,
+    graphs: CudaGraphs | None = None,
+    clock: CudaClock | None = None,
 ) -> Replays:
     """Time each call of ``makers`` replayed from a CUDA graph, in turns.
 
@@ -198,18 +200,7 @@ def time_replays(
 
     The exceptions returned are without the frames that hold tensors.
     """
-    policy = {name: sample_count(rep_ms, expected_ms[name], min_n, max_n) for name in makers}
-    return replay_in_turns(CudaGraphs(), CudaClock(), makers, expected_ms, policy)
-
-
-def replay_in_turns(
-    graphs: CudaGraphs,
-    clock: CudaClock,
-    makers: Mapping[str, Callable[[], Call]],
-    expected_ms: Mapping[str, float],
-    due: Mapping[str, int],
-) -> Replays:
-    """``time_replays`` with ``due[name]`` samples, on any ``graphs`` and ``clock``."""
+    graphs, clock = graphs or CudaGraphs(), clock or CudaClock()
     captured: dict[str, CapturedGraph] = {}
     samples: dict[str, list[float]] = {}
 
@@ -235,7 +226,8 @@ def replay_in_turns(
     try:
         for name in makers:
             attempt(capture, name)
-        for name, n in in_turns({name: due[name] for name in samples}):
+        due = {n: sample_count(rep_ms, expected_ms[n], min_n, max_n) for n in samples}
+        for name, n in in_turns(due):
             attempt(sample, name, n)
     except Unusable:
         return Replays(attempt.failed, usable=False)

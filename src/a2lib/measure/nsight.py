@@ -13,6 +13,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +33,8 @@ EXPORT_S = 300
 
 
 class NsightError(OneLine, RuntimeError):
-    """Nsight Systems gave no trace; the message is one line and says why. ``stuck`` is whether the
-    command did not end, and may still run."""
+    """One of NVIDIA's profilers gave no result; the message is one line and says why. ``stuck`` is
+    whether the command did not end, and may still run."""
 
     def __init__(self, message: str, stuck: bool = False) -> None:
         super().__init__(message)
@@ -46,16 +47,9 @@ def find() -> str | None:
     Raises NsightError where ``$A2LIB_NSYS`` names no program.
     """
     chosen = os.environ.get(VARIABLE)
-    if chosen:
-        found = shutil.which(chosen)
-        if found is None:
-            raise NsightError(f"${VARIABLE} is {chosen!r}, which is no program; name nsys")
-        return found
-    found = shutil.which("nsys")
-    if found:
-        return found
-    places = [path for place in PLACES for path in sorted(glob.glob(place))]
-    return next((path for path in reversed(places) if os.access(path, os.X_OK)), None)
+    if chosen and shutil.which(chosen) is None:
+        raise NsightError(f"${VARIABLE} is {chosen!r}, which is no program; name nsys")
+    return installed(chosen or "nsys", PLACES)
 
 
 def record(command: Sequence[str], report: Path, *, timeout_s: float) -> tuple[Path, str]:
@@ -69,41 +63,58 @@ def record(command: Sequence[str], report: Path, *, timeout_s: float) -> tuple[P
     if nsys is None:
         raise NsightError(f"Nsight Systems (nsys) is not found; ${VARIABLE} can name it")
     report = Path(report).absolute()
-    made, exported = report.with_name(f"{report.name}.nsys-rep"), _sqlite(report)
+    made, exported = (report.with_name(f"{report.name}.{kind}") for kind in ("nsys-rep", "sqlite"))
     for path in (made, exported):
         path.unlink(missing_ok=True)
-    printed = _run([nsys, "profile", *OPTIONS, f"--output={report}", *command], timeout_s)
+    printed = run(
+        "nsys profile", [nsys, "profile", *OPTIONS, f"--output={report}", *command], timeout_s
+    )
     if not made.is_file():
-        raise NsightError(f"nsys profile left no report: {_last(printed)}")
+        raise NsightError(f"nsys profile left no report: {last_line(printed)}")
     export = [nsys, "export", "--type=sqlite", "--force-overwrite=true", f"--output={exported}"]
-    said = _run([*export, str(made)], EXPORT_S)
+    said = run("nsys export", [*export, str(made)], EXPORT_S)
     if not exported.is_file():
-        raise NsightError(f"nsys export left no SQLite file: {_last(said)}")
+        raise NsightError(f"nsys export left no SQLite file: {last_line(said)}")
     return exported, printed
 
 
-def _sqlite(report: Path) -> Path:
-    return report.with_name(f"{report.name}.sqlite")
+def installed(program: str, places: Sequence[str]) -> str | None:
+    """The path of a program: that on the path, else the last that matches one of ``places``."""
+    found = [path for place in places for path in sorted(glob.glob(place, recursive=True))]
+    runs = (path for path in reversed(found) if os.access(path, os.X_OK))
+    return shutil.which(program) or next(runs, None)
 
 
-def _run(command: Sequence[str], timeout_s: float) -> str:
-    """What it printed on both outputs."""
-    what = f"nsys {command[1]}"
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, errors="replace")  # fmt: skip
+def run(what: str, command: Sequence[str], timeout_s: float, *, own_group: bool = False) -> str:
+    """What ``command`` printed on both outputs. Raises NsightError, naming ``what``, where it
+    fails, or does not end in time: then it is killed, and in a group of its own all that it
+    started."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=own_group,
+    )
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         raise NsightError(f"{what} did not end within {timeout_s:g} s", stuck=True) from None
     finally:
         if process.poll() is None:
+            if own_group:
+                os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.wait()
     if process.returncode:
-        raise NsightError(f"{what} ended with {process.returncode}: {_last(output)}")
+        raise NsightError(f"{what} ended with {process.returncode}: {last_line(output)}")
     return output
 
 
-def _last(output: str) -> str:
+def last_line(output: str) -> str:
+    """The last line that says anything, an error of ncu's before others."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "it printed nothing"
+    errors = [line for line in lines if "==ERROR==" in line]
+    return (errors or lines or ["it printed nothing"])[-1][:200]

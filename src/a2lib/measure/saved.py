@@ -2,8 +2,7 @@
 
     x = x.requires_grad_()
     output, saved = saved_for_backward(block, x)
-    by_module(saved)                    # {"ln1": bytes, "attn": bytes, ...}
-    sum(one.bytes for one in saved)
+    sum(one.bytes for one in saved if one.module == "attn")
 
 Two counts meet here. Hooks see each tensor as it is saved, which gives bytes and modules; the graph
 itself, walked afterwards, gives the operations. A tensor that several operations keep is one
@@ -13,7 +12,6 @@ order owns it.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -55,11 +53,14 @@ def saved_for_backward(model, *inputs) -> tuple[object, list[Saved]]:
             found[address] = Saved(module, tuple(tensor.shape), dtype, storage.nbytes())
         return kept
 
+    def leave(*_):
+        inside.pop()
+
     hooks = []
     for name, module in model.named_modules():
         hooks += [
             module.register_forward_pre_hook(lambda *_, name=name: inside.append(name)),
-            module.register_forward_hook(lambda *_: _drop(inside), always_call=True),
+            module.register_forward_hook(leave, always_call=True),
         ]
     try:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -71,17 +72,6 @@ def saved_for_backward(model, *inputs) -> tuple[object, list[Saved]]:
     return output, list(found.values())
 
 
-def by_module(saved: Iterable[Saved]) -> dict[str, int]:
-    """Module -> bytes, in order."""
-    return _sums(saved, lambda one: one.module)
-
-
-def by_operation(saved: Iterable[Saved]) -> dict[str, int]:
-    """The first operation that keeps it -> bytes, most first; "" for none."""
-    sums = _sums(saved, lambda one: one.operations[0] if one.operations else "")
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-
 def saved_rows(saved: Iterable[Saved]) -> list[dict[str, object]]:
     """Rows of the bulk table ``saved``, in order."""
     return [
@@ -89,17 +79,6 @@ def saved_rows(saved: Iterable[Saved]) -> list[dict[str, object]]:
          "shape": "x".join(map(str, one.shape)), "dtype": one.dtype, "bytes": one.bytes}
         for number, one in enumerate(saved)
     ]  # fmt: skip
-
-
-def _sums(saved, key) -> dict[str, int]:
-    sums: dict[str, int] = defaultdict(int)
-    for one in saved:
-        sums[key(one)] += one.bytes
-    return dict(sums)
-
-
-def _drop(stack: list) -> None:
-    stack.pop()
 
 
 def _name_operations(output, found: dict[int, Saved]) -> None:

@@ -40,23 +40,14 @@ def seconds_of(
     n_seconds: int,
     second_s: float = 1.0,
     idle_s: float = IDLE_S,
+    clock: CudaClock | CpuClock | None = None,
 ) -> list[Second]:
     """Repeat ``call`` for ``n_seconds`` seconds without pause, after ``idle_s`` seconds of rest.
 
     ``device`` is "cuda" or "cpu". ``second_s`` makes a second shorter, for a trial. A second in
     which no call began has no entry. An exception of ``call`` passes through.
     """
-    return follow(clock_of(device), call, n_seconds, second_s, idle_s)
-
-
-def follow(
-    clock: CudaClock | CpuClock,
-    call: Callable[[], object],
-    n_seconds: int,
-    second_s: float,
-    idle_s: float,
-) -> list[Second]:
-    """``seconds_of`` on any ``clock``."""
+    clock = clock or clock_of(device)
     clock.begin()
     estimate = statistics.median(ms for _, ms in clock.finish(clock.queue(call, WARM_UP_CALLS)))
     n = BATCH_CALLS if estimate <= 0 else max(1, min(BATCH_CALLS, int(BATCH_MS / estimate)))

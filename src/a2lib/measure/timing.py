@@ -83,6 +83,24 @@ def time_call(fn: Callable[[], object], **options: object) -> Timing:
     return result
 
 
+class Attempts:
+    """Calls by name: the first that raises ends its name, whose exception is in ``failed``, without
+    the frames that hold tensors; ``after(name)`` is called then."""
+
+    def __init__(self, after: Callable[[str], None]) -> None:
+        self.failed: dict[str, Exception] = {}
+        self._after = after
+
+    def __call__(self, action: Callable[..., None], name: str, *arguments: object) -> None:
+        """``action(name, *arguments)``, unless the name has failed."""
+        if name not in self.failed:
+            try:
+                action(name, *arguments)
+            except Exception as error:
+                self.failed[name] = detached(error)
+                self._after(name)
+
+
 def time_many(
     functions: Mapping[str, Callable[[], object]],
     *,
@@ -91,6 +109,7 @@ def time_many(
     rep_ms: float = 100,
     min_n: int = 3,
     max_n: int = 500,
+    clock: CudaClock | CpuClock | None = None,
 ) -> dict[str, Timing | Exception]:
     """Time several functions in turns, so that a drift of the clocks reaches all of them alike.
 
@@ -111,35 +130,7 @@ def time_many(
         raise ValueError(f"min_n {min_n}, max_n {max_n}: allowed is 1 <= min_n <= max_n")
     if not (warmup_ms >= 0 and 0 < rep_ms < math.inf and warmup_ms < math.inf):
         raise ValueError(f"warmup_ms {warmup_ms}, rep_ms {rep_ms}: must be >= 0 and > 0")
-    return _time_in_turns(clock_of(device), functions, warmup_ms, rep_ms, min_n, max_n)
-
-
-class Attempts:
-    """Calls by name: the first that raises ends its name, whose exception is in ``failed``, without
-    the frames that hold tensors; ``after(name)`` is called then."""
-
-    def __init__(self, after: Callable[[str], None]) -> None:
-        self.failed: dict[str, Exception] = {}
-        self._after = after
-
-    def __call__(self, action: Callable[..., None], name: str, *arguments: object) -> None:
-        """``action(name, *arguments)``, unless the name has failed."""
-        if name not in self.failed:
-            try:
-                action(name, *arguments)
-            except Exception as error:
-                self.failed[name] = detached(error)
-                self._after(name)
-
-
-def _time_in_turns(
-    clock: CudaClock | CpuClock,
-    functions: Mapping[str, Callable[[], object]],
-    warmup_ms: float,
-    rep_ms: float,
-    min_n: int,
-    max_n: int,
-) -> dict[str, Timing | Exception]:
+    clock = clock or clock_of(device)
     samples: dict[str, list[float]] = {}
     hosts: dict[str, list[float]] = {name: [] for name in functions}
     mhz: dict[str, list[int | None]] = {}

@@ -61,7 +61,7 @@ def test_each_call_has_the_kernels_behind_its_marker(put, counted):
 
 @pytest.mark.parametrize(
     "kernels",
-    [counters.CountersError("ncu is refused the counters"), [], [MARK, kernel("a")]],
+    [counters.NsightError("ncu is refused the counters"), [], [MARK, kernel("a")]],
     ids=["refused", "nothing", "a call short"],
 )
 def test_what_was_not_counted_is_a_row_with_the_reason(put, counted, kernels):

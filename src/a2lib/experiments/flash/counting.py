@@ -67,8 +67,8 @@ def measure(job: Job) -> None:
         command = [sys.executable, "-m", __spec__.name, asked]
         counted = split(counters.read(command, timeout_s=TIMEOUT_S))
         if len(counted) != len(calls):
-            raise counters.CountersError(f"{len(counted)} of {len(calls)} calls were counted")
-    except counters.CountersError as error:
+            raise counters.NsightError(f"{len(counted)} of {len(calls)} calls were counted")
+    except counters.NsightError as error:
         return job.refuse("unsupported", str(error))
     for key, kernels in zip(job.keys, counted, strict=True):
         if not kernels:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from profiles import make
 
-from a2lib.experiments.fsdp import gathers
+from a2lib.experiments.data_parallel import gathers
 from a2lib.measure import StoreError, bulk, snapshot, trace
 from a2lib.measure.saved import Saved, saved_rows
 

@@ -1,9 +1,7 @@
 """notebooks/sharded_optimizer.ipynb through papermill, with two processes."""
 
-import csv
-
 import pytest
-from notebook_texts import texts
+from notebook_texts import figures, rows
 
 from a2lib.experiments.data_parallel.turns import FEWEST, TURNS
 
@@ -17,34 +15,21 @@ def executed(execute):
     return execute("sharded_optimizer", "-p", "context", "8")
 
 
-@pytest.fixture(scope="module")
-def rows(executed):
-    """The rows of a section, by the name of its table."""
-
-    def read(section):
-        with open(executed[1] / section / "cpu.csv", newline="") as file:
-            return list(csv.DictReader(file))
-
-    return read
-
-
-def test_times_are_stored_under_their_run(executed, rows):
-    with open(executed[1] / "runs.csv", newline="") as file:
-        (run,) = csv.DictReader(file)
-    times = rows("sharded_optimizer")
-    assert {(row["optimizer"], row["wrapper"]) for row in times} == WAYS
-    for row in times:
-        columns = ("model", "context", "backend", "world_size", "status", "note", "run")
-        assert [row[c] for c in columns] == ["tiny", "8", "gloo", "2", "ok", "", run["run"]]
-        assert int(row["n"]) >= TURNS * FEWEST
-        assert float(row["ms"]) > 0 and float(row["ms_without"]) > 0 and row["ms_host"] == ""
-        assert float(row["ms_optimizer"]) > 0
+def test_times_are_stored(executed):
+    found = rows(executed[1], "sharded_optimizer")
+    assert {(row["optimizer"], row["wrapper"]) for row in found} == WAYS
+    for row in found:
+        columns = ("model", "context", "backend", "world_size", "status", "note")
+        assert [row[c] for c in columns] == ["tiny", "8", "gloo", "2", "ok", ""]
+        assert int(row["n"]) >= TURNS * FEWEST and row["ms_host"] == ""
+        assert all(float(row[c]) > 0 for c in ("ms", "ms_without", "ms_optimizer"))
 
 
-def test_memory_has_every_rank_at_every_moment_and_the_bytes_that_travel(rows):
+def test_memory_has_every_rank_at_every_moment_and_the_bytes_that_travel(executed):
+    notebook, measured = executed
     found = {
         (r["optimizer"], r["wrapper"], r["moment"], int(r["on_rank"])): r
-        for r in rows("sharded_optimizer_memory")
+        for r in rows(measured, "sharded_optimizer_memory")
     }
     assert len(found) == len(WAYS) * 4 * 2
     assert {(r["status"], r["note"]) for r in found.values()} == {("ok", "")}
@@ -65,12 +50,4 @@ def test_memory_has_every_rank_at_every_moment_and_the_bytes_that_travel(rows):
         # PyTorch's wrapper broadcasts buffers as well.
         least = 0 if way[0] == "plain" else params
         assert least <= exchanged <= 1.02 * least + 1024
-
-
-def test_it_prints_its_tables_and_shows_its_figure_once(executed):
-    outputs = [output for cell in executed[0].cells for output in cell.get("outputs", ())]
-    printed = "".join(texts(executed[0]))
-    assert "tiny launched, fp32, eager: batch 2, context 8, 2 ranks of gloo" in printed
-    assert "memory of tiny launched, fp32, eager, MB" in printed
-    assert "measured/sharded_optimizer/cpu.csv" in printed
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 1
+    assert figures(notebook) == 1

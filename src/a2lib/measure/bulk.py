@@ -49,7 +49,7 @@ TABLES: dict[str, dict[str, type]] = {
     "largest": {"rank": int, "bytes": int, "category": str, "phase": str, "name": str, "line": str},
     # line_rows: the largest that a phase asked for, once for each line of code.
     "lines": {"bytes": int, "count": int, "category": str, "phase": str, "name": str, "line": str},
-    # a2lib.experiments.fsdp.gathers: each all-gather and the wait for it, from a step's begin.
+    # a2lib.experiments.data_parallel.gathers: each all-gather and its wait, from a step's begin.
     "gathers": {"unit": str, "pass": str, "gather_start_ms": float, "gather_end_ms": float,
                 "turn_ms": float, "compute_start_ms": float, "compute_end_ms": float,
                 "slack_ms": float, "waited_ms": float},

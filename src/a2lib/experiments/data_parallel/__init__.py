@@ -1,2 +1,2 @@
-"""What the experiments on data parallelism share: a training that several ranks do, each on its own
-batch (``configurations``, ``training``), and the times of its ways, taken in turns (``turns``)."""
+"""Training steps that several ranks take together: what ``ddp``, ``fsdp`` and ``sharded_optimizer``
+measure. ``configurations`` is what is asked for, ``times`` and ``memory`` what each rank does."""

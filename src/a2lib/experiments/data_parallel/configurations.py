@@ -1,17 +1,30 @@
-"""A training step that several ranks take together, as the tasks and the rows have it. No torch."""
+"""A training step that several ranks take together and the ways to take it, as the tasks and the
+rows have them. No torch."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from a2lib.experiments.harness.parameters import ParameterError, count, parameter
+from a2lib.experiments import step_parameters
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.steps import MODELS, Configuration
+from a2lib.measure import Section
 
-Way = TypeVar("Way")
-
+# Bucketed, and AdamW's update of each bucket once it is the mean, while later ones travel.
+UPDATING = "updating"
+FSDP, FSDP2 = "fsdp", "fsdp2"
+# PyTorch's, launched as their users run them. torch_ddp_view has gradient_as_bucket_view.
+PEERS = ("torch_ddp", "torch_ddp_view", FSDP2)
+SENT_DTYPES = {"fp32": 4, "bf16": 2}
+# Of our buckets, and of PyTorch's.
+BEST_MB, TORCH_MB = 100, 25
 # On a GPU what trains fastest, on the CPU a trial.
 DEFAULTS = {
     "cuda": {"model": "xl25", "batch": 4, "context": 512, "precision": "bf16",
@@ -20,6 +33,65 @@ DEFAULTS = {
             "attention": "eager", "compile": "none"},
 }  # fmt: skip
 HOW = ("precision", "attention", "compile")
+# As the handouts have them.
+PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
+# The step whose memory is read: the first has no moments of AdamW yet, and gathers nothing ahead.
+STEADY = 3
+# Making, wrapping and compiling a model, or capturing steps of one.
+SILENCE_S = 240
+
+
+@dataclass(frozen=True)
+class Way:
+    """Who averages gradients or shards, and who updates: the key columns that are not the
+    training's. ``bucket_mb`` is 0 where there are no buckets."""
+
+    wrapper: str
+    bucket_mb: int = 0
+    carrier: str = "backend"
+    sent_dtype: str = "fp32"
+    optimizer: str = "plain"
+
+    @classmethod
+    def of(cls, key: Mapping[str, Any]) -> Way:
+        """That of a row's key."""
+        names = (field.name for field in dataclasses.fields(cls))
+        return cls(**{name: key[name] for name in names if name in key})
+
+    @property
+    def label(self) -> str:
+        parts = [self.wrapper, f"{self.bucket_mb} MB" * bool(self.bucket_mb)]
+        usual = {"carrier": "backend", "sent_dtype": "fp32", "optimizer": "plain"}
+        parts += [value for c, other in usual.items() if (value := getattr(self, c)) != other]
+        return " ".join(filter(None, parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Configuration):
+    """A training step that every one of ``ranks`` takes on a batch of its own."""
+
+    ranks: Ranks
+
+    @classmethod
+    def usual(cls, ranks: Ranks, **given: object) -> Training:
+        """That of the ranks' device, launched, with what is ``given`` and not None in place."""
+        named = {name: value for name, value in given.items() if value is not None}
+        return cls(ranks=ranks, **{**DEFAULTS[ranks.device], **named})
+
+    def spec(self) -> dict[str, object]:
+        """What the ranks make it from."""
+        return {name: getattr(self, name) for name in (*DEFAULTS["cuda"], "capture")}
+
+    def key(self, section: Section, way: Way, **more: object) -> dict[str, object]:
+        """Of the row of ``way``, where ``more`` are the key columns of neither."""
+        ranks = dataclasses.asdict(self.ranks)
+        known = {**self.spec(), **ranks, **dataclasses.asdict(way), **more}
+        return {column: known[column] for column in section.key}
+
+    @property
+    def label(self) -> str:
+        how = "captured" if self.capture else "launched"
+        return f"{self.model} {how} {unusual(self.spec(), self.ranks.device)}".rstrip()
 
 
 def unusual(spec: Mapping[str, object], device: str) -> str:
@@ -28,60 +100,90 @@ def unusual(spec: Mapping[str, object], device: str) -> str:
     return " ".join("uncompiled" if value == "none" else value for value in found)
 
 
-@dataclass(frozen=True)
-class Training:
-    """A training step that every one of ``ranks`` takes on a batch of its own."""
+# What each of the notebooks asks for: trainings, each with its ways, in the order of measuring.
+Asked = Mapping[Training, Sequence[Way]]
+# (the sweep's name, what makes a usual training) -> its trainings, with what answers most first.
+Sweep = Callable[[str, Callable[..., Training]], Iterator[tuple[Training, Iterable[Way]]]]
 
-    ranks: Ranks
-    model: str
-    batch: int
-    context: int
-    precision: str
-    attention: str
-    compile: str
-    capture: bool
 
-    @classmethod
-    def usual(cls, ranks: Ranks, **given: object) -> Training:
-        """That of the ranks' device, launched, with what is ``given`` and not None in place."""
-        named = {name: value for name, value in given.items() if value is not None}
-        return cls(ranks, **{"capture": False, **DEFAULTS[ranks.device], **named})
+def asked(given: Any, ways: Iterable[Way], sweep: Sweep) -> Asked:
+    """The ``sweep`` that a notebook's parameters ask for, each training once; or the training that
+    they name, with ``ways``. Without PyTorch's where it is captured.
 
-    @classmethod
-    def asked(cls, given: Any, ranks: Ranks) -> Training:
-        """The one that the fields ``model``, ``batch``, ``context`` and ``capture`` of a notebook's
-        parameters name, and those of ``HOW`` if it has them. Raises ParameterError for a capture on
-        the CPU."""
+    Raises ParameterError for what these ranks cannot do.
+    """
+    ranks = parameters.ranks(given)
+    usual = functools.partial(Training.usual, ranks)
+    if given.sweep != "shape":
+        if ranks.device != "cuda" or ranks.world_size < 2:
+            raise ParameterError(
+                f"sweep = {given.sweep!r}: allowed on two GPUs or more; shape is anywhere"
+            )
+        found = sweep(given.sweep, usual)
+    else:
         if given.capture and ranks.device != "cuda":
             raise ParameterError("capture = True: allowed with nccl, since a CUDA graph is a GPU's")
         fields = ("model", "batch", "context", "capture", *HOW)
         named = {name: getattr(given, name, None) for name in fields}
-        return cls.usual(ranks, **{n: value for n, value in named.items() if value != "auto"})
+        named = {name: value for name, value in named.items() if value != "auto"}
+        found = [(usual(**named), ways)]
+    known: dict[Training, dict[Way, None]] = {}
+    for training, every in found:
+        allowed = (way for way in every if not (training.capture and way.wrapper in PEERS))
+        known.setdefault(training, {}).update(dict.fromkeys(allowed))
+    return {training: list(ways) for training, ways in known.items()}
 
-    def spec(self) -> dict[str, object]:
-        given = dataclasses.asdict(self)
-        del given["ranks"]
-        return given
 
-    def key(self, way: object) -> dict[str, object]:
-        ranks = {"backend": self.ranks.backend, "world_size": self.ranks.world_size}
-        return {**dataclasses.asdict(way), **self.spec(), **ranks}
+def launched(trainings: Asked, **how: object) -> Asked:
+    """The same ways, not captured and with ``how`` in place: where memory is read."""
+    found: dict[Training, dict[Way, None]] = {}
+    for training, ways in trainings.items():
+        one = dataclasses.replace(training, capture=False, **how)
+        found.setdefault(one, {}).update(dict.fromkeys(ways))
+    return {training: list(ways) for training, ways in found.items()}
 
-    @property
-    def label(self) -> str:
-        how = "captured" if self.capture else "launched"
-        return f"{self.model} {how} {unusual(self.spec(), self.ranks.device)}".rstrip()
+
+def tasks(
+    section: Section, trainings: Asked, more: Callable[[Training], Iterable[Mapping]] | None = None
+) -> list[Task]:
+    """A task for each training. The optimizers of a wrapper take turns: they are one culprit. With
+    ``more``, key columns of a training's rows, each way is one by itself."""
+    made = []
+    for training, ways in trainings.items():
+        rows: dict[str, tuple] = {}
+        for way in ways:
+            culprit = way if more else dataclasses.replace(way, optimizer="plain")
+            known = more(training) if more else [{}]
+            keys = tuple(training.key(section, way, **one) for one in known)
+            rows[culprit.label] = rows.get(culprit.label, ()) + keys
+        made.append(Task(training.label, training.spec(), rows, ranks=training.ranks))
+    return made
+
+
+def refuse(given: Any) -> None:
+    """Raise ParameterError where a sweep is asked for and what it has itself, or PyTorch's wrapper
+    and a graph."""
+    known = ("wrappers", "bucket_mb", "carrier", "sent_dtype", "model", "batch", "context")
+    fixed = (*known, "capture", *HOW)
+    parameters.refuse_beside_sweep(given, [name for name in fixed if hasattr(given, name)])
+    for peer in PEERS:
+        if given.capture and peer in names(given.wrappers):
+            raise ParameterError(f"capture = True: allowed without {peer}, which is launched")
+
+
+def model() -> Any:
+    """The field ``model`` of a notebook's parameters."""
+    return step_parameters.model(MODELS, "xl25", "GPUs")
 
 
 def batch() -> Any:
-    """The field ``batch`` of a notebook's parameters: that of a rank."""
+    """The field ``batch``: that of a rank."""
     return count(None, "sequences a rank; None: 4 on GPUs, 2 on the CPU", 2**16)
 
 
-def chosen(name: str, what: str, names: Sequence[str]) -> Any:
-    """A field of ``HOW``, one of ``names``; ``what`` goes before the usual ones in its comment."""
-    usual = f"auto: {DEFAULTS['cuda'][name]} on GPUs, {DEFAULTS['cpu'][name]} on the CPU"
-    return parameter("auto", f"{what}; {usual}", kind=str, choices=("auto", *names))
+def context() -> Any:
+    """The field ``context``."""
+    return step_parameters.context(512, 16, "tokens of a sequence", "GPUs")
 
 
 def capture() -> Any:
@@ -89,15 +191,7 @@ def capture() -> Any:
     return parameter(False, "replay each step from a CUDA graph", kind=bool)
 
 
-def refuse_a_sweep(name: str, ranks: Ranks) -> None:
-    """Raise ParameterError unless ``ranks`` can do the sweep ``name``."""
-    if ranks.device != "cuda" or ranks.world_size < 2:
-        raise ParameterError(f"sweep = {name!r}: allowed on two GPUs or more; shape is anywhere")
-
-
-def merged(found: Iterable[tuple[Training, Iterable[Way]]]) -> dict[Training, list[Way]]:
-    """Each training once, its ways in order of their first mention."""
-    known: dict[Training, dict[Way, None]] = {}
-    for training, ways in found:
-        known.setdefault(training, {}).update(dict.fromkeys(ways))
-    return {training: list(ways) for training, ways in known.items()}
+def chosen(name: str, what: str, names: Sequence[str]) -> Any:
+    """A field of ``HOW``, one of ``names``; ``what`` goes before the usual ones in its comment."""
+    usual = f"auto: {DEFAULTS['cuda'][name]} on GPUs, {DEFAULTS['cpu'][name]} on the CPU"
+    return parameter("auto", f"{what}; {usual}", kind=str, choices=("auto", *names))

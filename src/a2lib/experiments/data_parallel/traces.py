@@ -1,21 +1,116 @@
-"""Launched steps as rank 0's GPU saw them, by torch.profiler."""
+"""A step as rank 0's GPU saw it, by torch.profiler: what ran beside what."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from a2lib.experiments.data_parallel.configurations import BEST_MB, Way, unusual
 from a2lib.experiments.data_parallel.training import Training
-from a2lib.measure import synchronize, trace
-from a2lib.measure.trace.classes import COMMUNICATION
+from a2lib.experiments.data_parallel.wrappers import wrap
+from a2lib.experiments.harness.ranks import RankJob
+from a2lib.measure import bulk, synchronize, trace
+from a2lib.measure.trace.classes import COMMUNICATION, MATMUL
 from a2lib.measure.trace.kernels import Kernel, Trace
 from a2lib.measure.trace.window import HOST
+from a2lib.parallel import capture_step
 
 ROWS = 1500
+# Of averaged gradients, by whether the step is captured.
+TRACED = {
+    False: (
+        Way("naive"),
+        Way("overlapped"),
+        Way("bucketed", BEST_MB),
+        Way("bucketed", BEST_MB, "copy_engines"),
+    ),
+    True: (Way("bucketed", BEST_MB), Way("bucketed", BEST_MB, "copy_engines")),
+}
+# Of one model, since a profiler leaves the processes slower, which the next task has too. What has
+# another precision, attention or compilation is a sweep by itself.
+MODELS = ("xl25", "tiny")
+WARMUP = 3  # the first of them agrees on an order
+# Nanoseconds of a picture and of it before its moment, the end of an averaged backward or the first
+# kernel of a sharded one.
+AVERAGED = 30_000_000, 15_000_000
+SHARDED = 24_000_000, 12_000_000
+
+
+def drawn(spec: Mapping[str, object], device: str) -> tuple[Way, ...]:
+    """Those ways to average the gradients of a training whose steps are drawn."""
+    if spec["model"] in MODELS or unusual(spec, device):
+        return TRACED[bool(spec["capture"])]
+    return ()
+
+
+def draw_averaging(job: RankJob, training: Training, way: Way, key: Mapping[str, object]) -> None:
+    """Store the bulk table ``strip`` of a step of ``way``; collective."""
+    captured = bool(key["capture"])
+    with training.wrapped(lambda model: wrap(model, way)), contextlib.ExitStack() as held:
+        step = training.stepping(None)
+        for _ in range(WARMUP):
+            step()
+        if captured:
+            step = held.enter_context(capture_step(step)).replay
+        words = way.label, "captured" * captured, unusual(key, job.device)
+        _draw(job, training, key, words, lambda found: averaging(found, captured), step)
+
+
+def draw_sharding(job: RankJob, training: Training, key: Mapping[str, object]) -> None:
+    """Store the bulk table ``strip`` of a launched step; collective."""
+    _draw(job, training, key, (), sharding)
+
+
+def _draw(
+    job: RankJob,
+    training: Training,
+    key: Mapping[str, object],
+    words: Sequence[str],
+    window: Callable[[Trace], list[dict]],
+    step: Callable[[], object] | None = None,
+) -> None:
+    """What fails is told, and is no row."""
+    try:
+        found = record(training, job.rank == 0, step)
+        put(job, "strip", window(found) if found else [], key, *words)
+    except trace.TraceError as error:
+        job.failed(f"{Way.of(key).label}: {error}")
+
+
+def put(
+    job: RankJob, table: str, rows: Sequence[Mapping], key: Mapping[str, object], *words: str
+) -> None:
+    """Store rank 0's ``rows``, if there are any, as the bulk table of a training; ``words`` are in
+    its name."""
+    if rows and job.rank == 0:
+        section = job.store.section.name
+        named = (section, key["model"], *filter(None, words), job.world_size, "ranks")
+        name = "-".join(map(str, named)).replace(" ", "-")
+        about, where = {"section": section, **key}, {"run": job.run, "data": job.store.data}
+        bulk.put(table, job.store.device, name, rows, about=about, **where)
+
+
+def averaging(found: Trace, captured: bool = False) -> list[dict[str, object]]:
+    """Rows of the bulk table ``strip`` around the end of the last backward. No phase is known of
+    what is ``captured``: it ends with the last product then."""
+    if captured:
+        backward = [k for k in found.kernels if k.kind == MATMUL]
+        if not backward:
+            raise trace.TraceError("no product was traced")
+    else:
+        backward = last_backward(found)
+    length, before = AVERAGED
+    return strip(found, max(k.end_ns for k in backward) - before, length)
+
+
+def sharding(found: Trace) -> list[dict[str, object]]:
+    """Rows of the bulk table ``strip`` around the begin of the last backward."""
+    length, before = SHARDED
+    return strip(found, min(k.start_ns for k in last_backward(found)) - before, length)
 
 
 def record(

@@ -7,7 +7,6 @@ average the same gradients, also after steps that averaged none.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from a2lib.benchmark.config import Config
 from a2lib.benchmark.workload import Workload
-from a2lib.experiments.benchmark.configurations import MODELS
 from a2lib.experiments.harness.rest import Mark
+from a2lib.experiments.steps import Configuration
 from a2lib.optim import MasterAdamW
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
@@ -47,18 +45,8 @@ class Training:
     """The model, this rank's batch and the optimizer of ``spec`` (configurations.Training)."""
 
     def __init__(self, spec: Mapping[str, object], device: str, rank: int, seed: int) -> None:
-        given = dict(spec)
-        model, compiled = given.pop("model"), given.pop("compile")
         # Captured or not, the optimizer counts its steps on the GPU.
-        given["capture"] = device == "cuda"
-        config = Config(
-            **dataclasses.asdict(MODELS[model]),
-            **given,
-            compile=compiled == "model",
-            compile_blocks=compiled == "blocks",
-            device=device,
-            seed=seed,
-        )
+        config = Configuration(**spec).config(device, capture=device == "cuda", seed=seed)
         self.device, self.workload = device, Workload(config, device)
         still(self.workload.optimizer)
         generator = torch.Generator(device).manual_seed(seed + 1 + rank)
@@ -137,6 +125,18 @@ class Training:
                     marked.append(Mark(self.device))
 
             return self.workload.work(phase).detach()
+
+    def stepping(
+        self, optimizer: torch.optim.Optimizer | None, send: bool = True
+    ) -> Callable[[], torch.Tensor]:
+        """A step by ``optimizer``, or by the one that is there."""
+
+        def step() -> torch.Tensor:
+            if optimizer is not None:
+                self.workload.optimizer = optimizer
+            return self.step(send=send)
+
+        return step
 
     @property
     def finishes(self) -> bool:

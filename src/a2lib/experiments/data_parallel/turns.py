@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.rest import Mark, each_rank, meet, slowest
-from a2lib.measure import Section, synchronize
+from a2lib.measure import synchronize
 from a2lib.measure.graphs import CudaGraphs
 
 Row = dict[str, object]
@@ -26,9 +26,7 @@ def on_stream(device: str) -> contextlib.AbstractContextManager:
     return CudaGraphs().on_stream() if device == "cuda" else contextlib.nullcontext()
 
 
-def in_turns(
-    job: RankJob, section: Section, steps: Sequence[Callable], without: Callable
-) -> list[Row]:
+def in_turns(job: RankJob, steps: Sequence[Callable], without: Callable) -> list[Row]:
     """The times of each of ``steps``, and of ``without`` beside each; collective.
 
     Of every step of every turn the slowest rank's time counts. A row has ``ms`` with its quantiles,
@@ -50,7 +48,7 @@ def in_turns(
     rows = []
     for own, issued in zip(times[1:], host[1:], strict=True):
         by_rank = job.everyone(own)
-        row = slowest(by_rank).row(section) | each_rank(by_rank)
+        row = slowest(by_rank).row(job.store.section) | each_rank(by_rank)
         row |= {"ms_without": base.ms, "ms_without_p20": base.ms_p20, "ms_without_p80": base.ms_p80}
         if job.device == "cuda":
             row["ms_host"] = max(job.everyone(statistics.median(issued)))

@@ -106,7 +106,8 @@ def draw(rows: Sequence[Row], section: Section, plot: Plot, derived: Derived | N
         colour = {"hue": "column"} if len(values) > 1 else {"color": "#0072b2"}
         grid = sns.catplot(made, x="value", y="name", kind="bar", errorbar=None, height=height,
                            aspect=5 / height, **colour, **apart, **by)  # fmt: skip
-        grid.set(xlabel=plot.y, ylabel="")
+        label = plot.y if len(values) == 1 else plot.y.rpartition("_")[2]
+        grid.set(xlabel=label, ylabel="")
     if panels:
         grid.set_titles("{col_name}")
     if grid.legend is not None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from a2lib.experiments.benchmark.configurations import MODELS
-from a2lib.experiments.fsdp.wrappers import fully_sharded
+from a2lib.experiments.data_parallel.sharded import fully_sharded, local
 from a2lib.experiments.leaderboard.configurations import FUSED, OURS
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model.head import CHUNK
@@ -126,14 +126,10 @@ class Training:
 
     def local_bytes(self) -> int:
         """Of this rank's parameters."""
-        return sum(_local(p).nbytes for p in self.parameters)
+        return sum(local(p).nbytes for p in self.parameters)
 
     def whole(self) -> dict[str, Tensor]:
         """Every parameter whole, by name; collective."""
         if isinstance(self.wrapper, FSDP):
             return self.wrapper.gather_full_params()
         return {name: p.full_tensor() for name, p in self.model.named_parameters()}
-
-
-def _local(x: Tensor) -> Tensor:
-    return x.to_local() if hasattr(x, "to_local") else x

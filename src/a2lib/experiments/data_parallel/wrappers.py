@@ -1,21 +1,48 @@
-"""The optimizers that are held against each other, and whether what they exchange arrives."""
+"""The wrappers and optimizers that are compared, and whether what they exchange arrives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from a2lib.experiments.data_parallel.configurations import PEERS, UPDATING, Way
 from a2lib.experiments.data_parallel.training import Training, still
-from a2lib.experiments.ddp import configurations as ddp
-from a2lib.experiments.ddp.wrappers import wrap
-from a2lib.experiments.sharded_optimizer.configurations import Way
-from a2lib.parallel import ShardedOptimizer
+from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP, ShardedOptimizer
+from a2lib.parallel.copy_engines import why_not
 
 
-def make(name: str, training: Training) -> Optimizer:
+def unsupported(training: Training, way: Way) -> str | None:
+    """Why ``way`` cannot be taken here."""
+    engines = way.carrier == "copy_engines"
+    return why_not(None, training.parameters[0].device) if engines else None
+
+
+def wrap(model: nn.Module, way: Way) -> nn.Module:
+    """``model`` in the wrapper of ``way``; collective. Raises ValueError where that cannot be."""
+    low = torch.bfloat16 if way.sent_dtype == "bf16" else None
+    if way.wrapper in PEERS:
+        on_gpu = next(model.parameters()).is_cuda
+        peer = DistributedDataParallel(
+            model,
+            device_ids=[torch.cuda.current_device()] if on_gpu else None,
+            bucket_cap_mb=way.bucket_mb,
+            gradient_as_bucket_view=way.wrapper == "torch_ddp_view",
+        )
+        if low is not None:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            peer.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        return peer
+    if way.wrapper in ("bucketed", UPDATING):
+        return BucketedDDP(model, way.bucket_mb, communication=way.carrier, communication_dtype=low)
+    return {"naive": NaiveDDP, "flat": FlatDDP, "overlapped": DDP}[way.wrapper](model)
+
+
+def make_optimizer(name: str, training: Training) -> Optimizer:
     """The training's own for "plain", else another over its parameters; collective."""
     if name == "plain":
         return training.workload.optimizer
@@ -28,18 +55,13 @@ def make(name: str, training: Training) -> Optimizer:
     return still(ZeroRedundancyOptimizer(params, torch.optim.AdamW, **options))
 
 
-def wrapped(model: nn.Module, way: Way) -> nn.Module:
-    """``model`` in the wrapper of ``way``; collective."""
-    return wrap(model, ddp.Way(way.wrapper, way.bucket_mb, way.carrier))
-
-
 def own_state(optimizer: Optimizer) -> dict[nn.Parameter, dict]:
     """What this rank keeps: parameter -> its state; PyTorch's has it in an optimizer within."""
     inner = getattr(optimizer, "optim", optimizer)
     return {p: inner.state[p] for p in inner.state if "exp_avg" in inner.state[p]}
 
 
-def state_tensors(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+def state_tensors(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     for values in own_state(optimizer).values():
         yield from (x for x in values.values() if isinstance(x, torch.Tensor))
 

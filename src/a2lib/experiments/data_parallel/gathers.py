@@ -11,10 +11,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from a2lib.experiments.fsdp.wrappers import Sharded
+from a2lib.experiments.data_parallel.sharded import Sharded
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.rest import Mark, meet
-from a2lib.measure import bulk, synchronize
+from a2lib.measure import synchronize
 from a2lib.parallel import capture_step
 
 # Steps that are looked at; the one of median length is the picture.
@@ -134,12 +134,3 @@ def _several(job: RankJob, step: Callable, recorder: Recorder) -> list[list[Mome
         synchronize(job.device)
         found.append(recorder.moments())
     return found
-
-
-def store(job: RankJob, key: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> None:
-    """Put the bulk table of rank 0."""
-    if job.rank == 0:
-        way = "captured" if key["capture"] else "launched"
-        name = f"fsdp-{key['model']}-{way}-{job.world_size}-ranks"
-        bulk.put("gathers", job.store.device, name, rows, run=job.run,
-                 about={"section": "fsdp", **key}, data=job.store.data)  # fmt: skip

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from a2lib.experiments.data_parallel import configurations
+from a2lib.experiments.data_parallel.gradients import Deviation, deviation, worst
 from a2lib.experiments.data_parallel.training import Training
-from a2lib.experiments.fsdp.configurations import OURS
-from a2lib.experiments.fsdp.gradients import Deviation, deviation, worst
 from a2lib.parallel import FSDP
 
 
@@ -27,7 +27,7 @@ class Sharded(Training):
         wide = {**spec, "precision": "fp32" if low else spec["precision"]}
         super().__init__(wide, device, rank, seed)
         model = self.workload.model
-        if wrapper == OURS:
+        if wrapper == configurations.FSDP:
             # Parameters are the same objects afterwards, which the optimizer has.
             self.wrapper = self.workload.forward = FSDP(model, low)
         else:
@@ -52,23 +52,6 @@ class Sharded(Training):
         finally:
             self.ranges = before
 
-    def held_bytes(self) -> dict[str, int]:
-        """Bytes of parameters, gradients and AdamW's state, and what else the wrapper tells."""
-        # The optimizer's, since the module's are whole ones while it computes.
-        groups = self.workload.optimizer.param_groups
-        parameters = [p for group in groups for p in group["params"]]
-        held = {
-            "parameters": sum(_local(p).nbytes for p in parameters),
-            "gradients": sum(_local(p.grad).nbytes for p in parameters if p.grad is not None),
-        }
-        if isinstance(self.wrapper, FSDP):
-            held = self.wrapper.held_bytes()
-        states = self.workload.optimizer.state.values()
-        held["optimizer"] = sum(
-            _local(x).nbytes for state in states for x in state.values() if isinstance(x, Tensor)
-        )
-        return held
-
     def deviation_from(self, plain: Training) -> Deviation:
         """How far this rank's gradients are from the mean over the ranks of what ``plain`` has, the
         worst of some parameters; collective."""
@@ -76,7 +59,7 @@ class Sharded(Training):
         expected: list[tuple[Tensor, Tensor]] = []
 
         def keep() -> None:
-            found.extend(_local(self.parameters[i].grad).clone() for i in plain.checked)
+            found.extend(local(self.parameters[i].grad).clone() for i in plain.checked)
 
         def compare() -> None:
             for i, grad in zip(plain.checked, found, strict=True):
@@ -92,7 +75,8 @@ class Sharded(Training):
         return worst(deviation(grad, *both) for grad, both in pairs)
 
 
-def _local(x: Tensor) -> Tensor:
+def local(x: Tensor) -> Tensor:
+    """This rank's part of what may be sharded."""
     return x.to_local() if hasattr(x, "to_local") else x
 
 

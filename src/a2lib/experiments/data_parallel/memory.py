@@ -1,0 +1,262 @@
+"""What each rank does for the memory: one task is one training, launched, with a model, a wrapper
+and an optimizer of its own for each way, dropped before the next.
+
+Bytes are those of tensors by what they are, and on a GPU what tensors ask of the allocator, which
+is known to the host at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+import torch
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from a2lib.experiments.data_parallel.configurations import STEADY, Way
+from a2lib.experiments.data_parallel.sharded import Sharded, local
+from a2lib.experiments.data_parallel.training import Training
+from a2lib.experiments.data_parallel.turns import on_stream
+from a2lib.experiments.data_parallel.wrappers import (
+    make_optimizer,
+    state_tensors,
+    unsupported,
+    wrap,
+)
+from a2lib.experiments.harness.ranks import RankJob
+from a2lib.experiments.harness.worker import free_memory
+from a2lib.measure import synchronize
+from a2lib.measure.failures import note as one_line
+from a2lib.measure.memory import take_workspaces
+from a2lib.parallel import FSDP
+
+Row = dict[str, object]
+# PyTorch's names of collectives, and the columns of the bytes that they are given.
+COLLECTIVES = {
+    "allreduce": "reduced_bytes",
+    "allgather": "gathered_bytes",
+    "broadcast": "broadcast_bytes",
+}
+# Of what FSDP tells.
+COLUMNS = {
+    "parameters": "parameter_bytes",
+    "gradients": "gradient_bytes",
+    "gathered": "whole_bytes",
+    "travelling": "travelling_bytes",
+}
+
+
+def sharded_optimizer(job: RankJob) -> None:
+    """Each rank at three moments of the first step, with the most since the moment before; then the
+    most of a later step, and the bytes of its collectives."""
+
+    def look(way: Way) -> Callable[[Row], Row]:
+        by_rank = job.everyone(_first_step(job, way))
+        return lambda key: by_rank[int(key["on_rank"])][key["moment"]]
+
+    _each(job, look)
+
+
+def fsdp(job: RankJob) -> None:
+    """Rank 0 at the moments of the first step and of a later one."""
+
+    def look(way: Way) -> Callable[[Row], Row]:
+        held = _two_steps(job, way.wrapper)
+        return lambda key: held[key["step_number"], key["moment"]]
+
+    _each(job, look)
+
+
+def _each(job: RankJob, look: Callable[[Way], Callable[[Row], Row]]) -> None:
+    """Put what ``look`` finds of each way that is wanted, by its keys."""
+    for culprit, keys in job.wanted.items():
+        if job.expired():
+            return
+        job.begin(culprit)
+        with on_stream(job.device):
+            found = look(Way.of(keys[0]))
+        for key in keys:
+            job.put({**key, "status": "ok", "note": "", **found(key)})
+
+
+def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
+    """Moment -> the values of this rank's row."""
+    gc.collect()
+    if job.device == "cuda":
+        synchronize(job.device)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    training = Training(job.spec, job.device, job.rank, job.seed)
+    if reason := unsupported(training, way):
+        row = {"status": "unsupported", "note": one_line(reason)}
+        return dict.fromkeys((key["moment"] for key in job.keys), row)
+    meter = Meter(job.device)
+    meter.reset()
+    bare = meter.present()
+    with training.wrapped(lambda model: wrap(model, way)):
+        training.workload.optimizer = optimizer = make_optimizer(way.optimizer, training)
+        # The memory that wrapper and optimizer keep beside what is counted by name.
+        kept = {} if bare is None else {"buffer_bytes": max(0, meter.present() - bare)}
+        rows: dict[str, Row] = {}
+
+        def read(moment: str) -> None:
+            """All of it, and the most since the last one."""
+            synchronize(job.device)
+            rows[moment] = {**held_bytes(optimizer), **meter.now(), **meter.most(), **kept}
+            meter.reset()
+
+        read("init")
+        with around(optimizer, lambda: read("before"), lambda: read("after")):
+            training.step(send=True)
+        training.step(send=True)  # PyTorch's wrapper makes its buckets anew
+        meter.reset()
+        training.step(send=True)
+        read("step")
+        with Counted() as counted:
+            training.step(send=True)
+        rows["step"] |= counted.bytes
+        synchronize(job.device)
+    return rows
+
+
+def _two_steps(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
+    """(Step, moment) -> the values of this rank's row."""
+    take_workspaces(job.device)
+    free_memory(job.device)
+    meter = Meter(job.device)
+    meter.less = meter.present()
+    training = Sharded(job.spec, job.device, job.rank, job.seed, wrapper)
+    ours, optimizer = isinstance(training.wrapper, FSDP), training.workload.optimizer
+    rows: dict[tuple[int, str], Row] = {}
+    fullest: Row = {}
+
+    def now() -> Row:
+        row = held_bytes(optimizer)
+        if ours:
+            told = training.wrapper.held_bytes()
+            row |= {column: told[name] for name, column in COLUMNS.items()}
+        return row | meter.now()
+
+    def note(number: int, moment: str) -> None:
+        rows[number, moment] = now()
+
+    def sample(*_: object) -> None:
+        row = now()
+        if _total(row) > _total(fullest):
+            fullest.clear()
+            fullest.update(row)
+
+    note(0, "init")
+    for number in range(STEADY + 1):
+        if number == STEADY:
+            meter.reset()
+            if ours:
+                training.wrapper.observe(sample)
+        before, after = partial(note, number, "before"), partial(note, number, "after")
+        with around(optimizer, before, after):
+            with training.told({"backward": partial(note, number, "forward")}):
+                training.step(send=True)
+        synchronize(job.device)
+    if ours:
+        training.wrapper.observe(None)
+    # Of PyTorch's it is not known what there is beside its parameters.
+    peak = {**fullest} if fullest or job.device == "cuda" else rows[STEADY, "before"]
+    rows[STEADY, "peak"] = peak | meter.most()
+    return rows
+
+
+def _total(row: Row) -> int:
+    known = row.get("present_bytes")
+    return sum(row.values()) if known is None else known
+
+
+@contextlib.contextmanager
+def around(
+    optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
+) -> Iterator[None]:
+    """Call ``before`` directly before each step of ``optimizer``, and ``after`` directly after."""
+    hooks = [
+        optimizer.register_step_pre_hook(lambda *_: before()),
+        optimizer.register_step_post_hook(lambda *_: after()),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class Meter:
+    """What a GPU's allocator counts, without the bytes ``less``; on the CPU nothing."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device == "cuda"
+        self.less: int | None = 0
+
+    def reset(self) -> None:
+        """The most is from now on."""
+        if self._cuda:
+            synchronize("cuda")
+            torch.cuda.reset_peak_memory_stats()
+
+    def present(self) -> int | None:
+        """What tensors have asked for."""
+        return torch.cuda.memory_stats()["requested_bytes.all.current"] if self._cuda else None
+
+    def now(self) -> Row:
+        return {"present_bytes": self.present() - self.less} if self._cuda else {}
+
+    def most(self) -> Row:
+        """Since the reset."""
+        if not self._cuda:
+            return {}
+        stats = torch.cuda.memory_stats()
+        free, total = torch.cuda.mem_get_info()
+        return {
+            "tensor_bytes": stats["requested_bytes.all.peak"] - self.less,
+            "allocated_bytes": stats["allocated_bytes.all.peak"],
+            "reserved_bytes": stats["reserved_bytes.all.current"],
+            "driver_bytes": total - free,
+        }
+
+
+def held_bytes(optimizer: Optimizer) -> Row:
+    """What this rank holds of parameters, gradients and AdamW's state. The parameters are the
+    optimizer's, since a sharded module's are whole ones while it computes."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        "parameter_bytes": held(parameters),
+        "gradient_bytes": held(p.grad for p in parameters if p.grad is not None),
+        "optimizer_bytes": held(state_tensors(optimizer)),
+    }
+
+
+def held(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(local(x).nbytes for x in tensors)
+
+
+class Counted(TorchDispatchMode):
+    """Bytes of the tensors that collectives are given; of a gather what it ends with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = dict.fromkeys(COLLECTIVES.values(), 0)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs: Mapping | None = None):
+        if function.namespace == "c10d":
+            called = function._schema.name.partition("::")[2].strip("_")
+            for name, column in COLLECTIVES.items():
+                if called.startswith(name):
+                    self.bytes[column] += held(_tensors(args[0]))
+        return function(*args, **(kwargs or {}))
+
+
+def _tensors(given: object) -> Iterator[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, list | tuple):
+        for one in given:
+            yield from _tensors(one)

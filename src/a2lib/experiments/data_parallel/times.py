@@ -1,0 +1,247 @@
+"""What each rank does for the times: one task is one training, many ways.
+
+Each way is timed in turns with the step of one GPU, the same without communication, in the same
+processes. On a GPU everything is on one stream that is not the default one, since a step may be
+captured there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch.optim import Optimizer
+
+from a2lib.experiments.data_parallel import configurations, gathers, gradients, traces
+from a2lib.experiments.data_parallel.configurations import SENT_DTYPES, UPDATING, Way
+from a2lib.experiments.data_parallel.sharded import Sharded
+from a2lib.experiments.data_parallel.training import TOLERANCE, Training
+from a2lib.experiments.data_parallel.turns import WARMUP, in_turns, on_stream
+from a2lib.experiments.data_parallel.wrappers import make_optimizer, unlike, unsupported, wrap
+from a2lib.experiments.harness.conditions import conditions
+from a2lib.experiments.harness.ranks import RankJob
+from a2lib.experiments.harness.rest import Mark, meet, slowest
+from a2lib.experiments.harness.worker import free_memory
+from a2lib.measure import synchronize
+from a2lib.measure.failures import note as one_line
+from a2lib.parallel import capture_step
+
+Row = dict[str, object]
+# How often the communication, or the update, is timed apart.
+ALONE = 5
+# Of the memory of a GPU, what weights, gradients and moments of all that are in turns may take.
+SHARE = 0.7
+
+
+def ddp(job: RankJob) -> None:
+    """Time each way to average gradients, then draw some."""
+    if job.expired():
+        return
+    with _one_gpu(job) as (training, optimizers, without):
+        _measure(job, training, optimizers, without, _sent)
+        # At the end, so that a profiler costs no row.
+        drawn = traces.drawn(job.spec, job.device)
+        for key in job.keys:
+            way = Way.of(key)
+            if way in drawn and not unsupported(training, way):
+                if job.expired():
+                    return
+                traces.draw_averaging(job, training, way, key)
+
+
+def sharded_optimizer(job: RankJob) -> None:
+    """Time each wrapper's optimizers, in turns with each other too."""
+    if job.expired():
+        return
+    names = dict.fromkeys(["plain", *(key["optimizer"] for key in job.keys)])
+    with _one_gpu(job, names) as (training, optimizers, without):
+        _measure(job, training, optimizers, without, _updated)
+
+
+def fsdp(job: RankJob) -> None:
+    """Time each wrapper, all in turns where their states fit together; then look at ours."""
+    if job.expired():
+        return
+    # Ours last: what is drawn of it takes a profiler, which leaves the processes slower.
+    keys = sorted(job.keys, key=lambda key: key["wrapper"] == configurations.FSDP)
+    with _one_gpu(job) as (plain, _, without):
+        groups = [keys] if _fit(job, plain, len(keys)) else [[key] for key in keys]
+        for group in groups:
+            if job.expired():
+                return
+            free_memory(job.device)  # wrappers are cycles
+            _measure_sharded(job, group, plain, without)
+
+
+@contextlib.contextmanager
+def _one_gpu(
+    job: RankJob, names: Iterable[str] = ()
+) -> Iterator[tuple[Training, dict[str, Optimizer], Callable]]:
+    """A training, its optimizers of ``names``, and its step without communication by "plain"."""
+    job.begin(next(iter(job.wanted)))
+    with on_stream(job.device), contextlib.ExitStack() as held:
+        training = Training(job.spec, job.device, job.rank, job.seed)
+        # All of them before anything is captured: one moves the parameters.
+        optimizers = {name: make_optimizer(name, training) for name in names}
+        without = training.stepping(optimizers.get("plain"), send=False)
+        for _ in range(WARMUP):
+            without()
+        yield training, optimizers, _replayed(job, held, without)
+
+
+def _replayed(job: RankJob, held: contextlib.ExitStack, step: Callable) -> Callable:
+    return held.enter_context(capture_step(step)).replay if job.spec["capture"] else step
+
+
+def _measure(
+    job: RankJob,
+    training: Training,
+    optimizers: Mapping[str, Optimizer],
+    without: Callable,
+    apart: Callable[[RankJob, Training, Way], Row],
+) -> None:
+    for culprit, keys in job.wanted.items():
+        if job.expired():
+            return
+        job.begin(culprit)
+        ways = [Way.of(key) for key in keys]
+        rows = _rows(job, training, optimizers, without, apart, ways)
+        for key, row in zip(keys, rows, strict=True):
+            job.put({**key, "conditions": conditions(job.device), **row})
+
+
+def _rows(
+    job: RankJob,
+    training: Training,
+    optimizers: Mapping[str, Optimizer],
+    without: Callable,
+    apart: Callable[[RankJob, Training, Way], Row],
+    ways: Sequence[Way],
+) -> list[Row]:
+    """The values of the rows of one wrapper, the same on every rank."""
+    if reason := unsupported(training, ways[0]):
+        return [{"status": "unsupported", "note": one_line(reason)}] * len(ways)
+    with contextlib.ExitStack() as held:
+        alone = []
+        if ways[0].wrapper == UPDATING:
+            held.enter_context(training.updating())
+            if job.spec["capture"]:
+                # Before there is a wrapper, whose hooks wait for the same gradients.
+                alone.append(_replayed(job, held, training.stepping(None, send=False)))
+        held.enter_context(training.wrapped(lambda model: wrap(model, ways[0])))
+        steps, rows = [], []
+        for way in ways:
+            step = training.stepping(optimizers.get(way.optimizer))
+            for _ in range(WARMUP):
+                step()
+            if wrong := _wrong(job, training, way):
+                return [{"status": "error", "note": wrong}] * len(ways)
+            rows.append({"status": "ok", "note": "", **apart(job, training, way)})
+            steps.append(step)
+        steps = [_replayed(job, held, step) for step in steps]
+        times = in_turns(job, [*steps, *alone], without)
+        if alone:
+            rows[0]["ms_without_updating"] = times.pop()["ms"]
+        return [{**row, **own} for row, own in zip(rows, times, strict=True)]
+
+
+def _wrong(job: RankJob, training: Training, way: Way) -> str:
+    """Unless gradients are the mean and weights those of their owners."""
+    error = max(job.everyone(training.error()))
+    if not error <= TOLERANCE:
+        return f"gradients are off their mean by {error:.2g}"
+    lost = 0
+    if way.optimizer != "plain":
+        lost = max(job.everyone(unlike(training, training.workload.optimizer)))
+    return f"{lost} of the parameters looked at are not exchanged" if lost else ""
+
+
+def _sent(job: RankJob, training: Training, way: Way) -> Row:
+    """What is sent; launched, also what backward takes without communication, and what
+    communication takes without backward."""
+    elements = sum(p.numel() for p in training.parameters)
+    row: Row = {"sent_bytes": SENT_DTYPES[way.sent_dtype] * elements}
+    if not job.spec["capture"]:
+        times = (_backward_and_finish(job.device, training) for _ in range(ALONE))
+        backward, finish = zip(*times, strict=True)
+        row["ms_backward_without"] = slowest(job.everyone(backward)).ms
+        if training.finishes:
+            row["ms_communication"] = slowest(job.everyone(finish)).ms
+    return row
+
+
+def _backward_and_finish(device: str, training: Training) -> tuple[float, float]:
+    marks: list[Mark] = []
+
+    def finish() -> None:
+        meet(device)
+        marks.append(Mark(device))
+        training.finish()
+        marks.append(Mark(device))
+
+    training.step(send=False, before_optimizer=finish, marks={"backward": marks})
+    synchronize(device)
+    begin, end, first, last = marks
+    return begin.ms_until(end), first.ms_until(last)
+
+
+def _updated(job: RankJob, training: Training, way: Way) -> Row:
+    times = [_update(job.device, training) for _ in range(ALONE)]
+    return {"ms_optimizer": slowest(job.everyone(times)).ms}
+
+
+def _update(device: str, training: Training) -> float:
+    """Milliseconds of the update, exchange included, that all ranks start together."""
+    marks: list[Mark] = []
+    training.step(send=True, before_optimizer=lambda: meet(device), marks={"optimizer": marks})
+    synchronize(device)
+    begin, end = marks
+    return begin.ms_until(end)
+
+
+def _fit(job: RankJob, plain: Training, ways: int) -> bool:
+    if job.device != "cuda":
+        return True
+    state = 16 * sum(p.numel() for p in plain.parameters)
+    room = SHARE * torch.cuda.mem_get_info()[1]
+    return state * (1 + ways / job.world_size) <= room
+
+
+def _measure_sharded(job: RankJob, keys: list[Row], plain: Training, without: Callable) -> None:
+    """Put the rows of ``keys``, and what is drawn of ours."""
+    made: list[tuple[Row, Sharded]] = []
+    steps: list[Callable] = []
+    around = {"conditions": conditions(job.device)}
+    with contextlib.ExitStack() as held:
+        for key in keys:
+            job.begin(Way.of(key).label)
+            training = Sharded(job.spec, job.device, job.rank, job.seed, key["wrapper"])
+            step = training.stepping(None)
+            for _ in range(WARMUP):
+                step()
+            wrong = gradients.worst(job.everyone(training.deviation_from(plain)))
+            if wrong.exceeds(gradients.TOLERANCE[job.spec["precision"]]):
+                note = f"gradients are off their mean by {wrong}"
+                job.put({**key, **around, "status": "error", "note": note})
+                continue
+            made.append((key, training))
+            steps.append(_replayed(job, held, step))
+        times = in_turns(job, steps, without) if made else []
+    # What comes takes as much memory again as the graph that is gone.
+    free_memory(job.device)
+    for (key, training), row in zip(made, times, strict=True):
+        row |= {**key, **around, "status": "ok", "note": ""}
+        if key["wrapper"] != configurations.FSDP:
+            job.put(row)
+            continue
+        table = []
+        try:
+            table, row["ms_waited"] = gathers.look(job, training)
+        except Exception as error:  # the times are measured, whatever the marks come to
+            row["note"] = one_line(f"no marks: {error}")
+        job.put(row)
+        captured = job.spec["capture"]
+        traces.put(job, "gathers", table, key, "captured" if captured else "launched")
+        if not captured:
+            traces.draw_sharding(job, training, key)

@@ -1,0 +1,105 @@
+"""The experiment on fully sharded data parallel: what notebooks/fsdp.ipynb calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from a2lib.experiments.data_parallel import configurations as shared
+from a2lib.experiments.data_parallel.configurations import FSDP as OURS
+from a2lib.experiments.data_parallel.configurations import (
+    FSDP2,
+    SILENCE_S,
+    STEADY,
+    Asked,
+    Training,
+    Way,
+    asked,
+    launched,
+    tasks,
+)
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness.parameters import names, parameter
+from a2lib.experiments.harness.view import Plot
+from a2lib.measure import FSDP, FSDP_MEMORY
+
+WRAPPERS = (OURS, FSDP2)
+SWEEPS = ("xl25", "2.7B", "all")
+# (the step, the moment in it) of a row of memory, in order.
+MOMENTS = (
+    *((0, "init"), (0, "before"), (0, "after")),
+    *((STEADY, "forward"), (STEADY, "peak"), (STEADY, "before"), (STEADY, "after")),
+)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/fsdp.ipynb, in the order of its cell."""
+
+    wrappers: str = parameter(
+        "both",
+        f"both, or from {', '.join(WRAPPERS)}; fsdp2 is PyTorch's fully_shard",
+        kind=str,
+        choices=("both",),
+        many=WRAPPERS,
+    )
+    model: str = shared.model()
+    batch: int | None = shared.batch()
+    context: int | None = shared.context()
+    capture: bool = shared.capture()
+    world_size: int = parameters.world_size()
+    backend: str = parameters.backend()
+    sweep: str = parameters.sweep(SWEEPS)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed("of weights and batches")
+
+    def __post_init__(self) -> None:
+        shared.refuse(self)
+
+    def asked(self) -> Asked:
+        """The trainings, each with its ways; raises ParameterError for what cannot be."""
+        wrappers = WRAPPERS if self.wrappers == "both" else names(self.wrappers)
+        return asked(self, map(Way, wrappers), _sweep)
+
+
+def _sweep(name: str, usual: Callable[..., Training]) -> Iterator[tuple[Training, Iterable[Way]]]:
+    for model in SWEEPS[:-1] if name == "all" else (name,):
+        for capture in (True, False):
+            yield usual(model=model, capture=capture), map(Way, WRAPPERS)
+
+
+def memory_tasks(trainings: Asked):
+    """A task for each training, launched; each way has the memory to itself."""
+    more = [{"step_number": step, "moment": moment} for step, moment in MOMENTS]
+    return tasks(FSDP_MEMORY, launched(trainings), lambda training: more)
+
+
+MEMORY = Table(
+    FSDP_MEMORY,
+    lambda given, device: memory_tasks(given.asked()),
+    says="What a rank holds at the moments of a step",
+    shown=("parameter_bytes", "gradient_bytes", "optimizer_bytes", "whole_bytes")
+    + ("travelling_bytes", "present_bytes", "tensor_bytes"),
+    silence_s=SILENCE_S,
+    keep_worker=True,
+)
+TIMES = Table(
+    FSDP,
+    lambda given, device: tasks(FSDP, given.asked()),
+    says="The median step, beside that of one GPU with the model whole",
+    shown=("ms", "ms_p20", "ms_p80", "n", "ms_without", "ms_waited", "ms_host")
+    + ("ms_rank_min", "ms_rank_median", "ms_rank_max"),
+    plot=Plot(beside=("ms_without",), panels=("model",)),
+    silence_s=SILENCE_S,
+)
+EXPERIMENT = Experiment(
+    Parameters,
+    (TIMES, MEMORY),
+    "Fully sharded data parallel",
+    ranks=lambda given: [training.ranks for training in given.asked()],
+)
+check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
+measure_memory = MEMORY.measure_and_show
+measure_times, draw = TIMES.measure_and_show, TIMES.draw

@@ -1,0 +1,142 @@
+"""The experiment on the sharded optimizer: what notebooks/sharded_optimizer.ipynb calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from a2lib.experiments.data_parallel import configurations as shared
+from a2lib.experiments.data_parallel.configurations import (
+    BEST_MB,
+    PLAIN,
+    SILENCE_S,
+    TORCH_MB,
+    Asked,
+    Training,
+    Way,
+    asked,
+    launched,
+    tasks,
+)
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness.parameters import names, parameter
+from a2lib.experiments.harness.view import Plot
+from a2lib.measure import SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY
+
+# Of each wrapper the optimizer on every rank, and the one whose state is divided: PyTorch's is made
+# for PyTorch's wrapper.
+WAYS = {
+    "bucketed": (Way("bucketed", BEST_MB), Way("bucketed", BEST_MB, optimizer="sharded")),
+    "copy_engines": (
+        Way("bucketed", BEST_MB, "copy_engines"),
+        Way("bucketed", BEST_MB, "copy_engines", optimizer="sharded"),
+    ),
+    "torch_ddp": (Way("torch_ddp", TORCH_MB), Way("torch_ddp", TORCH_MB, optimizer="zero")),
+}
+SWEEPS = ("essential", "memory", "handout", "all")
+MOMENTS = ("init", "before", "after", "step")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/sharded_optimizer.ipynb, in the order of its cell."""
+
+    wrappers: str = parameter(
+        "all",
+        f"all, or from {', '.join(WAYS)}: who averages gradients",
+        kind=str,
+        choices=("all",),
+        many=tuple(WAYS),
+    )
+    model: str = shared.model()
+    batch: int | None = shared.batch()
+    context: int | None = shared.context()
+    capture: bool = shared.capture()
+    world_size: int = parameters.world_size()
+    backend: str = parameters.backend()
+    sweep: str = parameters.sweep(SWEEPS)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed("of weights and batches")
+
+    def __post_init__(self) -> None:
+        shared.refuse(self)
+
+    def times(self) -> Asked:
+        """The trainings whose steps are timed; raises ParameterError for what cannot be."""
+        return asked(self, self._ways(), _times)
+
+    def memory(self) -> Asked:
+        """Those whose memory is read: launched, and eager, of which every tensor is known."""
+        return launched(asked(self, self._ways(), _memory), compile="none")
+
+    def _ways(self) -> Iterator[Way]:
+        here = [w for w in WAYS if w != "copy_engines" or parameters.ranks(self).device == "cuda"]
+        for wrapper in here if self.wrappers == "all" else names(self.wrappers):
+            yield from WAYS[wrapper]
+
+
+_OURS, _ENGINES, _PEER = WAYS.values()
+
+
+def _times(name: str, usual: Callable[..., Training]) -> Iterator[tuple[Training, Iterable[Way]]]:
+    if name in ("essential", "all"):
+        yield usual(capture=True), (*_ENGINES, *_OURS)
+        yield usual(), (*_OURS, *_PEER)
+    yield from _handout(name, usual)
+    if name == "all":
+        yield usual(), _ENGINES
+
+
+def _memory(name: str, usual: Callable[..., Training]) -> Iterator[tuple[Training, Iterable[Way]]]:
+    if name in ("essential", "memory", "all"):
+        yield usual(), (*_OURS, *_PEER)
+    yield from _handout(name, usual)
+
+
+def _handout(name: str, usual: Callable[..., Training]) -> Iterator[tuple[Training, Iterable[Way]]]:
+    for model in ("xl25", "2.7B") if name in ("handout", "all") else ():
+        yield usual(model=model, **PLAIN), _OURS
+
+
+def memory_tasks(trainings: Asked):
+    """A task for each training, each way its own culprit: every moment on every rank."""
+    return tasks(
+        SHARDED_OPTIMIZER_MEMORY,
+        trainings,
+        lambda training: [
+            {"moment": moment, "on_rank": rank}
+            for moment in MOMENTS
+            for rank in range(training.ranks.world_size)
+        ],
+    )
+
+
+MEMORY = Table(
+    SHARDED_OPTIMIZER_MEMORY,
+    lambda given, device: memory_tasks(given.memory()),
+    says="What each rank holds at the moments of a step, and sends in it",
+    shown=("parameter_bytes", "gradient_bytes", "optimizer_bytes", "buffer_bytes")
+    + ("present_bytes", "tensor_bytes", "reduced_bytes", "gathered_bytes", "broadcast_bytes"),
+    plot=Plot("optimizer_bytes", ("parameter_bytes", "gradient_bytes"), panels=("moment",)),
+    silence_s=SILENCE_S,
+    keep_worker=True,
+)
+TIMES = Table(
+    SHARDED_OPTIMIZER,
+    lambda given, device: tasks(SHARDED_OPTIMIZER, given.times()),
+    says="The median step, and its optimizer",
+    shown=("ms", "ms_p20", "ms_p80", "n", "ms_without", "ms_optimizer", "ms_host")
+    + ("ms_rank_min", "ms_rank_median", "ms_rank_max"),
+    silence_s=SILENCE_S,
+)
+EXPERIMENT = Experiment(
+    Parameters,
+    (TIMES, MEMORY),
+    "A sharded optimizer",
+    ranks=lambda given: [training.ranks for training in (*given.times(), *given.memory())],
+)
+check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
+measure_memory, show_memory, draw = MEMORY.measure, MEMORY.show, MEMORY.draw
+measure_times, show_times = TIMES.measure, TIMES.show

@@ -1,0 +1,150 @@
+"""What the notebooks on data parallelism ask for, and what they refuse."""
+
+import pytest
+
+from a2lib.experiments import collectives, ddp, fsdp, parallelism, sharded_optimizer
+from a2lib.experiments.data_parallel import traces
+from a2lib.experiments.data_parallel.configurations import PLAIN, Way, tasks, unusual
+from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.measure import DDP, FSDP, FSDP_MEMORY, SHARDED_OPTIMIZER, read_runs
+
+BOTH = [Way("fsdp"), Way("fsdp2")]
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+
+def test_a_sweep_of_ddp_has_what_the_questions_ask(gpus):
+    asked = ddp.Parameters(sweep="all").asked()
+    handout = {Way("naive"), Way("flat"), Way("overlapped")}
+    handout |= {Way("bucketed", mb) for mb in ddp.HANDOUT_MB}
+    for model in ("xl25", "2.7B"):
+        launched, plain = (t for t in asked if t.model == model and not t.capture)
+        assert (plain.precision, plain.attention, plain.compile) == ("fp32", "eager", "none")
+        assert set(asked[plain]) == handout
+        assert ddp.Parameters(sweep=f"plain-{model}").asked() == {plain: asked[plain]}
+        assert handout | {Way("torch_ddp", 25)} <= set(asked[launched])
+        assert launched.ranks.backend == "nccl" and launched.ranks.world_size == 2
+        assert (launched.batch, launched.context, launched.compile) == (4, 512, "blocks")
+    (captured,) = (t for t in asked if t.model == "xl25" and t.capture)
+    assert handout < set(asked[captured])
+    assert not any(way.wrapper.startswith("torch") for way in asked[captured])
+    assert all(len(set(ways)) == len(ways) for ways in asked.values())
+
+
+def test_the_essential_sweep_of_ddp_has_all_sides_and_resumes_in_the_whole(gpus):
+    essential = ddp.Parameters(sweep="essential").asked()
+    captured, launched = essential
+    assert captured.capture and not launched.capture
+    assert {(w.carrier, w.sent_dtype) for w in essential[captured]} >= {
+        ("copy_engines", "fp32"), ("backend", "fp32"), ("copy_engines", "bf16"),
+    }  # fmt: skip
+    assert {"bucketed", "updating"} == {way.wrapper for way in essential[captured]}
+    assert Way("torch_ddp", 25) in essential[launched]
+    whole = ddp.Parameters(sweep="all").asked()
+    assert all(set(ways) <= set(whole[t]) for t, ways in essential.items())
+    made = tasks(DDP, essential)
+    assert [task.label for task in made] == ["xl25 captured", "xl25 launched"]
+    assert "bucketed 100 MB copy_engines bf16" in made[0].rows
+
+
+def test_what_is_not_usual_has_timelines_of_its_own(gpus):
+    (plain,) = ddp.Parameters(sweep="plain-2.7B").asked()
+    assert plain.label == "2.7B launched fp32 eager uncompiled"
+    assert {way.wrapper for way in traces.drawn(plain.spec(), "cuda")} >= {"naive", "overlapped"}
+    (usual,) = ddp.Parameters(model="2.7B").asked()
+    assert usual.label == "2.7B launched" and traces.drawn(usual.spec(), "cuda") == ()
+    assert ddp.Parameters(model="2.7B", **PLAIN).asked().keys() == {plain}
+    tiny = {"model": "tiny", "capture": False, **PLAIN}
+    assert traces.drawn(tiny, "cpu") and unusual(tiny, "cpu") == ""
+
+
+def test_a_sweep_of_fsdp_has_both_models_launched_beside_the_peer_and_captured(gpus):
+    asked = fsdp.Parameters(sweep="all").asked()
+    assert [(t.model, t.capture) for t in asked] == [
+        ("xl25", True), ("xl25", False), ("2.7B", True), ("2.7B", False),
+    ]  # fmt: skip
+    assert all(ways == (BOTH[:1] if t.capture else BOTH) for t, ways in asked.items())
+    assert len(tasks(FSDP, asked)) == 4
+    memory = fsdp.memory_tasks(asked)
+    assert [task.label for task in memory] == ["xl25 launched", "2.7B launched"]
+    for task in memory:
+        assert list(task.rows) == ["fsdp", "fsdp2"] and not task.spec["capture"]
+        assert all(set(key) == set(FSDP_MEMORY.key) for key in task.rows["fsdp2"])
+        assert task.size == 2 * len(fsdp.MOMENTS)
+
+
+def test_the_essential_sweep_of_the_optimizer_has_both_sides_of_the_targets(gpus):
+    given = sharded_optimizer.Parameters(sweep="essential")
+    captured, launched = given.times()
+    assert captured.capture and not launched.capture and captured.compile == "blocks"
+    for task in tasks(SHARDED_OPTIMIZER, given.times()):
+        assert task.spec["capture"] == (not any("torch_ddp" in name for name in task.rows))
+        for name, keys in task.rows.items():  # of one wrapper the optimizers take turns
+            other = "zero" if "torch_ddp" in name else "sharded"
+            assert [key["optimizer"] for key in keys] == ["plain", other]
+    # The memory of what is timed, in the model of which every tensor is known.
+    (eager,) = given.memory()
+    assert (eager.compile, eager.capture, eager.model) == ("none", False, captured.model)
+    made = sharded_optimizer.memory_tasks(given.memory())
+    assert sum(task.size for task in made) == 4 * len(sharded_optimizer.MOMENTS) * 2
+    whole = sharded_optimizer.Parameters(sweep="all")
+    assert set(given.times()) < set(whole.times()) and set(given.memory()) < set(whole.memory())
+    assert {t.model for t in whole.times() if t.precision == "fp32"} == {"xl25", "2.7B"}
+    assert not sharded_optimizer.Parameters(sweep="memory").times()
+
+
+@pytest.mark.parametrize("Parameters", [
+    ddp.Parameters, fsdp.Parameters, sharded_optimizer.Parameters,
+])  # fmt: skip
+def test_what_cannot_be_is_refused(no_gpu, Parameters):
+    asked = getattr(Parameters, "asked", None) or Parameters.times
+    with pytest.raises(ParameterError, match="sweep = 'all': allowed on two GPUs or more"):
+        asked(Parameters(sweep="all"))
+    with pytest.raises(ParameterError, match="capture = True: allowed with nccl"):
+        asked(Parameters(capture=True))
+    with pytest.raises(ParameterError, match="model = 'tiny': sweep all has its own"):
+        Parameters(sweep="all", model="tiny")
+    peer = "fsdp2" if Parameters is fsdp.Parameters else "torch_ddp"
+    with pytest.raises(ParameterError, match=f"without {peer}, which is launched"):
+        Parameters(capture=True, wrappers=peer)
+    (training,) = asked(Parameters())
+    assert training.model == "tiny" and training.ranks.backend == "gloo"
+
+
+def test_a_training_has_the_ways_that_are_named(no_gpu):
+    with pytest.raises(ParameterError, match="sent_dtype = 'bf16': allowed with wrappers bucketed"):
+        ddp.Parameters(sent_dtype="bf16")
+    (ours,) = ddp.Parameters().asked().values()
+    assert [way.label for way in ours] == [
+        "naive", "flat", "overlapped", "bucketed 25 MB", "updating 25 MB",
+    ]  # fmt: skip
+    (named,) = ddp.Parameters(wrappers="flat,torch_ddp").asked().values()
+    assert named == [Way("flat"), Way("torch_ddp", 25)]
+    (named,) = fsdp.Parameters(wrappers="fsdp2").asked().values()
+    assert named == BOTH[1:]
+    (every,) = sharded_optimizer.Parameters().times().values()
+    assert [way.wrapper for way in every] == ["bucketed", "bucketed", "torch_ddp", "torch_ddp"]
+    (named,) = sharded_optimizer.Parameters(wrappers="copy_engines").times().values()
+    assert {way.carrier for way in named} == {"copy_engines"}
+
+
+@pytest.mark.parametrize(("start", "given", "n"), [
+    (ddp.start, ddp.Parameters(sweep="essential"), "2"),
+    (ddp.start, ddp.Parameters(backend="gloo"), "1"),
+    (collectives.start, collectives.Parameters(sweep="handout"), "2"),
+    (sharded_optimizer.start, sharded_optimizer.Parameters(), "2"),
+    (fsdp.start, fsdp.Parameters(), "2"), (parallelism.start, parallelism.Parameters(), "2"),
+])  # fmt: skip
+def test_a_run_names_the_gpus_that_measure_together(gpus, monkeypatch, tmp_path, start, given, n):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    start(given)
+    assert [run["n_devices"] for run in read_runs(tmp_path)] == [n]

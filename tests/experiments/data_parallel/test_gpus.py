@@ -1,0 +1,117 @@
+"""Rows of two GPUs, of every way, launched and captured. Those of two processes on the CPU are the
+notebooks' tests'."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from a2lib.experiments import ddp, fsdp, sharded_optimizer
+from a2lib.experiments.data_parallel.configurations import (
+    BEST_MB,
+    SENT_DTYPES,
+    Training,
+    Way,
+    tasks,
+)
+from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.sweep import Sweep
+from a2lib.measure import (
+    DDP,
+    FSDP,
+    FSDP_MEMORY,
+    SHARDED_OPTIMIZER,
+    SHARDED_OPTIMIZER_MEMORY,
+    Store,
+    bulk,
+    start_run,
+)
+from a2lib.theory.sharding import Held
+from a2lib.theory.transformer import Shape
+
+LAUNCHED = Training("tiny", 8, 2, precision="bf16", ranks=Ranks(2, "nccl"))
+CAPTURED = dataclasses.replace(LAUNCHED, capture=True)
+SHAPE = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """``measured(section, tasks)``: the rows, all of them ok."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    run = start_run(command="test", parameters={}, device="nvidia", data=tmp_path)
+
+    def measure(section, asked):
+        store = Store(section, "nvidia", data=tmp_path)
+        assert Sweep(store, run, "cuda", seed=3).measure(asked) == 0
+        rows = store.rows()
+        assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}, rows
+        assert len(rows) == sum(task.size for task in asked)
+        return rows
+
+    return measure
+
+
+def test_rows_and_timelines_of_ddp(measured, tmp_path):
+    ways = [*map(Way, ("naive", "flat", "overlapped")), Way("bucketed", BEST_MB)]
+    ways += [Way(w, 1, c, t) for w in ddp.CARRIED for c in ddp.CARRIERS for t in SENT_DTYPES]
+    peers = [*(Way(peer, 25) for peer in ddp.PEERS), Way("torch_ddp", 25, sent_dtype="bf16")]
+    rows = measured(DDP, tasks(DDP, {CAPTURED: ways, LAUNCHED: [*ways, *peers]}))
+    assert all(float(row["ms_host"]) > 0 for row in rows)
+    beside = [(row["wrapper"], row["capture"]) for row in rows if row["ms_without_updating"]]
+    assert set(beside) == {("updating", "true")} and len(beside) == 4
+    drawn = {name for _, name in bulk.pictures("strip", tmp_path)}
+    bucketed = f"bucketed-{BEST_MB}-MB"
+    assert drawn == {f"ddp-tiny-{way}-eager-uncompiled-2-ranks" for way in
+                     ("naive", "overlapped", bucketed, f"{bucketed}-captured")}  # fmt: skip
+    for name in drawn:
+        kinds = {row["kind"] for row in bulk.read("strip", "nvidia", name, tmp_path).rows}
+        assert {"communication", "matmul"} <= kinds, name
+
+
+def test_rows_of_the_sharded_optimizer_and_its_memory_by_the_formula(measured):
+    ways = [way for pair in sharded_optimizer.WAYS.values() for way in pair]
+    rows = measured(
+        SHARDED_OPTIMIZER, tasks(SHARDED_OPTIMIZER, {CAPTURED: ways[:4], LAUNCHED: ways})
+    )
+    assert all(float(row["ms_optimizer"]) > 0 for row in rows)
+    rows = measured(SHARDED_OPTIMIZER_MEMORY, sharded_optimizer.memory_tasks({LAUNCHED: ways}))
+    for row in rows:
+        assert int(row["present_bytes"]) > int(row["parameter_bytes"])
+        if row["moment"] == "after":
+            counted = Held(SHAPE, 2, row["optimizer"] != "plain", 2, 8).state()
+            assert int(row["optimizer_bytes"]) in counted, row
+        # Backward runs in a thread of its own, whose calls are to be counted too.
+        if row["moment"] == "step" and row["carrier"] == "backend":
+            assert int(row["reduced_bytes"]) >= int(row["parameter_bytes"]), row
+            gathered = int(row["gathered_bytes"]) + int(row["broadcast_bytes"])
+            assert (gathered >= int(row["parameter_bytes"])) is (row["optimizer"] != "plain"), row
+
+
+def test_rows_of_fsdp_with_its_gathers_and_timeline(measured, tmp_path):
+    asked = {CAPTURED: [Way("fsdp")], LAUNCHED: [Way("fsdp"), Way("fsdp2")]}
+    memory = measured(FSDP_MEMORY, fsdp.memory_tasks(asked))
+    held = {(row["wrapper"], row["step_number"], row["moment"]): row for row in memory}
+    for wrapper in ("fsdp", "fsdp2"):
+        after = held[wrapper, "3", "after"]
+        parts = ("parameter", "gradient", "optimizer")
+        known = sum(int(after[f"{part}_bytes"]) for part in parts)
+        peak = int(held[wrapper, "3", "peak"]["tensor_bytes"])
+        assert peak >= int(after["present_bytes"]) >= known
+    rows = measured(FSDP, tasks(FSDP, asked))
+    assert all(float(row["ms_host"]) > 0 for row in rows)
+    names = [f"fsdp-tiny-{way}-2-ranks" for way in ("captured", "launched")]
+    assert sorted(name for _, name in bulk.pictures("gathers", tmp_path)) == names
+    for name in names:
+        rows = bulk.read("gathers", "nvidia", name, tmp_path).rows
+        assert [(row["pass"], row["unit"]) for row in rows] == [
+            ("forward", "root"), ("forward", "layers.0"), ("forward", "layers.1"),
+            ("backward", "layers.0"),
+        ]  # fmt: skip
+        assert all(row["waited_ms"] >= 0 for row in rows)
+        ends = [row["compute_end_ms"] for row in rows]
+        assert ends == sorted(ends) and ends[0] > 0
+    strip = bulk.read("strip", "nvidia", "fsdp-tiny-2-ranks", tmp_path).rows
+    assert "communication" in {row["kind"] for row in strip}

@@ -1,0 +1,316 @@
+"""How the ways of data parallelism are checked, timed and drawn, with one rank."""
+
+import contextlib
+import types
+
+import pytest
+import torch
+
+from a2lib.experiments.data_parallel import (
+    gathers,
+    memory,
+    times,
+    traces,
+    training,
+    turns,
+    wrappers,
+)
+from a2lib.experiments.data_parallel.configurations import Way
+from a2lib.experiments.data_parallel.gradients import TOLERANCE, Deviation, deviation, worst
+from a2lib.experiments.data_parallel.training import of_each_kind
+from a2lib.experiments.harness.ranks import RankJob
+from a2lib.measure import DDP, bulk
+from a2lib.measure.trace import TraceError
+from a2lib.measure.trace.kernels import Kernel, Trace
+from a2lib.theory.sharding import STATE, Held
+from a2lib.theory.transformer import Shape
+
+TINY = {"model": "tiny", "batch": 2, "context": 8, "precision": "fp32", "attention": "eager",
+        "compile": "none", "capture": False}  # fmt: skip
+SHAPE = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
+
+
+def test_the_window_of_a_replay_ends_backward_with_its_last_product():
+    """20 ms of products, an all-reduce until 24, the optimizer from there to 60."""
+    ms = 10**6
+    kernels = [Kernel(name, 0, stream, begin * ms, (end - begin) * ms) for name, stream, begin, end
+               in (("nvjet_tst", "7", 0, 20), ("ncclDevKernel_AllReduce", "9", 18, 24),
+                   ("multi_tensor_apply_kernel<FusedAdam>", "7", 24, 60))]  # fmt: skip
+    found = Trace("chrome", kernels, [])
+    rows = traces.averaging(found, captured=True)
+    assert [(row["kind"], row["start_us"], row["duration_us"]) for row in rows] == [
+        ("matmul", 0, 15_000), ("communication", 13_000, 6_000), ("optimizer", 19_000, 11_000),
+    ]  # fmt: skip
+    with pytest.raises(TraceError, match="no product was traced"):
+        traces.averaging(Trace("chrome", kernels[1:], []), captured=True)
+    with pytest.raises(TraceError, match="no kernel of a backward"):
+        traces.averaging(found)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_long_step_is_taken_fewer_times(monkeypatch, long):
+    monkeypatch.setattr(turns, "meet", lambda device: None)
+    monkeypatch.setattr(turns, "LONG_MS", 0.0 if long else float("inf"))
+    monkeypatch.setattr(RankJob, "everyone", lambda self, value: [value])
+    taken = []
+    ways = [lambda: taken.append("a"), lambda: taken.append("b")]
+    job = RankJob({}, "cpu", store=types.SimpleNamespace(section=DDP))
+    rows = turns.in_turns(job, ways, lambda: taken.append("without"))
+    n = turns.FEWEST + (turns.TURNS - 1) * (turns.FEWEST if long else turns.STEPS)
+    assert [row["n"] for row in rows] == [n, n]
+    # Of each turn the first one is not counted.
+    assert {way: taken.count(way) for way in ("without", "a", "b")} == dict.fromkeys(
+        ("without", "a", "b"), n + turns.TURNS
+    )
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A training of one rank, and of another of which no more is known than its gradients: ones."""
+
+    def all_reduce(tensor):
+        tensor += 1
+
+    monkeypatch.setattr(training.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(training.dist, "all_reduce", all_reduce)
+    return training.Training(TINY, "cpu", rank=0, seed=0)
+
+
+class Wrapper(torch.nn.Module):
+    """Gradients become what ``mean`` makes of them."""
+
+    def __init__(self, model, mean):
+        super().__init__()
+        self.model, self.mean, self.quiet = model, mean, 0
+
+    def forward(self, tokens):
+        return self.model(tokens)
+
+    def no_sync(self):
+        return self
+
+    def __enter__(self):
+        self.quiet += 1
+
+    def __exit__(self, *_):
+        self.quiet -= 1
+
+    def finish_gradient_synchronization(self):
+        assert not self.quiet
+        for p in self.model.parameters():
+            p.grad.copy_(self.mean(p.grad))
+
+    def reset(self):
+        """Nothing of it refuses a step."""
+
+
+@pytest.mark.parametrize(
+    ("mean", "right"),
+    [
+        (lambda grad: (grad + 1) / 2, True),
+        (lambda grad: grad, False),
+        (lambda grad: grad + 1, False),
+    ],
+)
+def test_gradients_that_are_no_mean_are_seen(alone, mean, right):
+    with alone.wrapped(lambda model: Wrapper(model, mean)):
+        assert (alone.error() <= training.TOLERANCE) is right
+    assert alone.wrapper is None and alone.workload.forward is alone.workload.model
+
+
+class Updating(Wrapper):
+    """Each gradient is the mean as soon as it is there."""
+
+    @contextlib.contextmanager
+    def each_mean(self, then):
+        hooks = [p.register_post_accumulate_grad_hook(lambda p: None if self.quiet else then([p]))
+                 for p in self.model.parameters()]  # fmt: skip
+        yield
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("way", [Way("updating", 100), Way("bucketed", 100)])
+def test_a_captured_row_that_updates_has_a_step_alone_that_updates_so(alone, monkeypatch, way):
+    """Each step as it is captured: who sends, and which parameters are updated in backward."""
+    steps = []
+
+    @contextlib.contextmanager
+    def captured(step):
+        step()
+        optimizer = alone.workload.optimizer
+        update, ahead = optimizer.step, []
+        optimizer.step = lambda: (ahead.append(len(getattr(optimizer, "_ahead", ()))), update())
+        step()
+        optimizer.step = update
+        steps.append((alone.wrapper is not None, ahead))
+        yield types.SimpleNamespace(replay=step)
+
+    def in_turns(job, timed, without):
+        return [{"ms": place} for place, _ in enumerate(timed, start=5)]
+
+    monkeypatch.setattr(times, "capture_step", captured)
+    monkeypatch.setattr(times, "in_turns", in_turns)
+    monkeypatch.setattr(times, "wrap", lambda model, way: Updating(model, lambda grad: grad))
+    monkeypatch.setattr(times, "TOLERANCE", 2)
+    monkeypatch.setattr(RankJob, "everyone", lambda self, value: [value])
+    job = RankJob({"capture": True}, "cpu")
+    (row,) = times._rows(job, alone, {}, lambda: None, times._sent, [way])
+    every = len(alone.parameters)
+    assert row["status"] == "ok" and row["ms"] == 5
+    if way.wrapper == "updating":
+        assert row["ms_without_updating"] == 6
+        assert steps == [(False, [every]), (True, [every])]
+    else:
+        assert "ms_without_updating" not in row and steps == [(True, [0])]
+
+
+def test_steps_leave_the_weights_and_ranks_have_batches_of_their_own(alone):
+    before = [p.detach().clone() for p in alone.parameters]
+    marks = []
+    first = alone.step(send=False, marks={"backward": marks})
+    assert torch.equal(alone.step(send=False), first)
+    assert all(torch.equal(p, q) for p, q in zip(alone.parameters, before, strict=True))
+    assert len(marks) == 2 and marks[0].ms_until(marks[1]) > 0
+    other = training.Training(TINY, "cpu", rank=1, seed=0)
+    assert all(torch.equal(p, q) for p, q in zip(other.parameters, before, strict=True))
+    assert not torch.equal(other.workload.token_ids, alone.workload.token_ids)
+
+
+class Halves:
+    """An optimizer that owns every other parameter, and brings the rest back, or forgets to."""
+
+    def __init__(self, training, right):
+        params = training.parameters
+        self.mine, self.others = params[::2], params[1::2]
+        self.kept = [p.detach().clone() for p in self.others]
+        self.inner = torch.optim.AdamW(self.mine, lr=0.0)
+        self.state, self.right = self.inner.state, right
+
+    def step(self):
+        self.inner.step()
+        with torch.no_grad():
+            for p, x in zip(self.others, self.kept, strict=True):
+                if self.right:
+                    p.copy_(x)
+
+    def zero_grad(self, set_to_none=True):
+        for p in (*self.mine, *self.others):
+            p.grad = None
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_weights_that_do_not_come_back_are_seen(alone, right):
+    optimizer = Halves(alone, right)
+    alone.workload.optimizer = optimizer
+    alone.step(send=True)
+    before = [p.detach().clone() for p in alone.parameters]
+    assert (wrappers.unlike(alone, optimizer) == 0) is right
+    # Whatever came of it, the next step begins with the same weights on every rank.
+    assert all(torch.equal(p, q) for p, q in zip(alone.parameters, before, strict=True))
+
+
+def test_bytes_of_collectives_are_counted_from_the_calls():
+    with memory.Counted() as counted:
+        torch.ones(3).add_(1)
+    assert counted.bytes == {"reduced_bytes": 0, "gathered_bytes": 0, "broadcast_bytes": 0}
+    assert list(memory._tensors([[torch.ones(1)], (torch.ones(2),), 5]))[1].numel() == 2
+
+
+def test_the_state_of_a_step_is_that_of_the_formula(alone):
+    alone.step(send=False)
+    state = wrappers.state_tensors(alone.workload.optimizer)
+    (counted,) = Held(SHAPE, 1, True, 2, 8).state()
+    assert memory.held(state) == counted
+    assert Held(SHAPE, 1, False, 2, 8).at("after")[STATE] == counted
+
+
+# Two units: b is gathered ahead in forward and kept; a has to be gathered again in backward.
+MOMENTS_OF_A_STEP = [
+    ("begins", "root", "forward", 0), ("gather begins", "a", "forward", 1),
+    ("gather ends", "a", "forward", 4), ("gather begins", "b", "forward", 5),
+    ("gather ends", "b", "forward", 7),
+    ("turn", "a", "forward", 2), ("computes", "a", "forward", 4),
+    ("turn", "b", "forward", 10), ("computes", "b", "forward", 10), ("ends", "root", "forward", 15),
+    ("gather begins", "a", "backward", 16), ("gather ends", "a", "backward", 22),
+    ("turn", "b", "backward", 15), ("computes", "b", "backward", 15),
+    ("reduce begins", "b", "backward", 20), ("reduce ends", "b", "backward", 24),
+    ("turn", "a", "backward", 20), ("computes", "a", "backward", 22),
+    ("ends", "root", "backward", 30),
+]  # fmt: skip
+
+
+def test_a_gather_is_held_against_the_turn_of_its_unit():
+    rows = gathers.table([gathers.Moment(*one) for one in MOMENTS_OF_A_STEP])
+    assert [(row["pass"], row["unit"], row["gather_start_ms"], row["gather_end_ms"],
+             row["slack_ms"], row["waited_ms"], row["compute_end_ms"]) for row in rows] == [
+        ("forward", "a", 1, 4, -2, 2, 10), ("forward", "b", 5, 7, 3, 0, 15),
+        ("backward", "a", 16, 22, -2, 2, 30),
+    ]  # fmt: skip
+    assert gathers.waited_ms(rows) == 4
+    assert set(rows[0]) == set(bulk.TABLES["gathers"])
+
+
+def test_a_recorder_has_the_pass_and_starts_each_step_anew():
+    recorder = gathers.Recorder("cpu")
+    for _ in range(2):
+        recorder.begin()
+        recorder("turn", "")
+        recorder.turn_back()
+        recorder("turn", "layers.0")
+        recorder.end()
+    found = recorder.moments()
+    assert [(m.name, m.unit, m.phase) for m in found] == [
+        ("begins", "root", "forward"), ("turn", "root", "forward"), ("ends", "root", "forward"),
+        ("turn", "layers.0", "backward"), ("ends", "root", "backward"),
+    ]  # fmt: skip
+    assert found[0].ms == 0 and found[-1].ms > 0
+
+
+@pytest.mark.parametrize("world", [2, 8])
+@pytest.mark.parametrize("alike", [0.0, 1.0])
+def test_gradients_are_held_against_their_mean(world, alike):
+    """In what ranks have alike, too, and beside roundings of a third of their size."""
+    generator = torch.Generator().manual_seed(0)
+    random = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
+    each = alike * random(1, 16, 32) + random(world, 16, 32)
+    mean = each.mean(0)
+    wrong = {
+        "": mean,
+        "own": each[0],
+        "sum": world * mean,
+        "twice": mean / world,
+        "swapped": mean.roll(8, 0),
+        "nan": mean * float("nan"),
+    }
+    noise = random(16, 32)
+    noise *= mean.norm() / noise.norm()
+    for allowed, size in ((TOLERANCE["bf16"], 0.33), (TOLERANCE["fp32"], 1e-3)):
+        found = {what: deviation(x + size * noise, mean, each[0]) for what, x in wrong.items()}
+        assert [what for what, told in found.items() if not told.exceeds(allowed)] == [""], found
+    assert deviation(mean[:0], mean[:0], mean[:0]) == (0, 0, 0)
+    assert worst([(1.0, 5.0, 0.0), (2.0, float("nan"), 0.0)]) == (2, float("inf"), 0)
+    assert Deviation(0.1, 0.1, float("nan")).exceeds(TOLERANCE["bf16"])
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_follows_a_profiler_is_not_timed(monkeypatch, fits):
+    """Ours comes last, together with PyTorch's or behind it."""
+    groups = []
+    keys = [{"wrapper": "fsdp"}, {"wrapper": "fsdp2"}]
+    given = {"spec": {"capture": False}, "device": "cpu", "rank": 0, "seed": 0, "keys": keys}
+    nothing = {"expired": lambda: False, "begin": lambda _: None}
+    job = types.SimpleNamespace(**given, **nothing, wanted={"": keys})
+    plain = types.SimpleNamespace(stepping=lambda *_, send: lambda: None)
+    monkeypatch.setattr(times, "Training", lambda *_: plain)
+    monkeypatch.setattr(times, "_fit", lambda *_: fits)
+    monkeypatch.setattr(
+        times, "_measure_sharded", lambda _, ks, *__: groups.append([k["wrapper"] for k in ks])
+    )
+    times.fsdp(job)
+    assert groups == ([["fsdp2", "fsdp"]] if fits else [["fsdp2"], ["fsdp"]])
+
+
+def test_parameters_of_each_kind_are_looked_at():
+    names = ["embed", *(f"layers.{i}.{n}" for i in range(3) for n in ("q.weight", "norm")), "head"]
+    assert of_each_kind(names) == [0, 1, 2, 5, 6, 7]

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from a2lib.theory.attention import (
     EAGER,
     KERNELS,
-    attention_flops,
     in_one_sweep,
+    tiled_l2_bytes,
     tiled_memory,
-    tiled_traffic,
 )
 
 length = st.integers(min_value=1, max_value=40)
@@ -18,59 +17,37 @@ tile = st.sampled_from([1, 4, 8, 16])
 
 
 def walk(kernel, n_queries, n_keys, d, causal, width, Bq, Bk):
-    """One head of a kernel, program by program: visits, L2 bytes, shared bytes, operations."""
+    """One head's bytes through L2, program by program."""
     queries = [range(i, min(i + Bq, n_queries)) for i in range(0, n_queries, Bq)]
     keys = [range(j, min(j + Bk, n_keys)) for j in range(0, n_keys, Bk)]
     owners, streams, owned, streamed = (queries, keys, Bq, Bk)
     if kernel == "backward_dkdv":
         owners, streams, owned, streamed = (keys, queries, Bk, Bq)
-    visits = l2 = shared = flops = 0
+    moved = 0
     for owner in owners:
         # q, o (dq also do, o); k, v, dk, dv
-        l2 += {"forward": 2, "backward_dq": 4, "backward_dkdv": 4}[kernel] * owned * d * width
+        moved += {"forward": 2, "backward_dq": 4, "backward_dkdv": 4}[kernel] * owned * d * width
         for stream in streams:
             rows, columns = (owner, stream) if owners is queries else (stream, owner)
             if causal and columns[0] > rows[-1] and Bq * (rows[0] // Bq) + Bq - 1 < columns[0]:
                 continue
-            visits += 1
-            for _ in ("k", "v"):  # or q and do
-                l2 += streamed * d * width
-                shared += streamed * d * width
-            products = {"forward": 2, "backward_dq": 3, "backward_dkdv": 4}[kernel]
-            for _ in range(products):
-                shared += streamed * d * width
-                flops += 2 * Bq * Bk * d
+            moved += 2 * streamed * d * width  # k and v, or q and do
             if kernel == "backward_dkdv":
-                l2 += 2 * streamed * 4  # lse and delta
-    return visits, len(owners), l2, shared, flops
+                moved += 2 * streamed * 4  # lse and delta
+    return moved
 
 
 @given(st.sampled_from(sorted(KERNELS)), length, length, st.booleans(), tile, tile)
 def test_traffic_counts_every_tile(kernel, n_queries, n_keys, causal, Bq, Bk):
-    found = tiled_traffic(kernel, 2, 3, n_queries, n_keys, 8, causal, 2, Bq, Bk)
-    visits, programs, l2, shared, flops = walk(kernel, n_queries, n_keys, 8, causal, 2, Bq, Bk)
-    assert (found.tiles, found.programs) == (6 * visits, 6 * programs)
-    assert (found.l2_bytes, found.shared_bytes) == (6 * l2, 6 * shared)
-    assert found.flops == 6 * flops
-    assert found.exponentials == 6 * visits * Bq * Bk == found.register_bytes // 4
-
-
-def test_whole_tiles_execute_what_the_papers_count():
-    sizes = (2, 3, 256, 256, 64)
-    forward = tiled_traffic("forward", *sizes, False, 2, 64, 64)
-    assert forward.flops == attention_flops(*sizes, False, "forward")
-    two = [tiled_traffic(k, *sizes, False, 2, 64, 64) for k in ("backward_dq", "backward_dkdv")]
-    assert 5 * sum(k.flops for k in two) == 7 * attention_flops(*sizes, False, "backward")
+    found = tiled_l2_bytes(kernel, 2, 3, n_queries, n_keys, 8, causal, 2, Bq, Bk)
+    assert found == 6 * walk(kernel, n_queries, n_keys, 8, causal, 2, Bq, Bk)
 
 
 def test_streaming_is_two_n_squared_d_over_bq():
-    n, d, Bq = 65536, 64, 64
-    found = tiled_traffic("forward", 1, 1, n, n, d, False, 2, Bq, 64)
-    assert found.l2_bytes == (2 * n * n * d // Bq + 2 * n * d) * 2
-    assert (
-        tiled_traffic("forward", 1, 1, n, n, d, False, 2, 2 * Bq, 64).l2_bytes
-        == (n * n * d // Bq + 2 * n * d) * 2
-    )
+    n, d = 65536, 64
+    for Bq in (64, 128):
+        found = tiled_l2_bytes("forward", 1, 1, n, n, d, False, 2, Bq, 64)
+        assert found == (2 * n * n * d // Bq + 2 * n * d) * 2
 
 
 def test_tiled_memory_is_the_results_and_two_rows():
@@ -135,8 +112,8 @@ def test_eager_runs_the_operations_that_are_counted():
 
 @pytest.mark.parametrize(
     ("call", "words"),
-    [(lambda: tiled_traffic("sideways", 1, 1, 1, 1, 1, True, 2, 1, 1), "allowed are forward"),
-     (lambda: tiled_traffic("forward", 1, 1, 1, 1, 1, True, 2, 0, 1), "Bq is 0"),
+    [(lambda: tiled_l2_bytes("sideways", 1, 1, 1, 1, 1, True, 2, 1, 1), "allowed are forward"),
+     (lambda: tiled_l2_bytes("forward", 1, 1, 1, 1, 1, True, 2, 0, 1), "Bq is 0"),
      (lambda: tiled_memory(1, 1, 1, 1, 1, 2, "sideways"), "allowed are forward")],
 )  # fmt: skip
 def test_impossible_sizes_are_refused(call, words):

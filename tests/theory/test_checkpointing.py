@@ -20,7 +20,7 @@ from a2lib.theory.memory.checkpointing import (
     selective_peak,
 )
 from a2lib.theory.strategy_time import repeated_work
-from a2lib.theory.transformer import Shape, block_gradient_bytes
+from a2lib.theory.transformer import Shape, block_parameter_count
 
 # Input 1, saved 10, at most 25 while it goes backward, gradients 3.
 UNIT = BlockBytes(1, 10, 25, 3)
@@ -160,7 +160,7 @@ def unit(path, run, gradients, fresh):
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
 def test_the_model_has_the_bytes_of_the_plan(tmp_path, fresh):
     path, n = tmp_path / "x", SHAPE.num_layers
-    gradients = block_gradient_bytes(SHAPE)
+    gradients = 4 * block_parameter_count(SHAPE)
     block, output = unit(path, strategy("none", 2), gradients, fresh)
     for name in MODEL:
         want = cost(plan(name, n), block, fresh_gradients=fresh)
@@ -182,7 +182,7 @@ def test_the_model_has_the_bytes_of_its_halves(tmp_path, fresh):
 
     path, n = tmp_path / "x", SHAPE.num_layers
     of_ffn = 4 * (3 * SHAPE.d_model * SHAPE.d_ff + SHAPE.d_model)
-    of_attention = block_gradient_bytes(SHAPE) - of_ffn
+    of_attention = 4 * block_parameter_count(SHAPE) - of_ffn
     first, output = unit(path, attention, of_attention, fresh)
     halves = {ATTENTION: first, FFN: unit(path, ffn, of_ffn, fresh)[0]}
     want = cost(plan("half", n), UNIT, halves=halves, fresh_gradients=fresh)
@@ -194,7 +194,7 @@ def test_the_model_has_the_bytes_of_its_halves(tmp_path, fresh):
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
 def test_the_model_has_the_bytes_of_the_selections(tmp_path, fresh):
     path, n = tmp_path / "x", SHAPE.num_layers
-    block, output = unit(path, strategy("none", 2), block_gradient_bytes(SHAPE), fresh)
+    block, output = unit(path, strategy("none", 2), 4 * block_parameter_count(SHAPE), fresh)
     where = SHAPE, BATCH, CONTEXT
     for ops in KEPT:
         peak = selective_peak(ops, *where, block, fresh_gradients=fresh)

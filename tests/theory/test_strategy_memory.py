@@ -19,7 +19,7 @@ from a2lib.theory.memory.strategies import (
 from a2lib.theory.transformer import (
     SIZES,
     Shape,
-    block_gradient_bytes,
+    block_parameter_count,
     state_bytes,
 )
 
@@ -96,7 +96,7 @@ def test_the_softmax_by_hand():
     fresh, halves = block_bytes(shape, batch, context)
     of_output = 4 * 16 * 16
     assert fresh.peak - block.peak == of_output + halves[FFN].gradients
-    assert sum(half.gradients for half in halves.values()) == block_gradient_bytes(shape)
+    assert sum(half.gradients for half in halves.values()) == 4 * block_parameter_count(shape)
     assert fresh.saved == sum(half.saved for half in halves.values())
 
 

@@ -7,8 +7,6 @@ the mask is causal whatever the block size, and a backward of five products to t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from a2lib.theory.products import check_name, check_sizes
 
 PASSES = ("forward", "backward", "end_to_end")
@@ -69,34 +67,16 @@ def attention_bytes(
     return {"forward": forward, "backward": backward, "end_to_end": forward + backward}[pass_]
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """What one tiled kernel executes and moves: operations, exponentials, and bytes by level.
-
-    ``tiles`` are the pairs of a query tile and a key tile that it visits. ``register_bytes`` are
-    scores, formed and used up in registers; ``shared_bytes`` are written to shared memory on
-    arrival and read by products; ``l2_bytes`` reach the multiprocessors through the L2 cache.
-    """
-
-    tiles: int
-    programs: int
-    flops: int
-    exponentials: int
-    register_bytes: int
-    shared_bytes: int
-    l2_bytes: int
-
-
-# kernel: who owns a program, products per tile, how many of them read a streamed tile, then
-# matrices of the owner's rows that are read and written once, and fp32 numbers per streamed row.
+# kernel: who owns a program, products per tile, matrices of the owner's rows that are read or
+# written once, and fp32 numbers per streamed row.
 KERNELS = {
-    "forward": ("queries", 2, 2, 1, 1, 0),
-    "backward_dq": ("queries", 3, 3, 3, 1, 0),
-    "backward_dkdv": ("keys", 4, 4, 2, 2, 2),
+    "forward": ("queries", 2, 2, 0),
+    "backward_dq": ("queries", 3, 4, 0),
+    "backward_dkdv": ("keys", 4, 4, 2),
 }
 
 
-def tiled_traffic(
+def tiled_l2_bytes(
     kernel: str,
     batch: int,
     heads: int,
@@ -107,39 +87,25 @@ def tiled_traffic(
     element_bytes: int,
     Bq: int,
     Bk: int,
-) -> Traffic:
-    """The traffic of one kernel of FlashAttention-2 with tiles of Bq queries and Bk keys.
+) -> int:
+    """Bytes that reach the multiprocessors through the L2 cache in one kernel of FlashAttention-2
+    with tiles of Bq queries and Bk keys.
 
     A program owns a tile of queries (``forward``, ``backward_dq``) or keys (``backward_dkdv``) and
-    streams two matrices of the other side past it. Each streamed tile comes from L2 once per
-    program, is written to shared memory once, and is read there by every product that takes it.
-    A tile at a ragged end or on the diagonal counts as whole, and what the owner keeps counts for
-    L2 alone. Streaming gives about ``2 * n_queries * n_keys * d / Bq`` elements forward (half if
-    causal): a cache's work, where attention_bytes is that of device memory.
+    streams two matrices of the other side past it, each tile once. A tile at a ragged end or on the
+    diagonal counts as whole. Streaming gives about ``2 * n_queries * n_keys * d / Bq`` elements
+    forward (half if causal): a cache's work, where attention_bytes is that of device memory.
 
     Raises ValueError as attention_flops, or for an unknown kernel.
     """
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
     check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes, Bq=Bq, Bk=Bk)
     check_name("kernel", kernel, KERNELS)
-    owner, products, readers, own_read, own_written, floats = KERNELS[kernel]
-    visits = batch * heads * _visits(n_queries, n_keys, causal, Bq, Bk)
-    owned, streamed = (Bq, Bk) if owner == "queries" else (Bk, Bq)
-    length = n_queries if owner == "queries" else n_keys
-    programs = batch * heads * -(-length // owned)
+    owner, _, own, floats = KERNELS[kernel]
+    owned, streamed, length = (Bq, Bk, n_queries) if owner == "queries" else (Bk, Bq, n_keys)
     row = head_dim * element_bytes
-    stream = visits * streamed * row
-    return Traffic(
-        tiles=visits,
-        programs=programs,
-        flops=visits * products * 2 * Bq * Bk * head_dim,
-        exponentials=visits * Bq * Bk,
-        register_bytes=visits * Bq * Bk * 4,
-        shared_bytes=stream * (2 + readers),
-        l2_bytes=2 * stream
-        + visits * streamed * floats * 4
-        + programs * owned * (own_read + own_written) * row,
-    )
+    streams = _visits(n_queries, n_keys, causal, Bq, Bk) * streamed * (2 * row + 4 * floats)
+    return batch * heads * (streams + -(-length // owned) * owned * own * row)
 
 
 def _visits(n_queries: int, n_keys: int, causal: bool, Bq: int, Bk: int) -> int:

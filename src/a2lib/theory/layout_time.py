@@ -18,6 +18,16 @@ from a2lib.theory.products import matmul_flops
 from a2lib.theory.stages import Layout, Stage, inside, shards, stages, tables, tokens, weights
 
 
+class Seconds(NamedTuple):
+    """Of messages on the links of a node, and on the network."""
+
+    links: float = 0.0
+    network: float = 0.0
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.links + other.links, self.network + other.network)
+
+
 class Busy(NamedTuple):
     """Seconds that a micro-batch takes: of arithmetic, of device memory, on either links; and of
     the last two those that the next operation waits for: of tensor, context and expert."""
@@ -29,21 +39,13 @@ class Busy(NamedTuple):
     waited: float
 
 
-class Times(NamedTuple):
-    """Seconds of a step, and what is busy in it for how long."""
-
-    floor: float
-    expected: float
-    serial: float
-    busy: dict[str, float]
-
-
-def times(job: Job, layout: Layout) -> Times:
-    """Those of a layout that keeps the rules."""
+def times(job: Job, layout: Layout) -> tuple[float, float, float, dict[str, float]]:
+    """Seconds of a step, floor, expected and serial, of a layout that keeps the rules; and what is
+    busy in it for how long."""
     m, every = layout.microbatches, stages(job, layout)
     busy = [_stage(job, layout, stage) for stage in every]
     fullest = max(every, key=lambda stage: weights(job, layout, stage))
-    once_links, once_network = _once(job, layout, fullest)
+    once = _once(job, layout, fullest)
     if layout.sharding == "none":
         updated = weights(job, layout, fullest)
     else:
@@ -68,16 +70,16 @@ def times(job: Job, layout: Layout) -> Times:
 
     def in_all(one: Busy) -> float:
         tensor, data, pipeline = (m * seconds for seconds in one.links)
-        return together((tensor, data + once_links, pipeline))
+        return together((tensor, data + once.links, pipeline))
 
     links = max(in_all(one) for one in busy)
-    network = m * max(one.network for one in busy) + once_network
+    network = m * max(one.network for one in busy) + once.network
     work, wait = pipelined([least(one) for one in busy])
     alone = [max(one.compute, one.memory) + sum(one.links) + one.network for one in busy]
-    return Times(
+    return (
         max(work + wait, links, network) + update,
         max(sum(pipelined([likely(one) for one in busy])), links, network) + update,
-        sum(pipelined(alone)) + once_links + once_network + update,
+        sum(pipelined(alone)) + sum(once) + update,
         {
             "computation": m * max(one.compute for one in busy),
             "memory bandwidth": m * max(one.memory for one in busy) + update,
@@ -134,32 +136,30 @@ def _stage(job: Job, layout: Layout, stage: Stage) -> Busy:
     moved += blocks * rows * job.scores / t * (passes * forward + backward)
     tensor, context = _waited(job, layout, rows, blocks, stage.first, stage.last)
     routed = _routed(job, layout, rows, mixtures)
-    data = (0.0, 0.0)
-    often = {"fsdp": 3, "hsdp": 3, "zero2": 1}.get(layout.sharding, 0)
-    if often:
+    data = Seconds()
+    if often := {"fsdp": 3, "hsdp": 3, "zero2": 1}.get(layout.sharding, 0):
         layers = blocks + tables(shape, stage)
-        data = _added(_scaled(often, _replicated(job, layout, stage, size)),
-                      _waits(job, layout, "data", often * layers))  # fmt: skip
+        data = _replicated(job, layout, stage, often, often * layers)
     if layout.sharding == "hsdp":
-        data = data[0], 0.0  # within a node
+        data = Seconds(data.links)  # within a node
     hop = stage_boundary_bytes(rows, d, 1, element_bytes=job.element) / layout.rows
     # Each piece sends its output on and a gradient back, but for the model's first and last.
     hops = 2 * layout.chunks - stage.first - stage.last
-    pipeline = _added(_sent(job, layout, "pipeline", hop * hops),
-                      _waits(job, layout, "pipeline", hops))  # fmt: skip
+    pipeline = _hops(job, layout, "pipeline", hop * hops, hops)
+    beside = data + context + routed
     return Busy(
         compute=flops / t / job.flops,
         memory=moved / job.device.memory_bandwidth,
-        links=(tensor[0], data[0] + context[0] + routed[0], pipeline[0]),
-        network=tensor[1] + data[1] + context[1] + routed[1] + pipeline[1],
+        links=(tensor.links, beside.links, pipeline.links),
+        network=(tensor + beside + pipeline).network,
         waited=sum(tensor) + sum(context) + sum(routed),
     )
 
 
 def _waited(
     job: Job, layout: Layout, rows: float, blocks: float, first: bool, last: bool
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Seconds on links and network of tensor's messages, and of context's, for ``rows`` tokens."""
+) -> tuple[Seconds, Seconds]:
+    """Tensor's messages, and context's, for ``rows`` tokens."""
     shape, t, whole = job.shape, layout.tensor, layout.checkpointing == "block"
     if layout.rows > 1:
         # Two gathers and two scatters a block in either pass, and the backward gathers the inputs
@@ -168,31 +168,31 @@ def _waited(
     else:  # an all-reduce is a scatter and a gather
         messages = blocks * (5 if whole else 4) + first + last
         gathers = 2 * messages
-    ring = _ring(job, layout, "tensor", job.element * rows * shape.d_model)
-    tensor = _added(_scaled(gathers, ring), _waits(job, layout, "tensor", messages))
+    size = gathers * job.element * rows * shape.d_model
+    tensor = _rings(job, layout, "tensor", size, messages)
     # The backward sends keys, values and the gradients of both.
     rounds = ring_attention_bytes(rows, shape.kv_width / t, layout.context, job.element)
     rings = blocks * (4 if whole else 3)
-    context = _added(_sent(job, layout, "context", rings * rounds),
-                     _waits(job, layout, "context", rings * (layout.context - 1)))  # fmt: skip
-    return tensor, context
+    return tensor, _hops(job, layout, "context", rings * rounds, rings * (layout.context - 1))
 
 
-def _routed(job: Job, layout: Layout, rows: float, mixtures: float) -> tuple[float, float]:
-    """Seconds on links and network of tokens that go to the experts of so many blocks and back.
+def _routed(job: Job, layout: Layout, rows: float, mixtures: float) -> Seconds:
+    """Tokens that go to the experts of so many blocks and back.
 
     A token goes to each node of its experts once, at most to all there are, and from there to each
     of them over the links.
     """
     n, k = inside(job, layout, "expert")
     if n == 1 or not mixtures:
-        return 0.0, 0.0
+        return Seconds()
     shape, messages = job.shape, mixtures * (5 if layout.checkpointing == "block" else 4)
     size = messages * job.element * rows * shape.d_model
     nodes = min(shape.top_k, shape.nodes or shape.top_k, n // k)
-    seconds = (all_to_all_s(size * shape.top_k, k, job.device.link),
-               all_to_all_s(size * nodes, n // k, job.device.network))  # fmt: skip
-    return _added(seconds, _waits(job, layout, "expert", messages))
+    late = messages * job.device.latency
+    return Seconds(
+        all_to_all_s(size * shape.top_k, k, job.device.link) + late * (k > 1),
+        all_to_all_s(size * nodes, n // k, job.device.network) + late * (n > k),
+    )
 
 
 def least_waited(job: Job, layout: Layout) -> float:
@@ -205,64 +205,50 @@ def least_waited(job: Job, layout: Layout) -> float:
     return sum(map(sum, _waited(job, layout, rows, blocks, False, False)))
 
 
-def _once(job: Job, layout: Layout, stage: Stage) -> tuple[float, float]:
-    """Seconds on links and network of what is sent once a step: zero1's gradients and weights,
-    zero2's weights, between nodes hsdp's gradients. An all-reduce of gradients, where nothing is
-    cut, sends as much as zero1."""
+def _once(job: Job, layout: Layout, stage: Stage) -> Seconds:
+    """What is sent once a step: zero1's gradients and weights, zero2's weights, between nodes
+    hsdp's gradients. An all-reduce of gradients, where nothing is cut, sends as much as zero1."""
     if layout.sharding == "fsdp":
-        return 0.0, 0.0
+        return Seconds()
     first, shape = stages(job, layout)[0], job.shape
     messages = (first.blocks + tables(shape, first)) * (2 if layout.sharding == "zero1" else 1)
     rings = 1 if layout.sharding == "zero2" else 2
-    size = weights(job, layout, stage) * job.element
-    found = _added(_scaled(rings, _replicated(job, layout, stage, size)),
-                   _waits(job, layout, "data", messages))  # fmt: skip
-    return (0.0, found[1]) if layout.sharding == "hsdp" else found
+    found = _replicated(job, layout, stage, rings, messages)
+    return Seconds(0.0, found.network) if layout.sharding == "hsdp" else found
 
 
-def _replicated(job: Job, layout: Layout, stage: Stage, size: float) -> tuple[float, float]:
-    """Seconds of a ring of a stage's weights, ``size`` bytes, over all that have the same ones: for
-    its experts fewer than for the others."""
+def _replicated(job: Job, layout: Layout, stage: Stage, rings: int, messages: int) -> Seconds:
+    """Rings of a stage's weights over all that have the same ones: for its experts fewer than for
+    the others."""
     shape = job.shape
+    size = rings * weights(job, layout, stage) * job.element
     mixtures = (stage.blocks - stage.dense) if shape.experts else 0
     experts = mixtures * shape.experts * shape.expert_matrices / layout.expert * job.element
-    if not experts:
-        return _ring(job, layout, "data", size)
-    return _added(_ring(job, layout, "data", size - experts),
-                  _ring(job, layout, "replicas", experts))  # fmt: skip
+    found = _rings(job, layout, "data", size - rings * experts, messages)
+    return found + _rings(job, layout, "replicas", rings * experts, 0) if experts else found
 
 
-def _ring(job: Job, layout: Layout, axis: str, size: float) -> tuple[float, float]:
-    """Seconds of an all-gather that ends with ``size`` bytes, on node links and on the network.
+def _rings(job: Job, layout: Layout, axis: str, size: float, messages: float) -> Seconds:
+    """All-gathers that end with ``size`` bytes in all, in so many messages; reduce-scatters take as
+    long.
 
     k of n devices are in a node: each gathers a k-th of the tensor over the network from n / k
-    nodes, then all of it in its node. A reduce-scatter takes as long.
+    nodes, then all of it in its node.
     """
     n, k = inside(job, layout, axis)
-    return (all_gather_s(size, k, job.device.link),
-            all_gather_s(size / k, n // k, job.device.network))  # fmt: skip
+    late = messages * job.device.latency
+    return Seconds(
+        all_gather_s(size, k, job.device.link) + late * (k > 1),
+        all_gather_s(size / k, n // k, job.device.network) + late * (n > k),
+    )
 
 
-def _sent(job: Job, layout: Layout, axis: str, size: float) -> tuple[float, float]:
-    """Seconds of ``size`` bytes to the next of an axis: over the network if any hop is."""
+def _hops(job: Job, layout: Layout, axis: str, size: float, messages: float) -> Seconds:
+    """Bytes to the next of an axis: over the network if any hop is."""
     n, k = inside(job, layout, axis)
+    late = messages * job.device.latency
     if n == 1:
-        return 0.0, 0.0
-    return (size / job.device.link, 0.0) if k == n else (0.0, size / job.device.network)
-
-
-def _waits(job: Job, layout: Layout, axis: str, messages: int) -> tuple[float, float]:
-    """Seconds that so many messages along an axis take beside their bytes, on either links."""
-    n, k = inside(job, layout, axis)
-    each = messages * job.device.latency
-    if axis in ("context", "pipeline"):  # a hop, over the network if any is
-        return (each if 1 < n == k else 0.0, each if k < n else 0.0)
-    return (each if k > 1 else 0.0, each if n > k else 0.0)
-
-
-def _added(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    return one[0] + other[0], one[1] + other[1]
-
-
-def _scaled(times: float, seconds: tuple[float, float]) -> tuple[float, float]:
-    return times * seconds[0], times * seconds[1]
+        return Seconds()
+    if k == n:
+        return Seconds(size / job.device.link + late)
+    return Seconds(0.0, size / job.device.network + late)

@@ -15,6 +15,7 @@ DeepSeek-AI, 2024. The formulas of each axis are those of parallelism.py and oth
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from a2lib.theory.jobs import NARROW, OPTIMIZERS, WIDE, Job
@@ -124,96 +125,75 @@ def check(job: Job, layout: Layout) -> None:
     check_name("sharding", layout.sharding, SHARDINGS)
     check_name("checkpointing", layout.checkpointing, STRATEGIES)
     check_name("schedule", layout.schedule, SCHEDULES)
+    for broken in _broken_rules(job, layout):
+        raise ValueError(broken)
+
+
+def _broken_rules(job: Job, layout: Layout) -> Iterator[str]:
+    m, chunks, expert = layout.microbatches, layout.chunks, layout.expert
     for axis in AXES:
-        check_axis(job, axis, getattr(layout, axis))
-    if job.batch // layout.data % layout.microbatches:
-        raise ValueError(
-            f"microbatches {layout.microbatches} does not divide the {job.batch // layout.data} "
-            f"sequences of a data rank (batch {job.batch} / data {layout.data}); it must"
+        yield from _of_axis(job, axis, getattr(layout, axis))
+    p, blocks = layout.pipeline, stage_blocks(job.shape.num_layers, layout.pipeline)[1]
+    sequences = job.batch // layout.data
+    if sequences % m:
+        yield (
+            f"microbatches {m} does not divide the {sequences} sequences of a data rank "
+            f"(batch {job.batch} / data {layout.data}); it must"
         )
-    if layout.chunks > 1:
-        check_chunks(job, layout)
-    if layout.schedule != "1f1b":
-        check_schedule(layout)
-    if layout.expert > 1:
-        check_expert(job, layout)
+    if chunks > 1 and p == 1:
+        yield f"chunks {chunks} with pipeline 1; allowed is 1"
+    if chunks > 1 and blocks % chunks:
+        yield f"chunks {chunks} does not divide the {blocks} blocks of a stage; it must"
+    if chunks > 1 and m % p:
+        yield f"microbatches {m} with chunks {chunks}; allowed are multiples of the {p} stages"
+    least = {"zb-h1": p, "zb-h2": 2 * p - 1}.get(layout.schedule, 0)
+    if least and (p == 1 or chunks > 1 or m < least):
+        yield (
+            f"schedule {layout.schedule} with pipeline {p}, chunks {chunks}, microbatches {m}; "
+            f"allowed are 2 stages or more, in one piece, and from {least} micro-batches on"
+        )
+    for name, whole in (("experts", job.shape.experts), ("data x context", layout.shards)):
+        if expert > 1 and (whole % expert or not whole):
+            yield f"expert {expert} does not divide {name} {whole}; it must"
+    if expert > 1 and layout.sharding == "hsdp":
+        yield f"expert {expert} with sharding hsdp; allowed is 1, since nodes hold the same then"
     if layout.checkpointing == "selective" and job.attention == "flash":
-        raise ValueError(
-            "checkpointing selective with flash attention; allowed are none and block, since flash "
-            "keeps no scores"
+        yield (
+            "checkpointing selective with flash attention; allowed are none and block, since "
+            "flash keeps no scores"
         )
     if layout.devices > job.devices:
-        raise ValueError(
+        yield (
             f"data x tensor x pipeline x context is {layout.devices}; allowed are at most the "
             f"{job.devices} devices"
         )
 
 
-def check_chunks(job: Job, layout: Layout) -> None:
-    """Raise ValueError, in one line, unless a layout's stages can be interleaved."""
-    p, m, chunks = layout.pipeline, layout.microbatches, layout.chunks
-    if p == 1:
-        raise ValueError(f"chunks {chunks} with pipeline 1; allowed is 1")
-    blocks = stage_blocks(job.shape.num_layers, p)[1]
-    if blocks % chunks:
-        raise ValueError(f"chunks {chunks} does not divide the {blocks} blocks of a stage; it must")
-    if m % p:
-        raise ValueError(
-            f"microbatches {m} with chunks {chunks}; allowed are multiples of the {p} stages"
-        )
-
-
-def check_schedule(layout: Layout) -> None:
-    """Raise ValueError, in one line, unless a layout's pipeline has its zero-bubble order."""
-    least = layout.pipeline if layout.schedule == "zb-h1" else 2 * layout.pipeline - 1
-    if layout.pipeline == 1 or layout.chunks > 1 or layout.microbatches < least:
-        raise ValueError(
-            f"schedule {layout.schedule} with pipeline {layout.pipeline}, chunks {layout.chunks}, "
-            f"microbatches {layout.microbatches}; allowed are 2 stages or more, in one piece, and "
-            f"from {least} micro-batches on"
-        )
-
-
-def check_expert(job: Job, layout: Layout) -> None:
-    """Raise ValueError, in one line, unless a layout's devices can share the experts."""
-    n, experts = layout.expert, job.shape.experts
-    for name, whole in (("experts", experts), ("data x context", layout.shards)):
-        if whole % n or not whole:
-            raise ValueError(f"expert {n} does not divide {name} {whole}; it must")
-    if layout.sharding == "hsdp":
-        raise ValueError(
-            f"expert {n} with sharding hsdp; allowed is 1, since nodes hold the same then"
-        )
-
-
-def check_axis(job: Job, axis: str, size: int) -> None:
-    """Raise ValueError, in one line, unless ``size`` divides what its axis cuts."""
-    check_sizes(**{axis: size})
+def _of_axis(job: Job, axis: str, size: int) -> Iterator[str]:
+    """The rules of what an axis cuts."""
+    layers, dense = job.shape.num_layers, job.shape.dense
     for name, whole in cut_by_axis(job)[axis].items():
         if whole % size:
-            raise ValueError(f"{axis} {size} does not divide {name} {whole}; it must")
-    layers = job.shape.num_layers
+            yield f"{axis} {size} does not divide {name} {whole}; it must"
     if axis == "pipeline" and stage_blocks(layers, size) is None:
-        raise ValueError(
+        yield (
             f"pipeline {size} does not divide num_layers {layers}, nor up to three more, in "
             f"{layers} stages or fewer; it must, the first having one fewer, the last up to two"
         )
-    if axis == "pipeline" and size > 1 and stage_blocks(layers, size)[0] < job.shape.dense:
-        raise ValueError(
-            f"pipeline {size}: the first stage has fewer blocks than the {job.shape.dense} dense; "
-            "it must have all of them"
+    if axis == "pipeline" and size > 1 and stage_blocks(layers, size)[0] < dense:
+        yield (
+            f"pipeline {size}: the first stage has fewer blocks than the {dense} dense; it must "
+            "have all of them"
         )
     if axis == "tensor" and size > 1 and job.shape.experts:
-        raise ValueError(f"tensor {size} with experts; allowed is 1, since expert cuts them")
+        yield f"tensor {size} with experts; allowed is 1, since expert cuts them"
     if axis == "context" and size > 1 and job.context % (2 * size):
-        raise ValueError(
+        yield (
             f"context {size}: its double does not divide context length {job.context}; it must, "
             "since each device has an early and a late part of a causal sequence"
         )
     if axis == "context" and size > 1 and job.attention == "eager":
-        raise ValueError(
-            f"context {size} with eager attention; allowed is 1, since a ring of keys needs flash"
-        )
+        yield f"context {size} with eager attention; allowed is 1, since a ring of keys needs flash"
 
 
 def evaluate(job: Job, layout: Layout) -> Plan:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.products import check_sizes, matmul_flops
@@ -37,17 +36,10 @@ class Shape:
     num_layers: int
     num_heads: int
     vocab_size: int = VOCAB_SIZE
-    num_kv_heads: ClassVar[int | None] = None
-    tied: ClassVar[bool] = False
-    experts: ClassVar[int] = 0
-    top_k: ClassVar[int] = 0
-    shared: ClassVar[int] = 0
-    dense: ClassVar[int] = 0
-    nodes: ClassVar[int] = 0
-    head_size: ClassVar[int] = 0
-    q_rank: ClassVar[int] = 0
-    kv_rank: ClassVar[int] = 0
-    rope: ClassVar[int] = 0
+    # Of a ``GroupedShape`` alone.
+    num_kv_heads, tied = None, False
+    experts = top_k = shared = dense = nodes = 0
+    head_size = q_rank = kv_rank = rope = 0
 
     def __post_init__(self) -> None:
         check_sizes(d_model=self.d_model, d_ff=self.d_ff, num_layers=self.num_layers,
@@ -300,15 +292,3 @@ def state_bytes(
     check_sizes(element_bytes=element_bytes, moment_bytes=moment_bytes)
     n = parameter_count(shape)
     return StateBytes(n * element_bytes, n * element_bytes, 2 * n * moment_bytes)
-
-
-def block_gradient_bytes(shape: Shape, element_bytes: int = 4) -> int:
-    """Bytes of the gradients of one block's parameters."""
-    check_sizes(element_bytes=element_bytes)
-    return block_parameter_count(shape) * element_bytes
-
-
-def residual_stream_bytes(shape: Shape, batch: int, context: int, element_bytes: int = 4) -> int:
-    """Bytes of one residual-stream tensor, ``(batch, context, d_model)``."""
-    check_sizes(batch=batch, context=context, element_bytes=element_bytes)
-    return batch * context * shape.d_model * element_bytes

@@ -15,8 +15,8 @@ from a2lib.theory.attention import (
     attention_bytes,
     attention_flops,
     in_one_sweep,
+    tiled_l2_bytes,
     tiled_memory,
-    tiled_traffic,
 )
 
 PART = "compiled_backward"  # its forward is ours, which makes it no peer
@@ -130,14 +130,14 @@ def best_public() -> float:
     return float(rows.set_index("implementation").loc["leaderboard_2025_best", "ms"])
 
 
-def traffic(pass_: str, **sizes) -> list:
-    """The traffic of each of our kernels of a pass, causal bf16, at BOARD or at other sizes."""
+def l2_bytes(pass_: str, **sizes) -> int:
+    """L2 traffic of our kernels of a pass, causal bf16, at BOARD or at other sizes."""
     sizes = {**BOARD, **sizes}
     tiles = TILES[sizes["head_dim"]]
-    return [
-        tiled_traffic(k, **sizes, causal=True, element_bytes=2, Bq=tiles[k][0], Bk=tiles[k][1])
+    return sum(
+        tiled_l2_bytes(k, **sizes, causal=True, element_bytes=2, Bq=tiles[k][0], Bk=tiles[k][1])
         for k in OWN[pass_]
-    ]
+    )
 
 
 def rates() -> dict[str, float]:

@@ -16,9 +16,9 @@ from a2lib.report.pages.flash import (
     PASSES,
     THEIRS,
     floors,
+    l2_bytes,
     rates,
     sheet,
-    traffic,
 )
 from a2lib.report.style import STATUS
 from a2lib.report.units import count, digits, ms, percent, quantity, tflops
@@ -130,7 +130,7 @@ def counters(counted: pd.DataFrame) -> pd.DataFrame:
     ):
         d, pass_ = r["head_dim"], r["pass"]
         once = attention_bytes(**BOARD | {"head_dim": d}, element_bytes=2, pass_=pass_)
-        tiles = sum(k.l2_bytes for k in traffic(pass_, head_dim=d)) if pass_ in OWN else np.nan
+        tiles = l2_bytes(pass_, head_dim=d) if pass_ in OWN else np.nan
         lines.append(
             [f"{COUNTED[r['implementation']]}, {pass_}", d, digits(r["l2_bytes"] / 1e9, 3)]
             + [digits(tiles / 1e9, 3) if r["implementation"] == OURS else "·"]

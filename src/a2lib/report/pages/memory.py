@@ -18,7 +18,7 @@ from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import Layout, evaluate
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.memory.step import StepMemory, asked, peak, refused
-from a2lib.theory.transformer import SIZES, block_gradient_bytes, state_bytes
+from a2lib.theory.transformer import SIZES, block_parameter_count, state_bytes
 
 BATCH, MODEL = 4, "2.7B"
 CONTEXTS = (128, 256, 512, 1024, 2048)
@@ -103,7 +103,7 @@ def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
             block_saved_bytes(SIZES[r.model], BATCH, int(r.context), r.attention, r.precision)
             for r in rows.itertuples()
         ],
-        gradients=[block_gradient_bytes(SIZES[m]) for m in rows["model"]],
+        gradients=[4 * block_parameter_count(SIZES[m]) for m in rows["model"]],
         largest=[found[0] for found in sizes],
         five=[sum(found[:5]) for found in sizes],
     )
@@ -196,7 +196,7 @@ def trade(contexts: tuple[int, ...]) -> Chart:
     """Saved tensors and gradients while backward passes the blocks, fp32 and eager attention, GB
     beyond weights and moments."""
     shape = SIZES[MODEL]
-    gradients, done = block_gradient_bytes(shape), np.arange(shape.num_layers + 1)
+    gradients, done = 4 * block_parameter_count(shape), np.arange(shape.num_layers + 1)
 
     def draw(figure):
         ax = figure.subplots()

@@ -20,7 +20,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from a2lib.experiments.harness.compiler import quote_torch  # noqa: E402
+from a2lib.paths import quote_torch  # noqa: E402
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

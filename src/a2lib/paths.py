@@ -3,6 +3,7 @@
 import getpass
 import os
 import re
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -32,3 +33,15 @@ def cache_dir() -> Path:
 def runs_dir() -> Path:
     """Folder of the executed notebooks."""
     return build_dir() / "runs"
+
+
+def quote_torch() -> None:
+    """Let Inductor link where torch lies in a folder with a space in its path: it names that folder
+    to the linker without quotes (torch 2.13)."""
+    import torch
+
+    folder = str(Path(torch.__file__).parent / "lib")
+    if re.search(r"\s", folder):
+        import torch.utils.cpp_extension
+
+        torch.utils.cpp_extension.TORCH_LIB_PATH = shlex.quote(folder)

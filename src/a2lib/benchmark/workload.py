@@ -17,6 +17,7 @@ from a2lib.benchmark.result import StepTimes
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.model import Linear, TransformerLM, cross_entropy
 from a2lib.optim import MasterAdamW
+from a2lib.paths import quote_torch
 from a2lib.theory.roofline import NARROW
 
 
@@ -68,6 +69,7 @@ class Workload:
             for block in self.model.layers:
                 block.compile(**whole)
         if config.compile or config.compile_blocks:
+            quote_torch()
             self.loss = torch.compile(cross_entropy, **whole)
         generator = torch.Generator(device).manual_seed(config.seed)
         size = (2, config.batch, config.context)

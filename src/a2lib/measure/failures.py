@@ -37,15 +37,13 @@ def classify(error: BaseException, warned: Iterable[str] = ()) -> tuple[str, str
     ``warned`` are the warnings of that call: PyTorch gives its reasons for refusing a backend
     there.
     """
-    import torch
-
     chain = linked(error)
     text = " ".join(str(link) for link in chain)
     first = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     for link in chain:
-        if isinstance(link, torch.OutOfMemoryError | MemoryError) or (
-            isinstance(link, RuntimeError) and _OUT_OF_MEMORY.search(str(link))
-        ):
+        told = isinstance(link, RuntimeError) and _OUT_OF_MEMORY.search(str(link))
+        # torch's by its name: who has not loaded torch need not.
+        if told or isinstance(link, MemoryError) or type(link).__name__ == "OutOfMemoryError":
             return "oom", "out of memory"
     for link in chain:
         if isinstance(link, UnsupportedError | NotImplementedError):
@@ -67,6 +65,8 @@ def outcome(error: BaseException) -> str | None:
 
 def is_lost(error: BaseException) -> bool:
     """Whether ``error`` leaves the CUDA context unusable: every later call would fail as well."""
+    if isinstance(error, LostContext):
+        return True
     text = " ".join(str(link) for link in linked(error))
     return classify(error)[0] == "error" and bool(_LOST.search(text))
 

@@ -8,13 +8,13 @@ import sys
 import textwrap
 import time
 
-from a2lib.experiments.harness.process import Worker, command
+from a2lib.experiments.harness.process import Worker
 
 START = "experiments.harness.toy:start"
 
 
 def test_closing_a_worker_ends_what_it_started():
-    worker = Worker(command(START))
+    worker = Worker(START)
     (event,) = worker.ask({"do": START, "spec": {"seconds": 0}, "device": "cpu", "seed": 0}, 60)
     assert not _ended(event["pid"])
     worker.close()
@@ -29,8 +29,8 @@ def test_neither_a_worker_nor_what_it_started_outlives_a_killed_parent(tmp_path)
     script.write_text(
         textwrap.dedent(f"""
         import sys
-        from a2lib.experiments.harness.process import Worker, command
-        worker = Worker(command({START!r}))
+        from a2lib.experiments.harness.process import Worker
+        worker = Worker({START!r})
         task = {{"do": {START!r}, "spec": {{"seconds": 100}}, "device": "cpu", "seed": 0}}
         for event in worker.ask(task, 120):
             print(worker._process.pid, event["pid"], flush=True)

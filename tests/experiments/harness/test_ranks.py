@@ -17,7 +17,7 @@ from experiments.harness.toy_ranks import IN_GROUP, RANKS, task
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.process import WorkerDied
-from a2lib.experiments.harness.ranks import Ranks, _Group, gpus_of, where
+from a2lib.experiments.harness.ranks import Ranks, gpus_of, where, why
 from a2lib.experiments.harness.sweep import Sweep
 from a2lib.measure import Section, Store
 from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed
@@ -147,42 +147,26 @@ def _names(folder, count):
 
 
 @pytest.mark.parametrize(
-    ("error", "raised", "event"),
+    ("error", "raised", "died"),
     [
         (RankFailed("rank 1 of 2: x\n\nmore", 1, 1), {1: ("oom", "out of memory")},
-         ("rank 1 of 2: out of memory", "oom")),
+         ("rank 1 of 2: out of memory", "oom", False)),
         # Rank 0 has lost its peer: it is not to blame.
         (RankFailed("rank 1 of 2: killed by SIGABRT\n\nmore", 1, -6), {0: ("error", "closed")},
-         ("rank 1 of 2: killed by SIGABRT", "error")),
+         ("rank 1 of 2: killed by SIGABRT", "error", False)),
+        (RankFailed("rank 1 of 2: killed by SIGTERM", 1, -15), {},
+         ("rank 1 of 2: killed by SIGTERM", "error", True)),
         (LaunchError("torchrun failed, exit code 1\n\nmore", code=1), {},
-         ("torchrun failed, exit code 1", "error")),
+         ("torchrun failed, exit code 1", "error", False)),
         (TimeLimitPassed("no answer within 3 s\n\nmore", {1: "  File \"a.py\", line 2 in f"}), {},
-         ("no answer within 3 s: rank 1 in f (a.py:2)", "error")),
+         ("no answer within 3 s: rank 1 in f (a.py:2)", "error", False)),
+        (None, {}, ("its processes stopped answering", "error", False)),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_group_that_ended(error, raised, event):
-    group = _Group(2, emit=lambda event: None)
-    for rank, (status, note) in raised.items():
-        group.event(rank, {"raised": note, "status": status})
-    assert group.failure(error) == dict(zip(("raised", "status"), event, strict=True))
-
-
-def test_a_group_is_overdue_only_while_a_rank_is_at_work():
-    said = []
-    group = _Group(2, said.append)
-    assert group.overdue() is None and not group.started
-    for rank in (0, 1):
-        group.event(rank, {"ready": True})
-    assert group.started and said == [{"ready": True}]
-    group.asked({"silence_s": 0})
-    group.heard -= 1
-    assert group.overdue() == "no answer within 0 s"
-    group.event(0, {"row": {}})
-    group.event(0, {"done": True})
-    assert said[1:] == [{"row": {}}]
-    group.event(1, {"done": True})
-    group.heard -= 1
-    assert group.overdue() is None and said[2:] == [{"done": True}]
+def test_what_is_said_of_a_group_that_ended(error, raised, died):
+    raised = {rank: {"raised": note, "status": status} for rank, (status, note) in raised.items()}
+    said = why(error, raised, 2)
+    assert (str(said), said.status, said.from_outside) == died
 
 
 def test_where_ranks_stand():

@@ -7,15 +7,16 @@ by the process that measures.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from a2lib.experiments.harness.process import Worker, WorkerDied
-from a2lib.experiments.harness.process import command as worker_command
 
 TIMEOUT_S = 300
 # Fewer than this many compilations per process are sooner done than a process is started.
@@ -35,7 +36,8 @@ class Compilation:
 
 @dataclass
 class Outcome:
-    """How many compilations were done, failed (with the reasons), or not started."""
+    """How many compilations were done, failed (with the reasons), or not done for want of memory or
+    time."""
 
     done: int = 0
     failed: list[tuple[Compilation, str]] = dataclasses.field(default_factory=list)
@@ -59,7 +61,6 @@ def compile_ahead(
     until: float | None = None,
     timeout_s: float = TIMEOUT_S,
     progress: Callable[[Compilation], None] = lambda task: None,
-    command: Sequence[str] = (),
 ) -> Outcome:
     """Have ``handler`` ("module:function") do each of ``tasks`` in one of ``workers`` processes.
 
@@ -68,99 +69,67 @@ def compile_ahead(
     ``timeout_s`` for one task, is replaced and its task counts as failed. Nothing is started after
     ``until`` (``time.time()``), and what runs then is given up.
     """
-    pool = _Pool(tasks, memory_bytes - workers * CONTEXT_BYTES, until)
-    threads = [
-        threading.Thread(
-            target=pool.serve, args=(handler, device, timeout_s, progress, command), daemon=True
-        )
-        for _ in range(workers)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)
-    finally:
-        pool.stop()
-        for thread in threads:
-            thread.join()
-    pool.outcome.left = len(tasks) - pool.outcome.done - len(pool.outcome.failed)
-    return pool.outcome
+    pool = _Pool(handler, device, memory_bytes - workers * CONTEXT_BYTES, until, timeout_s)
+    # The largest first, so that none is left alone at the end.
+    fitting = sorted((t for t in tasks if t.bytes <= pool.free), key=lambda t: -t.bytes)
+    outcome = Outcome(left=len(tasks))
+    with ThreadPoolExecutor(workers) as threads, contextlib.closing(pool):
+        running = {threads.submit(pool.compile, task): task for task in fitting}
+        for done in as_completed(running):
+            task, reason = running[done], done.result()
+            if reason is None:
+                continue
+            outcome.left -= 1
+            if reason:
+                outcome.failed.append((task, reason))
+            else:
+                outcome.done += 1
+            progress(task)
+    return outcome
 
 
 class _Pool:
-    def __init__(self, tasks, memory_bytes, until):
-        # The largest first, while the memory is free, so that none is left alone at the end.
-        fitting = [task for task in tasks if task.bytes <= memory_bytes]
-        self.waiting = sorted(fitting, key=lambda task: -task.bytes)
-        self.free, self.until = memory_bytes, until
-        self.condition = threading.Condition()
-        self.stopped = False
+    """Processes that compile, each used by one thread at a time, within ``free`` bytes."""
+
+    def __init__(self, handler: str, device: str, free: int, until: float | None, timeout_s: float):
+        self.handler, self.device, self.free = handler, device, free
+        self.until, self.timeout_s = until or float("inf"), timeout_s
+        self.changed = threading.Condition()
         self.workers: set[Worker] = set()
-        self.outcome = Outcome()
+        self.idle: list[Worker] = []
+        self.over = False
 
-    def serve(self, handler, device, timeout_s, progress, command):
-        worker = None
+    def compile(self, task: Compilation) -> str | None:
+        """Why it failed, or ""; None where it was given up or not started."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.free >= task.bytes or self._is_over())
+            if self._is_over():
+                return None
+            self.free -= task.bytes
+            worker = self.idle.pop() if self.idle else Worker(self.handler)
+            self.workers.add(worker)
+        reason = ""
+        request = {"do": self.handler, "spec": task.spec, "device": self.device, "seed": 0}
+        patience_s = max(0.1, min(self.timeout_s, self.until - time.time()))
         try:
-            while task := self._take():
-                reason = None
-                try:
-                    if worker is None:
-                        worker = self._start(command or worker_command(handler))
-                    request = {"do": handler, "spec": task.spec, "device": device, "seed": 0}
-                    for event in worker.ask(request, self._patience(timeout_s)):
-                        reason = event.get("failed", reason)
-                except WorkerDied as died:
-                    reason = str(died)
-                    # It closed itself; pool.workers may keep it, since closing again does nothing.
-                    worker = None
-                self._give_back(task, reason, progress)
-        finally:
-            if worker is not None:
-                worker.close()
+            for event in worker.ask(request, patience_s):
+                reason = event.get("failed") or event.get("raised") or reason
+        except WorkerDied as died:
+            reason = None if self._is_over() else reason or str(died)
+        with self.changed:
+            if not worker.closed:
+                self.idle.append(worker)
+            self.free += task.bytes
+            self.changed.notify_all()
+        return reason
 
-    def stop(self):
-        with self.condition:
-            self.stopped = True
-            self.condition.notify_all()
+    def close(self) -> None:
+        """Give up what runs, and start nothing more."""
+        with self.changed:
+            self.over = True
+            self.changed.notify_all()
             for worker in self.workers:
                 worker.close()
 
-    def _start(self, command):
-        worker = Worker(command)
-        with self.condition:
-            self.workers.add(worker)
-            if self.stopped:
-                worker.close()
-        return worker
-
-    def _take(self):
-        """The largest task that fits the free memory; None when there is no more to do."""
-        with self.condition:
-            while self.waiting and not self.stopped and not self._late():
-                for task in self.waiting:
-                    if task.bytes <= self.free:
-                        self.waiting.remove(task)
-                        self.free -= task.bytes
-                        return task
-                self.condition.wait(1)
-        return None
-
-    def _give_back(self, task, reason, progress):
-        with self.condition:
-            self.free += task.bytes
-            if reason is None:
-                self.outcome.done += 1
-            elif not self.stopped and not self._late():
-                self.outcome.failed.append((task, reason))
-            progress(task)
-            self.condition.notify_all()
-
-    def _late(self):
-        return self.until is not None and time.time() > self.until
-
-    def _patience(self, timeout_s):
-        if self.until is None:
-            return timeout_s
-        return max(0.1, min(timeout_s, self.until - time.time()))
+    def _is_over(self) -> bool:
+        return self.over or time.time() > self.until

@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from a2lib.experiments.harness import ranks as group
-from a2lib.experiments.harness.process import Worker, WorkerDied, command
-from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.process import Worker, WorkerDied
+from a2lib.experiments.harness.ranks import Group, Ranks
 from a2lib.measure import Section, Store, StoreError
 from a2lib.measure.failures import note as one_line
 from a2lib.measure.store import format_value
@@ -99,10 +98,9 @@ class Sweep:
     """Measures ``tasks`` one after another, storing rows under ``run``.
 
     ``until`` (``time.time()``) is when nothing more is started. ``row(row)`` is called after each
-    wanted row was stored, ``begin(task, culprit)`` before each step. ``command`` is that of the
-    worker, by default one process, or the task's ranks, with the section's handler; ``worker`` is
-    one to begin with, and with ``keep`` the last is left there for another sweep. ``silence_s`` is
-    the limit of tasks that have none of their own.
+    wanted row was stored, ``begin(task, culprit)`` before each step. ``worker`` is one to begin
+    with, and with ``keep`` the last is left there for another sweep. ``silence_s`` is the limit of
+    tasks that have none of their own.
     """
 
     store: Store
@@ -112,7 +110,6 @@ class Sweep:
     until: float | None = None
     row: Callable[[Key], None] = lambda row: None
     begin: Callable[[Task, str | None], None] = lambda task, culprit: None
-    command: Sequence[str] = ()
     silence_s: float | None = None
     worker: Worker | None = None
     keep: bool = False
@@ -142,11 +139,7 @@ class Sweep:
             self.worker.close()
         if self.worker is None or self.worker.closed:
             handler = self.store.section.handler
-            self.worker = (
-                Worker(group.command(handler, task.ranks), task.ranks, group.END_S)
-                if task.ranks
-                else Worker(self.command or command(handler))
-            )
+            self.worker = Group(handler, task.ranks) if task.ranks else Worker(handler)
         return self.worker
 
     def _measure_one(self, worker: Worker, task: Task) -> Task:
@@ -155,8 +148,7 @@ class Sweep:
         culprit = next(iter(task.rows)) if len(task.rows) == 1 else None
         self.begin(task, culprit)
         request = self._request(task)
-        # Ranks are ended by who started them, which finds out where each of them stood.
-        silence_s = request["silence_s"] + (group.END_S if task.ranks else 0)
+        silence_s = task.silence_s or self.silence_s or SILENCE_S[request["device"]]
         try:
             for event in worker.ask(request, silence_s):
                 if "row" in event:
@@ -174,7 +166,7 @@ class Sweep:
             if died.from_outside and not left.ended:
                 return dataclasses.replace(left, ended=True)
             note = f"{ENDED_FROM_OUTSIDE}, twice: {died}" if died.from_outside else str(died)
-            raised = raised or ("oom" if died.no_memory else "error", note)
+            raised = raised or (died.status, note)
         if raised:
             return self._after_failure(left, culprit, left.size < task.size, *raised)
         if left.size and not self._late():
@@ -183,15 +175,13 @@ class Sweep:
         return left
 
     def _request(self, task: Task) -> dict:
-        device = task.ranks.device if task.ranks else self.device
         return {
             "do": self.store.section.handler,
             "section": self.store.section.table(),
             "spec": task.spec,
             "wanted": task.rows,
             "in_turns": task.in_turns,
-            "device": device,
-            "silence_s": task.silence_s or self.silence_s or SILENCE_S[device],
+            "device": task.ranks.device if task.ranks else self.device,
             "slug": self.store.device,
             "data": str(self.store.data),
             "run": self.run,

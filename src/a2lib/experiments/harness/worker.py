@@ -10,16 +10,18 @@ culprit's row.
     {"do": "module:function", "spec": {...}, "device": "cuda", "seed": 0, ...}
 
 calls that function with a ``Job``; what it puts are the rows of ``section``. The first event is
-{"ready": true}, once the handlers of the command line can be called. Then each task has {"begin":
+{"ready": true}, once the handler of the command line can be called. Then each task has {"begin":
 culprit}, {"row": {...}} and {"failed": why} as its function says, {"raised": note, "status": ...}
-where that raises, and ends with {"done": true}.
-{"lost": why} says that this process ends now and another should take over; {"fatal": why} that
-going on makes no sense, for instance since the disk is full.
+where that raises, and ends with {"done": true}. {"fatal": why} says that going on makes no sense,
+for instance since the disk is full. Several processes that work together (``ranks``) say the same,
+as one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import functools
 import gc
 import importlib
@@ -30,14 +32,16 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from a2lib.paths import quote_torch
+
+HERE = "a2lib.experiments.harness.worker"
+AT_WORK = "a2lib-at-work-"
+COMPILED = (".so", ".o", ".gch")
 Emit = Callable[[dict], None]
-# What a process does not do to itself.
-OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -90,19 +94,22 @@ class Job:
         return self.until is not None and time.time() > self.until
 
 
-def main(handlers: list[str]) -> None:
+def main(handler: str) -> None:
     """Serve tasks until the standard input ends, which it does when the parent is gone; then end,
     with whatever this process started if it leads a group of its own."""
-    emit = events()
-    from a2lib.experiments.harness import compiler
+    from a2lib.measure import StoreError
+    from a2lib.measure.failures import is_lost
 
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        compiler.drop_broken(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
-    for handler in handlers:
-        load(handler)
+    emit = events()
+    load(handler)
     emit({"ready": True})
     for task in tasks():
-        serve(task, emit)
+        try:
+            do(task["do"], Job(emit=emit, **fields(task)), emit)
+        except Exception as error:
+            if isinstance(error, StoreError) or is_lost(error):
+                os._exit(3)  # not sys.exit: its clean-up would call into the device
+        free_memory(task["device"])
         emit({"done": True})
 
 
@@ -110,34 +117,59 @@ def main(handlers: list[str]) -> None:
 def load(handler: str) -> Callable[[Job], None]:
     """The function of "module:function". ``prepare()`` of the module, if it has one, is called
     before."""
-    from a2lib.experiments.harness import compiler
-
-    compiler.quote_torch()
     module, _, name = handler.partition(":")
     loaded = importlib.import_module(module)
+    if "torch" in sys.modules:  # what a process does first may be to import it
+        quote_torch()
     getattr(loaded, "prepare", lambda: None)()
     return getattr(loaded, name)
 
 
-def serve(task: dict, emit: Emit) -> None:
-    """Do one task."""
+def do(handler: str, job: Job, emit: Emit) -> None:
+    """Have ``handler`` do ``job``; what it raises is emitted first."""
     from a2lib.measure import StoreError
-    from a2lib.measure.failures import LostContext, classify, is_lost
+    from a2lib.measure.failures import classify
 
-    job = Job(emit=emit, **fields(task))
     try:
-        load(task["do"])(job)
+        with at_work():
+            load(handler)(job)
     except StoreError as error:
-        _leave(emit, {"fatal": str(error)})
-    except LostContext as error:
-        _leave(emit, {"lost": str(error)})
+        emit({"fatal": str(error)})
+        raise
     except Exception as error:
-        traceback.print_exc()
         status, note = classify(error)
         emit({"raised": note, "status": status})
-        if is_lost(error):
-            _leave(emit, {"lost": note})
-    free_memory(task["device"])
+        raise
+
+
+@contextlib.contextmanager
+def at_work() -> Iterator[None]:
+    """Have a locked file in Inductor's cache say that this process may compile.
+
+    The compiler writes under the final name there, and what has that name counts as whole. A file
+    that nobody locks any more is of a process that was killed, maybe in mid-compilation: what is
+    compiled then goes, and is compiled again.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        yield
+        return
+    cache = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    cache.mkdir(parents=True, exist_ok=True)
+    for left in cache.glob(f"{AT_WORK}*"):
+        with contextlib.suppress(OSError), open(left) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in cache.rglob("*"):
+                if path.suffix in COMPILED:
+                    path.unlink(missing_ok=True)
+            left.unlink()
+    with open(cache / f"{os.getpid()}.new", "w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks: nobody takes it either
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        own = Path(file.name).rename(cache / f"{AT_WORK}{os.getpid()}")
+        try:
+            yield
+        finally:
+            own.unlink(missing_ok=True)
 
 
 def fields(task: dict) -> dict[str, object]:
@@ -188,12 +220,5 @@ def tasks() -> Iterator[dict]:
         yield waiting.get()
 
 
-def _leave(emit: Emit, event: dict) -> None:
-    # Not sys.exit: its clean-up would call into the device.
-    emit(event)
-    sys.stderr.flush()
-    os._exit(3)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])

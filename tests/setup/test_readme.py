@@ -31,17 +31,10 @@ def ms(section, value="ms", **key):
 
 
 def attention(implementation):
-    return ms(
-        "flash",
-        implementation=implementation,
-        dtype="bf16",
-        batch=1,
-        heads=16,
-        seq_len=16384,
-        head_dim=64,
-        causal=True,
-        **{"pass": "end_to_end"},
-    )
+    """The GPU's time: the shorter of a replay from a CUDA graph and a call, as in the book."""
+    key = {"dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 16384, "head_dim": 64}
+    key |= {"causal": True, "pass": "end_to_end", "implementation": implementation}
+    return min(ms("flash", value, **key) for value in ("ms", "ms_graph"))
 
 
 def step(precision, attention="eager", compile="none", capture=False):

@@ -137,7 +137,7 @@ sys.meta_path.insert(0, Absent())
 # What the book, notebooks and checks need beyond torch, triton, numpy, pandas and matplotlib.
 ABSENT = """
 bs4 docutils ipykernel IPython jupyter_book jupyter_client myst_nb nbclient nbformat papermill
-playwright psutil scipy sphinx tabulate yaml
+playwright psutil scipy sphinx yaml
 """.split()
 
 LIBRARY = ["attention", "benchmark", "measure", "model", "optim", "parallel", "theory"]

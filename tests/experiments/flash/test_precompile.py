@@ -30,6 +30,7 @@ def test_the_next_process_finds_the_code_on_disk_and_none_that_was_spoilt(
     monkeypatch, tmp_path, path_of_tests
 ):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # seconds
     shape = {"dtype": "fp32", "batch": 1, "heads": 1, "seq_len": 16, "head_dim": 8, "causal": True}
     task = {
         "do": "a2lib.experiments.flash.precompile:run",

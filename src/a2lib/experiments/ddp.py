@@ -51,17 +51,14 @@ class Parameters:
     """The parameters of notebooks/ddp.ipynb, in the order of its cell."""
 
     wrappers: str = parameter(
-        "ours", f"ours, or {','.join(WRAPPERS)}", kind=str, choices=("ours",), many=WRAPPERS
+        "ours", f"ours, or {','.join(WRAPPERS)}", choices=("ours",), many=WRAPPERS
     )
     bucket_mb: int = count(TORCH_MB, "of bucketed, updating and torch_ddp, 2**20 bytes each", 2**16)
     carrier: str = parameter(
-        "backend", "what carries the gradients of bucketed, updating", kind=str, choices=CARRIERS
+        "backend", "what carries the gradients of bucketed, updating", choices=CARRIERS
     )
     sent_dtype: str = parameter(
-        "fp32",
-        "that gradients of bucketed, updating travel in",
-        kind=str,
-        choices=tuple(SENT_DTYPES),
+        "fp32", "that gradients of bucketed, updating travel in", choices=tuple(SENT_DTYPES)
     )
     model: str = shared.model()
     batch: int | None = shared.batch()

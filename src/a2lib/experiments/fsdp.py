@@ -40,7 +40,6 @@ class Parameters:
     wrappers: str = parameter(
         "both",
         f"both, or from {', '.join(WRAPPERS)}; fsdp2 is PyTorch's fully_shard",
-        kind=str,
         choices=("both",),
         many=WRAPPERS,
     )

@@ -45,7 +45,6 @@ class Parameters:
     wrappers: str = parameter(
         "all",
         f"all, or from {', '.join(WAYS)}: who averages gradients",
-        kind=str,
         choices=("all",),
         many=tuple(WAYS),
     )

@@ -23,7 +23,6 @@ def model(names: Sequence[str], usual: str = "small", where: str = "a GPU") -> A
     return parameter(
         "auto",
         f"a size by name; auto: {usual} on {where}, tiny on the CPU",
-        kind=str,
         choices=("auto", *names),
     )
 
@@ -40,7 +39,7 @@ def batch(usual: int) -> Any:
 
 def mode(names: Sequence[str]) -> Any:
     """The field ``mode``, one of ``names``."""
-    return parameter("train-step", f"one of {', '.join(names)}", kind=str, choices=tuple(names))
+    return parameter("train-step", f"one of {', '.join(names)}", choices=tuple(names))
 
 
 def precision(
@@ -49,15 +48,15 @@ def precision(
     names: Sequence[str] = PRECISIONS,
 ) -> Any:
     """The field ``precision``, one of ``names``."""
-    return parameter(usual, what, kind=str, choices=tuple(names))
+    return parameter(usual, what, choices=tuple(names))
 
 
 def attention() -> Any:
     """The field ``attention`` of an experiment that takes all of the model's."""
     what = "eager, flash (ours), or one of PyTorch's"
-    return parameter("eager", what, kind=str, choices=ATTENTIONS)
+    return parameter("eager", what, choices=ATTENTIONS)
 
 
 def compiled() -> Any:
     """The field ``compile``."""
-    return parameter("none", "torch.compile: none, blocks or model", kind=str, choices=COMPILES)
+    return parameter("none", "torch.compile: none, blocks or model", choices=COMPILES)

@@ -15,8 +15,8 @@ DOUBLE = {"double": lambda row: 2 * float(row["ms"])}
 
 @dataclasses.dataclass(frozen=True)
 class Asked(Parameters):
-    operations: str = parameter("a", "letters", kind=str, choices=("", "a", "ab", "abc"))
-    sweep: str = parameter("all", "which", kind=str, choices=("shape", "all"))
+    operations: str = parameter("a", "letters", choices=("", "a", "ab", "abc"))
+    sweep: str = parameter("all", "which", choices=("shape", "all"))
 
 
 def tasks(given, device):

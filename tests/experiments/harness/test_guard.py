@@ -19,7 +19,7 @@ RUN = SimpleNamespace(device="cpu", id="20260102T030405Z-cpu-000000", parameters
 
 @dataclass
 class Toy:
-    heads: int = parameter(1, "heads", kind=int)
+    heads: int = parameter(1, "heads")
 
 
 @pytest.fixture(autouse=True)

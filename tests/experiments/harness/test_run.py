@@ -18,7 +18,7 @@ from a2lib.measure import DeviceBusy, DeviceLock, Store, StoreError, read_runs
 
 @dataclass(frozen=True)
 class Parameters:
-    size: int = parameter(1, "of it", kind=int)
+    size: int = parameter(1, "of it")
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()
     seed: int = parameters.seed()

@@ -62,26 +62,16 @@ def saved_tensors(implementation: str, shape: Shape) -> tuple[str, ...]:
 class Parameters:
     """The parameters of notebooks/attention.ipynb, in the order of its cell."""
 
-    seq_len: int | None = parameter(
-        None,
-        "tokens per sequence; None: 16384 on a GPU, 64 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**24,
-        optional=True,
+    seq_len: int | None = parameters.count(
+        None, "tokens per sequence; None: 16384 on a GPU, 64 on the CPU", 2**24
     )
-    head_dim: int = parameter(64, "size of a vector", kind=int, minimum=1, maximum=2**14)
-    batch: int = parameter(BATCH, "sequences", kind=int, minimum=1, maximum=2**20)
-    causal: bool = parameter(False, "whether a query sees no later key", kind=bool)
+    head_dim: int = parameters.count(64, "size of a vector", 2**14)
+    batch: int = parameters.count(BATCH, "sequences", 2**20)
+    causal: bool = parameter(False, "whether a query sees no later key")
     implementations: str = parameter(
-        "eager",
-        f"comma list of {', '.join(IMPLEMENTATIONS)}",
-        kind=str,
-        many=IMPLEMENTATIONS,
+        "eager", f"comma list of {', '.join(IMPLEMENTATIONS)}", many=IMPLEMENTATIONS
     )
-    calls: int = parameter(
-        CALLS, "timed calls of each pass, after some of warm-up", kind=int, minimum=1, maximum=10**6
-    )
+    calls: int = parameters.count(CALLS, "timed calls of each pass, after some of warm-up", 10**6)
     sweep: str = parameters.sweep(SWEEPS)
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()

@@ -184,10 +184,10 @@ class Parameters:
     )
     attention: str = step_parameters.attention()
     compile: str = step_parameters.compiled()
-    capture: bool = parameter(False, "replay the whole step from a CUDA graph", kind=bool)
-    warmup: int = parameter(WARMUP, "steps before the measured ones", kind=int, minimum=0,
+    capture: bool = parameter(False, "replay the whole step from a CUDA graph")
+    warmup: int = parameter(WARMUP, "steps before the measured ones", minimum=0,
                             maximum=MOST_STEPS)  # fmt: skip
-    steps: int = parameter(STEPS, "measured steps", kind=int, minimum=1, maximum=MOST_STEPS)
+    steps: int = parameters.count(STEPS, "measured steps", MOST_STEPS)
     sweep: str = parameters.sweep(SWEEPS)
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()

@@ -109,30 +109,26 @@ class Parameters:
     """The parameters of notebooks/checkpointing.ipynb, in the order of its cell."""
 
     model: str = step_parameters.model(MODELS, "2.7B")
-    layers: int | None = parameter(
-        None, "blocks; None: the size's own", kind=int, minimum=1, maximum=10**4, optional=True
-    )
+    layers: int | None = parameters.count(None, "blocks; None: the size's own", 10**4)
     context: int | None = step_parameters.context(2048, 16)
     batch: int = step_parameters.batch(BATCH)
     precision: str = step_parameters.precision("bf16")
     attention: str = parameter(
         "auto",
         "eager, flash (ours); auto: flash on a GPU, eager on the CPU",
-        kind=str,
         choices=("auto", "eager", "flash"),
     )
     strategies: str = parameter(
         "block,half,segments:2",
         "a comma list; see a2lib.model.checkpointing",
-        kind=str,
         many=("none", "half", "block", "recursive", "chain")
         + tuple(f"selective:{ops}" for ops in SELECTIVE)
         + tuple(f"{name}:{k}" for name in ("segments", "nested") for k in SIZES_OF_SEGMENTS),
     )
     gradients: str = parameter(
-        "fresh", "fresh: made by the backward; kept: there before", kind=str, choices=GRADIENTS
+        "fresh", "fresh: made by the backward; kept: there before", choices=GRADIENTS
     )
-    steps: int = parameter(STEPS, "measured steps", kind=int, minimum=1, maximum=10**4)
+    steps: int = parameters.count(STEPS, "measured steps", 10**4)
     sweep: str = parameters.sweep(SWEEPS)
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()

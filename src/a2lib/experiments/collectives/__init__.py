@@ -48,11 +48,11 @@ class Parameters:
     """The parameters of notebooks/collectives.ipynb, in the order of its cell."""
 
     operations: str = parameter(
-        "all_reduce", f"comma list of {', '.join(OPERATIONS)}", kind=str, many=OPERATIONS
+        "all_reduce", f"comma list of {', '.join(OPERATIONS)}", many=OPERATIONS
     )
     world_size: int = parameters.world_size()
     backend: str = parameters.backend()
-    dtype: str = parameter("fp32", " or ".join(DTYPES), kind=str, choices=tuple(DTYPES))
+    dtype: str = parameter("fp32", " or ".join(DTYPES), choices=tuple(DTYPES))
     megabytes: int | None = count(
         None, "of the whole tensor, 2**20 bytes each; None: 100 on GPUs, 1 on the CPU", 2**16
     )

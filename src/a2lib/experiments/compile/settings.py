@@ -141,36 +141,24 @@ class Parameters:
     """The parameters of notebooks/compile.ipynb, in the order of its cell."""
 
     written: str = parameter(
-        "plain",
-        "plain, causal (a mask), or heads (a dimension of one head)",
-        kind=str,
-        choices=WRITTEN,
+        "plain", "plain, causal (a mask), or heads (a dimension of one head)", choices=WRITTEN
     )
-    dtype: str = parameter("fp32", "fp32 or bf16", kind=str, choices=tuple(BYTES))
-    batch: int = parameter(BATCH, "sequences of attention", kind=int, minimum=1, maximum=2**16)
-    seq_len: int | None = parameter(
-        None,
-        "tokens of attention; None: 4096 on a GPU, 64 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**20,
-        optional=True,
+    dtype: str = parameter("fp32", "fp32 or bf16", choices=tuple(BYTES))
+    batch: int = parameters.count(BATCH, "sequences of attention", 2**16)
+    seq_len: int | None = parameters.count(
+        None, "tokens of attention; None: 4096 on a GPU, 64 on the CPU", 2**20
     )
-    head_dim: int = parameter(64, "size of the head", kind=int, minimum=1, maximum=1024)
+    head_dim: int = parameters.count(64, "size of the head", 1024)
     model: str = parameter(
         "auto",
         "a size by name, or none; auto: small on a GPU, tiny on the CPU",
-        kind=str,
         choices=("auto", "none", *MODELS),
     )
     context: int | None = step_parameters.context(512, 16, "tokens of the model")
     precision: str = step_parameters.precision("fp32", "of the model: fp32, tf32 or bf16")
     mode: str = step_parameters.mode(MODES)
     sweep: str = parameter(
-        "shape",
-        f"shape: those above; or {', '.join(SWEEPS)}",
-        kind=str,
-        choices=("shape", *SWEEPS),
+        "shape", f"shape: those above; or {', '.join(SWEEPS)}", choices=("shape", *SWEEPS)
     )
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()

@@ -188,10 +188,10 @@ def context() -> Any:
 
 def capture() -> Any:
     """The field ``capture``."""
-    return parameter(False, "replay each step from a CUDA graph", kind=bool)
+    return parameter(False, "replay each step from a CUDA graph")
 
 
 def chosen(name: str, what: str, names: Sequence[str]) -> Any:
     """A field of ``HOW``, one of ``names``; ``what`` goes before the usual ones in its comment."""
     usual = f"auto: {DEFAULTS['cuda'][name]} on GPUs, {DEFAULTS['cpu'][name]} on the CPU"
-    return parameter("auto", f"{what}; {usual}", kind=str, choices=("auto", *names))
+    return parameter("auto", f"{what}; {usual}", choices=("auto", *names))

@@ -29,37 +29,26 @@ FP32_COST = 8
 class Parameters:
     """The parameters of notebooks/flash.ipynb, in the order of its cell."""
 
-    seq_len: int | None = parameter(
-        None,
-        "tokens per sequence; None: 16384 on a GPU, 128 on the CPU",
-        kind=int,
-        minimum=1,
-        maximum=2**24,
-        optional=True,
+    seq_len: int | None = parameters.count(
+        None, "tokens per sequence; None: 16384 on a GPU, 128 on the CPU", 2**24
     )
-    head_dim: int = parameter(64, "size of a head", kind=int, minimum=1, maximum=2**14)
-    heads: int = parameter(1, "heads per sequence", kind=int, minimum=1, maximum=2**16)
-    batch: int = parameter(1, "sequences", kind=int, minimum=1, maximum=2**20)
+    head_dim: int = parameters.count(64, "size of a head", 2**14)
+    heads: int = parameters.count(1, "heads per sequence", 2**16)
+    batch: int = parameters.count(1, "sequences", 2**20)
     dtype: str = parameter(
         "auto",
         "bf16, fp16 or fp32; auto: bf16 on a GPU, fp32 on the CPU",
-        kind=str,
         choices=("auto", *DTYPES),
     )
-    causal: bool = parameter(True, "whether a query sees no later key", kind=bool)
+    causal: bool = parameter(True, "whether a query sees no later key")
     implementations: str = parameter(
         "auto",
         "comma list such as a2lib,sdpa_cudnn; auto: all that run here",
-        kind=str,
         choices=("auto",),
         many=IMPLEMENTATIONS,
     )
     passes: str = parameter(
-        "all",
-        f"all, or a comma list of {', '.join(PASSES)}",
-        kind=str,
-        choices=("all",),
-        many=PASSES,
+        "all", f"all, or a comma list of {', '.join(PASSES)}", choices=("all",), many=PASSES
     )
     sweep: str = parameters.sweep(SWEEPS, "the shapes of ")
     remeasure: bool = parameters.remeasure()

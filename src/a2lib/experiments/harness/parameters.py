@@ -40,7 +40,6 @@ def parameter(
     default: Any,
     help: str,
     *,
-    kind: type,
     minimum: int = -_LARGEST,
     maximum: int = _LARGEST,
     choices: Sequence[str] = (),
@@ -49,13 +48,14 @@ def parameter(
 ) -> Any:
     """A dataclass field for one parameter.
 
-    ``kind`` is int, bool or str. An int is from ``minimum`` to ``maximum``; a str is one of
-    ``choices``, or with ``many`` one of ``choices`` or a comma list of names in ``many``.
-    ``optional`` admits None. ``help`` becomes the comment that ``papermill --help-notebook`` shows.
+    Its default is an int, bool or str, as it is; None is an int's. An int is from ``minimum`` to
+    ``maximum``; a str is one of ``choices``, or with ``many`` one of ``choices`` or a comma list of
+    names in ``many``. ``optional`` admits None. ``help`` becomes the comment that
+    ``papermill --help-notebook`` shows.
     """
     rules = {
         "help": help,
-        "kind": kind,
+        "kind": int if default is None else type(default),
         "minimum": minimum,
         "maximum": maximum,
         "choices": tuple(choices),
@@ -67,13 +67,12 @@ def parameter(
 
 def count(usual: int | None, help: str, most: int) -> Any:
     """The field of a whole number from 1 to ``most``; where ``usual`` is None, None too."""
-    given = {"minimum": 1, "maximum": most, "optional": usual is None}
-    return parameter(usual, help, kind=int, **given)
+    return parameter(usual, help, minimum=1, maximum=most, optional=usual is None)
 
 
 def remeasure(help: str = "measure again what a sweep has stored already") -> Any:
     """The field ``remeasure``: a sweep skips the rows it has, unless it is True."""
-    return parameter(False, help, kind=bool)
+    return parameter(False, help)
 
 
 def time_limit_s() -> Any:
@@ -81,7 +80,6 @@ def time_limit_s() -> Any:
     return parameter(
         0,
         "start nothing more after this many seconds; 0: no limit",
-        kind=int,
         minimum=0,
         maximum=366 * 24 * 3600,
     )
@@ -89,7 +87,7 @@ def time_limit_s() -> Any:
 
 def seed(help: str = "of the random inputs") -> Any:
     """The field ``seed``, which a worker's job gets."""
-    return parameter(0, help, kind=int, minimum=0, maximum=_LARGEST)
+    return parameter(0, help, minimum=0, maximum=_LARGEST)
 
 
 def compile_workers() -> Any:
@@ -97,7 +95,6 @@ def compile_workers() -> Any:
     return parameter(
         0,
         "processes that compile a sweep ahead of its timing; 0: by the cores",
-        kind=int,
         minimum=0,
         maximum=1024,
     )
@@ -113,7 +110,6 @@ def backend() -> Any:
     return parameter(
         "auto",
         "gloo: on the CPU; nccl: on GPUs; auto: nccl where there are as many GPUs",
-        kind=str,
         choices=("auto", "gloo", "nccl"),
     )
 
@@ -139,10 +135,7 @@ def sweep(names: Sequence[str], what: str = "") -> Any:
     """The field ``sweep`` of an experiment that measures one configuration, "shape", or a sweep of
     ``names``; ``what`` goes before these names in its comment."""
     return parameter(
-        "shape",
-        f"shape: the one above; or {what}{', '.join(names)}",
-        kind=str,
-        choices=("shape", *names),
+        "shape", f"shape: the one above; or {what}{', '.join(names)}", choices=("shape", *names)
     )
 
 

@@ -75,7 +75,7 @@ class Parameters:
     """The parameters of notebooks/leaderboard.ipynb, in the order of its cell."""
 
     ways: str = parameter(
-        "all", "all, or names from above, commas between", kind=str, choices=("all",), many=WAYS
+        "all", "all, or names from above, commas between", choices=("all",), many=WAYS
     )
     model: str = step_parameters.model(MODELS, "8B", "GPUs")
     layers: int | None = count(None, "blocks; None: the model's own, 4 on the CPU", 1024)
@@ -84,7 +84,6 @@ class Parameters:
     attention: str = parameter(
         "auto",
         "by whom; auto: sdpa_cudnn on GPUs, sdpa_flash on the CPU",
-        kind=str,
         choices=("auto", *step_parameters.ATTENTIONS),
     )
     room_percent: int | None = count(
@@ -93,7 +92,7 @@ class Parameters:
     warmup_ms: int = count(10_000, "of steps before the timed ones, on GPUs", 10**6)
     rep_ms: int = count(30_000, "of timed steps, on GPUs", 10**6)
     cold: bool = parameter(
-        True, "begin each way with nothing in the compilers' caches, and time that", kind=bool
+        True, "begin each way with nothing in the compilers' caches, and time that"
     )
     world_size: int = parameters.world_size()
     backend: str = parameters.backend()

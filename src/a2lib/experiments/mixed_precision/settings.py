@@ -64,16 +64,13 @@ def layernorm_keys(features: int) -> list[dict[str, object]]:
 class Parameters:
     """The parameters of notebooks/mixed_precision.ipynb, in the order of its cell."""
 
-    terms: int = parameter(
+    terms: int = parameters.count(
         None,
         "numbers that a loop adds, each 10 / terms; None: the handout's 1000, and 10000",
-        kind=int,
-        minimum=1,
-        maximum=50_000,
-        optional=True,
+        50_000,
     )
     features: int = parameter(
-        2560, "numbers that a layer norm normalises", kind=int, minimum=2, maximum=65_536
+        2560, "numbers that a layer norm normalises", minimum=2, maximum=65_536
     )
     remeasure: bool = parameters.remeasure("measure again what is stored already")
     time_limit_s: int = parameters.time_limit_s()

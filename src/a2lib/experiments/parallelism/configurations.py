@@ -108,10 +108,10 @@ class Parameters:
     """The parameters of notebooks/parallelism.ipynb, in the order of its cell."""
 
     schemes: str = parameter(
-        "all", f"all, or from {', '.join(SCHEMES)}", kind=str, choices=("all",), many=SCHEMES
+        "all", f"all, or from {', '.join(SCHEMES)}", choices=("all",), many=SCHEMES
     )
     implementation: str = parameter(
-        "a2lib", "written out with collectives, or PyTorch's own", kind=str, choices=IMPLEMENTATIONS
+        "a2lib", "written out with collectives, or PyTorch's own", choices=IMPLEMENTATIONS
     )
     tokens: int | None = count(
         None, "of the batch over all ranks; None: a few around the predicted threshold", 2**24
@@ -122,10 +122,7 @@ class Parameters:
     )
     layers: int | None = count(None, "in a row; None: 4 on GPUs, 3 on the CPU", MOST_LAYERS)
     dtype: str = parameter(
-        "auto",
-        "bf16 or fp32; auto: bf16 on GPUs, fp32 on the CPU",
-        kind=str,
-        choices=("auto", *DTYPES),
+        "auto", "bf16 or fp32; auto: bf16 on GPUs, fp32 on the CPU", choices=("auto", *DTYPES)
     )
     world_size: int = parameters.world_size()
     backend: str = parameters.backend()

@@ -120,10 +120,7 @@ class Parameters:
     attention: str = step_parameters.attention()
     compile: str = step_parameters.compiled()
     profiler: str = parameter(
-        "auto",
-        "nsys, torch, or auto: nsys where there is one",
-        kind=str,
-        choices=("auto", NSYS, TORCH),
+        "auto", "nsys, torch, or auto: nsys where there is one", choices=("auto", NSYS, TORCH)
     )
     sweep: str = parameters.sweep(SWEEPS)
     remeasure: bool = parameters.remeasure()

@@ -101,13 +101,15 @@ def test_a_wrong_number_is_one_line(given, words, capsys):
     assert line == f"python -m a2lib.theory: {words} (--help explains)"
 
 
-def test_the_command_needs_no_torch_and_no_numpy():
+@pytest.mark.parametrize("arguments", [["--json"], ["plan", "--json"]])
+def test_the_commands_need_no_torch_and_no_numpy(arguments):
     code = (
         "import runpy, sys\n"
         "for name in ('torch', 'numpy', 'pandas'): sys.modules[name] = None\n"
-        "sys.argv = ['a2lib.theory', '--json']\n"
+        f"sys.argv = {['a2lib.theory', *arguments]!r}\n"
         "runpy.run_module('a2lib.theory', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)) == set(PARTS)
+    found = json.loads(done.stdout)
+    assert found["layout"]["devices"] == 2 if arguments[0] == "plan" else set(found) == set(PARTS)

@@ -59,16 +59,6 @@ def gradients(shape: Shape) -> list[Gradient]:
     return [Gradient(elements, weight / whole) for elements, weight in made]
 
 
-@dataclass(frozen=True)
-class Run:
-    """``exposed_s`` seconds from the backward's end to the last message's, ``busy_s`` of the link,
-    and the number of messages."""
-
-    exposed_s: float
-    busy_s: float
-    messages: int
-
-
 def fill(sizes: Sequence[float], bucket: float) -> Iterator[list[int]]:
     """The indices of each bucket of at most ``bucket`` bytes; what is larger has its own."""
     held, open_ = 0.0, []
@@ -84,19 +74,17 @@ def fill(sizes: Sequence[float], bucket: float) -> Iterator[list[int]]:
 
 def simulate(
     sizes: Sequence[float], ready_s: Sequence[float], bucket: float, cost: Callable[[float], float]
-) -> Run:
-    """One link that sends buckets in order, each once its last gradient is there.
+) -> float:
+    """Seconds from the backward's end to the last message's, of one link that sends buckets in
+    order, each once its last gradient is there.
 
     ``sizes`` are bytes and ``ready_s`` the times at which gradients are there, in that order, the
     last one at the backward's end; ``cost(bytes)`` is the seconds of a message.
     """
-    free = busy = 0.0
-    count = 0
-    for bucket_of in fill(sizes, bucket):
-        takes = cost(sum(sizes[i] for i in bucket_of))
-        free = max(free, ready_s[bucket_of[-1]]) + takes
-        busy, count = busy + takes, count + 1
-    return Run(free - ready_s[-1], busy, count)
+    free = 0.0
+    for of_bucket in fill(sizes, bucket):
+        free = max(free, ready_s[of_bucket[-1]]) + cost(sum(sizes[i] for i in of_bucket))
+    return free - ready_s[-1]
 
 
 def arrivals(made: Sequence[Gradient], backward_s: float) -> list[float]:

@@ -161,17 +161,12 @@ def peak(s: Sizes, world_size: int, activations: float, computes: int = 2) -> He
     return max(step(s, world_size, activations, computes), key=lambda held: held.total)
 
 
-def share_sent(world_size: int) -> float:
-    """Of a tensor's bytes, what each rank sends in its all-gather or reduce-scatter."""
-    positive(world_size=world_size)
-    return (world_size - 1) / world_size
-
-
 def sent_bytes(s: Sizes, world_size: int, computes: int = 2) -> dict[str, float]:
     """Bytes that each rank sends in a step, by what for: two all-gathers of the matrices, the
     second without root and last block, which are still there; one reduce-scatter of their gradients
     in ``WIDE`` bytes; an all-reduce of the vectors'."""
-    share = share_sent(world_size)
+    positive(world_size=world_size)
+    share = (world_size - 1) / world_size
     return {
         "forward": share * computes * s.matrices,
         "backward": share * computes * (s.matrices - s.root - s.block),

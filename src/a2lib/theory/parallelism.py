@@ -24,6 +24,7 @@ from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.transformer import SIZES
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS, MATRICES = 3, 6, 3
+PASSES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def tensor_limit(layer: Layer, pass_: str = "forward"):
 
     Raises ValueError for another pass.
     """
-    _check_pass(pass_)
+    check_name("pass", pass_, PASSES)
     return 1 + tensor_slope(layer) * (1 if pass_ == "forward" else 2)
 
 
@@ -200,7 +201,7 @@ def least_tokens(layer: Layer, n_fsdp, n_tp, pass_: str = "forward"):
     infinity where tensor parallelism alone sends too long; 0 where nothing depends on the batch.
     Raises ValueError for another pass.
     """
-    _check_pass(pass_)
+    check_name("pass", pass_, PASSES)
     left = 1 - (n_tp - 1) / (tensor_limit(layer, pass_) - 1)
     if left <= 0:
         return math.inf
@@ -218,7 +219,7 @@ def communication_share(layer: Layer, n_fsdp, n_tp, shared: bool, pass_: str = "
 
     Above 1 the pass is bound by communication. Raises ValueError for another pass.
     """
-    _check_pass(pass_)
+    check_name("pass", pass_, PASSES)
     cost = fully_sharded_tensor_parallel(layer, n_fsdp, n_tp)[pass_]
     axes = cost.data_s, cost.tensor_s
     return (sum(axes) if shared else max(axes)) / cost.compute_s
@@ -251,10 +252,6 @@ EXAMPLE = Layer(
     flops=989.4e12,
     bandwidth=450e9,
 )
-
-
-def _check_pass(pass_: str) -> None:
-    check_name("pass", pass_, ("forward", "backward"))
 
 
 def _cost(layer: Layer, products: int, n, **seconds) -> Cost:

@@ -176,7 +176,7 @@ def simulated_ms(
     where = {"operation": "all_reduce", "backend": "nccl", "world_size": 2, "dtype": "fp32"}
     few = pick(messages, **where).sort_values("size")
     cost = curve(list(few["size"].astype(float)), list(few["ms_queued"] / 1e3))
-    return 1e3 * simulate([4.0 * g.elements for g in made], ready, bucket_mb * MB, cost).exposed_s
+    return 1e3 * simulate([4.0 * g.elements for g in made], ready, bucket_mb * MB, cost)
 
 
 def ladder(steps: dict[str, float], marks: dict[str, float]) -> Chart:

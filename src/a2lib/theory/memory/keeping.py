@@ -16,9 +16,9 @@ last, when others have left room for what is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 
 from a2lib.theory.products import check_sizes, matmul_flops
 from a2lib.theory.transformer import Shape
@@ -127,7 +127,11 @@ def choose(
 
     most, needed = len(sendable(frozenset())) - 1, 0.0
     while True:
-        again = _spread(_cheapest(results, blocks, needed), results, blocks)
+        # The first blocks compute all of it again: few sorts of block are few graphs to compile.
+        times = _cheapest(results, blocks, needed)
+        again = [
+            frozenset(name for name, often in times.items() if i < often) for i in range(blocks)
+        ]
         if (excess := over(again, most)) <= 0:
             break
         if all(len(names) == len(results) for names in again):
@@ -152,16 +156,8 @@ def _cheapest(results: Sequence[Result], blocks: int, needed: float) -> dict[str
     for one in results:
         kinds.setdefault((one.bytes, one.ms), []).append(one.name)
     (*others, last) = kinds.items() or [((1, 0.0), [])]
-
-    def counts(rest: Sequence) -> Iterator[tuple[int, ...]]:
-        if not rest:
-            yield ()
-            return
-        for n in range(blocks * len(rest[0][1]) + 1):
-            yield from ((n, *more) for more in counts(rest[1:]))
-
     best = None
-    for chosen in counts(others):
+    for chosen in product(*(range(blocks * len(names) + 1) for _, names in others)):
         bytes_ = sum(n * size for n, ((size, _), _) in zip(chosen, others, strict=True))
         (size, _), names = last
         of_last = min(blocks * len(names), max(0, -int(-(needed - bytes_) // size)))
@@ -175,11 +171,3 @@ def _cheapest(results: Sequence[Result], blocks: int, needed: float) -> dict[str
         for i, name in enumerate(names):
             times[name] = n // len(names) + (i < n % len(names))
     return times
-
-
-def _spread(times: dict[str, int], results: Sequence[Result], blocks: int) -> list[frozenset[str]]:
-    """Which results each block computes again, the first blocks all of them: few sorts of block
-    are few graphs to compile."""
-    return [
-        frozenset(one.name for one in results if i < times.get(one.name, 0)) for i in range(blocks)
-    ]

@@ -100,8 +100,7 @@ def test_compiled_blocks_save_what_their_plans_say(make_model, batch):
     assert counters["stats"]["unique_graphs"] == len(SOME)
 
 
-@pytest.mark.parametrize("moved", [4 * U, 8 * U, 10**6])
-@pytest.mark.parametrize("in_flight", [0, 10**6])
+@pytest.mark.parametrize(("moved", "in_flight"), [(4 * U, 0), (8 * U, 10**6), (10**6, 10**6)])
 def test_compiled_and_sent_it_is_the_plain_one(moved, in_flight, batch, loss_and_gradients):
     """In float64, two steps, of which the second finds its places taken."""
     sizes = {"vocab_size": 19, "context_length": 12, "d_model": 24, "num_layers": 4,

@@ -137,8 +137,9 @@ def test_16_bit_weights_train_as_autocast_does(monkeypatch):
             assert not torch.equal(masters[name], masters[name].bfloat16().float())
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16_weights"])
-@pytest.mark.parametrize("options", [{}, {"checkpointing": "block"}], ids=str)
+@pytest.mark.parametrize(
+    ("precision", "options"), [("bf16", {}), ("bf16_weights", {"checkpointing": "block"})]
+)
 def test_overlapped_steps_are_the_same_steps(precision, options):
     found, weights = trained(mode="overlapped-step", precision=precision, **options)
     losses, wanted = trained(mode="train-step", precision=precision, **options)

@@ -55,23 +55,6 @@ class Complex(nn.Module):
         return ((x.to(torch.complex64) @ self.weight) * self.phase).abs()
 
 
-class Returns(nn.Module):
-    """Two results, one of which only the next unit uses."""
-
-    def __init__(self):
-        super().__init__()
-        self.mix = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        x = x["x"] if isinstance(x, dict) else x
-        return {"x": torch.tanh(self.mix(x)), "none": None, "also": (x, 3)}
-
-
-class Reads(nn.Module):
-    def forward(self, x):
-        return x["x"] + x["also"][0]
-
-
 class Sparse(nn.Module):
     def __init__(self):
         super().__init__()
@@ -119,7 +102,6 @@ MAKES = {
     **{make.__name__: make for make in (Listed, Recurrent, Complex, Sparse, normed, encoder)},
     "convolutions": convolutions,
     "repeated": repeated,
-    "dicts": lambda: nn.Sequential(Returns(), Returns(), Reads(), nn.Linear(WIDTH, 3)),
     "vectors": lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)),
 }
 

@@ -13,13 +13,16 @@ from a2lib.theory.sharding import assign
 TRANSFORMER = [4000, *[1024, 1024, 1024, 1024, 2730, 2730, 2730, 32, 32] * 6, 32, 4000]
 
 
-def loads_of(sizes, world):
+def shares_of(sizes, world):
     loads = [0] * world
     ranks = assign(sizes, loads)
-    assert loads == [
-        sum(s for s, r in zip(sizes, ranks, strict=True) if r == k) for k in range(world)
-    ]
-    return loads
+    shares = [[s for s, r in zip(sizes, ranks, strict=True) if r == k] for k in range(world)]
+    assert loads == [sum(share) for share in shares]
+    return shares
+
+
+def largest_load(sizes, world):
+    return max(map(sum, shares_of(sizes, world)))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
@@ -28,7 +31,7 @@ def test_no_rank_has_more_than_the_mean_and_the_largest(world):
     cases = [TRANSFORMER, [5], [], [1] * 7, [draw.randrange(10**6) for _ in range(50)]]
     for sizes in cases:
         bound = sum(sizes) / world + max(sizes, default=0)
-        assert max(loads_of(sizes, world)) <= bound
+        assert largest_load(sizes, world) <= bound
     # Also what comes later, to ranks that are loaded already.
     loads = [0] * world
     for later in cases:
@@ -46,7 +49,7 @@ def test_against_the_best_division(world):
             max(sum(s for s, r in zip(sizes, ranks, strict=True) if r == k) for k in range(world))
             for ranks in itertools.product(range(world), repeat=len(sizes))
         )
-        assert max(loads_of(sizes, world)) <= (4 / 3 - 1 / (3 * world)) * best
+        assert largest_load(sizes, world) <= (4 / 3 - 1 / (3 * world)) * best
 
 
 def test_largest_first_and_ties_to_the_lower():
@@ -57,8 +60,7 @@ def test_largest_first_and_ties_to_the_lower():
 
 @pytest.mark.parametrize(("world", "chunks"), [(2, 4), (3, 8), (8, 2)])
 def test_chunks_hold_each_parameter_once_in_rows_that_differ_by_one(world, chunks):
-    ranks = assign(TRANSFORMER, [0] * world)
-    shares = [[s for s, r in zip(TRANSFORMER, ranks, strict=True) if r == k] for k in range(world)]
+    shares = shares_of(TRANSFORMER, world)
     found = cut(shares, chunks)
     assert len(found) == chunks
     for rank, share in enumerate(shares):
@@ -78,9 +80,7 @@ def test_without_bytes_there_is_one_chunk_at_most():
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_rows_of_what_is_left_in_them_are_padded_by_a_sixteenth_at_most(world, monkeypatch):
     monkeypatch.setattr(exchange, "PADDING_BYTES", 0)
-    large = [40_000, *TRANSFORMER]
-    ranks = assign(large, [0] * world)
-    shares = [[s for s, r in zip(large, ranks, strict=True) if r == k] for k in range(world)]
+    shares = shares_of([40_000, *TRANSFORMER], world)
     for chunk in cut(shares, 4):
         sizes = [[share[i] for i in own] for share, own in zip(shares, chunk, strict=True)]
         out = sticking_out(sizes)

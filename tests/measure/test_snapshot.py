@@ -18,7 +18,7 @@ FILE = Path(make.__file__).parent / "cuda_memory.pickle"
 
 def write(path, **changes):
     """The snapshot by hand, parts of it replaced."""
-    path.write_bytes(pickle.dumps({**make.snapshot(), **changes}))
+    path.write_bytes(snapshot_with(**changes))
     return path
 
 
@@ -214,40 +214,38 @@ class Harm:
         return (print, ("harm",))
 
 
-def without(key):
-    event = {k: v for k, v in make.snapshot()["device_traces"][0][1].items() if k != key}
-    return pickle.dumps({**make.snapshot(), "device_traces": [[event]]})
+def snapshot_with(**changes):
+    return pickle.dumps({**make.snapshot(), **changes})
 
 
-def with_(key, value):
-    event = {**make.snapshot()["device_traces"][0][1], key: value}
-    return pickle.dumps({**make.snapshot(), "device_traces": [[event]]})
-
-
+EVENT = make.snapshot()["device_traces"][0][1]
 BROKEN = {
-    "a size": (with_("size", -1), "an allocation has -1 bytes"),
-    "a time": (with_("time_us", math.nan), "event 0 has no time: nan"),
-    "no end": (with_("time_us", math.inf), "event 0 has no time: inf"),
-    "a word": (with_("time_us", "now"), "no snapshot of PyTorch's allocator"),
-    "a phase": (pickle.dumps({**make.snapshot(), "a2lib": {"phases": [["late", math.nan, 3]]}}),
-                "phase 'late' has no beginning or no end"),
     "no pickle": (b"hello", "no pickle, or one cut short"),
-    "nothing": (b"", "no pickle, or one cut short"),
     "cut": (FILE.read_bytes()[:300], "no pickle, or one cut short"),
     "code": (pickle.dumps(Harm()), "asks for builtins.print; a snapshot holds plain data alone"),
-    "a list": (pickle.dumps([1]), "allowed is a dictionary of segments and device_traces"),
-    "empty": (pickle.dumps({"segments": [], "device_traces": [[], []]}), "no event was recorded"),
-    "no allocation": (pickle.dumps({"segments": [], "device_traces": [[{"action": "snapshot"}]]}),
-                      "no allocation was recorded"),
-    "an event": (pickle.dumps({"segments": [], "device_traces": [[3]]}), "of another form"),
-    "no size": (without("size"), "field 'size' is missing"),
-    "no time": (without("time_us"), "field 'time_us' is missing"),
-    "segments": (pickle.dumps({**make.snapshot(), "segments": 3}), "no snapshot of PyTorch's"),
-    "owner": (pickle.dumps({**make.snapshot(), "a2lib": {"owners": [["heap", 1, "", 1]]}}),
-              "owner 'heap': allowed are parameters"),
-    "full": (pickle.dumps({**make.snapshot(), "a2lib": {"max_entries": 8}}),
-             "history is full .8 entries. and has lost its beginning"),
-}  # fmt: skip
+    "a list": (pickle.dumps([1]), "no snapshot of PyTorch's allocator: list indices"),
+    "another": (pickle.dumps({"segments": []}), "it lacks 'device_traces'"),
+    "empty": (snapshot_with(device_traces=[[], []]), "no event was recorded"),
+    "no allocation": (
+        pickle.dumps({"segments": [], "device_traces": [[{"action": "snapshot"}]]}),
+        "no allocation was recorded",
+    ),
+    "an event": (snapshot_with(device_traces=[[3]]), "no snapshot of PyTorch's allocator"),
+    "no size": (
+        snapshot_with(device_traces=[[{k: v for k, v in EVENT.items() if k != "size"}]]),
+        "it lacks 'size'",
+    ),
+    "a word": (snapshot_with(device_traces=[[EVENT | {"time_us": "now"}]]), "could not convert"),
+    "segments": (snapshot_with(segments=3), "no snapshot of PyTorch's"),
+    "owner": (
+        snapshot_with(a2lib={"owners": [["heap", 1, "", 1]]}),
+        "owner 'heap': allowed are parameters",
+    ),
+    "full": (
+        snapshot_with(a2lib={"max_entries": 8}),
+        "history is full .8 entries. and has lost its beginning",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", BROKEN)

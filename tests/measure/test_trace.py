@@ -3,6 +3,7 @@ files that are none."""
 
 import gzip
 import json
+import math
 import shutil
 import sqlite3
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 from profiles import make
 
 from a2lib.measure import trace
-from a2lib.measure.trace.classes import plain, shorten
-from a2lib.measure.trace.kernels import Launch, Span, attribute
+from a2lib.measure.trace.classes import KINDS, kind_of, plain, shorten
+from a2lib.measure.trace.kernels import Launch, Span, attribute, part_of
+from a2lib.measure.trace.phases import PhaseTimes
 
 HERE = Path(make.__file__).parent
 BOTH = ["report.sqlite", "gpu_trace.json"]
@@ -83,8 +85,8 @@ def test_each_phase_by_the_gpu_and_by_the_host(found):
     (phases,) = trace.phase_times(found).values()
     assert list(phases) == ["forward", "backward", "optimizer", "step"]
     # From 100 to 280, 160 of work, launched in 190 by three calls of 5; they waited 65, 135, 115.
-    assert phases["forward"] == trace.PhaseTimes(3, 180_000, 160_000, 190_000, 15_000, 0, 115_000)
-    assert phases["backward"] == trace.PhaseTimes(2, 160_000, 150_000, 300_000, 10_000, 0, 160_000)
+    assert phases["forward"] == PhaseTimes(3, 180_000, 160_000, 190_000, 15_000, 0, 115_000)
+    assert phases["backward"] == PhaseTimes(2, 160_000, 150_000, 300_000, 10_000, 0, 160_000)
     step = phases["step"]
     assert (step.kernels, step.span_ns, step.busy_ns) == (7, 865_000, 355_000)
     assert (step.range_ns, step.launching_ns, step.waiting_ns) == (1_000_000, 35_000, 25_000)
@@ -156,21 +158,18 @@ def test_columns_that_there_are(found):
         trace.totals(found.kernels)
 
 
-def test_notes_of_the_profiler_are_kept():
-    assert trace.read(HERE / "report.sqlite").notes == ["CUPTI events were lost"]
-
-
-def test_notes_of_another_process_say_so(tmp_path):
+def test_notes_of_the_profiler_are_kept_and_those_of_another_process_say_so(tmp_path):
     path = tmp_path / "x.sqlite"
-    broken_sqlite("alter table DIAGNOSTIC_EVENT add column globalPid integer")(path)
-    assert trace.read(path).notes == ["CUPTI events were lost"]  # nobody's
-    base = sqlite3.connect(path)
-    (mine,) = base.execute(f"select distinct globalPid from {KERNEL}").fetchone()
-    for process in (mine, mine + (1 << 24)):
-        base.execute("insert into DIAGNOSTIC_EVENT values (1, 'not all', ?)", (process,))
-    base.commit()
-    base.close()
-    assert trace.read(path).notes[1:] == ["not all", "not all (another process)"]
+    table, mine = "DIAGNOSTIC_EVENT", f"(select globalPid from {KERNEL} limit 1)"
+    broken_sqlite(
+        f"alter table {table} add column globalPid integer;"
+        f"insert into {table} values (1, 'not all', {mine}), (1, 'nor', {mine} + (1 << 24))"
+    )(path)
+    assert trace.read(path).notes == [
+        "CUPTI events were lost",  # nobody's
+        "not all",
+        "nor (another process)",
+    ]
 
 
 def test_the_sweep_agrees_with_looking_at_every_range():
@@ -266,17 +265,14 @@ NAMES = {
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_names_and_their_classes(kind):
-    assert {name: trace.kind_of(name) for name in NAMES[kind]} == dict.fromkeys(NAMES[kind], kind)
-    assert set(NAMES) == set(trace.KINDS)
+    assert {name: kind_of(name) for name in NAMES[kind]} == dict.fromkeys(NAMES[kind], kind)
+    assert set(NAMES) == set(KINDS)
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [("layers.3.attn.q_proj.bwd", "attn.q_proj"), ("layers.11", "block"), ("lm_head", "lm_head"),
-     ("layers.2.bwd", "block"), ("layers", "layers")],
-)  # fmt: skip
-def test_the_part_is_the_same_for_every_block(name, part):
-    assert trace.part_of(name) == part
+def test_the_part_is_the_same_for_every_block():
+    names = ("layers.3.attn.q_proj.bwd", "layers.11", "lm_head", "layers.2.bwd", "layers")
+    parts = [part_of(name) for name in names]
+    assert parts == ["attn.q_proj", "block", "lm_head", "block", "layers"]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +317,7 @@ def broken_sqlite(statement):
     def write(path):
         shutil.copy(HERE / "report.sqlite", path)
         base = sqlite3.connect(path)
-        base.execute(statement)
+        base.executescript(statement)
         base.commit()
         base.close()
 
@@ -332,36 +328,31 @@ def written(content):
     return lambda path: path.write_bytes(content)
 
 
+def event_with(**fields):
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, **fields}
+    return written(json.dumps([event]).encode())
+
+
 KERNEL, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 BROKEN = {
     "no kernels": (broken_sqlite(f"drop table {KERNEL}"), "no kernel was traced; the tables are"),
     "a column": (broken_sqlite(f"alter table {RUNTIME} drop column globalTid"), "lacks globalTid"),
-    "empty": (broken_sqlite(f"delete from {KERNEL}"), None),
-    "no name": (broken_sqlite("delete from StringIds"), "an event without a time or name"),
+    "no name": (broken_sqlite("delete from StringIds"), "an event without time or name"),
+    "null": (broken_sqlite(f"update {KERNEL} set start = null"), "an event without time or name"),
+    "backwards": (broken_sqlite(f"update {KERNEL} set end = start - 1"), "ends before it starts"),
     "cut": (written((HERE / "report.sqlite").read_bytes()[:900]), "no SQLite export of Nsight"),
-    "nothing": (written(b""), "neither an SQLite export nor JSON"),
     "a report": (written(b"\x00\x01nsys-rep"), "neither an SQLite export nor JSON"),
     "packed": (written(gzip.compress(b"{}")[:-9]), "neither an SQLite export nor JSON"),
-    "a number": (written(b"7"), "no chrome trace of torch.profiler"),
-    "other JSON": (written(b'{"a": 1}'), "it has no traceEvents"),
-    "deep JSON": (written(b"[" * 200_000), "neither an SQLite export nor JSON"),
-    "no number": (written(b'[{"ph": "X", "cat": "kernel", "name": "k", "ts": Infinity, "dur": 1, '
-                          b'"pid": 1, "tid": 1, "args": {}}]'), "'k' has inf for microseconds"),
-    "no event": (written(b'{"traceEvents": []}'), "no kernel and no operator was traced"),
     "damaged": (written(gzip.compress(b"x" * 99)[:20] + b"\xff" * 30), "neither an SQLite export"),
-    "a name": (written(json.dumps([{"ph": "X", "cat": "kernel", "name": 7, "ts": 1, "dur": 1,
-                                    "pid": 1, "tid": 1, "args": {}}]).encode()), "is no text"),
-    "backwards": (broken_sqlite(f"update {KERNEL} set end = start - 1"), "ends before it starts"),
-    "events": (written(b'{"traceEvents": null}'), "it is no list of events"),
-    "numbers": (written(b"[1, 2]"), "it is no list of events"),
-    "a time": (written(b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": "1", "dur": 1, '
-                       b'"pid": 1, "tid": 1}]'), "'aten::mm' has '1' for microseconds"),
-    "a thread": (written(b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, '
-                         b'"pid": [1], "tid": 1}]'), "an event of another form"),
-    "null": (broken_sqlite(f"update {KERNEL} set start = null"), "without a time or name$"),
-    "no time": (written(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1,
-                                     "tid": 1}]).encode()), "an event lacks 'ts'"),
-}  # fmt: skip
+    "deep JSON": (written(b"[" * 200_000), "neither an SQLite export nor JSON"),
+    "a number": (written(b"7"), "no chrome trace of torch.profiler"),
+    "other JSON": (written(b'{"a": 1}'), "it lacks 'traceEvents'"),
+    "no event": (written(b'{"traceEvents": []}'), "no kernel and no operator was traced"),
+    "numbers": (written(b"[1, 2]"), "no chrome trace of torch.profiler"),
+    "no time": (event_with(), "it lacks 'ts'"),
+    "infinite": (event_with(ts=math.inf, dur=1), "no chrome trace of torch.profiler"),
+    "a thread": (event_with(ts=1, dur=1, pid=[1]), "no chrome trace of torch.profiler"),
+}
 
 
 @pytest.mark.parametrize("what", BROKEN)
@@ -369,9 +360,6 @@ def test_a_file_that_is_no_trace_is_one_line(what, tmp_path):
     write, words = BROKEN[what]
     path = tmp_path / "x"
     write(path)
-    if words is None:  # copies and memsets are there still
-        assert {k.kind for k in trace.read(path).kernels} == {"copy"}
-        return
     with pytest.raises(trace.TraceError, match=words) as raised:
         trace.read(path)
     assert "\n" not in str(raised.value) and str(raised.value).startswith(str(path))
@@ -386,18 +374,15 @@ def test_a_report_that_was_not_exported_is_told_how(tmp_path):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    for read in (trace.read, trace.read_nsys, trace.read_chrome):
-        with pytest.raises(FileNotFoundError):
-            read(tmp_path / "x")
+    with pytest.raises(FileNotFoundError):
+        trace.read(tmp_path / "x")
 
 
 def test_tables_that_would_be_empty_are_missing(tmp_path):
     path = tmp_path / "x.sqlite"
-    broken_sqlite("drop table CUPTI_ACTIVITY_KIND_MEMSET")(path)
-    base = sqlite3.connect(path)
-    base.execute("drop table NVTX_EVENTS")
-    base.commit()
-    base.close()
+    broken_sqlite("drop table CUPTI_ACTIVITY_KIND_MEMSET; drop table NVTX_EVENTS")(path)
     found = trace.read(path)
     assert len(found.kernels) == 8 and not found.spans
     assert trace.coverage(found.kernels).no_range == 370 / 395
+    broken_sqlite(f"delete from {KERNEL}")(path)  # copies and memsets are there still
+    assert {k.kind for k in trace.read(path).kernels} == {"copy"}

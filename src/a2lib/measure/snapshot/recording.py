@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import pickle
 import sys
 import time
+import traceback
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,17 +84,11 @@ class Recorder:
         """
         self._model, self._optimizer = model, optimizer
         for name, module in model.named_modules() if modules else ():
-            module.register_forward_pre_hook(self._entering(name))
+            module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name))
             module.register_forward_hook(self._left, always_call=True)
         self._look()
 
-    def _entering(self, name: str):
-        def hook(module, arguments):
-            self._modules.append(name)
-
-        return hook
-
-    def _left(self, module, arguments, output):
+    def _left(self, *_) -> None:
         self._modules.pop()
 
     @contextlib.contextmanager
@@ -212,12 +208,8 @@ def _storages_mode():
 
 
 def _frames() -> list[dict]:
-    frame, found = sys._getframe(3), []
-    while frame is not None and len(found) < FRAMES:
-        code = frame.f_code
-        found.append(_frame(code.co_filename, frame.f_lineno, code.co_name))
-        frame = frame.f_back
-    return found
+    stack = itertools.islice(traceback.walk_stack(sys._getframe(3)), FRAMES)
+    return [_frame(f.f_code.co_filename, line, f.f_code.co_name) for f, line in stack]
 
 
 @functools.lru_cache(maxsize=65_536)

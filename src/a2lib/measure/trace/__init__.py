@@ -17,33 +17,24 @@ A chrome trace without a GPU has operators in the place of kernels: those that c
 from pathlib import Path
 
 from a2lib.measure.trace.chrome import read_chrome
-from a2lib.measure.trace.classes import KINDS, RULES, kind_of
-from a2lib.measure.trace.kernels import Kernel, Trace, TraceError, part_of
+from a2lib.measure.trace.classes import KINDS
+from a2lib.measure.trace.kernels import Kernel, Trace, TraceError
 from a2lib.measure.trace.nsys import read_nsys
-from a2lib.measure.trace.phases import STEP, PhaseTimes, phase_times
-from a2lib.measure.trace.summary import Busy, Coverage, Total, busy, coverage, totals
+from a2lib.measure.trace.phases import STEP, phase_times
+from a2lib.measure.trace.summary import busy, coverage, totals
 from a2lib.measure.trace.window import kernel_rows, strip_rows
 
 __all__ = [
     "KINDS",
-    "RULES",
     "STEP",
-    "Busy",
-    "Coverage",
     "Kernel",
-    "PhaseTimes",
-    "Total",
     "Trace",
     "TraceError",
     "busy",
     "coverage",
     "kernel_rows",
-    "kind_of",
-    "part_of",
     "phase_times",
     "read",
-    "read_chrome",
-    "read_nsys",
     "strip_rows",
     "totals",
 ]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
 from collections import defaultdict
 from pathlib import Path
@@ -60,18 +59,12 @@ def read_chrome(path: str | Path) -> Trace:
         words = " ".join(str(error).split())
         raise TraceError(f"{path}: neither an SQLite export nor JSON: {words}"[:300]) from None
     try:
-        if isinstance(found, dict) and "traceEvents" not in found:
-            raise TraceError("no chrome trace of torch.profiler: it has no traceEvents")
         events = found["traceEvents"] if isinstance(found, dict) else found
-        if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):
-            raise TraceError("no chrome trace of torch.profiler: it is no list of events")
-        return _read([e for e in events if e.get("ph") == "X"])
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}") from None
+        return _read([event for event in events if event.get("ph") == "X"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        lacks = isinstance(error, KeyError)
-        reason = f"an event lacks {error}" if lacks else f"an event of another form ({error})"
-        raise TraceError(f"{path}: no chrome trace of torch.profiler: {reason}") from None
+        lacks = "it lacks " if isinstance(error, KeyError) else ""
+        reason = f"no chrome trace of torch.profiler: {lacks}{error}"
+        raise TraceError(f"{path}: {reason}"[:300]) from None
 
 
 def _read(events: list[dict]) -> Trace:
@@ -79,7 +72,8 @@ def _read(events: list[dict]) -> Trace:
     for event in events:
         by_kind[event.get("cat", "")].append(event)
     spans = [
-        Span(event["name"], _thread(event), *_times(event)) for event in by_kind["user_annotation"]
+        Span(str(event["name"]), _thread(event), *_times(event))
+        for event in by_kind["user_annotation"]
     ]
     kernels = _on_device(by_kind)
     source = "chrome"
@@ -113,7 +107,8 @@ def _on_device(by_kind: dict[str, list[dict]]) -> list[Kernel]:
             launch = launches.get(args.get("correlation"))
             stream = str(args.get("stream", event.get("tid")))
             device = int(args.get("device", 0))
-            kernels.append(Kernel(event["name"], device, stream, start, end - start, launch))
+            name = str(event["name"])
+            kernels.append(Kernel(name, device, stream, start, end - start, launch))
     return kernels
 
 
@@ -140,9 +135,5 @@ def _thread(event: dict) -> tuple:
 
 
 def _times(event: dict) -> tuple[int, int]:
-    start, duration = event["ts"], event["dur"]
-    for one in (start, duration):
-        if not isinstance(one, int | float) or not math.isfinite(one):
-            raise TraceError(f"{event.get('name')!r} has {one!r} for microseconds"[:200])
-    start = round(start * 1000)
-    return start, start + round(duration * 1000)
+    start = round(float(event["ts"]) * 1000)
+    return start, start + round(float(event["dur"]) * 1000)

@@ -54,14 +54,11 @@ def read_nsys(path: str | Path) -> Trace:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as base:
             return _read(base)
-    except sqlite3.Error as error:
-        raise TraceError(f"{path}: no SQLite export of Nsight Systems: {error}") from None
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
-    except KeyError as error:
-        raise TraceError(f"{path}: an event without a time or name: no string {error}") from None
-    except (TypeError, ValueError):
-        raise TraceError(f"{path}: an event without a time or name") from None
+    except (sqlite3.Error, KeyError, TypeError, ValueError) as error:
+        reason = f"no SQLite export of Nsight Systems, or an event without time or name ({error})"
+        raise TraceError(f"{path}: {reason}") from None
 
 
 def _read(base: sqlite3.Connection) -> Trace:

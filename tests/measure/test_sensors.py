@@ -1,12 +1,15 @@
 """Clock and power through NVML: the right device, or nothing, and never an exception."""
 
+import itertools
 import sys
+import threading
 import types
 
 import pytest
 import torch
 
-from a2lib.measure.device import Sensors
+from a2lib.measure import device
+from a2lib.measure.device import Sensors, Watch
 
 
 class Error(Exception):
@@ -120,3 +123,30 @@ def test_without_nvml_or_without_a_gpu_there_is_none(gpu, monkeypatch):
     gpu({"GPU-b": "second"})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert Sensors().sm_mhz() is None and Sensors().power_w() is None
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_watch_ends_and_has_what_it_read(monkeypatch, told):
+    class Sensors:
+        cap = itertools.cycle([True, False, False, False])
+
+        def sm_mhz(self):
+            return 1500 if told else None
+
+        def power_w(self):
+            return 300.0 if told else None
+
+        def capped(self):
+            asked.append(next(self.cap))
+            if len(asked) == 4:
+                seen.set()
+            return asked[-1] if told and len(asked) <= 4 else None
+
+    asked, seen = [], threading.Event()
+    monkeypatch.setattr(device, "Sensors", Sensors)
+    monkeypatch.setattr(device, "READ_EVERY_S", 0.001)
+    with Watch() as watch:
+        assert seen.wait(30)
+    assert not watch._thread.is_alive() and set(watch.mhz) == {1500 if told else None}
+    assert watch.power_w() == (300.0 if told else None)
+    assert watch.capped_percent() == (25 if told else None)

@@ -63,8 +63,7 @@ def test_totals_by_class_and_by_phase(found):
     assert [t.key for t in trace.totals(found.kernels, "phase", "kind")][:3] == [
         ("backward", "matmul"), ("forward", "matmul"), ("forward", "softmax"),
     ]  # fmt: skip
-    first = trace.totals(found.kernels, "name")[0]
-    assert (first.key[0], first.median_ns) == (make.NVJET, 75_000)
+    assert trace.totals(found.kernels, "name")[0].key[0] == make.NVJET
 
 
 def test_what_could_not_be_filed(found):
@@ -73,12 +72,10 @@ def test_what_could_not_be_filed(found):
     assert said.unknown == ("mystery_kernel",)
 
 
-def test_the_idle_share_counts_overlap_once(found):
+def test_overlap_counts_once(found):
     busy = trace.busy(found.kernels)
     assert (busy.span_ns, busy.busy_ns) == (925_000, 380_000)  # 100 to 1025; 400 less 20 at once
-    assert busy.idle_share == pytest.approx(1 - 380 / 925)
-    assert busy.launches == 8
-    assert trace.busy([]).idle_share == trace.busy([]).launches == 0
+    assert trace.busy([]).span_ns == trace.busy([]).busy_ns == 0
 
 
 def test_each_phase_by_the_gpu_and_by_the_host(found):

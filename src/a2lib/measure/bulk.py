@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from a2lib.measure.runs import runs_table, scrub
-from a2lib.measure.snapshot.reading import CATEGORIES
+from a2lib.measure.sections import BULK
 from a2lib.measure.table import (
     StoreError,
     broken,
@@ -35,28 +35,15 @@ from a2lib.measure.table import (
 
 MOST_ROWS = 2000
 FOLDER = "bulk"
-# Table -> column -> int, float or str. What makes the rows is named first.
+_KINDS = {"int": int, "float": float, "": str}
+# Table -> column -> int, float or str.
 TABLES: dict[str, dict[str, type]] = {
-    # a2lib.measure.trace.strip_rows: a window of a step, times in microseconds from its start.
-    "strip": {"start_us": float, "duration_us": float, "stream": str, "kind": str, "phase": str,
-              "part": str},
-    # kernel_rows: all kernels of the steps of a trace.
-    "kernels": {"phase": str, "part": str, "kind": str, "kernel": str, "calls": int, "ms": float,
-                "median_us": float, "share": float},
-    # a2lib.measure.snapshot.timeline_rows: bytes by category.
-    "memory": {"time_us": int, "phase": str, **dict.fromkeys(CATEGORIES, int)},
-    # largest_rows: the largest allocations at the peak.
-    "largest": {"rank": int, "bytes": int, "category": str, "phase": str, "name": str, "line": str},
-    # line_rows: the largest that a phase asked for, once for each line of code.
-    "lines": {"bytes": int, "count": int, "category": str, "phase": str, "name": str, "line": str},
-    # a2lib.experiments.data_parallel.gathers: each all-gather and its wait, from a step's begin.
-    "gathers": {"unit": str, "pass": str, "gather_start_ms": float, "gather_end_ms": float,
-                "turn_ms": float, "compute_start_ms": float, "compute_end_ms": float,
-                "slack_ms": float, "waited_ms": float},
-    # a2lib.measure.saved.saved_rows: what one module keeps for its backward.
-    "saved": {"number": int, "module": str, "operations": str, "shape": str, "dtype": str,
-              "bytes": int},
-}  # fmt: skip
+    table: {
+        column: _KINDS[kind]
+        for column, _, kind in (given.partition(":") for given in columns.split(", "))
+    }
+    for table, columns in BULK.items()
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 

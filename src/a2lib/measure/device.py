@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+import statistics
+import threading
+
+READ_EVERY_S = 0.2
 
 
 def device_slug() -> str:
@@ -38,39 +41,76 @@ class Sensors:
 
     def sm_mhz(self) -> int | None:
         """The present clock of the multiprocessors in MHz."""
-        return self._read(lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))
+        return self._read("ClockInfo", 1)  # NVML_CLOCK_SM
 
     def power_w(self) -> float | None:
         """The power in watts, which the driver averages over about a second; None for a part of a
         GPU (MIG), since only the whole is known."""
-        return self._of_whole(lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu))
+        return self._of_whole("PowerUsage")
 
     def energy_j(self) -> float | None:
         """The energy in joules since the driver was loaded; None as for the power."""
-        return self._of_whole(lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu))
+        return self._of_whole("TotalEnergyConsumption")
 
     def power_limit_w(self) -> float | None:
         """The power in watts that the driver keeps the device to; None as for the power."""
-        return self._of_whole(lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu))
+        return self._of_whole("EnforcedPowerLimit")
 
     def capped(self) -> bool | None:
         """Whether the clock is at present lower than it could be, to keep that limit."""
-        reasons = self._read(lambda nvml, gpu: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
-        if reasons is None:
-            return None
-        return bool(reasons & self._nvml.nvmlClocksThrottleReasonSwPowerCap)
+        reasons = self._read("CurrentClocksThrottleReasons")
+        return None if reasons is None else bool(reasons & 4)  # ...ThrottleReasonSwPowerCap
 
-    def _of_whole(self, ask: Callable) -> float | None:
+    def _of_whole(self, what: str) -> float | None:
         """A reading in thousandths of the unit."""
-        thousandths = self._read(ask) if self._whole else None
+        thousandths = self._read(what) if self._whole else None
         return None if thousandths is None else thousandths / 1000
 
-    def _read(self, ask: Callable) -> int | None:
-        if self._handle is None:
-            return None
+    def _read(self, what: str, *arguments: int) -> int | None:
         with contextlib.suppress(Exception):
-            return int(ask(self._nvml, self._handle))
+            return int(getattr(self._nvml, f"nvmlDeviceGet{what}")(self._handle, *arguments))
         return None
+
+
+class Watch:
+    """Clock and power beside a measurement that leaves no room to read them inside: within it a
+    thread reads the sensors; ``mhz`` are its readings of the clock.
+
+    with Watch() as watch:
+        measure()
+    watch.power_w(), watch.capped_percent()
+    """
+
+    def __init__(self) -> None:
+        self.mhz: list[int | None] = []
+        self._watts: list[float] = []
+        self._capped: list[bool] = []
+        self._sensors = Sensors()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def power_w(self) -> float | None:
+        """The median of the readings, None where there are none."""
+        return statistics.median(self._watts) if self._watts else None
+
+    def capped_percent(self) -> float | None:
+        """Of the readings, those at which the driver kept the clock low for the limit of power."""
+        return 100 * statistics.fmean(self._capped) if self._capped else None
+
+    def _read(self) -> None:
+        while not self._over.wait(READ_EVERY_S):
+            self.mhz.append(self._sensors.sm_mhz())
+            watts, capped = self._sensors.power_w(), self._sensors.capped()
+            self._watts += [] if watts is None else [watts]
+            self._capped += [] if capped is None else [capped]
 
 
 def _open_nvml() -> tuple:

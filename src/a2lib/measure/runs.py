@@ -6,6 +6,7 @@ here identifies the machine: no column holds a host name, and local paths are sh
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -45,7 +46,9 @@ def start_run(
     """
     check_device(device)
     try:
-        text = json.dumps(_scrub_values(parameters), sort_keys=True, allow_nan=False)
+        text = json.dumps(
+            parameters, default=os.fspath, ensure_ascii=False, sort_keys=True, allow_nan=False
+        )
     except (TypeError, ValueError) as error:
         raise StoreError(f"parameters of the run: {error}; give numbers, text and lists") from error
     now = datetime.now(UTC)
@@ -58,7 +61,7 @@ def start_run(
         "python": platform.python_version(),
         "git": git_version(),
         "command": clean(scrub(command)),
-        "parameters": text,
+        "parameters": scrub(text),
         **_torch_versions(),
     }
     runs_table(data).put(dict.fromkeys(COLUMNS, "") | row)
@@ -119,38 +122,22 @@ def scrub(text: str) -> str:
     return _ABSOLUTE_PATH.sub(r".../\1", text)
 
 
-def _scrub_values(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {scrub(str(name)): _scrub_values(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_scrub_values(item) for item in value]
-    if isinstance(value, str | os.PathLike):
-        return scrub(os.fspath(value))
-    return value
-
-
 def _torch_versions() -> dict[str, str]:
     try:
         import torch
     except ImportError:
         return {}
     found = {"torch": str(torch.__version__)}
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["triton"] = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        pass
     if torch.cuda.is_available():
-        found["driver"] = _driver_version()
+        driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        found["driver"] = clean(driver.split("\n")[0])
         found["cuda"] = str(torch.version.cuda or "")
         found["cudnn"] = str(torch.backends.cudnn.version() or "")
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     return found
-
-
-def _driver_version() -> str:
-    output = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return clean(output.split("\n")[0])
 
 
 def _git(*arguments: str) -> str:

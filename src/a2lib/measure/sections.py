@@ -55,6 +55,7 @@ def _section(name: str, given: Mapping[str, object]) -> Section:
 
 _FILE = tomllib.loads(Path(__file__).with_name("sections.toml").read_text(encoding="utf-8"))
 SECTIONS = {name: _section(name, given) for name, given in _FILE["sections"].items()}
+BULK: dict[str, str] = _FILE["bulk"]
 INTEGERS, RESULTS, FLAGS = (
     frozenset(_FILE["columns"][kind].split()) for kind in ("whole", "number", "truth")
 )

@@ -11,7 +11,7 @@ from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations, handlers
 from a2lib.experiments.benchmark.configurations import Parameters
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS, watch
+from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS, device
 from a2lib.measure.failures import LostContext
 
 TINY = Configuration("tiny", 16)
@@ -195,7 +195,7 @@ class Counter:
 def powered(monkeypatch, *joules):
     counter = Counter(*joules)
     monkeypatch.setattr(handlers, "Sensors", lambda: counter)
-    monkeypatch.setattr(watch, "Sensors", lambda: counter)
+    monkeypatch.setattr(device, "Sensors", lambda: counter)
     monkeypatch.setattr(benchmark, "SETTLED", {"cpu": (2, 3)})
     (task,) = benchmark.power_tasks(EVERYTHING, "cpu")
     return task

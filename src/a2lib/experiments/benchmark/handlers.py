@@ -16,10 +16,9 @@ from a2lib.experiments.benchmark.first import timed_parts
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import StoreError
-from a2lib.measure.device import Sensors
+from a2lib.measure.device import Sensors, Watch
 from a2lib.measure.failures import LostContext, classify
 from a2lib.measure.timing import median_reading
-from a2lib.measure.watch import Watch
 
 Row = dict[str, object]
 WHOLE_STEP = ("step", "wall")

@@ -21,8 +21,8 @@ from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import FLASH_PROTOCOL, Timing, failures, time_many
+from a2lib.measure.device import Watch
 from a2lib.measure.sustained import seconds_of
-from a2lib.measure.watch import Watch
 
 PROTOCOLS = ("burst", "sustained", "board")
 PASS = "end_to_end"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from a2lib.measure.snapshot.reading import CATEGORIES, Allocation, Snapshot
 
@@ -127,8 +127,7 @@ def _start(snapshot: Snapshot) -> float:
     return min(times, default=0.0)
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
     """Bytes by category after the event ``number``; -1 before all."""
 
     number: int
@@ -137,21 +136,18 @@ class _State:
 
 
 def _states(snapshot: Snapshot) -> list[_State]:
-    index = {category: i for i, category in enumerate(CATEGORIES)}
-    now = [0] * len(CATEGORIES)
-    changes: list[tuple[int, float, int, int]] = []
+    now, changes = dict.fromkeys(CATEGORIES, 0), []
     for one in snapshot.allocations:
-        i = index[one.category]
         if one.first < 0:
-            now[i] += one.bytes
+            now[one.category] += one.bytes
         else:
-            changes.append((one.first, one.start_us, i, one.bytes))
+            changes.append((one.first, one.start_us, one.category, one.bytes))
         if one.last < math.inf:
-            changes.append((int(one.last), one.end_us, i, -one.bytes))
-    states = [_State(-1, _start(snapshot), tuple(now))]
-    for number, time_us, i, change in sorted(changes):
-        now[i] += change
-        states.append(_State(number, time_us, tuple(now)))
+            changes.append((int(one.last), one.end_us, one.category, -one.bytes))
+    states = [_State(-1, _start(snapshot), tuple(now.values()))]
+    for number, time_us, category, change in sorted(changes):
+        now[category] += change
+        states.append(_State(number, time_us, tuple(now.values())))
     return states
 
 
@@ -167,6 +163,6 @@ def _inside(snapshot: Snapshot, phase: str | None) -> list[_State]:
     found = []
     for p in chosen:
         before = [state for state in states if state.time_us < p.start_us][-1:]
-        found += [dataclasses.replace(state, time_us=p.start_us) for state in before]
+        found += [state._replace(time_us=p.start_us) for state in before]
         found += [state for state in states if p.start_us <= state.time_us <= p.end_us]
     return found

@@ -4,7 +4,7 @@
     trace = read("trace.json.gz")            # torch.profiler's export_chrome_trace, .gz or not
     totals(trace.kernels, "phase", "kind")   # calls, time, share
     coverage(trace.kernels)                  # what could not be filed, as shares of kernel time
-    busy(trace.kernels).idle_share
+    busy(trace.kernels)                      # how long at least one of them ran
     phase_times(trace)["step 0"]["backward"] # the GPU's time, the host's, and how far it is ahead
 
 A kernel belongs to the range in which it was *launched*, found by the launch's correlation id. When

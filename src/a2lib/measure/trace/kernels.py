@@ -132,45 +132,30 @@ def part_of(name: str) -> str:
 def attribute(kernels: Iterable[Kernel], spans: list[Span]) -> None:
     """Give every kernel the ``path`` of its launch.
 
-    The main thread of a process is the one whose ranges cover the most time. One sweep per thread,
-    with a stack of what is open: linear in ranges and launches but for the sorting.
+    The main thread of a process is the one whose ranges cover the most time. Sweeps with a stack of
+    what is open: linear in ranges and launches but for the sorting.
     """
-    kernels = [kernel for kernel in kernels if kernel.launch is not None]
-    by_thread: dict[tuple, list[Span]] = defaultdict(list)
+    ranges: dict[tuple, list[Span]] = defaultdict(list)
     for span in spans:
-        by_thread[span.thread].append(span)
-    mains = _main_threads(by_thread)
-    threads: dict[tuple, list[Kernel]] = defaultdict(list)
+        ranges[span.thread].append(span)
+    launched: dict[tuple, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
-        threads[kernel.launch.thread].append(kernel)
-    own: dict[int, tuple[str, ...]] = {}
-    for thread, launched in threads.items():
-        own.update(_paths(launched, by_thread.get(thread, [])))
-    processes: dict[object, list[Kernel]] = defaultdict(list)
-    for kernel in kernels:
-        processes[kernel.launch.thread[0]].append(kernel)
-    for process, launched in processes.items():
-        main = mains.get(process)
-        around = _paths(launched, by_thread.get(main, []))
-        for kernel in launched:
-            inner = () if kernel.launch.thread == main else own[id(kernel)]
-            kernel.path = around[id(kernel)] + inner
+        if kernel.launch is not None:
+            launched[kernel.launch.thread].append(kernel)
+    covered = {t: covered_ns((s.start_ns, s.end_ns) for s in mine) for t, mine in ranges.items()}
+    mains = {thread[0]: thread for thread in sorted(covered, key=covered.get)}  # of each process
+    for thread, mine in launched.items():
+        main = mains.get(thread[0])
+        _extend(mine, ranges.get(main, []))
+        if thread != main:
+            _extend(mine, ranges.get(thread, []))
 
 
-def _main_threads(by_thread: dict[tuple, list[Span]]) -> dict[object, tuple]:
-    covered: dict[object, tuple[int, tuple]] = {}
-    for thread, spans in by_thread.items():
-        total = covered_ns((s.start_ns, s.end_ns) for s in spans)
-        if thread[0] not in covered or total > covered[thread[0]][0]:
-            covered[thread[0]] = (total, thread)
-    return {process: thread for process, (_, thread) in covered.items()}
-
-
-def _paths(kernels: list[Kernel], spans: list[Span]) -> dict[int, tuple[str, ...]]:
-    """id(kernel) -> names of the spans that hold its launch's start, outermost first."""
+def _extend(kernels: list[Kernel], spans: list[Span]) -> None:
+    """Add to each path the names of the spans that hold its launch's start, outermost first."""
     spans = sorted(spans, key=lambda s: (s.start_ns, -s.end_ns))
     stack: list[Span] = []
-    found, following = {}, 0
+    following = 0
     for kernel in sorted(kernels, key=lambda k: k.launch.start_ns):
         now = kernel.launch.start_ns
         while following < len(spans) and spans[following].start_ns <= now:
@@ -178,8 +163,7 @@ def _paths(kernels: list[Kernel], spans: list[Span]) -> dict[int, tuple[str, ...
             stack.append(spans[following])
             following += 1
         stack = [s for s in stack if s.end_ns > now]
-        found[id(kernel)] = tuple(s.name for s in stack)
-    return found
+        kernel.path += tuple(s.name for s in stack)
 
 
 def covered_ns(intervals: Iterable[tuple[int, int]]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,28 +14,21 @@ COLUMNS = ("name", "kind", "phase", "part", "range", "step", "stream", "device")
 
 @dataclass(frozen=True)
 class Total:
-    """Kernels of one ``key``: how many, their time, its share of all, and the median of one."""
+    """Kernels of one ``key``: how many, their time, its share of all."""
 
     key: tuple
     calls: int
     ns: int
     share: float
-    median_ns: float
 
 
 @dataclass(frozen=True)
 class Busy:
     """From the first kernel's start to the last one's end, and how long at least one of a device
-    ran; streams overlap, so this is no sum. Several devices add up. ``launches`` are the host's
-    calls: a replayed graph is one, whatever its kernels."""
+    ran; streams overlap, so this is no sum. Several devices add up."""
 
     span_ns: int
     busy_ns: int
-    launches: int = 0
-
-    @property
-    def idle_share(self) -> float:
-        return 1 - self.busy_ns / self.span_ns if self.span_ns else 0.0
 
 
 @dataclass(frozen=True)
@@ -63,22 +55,17 @@ def totals(kernels: Iterable[Kernel], *by: str) -> list[Total]:
     for kernel in kernels:
         groups[tuple(getattr(kernel, column) for column in by)].append(kernel.duration_ns)
     everything = sum(map(sum, groups.values())) or 1
-    found = [
-        Total(key, len(ns), sum(ns), sum(ns) / everything, statistics.median(ns))
-        for key, ns in groups.items()
-    ]
+    found = [Total(key, len(ns), sum(ns), sum(ns) / everything) for key, ns in groups.items()]
     return sorted(found, key=lambda total: (-total.ns, total.key))
 
 
 def busy(kernels: Iterable[Kernel]) -> Busy:
     """How much of its time each device worked; nothing for no kernels."""
-    kernels = list(kernels)
     devices: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for kernel in kernels:
         devices[kernel.device].append((kernel.start_ns, kernel.end_ns))
     span = sum(max(b for _, b in one) - min(a for a, _ in one) for one in devices.values())
-    launches = {k.launch for k in kernels if k.launch is not None}
-    return Busy(span, sum(map(covered_ns, devices.values())), len(launches))
+    return Busy(span, sum(map(covered_ns, devices.values())))
 
 
 def coverage(kernels: list[Kernel]) -> Coverage:

@@ -1,14 +1,13 @@
 """communication_accounting: memory and batch, by hand, by sympy, by search and by a real block."""
 
-import csv
 import math
 from dataclasses import replace
 
+import committed
 import pytest
 import sympy
 import torch
 
-from a2lib.paths import ROOT
 from a2lib.theory import accounting
 from a2lib.theory.accounting import GB, GIB, XXL, Mesh, Stack, readings, tricks
 
@@ -127,9 +126,8 @@ def test_a_batch_is_none_where_tensor_parallelism_is_too_wide():
 
 def test_the_published_number_is_reproduced_and_repaired():
     found = accounting.published_forward()
-    table = ROOT / "data" / "reference" / "communication_accounting.csv"
-    printed = {row["quantity"]: row["printed"] for row in csv.DictReader(table.open())
-               if row["part"] == "c"}  # fmt: skip
+    rows = committed.reference("communication_accounting")
+    printed = {row["quantity"]: row["printed"] for row in rows if row["part"] == "c"}
     assert f"{found.replica:.2f}" == printed["per device"]
     assert round(found.overall, -2) == float(printed["overall"])
     assert found.overall_of_all_replicas == pytest.approx(found.per_device * 64)

@@ -1,13 +1,12 @@
 """What a layout holds and how long its step takes: by hand, and by other counts."""
 
-import csv
 import math
 from dataclasses import replace
 
+import committed
 import pytest
 from plan_toys import FREE, MIXED, TINY, TOY, WIDE, job
 
-from a2lib.paths import ROOT
 from a2lib.theory import layout_time, planner, schedules
 from a2lib.theory.collectives import all_gather_s
 from a2lib.theory.devices import DEVICES, named_device
@@ -330,9 +329,8 @@ def test_the_step_of_a_pipeline_is_that_of_the_schedule(stages, m):
 
 
 def test_devices_are_those_of_the_reference():
-    with (ROOT / "data" / "reference" / "devices.csv").open() as lines:
-        stated = {(row["device"], row["quantity"]): float(row["value"])
-                  for row in csv.DictReader(lines)}  # fmt: skip
+    rows = committed.reference("devices")
+    stated = {(row["device"], row["quantity"]): float(row["value"]) for row in rows}
     for device in DEVICES.values():
         link = "ici_axis_egress" if device.torus else "nvlink_egress"
         for found, quantity, unit in (

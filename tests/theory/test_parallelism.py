@@ -5,12 +5,12 @@ from dataclasses import replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
+import committed
 import pytest
 import sympy
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from a2lib.paths import ROOT
 from a2lib.theory import parallelism
 from a2lib.theory.answers import TENSOR_BACKWARD
 from a2lib.theory.parallelism import EXAMPLE, Layer
@@ -219,8 +219,8 @@ def test_the_backward_of_tensor_parallelism_is_autograds():
 
 
 def test_the_examples_device_is_that_of_the_reference():
-    table = (ROOT / "data" / "reference" / "devices.csv").read_text().splitlines()
-    stated = {tuple(line.split(",")[:2]): float(line.split(",")[2]) for line in table[1:]}
+    rows = committed.reference("devices")
+    stated = {(row["device"], row["quantity"]): float(row["value"]) for row in rows}
     assert EXAMPLE.flops == pytest.approx(1e12 * stated["nvidia-h200", "bf16_dense"])
     assert EXAMPLE.bandwidth == pytest.approx(1e9 * stated["nvidia-h200", "nvlink_egress"])
 

@@ -1,17 +1,15 @@
 """Trainings that others published, by the planner: data/reference/trainings.csv."""
 
-import csv
 from dataclasses import replace
 
+import committed
 import pytest
 
-from a2lib.paths import ROOT
 from a2lib.theory.layouts import evaluate
 from a2lib.theory.published import training
 from a2lib.theory.transformer import parameter_count
 
-with (ROOT / "data" / "reference" / "trainings.csv").open() as lines:
-    ROWS = {row["run"]: row for row in csv.DictReader(lines)}
+ROWS = {row["run"]: row for row in committed.reference("trainings")}
 RUNS = {name: training(row) for name, row in ROWS.items()}
 META = [name for name in RUNS if name.startswith("Llama 3")]
 

@@ -1,21 +1,21 @@
 """The step, tensor by tensor: against PyTorch on a CPU, and against what a GPU measured."""
 
-import csv
 import dataclasses
 import itertools
 import math
 import re
 import statistics
 
+import committed
 import pytest
 import torch
+from cuda_casts import as_cuda_casts
 
 from a2lib.attention import passes
 from a2lib.benchmark import MODES as BENCHMARKED
 from a2lib.measure import snapshot
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model import attention as attentions
-from a2lib.paths import ROOT
 from a2lib.theory.devices import named_device
 from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import Layout, evaluate
@@ -36,14 +36,6 @@ from a2lib.theory.memory.tensors import MODES
 from a2lib.theory.transformer import SIZES, Shape, state_bytes
 
 TINY = StepMemory(Shape(24, 40, 2, 2, 56), 2, 16, cuda=False)
-
-
-def as_cuda_casts(q, k, v):
-    """Eager attention with the softmax in float32, as CUDA's autocast has it and the CPU's not."""
-    scores = q @ k.transpose(-1, -2) * (1 / q.shape[-1] ** 0.5)
-    query = torch.arange(q.shape[-2])[:, None]
-    scores = scores.masked_fill(torch.arange(q.shape[-2]) > query, float("-inf"))
-    return torch.softmax(scores.float(), -1) @ v
 
 
 @pytest.fixture
@@ -184,14 +176,11 @@ def test_the_softmax_of_a_gpu_makes_one_more_tensor():
 
 def h200(mode, models):
     """Rows of steps as they are; those of the columns ran in a process that captured steps too."""
-    path = ROOT / "data" / "measured" / "benchmark" / "nvidia-h200.csv"
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            plain = row["compile"] == "none" and row["capture"] == "false"
-            plain &= row["attention"] in ("eager", "flash") and row["precision"] != "bf16_weights"
-            if plain and row["peak_bytes"] and (row["mode"], row["phase"]) == (mode, "step"):
-                if row["model"] in models:
-                    yield row
+    wanted = {"compile": "none", "capture": "false", "mode": mode, "phase": "step"}
+    for row in committed.measured("benchmark"):
+        plain = row["attention"] in ("eager", "flash") and row["precision"] != "bf16_weights"
+        if plain and row["peak_bytes"] and row["model"] in models and wanted.items() <= row.items():
+            yield row
 
 
 @pytest.mark.parametrize("mode", ["train-step", "forward-backward"])
@@ -221,11 +210,10 @@ def test_the_tensors_are_those_that_an_h200_counted():
     not to the byte: where some are free, a tensor may take another than the one that is counted."""
     rows = []
     for section in ("memory", "memory_recording"):
-        with (ROOT / "data" / "measured" / section / "nvidia-h200.csv").open(newline="") as file:
-            for row in csv.DictReader(file):
-                whole = row.get("phase", "step") == "step" and row["status"] == "ok"
-                if whole and (row["mode"] == "train-step" or section == "memory_recording"):
-                    rows.append(row)
+        for row in committed.measured(section):
+            whole = row.get("phase", "step") == "step" and row["status"] == "ok"
+            if whole and (row["mode"] == "train-step" or section == "memory_recording"):
+                rows.append(row)
     assert {row["mode"] for row in rows} == {"inference", "forward", "train-step"}
     for row in rows:
         number = int(row["step_number"])
@@ -273,8 +261,7 @@ def test_where_a_run_ends_for_want_of_memory():
 def test_an_h200_ran_out_where_the_count_does():
     """Every configuration of the section that did not fit: the same step and phase, for want of a
     segment of the same size. The capacity is what the driver leaves beside the context."""
-    with (ROOT / "data" / "measured" / "memory" / "nvidia-h200.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["phase"] == "step"]
+    rows = [row for row in committed.measured("memory") if row["phase"] == "step"]
     beside = statistics.median(int(r["driver_bytes"]) - int(r["reserved_bytes"])
                                for r in rows if r["driver_bytes"])  # fmt: skip
     failed = [r for r in rows if r["status"] == "oom" and r["step_number"] == "1"]

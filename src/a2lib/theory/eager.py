@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from a2lib.theory.attention import tiled_memory
 from a2lib.theory.compiling import PASSES, attention_kernels
 from a2lib.theory.memory import allocator
-from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.products import check_name, check_sizes, largest
 from a2lib.theory.roofline import Kernel
 
 HOW = ("tensors", "blocks", "tiled")
@@ -152,13 +152,7 @@ def longest(
             return allocator.fits(capacity, shape.history(pass_))
         return max(sum(live.values()) for live in shape.history(pass_)) <= capacity
 
-    low, high = 0, 1
-    while fits(high * step):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * step) else (low, middle)
-    return low * step
+    return step * largest(lambda n: fits(n * step))
 
 
 def tiled_total(batch: int, n: int, d: int, pass_: str, element_bytes: int = 4) -> int:

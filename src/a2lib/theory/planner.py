@@ -29,7 +29,7 @@ from a2lib.theory.layouts import (
     memory,
     timed,
 )
-from a2lib.theory.products import check_name, matmul_flops
+from a2lib.theory.products import check_name, largest, matmul_flops
 from a2lib.theory.stages import stage_blocks
 
 # Plain replicas send as much as zero1 and hold more.
@@ -126,13 +126,7 @@ def largest_batch(job: Job, layout: Layout) -> int:
         _, held = memory(replace(job, batch=k * unit), layout)
         return sum(held.values()) <= job.memory
 
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low * unit
+    return unit * largest(fits)
 
 
 def _by_time(job: Job, fixed: dict, meshes: list, hidden: str | float) -> list[tuple]:

@@ -1,8 +1,8 @@
-"""Operations of a matrix product, and the checks that every count makes."""
+"""Operations of a matrix product, the checks that every count makes, and a search by halves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def matmul_flops(m: int, n: int, k: int) -> int:
@@ -16,6 +16,18 @@ def check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} is {size!r}; allowed are positive integers")
+
+
+def largest(fits: Callable[[int], bool]) -> int:
+    """The largest whole number that ``fits``, 0 where 1 does not; none above one that does not may
+    fit."""
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def check_name(what: str, name: object, allowed: Iterable[str]) -> None:

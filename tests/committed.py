@@ -1,0 +1,22 @@
+"""The committed tables, as they lie: every value a string."""
+
+import csv
+
+from a2lib.paths import ROOT
+
+H200 = "nvidia-h200"
+
+
+def measured(section, device=H200):
+    """The rows of a section on one device."""
+    return _read(ROOT / "data" / "measured" / section / f"{device}.csv")
+
+
+def reference(name):
+    """Figures that others published."""
+    return _read(ROOT / "data" / "reference" / f"{name}.csv")
+
+
+def _read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

@@ -232,3 +232,16 @@ def test_every_whole_number_has_a_largest_value(notebook):
         # A seed may be whatever a generator takes and the tables hold.
         if field.metadata["kind"] is int and field.name != "seed":
             assert 0 <= field.metadata["minimum"] < field.metadata["maximum"] < 2**40, field.name
+
+
+@pytest.mark.parametrize("notebook", notebooks())
+def test_a_sweep_has_its_own_of_what_comes_first(notebook):
+    declared = importlib.import_module(f"a2lib.experiments.{notebook}").Parameters
+    fields = {field.name: field for field in dataclasses.fields(declared)}
+    name, first = next(iter(fields.items()))
+    rules = first.metadata
+    if "sweep" in fields and not rules["many"]:
+        sweep = fields["sweep"].metadata["choices"][1]
+        other = rules["choices"][-1] if rules["choices"] else rules["minimum"]
+        with pytest.raises(ParameterError, match=f"{name} = .*: sweep {sweep} has its own"):
+            declared(**{name: other, "sweep": sweep})

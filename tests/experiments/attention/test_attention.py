@@ -12,9 +12,7 @@ from a2lib.experiments.attention.configurations import (
     Parameters,
     Shape,
     grid,
-    saved_tensors,
 )
-from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
 from a2lib.measure.failures import LostContext
 from a2lib.measure.graphs import Replays
@@ -238,15 +236,3 @@ def test_the_grid_is_the_handouts():
     assert beside == dict.fromkeys(beside, {64})
     assert len({(name, s) for name, s, _ in everything}) == len(everything)
     assert len(attention.limit_tasks(EVERYTHING, "cuda")) == 2 * 2 * 4 * 2
-
-
-def test_saved_tensors_have_names_for_every_implementation():
-    shape = Shape("fp32", 8, 256, 16, True)
-    assert saved_tensors("eager", shape) == ("q", "k", "v", "p", "mask", "other")
-    assert "exponentials" in saved_tensors("by_hand", shape)
-    assert saved_tensors("a2lib", shape) == ("q", "k", "v", "o", "lse", "other")
-
-
-def test_a_sweep_has_its_own_shapes():
-    with pytest.raises(ParameterError, match="leave head_dim out"):
-        Parameters(sweep="grid", head_dim=32)

@@ -145,14 +145,6 @@ def test_no_first_step_where_torch_was_imported_before(job):
     assert "imported already" in given.store.rows()[0]["note"]
 
 
-def test_a_tiny_model_is_measured(job):
-    given = job(BENCHMARK, task_of(TINY))
-    handlers.summary(given)
-    rows = given.store.rows()
-    assert {row["status"] for row in rows} == {"ok"} and {row["n"] for row in rows} == {"3"}
-    assert all(float(row["ms_min"]) > 0 and row["ms_host"] == "" for row in rows)
-
-
 def test_first_steps_are_each_of_a_process_of_their_own(tmp_path, monkeypatch, capsys):
     """A process that had imported torch before would refuse and give an error row."""
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
@@ -232,12 +224,3 @@ def test_a_step_that_fails_leaves_no_thread(job, monkeypatch):
     (row,) = given.store.rows()
     assert (row["status"], row["note"], row["joules"]) == ("oom", "in step 3", "")
     assert threading.active_count() == before
-
-
-def test_energy_of_real_steps_at_the_smallest_size(job, monkeypatch):
-    monkeypatch.setattr(benchmark, "SETTLED", {"cpu": (1, 2)})
-    (task,) = benchmark.power_tasks(EVERYTHING, "cpu")
-    given = job(BENCHMARK_POWER, task)
-    handlers.power(given)
-    (row,) = given.store.rows()
-    assert row["status"] == "ok" and row["n"] == "2" and float(row["ms"]) > 0

@@ -6,7 +6,7 @@ import torch
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments import checkpointing
 from a2lib.experiments.checkpointing import handlers
-from a2lib.experiments.checkpointing.configurations import TINY_LAYERS, Parameters
+from a2lib.experiments.checkpointing.configurations import Parameters
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import CHECKPOINTING
 from a2lib.measure.failures import LostContext
@@ -114,13 +114,6 @@ def test_the_handouts_question_comes_first():
         assert least <= found
 
 
-def test_the_cpus_plan_runs_every_path():
-    planned = Parameters(sweep="all").plan("cpu")
-    assert {s.model for s, _ in planned} == {"tiny"}
-    assert {s.layers for s, _ in planned} == {2, TINY_LAYERS}
-    assert {s.gradients for s, _ in planned} == {"fresh", "kept"}
-
-
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [({"strategies": "segments:5"}, "strategies = 'segments:5': allowed are none, half"),
@@ -133,8 +126,3 @@ def test_what_cannot_be_is_one_line(given, complaint, monkeypatch):
     defaults = {f: getattr(Parameters(), f) for f in Parameters.__dataclass_fields__}
     with pytest.raises(ParameterError, match=complaint):
         checkpointing.start(checkpointing.check({**defaults, **given}))
-
-
-def test_a_sweep_has_its_own_settings():
-    with pytest.raises(ParameterError, match="leave layers out"):
-        Parameters(sweep="depth", layers=8)

@@ -1,9 +1,6 @@
 """What is asked for, and the tasks that come of it."""
 
-import dataclasses
 import itertools
-
-import pytest
 
 from a2lib.experiments import compile as compiling
 from a2lib.experiments.compile.settings import (
@@ -14,7 +11,6 @@ from a2lib.experiments.compile.settings import (
     attention_shapes,
     model_steps,
 )
-from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.sweep import identity
 
 
@@ -73,14 +69,6 @@ def test_whole_models_are_compiled_in_fp32_and_blocks_everywhere():
     assert {one.model for one in plain} == {"small", "medium", "large", "xl25", "2.7B", "10B"}
     without = {(one.plain.precision, one.plain.mode) for one in model_steps("10B", "cuda")}
     assert without == set(itertools.product(("fp32", "bf16"), ("forward", "forward-backward")))
-
-
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Parameters)][:9])
-def test_a_sweep_has_its_own_shapes(name):
-    other = {"written": "causal", "dtype": "bf16", "model": "small", "precision": "bf16",
-             "mode": "forward"}  # fmt: skip
-    with pytest.raises(ParameterError, match=f"{name} = .*: sweep attention has its own"):
-        Parameters(sweep="attention", **{name: other.get(name, 3)})
 
 
 def test_one_shape_and_one_model_by_default():

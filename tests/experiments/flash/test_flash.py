@@ -7,8 +7,7 @@ import pytest
 from a2lib.experiments import ceilings, flash
 from a2lib.experiments.flash.shapes import ASKED, PUBLISHED, Parameters
 from a2lib.experiments.harness.run import command, data_folder
-from a2lib.measure import CEILING, FLASH, DeviceBusy, DeviceLock
-from a2lib.theory.attention import PASSES
+from a2lib.measure import CEILING, FLASH
 
 
 @pytest.fixture
@@ -113,20 +112,6 @@ def test_the_ceilings_are_measured_in_every_run_and_their_worker_is_kept(started
     assert {(row["status"], row["run"]) for row in rows} == {("ok", again.id)}
 
 
-def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
-    run = started(sweep="fa3", implementations="eager", time_limit_s=1)
-    run.until = 0.0
-    flash.sweep(run)
-    assert run.left == len(run.parameters.shapes("cpu")) * len(PASSES)
-    flash.say_where(run)
-    printed = capsys.readouterr().out
-    assert f"{run.left} rows are left" in printed
-    assert (
-        printed.count("papermill notebooks/flash.ipynb -p implementations eager -p sweep fa3") >= 2
-    )
-    assert "Rows: none; run " in printed and str(run.data) not in printed
-
-
 def test_rows_of_a_cpu_leave_the_committed_data_alone(started, monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("A2LIB_DATA")
     monkeypatch.setattr("a2lib.paths.ROOT", tmp_path)
@@ -138,10 +123,3 @@ def test_rows_of_a_cpu_leave_the_committed_data_alone(started, monkeypatch, tmp_
     assert (tmp_path / "build" / "data" / "measured" / "runs.csv").is_file()
     assert not (tmp_path / "data").exists()
     assert data_folder("cuda") == tmp_path / "data"
-
-
-@pytest.mark.parametrize("step", [flash.measure_ceilings, flash.compile_ahead, flash.sweep])
-def test_a_step_that_measures_is_refused_on_a_busy_device(step, started):
-    run = started()
-    with DeviceLock("cpu").held("run a"), pytest.raises(DeviceBusy, match="run a, since"):
-        step(run)

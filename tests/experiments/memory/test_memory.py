@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from a2lib.experiments import memory
-from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.memory import configurations, handlers
 from a2lib.experiments.memory.configurations import BLOCK, CONTEXTS, Parameters, phases, picture
 from a2lib.experiments.steps import Configuration
@@ -199,8 +198,3 @@ def test_the_sweeps_have_what_the_questions_ask():
         assert len({picture(case) for case in found}) == len(set(found)) == len(found)
         assert Parameters(sweep="table").has(sweep) == (sweep == "table")
     assert Parameters(sweep="table").configurations("table", "cpu")[0].context in CONTEXTS["cpu"]
-
-
-def test_a_sweep_has_its_own_configurations():
-    with pytest.raises(ParameterError, match="leave context out"):
-        Parameters(sweep="table", context=32)

@@ -68,13 +68,6 @@ def test_modules_have_ranges_where_parts_are_told_apart():
         c.config("cuda", nvtx=name, cuda_profiler=True)  # allowed
 
 
-def test_parameters_that_cannot_be():
-    with pytest.raises(ParameterError, match="sweep steps has its own"):
-        Parameters(sweep="steps", context=64)
-    (one,) = Parameters(context=64, compile="blocks").traced("cuda", "nsys")
-    assert str(one) == "small 64 train-step fp32 eager compiled blocks by nsys"
-
-
 SOME = sweep_of("all", "cuda", "nsys")[::7] + sweep_of("all", "cpu", "torch")
 
 

@@ -44,20 +44,18 @@ class Table:
 
     def measure(self, run: Run) -> None:
         """Measure what is asked for: one shape always, of a sweep what is not stored yet."""
-        if tasks := self.tasks(run.parameters, run.device):
-            harness.measure(
-                run,
-                self.section,
-                tasks,
-                what=self.section.name,
-                resume=getattr(run.parameters, "sweep", None) != "shape",
-                silence_s=self.silence_s,
-                keep_worker=self.keep_worker,
-            )
-        else:
+        tasks = self.tasks(run.parameters, run.device)
+        if not tasks:
             say_nothing("Nothing of this is asked for (-p sweep all has it).")
-            if run.worker and not self.keep_worker:
-                run.worker.close()
+        harness.measure(
+            run,
+            self.section,
+            tasks,
+            what=self.section.name,
+            resume=getattr(run.parameters, "sweep", None) != "shape",
+            silence_s=self.silence_s,
+            keep_worker=self.keep_worker,
+        )
 
     def measure_and_show(self, run: Run) -> None:
         """``measure``, then ``show``, where it is asked for."""

@@ -14,7 +14,7 @@ import dataclasses
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,13 +130,11 @@ def measure(
     resume: bool = True,
     silence_s: float | None = None,
     keep_worker: bool = False,
-    say: Callable[[Mapping[str, object]], str] | None = None,
 ) -> None:
     """Measure what is pending of ``tasks``, under a bar named ``what``; rows are stored one by one.
 
     Prints what is stored already and what the time limit has left. ``keep_worker`` leaves the
-    process for the next sweep: starting one, with its CUDA context, takes seconds. Where there are
-    few rows, ``say(row)`` is printed of each in place of a bar.
+    process for the next sweep: starting one, with its CUDA context, takes seconds.
     """
     store = run.store(section)
     pending = plan(tasks, store, resume=resume, remeasure=run.parameters.remeasure)
@@ -145,20 +143,14 @@ def measure(
     if known:
         print(f"{known} rows are stored already (-p remeasure True measures them again)")
     if not total:
+        if run.worker and not keep_worker:
+            run.worker.close()
         return
-    bar = None if say else Progress(total, what, unit="rows")
+    bar = Progress(total, what, unit="rows")
 
     def begin(task: Task, culprit: str | None) -> None:
-        if bar is None:
-            return
         turns = "in turns" if task.in_turns else ""
         bar.say(task.label if culprit == task.label else f"{task.label} {culprit or turns}".strip())
-
-    def stored(row: Mapping[str, object]) -> None:
-        if bar is None:
-            print(say(row))
-        else:
-            bar.step()
 
     sweep = Sweep(
         store,
@@ -166,7 +158,7 @@ def measure(
         run.device,
         seed=run.parameters.seed,
         until=run.until,
-        row=stored,
+        row=lambda row: bar.step(),
         begin=begin,
         silence_s=silence_s,
         worker=run.worker,
@@ -176,8 +168,7 @@ def measure(
         left = sweep.measure(pending)
     finally:
         run.worker = sweep.worker
-        if bar is not None:
-            bar.close()
+        bar.close()
     run.left += left
     if left:
         print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")

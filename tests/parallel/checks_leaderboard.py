@@ -5,7 +5,7 @@ import warnings
 import torch
 from checking import check, world
 
-from a2lib.experiments.leaderboard.configurations import LADDER
+from a2lib.experiments.leaderboard import LADDER
 from a2lib.experiments.leaderboard.training import Training
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.memory.keeping import BlockPlan

@@ -7,8 +7,7 @@ import torch.distributed as dist
 from checking import check, world
 
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.parallelism import handlers
-from a2lib.experiments.parallelism.configurations import SCHEMES, Stack, meshes
+from a2lib.experiments.parallelism import SCHEMES, Stack, handlers, meshes
 
 LAYERS, D_MODEL, D_FF = 3, 16, 24
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
@@ -15,7 +14,8 @@ from a2lib.experiments.data_parallel.configurations import (
     TORCH_MB,
     UPDATING,
     Asked,
-    Training,
+    Steps,
+    Usual,
     Way,
     asked,
     tasks,
@@ -99,7 +99,7 @@ class Parameters:
         return asked(self, ways, _sweep)
 
 
-def _sweep(name: str, usual: Callable[..., Training]) -> Iterator[tuple[Training, Iterable[Way]]]:
+def _sweep(name: str, usual: Usual) -> Steps:
     if name in ("essential", "xl25", "all"):
         yield usual(model="xl25", capture=True), (*_BEST, _BF16[0], *_UPDATING)
         yield usual(model="xl25"), (*_HANDOUT, *_TORCH[:1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
@@ -12,7 +11,8 @@ from a2lib.experiments.data_parallel.configurations import (
     SILENCE_S,
     STEADY,
     Asked,
-    Training,
+    Steps,
+    Usual,
     Way,
     asked,
     launched,
@@ -63,7 +63,7 @@ class Parameters:
         return asked(self, map(Way, wrappers), _sweep)
 
 
-def _sweep(name: str, usual: Callable[..., Training]) -> Iterator[tuple[Training, Iterable[Way]]]:
+def _sweep(name: str, usual: Usual) -> Steps:
     for model in SWEEPS[:-1] if name == "all" else (name,):
         for capture in (True, False):
             yield usual(model=model, capture=capture), map(Way, WRAPPERS)

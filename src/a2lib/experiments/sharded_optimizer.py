@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
@@ -12,7 +13,8 @@ from a2lib.experiments.data_parallel.configurations import (
     SILENCE_S,
     TORCH_MB,
     Asked,
-    Training,
+    Steps,
+    Usual,
     Way,
     asked,
     launched,
@@ -24,15 +26,16 @@ from a2lib.experiments.harness.parameters import names, parameter
 from a2lib.experiments.harness.view import Plot
 from a2lib.measure import SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY
 
-# Of each wrapper the optimizer on every rank, and the one whose state is divided: PyTorch's is made
-# for PyTorch's wrapper.
+
+def _both(way: Way, divided: str) -> tuple[Way, Way]:
+    """The optimizer on every rank, and the one whose state is divided."""
+    return way, dataclasses.replace(way, optimizer=divided)
+
+
 WAYS = {
-    "bucketed": (Way("bucketed", BEST_MB), Way("bucketed", BEST_MB, optimizer="sharded")),
-    "copy_engines": (
-        Way("bucketed", BEST_MB, "copy_engines"),
-        Way("bucketed", BEST_MB, "copy_engines", optimizer="sharded"),
-    ),
-    "torch_ddp": (Way("torch_ddp", TORCH_MB), Way("torch_ddp", TORCH_MB, optimizer="zero")),
+    "bucketed": _both(Way("bucketed", BEST_MB), "sharded"),
+    "copy_engines": _both(Way("bucketed", BEST_MB, "copy_engines"), "sharded"),
+    "torch_ddp": _both(Way("torch_ddp", TORCH_MB), "zero"),  # is made for PyTorch's wrapper
 }
 SWEEPS = ("essential", "memory", "handout", "all")
 MOMENTS = ("init", "before", "after", "step")
@@ -79,7 +82,7 @@ class Parameters:
 _OURS, _ENGINES, _PEER = WAYS.values()
 
 
-def _times(name: str, usual: Callable[..., Training]) -> Iterator[tuple[Training, Iterable[Way]]]:
+def _times(name: str, usual: Usual) -> Steps:
     if name in ("essential", "all"):
         yield usual(capture=True), (*_ENGINES, *_OURS)
         yield usual(), (*_OURS, *_PEER)
@@ -88,13 +91,13 @@ def _times(name: str, usual: Callable[..., Training]) -> Iterator[tuple[Training
         yield usual(), _ENGINES
 
 
-def _memory(name: str, usual: Callable[..., Training]) -> Iterator[tuple[Training, Iterable[Way]]]:
+def _memory(name: str, usual: Usual) -> Steps:
     if name in ("essential", "memory", "all"):
         yield usual(), (*_OURS, *_PEER)
     yield from _handout(name, usual)
 
 
-def _handout(name: str, usual: Callable[..., Training]) -> Iterator[tuple[Training, Iterable[Way]]]:
+def _handout(name: str, usual: Usual) -> Steps:
     for model in ("xl25", "2.7B") if name in ("handout", "all") else ():
         yield usual(model=model, **PLAIN), _OURS
 

@@ -155,7 +155,7 @@ def test_a_captured_row_that_updates_has_a_step_alone_that_updates_so(alone, mon
     monkeypatch.setattr(times, "TOLERANCE", 2)
     monkeypatch.setattr(RankJob, "everyone", lambda self, value: [value])
     job = RankJob({"capture": True}, "cpu")
-    (row,) = times._rows(job, alone, {}, lambda: None, times._sent, [way])
+    (row,) = times._rows(job, times.OneGpu(alone, {}, None), times._sent, [way])
     every = len(alone.parameters)
     assert row["status"] == "ok" and row["ms"] == 5
     if way.wrapper == "updating":

@@ -12,8 +12,7 @@ from a2lib.experiments import leaderboard
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Sweep
-from a2lib.experiments.leaderboard import handlers
-from a2lib.experiments.leaderboard.configurations import LADDER, WAYS, Parameters
+from a2lib.experiments.leaderboard import LADDER, WAYS, Parameters, handlers
 from a2lib.measure import LEADERBOARD, Store, start_run
 from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
 from a2lib.theory.transformer import SIZES, parameter_count

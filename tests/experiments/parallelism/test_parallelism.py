@@ -10,13 +10,13 @@ from a2lib.experiments import parallelism
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Sweep
-from a2lib.experiments.parallelism import handlers
-from a2lib.experiments.parallelism.configurations import (
+from a2lib.experiments.parallelism import (
     PER_RANK,
     SWEEPS,
     WIDTH_PER_RANK,
     Parameters,
     Stack,
+    handlers,
     meshes,
 )
 from a2lib.measure import PARALLELISM, Store, start_run

@@ -100,15 +100,17 @@ def unusual(spec: Mapping[str, object], device: str) -> str:
     return " ".join("uncompiled" if value == "none" else value for value in found)
 
 
-# What each of the notebooks asks for: trainings, each with its ways, in the order of measuring.
+# What makes a usual training with some fields in place of its own.
+Usual = Callable[..., Training]
+# A sweep, what answers most questions first; a training may come again.
+Steps = Iterator[tuple[Training, Iterable[Way]]]
+# Each training once, with its ways, in the order of measuring.
 Asked = Mapping[Training, Sequence[Way]]
-# (the sweep's name, what makes a usual training) -> its trainings, with what answers most first.
-Sweep = Callable[[str, Callable[..., Training]], Iterator[tuple[Training, Iterable[Way]]]]
 
 
-def asked(given: Any, ways: Iterable[Way], sweep: Sweep) -> Asked:
-    """The ``sweep`` that a notebook's parameters ask for, each training once; or the training that
-    they name, with ``ways``. Without PyTorch's where it is captured.
+def asked(given: Any, ways: Iterable[Way], sweep: Callable[[str, Usual], Steps]) -> Asked:
+    """The sweep that a notebook's parameters name, or the training, with ``ways``; without
+    PyTorch's where it is captured.
 
     Raises ParameterError for what these ranks cannot do.
     """
@@ -127,20 +129,25 @@ def asked(given: Any, ways: Iterable[Way], sweep: Sweep) -> Asked:
         named = {name: getattr(given, name, None) for name in fields}
         named = {name: value for name, value in named.items() if value != "auto"}
         found = [(usual(**named), ways)]
-    known: dict[Training, dict[Way, None]] = {}
-    for training, every in found:
-        allowed = (way for way in every if not (training.capture and way.wrapper in PEERS))
-        known.setdefault(training, {}).update(dict.fromkeys(allowed))
-    return {training: list(ways) for training, ways in known.items()}
+    return _merged(
+        (training, (way for way in every if not (training.capture and way.wrapper in PEERS)))
+        for training, every in found
+    )
 
 
 def launched(trainings: Asked, **how: object) -> Asked:
     """The same ways, not captured and with ``how`` in place: where memory is read."""
-    found: dict[Training, dict[Way, None]] = {}
-    for training, ways in trainings.items():
-        one = dataclasses.replace(training, capture=False, **how)
-        found.setdefault(one, {}).update(dict.fromkeys(ways))
-    return {training: list(ways) for training, ways in found.items()}
+    return _merged(
+        (dataclasses.replace(training, capture=False, **how), ways)
+        for training, ways in trainings.items()
+    )
+
+
+def _merged(found: Iterable[tuple[Training, Iterable[Way]]]) -> Asked:
+    known: dict[Training, dict[Way, None]] = {}
+    for training, ways in found:
+        known.setdefault(training, {}).update(dict.fromkeys(ways))
+    return {training: list(ways) for training, ways in known.items()}
 
 
 def tasks(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
@@ -28,6 +29,8 @@ from a2lib.measure.failures import note as one_line
 from a2lib.parallel import capture_step
 
 Row = dict[str, object]
+# What of a way is measured by itself, once it is right and before it is captured.
+Apart = Callable[[RankJob, Training, Way], Row]
 # How often the communication, or the update, is timed apart.
 ALONE = 5
 # Of the memory of a GPU, what weights, gradients and moments of all that are in turns may take.
@@ -38,16 +41,16 @@ def ddp(job: RankJob) -> None:
     """Time each way to average gradients, then draw some."""
     if job.expired():
         return
-    with _one_gpu(job) as (training, optimizers, without):
-        _measure(job, training, optimizers, without, _sent)
+    with _one_gpu(job) as one:
+        _measure(job, one, _sent)
         # At the end, so that a profiler costs no row.
         drawn = traces.drawn(job.spec, job.device)
         for key in job.keys:
             way = Way.of(key)
-            if way in drawn and not unsupported(training, way):
+            if way in drawn and not unsupported(one.training, way):
                 if job.expired():
                     return
-                traces.draw_averaging(job, training, way, key)
+                traces.draw_averaging(job, one.training, way, key)
 
 
 def sharded_optimizer(job: RankJob) -> None:
@@ -55,8 +58,8 @@ def sharded_optimizer(job: RankJob) -> None:
     if job.expired():
         return
     names = dict.fromkeys(["plain", *(key["optimizer"] for key in job.keys)])
-    with _one_gpu(job, names) as (training, optimizers, without):
-        _measure(job, training, optimizers, without, _updated)
+    with _one_gpu(job, names) as one:
+        _measure(job, one, _updated)
 
 
 def fsdp(job: RankJob) -> None:
@@ -65,61 +68,56 @@ def fsdp(job: RankJob) -> None:
         return
     # Ours last: what is drawn of it takes a profiler, which leaves the processes slower.
     keys = sorted(job.keys, key=lambda key: key["wrapper"] == configurations.FSDP)
-    with _one_gpu(job) as (plain, _, without):
-        groups = [keys] if _fit(job, plain, len(keys)) else [[key] for key in keys]
+    with _one_gpu(job) as one:
+        groups = [keys] if _fit(job, one.training, len(keys)) else [[key] for key in keys]
         for group in groups:
             if job.expired():
                 return
             free_memory(job.device)  # wrappers are cycles
-            _measure_sharded(job, group, plain, without)
+            _measure_sharded(job, group, one)
+
+
+@dataclass(frozen=True)
+class OneGpu:
+    """A training, optimizers for it by name, and its ``step`` without communication."""
+
+    training: Training
+    optimizers: Mapping[str, Optimizer]
+    step: Callable[[], object]
 
 
 @contextlib.contextmanager
-def _one_gpu(
-    job: RankJob, names: Iterable[str] = ()
-) -> Iterator[tuple[Training, dict[str, Optimizer], Callable]]:
-    """A training, its optimizers of ``names``, and its step without communication by "plain"."""
+def _one_gpu(job: RankJob, names: Iterable[str] = ()) -> Iterator[OneGpu]:
+    """That of the job, warm, with the optimizers ``names``."""
     job.begin(next(iter(job.wanted)))
     with on_stream(job.device), contextlib.ExitStack() as held:
         training = Training(job.spec, job.device, job.rank, job.seed)
         # All of them before anything is captured: one moves the parameters.
         optimizers = {name: make_optimizer(name, training) for name in names}
-        without = training.stepping(optimizers.get("plain"), send=False)
+        step = training.stepping(optimizers.get("plain"), send=False)
         for _ in range(WARMUP):
-            without()
-        yield training, optimizers, _replayed(job, held, without)
+            step()
+        yield OneGpu(training, optimizers, _replayed(job, held, step))
 
 
 def _replayed(job: RankJob, held: contextlib.ExitStack, step: Callable) -> Callable:
     return held.enter_context(capture_step(step)).replay if job.spec["capture"] else step
 
 
-def _measure(
-    job: RankJob,
-    training: Training,
-    optimizers: Mapping[str, Optimizer],
-    without: Callable,
-    apart: Callable[[RankJob, Training, Way], Row],
-) -> None:
+def _measure(job: RankJob, one: OneGpu, apart: Apart) -> None:
     for culprit, keys in job.wanted.items():
         if job.expired():
             return
         job.begin(culprit)
         ways = [Way.of(key) for key in keys]
-        rows = _rows(job, training, optimizers, without, apart, ways)
+        rows = _rows(job, one, apart, ways)
         for key, row in zip(keys, rows, strict=True):
             job.put({**key, "conditions": conditions(job.device), **row})
 
 
-def _rows(
-    job: RankJob,
-    training: Training,
-    optimizers: Mapping[str, Optimizer],
-    without: Callable,
-    apart: Callable[[RankJob, Training, Way], Row],
-    ways: Sequence[Way],
-) -> list[Row]:
+def _rows(job: RankJob, one: OneGpu, apart: Apart, ways: Sequence[Way]) -> list[Row]:
     """The values of the rows of one wrapper, the same on every rank."""
+    training = one.training
     if reason := unsupported(training, ways[0]):
         return [{"status": "unsupported", "note": one_line(reason)}] * len(ways)
     with contextlib.ExitStack() as held:
@@ -132,7 +130,7 @@ def _rows(
         held.enter_context(training.wrapped(lambda model: wrap(model, ways[0])))
         steps, rows = [], []
         for way in ways:
-            step = training.stepping(optimizers.get(way.optimizer))
+            step = training.stepping(one.optimizers.get(way.optimizer))
             for _ in range(WARMUP):
                 step()
             if wrong := _wrong(job, training, way):
@@ -140,7 +138,7 @@ def _rows(
             rows.append({"status": "ok", "note": "", **apart(job, training, way)})
             steps.append(step)
         steps = [_replayed(job, held, step) for step in steps]
-        times = in_turns(job, [*steps, *alone], without)
+        times = in_turns(job, [*steps, *alone], one.step)
         if alone:
             rows[0]["ms_without_updating"] = times.pop()["ms"]
         return [{**row, **own} for row, own in zip(rows, times, strict=True)]
@@ -208,7 +206,7 @@ def _fit(job: RankJob, plain: Training, ways: int) -> bool:
     return state * (1 + ways / job.world_size) <= room
 
 
-def _measure_sharded(job: RankJob, keys: list[Row], plain: Training, without: Callable) -> None:
+def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:
     """Put the rows of ``keys``, and what is drawn of ours."""
     made: list[tuple[Row, Sharded]] = []
     steps: list[Callable] = []
@@ -220,14 +218,14 @@ def _measure_sharded(job: RankJob, keys: list[Row], plain: Training, without: Ca
             step = training.stepping(None)
             for _ in range(WARMUP):
                 step()
-            wrong = gradients.worst(job.everyone(training.deviation_from(plain)))
+            wrong = gradients.worst(job.everyone(training.deviation_from(one.training)))
             if wrong.exceeds(gradients.TOLERANCE[job.spec["precision"]]):
                 note = f"gradients are off their mean by {wrong}"
                 job.put({**key, **around, "status": "error", "note": note})
                 continue
             made.append((key, training))
             steps.append(_replayed(job, held, step))
-        times = in_turns(job, steps, without) if made else []
+        times = in_turns(job, steps, one.step) if made else []
     # What comes takes as much memory again as the graph that is gone.
     free_memory(job.device)
     for (key, training), row in zip(made, times, strict=True):

@@ -7,11 +7,10 @@ here they are the same on every rank, since steps are paired by the ranks' colle
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -24,7 +23,6 @@ from a2lib.experiments.harness.worker import free_memory
 from a2lib.experiments.leaderboard.training import Training
 from a2lib.measure import LEADERBOARD, memory, synchronize
 from a2lib.model.head import CHUNK
-from a2lib.paths import cache_dir
 from a2lib.theory.memory.keeping import (
     PRODUCTS,
     BlockPlan,
@@ -58,25 +56,12 @@ def measure(job: RankJob) -> None:
         return
     job.begin(culprit)
     free_memory(job.device)
-    with _caches(job.spec["cold"]):
-        job.put({**key, **_row(job), "conditions": conditions(job.device), "status": "ok",
-                 "note": ""})  # fmt: skip
-
-
-@contextlib.contextmanager
-def _caches(cold: bool) -> Iterator[None]:
-    """Empty caches of compiled code, of this rank alone, if ``cold``."""
-    if not cold:
-        try:
-            yield
-        finally:
-            inductor.forget()
-        return
-    place = cache_dir()
-    place.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as folder:
-        with inductor.caches_in(Path(folder)):
-            yield
+    with contextlib.ExitStack() as held:
+        held.callback(inductor.forget)
+        if job.spec["cold"]:  # caches that are empty, of this rank alone
+            held.enter_context(inductor.caches_in(held.enter_context(inductor.empty_folder())))
+        around = {"conditions": conditions(job.device), "status": "ok", "note": ""}
+        job.put({**key, **_row(job), **around})
 
 
 def _row(job: RankJob) -> Row:
@@ -155,18 +140,17 @@ def _looked_at(job: RankJob, training: Training) -> Row:
     for _ in range(MARKED):
         meet(job.device)
         entry = torch.cuda.memory_allocated() if job.device == "cuda" else 0
-        marks = {"": Mark(job.device)}
+        marks = [("", Mark(job.device))]
 
-        def mark(moment: str, marks: dict = marks, entry: int = entry) -> None:
-            marks[moment] = Mark(job.device)
+        def mark(moment: str, marks: list = marks, entry: int = entry) -> None:
+            marks.append((moment, Mark(job.device)))
             if moment == "forward" and job.device == "cuda":
                 kept.append(torch.cuda.memory_allocated() - entry)
 
         training.step(mark)
         synchronize(job.device)
-        pairs = zip(marks, list(marks)[1:], strict=False)
-        for before, name in pairs:
-            times.setdefault(name, []).append(marks[before].ms_until(marks[name]))
+        for (_, before), (name, after) in itertools.pairwise(marks):
+            times.setdefault(name, []).append(before.ms_until(after))
     for name, own in times.items():
         found[f"ms_{name}"] = max(job.everyone(statistics.median(own)))
     if kept:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.rest import calls, from_rest, slowest
-from a2lib.experiments.parallelism.configurations import PARTS
+from a2lib.experiments.parallelism import PARTS
 from a2lib.experiments.parallelism.schemes import (
     DATA,
     TENSOR,

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import silu
 
-from a2lib.experiments.parallelism.configurations import PARTS
+from a2lib.experiments.parallelism import PARTS
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single
 
 DATA, TENSOR = "data", "tensor"

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import yaml
 
-from a2lib.papermill_default import SWITCH
 from a2lib.paths import ROOT
 
 
@@ -47,7 +46,7 @@ def main(args: list[str]) -> None:
     command = [papermill, notebook, *papermill_options(args[1:])]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdout.flush()
-    os.execve(papermill, [str(word) for word in command], {**os.environ, SWITCH: "quiet"})
+    os.execv(papermill, [str(word) for word in command])
 
 
 if __name__ == "__main__":

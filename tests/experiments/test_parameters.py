@@ -28,9 +28,8 @@ def refused(**given) -> str:
     return message
 
 
-def test_defaults_pass_and_ipython_is_ignored():
-    shell = {"In": [""], "Out": {}, "_i1": "x = 1", "exit": None, "PAPERMILL_INPUT_PATH": "a"}
-    assert check({**DEFAULTS, **shell, "pytest": pytest}, Parameters) == Parameters()
+def test_defaults_pass_whatever_else_the_notebook_has():
+    assert check({**DEFAULTS, "In": [""], "pytest": pytest}, Parameters) == Parameters()
 
 
 @given(
@@ -87,41 +86,6 @@ def test_several_names_with_commas_or_as_a_list(chosen):
         assert checked.chosen_implementations(shape, "cuda") == wanted
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_a_misspelt_name_is_refused_with_the_right_one(name):
-    for wrong in {name.replace("_", ""), name.upper(), name + "s"} - {name}:
-        message = refused(**{wrong: 1})
-        assert wrong in message and f"did you mean {name}?" in message
-
-
-def test_any_other_name_is_refused_in_a_fresh_kernel_alone():
-    namespace = dict(DEFAULTS)
-    assert all(name in refused(colour="red") for name in FIELDS)
-    check(namespace, Parameters)
-    namespace["scratch"] = 3
-    check(namespace, Parameters)
-    namespace["seqlen"] = 3
-    with pytest.raises(ParameterError, match="did you mean seq_len"):
-        check(namespace, Parameters)
-
-
-@pytest.mark.parametrize("checked_before", [False, True])
-def test_a_misspelt_name_is_told_until_it_is_mended_and_then_forgotten(checked_before):
-    namespace = dict(DEFAULTS)
-    if checked_before:
-        check(namespace, Parameters)
-    cell = cell_source(Parameters)
-    misspelt = cell.replace("heads:", "headz:").replace("batch:", "batchs:")
-    for _ in range(2):
-        exec(misspelt, namespace)
-        with pytest.raises(ParameterError, match="headz .did you mean heads.*run it again$"):
-            check(namespace, Parameters)
-        with pytest.raises(ParameterError, match="is missing: run the parameters cell first"):
-            check(namespace, Parameters)  # not the value of an earlier run of the cell
-    exec(cell.replace("heads: int = 1", "heads: int = 2"), namespace)
-    assert check(namespace, Parameters) == Parameters(heads=2)
-
-
 def test_what_has_changed_in_the_notebook_since_the_check_is_told():
     namespace = dict(DEFAULTS)
     given = check(namespace, Parameters)
@@ -132,9 +96,7 @@ def test_what_has_changed_in_the_notebook_since_the_check_is_told():
         namespace["seq_len"] = value
         with pytest.raises(ParameterError, match=words):
             parameters.check_current(given)
-    namespace["seqlen"] = 64
-    with pytest.raises(ParameterError, match="did you mean seq_len"):
-        parameters.check_current(given)
+    del namespace["seq_len"]
     with pytest.raises(ParameterError, match="run the parameters cell first"):
         parameters.check_current(given)
 
@@ -180,6 +142,7 @@ def test_cell_source_is_executable_and_annotated():
 def test_closest(wrong, right):
     assert closest(wrong, IMPLEMENTATIONS) == right
     assert closest("zzzz", IMPLEMENTATIONS) is None
+    assert closest("SeqLens", FIELDS) == "seq_len"
 
 
 def test_full_sweep_is_the_handout_the_leaderboard_and_the_paper():

@@ -21,7 +21,8 @@ from a2lib.measure.runs import scrub
 
 # Cells that papermill adds: parameters of one run, and banners about an error.
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}
-KEPT = {"kernelspec", "language_info"}
+DROPPED = {"papermill", "execution", "collapsed", "scrolled"}  # of a cell's metadata
+KEPT = {"kernelspec", "language_info"}  # of the notebook's
 
 
 class NotACleanRun(ValueError):
@@ -31,45 +32,28 @@ class NotACleanRun(ValueError):
 def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Clean an executed notebook in place, and return it. Raises NotACleanRun."""
     notebook.cells = [c for c in notebook.cells if not ADDED & set(c.metadata.get("tags", ()))]
-    for name in set(notebook.metadata) - KEPT:
-        del notebook.metadata[name]
-    count = 0
+    notebook.metadata = {name: notebook.metadata[name] for name in KEPT & set(notebook.metadata)}
     for cell in notebook.cells:
-        for name in ("papermill", "execution", "collapsed", "scrolled"):
-            cell.metadata.pop(name, None)
-        if not cell.metadata.get("tags"):
-            cell.metadata.pop("tags", None)
-        if cell.cell_type != "code":
-            continue
+        unwanted = DROPPED if cell.metadata.get("tags") else {*DROPPED, "tags"}
+        cell.metadata = {name: v for name, v in cell.metadata.items() if name not in unwanted}
+    for count, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
         if cell.execution_count is None and cell.source.strip():
             raise NotACleanRun(f"a cell was not run: {cell.source.splitlines()[0]}")
-        count += 1
         cell.execution_count = count
         for output in cell.outputs:
-            _clean_output(output, count)
+            if output.output_type == "error":
+                raise NotACleanRun(f"it holds an error: {output.ename}: {output.evalue}")
+            if output.output_type == "execute_result":
+                output.execution_count = count
+            if output.output_type == "stream":
+                output.text = scrub(output.text)
+            for kind, content in output.get("data", {}).items():
+                if kind == "text/html":  # the end of a tag looks like a folder
+                    output.data[kind] = re.sub(">[^<]+", lambda text: scrub(text[0]), content)
+                elif kind.startswith("text/"):
+                    output.data[kind] = scrub(content)
     nbformat.validate(notebook)
     return notebook
-
-
-def _clean_output(output: nbformat.NotebookNode, count: int) -> None:
-    if output.output_type == "error":
-        raise NotACleanRun(f"it holds an error: {output.ename}: {output.evalue}")
-    if output.output_type == "execute_result":
-        output.execution_count = count
-    if output.output_type == "stream":
-        output.text = _clean_text(output.text)
-        return
-    for kind, content in output.data.items():
-        if kind == "text/html":
-            # What is between tags: the end of one looks like a folder.
-            parts = re.split(r"(<[^<>]*>)", content)
-            output.data[kind] = "".join(p if p[:1] == "<" else _clean_text(p) for p in parts)
-        elif kind.startswith("text/"):
-            output.data[kind] = _clean_text(content)
-
-
-def _clean_text(text: str) -> str:
-    return "\n".join(scrub(line) for line in text.split("\n"))
 
 
 def main(arguments: list[str] | None = None) -> int:

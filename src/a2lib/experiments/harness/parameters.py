@@ -1,31 +1,25 @@
 """The parameters of a notebook: typed, documented once, and checked before anything is measured.
 
-papermill accepts any name and any value: a misspelt `-p time_limit 60` sets no limit and exits 0,
-and `-p seed 1e1` arrives as the float 10.0. A notebook therefore declares its parameters as a
-dataclass of ``parameter`` fields and calls ``check(globals(), TheDataclass)`` in the cell after its
-parameters cell, whose text is ``cell_source(TheDataclass)``. What every experiment has, ``run``
-reads: those fields are made by ``remeasure()``, ``time_limit_s()``, ``seed()`` and, where something
-is compiled ahead, ``compile_workers()``. Where several processes measure together, ``world_size()``
-and ``backend()`` make two fields, and ``ranks(given)`` what a task is to have of them.
+papermill hands over any value: `-p seed 1e1` arrives as the float 10.0. A notebook therefore
+declares its parameters as a dataclass of ``parameter`` fields and calls ``check(globals(),
+TheDataclass)`` in the cell after its parameters cell, whose text is ``cell_source(TheDataclass)``.
+What every experiment has, ``run`` reads: those fields are made by ``remeasure()``,
+``time_limit_s()``, ``seed()`` and, where something is compiled ahead, ``compile_workers()``. Where
+several processes measure together, ``world_size()`` and ``backend()`` make two fields, and
+``ranks(given)`` what a task is to have of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from a2lib.errors import OneLine, closest, unknown_parameter
+from a2lib.errors import OneLine, closest
 from a2lib.experiments.harness.ranks import Ranks
 
 T = TypeVar("T")
 
-# What papermill can inject. Anything else among the globals is an import or a result.
-_LITERALS = (bool, int, float, str, list, tuple, dict, type(None))
-# IPython's own names, and those of `papermill --inject-paths`.
-_NOT_PARAMETERS = re.compile(r"_.*|In|Out|exit|quit|open|get_ipython|PAPERMILL_(INPUT|OUTPUT)_PATH")
-_CHECKED = "_parameters_checked"
 _LARGEST = 2**63 - 1  # the tables hold no larger whole number
 _SHOWN = 60  # characters of a refused value
 # More processes than one host has GPUs, or cores to measure a collective with.
@@ -33,7 +27,7 @@ MOST_RANKS = 64
 
 
 class ParameterError(OneLine, ValueError):
-    """A parameter that is unknown, of the wrong type or not allowed. The message is one line."""
+    """A parameter that is missing, of the wrong type or not allowed. The message is one line."""
 
 
 def parameter(
@@ -160,38 +154,19 @@ def cell_source(declared: type) -> str:
     return "\n".join(lines)
 
 
-def check(namespace: MutableMapping[str, Any], declared: type[T]) -> T:
+def check(namespace: Mapping[str, Any], declared: type[T]) -> T:
     """The values of ``namespace`` (a notebook's globals) as an instance of ``declared``.
 
-    Raises ParameterError for a name that is no parameter, a missing one, or a value that is not
-    allowed. In a fresh kernel every other literal counts as a misspelt parameter; once a check has
-    passed, so that someone is working in the notebook, only a name close to a parameter's does. A
-    name that is told is forgotten together with the parameters: until their cell has run again
-    nothing is measured, and after it a name that was mended there is no longer in the way.
+    Raises ParameterError for a missing one and for a value that is not allowed. A name that is no
+    parameter is refused by papermill's plugin, ``a2lib.papermill_default``.
     """
-    fields = {field.name: field for field in dataclasses.fields(declared)}
-    unknown = [
-        name
-        for name, value in namespace.items()
-        if name not in fields
-        and not _NOT_PARAMETERS.fullmatch(name)
-        and isinstance(value, _LITERALS)
-        and (_CHECKED not in namespace or closest(name, fields))
-    ]
-    if unknown:
-        for name in (*unknown, *fields):
-            namespace.pop(name, None)
-        raise ParameterError(
-            f"{unknown_parameter(unknown[0], fields)}; mend the parameters cell and run it again"
-        )
     values = {}
-    for name, field in fields.items():
-        if name not in namespace:
-            raise ParameterError(f"{name} is missing: run the parameters cell first")
-        values[name] = _value(name, namespace[name], field.metadata)
+    for field in dataclasses.fields(declared):
+        if field.name not in namespace:
+            raise ParameterError(f"{field.name} is missing: run the parameters cell first")
+        values[field.name] = _value(field.name, namespace[field.name], field.metadata)
     result = declared(**values)
     object.__setattr__(result, "_namespace", namespace)  # for ``check_current``, also if frozen
-    namespace[_CHECKED] = True
     return result
 
 

@@ -85,9 +85,9 @@ with very many divisors some are left out, and the answer says so.
 
 The best layout is that of the shortest step in which messages of FSDP, data parallelism and
 pipeline hide behind computation as far as they are shorter, and those of tensor, context and expert
-parallelism, which the next operation waits for, do not (--hidden data). "at least" is the floor,
-where all hide (--hidden all), "with nothing hidden" the other end (none); a share, --hidden 0.5,
-takes so much of the way from the latter to the former.
+parallelism, which the next operation waits for, do not (--hidden data). "all" is the floor, where
+all hide (--hidden all), "nothing" the other end (none); a share, --hidden 0.5, takes so much of the
+way from the latter to the former.
 
 examples:
   python -m a2lib.theory plan --size 8B --device H200 --devices 2 --batch 2 --context 32768
@@ -218,7 +218,7 @@ def table(job: Job, plan: Plan) -> str:
     link, latency = job.device.link / 1e9, 1e6 * job.device.latency
     seconds = {
         "all but tensor, context, expert": plan.expected_s,
-        "all (at least)": plan.step_s,
+        "all": plan.step_s,
         "nothing": plan.serial_s,
     }
     lines = [

@@ -72,7 +72,7 @@ def random_steps(make, sent, bucket_mb):
     ddp = make(Given(), bucket_mb, communication_dtype=sent)
     weights = list(ddp.module.weights)
     means = [None] * len(weights)
-    for step in range(12):
+    for step in range(8):
         everywhere = [i for i in range(len(weights)) if draw.random() < 0.8] or [0]
         fails = draw.choice(everywhere) if step % 4 == 3 else None
         given = [[_some(draw, weights, everywhere, fails) for _ in range(draw.choice((1, 2)))]

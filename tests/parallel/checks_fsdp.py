@@ -459,26 +459,23 @@ def fsdp_leaves_compiled_blocks_one_graph():
 
     rank, size = world()
     warnings.simplefilter("default")  # torch's own, while it compiles
-    for dtype in (None, torch.bfloat16):
-        first = Ways("plain", blocks=2)
-        module, reference = copy.deepcopy(first), copy.deepcopy(first)
-        blocks = module.blocks
-        blocks[0] = torch.compile(blocks[0], backend="aot_eager", fullgraph=True)
-        blocks[1].compile(backend="aot_eager")
-        torch._dynamo.reset()
-        counters.clear()
-        fsdp = FSDP(module, compute_dtype=dtype)
-        for tokens in (token_batches(size),) * 2:
-            fsdp.zero_grad()
-            loss_on(tokens[rank])(fsdp).backward()
-            fsdp.finish_gradient_synchronization()
-            mean_gradients(reference, [[loss_on(t)] for t in tokens])
-            for p, q in zip(module.parameters(), reference.parameters(), strict=True):
-                if dtype is None:
-                    same(p.grad, mine_of(q.grad))
-        assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters
-        whole = fsdp.gather_full_params()
-        assert whole.keys() == dict(reference.named_parameters()).keys()
+    first = Ways("plain", blocks=2)
+    module = copy.deepcopy(first)
+    blocks = module.blocks
+    blocks[0] = torch.compile(blocks[0], backend="aot_eager", fullgraph=True)
+    blocks[1].compile(backend="aot_eager")
+    torch._dynamo.reset()
+    counters.clear()
+    fsdp, plain = (FSDP(m, compute_dtype=torch.bfloat16) for m in (module, first))
+    for tokens in (token_batches(size)[rank],) * 2:
+        for wrapped in (fsdp, plain):
+            wrapped.zero_grad()
+            loss_on(tokens)(wrapped).backward()
+            wrapped.finish_gradient_synchronization()
+        for p, q in zip(fsdp.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(p.grad, q.grad, rtol=0.1, atol=1e-3)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters
+    assert fsdp.gather_full_params().keys() == plain.gather_full_params().keys()
     warnings.simplefilter("error")
 
 

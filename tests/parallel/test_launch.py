@@ -70,7 +70,7 @@ def test_results_progress_and_output(launch_two):
     ],
 )
 def test_a_rank_that_fails(launch_two, tmp_path, monkeypatch, how, first, within):
-    monkeypatch.setattr(watch, "END_S", 3 if how == "exits" else 1)
+    monkeypatch.setattr(watch, "END_S", 2 if how == "exits" else 1)
     with pytest.raises(RankFailed) as caught:
         launch_two("fails", arguments={"how": how, "pids": str(tmp_path)})
     message = str(caught.value)

@@ -1,12 +1,13 @@
-"""Device names and peak memory; the arithmetic is tested with a stand-in for torch.cuda."""
+"""Device names, peak memory with a stand-in for torch.cuda, and what is free on the CPU."""
 
 import gc
+import types
 import weakref
 
 import pytest
 import torch
 
-from a2lib.measure import device_slug, peak_bytes
+from a2lib.measure import device_slug, memory, peak_bytes
 from a2lib.measure.device import slugify
 
 
@@ -14,8 +15,6 @@ from a2lib.measure.device import slugify
     ("name", "slug"),
     [
         ("NVIDIA H200", "nvidia-h200"),
-        ("NVIDIA GeForce RTX 4090", "nvidia-geforce-rtx-4090"),
-        ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"),
         ("Tesla V100-SXM2-16GB", "tesla-v100-sxm2-16gb"),
         ("NVIDIA H100 MIG 1g.10gb ", "nvidia-h100-mig-1g-10gb"),
     ],
@@ -26,62 +25,42 @@ def test_a_device_name_becomes_a_file_name(monkeypatch, name, slug):
     assert device_slug() == slug == slugify(slug)
 
 
-class Held:
-    """What only the collector frees."""
-
-
 def test_without_cuda_the_device_is_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_slug() == "cpu"
     assert peak_bytes(lambda: pytest.fail("called")) is None
 
 
-def test_peak_is_counted_above_what_was_there_at_entry(monkeypatch):
-    memory = {"now": 100, "peak": 900}
-    log = []
+class Garbage:
+    """What only the collector frees."""
 
-    def reset():
-        memory["peak"] = memory["now"]
-
-    def call():
-        memory["peak"] = max(memory["peak"], memory["now"] + 70)
-        memory["now"] += 30
-        log.append("call")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: memory["now"])
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: memory["peak"])
-    assert peak_bytes(call) == 70
-    assert log == ["synchronize", "call", "synchronize"]
-    assert peak_bytes(call, device="cpu") is None
-    assert log[3:] == []
+    def __init__(self):
+        self.cycle = self
 
 
-def test_garbage_of_before_is_not_taken_off_the_peak(monkeypatch, no_garbage):
-    garbage = Held()
-    garbage.cycle, held = garbage, weakref.ref(garbage)
-    del garbage
-    now = {"call": 0, "peak": 0}
+def test_peak_is_counted_above_what_was_there_at_entry(monkeypatch, no_garbage):
+    held = weakref.ref(Garbage())  # not to be taken off the peak
+    cuda = types.SimpleNamespace(now=100, peak=900, log=[])
 
     def allocated():
-        return now["call"] + (1000 if held() else 0)
-
-    def reset():
-        now["peak"] = allocated()
+        return cuda.now + (1000 if held() else 0)
 
     def call():
         gc.collect()
-        now["call"] = 70
-        now["peak"] = max(now["peak"], allocated())
+        cuda.peak = max(cuda.peak, allocated() + 70)
+        cuda.now += 30
+        cuda.log.append("call")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: cuda.log.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: now["peak"])
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda: setattr(cuda, "peak", allocated())
+    )
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: cuda.peak)
     assert peak_bytes(call) == 70
+    assert peak_bytes(call, device="cpu") is None
+    assert cuda.log == ["synchronize", "call", "synchronize"]
 
 
 @pytest.mark.gpu
@@ -96,3 +75,15 @@ def test_on_a_gpu_freed_memory_counts_and_earlier_memory_does_not(no_garbage):
 
     assert peak_bytes(call) == 32 * mib
     assert kept.numel() == 64 * mib
+
+
+def test_a_container_has_what_its_limit_leaves(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    monkeypatch.setattr(memory, "_free_on_host", lambda: 2**40)
+    host = memory.available_bytes()
+    files = {"memory.max": 1000, "memory.current": 700, "memory.stat": "anon 1\ninactive_file 200"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert memory.available_bytes() == 0.8 * (1000 - 700 + 200) < host
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.available_bytes() == memory.free_bytes("cpu") == host

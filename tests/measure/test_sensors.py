@@ -80,49 +80,42 @@ def gpu(monkeypatch):
     return make
 
 
-def test_the_device_is_found_by_what_it_is_and_not_by_its_number(gpu):
+def test_the_device_is_found_by_what_it_is_and_not_by_its_number(gpu, monkeypatch):
     sensors = gpu({"GPU-a": "first", "GPU-b": "second"})
     assert sensors.sm_mhz() == 1980 and sensors.power_w() == 698.765
-
-
-def test_energy_limit_and_what_holds_the_clock(gpu, monkeypatch):
-    sensors = gpu({"GPU-b": "second"})
     assert sensors.energy_j() == 5000.25 and sensors.power_limit_w() == 700
-    assert sensors.capped() is False
-    for reasons, capped in ((4, True), (1 + 4, True), (1 + 2 + 8 + 32, False)):
+    for reasons, capped in ((0, False), (4, True), (1 + 4, True), (1 + 2 + 8 + 32, False)):
         monkeypatch.setattr(FakeNvml, "reasons", reasons)
         assert sensors.capped() is capped
-    silent = gpu({"GPU-b": "second"}, ("energy", "limit", "reasons"))
-    assert (silent.energy_j(), silent.power_limit_w(), silent.capped()) == (None, None, None)
 
 
-def test_a_part_of_a_gpu_has_the_clock_of_the_whole_and_no_power(gpu):
-    sensors = gpu({"GPU-a": "first", "MIG-b": "part"})
-    assert sensors.sm_mhz() == 1410 and sensors.power_w() is None
-    assert sensors.energy_j() is None and sensors.power_limit_w() is None
+def read(sensors):
+    return (sensors.sm_mhz(), sensors.power_w(), sensors.energy_j(), sensors.power_limit_w())
 
 
 @pytest.mark.parametrize(
-    "known, refuses, mhz, watts",
+    "known, refuses, readings",
     [
-        ({}, (), None, None),
-        ({"GPU-b": "second"}, ("init",), None, None),
-        ({"GPU-b": "second"}, ("clock",), None, 698.765),
-        ({"GPU-b": "second"}, ("power",), 1980, None),
+        ({}, (), (None, None, None, None)),
+        ({"GPU-b": "second"}, ("init",), (None, None, None, None)),
+        ({"GPU-b": "second"}, ("clock", "energy"), (None, 698.765, None, 700)),
+        ({"GPU-b": "second"}, ("power", "limit"), (1980, None, 5000.25, None)),
+        # A part of a GPU has the clock of the whole and no power.
+        ({"GPU-a": "first", "MIG-b": "part"}, (), (1410, None, None, None)),
     ],
 )
-def test_what_the_driver_does_not_tell_is_none(gpu, known, refuses, mhz, watts):
-    sensors = gpu(known, refuses)
-    assert (sensors.sm_mhz(), sensors.power_w()) == (mhz, watts)
+def test_what_the_driver_does_not_tell_is_none(gpu, known, refuses, readings):
+    assert read(gpu(known, refuses)) == readings
+    assert gpu(known, ("reasons",)).capped() is None
 
 
 def test_without_nvml_or_without_a_gpu_there_is_none(gpu, monkeypatch):
     gpu({})
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert Sensors().sm_mhz() is None
+    assert read(Sensors()) == (None, None, None, None)
     gpu({"GPU-b": "second"})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert Sensors().sm_mhz() is None and Sensors().power_w() is None
+    assert read(Sensors()) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -63,9 +63,6 @@ def test_the_summary_is_the_median_and_the_quantiles(samples):
     assert summary.n == len(samples)
     assert math.isclose(summary.ms, statistics.median(samples), rel_tol=1e-9)
     assert min(samples) <= summary.ms_p20 <= summary.ms <= summary.ms_p80 <= max(samples)
-
-
-def test_quantiles_interpolate():
     assert Timing.of([5.0, 1.0, 4.0, 2.0, 3.0, 6.0]) == Timing(3.5, 2.0, 5.0, 6)
 
 

@@ -64,6 +64,8 @@ def test_totals_by_class_and_by_phase(found):
         ("backward", "matmul"), ("forward", "matmul"), ("forward", "softmax"),
     ]  # fmt: skip
     assert trace.totals(found.kernels, "name")[0].key[0] == make.NVJET
+    with pytest.raises(ValueError, match="by colour: allowed are name, kind, phase"):
+        trace.totals(found.kernels, "colour")
 
 
 def test_what_could_not_be_filed(found):
@@ -81,6 +83,7 @@ def test_overlap_counts_once(found):
 def test_each_phase_by_the_gpu_and_by_the_host(found):
     (phases,) = trace.phase_times(found).values()
     assert list(phases) == ["forward", "backward", "optimizer", "step"]
+    assert {step: len(kernels) for step, kernels in found.steps().items()} == {"step 0": 7}
     # From 100 to 280, 160 of work, launched in 190 by three calls of 5; they waited 65, 135, 115.
     assert phases["forward"] == PhaseTimes(3, 180_000, 160_000, 190_000, 15_000, 0, 115_000)
     assert phases["backward"] == PhaseTimes(2, 160_000, 150_000, 300_000, 10_000, 0, 160_000)
@@ -97,20 +100,23 @@ def test_a_phase_of_operators_has_no_launches():
         assert times.launching_ns == times.waiting_ns == times.queued_ns == 0
 
 
-def test_a_step_is_all_that_was_launched_in_it(found):
-    assert {step: len(kernels) for step, kernels in found.steps().items()} == {"step 0": 7}
-
-
 @pytest.mark.parametrize(
-    ("path", "phase", "step"),
-    [(("step 0", "backward", "layers.0"), "backward", "step 0"), (("step 1",), "step 1", "step 1"),
-     (("ProfilerStep#3", "mine", "inner"), "mine", "ProfilerStep#3"),
-     (("ProfilerStep#3", "Optimizer.step#AdamW.step"), "ProfilerStep#3", "ProfilerStep#3"),
-     (("Optimizer.step#AdamW.step",), "Optimizer.step#AdamW.step", ""), ((), "", "")],
-)  # fmt: skip
-def test_the_phase_is_what_the_program_says_within_a_step(path, phase, step):
+    ("path", "phase", "step", "part"),
+    [
+        (("step 0", "backward", "layers.0"), "backward", "step 0", "block"),
+        (("step 1",), "step 1", "step 1", "step 1"),
+        (("ProfilerStep#3", "mine", "inner"), "mine", "ProfilerStep#3", "inner"),
+        # A library's own range names neither.
+        (("ProfilerStep#3", "Optimizer.step#Adam"), "ProfilerStep#3", *["ProfilerStep#3"] * 2),
+        (("step 0", "backward", "cub::Unique"), "backward", "step 0", "backward"),
+        (("layers.3.ffn.bwd", "cub::DeviceScan"), "layers.3.ffn.bwd", "", "ffn"),
+        (("thrust::sort",), "thrust::sort", "", "thrust::sort"),
+        ((), "", "", ""),
+    ],
+)
+def test_phase_step_and_part_are_what_the_program_says(path, phase, step, part):
     kernel = trace.Kernel("k", 0, "7", 0, 1, Launch((1, 1), 0, 1), path)
-    assert (kernel.phase, kernel.step) == (phase, step)
+    assert (kernel.phase, kernel.step, kernel.part) == (phase, step, part)
 
 
 def test_rows_of_a_step_keep_the_sum(found):
@@ -146,13 +152,6 @@ def test_neighbours_of_a_kind_are_one_row_unless_something_is_between():
     assert [r["duration_us"] for r in trace.strip_rows(near)] == [3.5, 1]
     between = [kernel(0), kernel(1000, "softmax"), kernel(2000)]
     assert [r["kind"] for r in trace.strip_rows(between)] == ["matmul", "softmax", "matmul"]
-
-
-def test_columns_that_there_are(found):
-    with pytest.raises(ValueError, match="by colour: allowed are name, kind, phase"):
-        trace.totals(found.kernels, "colour")
-    with pytest.raises(ValueError, match="by nothing: allowed are"):
-        trace.totals(found.kernels)
 
 
 def test_notes_of_the_profiler_are_kept_and_those_of_another_process_say_so(tmp_path):
@@ -270,17 +269,6 @@ def test_the_part_is_the_same_for_every_block():
     names = ("layers.3.attn.q_proj.bwd", "layers.11", "lm_head", "layers.2.bwd", "layers")
     parts = [part_of(name) for name in names]
     assert parts == ["attn.q_proj", "block", "lm_head", "block", "layers"]
-
-
-@pytest.mark.parametrize(
-    ("path", "part"),
-    [(("step 0", "backward", "cub::DeviceSelect::UniqueByKey"), "backward"),
-     (("optimizer", "Optimizer.step#AdamW.step"), "optimizer"),
-     (("layers.3.ffn.bwd", "cub::DeviceScan"), "ffn"), (("thrust::sort",), "thrust::sort"),
-     ((), "")],
-)  # fmt: skip
-def test_a_librarys_own_range_names_no_part(path, part):
-    assert trace.Kernel("k", 0, "7", 0, 1, path=path).part == part
 
 
 # The same kernel as Nsight Systems and as torch.profiler has it, and in a table.

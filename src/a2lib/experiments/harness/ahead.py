@@ -113,7 +113,7 @@ class _Pool:
         patience_s = max(0.1, min(self.timeout_s, self.until - time.time()))
         try:
             for event in worker.ask(request, patience_s):
-                reason = event.get("failed") or event.get("raised") or reason
+                reason = event.get("raised", reason)
         except WorkerDied as died:
             reason = None if self._is_over() else reason or str(died)
         with self.changed:

@@ -11,10 +11,9 @@ culprit's row.
 
 calls that function with a ``Job``; what it puts are the rows of ``section``. The first event is
 {"ready": true}, once the handler of the command line can be called. Then each task has {"begin":
-culprit}, {"row": {...}} and {"failed": why} as its function says, {"raised": note, "status": ...}
-where that raises, and ends with {"done": true}. {"fatal": why} says that going on makes no sense,
-for instance since the disk is full. Several processes that work together (``ranks``) say the same,
-as one.
+culprit} and {"row": {...}} as its function says, {"raised": note, "status": ...} where that raises,
+and ends with {"done": true}. {"fatal": why} says that going on makes no sense, for instance since
+the disk is full. Several processes that work together (``ranks``) say the same, as one.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.paths import quote_torch
+from a2lib.paths import cache_dir, quote_torch
 
 HERE = "a2lib.experiments.harness.worker"
 AT_WORK = "a2lib-at-work-"
@@ -84,10 +83,6 @@ class Job:
     def begin(self, culprit: str | None) -> None:
         """Say who is to blame if the process ends now; None where several take turns."""
         self.emit({"begin": culprit})
-
-    def failed(self, why: str) -> None:
-        """Report a failure that is no row."""
-        self.emit({"failed": why})
 
     def expired(self) -> bool:
         """Whether nothing more should be started."""
@@ -150,10 +145,7 @@ def at_work() -> Iterator[None]:
     that nobody locks any more is of a process that was killed, maybe in mid-compilation: what is
     compiled then goes, and is compiled again.
     """
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        yield
-        return
-    cache = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", cache_dir() / "inductor"))
     cache.mkdir(parents=True, exist_ok=True)
     for left in cache.glob(f"{AT_WORK}*"):
         with contextlib.suppress(OSError), open(left) as file:

@@ -113,5 +113,7 @@ class CpuClock:
 
 
 def clock_of(device: str) -> CudaClock | CpuClock:
-    """The clock of ``device``, "cuda" or "cpu"."""
+    """The clock of ``device``, "cuda" or "cpu"; ValueError for another."""
+    if device not in ("cuda", "cpu"):
+        raise ValueError(f"device {device!r}: allowed are cuda, cpu")
     return CudaClock() if device == "cuda" else CpuClock()

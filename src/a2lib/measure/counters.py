@@ -35,11 +35,6 @@ OPTIONS += ("--profile-from-start", "off", "--target-processes", "all")
 PLACES = ("/usr/local/cuda/bin/**/ncu", "/opt/nvidia/nsight-compute/**/ncu")
 
 
-def find() -> str | None:
-    """The path of ``ncu``, or None where Nsight Compute is not installed."""
-    return installed("ncu", PLACES)
-
-
 def read(command: Sequence[str], *, timeout_s: float = 300) -> list[dict[str, object]]:
     """One dict per kernel that ``command`` ran while the profiler was on, in launch order.
 
@@ -47,7 +42,7 @@ def read(command: Sequence[str], *, timeout_s: float = 300) -> list[dict[str, ob
     the peak in percent. Raises NsightError where ``ncu`` is missing, fails, is refused the counters
     or takes longer than ``timeout_s`` seconds; nothing it started is left running.
     """
-    ncu = find()
+    ncu = installed("ncu", PLACES)
     if ncu is None:
         raise NsightError("Nsight Compute (ncu) is not installed; hardware counters need it")
     return parse(run("ncu", [ncu, *OPTIONS, *command], timeout_s, own_group=True))

@@ -33,13 +33,12 @@ _GZIP = b"\x1f\x8b"
 # Operators that make a view or take memory, and compute nothing.
 NO_WORK = frozenset(
     f"aten::{name}"
-    for name in (
-        *("as_strided", "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "select"),
-        *("slice", "t", "transpose", "permute", "unsqueeze", "squeeze", "detach", "alias", "split"),
-        *("empty", "empty_like", "empty_strided", "resize_", "unbind", "unflatten", "flatten"),
-        *("to", "result_type", "item", "_local_scalar_dense", "is_nonzero", "lift_fresh"),
-        *("resolve_conj", "resolve_neg", "narrow", "view_as", "_nested_tensor_size", "stride"),
-    )
+    for name in """
+    as_strided view _unsafe_view reshape _reshape_alias expand select slice t transpose permute
+    unsqueeze squeeze detach alias split empty empty_like empty_strided resize_ unbind unflatten
+    flatten to result_type item _local_scalar_dense is_nonzero lift_fresh resolve_conj resolve_neg
+    narrow view_as _nested_tensor_size stride
+    """.split()
 )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from a2lib.experiments.harness.sweep import Sweep
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import Store, start_run
 
@@ -27,3 +28,27 @@ def job(tmp_path):
         return Job(task.spec, device, wanted=task.rows, run=run, store=store)
 
     return make
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """``measured(section, tasks)``: the rows that GPUs measure, all of them ok."""
+    run = start_run(command="test", parameters={}, device="nvidia", data=tmp_path)
+
+    def measure(section, tasks):
+        store = Store(section, "nvidia", data=tmp_path)
+        assert Sweep(store, run, "cuda", seed=3).measure(tasks) == 0
+        rows = store.rows()
+        assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}, rows
+        assert len(rows) == sum(task.size for task in tasks)
+        return rows
+
+    return measure
+
+
+@pytest.fixture
+def two_gpus():
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")

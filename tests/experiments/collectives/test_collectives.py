@@ -1,22 +1,13 @@
 """The collectives experiment: what a sweep asks for, and its rows from two ranks."""
 
 import pytest
-import torch
 
 from a2lib.experiments import collectives
-from a2lib.experiments.collectives import (
-    HANDOUT_SIZES,
-    MB,
-    SWEEPS,
-    Collective,
-    Parameters,
-    handlers,
-)
-from a2lib.experiments.collectives.handlers import Call
+from a2lib.experiments.collectives import HANDOUT_SIZES, MB, SWEEPS, Collective, Parameters
+from a2lib.experiments.collectives.handlers import Call, values
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import RankJob, Ranks
-from a2lib.experiments.harness.sweep import Sweep
-from a2lib.measure import COLLECTIVES, Store, start_run
+from a2lib.measure import COLLECTIVES
 from a2lib.theory.latency import OPERATIONS
 
 
@@ -65,20 +56,12 @@ def test_an_all_reduce_of_two_moves_as_many_bytes_as_it_has():
 
 
 @pytest.mark.gpu
-def test_rows_of_two_gpus(tmp_path):
+def test_rows_of_two_gpus(two_gpus, measured):
     """Those of two processes on the CPU are the notebook's test's."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    asked = [
-        Collective(Ranks(2, "nccl"), operation, dtype, 4100)
-        for operation in OPERATIONS
-        for dtype in ("fp32", "bf16")
-    ]
-    store = Store(COLLECTIVES, "nvidia", data=tmp_path)
-    run = start_run(command="test", parameters={}, device="nvidia", data=tmp_path)
-    assert Sweep(store, run, "cuda", seed=3).measure(collectives.tasks(asked)) == 0
-    rows = store.rows()
-    assert len(rows) == len(asked) and {row["status"] for row in rows} == {"ok"}, rows
+    ranks = Ranks(2, "nccl")
+    dtypes = ("fp32", "bf16")
+    asked = [Collective(ranks, one, dtype, 4100) for one in OPERATIONS for dtype in dtypes]
+    rows = measured(COLLECTIVES, collectives.tasks(asked))
     assert all(float(row["ms_queued"]) > 0 for row in rows)
 
 
@@ -96,7 +79,7 @@ def test_every_rank_has_an_equal_part():
 
 def test_what_the_memory_does_not_hold_is_not_tried(alone):
     key = Collective(Ranks(2, "gloo"), "all_reduce", "fp32", 2**46).key()
-    row = handlers._measure(alone, key)
+    row = values(alone, key)
     assert row["status"] == "oom" and row["note"].startswith("would take 422")
 
 
@@ -133,5 +116,5 @@ def test_what_a_backend_does_not_have_is_unsupported(monkeypatch, alone):
         raise RuntimeError("Backend gloo does not support it")
 
     monkeypatch.setattr(Call, "is_right", refuse)
-    row = handlers._measure(alone, Collective(Ranks(2, "gloo"), "broadcast", "fp32", 64).key())
+    row = values(alone, Collective(Ranks(2, "gloo"), "broadcast", "fp32", 64).key())
     assert (row["status"], row["note"]) == ("unsupported", "Backend gloo does not support it")

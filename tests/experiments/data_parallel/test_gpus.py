@@ -4,7 +4,6 @@ notebooks' tests'."""
 import dataclasses
 
 import pytest
-import torch
 
 from a2lib.experiments import ddp, fsdp, sharded_optimizer
 from a2lib.experiments.data_parallel.configurations import (
@@ -15,16 +14,13 @@ from a2lib.experiments.data_parallel.configurations import (
     tasks,
 )
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.harness.sweep import Sweep
 from a2lib.measure import (
     DDP,
     FSDP,
     FSDP_MEMORY,
     SHARDED_OPTIMIZER,
     SHARDED_OPTIMIZER_MEMORY,
-    Store,
     bulk,
-    start_run,
 )
 from a2lib.theory.sharding import Held
 from a2lib.theory.transformer import Shape
@@ -33,25 +29,7 @@ LAUNCHED = Training("tiny", 8, 2, precision="bf16", ranks=Ranks(2, "nccl"))
 CAPTURED = dataclasses.replace(LAUNCHED, capture=True)
 SHAPE = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def measured(tmp_path):
-    """``measured(section, tasks)``: the rows, all of them ok."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    run = start_run(command="test", parameters={}, device="nvidia", data=tmp_path)
-
-    def measure(section, asked):
-        store = Store(section, "nvidia", data=tmp_path)
-        assert Sweep(store, run, "cuda", seed=3).measure(asked) == 0
-        rows = store.rows()
-        assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}, rows
-        assert len(rows) == sum(task.size for task in asked)
-        return rows
-
-    return measure
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
 
 
 def test_rows_and_timelines_of_ddp(measured, tmp_path):

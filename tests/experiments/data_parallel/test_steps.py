@@ -8,7 +8,6 @@ import torch
 
 from a2lib.experiments.data_parallel import (
     gathers,
-    memory,
     times,
     traces,
     training,
@@ -22,12 +21,9 @@ from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import DDP, bulk
 from a2lib.measure.trace import TraceError
 from a2lib.measure.trace.kernels import Kernel, Trace
-from a2lib.theory.sharding import STATE, Held
-from a2lib.theory.transformer import Shape
 
 TINY = {"model": "tiny", "batch": 2, "context": 8, "precision": "fp32", "attention": "eager",
         "compile": "none", "capture": False}  # fmt: skip
-SHAPE = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 
 
 def test_the_window_of_a_replay_ends_backward_with_its_last_product():
@@ -210,21 +206,6 @@ def test_weights_that_do_not_come_back_are_seen(alone, right):
     assert all(torch.equal(p, q) for p, q in zip(alone.parameters, before, strict=True))
 
 
-def test_bytes_of_collectives_are_counted_from_the_calls():
-    with memory.Counted() as counted:
-        torch.ones(3).add_(1)
-    assert counted.bytes == {"reduced_bytes": 0, "gathered_bytes": 0, "broadcast_bytes": 0}
-    assert list(memory._tensors([[torch.ones(1)], (torch.ones(2),), 5]))[1].numel() == 2
-
-
-def test_the_state_of_a_step_is_that_of_the_formula(alone):
-    alone.step(send=False)
-    state = wrappers.state_tensors(alone.workload.optimizer)
-    (counted,) = Held(SHAPE, 1, True, 2, 8).state()
-    assert memory.held(state) == counted
-    assert Held(SHAPE, 1, False, 2, 8).at("after")[STATE] == counted
-
-
 # Two units: b is gathered ahead in forward and kept; a has to be gathered again in backward.
 MOMENTS_OF_A_STEP = [
     ("begins", "root", "forward", 0), ("gather begins", "a", "forward", 1),
@@ -249,22 +230,6 @@ def test_a_gather_is_held_against_the_turn_of_its_unit():
     ]  # fmt: skip
     assert gathers.waited_ms(rows) == 4
     assert set(rows[0]) == set(bulk.TABLES["gathers"])
-
-
-def test_a_recorder_has_the_pass_and_starts_each_step_anew():
-    recorder = gathers.Recorder("cpu")
-    for _ in range(2):
-        recorder.begin()
-        recorder("turn", "")
-        recorder.turn_back()
-        recorder("turn", "layers.0")
-        recorder.end()
-    found = recorder.moments()
-    assert [(m.name, m.unit, m.phase) for m in found] == [
-        ("begins", "root", "forward"), ("turn", "root", "forward"), ("ends", "root", "forward"),
-        ("turn", "layers.0", "backward"), ("ends", "root", "backward"),
-    ]  # fmt: skip
-    assert found[0].ms == 0 and found[-1].ms > 0
 
 
 @pytest.mark.parametrize("world", [2, 8])

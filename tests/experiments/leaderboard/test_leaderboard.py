@@ -11,9 +11,8 @@ import torch
 from a2lib.experiments import leaderboard
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.harness.sweep import Sweep
 from a2lib.experiments.leaderboard import LADDER, WAYS, Parameters, handlers
-from a2lib.measure import LEADERBOARD, Store, start_run
+from a2lib.measure import LEADERBOARD
 from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
 from a2lib.theory.transformer import SIZES, parameter_count
 
@@ -111,16 +110,12 @@ def test_a_rate_counts_what_a_step_needs(gpus):
 
 
 @pytest.mark.gpu
-def test_rows_of_a_gpu(tmp_path):
+def test_rows_of_a_gpu(measured):
     """Every way in the processes that there are GPUs for, and the losses of all."""
     n = min(2, torch.cuda.device_count())
     given = Parameters(world_size=n, model="2.7B", layers=4, context=2048, room_percent=75,
                        warmup_ms=1, rep_ms=1, cold=False)  # fmt: skip
-    store = Store(LEADERBOARD, "nvidia", data=tmp_path)
-    run = start_run(command="test", parameters={}, device="nvidia", data=tmp_path)
-    assert Sweep(store, run, "cuda", seed=3).measure(leaderboard.tasks(given)) == 0
-    rows = {row["way"]: row for row in store.rows()}
-    assert {(row["status"], row["note"]) for row in rows.values()} == {("ok", "")}, rows
+    rows = {row["way"]: row for row in measured(LEADERBOARD, leaderboard.tasks(given))}
     assert set(rows) == set(WAYS)
     first = rows["recomputed"]
     for row in rows.values():

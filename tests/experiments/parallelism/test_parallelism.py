@@ -9,7 +9,6 @@ import torch
 from a2lib.experiments import parallelism
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.harness.sweep import Sweep
 from a2lib.experiments.parallelism import (
     PER_RANK,
     SWEEPS,
@@ -19,7 +18,7 @@ from a2lib.experiments.parallelism import (
     handlers,
     meshes,
 )
-from a2lib.measure import PARALLELISM, Store, start_run
+from a2lib.measure import PARALLELISM
 
 
 @pytest.fixture
@@ -123,23 +122,16 @@ def test_nan_is_an_error():
 
 
 @pytest.mark.gpu
-def test_rows_of_two_gpus(tmp_path):
+def test_rows_of_two_gpus(two_gpus, measured):
     """Every scheme, ours and PyTorch's. Those of two processes on the CPU are the notebook's
     test's."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     n = 4 if torch.cuda.device_count() >= 4 else 2
     asked = {}
     for implementation in ("a2lib", "torch"):
         given = Parameters(implementation=implementation, tokens=512, d_model=128, d_ff=256,
                            layers=3, world_size=n)  # fmt: skip
         asked |= given.asked()
-    store = Store(PARALLELISM, "nvidia", data=tmp_path)
-    run = start_run(command="test", parameters={}, device="nvidia", data=tmp_path)
-    assert Sweep(store, run, "cuda", seed=3).measure(parallelism.tasks(asked)) == 0
-    rows = store.rows()
-    assert {(row["status"], row["note"]) for row in rows} == {("ok", "")}, rows
-    assert len(rows) == sum(3 if s.implementation == "a2lib" else 1 for s in asked)
+    rows = measured(PARALLELISM, parallelism.tasks(asked))
     sent = {(r["scheme"], r["pass"]) for r in rows if r["ms_communication"]}
     assert ("dp", "forward") not in sent and {("dp", "backward"), ("tp", "forward")} <= sent
     assert all(r["ms_data"] and r["ms_tensor"] for r in rows

@@ -40,7 +40,7 @@ def measure(job: RankJob) -> None:
             return
         job.begin(culprit)
         for key in keys:
-            job.put({**key, "conditions": conditions(job.device), **_measure(job, key)})
+            job.put({**key, "conditions": conditions(job.device), **values(job, key)})
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Call:
         return all(bool((own == x).all()) for own, x in zip(parts, expected, strict=True))
 
 
-def _measure(job: RankJob, key: Row) -> Row:
+def values(job: RankJob, key: Row) -> Row:
     """The values of a row, the same on every rank."""
     operation, size = key["operation"], key["size"]
     room = min(job.everyone(memory.free_bytes(job.device)))

@@ -93,26 +93,28 @@ def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
     if reason := unsupported(training, way):
         row = {"status": "unsupported", "note": one_line(reason)}
         return dict.fromkeys((key["moment"] for key in job.keys), row)
-    meter = Meter(job.device)
-    meter.reset()
-    bare = meter.present()
+    reset(job.device)
+    bare = requested(job.device)
     with training.wrapped(lambda model: wrap(model, way)):
         training.workload.optimizer = optimizer = make_optimizer(way.optimizer, training)
         # The memory that wrapper and optimizer keep beside what is counted by name.
-        kept = {} if bare is None else {"buffer_bytes": max(0, meter.present() - bare)}
+        kept: Row = {}
+        if job.device == "cuda":
+            kept["buffer_bytes"] = max(0, requested(job.device) - bare)
         rows: dict[str, Row] = {}
 
         def read(moment: str) -> None:
             """All of it, and the most since the last one."""
             synchronize(job.device)
-            rows[moment] = {**held_bytes(optimizer), **meter.now(), **meter.most(), **kept}
-            meter.reset()
+            found = held_bytes(optimizer) | present(job.device) | most(job.device)
+            rows[moment] = found | kept
+            reset(job.device)
 
         read("init")
         with around(optimizer, lambda: read("before"), lambda: read("after")):
             training.step(send=True)
         training.step(send=True)  # PyTorch's wrapper makes its buckets anew
-        meter.reset()
+        reset(job.device)
         training.step(send=True)
         read("step")
         with Counted() as counted:
@@ -126,8 +128,7 @@ def _two_steps(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
     """(Step, moment) -> the values of this rank's row."""
     take_workspaces(job.device)
     free_memory(job.device)
-    meter = Meter(job.device)
-    meter.less = meter.present()
+    entry = requested(job.device)
     training = Sharded(job.spec, job.device, job.rank, job.seed, wrapper)
     ours, optimizer = isinstance(training.wrapper, FSDP), training.workload.optimizer
     rows: dict[tuple[int, str], Row] = {}
@@ -138,7 +139,7 @@ def _two_steps(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
         if ours:
             told = training.wrapper.held_bytes()
             row |= {column: told[name] for name, column in COLUMNS.items()}
-        return row | meter.now()
+        return row | present(job.device, entry)
 
     def note(number: int, moment: str) -> None:
         rows[number, moment] = now()
@@ -152,7 +153,7 @@ def _two_steps(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
     note(0, "init")
     for number in range(STEADY + 1):
         if number == STEADY:
-            meter.reset()
+            reset(job.device)
             if ours:
                 training.wrapper.observe(sample)
         before, after = partial(note, number, "before"), partial(note, number, "after")
@@ -164,7 +165,7 @@ def _two_steps(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
         training.wrapper.observe(None)
     # Of PyTorch's it is not known what there is beside its parameters.
     peak = {**fullest} if fullest or job.device == "cuda" else rows[STEADY, "before"]
-    rows[STEADY, "peak"] = peak | meter.most()
+    rows[STEADY, "peak"] = peak | most(job.device, entry)
     return rows
 
 
@@ -189,38 +190,33 @@ def around(
             hook.remove()
 
 
-class Meter:
-    """What a GPU's allocator counts, without the bytes ``less``; on the CPU nothing."""
+def requested(device: str) -> int:
+    """What tensors have asked of a GPU's allocator; 0 on the CPU."""
+    return torch.cuda.memory_stats()["requested_bytes.all.current"] if device == "cuda" else 0
 
-    def __init__(self, device: str) -> None:
-        self._cuda = device == "cuda"
-        self.less: int | None = 0
 
-    def reset(self) -> None:
-        """The most is from now on."""
-        if self._cuda:
-            synchronize("cuda")
-            torch.cuda.reset_peak_memory_stats()
+def present(device: str, less: int = 0) -> Row:
+    return {"present_bytes": requested(device) - less} if device == "cuda" else {}
 
-    def present(self) -> int | None:
-        """What tensors have asked for."""
-        return torch.cuda.memory_stats()["requested_bytes.all.current"] if self._cuda else None
 
-    def now(self) -> Row:
-        return {"present_bytes": self.present() - self.less} if self._cuda else {}
+def reset(device: str) -> None:
+    """``most`` is from now on."""
+    synchronize(device)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
 
-    def most(self) -> Row:
-        """Since the reset."""
-        if not self._cuda:
-            return {}
-        stats = torch.cuda.memory_stats()
-        free, total = torch.cuda.mem_get_info()
-        return {
-            "tensor_bytes": stats["requested_bytes.all.peak"] - self.less,
-            "allocated_bytes": stats["allocated_bytes.all.peak"],
-            "reserved_bytes": stats["reserved_bytes.all.current"],
-            "driver_bytes": total - free,
-        }
+
+def most(device: str, less: int = 0) -> Row:
+    if device != "cuda":
+        return {}
+    stats = torch.cuda.memory_stats()
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "tensor_bytes": stats["requested_bytes.all.peak"] - less,
+        "allocated_bytes": stats["allocated_bytes.all.peak"],
+        "reserved_bytes": stats["reserved_bytes.all.current"],
+        "driver_bytes": total - free,
+    }
 
 
 def held_bytes(optimizer: Optimizer) -> Row:

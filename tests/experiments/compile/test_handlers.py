@@ -87,10 +87,10 @@ def test_a_wrong_result_is_an_error_and_eager_is_still_timed(job, monkeypatch):
 
 
 def test_what_a_cpu_has_no_memory_for_is_not_tried(job, monkeypatch):
-    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: SHAPE.needed_bytes() - 1)
+    monkeypatch.setattr("a2lib.measure.memory.available_bytes", lambda: SHAPE.needed_bytes() - 1)
     rows, begun = of_attention(job)
     assert begun == [] and len(rows) == 4 and {r["status"] for r in rows.values()} == {"oom"}
-    assert rows["eager", "forward"]["note"].startswith("not run: needs about")
+    assert rows["eager", "forward"]["note"].startswith("not tried: needs")
 
 
 def test_a_lost_device_ends_the_process_after_its_rows(job, monkeypatch):

@@ -169,7 +169,7 @@ def test_out_of_memory_names_the_phase_and_keeps_what_was_before(job, monkeypatc
 
 
 def test_what_a_cpu_would_have_to_swap_is_not_tried(job, monkeypatch):
-    monkeypatch.setattr(handlers.memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr("a2lib.measure.memory.available_bytes", lambda: 1000)
     for section, tasks, handler in (
         (MEMORY, memory.peak_tasks(TINY, "cpu"), handlers.peaks),
         (MEMORY_RECORDING, memory.recording_tasks(TINY, "cpu"), handlers.recording),

@@ -20,7 +20,7 @@ from a2lib.attention import (
 )
 from a2lib.experiments.attention.configurations import PASSES, Shape
 from a2lib.experiments.harness.worker import Job, free_memory
-from a2lib.measure import Timing, memory, peak_bytes, synchronize
+from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize
 from a2lib.measure.failures import LostContext, classify, is_lost, note
 from a2lib.measure.memory import take_workspaces
 
@@ -60,7 +60,7 @@ def passes(job: Job) -> None:
     name, shape = job.spec["implementation"], Shape(**job.spec["shape"])
     if name == "a2lib" and job.device == "cpu":
         return job.refuse("unsupported", "Triton kernels need a GPU")
-    if _too_large(job, shape):
+    if job.would_swap(shape.eager.total("backward")):
         return
     wanted = {key["pass"]: key for key in job.keys}
     failed, lost = "", False
@@ -136,24 +136,12 @@ def _timed(call: Callable[[], object], device: str, calls: int) -> Row:
             wall.append((ended - begun) / 1e6)
             host.append((issued - begun) / 1e6)
             events += [marks[0].elapsed_time(marks[1])] if device == "cuda" else []
-    row = _summary(wall)
+    spread = statistics.stdev(wall) if calls > 1 else 0
+    row = Timing.of(wall).row(ATTENTION) | {"ms_min": min(wall)}
+    row["ms_std"] = spread or None  # the store holds no time of zero
     if device == "cuda":
         row |= {"ms_event": statistics.median(events), "ms_host": statistics.median(host)}
     return row
-
-
-def _summary(samples: list[float]) -> Row:
-    timing = Timing.of(samples)
-    spread = statistics.stdev(samples) if len(samples) > 1 else 0
-    return {
-        "ms": timing.ms,
-        "ms_p20": timing.ms_p20,
-        "ms_p80": timing.ms_p80,
-        "n": timing.n,
-        "ms_mean": timing.ms_mean,
-        "ms_std": spread or None,  # the store holds no time of zero
-        "ms_min": min(samples),
-    }
 
 
 def _replayed(attend: Callable, inputs: tuple, pass_: str, row: Row) -> tuple[Row, bool]:
@@ -182,7 +170,7 @@ def _replayed(attend: Callable, inputs: tuple, pass_: str, row: Row) -> tuple[Ro
 def saved(job: Job) -> None:
     """The bytes of every tensor that autograd saves in one forward."""
     name, shape = job.spec["implementation"], Shape(**job.spec["shape"])
-    if _too_large(job, shape):
+    if job.would_swap(shape.eager.total("backward")):
         return
     found = saved_bytes(ATTENTIONS[name], inputs_of(shape, job.device, job.seed, "forward")[:3],
                         shape.causal)  # fmt: skip
@@ -223,17 +211,6 @@ def _kind(x: torch.Tensor, o: torch.Tensor) -> str:
             return "sums" if x.dim() == o.dim() else "lse"
         return "places of the maxima"
     return "other"
-
-
-def _too_large(job: Job, shape: Shape) -> bool:
-    """Whether a CPU would have to swap; then the rows say so."""
-    if job.device != "cpu":
-        return False
-    needed, available = shape.eager.total("backward"), memory.available_bytes()
-    if needed > available:
-        why = f"not run: needs {needed / 2**30:.3g} GiB, {available / 2**30:.3g} are left"
-        job.refuse("oom", why)
-    return needed > available
 
 
 def _allocated(device: str) -> int:

@@ -19,7 +19,7 @@ from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.checkpointing.configurations import WARMUP, Setting
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import Timing
+from a2lib.measure import CHECKPOINTING, Timing
 from a2lib.measure.failures import LostContext, classify, is_lost, note
 from a2lib.measure.memory import take_workspaces
 
@@ -70,10 +70,7 @@ def _measured(workload: Workload, device: str, steps: int, empty: int) -> Row:
     timing = Timing.of([times.total_ms for times, _ in found])
     row: Row = {
         "status": "ok",
-        "ms": timing.ms,
-        "ms_p20": timing.ms_p20,
-        "ms_p80": timing.ms_p80,
-        "n": timing.n,
+        **timing.row(CHECKPOINTING),
         **{
             f"ms_{phase}": statistics.median(times.ms[phase] for times, _ in found)
             for phase in ("forward", "backward")

@@ -80,6 +80,17 @@ class Job:
         for key in self.keys if keys is None else keys:
             self.put({**key, "status": status, "note": note(why)})
 
+    def would_swap(self, needed: int) -> bool:
+        """Whether a CPU has too little memory left for ``needed`` bytes; then the rows say so. A
+        GPU refuses what is too much, and is asked."""
+        from a2lib.measure import memory
+
+        available = memory.available_bytes() if self.device == "cpu" else needed
+        if needed > available:
+            why = f"not tried: needs {needed / 1e9:.3g} GB, {available / 1e9:.3g} GB are left"
+            self.refuse("oom", why)
+        return needed > available
+
     def begin(self, culprit: str | None) -> None:
         """Say who is to blame if the process ends now; None where several take turns."""
         self.emit({"begin": culprit})

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from a2lib.experiments import step_parameters
-from a2lib.experiments.benchmark.configurations import MODELS
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.view import Plot
+from a2lib.experiments.steps import MODELS
 from a2lib.measure import LEADERBOARD
 from a2lib.theory.transformer import step_flops
 

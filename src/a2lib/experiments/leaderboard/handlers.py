@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from a2lib.experiments.benchmark.configurations import MODELS
 from a2lib.experiments.compile import inductor
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.rest import Mark, meet, slowest
 from a2lib.experiments.harness.worker import free_memory
 from a2lib.experiments.leaderboard.training import Training
+from a2lib.experiments.steps import MODELS
 from a2lib.measure import LEADERBOARD, memory, synchronize
 from a2lib.model.head import CHUNK
 from a2lib.theory.memory.keeping import (

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from a2lib.experiments.benchmark.configurations import MODELS
 from a2lib.experiments.data_parallel.sharded import fully_sharded, local
 from a2lib.experiments.leaderboard import FUSED, OURS
+from a2lib.experiments.steps import MODELS
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model.head import CHUNK
 from a2lib.model.offload import LEAST, Mover, PlannedBlocks

@@ -20,7 +20,7 @@ from a2lib.benchmark.workload import Workload
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.memory.configurations import BLOCK, STEPS, counted, phases, picture
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import MEMORY, bulk, memory, snapshot, synchronize
+from a2lib.measure import MEMORY, bulk, snapshot, synchronize
 from a2lib.measure.failures import classify, is_lost, note
 from a2lib.measure.saved import saved_for_backward, saved_rows
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
@@ -232,15 +232,8 @@ def _requested(device: str) -> int:
 
 
 def _too_large(job: Job, case: Configuration) -> bool:
-    """Whether a CPU would have to swap; then the rows say so."""
-    if job.device != "cpu":
-        return False
     whole = dataclasses.replace(case, mode="train-step") if case.mode == BLOCK else case
-    needed, available = peak(counted(whole)).total, memory.available_bytes()
-    if needed > available:
-        why = f"not tried: needs {needed / 1e9:.3g} GB, {available / 1e9:.3g} GB are left"
-        job.refuse("oom", why)
-    return needed > available
+    return job.device == "cpu" and job.would_swap(peak(counted(whole)).total)
 
 
 def put(job: Job, table: str, picture: str, rows: list[Row], about: Row) -> None:

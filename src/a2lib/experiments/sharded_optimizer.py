@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
@@ -73,10 +72,11 @@ class Parameters:
         """Those whose memory is read: launched, and eager, of which every tensor is known."""
         return launched(asked(self, self._ways(), _memory), compile="none")
 
-    def _ways(self) -> Iterator[Way]:
-        here = [w for w in WAYS if w != "copy_engines" or parameters.ranks(self).device == "cuda"]
-        for wrapper in here if self.wrappers == "all" else names(self.wrappers):
-            yield from WAYS[wrapper]
+    def _ways(self) -> list[Way]:
+        device = parameters.ranks(self).device
+        here = [wrapper for wrapper in WAYS if wrapper != "copy_engines" or device == "cuda"]
+        wrappers = here if self.wrappers == "all" else names(self.wrappers)
+        return [way for wrapper in wrappers for way in WAYS[wrapper]]
 
 
 _OURS, _ENGINES, _PEER = WAYS.values()

@@ -216,12 +216,14 @@ def test_each_stop_of_the_tab_key_is_seen_and_has_a_name(open_page):
     stops = []
     for _ in range(45):
         tab.keyboard.press("Tab")
-        stops.append(tab.evaluate("""() => {
+        stops.append(
+            tab.evaluate("""() => {
           const one = document.activeElement, look = getComputedStyle(one);
           const named = one.textContent.trim() || one.ariaLabel || one.title || one.placeholder;
           return [one.outerHTML.slice(0, 120), look.outlineStyle,
                   parseFloat(look.outlineWidth), !!named];
-        }"""))
+        }""")
+        )
     assert len({html for html, *_ in stops}) > 30
     assert [stop for stop in stops if stop[1] == "none" or stop[2] < 2 or not stop[3]] == []
 

@@ -50,6 +50,7 @@ SCRIPT = """([layers, names, meshes]) => JSON.stringify(layers.map((values, i) =
 
 def twin(layer: Layer, f: int, t: int) -> list[float]:
     """The numbers of SCRIPT, by the Python functions."""
+
     def costs(found):
         return [value for pass_ in PASSES for value in vars(found[pass_]).values()]
 

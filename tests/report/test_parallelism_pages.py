@@ -71,7 +71,7 @@ def test_the_rings_are_drawn_to_one_scale():
 def test_the_first_round_sends_ones_own_tensor(texts):
     numbers = [word for word in words_of(texts["rings"]) if re.fullmatch(r"\d", word)]
     whole, chunked = numbers[: 4 * 3], numbers[4 * 3 :]
-    assert whole == list("032" "103" "210" "321")
+    assert whole == list("032103210321")
     # Device i ends the first half with the sum of chunk i + 1, and sends that next.
     assert len(chunked) == 4 * 6 and [chunked[6 * i + 3] for i in range(4)] == list("1230")
 

@@ -15,12 +15,14 @@ ROOMS = [*(PACKAGE / "report").glob("*.py"), *(PACKAGE / "experiments" / "harnes
 ROOMS.remove(PACKAGE / "report" / "readme.py")  # of one section, like a chapter
 # Words of a model, of attention, of training and of the ways to spread it. Those that say something
 # else as well (compile, memory, model, kernel, head, pass, length) are left out.
-WORDS = set("""
+WORDS = set(
+    """
     attention causal flash flex sdpa softmax heads headdim seqlen seq qkv logits
     layer layers layernorm rmsnorm embedding vocab ffn autocast optimizer adamw
     forward backward leaderboard handout eager checkpointing
     allreduce ddp fsdp sharded sharding microbatch
-""".split())
+""".split()
+)
 PHRASES = ("head_dim", "end_to_end", "d_model", "all_reduce", "mixed_precision")
 
 

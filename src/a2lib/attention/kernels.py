@@ -89,9 +89,7 @@ def _load_rows(
 
 
 @triton.jit
-def _store_rows(
-    ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr
-):
+def _store_rows(ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
     """The inverse of ``_load_rows``; elements outside of the matrix are dropped."""
     offs_r = tl.arange(0, B)
     offs_d = tl.arange(0, BD)

@@ -89,6 +89,7 @@ def current(device):
         return contextlib.nullcontext()
     return torch.cuda.device(device)
 
+
 @functools.cache
 def n_multiprocessors(device) -> int:
     if device.type != "cuda":

@@ -75,10 +75,16 @@ def saved_for_backward(model, *inputs) -> tuple[object, list[Saved]]:
 def saved_rows(saved: Iterable[Saved]) -> list[dict[str, object]]:
     """Rows of the bulk table ``saved``, in order."""
     return [
-        {"number": number, "module": one.module, "operations": " ".join(one.operations),
-         "shape": "x".join(map(str, one.shape)), "dtype": one.dtype, "bytes": one.bytes}
+        {
+            "number": number,
+            "module": one.module,
+            "operations": " ".join(one.operations),
+            "shape": "x".join(map(str, one.shape)),
+            "dtype": one.dtype,
+            "bytes": one.bytes,
+        }
         for number, one in enumerate(saved)
-    ]  # fmt: skip
+    ]
 
 
 def _name_operations(output, found: dict[int, Saved]) -> None:

@@ -11,10 +11,21 @@ OPTIONS = {"num_warps": 8}
 
 @triton.jit
 def adamw(
-    weight, grad, master, exp_avg, exp_avg_sq, normaliser,
-    lr, rest1, rest2, eps, decay, n,
-    HAS_MASTER: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    weight,
+    grad,
+    master,
+    exp_avg,
+    exp_avg_sq,
+    normaliser,
+    lr,
+    rest1,
+    rest2,
+    eps,
+    decay,
+    n,
+    HAS_MASTER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Elements from BLOCK * program on, of n; ``update_plain`` in updates.py says what it computes.
 
     Without HAS_MASTER the weight is its own master.

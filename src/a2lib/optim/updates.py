@@ -75,8 +75,16 @@ def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
     weight, grad, master, *rest = tensors
     grad = grad.contiguous()
     n, has_master = weight.numel(), master is not weight
-    key = (adamw, weight.dtype, grad.dtype, has_master, weight.device, n == 1, n % 16 == 0,
-           n >= 2**31)  # fmt: skip
+    key = (
+        adamw,
+        weight.dtype,
+        grad.dtype,
+        has_master,
+        weight.device,
+        n == 1,
+        n % 16 == 0,
+        n >= 2**31,
+    )
     constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
     tensors = (weight, grad, master, *rest)
     # Triton compiles apart for a whole number, which the key does not tell.

@@ -278,9 +278,14 @@ class CopyEngines:
                 first, end = max(start, 0), min(start + room, length)
                 if first < end:
                     whole.pieces.append(
-                        _Piece(index, first - start, end - start, whole.here[first:end],
-                               there[..., first:end])
-                    )  # fmt: skip
+                        _Piece(
+                            index,
+                            first - start,
+                            end - start,
+                            whole.here[first:end],
+                            there[..., first:end],
+                        )
+                    )
                 start += room
             return whole
 

@@ -29,8 +29,15 @@ ANSWER_S = 2.0
 # What an error shows of a rank's output.
 TAIL_LINES, TAIL_WIDTH = 40, 2000
 # What a rank says when another one is gone: it is no cause.
-PEER_GONE = ("connection closed by peer", "connection reset by peer", "connection refused",
-             "broken pipe", "remote process exited", "ncclremoteerror", "timed out")  # fmt: skip
+PEER_GONE = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "remote process exited",
+    "ncclremoteerror",
+    "timed out",
+)
 
 OnProgress = Callable[[int, dict], None]
 OnOutput = Callable[[int, str], None]

@@ -35,8 +35,15 @@ class Drawing:
         return f"Drawing({self.counts})"
 
 
-def text(x: float, y: float, words: str, *, anchor: str = "start", bold: bool = False,
-         turned: bool = False) -> str:  # fmt: skip
+def text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    anchor: str = "start",
+    bold: bool = False,
+    turned: bool = False,
+) -> str:
     """Words at a point; `anchor` start, middle or end; `turned` reads upwards."""
     style = TEXT + ("; font-weight: 700" if bold else "")
     turn = f' transform="rotate(-90 {x:g} {y:g})"' if turned else ""
@@ -46,8 +53,7 @@ def text(x: float, y: float, words: str, *, anchor: str = "start", bold: bool = 
 
 def box(x: float, y: float, width: float, height: float, style: str) -> str:
     """A rectangle with its upper left corner at x, y."""
-    return (f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" '
-            f'style="{style}"/>')  # fmt: skip
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" style="{style}"/>'
 
 
 def stroke(path: str, colour: str = "#000000", width: float = 1.2, more: str = "") -> str:

@@ -73,26 +73,45 @@ def name_ends(figure, ax, ends: list, looks: Looks) -> None:
         (x0, y0), (x1, y1) = to_figure([(x, y), (start, height)])
         bend = to_figure((max(panel.x1, x + 4 * pixels), y))[0]
         figure.add_artist(Line2D([x0, bend, x1], [y0, y0, y1], color=look.colour, linewidth=0.7))
-        figure.add_artist(Line2D([x1], [y1], color=look.colour, marker=look.marker, linestyle="",
-                                 markersize=5))  # fmt: skip
-        figure.text(*to_figure((start + 6 * pixels, height)), looks.short(name),
-                    va="center_baseline", fontweight="bold" if look.ours else "normal")  # fmt: skip
+        figure.add_artist(
+            Line2D([x1], [y1], color=look.colour, marker=look.marker, linestyle="", markersize=5)
+        )
+        figure.text(
+            *to_figure((start + 6 * pixels, height)),
+            looks.short(name),
+            va="center_baseline",
+            fontweight="bold" if look.ours else "normal",
+        )
 
 
 def handles(names: list[str], looks: Looks) -> list[Line2D]:
     """What a legend says of lines: look and short name."""
     return [
-        Line2D([], [], color=look.colour, marker=look.marker, markersize=5,
-               linewidth=2.2 if look.ours else 1.3, label=looks.short(name))
+        Line2D(
+            [],
+            [],
+            color=look.colour,
+            marker=look.marker,
+            markersize=5,
+            linewidth=2.2 if look.ours else 1.3,
+            label=looks.short(name),
+        )
         for name, look in ((name, looks.look(name)) for name in names)
-    ]  # fmt: skip
+    ]
 
 
 def legend(figure, handles: list, columns: int = 4) -> None:
     """A legend above the panels; none without handles."""
     if handles:
-        figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False,
-                      columnspacing=1.0, handlelength=1.5, handletextpad=0.5)  # fmt: skip
+        figure.legend(
+            handles=handles,
+            loc="outside upper left",
+            ncols=columns,
+            frameon=False,
+            columnspacing=1.0,
+            handlelength=1.5,
+            handletextpad=0.5,
+        )
 
 
 def empty() -> style.Chart:

@@ -79,9 +79,10 @@ def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     printed = "".join(
         "".join(output.get("text", ()))
-        for cell in cells if cell["cell_type"] == "code"
+        for cell in cells
+        if cell["cell_type"] == "code"
         for output in cell.get("outputs", ())
-    )  # fmt: skip
+    )
     named = re.search(r"^\s*run\s+(\S+)$", printed, re.M)
     if named is None:
         return Markdown("The lab record is the notebook without outputs.")
@@ -100,11 +101,17 @@ def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) 
     """
     used = runs.loc[sorted(set(rows["run"]))] if len(rows) else runs.iloc[:0]
     lines = [
-        [f"`{run}`", int((rows["run"] == run).sum()), style.device_name(r["device"]),
-         *(_version(field, r[field]) or "–" for field in VERSIONS), r["python"],
-         f"`{r['git']}`" if r["git"] else "–", f"`{r['command']}`"]
+        [
+            f"`{run}`",
+            int((rows["run"] == run).sum()),
+            style.device_name(r["device"]),
+            *(_version(field, r[field]) or "–" for field in VERSIONS),
+            r["python"],
+            f"`{r['git']}`" if r["git"] else "–",
+            f"`{r['command']}`",
+        ]
         for run, r in used.iterrows()
-    ]  # fmt: skip
+    ]
     columns = ["run", "rows", "device", *map(_title, VERSIONS), "Python", "commit", "command"]
     frame = pd.DataFrame(lines, columns=columns)
     shared = [c for c in columns[2:-2] if len(frame) > 1 and frame[c].nunique() == 1]

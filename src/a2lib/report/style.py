@@ -60,16 +60,34 @@ INK, PAPER, DIM, GRID = "#000000", "#ffffff", "#555555", "#dddddd"
 # at the usual 5.4 inches 10.5 points are 9 px (`svg.smallest_text`, which tests ask of figures).
 WIDTH = 5.4
 RC = {
-    "font.size": 10.5, "axes.titlesize": 11, "axes.labelsize": 10.5, "xtick.labelsize": 10.5,
-    "ytick.labelsize": 10.5, "legend.fontsize": 10.5, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.grid": True, "grid.color": GRID,
-    "grid.linewidth": 0.6, "axes.axisbelow": True, "figure.facecolor": PAPER,
-    "axes.facecolor": PAPER, "savefig.facecolor": PAPER, "text.color": INK,
-    "axes.labelcolor": INK, "axes.edgecolor": DIM, "xtick.color": DIM, "ytick.color": DIM,
-    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "xtick.minor.size": 0,
-    "ytick.minor.size": 0, "svg.fonttype": "none", "svg.hashsalt": "a2lib",
+    "font.size": 10.5,
+    "axes.titlesize": 11,
+    "axes.labelsize": 10.5,
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
+    "legend.fontsize": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": DIM,
+    "xtick.color": DIM,
+    "ytick.color": DIM,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "a2lib",
     "font.family": "DejaVu Sans",
-}  # fmt: skip
+}
 
 
 def device_name(slug: str) -> str:
@@ -77,8 +95,9 @@ def device_name(slug: str) -> str:
     if slug in DEVICES:
         return DEVICES[slug]
     words = slug.split("-")
-    return " ".join(w.upper() if any(c.isdigit() for c in w) or w == "nvidia" else w.capitalize()
-                    for w in words)  # fmt: skip
+    return " ".join(
+        w.upper() if any(c.isdigit() for c in w) or w == "nvidia" else w.capitalize() for w in words
+    )
 
 
 class Chart:

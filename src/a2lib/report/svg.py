@@ -49,8 +49,9 @@ def themed(svg: str) -> str:
     prefixed by a key of the content, so that several may stand in one document.
     """
     key = "s" + hashlib.sha256(svg.encode()).hexdigest()[:4]
-    svg = re.sub(r"<metadata>.*?</metadata>|<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->", "", svg,
-                 flags=re.S)  # fmt: skip
+    svg = re.sub(
+        r"<metadata>.*?</metadata>|<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->", "", svg, flags=re.S
+    )
     svg = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
     # Inside tags alone: a label may well say 0.0123.
     svg = re.sub(r"<[^>]+>", lambda tag: LONG_DECIMAL.sub(_shorter, tag[0]), svg)
@@ -61,8 +62,9 @@ def themed(svg: str) -> str:
     rules: dict[str, str] = {}
     svg = re.sub(
         r' style="([^"]*)"',
-        lambda m: f' class="{rules.setdefault(m[1], f"{key}{len(rules)}")}"', svg,
-    )  # fmt: skip
+        lambda m: f' class="{rules.setdefault(m[1], f"{key}{len(rules)}")}"',
+        svg,
+    )
     used = set(re.findall(r"var\(--(\w+)\)", " ".join(rules))) | {"ink"}
     css = colours(f".{key}", used) + f".{key}{{fill:var(--ink);stroke-linejoin:round}}"
     css += "".join(f".{name}{{{_tight(rule)}}}" for rule, name in rules.items())
@@ -102,8 +104,7 @@ def _short_ids(svg: str, key: str) -> str:
     """Drop the ids that nobody refers to, and prefix the others."""
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg))
     names = {old: f"{key}-{n}" for n, old in enumerate(sorted(used))}
-    svg = re.sub(r' id="([^"]*)"',
-                 lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", svg)  # fmt: skip
+    svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", svg)
     svg = re.sub(r'(url\(#|href="#)([^)"]+)', lambda m: m[1] + names[m[2]], svg)
     return svg
 

@@ -62,8 +62,9 @@ def table(found: list[answers.Answer]) -> str:
         equations = answer.value if isinstance(answer.value, list) else []
         value = "" if equations else shown(answer.value)
         part = "" if answer.part == answers.WHOLE else f"({answer.part})"
-        lines.append(f"  {part:<4}{answer.quantity:<65} {value:>16} {answer.unit:<11}"
-                     f"{answer.formula}")  # fmt: skip
+        lines.append(
+            f"  {part:<4}{answer.quantity:<65} {value:>16} {answer.unit:<11}{answer.formula}"
+        )
         lines += [f"        {line}" for line in equations]
         if after is None or (after.question, after.assumption) != (question, answer.assumption):
             lines.append(f"        : {answer.assumption}")

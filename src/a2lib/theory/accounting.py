@@ -252,12 +252,21 @@ def tricks(stack: Stack = XXL, combine: str = "max") -> list[Trick]:
 
     return [
         trick("the mesh as asked", "α / (M_X Y)", base, "none"),
-        trick("Y = 16 on two axes, X = 4 on one", "α / (M_X Y)", wide,
-              "matrices a quarter as wide"),
-        trick("the best X and Y", "α² / (M_X M_Y F)", mesh.best_tokens(stack),
-              "a little more where X and Y are whole"),
-        trick("4 stages on one axis, X = 4 on one", "α / (p M_X Y)", piped,
-              "gathered weights stay; a bubble"),
+        trick(
+            "Y = 16 on two axes, X = 4 on one", "α / (M_X Y)", wide, "matrices a quarter as wide"
+        ),
+        trick(
+            "the best X and Y",
+            "α² / (M_X M_Y F)",
+            mesh.best_tokens(stack),
+            "a little more where X and Y are whole",
+        ),
+        trick(
+            "4 stages on one axis, X = 4 on one",
+            "α / (p M_X Y)",
+            piped,
+            "gathered weights stay; a bubble",
+        ),
         trick("weights sent in 8 bits", "α / (2 M_X Y)", packed, "rounded weights"),
         trick("half of the devices", "α / (M_X Y)", base, "half the speed", n / 2),
-    ]  # fmt: skip
+    ]

@@ -118,9 +118,15 @@ def _visits(n_queries: int, n_keys: int, causal: bool, Bq: int, Bk: int) -> int:
 
 
 def tiled_memory(
-    batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, element_bytes: int,
-    pass_: str, one_sweep: bool = False,
-) -> dict[str, int]:  # fmt: skip
+    batch: int,
+    heads: int,
+    n_queries: int,
+    n_keys: int,
+    head_dim: int,
+    element_bytes: int,
+    pass_: str,
+    one_sweep: bool = False,
+) -> dict[str, int]:
     """Bytes of the tensors a tiled pass allocates, by name: results, and fp32 rows beside them.
 
     Forward makes ``o`` and the log-sum-exp ``lse``, backward ``dq``, ``dk``, ``dv`` and ``delta``;
@@ -157,27 +163,46 @@ def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -
 # often the mask, one byte an element, passes. A row that softmax reads twice counts once.
 EAGER = {
     "forward": (
-        ("q k^T", 0, 1, 0), ("times scale", 1, 1, 0), ("indices of queries", 0, 0, 0),
-        ("indices of keys", 0, 0, 0), ("compare", 0, 0, 1), ("copy to mask", 1, 1, 0),
-        ("mask", 1, 1, 1), ("softmax", 1, 1, 0), ("p v", 1, 0, 0),
+        ("q k^T", 0, 1, 0),
+        ("times scale", 1, 1, 0),
+        ("indices of queries", 0, 0, 0),
+        ("indices of keys", 0, 0, 0),
+        ("compare", 0, 0, 1),
+        ("copy to mask", 1, 1, 0),
+        ("mask", 1, 1, 1),
+        ("softmax", 1, 1, 0),
+        ("p v", 1, 0, 0),
     ),
     "backward": (
-        ("p^T do", 1, 0, 0), ("do v^T", 0, 1, 0), ("dp times p", 2, 1, 0),
-        ("softmax backward", 2, 1, 0), ("copy to mask", 1, 1, 0), ("mask", 1, 1, 1),
-        ("times scale", 1, 1, 0), ("ds k", 1, 0, 0), ("ds^T q", 1, 0, 0),
+        ("p^T do", 1, 0, 0),
+        ("do v^T", 0, 1, 0),
+        ("dp times p", 2, 1, 0),
+        ("softmax backward", 2, 1, 0),
+        ("copy to mask", 1, 1, 0),
+        ("mask", 1, 1, 1),
+        ("times scale", 1, 1, 0),
+        ("ds k", 1, 0, 0),
+        ("ds^T q", 1, 0, 0),
     ),
-}  # fmt: skip
+}
 
 # The same as torch.compile leaves it: between two products one kernel, in place, that computes the
 # mask itself. Then the (batch, N, d) tensors that a product passes beside its matrix.
 COMPILED = {
     "forward": (("q k^T", 0, 1, 0), ("softmax", 1, 1, 0), ("p v", 1, 0, 0)),
     "backward": (
-        ("p^T do", 1, 0, 0), ("do v^T", 0, 1, 0), ("softmax backward", 2, 1, 0),
-        ("ds k", 1, 0, 0), ("ds^T q", 1, 0, 0),
+        ("p^T do", 1, 0, 0),
+        ("do v^T", 0, 1, 0),
+        ("softmax backward", 2, 1, 0),
+        ("ds k", 1, 0, 0),
+        ("ds^T q", 1, 0, 0),
     ),
-}  # fmt: skip
+}
 COMPILED_ROWS = {
-    "q k^T": (2, 0), "p v": (1, 1),
-    "p^T do": (1, 1), "do v^T": (2, 0), "ds k": (1, 1), "ds^T q": (1, 1),
-}  # fmt: skip
+    "q k^T": (2, 0),
+    "p v": (1, 1),
+    "p^T do": (1, 1),
+    "do v^T": (2, 0),
+    "ds k": (1, 1),
+    "ds^T q": (1, 1),
+}

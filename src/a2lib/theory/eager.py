@@ -132,9 +132,16 @@ class Eager:
 
 
 def longest(
-    batch: int, d: int, causal: bool, capacity: int, pass_: str, *, element_bytes: int = 4,
-    step: int = 1, how: str = "tensors",
-) -> int:  # fmt: skip
+    batch: int,
+    d: int,
+    causal: bool,
+    capacity: int,
+    pass_: str,
+    *,
+    element_bytes: int = 4,
+    step: int = 1,
+    how: str = "tensors",
+) -> int:
     """The longest sequence, a multiple of ``step``, whose pass fits ``capacity`` bytes; 0 for none.
 
     ``pass_`` is "forward" or "backward", which needs its forward too. By ``how`` what fits are the
@@ -158,8 +165,9 @@ def longest(
 def tiled_total(batch: int, n: int, d: int, pass_: str, element_bytes: int = 4) -> int:
     """What the tensors of tiled attention take at the peak of a pass, inputs included."""
     given = (3 if pass_ == "forward" else 4) * batch * n * d * element_bytes
-    made = tiled_memory(1, batch, n, n, d, element_bytes,
-                        "forward" if pass_ == "forward" else "end_to_end")  # fmt: skip
+    made = tiled_memory(
+        1, batch, n, n, d, element_bytes, "forward" if pass_ == "forward" else "end_to_end"
+    )
     return given + sum(made.values())
 
 

@@ -138,22 +138,42 @@ def step(
         # The cast of the block before is held until the next one is made.
         before = cast if done else 0
         there = {**state, "gathered": root + block + ahead, "gradients": made + done * reduced}
-        yield Held(f"backward {i}", **there, travelling=computes * s.head + before,
-                   activations=(i + 1) * share)  # fmt: skip
-        yield Held(f"made {i}", **there, travelling=computes * s.head + before + block,
-                   activations=i * share)  # fmt: skip
+        yield Held(
+            f"backward {i}",
+            **there,
+            travelling=computes * s.head + before,
+            activations=(i + 1) * share,
+        )
+        yield Held(
+            f"made {i}",
+            **there,
+            travelling=computes * s.head + before + block,
+            activations=i * share,
+        )
         if not i:
             break
         # The block's own gradient; without a cast it is what is sent.
         travelling = computes * s.head + cast + (block if casting else 0)
-        yield Held(f"sent {i}", **state, gathered=root + ahead, travelling=travelling,
-                   gradients=made + (done + 1) * reduced, activations=i * share)  # fmt: skip
+        yield Held(
+            f"sent {i}",
+            **state,
+            gathered=root + ahead,
+            travelling=travelling,
+            gradients=made + (done + 1) * reduced,
+            activations=i * share,
+        )
     # The end: the root's gradients, those of embedding and head, leave before the first block's.
     made += last * reduced + WIDE * s.root / world_size
-    yield Held("sent root", **state, gradients=made, gathered=block,
-               travelling=block + WIDE * s.root + (root if casting else 0))  # fmt: skip
-    yield Held("sent 0", **state, gradients=made + reduced,
-               travelling=cast + (block if casting else 0))  # fmt: skip
+    yield Held(
+        "sent root",
+        **state,
+        gradients=made,
+        gathered=block,
+        travelling=block + WIDE * s.root + (root if casting else 0),
+    )
+    yield Held(
+        "sent 0", **state, gradients=made + reduced, travelling=cast + (block if casting else 0)
+    )
 
 
 def peak(s: Sizes, world_size: int, activations: float, computes: int = 2) -> Held:

@@ -99,9 +99,11 @@ class Job:
             heads = e * (2 * shape.q_width + 2 * shape.kv_width)
             whole = 4 * e * shape.d_model + 2 * WIDE
             return whole + routed, heads + sums + 3 * e * shape.d_ff, e * self.scores
-        kept = [one for one in block_saved(self.shape, 1, self.context, self.attention,
-                                           self.precision)
-                if one.what not in ("16-bit weight", "mask")]  # fmt: skip
+        kept = [
+            one
+            for one in block_saved(self.shape, 1, self.context, self.attention, self.precision)
+            if one.what not in ("16-bit weight", "mask")
+        ]
         whole = sum(
             one.bytes
             for one in kept

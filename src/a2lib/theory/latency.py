@@ -51,8 +51,9 @@ def fit(sizes: Sequence[float], times_s: Sequence[float]) -> Line:
     # Minimise sum (o a + b x - 1)^2 with a = 1 / t, x = s / t; b is 1 / w.
     a = [1 / t for t in times_s]
     x = [s / t for s, t in zip(sizes, times_s, strict=True)]
-    aa, ax, xx = (math.fsum(p * q for p, q in zip(u, v, strict=True))
-                  for u, v in ((a, a), (a, x), (x, x)))  # fmt: skip
+    aa, ax, xx = (
+        math.fsum(p * q for p, q in zip(u, v, strict=True)) for u, v in ((a, a), (a, x), (x, x))
+    )
     det = aa * xx - ax * ax
     o = (math.fsum(a) * xx - math.fsum(x) * ax) / det
     b = (math.fsum(x) * aa - math.fsum(a) * ax) / det

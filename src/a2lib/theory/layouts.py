@@ -305,8 +305,12 @@ def cut_by_axis(job: Job) -> dict[str, dict[str, int]]:
     shape = job.shape
     return {
         "data": {"batch": job.batch},
-        "tensor": {"num_heads": shape.num_heads, "num_kv_heads": shape.kv_heads,
-                   "d_ff": shape.d_ff, "vocab_size": shape.vocab_size},
+        "tensor": {
+            "num_heads": shape.num_heads,
+            "num_kv_heads": shape.kv_heads,
+            "d_ff": shape.d_ff,
+            "vocab_size": shape.vocab_size,
+        },
         "pipeline": {},  # whose sizes are those of stage_blocks
         "context": {"context length": job.context},
-    }  # fmt: skip
+    }

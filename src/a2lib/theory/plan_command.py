@@ -64,8 +64,12 @@ HELD = {
     "chunks": (1, 10**5, "pieces of the model on a device, interleaved"),
     "expert": (1, MOST_DEVICES, "devices that a block's experts are cut over"),
 }
-CHOICES = {"precision": PRECISIONS, "attention": ATTENTIONS, "optimizer": OPTIMIZERS,
-           "activations": ACTIVATIONS}  # fmt: skip
+CHOICES = {
+    "precision": PRECISIONS,
+    "attention": ATTENTIONS,
+    "optimizer": OPTIMIZERS,
+    "activations": ACTIVATIONS,
+}
 SHOWN = ("devices", "batch", "context", *CHOICES, "efficiency")
 EPILOG = """\
 A layout is data x tensor x pipeline x context devices. Unless you hold some of its numbers, all
@@ -274,8 +278,12 @@ def _device(given: argparse.Namespace) -> Device:
 
 
 def _shape(given: argparse.Namespace) -> Shape:
-    renamed = {"layers": "num_layers", "heads": "num_heads", "kv_heads": "num_kv_heads",
-               "vocab": "vocab_size"}  # fmt: skip
+    renamed = {
+        "layers": "num_layers",
+        "heads": "num_heads",
+        "kv_heads": "num_kv_heads",
+        "vocab": "vocab_size",
+    }
     names = [name.replace("-", "_") for name in SIZES]
     changed = {renamed.get(name, name): getattr(given, name) for name in names}
     changed = {name: value for name, value in changed.items() if value is not None}
@@ -284,7 +292,10 @@ def _shape(given: argparse.Namespace) -> Shape:
 
 
 def _held(given: argparse.Namespace) -> dict[str, int | str]:
-    values = {**vars(given), "context": given.context_parallel,
-              "sequence": False if given.no_sequence_parallel else None}  # fmt: skip
+    values = {
+        **vars(given),
+        "context": given.context_parallel,
+        "sequence": False if given.no_sequence_parallel else None,
+    }
     names = (field.name for field in fields(Layout))
     return {name: values[name] for name in names if values[name] is not None}

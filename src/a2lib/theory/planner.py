@@ -189,8 +189,9 @@ def _sizes(job: Job, axis: str, across: bool) -> list[int]:
         layers = job.shape.num_layers
         near = {k for n in range(layers, layers + 4) for k in _divisors(n) if k <= job.devices}
         near = {k: stage_blocks(layers, k) for k in near}
-        return sorted(k for k, found in near.items()
-                      if found and (k == 1 or found[0] >= job.shape.dense))  # fmt: skip
+        return sorted(
+            k for k, found in near.items() if found and (k == 1 or found[0] >= job.shape.dense)
+        )
     found = [k for k in _divisors(math.gcd(*cut_by_axis(job)[axis].values())) if k <= job.devices]
     if axis == "context":
         if job.attention == "eager":
@@ -241,10 +242,25 @@ def _layouts(
     return found, tried
 
 
-def _layout(fixed: dict, mesh: tuple[int, ...], m: int, sharding: str, strategy: str, chunks: int,
-            expert: int) -> Layout:  # fmt: skip
-    return Layout(*mesh, m, sharding, strategy, chunks, fixed.get("sequence", True), expert,
-                  fixed.get("schedule", "1f1b"))  # fmt: skip
+def _layout(
+    fixed: dict,
+    mesh: tuple[int, ...],
+    m: int,
+    sharding: str,
+    strategy: str,
+    chunks: int,
+    expert: int,
+) -> Layout:
+    return Layout(
+        *mesh,
+        m,
+        sharding,
+        strategy,
+        chunks,
+        fixed.get("sequence", True),
+        expert,
+        fixed.get("schedule", "1f1b"),
+    )
 
 
 def _values(fixed: dict, name: str, free: tuple) -> tuple:

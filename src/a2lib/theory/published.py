@@ -44,17 +44,43 @@ class Training:
 def training(row: Mapping[str, object]) -> Training:
     """The training of a row. Raises ValueError, in one line, as ``Job`` and ``evaluate``, and for
     another unit than ``UNITS``."""
-    size = {name: int(row[name]) for name in (
-        "devices", "data", "tensor", "pipeline", "context_parallel", "chunks", "microbatches",
-        "expert", "batch", "context")}  # fmt: skip
-    job = Job(_shape(row), named_device(str(row["device"])), size["devices"], size["batch"],
-              size["context"], HEADROOM, attention=str(row["attention"]),
-              activations="fused")  # fmt: skip
+    size = {
+        name: int(row[name])
+        for name in (
+            "devices",
+            "data",
+            "tensor",
+            "pipeline",
+            "context_parallel",
+            "chunks",
+            "microbatches",
+            "expert",
+            "batch",
+            "context",
+        )
+    }
+    job = Job(
+        _shape(row),
+        named_device(str(row["device"])),
+        size["devices"],
+        size["batch"],
+        size["context"],
+        HEADROOM,
+        attention=str(row["attention"]),
+        activations="fused",
+    )
     layout = Layout(
-        size["data"], size["tensor"], size["pipeline"], size["context_parallel"],
-        size["microbatches"], str(row["sharding"]), str(row["checkpointing"]), size["chunks"],
-        expert=size["expert"], schedule=str(row["schedule"]),
-    )  # fmt: skip
+        size["data"],
+        size["tensor"],
+        size["pipeline"],
+        size["context_parallel"],
+        size["microbatches"],
+        str(row["sharding"]),
+        str(row["checkpointing"]),
+        size["chunks"],
+        expert=size["expert"],
+        schedule=str(row["schedule"]),
+    )
     value, unit = float(row["value"]), str(row["unit"])
     check_name("unit", unit, UNITS)
     tokens = job.batch * job.context / layout.devices

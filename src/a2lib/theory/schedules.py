@@ -207,9 +207,14 @@ def pipeline_order(
 
 
 def pipeline(
-    kind: str, stages: int, microbatches: int, chunks: int = 1,
-    forward_s: float = 1.0, backward_s: float = 2.0, weight_s: float = 1.0,
-) -> list[Task]:  # fmt: skip
+    kind: str,
+    stages: int,
+    microbatches: int,
+    chunks: int = 1,
+    forward_s: float = 1.0,
+    backward_s: float = 2.0,
+    weight_s: float = 1.0,
+) -> list[Task]:
     """A pipeline's step. ``forward_s`` and ``backward_s`` are those of one micro-batch on all the
     chunks of a stage, of which ``weight_s`` are weights' gradients, apart in zero bubble; messages
     take no time. Errors as ``pipeline_order``."""

@@ -80,8 +80,9 @@ class Held:
 
     @property
     def _step(self) -> StepMemory:
-        return StepMemory(self.shape, self.batch, self.context, precision=self.precision,
-                          attention=self.attention)  # fmt: skip
+        return StepMemory(
+            self.shape, self.batch, self.context, precision=self.precision, attention=self.attention
+        )
 
     def state(self) -> list[int]:
         """Of the optimizer on each rank: two moments and a counter of 4 bytes a tensor."""

@@ -116,9 +116,14 @@ def inside(job: Job, layout: Layout, axis: str) -> tuple[int, int]:
     "replicas" are those of it that have the same experts.
     """
     t, c, d, e = layout.tensor, layout.context, layout.data, layout.expert
-    before, n = {"tensor": (1, t), "context": (t, c), "data": (t, c * d), "expert": (t, e),
-                 "replicas": (t * e, c * d // e),
-                 "pipeline": (t * c * d, layout.pipeline)}[axis]  # fmt: skip
+    before, n = {
+        "tensor": (1, t),
+        "context": (t, c),
+        "data": (t, c * d),
+        "expert": (t, e),
+        "replicas": (t * e, c * d // e),
+        "pipeline": (t * c * d, layout.pipeline),
+    }[axis]
     node = job.device.node
     if layout.devices <= node:
         return n, n

@@ -40,8 +40,9 @@ class Work:
         return self.flops + self.score_flops
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.flops + other.flops, self.bytes + other.bytes,
-                    self.score_flops + other.score_flops)  # fmt: skip
+        return Work(
+            self.flops + other.flops, self.bytes + other.bytes, self.score_flops + other.score_flops
+        )
 
     def __sub__(self, other: Work) -> Work:
         return self + -1 * other
@@ -94,8 +95,10 @@ def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: floa
     per_byte = 1e3 / bytes_per_s
     left = ms_forward - per_byte * forward.bytes
     if left <= 0:
-        raise ValueError(f"a forward of {ms_forward} ms moves {forward.bytes} bytes; its time must "
-                         f"be more than the {per_byte * forward.bytes:.3g} ms of that")  # fmt: skip
+        raise ValueError(
+            f"a forward of {ms_forward} ms moves {forward.bytes} bytes; its time must "
+            f"be more than the {per_byte * forward.bytes:.3g} ms of that"
+        )
     return per_byte * work.bytes + left * work.flops / forward.flops
 
 

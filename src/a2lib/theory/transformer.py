@@ -42,9 +42,14 @@ class Shape:
     head_size = q_rank = kv_rank = rope = 0
 
     def __post_init__(self) -> None:
-        check_sizes(d_model=self.d_model, d_ff=self.d_ff, num_layers=self.num_layers,
-                    num_heads=self.num_heads, vocab_size=self.vocab_size,
-                    num_kv_heads=self.kv_heads)  # fmt: skip
+        check_sizes(
+            d_model=self.d_model,
+            d_ff=self.d_ff,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            vocab_size=self.vocab_size,
+            num_kv_heads=self.kv_heads,
+        )
         if self.d_model % self.num_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} does not divide d_model {self.d_model}; "
@@ -174,10 +179,23 @@ PUBLISHED = {
     "Llama-3-405B": GroupedShape(16_384, 53_248, 126, 128, 128_256, num_kv_heads=8),
     # config.json of the released weights (DeepSeek-AI, 2024), without the layer that predicts a
     # second token: an expert is 2,048 wide, and a token's eight lie in at most four machines.
-    "DeepSeek-V3": GroupedShape(7168, 18_432, 61, 128, 129_280, experts=256, top_k=8, shared=1,
-                                dense=3, nodes=4, head_size=128, q_rank=1536, kv_rank=512,
-                                rope=64),
-}  # fmt: skip
+    "DeepSeek-V3": GroupedShape(
+        7168,
+        18_432,
+        61,
+        128,
+        129_280,
+        experts=256,
+        top_k=8,
+        shared=1,
+        dense=3,
+        nodes=4,
+        head_size=128,
+        q_rank=1536,
+        kv_rank=512,
+        rope=64,
+    ),
+}
 PRESETS = SIZES | PUBLISHED
 
 

@@ -47,9 +47,15 @@ def limit_tasks(given: Parameters, device: str) -> list[Task]:
         for causal in (False, True):
             for head_dim in head_dims(device):
                 for pass_ in PASSES:
-                    key = {"implementation": "eager", "dtype": DTYPE, "batch": BATCH,
-                           "head_dim": head_dim, "causal": causal, "pass": pass_,
-                           "allocator": allocator}  # fmt: skip
+                    key = {
+                        "implementation": "eager",
+                        "dtype": DTYPE,
+                        "batch": BATCH,
+                        "head_dim": head_dim,
+                        "causal": causal,
+                        "pass": pass_,
+                        "allocator": allocator,
+                    }
                     label = f"limit of d = {head_dim}, {pass_}, {allocator}"
                     made.append(Task.whole(label + ", causal" * causal, {}, [key]))
     return made

@@ -172,8 +172,9 @@ def saved(job: Job) -> None:
     name, shape = job.spec["implementation"], Shape(**job.spec["shape"])
     if job.would_swap(shape.eager.total("backward")):
         return
-    found = saved_bytes(ATTENTIONS[name], inputs_of(shape, job.device, job.seed, "forward")[:3],
-                        shape.causal)  # fmt: skip
+    found = saved_bytes(
+        ATTENTIONS[name], inputs_of(shape, job.device, job.seed, "forward")[:3], shape.causal
+    )
     for key in job.keys:
         job.put({**key, "status": "ok", "saved_bytes": found.get(key["tensor"], 0)})
 
@@ -192,8 +193,11 @@ def saved_bytes(attend: Callable, qkv: tuple, causal: bool) -> dict[str, int]:
     known = dict(zip(("q", "k", "v", "o"), (*qkv, o), strict=True))
     names = {x.untyped_storage().data_ptr(): name for name, x in known.items()}
     n = o.shape[-2]
-    matrices = [p for p, x in storages.items() if x.numel() == o.shape[0] * n * n and p not in names
-                and x.is_floating_point()]  # fmt: skip
+    matrices = [
+        p
+        for p, x in storages.items()
+        if x.numel() == o.shape[0] * n * n and p not in names and x.is_floating_point()
+    ]
     # In the order in which they were saved: the weights come last.
     names |= dict(zip(reversed(matrices), ("p", "exponentials"), strict=False))
     found: dict[str, int] = {}

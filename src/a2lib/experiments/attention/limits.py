@@ -39,8 +39,13 @@ def _limit(key: Row, job: Job) -> Row:
     in_blocks = key["allocator"] == "blocks"
     predicted = longest(*sizes, step=STEP, how="blocks") if in_blocks else tensors
     fits = search(functools.partial(_fits, key, job), predicted, STEP)
-    return {"room_bytes": free, "tensors_len": tensors, "predicted_len": predicted,
-            "fits_len": fits, "fails_len": fits + STEP}  # fmt: skip
+    return {
+        "room_bytes": free,
+        "tensors_len": tensors,
+        "predicted_len": predicted,
+        "fits_len": fits,
+        "fails_len": fits + STEP,
+    }
 
 
 def search(fits: Callable[[int], bool], guess: int, step: int) -> int:

@@ -101,8 +101,11 @@ def refilling(tasks: Sequence[Task], pending: Sequence[Task]) -> list[Task]:
     it, and rows may come from another machine, which has kept it."""
 
     def repeats(found: Sequence[Task], prepared: str) -> set[int]:
-        return {t.spec["repeat"] for t in found if t.spec["prepared"] == prepared
-                and t.spec["configuration"]["compile"] != "none"}  # fmt: skip
+        return {
+            t.spec["repeat"]
+            for t in found
+            if t.spec["prepared"] == prepared and t.spec["configuration"]["compile"] != "none"
+        }
 
     wanted = {repeat for repeat in repeats(pending, "cached") if not cache(repeat).is_dir()}
     wanted -= repeats(pending, "nothing")
@@ -185,8 +188,9 @@ def measure_first(run: Run) -> None:
     tasks = FIRST.tasks(run.parameters, run.device)
     pending = plan(tasks, run.store(BENCHMARK_FIRST), remeasure=run.parameters.remeasure)
     if again := refilling(tasks, pending):
-        harness.measure(run, BENCHMARK_FIRST, again, what="caches", resume=False,
-                        silence_s=SILENCE_S)  # fmt: skip
+        harness.measure(
+            run, BENCHMARK_FIRST, again, what="caches", resume=False, silence_s=SILENCE_S
+        )
     FIRST.measure_and_show(run)
 
 

@@ -163,11 +163,12 @@ def powers(device: str) -> list[Configuration]:
     """The steps whose energy is measured, compiled and captured on a GPU."""
     fast = {"compile": "blocks", "capture": True} if device == "cuda" else {}
     return [
-        Configuration(model, COMPARED[device], mode=mode, precision=precision, attention=attention,
-                      **fast)
+        Configuration(
+            model, COMPARED[device], mode=mode, precision=precision, attention=attention, **fast
+        )
         for model in POWERED[device]
         for precision, attention, mode in POWERED_WAYS[device]
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,7 @@ class Parameters:
     attention: str = step_parameters.attention()
     compile: str = step_parameters.compiled()
     capture: bool = parameter(False, "replay the whole step from a CUDA graph")
-    warmup: int = parameter(WARMUP, "steps before the measured ones", minimum=0,
-                            maximum=MOST_STEPS)  # fmt: skip
+    warmup: int = parameter(WARMUP, "steps before the measured ones", minimum=0, maximum=MOST_STEPS)
     steps: int = parameters.count(STEPS, "measured steps", MOST_STEPS)
     sweep: str = parameters.sweep(SWEEPS)
     remeasure: bool = parameters.remeasure()

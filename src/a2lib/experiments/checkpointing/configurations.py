@@ -69,8 +69,14 @@ def blocks(model: str) -> int:
 
 def _setting(device: str, way: tuple[str, str], gradients: str, layers: int = 0) -> Setting:
     model, (precision, attention) = MODEL[device], way
-    return Setting(model, CONTEXT[device], precision=precision, attention=attention,
-                   layers=layers or blocks(model), gradients=gradients)  # fmt: skip
+    return Setting(
+        model,
+        CONTEXT[device],
+        precision=precision,
+        attention=attention,
+        layers=layers or blocks(model),
+        gradients=gradients,
+    )
 
 
 def segments(device: str) -> Planned:

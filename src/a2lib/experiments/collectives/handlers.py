@@ -75,8 +75,9 @@ class Call:
             own.fill_(0 if operation == "broadcast" and rank else base + j + rank)
         self.part.fill_(base + rank)
         self.run()
-        sums = [world_size * (base + j) + world_size * (world_size - 1) // 2
-                for j in range(world_size)]  # fmt: skip
+        sums = [
+            world_size * (base + j) + world_size * (world_size - 1) // 2 for j in range(world_size)
+        ]
         if operation == "reduce_scatter":
             return bool((self.part == sums[rank]).all())
         expected = sums if operation == "all_reduce" else range(base, base + world_size)

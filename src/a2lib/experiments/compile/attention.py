@@ -154,8 +154,9 @@ class _Comparison:
                     self.found[name][pass_] |= launched(calls[name])
             makers = {
                 name: functools.partial(self._call, name, pass_, anew=True)
-                for name in names if name not in failed
-            }  # fmt: skip
+                for name in names
+                if name not in failed
+            }
             done = graphs.time_replays(makers, {name: timed[name].ms for name in makers})
             replays, usable = done.results, done.usable
         for name in names:

@@ -96,8 +96,15 @@ sweep, measure_accuracy = TIMES.measure, ACCURACY.measure_and_show
 def measure_ceilings(run: Run) -> None:
     """Measure, in every run, and show what the device does at best."""
     asked = CEILINGS.tasks(run.parameters, run.device)
-    harness.measure(run, CEILING, asked, what="ceilings", resume=False,
-                    silence_s=CEILINGS.silence_s, keep_worker=True)  # fmt: skip
+    harness.measure(
+        run,
+        CEILING,
+        asked,
+        what="ceilings",
+        resume=False,
+        silence_s=CEILINGS.silence_s,
+        keep_worker=True,
+    )
     CEILINGS.show(run)
 
 

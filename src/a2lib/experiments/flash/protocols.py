@@ -52,8 +52,11 @@ def tasks(given: Parameters, device: str) -> list[Task]:
         # In turns is one measurement; the others are one for each.
         groups = [chosen] if protocol == "burst" else [[name] for name in chosen]
         for names in filter(None, groups):
-            spec = {"protocol": protocol, "shape": dataclasses.asdict(shape),
-                    "implementations": names}  # fmt: skip
+            spec = {
+                "protocol": protocol,
+                "shape": dataclasses.asdict(shape),
+                "implementations": names,
+            }
             keys = (key(protocol, shape, name) for name in names)
             made.append(Task.whole(f"{protocol} {' '.join(names)}", spec, keys))
     return made
@@ -175,8 +178,9 @@ def _burst(calls: Calls, device: str) -> dict[str, list[Row] | Exception]:
 
 def _sustained(calls: Calls, device: str) -> dict[str, list[Row]]:
     ((name, call),) = calls.items()
-    seconds = seconds_of(call, device=device, n_seconds=N_SECONDS, second_s=SECOND_S[device],
-                         idle_s=IDLE_S[device])  # fmt: skip
+    seconds = seconds_of(
+        call, device=device, n_seconds=N_SECONDS, second_s=SECOND_S[device], idle_s=IDLE_S[device]
+    )
     return {name: [_row(s.timing) | {"second": s.second, "power_w": s.power_w} for s in seconds]}
 
 

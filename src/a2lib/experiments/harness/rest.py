@@ -64,5 +64,8 @@ def each_rank(by_rank: Sequence[Sequence[float]]) -> dict[str, float]:
     """The columns of what the ranks took by themselves: of their medians the least, the median and
     the most."""
     own = [statistics.median(times) for times in by_rank]
-    return {"ms_rank_min": min(own), "ms_rank_median": statistics.median(own),
-            "ms_rank_max": max(own)}  # fmt: skip
+    return {
+        "ms_rank_min": min(own),
+        "ms_rank_median": statistics.median(own),
+        "ms_rank_max": max(own),
+    }

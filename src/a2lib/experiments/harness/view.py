@@ -28,9 +28,13 @@ class Plot:
 
 
 def show(
-    rows: Sequence[Row], section: Section, says: str, shown: Sequence[str], across: str = "",
+    rows: Sequence[Row],
+    section: Section,
+    says: str,
+    shown: Sequence[str],
+    across: str = "",
     derived: Derived | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Show a line of the columns ``shown`` and ``derived`` for each of ``rows``, named by the key
     columns in which they differ; with ``across`` its values are columns of the first one shown."""
     if not rows:
@@ -95,17 +99,40 @@ def draw(rows: Sequence[Row], section: Section, plot: Plot, derived: Derived | N
     if plot.x:
         style = "column" if plot.beside else "name"
         legend = "auto" if made["name"].nunique() * made["column"].nunique() > 1 else False
-        grid = sns.relplot(made, x=plot.x, y="value", hue="name", style=style, kind="line",
-                           markers=True, dashes=bool(plot.beside), errorbar=None, height=3,
-                           aspect=1.4, facet_kws=apart, legend=legend, **by)  # fmt: skip
+        grid = sns.relplot(
+            made,
+            x=plot.x,
+            y="value",
+            hue="name",
+            style=style,
+            kind="line",
+            markers=True,
+            dashes=bool(plot.beside),
+            errorbar=None,
+            height=3,
+            aspect=1.4,
+            facet_kws=apart,
+            legend=legend,
+            **by,
+        )
         grid.set(ylabel=plot.y)
         if not plot.linear:
             grid.set(xscale="log" if made[plot.x].min() > 0 else "linear", yscale="log")
     else:
         height = min(TALLEST, 1.2 + made["name"].nunique() * len(values) / 4)
         colour = {"hue": "column"} if len(values) > 1 else {"color": "#0072b2"}
-        grid = sns.catplot(made, x="value", y="name", kind="bar", errorbar=None, height=height,
-                           aspect=5 / height, **colour, **apart, **by)  # fmt: skip
+        grid = sns.catplot(
+            made,
+            x="value",
+            y="name",
+            kind="bar",
+            errorbar=None,
+            height=height,
+            aspect=5 / height,
+            **colour,
+            **apart,
+            **by,
+        )
         label = plot.y if len(values) == 1 else plot.y.rpartition("_")[2]
         grid.set(xlabel=label, ylabel="")
     if panels:
@@ -153,9 +180,12 @@ def _says(column: str, value: object) -> str:
 def _name(line, columns: Sequence[str]) -> str:
     """What names a row by ``columns``: the value alone where that is a word."""
     words = (
-        _text(line[c]) if isinstance(line[c], str) and line[c] not in ("true", "false", "")
-        else _says(c, line[c]) for c in columns if line[c] not in ("false", "", 0)
-    )  # fmt: skip
+        _text(line[c])
+        if isinstance(line[c], str) and line[c] not in ("true", "false", "")
+        else _says(c, line[c])
+        for c in columns
+        if line[c] not in ("false", "", 0)
+    )
     return " ".join(words) or " ".join(_says(c, line[c]) for c in columns)
 
 
@@ -180,8 +210,14 @@ def _is_bytes(column: str, values) -> bool:
 
 def _cells(column: str, values) -> list[str]:
     scale = BYTES[_unit(values)] if _is_bytes(column, values) else 1
-    return [number(v / scale) if isinstance(v, (int, float)) and v == v else
-            "" if v is None or v != v else str(v) for v in values.tolist()]  # fmt: skip
+    return [
+        number(v / scale)
+        if isinstance(v, (int, float)) and v == v
+        else ""
+        if v is None or v != v
+        else str(v)
+        for v in values.tolist()
+    ]
 
 
 def mean(row: Row) -> str:

@@ -52,11 +52,23 @@ LADDER = (
 WAYS = tuple(way.name for way in LADDER)
 # The board's: on two GPUs. On the CPU every path in seconds.
 _DEFAULTS = {
-    "cuda": {"model": "8B", "layers": None, "context": 32_768, "attention": "sdpa_cudnn",
-             "dtype": "bf16", "room_percent": None},
-    "cpu": {"model": "tiny", "layers": 4, "context": 32, "attention": "sdpa_flash",
-            "dtype": "fp32", "room_percent": 75},
-}  # fmt: skip
+    "cuda": {
+        "model": "8B",
+        "layers": None,
+        "context": 32_768,
+        "attention": "sdpa_cudnn",
+        "dtype": "bf16",
+        "room_percent": None,
+    },
+    "cpu": {
+        "model": "tiny",
+        "layers": 4,
+        "context": 32,
+        "attention": "sdpa_flash",
+        "dtype": "fp32",
+        "room_percent": 75,
+    },
+}
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ class ChunkedHead(TransformerLM):
         def part(rows: Tensor, of: Tensor) -> Tensor:
             return self.cross_entropy(self.lm_head(rows), of) * len(of)
 
-        pairs = zip(x.flatten(0, -2).split(self.chunk), targets.flatten().split(self.chunk),
-                    strict=True)  # fmt: skip
+        pairs = zip(
+            x.flatten(0, -2).split(self.chunk), targets.flatten().split(self.chunk), strict=True
+        )
         parts = (
             checkpoint(part, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs
         )
@@ -70,9 +71,17 @@ class Training:
         kind = TransformerLM if spec["head"] == FUSED else ChunkedHead
         self.device, self.spec = device, spec
         self.model = kind(
-            shape.vocab_size, spec["context"], shape.d_model, spec["layers"], shape.num_heads,
-            shape.d_ff, attention=spec["attention"], device=device, dtype=wide, seed=seed,
-        )  # fmt: skip
+            shape.vocab_size,
+            spec["context"],
+            shape.d_model,
+            spec["layers"],
+            shape.num_heads,
+            shape.d_ff,
+            attention=spec["attention"],
+            device=device,
+            dtype=wide,
+            seed=seed,
+        )
         how = {"backend": COMPILER[device], "fullgraph": True, "dynamic": False}
         for module in (*self.model.layers, self.model.ln_final):
             module.compile(**how)

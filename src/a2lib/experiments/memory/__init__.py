@@ -30,13 +30,17 @@ from a2lib.theory.memory.step import asked, peak
 def peak_tasks(given: Parameters, device: str, sweep: str = "table") -> list[Task]:
     """A task for each configuration, every phase of both steps."""
     return [
-        _task(one, "", (
-            {**one.key(MEMORY), "step_number": step, "phase": phase}
-            for step in STEPS
-            for phase in phases(one)
-        ))
+        _task(
+            one,
+            "",
+            (
+                {**one.key(MEMORY), "step_number": step, "phase": phase}
+                for step in STEPS
+                for phase in phases(one)
+            ),
+        )
         for one in given.configurations(sweep, device)
-    ]  # fmt: skip
+    ]
 
 
 def recording_tasks(given: Parameters, device: str) -> list[Task]:
@@ -61,8 +65,11 @@ def _task(configuration: Configuration, what: str, keys: Iterable[Key]) -> Task:
 
 def _of(row: view.Row) -> Configuration:
     names = ("model", "mode", "precision", "attention")
-    return Configuration(context=int(row["context"]), batch=int(row["batch"]),
-                         **{name: row[name] for name in names if name in row})  # fmt: skip
+    return Configuration(
+        context=int(row["context"]),
+        batch=int(row["batch"]),
+        **{name: row[name] for name in names if name in row},
+    )
 
 
 def _counted(row: view.Row) -> int | None:

@@ -35,12 +35,18 @@ def phases(one: Configuration) -> tuple[str, ...]:
 
 def counted(one: Configuration, step: int = 1) -> StepMemory:
     """A configuration by the theory; raises ValueError for ``BLOCK``."""
-    return StepMemory(one.shape, one.batch, one.context, one.mode, one.precision, one.attention,
-                      first=step == 0)  # fmt: skip
+    return StepMemory(
+        one.shape, one.batch, one.context, one.mode, one.precision, one.attention, first=step == 0
+    )
 
 
-def _step(model: str, context: int, mode: str = "train-step", precision: str = "fp32",
-          attention: str = "eager") -> Configuration:  # fmt: skip
+def _step(
+    model: str,
+    context: int,
+    mode: str = "train-step",
+    precision: str = "fp32",
+    attention: str = "eager",
+) -> Configuration:
     return Configuration(model, context, BATCH, mode, precision, attention)
 
 

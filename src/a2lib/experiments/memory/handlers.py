@@ -32,8 +32,11 @@ Row = dict[str, object]
 POINTS = 2000  # of a timeline; a picture of it takes fewer
 LINES = 24
 # Column -> the allocator's name of it.
-LEVELS = {"tensor_bytes": "requested_bytes", "allocated_bytes": "allocated_bytes",
-          "reserved_bytes": "reserved_bytes"}  # fmt: skip
+LEVELS = {
+    "tensor_bytes": "requested_bytes",
+    "allocated_bytes": "allocated_bytes",
+    "reserved_bytes": "reserved_bytes",
+}
 
 
 def prepare() -> None:
@@ -139,8 +142,15 @@ def recording(job: Job) -> None:
         for table, rows in tables.items():
             put(job, table, f"{picture(case)}-{number}", rows, about)
         made = sum(one.phase.startswith(f"{name}/") for one in found.allocations)
-        job.put({**key, "status": "ok", "tensor_bytes": most.total, "allocations": made,
-                 "unexplained_bytes": abs(found.unexplained_bytes)})  # fmt: skip
+        job.put(
+            {
+                **key,
+                "status": "ok",
+                "tensor_bytes": most.total,
+                "allocations": made,
+                "unexplained_bytes": abs(found.unexplained_bytes),
+            }
+        )
 
 
 def _record(case: Configuration, job: Job) -> snapshot.Snapshot:

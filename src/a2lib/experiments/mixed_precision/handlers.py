@@ -34,9 +34,7 @@ class ToyModel(torch.nn.Module):
         fc1 = self.fc1(x)
         relu = fc1.relu()
         ln = self.ln(relu)
-        return {
-            "fc1 output": fc1, "relu output": relu, "ln output": ln, "logits": self.fc2(ln)
-        }  # fmt: skip
+        return {"fc1 output": fc1, "relu output": relu, "ln output": ln, "logits": self.fc2(ln)}
 
 
 def accumulate(job: Job) -> None:

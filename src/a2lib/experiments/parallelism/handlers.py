@@ -152,8 +152,11 @@ class Batch:
         row = found["ms"].row(PARALLELISM)
         base = found["ms_without"]
         row |= {"ms_without": base.ms, "ms_without_p20": base.ms_p20, "ms_without_p80": base.ms_p80}
-        return row | {name: found[name].ms for name in ways if name.removeprefix("ms_") in
-                      ("communication", DATA, TENSOR)}  # fmt: skip
+        return row | {
+            name: found[name].ms
+            for name in ways
+            if name.removeprefix("ms_") in ("communication", DATA, TENSOR)
+        }
 
     def _in_turns(self, ways: Mapping[str, Callable[[], object]]) -> dict[str, Timing]:
         """The slowest rank's times of each way, one call of each in turn."""

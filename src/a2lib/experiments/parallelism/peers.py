@@ -37,8 +37,17 @@ class FeedForward(nn.Module):
 class TorchStack:
     """One rank's part, with what ``schemes.Stack`` has but for passes of their own."""
 
-    def __init__(self, mesh: DeviceMesh, scheme: str, layers: int, d_model: int, d_ff: int,
-                 dtype: torch.dtype, device: str, seed: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        scheme: str,
+        layers: int,
+        d_model: int,
+        d_ff: int,
+        dtype: torch.dtype,
+        device: str,
+        seed: int = 0,
+    ) -> None:
         given = (d_model, d_ff, dtype, device, seed)
         model = nn.Sequential(*(FeedForward(layer_weights(i, *given)) for i in range(layers)))
         self._along_data = mesh.size(mesh.mesh_dim_names.index(DATA))

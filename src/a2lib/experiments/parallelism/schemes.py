@@ -144,8 +144,10 @@ class Stack:
         made = {"dtype": dtype, "device": device}
         self._held, self._sums = [], []  # weights and gradients that this rank keeps, by layer
         for i in range(layers):
-            own = [self.own(name, w).reshape(-1) for name, w in
-                   layer_weights(i, d_model, d_ff, dtype, device, seed).items()]  # fmt: skip
+            own = [
+                self.own(name, w).reshape(-1)
+                for name, w in layer_weights(i, d_model, d_ff, dtype, device, seed).items()
+            ]
             flat = torch.cat(own)
             if self._sharded:
                 flat = flat.view(along_data, -1)[self.wire.ranks[DATA]].clone()
@@ -254,8 +256,9 @@ class Stack:
 
     def _matrices(self, flat: Tensor) -> list[Tensor]:
         d, f = self._shape
-        return [w.view(shape) for w, shape in
-                zip(flat.chunk(3), ((d, f), (d, f), (f, d)), strict=True)]  # fmt: skip
+        return [
+            w.view(shape) for w, shape in zip(flat.chunk(3), ((d, f), (d, f), (f, d)), strict=True)
+        ]
 
 
 def _joined(parts: list[Tensor], summed: list[Callable[[], object]]) -> Tensor:

@@ -122,5 +122,7 @@ def _kernels(run: Run):
 def say_where(run: Run) -> None:
     """Print where the rows are and how they get into the book."""
     EXPERIMENT.say_where(run)
-    print("What the profiler wrote itself is in build/traces: nsys-ui opens a .nsys-rep, "
-          "ui.perfetto.dev a .json.gz.")  # fmt: skip
+    print(
+        "What the profiler wrote itself is in build/traces: nsys-ui opens a .nsys-rep, "
+        "ui.perfetto.dev a .json.gz."
+    )

@@ -168,8 +168,14 @@ def _of_dict(step: Mapping[str, object], phase: str) -> float:
 
 
 def _child(words: list[str]) -> str:
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-                          timeout=TIMEOUT_S, check=False)  # fmt: skip
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     if done.returncode:
         raise TracingError(f"the traced process ended with {done.returncode}")
     return done.stdout
@@ -202,11 +208,14 @@ def differing(found: Trace) -> str:
     counts = {
         "kernels": [len(kernels) for kernels in found.steps().values()],
         # Of all threads: the backward pushes its own.
-        "ranges": [sum(step.start_ns <= span.start_ns < step.end_ns for span in found.spans)
-                   for step in around],
-    }  # fmt: skip
-    return "; ".join(f"steps of {min(n)} to {max(n)} {what}"
-                     for what, n in counts.items() if len(set(n)) > 1)  # fmt: skip
+        "ranges": [
+            sum(step.start_ns <= span.start_ns < step.end_ns for span in found.spans)
+            for step in around
+        ],
+    }
+    return "; ".join(
+        f"steps of {min(n)} to {max(n)} {what}" for what, n in counts.items() if len(set(n)) > 1
+    )
 
 
 def block_windows(found: Trace, step: list[Kernel], layers: int) -> dict[str, list]:

@@ -191,17 +191,37 @@ def _storages_mode():
                 self.event(action, address, size, [])
 
         def event(self, action: str, address: int, size: int, frames: list) -> None:
-            self.events.append({"action": action, "addr": address, "size": size, "stream": 0,
-                                "time_us": _now(), "frames": frames})  # fmt: skip
+            self.events.append(
+                {
+                    "action": action,
+                    "addr": address,
+                    "size": size,
+                    "stream": 0,
+                    "time_us": _now(),
+                    "frames": frames,
+                }
+            )
 
         def snapshot(self) -> dict:
             """A segment for each storage that is alive."""
             segments = [
-                {"device": 0, "address": address, "total_size": size, "stream": 0,
-                 "blocks": [{"address": address, "size": size, "requested_size": size,
-                             "state": "active_allocated", "frames": []}]}
+                {
+                    "device": 0,
+                    "address": address,
+                    "total_size": size,
+                    "stream": 0,
+                    "blocks": [
+                        {
+                            "address": address,
+                            "size": size,
+                            "requested_size": size,
+                            "state": "active_allocated",
+                            "frames": [],
+                        }
+                    ],
+                }
                 for address, (size, _) in self.alive.items()
-            ]  # fmt: skip
+            ]
             return {"segments": segments, "device_traces": [list(self.events)]}
 
     return Storages()

@@ -95,10 +95,16 @@ def timeline_rows(snapshot: Snapshot, **options) -> list[dict[str, object]]:
 def largest_rows(found: Peak, n: int = LARGEST) -> list[dict[str, object]]:
     """The largest allocations at a peak as rows of the bulk table ``largest``."""
     return [
-        {"rank": rank, "bytes": one.bytes, "category": one.category, "phase": one.phase,
-         "name": one.name, "line": one.line}
+        {
+            "rank": rank,
+            "bytes": one.bytes,
+            "category": one.category,
+            "phase": one.phase,
+            "name": one.name,
+            "line": one.line,
+        }
         for rank, one in enumerate(found.largest(n), start=1)
-    ]  # fmt: skip
+    ]
 
 
 def line_rows(snapshot: Snapshot, phase: str, n: int = LARGEST) -> list[dict[str, object]]:
@@ -115,10 +121,16 @@ def line_rows(snapshot: Snapshot, phase: str, n: int = LARGEST) -> list[dict[str
             found[key] = found.get(key, 0) + 1
     rows = sorted(found.items(), key=lambda item: (-item[0][0], -item[1], item[0][2:]))
     return [
-        {"bytes": size, "count": count, "category": category, "phase": inner, "name": name,
-         "line": line}
+        {
+            "bytes": size,
+            "count": count,
+            "category": category,
+            "phase": inner,
+            "name": name,
+            "line": line,
+        }
         for (size, category, inner, name, line), count in rows[:n]
-    ]  # fmt: skip
+    ]
 
 
 def _start(snapshot: Snapshot) -> float:

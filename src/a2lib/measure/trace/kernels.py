@@ -85,8 +85,11 @@ class Kernel:
         found = [name for name in self.path if name in PHASES]
         if found:
             return found[-1]
-        mine = [name for name in self.path
-                if not STEP_OF.fullmatch(name) and not OF_LIBRARIES.match(name)]  # fmt: skip
+        mine = [
+            name
+            for name in self.path
+            if not STEP_OF.fullmatch(name) and not OF_LIBRARIES.match(name)
+        ]
         return (mine or self.path or ("",))[0]
 
     @property

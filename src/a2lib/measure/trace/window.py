@@ -29,11 +29,18 @@ def kernel_rows(kernels: list[Kernel], least_share: float = 0.001) -> list[dict[
         groups.setdefault((k.phase, k.part, k.kind, name), []).append(k.duration_ns)
     everything = sum(map(sum, groups.values())) or 1
     return [
-        {"phase": phase, "part": part, "kind": kind, "kernel": name, "calls": len(ns),
-         "ms": sum(ns) / 1e6, "median_us": statistics.median(ns) / 1e3,
-         "share": sum(ns) / everything}
+        {
+            "phase": phase,
+            "part": part,
+            "kind": kind,
+            "kernel": name,
+            "calls": len(ns),
+            "ms": sum(ns) / 1e6,
+            "median_us": statistics.median(ns) / 1e3,
+            "share": sum(ns) / everything,
+        }
         for (phase, part, kind, name), ns in sorted(groups.items(), key=lambda g: -sum(g[1]))
-    ]  # fmt: skip
+    ]
 
 
 def strip_rows(
@@ -73,7 +80,10 @@ def strip_rows(
         found.append(last[stream])
     names = ("stream", "kind", "phase", "part")
     return [
-        {"start_us": (start - start_ns) / 1e3, "duration_us": (end - start) / 1e3,
-         **dict(zip(names, what, strict=True))}
+        {
+            "start_us": (start - start_ns) / 1e3,
+            "duration_us": (end - start) / 1e3,
+            **dict(zip(names, what, strict=True)),
+        }
         for start, end, *what in found[:rows]
-    ]  # fmt: skip
+    ]

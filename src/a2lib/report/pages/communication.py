@@ -36,8 +36,14 @@ def sensitivity() -> Chart:
             ax.plot(x, y, color=look[0], linewidth=look[1], zorder=look[2], linestyle=dashes)
         least = Mesh().least_tokens()
         ax.plot(4, least, "o", color="#d55e00", markersize=7, zorder=4)
-        ax.annotate(f"{math.ceil(least)}", (4, least), xytext=(-8, -14), fontweight="bold",
-                    textcoords="offset points", ha="right")  # fmt: skip
+        ax.annotate(
+            f"{math.ceil(least)}",
+            (4, least),
+            xytext=(-8, -14),
+            fontweight="bold",
+            textcoords="offset points",
+            ha="right",
+        )
         ax.annotate("at the same\ntime: ours", (1.15, 190), color="#d55e00")
         ax.annotate("one after the other", (5.5, 560), color="#555555")
         reference(ax, 4, "the question", vertical=True)
@@ -60,13 +66,28 @@ def devices() -> Chart:
         ax = figure.add_subplot()
         ax.plot(tokens, [XXL.least_devices(int(t)) for t in tokens], color=style.COLOURS[0])
         ax.axvline(most, color=style.DIM, linewidth=1, linestyle="--")
-        ax.annotate(f"{most:,}: none", (most, 620), xytext=(-5, 0), textcoords="offset points",
-                    ha="right", color=style.DIM)  # fmt: skip
+        ax.annotate(
+            f"{most:,}: none",
+            (most, 620),
+            xytext=(-5, 0),
+            textcoords="offset points",
+            ha="right",
+            color=style.DIM,
+        )
         ax.plot(0, XXL.least_devices(0), "o", color=style.COLOURS[0], clip_on=False)
-        ax.annotate(f"{XXL.least_devices(0)}", (0, XXL.least_devices(0)), xytext=(4, 8),
-                    textcoords="offset points", fontweight="bold")  # fmt: skip
-        ax.set(xlim=(0, 11_400), ylim=(0, 680), xlabel="tokens whose activations are held",
-               ylabel="least devices of 95 GB")  # fmt: skip
+        ax.annotate(
+            f"{XXL.least_devices(0)}",
+            (0, XXL.least_devices(0)),
+            xytext=(4, 8),
+            textcoords="offset points",
+            fontweight="bold",
+        )
+        ax.set(
+            xlim=(0, 11_400),
+            ylim=(0, 680),
+            xlabel="tokens whose activations are held",
+            ylabel="least devices of 95 GB",
+        )
         ax.set_xticks([0, 2500, 5000, 7500, 10_000], ["0", "2,500", "5,000", "7,500", "10,000"])
 
     return Chart(draw, height=2.6)

@@ -53,15 +53,22 @@ class Explorer:
             "One pass on this mesh", "time, and what binds", PASSES, "costs", COST_LINES, PASSES
         )
         limits = forms.table(
-            "The largest N that computation bounds", "scheme", ("N", "at N_FSDP × N_TP"),
-            "limits", LIMIT_LINES, ("n", "at"),
-        )  # fmt: skip
+            "The largest N that computation bounds",
+            "scheme",
+            ("N", "at N_FSDP × N_TP"),
+            "limits",
+            LIMIT_LINES,
+            ("n", "at"),
+        )
         splits = forms.table(
             'The best split, forward, of <span data-out="n"></span> devices; its share is '
             "communication over computation",
-            "the axes communicate", ("best", "in whole numbers", "share"),
-            "splits", SPLIT_LINES, ("best", "whole", "share"),
-        )  # fmt: skip
+            "the axes communicate",
+            ("best", "in whole numbers", "share"),
+            "splits",
+            SPLIT_LINES,
+            ("best", "whole", "share"),
+        )
         fields = forms.fieldset(
             "The layer, the device and the mesh",
             [field.html(self.start[field.name]) for field in FIELDS],
@@ -89,6 +96,8 @@ KEY = (
     ('<path class="mine" d="M8 1l7 7l-7 7l-7-7z"/>', "your mesh"),
     ('<path class="same" d="M0 8h16"/>', "as many devices, split otherwise"),
     ('<circle class="point" cx="8" cy="8" r="5"/>', "the most devices, axes one after the other"),
-    ('<rect class="point" x="3" y="3" width="10" height="10"/>',
-     "the most devices, axes at the same time"),
-)  # fmt: skip
+    (
+        '<rect class="point" x="3" y="3" width="10" height="10"/>',
+        "the most devices, axes at the same time",
+    ),
+)

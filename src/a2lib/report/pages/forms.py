@@ -39,11 +39,13 @@ class Field:
         name = f"a2-{self.name}"
         keys = "numeric" if self.whole else "decimal"
         return _labelled(
-            name, self.label, self.unit,
+            name,
+            self.label,
+            self.unit,
             f'<input id="{name}" name="{self.name}" inputmode="{keys}" value="{start:.15g}" '
             f'data-whole="{int(self.whole)}" data-least="{self.least:g}" data-most="{self.most}" '
             f'data-scale="{self.scale:.15g}" aria-describedby="{name}-error">',
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,12 @@ class Choice:
     def html(self, start: str) -> str:
         name = f"a2-{self.name}"
         return _labelled(
-            name, self.label, self.unit,
+            name,
+            self.label,
+            self.unit,
             f'<select id="{name}" name="{self.name}" aria-describedby="{name}-error">'
             f"{options(self.values, start)}</select>",
-        )  # fmt: skip
+        )
 
 
 def options(values: Mapping[str, str], start: str) -> str:
@@ -76,10 +80,12 @@ def presets(name: str, label: str, unit: str, sets: Mapping[str, Mapping[str, in
     """A choice that sets several numbers at once: by its name, field -> number."""
     values = {"": "other numbers"} | {one: one for one in sets}
     return _labelled(
-        f"a2-{name}", label, unit,
+        f"a2-{name}",
+        label,
+        unit,
         f'<select id="a2-{name}" name="{name}" data-sets="{escape(json.dumps(sets))}">'
         f"{options(values, '')}</select>",
-    )  # fmt: skip
+    )
 
 
 def _labelled(name: str, label: str, unit: str, control: str) -> str:

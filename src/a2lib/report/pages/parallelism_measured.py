@@ -259,12 +259,20 @@ def peaks(benchmark: pd.DataFrame, memory: pd.DataFrame, checkpointing: pd.DataF
     rows = rows[known].dropna(subset=["bytes"]).fillna({"strategy": "none"})
     plans = [
         evaluate(
-            Job(SIZES[r.model], H200, 1, int(r.batch), int(r.context), 0.0,
-                "bf16" if r.precision == "bf16" else "fp32", r.attention),
+            Job(
+                SIZES[r.model],
+                H200,
+                1,
+                int(r.batch),
+                int(r.context),
+                0.0,
+                "bf16" if r.precision == "bf16" else "fp32",
+                r.attention,
+            ),
             Layout(sharding="none", checkpointing=r.strategy),
         )
         for r in rows.itertuples()
-    ]  # fmt: skip
+    ]
     moment, total = [p.moment for p in plans], pd.Series([p.memory_bytes for p in plans])
     return rows.assign(moment=moment, off=total.to_numpy() / rows["bytes"] - 1)
 

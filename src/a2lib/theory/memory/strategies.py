@@ -79,9 +79,15 @@ def _played(
     shape: Shape, batch: int, context: int, attention: str, precision: str, fresh: bool, cuda: bool
 ) -> _Step:
     one = StepMemory(
-        dataclasses.replace(shape, num_layers=1), batch, context, "forward-backward", precision,
-        attention, cuda=cuda, fresh=fresh,
-    )  # fmt: skip
+        dataclasses.replace(shape, num_layers=1),
+        batch,
+        context,
+        "forward-backward",
+        precision,
+        attention,
+        cuda=cuda,
+        fresh=fresh,
+    )
     live, kept, moments = Counter(), Counter(), {}
     dy = top = left = 0
     half = ""

@@ -133,13 +133,21 @@ def test_what_a_merge_leaves_is_seen():
     assert untidy("text\n**Not done.** A.\n") == ["no blank line before: **Not done.** A."]
 
 
-def test_the_report_stays_small():
-    """Code writes no sentence of the book: what it has to do fits into so many lines."""
+# Kernels and wrappers are longer: what belongs together there is one class or one file of kernels.
+LONG = {"attention/kernels.py", "parallel/copy_engines.py", "parallel/ddp.py"}
+LONG |= {"parallel/fsdp/wrapper.py"}
 
-    def lines(pattern):
-        return {str(name): len(text.splitlines()) for name, text in texts() if name.match(pattern)}
 
-    report = lines("src/a2lib/report/*.py") | lines("src/a2lib/report/pages/*.py")
-    assert sum(report.values()) <= 6500 and max(report.values()) <= 350
-    assert sum(lines("tests/report/*.py").values()) <= 2500
-    assert {page: n for page, n in lines("book/*.md").items() if n > 450} == {}
+def test_the_house_stays_small():
+    """Code writes no sentence of the book, and no room grows back unseen: a change that needs more
+    lines says why, and moves a limit."""
+    lines = {str(name): len(text.splitlines()) for name, text in texts()}
+
+    def room(folder, ending=".py"):
+        return {n: k for n, k in lines.items() if n.startswith(folder) and n.endswith(ending)}
+
+    most = {"src/": 38_000, "src/a2lib/report/": 6_500, "tests/": 30_000, "tests/report/": 2_500}
+    assert {folder: n for folder in most if (n := sum(room(folder).values())) > most[folder]} == {}
+    modules = {name.removeprefix("src/a2lib/"): n for name, n in room("src/").items()}
+    assert {name: n for name, n in modules.items() if n > (500 if name in LONG else 350)} == {}
+    assert {page: n for page, n in room("book/", ".md").items() if n > 450} == {}

@@ -12,7 +12,7 @@ import torch
 from a2lib.attention.launch import Form, launch, n_multiprocessors
 from a2lib.attention.plans import Launch
 from a2lib.attention.tiles import hopper_forward
-from a2lib.theory.attention import in_one_sweep
+from a2lib.theory.attention import for_hopper, in_one_sweep
 
 ROWS = 128  # what the rows of prepare_kernel are rounded up to
 # Heads that run together have at most so much for all programs to read: it stays in the L2 cache.
@@ -28,18 +28,20 @@ def serves_forward(problem) -> bool:
 def serves_backward(problem) -> bool:
     """As serves_forward. Each query head needs keys of its own, and all gradients are computed."""
     names = ("q", "k", "v", "do")
-    element_bytes = 4 if problem.dtype == "fp32" else 2
     n_heads = problem.batch * problem.heads
-    worth = in_one_sweep(problem.n_keys, n_heads, problem.head_dim, element_bytes)
+    worth = in_one_sweep(problem.n_keys, n_heads, problem.head_dim, _bytes(problem))
     return worth and problem.group == 1 and _can(problem, names)
 
 
 def _can(problem, names):
-    d = problem.head_dim
-    if problem.dtype == "fp32" or not 32 < d <= 128 or d % 8 or not _is_hopper(problem.device):
+    if not for_hopper(problem.head_dim, _bytes(problem)) or not _is_hopper(problem.device):
         return False
     tensors = [problem.tensors[name] for name in names]
     return all(x.numel() for x in tensors) and all(map(_is_addressable, tensors))
+
+
+def _bytes(problem):
+    return 4 if problem.dtype == "fp32" else 2
 
 
 @functools.cache

@@ -73,9 +73,5 @@ def counts() -> dict[str, int]:
     states = [state(label) for label in load()]
     whole = sum(s in ("whole", "derived") for s in states)
     partly = sum(s.startswith("partly") for s in states)
-    return {
-        "all": len(states),
-        "whole": whole,
-        "partly": partly,
-        "open": len(states) - whole - partly,
-    }
+    open_ = len(states) - whole - partly
+    return {"all": len(states), "whole": whole, "partly": partly, "open": open_}

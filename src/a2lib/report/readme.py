@@ -13,6 +13,7 @@ from PIL import Image
 
 from a2lib.paths import ROOT
 from a2lib.report import data, style
+from a2lib.report.panels import places
 from a2lib.report.units import digits
 
 PICTURE = ROOT / "book" / "_static" / "flash-e2e.png"
@@ -99,23 +100,15 @@ def _draw(figure, times):
 
 def _name_lines(figure, ax, times):
     """Write each line's name and last time at its right end, one above the other."""
-    pt = figure.dpi / 72
-    ends = sorted(
-        (ax.transData.transform(points[-1])[1] / pt, name, points[-1][1])
-        for name, points in times.items()
-    )
-    heights = [y for y, _, _ in ends]
-    for _ in range(100):  # push neighbours apart until every label has its line
-        for i in range(1, len(heights)):
-            if (short := LABEL_PT - heights[i] + heights[i - 1]) > 0:
-                heights[i - 1] -= short / 2
-                heights[i] += short / 2
-    for (y, name, ms), height in zip(ends, heights, strict=True):
+    pt, panel = figure.dpi / 72, ax.get_window_extent()
+    ends = {name: ax.transData.transform(points[-1])[1] for name, points in times.items()}
+    heights = places(list(ends.values()), LABEL_PT * pt, panel.y0, panel.y1)
+    for (name, y), height in zip(ends.items(), heights, strict=True):
         label, colour, _ = LINES[name]
         ax.annotate(
-            f"{label}  {digits(ms)} ms",
+            f"{label}  {digits(times[name][-1][1])} ms",
             times[name][-1],
-            (20, height - y),
+            (20, (height - y) / pt),
             textcoords="offset points",
             va="center",
             color=colour,

@@ -150,13 +150,18 @@ def tiled_memory(
     return {"forward": forward, "backward": backward, "end_to_end": forward | backward}[pass_]
 
 
+def for_hopper(head_dim: int, element_bytes: int) -> bool:
+    """Whether the library has kernels for Hopper for this head: 40 to 128, in steps of 8, in 16
+    bits."""
+    return element_bytes == 2 and 32 < head_dim <= 128 and head_dim % 8 == 0
+
+
 def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -> bool:
     """Whether the library's backward is one sweep over the tiles on a Hopper GPU, dQ added up by
-    many programs, and not two: in 16 bits, where programs of 128 keys fill the GPU or sequences are
-    long (measured on an H200), with heads of 40 to 128 in steps of 8."""
+    many programs, and not two: where programs of 128 keys fill the GPU or sequences are long
+    (measured on an H200)."""
     fills = -(-n_keys // 128) * n_heads >= 264
-    fits = element_bytes == 2 and 32 < head_dim <= 128 and head_dim % 8 == 0
-    return fits and n_keys >= (512 if fills else 1024)
+    return for_hopper(head_dim, element_bytes) and n_keys >= (512 if fills else 1024)
 
 
 # Eager attention with a causal mask, kernel by kernel: N x N matrices read and written, and how

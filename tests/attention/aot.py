@@ -163,7 +163,7 @@ def compile_gluon(how, call):
 def table_jobs():
     """Every entry of the tile table; float16, which needs what bfloat16 does, where it is tight."""
     for (kernel, family, BD, causal), tiles in TILES.items():
-        half = ("bf16", "fp16") if BD >= 64 else ("bf16",)
+        half = ("bf16", "fp16") if BD == 128 and causal else ("bf16",)
         for dtype in ("fp32",) if family == "fp32" else half:
             yield kernel, dtype, BD, causal, tiles[0]
     for (kernel, _, BD, causal), tile in WHEN_FEW.items():

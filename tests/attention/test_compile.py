@@ -43,8 +43,8 @@ def gluon(everything):
 def test_every_kernel_is_there(compiled):
     cells = {(r["kernel"], r["dtype"], r["head_dim"], r["causal"]) for r in compiled}
     for dtype in ("bf16", "fp16", "fp32"):
-        for head_dim in (16, 32, 64, 128) if dtype != "fp16" else (64, 128):
-            for causal in (True, False):
+        for head_dim in (16, 32, 64, 128) if dtype != "fp16" else (128,):
+            for causal in (True, False) if dtype != "fp16" else (True,):
                 kernels = {k for k, *cell in cells if cell == [dtype, head_dim, causal]}
                 together = {"forward", "backward_dq", "backward_dkdv"}
                 apart = {"forward", "backward_dq", "backward_dk", "backward_dv"}

@@ -63,14 +63,6 @@ def compare_compiled(compiled, eager, x):
         torch.testing.assert_close(found[0][name], want, rtol=1e-4, atol=1e-5)
 
 
-def test_a_block_compiles_whole(make_model):
-    """With Inductor, which writes C++ on a CPU."""
-    torch._dynamo.reset()
-    block = make_model().layers[0]
-    x = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(0))
-    compare_compiled(torch.compile(block, fullgraph=True, dynamic=False), block, x)
-
-
 @pytest.mark.parametrize(
     ("attention", "checkpointing"),
     [("eager", "segments:2"), ("sdpa_math", "none"), ("sdpa_flash", "none")],

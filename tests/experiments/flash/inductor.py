@@ -6,10 +6,3 @@ def counters(job):
     from torch._dynamo.utils import counters
 
     job.emit({**counters["inductor"], **counters["aot_autograd"]})
-
-
-def isa(job):
-    """The instruction set it compiles for."""
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    job.emit({"isa": str(pick_vec_isa())})

@@ -43,18 +43,17 @@ def test_the_next_process_finds_the_code_on_disk_and_none_that_was_spoilt(
         with Worker(task["do"]) as worker:
             assert list(worker.ask(task, 300)) == []
             (counted,) = worker.ask(task | {"do": "experiments.flash.inductor:counters"}, 60)
-            (isa,) = worker.ask(task | {"do": "experiments.flash.inductor:isa"}, 300)
         libraries = list(tmp_path.rglob("*.so"))
         assert libraries and all(path.stat().st_size for path in libraries)
-        return counted, isa, libraries
+        return counted, libraries
 
-    first, isa, libraries = compiled()
+    first, libraries = compiled()
     assert first["autograd_cache_miss"] == 1 and first["fxgraph_cache_miss"] == 2
-    second, *_ = compiled()
+    second, _ = compiled()
     assert second["autograd_cache_hit"] == 1 and second["fxgraph_cache_hit"] == 2
     assert "fxgraph_cache_miss" not in second
     for path in libraries:  # as a worker that is killed leaves them, with its compiler
         path.write_bytes(b"")
     (tmp_path / f"{AT_WORK}1").touch()
-    _, *found = compiled()
-    assert found[0] == isa and set(found[1]) == set(libraries)
+    _, found = compiled()
+    assert set(found) == set(libraries)

@@ -44,6 +44,12 @@ def test_what_a_rank_holds_is_what_the_theory_says(executed):
                 extra = counters if part == "optimizer" and held.optimizer else 0
                 size = int(found[wrapper, "0", moment][f"{part}_bytes"])
                 assert size == pytest.approx(own * held.parts[name] + extra), (wrapper, part)
+    # Whole models have two ranks' parameters and gradients; ZeRO-1's optimizer is half of DDP's.
+    ddp, zero1 = (found[wrapper, "0", "after"] for wrapper in ("ddp", "zero1"))
+    for part in ("parameter", "gradient"):
+        assert ddp[f"{part}_bytes"] == zero1[f"{part}_bytes"] == str(4 * SIZES.parameters)
+    assert int(ddp["optimizer_bytes"]) == pytest.approx(8 * SIZES.parameters + counters, abs=8)
+    assert int(zero1["optimizer_bytes"]) < 0.6 * int(ddp["optimizer_bytes"])
     forward = found["fsdp", "3", "forward"]
     last = [m for m in theory.step(SIZES, 2, 0, computes=4) if m.moment == "backward root"][0]
     assert int(forward["whole_bytes"]) == last.gathered

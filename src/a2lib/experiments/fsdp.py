@@ -10,6 +10,7 @@ from a2lib.experiments.data_parallel.configurations import (
     FSDP2,
     SILENCE_S,
     STEADY,
+    WHOLE,
     Asked,
     Steps,
     Usual,
@@ -70,9 +71,14 @@ def _sweep(name: str, usual: Usual) -> Steps:
 
 
 def memory_tasks(trainings: Asked):
-    """A task for each training, launched; each way has the memory to itself."""
+    """A task for each training, launched; each way has the memory to itself. Where both are
+    compared, so have whole models in the same setting."""
+    both = {
+        training: (*ways, *map(Way, WHOLE)) if len(ways) > 1 else ways
+        for training, ways in launched(trainings).items()
+    }
     more = [{"step_number": step, "moment": moment} for step, moment in MOMENTS]
-    return tasks(FSDP_MEMORY, launched(trainings), lambda training: more)
+    return tasks(FSDP_MEMORY, both, lambda training: more)
 
 
 MEMORY = Table(

@@ -76,9 +76,9 @@ def test_a_sweep_of_fsdp_has_both_models_launched_beside_the_peer_and_captured(g
     memory = fsdp.memory_tasks(asked)
     assert [task.label for task in memory] == ["xl25 launched", "2.7B launched"]
     for task in memory:
-        assert list(task.rows) == ["fsdp", "fsdp2"] and not task.spec["capture"]
-        assert all(set(key) == set(FSDP_MEMORY.key) for key in task.rows["fsdp2"])
-        assert task.size == 2 * len(fsdp.MOMENTS)
+        assert list(task.rows) == ["fsdp", "fsdp2", "ddp", "zero1"] and not task.spec["capture"]
+        assert all(set(key) == set(FSDP_MEMORY.key) for key in task.rows["zero1"])
+        assert task.size == 4 * len(fsdp.MOMENTS)
 
 
 def test_the_essential_sweep_of_the_optimizer_has_both_sides_of_the_targets(gpus):

@@ -72,7 +72,7 @@ def test_rows_of_fsdp_with_its_gathers_and_timeline(measured, tmp_path):
     asked = {CAPTURED: [Way("fsdp")], LAUNCHED: [Way("fsdp"), Way("fsdp2")]}
     memory = measured(FSDP_MEMORY, fsdp.memory_tasks(asked))
     held = {(row["wrapper"], row["step_number"], row["moment"]): row for row in memory}
-    for wrapper in ("fsdp", "fsdp2"):
+    for wrapper in ("fsdp", "fsdp2", "ddp", "zero1"):
         after = held[wrapper, "3", "after"]
         parts = ("parameter", "gradient", "optimizer")
         known = sum(int(after[f"{part}_bytes"]) for part in parts)

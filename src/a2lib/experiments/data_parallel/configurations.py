@@ -22,6 +22,8 @@ UPDATING = "updating"
 FSDP, FSDP2 = "fsdp", "fsdp2"
 # PyTorch's, launched as their users run them. torch_ddp_view has gradient_as_bucket_view.
 PEERS = ("torch_ddp", "torch_ddp_view", FSDP2)
+# Whole models in FSDP's setting, and their optimizers: where only the memory is read.
+WHOLE = {"ddp": "plain", "zero1": "sharded"}
 SENT_DTYPES = {"fp32": 4, "bf16": 2}
 # Of our buckets, and of PyTorch's.
 BEST_MB, TORCH_MB = 100, 25

@@ -120,7 +120,7 @@ def _step(training: Sharded, recorder: Recorder) -> Callable[[], object]:
     at = {"forward": recorder.begin, "backward": recorder.turn_back, "optimizer": recorder.end}
 
     def step() -> object:
-        with training.told(at):
+        with training.calling(at):
             return training.step(send=True)
 
     return step

@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from a2lib.experiments.data_parallel.configurations import STEADY, Way
+from a2lib.experiments.data_parallel.configurations import BEST_MB, STEADY, WHOLE, Way
 from a2lib.experiments.data_parallel.sharded import Sharded, local
 from a2lib.experiments.data_parallel.training import Training
 from a2lib.experiments.data_parallel.turns import on_stream
@@ -64,7 +64,8 @@ def fsdp(job: RankJob) -> None:
     """Rank 0 at the moments of the first step and of a later one."""
 
     def look(way: Way) -> Callable[[Row], Row]:
-        held = _two_steps(job, way.wrapper)
+        with contextlib.ExitStack() as stack:
+            held = _two_steps(job, way.wrapper, stack)
         return lambda key: held[key["step_number"], key["moment"]]
 
     _each(job, look)
@@ -124,12 +125,21 @@ def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
     return rows
 
 
-def _two_steps(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
+def _two_steps(
+    job: RankJob, wrapper: str, stack: contextlib.ExitStack
+) -> dict[tuple[int, str], Row]:
     """(Step, moment) -> the values of this rank's row."""
     take_workspaces(job.device)
     free_memory(job.device)
     entry = requested(job.device)
-    training = Sharded(job.spec, job.device, job.rank, job.seed, wrapper)
+    given = job.spec, job.device, job.rank, job.seed
+    if wrapper in WHOLE:
+        training = Training(*given)
+        way = Way("bucketed", BEST_MB)
+        stack.enter_context(training.wrapped(lambda model: wrap(model, way)))
+        training.workload.optimizer = make_optimizer(WHOLE[wrapper], training)
+    else:
+        training = Sharded(*given, wrapper)
     ours, optimizer = isinstance(training.wrapper, FSDP), training.workload.optimizer
     rows: dict[tuple[int, str], Row] = {}
     fullest: Row = {}
@@ -158,7 +168,7 @@ def _two_steps(job: RankJob, wrapper: str) -> dict[tuple[int, str], Row]:
                 training.wrapper.observe(sample)
         before, after = partial(note, number, "before"), partial(note, number, "after")
         with around(optimizer, before, after):
-            with training.told({"backward": partial(note, number, "forward")}):
+            with training.calling({"backward": partial(note, number, "forward")}):
                 training.step(send=True)
         synchronize(job.device)
     if ours:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -37,20 +36,6 @@ class Sharded(Training):
             )
             self.wrapper = model
         gc.collect()
-
-    @contextlib.contextmanager
-    def told(self, at: Mapping[str, Callable[[], object]]) -> Iterator[None]:
-        """Steps in this context call ``at[phase]()`` when the phase begins."""
-
-        def begin(phase: str) -> contextlib.AbstractContextManager:
-            at.get(phase, lambda: None)()
-            return contextlib.nullcontext()
-
-        before, self.ranges = self.ranges, begin
-        try:
-            yield
-        finally:
-            self.ranges = before
 
     def deviation_from(self, plain: Training) -> Deviation:
         """How far this rank's gradients are from the mean over the ranks of what ``plain`` has, the

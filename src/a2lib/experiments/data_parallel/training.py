@@ -78,6 +78,20 @@ class Training:
             gc.collect()
 
     @contextlib.contextmanager
+    def calling(self, at: Mapping[str, Callable[[], object]]) -> Iterator[None]:
+        """Steps in this context call ``at[phase]()`` when the phase begins."""
+
+        def begin(phase: str) -> contextlib.AbstractContextManager:
+            at.get(phase, lambda: None)()
+            return contextlib.nullcontext()
+
+        before, self.ranges = self.ranges, begin
+        try:
+            yield
+        finally:
+            self.ranges = before
+
+    @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         """Steps in this context update each bucket once it is the mean, by MasterAdamW; those
         outside of ``wrapped`` each parameter once its gradient is complete, and those in it that

@@ -168,6 +168,21 @@ def test_its_claims_are_answered_on_other_rows(written, name, monkeypatch, tmp_p
         assert "make x" in str(page.your_machine("make x"))
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_a_trial_on_a_cpu_is_shown_and_has_no_sizes(written, name, monkeypatch):
+    """As `make book` leaves it: rows of a model that no size is published of."""
+    monkeypatch.chdir(ROOT / "book")
+    for page in written(name).pages:
+        raw = {section: page._raw(section, None) for section in page.tables}
+        trial = {s: rows.assign(model="tiny") for s, rows in raw.items() if "model" in rows}
+        monkeypatch.setattr(
+            page, "_raw", lambda s, device, raw=raw, trial=trial: trial.get(s, raw[s].iloc[:0])
+        )
+        tables = page._tables("cpu")
+        monkeypatch.setattr(page, "local", lambda tables=tables: {"cpu": tables})
+        assert "CPU" in str(page.your_machine("make x"))
+
+
 def prose(body):
     """A page's text without cells, fences of code, expressions, code and formulas."""
     body = CELL.sub("", body)

@@ -27,6 +27,7 @@ from a2lib.measure.sections import SECTIONS
 from a2lib.paths import ROOT
 from a2lib.report import data, provenance, style
 from a2lib.report.tables import MISSING, Markdown, Table, folded
+from a2lib.theory.transformer import SIZES
 
 LEVEL = 1.02
 OPEN_LINES = 8  # a table of more lines is folded away
@@ -59,7 +60,7 @@ class Claim:
             return "not measured"
         try:
             return "yes" if self.bears(tables) else "no"
-        except (LookupError, ValueError, TypeError, ArithmeticError):
+        except (LookupError, AttributeError, ValueError, TypeError, ArithmeticError):
             return "not measured"
 
 
@@ -248,11 +249,8 @@ class Page:
 
     def _raw(self, section: str, device: str | None) -> pd.DataFrame:
         every = self._every(section)
-        mine = (
-            every[~every["local"]]
-            if device is None
-            else every[every["local"] & (every["device"] == device)]
-        )
+        local = every["local"] & (every["device"] == device)
+        mine = every[~every["local"] if device is None else local]
         # What was measured here, in the last root, replaces what came with the project.
         key = list(SECTIONS[section].key)
         return mine.drop_duplicates(key, keep="last").reset_index(drop=True)
@@ -264,7 +262,9 @@ class Page:
         tables = {}
         for name, derive in self._derive.items():
             rows = rows_of(name)
-            tables[name] = derive(rows, rows_of) if derive and len(rows) else rows
+            # Of a CPU's trial, whose model has no published size, nothing is derived.
+            known = rows[rows["model"].isin(SIZES)] if "model" in rows else rows
+            tables[name] = derive(known, rows_of) if derive and len(known) else rows
         return tables
 
 

@@ -32,6 +32,7 @@ PAGES = sorted(
     page.stem for page in (ROOT / "book").glob("*.md")
     if "from a2lib.report.page import" in page.read_text(encoding="utf-8")
 )  # fmt: skip
+OTHERS = {"model": "tiny", "batch": 3, "strategy": "nested:9"}
 
 
 def text_of(name):
@@ -169,18 +170,19 @@ def test_its_claims_are_answered_on_other_rows(written, name, monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_trial_on_a_cpu_is_shown_and_has_no_sizes(written, name, monkeypatch):
-    """As `make book` leaves it: rows of a model that no size is published of."""
+def test_rows_that_a_page_derives_nothing_from_are_shown(written, name, monkeypatch):
+    """As `make book` leaves them: of a model that no size is published of, of settings of one's
+    own, and without the other sections' rows."""
     monkeypatch.chdir(ROOT / "book")
     for page in written(name).pages:
         raw = {section: page._raw(section, None) for section in page.tables}
-        trial = {s: rows.assign(model="tiny") for s, rows in raw.items() if "model" in rows}
-        monkeypatch.setattr(
-            page, "_raw", lambda s, device, raw=raw, trial=trial: trial.get(s, raw[s].iloc[:0])
-        )
-        tables = page._tables("cpu")
-        monkeypatch.setattr(page, "local", lambda tables=tables: {"cpu": tables})
-        assert "CPU" in str(page.your_machine("make x"))
+        for column, value in OTHERS.items():
+            trial = {s: r.assign(**{column: value}) for s, r in raw.items() if column in r}
+            trial = {section: rows.iloc[:0] for section, rows in raw.items()} | trial
+            monkeypatch.setattr(page, "_raw", lambda section, device, trial=trial: trial[section])
+            tables = page._tables("cpu")
+            monkeypatch.setattr(page, "local", lambda tables=tables: {"cpu": tables})
+            assert "CPU" in str(page.your_machine("make x"))
 
 
 def prose(body):

@@ -68,7 +68,7 @@
     const label = box.querySelector("caption, .caption-text")?.textContent.trim();
     const kind = box.matches("div.math") ? "equation" : box.matches("pre") ? "code" : "table";
     const look = () => {
-      const wide = box.scrollWidth > box.clientWidth + 1;
+      const wide = box.scrollWidth > box.clientWidth;
       box.classList.toggle("a2-wide", wide);
       box.classList.toggle("a2-more", wide && box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
       if (!wide) return ["tabindex", "role", "aria-label"].forEach((name) => box.removeAttribute(name));

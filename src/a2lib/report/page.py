@@ -17,7 +17,7 @@ import keyword
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +27,11 @@ from a2lib.measure.sections import SECTIONS
 from a2lib.paths import ROOT
 from a2lib.report import data, provenance, style
 from a2lib.report.tables import MISSING, Markdown, Table, folded
-from a2lib.theory.transformer import SIZES
 
 LEVEL = 1.02
 OPEN_LINES = 8  # a table of more lines is folded away
+# What derived columns and claims raise where some of a reader's rows are not there.
+LACKING = LookupError, AttributeError, NameError, ValueError, TypeError, ArithmeticError
 
 Derive = Callable[[pd.DataFrame, Callable[[str], pd.DataFrame]], pd.DataFrame]
 
@@ -60,7 +61,7 @@ class Claim:
             return "not measured"
         try:
             return "yes" if self.bears(tables) else "no"
-        except (LookupError, AttributeError, ValueError, TypeError, ArithmeticError):
+        except LACKING:
             return "not measured"
 
 
@@ -256,15 +257,15 @@ class Page:
         return mine.drop_duplicates(key, keep="last").reset_index(drop=True)
 
     def _tables(self, device: str | None) -> dict[str, pd.DataFrame]:
-        def rows_of(name: str) -> pd.DataFrame:
-            return self._raw(name, device)
-
-        tables = {}
+        rows_of, tables = partial(self._raw, device=device), {}
         for name, derive in self._derive.items():
             rows = rows_of(name)
-            # Of a CPU's trial, whose model has no published size, nothing is derived.
-            known = rows[rows["model"].isin(SIZES)] if "model" in rows else rows
-            tables[name] = derive(known, rows_of) if derive and len(known) else rows
+            try:
+                tables[name] = derive(rows, rows_of) if derive and len(rows) else rows
+            except LACKING:
+                if device is None:
+                    raise
+                tables[name] = rows  # as they are stored
         return tables
 
 

@@ -73,7 +73,7 @@ def _draw(
     window: Callable[[Trace], list[dict]],
     step: Callable[[], object] | None = None,
 ) -> None:
-    """What fails is said, and is no row."""
+    """What fails leaves no picture; the words go where the rank's output goes."""
     try:
         found = record(training, job.rank == 0, step)
         put(job, "strip", window(found) if found else [], key, *words)

@@ -199,9 +199,9 @@ def _unit(values) -> str:
 
 def _head(column: str, values) -> str:
     words = str(column).replace("_", " ")
-    return (
-        f"{words.removesuffix(' bytes')}, {_unit(values)}" if _is_bytes(column, values) else words
-    )
+    if not _is_bytes(column, values):
+        return words
+    return f"{words.removesuffix(' bytes')}, {_unit(values)}"
 
 
 def _is_bytes(column: str, values) -> bool:
@@ -210,14 +210,13 @@ def _is_bytes(column: str, values) -> bool:
 
 def _cells(column: str, values) -> list[str]:
     scale = BYTES[_unit(values)] if _is_bytes(column, values) else 1
-    return [
-        number(v / scale)
-        if isinstance(v, (int, float)) and v == v
-        else ""
-        if v is None or v != v
-        else str(v)
-        for v in values.tolist()
-    ]
+    return [_cell(value, scale) for value in values.tolist()]
+
+
+def _cell(value: object, scale: float) -> str:
+    if value is None or value != value:
+        return ""
+    return number(value / scale) if isinstance(value, (int, float)) else str(value)
 
 
 def mean(row: Row) -> str:

@@ -4,6 +4,7 @@ files that are none."""
 import gzip
 import json
 import math
+import re
 import shutil
 import sqlite3
 from pathlib import Path
@@ -207,6 +208,12 @@ def test_a_real_trace_of_a_cpu_has_operators_for_kernels():
     assert {k.kind for k in found.kernels if k.phase == "optimizer"} >= {"optimizer"}
 
 
+ATTENTION = Path(trace.__file__).parents[2] / "attention"
+OUR_ATTENTION = {
+    name
+    for path in ATTENTION.glob("*.py")
+    for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(encoding="utf-8"), re.M)
+}
 NAMES = {
     "matmul": [
         "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNN", "ampere_sgemm_128x64_tn",
@@ -218,8 +225,8 @@ NAMES = {
     "attention": [
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>()",
         "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(AttentionKernel<cutlass::arch::Sm80>)",
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3", "forward_kernel",
-        "backward_dkdv_kernel", "backward_dq_kernel", "triton_tem_fused_flex_attention_1",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3",
+        *OUR_ATTENTION, "triton_tem_fused_flex_attention_1",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
     ],
     "softmax": [

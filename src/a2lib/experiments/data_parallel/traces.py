@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -40,6 +41,13 @@ AVERAGED = 30_000_000, 15_000_000
 SHARDED = 24_000_000, 12_000_000
 
 
+class Traced(Protocol):
+    """A training whose phases are within ``ranges``, a context by a phase's name."""
+
+    device: str
+    ranges: Callable[[str], contextlib.AbstractContextManager]
+
+
 def drawn(spec: Mapping[str, object], device: str) -> tuple[Way, ...]:
     """Those ways to average the gradients of a training whose steps are drawn."""
     if spec["model"] in MODELS or unusual(spec, device):
@@ -57,28 +65,32 @@ def draw_averaging(job: RankJob, training: Training, way: Way, key: Mapping[str,
         if captured:
             step = held.enter_context(capture_step(step)).replay
         words = way.label, "captured" * captured, unusual(key, job.device)
-        _draw(job, training, key, words, lambda found: averaging(found, captured), step)
+        store(job, training, key, words, lambda found: averaging(found, captured), step)
 
 
 def draw_sharding(job: RankJob, training: Training, key: Mapping[str, object]) -> None:
     """Store the bulk table ``strip`` of a launched step; collective."""
-    _draw(job, training, key, (), sharding)
+    store(job, training, key, (), sharding)
 
 
-def _draw(
+def store(
     job: RankJob,
-    training: Training,
+    training: Traced,
     key: Mapping[str, object],
     words: Sequence[str],
-    window: Callable[[Trace], list[dict]],
+    rows_of: Callable[[Trace], list[dict]],
     step: Callable[[], object] | None = None,
+    *,
+    table: str = "strip",
+    steps: int = 2,
 ) -> None:
-    """What fails leaves no picture; the words go where the rank's output goes."""
+    """Store ``rows_of`` a trace as a bulk table; collective. What fails leaves no picture; the
+    words go where the rank's output goes."""
     try:
-        found = record(training, job.rank == 0, step)
-        put(job, "strip", window(found) if found else [], key, *words)
+        found = record(training, job.rank == 0, step, steps)
+        put(job, table, rows_of(found) if found else [], key, *words)
     except trace.TraceError as error:
-        print(f"{Way.of(key).label}: {error}")
+        print(f"{table} of {', '.join(map(str, words))}: {error}")
 
 
 def put(
@@ -114,10 +126,10 @@ def sharding(found: Trace) -> list[dict[str, object]]:
 
 
 def record(
-    training: Training, here: bool, step: Callable[[], object] | None = None
+    training: Traced, here: bool, step: Callable[[], object] | None = None, steps: int = 2
 ) -> Trace | None:
-    """The trace of two steps, where it is to be taken ``here``; every rank takes them. ``step`` is
-    another one than the training's, a replay of it."""
+    """The trace of so many steps, where it is to be taken ``here``; every rank takes them. ``step``
+    is another one than the training's with its messages, a replay of it."""
     step = step or (lambda: training.step(send=True))
     activities = [torch.profiler.ProfilerActivity.CPU]
     if training.device == "cuda":
@@ -126,7 +138,7 @@ def record(
     training.ranges = torch.profiler.record_function if here else contextlib.nullcontext
     try:
         with profiler or contextlib.nullcontext():
-            for _ in range(2):
+            for _ in range(steps):
                 step()
             synchronize(training.device)
     finally:

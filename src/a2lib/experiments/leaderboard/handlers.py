@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 from a2lib.experiments.compile import inductor
+from a2lib.experiments.data_parallel import traces
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.rest import Mark, meet, slowest
 from a2lib.experiments.harness.worker import free_memory
 from a2lib.experiments.leaderboard.training import Training
 from a2lib.experiments.steps import MODELS
-from a2lib.measure import LEADERBOARD, memory, synchronize
+from a2lib.measure import LEADERBOARD, memory, synchronize, trace
 from a2lib.model.head import CHUNK
 from a2lib.theory.memory.keeping import (
     PRODUCTS,
@@ -61,10 +62,10 @@ def measure(job: RankJob) -> None:
         if job.spec["cold"]:  # caches that are empty, of this rank alone
             held.enter_context(inductor.caches_in(held.enter_context(inductor.empty_folder())))
         around = {"conditions": conditions(job.device), "status": "ok", "note": ""}
-        job.put({**key, **_row(job), **around})
+        job.put({**key, **_row(job, key), **around})
 
 
-def _row(job: RankJob) -> Row:
+def _row(job: RankJob, key: Mapping[str, object]) -> Row:
     cuda, spec = job.device == "cuda", job.spec
     if cuda:
         # Blocks of several sizes come and go, and nearly all memory is used.
@@ -89,6 +90,17 @@ def _row(job: RankJob) -> Row:
         left = sum(len(PRODUCTS) - len(plan.kept) for plan in training.plans)
         row["products_again"] = left
     row["host_bytes"] = training.mover.moved_bytes if training.mover else 0
+    # Last: a profiler leaves a process slower.
+    traces.store(
+        job,
+        training,
+        key,
+        (key["way"], f"{key['layers']}-layers"),
+        lambda found: trace.kernel_rows(found.kernels),
+        training.step,
+        table="kernels",
+        steps=1,
+    )
     return row
 
 

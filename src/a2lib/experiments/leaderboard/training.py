@@ -3,6 +3,7 @@ and AdamW, in any of the ways of the ladder."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 from collections.abc import Callable, Mapping
@@ -96,6 +97,8 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=True)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         gc.collect()
+        # The context of each phase, for a profiler.
+        self.ranges: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext
         self.plans, self.mover = None, None
         if plans is None:
             self.model.use_checkpointing("block")
@@ -114,13 +117,16 @@ class Training:
 
     def step(self, at: Callable[[str], object] = lambda moment: None) -> Tensor:
         """One step, this rank's loss; ``at`` is told when a phase has ended."""
-        loss = self.wrapper(self.token_ids, self.targets)
+        with self.ranges("forward"):
+            loss = self.wrapper(self.token_ids, self.targets)
         at("forward")
-        loss.backward()
-        if isinstance(self.wrapper, FSDP):
-            self.wrapper.finish_gradient_synchronization()
+        with self.ranges("backward"):
+            loss.backward()
+            if isinstance(self.wrapper, FSDP):
+                self.wrapper.finish_gradient_synchronization()
         at("backward")
-        self.optimizer.step()
+        with self.ranges("optimizer"):
+            self.optimizer.step()
         at("optimizer")
         self.optimizer.zero_grad()
         return loss.detach()

@@ -80,6 +80,8 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
             signature[name] = "constexpr"
         elif name in ("LSE", "DELTA"):
             signature[name] = "*fp32"
+        elif name in ("Q", "K", "V", "DO") and dtype == "fp32":
+            signature[name] = "*bf16"
         elif name.isupper() and name not in ("H", "GROUP"):
             signature[name] = "*" + TYPES[dtype]
         elif "scale" in name:

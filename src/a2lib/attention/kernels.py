@@ -33,13 +33,59 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _dot(a, b, PRECISION: tl.constexpr, acc=None):
-    """``a @ b``, plus ``acc`` if given, in fp32; PRECISION is how fp32 operands are multiplied."""
+def _dot(a, b, PRECISION: tl.constexpr, TURNED: tl.constexpr = False, acc=None):
+    """``a @ b``, or ``a @ b.T`` if TURNED, plus ``acc`` if given, in fp32; operands as ``_operand``
+    makes them and ``_load`` reads them."""
+    if PRECISION == "bf16x6":
+        # The smallest first. Where an operand is infinite its terms give NaN but in the last.
+        product = _one_dot(a[1], b[1], TURNED, PRECISION, None)
+        product = _one_dot(a[2], b[0], TURNED, PRECISION, product)
+        product = _one_dot(a[0], b[2], TURNED, PRECISION, product)
+        product = _one_dot(a[1], b[0], TURNED, PRECISION, product)
+        product = _one_dot(a[0], b[1], TURNED, PRECISION, product)
+        product = tl.where(product == product, product, 0.0)
+        product = _one_dot(a[0], b[0], TURNED, PRECISION, product)
+        # Apart from the sum so far, to which the tensor cores would add with less than fp32.
+        if acc is not None:
+            product += acc
+    else:
+        product = _one_dot(a[0], b[0], TURNED, PRECISION, acc)
+    return product
+
+
+@triton.jit
+def _one_dot(a, b, TURNED: tl.constexpr, PRECISION: tl.constexpr, acc):
+    if TURNED:
+        b = tl.trans(b)
     if INTERPRETED:
         product = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    elif PRECISION == "tf32":
+        product = tl.dot(a, b, acc, input_precision="tf32")
     else:
-        product = tl.dot(a, b, acc, input_precision=PRECISION)
+        product = tl.dot(a, b, acc)
     return product
+
+
+@triton.jit
+def _operand(x, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """``x`` as a product takes it: rounded to ``dtype``, or in bf16x6 as three terms of bf16, whose
+    sum it is."""
+    if PRECISION == "bf16x6":
+        high = x.to(tl.bfloat16)
+        rest = x - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    else:
+        return (x.to(dtype),)
+
+
+@triton.jit
+def _whole(x, PRECISION: tl.constexpr):
+    """The inverse of ``_operand``, in fp32."""
+    if PRECISION == "bf16x6":
+        return x[2].to(tl.float32) + x[1].to(tl.float32) + x[0].to(tl.float32)
+    else:
+        return x[0].to(tl.float32)
 
 
 @triton.jit
@@ -86,6 +132,20 @@ def _load_rows(
     else:
         x = tl.load(ptrs)
     return x
+
+
+@triton.jit
+def _load(
+    ptr, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Rows as a product's operand; in bf16x6 a row has its terms one behind the other."""
+    if PRECISION == "bf16x6":
+        high = _load_rows(ptr, row0, n_rows, stride, B, d, BD, MASK)
+        middle = _load_rows(ptr + d, row0, n_rows, stride, B, d, BD, MASK)
+        return high, middle, _load_rows(ptr + 2 * d, row0, n_rows, stride, B, d, BD, MASK)
+    else:
+        return (_load_rows(ptr, row0, n_rows, stride, B, d, BD, MASK),)
 
 
 @triton.jit
@@ -139,8 +199,8 @@ def _forward_tiles(
 ):  # fmt: skip
     """Online softmax over the key tiles in [start, stop)."""
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
-        k = _load_rows(K, n0, Nk, stride_kn, Bk, d, BD, MASK)
-        s = _dot(q, tl.trans(k), PRECISION)
+        k = _load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
+        s = _dot(q, k, PRECISION, True)
         if MASK:
             offs_n = n0 + tl.arange(0, Bk)
             visible = (offs_n < Nk)[None, :]
@@ -159,8 +219,9 @@ def _forward_tiles(
         else:
             alpha = tl.math.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(p, 1)
-        v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, MASK)
-        acc = _dot(p.to(V.dtype.element_ty), v, PRECISION, acc * alpha[:, None])
+        v = _load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
+        p = _operand(p, V.dtype.element_ty, PRECISION)
+        acc = _dot(p, v, PRECISION, False, acc * alpha[:, None])
         m_i = m_new
     return acc, m_i, l_i
 
@@ -193,7 +254,7 @@ def forward_kernel(
     V += b * stride_vb + (h // GROUP) * stride_vh
     O += b * stride_ob + h * stride_oh
 
-    q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
+    q = _load(Q, m0, Nq, stride_qn, Bq, d, BD, True, PRECISION)
     m_i = tl.full([Bq], float("-inf"), tl.float32)
     l_i = tl.zeros([Bq], tl.float32)
     acc = tl.zeros([Bq, BD], tl.float32)
@@ -238,10 +299,10 @@ def _dq_tiles(
 ):  # fmt: skip
     """dQ / scale of one query tile over the key tiles in [start, stop)."""
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
-        k = _load_rows(K, n0, Nk, stride_kn, Bk, d, BD, MASK)
-        v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, MASK)
-        s = _dot(q, tl.trans(k), PRECISION)
-        dp = _dot(do, tl.trans(v), PRECISION)
+        k = _load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
+        v = _load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
+        s = _dot(q, k, PRECISION, True)
+        dp = _dot(do, v, PRECISION, True)
         p = _exp(s, lse[:, None], scale, PRECISION)
         if MASK:
             offs_n = n0 + tl.arange(0, Bk)
@@ -249,8 +310,8 @@ def _dq_tiles(
             if CAUSAL:
                 visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
             p = tl.where(visible, p, 0.0)
-        ds = p * (dp - delta[:, None])
-        dq = _dot(ds.to(K.dtype.element_ty), k, PRECISION, dq)
+        ds = _operand(p * (dp - delta[:, None]), K.dtype.element_ty, PRECISION)
+        dq = _dot(ds, k, PRECISION, False, dq)
     return dq
 
 
@@ -276,16 +337,16 @@ def backward_dq_kernel(
     O += b * stride_ob + h * stride_oh
     DO += b * stride_dob + h * stride_doh
     offs_m = m0 + tl.arange(0, Bq)
-    do = _load_rows(DO, m0, Nq, stride_don, Bq, d, BD, True)
+    do = _load(DO, m0, Nq, stride_don, Bq, d, BD, True, PRECISION)
     o = _load_rows(O, m0, Nq, stride_on, Bq, d, BD, True)
-    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    delta = tl.sum(_whole(do, PRECISION) * o.to(tl.float32), 1)
     tl.store(DELTA + bh.to(tl.int64) * Nq + offs_m, delta, mask=offs_m < Nq)
     if NEEDS_DQ:
         Q += b * stride_qb + h * stride_qh
         K += b * stride_kb + (h // GROUP) * stride_kh
         V += b * stride_vb + (h // GROUP) * stride_vh
         DQ += b * stride_dqb + h * stride_dqh
-        q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
+        q = _load(Q, m0, Nq, stride_qn, Bq, d, BD, True, PRECISION)
         lse = _load_lse(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True, PRECISION)
         dq = tl.zeros([Bq, BD], tl.float32)
         whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
@@ -320,21 +381,21 @@ def _dkdv_tiles(
         else:
             m0 = at
         offs_m = m0 + tl.arange(0, Bq)
-        q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, MASK)
-        do = _load_rows(DO, m0, Nq, stride_don, Bq, d, BD, MASK)
+        q = _load(Q, m0, Nq, stride_qn, Bq, d, BD, MASK, PRECISION)
+        do = _load(DO, m0, Nq, stride_don, Bq, d, BD, MASK, PRECISION)
         lse = _load_lse(LSE, offs_m, Nq, MASK, PRECISION)
-        st = _dot(k, tl.trans(q), PRECISION)
+        st = _dot(k, q, PRECISION, True)
         if NEEDS_DK:
             delta = tl.load(DELTA + offs_m, mask=offs_m < Nq, other=0.0)
-            dpt = _dot(v, tl.trans(do), PRECISION)
+            dpt = _dot(v, do, PRECISION, True)
         pt = _exp(st, lse[None, :], scale, PRECISION)
         if MASK and CAUSAL:
             pt = tl.where((n0 + tl.arange(0, Bk))[:, None] <= offs_m[None, :], pt, 0.0)
         if NEEDS_DV:
-            dv = _dot(pt.to(Q.dtype.element_ty), do, PRECISION, dv)
+            dv = _dot(_operand(pt, Q.dtype.element_ty, PRECISION), do, PRECISION, False, dv)
         if NEEDS_DK:
-            dst = pt * (dpt - delta[None, :])
-            dk = _dot(dst.to(Q.dtype.element_ty), q, PRECISION, dk)
+            dst = _operand(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
+            dk = _dot(dst, q, PRECISION, False, dk)
     return dk, dv
 
 
@@ -362,8 +423,8 @@ def backward_dkdv_kernel(
     V += b * stride_vb + h_kv * stride_vh
     DK += b * stride_dkb + h_kv * stride_dkh
     DV += b * stride_dvb + h_kv * stride_dvh
-    k = _load_rows(K, n0, Nk, stride_kn, Bk, d, BD, True)
-    v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, True)
+    k = _load(K, n0, Nk, stride_kn, Bk, d, BD, True, PRECISION)
+    v = _load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
 
@@ -398,6 +459,23 @@ def backward_dkdv_kernel(
         _store_rows(DK, dk * scale, n0, Nk, stride_dkn, Bk, d, BD)
     if NEEDS_DV:
         _store_rows(DV, dv, n0, Nk, stride_dvn, Bk, d, BD)
+
+
+@triton.jit(do_not_specialize=["H", "N"])
+def split_kernel(
+    X, Y, stride_xb, stride_xh, stride_xn, H, N,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Y: (B, H, N, 3 d) contiguous bf16, the three terms of each row of X, (B, H, N, d) fp32."""
+    n_tiles = tl.cdiv(N, B)
+    bh = (tl.program_id(0) // n_tiles).to(tl.int64)
+    m0 = tl.program_id(0) % n_tiles * B
+    X += (bh // H) * stride_xb + (bh % H) * stride_xh
+    x = _operand(_load_rows(X, m0, N, stride_xn, B, d, BD, True), tl.bfloat16, "bf16x6")
+    Y += bh * N * 3 * d
+    _store_rows(Y, x[0], m0, N, 3 * d, B, d, BD)
+    _store_rows(Y + d, x[1], m0, N, 3 * d, B, d, BD)
+    _store_rows(Y + 2 * d, x[2], m0, N, 3 * d, B, d, BD)
 
 
 # Beside the one-pass backward of hopper_backward.py.

@@ -44,17 +44,17 @@ _add("backward_dq", "16bit", 128, (128, 64, 8, 3))
 _add("backward_dkdv", "16bit", 128, (32, 64, 4, 3))
 
 for _BD in (16, 32):
-    _add("forward", "fp32", _BD, (64, 64, 4, 1))
-    _add("backward_dkdv", "fp32", _BD, (32, 64, 4, 1))
-for _BD in (16, 32, 64):
-    _add("backward_dq", "fp32", _BD, (64, 32, 4, 1))
-_add("forward", "fp32", 64, (64, 32, 4, 1))
-_add("backward_dkdv", "fp32", 64, (32, 128, 8, 1))
+    _add("forward", "fp32", _BD, (64, 64, 4, 2))
+    _add("backward_dq", "fp32", _BD, (64, 64, 4, 2))
+    _add("backward_dkdv", "fp32", _BD, (32, 64, 4, 2))
+_add("forward", "fp32", 64, (64, 32, 4, 2))
+_add("backward_dq", "fp32", 64, (64, 32, 4, 2))
+_add("backward_dkdv", "fp32", 64, (16, 64, 4, 2))
 # At 128 columns the fp32 sums of dK and dV do not fit the registers together: a kernel each.
-_add("forward", "fp32", 128, (64, 16, 4, 1))
-_add("backward_dq", "fp32", 128, (64, 16, 4, 1))
-_add("backward_dk", "fp32", 128, (16, 128, 8, 1))
-_add("backward_dv", "fp32", 128, (16, 64, 4, 1), full=(16, 128, 8, 1))
+_add("forward", "fp32", 128, (64, 16, 4, 2))
+_add("backward_dq", "fp32", 128, (64, 16, 4, 2))
+_add("backward_dk", "fp32", 128, (16, 64, 4, 2))
+_add("backward_dv", "fp32", 128, (16, 64, 4, 2))
 
 # Where the table's tile would leave multiprocessors idle, another can be faster.
 WHEN_FEW = {}

@@ -168,8 +168,8 @@ def table_jobs():
         half = ("bf16", "fp16") if BD == 128 and causal else ("bf16",)
         for dtype in ("fp32",) if family == "fp32" else half:
             yield kernel, dtype, BD, causal, tiles[0]
-    for (kernel, _, BD, causal), tile in WHEN_FEW.items():
-        yield kernel, "bf16", BD, causal, tile
+    for (kernel, family, BD, causal), tile in WHEN_FEW.items():
+        yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tile
 
 
 def main(argv):

@@ -107,7 +107,7 @@ def check_supported(q: Tensor) -> None:
 @functools.cache
 def _interpreted() -> bool:
     try:
-        from a2lib.attention.kernels import INTERPRETED
+        from a2lib.attention.operands import INTERPRETED
     except ImportError as error:
         raise UnsupportedError(f"flash_attention needs Triton, which is missing: {error}") from None
     return bool(INTERPRETED.value)
@@ -275,9 +275,9 @@ _does_not_fit: set[tuple] = set()
 # Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
 @functools.cache
 def _kernel(name):
-    from a2lib.attention import kernels
+    from a2lib.attention import kernels, operands
 
-    return kernels.split_kernel if name == "split" else getattr(kernels, SPECIALISED[name][0])
+    return operands.split_kernel if name == "split" else getattr(kernels, SPECIALISED[name][0])
 
 
 @functools.cache

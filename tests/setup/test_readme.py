@@ -78,6 +78,8 @@ EXPECTED = {
     "billions, two GPUs": lambda: ddp("sent_bytes", **AFTER) / 4e9,
     "after": lambda: longer("ms_without", **AFTER),
     "during": lambda: longer("ms_without_updating", **DURING),
+    "8B": lambda: ms("leaderboard", way="own_attention") / 1e3,
+    "8B, PyTorch": lambda: ms("leaderboard", way="recomputed") / 1e3,
 }
 
 
@@ -88,10 +90,13 @@ def test_every_number_of_the_results_has_its_slot():
     assert set(re.findall(r"\b(?:[\w,.-]*\d,)?[\w-]*\d\w*", rest)) == {
         "FlashAttention-2",
         "16,384",
+        "32,768",
+        "8B",
         "16",
         "64",
         "bf16",
         "H200",
+        "H200s",
         "fp32",
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from a2lib.report.data import load_devices
 from a2lib.theory.products import matmul_flops
 
 OURS = "a2lib"
@@ -16,6 +17,12 @@ def ceilings(ceiling: pd.DataFrame) -> dict[str, float]:
         rate = matmul_flops(int(r.size), int(r.size), int(r.size)) / r.ms / 1e9
         best[r.dtype] = max(rate, best.get(r.dtype, 0.0))
     return best
+
+
+def stated_peak(device: str) -> float:
+    """What a device's maker states of its multiplies in bf16, TFLOP/s; NaN if nobody noted that."""
+    sheet = load_devices().query("quantity == 'bf16_dense'").set_index("device")["value"]
+    return float(sheet.get(device, float("nan")))
 
 
 def copy_bandwidth(ceiling: pd.DataFrame) -> float | None:

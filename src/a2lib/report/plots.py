@@ -24,12 +24,14 @@ __all__ = [
     "grid",
     "handles",
     "heat",
+    "label",
     "legend",
     "lines",
     "log_values",
     "name_ends",
     "reference",
     "stacked",
+    "stacks",
     "waterfall",
 ]
 # Of svg.PAIRS: ours ahead by more than 2, by more than 1.25, by less; level; a peer ahead likewise.
@@ -107,29 +109,20 @@ def log_values(ax, base: int = 10, text: Callable[[float], str] = "{:g}".format)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
+def label(ax, words: str, at: tuple, by: tuple[float, float] = (5, 0), **looks) -> None:
+    """Words that stand ``by`` so many points off a point."""
+    ax.annotate(words, at, by, textcoords="offset points", **looks)
+
+
 def reference(ax, value: float, words: str, *, vertical: bool = False) -> None:
     """A dashed line at a value, with words at its lower or right end."""
     if vertical:
         ax.axvline(value, **REFERENCE_LINE, zorder=1)
-        ax.annotate(
-            words,
-            (value, 0),
-            (3, 4),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            color=DIM,
-        )
+        label(ax, words, (value, 0), (3, 4), xycoords=("data", "axes fraction"), color=DIM)
     else:
         ax.axhline(value, **REFERENCE_LINE, zorder=1)
-        ax.annotate(
-            words,
-            (1, value),
-            (-2, 3),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="right",
-            color=DIM,
-        )
+        across = {"xycoords": ("axes fraction", "data"), "ha": "right"}
+        label(ax, words, (1, value), (-2, 3), color=DIM, **across)
 
 
 def bars(
@@ -162,7 +155,7 @@ def bars(
         linewidth=1.2,
     )
     for y, end, words in zip(at, solid + more, text, strict=True):
-        ax.annotate(words, (end, y), (5, 0), textcoords="offset points", va="center")
+        label(ax, words, (end, y), va="center")
     _lying(ax, labels, (solid + more).max(), xlabel)
 
 
@@ -201,8 +194,29 @@ def stacked(
                 )
         left += wide
     for y, words in enumerate(text):
-        ax.annotate(words, (left[y], y), (5, 0), textcoords="offset points", va="center")
+        label(ax, words, (left[y], y), va="center")
     _lying(ax, parts.index, total.max(), xlabel, room=0.16 if len(text) else 0.02)
+
+
+def stacks(
+    parts: pd.DataFrame,
+    colours: dict[str, str],
+    height: float,
+    *,
+    columns: int = 2,
+    more: Callable = lambda ax: None,
+    **looks,
+) -> Chart:
+    """``stacked`` as a chart, its colours named above in so many ``columns``; ``more(ax)`` draws
+    what else is to be seen."""
+
+    def draw(figure):
+        ax = figure.subplots()
+        stacked(ax, parts, colours, **looks)
+        more(ax)
+        figure.legend(loc="outside upper left", ncols=columns, frameon=False)
+
+    return Chart(draw, height=height)
 
 
 def waterfall(
@@ -225,13 +239,13 @@ def waterfall(
     ax.barh(at, values, color=colour, height=0.62)
     ax.barh(at, np.maximum(before - values, 0), left=values, color=HEAT[5], height=0.62)
     for y, (end, words) in enumerate(zip(np.maximum(values, before), text, strict=True)):
-        ax.annotate(words, (end, y), (5, 0), textcoords="offset points", va="center")
+        label(ax, words, (end, y), va="center")
     _lying(ax, labels, max(values.max(), before.max()), xlabel)
     if marks:
         ax.set_ylim(top=-1.3)
     for words, value in (marks or {}).items():
         ax.axvline(value, **REFERENCE_LINE, zorder=3)
-        ax.annotate(words, (value, -0.85), (4, 0), textcoords="offset points", color=DIM)
+        label(ax, words, (value, -0.85), (4, 0), color=DIM)
 
 
 def heat(ax, ratios: pd.DataFrame, *, even: pd.DataFrame | None = None) -> None:

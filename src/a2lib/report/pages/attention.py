@@ -10,7 +10,7 @@ import pandas as pd
 from a2lib.report.data import load_reference
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
-from a2lib.report.plots import lines, reference, stacked
+from a2lib.report.plots import label, lines, reference, stacks
 from a2lib.report.style import INK, Chart, Look, Looks
 from a2lib.theory.eager import PASSES, Eager
 from a2lib.theory.roofline import floor
@@ -96,26 +96,16 @@ def over_time(one: Eager) -> Chart:
             bars.append({"kernel": kernel} | sums)
     frame = pd.DataFrame(bars).set_index("kernel")
     most = int(frame.sum(axis=1).to_numpy().argmax())
+    said = ["" if i != most else f"{x:.1f} GB" for i, x in enumerate(frame.sum(axis=1))]
+    bold = {"ha": "right", "va": "center", "fontweight": "bold"}
 
-    def draw(figure):
-        ax = figure.subplots()
-        said = ["" if i != most else f"{x:.1f} GB" for i, x in enumerate(frame.sum(axis=1))]
-        stacked(ax, frame, KINDS, text=said, least=9, xlabel="GB")
+    def passes(ax):
         ax.axhline(len(one.moments("forward")) - 0.5, color=INK, linewidth=0.8)
         for y, words in ((0, "forward"), (len(one.moments("forward")), "backward")):
-            ax.annotate(
-                words,
-                (1, y),
-                (-2, 0),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontweight="bold",
-            )
-        figure.legend(loc="outside upper left", ncols=2, frameon=False)
+            label(ax, words, (1, y), (-2, 0), xycoords=("axes fraction", "data"), **bold)
 
-    return Chart(draw, height=0.9 + 0.25 * len(bars))
+    height = 0.9 + 0.25 * len(bars)
+    return stacks(frame, KINDS, height, text=said, least=9, xlabel="GB", more=passes)
 
 
 def chain() -> Drawing:
@@ -148,14 +138,9 @@ def memory(rows: pd.DataFrame, room: float) -> Chart:
     def draw(figure):
         ax = figure.subplots()
         for x, y, name in lines(ax, rows, "seq_len", "size", "implementation", LOOKS):
-            at = (0, 8) if LOOKS.look(name).ours else (8, -3)
-            ax.annotate(
-                LOOKS.look(name).label,
-                (x, y),
-                at,
-                textcoords="offset points",
-                ha="right" if LOOKS.look(name).ours else "left",
-            )
+            look = LOOKS.look(name)
+            at, side = ((0, 8), "right") if look.ours else ((8, -3), "left")
+            label(ax, look.label, (x, y), at, ha=side)
         reference(ax, room / 1e9, "free on the GPU")
         ax.set(xlabel="tokens", ylabel="GB at the peak of a backward", ylim=(0, room * 1.12 / 1e9))
         ax.xaxis.set_major_formatter("{x:,.0f}")
@@ -175,13 +160,8 @@ def parts(rows: pd.DataFrame) -> Chart:
         }
     )
     frame.index = [f"{p}, d = {d}" for p, d in zip(rows["pass"], rows["head_dim"], strict=True)]
-
-    def draw(figure):
-        text = [f"{total:.3g}" for total in frame.sum(axis=1)]
-        stacked(figure.subplots(), frame, PARTS, text=text, xlabel="ms")
-        figure.legend(loc="outside upper left", ncols=2, frameon=False)
-
-    return Chart(draw, height=3.6)
+    text = [f"{total:.3g}" for total in frame.sum(axis=1)]
+    return stacks(frame, PARTS, 3.6, text=text, xlabel="ms")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report import traces
-from a2lib.report.data import load_devices
-from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.metrics import ceilings, copy_bandwidth, stated_peak
 from a2lib.report.page import one, pick
 from a2lib.report.panels import doubling_axis
 from a2lib.report.plots import ROOM, bars, lines, name_ends
@@ -67,9 +66,7 @@ def _flops(rows: pd.DataFrame) -> list[float]:
 def model_flops_utilisation(rows: pd.DataFrame, times: pd.Series) -> pd.Series:
     """The model FLOPs of each row over its time (ms) and the bf16 peak that the device's maker
     states; NaN where nobody has noted that."""
-    sheet = load_devices().query("quantity == 'bf16_dense'").set_index("device")["value"]
-    peak = float(sheet.get(rows["device"].iloc[0], np.nan))
-    return pd.Series(_flops(rows), rows.index) / times / 1e9 / peak
+    return pd.Series(_flops(rows), rows.index) / times / 1e9 / stated_peak(rows["device"].iloc[0])
 
 
 def least(

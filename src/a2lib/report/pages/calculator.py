@@ -16,7 +16,7 @@ import pandas as pd
 
 from a2lib.report.pages import forms
 from a2lib.report.pages.forms import Choice, Field
-from a2lib.report.plots import reference, stacked
+from a2lib.report.plots import reference, stacks
 from a2lib.report.style import Chart
 from a2lib.theory import layouts
 from a2lib.theory.devices import DEVICES
@@ -229,12 +229,9 @@ def _saved(attention: str, precision: str) -> dict[str, dict[str, int]]:
 def memory() -> Chart:
     """Memory of the fullest device by choice and component, beside what may be used."""
     parts = pd.DataFrame({name: evaluate(*one).memory for name, one in CHOICES.items()}).T / 1e9
+    shades = dict(zip(PARTS, SHADES, strict=True))
 
-    def draw(figure):
-        ax = figure.subplots()
-        shades = dict(zip(PARTS, SHADES, strict=True))
-        stacked(ax, parts, shades, xlabel="GB on the fullest device")
+    def room(ax):
         reference(ax, EXAMPLE.memory / 1e9, "", vertical=True)
-        figure.legend(loc="outside upper left", ncols=2, frameon=False)
 
-    return Chart(draw, height=4.0)
+    return stacks(parts, shades, 4.0, xlabel="GB on the fullest device", more=room)

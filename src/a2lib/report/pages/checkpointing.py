@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report.metrics import copy_bandwidth
+from a2lib.report.plots import label
 from a2lib.report.style import COLOURS, Chart
 from a2lib.report.units import gb
 from a2lib.theory.memory.checkpointing import BlockBytes
@@ -107,9 +108,7 @@ def frontier(rows: pd.DataFrame, strategies: dict[str, tuple[float, float]]) -> 
             row = rows[rows["strategy"] == strategy].iloc[0]
             colour = COLOURS[0] if strategy == "block" else COLOURS[1]
             ax.plot(row["ms"], row["whole"] / 1e9, "o", color=colour, markersize=7)
-            ax.annotate(
-                NAMES[strategy], (row["ms"], row["whole"] / 1e9), at, textcoords="offset points"
-            )
+            label(ax, NAMES[strategy], (row["ms"], row["whole"] / 1e9), at)
         ax.set(xlabel="a step, ms", ylabel="peak, GB", xscale="log")
         ax.set_xticks([500, 1000, 2000, 3000], ["500", "1,000", "2,000", "3,000"])
         ax.minorticks_off()

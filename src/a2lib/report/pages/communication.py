@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report import data, style
-from a2lib.report.plots import reference
+from a2lib.report.plots import label, reference
 from a2lib.report.style import Chart
 from a2lib.theory import accounting
 from a2lib.theory.accounting import GB, H100_GB, NARROW, XXL, Mesh
@@ -36,14 +36,7 @@ def sensitivity() -> Chart:
             ax.plot(x, y, color=look[0], linewidth=look[1], zorder=look[2], linestyle=dashes)
         least = Mesh().least_tokens()
         ax.plot(4, least, "o", color="#d55e00", markersize=7, zorder=4)
-        ax.annotate(
-            f"{math.ceil(least)}",
-            (4, least),
-            xytext=(-8, -14),
-            fontweight="bold",
-            textcoords="offset points",
-            ha="right",
-        )
+        label(ax, f"{math.ceil(least)}", (4, least), (-8, -14), fontweight="bold", ha="right")
         ax.annotate("at the same\ntime: ours", (1.15, 190), color="#d55e00")
         ax.annotate("one after the other", (5.5, 560), color="#555555")
         reference(ax, 4, "the question", vertical=True)
@@ -66,22 +59,10 @@ def devices() -> Chart:
         ax = figure.add_subplot()
         ax.plot(tokens, [XXL.least_devices(int(t)) for t in tokens], color=style.COLOURS[0])
         ax.axvline(most, color=style.DIM, linewidth=1, linestyle="--")
-        ax.annotate(
-            f"{most:,}: none",
-            (most, 620),
-            xytext=(-5, 0),
-            textcoords="offset points",
-            ha="right",
-            color=style.DIM,
-        )
-        ax.plot(0, XXL.least_devices(0), "o", color=style.COLOURS[0], clip_on=False)
-        ax.annotate(
-            f"{XXL.least_devices(0)}",
-            (0, XXL.least_devices(0)),
-            xytext=(4, 8),
-            textcoords="offset points",
-            fontweight="bold",
-        )
+        label(ax, f"{most:,}: none", (most, 620), (-5, 0), ha="right", color=style.DIM)
+        none = XXL.least_devices(0)
+        ax.plot(0, none, "o", color=style.COLOURS[0], clip_on=False)
+        label(ax, f"{none}", (0, none), (4, 8), fontweight="bold")
         ax.set(
             xlim=(0, 11_400),
             ylim=(0, 680),

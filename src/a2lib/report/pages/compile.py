@@ -6,7 +6,7 @@ import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.panels import doubling_axis
-from a2lib.report.plots import lines, name_ends, reference
+from a2lib.report.plots import label, lines, name_ends, reference
 from a2lib.report.style import COLOURS, Chart, Look, Looks
 from a2lib.report.traces import kernels
 from a2lib.theory.compiling import attention_kernels, break_even, moves
@@ -119,12 +119,7 @@ def by_share(rows: pd.DataFrame, traced: pd.DataFrame) -> Chart:
             mine = mine[(mine["compile"] == "blocks") & (mine["phase"] == "wall")]
             for gain in mine[mine["context"] == 512]["gain"]:
                 ax.plot(r.share, gain, "o", color=COLOURS[0], markersize=6)
-                ax.annotate(
-                    f"{r.model}, {r.precision}",
-                    (r.share, gain),
-                    (6, 5),
-                    textcoords="offset points",
-                )
+                label(ax, f"{r.model}, {r.precision}", (r.share, gain), (6, 5))
         ax.set(xlim=(0, 1.12), ylim=(0.9, 2.3), xlabel="share of matrix multiplies, eager")
         ax.set_ylabel("times as fast as eager")
         reference(ax, 1, "")

@@ -10,7 +10,7 @@ from a2lib.measure import bulk
 from a2lib.report import traces
 from a2lib.report.page import pick
 from a2lib.report.pages import collectives
-from a2lib.report.plots import waterfall
+from a2lib.report.plots import label, waterfall
 from a2lib.report.style import COLOURS, Chart
 from a2lib.report.tables import MISSING
 from a2lib.report.units import digits, ms, percent
@@ -204,8 +204,7 @@ def paid(rows: pd.DataFrame) -> Chart:
         ax.plot(rows["alone"], rows["exposed"], "o", color=COLOURS[0], markersize=6)
         ax.plot(rows["alone"], rows["simulated"], "s", color=COLOURS[1], markersize=5)
         for r in rows.itertuples():
-            point, place = (r.alone, r.exposed), at.get(r.bucket_mb, (6, -10))
-            ax.annotate(str(r.bucket_mb), point, place, textcoords="offset points")
+            label(ax, str(r.bucket_mb), (r.alone, r.exposed), at.get(r.bucket_mb, (6, -10)))
         ax.annotate("measured", (29.5, 11), color=COLOURS[0])
         ax.annotate("simulated", (29.5, 2.2), color=COLOURS[1])
         ax.set(xlim=(20, 40), ylim=(0, 21), xticks=range(20, 41, 5), yticks=range(0, 21, 5))

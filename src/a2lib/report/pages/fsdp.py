@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure import bulk
-from a2lib.report.plots import stacked
+from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
 from a2lib.theory import fsdp as theory
 from a2lib.theory.sharding import Held
@@ -65,13 +65,9 @@ def gathers(row) -> pd.DataFrame | None:
     root = Path(row.file).parents[2]
     way = "captured" if row.capture else "launched"
     name = f"fsdp-{row.model}-{way}-{row.world_size}-ranks"
-    if ("gathers", row.device, name) not in _there(root):
+    if (row.device, name) not in bulk.pictures("gathers", root):
         return None
     return pd.DataFrame(bulk.read("gathers", row.device, name, root).rows)
-
-
-def _there(root: Path) -> set:
-    return {("gathers", *found) for found in bulk.pictures("gathers", root)}
 
 
 def held(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
@@ -125,14 +121,8 @@ def memory(rows: pd.DataFrame, model: str, parameters: int) -> Chart:
             "activations": row["activations"],
         }
     frame = pd.DataFrame(bars).T.reindex(columns=list(SHADES)).fillna(0.0) / 1e9
-
-    def draw(figure):
-        ax = figure.subplots()
-        text = [f"{total:.0f}" for total in frame.sum(axis=1)]
-        stacked(ax, frame, SHADES, text=text, xlabel="GB on each of two GPUs")
-        figure.legend(loc="outside upper left", ncols=3, frameon=False)
-
-    return Chart(draw, height=2.9)
+    text = [f"{total:.0f}" for total in frame.sum(axis=1)]
+    return stacks(frame, SHADES, 2.9, columns=3, text=text, xlabel="GB on each of two GPUs")
 
 
 def lanes(table: pd.DataFrame, until_ms: float) -> Chart:

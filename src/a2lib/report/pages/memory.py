@@ -150,21 +150,9 @@ def block_bars(context: int) -> Chart:
     names = {"eager": "eager", "flash": "Flash"}
     bars = {f"{p}, {names[a]}": kinds(context, p, a) for p in ("fp32", "bf16") for a in names}
     frame = pd.DataFrame(bars).T / 1e9
-
-    def draw(figure):
-        ax = figure.subplots()
-        text = [f"{total:.3g}" for total in frame.sum(axis=1)]
-        plots.stacked(
-            ax,
-            frame,
-            dict(zip(KINDS, SHADES, strict=True)),
-            text=text,
-            least=9,
-            xlabel="GB kept by one block",
-        )
-        figure.legend(loc="outside upper left", ncols=2, frameon=False)
-
-    return Chart(draw, height=3.3)
+    text = [f"{total:.3g}" for total in frame.sum(axis=1)]
+    shades = dict(zip(KINDS, SHADES, strict=True))
+    return plots.stacks(frame, shades, 3.3, text=text, least=9, xlabel="GB kept by one block")
 
 
 def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
@@ -174,13 +162,11 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
     ran = [_ran(rows, one) for one in steps.values()]
     text = [f"{x:.0f}{'' if ok else ', oom'}" for x, ok in zip(frame.sum(axis=1), ran, strict=True)]
 
-    def draw(figure):
-        ax = figure.subplots()
-        plots.stacked(ax, frame, timeline.CATEGORIES, text=text, least=9, xlabel="GB at the peak")
+    def given(ax):
         plots.reference(ax, rows["capacity"].iloc[0] / 1e9, "", vertical=True)
-        figure.legend(loc="outside upper left", ncols=2, frameon=False)
 
-    return Chart(draw, height=4.2)
+    looks = {"text": text, "least": 9, "xlabel": "GB at the peak", "more": given}
+    return plots.stacks(frame, timeline.CATEGORIES, 4.2, **looks)
 
 
 def _ran(rows: pd.DataFrame, one: StepMemory) -> bool:
@@ -204,13 +190,7 @@ def trade(contexts: tuple[int, ...]) -> Chart:
             kept = block_saved_bytes(shape, BATCH, context, "eager", "fp32")
             size = ((shape.num_layers - done) * kept + done * gradients) / 1e9
             ax.plot(done, size, color=colour, linewidth=2)
-            ax.annotate(
-                f"{context:,} tokens",
-                (done[1], size[1]),
-                (4, 5),
-                color=colour,
-                textcoords="offset points",
-            )
+            plots.label(ax, f"{context:,} tokens", (done[1], size[1]), (4, 5), color=colour)
         ax.set(xlabel="blocks gone backward", ylabel="GB")
         ax.set(xlim=(0, shape.num_layers), ylim=(0, None))
 

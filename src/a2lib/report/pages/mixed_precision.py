@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.plots import label
 from a2lib.report.style import COLOURS, INK, Chart
 from a2lib.theory.floating import Loop, decimal, handout_loops
 from a2lib.theory.transformer import SIZES, forward_flops, parameter_count
@@ -89,9 +90,7 @@ def running() -> Chart:
             found = loop(name, name, terms).partial_sums()
             at = [*range(0, terms, 40), terms - 1]
             ax.plot([i + 1 for i in at], [float(found[i]) for i in at], color=colour, linewidth=2)
-            ax.annotate(
-                name, (terms, float(found[-1])), (5, 0), textcoords="offset points", va="center"
-            )
+            label(ax, name, (terms, float(found[-1])), va="center")
         ax.plot([0, terms], [0, 10], color=INK, linewidth=1, linestyle=(0, (4, 3)))
         ax.set(xlim=(0, terms), ylim=(0, 11), xlabel="additions of 0.001 (dashed: exact)")
         ax.set_ylabel("running sum")
@@ -121,9 +120,7 @@ def by_size(rows: pd.DataFrame) -> Chart:
             x, y = zip(*here, strict=True)
             ax.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=5)
             at = (34, -3) if name == "backward" else (7, 0)  # clear of the forward's line
-            ax.annotate(
-                name, (x[-1], y[-1]), at, textcoords="offset points", va="center", color=colour
-            )
+            label(ax, name, (x[-1], y[-1]), at, va="center", color=colour)
         ax.set_xticks(range(len(models)), models)
         ax.set(ylim=(0, None), ylabel="times as fast as fp32", xlim=(-0.3, len(models) - 0.2))
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import NullLocator
 from a2lib.report import traces
 from a2lib.report.drawing import Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
-from a2lib.report.plots import stacked
+from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, Chart
 from a2lib.report.units import digits, percent
 from a2lib.theory.products import matmul_flops
@@ -222,17 +222,11 @@ def roofline(rows: pd.DataFrame, bandwidth: float, flops: dict[str, float]) -> C
     def draw(figure):
         ax = figure.subplots()
         ax.plot([low, top / bandwidth], [low * bandwidth, top], color=INK, linewidth=1.4)
-        ax.annotate("memory", (4, 4 * bandwidth), (-8, 0), textcoords="offset points", ha="right")
+        label(ax, "memory", (4, 4 * bandwidth), (-8, 0), ha="right")
         for precision in rows["precision"].unique():
             flat = flops[precision]
             ax.plot([flat / bandwidth, high], [flat, flat], color=INK, linewidth=1.4)
-            ax.annotate(
-                f"{precision} arithmetic",
-                (high, flat),
-                (0, 4),
-                textcoords="offset points",
-                ha="right",
-            )
+            label(ax, f"{precision} arithmetic", (high, flat), (0, 4), ha="right")
         for row in rows.itertuples():
             for kind, ms in (("softmax", row.softmax), ("multiply", row.scores + row.values)):
                 work, moved = getattr(row, f"{kind}_flops"), getattr(row, f"{kind}_bytes")
@@ -240,15 +234,9 @@ def roofline(rows: pd.DataFrame, bandwidth: float, flops: dict[str, float]) -> C
                 full = "full" if row.precision == "fp32" else "none"
                 ax.plot(*at, "o", color=colour, markersize=8, fillstyle=full, zorder=3)
                 if kind == "softmax" and row.precision == "fp32":
-                    ax.annotate("softmax", at, (10, -4), textcoords="offset points", va="top")
+                    label(ax, "softmax", at, (10, -4), va="top")
                 elif kind == "multiply":
-                    ax.annotate(
-                        f"two multiplies, {row.precision}",
-                        at,
-                        (10, -4),
-                        textcoords="offset points",
-                        va="top",
-                    )
+                    label(ax, f"two multiplies, {row.precision}", at, (10, -4), va="top")
         ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth, 2.2 * top))
         for axis, ticks in ((ax.xaxis, (1, 10, 100, 1000)), (ax.yaxis, (1, 10, 100))):
             axis.set_ticks(ticks, [f"{t:g}" for t in ticks])

@@ -7,7 +7,7 @@ import pandas as pd
 from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import pick
 from a2lib.report.pages import collectives
-from a2lib.report.plots import stacked
+from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.sharding import CHUNKS, UPDATE_BYTES, Held, pipelined_s
@@ -82,13 +82,8 @@ def memory(rows: pd.DataFrame) -> Chart:
             row = pick(rows, moment=moment, optimizer=optimizer).iloc[0]
             parts[f"{named}, {how}"] = {name: row[c] / 1e9 for c, name in PARTS.items()}
             totals.append(f"{row['present_bytes'] / 1e9:.0f}")
-
-    def draw(figure):
-        ax = figure.subplots()
-        stacked(ax, pd.DataFrame(parts).T, SHADES, text=totals, xlabel="GB on each of two GPUs")
-        figure.legend(loc="outside upper left", ncols=3, frameon=False)
-
-    return Chart(draw, height=3.3)
+    looks = {"columns": 3, "text": totals, "xlabel": "GB on each of two GPUs"}
+    return stacks(pd.DataFrame(parts).T, SHADES, 3.3, **looks)
 
 
 def timeline(at: dict[str, float]) -> Chart:

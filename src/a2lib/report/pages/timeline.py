@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 
 from a2lib.measure import snapshot
-from a2lib.report import panels
+from a2lib.report import panels, plots
 from a2lib.report.style import DIM, INK, Chart
 from a2lib.report.traces import LETTER, legend
 
@@ -79,13 +79,8 @@ def _panel(ax, rows: list[dict], names: list[str], scale: float, unit: str, poin
     high, last = totals[peak] / scale, len(rows) - 1 or 1
     ax.plot([peak], [high], marker="v", color=INK, markersize=6, clip_on=False)
     late = peak > last * 0.6
-    ax.annotate(
-        f"peak {high:.3g} {unit}",
-        (peak, high),
-        xytext=(-7 if late else 7, 3),
-        textcoords="offset points",
-        ha="right" if late else "left",
-    )
+    by, side = ((-7, 3), "right") if late else ((7, 3), "left")
+    plots.label(ax, f"peak {high:.3g} {unit}", (peak, high), by, ha=side)
     for i, following in zip(begins, [*begins[1:], last], strict=True):
         name = rows[i]["phase"].rpartition("/")[2]
         ax.axvline(i, color=DIM, linewidth=0.6)

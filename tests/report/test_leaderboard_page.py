@@ -1,0 +1,45 @@
+"""The leaderboard's page: what its columns make of a row, by hand."""
+
+import pandas as pd
+import pytest
+
+from a2lib.model.head import CHUNK
+from a2lib.report.pages import leaderboard
+
+P, U, TABLE, BLOCK = 8_125_698_048, 2 * 32_768 * 4096, 2 * 151_936 * 4096, 202_375_168
+ROOT = 2 * TABLE + 2 * BLOCK + 2 * U
+PRODUCTS = 34 * (3 * U + 2 * 2 * 32_768 * 11_008)
+ROW = {"model": "8B", "layers": 34, "batch": 1, "context": 32_768, "dtype": "bf16"}
+ROW |= {"world_size": 2, "device": "nvidia-h200", "ms_optimizer": 0.0, "attention": "flash"}
+ROW |= {"host_bytes": 0}
+# A product at 1 PFLOP/s, a copy at 2 TB/s, attention at 1 PFLOP/s.
+CEILING = [("matmul", "bf16", 1000, 2e9 / 1e12), ("copy", "bf16", 10**9, 1.0)]
+FLASH = [(p, 16 * 16_384**2 * 128 * n / 1e12) for p, n in (("forward", 2), ("backward", 5))]
+
+
+def tables(name):
+    if name == "ceiling":
+        return pd.DataFrame(CEILING, columns=["operation", "dtype", "size", "ms"])
+    rows = pd.DataFrame(FLASH, columns=["pass", "ms"])
+    rows = rows.assign(ms_p20=0.0, ms_p80=0.0, ms_graph=rows["ms"], implementation="a2lib")
+    return rows.assign(heads=16, head_dim=128, seq_len=16_384, batch=1, dtype="bf16", causal=True)
+
+
+def test_bytes_and_times_of_two_ways():
+    inputs = {**ROW, "way": "recomputed", "ms": 6000.0, "kept_bytes": 34 * U + ROOT}
+    lse = 34 * 4 * 32_768 * 32
+    kept = 34 * 3 * U + lse + ROOT + TABLE
+    again = {**ROW, "way": "own_fsdp", "ms": 5000.0, "kept_bytes": kept}
+    whole, planned = leaderboard.columns(pd.DataFrame([again, inputs]), tables).to_dict("records")
+    assert leaderboard.CHUNK == CHUNK and whole["way"] == "recomputed"
+    assert (whole["state"], whole["blocks"]) == (6 * P, 34 * U)
+    assert (planned["blocks"], planned["again_bytes"]) == (34 * 3 * U + lse, PRODUCTS)
+    # At 1 PFLOP/s a byte of a product is 4,096 operations; attention is 2 and 5 products of half.
+    attention = 34 * 32 * 32_768**2 * 128 / 1e12
+    assert planned["FlashAttention"] == pytest.approx(7 * attention)
+    assert planned["computed again"] == pytest.approx(PRODUCTS * 4096 / 1e12)
+    blocks, head = 34 * 2 * 32_768 * BLOCK / 1e12, 2 * 32_768 * 151_936 * 4096 / 1e12
+    assert whole["computed again"] == pytest.approx(2 * attention + blocks + head)
+    assert planned["gained"] == 1000.0
+    assert planned["expected"] == pytest.approx(whole["computed again"] - planned["computed again"])
+    assert planned["mfu"] == pytest.approx(3 * (blocks + 2 * attention + head) / 5000 * 1e3 / 989.4)

@@ -46,9 +46,10 @@ def papermill(tmp_path, monkeypatch):
     return run
 
 
-def test_a_number_beyond_all_measure(papermill):
+def test_a_number_beyond_all_measure_stops_before_anything_runs(papermill, tmp_path):
     line = papermill("-p", "time_limit_s", "1" * 400)
     assert line.startswith("ParameterError: time_limit_s = 1111") and len(line) < 200
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_busy_device(papermill):

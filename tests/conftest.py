@@ -13,6 +13,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Work this small waits longer for a second thread than it takes alone, here and in what is started.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Each empty cache of Inductor's begins with half a dozen compilations that find out which vector
+# instructions the CPU has. Which it would use is nothing that a test asks.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+
 # matplotlib's list of fonts: one that another environment left names fonts that are gone.
 os.environ["MPLCONFIGDIR"] = str(Path(__file__).resolve().parents[1] / "build" / "matplotlib")
 
@@ -24,6 +28,9 @@ from a2lib.paths import quote_torch  # noqa: E402
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    import quick_interpreter
+
+    quick_interpreter.install()
 
 quote_torch()  # of what compiles in the tests' own processes
 

@@ -160,8 +160,9 @@ def operator_arguments(case):
     return (q, k, v, True, None), (do, q, k, v, o, lse, True, None)
 
 
-@pytest.mark.parametrize("wanted", WANTED)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case, wanted", [*((case, "all") for case in CASES), ("fused", "q"), ("fused", "v")]
+)
 def test_operators_say_the_strides_they_have(case, wanted):
     """opcheck of torch 2.11 does not look at strides."""
     forward, backward = operator_arguments(case)
@@ -183,14 +184,12 @@ def test_operators_say_the_strides_they_have(case, wanted):
         assert torch.Tag.needs_exact_strides in operator.tags
 
 
-@pytest.mark.parametrize("case", ["transposed", "fused"])
-def test_opcheck(case):
+@pytest.mark.parametrize("case, n_leaves", [("transposed", 3), ("fused", 1)])
+def test_opcheck(case, n_leaves):
     forward, backward = operator_arguments(case)
     q, k, v, *rest = forward
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    leaves = [x.detach().requires_grad_(n < n_leaves) for n, x in enumerate((q, k, v))]
     torch.library.opcheck(torch.ops.a2lib.flash_forward.default, (*leaves, *rest))
-    frozen = [leaves[0], k, v]
-    torch.library.opcheck(torch.ops.a2lib.flash_forward.default, (*frozen, *rest))
     wanted = WANTED["all" if case == "fused" else "v"]
     torch.library.opcheck(torch.ops.a2lib.flash_backward.default, (*backward, wanted))
 

@@ -6,22 +6,15 @@ import pytest
 
 from a2lib.benchmark import Config, check_here
 from a2lib.benchmark.__main__ import main, parse, parser
-from a2lib.model import ATTENTIONS, SIZES
-from a2lib.model.checkpointing import STRATEGIES
+from a2lib.model import SIZES
 
 # Option, value, and what the one line must say.
 WRONG = [
     ("size", "huge", "size 'huge': allowed are small, medium, large, xl25, 2.7B, 8B, 10B"),
     ("size", "xl", "'xl' is xl25 in the 2025 handout, 2.7B in that of 2026"),
-    ("d_model", 0, "allowed are whole numbers from 1 to 131072"),
     ("d_model", 9, "num_heads 2 does not divide d_model 9"),
     ("num_heads", 8, "RoPE turns pairs, so head_dim must be even"),
-    ("vocab_size", -1, "allowed are whole numbers from 1 to 4194304"),
-    ("context", 0, "allowed are whole numbers from 1 to 1048576"),
     ("batch", 0, "allowed are whole numbers from 1 to 65536"),
-    ("warmup", -1, "allowed are whole numbers from 0 to 100000"),
-    ("steps", 0, "allowed are whole numbers from 1 to 100000"),
-    ("seed", -1, "allowed are whole numbers from 0 to 9223372036854775807"),
     ("mode", "train", "allowed are inference, forward, forward-backward, train-step"),
     ("precision", "fp16", "precision 'fp16': allowed are fp32, tf32, bf16"),
     ("device", "tpu", "device 'tpu': allowed are cuda, cpu"),
@@ -67,7 +60,6 @@ def test_types_that_only_python_can_give(tiny):
 @pytest.mark.parametrize(
     "given, complaint",
     [
-        (["--batch=two"], "argument --batch: two: allowed are whole numbers from 1 to 65536"),
         (["--batch"], "expected one argument"),
         (
             ["--contxt=8"],
@@ -170,14 +162,6 @@ def test_every_field_is_an_option(tiny, tiny_arguments):
     ]
     assert parse(tiny_arguments(*named, *flags)) == (want, True)
     assert parse(tiny_arguments()) == (tiny(), False)
-
-
-def test_help_names_every_choice():
-    text = " ".join(parser().format_help().split())
-    for name in (*ATTENTIONS, *SIZES, *STRATEGIES, "inference", "forward-backward", "tf32"):
-        assert name in text, name
-    for field in dataclasses.fields(Config):
-        assert " ".join(field.metadata["help"].split())[:30] in text, field.name
 
 
 def test_help_needs_no_torch(command):

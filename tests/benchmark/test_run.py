@@ -390,27 +390,3 @@ def test_out_of_memory_of_the_command(command, tiny_arguments):
     assert (found["status"], found["steps"]) == ("oom", [])
     assert found["note"].startswith("in building the model: ")
     assert "Traceback" not in err
-
-
-INTERRUPTED = """
-import os, signal, sys
-from a2lib.benchmark import workload
-from a2lib.benchmark.__main__ import main
-plain, calls = workload.Workload.step, []
-def step(self, *args):
-    calls.append(1)
-    if len(calls) == 4:
-        os.kill(os.getpid(), signal.SIGINT)
-    return plain(self, *args)
-workload.Workload.step = step
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_interrupting_the_command(command, tiny_arguments):
-    child = command(*tiny_arguments("--steps=9", "--json"), prefix=("-c", INTERRUPTED))
-    out, err = child.communicate(timeout=120)
-    assert child.returncode == 130, err
-    found = json.loads(out)
-    assert (found["status"], len(found["steps"])) == ("interrupted", 2)
-    assert "interrupted: in step" in err and "Traceback" not in err

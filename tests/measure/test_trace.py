@@ -365,11 +365,6 @@ def test_a_report_that_was_not_exported_is_told_how(tmp_path):
         trace.read(path)
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        trace.read(tmp_path / "x")
-
-
 def test_tables_that_would_be_empty_are_missing(tmp_path):
     path = tmp_path / "x.sqlite"
     broken_sqlite("drop table CUPTI_ACTIVITY_KIND_MEMSET; drop table NVTX_EVENTS")(path)

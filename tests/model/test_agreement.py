@@ -6,13 +6,7 @@ import transformer_independent as independent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2lib.model import (
-    RMSNorm,
-    RotaryPositionalEmbedding,
-    SwiGLU,
-    TransformerLM,
-    cross_entropy,
-)
+from a2lib.model import RMSNorm, RotaryPositionalEmbedding, SwiGLU, TransformerLM, cross_entropy
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 

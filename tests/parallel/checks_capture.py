@@ -7,15 +7,7 @@ import torch
 from checking import Tied, check, chunks_from, raises, same, seeded, token_loss, world
 
 from a2lib.optim import MasterAdamW
-from a2lib.parallel import (
-    DDP,
-    FSDP,
-    BucketedDDP,
-    FlatDDP,
-    NaiveDDP,
-    ShardedOptimizer,
-    capture_step,
-)
+from a2lib.parallel import DDP, FSDP, BucketedDDP, FlatDDP, NaiveDDP, ShardedOptimizer, capture_step
 
 STEPS, WARMUP, WORDS = 7, 3, 11
 ENGINES = {"communication": "copy_engines"}

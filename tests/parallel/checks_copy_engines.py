@@ -5,14 +5,7 @@ import random
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
-from checking import (
-    Tied,
-    check,
-    raises,
-    same,
-    seeded,
-    world,
-)
+from checking import Tied, check, raises, same, seeded, world
 from checks_ddp import copied
 from torch import nn
 

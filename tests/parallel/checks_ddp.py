@@ -200,8 +200,7 @@ def ddp_ranks_may_make_gradients_in_different_orders():
             loss(ddp.module, step, rank).backward()
             ddp.finish_gradient_synchronization()
             mean_gradients(
-                reference,
-                [[lambda m, step=step, r=r: loss(m, step, r)] for r in range(size)],
+                reference, [[lambda m, step=step, r=r: loss(m, step, r)] for r in range(size)]
             )
             same_gradients(ddp.module, reference, f"{kind}, step {step}")
 

@@ -101,12 +101,7 @@ def test_a_node_that_nobody_joins(launch_two):
     tried = "tried to connect to 127.0.0.1:1: Connection refused; all nodes must be"
     with pytest.raises(TimeLimitPassed, match=f"{limit}: {tried}"):
         launch_two(
-            "talks",
-            arguments={"times": 0},
-            time_limit_s=3,
-            nodes=2,
-            node=1,
-            endpoint="127.0.0.1:1",
+            "talks", arguments={"times": 0}, time_limit_s=3, nodes=2, node=1, endpoint="127.0.0.1:1"
         )
 
 

@@ -12,14 +12,7 @@ import sys
 from pathlib import Path
 
 import a2lib.measure.runs as runs
-from a2lib.measure import (
-    CEILING,
-    FLASH,
-    FLASH_ACCURACY,
-    FLASH_COUNTERS,
-    FLASH_PROTOCOL,
-    SECTIONS,
-)
+from a2lib.measure import CEILING, FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_PROTOCOL, SECTIONS
 from a2lib.theory.attention import attention_flops
 
 # implementation -> (launch cost in us, TFLOP/s forward, TFLOP/s backward) of the model, bf16

@@ -5,7 +5,6 @@ import pytest
 
 from a2lib.report import data
 from a2lib.report.pages import flash
-from a2lib.report.pages.flash_tables import latency
 from a2lib.theory.attention import attention_flops
 
 WHERE = {"dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 16384, "head_dim": 64, "causal": True}
@@ -67,14 +66,3 @@ def test_columns_are_of_the_gpus_time(complete):
     peers = flash.columns(pd.concat([stored, part]), None)["peer"].dropna()
     assert flash.PART not in set(peers) and len(peers)
     assert (first["peer"], first["best"]) == (others.idxmin(), others.min())
-
-
-def test_a_time_within_two_per_cent_of_the_least_is_bold():
-    times = {"a2lib": (1.0, "ok"), "flex": (1.015, "ok"), "eager": (1.1, "ok"),
-             "sdpa_cudnn": (float("nan"), "unsupported")}  # fmt: skip
-    rows = pd.DataFrame([{"implementation": n, "seq_len": 2048, "ms": ms, "called": ms, "status": s}
-                         for n, (ms, s) in times.items()])  # fmt: skip
-    [line] = latency(rows, ["seq_len"]).to_dict("records")
-    assert line == {"tokens": "2,048", "ours": "**1.00**", "eager": "1.10", "cuDNN": "n/a",
-                    "Flex": "**1.01**"}  # fmt: skip
-    assert latency(rows, ["seq_len"], "called").iloc[0]["ours"] == "1.00"

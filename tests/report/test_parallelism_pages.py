@@ -62,12 +62,6 @@ def test_words_stay_inside_the_drawing(texts):
                 assert left >= 0 and left + wide <= 360, (name, words)
 
 
-def test_the_rings_are_drawn_to_one_scale():
-    drawn = drawings.rings(5)
-    assert drawn.counts == {"whole": 4 * 5, "chunked": 2 * 4}
-    assert "whole tensors: 4 rounds" in words_of(drawn._repr_svg_())
-
-
 def test_the_first_round_sends_ones_own_tensor(texts):
     numbers = [word for word in words_of(texts["rings"]) if re.fullmatch(r"\d", word)]
     whole, chunked = numbers[: 4 * 3], numbers[4 * 3 :]
@@ -83,18 +77,6 @@ def test_the_pipelines_are_drawn_with_their_bubbles(texts):
     assert "zero bubble (H1): bubble 11 %, holds 4" in words
     assert "GPipe: bubble 27 %, holds 8" in words and "1F1B: bubble 27 %, holds 4" in words
     assert texts["pipelines"].count("<rect") > 2 * 4 * 8 * 4
-
-
-def test_who_holds_what(texts):
-    assert drawings.experts_and_contexts().counts == {"kept": 4, "sent": 12}
-    for name, tensors in (("tensor", {"W1, W2", "W3", "x1, x2, z"}), ("mesh", {"in use", "W3"})):
-        assert tensors <= set(words_of(texts[name]))
-    assert {"G1", "S4"} <= set(words_of(texts["fsdp"]))
-
-
-def test_the_map_names_the_most_devices_of_each(texts):
-    # (1 + a) (1 + b) and (a + b + a b)^2 / 4 a b at a = 29.8, b = 7.51
-    assert {"262", "76"} <= set(words_of(texts["map"]))
 
 
 def test_the_readings_are_marked_by_their_values(texts):

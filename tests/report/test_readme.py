@@ -68,15 +68,6 @@ def test_it_is_drawn_again_where_a_row_changed_and_there_alone(data_folder, tmp_
     assert readme.plotted(picture)["a2lib"][-1] == [longest, 1.5]
 
 
-def test_a_picture_of_unknown_points_is_drawn_again(tmp_path):
-    from PIL import Image
-
-    picture = tmp_path / "picture.png"
-    Image.new("RGB", (1, 1)).save(picture)
-    assert readme.plotted(picture) == {}
-    assert list(readme.plotted(readme.write(picture))) == list(readme.LINES)
-
-
 def test_a_line_without_times_is_refused(data_folder, tmp_path):
     data_folder("\nflex,", "\nxelf,")
     with pytest.raises(ReportError, match="no GPU time of flex"):

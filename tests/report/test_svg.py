@@ -98,11 +98,6 @@ def test_a_number_in_a_label_keeps_its_digits():
     assert "0.0123 ms" in svg.themed(text) and 'd="M0.12 7"' in svg.themed(text)
 
 
-def test_a_panel_of_seven_lines_is_light(texts):
-    # Of an earlier form 197 kB, most of it letters drawn as paths and minor ticks.
-    assert max(map(len, texts.values())) < 70_000
-
-
 def test_names_do_not_touch_and_keep_the_order_of_their_lines():
     wanted = [5.0, 5.1, 5.2, 50.0, 4.9, 99.0]
     found = panels.places(wanted, line=10, low=0, high=100)
@@ -121,16 +116,6 @@ def test_a_name_that_has_room_stands_where_its_line_ends():
 def test_more_names_than_room_still_do_not_touch():
     found = panels.places([1, 2, 3, 4], line=10, low=0, high=20)
     assert [b - a for a, b in pairwise(found)] == [10, 10, 10]
-
-
-def test_one_column_names_its_lines_and_two_have_a_legend(texts):
-    rows = flash.columns(pick(data.load("flash"), local=False), None)
-    for kind, drawing, times in ("one head", "column", 3), ("paper", "paper", 1):  # panels; legend
-        have = set(pick(rows, kind=kind, dtype="bf16", head_dim=64)["implementation"])
-        assert len(have) >= 7
-        for look in LOOKS:
-            count = texts[drawing].count(f">{LOOKS.short(look)}</text>")
-            assert count == (times if look in have else 0), (drawing, look)
 
 
 def test_a_map_says_each_ratio_and_colours_who_is_ahead():

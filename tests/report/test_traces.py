@@ -39,27 +39,11 @@ def long_strip():
     ]  # fmt: skip
 
 
-def test_a_strip_names_its_streams_phases_and_classes():
-    words = texts(traces.strip(TRACE))
-    assert {"launches", "stream 7", "stream 14", "forward", "backward"} <= set(words)
-    assert [w for w in words if w in trace.KINDS] == ["matmul", "softmax", "copy", "optimizer",
-                                                      "other"]  # fmt: skip
-
-
 def test_a_window_of_a_strip():
     words = texts(traces.strip(TRACE, start_us=480, length_us=200))
     assert "backward" in words and "softmax" not in words
     with pytest.raises(ValueError, match="from 1030 µs on; allowed are windows .* before 1025 µs"):
         traces.strip(TRACE, start_us=1030)
-
-
-def test_a_strip_without_ranges_of_modules_has_the_phase_alone():
-    rows = [{"start_us": 0.0, "duration_us": 9.0, "stream": "7", "kind": "fused",
-             "phase": "forward", "part": "forward"}]  # fmt: skip
-    words = texts(traces.strip(rows))
-    assert "phase" in words and not {"part", "module"} & set(words)
-    words = texts(traces.strip([*rows, {**rows[0], "start_us": 9.0, "part": "attn.q_proj"}]))
-    assert {"phase", "module", "part", "attn"} <= set(words)
 
 
 def test_a_bar_of_each_phase_says_its_milliseconds():
@@ -99,11 +83,6 @@ def test_steps_of_torch_profilers_schedule_are_steps(tmp_path):
     words = texts(traces.strip(path))
     assert "time (ms)" in words and {"2", "14"} <= set(words)
     assert "time (µs)" in texts(traces.strip(path, length_us=9000))
-
-
-def test_a_long_bar_has_no_exponent():
-    rows = [{"phase": "forward", "kind": "matmul", "ms": 3843.0}]
-    assert "3843" in texts(traces.step_bar(rows))
 
 
 def test_every_picture_is_of_the_house(long_strip):

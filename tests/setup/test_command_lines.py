@@ -3,7 +3,6 @@
 The options are those that the parsers have, so that a new one without bounds fails here.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -14,7 +13,6 @@ import sys
 
 import pytest
 
-from a2lib import command
 from a2lib.benchmark import __main__ as benchmark
 from a2lib.command import Number, Whole
 from a2lib.theory import __main__ as theory
@@ -132,15 +130,6 @@ def test_a_plan_is_numbers_or_a_refusal_at_every_end(capsys, monkeypatch):
         for held in (action for action in of("plan") if action.dest in HELD):
             found += printed(plan_command.main, [at_its(held, "maximum")], capsys) is not None
     assert found > 50
-
-
-def test_a_type_is_told_in_its_parsers_help():
-    parser = command.Parser(prog="toy")
-    command.add_number(parser, "--size", Whole(2, 5), "of it", 3)
-    command.add_number(parser, "--share", Number(0, 0.5), "of the rest")
-    assert parser.parse_args(["--share=5e-1"]) == argparse.Namespace(size=3, share=0.5)
-    text = " ".join(parser.format_help().split())
-    assert "of it, from 2 to 5 (3)" in text and "of the rest, from 0 to 0.5" in text
 
 
 TINY = "--num-layers 1 --d-model 8 --d-ff 8 --num-heads 1 --context 4 --warmup 0 --steps 1 --json"

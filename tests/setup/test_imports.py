@@ -110,11 +110,7 @@ def test_importing_brings_no_torch(name):
     program = f"import sys, {module}; print(*sorted({{'torch', 'triton'}} & set(sys.modules)))"
     # From a folder of no importance, so that nothing is found by standing next to it.
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=os.sep,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [sys.executable, "-c", program], cwd=os.sep, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []

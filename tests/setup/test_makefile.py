@@ -5,7 +5,6 @@ and Python; each writes what it was called with to `calls`. No notebook and no b
 """
 
 import os
-import pty
 import re
 import runpy
 import shutil
@@ -125,14 +124,11 @@ def test_a_second_book_does_nothing_and_still_says_where_it_is(repository):
     ("changed", "expected"),
     [
         ("book/index.md", ["python", "jupyter-book"]),
-        ("_toc.yml", ["python", "jupyter-book"]),
         ("data/measured/flash/nvidia-h200.csv", ["python", "jupyter-book"]),
-        ("build/data/x.csv", ["python", "jupyter-book"]),
         ("src/a2lib/report/tables.py", ["python", "jupyter-book"]),
         ("src/a2lib/experiments/flash.py", ["papermill", "papermill", "python", "jupyter-book"]),
         ("notebooks/ddp.ipynb", ["papermill", "python", "jupyter-book"]),
         ("README.md", []),
-        ("book/.index.md.swp", []),
         ("build/runs/flash.ipynb", []),
     ],
 )
@@ -159,12 +155,6 @@ def test_what_failed_is_not_taken_as_done(repository, broken):
     (repository / broken).unlink()
     assert make(repository, "book").returncode == 0
     assert programs(repository)[-1] == "jupyter-book"
-
-
-def test_html_measures_nothing(repository):
-    done = make(repository, "html")
-    assert done.returncode == 0, done.stderr
-    assert programs(repository) == ["python", "jupyter-book"]
 
 
 @pytest.mark.parametrize("name", ["_config.yml", "_toc.yml", "notebooks"])
@@ -260,19 +250,13 @@ def test_a_machine_with_a_gpu_has_a_stamp_of_its_own_and_tests_in_one_process(re
 
 def test_clean_and_distclean_keep_what_was_measured(repository):
     assert make(repository, "book").returncode == 0
+    cached = repository / "build" / "cache" / "inductor"
+    cached.mkdir(parents=True)
     for target in ("clean", "distclean"):
-        assert make(repository, target).returncode == 0
+        assert make(repository, target).returncode == 0 and not cached.exists()
         assert (repository / "build" / "data" / "x.csv").exists()
         assert not (repository / "book" / "_build").exists()
     assert not (repository / ".venv").exists()
-
-
-def test_clean_removes_compiled_code(repository):
-    cached = repository / "build" / "cache" / "inductor" / "x.so"
-    cached.parent.mkdir(parents=True)
-    cached.touch()
-    assert make(repository, "clean").returncode == 0
-    assert not cached.exists()
 
 
 def test_fuzz_repeats_the_property_tests_with_a_seed_of_its_own(repository):
@@ -301,15 +285,6 @@ def test_input_from_a_pipe(repository):
     assert all("in=/dev/null" in line for line in calls(repository))
 
 
-def test_in_a_terminal(repository):
-    leader, follower = pty.openpty()
-    done = make(repository, "book", stdin=follower)
-    os.close(follower)
-    os.close(leader)
-    assert done.returncode == 0, done.stderr
-    assert programs(repository) == ["papermill", "papermill", "python", "jupyter-book"]
-
-
 def test_every_make_command_in_the_documents_is_a_target():
     text = (ROOT / "Makefile").read_text()
     targets = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
@@ -318,20 +293,3 @@ def test_every_make_command_in_the_documents_is_a_target():
         named = re.findall(r"(?:^|`|&& )make ([a-z_]+)", (ROOT / name).read_text(), re.MULTILINE)
         assert named, name
         assert set(named) <= targets, name
-
-
-def test_help_lists_every_target():
-    text = (ROOT / "Makefile").read_text()
-    targets = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
-    shown = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True)
-    missing = {
-        name for name in targets - {"help", "FORCE", "$(NOTEBOOKS)"} if name not in shown.stdout
-    }
-    assert not missing
-
-
-def test_ci_runs_the_test_command_of_the_readme():
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    assert script.read_text().splitlines()[-1] == "exec make test"
-    assert "`make test`" in (ROOT / "README.md").read_text()

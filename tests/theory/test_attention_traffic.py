@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2lib.theory.attention import (
-    EAGER,
-    KERNELS,
-    in_one_sweep,
-    tiled_l2_bytes,
-    tiled_memory,
-)
+from a2lib.theory.attention import EAGER, KERNELS, in_one_sweep, tiled_l2_bytes, tiled_memory
 
 length = st.integers(min_value=1, max_value=40)
 tile = st.sampled_from([1, 4, 8, 16])

@@ -8,13 +8,7 @@ from a2lib.attention import attention_reference
 from a2lib.experiments.compile.inductor import read
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.attention import EAGER
-from a2lib.theory.compiling import (
-    PASSES,
-    WRITTEN,
-    attention_kernels,
-    break_even,
-    moves,
-)
+from a2lib.theory.compiling import PASSES, WRITTEN, attention_kernels, break_even, moves
 from a2lib.theory.step_kernels import compiled_step, eager_step, fused_step
 from a2lib.theory.transformer import Shape
 

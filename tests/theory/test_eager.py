@@ -6,14 +6,7 @@ import committed
 import pytest
 
 from a2lib.theory.attention import EAGER
-from a2lib.theory.eager import (
-    BLOCK,
-    PASSES,
-    Eager,
-    by_hand_saved,
-    longest,
-    tiled_total,
-)
+from a2lib.theory.eager import BLOCK, PASSES, Eager, by_hand_saved, longest, tiled_total
 from a2lib.theory.memory.allocator import BUFFER
 
 # One sequence's q is a whole number of blocks, so that the allocator's rounding is no part of it.

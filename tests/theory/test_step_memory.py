@@ -22,15 +22,7 @@ from a2lib.theory.layouts import Layout, evaluate
 from a2lib.theory.memory import operations, strategies
 from a2lib.theory.memory.allocator import OutOfMemory
 from a2lib.theory.memory.saved import block_saved_bytes
-from a2lib.theory.memory.step import (
-    WORKSPACE,
-    StepMemory,
-    asked,
-    peak,
-    points,
-    refused,
-    replay,
-)
+from a2lib.theory.memory.step import WORKSPACE, StepMemory, asked, peak, points, refused, replay
 from a2lib.theory.memory.tape import CATEGORIES
 from a2lib.theory.memory.tensors import MODES
 from a2lib.theory.transformer import SIZES, Shape, state_bytes

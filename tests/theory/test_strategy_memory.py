@@ -16,12 +16,7 @@ from a2lib.theory.memory.strategies import (
     block_moments,
     strategy_memory,
 )
-from a2lib.theory.transformer import (
-    SIZES,
-    Shape,
-    block_parameter_count,
-    state_bytes,
-)
+from a2lib.theory.transformer import SIZES, Shape, block_parameter_count, state_bytes
 
 # Of the last the gradients are larger than the activations.
 SHAPES = {

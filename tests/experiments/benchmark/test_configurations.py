@@ -1,35 +1,18 @@
 """What the benchmark's sweeps ask for, and what is refused."""
 
 import dataclasses
-import itertools
 
 import pytest
 
 from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations
 from a2lib.experiments.benchmark.configurations import Parameters
-from a2lib.experiments.benchmark.first import parts
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.steps import TINY, Configuration
-from a2lib.theory.transformer import SIZES
 
 
 def asked(**given):
     return dataclasses.replace(Parameters(), **given)
-
-
-def test_the_table_has_every_size_context_and_mode_smallest_first():
-    found = configurations.table("cuda")
-    assert len(found) == len(set(found)) == 6 * 4 * 3
-    assert {c.model for c in found} == set(SIZES) - {"8B"}
-    assert {c.context for c in found} == {128, 256, 512, 1024}
-    assert {(c.precision, c.attention, c.compile, c.capture) for c in found} == {
-        ("fp32", "eager", "none", False)
-    }
-    assert found[0] == Configuration("small", 128, mode="forward")
-    assert found[-1].model == "10B" and found[-1].context == 1024
-    work = [c.work() for c in found]
-    assert work == sorted(work)
 
 
 def test_a_whole_sweep_asks_for_nothing_twice():
@@ -61,43 +44,6 @@ def test_a_configuration_becomes_the_command_s():
         every += [c for c, _ in configurations.firsts(device)]
         for configuration in [*every, *configurations.powers(device)]:
             configuration.config(device)
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_columns_that_answer_most_come_first(device):
-    found = configurations.columns(device)
-    compared = configurations.COMPARED[device]
-    parts = [[], [], []]
-    for one in found:
-        if one.context == compared:
-            parts[0].append(one)
-        else:
-            parts[1 if one.capture or one.compile == "blocks" else 2].append(one)
-    assert found == [one for part in parts for one in part] and parts[0]
-    for part in parts:
-        assert part == configurations.smallest_first(part)
-    # Of 10B, which the question of the precisions asks for too, at that context alone.
-    assert {one.context for one in found if one.model == "10B"} <= {compared}
-    assert any(one.model == "10B" for one in parts[0]) == (device == "cuda")
-
-
-def test_columns_replay_every_phase_of_each_precision():
-    replayed = [c for c in configurations.columns("cuda") if c.capture and c.context == 512]
-    ways = {(c.precision, c.attention, c.compile) for c in replayed}
-    for precision in ("fp32", "tf32", "bf16"):
-        assert (precision, "eager", "none") in ways
-    for way in configurations.REPLAYED["cuda"]:
-        mine = [c for c in replayed if (c.precision, c.attention, c.compile) == way
-                and c.mode != configurations.OVERLAPPED]  # fmt: skip
-        assert sorted((c.model, c.mode) for c in mine) == sorted(
-            (model, mode)
-            for model in configurations.TABLE["cuda"]
-            for mode in ("forward", "forward-backward", "train-step")
-        )
-    assert all(c.mode == "train-step" for c in configurations.columns("cuda") if c.context != 512)
-    ours = [c for c in replayed if c.precision == "bf16_weights" or c.mode == "overlapped-step"]
-    assert {(c.attention, c.compile) for c in ours} == {("flash", "blocks")}
-    assert len(ours) == len(configurations.TABLE["cuda"]) * len(configurations.UPDATED["cuda"])
 
 
 def test_the_least_memory_by_hand():
@@ -139,26 +85,6 @@ def test_the_least_memory_is_less_than_a_forward_keeps(precision):
         kept[parameter.data_ptr()] = parameter.untyped_storage()
     least = configuration.least_bytes()
     assert least < sum(storage.nbytes() for storage in kept.values()) < 8 * least
-
-
-def test_the_warm_up_is_of_five_processes_a_model_and_context():
-    found = benchmark.warmup_tasks(asked(sweep="warmup"), "cuda")
-    steps = [(t.spec["configuration"], t.spec["warmup"]) for t in found]
-    processes = {(step["model"], step["context"], warmup) for step, warmup in steps}
-    trained = set(configurations.TABLE["cuda"]) - {"10B"}
-    assert processes == set(itertools.product(trained, (128, 512), (0, 1, 2, 3, 5)))
-    assert len(found) == len(processes)
-
-
-def test_parts_of_a_first_step():
-    plain = Configuration("small", 128)
-    assert parts(plain, "nothing", "cpu") == ("import", "first", "second", "steady")
-    assert parts(plain, "block", "cuda") == (
-        "import", "context", "product", "block_first", "block_second", "first", "second", "steady",
-    )  # fmt: skip
-    assert "memory" in parts(plain, "memory", "cuda")
-    for name in ("modules", "cached"):
-        assert parts(plain, name, "cuda") == ("import", "context", "first", "second", "steady")
 
 
 def test_a_cache_that_another_machine_has_is_filled_again(tmp_path, monkeypatch):

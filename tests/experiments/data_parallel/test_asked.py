@@ -3,10 +3,9 @@
 import pytest
 
 from a2lib.experiments import collectives, ddp, fsdp, parallelism, sharded_optimizer
-from a2lib.experiments.data_parallel import traces
-from a2lib.experiments.data_parallel.configurations import PLAIN, Way, tasks, unusual
+from a2lib.experiments.data_parallel.configurations import Way, tasks
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.measure import DDP, FSDP, FSDP_MEMORY, SHARDED_OPTIMIZER, read_runs
+from a2lib.measure import DDP, SHARDED_OPTIMIZER, read_runs
 
 BOTH = [Way("fsdp"), Way("fsdp2")]
 
@@ -19,24 +18,6 @@ def gpus(monkeypatch):
 @pytest.fixture
 def no_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-
-
-def test_a_sweep_of_ddp_has_what_the_questions_ask(gpus):
-    asked = ddp.Parameters(sweep="all").asked()
-    handout = {Way("naive"), Way("flat"), Way("overlapped")}
-    handout |= {Way("bucketed", mb) for mb in ddp.HANDOUT_MB}
-    for model in ("xl25", "2.7B"):
-        launched, plain = (t for t in asked if t.model == model and not t.capture)
-        assert (plain.precision, plain.attention, plain.compile) == ("fp32", "eager", "none")
-        assert set(asked[plain]) == handout
-        assert ddp.Parameters(sweep=f"plain-{model}").asked() == {plain: asked[plain]}
-        assert handout | {Way("torch_ddp", 25)} <= set(asked[launched])
-        assert launched.ranks.backend == "nccl" and launched.ranks.world_size == 2
-        assert (launched.batch, launched.context, launched.compile) == (4, 512, "blocks")
-    (captured,) = (t for t in asked if t.model == "xl25" and t.capture)
-    assert handout < set(asked[captured])
-    assert not any(way.wrapper.startswith("torch") for way in asked[captured])
-    assert all(len(set(ways)) == len(ways) for ways in asked.values())
 
 
 def test_the_essential_sweep_of_ddp_has_all_sides_and_resumes_in_the_whole(gpus):
@@ -53,32 +34,6 @@ def test_the_essential_sweep_of_ddp_has_all_sides_and_resumes_in_the_whole(gpus)
     made = tasks(DDP, essential)
     assert [task.label for task in made] == ["xl25 captured", "xl25 launched"]
     assert "bucketed 100 MB copy_engines bf16" in made[0].rows
-
-
-def test_what_is_not_usual_has_timelines_of_its_own(gpus):
-    (plain,) = ddp.Parameters(sweep="plain-2.7B").asked()
-    assert plain.label == "2.7B launched fp32 eager uncompiled"
-    assert {way.wrapper for way in traces.drawn(plain.spec(), "cuda")} >= {"naive", "overlapped"}
-    (usual,) = ddp.Parameters(model="2.7B").asked()
-    assert usual.label == "2.7B launched" and traces.drawn(usual.spec(), "cuda") == ()
-    assert ddp.Parameters(model="2.7B", **PLAIN).asked().keys() == {plain}
-    tiny = {"model": "tiny", "capture": False, **PLAIN}
-    assert traces.drawn(tiny, "cpu") and unusual(tiny, "cpu") == ""
-
-
-def test_a_sweep_of_fsdp_has_both_models_launched_beside_the_peer_and_captured(gpus):
-    asked = fsdp.Parameters(sweep="all").asked()
-    assert [(t.model, t.capture) for t in asked] == [
-        ("xl25", True), ("xl25", False), ("2.7B", True), ("2.7B", False),
-    ]  # fmt: skip
-    assert all(ways == (BOTH[:1] if t.capture else BOTH) for t, ways in asked.items())
-    assert len(tasks(FSDP, asked)) == 4
-    memory = fsdp.memory_tasks(asked)
-    assert [task.label for task in memory] == ["xl25 launched", "2.7B launched"]
-    for task in memory:
-        assert list(task.rows) == ["fsdp", "fsdp2", "ddp", "zero1"] and not task.spec["capture"]
-        assert all(set(key) == set(FSDP_MEMORY.key) for key in task.rows["zero1"])
-        assert task.size == 4 * len(fsdp.MOMENTS)
 
 
 def test_the_essential_sweep_of_the_optimizer_has_both_sides_of_the_targets(gpus):

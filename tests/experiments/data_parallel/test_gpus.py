@@ -14,14 +14,7 @@ from a2lib.experiments.data_parallel.configurations import (
     tasks,
 )
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.measure import (
-    DDP,
-    FSDP,
-    FSDP_MEMORY,
-    SHARDED_OPTIMIZER,
-    SHARDED_OPTIMIZER_MEMORY,
-    bulk,
-)
+from a2lib.measure import DDP, FSDP, FSDP_MEMORY, SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY, bulk
 from a2lib.theory.sharding import Held
 from a2lib.theory.transformer import Shape
 

@@ -6,14 +6,7 @@ import types
 import pytest
 import torch
 
-from a2lib.experiments.data_parallel import (
-    gathers,
-    times,
-    traces,
-    training,
-    turns,
-    wrappers,
-)
+from a2lib.experiments.data_parallel import gathers, times, traces, training, turns, wrappers
 from a2lib.experiments.data_parallel.configurations import Way
 from a2lib.experiments.data_parallel.gradients import TOLERANCE, Deviation, deviation, worst
 from a2lib.experiments.data_parallel.training import of_each_kind

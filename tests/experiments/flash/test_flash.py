@@ -1,7 +1,5 @@
 """What the notebook's cells ask for, show and draw."""
 
-import re
-
 import pytest
 
 from a2lib.experiments import ceilings, flash
@@ -54,33 +52,6 @@ def test_the_asked_backward_is_in_the_handouts_sweep_alone_and_its_forward_is_ou
     assert found == {(1, "backward"), (1, "end_to_end")}
     given = Parameters(implementations=ASKED, passes="forward")
     assert not sum(task.size for task in flash.tasks(given, "cuda"))
-
-
-@pytest.mark.parametrize(
-    ("sweep", "status", "panels"),
-    [("shape", "ok", 1), ("handout", "ok", 8), ("fa3", "ok", 4), ("shape", "oom", 0)],
-)
-def test_tables_and_figure_of_every_sweep(started, capsys, sweep, status, panels):
-    run = started(sweep=sweep, implementations="eager,flex")
-    measured(run, status=status, names=("eager", "flex"))
-    for quantity in flash.QUANTITIES:
-        flash.show_table(run, quantity)
-    printed = capsys.readouterr().out
-    assert printed.count("measured on a GPU alone") == 3 and "flex" in printed
-    assert ("why" in printed) and (status == "ok" or "oom" in printed)
-    figure = flash.draw(run)
-    assert len(figure.axes if figure else ()) == panels
-
-
-def test_the_gpus_time_and_the_hosts_are_apart(started, capsys):
-    run = started(implementations="eager,flex")
-    measured(run, names=["eager"], ms_graph=0.0625, ms_host=0.875, note="")
-    measured(run, names=["flex"], ms_host=0.375, note="no graph: out of memory")
-    flash.show_table(run, "GPU ms")
-    printed = capsys.readouterr().out
-    assert re.search(r"forward +0\.0625 +no graph: out of memory", printed)
-    flash.show_table(run, "host ms")
-    assert re.search(r"forward +0\.875 +0\.375", capsys.readouterr().out)
 
 
 def test_rates_are_operations_over_time_beside_the_ceiling(started, capsys):

@@ -72,13 +72,7 @@ def test_the_estimate_is_a_bound_within_about_a_factor_of_two():
         shape = Shape(dtype, *sizes, True)
         bound = max(estimates.host_bytes(name, shape, p) for p in passes)
         assert measured <= bound, (name, dtype, passes, measured, bound)
-        assert bound <= 2 * measured + estimates._LIBRARIES, (
-            name,
-            dtype,
-            passes,
-            measured,
-            bound,
-        )
+        assert bound <= 2 * measured + estimates._LIBRARIES, (name, dtype, passes, measured, bound)
 
 
 def test_the_tile_is_that_of_the_tiled_implementation():

@@ -4,12 +4,7 @@ import time
 
 import pytest
 
-from a2lib.experiments.harness.ahead import (
-    CONTEXT_BYTES,
-    Compilation,
-    compile_ahead,
-    worker_count,
-)
+from a2lib.experiments.harness.ahead import CONTEXT_BYTES, Compilation, compile_ahead, worker_count
 
 HANDLER = "experiments.harness.toy:compile_"
 SIZES = [2**n for n in range(8)]

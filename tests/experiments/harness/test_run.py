@@ -63,11 +63,6 @@ def test_rows_are_measured_once_and_said_to_be_stored(started, capsys):
     assert run.left == 0 and run.worker.closed
 
 
-def test_the_bar_names_what_is_measured(started, capsys):
-    harness.measure(started(), TOY, [task("a", "b", label="shape", in_turns=True)])
-    assert "6/6" in capsys.readouterr().err
-
-
 def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
     run = started(time_limit_s=1, size=4)
     run.until = None  # a worker may take longer to start

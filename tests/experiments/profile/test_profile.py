@@ -25,32 +25,6 @@ TINY = Traced(Configuration("tiny", 16), "torch")
 (TASK,) = profile.tasks(Parameters(context=16), "cpu")
 
 
-def test_what_answers_most_comes_first_and_each_once():
-    everything = sweep_of("all", "cuda", "nsys")
-    assert len(everything) == len(set(everything)) == 54 + 3 * 4 * 2
-    first = [(t.configuration.mode, t.configuration.context, t.profiler) for t in everything[:13]]
-    assert [first[i] for i in (0, 5, 10, 12)] == [
-        ("train-step", 512, "nsys"),
-        ("forward", 512, "nsys"),
-        ("train-step", 512, "torch"),
-        ("train-step", 128, "nsys"),
-    ]
-    sizes = ["small", "2.7B", "medium", "large", "xl25"]
-    assert [t.configuration.model for t in everything[:10]] == sizes * 2
-    for way in ({}, {"compile": "blocks"}):
-        for mode in ("forward", "forward-backward", "train-step"):
-            for context in (128, 256, 512, 1024):
-                for model in ("small", "2.7B"):
-                    wanted = Configuration(model, context, 4, mode, **way)
-                    assert Traced(wanted, "nsys") in everything
-    assert len({t.picture for t in everything}) == len(everything)
-    witness = sweep_of("witness", "cuda", "nsys")
-    assert {t.profiler for t in witness} == {"torch"}
-    assert {dataclasses.replace(t, profiler="nsys") for t in witness} <= set(everything)
-    assert sweep_of("witness", "cuda", "torch") == []
-    assert {t.profiler for t in sweep_of("all", "cuda", "torch")} == {"torch"}
-
-
 def test_a_step_with_16_bit_weights_can_be_traced():
     given = {"precision": "bf16_weights", "attention": "flash", "compile": "blocks"}
     (traced,) = Parameters(model="2.7B", **given).traced("cuda", "nsys")
@@ -58,14 +32,6 @@ def test_a_step_with_16_bit_weights_can_be_traced():
     words = handlers.command(traced.configuration.config("cuda", nvtx=traced.ranges))
     assert traced.key().items() >= {"model": "2.7B", "mode": "train-step", **given}.items()
     assert {"--precision=bf16_weights", "--attention=flash", "--compile-blocks"} <= set(words)
-
-
-def test_modules_have_ranges_where_parts_are_told_apart():
-    ranges = {t: t.ranges for t in sweep_of("all", "cuda", "nsys")}
-    for traced, name in ranges.items():
-        c = traced.configuration
-        assert name == ("modules" if (c.mode, c.compile) == ("train-step", "none") else "phases")
-        c.config("cuda", nvtx=name, cuda_profiler=True)  # allowed
 
 
 SOME = sweep_of("all", "cuda", "nsys")[::7] + sweep_of("all", "cpu", "torch")

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
 
 from a2lib.paths import ROOT
 from a2lib.report import data
@@ -39,8 +43,13 @@ class Question:
 
     def has(self, query: str) -> int:
         """How many of the published device's rows of its section a query finds."""
-        every = data.load(self.section)
-        return len(every[~every["local"]].query(query))
+        return len(_published(self.section, *data.data_roots()).query(query))
+
+
+@cache  # a page asks for each part several times
+def _published(section: str, *roots: Path) -> pd.DataFrame:
+    every = data.load(section, [*roots])
+    return every[~every["local"]]
 
 
 def load() -> dict[str, Question]:

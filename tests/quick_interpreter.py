@@ -17,6 +17,8 @@ def _languages(fn):
 
 
 def install():
+    if not hasattr(interpreter, "_LangPatchScope"):  # another version, whose patches are others
+        return
     patch, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
 
     def patch_once(fn):

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from a2lib.model.layers import cross_entropy
+from a2lib.theory.memory.keeping import CHUNK
 
 NAME = "a2lib::linear_cross_entropy"
-CHUNK = 4096  # tokens; their logits of a vocabulary of 150,000 are 1.2 GB in 16 bits
 
 torch.library.define(
     NAME,

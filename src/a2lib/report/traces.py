@@ -74,9 +74,10 @@ def picture(table: str, rows: pd.DataFrame, **about) -> list[dict]:
 
 
 def kernels(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every kernel of a step of each trace: the columns of the bulk table ``kernels`` and what the
-    trace is of (model, context, ...); no rows where nothing is traced."""
-    every = pictures("kernels", rows).values()
+    """Every kernel of a step of each of the profile's traces: the columns of the bulk table
+    ``kernels`` and what the trace is of (model, context, ...); no rows where nothing is traced."""
+    # Those of another section name it.
+    every = [p for p in pictures("kernels", rows).values() if "section" not in p.about]
     if not every:
         return pd.DataFrame(columns=list(bulk.TABLES["kernels"]))
     found = pd.concat([pd.DataFrame(p.rows).assign(**p.about) for p in every], ignore_index=True)

@@ -23,8 +23,8 @@ from a2lib.experiments.harness.worker import free_memory
 from a2lib.experiments.leaderboard.training import Training
 from a2lib.experiments.steps import MODELS
 from a2lib.measure import LEADERBOARD, memory, synchronize, trace
-from a2lib.model.head import CHUNK
 from a2lib.theory.memory.keeping import (
+    CHUNK,
     PRODUCTS,
     BlockPlan,
     block_always,

@@ -16,10 +16,9 @@ from a2lib.experiments.data_parallel.sharded import fully_sharded, local
 from a2lib.experiments.leaderboard import FUSED, OURS
 from a2lib.experiments.steps import MODELS
 from a2lib.model import TransformerLM, cross_entropy
-from a2lib.model.head import CHUNK
 from a2lib.model.offload import LEAST, Mover, PlannedBlocks
 from a2lib.parallel import FSDP
-from a2lib.theory.memory.keeping import BlockPlan
+from a2lib.theory.memory.keeping import CHUNK, BlockPlan
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": None}
 COMPILER = {"cuda": "inductor", "cpu": "aot_eager"}

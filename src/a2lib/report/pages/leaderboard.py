@@ -11,7 +11,7 @@ from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
 from a2lib.report.units import percent
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.memory.keeping import block_always, block_results, working_bytes
+from a2lib.theory.memory.keeping import CHUNK, block_always, block_results, working_bytes
 from a2lib.theory.roofline import floor
 from a2lib.theory.step_kernels import fused_step
 from a2lib.theory.transformer import SIZES, forward_flops_by_part, parameter_count, step_flops
@@ -25,7 +25,6 @@ WAYS = {
     "offloaded": "+ the rest on the host",
     "own_attention": "+ our attention",
 }
-CHUNK = 4096  # tokens that go through the head at a time: model/head.py, which loads torch
 PIECES = {"matrix multiplies": "#0072b2", "FlashAttention": "#d55e00", "computed again": "#b0558a"}
 PIECES |= {"other passes": "#00825f", "AdamW": "#444444", "beyond": "#808080"}
 HELD = {"state": "#0072b2", "kept by blocks": "#d55e00", "all else": "#808080"}

@@ -25,6 +25,9 @@ from a2lib.theory.transformer import Shape
 
 ATTENTION_PRODUCTS, FFN_PRODUCTS = ("q_proj", "k_proj", "v_proj"), ("w1", "w3")
 PRODUCTS = ATTENTION_PRODUCTS + FFN_PRODUCTS
+# Tokens that go through the head at a time; their logits of a vocabulary of 150,000 are 1.2 GB in
+# 16 bits.
+CHUNK = 4096
 # Blocks at the end that send nothing: backward would want it back at once.
 STAY = 2
 

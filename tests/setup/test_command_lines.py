@@ -139,7 +139,7 @@ TINY = "--num-layers 1 --d-model 8 --d-ff 8 --num-heads 1 --context 4 --warmup 0
     "line", ["theory", "theory --help", "theory plan --json", f"benchmark {TINY}"]
 )
 def test_a_reader_that_has_had_enough_ends_a_command_in_silence(line):
-    """As ``head`` does. Of a text that is not read argparse itself says nothing."""
+    """As ``head`` does. Of a help that is not read a newer argparse (3.11.7's) says nothing."""
     unread, end = os.pipe()
     os.close(unread)
     with open(end, "wb") as out:
@@ -147,7 +147,8 @@ def test_a_reader_that_has_had_enough_ends_a_command_in_silence(line):
             [sys.executable, "-m", *f"a2lib.{line}".split()], stdout=out, stderr=subprocess.PIPE,
             text=True, timeout=300,
         )  # fmt: skip
-    assert done.returncode == (0 if "--help" in line else -signal.SIGPIPE)
+    ends = {-signal.SIGPIPE, 0} if "--help" in line else {-signal.SIGPIPE}
+    assert done.returncode in ends
     assert "Error" not in done.stderr
 
 

@@ -121,7 +121,7 @@ def test_no_value_may_come_as_a_word_where_it_is_allowed(form):
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_a_sweep_takes_no_shape(sweep):
-    for name, value in {"seq_len": 64, "dtype": "fp32", "causal": False, "heads": 2}.items():
+    for name, value in {"seq_len": 64, "causal": False, "heads": 2}.items():
         message = refused(sweep=sweep, **{name: value})
         assert name in message and sweep in message
 
@@ -143,6 +143,13 @@ def test_closest(wrong, right):
     assert closest(wrong, IMPLEMENTATIONS) == right
     assert closest("zzzz", IMPLEMENTATIONS) is None
     assert closest("SeqLens", FIELDS) == "seq_len"
+
+
+def test_a_sweep_of_one_dtype():
+    both = Parameters(sweep="handout").shapes("cuda")
+    apart = [Parameters(sweep="handout", dtype=dtype).shapes("cuda") for dtype in ("bf16", "fp32")]
+    assert [{shape.dtype for shape in shapes} for shapes in apart] == [{"bf16"}, {"fp32"}]
+    assert sorted(map(str, both)) == sorted(str(shape) for shapes in apart for shape in shapes)
 
 
 def test_full_sweep_is_the_handout_the_leaderboard_and_the_paper():

@@ -57,7 +57,7 @@ class Parameters:
     seed: int = parameters.seed()
 
     def __post_init__(self) -> None:
-        fixed = ("seq_len", "head_dim", "heads", "batch", "dtype", "causal")
+        fixed = ("seq_len", "head_dim", "heads", "batch", "causal")
         parameters.refuse_beside_sweep(self, fixed)
 
     @property
@@ -80,9 +80,10 @@ class Parameters:
         return ("eager", *tiled, "sdpa_flash")
 
     def shapes(self, device: str) -> list[Shape]:
-        """The shapes to measure on ``device``, in order."""
+        """The shapes to measure on ``device``, in order; of a sweep all, or those of a dtype."""
         if self.sweep != "shape":
-            return sweep_shapes(self.sweep, tiny=device == "cpu")
+            shapes = sweep_shapes(self.sweep, tiny=device == "cpu")
+            return [shape for shape in shapes if self.dtype in ("auto", shape.dtype)]
         return [
             Shape(
                 DTYPE[device] if self.dtype == "auto" else self.dtype,

@@ -64,10 +64,7 @@ class Written:
             exec(compile(ast.Module([last], []), name, "exec"), names)
             return
         value = eval(compile(ast.Expression(last.value), name, "eval"), names)
-        if hasattr(value, "_repr_svg_"):
-            assert value._repr_svg_()
-        elif value is not None:
-            assert str(value)
+        assert value is None or str(value)
 
 
 @pytest.fixture(scope="session")
@@ -91,17 +88,16 @@ def perturbed(table, section, rng):
     """The table with each number that is no key off by a factor of some 1.35, and words that were
     measured (a status, a dtype) dealt anew."""
     key, own = set(SECTIONS[section].key), set(SECTIONS[section].columns)
-    table = table.copy()
+    columns = dict(table.items())
     for name in table.columns.difference([*key, "device", "file", "local", "run", "n"]):
         column = table[name]
-        if pd.api.types.is_bool_dtype(column):
-            table[name] = rng.permutation(column.to_numpy())
-        elif pd.api.types.is_numeric_dtype(column):
+        number = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+        if number:
             noise = np.exp(rng.normal(0, 0.3, len(table)))
-            table[name] = column.astype("float64") * noise
-        elif name in own:
-            table[name] = rng.permutation(column.to_numpy())
-    return table
+            columns[name] = column.to_numpy("float64", na_value=np.nan) * noise
+        elif name in own or pd.api.types.is_bool_dtype(column):
+            columns[name] = rng.permutation(column.to_numpy())
+    return pd.DataFrame(columns, index=table.index)
 
 
 def breaks(claim, tables):
@@ -121,7 +117,8 @@ def test_each_claim_holds_and_can_break(written, name):
         rng = np.random.default_rng(0)
         firm = list(page.claims)
         for _ in range(60):
-            tables = {s: perturbed(rows, s, rng) for s, rows in page.tables.items()}
+            used = sorted({section for claim in firm for section in claim.sections})
+            tables = {s: perturbed(page.tables[s], s, rng) for s in used}
             firm = [claim for claim in firm if not breaks(claim, tables)]
             if not firm:
                 break

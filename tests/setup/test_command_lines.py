@@ -25,7 +25,7 @@ PARSERS = {
 }
 # Options whose value is a name or a path.
 TEXT = {
-    "benchmark": {"size", "mode", "precision", "attention", "checkpointing", "device", "sync",
+    "benchmark": {"size", "mode", "precision", "attention", "checkpointing", "device",
                   "nvtx", "torch_profile", "memory_history"},
     "theory": set(),
     "plan": {"size", "device", "precision", "attention", "optimizer", "activations", "sharding",

@@ -107,6 +107,15 @@ def test_a_formula_wider_than_a_phone_is_scrolled_from_its_beginning(book, open_
     assert wide and all(index == 0 and fades and left >= -0.5 for index, fades, left in wide)
 
 
+def test_formulas_are_typeset_from_the_disk(open_page):
+    every, bare, wrong = open_page("flash-derivation.html").evaluate("""() => {
+      const all = [...document.querySelectorAll("article .math")];
+      return [all.length, all.filter((one) => !one.querySelector("mjx-container")).length,
+        document.querySelectorAll("mjx-merror").length];
+    }""")
+    assert every > 50 and bare == wrong == 0
+
+
 def test_on_a_desk_what_fits_has_no_cue(open_page):
     tab = open_page("collectives.html")
     assert tab.locator("table.dataframe").count()

@@ -161,15 +161,6 @@ def test_a_figure_without_its_run_is_not_read_for_publication(filled):
         read_section("flash", filled.data)
 
 
-def test_a_linked_file_is_written_and_stays_linked(data, store, make_row, tmp_path):
-    target = tmp_path / "shared" / "mine.csv"
-    store.path.parent.mkdir(parents=True)
-    store.path.symlink_to(target)
-    for seq_len in (128, 256):
-        Store(FLASH, "cpu", data).put(make_row(seq_len=seq_len))
-    assert store.path.is_symlink() and len(target.read_text().splitlines()) == 3
-
-
 def change(line, old, new):
     """What breaks a file: ``old`` on a line becomes ``new``."""
 

@@ -48,7 +48,8 @@ class Stopwatch:
         with self.ranges(name):
             host, event = time.perf_counter(), self._event()
             yield
-            self._phases[name] = (host, time.perf_counter(), event, self._event())
+            end_event = self._event()
+            self._phases[name] = (host, time.perf_counter(), event, end_event)
 
     def _event(self):
         if self.device == "cpu":

@@ -223,24 +223,16 @@ class Page:
             known = sum(answer != "not measured" for _, answer in answers)
             if known:
                 label = f"tab-{self._label}-holds-{device}"
-                text.append(
-                    folded(
-                        Table(lines, f"What of this page holds on {name}", label, 2),
-                        longest=OPEN_LINES,
-                    )
-                )
+                table = Table(lines, f"What of this page holds on {name}", label, 2)
+                text.append(folded(table, longest=OPEN_LINES))
             else:
                 text.append(f"Of what this page says nothing is measured on {name}.")
             rows = tables[self.section]
             if len(rows):
                 frame = shown(rows) if shown else _as_stored(rows, self.section)
                 label = f"tab-{self._label}-rows-{device}"
-                text.append(
-                    folded(
-                        Table(frame.astype(object).fillna(MISSING), f"Rows of {name}", label),
-                        longest=0,
-                    )
-                )
+                table = Table(frame.astype(object).fillna(MISSING), f"Rows of {name}", label)
+                text.append(folded(table, longest=0))
         if not text:
             text.append(
                 "Nothing is measured on another machine yet. To see which of this page's "

@@ -58,6 +58,22 @@ def command():
 
 
 @pytest.fixture
+def built(monkeypatch):
+    """``built(then)``: call ``then(workload)`` whenever one has been built."""
+
+    def watch(then):
+        plain = workload.Workload.__init__
+
+        def __init__(self, *args, **options):
+            plain(self, *args, **options)
+            then(self)
+
+        monkeypatch.setattr(workload.Workload, "__init__", __init__)
+
+    return watch
+
+
+@pytest.fixture
 def calls(monkeypatch, tmp_path):
     """The calls so far; forward, backward and build among them. Event times are the host's."""
     monkeypatch.chdir(tmp_path)  # where a history is written

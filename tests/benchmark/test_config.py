@@ -16,14 +16,8 @@ WRONG = [
     ("num_heads", 8, "RoPE turns pairs, so head_dim must be even"),
     ("batch", 0, "allowed are whole numbers from 1 to 65536"),
     ("mode", "train", "allowed are inference, forward, forward-backward, train-step"),
-    ("precision", "fp16", "precision 'fp16': allowed are fp32, tf32, bf16"),
-    ("device", "tpu", "device 'tpu': allowed are cuda, cpu"),
-    ("sync", "never", "sync 'never': allowed are step, phase"),
-    ("nvtx", "all", "nvtx 'all': allowed are none, phases, modules"),
     ("attention", "fast", "attention 'fast': allowed are eager, flash, sdpa_flash"),
-    ("checkpointing", "all", "allowed are none, half, block, segments:k"),
     ("checkpointing", "segments:3", "k must be a whole number from 1 to 2"),
-    ("memory_history", "no/such/folder/x", "'no/such/folder/x': no such folder"),
     ("torch_profile", "no/such/folder/x", "torch_profile 'no/such/folder/x': no such folder"),
     ("precision", "tf32", "precision 'tf32' needs a CUDA device; allowed on cpu is fp32 and bf16"),
     ("nvtx", "phases", "nvtx 'phases' needs a CUDA device; allowed on cpu is none"),
@@ -43,7 +37,7 @@ def test_wrong_values_in_one_line(tiny, tiny_arguments, capsys, name, value, com
     assert err.count("\n") == 1 and err.endswith("\n")
 
 
-@pytest.mark.parametrize("value", [True, 2.0, "2", None])
+@pytest.mark.parametrize("value", [True, 2.0, None])
 def test_whole_numbers_are_ints(tiny, value):
     with pytest.raises(ValueError, match="batch is .*; allowed are whole numbers from 1 to 65536"):
         tiny(batch=value)
@@ -61,11 +55,7 @@ def test_types_that_only_python_can_give(tiny):
     "given, complaint",
     [
         (["--batch"], "expected one argument"),
-        (
-            ["--contxt=8"],
-            "unknown --contxt=8 (did you mean --context?); allowed are --help, --size",
-        ),
-        (["8"], "unknown 8; allowed are"),
+        (["--contxt=8"], "unknown --contxt=8 (did you mean --context?); allowed are --help, --si"),
         (["--cuda-profiler"], "cuda_profiler needs a CUDA device"),
     ],
 )
@@ -81,7 +71,6 @@ def test_what_is_no_option(tiny_arguments, capsys, given, complaint):
     "options, complaint",
     [
         ({"warmup": 1}, "warmup is 1; allowed with capture are whole numbers of at least 2"),
-        ({"sync": "phase"}, "sync 'phase': a replay has no phases; allowed is 'step'"),
         ({"nvtx": "modules"}, "nvtx 'modules' is lost in a replay; allowed is 'phases'"),
         ({"device": "cpu"}, "capture needs a CUDA device; allowed on cpu is to leave it out"),
         ({"keep_gradients": True}, "allowed with capture is to leave it out"),
@@ -94,29 +83,16 @@ def test_what_a_capture_excludes(tiny, options, complaint):
         tiny(**{**good, **options})
 
 
-def test_a_capture_wants_a_gpu(tiny, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match="capture needs a CUDA device; allowed on cpu"):
-        check_here(tiny(capture=True, warmup=2, device=None))
-
-
-def test_one_profiler_at_a_time(tiny, tmp_path):
-    with pytest.raises(ValueError, match="cuda_profiler and torch_profile exclude each other"):
-        tiny(device="cuda", cuda_profiler=True, torch_profile=str(tmp_path / "x"))
-
-
-def test_one_way_of_compiling(tiny):
-    with pytest.raises(ValueError, match="compile and compile_blocks exclude each other"):
-        tiny(compile=True, compile_blocks=True)
+@pytest.mark.parametrize("one, other", [("cuda_profiler", "torch_profile"),
+                                        ("compile", "compile_blocks")])  # fmt: skip
+def test_one_at_a_time(tiny, one, other):
+    with pytest.raises(ValueError, match=f"{one} and {other} exclude each other"):
+        tiny(device="cuda", **{one: True, other: "x" if other == "torch_profile" else True})
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"compile": True}, {"compile_blocks": True}, {"checkpointing": "block"},
-        {"checkpointing": "segments:2"},
-    ],
-)  # fmt: skip
+    "options", [{"compile": True}, {"compile_blocks": True}, {"checkpointing": "block"}]
+)
 def test_ranges_of_modules_and_what_breaks_them(tiny, options):
     with pytest.raises(ValueError, match="nvtx 'modules'.*allowed.*'phases'"):
         tiny(nvtx="modules", **options)
@@ -127,6 +103,8 @@ def test_a_device_that_is_not_there(tiny, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match="there is no CUDA device here; allowed is cpu"):
         check_here(tiny(device="cuda"))
+    with pytest.raises(ValueError, match="capture needs a CUDA device; allowed on cpu"):
+        check_here(tiny(capture=True, warmup=2, device=None))
     assert check_here(tiny(device=None)) == "cpu"
 
 
@@ -146,7 +124,7 @@ def test_every_field_is_an_option(tiny, tiny_arguments):
     given = {
         "size": "large", "mode": "forward", "precision": "bf16", "compile": True, "seed": 3,
         "attention": "sdpa_math", "checkpointing": "segments:2", "autocast_cache": False,
-        "sync": "phase", "nvtx": "none", "cuda_profiler": False, "memory_history": None,
+        "nvtx": "none", "cuda_profiler": False, "memory_history": None,
         "compile_blocks": False, "capture": False, "torch_profile": None,
     }  # fmt: skip
     want = tiny(**given)

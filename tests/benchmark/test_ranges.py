@@ -165,7 +165,7 @@ def test_a_range_ends_with_an_error():
 @pytest.mark.parametrize("mode", PHASES)
 def test_phases_of_a_step(tiny, mode):
     config, recorder = tiny(mode=mode), Recorder()
-    stopwatch = Stopwatch("cpu", False, Ranges(recorder))
+    stopwatch = Stopwatch("cpu", Ranges(recorder))
     Workload(config, "cpu").step(stopwatch, "step 0")
     assert recorder.paths == ["step 0", *(f"step 0/{phase}" for phase in PHASES[mode])]
     assert recorder.open == []
@@ -173,7 +173,7 @@ def test_phases_of_a_step(tiny, mode):
 
 def test_modules_within_phases(tiny):
     config, recorder = tiny(mode="forward-backward", nvtx="modules"), Recorder()
-    stopwatch = Stopwatch("cpu", False, Ranges(recorder))
+    stopwatch = Stopwatch("cpu", Ranges(recorder))
     Workload(config, "cpu", recorder).step(stopwatch, "step 0")
     assert "step 0/forward/layers.0/layers.0.ffn" in recorder.paths
     assert "step 0/backward/layers.0.bwd/layers.0.ffn.bwd" in recorder.paths

@@ -10,7 +10,6 @@ import torch
 from a2lib.attention import UnsupportedError
 from a2lib.benchmark import MODES, PHASES, Result, StepTimes, Summary, run
 from a2lib.benchmark.__main__ import main
-from a2lib.benchmark.workload import Workload
 from a2lib.measure import snapshot, trace
 from a2lib.theory.transformer import forward_flops, parameter_count, state_bytes, step_flops
 
@@ -49,17 +48,12 @@ def test_one_seed_is_one_training(tiny):
 
 
 @pytest.mark.parametrize("mode", ["train-step", "overlapped-step"])
-def test_weights_of_zero_stay_zero(tiny, monkeypatch, mode):
-    made, make = [], Workload.__init__
-
-    def kept(self, *arguments):
-        make(self, *arguments)
-        made.append(self.model)
-
-    monkeypatch.setattr(Workload, "__init__", kept)
+def test_weights_of_zero_stay_zero(tiny, built, mode):
+    made = []
+    built(lambda workload: made.append(workload.model))
     steps = run(tiny(weights="zero", mode=mode)).steps
     assert [step.loss for step in steps] == pytest.approx([math.log(11)] * 2)
-    assert not any(p.any() for model in made for p in model.parameters())
+    assert made and not any(p.any() for model in made for p in model.parameters())
 
 
 def test_options_that_change_nothing_of_the_result(tiny):
@@ -68,7 +62,6 @@ def test_options_that_change_nothing_of_the_result(tiny):
 
     plain = losses()
     assert losses(checkpointing="block") == plain
-    assert losses(sync="phase") == plain
     assert losses(precision="bf16", autocast_cache=False) == losses(precision="bf16") != plain
     assert losses(attention="sdpa_math") == pytest.approx(plain, rel=1e-4)
 
@@ -132,57 +125,28 @@ def test_compiled_blocks_are_one_graph_for_all(tiny, monkeypatch):
 @pytest.mark.parametrize(
     "mode, kept", [("inference", False), ("forward", True), ("train-step", True)]
 )
-def test_inference_keeps_nothing(tiny, monkeypatch, mode, kept):
+def test_inference_keeps_nothing(tiny, built, mode, kept):
     seen = []
-    monkeypatch.setattr(
-        Workload,
-        "__init__",
-        spy_on(Workload.__init__, lambda self: self.model.register_forward_hook(
-            lambda module, args, out: seen.append(out.requires_grad)
-        )),
-    )  # fmt: skip
+    built(lambda workload: workload.model.register_forward_hook(
+        lambda module, args, out: seen.append(out.requires_grad)))  # fmt: skip
     run(tiny(mode=mode))
     assert seen == [kept] * 3
 
 
-def spy_on(initialise, then):
-    def __init__(self, *args, **kwargs):
-        initialise(self, *args, **kwargs)
-        then(self)
-
-    return __init__
-
-
-def test_gradients_are_dropped_between_steps(tiny, monkeypatch):
-    """Otherwise every step but the first would add to what is there."""
-    seen = []
-
-    def watch(self):
-        self.model.register_forward_pre_hook(
-            lambda *_: seen.append(any(p.grad is not None for p in self.model.parameters()))
-        )
-
-    monkeypatch.setattr(Workload, "__init__", spy_on(Workload.__init__, watch))
-    for mode in ("forward-backward", "train-step"):
-        run(tiny(mode=mode))
-    assert seen == [False] * 6
-
-
 @pytest.mark.parametrize("mode", ["forward-backward", "train-step"])
-def test_gradients_are_kept_and_zero_between_steps(tiny, monkeypatch, mode):
-    """The same memory in every step, and each step's gradients its own."""
+def test_gradients_are_dropped_or_kept_and_zero_between_steps(tiny, built, mode):
+    """Dropped, or every step but the first would add to what is there; or the same memory in every
+    step, and each step's gradients its own."""
     seen = []
 
-    def watch(self):
-        self.model.register_forward_pre_hook(
-            lambda *_: seen.append(
-                [(p.grad.data_ptr(), p.grad.abs().max().item()) for p in self.model.parameters()]
-                if self.gradients()
-                else None
-            )
-        )
+    def look(workload):
+        def before(*_):
+            there = workload.gradients()
+            seen.append([(g.data_ptr(), g.abs().max().item()) for g in there] or None)
 
-    monkeypatch.setattr(Workload, "__init__", spy_on(Workload.__init__, watch))
+        workload.model.register_forward_pre_hook(before)
+
+    built(look)
     losses = [
         [step.loss for step in run(tiny(mode=mode, keep_gradients=keep)).steps]
         for keep in (False, True)
@@ -194,42 +158,33 @@ def test_gradients_are_kept_and_zero_between_steps(tiny, monkeypatch, mode):
     assert losses[0] == losses[1]
 
 
-def test_autocast_is_on_where_asked_and_off_in_backward(tiny, monkeypatch):
+def test_autocast_is_on_where_asked_and_off_in_backward(tiny, built):
     seen = []
 
-    def watch(self):
-        def forward(module, args, out):
-            seen.append(("forward", torch.is_autocast_enabled("cpu"), out.dtype))
-            if out.requires_grad:
-                out.register_hook(
-                    lambda g: seen.append(("backward", torch.is_autocast_enabled("cpu"), g.dtype))
-                )
+    def note(what, tensor):
+        seen.append((what, torch.is_autocast_enabled("cpu"), tensor.dtype))
 
-        self.model.register_forward_hook(forward)
+    def forward(module, args, out):
+        note("forward", out)
+        out.register_hook(lambda gradient: note("backward", gradient))
 
-    monkeypatch.setattr(Workload, "__init__", spy_on(Workload.__init__, watch))
+    built(lambda workload: workload.model.register_forward_hook(forward))
     run(tiny(precision="bf16", warmup=0, steps=1))
     assert seen == [("forward", True, torch.bfloat16), ("backward", False, torch.bfloat16)]
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_autocast_keeps_weights_or_not(tiny, monkeypatch, keeps):
+def test_autocast_keeps_weights_or_not(tiny, built, keeps):
     seen = []
-
-    def watch(self):
-        self.model.register_forward_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
-
-    monkeypatch.setattr(Workload, "__init__", spy_on(Workload.__init__, watch))
+    built(lambda workload: workload.model.register_forward_hook(
+        lambda *_: seen.append(torch.is_autocast_cache_enabled())))  # fmt: skip
     run(tiny(precision="bf16", autocast_cache=keeps, warmup=0, steps=1))
     assert seen == [keeps]
 
 
-def test_precision_of_fp32_products_is_put_back(tiny, monkeypatch):
+def test_precision_of_fp32_products_is_put_back(tiny, built):
     seen = []
-    watch = spy_on(
-        Workload.__init__, lambda self: seen.append(torch.get_float32_matmul_precision())
-    )
-    monkeypatch.setattr(Workload, "__init__", watch)
+    built(lambda _: seen.append(torch.get_float32_matmul_precision()))
     torch.set_float32_matmul_precision("medium")
     try:
         run(tiny())
@@ -271,8 +226,10 @@ OOM = [
 ]
 
 
-@pytest.mark.parametrize("error", OOM)
-@pytest.mark.parametrize("number, where", [(1, "warmup 0"), (2, "step 0"), (3, "step 1")])
+@pytest.mark.parametrize(
+    "error, number, where",
+    [(OOM[0], 1, "warmup 0"), *((error, 2, "step 0") for error in OOM), (OOM[0], 3, "step 1")],
+)
 def test_out_of_memory_is_a_result(tiny, monkeypatch, error, number, where):
     fail_at(monkeypatch, number, error)
     result = run(tiny())
@@ -307,13 +264,9 @@ def test_any_other_error_is_one(tiny, monkeypatch):
         run(tiny())
 
 
-def test_nothing_of_a_failed_run_stays_alive(tiny, monkeypatch):
+def test_nothing_of_a_failed_run_stays_alive(tiny, built, monkeypatch):
     models = []
-    monkeypatch.setattr(
-        Workload,
-        "__init__",
-        spy_on(Workload.__init__, lambda self: models.append(weakref.ref(self.model))),
-    )
+    built(lambda workload: models.append(weakref.ref(workload.model)))
     fail_at(monkeypatch, 2, OOM[0])
     assert run(tiny()).status == "oom"
     assert run(tiny()).status == "ok"
@@ -372,14 +325,12 @@ def test_a_table_that_a_person_can_check(tiny, monkeypatch):
     }  # fmt: skip
     assert result.summary()["wall"] == Summary(3.0, pytest.approx(7**0.5), 2.0, 1.0, 6.0, 3)
     lines = result.table().splitlines()
-    assert (
-        lines[0]
-        == "no named size: 1,304 parameters (d_model 8, d_ff 12, num_layers 2, num_heads 2)"
-    )
+    sizes = "1,304 parameters (d_model 8, d_ff 12, num_layers 2, num_heads 2)"
+    assert lines[0] == f"no named size: {sizes}"
     rows = {line.split()[0]: line.split()[1:] for line in lines if line}
     assert rows["forward"] == ["1.500", "1.323", "1.000", "0.500", "3.000"]
     assert rows["wall"] == ["3.000", "2.646", "2.000", "1.000", "6.000"]
-    assert "NVIDIA H200; 1 warm-up and 3 measured steps, waiting after each step" in lines
+    assert "NVIDIA H200; 1 warm-up and 3 measured steps" in lines
     assert lines[-1] == "peak memory 2.50 GB (3.00 GB reserved) of 150.00 GB"
     # 6e9 operations and 12 tokens in 3 ms.
     assert "2 TFLOP/s, 4,000 tokens/s by the mean wall time" in lines

@@ -1,23 +1,14 @@
 import fcntl
-import importlib.util
-import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import invented_rows
 import pytest
 
-from a2lib.measure.sections import notebooks
 from a2lib.paths import ROOT
-
-EMPTY_NOTEBOOK = {
-    "cells": [{"cell_type": "markdown", "metadata": {}, "source": ["# Lab record\n"]}],
-    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
-    "nbformat": 4,
-    "nbformat_minor": 4,
-}
 
 
 class Book:
@@ -28,17 +19,11 @@ class Book:
         self.html = root / "book" / "_build" / "html"
         if not copy:
             return
-        ignore = shutil.ignore_patterns("_build", "__pycache__", "*.egg-info")
-        for folder in ("src", "book", "data"):
+        ignore = shutil.ignore_patterns("_build", "__pycache__", ".*", "*.egg-info")
+        for folder in ("src", "book", "data", "notebooks"):
             shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=ignore)
         for file in ("_config.yml", "_toc.yml"):
             shutil.copy(ROOT / file, root)
-        (root / "notebooks").mkdir()
-        for notebook in [f"{name}.ipynb" for name in notebooks()]:
-            if (ROOT / "notebooks" / notebook).is_file():
-                shutil.copy(ROOT / "notebooks" / notebook, root / "notebooks")
-            else:
-                (root / "notebooks" / notebook).write_text(json.dumps(EMPTY_NOTEBOOK))
 
     def build_loosely(self) -> None:
         """Build what the contents name; what refers to other pages is a warning."""
@@ -61,22 +46,6 @@ class Book:
         """Every HTML page; the theme leaves templates of its own in _static."""
         pages = sorted(self.html.rglob("*.html"))
         return [page for page in pages if "_static" not in page.parts]
-
-
-def synthetic():
-    """The module that writes invented rows."""
-    file = ROOT / "tests" / "report" / "synthetic.py"
-    spec = importlib.util.spec_from_file_location("a2lib_tests_synthetic", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def built(book: Book) -> Book:
-    """The book after a build without a warning."""
-    done = book.build()
-    assert done.returncode == 0, done.stdout + done.stderr
-    return book
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +105,11 @@ def book(tmp_path_factory):
         shutil.rmtree(root, ignore_errors=True)  # what a failed build of another worker left
         root.mkdir()
         book = Book(root)
-        synthetic().write(root / "build" / "data", device="cpu", ceiling=False,
-                          keep=lambda shape: shape[0] == "eager" and shape[4] <= 256)  # fmt: skip
-        built(book)
+        rows = [invented_rows.flash(seq_len=n, pass_=pass_) for n in (128, 256)
+                for pass_ in ("forward", "backward", "end_to_end")]  # fmt: skip
+        invented_rows.write(root / "build" / "data", device="cpu", flash=rows)
+        done = book.build()
+        assert done.returncode == 0, done.stdout + done.stderr
         ready.touch()
         return book
 

@@ -2,8 +2,6 @@
 
 import functools
 import re
-import shutil
-import subprocess
 
 import pytest
 from bs4 import BeautifulSoup
@@ -150,26 +148,6 @@ def test_mathjax_and_its_fonts_are_beside_the_pages(book):
     fonts = book.html / "_static" / "mathjax" / "output" / "chtml" / "fonts" / "woff-v2"
     assert (fonts / "MathJax_Main-Regular.woff").is_file()
     assert (book.html / "_static" / "mathjax" / "LICENSE").is_file()
-
-
-def test_a_browser_without_a_network_typesets_the_formulas(book, tmp_path):
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no chromium on this machine")
-    done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}",
-         "--virtual-time-budget=20000", "--dump-dom",
-         (book.html / "flash-derivation.html").as_uri()],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
-    html = BeautifulSoup(done.stdout, "html.parser")
-    formulas = html.select("article .math")
-    assert len(formulas) > 50
-    assert all(formula.find("mjx-container") for formula in formulas)
-    assert not html.select("mjx-merror")
-    assert "\\[" not in html.find("article").get_text()
 
 
 def test_no_page_holds_a_path_of_this_machine(book):

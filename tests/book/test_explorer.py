@@ -114,11 +114,9 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
 
 @pytest.mark.parametrize(
     ("text", "whole", "allowed"),
-    [("65536", True, True), ("65,536", True, True), (" 8 ", True, True), ("1e6", True, True),
-     ("0", True, False), ("1.5", True, False), ("1,5", True, False), ("-8", True, False),
-     ("8 8", True, False), ("", True, False), ("eight", True, False), ("1000001", True, False),
-     ("989.4", False, True), (".5", False, True), ("0", False, False), ("1e-9", False, False),
-     ("NaN", False, False), ("Infinity", False, False), ("0x10", False, False)],
+    [("65,536", True, True), (" 8 ", True, True), ("1e6", True, True), ("0", True, False),
+     ("1.5", True, False), ("1,5", True, False), ("", True, False), ("1000001", True, False),
+     ("989.4", False, True), (".5", False, True), ("1e-9", False, False), ("NaN", False, False)],
 )  # fmt: skip
 def test_a_number_is_read_or_refused_by_a_rule_that_is_named(scripts, text, whole, allowed):
     said = scripts.evaluate("([text, whole]) => a2Forms.problem(text, whole, "

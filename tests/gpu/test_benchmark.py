@@ -14,10 +14,9 @@ pytestmark = pytest.mark.gpu
 SMALL = {"num_layers": 2, "context": 128, "batch": 2, "warmup": 2, "steps": 3, "device": "cuda"}
 
 
-@pytest.mark.parametrize("sync", ["step", "phase"])
 @pytest.mark.parametrize("mode", MODES)
-def test_two_clocks_and_memory(mode, sync):
-    result = run(Config(**SMALL, mode=mode, sync=sync))
+def test_two_clocks_and_memory(mode):
+    result = run(Config(**SMALL, mode=mode))
     assert result.status == "ok"
     for step in result.steps:
         assert 0 < sum(step.ms.values()) <= step.total_ms * 1.01

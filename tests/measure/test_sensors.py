@@ -20,16 +20,22 @@ class FakeNvml(types.ModuleType):
     """An NVML that knows the devices in ``known`` (UUID -> handle) and may refuse."""
 
     NVMLError = Error
-    NVML_CLOCK_SM = 1
-    nvmlClocksThrottleReasonSwPowerCap = 4
     reasons = 0
 
     def __init__(self, known, refuses=()):
         super().__init__("pynvml")
         self.known, self.refuses = known, refuses
 
-    def nvmlInit(self):
-        self._try("init")
+    def __getattr__(self, name):
+        what = name.removeprefix("nvmlDeviceGet")
+        readings = {"nvmlInit": None, "PowerUsage": 698_765, "TotalEnergyConsumption": 5_000_250,
+                    "EnforcedPowerLimit": 700_000,
+                    "CurrentClocksThrottleReasons": self.reasons}  # fmt: skip
+        if what in self.refuses:
+            raise Error(what)
+        if what not in readings:
+            raise AttributeError(name)
+        return lambda *handle: readings[what]
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
         if uuid not in self.known:
@@ -41,28 +47,9 @@ class FakeNvml(types.ModuleType):
         return "whole"
 
     def nvmlDeviceGetClockInfo(self, handle, kind):
-        self._try("clock")
-        return {"second": 1980, "whole": 1410}[handle] if kind == self.NVML_CLOCK_SM else 0
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        self._try("power")
-        return 698_765
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        self._try("energy")
-        return 5_000_250
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        self._try("limit")
-        return 700_000
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        self._try("reasons")
-        return self.reasons
-
-    def _try(self, what):
-        if what in self.refuses:
-            raise Error(what)
+        if "ClockInfo" in self.refuses:
+            raise Error("ClockInfo")
+        return {"second": 1980, "whole": 1410}[handle] if kind == 1 else 0  # NVML_CLOCK_SM
 
 
 @pytest.fixture
@@ -97,16 +84,16 @@ def read(sensors):
     "known, refuses, readings",
     [
         ({}, (), (None, None, None, None)),
-        ({"GPU-b": "second"}, ("init",), (None, None, None, None)),
-        ({"GPU-b": "second"}, ("clock", "energy"), (None, 698.765, None, 700)),
-        ({"GPU-b": "second"}, ("power", "limit"), (1980, None, 5000.25, None)),
+        ({"GPU-b": "second"}, ("nvmlInit",), (None, None, None, None)),
+        ({"GPU-b": "second"}, ("ClockInfo", "TotalEnergyConsumption"), (None, 698.765, None, 700)),
+        ({"GPU-b": "second"}, ("PowerUsage", "EnforcedPowerLimit"), (1980, None, 5000.25, None)),
         # A part of a GPU has the clock of the whole and no power.
         ({"GPU-a": "first", "MIG-b": "part"}, (), (1410, None, None, None)),
     ],
 )
 def test_what_the_driver_does_not_tell_is_none(gpu, known, refuses, readings):
     assert read(gpu(known, refuses)) == readings
-    assert gpu(known, ("reasons",)).capped() is None
+    assert gpu(known, ("CurrentClocksThrottleReasons",)).capped() is None
 
 
 def test_without_nvml_or_without_a_gpu_there_is_none(gpu, monkeypatch):

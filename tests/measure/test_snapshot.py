@@ -36,8 +36,6 @@ def test_allocations_have_ends_categories_and_lines():
         (300, 40, math.inf, "gradients", "step 0/backward", "w", ""),
     ]  # fmt: skip
     assert (found.reserved_bytes, found.unexplained_bytes) == (4096, 0)
-    with pytest.raises(memory.SnapshotError, match="device 5: allowed are 0 to 1"):
-        memory.read(FILE, device=5)
 
 
 def test_the_timeline_by_category():
@@ -61,7 +59,6 @@ def test_the_timeline_by_category():
 def test_the_peak_of_a_phase_and_what_is_alive_at_it(phase, total, at, where):
     found = memory.peak(memory.read(FILE), phase)
     assert (found.total, found.time_us, found.phase) == (total, at, where)
-    assert sum(found.by_category().values()) == total
     largest = memory.largest_rows(found, 2)
     assert [row["bytes"] for row in largest] == [1000, 600]
     assert [row["rank"] for row in largest] == [1, 2]
@@ -86,16 +83,11 @@ def test_what_was_there_when_a_phase_began_counts_for_it(tmp_path):
         memory.peak(found, "loss")
 
 
-def test_without_notes_bytes_are_other_unless_a_line_tells(tmp_path):
+def test_without_notes_bytes_are_other(tmp_path):
     make.write_snapshot(tmp_path / "x", notes=False)
     found = memory.read(tmp_path / "x")
     assert {a.category for a in found.allocations} == {"other"} and not found.phases
     assert memory.peak(found).total == 2000
-    trace = make.snapshot(notes=False)["device_traces"][0]
-    trace[5]["frames"] = [make.frame("/x/site-packages/mine/optim/lion.py", 3, "step")]
-    path = tmp_path / "y"
-    path.write_bytes(pickle.dumps({**make.snapshot(notes=False), "device_traces": [trace]}))
-    assert memory.read(path).allocations[-1].category == "optimizer state"
 
 
 def test_what_was_freed_without_having_been_seen_was_there_before(tmp_path):
@@ -208,29 +200,13 @@ def snapshot_with(**changes):
     return pickle.dumps({**make.snapshot(), **changes})
 
 
-EVENT = make.snapshot()["device_traces"][0][1]
 BROKEN = {
     "no pickle": (b"hello", "no pickle, or one cut short"),
     "cut": (FILE.read_bytes()[:300], "no pickle, or one cut short"),
     "code": (pickle.dumps(Harm()), "asks for builtins.print; a snapshot holds plain data alone"),
-    "a list": (pickle.dumps([1]), "no snapshot of PyTorch's allocator: list indices"),
     "another": (pickle.dumps({"segments": []}), "it lacks 'device_traces'"),
     "empty": (snapshot_with(device_traces=[[], []]), "no event was recorded"),
-    "no allocation": (
-        pickle.dumps({"segments": [], "device_traces": [[{"action": "snapshot"}]]}),
-        "no allocation was recorded",
-    ),
     "an event": (snapshot_with(device_traces=[[3]]), "no snapshot of PyTorch's allocator"),
-    "no size": (
-        snapshot_with(device_traces=[[{k: v for k, v in EVENT.items() if k != "size"}]]),
-        "it lacks 'size'",
-    ),
-    "a word": (snapshot_with(device_traces=[[EVENT | {"time_us": "now"}]]), "could not convert"),
-    "segments": (snapshot_with(segments=3), "no snapshot of PyTorch's"),
-    "owner": (
-        snapshot_with(a2lib={"owners": [["heap", 1, "", 1]]}),
-        "owner 'heap': allowed are parameters",
-    ),
     "full": (
         snapshot_with(a2lib={"max_entries": 8}),
         "history is full .8 entries. and has lost its beginning",

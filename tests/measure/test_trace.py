@@ -2,8 +2,6 @@
 files that are none."""
 
 import gzip
-import json
-import math
 import re
 import shutil
 import sqlite3
@@ -129,8 +127,6 @@ def test_rows_of_a_step_keep_the_sum(found):
     assert {row["kind"] for row in rest} == {"other", "copy"}
     (softmax,) = (row for row in rows if row["kind"] == "softmax")
     assert softmax["kernel"] == "softmax_warp_forward<float, float, 9, false, false>"
-    with pytest.raises(ValueError, match="allowed are numbers from 0"):
-        trace.kernel_rows(found.kernels, least_share=1)
 
 
 def test_a_strip_has_the_window_and_the_launches(found):
@@ -141,8 +137,6 @@ def test_a_strip_has_the_window_and_the_launches(found):
         (60, 5, "host", "copy"), (120, 50, "7", "softmax"), (180, 10, "7", "copy"),
     ]  # fmt: skip
     assert len(trace.strip_rows(found.kernels, rows=3)) == 3
-    with pytest.raises(ValueError, match="allowed are a start of 0 or more"):
-        trace.strip_rows(found.kernels, length_ns=0)
 
 
 def test_neighbours_of_a_kind_are_one_row_unless_something_is_between():
@@ -320,30 +314,18 @@ def written(content):
     return lambda path: path.write_bytes(content)
 
 
-def event_with(**fields):
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, **fields}
-    return written(json.dumps([event]).encode())
-
-
 KERNEL, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 BROKEN = {
     "no kernels": (broken_sqlite(f"drop table {KERNEL}"), "no kernel was traced; the tables are"),
     "a column": (broken_sqlite(f"alter table {RUNTIME} drop column globalTid"), "lacks globalTid"),
     "no name": (broken_sqlite("delete from StringIds"), "an event without time or name"),
-    "null": (broken_sqlite(f"update {KERNEL} set start = null"), "an event without time or name"),
     "backwards": (broken_sqlite(f"update {KERNEL} set end = start - 1"), "ends before it starts"),
     "cut": (written((HERE / "report.sqlite").read_bytes()[:900]), "no SQLite export of Nsight"),
     "a report": (written(b"\x00\x01nsys-rep"), "neither an SQLite export nor JSON"),
     "packed": (written(gzip.compress(b"{}")[:-9]), "neither an SQLite export nor JSON"),
-    "damaged": (written(gzip.compress(b"x" * 99)[:20] + b"\xff" * 30), "neither an SQLite export"),
-    "deep JSON": (written(b"[" * 200_000), "neither an SQLite export nor JSON"),
-    "a number": (written(b"7"), "no chrome trace of torch.profiler"),
     "other JSON": (written(b'{"a": 1}'), "it lacks 'traceEvents'"),
     "no event": (written(b'{"traceEvents": []}'), "no kernel and no operator was traced"),
     "numbers": (written(b"[1, 2]"), "no chrome trace of torch.profiler"),
-    "no time": (event_with(), "it lacks 'ts'"),
-    "infinite": (event_with(ts=math.inf, dur=1), "no chrome trace of torch.profiler"),
-    "a thread": (event_with(ts=1, dur=1, pid=[1]), "no chrome trace of torch.profiler"),
 }
 
 

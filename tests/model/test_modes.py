@@ -65,11 +65,11 @@ def compare_compiled(compiled, eager, x):
 
 @pytest.mark.parametrize(
     ("attention", "checkpointing"),
-    [("eager", "segments:2"), ("sdpa_math", "none"), ("sdpa_flash", "none")],
+    [("eager", "segments:2"), ("sdpa_flash", "none")],
 )
 def test_the_model_is_one_graph(make_model, batch, attention, checkpointing):
     torch._dynamo.reset()
-    model = make_model(attention=attention, checkpointing=checkpointing)
+    model = make_model(attention=attention, checkpointing=checkpointing, num_layers=2)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     compare_compiled(compiled, model, batch[0])
 
@@ -125,15 +125,14 @@ def test_products_of_one_input_are_one_where_autocast_copies_the_weights(
         assert error < (0.02 if autocast else 1e-5), name
 
 
-@pytest.mark.parametrize("autocast", [True, False])
-def test_all_blocks_share_one_graph(make_model, batch, autocast):
+def test_all_blocks_share_one_graph(make_model, batch):
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()
-    model, counted = make_model(num_layers=4), CompileCounter()
+    model, counted = make_model(), CompileCounter()
     for block in model.layers:
         block.compile(fullgraph=True, dynamic=False, backend=counted)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with torch.autocast("cpu", torch.bfloat16):
         model(batch[0]).sum().backward()
     assert counted.frame_count == 1
 

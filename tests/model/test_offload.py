@@ -90,17 +90,18 @@ def test_compiled_blocks_save_what_their_plans_say(make_model, batch):
     are one graph."""
     from torch._dynamo.utils import counters
 
-    model = compiled(make_model(attention="sdpa_flash", num_layers=2 * len(SOME)))
-    model.use_checkpointing(PlannedBlocks([BlockPlan(kept) for kept in SOME * 2]))
+    some = [(), ("v_proj", "w1"), PRODUCTS]
+    model = compiled(make_model(attention="sdpa_flash", num_layers=2 * len(some)))
+    model.use_checkpointing(PlannedBlocks([BlockPlan(kept) for kept in some * 2]))
     counters.clear()
     always = [4 * U] * 3 + [4 * 2 * 11 * 2]  # input, attention's result, the FFN's input; lse
-    for i, kept in enumerate(SOME * 2):
+    for i, kept in enumerate(some * 2):
         more = [4 * (F if name in ("w1", "w3") else U) for name in kept]
         assert sizes_saved(model, batch, i) == sorted(always + more), kept
-    assert counters["stats"]["unique_graphs"] == len(SOME)
+    assert counters["stats"]["unique_graphs"] == len(some)
 
 
-@pytest.mark.parametrize(("moved", "in_flight"), [(4 * U, 0), (8 * U, 10**6), (10**6, 10**6)])
+@pytest.mark.parametrize(("moved", "in_flight"), [(4 * U, 0), (10**6, 10**6)])
 def test_compiled_and_sent_it_is_the_plain_one(moved, in_flight, batch, loss_and_gradients):
     """In float64, two steps, of which the second finds its places taken."""
     sizes = {"vocab_size": 19, "context_length": 12, "d_model": 24, "num_layers": 4,

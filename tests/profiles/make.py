@@ -152,11 +152,12 @@ def snapshot(notes: bool = True) -> dict:
         for action, address, size, time, frames in table
     ]  # fmt: skip
 
-    def block(size, state, requested):
-        return {"size": size, "state": state, "requested_size": requested, "frames": []}
+    def block(address, size, state, requested):
+        return {"address": address, "size": size, "state": state, "requested_size": requested,
+                "frames": []}  # fmt: skip
 
-    blocks = [block(1024, "active_allocated", 1000), block(512, "active_allocated", 300),
-              block(512, "inactive", 0), block(2048, "inactive", 0)]  # fmt: skip
+    blocks = [block(0, 1024, "active_allocated", 1000), block(1024, 512, "active_allocated", 300),
+              block(1536, 512, "inactive", 0), block(2048, 2048, "inactive", 0)]  # fmt: skip
     segments = [{"device": 0, "address": 0, "total_size": 4096, "stream": 0, "blocks": blocks}]
     found = {"segments": segments, "device_traces": [trace, []]}
     if notes:

@@ -1,20 +1,21 @@
-import csv
+"""Rows as typed tables: which are read, which are the reader's own, and what cannot be shown."""
 
+import invented_rows
 import pytest
+from invented_rows import BLANK, flash
 
-from a2lib.measure.store import StoreError
-from a2lib.report import data
+from a2lib.measure import StoreError
+from a2lib.report import data, provenance
 from a2lib.report.pages.flash import SHAPE
 
 
-def rewrite(file, change):
-    """Pass every row of a CSV through `change`."""
-    with open(file, newline="") as handle:
-        rows = list(csv.DictReader(handle))
-    with open(file, "w", newline="") as handle:
-        writer = csv.DictWriter(handle, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(change(dict(row)) for row in rows)
+@pytest.fixture
+def complete(tmp_path):
+    """A data folder with a few rows of the published device."""
+    oom = flash(seq_len=65536, **BLANK) | {"status": "oom", "note": "out of memory"}
+    refused = flash("sdpa_cudnn", dtype="fp32", **BLANK) | {"status": "unsupported"}
+    rows = [flash(), flash("a2lib", 256, causal="false"), oom, refused]
+    return invented_rows.write(tmp_path / "complete", flash=rows)
 
 
 def test_rows_come_with_types_device_and_origin(complete):
@@ -32,21 +33,25 @@ def test_nothing_measured_gives_empty_tables_of_the_same_columns(complete, tmp_p
     assert len(data.load_runs([tmp_path])) == 0
 
 
-def test_a_row_without_its_run_is_refused(synthetic, tmp_path):
-    synthetic.write(tmp_path, keep=lambda shape: shape[4] == 128)
-    rewrite(data.section_file(tmp_path, "flash", "nvidia-h200"), lambda row: row | {"run": "gone"})
-    with pytest.raises(StoreError, match="gone.*runs.csv"):
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [(flash(run="gone"), r"cpu\.csv:2: run 'gone' is not in runs\.csv"),
+     (flash(seq_len=10**30), r"cpu\.csv:2: seq_len is '\d+', not a whole number")],
+)  # fmt: skip
+def test_a_row_that_cannot_be_shown_is_named(tmp_path, row, complaint):
+    invented_rows.write(tmp_path, device="cpu", flash=[row])
+    with pytest.raises(StoreError, match=complaint):
         data.load("flash", [tmp_path])
 
 
-def test_other_devices_and_other_roots_are_local(synthetic, complete, tmp_path):
-    synthetic.write(tmp_path, device="cpu", keep=lambda shape: shape[4] == 128, ceiling=False)
-    synthetic.write(tmp_path, keep=lambda shape: shape[4] == 128, ceiling=False)
-    rows = data.load("flash", [complete, tmp_path])
+def test_other_devices_and_other_roots_are_local(complete, tmp_path):
+    for device in ("cpu", "nvidia-h200"):
+        invented_rows.write(tmp_path / "here", device=device, flash=[flash()])
+    rows = data.load("flash", [complete, tmp_path / "here"])
     local = rows[rows["local"]]
     assert set(local["device"]) == {"cpu", "nvidia-h200"}
-    assert all(str(tmp_path) in file for file in local["file"])
-    assert len(data.load_runs([complete, tmp_path])) == 2
+    assert all(str(tmp_path / "here") in file for file in local["file"])
+    assert len(data.load_runs([complete, tmp_path / "here"])) == 2
 
 
 def test_a_moved_data_folder_is_the_only_one_read(monkeypatch, tmp_path):
@@ -75,3 +80,34 @@ def test_published_figures_are_whole_and_name_their_source():
     slack = 0.0051
     assert (printed <= (eager + slack) / (tiled - slack).clip(lower=1e-4) + slack).all()
     assert (printed >= (eager - slack) / (tiled + slack) - slack).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [("seq_len,device,source\n16,a,b\nmany,a,b\n", r"x\.csv: seq_len: .*many"),
+     ("ms,device,source\n1.5,a,\n", r"x\.csv:2: .*source"),
+     ("ms,source\n1.5,a\n", r"x\.csv: 'device'")],
+)  # fmt: skip
+def test_a_published_table_that_cannot_be_shown(tmp_path, content, complaint):
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "x.csv").write_text(content)
+    with pytest.raises(data.ReportError, match=complaint):
+        data.load_reference("x", tmp_path)
+
+
+def test_a_source_line_names_gpu_versions_commit_date_and_file(complete):
+    text = str(provenance.source(data.load("flash", [complete]), data.load_runs([complete])))
+    parts = ("1 × NVIDIA H200", "0.0-synthetic", "`synthetic`", "2026-11-21", "nvidia-h200.csv")
+    assert [part for part in parts if part not in text] == []
+
+
+@pytest.mark.parametrize(("stored", "shown"), [("91900", "9.19.0"), ("8907", "8.9.7"), ("", "")])
+def test_cudnn_versions_are_readable(stored, shown):
+    assert provenance._version("cudnn", stored) == shown
+
+
+def test_a_command_that_repeats():
+    ran = "papermill notebooks/flash.ipynb -p sweep all -p time_limit_s 300"
+    again = "papermill notebooks/flash.ipynb -p sweep all -p remeasure True"
+    assert provenance.repeating(ran) == provenance.repeating(again) == again
+    assert provenance.repeating("make flash") == "make flash"

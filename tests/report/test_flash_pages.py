@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from a2lib.report import data
+from a2lib.report.page import pick
 from a2lib.report.pages import flash
 from a2lib.theory.attention import attention_flops
 
@@ -50,8 +51,8 @@ def test_the_estimate_in_round_numbers():
     assert list(flash.tile_times([264, 528, 1056])) == [264, 528, 2112]
 
 
-def test_columns_are_of_the_gpus_time(complete):
-    stored = data.load("flash", [complete])
+def test_columns_are_of_the_gpus_time():
+    stored = pick(data.load("flash"), local=False)
     graph = stored["ms"].where(stored["seq_len"] != 128) * 0.5
     rows = flash.columns(stored.assign(ms_graph=graph), None)
     assert len(rows) == len(stored) and set(rows["kind"]) == {"one head", "board", "paper"}

@@ -2,6 +2,7 @@
 
 import math
 
+import invented_rows
 import pytest
 
 from a2lib.measure import Section
@@ -21,7 +22,7 @@ TIMES = {
 
 
 @pytest.fixture
-def page(synthetic, tmp_path, monkeypatch):
+def page(tmp_path, monkeypatch):
     """``page(here=1.0)``: the section's page, with rows of a reader's GPU that are so many times as
     slow, or without any; each with the column ``twice``."""
     monkeypatch.setitem(SECTIONS, SORTING.name, SORTING)
@@ -34,7 +35,7 @@ def page(synthetic, tmp_path, monkeypatch):
                 {"status": "oom", "n": "", "note": "no stack left"})}
             for (operation, size), ms in TIMES.items() if keep(size)
         ]  # fmt: skip
-        return synthetic.by_hand(tmp_path / folder, device=device, sorting=rows)
+        return invented_rows.write(tmp_path / folder, device=device, sorting=rows)
 
     def make(here=None, keep=lambda size: True):
         roots = [write("data", data.PUBLISHED, 1)]

@@ -25,7 +25,7 @@ PARSERS = {
 }
 # Options whose value is a name or a path.
 TEXT = {
-    "benchmark": {"size", "mode", "precision", "attention", "checkpointing", "device", "sync",
+    "benchmark": {"size", "mode", "precision", "attention", "checkpointing", "device",
                   "nvtx", "torch_profile", "memory_history", "weights"},
     "theory": set(),
     "plan": {"size", "device", "precision", "attention", "optimizer", "activations", "sharding",
@@ -132,12 +132,7 @@ def test_a_plan_is_numbers_or_a_refusal_at_every_end(capsys, monkeypatch):
     assert found > 50
 
 
-TINY = "--num-layers 1 --d-model 8 --d-ff 8 --num-heads 1 --context 4 --warmup 0 --steps 1 --json"
-
-
-@pytest.mark.parametrize(
-    "line", ["theory", "theory --help", "theory plan --json", f"benchmark {TINY}"]
-)
+@pytest.mark.parametrize("line", ["theory", "theory --help", "theory plan --json"])
 def test_a_reader_that_has_had_enough_ends_a_command_in_silence(line):
     """As ``head`` does. Of a help that is not read a newer argparse (3.11.7's) says nothing."""
     unread, end = os.pipe()

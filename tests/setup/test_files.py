@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 from a2lib.paths import ROOT
@@ -18,11 +17,8 @@ def repository_files():
     """Every file that git tracks or would add, but for what is vendored or deleted."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if listed.returncode == 0:
         names = listed.stdout.split("\0")
     else:  # a source archive: no git, and so nothing built beside it yet but what `make` makes
@@ -104,33 +100,10 @@ def test_the_first_page_names_every_page_of_the_contents():
     assert {page for page in pages if "/" not in page} <= named
 
 
-def untidy(text):
-    """Lines that a merge of two sides leaves behind in a document of headings and paragraphs."""
-    lines = text.splitlines()
-    found = [f"no blank line around: {line}" for i, line in enumerate(lines) if i
-             and line.startswith("## ") and any(lines[i - 1:i] + lines[i + 1:i + 2])]  # fmt: skip
-    found += [f"no blank line before: {line}" for i, line in enumerate(lines) if i
-              and line.startswith("**") and lines[i - 1]]  # fmt: skip
-    twice = Counter(line for line in lines if len(line) > 60)
-    return found + [f"twice: {line}" for line, n in twice.items() if n > 1]
-
-
-def test_a_merge_leaves_no_line_twice_in_the_documents():
-    for name in ("dev/log.md", "CONTRIBUTING.md", "README.md"):
-        assert untidy((ROOT / name).read_text()) == [], name
-
-
 def test_the_log_and_the_rules_stay_short_enough_to_be_read():
     for name, most in {"dev/log.md": 500, "CONTRIBUTING.md": 150}.items():
         lines = len((ROOT / name).read_text().splitlines())
         assert lines <= most, f"{name}: {lines} lines; merge entries, drop what the code shows"
-
-
-def test_what_a_merge_leaves_is_seen():
-    long = "**Not done.** " + "x" * 50
-    assert len(untidy(f"# A\n\n## B\ntext\n\n{long}\n\n{long}\n")) == 2
-    assert untidy(f"# A\n\n## B\n\ntext\n\n{long}\n\n{long[:-1]}\n") == []
-    assert untidy("text\n**Not done.** A.\n") == ["no blank line before: **Not done.** A."]
 
 
 # Kernels and wrappers are longer: what belongs together there is one class or one file of kernels.
@@ -146,7 +119,7 @@ def test_the_house_stays_small():
     def room(folder, ending=".py"):
         return {n: k for n, k in lines.items() if n.startswith(folder) and n.endswith(ending)}
 
-    most = {"src/": 38_000, "src/a2lib/report/": 6_500, "tests/": 30_000, "tests/report/": 2_500}
+    most = {"src/": 38_000, "src/a2lib/report/": 6_500, "tests/": 30_000, "tests/report/": 1_600}
     assert {folder: n for folder in most if (n := sum(room(folder).values())) > most[folder]} == {}
     modules = {name.removeprefix("src/a2lib/"): n for name, n in room("src/").items()}
     assert {name: n for name, n in modules.items() if n > (500 if name in LONG else 350)} == {}

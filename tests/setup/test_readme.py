@@ -21,11 +21,8 @@ def ms(section, value="ms", **key):
     """A value of the one row of the published GPU that has these cells."""
     key = {name: str(cell).lower() if cell is not None else "" for name, cell in key.items()}
     with open(ROOT / "data" / "measured" / section / "nvidia-h200.csv", newline="") as lines:
-        found = [
-            row
-            for row in csv.DictReader(lines)
-            if all(row[name].lower() == cell for name, cell in key.items())
-        ]
+        found = [row for row in csv.DictReader(lines)
+                 if all(row[name].lower() == cell for name, cell in key.items())]  # fmt: skip
     assert len(found) == 1, f"{section}: {len(found)} rows of {key}"
     return float(found[0][value])
 
@@ -38,18 +35,9 @@ def attention(implementation):
 
 
 def step(precision, attention="eager", compile="none", capture=False):
-    return ms(
-        "benchmark",
-        model="2.7B",
-        context=512,
-        batch=4,
-        mode="train-step",
-        phase="wall",
-        precision=precision,
-        attention=attention,
-        compile=compile,
-        capture=capture,
-    )
+    key = {"model": "2.7B", "context": 512, "batch": 4, "mode": "train-step", "phase": "wall"}
+    key |= {"precision": precision, "attention": attention, "compile": compile}
+    return ms("benchmark", **key, capture=capture)
 
 
 def ddp(value, **way):
@@ -87,18 +75,8 @@ def test_every_number_of_the_results_has_its_slot():
     """But for those that name a shape or a thing."""
     assert sorted(name for name, *_ in SLOT.findall(RESULTS)) == sorted(EXPECTED)
     rest = re.sub(r"<!--.*?-->", "", SLOT.sub("", RESULTS), flags=re.S)
-    assert set(re.findall(r"\b(?:[\w,.-]*\d,)?[\w-]*\d\w*", rest)) == {
-        "FlashAttention-2",
-        "16,384",
-        "32,768",
-        "8B",
-        "16",
-        "64",
-        "bf16",
-        "H200",
-        "H200s",
-        "fp32",
-    }
+    named = "FlashAttention-2 16,384 32,768 8B 16 64 bf16 H200 H200s fp32"
+    assert set(re.findall(r"\b(?:[\w,.-]*\d,)?[\w-]*\d\w*", rest)) == set(named.split())
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -21,7 +21,6 @@ PHASES = {
 MODES = tuple(PHASES)
 PRECISIONS = (*roofline.PRECISIONS, roofline.NARROW)
 DEVICES = ("cuda", "cpu")
-SYNCS = ("step", "phase")
 RANGES = ("none", "phases", "modules")
 WEIGHTS = ("drawn", "zero")
 MOST_STEPS = 10**5  # the times of each are kept
@@ -57,10 +56,7 @@ class Config:
         choices=MODES,
     )
     warmup: int = _option(
-        5,
-        "steps before the measured ones; timed too, reported apart",
-        minimum=0,
-        maximum=MOST_STEPS,
+        5, "steps before the measured; timed too, reported apart", minimum=0, maximum=MOST_STEPS
     )
     steps: int = _option(10, "measured steps", minimum=1, maximum=MOST_STEPS)
     precision: str = _option(
@@ -107,12 +103,6 @@ class Config:
         "drawn at random, or zero: as much work, for less of a GPU's power",
         choices=WEIGHTS,
     )
-    sync: str = _option(
-        "step",
-        "wait for the device after each step, or after each phase as well (so that the host's "
-        "clock is right for phases too, at the price of gaps)",
-        choices=SYNCS,
-    )
     nvtx: str = _option(
         "none", "NVTX ranges for a profiler: none, phases, or modules as well", choices=RANGES
     )
@@ -142,8 +132,6 @@ class Config:
                     f"warmup is {self.warmup}; allowed with capture are whole numbers of at least "
                     "2, a step before the capture and the first replay"
                 )
-            if self.sync == "phase":
-                raise ValueError("sync 'phase': a replay has no phases; allowed is 'step'")
             if self.nvtx == "modules":
                 raise ValueError("nvtx 'modules' is lost in a replay; allowed is 'phases'")
             if self.keep_gradients:

@@ -19,9 +19,9 @@ class StepTimes:
     """One step, in milliseconds.
 
     ``ms`` has each phase by the device's clock: CUDA events on a GPU, the host's clock on the CPU.
-    ``host_ms`` has the host's time in each phase, which on a GPU ends when the work is queued,
-    unless every phase was waited for. ``total_ms`` runs from the first phase's start to the last
-    one's end on the device; ``wall_ms`` is the host's clock from an idle device to an idle device.
+    ``host_ms`` has the host's time in each phase, which on a GPU ends when the work is queued.
+    ``total_ms`` runs from the first phase's start to the last one's end on the device; ``wall_ms``
+    is the host's clock from an idle device to an idle device.
     A replayed step has no phases: ``ms`` is empty, and ``host_ms`` has "replay" alone, the launch
     of the graph. ``loss`` is None where there is none that is finite; the bytes, after the step,
     are None on the CPU.
@@ -96,11 +96,7 @@ class Result:
         host's. Replayed steps have no phases. Empty where no step was measured."""
         if not self.steps:
             return {}
-        samples = {
-            name: [step.ms[name] for step in self.steps]
-            for name in self.config.phases
-            if name in self.steps[0].ms
-        }
+        samples = {name: [step.ms[name] for step in self.steps] for name in self.steps[0].ms}
         samples["total"] = [step.total_ms for step in self.steps]
         samples["wall"] = [step.wall_ms for step in self.steps]
         return {name: Summary.of(values) for name, values in samples.items()}
@@ -124,16 +120,15 @@ class Result:
     def table(self) -> str:
         """A few lines for people."""
         config = self.config.resolved()
-        sizes = ", ".join(
-            f"{n} {config[n]}" for n in ("d_model", "d_ff", "num_layers", "num_heads")
-        )
+        shape = ("d_model", "d_ff", "num_layers", "num_heads")
+        sizes = ", ".join(f"{name} {config[name]}" for name in shape)
         lines = [
             f"{config['size'] or 'no named size'}: {self.parameters:,} parameters ({sizes})",
             f"{config['mode']}, batch {config['batch']}, context {config['context']}, "
             f"{config['precision']}, {self._how()}, attention {config['attention']}, "
             f"checkpointing {config['checkpointing']}",
             f"{self.device_name or self.device}; {len(self.warmup)} warm-up and {len(self.steps)} "
-            f"measured steps, waiting after each {config['sync']}",
+            "measured steps",
         ]
         if self.steps:
             lines += ["", *self._times()]

@@ -93,7 +93,7 @@ def _measure(
     model."""
     nvtx = _nvtx(config)
     ranges = Ranges(nvtx, recorder.phase if recorder else None)
-    stopwatch = Stopwatch(result.device, config.sync == "phase", ranges)
+    stopwatch = Stopwatch(result.device, ranges)
     try:
         _run_steps(config, result, stopwatch, nvtx, recorder, before_step)
     except KeyboardInterrupt:

@@ -19,13 +19,12 @@ class Stopwatch:
                 ...
         (times,) = done                            # StepTimes
 
-    A step begins and ends with an idle device. With ``sync_phases`` each phase ends so too;
-    otherwise phases are queued without waiting, and CUDA events around each take its time on the
-    device. ``where`` says in words what is being done.
+    A step begins and ends with an idle device. Its phases are queued without waiting, and CUDA
+    events around each take its time on the device. ``where`` says in words what is being done.
     """
 
-    def __init__(self, device: str, sync_phases: bool, ranges: Ranges):
-        self.device, self.sync_phases, self.ranges = device, sync_phases, ranges
+    def __init__(self, device: str, ranges: Ranges):
+        self.device, self.ranges = device, ranges
         self.where = "building the model"
         self._phases: dict[str, tuple] = {}
 
@@ -50,8 +49,6 @@ class Stopwatch:
             host, event = time.perf_counter(), self._event()
             yield
             end_event = self._event()
-            if self.sync_phases:
-                synchronize(self.device)
             self._phases[name] = (host, time.perf_counter(), event, end_event)
 
     def _event(self):

@@ -50,14 +50,13 @@ class Table:
     """The CSV file ``path`` with the header ``columns``, at most one row per value of ``key``.
 
     The columns in ``later`` may be missing from a file that was written before they were known:
-    its rows have them blank, and the next ``put`` writes the whole header. Where ``path`` is a
-    symbolic link, the file that it leads to is written and the link stays.
+    its rows have them blank, and the next ``put`` writes the whole header.
     """
 
     def __init__(
         self, path: Path, columns: tuple[str, ...], key: tuple[str, ...], later: Iterable[str] = ()
     ) -> None:
-        self.path, self.columns, self.key = Path(os.path.realpath(path)), columns, key
+        self.path, self.columns, self.key = path, columns, key
         self._later = frozenset(later)
         self._cached: tuple[object, dict[Key, Row]] = None, {}
 

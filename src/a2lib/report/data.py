@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -71,9 +72,10 @@ def load_runs(roots: list[Path] | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows).drop_duplicates("run").set_index("run")
 
 
-def load_devices(root: Path | None = None) -> pd.DataFrame:
-    """What the makers state of their devices: data/reference/devices.csv."""
-    return load_reference("devices", root)
+@cache  # a page asks for a device's sheet a hundred times
+def load_devices() -> pd.DataFrame:
+    """What the makers state of their devices: data/reference/devices.csv. Not to be changed."""
+    return load_reference("devices")
 
 
 def load_reference(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import keyword
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -71,16 +71,21 @@ def pick(rows: pd.DataFrame, **where) -> pd.DataFrame:
     A column that is called like a word of Python has an underscore after its name (``pass_``).
     Raises Missing where none is left.
     """
-    found = np.ones(len(rows), dtype=bool)
+    return rows.iloc[_places(rows, where)]
+
+
+def _places(rows: pd.DataFrame, where: dict) -> Sequence[int]:
+    """Where the rows stand that ``pick`` gives; by Python, as pandas is slow on so few."""
+    found: Sequence[int] = range(len(rows))
     for name, value in where.items():
         column = rows[_column(name)]
-        several = isinstance(value, (list, tuple, set, frozenset))
-        equal = column.isin(list(value)) if several else column == value
-        found &= equal.to_numpy(dtype=bool, na_value=False)
-        if not found.any():
+        cells = column.to_numpy(dtype=object, na_value=None)
+        allowed = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+        found = [place for place in found if cells[place] in allowed]
+        if not found:
             there = ", ".join(sorted(map(str, column.dropna().unique()))[:20])
             raise Missing(f"no row with {where}: none from {name} = {value!r} on, of {there}")
-    return rows[found]
+    return found
 
 
 def one(rows: pd.DataFrame, **where):
@@ -88,13 +93,13 @@ def one(rows: pd.DataFrame, **where):
 
     Raises Missing where there is none or several.
     """
-    found = pick(rows, **where)
-    if len(found) > 1:
+    places = _places(rows, where)
+    if len(places) != 1:
+        found = rows.iloc[places]
         differ = [c for c in found if found[c].nunique(dropna=False) > 1]
         raise Missing(f"{len(found)} rows with {where}; they differ in {', '.join(differ)}")
-    row = _kind(tuple(found))(
-        *(v.item() if isinstance(v, np.generic) else v for v in found.iloc[0])
-    )
+    cells = rows.iloc[places[0]]
+    row = _kind(tuple(rows))(*(v.item() if isinstance(v, np.generic) else v for v in cells))
     _asked.append((where, row))
     return row
 
@@ -218,24 +223,16 @@ class Page:
             known = sum(answer != "not measured" for _, answer in answers)
             if known:
                 label = f"tab-{self._label}-holds-{device}"
-                text.append(
-                    folded(
-                        Table(lines, f"What of this page holds on {name}", label, 2),
-                        longest=OPEN_LINES,
-                    )
-                )
+                table = Table(lines, f"What of this page holds on {name}", label, 2)
+                text.append(folded(table, longest=OPEN_LINES))
             else:
                 text.append(f"Of what this page says nothing is measured on {name}.")
             rows = tables[self.section]
             if len(rows):
                 frame = shown(rows) if shown else _as_stored(rows, self.section)
                 label = f"tab-{self._label}-rows-{device}"
-                text.append(
-                    folded(
-                        Table(frame.astype(object).fillna(MISSING), f"Rows of {name}", label),
-                        longest=0,
-                    )
-                )
+                table = Table(frame.astype(object).fillna(MISSING), f"Rows of {name}", label)
+                text.append(folded(table, longest=0))
         if not text:
             text.append(
                 "Nothing is measured on another machine yet. To see which of this page's "

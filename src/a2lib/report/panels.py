@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from a2lib.report import style
-from a2lib.report.style import DIM, INK, Looks
+from a2lib.report.style import DIM, INK, Look, Looks
 
 REFERENCE_LINE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
 LINE = 1.28  # height of a line of text, in font sizes
@@ -86,32 +86,25 @@ def name_ends(figure, ax, ends: list, looks: Looks) -> None:
 
 def handles(names: list[str], looks: Looks) -> list[Line2D]:
     """What a legend says of lines: look and short name."""
-    return [
-        Line2D(
-            [],
-            [],
-            color=look.colour,
-            marker=look.marker,
-            markersize=5,
-            linewidth=2.2 if look.ours else 1.3,
-            label=looks.short(name),
-        )
-        for name, look in ((name, looks.look(name)) for name in names)
-    ]
+    found = []
+    for name in names:
+        look = looks.look(name)
+        drawn = {"color": look.colour, "marker": look.marker, "linewidth": thickness(look)}
+        found.append(Line2D([], [], markersize=5, label=looks.short(name), **drawn))
+    return found
+
+
+def thickness(look: Look) -> float:
+    """Of a line, in points: ours is the thicker one."""
+    return 2.2 if look.ours else 1.3
 
 
 def legend(figure, handles: list, columns: int = 4) -> None:
     """A legend above the panels; none without handles."""
     if handles:
-        figure.legend(
-            handles=handles,
-            loc="outside upper left",
-            ncols=columns,
-            frameon=False,
-            columnspacing=1.0,
-            handlelength=1.5,
-            handletextpad=0.5,
-        )
+        close = {"columnspacing": 1.0, "handlelength": 1.5, "handletextpad": 0.5}
+        place = {"loc": "outside upper left", "ncols": columns, "frameon": False}
+        figure.legend(handles=handles, **place, **close)
 
 
 def empty() -> style.Chart:

@@ -14,7 +14,14 @@ import pandas as pd
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from a2lib.report.panels import REFERENCE_LINE, doubling_axis, handles, legend, name_ends
+from a2lib.report.panels import (
+    REFERENCE_LINE,
+    doubling_axis,
+    handles,
+    legend,
+    name_ends,
+    thickness,
+)
 from a2lib.report.style import COLOURS, DIM, INK, PAPER, Chart, Looks
 from a2lib.report.units import digits
 
@@ -50,16 +57,9 @@ def lines(ax, rows: pd.DataFrame, x: str, y: str, by: str, looks: Looks, *, dash
         if not up.notna().any():
             continue
         look = looks.look(name)
-        ax.plot(
-            along,
-            up,
-            color=look.colour,
-            linestyle=dashes,
-            marker=look.marker,
-            zorder=3 if look.ours else 2,
-            markersize=4.6 if look.ours else 3.6,
-            linewidth=2.2 if look.ours else 1.3,
-        )
+        drawn = {"color": look.colour, "linestyle": dashes, "marker": look.marker}
+        drawn |= {"zorder": 3, "markersize": 4.6} if look.ours else {"zorder": 2, "markersize": 3.6}
+        ax.plot(along, up, linewidth=thickness(look), **drawn)
         last = up.last_valid_index()
         ends.append((along[last], up[last], name))
     return ends

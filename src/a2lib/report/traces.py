@@ -159,16 +159,14 @@ def strips(shown: dict[str, Sequence[dict]], *, lanes: Sequence[str] = LANES) ->
     return Chart(draw, height=1.4 + 0.36 * rows + 0.22 * -(-len(kinds) // 3))
 
 
-def step_bar(source: Source, *, steps: int | None = None) -> Chart:
+def step_bar(source: Source) -> Chart:
     """Milliseconds of a step by phase, each bar made of the classes of its kernels.
 
     Of a file the mean of the steps that it names ("step 0", or "ProfilerStep#0" by the schedule of
-    torch.profiler); ``steps`` says how many there are where none is named, and of rows of the bulk
-    table ``kernels`` (1 unless given). Raises as ``a2lib.measure.trace.read``, and ValueError for
-    no steps.
+    torch.profiler); where it names none, and of rows of the bulk table ``kernels``, all is one.
+    Raises as ``a2lib.measure.trace.read``.
     """
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps is {steps}; allowed are 1 or more")
+    steps = 1
     if isinstance(source, str | PathLike):
         found = trace.read(source)
         named = found.steps()
@@ -176,9 +174,9 @@ def step_bar(source: Source, *, steps: int | None = None) -> Chart:
         # What lies in no phase has the name of its step, which is not to be a bar for each.
         rows = pd.DataFrame(trace.kernel_rows(mine))
         rows["phase"] = rows["phase"].where(~rows["phase"].isin(list(named)), trace.STEP)
-        steps = steps or len(named) or 1
+        steps = len(named) or 1
     else:
-        rows, steps = pd.DataFrame(source), steps or 1
+        rows = pd.DataFrame(source)
     if not len(rows):
         return panels.empty()
     parts = rows.pivot_table(index="phase", columns="kind", values="ms", aggfunc="sum") / steps

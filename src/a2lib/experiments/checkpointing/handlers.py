@@ -63,7 +63,7 @@ def _row(workload: Workload, strategy: str, job: Job, empty: int) -> tuple[Row, 
 
 
 def _measured(workload: Workload, device: str, steps: int, empty: int) -> Row:
-    stopwatch = Stopwatch(device, False, Ranges(None))
+    stopwatch = Stopwatch(device, Ranges(None))
     for i in range(WARMUP):
         _step(workload, stopwatch, f"warmup {i}")
     found = [_step(workload, stopwatch, f"step {i}") for i in range(steps)]

@@ -74,15 +74,15 @@ class Snapshot:
         return min(inside, key=lambda p: p.end_us - p.start_us).name if inside else ""
 
 
-def read(path: str | Path, device: int | None = None) -> Snapshot:
-    """The snapshot in ``path``, of the device with the most events unless one is named.
+def read(path: str | Path) -> Snapshot:
+    """The snapshot in ``path``, of the device with the most events.
 
     The pickle is read without running code: one that asks for any is refused. Raises SnapshotError
     for what is no snapshot or lost its beginning, OSError where there is no such file.
     """
     content = Path(path).read_bytes()
     try:
-        return _snapshot(_unpickled(content), device)
+        return _snapshot(_unpickled(content))
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         reason = error
         if not isinstance(error, SnapshotError):
@@ -108,25 +108,17 @@ def _unpickled(content: bytes) -> object:
         raise SnapshotError(f"no pickle, or one cut short ({kind})") from None
 
 
-def _snapshot(found, device: int | None) -> Snapshot:
+def _snapshot(found) -> Snapshot:
     traces = found["device_traces"]
     if not traces or not any(traces):
         raise SnapshotError("no event was recorded; call _record_memory_history first")
-    if device is None:
-        device = max(range(len(traces)), key=lambda i: len(traces[i]))
-    if not 0 <= device < len(traces):
-        raise SnapshotError(f"device {device}: allowed are 0 to {len(traces) - 1}")
+    device = max(range(len(traces)), key=lambda i: len(traces[i]))
     notes = found.get(NOTES, {})
     events, most = traces[device], notes.get("max_entries")
     if most is not None and len(events) >= most:
         raise SnapshotError(f"the history is full ({most} entries) and has lost its beginning")
     segments = [s for s in found["segments"] if s.get("device", device) == device]
-    blocks = [
-        block
-        for segment in segments
-        for block in _blocks(segment)
-        if block["state"] == "active_allocated"
-    ]
+    blocks = [b for s in segments for b in s["blocks"] if b["state"] == "active_allocated"]
     allocations, open_bytes = _replay(events, blocks)
     if not allocations:
         raise SnapshotError("no allocation was recorded; call _record_memory_history first")
@@ -135,23 +127,10 @@ def _snapshot(found, device: int | None) -> Snapshot:
         allocations,
         phases,
         sum(segment["total_size"] for segment in segments),
-        sum(_requested(block) for block in blocks) - open_bytes,
+        sum(block["requested_size"] for block in blocks) - open_bytes,
     )
     _categorise(snapshot, notes.get("owners", ()))
     return snapshot
-
-
-def _blocks(segment: dict) -> list[dict]:
-    """Its blocks, each with an address, which older versions leave to be added up."""
-    address, blocks = segment["address"], []
-    for block in segment["blocks"]:
-        blocks.append({"address": address, **block})
-        address += block["size"]
-    return blocks
-
-
-def _requested(block: dict) -> int:
-    return block.get("requested_size", block["size"])
 
 
 def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], int]:
@@ -175,7 +154,7 @@ def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], i
             one.end_us, one.last = float(event["time_us"]), number
     for block in blocks:
         if block["address"] not in alive:
-            one = Allocation(block["address"], _requested(block), -math.inf)
+            one = Allocation(block["address"], block["requested_size"], -math.inf)
             one.line = _line(block.get("frames", ()))
             before.append(one)
             alive[one.address] = one
@@ -195,8 +174,6 @@ def _categorise(snapshot: Snapshot, owners) -> None:
     """By the recorder's notes: (category, address, name, when it was seen there)."""
     seen: dict[int, list[tuple[float, str, str]]] = defaultdict(list)
     for category, address, name, time_us in owners:
-        if category not in _OWNED:
-            raise SnapshotError(f"owner {category!r}: allowed are {', '.join(_OWNED)}")
         seen[address].append((float(time_us), category, str(name)))
     for notes in seen.values():
         notes.sort()
@@ -209,8 +186,6 @@ def _categorise(snapshot: Snapshot, owners) -> None:
             _, one.category, one.name = min(held, key=lambda note: _OWNED.index(note[1]))
         elif one.phase and one.end_us < math.inf and _same_phase(snapshot, one):
             one.category = TEMPORARIES
-        elif not owners and "optim/" in one.line and one.end_us == math.inf:
-            one.category = OPTIMIZER
 
 
 def _same_phase(snapshot: Snapshot, one: Allocation) -> bool:

@@ -191,37 +191,16 @@ def _storages_mode():
                 self.event(action, address, size, [])
 
         def event(self, action: str, address: int, size: int, frames: list) -> None:
-            self.events.append(
-                {
-                    "action": action,
-                    "addr": address,
-                    "size": size,
-                    "stream": 0,
-                    "time_us": _now(),
-                    "frames": frames,
-                }
-            )
+            event = {"action": action, "addr": address, "size": size, "frames": frames}
+            self.events.append(event | {"stream": 0, "time_us": _now()})
 
         def snapshot(self) -> dict:
             """A segment for each storage that is alive."""
-            segments = [
-                {
-                    "device": 0,
-                    "address": address,
-                    "total_size": size,
-                    "stream": 0,
-                    "blocks": [
-                        {
-                            "address": address,
-                            "size": size,
-                            "requested_size": size,
-                            "state": "active_allocated",
-                            "frames": [],
-                        }
-                    ],
-                }
-                for address, (size, _) in self.alive.items()
-            ]
+            segments = []
+            for address, (size, _) in self.alive.items():
+                block = {"address": address, "size": size, "requested_size": size, "frames": []}
+                segment = {"device": 0, "address": address, "total_size": size, "stream": 0}
+                segments.append(segment | {"blocks": [block | {"state": "active_allocated"}]})
             return {"segments": segments, "device_traces": [list(self.events)]}
 
     return Storages()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,15 +95,9 @@ def timeline_rows(snapshot: Snapshot, **options) -> list[dict[str, object]]:
 
 def largest_rows(found: Peak, n: int = LARGEST) -> list[dict[str, object]]:
     """The largest allocations at a peak as rows of the bulk table ``largest``."""
+    columns = ("bytes", "category", "phase", "name", "line")
     return [
-        {
-            "rank": rank,
-            "bytes": one.bytes,
-            "category": one.category,
-            "phase": one.phase,
-            "name": one.name,
-            "line": one.line,
-        }
+        {"rank": rank, **{column: getattr(one, column) for column in columns}}
         for rank, one in enumerate(found.largest(n), start=1)
     ]
 
@@ -112,24 +107,16 @@ def line_rows(snapshot: Snapshot, phase: str, n: int = LARGEST) -> list[dict[str
     the bulk table ``lines``: equal sizes of one line of code, category and phase in one row. Where
     backward's thread has no line, what saved it or owns it tells them apart, blocks taken together.
     """
-    found: dict[tuple, int] = {}
+    found: Counter[tuple] = Counter()
     for one in snapshot.allocations:
         if f"/{phase}/" in f"/{one.phase}/":
             inner = one.phase.rpartition("/")[2]
             name = re.sub(r"\b\d+\b", "*", one.name)
-            key = one.bytes, one.category, inner, name, one.line
-            found[key] = found.get(key, 0) + 1
+            found[one.bytes, one.category, inner, name, one.line] += 1
     rows = sorted(found.items(), key=lambda item: (-item[0][0], -item[1], item[0][2:]))
+    columns = ("bytes", "count", "category", "phase", "name", "line")
     return [
-        {
-            "bytes": size,
-            "count": count,
-            "category": category,
-            "phase": inner,
-            "name": name,
-            "line": line,
-        }
-        for (size, category, inner, name, line), count in rows[:n]
+        dict(zip(columns, (size, count, *where), strict=True)) for (size, *where), count in rows[:n]
     ]
 
 

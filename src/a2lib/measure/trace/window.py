@@ -20,8 +20,6 @@ def kernel_rows(kernels: list[Kernel], least_share: float = 0.001) -> list[dict[
     A kernel below ``least_share`` of all time is filed under "rest" of its phase, part and kind, so
     that the sums stay exact.
     """
-    if not 0 <= least_share < 1:
-        raise ValueError(f"least_share is {least_share}; allowed are numbers from 0 to below 1")
     share = {total.key[0]: total.share for total in totals(kernels, "name")} if kernels else {}
     groups: dict[tuple, list[int]] = {}
     for k in kernels:
@@ -30,16 +28,13 @@ def kernel_rows(kernels: list[Kernel], least_share: float = 0.001) -> list[dict[
     everything = sum(map(sum, groups.values())) or 1
     return [
         {
-            "phase": phase,
-            "part": part,
-            "kind": kind,
-            "kernel": name,
+            **dict(zip(("phase", "part", "kind", "kernel"), where, strict=True)),
             "calls": len(ns),
             "ms": sum(ns) / 1e6,
             "median_us": statistics.median(ns) / 1e3,
             "share": sum(ns) / everything,
         }
-        for (phase, part, kind, name), ns in sorted(groups.items(), key=lambda g: -sum(g[1]))
+        for where, ns in sorted(groups.items(), key=lambda group: -sum(group[1]))
     ]
 
 
@@ -51,13 +46,8 @@ def strip_rows(
 
     The window begins at ``start_ns`` of the trace. Neighbours on a stream with equal kind, phase
     and part are one row where the gap is small; if there are still more than ``rows``, the window
-    ends earlier. Raises ValueError for a window that is empty.
+    ends earlier.
     """
-    if start_ns < 0 or (length_ns is not None and length_ns <= 0) or rows < 1:
-        raise ValueError(
-            f"window from {start_ns} of {length_ns} ns, {rows} rows; allowed are a start of 0 or "
-            "more, a positive length and 1 row or more"
-        )
     end_ns = float("inf") if length_ns is None else start_ns + length_ns
     kernels = list(kernels)
     pieces = [(k.start_ns, k.end_ns, k.stream, k) for k in kernels]

@@ -208,16 +208,8 @@ def published() -> pd.DataFrame:
             if words := getattr(row, what):
                 half = 0.5 * 10.0 ** -len(words.partition(".")[2]) + 1e-9
                 same = abs(float(words) - size / unit[row.unit]) <= half
-                found.append(
-                    (
-                        row.device,
-                        int(row.seq_len),
-                        int(row.head_dim),
-                        what,
-                        float(words) * unit[row.unit],
-                        size,
-                        same,
-                    )
-                )
+                where = int(row.seq_len), int(row.head_dim)
+                printed = float(words) * unit[row.unit]
+                found.append((row.device, *where, what, printed, size, same))
     names = ["device", "seq_len", "head_dim", "what", "printed", "counted", "same"]
     return pd.DataFrame(found, columns=names)

@@ -78,15 +78,9 @@ def steps(rows: pd.DataFrame, model: str) -> Chart:
     def draw(figure):
         ax = figure.subplots()
         shades = [COLOURS[1], COLOURS[0], COLOURS[0], COLOURS[4]]
-        plots.bars(
-            ax,
-            list(STEPS),
-            [r.ms_mean for r in found],
-            text=text,
-            colours=shades,
-            xlabel="a step, ms",
-        )
-        ax.set_xlim(0, 2.8 * max(r.ms_mean for r in found))
+        times = [r.ms_mean for r in found]
+        plots.bars(ax, list(STEPS), times, text=text, colours=shades, xlabel="a step, ms")
+        ax.set_xlim(0, 2.8 * max(times))
         ax.set_xticks([0, 50, 100])
         ax.grid(False)  # the text crosses it
 
@@ -117,22 +111,13 @@ def streams() -> Chart:
 def first_steps(rows: pd.DataFrame, *models: str) -> Chart:
     """What a first step takes beyond a steady one, by what it pays for."""
     table = pd.DataFrame({TITLES[m]: parts(rows, m) for m in models}).T.clip(lower=0)
+    shades = dict(zip(table.columns, [COLOURS[i] for i in (1, 0, 2, 4)], strict=True))
+    text = [ms(t) for t in table.sum(axis=1)]
 
     def draw(figure):
-        ax = figure.subplots()
-        shades = dict(
-            zip(table.columns, (COLOURS[1], COLOURS[0], COLOURS[2], COLOURS[4]), strict=True)
-        )
-        plots.stacked(
-            ax,
-            table,
-            shades,
-            text=[ms(t) for t in table.sum(axis=1)],
-            xlabel="ms beyond a steady step",
-        )
-        figure.legend(
-            loc="outside upper left", ncols=4, frameon=False, columnspacing=1.0, handlelength=1.0
-        )
+        plots.stacked(figure.subplots(), table, shades, text=text, xlabel="ms beyond a steady step")
+        narrow = {"columnspacing": 1.0, "handlelength": 1.0}
+        figure.legend(loc="outside upper left", ncols=4, frameon=False, **narrow)
 
     return Chart(draw, height=1.9)
 

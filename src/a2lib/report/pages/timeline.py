@@ -31,15 +31,15 @@ CORNERS = 1600  # of all areas of a figure together
 Source = str | PathLike | Sequence[dict]
 
 
-def memory(source: Source | dict[str, Source], *, phase: str | None = None) -> Chart:
+def memory(source: Source | dict[str, Source]) -> Chart:
     """Bytes by category, stacked, with the phases above and the peak marked; a panel below another
     for each of several sources by title.
 
-    ``phase`` cuts a file to the phases of that name ("step 0"). The peak is that of the source,
-    also where lines are thinned. Raises as ``a2lib.measure.snapshot.read`` and ``timeline``.
+    The peak is that of the source, also where lines are thinned. Raises as
+    ``a2lib.measure.snapshot.read``.
     """
     named = source if isinstance(source, dict) else {"": source}
-    panels_ = {title: _rows(one, phase) for title, one in named.items()}
+    panels_ = {title: _rows(one) for title, one in named.items()}
     if not all(panels_.values()):
         return panels.empty()
     most = max(_total(row) for rows in panels_.values() for row in rows)
@@ -58,9 +58,9 @@ def memory(source: Source | dict[str, Source], *, phase: str | None = None) -> C
     return Chart(draw, height=2.1 * len(panels_) + 0.5 + 0.22 * -(-len(names) // 2))
 
 
-def _rows(source: Source, phase: str | None) -> list[dict]:
+def _rows(source: Source) -> list[dict]:
     if isinstance(source, str | PathLike):
-        return snapshot.timeline_rows(snapshot.read(source), phase=phase)
+        return snapshot.timeline_rows(snapshot.read(source))
     return list(source)
 
 

@@ -10,7 +10,6 @@ import re
 import subprocess
 import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
@@ -24,14 +23,7 @@ LIMIT_S = 120  # far more than a launch takes
 
 def alive(folder):
     """The processes whose number is a file's name in ``folder`` and that still run."""
-    states = {}
-    for pid in os.listdir(folder):
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except FileNotFoundError:
-            continue
-        states[int(pid)] = stat.rpartition(")")[2].split()[0]
-    return [pid for pid, state in states.items() if state not in "ZX"]
+    return [pid for pid in map(int, os.listdir(folder)) if is_alive(pid)]
 
 
 @pytest.fixture

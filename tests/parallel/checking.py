@@ -38,7 +38,7 @@ MODULES = (
 GPU_MODULES = ("checks_capture", "checks_streams")
 CHECKS = {}
 # How long a rank that is through with a check waits for the others.
-MEET_S = 15
+MEET_S = 60
 
 
 def check(*sizes):
@@ -60,9 +60,9 @@ def names(size, modules=MODULES):
     ]
 
 
-def run(modules=MODULES, only="") -> None:
-    """What each rank runs: the checks for so many ranks, with ``only`` in their names. One that
-    fails ends itself alone, if it ends on every rank."""
+def run(modules=MODULES) -> None:
+    """What each rank runs: the checks for so many ranks. Four then are two worlds of two, with half
+    of the checks for two each. A check that fails ends itself alone, if it ends on every rank."""
     torch.set_num_threads(1)
     # It also fills with NaN what nobody has written yet.
     torch.use_deterministic_algorithms(True)
@@ -70,10 +70,18 @@ def run(modules=MODULES, only="") -> None:
         torch.set_default_device("cuda")
         # In TF32 a last bit of a weight may be a thousandth of it.
         torch.backends.cudnn.allow_tf32 = False
-    failed = []
-    for name in names(dist.get_world_size(), modules):
-        if only not in name:
-            continue
+    failed = run_each(names(world()[1], modules))
+    if world()[1] == 4:
+        half = pair_up()
+        failed += run_each(names(2, modules)[half::2])
+    # Not to the orderly end: a group is not destroyed while a failed check has graphs of its work.
+    assert not failed, f"{len(failed)} failed"
+
+
+def run_each(names) -> list[str]:
+    """Run the checks of these names, in every rank; those that failed in this one."""
+    failed, size = [], world()[1]
+    for name in names:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -81,12 +89,20 @@ def run(modules=MODULES, only="") -> None:
                 CHECKS[name][0]()
         except Exception:
             failed.append(name)
-            progress(failed=name, error=traceback.format_exc())
+            progress(failed=name, size=size, error=traceback.format_exc())
         else:
-            progress(passed=name)
+            progress(passed=name, size=size)
         meet(name, failed[-1:] == [name])
-    # Not to the orderly end: a group is not destroyed while a failed check has graphs of its work.
-    assert not failed, f"{len(failed)} failed"
+    return failed
+
+
+def pair_up() -> int:
+    """Make two worlds of two ranks out of that of four; which of them this rank is in."""
+    (rank, _), store = world(), dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    store = dist.PrefixStore(f"pair {rank // 2}", store)
+    dist.init_process_group("gloo", store=store, rank=rank % 2, world_size=2)
+    return rank // 2
 
 
 def meet(name, failed) -> None:

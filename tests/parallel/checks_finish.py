@@ -57,6 +57,11 @@ def a_step_before_the_finish_is_refused():
                 optimizers[0].step()
             wrapper.reset()
             optimizers[0].step()
+        # Of a closure's backward too, which comes within the step.
+        with raises(RuntimeError, STILL_OWN):
+            optimizers[0].step(lambda wrapper=wrapper: loss_on(tokens)(wrapper).backward())
+        wrapper.reset()
+        optimizers[0].zero_grad()
         if kind in HOOKED or kind == "FSDP":  # hooks also see a backward past the wrapper
             wrapper.zero_grad()
             loss_on(tokens)(wrapper.module).backward()

@@ -11,11 +11,11 @@ from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.memory.keeping import BlockPlan
 from a2lib.theory.transformer import Shape
 
-LAYERS, CONTEXT, LR = 3, 12, 0.1
+LAYERS, CONTEXT, LR = 2, 12, 0.1
 # Of the ladder, those that have between them all that its steps change.
 WAYS = {
     "recomputed": None,
-    "offloaded": [BlockPlan((), 10**6), BlockPlan(("k_proj", "w3"), 10**6), BlockPlan()],
+    "offloaded": [BlockPlan(("k_proj", "w3"), 10**6), BlockPlan()],
 }
 
 
@@ -52,6 +52,8 @@ def ways_of_the_leaderboard_update_as_the_plain_model():
     module.MODELS = {**module.MODELS, "odd": Shape(24, 41, LAYERS, 2, 19)}
     for way in (way for way in LADDER if way.name in WAYS):
         keeps = WAYS[way.name]
+        # It is AOTAutograd that keeps what a plan says; the rest is the same without, and sooner.
+        module.COMPILER = {**module.COMPILER, "cpu": "aot_eager" if keeps else "eager"}
         spec = {"model": "odd", "layers": LAYERS, "batch": 2, "context": CONTEXT, "dtype": "fp32",
                 "attention": attention, "head": way.head, "wrapper": way.wrapper}  # fmt: skip
         own = Training(spec, device, rank, 5, keeps and (lambda _, plans=keeps: plans), LR,

@@ -1,5 +1,5 @@
-"""Every check of the modules ``checks_*``: in 2 and in 4 ranks with gloo, and in 2 with NCCL, there
-also those for GPUs alone. Each group of ranks starts once.
+"""Every check of the modules ``checks_*``: in 2 and in 4 ranks with gloo, which start once for all,
+and in 2 with NCCL, there also those for GPUs alone.
 
 To the bit there too: two ranks add in one order. A check that fails leaves the next ones to run
 where every rank comes to its end; one that hangs ends its launch, and those behind it fail.
@@ -16,34 +16,36 @@ from a2lib.parallel import LaunchError, launch
 sys.path.insert(0, str(Path(__file__).parent))
 import checking  # noqa: E402
 
-LIMIT_S, COLLECTIVE_S = 300, 60
+LIMIT_S, COLLECTIVE_S = 600, 60
+# Device, ranks of the launch, ranks of the check, modules.
 GROUPS = [
-    ("cpu", 2, checking.MODULES),
-    ("cpu", 4, checking.MODULES),
-    *(("cuda", 2, modules) for modules in (checking.MODULES, *zip(checking.GPU_MODULES))),
+    ("cpu", 4, 2, checking.MODULES),
+    ("cpu", 4, 4, checking.MODULES),
+    *(("cuda", 2, 2, modules) for modules in (checking.MODULES, *zip(checking.GPU_MODULES))),
 ]
 
 
 @pytest.fixture(scope="module")
 def outcomes(rank_env):
-    """Device, number of ranks and modules to (the ranks that passed, by check; errors, by check;
-    what ended the launch, or None)."""
+    """Device, ranks of the launch and modules to (the ranks that passed, by check and its ranks;
+    errors, by the same; what ended the launch, or None)."""
 
     @functools.cache
-    def outcome(device, size, modules):
+    def outcome(device, processes, modules):
         passed, failed, ended = {}, {}, None
 
         def note(rank, event):
             if "passed" in event:
-                passed.setdefault(event["passed"], set()).add(rank)
+                passed.setdefault((event["passed"], event["size"]), set()).add(rank)
             else:
-                failed.setdefault(event["failed"], []).append(f"rank {rank}: {event['error']}")
+                check = event["failed"], event["size"]
+                failed.setdefault(check, []).append(f"rank {rank}: {event['error']}")
 
         try:
             launch(
                 "checking:run",
                 {"modules": modules},
-                processes=size,
+                processes=processes,
                 time_limit_s=LIMIT_S,
                 collective_timeout_s=COLLECTIVE_S,
                 device=device,
@@ -58,21 +60,22 @@ def outcomes(rank_env):
 
 
 @pytest.mark.parametrize(
-    ("device", "size", "modules", "name"),
+    ("device", "processes", "size", "modules", "name"),
     [
         pytest.param(
-            *group, name, id=f"{group[0]}-{group[1]}-{name}",
+            *group, name, id=f"{group[0]}-{group[2]}-{name}",
             marks=[pytest.mark.gpu] if group[0] == "cuda" else [],
         )
-        for group in GROUPS for name in checking.names(*group[1:])
+        for group in GROUPS for name in checking.names(*group[2:])
     ],
 )  # fmt: skip
-def test_in_ranks(outcomes, device, size, modules, name):
+def test_in_ranks(outcomes, device, processes, size, modules, name):
     if device == "cuda":
         import torch
 
         if torch.cuda.device_count() < size:
             pytest.skip("needs two GPUs")
-    passed, failed, ended = outcomes(device, size, modules)
-    if passed.get(name, set()) != set(range(size)):
-        pytest.fail("\n".join(failed.get(name, [ended or "not every rank ran it"])), pytrace=False)
+    passed, failed, ended = outcomes(device, processes, modules)
+    if len(passed.get((name, size), ())) != size:
+        why = failed.get((name, size), [ended or "not every rank ran it"])
+        pytest.fail("\n".join(why), pytrace=False)

@@ -7,31 +7,14 @@ from torch import Tensor
 from a2lib.attention.launch import launch
 
 
-def update(
-    weight: Tensor,
-    grad: Tensor,
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    normaliser: Tensor,
-    lr: float,
-    rest1: float,
-    rest2: float,
-    eps: float,
-    decay: float,
-) -> None:
+def update(weight: Tensor, grad: Tensor, master: Tensor, exp_avg: Tensor, *rest) -> None:
     """One parameter's step, in place: on a GPU, where all are contiguous, by the kernel (Triton),
-    else by ``update_plain``, its slow twin.
-
-    ``normaliser`` is of the step before, and stays. ``rest1`` and ``rest2`` are 1 less the betas,
-    ``decay`` is lr times weight decay. ``master`` may be ``weight`` itself.
-    """
-    tensors = (weight, grad, master, exp_avg, exp_avg_sq, normaliser)
-    numbers = (lr, rest1, rest2, eps, decay)
+    else by ``update_plain``, its slow twin, which has the same arguments."""
+    given = (weight, grad, master, exp_avg, *rest)
     if _by_kernel(weight) and master.is_contiguous() and exp_avg.is_contiguous():
-        _by_triton(tensors, numbers)
+        _by_triton(given[:6], given[6:])
     else:
-        update_plain(*tensors, *numbers)
+        update_plain(*given)
 
 
 def update_plain(
@@ -47,7 +30,11 @@ def update_plain(
     eps: float,
     decay: float,
 ) -> None:
-    """The same by PyTorch's operators."""
+    """The same by PyTorch's operators.
+
+    ``normaliser`` is of the step before, and stays. ``rest1`` and ``rest2`` are 1 less the betas,
+    ``decay`` is lr times weight decay. ``master`` may be ``weight`` itself.
+    """
     grad = grad.float()
     first = normaliser[0] + (1 - normaliser[0]) * rest1
     second = normaliser[1] + (1 - normaliser[1]) * rest2
@@ -75,16 +62,8 @@ def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
     weight, grad, master, *rest = tensors
     grad = grad.contiguous()
     n, has_master = weight.numel(), master is not weight
-    key = (
-        adamw,
-        weight.dtype,
-        grad.dtype,
-        has_master,
-        weight.device,
-        n == 1,
-        n % 16 == 0,
-        n >= 2**31,
-    )
+    sizes = (n == 1, n % 16 == 0, n >= 2**31)
+    key = (adamw, weight.dtype, grad.dtype, has_master, weight.device, *sizes)
     constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
     tensors = (weight, grad, master, *rest)
     # Triton compiles apart for a whole number, which the key does not tell.

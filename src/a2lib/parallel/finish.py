@@ -1,8 +1,9 @@
 """A step without ``finish_gradient_synchronization`` is refused.
 
 What backward writes into ``.grad`` is this rank's own, and weights that then differ between ranks
-look like any others. PyTorch's hook before every optimizer's step asks each wrapper, once a step;
-hooks of the parameters would cost the host hundreds of calls.
+look like any others. PyTorch's hooks before and after every optimizer's step ask each wrapper, once
+a step; hooks of the parameters would cost the host hundreds of calls. After it too: the backward of
+a step's closure comes within the step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import weakref
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._pytree import tree_leaves
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
@@ -22,7 +27,8 @@ _wrappers: weakref.WeakSet = weakref.WeakSet()
 
 def watch_steps(wrapper) -> None:
     """Have a step of any torch.optim optimizer raise RuntimeError while it would read a gradient of
-    ``wrapper.unfinished()``, parameters whose gradients are this rank's own.
+    ``wrapper.unfinished()``, parameters whose gradients are this rank's own, or once its closure
+    has read such.
 
     A step that is compiled itself is not watched: it has no hooks.
     """
@@ -33,6 +39,7 @@ def watch_steps(wrapper) -> None:
 @functools.cache
 def _register() -> None:
     register_optimizer_step_pre_hook(_refuse)
+    register_optimizer_step_post_hook(_refuse)
 
 
 def _refuse(optimizer: Optimizer, *_: object) -> None:

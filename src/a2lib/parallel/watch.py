@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -108,6 +109,8 @@ class Run:
         self.stacks: dict[int, list[str]] = collections.defaultdict(list)
         self.gone: dict[int, float] = {}
         self.ends: dict[int, tuple[int, float]] | None = None
+        # When ranks were killed because one had failed; in whole seconds, as torchrun's are.
+        self.killed = math.inf
         self.failed: str | None = None
         self._unheard: collections.Counter[int] = collections.Counter()
 
@@ -122,6 +125,7 @@ class Run:
                 failed = now
             # torchrun itself waits 30 s for a rank that does not heed its SIGTERM.
             if failed is not None and now > failed + END_S:
+                self.killed = min(self.killed, int(time.time()))
                 self._signal(signal.SIGKILL)
             if failed is not None and now > failed + 2 * END_S:
                 break
@@ -221,7 +225,7 @@ class Run:
             return LaunchError(f"{why}{self._last_lines('torchrun', 'torchrun')}", code=code)
         codes = {rank: code for rank, (code, _) in ends.items()}
         errors = self.errors
-        rank = first_to_fail(ends, errors)
+        rank = first_to_fail(ends, errors, self.killed)
         others = [
             f"rank {other}: {_how(codes.get(other), errors.get(other))}"
             for other in sorted({*codes, *errors} - {rank})
@@ -276,14 +280,17 @@ def _answer(endpoint: str) -> str:
     return f"{endpoint} answers"
 
 
-def first_to_fail(ends: Mapping[int, tuple[int | None, float]], errors: Mapping[int, dict]) -> int:
+def first_to_fail(
+    ends: Mapping[int, tuple[int | None, float]],
+    errors: Mapping[int, dict],
+    killed: float = math.inf,
+) -> int:
     """The rank to blame: one that a signal killed; else the first that raised something other than
     that a peer is gone; else the first that exited; else the first that raised.
 
-    ``ends`` has (exit code, when in s) by rank, ``errors`` the records of ``rank``. Once a rank has
-    failed, the others are ended, by SIGTERM and END_S later by SIGKILL: those come last.
+    ``ends`` has (exit code, when in s) by rank, ``errors`` the records of ``rank``. Those that were
+    ended since another had failed come last: by SIGTERM, or after ``killed``, in s.
     """
-    begin = min((when for _, when in ends.values()), default=0.0)
 
     def order(rank: int) -> tuple:
         error = errors.get(rank)
@@ -291,7 +298,7 @@ def first_to_fail(ends: Mapping[int, tuple[int | None, float]], errors: Mapping[
             victim = any(words in error["error"].lower() for words in PEER_GONE)
             return 3 if victim else 1, error["time"], rank
         code, when = ends[rank]
-        ended = code == -signal.SIGTERM or when - begin > END_S / 2
+        ended = code == -signal.SIGTERM or when >= killed
         return 4 if ended else 0 if code is None or code < 0 else 2, when, rank
 
     return min({*ends, *errors}, key=order)

@@ -5,14 +5,13 @@ parameters.configurations("cuda")        # in the order in which they are measur
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.benchmark.config import MOST_STEPS
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import (
     BATCH,
     MODELS,
@@ -172,7 +171,7 @@ def powers(device: str) -> list[Configuration]:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(WithSweep):
     """The parameters of notebooks/benchmark.ipynb, in the order of its cell."""
 
     model: str = step_parameters.model(MODELS)
@@ -194,8 +193,7 @@ class Parameters:
     seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
-        fixed = [f.name for f in dataclasses.fields(Configuration)] + ["warmup", "steps"]
-        parameters.refuse_beside_sweep(self, fixed)
+        super().__post_init__()
         refuse_never(
             lambda: self.shape("cuda").config("cuda", warmup=self.warmup, steps=self.steps)
         )
@@ -210,6 +208,3 @@ class Parameters:
             return [self.shape(device)]
         wanted = {"table": table, "columns": columns}
         return [c for name, of in wanted.items() if self.has(name) for c in of(device)]
-
-    def has(self, sweep: str) -> bool:
-        return self.sweep in (sweep, "all")

@@ -11,7 +11,7 @@ from typing import Any
 
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
+from a2lib.experiments.harness.parameters import ParameterError, WithSweep, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.steps import MODELS, Configuration
@@ -169,15 +169,16 @@ def tasks(
     return made
 
 
-def refuse(given: Any) -> None:
-    """Raise ParameterError where a sweep is asked for and what it has itself, or PyTorch's wrapper
-    and a graph."""
-    known = ("wrappers", "bucket_mb", "carrier", "sent_dtype", "model", "batch", "context")
-    fixed = (*known, "capture", *HOW)
-    parameters.refuse_beside_sweep(given, [name for name in fixed if hasattr(given, name)])
-    for peer in PEERS:
-        if given.capture and peer in names(given.wrappers):
-            raise ParameterError(f"capture = True: allowed without {peer}, which is launched")
+class Asking(WithSweep):
+    """The base of the parameters of those who ask; PyTorch's wrappers cannot be captured."""
+
+    beside = parameters.OF_RANKS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for peer in PEERS:
+            if self.capture and peer in names(self.wrappers):
+                raise ParameterError(f"capture = True: allowed without {peer}, which is launched")
 
 
 def model() -> Any:

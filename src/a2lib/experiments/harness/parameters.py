@@ -24,6 +24,7 @@ _LARGEST = 2**63 - 1  # the tables hold no larger whole number
 _SHOWN = 60  # characters of a refused value
 # More processes than one host has GPUs, or cores to measure a collective with.
 MOST_RANKS = 64
+OF_RANKS = ("world_size", "backend")
 
 
 class ParameterError(OneLine, ValueError):
@@ -133,15 +134,24 @@ def sweep(names: Sequence[str], what: str = "") -> Any:
     )
 
 
-def refuse_beside_sweep(given: Any, names: Sequence[str]) -> None:
-    """Raise ParameterError where ``given`` asks for a sweep and changes one of ``names`` too, which
-    the sweep has its own values of."""
-    for name in names if given.sweep != "shape" else ():
-        if name in changed(given):
-            raise ParameterError(
-                f"{name} = {getattr(given, name)!r}: sweep {given.sweep} has its own;"
-                f" leave {name} out, or leave sweep at shape"
-            )
+class WithSweep:
+    """The base of parameters with a ``sweep``, which has its own values of all that is declared
+    before it but for those ``beside`` it: ParameterError where one of them is changed too."""
+
+    beside: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        fixed = [field.name for field in dataclasses.fields(self)]
+        for name in fixed[: fixed.index("sweep")] if self.sweep != "shape" else ():
+            if name in changed(self) and name not in self.beside:
+                raise ParameterError(
+                    f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own;"
+                    f" leave {name} out, or leave sweep at shape"
+                )
+
+    def has(self, sweep: str) -> bool:
+        """Whether ``sweep`` is asked for, or all are."""
+        return self.sweep in (sweep, "all")
 
 
 def cell_source(declared: type) -> str:

@@ -57,8 +57,3 @@ def test_a_busy_device(papermill):
     with lock.held("run a"):
         line = papermill("-p", "seq_len", "16")
     assert f"DeviceBusy: this CPU is measured by process {os.getpid()}, run a, since " in line
-
-
-def test_a_folder_that_cannot_be_written(papermill, tmp_path):
-    (tmp_path / "data").write_text("a file where a folder belongs")
-    assert papermill("-p", "seq_len", "16").startswith("StoreError: ")

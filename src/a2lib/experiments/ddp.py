@@ -112,11 +112,6 @@ TIMES = Table(
     plot=Plot(panels=("model", "capture", "precision")),
     silence_s=shared.SILENCE_S,
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES,),
-    "Distributed data parallel",
-    ranks=lambda given: [training.ranks for training in given.asked()],
-)
+EXPERIMENT = Experiment(Parameters, (TIMES,), "Distributed data parallel")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

@@ -84,12 +84,7 @@ TIMES = Table(
     plot=Plot(beside=("ms_without",), panels=("model",)),
     silence_s=shared.SILENCE_S,
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES, MEMORY),
-    "Fully sharded data parallel",
-    ranks=lambda given: [training.ranks for training in given.asked()],
-)
+EXPERIMENT = Experiment(Parameters, (TIMES, MEMORY), "Fully sharded data parallel")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure_memory = MEMORY.measure_and_show
 measure_times, draw = TIMES.measure_and_show, TIMES.draw

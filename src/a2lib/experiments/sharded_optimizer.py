@@ -118,12 +118,7 @@ TIMES = Table(
     + ("ms_rank_min", "ms_rank_median", "ms_rank_max"),
     silence_s=shared.SILENCE_S,
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES, MEMORY),
-    "A sharded optimizer",
-    ranks=lambda given: [training.ranks for training in (*given.times(), *given.memory())],
-)
+EXPERIMENT = Experiment(Parameters, (TIMES, MEMORY), "A sharded optimizer")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure_memory, show_memory, draw = MEMORY.measure, MEMORY.show, MEMORY.draw
 measure_times, show_times = TIMES.measure, TIMES.show

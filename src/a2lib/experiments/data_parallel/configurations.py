@@ -63,8 +63,8 @@ class Way:
     @property
     def label(self) -> str:
         parts = [self.wrapper, f"{self.bucket_mb} MB" * bool(self.bucket_mb)]
-        usual = {"carrier": "backend", "sent_dtype": "fp32", "optimizer": "plain"}
-        parts += [value for c, other in usual.items() if (value := getattr(self, c)) != other]
+        others = dataclasses.fields(self)[2:]
+        parts += [value for f in others if (value := getattr(self, f.name)) != f.default]
         return " ".join(filter(None, parts))
 
 
@@ -182,22 +182,18 @@ class Asking(WithSweep):
 
 
 def model() -> Any:
-    """The field ``model`` of a notebook's parameters."""
     return step_parameters.model(MODELS, "xl25", "GPUs")
 
 
 def batch() -> Any:
-    """The field ``batch``: that of a rank."""
     return count(None, "sequences a rank; None: 4 on GPUs, 2 on the CPU", 2**16)
 
 
 def context() -> Any:
-    """The field ``context``."""
     return step_parameters.context(512, 16, "tokens of a sequence", "GPUs")
 
 
 def capture() -> Any:
-    """The field ``capture``."""
     return parameter(False, "replay each step from a CUDA graph")
 
 

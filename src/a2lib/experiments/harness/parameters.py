@@ -95,9 +95,9 @@ def compile_workers() -> Any:
     )
 
 
-def world_size(default: int = 2) -> Any:
+def world_size() -> Any:
     """The field ``world_size`` of an experiment that several processes measure together."""
-    return count(default, "processes; with nccl a GPU for each", MOST_RANKS)
+    return count(2, "processes; with nccl a GPU for each", MOST_RANKS)
 
 
 def backend() -> Any:
@@ -230,10 +230,8 @@ def _bool(name: str, value: Any) -> bool:
 def _int(name: str, value: Any, rules: Mapping[str, Any]) -> int:
     low, high = rules["minimum"], rules["maximum"]
     allowed = f"a whole number from {low} to {high}" + (", or None" if rules["optional"] else "")
-    integral = isinstance(value, float) and value.is_integer()
-    if isinstance(value, bool) or not (isinstance(value, int) or integral):
-        raise ParameterError(f"{name} = {_shown(value)}: must be {allowed}")
-    if not low <= value <= high:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not (whole and low <= value <= high):
         raise ParameterError(f"{name} = {_shown(value)}: must be {allowed}")
     return int(value)
 
@@ -249,9 +247,7 @@ def _str(name: str, value: Any, rules: Mapping[str, Any]) -> str:
         raise ParameterError(f"{name} = {_shown(value)}: {allowed}")
     if value in choices:
         return value
-    if not many:
-        raise ParameterError(f"{name} = {_shown(value)}: {allowed}{_hint(value, choices)}")
-    for part in value.split(","):
+    for part in value.split(",") if many else [value]:
         if part.strip() not in many:
             hint = _hint(part, (*choices, *many))
             raise ParameterError(f"{name} = {_shown(value)}: {allowed}{hint}")

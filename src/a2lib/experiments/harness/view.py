@@ -24,7 +24,6 @@ class Plot:
     beside: tuple[str, ...] = ()
     x: str = ""
     panels: tuple[str, ...] = ()
-    linear: bool = False
 
 
 def show(
@@ -99,40 +98,16 @@ def draw(rows: Sequence[Row], section: Section, plot: Plot, derived: Derived | N
     if plot.x:
         style = "column" if plot.beside else "name"
         legend = "auto" if made["name"].nunique() * made["column"].nunique() > 1 else False
-        grid = sns.relplot(
-            made,
-            x=plot.x,
-            y="value",
-            hue="name",
-            style=style,
-            kind="line",
-            markers=True,
-            dashes=bool(plot.beside),
-            errorbar=None,
-            height=3,
-            aspect=1.4,
-            facet_kws=apart,
-            legend=legend,
-            **by,
-        )
+        look = {"hue": "name", "style": style, "markers": True, "dashes": bool(plot.beside)}
+        how = {"kind": "line", "height": 3, "aspect": 1.4, "legend": legend, "facet_kws": apart}
+        grid = sns.relplot(made, x=plot.x, y="value", errorbar=None, **look, **how, **by)
         grid.set(ylabel=plot.y)
-        if not plot.linear:
-            grid.set(xscale="log" if made[plot.x].min() > 0 else "linear", yscale="log")
+        grid.set(xscale="log" if made[plot.x].min() > 0 else "linear", yscale="log")
     else:
         height = min(TALLEST, 1.2 + made["name"].nunique() * len(values) / 4)
         colour = {"hue": "column"} if len(values) > 1 else {"color": "#0072b2"}
-        grid = sns.catplot(
-            made,
-            x="value",
-            y="name",
-            kind="bar",
-            errorbar=None,
-            height=height,
-            aspect=5 / height,
-            **colour,
-            **apart,
-            **by,
-        )
+        how = {"kind": "bar", "height": height, "aspect": 5 / height, **colour, **apart, **by}
+        grid = sns.catplot(made, x="value", y="name", errorbar=None, **how)
         label = plot.y if len(values) == 1 else plot.y.rpartition("_")[2]
         grid.set(xlabel=label, ylabel="")
     if panels:

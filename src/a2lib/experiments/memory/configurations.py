@@ -40,14 +40,9 @@ def counted(one: Configuration, step: int = 1) -> StepMemory:
     )
 
 
-def _step(
-    model: str,
-    context: int,
-    mode: str = "train-step",
-    precision: str = "fp32",
-    attention: str = "eager",
-) -> Configuration:
-    return Configuration(model, context, BATCH, mode, precision, attention)
+def _step(model: str, context: int, *way: str) -> Configuration:
+    """By mode, precision and attention, the usual ones where none is given."""
+    return Configuration(model, context, BATCH, *way)
 
 
 def table(device: str) -> list[Configuration]:

@@ -52,13 +52,9 @@ def measure(job: RankJob) -> None:
     )
     stack = make(job.spec, job.device, job.seed)
     bad = f"{name} is off the one process's by {error:.2g}"
-    for culprit, keys in job.wanted.items():
-        if job.expired():
-            return
-        job.begin(culprit)
+    for keys in job.each():
         if not error <= TOLERANCE[job.spec["dtype"]]:
-            for key in keys:
-                job.put({**key, "status": "error", "note": bad})
+            job.refuse("error", bad, keys)
             continue
         batch = Batch(stack, job, keys[0]["tokens"])
         for key in keys:

@@ -46,7 +46,7 @@ class TorchStack:
         d_ff: int,
         dtype: torch.dtype,
         device: str,
-        seed: int = 0,
+        seed: int,
     ) -> None:
         given = (d_model, d_ff, dtype, device, seed)
         model = nn.Sequential(*(FeedForward(layer_weights(i, *given)) for i in range(layers)))

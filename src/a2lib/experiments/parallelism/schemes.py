@@ -133,7 +133,7 @@ class Stack:
         d_ff: int,
         dtype: torch.dtype,
         device: str,
-        seed: int = 0,
+        seed: int,
     ) -> None:
         self.wire = Wire(mesh)
         along_data, along_tensor = (self.wire.sizes[axis] for axis in (DATA, TENSOR))

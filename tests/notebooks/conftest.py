@@ -19,7 +19,7 @@ def execute(tmp_path_factory):
     def run(name, *asked, cwd=ROOT, **environment):
         folder = tmp_path_factory.mktemp(name)
         inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        own = {"A2LIB_DATA": str(folder / "data"), "A2LIB_LOCKS": str(folder / "locks")}
+        own = {"A2LIB_DATA": str(folder / "data"), "A2LIB_LOCKS": str(folder)}
         done = subprocess.run(
             [sys.executable, "-m", "papermill", str(ROOT / "notebooks" / f"{name}.ipynb")]
             + [str(folder / "out.ipynb"), *map(str, asked)],

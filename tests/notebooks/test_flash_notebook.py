@@ -86,6 +86,7 @@ def test_rows_are_stored_under_their_run(executed):
     assert json.loads(run["parameters"])["sweep"] == "leaderboard"
 
 
+@pytest.mark.slow
 def test_a_bar_is_one_line_a_figure_is_shown_once_and_no_output_names_this_machine(executed):
     notebook, measured = executed
     shown = list(texts(notebook))
@@ -100,6 +101,7 @@ def test_a_bar_is_one_line_a_figure_is_shown_once_and_no_output_names_this_machi
         assert not LOCAL_PATH.search(text) and str(measured) not in text and str(ROOT) not in text
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_protocols_and_the_errors(executed):
     _, measured = executed
     errors = rows(measured, "flash_accuracy")

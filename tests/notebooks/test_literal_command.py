@@ -52,7 +52,8 @@ def environment(repository, **changes):
     names = ("TRITON_INTERPRET", papermill_default.SWITCH, "A2LIB_DATA", "PYTHONWARNINGS")
     kept = {name: value for name, value in os.environ.items() if name not in names}
     # The fixture's a2lib, not the installed one, is what the entry point then loads.
-    return {**kept, "PYTHONPATH": str(repository / "src"), **changes}
+    path = os.pathsep.join([str(repository / "src"), os.environ["PYTHONPATH"]])
+    return {**kept, "PYTHONPATH": path, **changes}
 
 
 def run(repository, command=LITERAL, *, env=None, **streams):

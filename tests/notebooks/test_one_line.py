@@ -22,12 +22,12 @@ def papermill(tmp_path, monkeypatch):
     def run(*parameters):
         output = tmp_path / "out.ipynb"
         kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        source = str(ROOT / "src")
+        path = os.pathsep.join([str(ROOT / "src"), os.environ["PYTHONPATH"]])
         done = subprocess.run(
             [PAPERMILL, str(ROOT / "notebooks" / "flash.ipynb"), str(output), *parameters],
             env={
                 **kept,
-                "PYTHONPATH": source,
+                "PYTHONPATH": path,
                 "A2LIB_DATA": str(tmp_path / "data"),
                 "CUDA_VISIBLE_DEVICES": "",
             },

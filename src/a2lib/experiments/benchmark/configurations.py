@@ -185,7 +185,7 @@ class Parameters(WithSweep):
     attention: str = step_parameters.attention()
     compile: str = step_parameters.compiled()
     capture: bool = parameter(False, "replay the whole step from a CUDA graph")
-    warmup: int = parameter(WARMUP, "steps before the measured ones", minimum=0, maximum=MOST_STEPS)
+    warmup: int = parameters.count(WARMUP, "steps before the measured ones", MOST_STEPS, 0)
     steps: int = parameters.count(STEPS, "measured steps", MOST_STEPS)
     sweep: str = parameters.sweep(SWEEPS)
     remeasure: bool = parameters.remeasure()

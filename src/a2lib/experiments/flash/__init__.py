@@ -67,6 +67,7 @@ PROTOCOLS = Table(
     protocols.tasks,
     says="Forward and backward by each protocol, of the sustained one second by second",
     shown=("ms", "ms_mean", "sm_mhz", "power_w"),
+    keep_worker=True,
     parts=True,
 )
 ACCURACY = Table(

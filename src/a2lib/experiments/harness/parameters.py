@@ -60,9 +60,9 @@ def parameter(
     return dataclasses.field(default=default, metadata=rules)
 
 
-def count(usual: int | None, help: str, most: int) -> Any:
-    """The field of a whole number from 1 to ``most``; where ``usual`` is None, None too."""
-    return parameter(usual, help, minimum=1, maximum=most, optional=usual is None)
+def count(usual: int | None, help: str, most: int, least: int = 1) -> Any:
+    """The field of a whole number up to ``most``; where ``usual`` is None, None too."""
+    return parameter(usual, help, minimum=least, maximum=most, optional=usual is None)
 
 
 def remeasure(help: str = "measure again what a sweep has stored already") -> Any:
@@ -72,27 +72,18 @@ def remeasure(help: str = "measure again what a sweep has stored already") -> An
 
 def time_limit_s() -> Any:
     """The field ``time_limit_s``: after so many seconds nothing more is started."""
-    return parameter(
-        0,
-        "start nothing more after this many seconds; 0: no limit",
-        minimum=0,
-        maximum=366 * 24 * 3600,
-    )
+    words = "start nothing more after this many seconds; 0: no limit"
+    return count(0, words, 366 * 24 * 3600, least=0)
 
 
 def seed(help: str = "of the random inputs") -> Any:
     """The field ``seed``, which a worker's job gets."""
-    return parameter(0, help, minimum=0, maximum=_LARGEST)
+    return count(0, help, _LARGEST, least=0)
 
 
 def compile_workers() -> Any:
     """The field ``compile_workers`` of an experiment that compiles ahead."""
-    return parameter(
-        0,
-        "processes that compile a sweep ahead of its timing; 0: by the cores",
-        minimum=0,
-        maximum=1024,
-    )
+    return count(0, "processes that compile a sweep ahead of its timing; 0: by the cores", 1024, 0)
 
 
 def world_size() -> Any:

@@ -68,7 +68,7 @@ def show_frame(says: str, table) -> None:
     """Show a DataFrame: numbers with four digits, bytes in their unit."""
     import pandas as pd
 
-    table = pd.DataFrame({_head(c, table[c]): _cells(c, table[c]) for c in table})
+    table = pd.DataFrame(dict(_column(str(name), table[name]) for name in table))
     bundle = {
         "text/plain": f"{says}\n{table.to_string(index=False)}",
         "text/html": f"<p>{says}</p>{table.to_html(index=False, border=0)}",
@@ -168,24 +168,13 @@ def _text(value: object) -> str:
     return "" if value == "true" else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _unit(values) -> str:
-    return next((unit for unit, size in BYTES.items() if values.max() >= size), "KB")
-
-
-def _head(column: str, values) -> str:
-    words = str(column).replace("_", " ")
-    if not _is_bytes(column, values):
-        return words
-    return f"{words.removesuffix(' bytes')}, {_unit(values)}"
-
-
-def _is_bytes(column: str, values) -> bool:
-    return str(column).endswith("_bytes") and values.dtype.kind in "if"
-
-
-def _cells(column: str, values) -> list[str]:
-    scale = BYTES[_unit(values)] if _is_bytes(column, values) else 1
-    return [_cell(value, scale) for value in values.tolist()]
+def _column(name: str, values) -> tuple[str, list[str]]:
+    """The head and the cells of a column."""
+    head, scale = name.replace("_", " "), 1
+    if name.endswith("_bytes") and values.dtype.kind in "if":
+        unit = next((unit for unit, size in BYTES.items() if values.max() >= size), "KB")
+        head, scale = f"{head.removesuffix(' bytes')}, {unit}", BYTES[unit]
+    return head, [_cell(value, scale) for value in values.tolist()]
 
 
 def _cell(value: object, scale: float) -> str:

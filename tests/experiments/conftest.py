@@ -31,6 +31,32 @@ def job(tmp_path):
 
 
 @pytest.fixture
+def stored(job):
+    """``stored(handler, section, task, device)``: the rows after a worker has done it."""
+
+    def measure(handler, section, task, device="cpu"):
+        given = job(section, task, device)
+        handler(given)
+        return given.store.rows()
+
+    return measure
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """``gpus(n)``: so many are there."""
+    return lambda n: monkeypatch.setattr("torch.cuda.device_count", lambda: n)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch, tmp_path):
+    """There is no GPU, and a run has a data folder and locks of its own."""
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.fixture
 def measured(tmp_path):
     """``measured(section, tasks)``: the rows that GPUs measure, all of them ok."""
     run = start_run(command="test", parameters={}, device="nvidia", data=tmp_path)

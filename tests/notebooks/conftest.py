@@ -16,14 +16,14 @@ from a2lib.paths import ROOT
 def execute(tmp_path_factory):
     """``execute(name, "-p", "seq_len", "32", ...)``: the executed notebook, its rows' folder."""
 
-    def run(name, *asked, **environment):
+    def run(name, *asked, cwd=ROOT, **environment):
         folder = tmp_path_factory.mktemp(name)
         inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        own = {"A2LIB_DATA": str(folder / "data"), "A2LIB_LOCKS": str(folder / "locks")}
+        own = {"A2LIB_DATA": str(folder / "data"), "A2LIB_LOCKS": str(folder)}
         done = subprocess.run(
-            [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb"]
+            [sys.executable, "-m", "papermill", str(ROOT / "notebooks" / f"{name}.ipynb")]
             + [str(folder / "out.ipynb"), *map(str, asked)],
-            cwd=ROOT,
+            cwd=cwd,
             env=inherited | own | {"CUDA_VISIBLE_DEVICES": ""} | environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -62,6 +62,10 @@ def repository(tmp_path):
     return tmp_path
 
 
+def path_of(repository):
+    return os.pathsep.join([str(repository / "src"), os.environ["PYTHONPATH"]])
+
+
 @pytest.fixture
 def started(repository):
     """``started(command)``: the process, what it shows, and its pid and those of the notebook.
@@ -84,7 +88,7 @@ def started(repository):
         process = subprocess.Popen(
             command,
             cwd=repository,
-            env={**kept, "PYTHONPATH": str(repository / "src")},
+            env={**kept, "PYTHONPATH": path_of(repository)},
             stdin=follower,
             stdout=follower,
             stderr=follower,
@@ -170,7 +174,7 @@ def test_a_run_whose_parent_is_gone_already_ends(repository):
     done = subprocess.run(
         DIRECT,
         cwd=repository,
-        env={**os.environ, "PYTHONPATH": str(repository / "src"), "A2LIB_PARENT": str(gone.pid)},
+        env={**os.environ, "PYTHONPATH": path_of(repository), "A2LIB_PARENT": str(gone.pid)},
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

@@ -3,7 +3,6 @@
 import ast
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,23 +19,6 @@ from a2lib.theory.attention import PASSES
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FLASH = ROOT / "notebooks" / "flash.ipynb"
 LOCAL_PATH = re.compile(r"(?<![\w.~/$<-])/\w[\w.-]*/")
-
-
-def papermill(*arguments, data, cwd=ROOT):
-    environment = {
-        **{k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
-        "A2LIB_DATA": str(data),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "papermill", *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 def tagged(notebook, tag):
@@ -67,8 +49,9 @@ def test_cells_only_call_the_experiment():
             assert not kinds & {ast.FunctionDef, ast.For, ast.If, ast.ClassDef, ast.With}
 
 
-def test_help_notebook_documents_every_parameter(tmp_path):
-    done = papermill("--help-notebook", FLASH, data=tmp_path)
+def test_help_notebook_documents_every_parameter():
+    command = [sys.executable, "-m", "papermill", "--help-notebook", str(FLASH)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     for line in cell_source(Parameters).splitlines():
         declaration, comment = line.split("  # ")
@@ -77,16 +60,11 @@ def test_help_notebook_documents_every_parameter(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
+def executed(execute):
     """The notebook run from its own folder, as JupyterLab does, and where it measured."""
-    folder = tmp_path_factory.mktemp("flash")
     asked = ["-p", "sweep", "leaderboard", "-p", "heads", 1e0]
     asked += ["-p", "implementations", "eager,sdpa_flash,sdpa_cudnn"]
-    done = papermill(
-        "flash.ipynb", folder / "out.ipynb", *asked, data=folder / "data", cwd=FLASH.parent
-    )
-    assert done.returncode == 0, done.stderr
-    return nbformat.read(folder / "out.ipynb", as_version=4), folder / "data" / "measured"
+    return execute("flash", *asked, cwd=FLASH.parent)
 
 
 @pytest.mark.slow
@@ -108,6 +86,7 @@ def test_rows_are_stored_under_their_run(executed):
     assert json.loads(run["parameters"])["sweep"] == "leaderboard"
 
 
+@pytest.mark.slow
 def test_a_bar_is_one_line_a_figure_is_shown_once_and_no_output_names_this_machine(executed):
     notebook, measured = executed
     shown = list(texts(notebook))
@@ -122,6 +101,7 @@ def test_a_bar_is_one_line_a_figure_is_shown_once_and_no_output_names_this_machi
         assert not LOCAL_PATH.search(text) and str(measured) not in text and str(ROOT) not in text
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_protocols_and_the_errors(executed):
     _, measured = executed
     errors = rows(measured, "flash_accuracy")

@@ -52,6 +52,7 @@ CEILINGS = Table(
     derived={"TFLOP/s or TB/s": tera},
     silence_s=300,
     keep_worker=True,
+    always=True,
 )
 
 

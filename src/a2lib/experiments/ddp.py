@@ -6,20 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
-from a2lib.experiments.data_parallel.configurations import (
-    BEST_MB,
-    PLAIN,
-    SENT_DTYPES,
-    SILENCE_S,
-    TORCH_MB,
-    UPDATING,
-    Asked,
-    Steps,
-    Usual,
-    Way,
-    asked,
-    tasks,
-)
+from a2lib.experiments.data_parallel.configurations import BEST_MB, TORCH_MB, UPDATING, Asked, Way
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
@@ -47,7 +34,7 @@ _MORE = tuple(Way("bucketed", mb) for mb in MORE_MB)
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(shared.Asking):
     """The parameters of notebooks/ddp.ipynb, in the order of its cell."""
 
     wrappers: str = parameter(
@@ -58,7 +45,7 @@ class Parameters:
         "backend", "what carries the gradients of bucketed, updating", choices=CARRIERS
     )
     sent_dtype: str = parameter(
-        "fp32", "that gradients of bucketed, updating travel in", choices=tuple(SENT_DTYPES)
+        "fp32", "that gradients of bucketed, updating travel in", choices=tuple(shared.SENT_DTYPES)
     )
     model: str = shared.model()
     batch: int | None = shared.batch()
@@ -75,7 +62,7 @@ class Parameters:
     seed: int = parameters.seed("of weights and batches")
 
     def __post_init__(self) -> None:
-        shared.refuse(self)
+        super().__post_init__()
         for name in ("carrier", "sent_dtype"):
             if name in parameters.changed(self) and not set(self._wrappers) <= set(CARRIED):
                 raise ParameterError(
@@ -96,10 +83,10 @@ class Parameters:
             else Way(wrapper)
             for wrapper in self._wrappers
         ]
-        return asked(self, ways, _sweep)
+        return shared.asked(self, ways, _sweep)
 
 
-def _sweep(name: str, usual: Usual) -> Steps:
+def _sweep(name: str, usual: shared.Usual) -> shared.Steps:
     if name in ("essential", "xl25", "all"):
         yield usual(model="xl25", capture=True), (*_BEST, _BF16[0], *_UPDATING)
         yield usual(model="xl25"), (*_HANDOUT, *_TORCH[:1])
@@ -112,24 +99,19 @@ def _sweep(name: str, usual: Usual) -> Steps:
         yield usual(model="2.7B", capture=True), (*_BEST, _UPDATING[0], Way("overlapped"))
     for model in ("xl25", "2.7B"):
         if name in (f"plain-{model}", "all"):
-            yield usual(model=model, **PLAIN), _HANDOUT
+            yield usual(model=model, **shared.PLAIN), _HANDOUT
 
 
 TIMES = Table(
     DDP,
-    lambda given, device: tasks(DDP, given.asked()),
+    lambda given, device: shared.tasks(DDP, given.asked()),
     says="The median step, and the same step without communication",
     shown=("ms", "ms_p20", "ms_p80", "n", "ms_without", "ms_communication", "ms_backward_without")
     + ("ms_host", "ms_rank_min", "ms_rank_median", "ms_rank_max"),
     derived={"exposed": lambda row: float(row["ms"]) - float(row["ms_without"])},
     plot=Plot(panels=("model", "capture", "precision")),
-    silence_s=SILENCE_S,
+    silence_s=shared.SILENCE_S,
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES,),
-    "Distributed data parallel",
-    ranks=lambda given: [training.ranks for training in given.asked()],
-)
+EXPERIMENT = Experiment(Parameters, (TIMES,), "Distributed data parallel")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

@@ -6,19 +6,7 @@ from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
 from a2lib.experiments.data_parallel.configurations import FSDP as OURS
-from a2lib.experiments.data_parallel.configurations import (
-    FSDP2,
-    SILENCE_S,
-    STEADY,
-    WHOLE,
-    Asked,
-    Steps,
-    Usual,
-    Way,
-    asked,
-    launched,
-    tasks,
-)
+from a2lib.experiments.data_parallel.configurations import FSDP2, STEADY, Asked, Way
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import names, parameter
@@ -35,7 +23,7 @@ MOMENTS = (
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(shared.Asking):
     """The parameters of notebooks/fsdp.ipynb, in the order of its cell."""
 
     wrappers: str = parameter(
@@ -55,16 +43,13 @@ class Parameters:
     time_limit_s: int = parameters.time_limit_s()
     seed: int = parameters.seed("of weights and batches")
 
-    def __post_init__(self) -> None:
-        shared.refuse(self)
-
     def asked(self) -> Asked:
         """The trainings, each with its ways; raises ParameterError for what cannot be."""
         wrappers = WRAPPERS if self.wrappers == "both" else names(self.wrappers)
-        return asked(self, map(Way, wrappers), _sweep)
+        return shared.asked(self, map(Way, wrappers), _sweep)
 
 
-def _sweep(name: str, usual: Usual) -> Steps:
+def _sweep(name: str, usual: shared.Usual) -> shared.Steps:
     for model in SWEEPS[:-1] if name == "all" else (name,):
         for capture in (True, False):
             yield usual(model=model, capture=capture), map(Way, WRAPPERS)
@@ -74,11 +59,11 @@ def memory_tasks(trainings: Asked):
     """A task for each training, launched; each way has the memory to itself. Where both are
     compared, so have whole models in the same setting."""
     both = {
-        training: (*ways, *map(Way, WHOLE)) if len(ways) > 1 else ways
-        for training, ways in launched(trainings).items()
+        training: (*ways, *map(Way, shared.WHOLE)) if len(ways) > 1 else ways
+        for training, ways in shared.launched(trainings).items()
     }
     more = [{"step_number": step, "moment": moment} for step, moment in MOMENTS]
-    return tasks(FSDP_MEMORY, both, lambda training: more)
+    return shared.tasks(FSDP_MEMORY, both, lambda training: more)
 
 
 MEMORY = Table(
@@ -87,24 +72,19 @@ MEMORY = Table(
     says="What a rank holds at the moments of a step",
     shown=("parameter_bytes", "gradient_bytes", "optimizer_bytes", "whole_bytes")
     + ("travelling_bytes", "present_bytes", "tensor_bytes"),
-    silence_s=SILENCE_S,
+    silence_s=shared.SILENCE_S,
     keep_worker=True,
 )
 TIMES = Table(
     FSDP,
-    lambda given, device: tasks(FSDP, given.asked()),
+    lambda given, device: shared.tasks(FSDP, given.asked()),
     says="The median step, beside that of one GPU with the model whole",
     shown=("ms", "ms_p20", "ms_p80", "n", "ms_without", "ms_waited", "ms_host")
     + ("ms_rank_min", "ms_rank_median", "ms_rank_max"),
     plot=Plot(beside=("ms_without",), panels=("model",)),
-    silence_s=SILENCE_S,
+    silence_s=shared.SILENCE_S,
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES, MEMORY),
-    "Fully sharded data parallel",
-    ranks=lambda given: [training.ranks for training in given.asked()],
-)
+EXPERIMENT = Experiment(Parameters, (TIMES, MEMORY), "Fully sharded data parallel")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure_memory = MEMORY.measure_and_show
 measure_times, draw = TIMES.measure_and_show, TIMES.draw

@@ -6,19 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
-from a2lib.experiments.data_parallel.configurations import (
-    BEST_MB,
-    PLAIN,
-    SILENCE_S,
-    TORCH_MB,
-    Asked,
-    Steps,
-    Usual,
-    Way,
-    asked,
-    launched,
-    tasks,
-)
+from a2lib.experiments.data_parallel.configurations import BEST_MB, TORCH_MB, Asked, Way
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import names, parameter
@@ -41,7 +29,7 @@ MOMENTS = ("init", "before", "after", "step")
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(shared.Asking):
     """The parameters of notebooks/sharded_optimizer.ipynb, in the order of its cell."""
 
     wrappers: str = parameter(
@@ -61,16 +49,13 @@ class Parameters:
     time_limit_s: int = parameters.time_limit_s()
     seed: int = parameters.seed("of weights and batches")
 
-    def __post_init__(self) -> None:
-        shared.refuse(self)
-
     def times(self) -> Asked:
         """The trainings whose steps are timed; raises ParameterError for what cannot be."""
-        return asked(self, self._ways(), _times)
+        return shared.asked(self, self._ways(), _times)
 
     def memory(self) -> Asked:
         """Those whose memory is read: launched, and eager, of which every tensor is known."""
-        return launched(asked(self, self._ways(), _memory), compile="none")
+        return shared.launched(shared.asked(self, self._ways(), _memory), compile="none")
 
     def _ways(self) -> list[Way]:
         device = parameters.ranks(self).device
@@ -82,7 +67,7 @@ class Parameters:
 _OURS, _ENGINES, _PEER = WAYS.values()
 
 
-def _times(name: str, usual: Usual) -> Steps:
+def _times(name: str, usual: shared.Usual) -> shared.Steps:
     if name in ("essential", "all"):
         yield usual(capture=True), (*_ENGINES, *_OURS)
         yield usual(), (*_OURS, *_PEER)
@@ -91,20 +76,20 @@ def _times(name: str, usual: Usual) -> Steps:
         yield usual(), _ENGINES
 
 
-def _memory(name: str, usual: Usual) -> Steps:
+def _memory(name: str, usual: shared.Usual) -> shared.Steps:
     if name in ("essential", "memory", "all"):
         yield usual(), (*_OURS, *_PEER)
     yield from _handout(name, usual)
 
 
-def _handout(name: str, usual: Usual) -> Steps:
+def _handout(name: str, usual: shared.Usual) -> shared.Steps:
     for model in ("xl25", "2.7B") if name in ("handout", "all") else ():
-        yield usual(model=model, **PLAIN), _OURS
+        yield usual(model=model, **shared.PLAIN), _OURS
 
 
 def memory_tasks(trainings: Asked):
     """A task for each training, each way its own culprit: every moment on every rank."""
-    return tasks(
+    return shared.tasks(
         SHARDED_OPTIMIZER_MEMORY,
         trainings,
         lambda training: [
@@ -122,23 +107,18 @@ MEMORY = Table(
     shown=("parameter_bytes", "gradient_bytes", "optimizer_bytes", "buffer_bytes")
     + ("present_bytes", "tensor_bytes", "reduced_bytes", "gathered_bytes", "broadcast_bytes"),
     plot=Plot("optimizer_bytes", ("parameter_bytes", "gradient_bytes"), panels=("moment",)),
-    silence_s=SILENCE_S,
+    silence_s=shared.SILENCE_S,
     keep_worker=True,
 )
 TIMES = Table(
     SHARDED_OPTIMIZER,
-    lambda given, device: tasks(SHARDED_OPTIMIZER, given.times()),
+    lambda given, device: shared.tasks(SHARDED_OPTIMIZER, given.times()),
     says="The median step, and its optimizer",
     shown=("ms", "ms_p20", "ms_p80", "n", "ms_without", "ms_optimizer", "ms_host")
     + ("ms_rank_min", "ms_rank_median", "ms_rank_max"),
-    silence_s=SILENCE_S,
+    silence_s=shared.SILENCE_S,
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES, MEMORY),
-    "A sharded optimizer",
-    ranks=lambda given: [training.ranks for training in (*given.times(), *given.memory())],
-)
+EXPERIMENT = Experiment(Parameters, (TIMES, MEMORY), "A sharded optimizer")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure_memory, show_memory, draw = MEMORY.measure, MEMORY.show, MEMORY.draw
 measure_times, show_times = TIMES.measure, TIMES.show

@@ -33,12 +33,10 @@ def context(gpu: int, cpu: int, what: str = "tokens per sequence", where: str = 
 
 
 def batch(usual: int) -> Any:
-    """The field ``batch``."""
     return count(usual, "sequences in a batch", 2**16)
 
 
 def mode(names: Sequence[str]) -> Any:
-    """The field ``mode``, one of ``names``."""
     return parameter("train-step", f"one of {', '.join(names)}", choices=tuple(names))
 
 
@@ -47,7 +45,6 @@ def precision(
     what: str = "fp32, tf32 or bf16 (autocast)",
     names: Sequence[str] = PRECISIONS,
 ) -> Any:
-    """The field ``precision``, one of ``names``."""
     return parameter(usual, what, choices=tuple(names))
 
 
@@ -58,5 +55,4 @@ def attention() -> Any:
 
 
 def compiled() -> Any:
-    """The field ``compile``."""
     return parameter("none", "torch.compile: none, blocks or model", choices=COMPILES)

@@ -24,11 +24,9 @@ def asked(name="eager", **over):
 
 
 @pytest.mark.parametrize("name", ["eager", "by_hand", "tiled"])
-def test_both_passes_are_measured(job, name):
+def test_both_passes_are_measured(stored, name):
     (task,) = attention.pass_tasks(asked(name), "cpu")
-    given = job(ATTENTION, task)
-    handlers.passes(given)
-    rows = {row["pass"]: row for row in given.store.rows()}
+    rows = {row["pass"]: row for row in stored(handlers.passes, ATTENTION, task)}
     assert set(rows) == {"forward", "backward"}
     for row in rows.values():
         assert (row["status"], row["n"], row["implementation"]) == ("ok", "3", name)
@@ -37,13 +35,12 @@ def test_both_passes_are_measured(job, name):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_saved_tensors_are_those_of_the_theory(job, causal):
+def test_saved_tensors_are_those_of_the_theory(stored, causal):
     shape = Eager(2, 128, 16, causal)  # whole blocks, so that nothing is rounded
     for name, expected in (("eager", shape.saved()), ("by_hand", by_hand_saved(shape))):
         (task,) = attention.saved_tasks(asked(name, seq_len=128, head_dim=16, causal=causal), "cpu")
-        given = job(ATTENTION_SAVED, task)
-        handlers.saved(given)
-        found = {r["tensor"]: int(r["saved_bytes"]) for r in given.store.rows()
+        made = stored(handlers.saved, ATTENTION_SAVED, task)
+        found = {r["tensor"]: int(r["saved_bytes"]) for r in made
                  if r["implementation"] == name}  # fmt: skip
         assert found == expected | {"other": 0}
 
@@ -60,11 +57,10 @@ def test_counting_what_is_saved_frees_it():
     assert storages[0]() is None
 
 
-def test_tiled_attention_saves_no_matrix(job):
+def test_tiled_attention_saves_no_matrix(stored):
     (task,) = attention.saved_tasks(asked("tiled", seq_len=128, head_dim=16), "cpu")
-    given = job(ATTENTION_SAVED, task)
-    handlers.saved(given)
-    found = {row["tensor"]: int(row["saved_bytes"]) for row in given.store.rows()}
+    made = stored(handlers.saved, ATTENTION_SAVED, task)
+    found = {row["tensor"]: int(row["saved_bytes"]) for row in made}
     tensor, rows = 2 * 128 * 16 * 4, 2 * 128 * 4
     assert found == {"q": tensor, "k": tensor, "v": tensor, "o": tensor, "lse": rows, "other": 0}
 
@@ -100,15 +96,14 @@ def test_what_a_cpu_cannot_do_is_a_row(job, monkeypatch):
         assert {row["status"] for row in mine} == {status}
 
 
-def test_a_pass_without_room_is_oom_and_its_backward_says_where(job, monkeypatch):
+def test_a_pass_without_room_is_oom_and_its_backward_says_where(stored, monkeypatch):
     def refuse(*_):
         raise MemoryError
 
     monkeypatch.setitem(handlers.ATTENTIONS, "eager", refuse)
     (task,) = attention.pass_tasks(asked(), "cpu")
-    given = job(ATTENTION, task)
-    handlers.passes(given)
-    rows = {row["pass"]: (row["status"], row["note"]) for row in given.store.rows()}
+    made = stored(handlers.passes, ATTENTION, task)
+    rows = {row["pass"]: (row["status"], row["note"]) for row in made}
     assert rows["forward"] == ("oom", "out of memory")
     assert rows["backward"] == ("oom", "in its forward: out of memory")
 
@@ -125,8 +120,8 @@ def test_a_replay_is_the_gpus_time_or_a_reason(monkeypatch):
         (Replays({}, usable=False), {"note": "no graph: the device was lost"}, True),
     ):
         monkeypatch.setattr(graphs, "time_replays", lambda *_, done=done, **__: done)
-        assert handlers._replayed(None, (), "forward", row) == (values, lost)
-    refused, lost = handlers._replayed(None, (), "forward", row | {"peak_bytes": 11})
+        assert handlers._replayed(None, (None,), "forward", row) == (values, lost)
+    refused, lost = handlers._replayed(None, (None,), "forward", row | {"peak_bytes": 11})
     assert "not tried" in refused["note"] and not lost
 
 
@@ -143,7 +138,7 @@ class Event:
         return 2.0
 
 
-def test_a_gpus_row_has_its_times_and_its_memory(job, monkeypatch):
+def test_a_gpus_row_has_its_times_and_its_memory(stored, monkeypatch):
     """On a stand-in: tensors stay on the CPU, and what is allocated is made up."""
     torch = pytest.importorskip("torch")
     made = handlers.inputs_of
@@ -157,9 +152,7 @@ def test_a_gpus_row_has_its_times_and_its_memory(job, monkeypatch):
     monkeypatch.setattr(handlers, "peak_bytes", lambda call: 77)
     monkeypatch.setattr(handlers, "_replayed", lambda *_: ({"ms_graph": 1.5}, False))
     (task,) = attention.pass_tasks(asked(), "cuda")
-    given = job(ATTENTION, task, "cuda")
-    handlers.passes(given)
-    rows = {row["pass"]: row for row in given.store.rows()}
+    rows = {row["pass"]: row for row in stored(handlers.passes, ATTENTION, task, "cuda")}
     assert {pass_: row["held_bytes"] for pass_, row in rows.items()} == {
         "forward": "7", "backward": "9",
     }  # fmt: skip
@@ -178,7 +171,7 @@ def test_a_lost_device_ends_the_process_after_its_row(job, monkeypatch):
     assert [row["pass"] for row in given.store.rows()] == ["forward"]
 
 
-def test_a_limit_is_predicted_then_tried(job, monkeypatch):
+def test_a_limit_is_predicted_then_tried(stored, monkeypatch):
     switched, room = [], 140 * 2**30
     for name in ("take_workspaces", "free_memory"):
         monkeypatch.setattr(limits, name, lambda device: None)
@@ -190,9 +183,8 @@ def test_a_limit_is_predicted_then_tried(job, monkeypatch):
     for task in attention.limit_tasks(EVERYTHING, "cuda"):
         (((key,)),) = task.rows.values()
         if wanted.items() <= key.items():
-            given = job(ATTENTION_LIMIT, task, "cuda")
-            limits.limit(given)
-            found |= {row["allocator"]: row for row in given.store.rows()}
+            made = stored(limits.limit, ATTENTION_LIMIT, task, "cuda")
+            found |= {row["allocator"]: row for row in made}
     assert switched == [False, False, True, False]
     for allocator, predicted in (("blocks", "blocks"), ("expandable", "tensors")):
         row = found[allocator]
@@ -229,5 +221,4 @@ def test_the_grid_is_the_handouts():
     beside = {name: {s.head_dim for other, s, n in everything if other == name and (
         name != "eager" or n < 100)} for name in ("eager", "by_hand", "a2lib")}  # fmt: skip
     assert beside == dict.fromkeys(beside, {64})
-    assert len({(name, s) for name, s, _ in everything}) == len(everything)
     assert len(attention.limit_tasks(EVERYTHING, "cuda")) == 2 * 2 * 4 * 2

@@ -15,19 +15,12 @@ def asked(**given):
     return dataclasses.replace(Parameters(), **given)
 
 
-def test_a_whole_sweep_asks_for_nothing_twice():
+def test_a_row_is_of_the_configuration_that_its_worker_is_told():
     for device in ("cuda", "cpu"):
-        given = asked(sweep="all")
-        assert len(set(given.configurations(device))) == len(given.configurations(device))
         for table in benchmark.EXPERIMENT.tables:
-            section, tasks = table.section, table.tasks(given, device)
-            keys = [key for task in tasks for rows in task.rows.values() for key in rows]
-            assert all(set(key) == set(section.key) for key in keys)
-            assert len({tuple(key.items()) for key in keys}) == len(keys) > 0
-            for task in tasks:
-                (rows,) = task.rows.values()
-                own = Configuration(**task.spec["configuration"]).key(section)
-                assert all(own.items() <= key.items() for key in rows)
+            for task in table.tasks(asked(sweep="all"), device):
+                own = Configuration(**task.spec["configuration"]).key(table.section)
+                assert all(own.items() <= key.items() for key in task.keys)
 
 
 def test_work_on_zeros_is_that_of_a_step_whose_energy_is_measured():
@@ -124,9 +117,7 @@ def test_what_cannot_be_is_refused_in_a_line(given, says):
 
 
 @pytest.mark.parametrize("given", [{"capture": True}, {"precision": "tf32"}])
-def test_what_needs_a_gpu_is_refused_before_a_run_is_recorded(given, tmp_path, monkeypatch):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+def test_what_needs_a_gpu_is_refused_before_a_run_is_recorded(given, on_cpu, tmp_path):
     with pytest.raises(ParameterError, match="needs a GPU"):
         benchmark.start(asked(**given))
     assert not (tmp_path / "data").exists()

@@ -46,14 +46,13 @@ def played(monkeypatch, **given):
     return calls
 
 
-def test_a_summary_by_value(job, monkeypatch):
+def test_a_summary_by_value(stored, monkeypatch):
     steps = [step(4.0), step(1.0), step(2.0), step(3.0)]
     memory = {"peak_allocated_bytes": 77}
     calls = played(monkeypatch, device="cuda", steps=steps, memory=memory)
-    given = job(BENCHMARK, task_of(TINY, steps=4), "cuda")
-    handlers.summary(given)
+    made = stored(handlers.summary, BENCHMARK, task_of(TINY, steps=4), "cuda")
     assert calls[0].warmup == 1 and calls[0].steps == 4 and calls[0].device == "cuda"
-    rows = {row["phase"]: row for row in given.store.rows()}
+    rows = {row["phase"]: row for row in made}
     assert set(rows) == {"forward", "loss", "backward", "optimizer", "step", "wall"}
     forward = rows["forward"]
     assert (forward["ms"], forward["ms_mean"], forward["ms_min"], forward["n"]) == (
@@ -67,21 +66,18 @@ def test_a_summary_by_value(job, monkeypatch):
     assert rows["optimizer"]["ms_std"] == ""  # no spread at all
 
 
-def test_a_replay_has_no_phases(job, monkeypatch):
+def test_a_replay_has_no_phases(stored, monkeypatch):
     replay = StepTimes({}, {"replay": 0.25}, 6.0, 7.0)
     played(monkeypatch, device="cuda", steps=[replay, replay])
-    given = job(BENCHMARK, task_of(Configuration("tiny", 16, capture=True), 2, 2), "cuda")
-    handlers.summary(given)
-    rows = {row["phase"]: row for row in given.store.rows()}
+    task = task_of(Configuration("tiny", 16, capture=True), 2, 2)
+    rows = {row["phase"]: row for row in stored(handlers.summary, BENCHMARK, task, "cuda")}
     assert set(rows) == {"step", "wall"}
     assert (rows["step"]["ms"], rows["step"]["ms_host"]) == ("6.0", "0.25")
 
 
-def test_out_of_memory_is_a_row_for_each_phase(job, monkeypatch):
+def test_out_of_memory_is_a_row_for_each_phase(stored, monkeypatch):
     played(monkeypatch, device="cuda", status="oom", note="in step 0, backward: much", steps=[])
-    given = job(BENCHMARK, task_of(TINY))
-    handlers.summary(given)
-    rows = given.store.rows()
+    rows = stored(handlers.summary, BENCHMARK, task_of(TINY))
     assert len(rows) == 6
     assert {(row["status"], row["note"]) for row in rows} == {("oom", "in step 0, backward: much")}
 
@@ -145,11 +141,8 @@ def test_no_first_step_where_torch_was_imported_before(job):
     assert "imported already" in given.store.rows()[0]["note"]
 
 
-def test_first_steps_are_each_of_a_process_of_their_own(tmp_path, monkeypatch, capsys):
+def test_first_steps_are_each_of_a_process_of_their_own(on_cpu, capsys):
     """A process that had imported torch before would refuse and give an error row."""
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     run = benchmark.start(Parameters(sweep="first"))
     benchmark.measure_first(run)
     rows = run.store(BENCHMARK_FIRST).rows()
@@ -193,12 +186,10 @@ def powered(monkeypatch, *joules):
     return task
 
 
-def test_energy_is_of_the_settled_steps(job, monkeypatch):
+def test_energy_is_of_the_settled_steps(stored, monkeypatch):
     task = powered(monkeypatch, 1000.0, 1150.0)
     calls = played(monkeypatch, device="cuda", steps=[step(x) for x in (9.0, 8.0, 1.0, 2.0, 4.0)])
-    given = job(BENCHMARK_POWER, task)
-    handlers.power(given)
-    (row,) = given.store.rows()
+    (row,) = stored(handlers.power, BENCHMARK_POWER, task)
     assert calls[0].steps == 5 and calls[0].warmup == configurations.WARMUP
     # Three steps of 3 x 1, 2, 4 and 4 ms more, and 150 joules.
     assert (row["joules"], row["n"], row["ms"]) == ("50.0", "3", "10.0")
@@ -206,12 +197,10 @@ def test_energy_is_of_the_settled_steps(job, monkeypatch):
     assert row["power_limit_w"] == "700.0" and row["status"] == "ok"
 
 
-def test_without_a_counter_the_time_is_left(job, monkeypatch):
+def test_without_a_counter_the_time_is_left(stored, monkeypatch):
     task = powered(monkeypatch, None, None)
     played(monkeypatch, device="cuda", steps=[step(1.0)] * 5)
-    given = job(BENCHMARK_POWER, task)
-    handlers.power(given)
-    (row,) = given.store.rows()
+    (row,) = stored(handlers.power, BENCHMARK_POWER, task)
     assert (row["joules"], row["ms"]) == ("", "7.0")
 
 

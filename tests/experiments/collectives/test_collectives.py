@@ -11,11 +11,6 @@ from a2lib.measure import COLLECTIVES
 from a2lib.theory.latency import OPERATIONS
 
 
-@pytest.fixture
-def gpus(monkeypatch):
-    return lambda n: monkeypatch.setattr("torch.cuda.device_count", lambda: n)
-
-
 def test_the_handout_is_every_size_and_number_of_processes(gpus):
     gpus(6)
     found = Parameters(sweep="handout").asked()

@@ -3,6 +3,7 @@
 import os
 
 import torch
+import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from a2lib.experiments.compile import inductor
@@ -52,8 +53,10 @@ def test_generated_code_is_counted_by_what_it_launches():
 
 def test_what_is_compiled_again_is_found_in_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "before")
+    # Seconds of the C++ compiler for each empty cache.
+    quick = torch._inductor.config.patch(cpp_cache_precompile_headers=False)
     hits = []
-    with inductor.caches_in(tmp_path):
+    with inductor.caches_in(tmp_path), quick:
         for _ in range(2):
             inductor.forget()
             counters.clear()

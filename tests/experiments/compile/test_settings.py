@@ -2,7 +2,6 @@
 
 import itertools
 
-from a2lib.experiments import compile as compiling
 from a2lib.experiments.compile.settings import (
     HEAD_DIMS,
     SEQ_LENS,
@@ -11,7 +10,6 @@ from a2lib.experiments.compile.settings import (
     attention_shapes,
     model_steps,
 )
-from a2lib.experiments.harness.sweep import identity
 
 
 def test_the_attention_sweep_is_the_grid_of_the_question():
@@ -36,18 +34,12 @@ def test_the_other_ways_to_write_it_have_a_line_and_the_ends_of_the_others():
     assert len(found) == 3 * 7
 
 
-def test_all_is_every_sweep_and_no_key_twice():
+def test_all_is_every_sweep():
     for device in ("cuda", "cpu"):
         parts = [s for sweep in SWEEPS[:-1] for s in attention_shapes(sweep, device)]
         assert parts == attention_shapes("all", device)
-        assert len(set(parts)) == len(parts)
         models = [s for sweep in SWEEPS[:-1] for s in model_steps(sweep, device)]
         assert models == model_steps("all", device)
-        for table in compiling.EXPERIMENT.tables:
-            tasks = table.tasks(Parameters(sweep="all"), device)
-            keys = [key for task in tasks for keys in task.rows.values() for key in keys]
-            assert all(set(key) == set(table.section.key) for key in keys)
-            assert len({identity(table.section, key) for key in keys}) == len(keys) > 0
 
 
 def test_whole_models_are_compiled_in_fp32_and_blocks_everywhere():

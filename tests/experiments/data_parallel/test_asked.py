@@ -2,7 +2,7 @@
 
 import pytest
 
-from a2lib.experiments import collectives, ddp, fsdp, parallelism, sharded_optimizer
+from a2lib.experiments import collectives, ddp, fsdp, sharded_optimizer
 from a2lib.experiments.data_parallel.configurations import Way, tasks
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import DDP, SHARDED_OPTIMIZER, read_runs
@@ -11,16 +11,16 @@ BOTH = [Way("fsdp"), Way("fsdp2")]
 
 
 @pytest.fixture
-def gpus(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+def two(gpus):
+    gpus(2)
 
 
 @pytest.fixture
-def no_gpu(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+def no_gpu(gpus):
+    gpus(0)
 
 
-def test_the_essential_sweep_of_ddp_has_all_sides_and_resumes_in_the_whole(gpus):
+def test_the_essential_sweep_of_ddp_has_all_sides_and_resumes_in_the_whole(two):
     essential = ddp.Parameters(sweep="essential").asked()
     captured, launched = essential
     assert captured.capture and not launched.capture
@@ -36,7 +36,7 @@ def test_the_essential_sweep_of_ddp_has_all_sides_and_resumes_in_the_whole(gpus)
     assert "bucketed 100 MB copy_engines bf16" in made[0].rows
 
 
-def test_the_essential_sweep_of_the_optimizer_has_both_sides_of_the_targets(gpus):
+def test_the_essential_sweep_of_the_optimizer_has_both_sides_of_the_targets(two):
     given = sharded_optimizer.Parameters(sweep="essential")
     captured, launched = given.times()
     assert captured.capture and not launched.capture and captured.compile == "blocks"
@@ -95,10 +95,8 @@ def test_a_training_has_the_ways_that_are_named(no_gpu):
     (ddp.start, ddp.Parameters(sweep="essential"), "2"),
     (ddp.start, ddp.Parameters(backend="gloo"), "1"),
     (collectives.start, collectives.Parameters(sweep="handout"), "2"),
-    (sharded_optimizer.start, sharded_optimizer.Parameters(), "2"),
-    (fsdp.start, fsdp.Parameters(), "2"), (parallelism.start, parallelism.Parameters(), "2"),
 ])  # fmt: skip
-def test_a_run_names_the_gpus_that_measure_together(gpus, monkeypatch, tmp_path, start, given, n):
+def test_a_run_names_the_gpus_that_measure_together(two, monkeypatch, tmp_path, start, given, n):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
     start(given)

@@ -10,10 +10,6 @@ from a2lib.experiments.harness.sweep import Task
 from a2lib.measure import counters
 
 
-def keys_of(task):
-    return [key for keys in task.rows.values() for key in keys]
-
-
 def kernel(name, **values):
     shares = dict.fromkeys(counters.METRICS, 1)
     return {"kernel": name, **shares, **values}
@@ -22,7 +18,7 @@ def kernel(name, **values):
 MARK = kernel(f"at::native::{counting.MARKER}(long)")
 (TASK,) = counting.tasks(Parameters(sweep="leaderboard", implementations="a2lib"), "cuda")[:1]
 CALLS = [("a2lib", "forward"), ("a2lib", "backward"), ("sdpa_cudnn", "forward")]
-LIKE = keys_of(TASK)[0]
+LIKE = TASK.keys[0]
 CALLED = Task.whole("", TASK.spec, [{**LIKE, "implementation": n, "pass": p} for n, p in CALLS])
 
 
@@ -80,5 +76,5 @@ def test_a_cpu_has_no_counters(put):
 def test_calls_are_asked_for_in_two_sweeps():
     for device, n in (("cuda", 3 * 3 * 2), ("cpu", 2)):
         tasks = counting.tasks(Parameters(sweep="all"), device)
-        assert [key["launch"] for task in tasks for key in keys_of(task)] == [0] * n
+        assert [key["launch"] for task in tasks for key in task.keys] == [0] * n
     assert counting.tasks(Parameters(sweep="handout"), "cuda") == []

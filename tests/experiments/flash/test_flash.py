@@ -9,11 +9,8 @@ from a2lib.measure import CEILING, FLASH
 
 
 @pytest.fixture
-def started(tmp_path, monkeypatch, capsys):
+def started(on_cpu, capsys):
     """``started(**parameters)`` is a run that stores under its own data folder, on the CPU."""
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
     def start(**given):
         run = flash.start(flash.check({**vars(Parameters()), **given}))

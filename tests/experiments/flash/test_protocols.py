@@ -12,10 +12,6 @@ from a2lib.measure.sustained import Second
 TINY = Parameters(sweep="leaderboard")
 
 
-def keys_of(task):
-    return [key for keys in task.rows.values() for key in keys]
-
-
 def good(q, k, v):
     return attention_reference(q, k, v, True)
 
@@ -36,7 +32,7 @@ def test_the_shape_is_the_leaderboards_and_the_peers_its_own():
         *(("sustained", name) for name in ("a2lib", "sdpa_cudnn", "sdpa_flash")),
         *(("board", name) for name in ("a2lib", "sdpa_cudnn", "sdpa_flash", "compile")),
     ]
-    for key in (key for t in made for key in keys_of(t)):
+    for key in (key for t in made for key in t.keys):
         assert (key["batch"], key["heads"], key["seq_len"], key["head_dim"]) == (1, 16, 16384, 64)
         assert (key["dtype"], key["causal"], key["pass"]) == ("bf16", True, "end_to_end")
     asked = Parameters(sweep="leaderboard", implementations="sdpa_flash,flex")

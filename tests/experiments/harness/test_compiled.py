@@ -1,5 +1,6 @@
 """Where workers keep compiled code, and that none which may be half written is loaded."""
 
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -37,7 +38,7 @@ def left(cache):
 
 def test_after_a_worker_that_is_killed_at_work_all_is_compiled_again(cache):
     task = {"do": START, "spec": {"seconds": 9}, "device": "cpu", "seed": 0}
-    with process.Worker(START) as worker:
+    with contextlib.closing(process.Worker(START)) as worker:
         events = worker.ask(task, 60)
         assert "pid" in next(events)
         (mark,) = cache.glob(f"{AT_WORK}*")

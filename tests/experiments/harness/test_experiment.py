@@ -37,10 +37,7 @@ EXPERIMENT = Experiment(Asked, (TIMES, Table(UNTIMED, tasks, "", ())), "Toys", r
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+def start(on_cpu):
     return lambda **given: EXPERIMENT.start(EXPERIMENT.check({**vars(Asked()), **given}))
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from experiments.harness.toy import task as alone
 from experiments.harness.toy_ranks import IN_GROUP, RANKS, task
 
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.process import WorkerDied
-from a2lib.experiments.harness.ranks import Ranks, gpus_of, where, why
-from a2lib.experiments.harness.sweep import Sweep
+from a2lib.experiments.harness.ranks import Ranks, where, why
+from a2lib.experiments.harness.sweep import Sweep, gpus_of
 from a2lib.measure import Section, Store
 from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed
 from a2lib.parallel.lifeline import is_alive
@@ -52,14 +53,11 @@ def rows(store):
 
 
 def test_what_a_rank_does_is_the_row_of_its_configuration(ranks, run, tmp_path, folder):
-    asked = [
-        task("first"),
-        task("second"),
-        task("hangs", part="hang", silence_s=1),
-        task("killed", world_size=3, part="killed once", log=str(tmp_path / "log")),
-        task("last", world_size=3),
-    ]
-    assert Sweep(ranks, run, "cpu").measure(asked) == 0
+    two = Sweep(ranks, run, "cpu", keep=True)
+    two.measure([task("first"), task("second")])
+    Sweep(ranks, run, "cpu", worker=two.worker, silence_s=1).measure([task("hangs", part="hang")])
+    killed = task("killed", world_size=3, part="killed once", log=str(tmp_path / "log"))
+    Sweep(ranks, run, "cpu").measure([killed, task("last", world_size=3)])
     found = rows(ranks)
     assert [found[name][0] for name in ("first", "second", "killed", "last")] == ["ok"] * 4
     assert found["first"][1] == found["second"][1]  # one group
@@ -203,7 +201,7 @@ def test_the_backend_is_that_of_the_machine(monkeypatch):
 
 
 def test_a_run_names_how_many_gpus_measured_together():
-    two, four = Ranks(2, "nccl"), Ranks(4, "nccl")
-    assert gpus_of([two, four, Ranks(6, "gloo")]) == 4
+    two, four, six = task("a", 2, "nccl"), task("a", 4, "nccl"), task("a", 6, "gloo")
+    assert gpus_of([two, four, six]) == 4
     # As for one process that measures alone.
-    assert gpus_of([Ranks(6, "gloo")]) == gpus_of([]) == 1
+    assert gpus_of([six]) == gpus_of([alone("a")]) == gpus_of([]) == 1

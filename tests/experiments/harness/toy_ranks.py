@@ -20,10 +20,10 @@ IN_GROUP = Section("ranks", ("operation", "size"), ("note",), handler=f"{HERE}:m
 WAIT_S = 600
 
 
-def task(operation, world_size=2, backend="none", silence_s=None, **spec):
+def task(operation, world_size=2, backend="none", **spec):
     """One row; ``part`` of its spec is what rank 1 does."""
     rows = {operation: ({"operation": operation, "size": world_size},)}
-    return Task(operation, spec, rows, ranks=Ranks(world_size, backend), silence_s=silence_s)
+    return Task(operation, spec, rows, ranks=Ranks(world_size, backend))
 
 
 def measure(job):

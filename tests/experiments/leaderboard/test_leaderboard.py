@@ -17,14 +17,6 @@ from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
 from a2lib.theory.transformer import SIZES, parameter_count
 
 
-@pytest.fixture
-def gpus(monkeypatch):
-    def have(n):
-        monkeypatch.setattr("torch.cuda.device_count", lambda: n)
-
-    return have
-
-
 def test_each_way_changes_one_thing():
     for before, after in zip(LADDER, LADDER[1:], strict=False):
         same = [name for name in ("wrapper", "head", "keeps", "attention")

@@ -29,12 +29,10 @@ def here(monkeypatch, tmp_path, plain_frames):
 
 
 @pytest.mark.parametrize("mode", ["inference", "train-step"])
-def test_peaks_are_those_of_the_count(job, here, mode):
+def test_peaks_are_those_of_the_count(stored, here, mode):
     asked = dataclasses.replace(TINY, mode=mode)
     (task,) = memory.peak_tasks(asked, "cpu")
-    given = job(MEMORY, task)
-    handlers.peaks(given)
-    rows = {(int(r["step_number"]), r["phase"]): r for r in given.store.rows()}
+    rows = {(int(r["step_number"]), r["phase"]): r for r in stored(handlers.peaks, MEMORY, task)}
     (case,) = asked.configurations("table", "cpu")
     assert set(rows) == {(step, phase) for step in (0, 1) for phase in phases(case)}
     for step in (0, 1):
@@ -135,11 +133,10 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(handlers, "Workload", workload)
 
 
-def test_a_gpus_peaks_by_phase(job, monkeypatch, stand_in):
+def test_a_gpus_peaks_by_phase(stored, monkeypatch, stand_in):
     (task,) = memory.peak_tasks(dataclasses.replace(TINY, model="tiny"), "cuda")
-    given = job(MEMORY, task, "cuda")
-    handlers.peaks(given)
-    rows = {(int(r["step_number"]), r["phase"]): r for r in given.store.rows()}
+    made = stored(handlers.peaks, MEMORY, task, "cuda")
+    rows = {(int(r["step_number"]), r["phase"]): r for r in made}
     levels = ("tensor_bytes", "allocated_bytes", "reserved_bytes", "driver_bytes")
     found = {key: [row[c] for c in levels] for key, row in rows.items()}
     assert found[0, "forward"] == ["100", "101", "102", ""]
@@ -147,7 +144,7 @@ def test_a_gpus_peaks_by_phase(job, monkeypatch, stand_in):
     assert found[1, "step"] == ["800", "801", "802", "960"]
 
 
-def test_out_of_memory_names_the_phase_and_keeps_what_was_before(job, monkeypatch, stand_in):
+def test_out_of_memory_names_the_phase_and_keeps_what_was_before(stored, monkeypatch, stand_in):
     @contextlib.contextmanager
     def phase(self, name):
         yield from real(self, name)
@@ -157,9 +154,8 @@ def test_out_of_memory_names_the_phase_and_keeps_what_was_before(job, monkeypatc
     real = handlers.Peaks.phase.__wrapped__
     monkeypatch.setattr(handlers.Peaks, "phase", phase)
     (task,) = memory.peak_tasks(dataclasses.replace(TINY, model="tiny"), "cuda")
-    given = job(MEMORY, task, "cuda")
-    handlers.peaks(given)
-    rows = {(int(r["step_number"]), r["phase"]): r for r in given.store.rows()}
+    made = stored(handlers.peaks, MEMORY, task, "cuda")
+    rows = {(int(r["step_number"]), r["phase"]): r for r in made}
     assert rows[0, "step"]["status"] == rows[1, "loss"]["status"] == "ok"
     for name in ("optimizer", "step"):
         assert rows[1, name]["status"] == "oom"
@@ -168,17 +164,16 @@ def test_out_of_memory_names_the_phase_and_keeps_what_was_before(job, monkeypatc
         )
 
 
-def test_what_a_cpu_would_have_to_swap_is_not_tried(job, monkeypatch):
+def test_what_a_cpu_would_have_to_swap_is_not_tried(stored, monkeypatch):
     monkeypatch.setattr("a2lib.measure.memory.available_bytes", lambda: 1000)
     for section, tasks, handler in (
         (MEMORY, memory.peak_tasks(TINY, "cpu"), handlers.peaks),
         (MEMORY_RECORDING, memory.recording_tasks(TINY, "cpu"), handlers.recording),
         (MEMORY_BLOCK, memory.block_tasks(TINY, "cpu"), handlers.block),
     ):
-        given = job(section, tasks[0])
-        handler(given)
-        assert {r["status"] for r in given.store.rows()} == {"oom"}
-        assert all(r["note"].startswith("not tried: needs") for r in given.store.rows())
+        made = stored(handler, section, tasks[0])
+        assert {r["status"] for r in made} == {"oom"}
+        assert all(r["note"].startswith("not tried: needs") for r in made)
 
 
 def test_the_sweeps_have_what_the_questions_ask():

@@ -8,7 +8,7 @@ import torch
 
 from a2lib.experiments import parallelism
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.experiments.parallelism import (
     PER_RANK,
     SWEEPS,
@@ -19,14 +19,6 @@ from a2lib.experiments.parallelism import (
     meshes,
 )
 from a2lib.measure import PARALLELISM
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    def have(n):
-        monkeypatch.setattr("torch.cuda.device_count", lambda: n)
-
-    return have
 
 
 def test_meshes_by_world_size():
@@ -95,16 +87,15 @@ def test_a_result_that_is_wrong_is_not_timed(monkeypatch, gpus):
     put = []
     (task,) = parallelism.tasks(Parameters(schemes="dp", tokens=8).asked())
 
-    class Job:
-        spec, device, seed, wanted = task.spec, "cpu", 0, task.rows
-        expired, begin, put = (lambda _: False), (lambda *_: None), lambda _, row: put.append(row)
+    class Job(RankJob):
+        expired, put = lambda _: False, lambda _, row: put.append(row)
         everyone = staticmethod(lambda value: [{"y": 1e-7, "dx": 0.0}, value])
 
     monkeypatch.setattr(handlers, "make", lambda *_: None)
     for error in (0.25, float("inf")):
         put.clear()
         monkeypatch.setattr(handlers, "errors", lambda *_, e=error: {"y": 0.0, "dx": e})
-        handlers.measure(Job())
+        handlers.measure(Job(task.spec, "cpu", wanted=task.rows))
         assert [row["pass"] for row in put] == ["forward", "backward", "end_to_end"]
         assert {row["status"] for row in put} == {"error"}
         assert put[0]["note"] == f"dx is off the one process's by {error:.2g}"

@@ -180,11 +180,10 @@ def test_a_configuration_is_rows_and_pictures(job, played, tmp_path):
 
 
 @pytest.mark.parametrize("ends", [{"status": "oom"}, {"traced": "oom"}])
-def test_out_of_memory_is_a_row_with_or_without_the_profiler(job, played, tmp_path, ends):
+def test_out_of_memory_is_a_row_with_or_without_the_profiler(stored, played, tmp_path, ends):
     calls = played(**ends)
-    given = job(PROFILE, TASK)
-    handlers.measure(given)
-    assert {row["status"] for row in given.store.rows()} == {"oom"} and len(given.store.rows()) == 5
+    made = stored(handlers.measure, PROFILE, TASK)
+    assert {row["status"] for row in made} == {"oom"} and len(made) == 5
     assert len(calls) == ("traced" in ends)
     assert not bulk.pictures("kernels", tmp_path)
 
@@ -207,12 +206,11 @@ def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, played, err
     assert {(row["status"], row["note"]) for row in given.store.rows()} == {("error", str(error))}
 
 
-def test_what_certainly_does_not_fit_is_not_tried(job, played, monkeypatch):
+def test_what_certainly_does_not_fit_is_not_tried(stored, played, monkeypatch):
     calls = played()
     monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 1)
-    given = job(PROFILE, TASK)
-    handlers.measure(given)
-    assert not calls and {row["note"][:9] for row in given.store.rows()} == {"not tried"}
+    made = stored(handlers.measure, PROFILE, TASK)
+    assert not calls and {row["note"][:9] for row in made} == {"not tried"}
 
 
 def test_the_line_of_the_benchmark_among_those_of_nsys():

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import names, parameter
+from a2lib.experiments.harness.parameters import WithSweep, names, parameter
 from a2lib.theory.eager import Eager, by_hand_saved
 
 BATCH, CALLS = 8, 100
@@ -59,7 +59,7 @@ def saved_tensors(implementation: str, shape: Shape) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(WithSweep):
     """The parameters of notebooks/attention.ipynb, in the order of its cell."""
 
     seq_len: int | None = parameters.count(
@@ -76,13 +76,6 @@ class Parameters:
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()
     seed: int = parameters.seed()
-
-    def __post_init__(self) -> None:
-        fixed = ("seq_len", "head_dim", "batch", "causal", "implementations", "calls")
-        parameters.refuse_beside_sweep(self, fixed)
-
-    def has(self, sweep: str) -> bool:
-        return self.sweep in (sweep, "all")
 
     def configurations(self, device: str) -> list[tuple[str, Shape, int]]:
         """(implementation, shape, calls) of the ``attention`` table on ``device``, in order."""

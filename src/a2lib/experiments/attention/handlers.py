@@ -6,6 +6,7 @@ workspaces, 32 MiB for each thread on Hopper, are taken before anything is count
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -18,8 +19,10 @@ from a2lib.attention import (
     FlashAttentionTriton,
     attention_reference,
 )
+from a2lib.experiments import ceilings
 from a2lib.experiments.attention.configurations import PASSES, Shape
 from a2lib.experiments.harness.worker import Job, free_memory
+from a2lib.experiments.passes import one_pass, replayed
 from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize
 from a2lib.measure.failures import LostContext, classify, is_lost, note
 from a2lib.measure.memory import take_workspaces
@@ -30,11 +33,7 @@ WARMUP = 5
 GRAPH_SHARE = 0.4
 GRAPH_CALLS = 20
 
-
-def prepare() -> None:
-    """fp32 is multiplied as fp32, not as TF32."""
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cuda.matmul.allow_tf32 = False
+prepare = ceilings.prepare
 
 
 def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
@@ -88,15 +87,15 @@ def _measure(name: str, shape: Shape, pass_: str, job: Job) -> tuple[Row, bool]:
 
     take_workspaces(device)
     empty = _allocated(device)
-    inputs = inputs_of(shape, device, job.seed, pass_)
-    call = call_of(attend, inputs, pass_)
+    *qkv, do = inputs = inputs_of(shape, device, job.seed, pass_)
+    call = one_pass(attend, qkv, do, pass_)
     row: Row = {"status": "ok", **_timed(call, device, job.spec["calls"])}
     if device == "cpu":
         return row, False
     row |= {"held_bytes": _allocated(device) - empty, "peak_bytes": peak_bytes(call)}
     call = None
-    replayed, lost = _replayed(attend, inputs, pass_, row)
-    return row | replayed, lost
+    graph, lost = _replayed(attend, inputs, pass_, row)
+    return row | graph, lost
 
 
 def inputs_of(shape: Shape, device: str, seed: int, pass_: str) -> tuple[torch.Tensor | None, ...]:
@@ -105,15 +104,6 @@ def inputs_of(shape: Shape, device: str, seed: int, pass_: str) -> tuple[torch.T
     sizes = shape.batch, shape.seq_len, shape.head_dim
     qkv = (torch.randn(sizes, device=device, requires_grad=True) for _ in range(3))
     return (*qkv, torch.randn(sizes, device=device) if pass_ == "backward" else None)
-
-
-def call_of(attend: Callable, inputs: tuple, pass_: str) -> Callable[[], object]:
-    """One pass without arguments; the graph of a backward is made here and kept."""
-    *qkv, do = inputs
-    if pass_ == "forward":
-        return lambda: attend(*qkv)
-    o = attend(*qkv)
-    return lambda: torch.autograd.grad(o, qkv, do, retain_graph=True)
 
 
 def _timed(call: Callable[[], object], device: str, calls: int) -> Row:
@@ -149,22 +139,10 @@ def _replayed(attend: Callable, inputs: tuple, pass_: str, row: Row) -> tuple[Ro
     device is lost."""
     if row["held_bytes"] + row["peak_bytes"] > GRAPH_SHARE * memory.total_bytes("cuda"):
         return {"note": "no graph: not tried, since it takes the memory of a call once more"}, False
-    from a2lib.measure import graphs
-
-    def make() -> Callable[[], object]:
-        *qkv, do = inputs
-        leaves = [x.detach().requires_grad_() for x in qkv]
-        return call_of(attend, (*leaves, do), pass_)
-
-    try:
-        done = graphs.time_replays({pass_: make}, {pass_: row["ms"]}, max_n=GRAPH_CALLS)
-    except Exception as error:  # of the clock itself
-        done = graphs.Replays({pass_: error})
-    result = done.results.get(pass_)
-    if isinstance(result, Timing):
-        return {"ms_graph": result.ms}, not done.usable
-    why = classify(result)[1] if result else "the device was lost"
-    return {"note": note(f"no graph: {why}")}, not done.usable
+    *qkv, do = inputs
+    make = functools.partial(one_pass, attend, qkv, do, pass_, anew=True)
+    found, usable = replayed({pass_: make}, {pass_: row["ms"]}, max_n=GRAPH_CALLS)
+    return found.get(pass_, {"note": "no graph: the device was lost"}), not usable
 
 
 def saved(job: Job) -> None:

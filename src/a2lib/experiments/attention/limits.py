@@ -8,8 +8,9 @@ from collections.abc import Callable
 from a2lib.attention import attention_reference
 from a2lib.experiments.attention import handlers
 from a2lib.experiments.attention.configurations import STEP, Shape
-from a2lib.experiments.attention.handlers import Row, call_of, inputs_of
+from a2lib.experiments.attention.handlers import Row, inputs_of
 from a2lib.experiments.harness.worker import Job, free_memory
+from a2lib.experiments.passes import one_pass
 from a2lib.measure import memory, synchronize
 from a2lib.measure.failures import outcome
 from a2lib.measure.memory import expandable_segments, take_workspaces
@@ -66,13 +67,14 @@ def _fits(key: Row, job: Job, seq_len: int) -> bool:
     shape = Shape(key["dtype"], key["batch"], seq_len, key["head_dim"], key["causal"])
     fitted = True
     try:
-        inputs = inputs_of(shape, "cuda", job.seed, key["pass"])
-        call_of(lambda q, k, v: attention_reference(q, k, v, shape.causal), inputs, key["pass"])()
+        *qkv, do = inputs_of(shape, "cuda", job.seed, key["pass"])
+        attend = functools.partial(attention_reference, is_causal=shape.causal)
+        one_pass(attend, qkv, do, key["pass"])()
         synchronize("cuda")
     except Exception as error:
         if outcome(error) != "oom":
             raise
         fitted = False
-    inputs = None
+    qkv = do = None
     free_memory("cuda")  # here, since the exception has let go of its frames
     return fitted

@@ -5,14 +5,13 @@ parameters.configurations("cuda")        # in the order in which they are measur
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.benchmark.config import MOST_STEPS, WEIGHTS
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import (
     BATCH,
     MODELS,
@@ -180,7 +179,7 @@ def _fast(device: str, model: str, precision: str, attention: str, mode: str) ->
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(WithSweep):
     """The parameters of notebooks/benchmark.ipynb, in the order of its cell."""
 
     model: str = step_parameters.model(MODELS)
@@ -194,7 +193,7 @@ class Parameters:
     attention: str = step_parameters.attention()
     compile: str = step_parameters.compiled()
     capture: bool = parameter(False, "replay the whole step from a CUDA graph")
-    warmup: int = parameter(WARMUP, "steps before the measured ones", minimum=0, maximum=MOST_STEPS)
+    warmup: int = parameters.count(WARMUP, "steps before the measured ones", MOST_STEPS, 0)
     steps: int = parameters.count(STEPS, "measured steps", MOST_STEPS)
     sweep: str = parameters.sweep(SWEEPS)
     remeasure: bool = parameters.remeasure()
@@ -202,8 +201,7 @@ class Parameters:
     seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
-        fixed = [f.name for f in dataclasses.fields(Configuration)] + ["warmup", "steps"]
-        parameters.refuse_beside_sweep(self, fixed)
+        super().__post_init__()
         refuse_never(
             lambda: self.shape("cuda").config("cuda", warmup=self.warmup, steps=self.steps)
         )
@@ -218,6 +216,3 @@ class Parameters:
             return [self.shape(device)]
         wanted = {"table": table, "columns": columns}
         return [c for name, of in wanted.items() if self.has(name) for c in of(device)]
-
-    def has(self, sweep: str) -> bool:
-        return self.sweep in (sweep, "all")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from a2lib.benchmark import Config
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import names, parameter
+from a2lib.experiments.harness.parameters import WithSweep, names, parameter
 from a2lib.experiments.steps import BATCH, MODELS, Configuration, refuse, refuse_never
 from a2lib.theory.memory.checkpointing import plan as plan_of
 
@@ -111,8 +111,10 @@ def fp32(device: str) -> Planned:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(WithSweep):
     """The parameters of notebooks/checkpointing.ipynb, in the order of its cell."""
+
+    beside = ("steps",)
 
     model: str = step_parameters.model(MODELS, "2.7B")
     layers: int | None = parameters.count(None, "blocks; None: the size's own", 10**4)
@@ -141,9 +143,7 @@ class Parameters:
     seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
-        fixed = [f.name for f in dataclasses.fields(self)]
-        fixed = fixed[: fixed.index("steps")]
-        parameters.refuse_beside_sweep(self, fixed)
+        super().__post_init__()
         self.check("cuda")
 
     def check(self, device: str) -> None:
@@ -170,9 +170,4 @@ class Parameters:
         if self.sweep == "shape":
             return [(self.setting(device), names(self.strategies))]
         sweeps = {"segments": segments, "frontier": frontier, "depth": depth, "fp32": fp32}
-        return [
-            planned
-            for name, of in sweeps.items()
-            if self.sweep in (name, "all")
-            for planned in of(device)
-        ]
+        return [planned for name, of in sweeps.items() if self.has(name) for planned in of(device)]

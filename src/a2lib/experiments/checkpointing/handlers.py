@@ -33,15 +33,12 @@ def measure(job: Job) -> None:
     empty = _allocated(job.device)
     with float32_products(setting.precision):
         workload = Workload(setting.config(job.device, seed=job.seed), job.device)
-        for culprit, keys in job.wanted.items():
-            if job.expired():
-                return
-            job.begin(culprit)
+        for keys in job.each():
             for key in keys:
                 row, lost = _row(workload, key["strategy"], job, empty)
                 job.put({**key, **row})
                 if lost:
-                    raise LostContext(f"after {setting}, {culprit}")
+                    raise LostContext(f"after {setting}, {key['strategy']}")
 
 
 def _row(workload: Workload, strategy: str, job: Job, empty: int) -> tuple[Row, bool]:

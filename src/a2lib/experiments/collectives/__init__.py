@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.experiment import Experiment, Table
-from a2lib.experiments.harness.parameters import count, names, parameter
+from a2lib.experiments.harness.parameters import WithSweep, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.view import Plot
@@ -44,7 +44,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(WithSweep):
     """The parameters of notebooks/collectives.ipynb, in the order of its cell."""
 
     operations: str = parameter(
@@ -60,13 +60,6 @@ class Parameters:
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()
     seed: int = parameters.seed("of the numbers sent")
-
-    def __post_init__(self) -> None:
-        fixed = ("operations", "world_size", "backend", "dtype", "megabytes")
-        parameters.refuse_beside_sweep(self, fixed)
-
-    def has(self, sweep: str) -> bool:
-        return self.sweep in (sweep, "all")
 
     def asked(self) -> list[Collective]:
         """What to measure on this machine, those of the same ranks together.
@@ -143,12 +136,6 @@ TIMES = Table(
     plot=Plot(y="bus, GB/s", x="size", panels=("operation",)),
     silence_s=180,  # a collective that is silent for this long hangs
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES,),
-    "Collectives on one node",
-    tiny=lambda given: False,
-    ranks=lambda given: [one.ranks for one in given.asked()],
-)
+EXPERIMENT = Experiment(Parameters, (TIMES,), "Collectives on one node", tiny=lambda given: False)
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

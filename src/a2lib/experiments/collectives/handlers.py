@@ -35,10 +35,7 @@ _TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 def measure(job: RankJob) -> None:
     """Measure each size that is wanted."""
-    for culprit, keys in job.wanted.items():
-        if job.expired():
-            return
-        job.begin(culprit)
+    for keys in job.each():
         for key in keys:
             job.put({**key, "conditions": conditions(job.device), **values(job, key)})
 

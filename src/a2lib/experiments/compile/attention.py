@@ -19,14 +19,8 @@ from a2lib.experiments.compile import inductor
 from a2lib.experiments.compile.settings import PASSES, Shape
 from a2lib.experiments.flash import peers
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import (
-    COMPILE_ATTENTION,
-    failures,
-    graphs,
-    peak_bytes,
-    synchronize,
-    time_many,
-)
+from a2lib.experiments.passes import one_pass, replayed
+from a2lib.measure import COMPILE_ATTENTION, failures, peak_bytes, synchronize, time_many
 
 TIMING = {
     "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
@@ -127,14 +121,7 @@ class _Comparison:
                 raise ArithmeticError(f"{name} is off by {error:.2g} of eager's")
 
     def _call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
-        """One pass as a call; with ``anew`` on leaves of its own, as a capture needs them."""
-        (qkv, do), forward = self.inputs, self.calls[name]
-        if anew:
-            qkv = tuple(x.detach().requires_grad_() for x in qkv)
-        if pass_ == "forward":
-            return lambda: forward(*qkv)
-        o = forward(*qkv)
-        return lambda: torch.autograd.grad(o, qkv, do, retain_graph=True)
+        return one_pass(self.calls[name], *self.inputs, pass_, anew=anew)
 
     def _time(self, pass_: str) -> None:
         device, names = self.job.device, list(self.calls)
@@ -149,24 +136,21 @@ class _Comparison:
             raise failures.LostContext("while two implementations took turns")
         replays, usable = {}, True
         if device == "cuda":
-            for name in names:
-                if name not in failed:
-                    self.found[name][pass_] |= launched(calls[name])
-            makers = {
-                name: functools.partial(self._call, name, pass_, anew=True)
-                for name in names
-                if name not in failed
-            }
-            done = graphs.time_replays(makers, {name: timed[name].ms for name in makers})
-            replays, usable = done.results, done.usable
+            left = [name for name in names if name not in failed]
+            for name in left:
+                self.found[name][pass_] |= launched(calls[name])
+            makers = {n: functools.partial(self._call, n, pass_, anew=True) for n in left}
+            replays, usable = replayed(makers, {name: timed[name].ms for name in left})
         for name in names:
             if name in failed:
                 self._fail(name, failures.classify(failed[name]), failures.is_lost(failed[name]))
                 continue
             self.timed.add((name, pass_))
-            row = {**self._key(name, pass_), "status": "ok", **self.found[name][pass_]}
-            note = "; ".join(filter(None, (row.pop("note", ""), replayed(row, replays.get(name)))))
-            self.job.put(row | timed[name].row(COMPILE_ATTENTION) | {"note": failures.note(note)})
+            found, graph = self.found[name][pass_], replays.get(name, {})
+            notes = filter(None, (one.get("note") for one in (found, graph)))
+            row = self._key(name, pass_) | {"status": "ok"} | found | graph
+            row["note"] = failures.note("; ".join(notes))
+            self.job.put(row | timed[name].row(COMPILE_ATTENTION))
         if not usable:
             raise failures.LostContext("a failed CUDA graph")
 
@@ -225,13 +209,3 @@ def launched(call: Callable[[], object]) -> Row:
         return {"launches": inductor.launches(call)}
     except Exception as error:
         return {"note": f"no profile: {failures.classify(error)[1]}"}
-
-
-def replayed(row: Row, result) -> str:
-    """Add ``ms_graph`` to ``row`` out of a replay's timing, or return why there is none; nothing
-    on a CPU, without a ``result``."""
-    if isinstance(result, Exception):
-        return f"no graph: {failures.classify(result)[1]}"
-    if result is not None:
-        row["ms_graph"] = result.ms
-    return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import BATCH as STEP_BATCH
 from a2lib.experiments.steps import MODELS, MODES, TOO_LARGE, Configuration
 from a2lib.theory.compiling import IMPLEMENTATIONS, PASSES, WRITTEN
@@ -137,7 +137,7 @@ def model_steps(sweep: str, device: str) -> list[Steps]:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(WithSweep):
     """The parameters of notebooks/compile.ipynb, in the order of its cell."""
 
     written: str = parameter(
@@ -163,10 +163,6 @@ class Parameters:
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()
     seed: int = parameters.seed("of weights and inputs")
-
-    def __post_init__(self) -> None:
-        fixed = [f.name for f in dataclasses.fields(self)][:9]
-        parameters.refuse_beside_sweep(self, fixed)
 
     def shapes(self, device: str) -> list[Shape]:
         """Those of attention, in order."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
+from a2lib.experiments.harness.parameters import ParameterError, WithSweep, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.steps import MODELS, Configuration
@@ -63,8 +63,8 @@ class Way:
     @property
     def label(self) -> str:
         parts = [self.wrapper, f"{self.bucket_mb} MB" * bool(self.bucket_mb)]
-        usual = {"carrier": "backend", "sent_dtype": "fp32", "optimizer": "plain"}
-        parts += [value for c, other in usual.items() if (value := getattr(self, c)) != other]
+        others = dataclasses.fields(self)[2:]
+        parts += [value for f in others if (value := getattr(self, f.name)) != f.default]
         return " ".join(filter(None, parts))
 
 
@@ -169,34 +169,31 @@ def tasks(
     return made
 
 
-def refuse(given: Any) -> None:
-    """Raise ParameterError where a sweep is asked for and what it has itself, or PyTorch's wrapper
-    and a graph."""
-    known = ("wrappers", "bucket_mb", "carrier", "sent_dtype", "model", "batch", "context")
-    fixed = (*known, "capture", *HOW)
-    parameters.refuse_beside_sweep(given, [name for name in fixed if hasattr(given, name)])
-    for peer in PEERS:
-        if given.capture and peer in names(given.wrappers):
-            raise ParameterError(f"capture = True: allowed without {peer}, which is launched")
+class Asking(WithSweep):
+    """The base of the parameters of those who ask; PyTorch's wrappers cannot be captured."""
+
+    beside = parameters.OF_RANKS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for peer in PEERS:
+            if self.capture and peer in names(self.wrappers):
+                raise ParameterError(f"capture = True: allowed without {peer}, which is launched")
 
 
 def model() -> Any:
-    """The field ``model`` of a notebook's parameters."""
     return step_parameters.model(MODELS, "xl25", "GPUs")
 
 
 def batch() -> Any:
-    """The field ``batch``: that of a rank."""
     return count(None, "sequences a rank; None: 4 on GPUs, 2 on the CPU", 2**16)
 
 
 def context() -> Any:
-    """The field ``context``."""
     return step_parameters.context(512, 16, "tokens of a sequence", "GPUs")
 
 
 def capture() -> Any:
-    """The field ``capture``."""
     return parameter(False, "replay each step from a CUDA graph")
 
 

@@ -8,7 +8,6 @@ is known to the host at once.
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
@@ -28,6 +27,7 @@ from a2lib.experiments.data_parallel.wrappers import (
 )
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.worker import free_memory
+from a2lib.experiments.memory.handlers import clear, requested
 from a2lib.measure import synchronize
 from a2lib.measure.failures import note as one_line
 from a2lib.measure.memory import take_workspaces
@@ -73,10 +73,7 @@ def fsdp(job: RankJob) -> None:
 
 def _each(job: RankJob, look: Callable[[Way], Callable[[Row], Row]]) -> None:
     """Put what ``look`` finds of each way that is wanted, by its keys."""
-    for culprit, keys in job.wanted.items():
-        if job.expired():
-            return
-        job.begin(culprit)
+    for keys in job.each():
         with on_stream(job.device):
             found = look(Way.of(keys[0]))
         for key in keys:
@@ -85,11 +82,8 @@ def _each(job: RankJob, look: Callable[[Way], Callable[[Row], Row]]) -> None:
 
 def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
     """Moment -> the values of this rank's row."""
-    gc.collect()
-    if job.device == "cuda":
-        synchronize(job.device)
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
+    synchronize(job.device)
+    clear(job.device)
     training = Training(job.spec, job.device, job.rank, job.seed)
     if reason := unsupported(training, way):
         row = {"status": "unsupported", "note": one_line(reason)}
@@ -198,11 +192,6 @@ def around(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def requested(device: str) -> int:
-    """What tensors have asked of a GPU's allocator; 0 on the CPU."""
-    return torch.cuda.memory_stats()["requested_bytes.all.current"] if device == "cuda" else 0
 
 
 def present(device: str, less: int = 0) -> Row:

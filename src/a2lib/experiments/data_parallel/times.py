@@ -105,10 +105,7 @@ def _replayed(job: RankJob, held: contextlib.ExitStack, step: Callable) -> Calla
 
 
 def _measure(job: RankJob, one: OneGpu, apart: Apart) -> None:
-    for culprit, keys in job.wanted.items():
-        if job.expired():
-            return
-        job.begin(culprit)
+    for keys in job.each():
         ways = [Way.of(key) for key in keys]
         rows = _rows(job, one, apart, ways)
         for key, row in zip(keys, rows, strict=True):

@@ -6,7 +6,6 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -14,7 +13,7 @@ from a2lib.experiments.data_parallel.configurations import BEST_MB, Way, unusual
 from a2lib.experiments.data_parallel.training import Training
 from a2lib.experiments.data_parallel.wrappers import wrap
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.measure import bulk, synchronize, trace
+from a2lib.measure import synchronize, trace
 from a2lib.measure.trace.classes import COMMUNICATION, MATMUL
 from a2lib.measure.trace.kernels import Kernel, Trace
 from a2lib.measure.trace.window import HOST
@@ -39,13 +38,6 @@ WARMUP = 3  # the first of them agrees on an order
 # kernel of a sharded one.
 AVERAGED = 30_000_000, 15_000_000
 SHARDED = 24_000_000, 12_000_000
-
-
-class Traced(Protocol):
-    """A training whose phases are within ``ranges``, a context by a phase's name."""
-
-    device: str
-    ranges: Callable[[str], contextlib.AbstractContextManager]
 
 
 def drawn(spec: Mapping[str, object], device: str) -> tuple[Way, ...]:
@@ -75,7 +67,7 @@ def draw_sharding(job: RankJob, training: Training, key: Mapping[str, object]) -
 
 def store(
     job: RankJob,
-    training: Traced,
+    training: Training,
     key: Mapping[str, object],
     words: Sequence[str],
     rows_of: Callable[[Trace], list[dict]],
@@ -102,8 +94,7 @@ def put(
         section = job.store.section.name
         named = (section, key["model"], *filter(None, words), job.world_size, "ranks")
         name = "-".join(map(str, named)).replace(" ", "-")
-        about, where = {"section": section, **key}, {"run": job.run, "data": job.store.data}
-        bulk.put(table, job.store.device, name, rows, about=about, **where)
+        job.picture(table, name, rows, {"section": section, **key})
 
 
 def averaging(found: Trace, captured: bool = False) -> list[dict[str, object]]:
@@ -126,10 +117,11 @@ def sharding(found: Trace) -> list[dict[str, object]]:
 
 
 def record(
-    training: Traced, here: bool, step: Callable[[], object] | None = None, steps: int = 2
+    training: Training, here: bool, step: Callable[[], object] | None = None, steps: int = 2
 ) -> Trace | None:
     """The trace of so many steps, where it is to be taken ``here``; every rank takes them. ``step``
-    is another one than the training's with its messages, a replay of it."""
+    is another one than the training's with its messages, a replay of it. Of the training ``device``
+    is used and ``ranges``, which has a phase's context by its name."""
     step = step or (lambda: training.step(send=True))
     activities = [torch.profiler.ProfilerActivity.CPU]
     if training.device == "cuda":

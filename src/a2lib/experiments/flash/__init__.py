@@ -7,7 +7,6 @@ the tables beside it, of the leaderboard's sweep.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from a2lib.experiments.ceilings import CEILINGS
 from a2lib.experiments.flash import accuracy, counting, precompile, protocols
@@ -19,7 +18,7 @@ from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, plan
 from a2lib.experiments.harness.view import Plot
-from a2lib.measure import CEILING, FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_PROTOCOL
+from a2lib.measure import FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_PROTOCOL
 from a2lib.theory.attention import PASSES, attention_flops
 
 # What a cell asks to see: a column, and what it is. All but the time is of a GPU alone.
@@ -68,6 +67,8 @@ PROTOCOLS = Table(
     protocols.tasks,
     says="Forward and backward by each protocol, of the sustained one second by second",
     shown=("ms", "ms_mean", "sm_mhz", "power_w"),
+    keep_worker=True,
+    parts=True,
 )
 ACCURACY = Table(
     FLASH_ACCURACY,
@@ -82,6 +83,7 @@ COUNTERS = Table(
     says="What each kernel moves, and what was busy",
     shown=("kernel", "device_bytes", "l2_bytes")
     + ("tensor_percent", "exp_percent", "issue_percent", "warps_percent"),
+    parts=True,
 )
 EXPERIMENT = Experiment(
     Parameters,
@@ -90,22 +92,9 @@ EXPERIMENT = Experiment(
     tiny=lambda given: given.sweep != "shape" or given.seq_len is None,
 )
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
-sweep, measure_accuracy = TIMES.measure, ACCURACY.measure_and_show
-
-
-def measure_ceilings(run: Run) -> None:
-    """Measure, in every run, and show what the device does at best."""
-    asked = CEILINGS.tasks(run.parameters, run.device)
-    harness.measure(
-        run,
-        CEILING,
-        asked,
-        what="ceilings",
-        resume=False,
-        silence_s=CEILINGS.silence_s,
-        keep_worker=True,
-    )
-    CEILINGS.show(run)
+sweep, measure_ceilings = TIMES.measure, CEILINGS.measure_and_show
+measure_protocols, measure_accuracy = PROTOCOLS.measure_and_show, ACCURACY.measure_and_show
+count = COUNTERS.measure_and_show
 
 
 def compile_ahead(run: Run) -> None:
@@ -140,19 +129,3 @@ def draw(run: Run):
     panels = ("heads", "head_dim", "dtype", "causal")
     lengths = {row["seq_len"] for row in rows}
     return view.draw(rows, FLASH, Plot(x="seq_len" if len(lengths) > 1 else "", panels=panels))
-
-
-def _with_parts(table: Table) -> Callable[[Run], None]:
-    """``measure_and_show`` where a row that is asked for comes with others: a measurement's
-    seconds, a call's kernels."""
-
-    def measure(run: Run) -> None:
-        table.measure(run)
-        if table.tasks(run.parameters, run.device):
-            rows = run.store(table.section).rows()
-            view.show(rows, table.section, table.says, table.shown)
-
-    return measure
-
-
-measure_protocols, count = _with_parts(PROTOCOLS), _with_parts(COUNTERS)

@@ -28,6 +28,7 @@ from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.estimates import host_bytes, needed_bytes
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.passes import one_pass, replayed
 from a2lib.measure import FLASH, Timing, failures, memory
 from a2lib.theory.attention import PASSES
 
@@ -130,8 +131,10 @@ class Comparison:
         self.forwards[name], self.first = forward, o
 
     def _check_gradients(self, name: str) -> None:
+        import torch
+
         o, self.first = self.first, None
-        self.expected.check_gradients(*_gradients(o, self._qkv(), self.expected.do))
+        self.expected.check_gradients(*torch.autograd.grad(o, self._qkv(), self.expected.do))
         del o
         if not self._is_slow(name):
             gradients = self._call(name, "end_to_end")()
@@ -190,7 +193,7 @@ class Comparison:
         replays, usable = self._replay(timed, pass_)
         for name, values in replays.items():
             row = self.shape.key(name, pass_) | {"peak_bytes": self.peaks[name, pass_]}
-            self.job.put(row | {"status": "ok"} | timed[name].row(FLASH) | values)
+            self.job.put(row | {"status": "ok", "note": ""} | timed[name].row(FLASH) | values)
         for name, outcome in outcomes.items():
             self._fail(name, [pass_], outcome)
         if not usable:
@@ -200,32 +203,12 @@ class Comparison:
         """``ms_graph`` and ``note`` of each that was ``timed``, and whether the device is usable:
         if not, those not come to are missing."""
         if self.device == "cpu" or not timed:
-            return dict.fromkeys(timed, {"note": ""}), True
-        from a2lib.measure import graphs
-
+            return dict.fromkeys(timed, {}), True
         makers = {name: functools.partial(self._call, name, pass_, anew=True) for name in timed}
-        try:
-            done = graphs.time_replays(makers, {name: t.ms for name, t in timed.items()})
-        except Exception as error:  # of the clock itself
-            done = graphs.Replays(dict.fromkeys(timed, error))
-        return {name: _graph_values(r) for name, r in done.results.items()}, done.usable
+        return replayed(makers, {name: t.ms for name, t in timed.items()})
 
     def _call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
-        """One pass as a call without arguments; what it should not time is done here.
-
-        With ``anew`` its leaves are its own: autograd hands a leaf its gradient on the stream that
-        first used it, and work on another than the captured stream ends a capture.
-        """
-        forward, do = self.forwards[name], self.do
-        qkv = self._qkv()
-        if anew:
-            qkv = tuple(x.detach().requires_grad_() for x in qkv)
-        if pass_ == "forward":
-            return lambda: forward(*qkv)
-        if pass_ == "end_to_end":
-            return lambda: _gradients(forward(*qkv), qkv, do)
-        o = forward(*qkv)
-        return lambda: _gradients(o, qkv, do, retain_graph=True)
+        return one_pass(self.forwards[name], self._qkv(), self.do, pass_, anew=anew)
 
     def _qkv(self) -> tuple:
         return self.q, self.k, self.v
@@ -273,19 +256,6 @@ class Comparison:
         if any(name in peers.COMPILED for name in self.job.wanted):
             torch._dynamo.reset()
         self._free()
-
-
-def _gradients(o, qkv, do, *, retain_graph: bool = False) -> tuple:
-    import torch
-
-    return torch.autograd.grad(o, qkv, do, retain_graph=retain_graph)
-
-
-def _graph_values(result: Timing | Exception) -> Row:
-    """``ms_graph`` and ``note`` of a row out of what ``graphs.time_replays`` has for it."""
-    if not isinstance(result, Exception):
-        return {"ms_graph": result.ms, "note": ""}
-    return {"note": failures.note(f"no graph: {failures.classify(result)[1]}")}
 
 
 def _tried(step: Callable[[], object], warned: Sequence = ()) -> Outcome | None:

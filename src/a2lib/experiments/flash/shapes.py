@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import names, parameter
+from a2lib.experiments.harness.parameters import WithSweep, names, parameter
 from a2lib.theory.attention import PASSES, attention_flops
 
 # `tiled` is plain PyTorch, tile by tile: the algorithm on a machine without a GPU, too slow on one.
@@ -26,8 +26,10 @@ FP32_COST = 8
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(WithSweep):
     """The parameters of notebooks/flash.ipynb, in the order of its cell."""
+
+    beside = ("dtype", "implementations", "passes")
 
     seq_len: int | None = parameters.count(
         None, "tokens per sequence; None: 16384 on a GPU, 128 on the CPU", 2**24
@@ -56,14 +58,10 @@ class Parameters:
     compile_workers: int = parameters.compile_workers()
     seed: int = parameters.seed()
 
-    def __post_init__(self) -> None:
-        fixed = ("seq_len", "head_dim", "heads", "batch", "causal")
-        parameters.refuse_beside_sweep(self, fixed)
-
     @property
     def has_tables(self) -> bool:
         """Whether the sweep has the tables beside the times."""
-        return self.sweep in ("leaderboard", "all")
+        return self.has("leaderboard")
 
     def chosen_passes(self, implementation: str = "") -> tuple[str, ...]:
         """The passes to measure, of one implementation or, without, of any."""

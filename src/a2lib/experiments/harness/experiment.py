@@ -8,15 +8,14 @@ measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from a2lib.experiments.harness import parameters, view
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.output import say_nothing
-from a2lib.experiments.harness.ranks import Ranks, gpus_of
 from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task, identity
+from a2lib.experiments.harness.sweep import Task, gpus_of, identity
 from a2lib.experiments.harness.view import Plot
 from a2lib.measure import Section
 
@@ -29,7 +28,8 @@ class Table:
     table has the columns ``shown``, and those ``derived`` from a row, last or where ``shown`` names
     them; with ``across``, a key column, its values are columns of the first. ``says`` is what
     stands above. What is silent for ``silence_s`` seconds is ended; with ``keep_worker`` the
-    process stays for the next table.
+    process stays for the next table. ``always`` measures in every run what a sweep would skip; with
+    ``parts`` a row that is asked for comes with others, and all that are stored are shown.
     """
 
     section: Section
@@ -41,21 +41,18 @@ class Table:
     plot: Plot | None = None
     silence_s: float | None = None
     keep_worker: bool = False
+    always: bool = False
+    parts: bool = False
 
     def measure(self, run: Run) -> None:
         """Measure what is asked for: one shape always, of a sweep what is not stored yet."""
         tasks = self.tasks(run.parameters, run.device)
         if not tasks:
             say_nothing("Nothing of this is asked for (-p sweep all has it).")
-        harness.measure(
-            run,
-            self.section,
-            tasks,
-            what=self.section.name,
-            resume=getattr(run.parameters, "sweep", None) != "shape",
-            silence_s=self.silence_s,
-            keep_worker=self.keep_worker,
-        )
+        resume = not self.always and getattr(run.parameters, "sweep", None) != "shape"
+        how = {"silence_s": self.silence_s, "keep_worker": self.keep_worker}
+        named = {"what": self.section.name, "resume": resume}
+        harness.measure(run, self.section, tasks, **named, **how)
 
     def measure_and_show(self, run: Run) -> None:
         """``measure``, then ``show``, where it is asked for."""
@@ -67,13 +64,12 @@ class Table:
         """The stored rows that the run's parameters ask for, in their order."""
         stored = {identity(self.section, row): row for row in run.store(self.section).rows()}
         tasks = self.tasks(run.parameters, run.device)
-        asked = (key for task in tasks for keys in task.rows.values() for key in keys)
-        asked = dict.fromkeys(identity(self.section, key) for key in asked)
+        asked = dict.fromkeys(identity(self.section, key) for task in tasks for key in task.keys)
         return [stored[key] for key in asked if key in stored]
 
     def show(self, run: Run) -> None:
         """Show the stored rows of the run's parameters as a table."""
-        rows = self.rows(run)
+        rows = run.store(self.section).rows() if self.parts else self.rows(run)
         view.show(rows, self.section, self.says, self.shown, self.across, self.derived or {})
 
     def draw(self, run: Run):
@@ -85,16 +81,14 @@ class Table:
 class Experiment:
     """A notebook with the parameters ``Parameters`` and ``tables``, for ``chapter`` of the book.
 
-    ``tiny(parameters)`` says whether a CPU gets sizes that are a trial, ``ranks(parameters)`` which
-    groups of processes measure. ``refuse(parameters, device)`` raises ParameterError for what this
-    machine cannot do.
+    ``tiny(parameters)`` says whether a CPU gets sizes that are a trial. ``refuse(parameters,
+    device)`` raises ParameterError for what this machine cannot do.
     """
 
     Parameters: type
     tables: tuple[Table, ...]
     chapter: str
     tiny: Callable[[object], bool] = lambda given: True
-    ranks: Callable[[object], Iterable[Ranks]] = lambda given: ()
     refuse: Callable[[object, str], None] = lambda given, device: None
 
     @property
@@ -106,21 +100,18 @@ class Experiment:
         return parameters.check(namespace, self.Parameters)
 
     def start(self, given: object) -> Run:
-        """Record the run and print what it runs on.
-
-        Raises, before anything is measured, ParameterError for what this machine cannot do,
-        StoreError where rows could not be stored and DeviceBusy where another process measures.
-        """
+        """Record the run and print what it runs on. Raises before it ParameterError for what this
+        machine cannot do, and what ``run.start`` raises."""
         import torch
 
-        self.refuse(given, "cuda" if torch.cuda.is_available() else "cpu")
-        return harness.start(
-            given,
-            self.sections[0].notebook,
-            self.sections,
-            tiny=self.tiny(given),
-            gpus=gpus_of(self.ranks(given)),
-        )
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.refuse(given, device)
+        how = {"tiny": self.tiny(given), "gpus": self.gpus(given, device)}
+        return harness.start(given, self.sections[0].notebook, self.sections, **how)
+
+    def gpus(self, given: object, device: str) -> int:
+        """How many GPUs measure together at most."""
+        return gpus_of(task for table in self.tables for task in table.tasks(given, device))
 
     def say_where(self, run: Run) -> None:
         """Print where the rows are and how they get into the book."""

@@ -24,6 +24,7 @@ _LARGEST = 2**63 - 1  # the tables hold no larger whole number
 _SHOWN = 60  # characters of a refused value
 # More processes than one host has GPUs, or cores to measure a collective with.
 MOST_RANKS = 64
+OF_RANKS = ("world_size", "backend")
 
 
 class ParameterError(OneLine, ValueError):
@@ -59,9 +60,9 @@ def parameter(
     return dataclasses.field(default=default, metadata=rules)
 
 
-def count(usual: int | None, help: str, most: int) -> Any:
-    """The field of a whole number from 1 to ``most``; where ``usual`` is None, None too."""
-    return parameter(usual, help, minimum=1, maximum=most, optional=usual is None)
+def count(usual: int | None, help: str, most: int, least: int = 1) -> Any:
+    """The field of a whole number up to ``most``; where ``usual`` is None, None too."""
+    return parameter(usual, help, minimum=least, maximum=most, optional=usual is None)
 
 
 def remeasure(help: str = "measure again what a sweep has stored already") -> Any:
@@ -71,32 +72,23 @@ def remeasure(help: str = "measure again what a sweep has stored already") -> An
 
 def time_limit_s() -> Any:
     """The field ``time_limit_s``: after so many seconds nothing more is started."""
-    return parameter(
-        0,
-        "start nothing more after this many seconds; 0: no limit",
-        minimum=0,
-        maximum=366 * 24 * 3600,
-    )
+    words = "start nothing more after this many seconds; 0: no limit"
+    return count(0, words, 366 * 24 * 3600, least=0)
 
 
 def seed(help: str = "of the random inputs") -> Any:
     """The field ``seed``, which a worker's job gets."""
-    return parameter(0, help, minimum=0, maximum=_LARGEST)
+    return count(0, help, _LARGEST, least=0)
 
 
 def compile_workers() -> Any:
     """The field ``compile_workers`` of an experiment that compiles ahead."""
-    return parameter(
-        0,
-        "processes that compile a sweep ahead of its timing; 0: by the cores",
-        minimum=0,
-        maximum=1024,
-    )
+    return count(0, "processes that compile a sweep ahead of its timing; 0: by the cores", 1024, 0)
 
 
-def world_size(default: int = 2) -> Any:
+def world_size() -> Any:
     """The field ``world_size`` of an experiment that several processes measure together."""
-    return count(default, "processes; with nccl a GPU for each", MOST_RANKS)
+    return count(2, "processes; with nccl a GPU for each", MOST_RANKS)
 
 
 def backend() -> Any:
@@ -133,15 +125,24 @@ def sweep(names: Sequence[str], what: str = "") -> Any:
     )
 
 
-def refuse_beside_sweep(given: Any, names: Sequence[str]) -> None:
-    """Raise ParameterError where ``given`` asks for a sweep and changes one of ``names`` too, which
-    the sweep has its own values of."""
-    for name in names if given.sweep != "shape" else ():
-        if name in changed(given):
-            raise ParameterError(
-                f"{name} = {getattr(given, name)!r}: sweep {given.sweep} has its own;"
-                f" leave {name} out, or leave sweep at shape"
-            )
+class WithSweep:
+    """The base of parameters with a ``sweep``, which has its own values of all that is declared
+    before it but for those ``beside`` it: ParameterError where one of them is changed too."""
+
+    beside: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        fixed = [field.name for field in dataclasses.fields(self)]
+        for name in fixed[: fixed.index("sweep")] if self.sweep != "shape" else ():
+            if name in changed(self) and name not in self.beside:
+                raise ParameterError(
+                    f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own;"
+                    f" leave {name} out, or leave sweep at shape"
+                )
+
+    def has(self, sweep: str) -> bool:
+        """Whether ``sweep`` is asked for, or all are."""
+        return self.sweep in (sweep, "all")
 
 
 def cell_source(declared: type) -> str:
@@ -220,10 +221,8 @@ def _bool(name: str, value: Any) -> bool:
 def _int(name: str, value: Any, rules: Mapping[str, Any]) -> int:
     low, high = rules["minimum"], rules["maximum"]
     allowed = f"a whole number from {low} to {high}" + (", or None" if rules["optional"] else "")
-    integral = isinstance(value, float) and value.is_integer()
-    if isinstance(value, bool) or not (isinstance(value, int) or integral):
-        raise ParameterError(f"{name} = {_shown(value)}: must be {allowed}")
-    if not low <= value <= high:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not (whole and low <= value <= high):
         raise ParameterError(f"{name} = {_shown(value)}: must be {allowed}")
     return int(value)
 
@@ -239,9 +238,7 @@ def _str(name: str, value: Any, rules: Mapping[str, Any]) -> str:
         raise ParameterError(f"{name} = {_shown(value)}: {allowed}")
     if value in choices:
         return value
-    if not many:
-        raise ParameterError(f"{name} = {_shown(value)}: {allowed}{_hint(value, choices)}")
-    for part in value.split(","):
+    for part in value.split(",") if many else [value]:
         if part.strip() not in many:
             hint = _hint(part, (*choices, *many))
             raise ParameterError(f"{name} = {_shown(value)}: {allowed}{hint}")

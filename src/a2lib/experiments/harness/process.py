@@ -35,7 +35,7 @@ class WorkerDied(OneLine, RuntimeError):
 
 class Worker:
     """A process that does what ``worker`` says, ready once it can call ``handler``,
-    "module:function"; use as a context manager."""
+    "module:function"."""
 
     ranks: object = None  # those that work together; None is one process
 
@@ -74,12 +74,6 @@ class Worker:
             if not self.closed:
                 self.closed = True
                 self._end()
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _next(self, silence_s: float) -> dict:
         try:

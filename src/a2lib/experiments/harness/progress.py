@@ -65,14 +65,7 @@ class Progress:
         from tqdm import tqdm
 
         elapsed = time.monotonic() - self._started
-        bar = tqdm.format_meter(
-            self.n,
-            self.total,
-            elapsed,
-            prefix=self.what,
-            unit=self.unit,
-            bar_format=FORMAT,
-            ncols=WIDTH,
-            ascii=False,
-        )
+        how = {"bar_format": FORMAT, "ncols": WIDTH, "ascii": False}
+        named = {"prefix": self.what, "unit": self.unit}
+        bar = tqdm.format_meter(self.n, self.total, elapsed, **named, **how)
         return f"{bar} {self._text}".rstrip()

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -45,12 +45,6 @@ class Ranks:
     @property
     def device(self) -> str:
         return DEVICES[self.backend]
-
-
-def gpus_of(groups: Iterable[Ranks]) -> int:
-    """How many GPUs the largest of ``groups`` takes; 1 where none is on GPUs, as for a process that
-    measures alone."""
-    return max((group.world_size for group in groups if group.device == "cuda"), default=1)
 
 
 @dataclass(frozen=True)

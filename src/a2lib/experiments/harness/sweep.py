@@ -31,8 +31,7 @@ class Task:
     ``rows`` are the keys wanted, by culprit: whom an `error` row names when the process dies while
     it is at work. What is measured only as a whole has one culprit. Several may be measured
     ``in_turns``; if the process dies then, each is measured alone. ``ranks`` are those that measure
-    it together; None is one process. They stay for the tasks after it that want the same. What says
-    nothing for ``silence_s`` seconds is ended and blamed; None leaves the limit to the sweep.
+    it together; None is one process. They stay for the tasks after it that want the same.
     """
 
     label: str
@@ -40,7 +39,6 @@ class Task:
     rows: Mapping[str, tuple[Key, ...]]
     in_turns: bool = False
     ranks: Ranks | None = None
-    silence_s: float | None = None
     ended: bool = False  # a process that was at it was ended from outside
 
     @classmethod
@@ -49,8 +47,13 @@ class Task:
         return cls(label, spec, {label: tuple(keys)})
 
     @property
+    def keys(self) -> list[Key]:
+        """Those of all culprits."""
+        return [key for keys in self.rows.values() for key in keys]
+
+    @property
     def size(self) -> int:
-        return sum(len(keys) for keys in self.rows.values())
+        return len(self.keys)
 
     def keep(self, is_left: Callable[[Key], bool]) -> Task:
         """This task with those of its rows alone of which ``is_left``."""
@@ -60,6 +63,12 @@ class Task:
             if (kept := tuple(key for key in keys if is_left(key)))
         }
         return dataclasses.replace(self, rows=left)
+
+
+def gpus_of(tasks: Iterable[Task]) -> int:
+    """How many GPUs one of ``tasks`` takes at most; a process that measures alone takes one."""
+    groups = (task.ranks for task in tasks if task.ranks and task.ranks.device == "cuda")
+    return max((group.world_size for group in groups), default=1)
 
 
 def plan(
@@ -82,8 +91,7 @@ def plan(
 
     def oldest(task: Task) -> str:
         # A run's id begins with the time it was started at.
-        keys = (key for keys in task.rows.values() for key in keys)
-        return min((runs.get(identity(section, key), "") for key in keys), default="")
+        return min((runs.get(identity(section, key), "") for key in task.keys), default="")
 
     return sorted(tasks, key=oldest)
 
@@ -99,8 +107,8 @@ class Sweep:
 
     ``until`` (``time.time()``) is when nothing more is started. ``row(row)`` is called after each
     wanted row was stored, ``begin(task, culprit)`` before each step. ``worker`` is one to begin
-    with, and with ``keep`` the last is left there for another sweep. ``silence_s`` is the limit of
-    tasks that have none of their own.
+    with, and with ``keep`` the last is left there for another sweep. What says nothing for
+    ``silence_s`` seconds is ended and blamed.
     """
 
     store: Store
@@ -148,7 +156,7 @@ class Sweep:
         culprit = next(iter(task.rows)) if len(task.rows) == 1 else None
         self.begin(task, culprit)
         request = self._request(task)
-        silence_s = task.silence_s or self.silence_s or SILENCE_S[request["device"]]
+        silence_s = self.silence_s or SILENCE_S[request["device"]]
         try:
             for event in worker.ask(request, silence_s):
                 if "row" in event:

@@ -24,7 +24,6 @@ class Plot:
     beside: tuple[str, ...] = ()
     x: str = ""
     panels: tuple[str, ...] = ()
-    linear: bool = False
 
 
 def show(
@@ -69,7 +68,7 @@ def show_frame(says: str, table) -> None:
     """Show a DataFrame: numbers with four digits, bytes in their unit."""
     import pandas as pd
 
-    table = pd.DataFrame({_head(c, table[c]): _cells(c, table[c]) for c in table})
+    table = pd.DataFrame(dict(_column(str(name), table[name]) for name in table))
     bundle = {
         "text/plain": f"{says}\n{table.to_string(index=False)}",
         "text/html": f"<p>{says}</p>{table.to_html(index=False, border=0)}",
@@ -99,40 +98,16 @@ def draw(rows: Sequence[Row], section: Section, plot: Plot, derived: Derived | N
     if plot.x:
         style = "column" if plot.beside else "name"
         legend = "auto" if made["name"].nunique() * made["column"].nunique() > 1 else False
-        grid = sns.relplot(
-            made,
-            x=plot.x,
-            y="value",
-            hue="name",
-            style=style,
-            kind="line",
-            markers=True,
-            dashes=bool(plot.beside),
-            errorbar=None,
-            height=3,
-            aspect=1.4,
-            facet_kws=apart,
-            legend=legend,
-            **by,
-        )
+        look = {"hue": "name", "style": style, "markers": True, "dashes": bool(plot.beside)}
+        how = {"kind": "line", "height": 3, "aspect": 1.4, "legend": legend, "facet_kws": apart}
+        grid = sns.relplot(made, x=plot.x, y="value", errorbar=None, **look, **how, **by)
         grid.set(ylabel=plot.y)
-        if not plot.linear:
-            grid.set(xscale="log" if made[plot.x].min() > 0 else "linear", yscale="log")
+        grid.set(xscale="log" if made[plot.x].min() > 0 else "linear", yscale="log")
     else:
         height = min(TALLEST, 1.2 + made["name"].nunique() * len(values) / 4)
         colour = {"hue": "column"} if len(values) > 1 else {"color": "#0072b2"}
-        grid = sns.catplot(
-            made,
-            x="value",
-            y="name",
-            kind="bar",
-            errorbar=None,
-            height=height,
-            aspect=5 / height,
-            **colour,
-            **apart,
-            **by,
-        )
+        how = {"kind": "bar", "height": height, "aspect": 5 / height, **colour, **apart, **by}
+        grid = sns.catplot(made, x="value", y="name", errorbar=None, **how)
         label = plot.y if len(values) == 1 else plot.y.rpartition("_")[2]
         grid.set(xlabel=label, ylabel="")
     if panels:
@@ -193,24 +168,13 @@ def _text(value: object) -> str:
     return "" if value == "true" else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _unit(values) -> str:
-    return next((unit for unit, size in BYTES.items() if values.max() >= size), "KB")
-
-
-def _head(column: str, values) -> str:
-    words = str(column).replace("_", " ")
-    if not _is_bytes(column, values):
-        return words
-    return f"{words.removesuffix(' bytes')}, {_unit(values)}"
-
-
-def _is_bytes(column: str, values) -> bool:
-    return str(column).endswith("_bytes") and values.dtype.kind in "if"
-
-
-def _cells(column: str, values) -> list[str]:
-    scale = BYTES[_unit(values)] if _is_bytes(column, values) else 1
-    return [_cell(value, scale) for value in values.tolist()]
+def _column(name: str, values) -> tuple[str, list[str]]:
+    """The head and the cells of a column."""
+    head, scale = name.replace("_", " "), 1
+    if name.endswith("_bytes") and values.dtype.kind in "if":
+        unit = next((unit for unit, size in BYTES.items() if values.max() >= size), "KB")
+        head, scale = f"{head.removesuffix(' bytes')}, {unit}", BYTES[unit]
+    return head, [_cell(value, scale) for value in values.tolist()]
 
 
 def _cell(value: object, scale: float) -> str:

@@ -67,10 +67,27 @@ class Job:
         self.store.put({**row, "run": self.run})
         self.emit({"row": dict(row)})
 
+    def picture(
+        self, table: str, name: str, rows: Iterable[Mapping], about: Mapping[str, object]
+    ) -> None:
+        """Store ``rows`` as the bulk table ``table`` under ``name``. Raises StoreError."""
+        from a2lib.measure import bulk
+
+        where = {"run": self.run, "data": self.store.data}
+        bulk.put(table, self.store.device, name, rows, about=about, **where)
+
     @property
     def keys(self) -> list[Mapping[str, object]]:
         """The keys of the rows still wanted, of all culprits."""
         return [key for keys in self.wanted.values() for key in keys]
+
+    def each(self) -> Iterator[list[Mapping[str, object]]]:
+        """The keys of one culprit after another, who is then at work, until the time limit."""
+        for culprit, keys in self.wanted.items():
+            if self.expired():
+                return
+            self.begin(culprit)
+            yield keys
 
     def refuse(self, status: str, why: str, keys: Iterable[Mapping] | None = None) -> None:
         """Put a row without values for each of ``keys``, or of all that are wanted: ``status``, and

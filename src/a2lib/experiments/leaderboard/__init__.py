@@ -185,11 +185,6 @@ TIMES = Table(
     plot=Plot(),
     silence_s=600,  # making and sharding a model, compiling its blocks, or all timed steps
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES,),
-    "the leaderboard's step",
-    ranks=lambda given: [step.ranks for step in given.asked()],
-)
+EXPERIMENT = Experiment(Parameters, (TIMES,), "the leaderboard's step")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from a2lib.benchmark import PHASES
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import BATCH, MODELS, Configuration
 from a2lib.theory.memory.saved import PRECISIONS
 from a2lib.theory.memory.step import StepMemory
@@ -40,14 +40,9 @@ def counted(one: Configuration, step: int = 1) -> StepMemory:
     )
 
 
-def _step(
-    model: str,
-    context: int,
-    mode: str = "train-step",
-    precision: str = "fp32",
-    attention: str = "eager",
-) -> Configuration:
-    return Configuration(model, context, BATCH, mode, precision, attention)
+def _step(model: str, context: int, *way: str) -> Configuration:
+    """By mode, precision and attention, the usual ones where none is given."""
+    return Configuration(model, context, BATCH, *way)
 
 
 def table(device: str) -> list[Configuration]:
@@ -111,7 +106,7 @@ def blocks(device: str) -> list[Configuration]:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(WithSweep):
     """The parameters of notebooks/memory.ipynb, in the order of its cell."""
 
     model: str = step_parameters.model(MODELS)
@@ -125,20 +120,9 @@ class Parameters:
     time_limit_s: int = parameters.time_limit_s()
     seed: int = parameters.seed("of weights and batch")
 
-    def __post_init__(self) -> None:
-        fixed = ("model", "context", "batch", "mode", "precision", "attention")
-        parameters.refuse_beside_sweep(self, fixed)
-
-    def has(self, sweep: str) -> bool:
-        return self.sweep in ("shape", sweep, "all")
-
     def configurations(self, sweep: str, device: str) -> list[Configuration]:
         """Those of one part of what is asked for, in order; a single one where no sweep is."""
-        if not self.has(sweep):
-            return []
-        if self.sweep != "shape":
-            wanted = {"table": table, "sizes": sizes, "recordings": recordings, "blocks": blocks}
-            return wanted[sweep](device)
-        if sweep == "sizes":
-            return []
-        return [Configuration.named(self, device, {"cuda": 512, "cpu": 16})]
+        if self.sweep == "shape" and sweep != "sizes":
+            return [Configuration.named(self, device, {"cuda": 512, "cpu": 16})]
+        wanted = {"table": table, "sizes": sizes, "recordings": recordings, "blocks": blocks}
+        return wanted[sweep](device) if self.has(sweep) else []

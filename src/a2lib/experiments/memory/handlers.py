@@ -17,10 +17,11 @@ from tempfile import TemporaryDirectory
 import torch
 
 from a2lib.benchmark.workload import Workload
+from a2lib.experiments import ceilings
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.memory.configurations import BLOCK, STEPS, counted, phases, picture
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import MEMORY, bulk, snapshot, synchronize
+from a2lib.measure import MEMORY, snapshot, synchronize
 from a2lib.measure.failures import classify, is_lost, note
 from a2lib.measure.saved import saved_for_backward, saved_rows
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
@@ -38,10 +39,7 @@ LEVELS = {
     "reserved_bytes": "reserved_bytes",
 }
 
-
-def prepare() -> None:
-    """fp32 is multiplied as fp32, not as TF32."""
-    torch.set_float32_matmul_precision("highest")
+prepare = ceilings.prepare
 
 
 class Peaks:
@@ -102,7 +100,7 @@ def _why(failure: Exception | None, where: str) -> Row:
 
 
 def _steps(case: Configuration, job: Job, meter: Peaks) -> None:
-    clear()
+    clear(job.device)
     workload = Workload(case.config(job.device, seed=job.seed), job.device)
     for number in STEPS:
         with meter.step(number):
@@ -140,22 +138,16 @@ def recording(job: Job) -> None:
             "largest": snapshot.largest_rows(most, LINES),
         }
         for table, rows in tables.items():
-            put(job, table, f"{picture(case)}-{number}", rows, about)
+            job.picture(table, f"{picture(case)}-{number}", rows, about)
         made = sum(one.phase.startswith(f"{name}/") for one in found.allocations)
-        job.put(
-            {
-                **key,
-                "status": "ok",
-                "tensor_bytes": most.total,
-                "allocations": made,
-                "unexplained_bytes": abs(found.unexplained_bytes),
-            }
-        )
+        row = {"tensor_bytes": most.total, "allocations": made}
+        row["unexplained_bytes"] = abs(found.unexplained_bytes)
+        job.put({**key, "status": "ok", **row})
 
 
 def _record(case: Configuration, job: Job) -> snapshot.Snapshot:
     """Two steps of what is built under the recorder."""
-    clear()
+    clear(job.device)
     folder = build_dir()
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as place:
@@ -213,32 +205,31 @@ def block(job: Job) -> None:
     case = Configuration(**job.spec)
     if _too_large(job, case):
         return
-    clear()
+    clear(job.device)
     one, size = _block(case, job)
     for _ in range(2):  # the first takes cuBLAS's workspaces
         one.zero_grad(set_to_none=True)
-        before = _requested(job.device)
+        before = requested(job.device)
         x = torch.randn(size, requires_grad=True, device=job.device)
         with _precision(case, job):
             output, saved = saved_for_backward(one, x)
-        after = _requested(job.device)
+        after = requested(job.device)
         output.sum().backward()
         made = output.nbytes
         output = x = None
     rows = saved_rows(saved)
     gradients = sum(p.grad.untyped_storage().nbytes() for p in one.parameters())
     (key,) = job.keys
-    put(job, "saved", picture(case), rows, {name: key[name] for name in key})
+    job.picture("saved", picture(case), rows, key)
     row = {"saved_bytes": sum(r["bytes"] for r in rows), "gradient_bytes": gradients}
     if job.device == "cuda":
         row["grown_bytes"] = after - before - made
     job.put({**key, "status": "ok", **row})
 
 
-def _requested(device: str) -> int:
-    if device == "cpu":
-        return 0
-    return torch.cuda.memory_stats()["requested_bytes.all.current"]
+def requested(device: str) -> int:
+    """What tensors have asked of a GPU's allocator; 0 on the CPU."""
+    return torch.cuda.memory_stats()["requested_bytes.all.current"] if device == "cuda" else 0
 
 
 def _too_large(job: Job, case: Configuration) -> bool:
@@ -246,15 +237,9 @@ def _too_large(job: Job, case: Configuration) -> bool:
     return job.device == "cpu" and job.would_swap(peak(counted(whole)).total)
 
 
-def put(job: Job, table: str, picture: str, rows: list[Row], about: Row) -> None:
-    """Store a picture beside the rows of the job's section."""
-    path = job.store.path
-    bulk.put(table, path.stem, picture, rows, run=job.run, about=about, data=path.parents[2])
-
-
-def clear() -> None:
+def clear(device: str) -> None:
     """Nothing of what was measured before is left on the device, cuBLAS's workspaces included."""
     gc.collect()
-    if torch.cuda.is_available():
+    if device == "cuda":
         getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         torch.cuda.empty_cache()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import parameter
 from a2lib.theory.floating import Loop, handout_loops, loops_of
 
 AUTOCAST = ("none", "fp16", "bf16")
@@ -69,9 +68,7 @@ class Parameters:
         "numbers that a loop adds, each 10 / terms; None: the handout's 1000, and 10000",
         50_000,
     )
-    features: int = parameter(
-        2560, "numbers that a layer norm normalises", minimum=2, maximum=65_536
-    )
+    features: int = parameters.count(2560, "numbers that a layer norm normalises", 65_536, 2)
     remeasure: bool = parameters.remeasure("measure again what is stored already")
     time_limit_s: int = parameters.time_limit_s()
     seed: int = parameters.seed()

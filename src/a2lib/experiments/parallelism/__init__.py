@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.experiment import Experiment, Table
-from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
+from a2lib.experiments.harness.parameters import ParameterError, WithSweep, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.view import Plot
@@ -111,8 +111,10 @@ def meshes(scheme: str, world_size: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(WithSweep):
     """The parameters of notebooks/parallelism.ipynb, in the order of its cell."""
+
+    beside = parameters.OF_RANKS
 
     schemes: str = parameter(
         "all", f"all, or from {', '.join(SCHEMES)}", choices=("all",), many=SCHEMES
@@ -139,8 +141,7 @@ class Parameters:
     seed: int = parameters.seed("of weights and batches")
 
     def __post_init__(self) -> None:
-        fixed = ("schemes", "implementation", "tokens", "d_model", "d_ff", "layers", "dtype")
-        parameters.refuse_beside_sweep(self, fixed)
+        super().__post_init__()
         if self.world_size < 2:
             raise ParameterError(f"world_size = {self.world_size}: allowed are 2 and more")
         wanted = SCHEMES if self.schemes == "all" else names(self.schemes)
@@ -183,14 +184,14 @@ class Parameters:
             few = [n * own for own in SHAPE_PER_RANK[device]]
             for stack in stacks(schemes, self.implementation):
                 yield stack, few if self.tokens is None else [self.tokens]
-        if self.sweep in ("batch", "all"):
+        if self.has("batch"):
             for stack in stacks(SCHEMES, "a2lib"):
                 yield stack, batches
-        if self.sweep in ("width", "all"):
+        if self.has("width"):
             for own in WIDTH_PER_RANK[device]:
                 for stack in stacks(("tp",), "a2lib", d_ff=n * own):
                     yield stack, [WIDTH_TOKENS[device]]
-        if self.sweep in ("peers", "all"):
+        if self.has("peers"):
             for stack in stacks(SCHEMES, "torch"):
                 yield stack, batches
 
@@ -223,12 +224,6 @@ TIMES = Table(
     plot=Plot(x="tokens", beside=("ms_without", "ms_communication"), panels=("scheme", "mesh")),
     silence_s=180,  # making the layers and the groups of a mesh, or timing one batch
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES,),
-    "Do the formulas hold?",
-    tiny=lambda given: False,
-    ranks=lambda given: [stack.ranks for stack in given.asked()],
-)
+EXPERIMENT = Experiment(Parameters, (TIMES,), "Do the formulas hold?", tiny=lambda given: False)
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

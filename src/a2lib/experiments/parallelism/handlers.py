@@ -52,13 +52,9 @@ def measure(job: RankJob) -> None:
     )
     stack = make(job.spec, job.device, job.seed)
     bad = f"{name} is off the one process's by {error:.2g}"
-    for culprit, keys in job.wanted.items():
-        if job.expired():
-            return
-        job.begin(culprit)
+    for keys in job.each():
         if not error <= TOLERANCE[job.spec["dtype"]]:
-            for key in keys:
-                job.put({**key, "status": "error", "note": bad})
+            job.refuse("error", bad, keys)
             continue
         batch = Batch(stack, job, keys[0]["tokens"])
         for key in keys:
@@ -74,21 +70,18 @@ def device_mesh(device: str, *shape: int) -> DeviceMesh:
 
 
 def make(spec: Mapping[str, object], device: str, seed: int):
-    """The stack of ``spec`` (configurations.Stack), ours or PyTorch's; collective."""
+    """The stack of ``spec`` (parallelism.Stack), ours or PyTorch's; collective."""
     kind = Stack
     if spec["implementation"] == "torch":
         from a2lib.experiments.parallelism.peers import TorchStack as kind
-    sizes = {name: spec[name] for name in ("scheme", "layers", "d_model", "d_ff")}
-    mesh = device_mesh(device, *spec["mesh"])
-    return kind(mesh, **sizes, dtype=TORCH_DTYPES[spec["dtype"]], device=device, seed=seed)
+    return kind(device_mesh(device, *spec["mesh"]), spec, device, seed)
 
 
 def errors(stack, spec: Mapping[str, object], device: str, seed: int) -> dict[str, float]:
     """How far y, dx and each gradient are from those of one process, over the norm of these, by
     name; collective."""
     dtype = TORCH_DTYPES[spec["dtype"]]
-    sizes = spec["d_model"], spec["d_ff"], dtype, device, seed
-    layers = [layer_weights(i, *sizes) for i in range(spec["layers"])]
+    layers = [layer_weights(i, spec, device, seed) for i in range(spec["layers"])]
     generator = torch.Generator(device).manual_seed(seed + len(layers))
     shape = (CHECKED_TOKENS * PARTS * spec["mesh"][0], spec["d_model"])
     x, dy = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(2))

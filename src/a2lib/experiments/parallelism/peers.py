@@ -3,7 +3,8 @@ DTensor (parallelize_module), on the same mesh and with the same weights."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -38,18 +39,10 @@ class TorchStack:
     """One rank's part, with what ``schemes.Stack`` has but for passes of their own."""
 
     def __init__(
-        self,
-        mesh: DeviceMesh,
-        scheme: str,
-        layers: int,
-        d_model: int,
-        d_ff: int,
-        dtype: torch.dtype,
-        device: str,
-        seed: int = 0,
+        self, mesh: DeviceMesh, spec: Mapping[str, object], device: str, seed: int
     ) -> None:
-        given = (d_model, d_ff, dtype, device, seed)
-        model = nn.Sequential(*(FeedForward(layer_weights(i, *given)) for i in range(layers)))
+        layers = (layer_weights(i, spec, device, seed) for i in range(spec["layers"]))
+        model = nn.Sequential(*map(FeedForward, layers))
         self._along_data = mesh.size(mesh.mesh_dim_names.index(DATA))
         self._place = mesh.get_local_rank(DATA)
         if mesh[TENSOR].size() > 1:
@@ -57,7 +50,7 @@ class TorchStack:
             plan = {"w1": ColwiseParallel(), "w2": ColwiseParallel(), "w3": RowwiseParallel()}
             for layer in model:
                 parallelize_module(layer, mesh[TENSOR], plan | {"": _whole_input()})
-        if scheme == "dp":
+        if spec["scheme"] == "dp":
             self._model = DistributedDataParallel(model, process_group=mesh.get_group(DATA))
         else:
             self._model = model

@@ -40,10 +40,10 @@ SILU_VARIANCE = 0.355  # of silu(a) b, a and b normal: so y is about as large as
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def layer_weights(
-    i: int, d_model: int, d_ff: int, dtype: torch.dtype, device: str, seed: int
-) -> dict[str, Tensor]:
-    """Layer ``i``'s matrices by name, the same on every rank."""
+def layer_weights(i: int, spec: Mapping[str, object], device: str, seed: int) -> dict[str, Tensor]:
+    """The matrices of layer ``i`` of ``spec`` (parallelism.Stack) by name, the same on every
+    rank."""
+    d_model, d_ff, dtype = spec["d_model"], spec["d_ff"], TORCH_DTYPES[spec["dtype"]]
     generator = torch.Generator(device).manual_seed(seed + i)
     shapes = {"w1": (d_model, d_ff), "w2": (d_model, d_ff), "w3": (d_ff, d_model)}
     spread = {"w1": d_model, "w2": d_model, "w3": SILU_VARIANCE * d_ff}
@@ -119,36 +119,25 @@ class Wire:
 
 
 class Stack:
-    """One rank's part of ``layers`` layers under ``scheme`` on ``mesh`` (axes data, tensor).
+    """One rank's part of the layers of ``spec`` on ``mesh`` (axes data, tensor).
 
     ``forward`` keeps what ``backward`` needs, which may be called any number of times then.
     """
 
     def __init__(
-        self,
-        mesh: DeviceMesh,
-        scheme: str,
-        layers: int,
-        d_model: int,
-        d_ff: int,
-        dtype: torch.dtype,
-        device: str,
-        seed: int = 0,
+        self, mesh: DeviceMesh, spec: Mapping[str, object], device: str, seed: int
     ) -> None:
         self.wire = Wire(mesh)
         along_data, along_tensor = (self.wire.sizes[axis] for axis in (DATA, TENSOR))
-        self._sharded = scheme != "dp" and along_data > 1
+        self._sharded = spec["scheme"] != "dp" and along_data > 1
         self._parts = PARTS if along_tensor > 1 else 1
-        self._shape = d_model, d_ff // along_tensor
+        self._shape = spec["d_model"], spec["d_ff"] // along_tensor
         whole = 3 * math.prod(self._shape)
-        made = {"dtype": dtype, "device": device}
+        made = {"dtype": TORCH_DTYPES[spec["dtype"]], "device": device}
         self._held, self._sums = [], []  # weights and gradients that this rank keeps, by layer
-        for i in range(layers):
-            own = [
-                self.own(name, w).reshape(-1)
-                for name, w in layer_weights(i, d_model, d_ff, dtype, device, seed).items()
-            ]
-            flat = torch.cat(own)
+        for i in range(spec["layers"]):
+            matrices = layer_weights(i, spec, device, seed)
+            flat = torch.cat([self.own(name, w).reshape(-1) for name, w in matrices.items()])
             if self._sharded:
                 flat = flat.view(along_data, -1)[self.wire.ranks[DATA]].clone()
             self._held.append(flat)

@@ -19,7 +19,7 @@ from a2lib.experiments.benchmark.handlers import of_host, of_phase
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.profile.settings import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import bulk, nsight, trace
+from a2lib.measure import nsight, trace
 from a2lib.measure.failures import LostContext, note
 from a2lib.measure.trace import Kernel, Trace, TraceError, busy, kernel_rows, strip_rows
 from a2lib.measure.trace.classes import shorten
@@ -143,17 +143,13 @@ def values(phase: str, found: Trace, times: Mapping, timer, under: Mapping[str, 
 def _store_tables(job: Job, traced: Traced, found: Trace) -> None:
     """The kernels of the median step, and windows as long as a block."""
     step = median_step(found)
-    where = {"run": job.run, "data": job.store.data}
     about = traced.key() | {"source": found.source, "steps": 1}
-    device = job.store.device
-    kernels = kernel_rows(step, LEAST_SHARE)
-    bulk.put("kernels", device, traced.picture, kernels, about=about, **where)
+    job.picture("kernels", traced.picture, kernel_rows(step, LEAST_SHARE), about)
     if traced.configuration.mode != "train-step":
         return
     layers = traced.configuration.shape.num_layers
     for phase, rows in block_windows(found, step, layers).items():
-        name = f"{traced.picture}-{phase}"
-        bulk.put("strip", device, name, rows, about=about | {"phase": phase}, **where)
+        job.picture("strip", f"{traced.picture}-{phase}", rows, about | {"phase": phase})
 
 
 def _unfiled(found: Trace, phase: str) -> trace.Coverage:

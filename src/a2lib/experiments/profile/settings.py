@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from a2lib.benchmark import PHASES
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import BATCH, MODELS, MODES, Configuration, refuse_never
 from a2lib.measure import PROFILE
 from a2lib.measure.trace import STEP
@@ -106,8 +105,10 @@ def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(WithSweep):
     """The parameters of notebooks/profile.ipynb, in the order of its cell."""
+
+    beside = ("profiler",)
 
     model: str = step_parameters.model(MODELS)
     context: int | None = step_parameters.context(512, 16)
@@ -128,8 +129,7 @@ class Parameters:
     seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
-        fixed = [f.name for f in dataclasses.fields(self)][:7]
-        parameters.refuse_beside_sweep(self, fixed)
+        super().__post_init__()
         refuse_never(lambda: self._one("cuda", TORCH).configuration.config("cuda"))
 
     def traced(self, device: str, profiler: str) -> list[Traced]:

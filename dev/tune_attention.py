@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from triton.testing import do_bench
 
-from a2lib.attention import flash_attention, kernels, launch, tiles
+from a2lib.attention import flash_attention, kernels, launch, plans, tiles
 
 SHAPES = {"16bit": [(1, 1, 8192), (1, 16, 8192)], "fp32": [(1, 1, 4096), (1, 8, 4096)]}
 SMALL = [(1, 1, 256), (1, 16, 256)]
@@ -33,6 +33,7 @@ def last_launch(fn, fixed, call):
 
     fn.run = record
     launch._compiled.clear()
+    plans._plans.clear()
     try:
         call()
     finally:

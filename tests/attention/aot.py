@@ -80,6 +80,8 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
             signature[name] = "constexpr"
         elif name in ("LSE", "DELTA"):
             signature[name] = "*fp32"
+        elif name in ("Q", "K", "V", "DO") and dtype == "fp32":
+            signature[name] = "*bf16"
         elif name.isupper() and name not in ("H", "GROUP"):
             signature[name] = "*" + TYPES[dtype]
         elif "scale" in name:
@@ -166,8 +168,8 @@ def table_jobs():
     for (kernel, family, BD, causal), tiles in TILES.items():
         if causal or BD >= 64:
             yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tiles[0]
-    for (kernel, _, BD, causal), tile in WHEN_FEW.items():
-        yield kernel, "bf16", BD, causal, tile
+    for (kernel, family, BD, causal), tile in WHEN_FEW.items():
+        yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tile
 
 
 def main(argv):

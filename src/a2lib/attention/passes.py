@@ -25,6 +25,7 @@ from a2lib.attention.tiles import (
 from a2lib.errors import UnsupportedError
 
 _NOTHING = {}
+SPLIT_ROWS = 64
 # Seen by the kernels as they are; all else as (B, H, N, d).
 _AS_THEY_ARE = ("lse", "delta", "rows", "sums")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -39,7 +40,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | Non
     key = plans.key_of(inputs, ("forward", is_causal, scale, _tf32(q)))
     made = plans.run(key, inputs)
     if made is not None:
-        return made
+        return made[:2]
     check_inputs(q, k, v)
     check_supported(q)
     made = empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
@@ -106,7 +107,7 @@ def check_supported(q: Tensor) -> None:
 @functools.cache
 def _interpreted() -> bool:
     try:
-        from a2lib.attention.kernels import INTERPRETED
+        from a2lib.attention.operands import INTERPRETED
     except ImportError as error:
         raise UnsupportedError(f"flash_attention needs Triton, which is missing: {error}") from None
     return bool(INTERPRETED.value)
@@ -135,6 +136,7 @@ class _Problem:
         self.precision = precision_of(self.dtype, _tf32(q))
         self.device = q.device
         self.launches = []
+        self.terms = {}
 
     def add(self, **tensors):
         """Have more tensors made by this pass, which nobody else sees."""
@@ -150,6 +152,7 @@ class _Problem:
         n_heads = self.batch * self.heads
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         names = ("q", "k", "v", "o"), ("lse",)
+        self._split("q", "k", "v")
         self._launch("forward", self.n_queries, n_heads, *names, sizes)
 
     def backward(self):
@@ -160,6 +163,7 @@ class _Problem:
         names = ("q", "k", "v", "o", "do", "dq" if dq else "q")
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         needs = {"NEEDS_DQ": dq}
+        self._split("q", "k", "v", "do")
         self._launch("backward_dq", self.n_queries, n_heads, names, rows, sizes, needs)
 
         if not (dk or dv):
@@ -183,6 +187,30 @@ class _Problem:
                 return
         plans.keep(key, self.inputs, self.made, self.launches)
 
+    def _split(self, *names):
+        """Have these tensors' bf16 terms made, which the kernels multiply in bf16x6."""
+        for name in names if self.precision == "bf16x6" else ():
+            x = self.tensors[name]
+            _, heads, length, d = x.shape
+            if not x.numel():
+                continue
+            self.terms[name] = f"{name}_terms"
+            terms = x.new_empty(*x.shape[:-1], 3 * d, dtype=torch.bfloat16)
+            self.add(**{self.terms[name]: terms})
+            constants = {"d": d, "BD": self._key(name)[2], "B": SPLIT_ROWS}
+            n_programs = -(-length // SPLIT_ROWS) * x.shape[0] * heads
+            numbers = (*x.stride()[:3], heads, length)
+            apart = ("split", self.device, *numbers[:3], *constants.values())
+            self._run(
+                _kernel("split"),
+                apart,
+                n_programs,
+                (name, self.terms[name]),
+                numbers,
+                constants,
+                {},
+            )
+
     def _key(self, name):
         """Where the table has this problem's tiles for a kernel."""
         family = "fp32" if self.dtype == "fp32" else "16bit"
@@ -193,8 +221,7 @@ class _Problem:
         if length == 0 or n_heads == 0:
             return
         key = self._key(name)
-        tensors = [self.tensors[name] for name in names]
-        rows = [self.tensors[name] for name in row_names]
+        names = [self.terms.get(name, name) for name in names]
         over_queries = name in ("forward", "backward_dq")
 
         def n_programs(tile):
@@ -203,7 +230,7 @@ class _Problem:
         tiles = TILES[key]
         if key in WHEN_FEW and n_programs(tiles[0]) < n_multiprocessors(self.device):
             tiles = WHEN_FEW[key], *tiles
-        strides = [stride for x in tensors for stride in x.stride()[:3]]
+        strides = [stride for name in names for stride in self.tensors[name].stride()[:3]]
         for tile in tiles:
             if (key, tile, self.device) in _does_not_fit:
                 continue
@@ -219,28 +246,27 @@ class _Problem:
             }
             apart = (name, self.dtype, self.device, self.group, *strides, *constants.values(), tile)
             numbers = (*strides, *sizes)
+            options = options_of(tile, self.precision)
+            chosen = (*names, *row_names)
             try:
-                known = launch(
-                    _kernel(name),
-                    apart,
-                    n_programs(tile),
-                    (*tensors, *rows),
-                    numbers,
-                    constants,
-                    options_of(tile, self.precision),
+                self._run(
+                    _kernel(name), apart, n_programs(tile), chosen, numbers, constants, options
                 )
             except _out_of_resources():
                 _does_not_fit.add((key, tile, self.device))
                 continue
-            places = tuple(self.names.index(name) for name in (*names, *row_names))
-            self.launches.append(
-                known and Launch(known[0], n_programs(tile), places, (*numbers, *known[1]))
-            )
             return
         raise UnsupportedError(
             f"flash_attention has no {name} tile for head_dim {self.head_dim} in {self.dtype} that "
             f"fits the shared memory of {self.device}"
         )
+
+    def _run(self, kernel, apart, n_programs, names, numbers, constants, options):
+        """Run a kernel on the tensors of ``names`` and remember how."""
+        tensors = tuple(self.tensors[name] for name in names)
+        known = launch(kernel, apart, n_programs, tensors, numbers, constants, options)
+        places = tuple(self.names.index(name) for name in names)
+        self.launches.append(known and Launch(known[0], n_programs, places, (*numbers, *known[1])))
 
 
 _does_not_fit: set[tuple] = set()
@@ -249,9 +275,9 @@ _does_not_fit: set[tuple] = set()
 # Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
 @functools.cache
 def _kernel(name):
-    from a2lib.attention import kernels
+    from a2lib.attention import kernels, operands
 
-    return getattr(kernels, SPECIALISED[name][0])
+    return operands.split_kernel if name == "split" else getattr(kernels, SPECIALISED[name][0])
 
 
 @functools.cache

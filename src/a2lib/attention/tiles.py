@@ -1,7 +1,7 @@
 """Which tile each kernel uses: chosen by measurement on an H200, none by search at run time.
 
 A row of ``TILES`` lists tiles in order of preference. The first is what a Hopper GPU runs (or that
-of ``WHEN_FEW``), and compiles there without spills and without serialised wgmma
+of ``WHEN_FEW``), and compiles there without serialised wgmma, in 16 bits without spills
 (tests/attention/test_compile.py). The later ones need less shared memory: a GPU where the first
 does not fit takes the next.
 """
@@ -43,24 +43,30 @@ for _kernel in ("forward", "backward_dq", "backward_dkdv"):
 _add("backward_dq", "16bit", 128, (128, 64, 8, 3))
 _add("backward_dkdv", "16bit", 128, (32, 64, 4, 3))
 
+# Some of these spill some registers, and are faster than the tiles that do not.
+_add("forward", "fp32", 16, (64, 128, 4, 2))
+_add("forward", "fp32", 32, (64, 64, 4, 3))
 for _BD in (16, 32):
-    _add("forward", "fp32", _BD, (64, 64, 4, 1))
-    _add("backward_dkdv", "fp32", _BD, (32, 64, 4, 1))
-for _BD in (16, 32, 64):
-    _add("backward_dq", "fp32", _BD, (64, 32, 4, 1))
-_add("forward", "fp32", 64, (64, 32, 4, 1))
-_add("backward_dkdv", "fp32", 64, (32, 128, 8, 1))
+    _add("backward_dq", "fp32", _BD, (64, 64, 4, 2))
+    _add("backward_dkdv", "fp32", _BD, (64, 64, 4, 2))
+_add("forward", "fp32", 64, (64, 32, 4, 3))
+_add("backward_dq", "fp32", 64, (64, 32, 4, 2))
+_add("backward_dkdv", "fp32", 64, (32, 64, 4, 2))
 # At 128 columns the fp32 sums of dK and dV do not fit the registers together: a kernel each.
-_add("forward", "fp32", 128, (64, 16, 4, 1))
-_add("backward_dq", "fp32", 128, (64, 16, 4, 1))
+_add("forward", "fp32", 128, (128, 32, 8, 2))
+_add("backward_dq", "fp32", 128, (64, 32, 4, 2))
 _add("backward_dk", "fp32", 128, (16, 128, 8, 1))
-_add("backward_dv", "fp32", 128, (16, 64, 4, 1), full=(16, 128, 8, 1))
+_add("backward_dv", "fp32", 128, (16, 64, 4, 2))
 
 # Where the table's tile would leave multiprocessors idle, another can be faster.
 WHEN_FEW = {}
 for _causal in (True, False):
     WHEN_FEW["forward", "16bit", 64, _causal] = Tile(64, 128, 4, 3)
     WHEN_FEW["backward_dq", "16bit", 128, _causal] = Tile(64, 64, 4, 3)
+    WHEN_FEW["backward_dq", "fp32", 64, _causal] = Tile(64, 64, 4, 2)
+    WHEN_FEW["forward", "fp32", 128, _causal] = Tile(64, 32, 4, 2)
+    WHEN_FEW["backward_dk", "fp32", 128, _causal] = Tile(16, 64, 4, 3)
+    WHEN_FEW["backward_dv", "fp32", 128, _causal] = Tile(32, 64, 4, 2)
 
 # The Gluon kernels (hopper.py); when the backward is theirs: theory.attention.in_one_sweep.
 

@@ -29,6 +29,7 @@ from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 from a2lib.attention import hopper, kernels, passes  # noqa: E402
 from a2lib.attention.tiles import SPECIALISED, TILES, WHEN_FEW, Tile, options_of, precision_of  # noqa: E402
 
+OWN = "forward", "Q"  # which splits its operand itself
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
@@ -80,7 +81,7 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
             signature[name] = "constexpr"
         elif name in ("LSE", "DELTA"):
             signature[name] = "*fp32"
-        elif name in ("Q", "K", "V", "DO") and dtype == "fp32":
+        elif name in ("Q", "K", "V", "DO") and dtype == "fp32" and (kernel, name) != OWN:
             signature[name] = "*bf16"
         elif name.isupper() and name not in ("H", "GROUP"):
             signature[name] = "*" + TYPES[dtype]

@@ -68,6 +68,27 @@ def test_one_sweep_is_what_the_pass_allocates():
     assert {name: 4 * x.numel() for name, x in made.items()} == {n: held[n] for n in made}
 
 
+def test_the_terms_of_fp32_are_what_a_pass_allocates(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from a2lib.attention import passes
+
+    def keep(problem, key):
+        names = problem.names[len(problem.inputs) :]
+        made.append({n: x.nbytes for n, x in zip(names, problem.made, strict=True)})
+
+    made = []
+    monkeypatch.setattr(passes, "check_supported", lambda q: None)
+    monkeypatch.setattr(passes._Problem, "_run", lambda *_: None)
+    monkeypatch.setattr(passes._Problem, "keep", keep)
+    q, (k, v) = torch.empty(2, 3, 200, 40), torch.empty(2, 2, 3, 1024, 40)
+    o, lse = passes.forward(q, k, v, True, None)
+    passes.backward(o, q, k, v, o, lse, True, None, (True, True, True))
+    sizes = 2, 3, 200, 1024, 40, 4
+    assert made == [tiled_memory(*sizes, p, terms=True) for p in ("forward", "backward")]
+    both = tiled_memory(*sizes, "end_to_end", terms=True)
+    assert both == made[0] | made[1], "a pass keeps none for the next"
+
+
 def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
     cells = {(1024, 1): True, (1023, 1): False, (1023, 32): False, (1023, 33): True,
              (512, 66): True, (512, 65): False, (511, 1000): False}  # fmt: skip

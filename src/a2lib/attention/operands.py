@@ -121,18 +121,33 @@ def store_rows(ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, B
     tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["H", "N"])
-def split_kernel(
-    X, Y, stride_xb, stride_xh, stride_xn, H, N,
+@triton.jit
+def _split_rows(
+    X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Y: (B, H, N, 3 d) contiguous bf16, the three terms of each row of X, (B, H, N, d) fp32."""
     n_tiles = tl.cdiv(N, B)
-    bh = (tl.program_id(0) // n_tiles).to(tl.int64)
-    m0 = tl.program_id(0) % n_tiles * B
+    bh = (tile // n_tiles).to(tl.int64)
+    m0 = tile % n_tiles * B
     X += (bh // H) * stride_xb + (bh % H) * stride_xh
     x = operand(load_rows(X, m0, N, stride_xn, B, d, BD, True), tl.bfloat16, "bf16x6")
     Y += bh * N * 3 * d
     store_rows(Y, x[0], m0, N, 3 * d, B, d, BD)
     store_rows(Y + d, x[1], m0, N, 3 * d, B, d, BD)
     store_rows(Y + 2 * d, x[2], m0, N, 3 * d, B, d, BD)
+
+
+@triton.jit(do_not_specialize=["H", "N"])
+def split_kernel(
+    X, Z, X_TERMS, Z_TERMS,
+    stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, H, N,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """X_TERMS and Z_TERMS: (B, H, N, 3 d) contiguous bf16, the three terms of each row of X and of
+    Z, both (B, H, N, d) fp32. Two at once, each by half of the programs: to launch takes longer
+    than to split a short sequence."""
+    tile, half = tl.program_id(0), tl.num_programs(0) // 2
+    if tile < half:
+        _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)
+    else:
+        _split_rows(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B)

@@ -152,7 +152,7 @@ class _Problem:
         n_heads = self.batch * self.heads
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         names = ("q", "k", "v", "o"), ("lse",)
-        self._split("q", "k", "v")
+        self._split("k", "v")
         self._launch("forward", self.n_queries, n_heads, *names, sizes)
 
     def backward(self):
@@ -163,7 +163,8 @@ class _Problem:
         names = ("q", "k", "v", "o", "do", "dq" if dq else "q")
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         needs = {"NEEDS_DQ": dq}
-        self._split("q", "k", "v", "do")
+        self._split("k", "v")
+        self._split("q", "do")
         self._launch("backward_dq", self.n_queries, n_heads, names, rows, sizes, needs)
 
         if not (dk or dv):
@@ -188,28 +189,21 @@ class _Problem:
         plans.keep(key, self.inputs, self.made, self.launches)
 
     def _split(self, *names):
-        """Have these tensors' bf16 terms made, which the kernels multiply in bf16x6."""
-        for name in names if self.precision == "bf16x6" else ():
-            x = self.tensors[name]
-            _, heads, length, d = x.shape
-            if not x.numel():
-                continue
+        """Have the bf16 terms of two tensors of one shape made, which bf16x6 multiplies."""
+        x, z = (self.tensors[name] for name in names)
+        if self.precision != "bf16x6" or not x.numel():
+            return
+        for name in names:
             self.terms[name] = f"{name}_terms"
-            terms = x.new_empty(*x.shape[:-1], 3 * d, dtype=torch.bfloat16)
+            terms = x.new_empty(*x.shape[:-1], 3 * self.head_dim, dtype=torch.bfloat16)
             self.add(**{self.terms[name]: terms})
-            constants = {"d": d, "BD": self._key(name)[2], "B": SPLIT_ROWS}
-            n_programs = -(-length // SPLIT_ROWS) * x.shape[0] * heads
-            numbers = (*x.stride()[:3], heads, length)
-            apart = ("split", self.device, *numbers[:3], *constants.values())
-            self._run(
-                _kernel("split"),
-                apart,
-                n_programs,
-                (name, self.terms[name]),
-                numbers,
-                constants,
-                {},
-            )
+        n_programs = 2 * -(-x.shape[2] // SPLIT_ROWS) * math.prod(x.shape[:2])
+        strides = (*x.stride()[:3], *z.stride()[:3])
+        constants = {"d": self.head_dim, "BD": self._key("split")[2], "B": SPLIT_ROWS}
+        apart = ("split", self.device, *strides, *constants.values())
+        chosen = (*names, *(self.terms[name] for name in names))
+        numbers = (*strides, *x.shape[1:3])
+        self._run(_kernel("split"), apart, n_programs, chosen, numbers, constants, {})
 
     def _key(self, name):
         """Where the table has this problem's tiles for a kernel."""

@@ -126,13 +126,16 @@ def tiled_memory(
     element_bytes: int,
     pass_: str,
     one_sweep: bool = False,
+    terms: bool = False,
 ) -> dict[str, int]:
     """Bytes of the tensors a tiled pass allocates, by name: results, and fp32 rows beside them.
 
     Forward makes ``o`` and the log-sum-exp ``lse``, backward ``dq``, ``dk``, ``dv`` and ``delta``;
     in ``one_sweep`` it makes, for ``delta``, ``rows`` (two numbers a query, of a multiple of 128
-    queries) and ``sums``, in which dQ is added up in fp32. end_to_end makes all, and their sum is
-    its peak beyond the inputs. Raises ValueError as attention_flops.
+    queries) and ``sums``, in which dQ is added up in fp32. With ``terms``, which the library's fp32
+    multiplies, each pass makes three of bf16 an element of k and v, the backward of q and do too,
+    and keeps none. end_to_end makes all, and their sum is its peak beyond the inputs. Raises
+    ValueError as attention_flops.
     """
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
     check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
@@ -147,6 +150,10 @@ def tiled_memory(
         backward["sums"] = batch * heads * n_queries * head_dim * 4
     else:
         backward["delta"] = rows
+    if terms:
+        element = {"k_terms": key, "v_terms": key, "q_terms": query, "do_terms": query}
+        backward |= {name: size // element_bytes * 6 for name, size in element.items()}
+        forward |= {name: backward[name] for name in ("k_terms", "v_terms")}
     return {"forward": forward, "backward": backward, "end_to_end": forward | backward}[pass_]
 
 

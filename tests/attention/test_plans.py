@@ -91,6 +91,19 @@ def test_the_second_time_the_same_is_launched_at_once(log, long_way, needs, dtyp
             assert len(different) <= anew[name.partition("_")[0]], different
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_is_made_the_second_time_is_what_the_first_made(monkeypatch, quick):
+    if not quick:  # a torch without what makes tensors past the dispatcher
+        monkeypatch.setattr(torch._C, "_dynamo", None)
+
+    def about(x):
+        return x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_inference()
+
+    with torch.inference_mode():
+        first, second = ([about(x) for x in run(*qkv(torch.float32))] for _ in range(2))
+    assert first == second
+
+
 def test_one_tensor_given_twice_does_not_bind_the_next_call(log):
     q, k, v = qkv()
     passes.forward(q, q, q, True, None)

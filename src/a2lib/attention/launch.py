@@ -18,6 +18,7 @@ _compiled: dict[tuple, tuple] = {}
 CAPACITY = 4096
 # How many addresses of one argument of a launch have their map kept; emptied when full.
 MAPS = 128
+_UNCHANGED = contextlib.nullcontext()
 
 
 class Form(NamedTuple):
@@ -111,7 +112,7 @@ def shortcut_of(compiled, n_programs, places, rest, forms):
     others = places[len(forms) :]
 
     def run(tensors, addresses, stream):
-        args = []
+        args, addressed = [], [addresses[place] for place in others]
         for place, form, meta, maps in seen:
             address = addresses[place]
             expanded = maps.get(address)
@@ -120,8 +121,7 @@ def shortcut_of(compiled, n_programs, places, rest, forms):
                     maps.clear()
                 expanded = maps[address] = fill(*described([tensors[place]], [form]), meta)
             args += expanded
-        args += [addresses[place] for place in others]
-        low(n_programs, 1, 1, stream, *head, *args, *rest)
+        low(n_programs, 1, 1, stream, *head, *args, *addressed, *rest)
 
     return run
 
@@ -129,11 +129,11 @@ def shortcut_of(compiled, n_programs, places, rest, forms):
 def stream_of(device):
     """The current stream's address, for a shortcut; None where someone, a profiler say, has
     asked Triton to be told of each launch."""
-    runtime, driver = _triton()
-    for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
-        if getattr(hook, "calls", hook):
-            return None
-    return driver.active.get_current_stream(device.index)
+    runtime, stream_at = _triton()
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+        return None
+    return stream_at(device.index)
 
 
 @functools.cache
@@ -141,7 +141,7 @@ def _triton():
     from triton import knobs
     from triton.runtime import driver
 
-    return knobs.runtime, driver
+    return knobs.runtime, driver.active.get_current_stream
 
 
 def is_aligned(addresses):
@@ -155,7 +155,7 @@ def is_aligned(addresses):
 def current(device):
     """Make ``device`` the current one where it is a GPU and is not."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
+        return _UNCHANGED
     return torch.cuda.device(device)
 
 

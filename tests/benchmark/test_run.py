@@ -48,6 +48,20 @@ def test_one_seed_is_one_training(tiny):
     assert all(abs(loss - math.log(11)) < 3 for loss in first)
 
 
+@pytest.mark.parametrize("mode", ["train-step", "overlapped-step"])
+def test_weights_of_zero_stay_zero(tiny, monkeypatch, mode):
+    made, make = [], Workload.__init__
+
+    def kept(self, *arguments):
+        make(self, *arguments)
+        made.append(self.model)
+
+    monkeypatch.setattr(Workload, "__init__", kept)
+    steps = run(tiny(weights="zero", mode=mode)).steps
+    assert [step.loss for step in steps] == pytest.approx([math.log(11)] * 2)
+    assert not any(p.any() for model in made for p in model.parameters())
+
+
 def test_options_that_change_nothing_of_the_result(tiny):
     def losses(**options):
         return [step.loss for step in run(tiny(**options)).steps]

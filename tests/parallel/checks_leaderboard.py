@@ -26,7 +26,8 @@ def plain_weights(shape, seed, batches, steps):
         dtype=torch.float64, seed=seed,
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-    tokens, targets = (torch.cat(x) for x in zip(*batches, strict=True))
+    device = torch.get_default_device()
+    tokens, targets = (torch.cat(x).to(device) for x in zip(*batches, strict=True))
     losses = []
     for _ in range(steps):
         loss = cross_entropy(model(tokens), targets)
@@ -57,7 +58,9 @@ def ways_of_the_leaderboard_update_as_the_plain_model():
                        torch.float64)  # fmt: skip
         own.model.chunk = 7
         batches = [None] * size
-        torch.distributed.all_gather_object(batches, (own.token_ids, own.targets))
+        # By the CPU: a tensor of a GPU arrives on the GPU that it is of.
+        mine = own.token_ids.cpu(), own.targets.cpu()
+        torch.distributed.all_gather_object(batches, mine)
         weights, losses = plain_weights(module.MODELS["odd"], 5, batches, steps=3)
         for loss, norm in losses:
             norms = []

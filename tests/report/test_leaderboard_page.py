@@ -10,7 +10,7 @@ ROOT = 2 * TABLE + 2 * BLOCK + 2 * U
 PRODUCTS = 34 * (3 * U + 2 * 2 * 32_768 * 11_008)
 ROW = {"model": "8B", "layers": 34, "batch": 1, "context": 32_768, "dtype": "bf16"}
 ROW |= {"world_size": 2, "device": "nvidia-h200", "ms_optimizer": 0.0, "attention": "flash"}
-ROW |= {"host_bytes": 0}
+ROW |= {"host_bytes": 0, "local": True, "run": "none"}
 # A product at 1 PFLOP/s, a copy at 2 TB/s, attention at 1 PFLOP/s.
 CEILING = [("matmul", "bf16", 1000, 2e9 / 1e12), ("copy", "bf16", 10**9, 1.0)]
 FLASH = [(p, 16 * 16_384**2 * 128 * n / 1e12) for p, n in (("forward", 2), ("backward", 5))]

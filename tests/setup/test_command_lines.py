@@ -26,7 +26,7 @@ PARSERS = {
 # Options whose value is a name or a path.
 TEXT = {
     "benchmark": {"size", "mode", "precision", "attention", "checkpointing", "device", "sync",
-                  "nvtx", "torch_profile", "memory_history"},
+                  "nvtx", "torch_profile", "memory_history", "weights"},
     "theory": set(),
     "plan": {"size", "device", "precision", "attention", "optimizer", "activations", "sharding",
              "checkpointing", "hidden", "schedule"},

@@ -23,6 +23,7 @@ PRECISIONS = (*roofline.PRECISIONS, roofline.NARROW)
 DEVICES = ("cuda", "cpu")
 SYNCS = ("step", "phase")
 RANGES = ("none", "phases", "modules")
+WEIGHTS = ("drawn", "zero")
 MOST_STEPS = 10**5  # the times of each are kept
 _SHAPE = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 
@@ -101,6 +102,11 @@ class Config:
     )
     device: str | None = _option(None, "cuda or cpu; the GPU if there is one", choices=DEVICES)
     seed: int = _option(0, "of weights and batch", minimum=0, maximum=2**63 - 1)
+    weights: str = _option(
+        "drawn",
+        "drawn at random, or zero: as much work, for less of a GPU's power",
+        choices=WEIGHTS,
+    )
     sync: str = _option(
         "step",
         "wait for the device after each step, or after each phase as well (so that the host's "

@@ -47,6 +47,9 @@ class Workload:
             device=device,
             seed=config.seed,
         )
+        if config.weights == "zero":  # and so are activations and gradients, and stay it
+            with torch.no_grad():
+                torch._foreach_zero_(list(self.model.parameters()))
         if nvtx is not None and config.nvtx == "modules":
             annotate(self.model, nvtx)
         narrow = config.precision == NARROW

@@ -18,6 +18,7 @@ from a2lib.experiments.benchmark.configurations import (
     WARMUPS,
     Parameters,
     firsts,
+    loads,
     powers,
     warmups,
 )
@@ -30,7 +31,13 @@ from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity, plan
 from a2lib.experiments.harness.view import Plot, Row
 from a2lib.experiments.steps import Configuration, refuse
-from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS
+from a2lib.measure import (
+    BENCHMARK,
+    BENCHMARK_FIRST,
+    BENCHMARK_LOAD,
+    BENCHMARK_POWER,
+    BENCHMARK_STEPS,
+)
 
 # All steps of one configuration, of which the worker says nothing until the last is done.
 SILENCE_S = 1800
@@ -88,6 +95,19 @@ def power_tasks(given: Parameters, device: str) -> list[Task]:
             [one.key(BENCHMARK_POWER)],
         )
         for one in (powers(device) if given.has("power") else ())
+    ]
+
+
+def load_tasks(given: Parameters, device: str) -> list[Task]:
+    """As ``power_tasks``, with weights as drawn and with zeros, one after the other."""
+    settled, steps = SETTLED[device]
+    return [
+        Task.whole(
+            f"{one}, {weights} weights",
+            {**_spec(one, WARMUP, settled + steps), "settled": settled, "weights": weights},
+            [{**one.key(BENCHMARK_LOAD), "weights": weights}],
+        )
+        for one, weights in (loads(device) if given.has("power") else ())
     ]
 
 
@@ -163,15 +183,28 @@ POWER = Table(
     derived={"W": _watts},
     silence_s=SILENCE_S,
 )
+LOAD = dataclasses.replace(
+    POWER,
+    section=BENCHMARK_LOAD,
+    tasks=load_tasks,
+    says="The same with all weights zero, as much work on less of a load",
+)
 EXPERIMENT = Experiment(
     Parameters,
-    (TIMES, SINGLE_STEPS, FIRST, POWER),
+    (TIMES, SINGLE_STEPS, FIRST, POWER, LOAD),
     "How long is a training step?",
     tiny=lambda given: given.model == "auto",
     refuse=refuse,
 )
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
-measure_table, show_table, measure_power = TIMES.measure, TIMES.show, POWER.measure_and_show
+measure_table, show_table = TIMES.measure, TIMES.show
+
+
+def measure_power(run: Run) -> None:
+    """Measure and show the energy of steps, in a sweep that has it, and that of the same on
+    zeros."""
+    POWER.measure_and_show(run)
+    LOAD.measure_and_show(run)
 
 
 def measure_warmup(run: Run) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from a2lib.benchmark.config import MOST_STEPS
+from a2lib.benchmark.config import MOST_STEPS, WEIGHTS
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import parameter
@@ -85,6 +85,8 @@ POWERED_WAYS = {
     ),
     "cpu": (("fp32", "eager", "train-step"),),
 }
+# Those of the last model that are measured again with all weights zero.
+LOADED_WAYS = {"cuda": POWERED_WAYS["cuda"][3:], "cpu": POWERED_WAYS["cpu"]}
 # Steps until clock and power have settled, of some seconds, and those that are measured: many,
 # since the driver's counter of energy moves by itself and not with the steps.
 SETTLED = {"cuda": (40, 60), "cpu": (1, 2)}
@@ -160,15 +162,21 @@ def firsts(device: str) -> list[tuple[Configuration, str]]:
 
 
 def powers(device: str) -> list[Configuration]:
-    """The steps whose energy is measured, compiled and captured on a GPU."""
+    """The steps whose energy is measured."""
+    return [_fast(device, model, *way) for model in POWERED[device] for way in POWERED_WAYS[device]]
+
+
+def loads(device: str) -> list[tuple[Configuration, str]]:
+    """Those whose energy is compared with that of the same work on zeros, and the weights."""
+    model = POWERED[device][-1]
+    return [(_fast(device, model, *way), w) for way in LOADED_WAYS[device] for w in WEIGHTS]
+
+
+def _fast(device: str, model: str, precision: str, attention: str, mode: str) -> Configuration:
+    """Compiled and captured on a GPU."""
     fast = {"compile": "blocks", "capture": True} if device == "cuda" else {}
-    return [
-        Configuration(
-            model, COMPARED[device], mode=mode, precision=precision, attention=attention, **fast
-        )
-        for model in POWERED[device]
-        for precision, attention, mode in POWERED_WAYS[device]
-    ]
+    given = {"mode": mode, "precision": precision, "attention": attention}
+    return Configuration(model, COMPARED[device], **given, **fast)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def _result(job: Job, before_step: Callable[[int], object] | None = None):
     configuration = Configuration(**job.spec["configuration"])
     if why := configuration.refusal(job.device):
         return job.refuse("oom", why)
-    given = {name: job.spec[name] for name in ("warmup", "steps")}
+    given = {name: job.spec[name] for name in ("warmup", "steps", "weights") if name in job.spec}
     config = configuration.config(job.device, **given, seed=job.seed)
     result = run(config, before_step=before_step)
     return result if result.status == "ok" else job.refuse(result.status, result.note)

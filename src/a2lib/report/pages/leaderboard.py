@@ -9,6 +9,7 @@ import pandas as pd
 from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth, stated_peak
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
+from a2lib.report.traces import pictures
 from a2lib.report.units import percent
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.keeping import CHUNK, block_always, block_results, working_bytes
@@ -27,6 +28,9 @@ WAYS = {
 }
 PIECES = {"matrix multiplies": "#0072b2", "FlashAttention": "#d55e00", "computed again": "#b0558a"}
 PIECES |= {"other passes": "#00825f", "AdamW": "#444444", "beyond": "#808080"}
+# The piece that a kernel of a trace is of, by its class, and what runs beside the pieces.
+CLASSES = {"matmul": "matrix multiplies", "attention": "FlashAttention"}
+BESIDE = {"communication": "messages", "copy": "copies"}
 HELD = {"state": "#0072b2", "kept by blocks": "#d55e00", "all else": "#808080"}
 
 
@@ -35,7 +39,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     peak, ``best`` of the best measured multiply; in bytes ``state``, fp32 masters and moments,
     ``blocks``, what forward leaves of them, ``again_bytes``, their multiplies' results that are
     made again, ``counted``, the peak; in ms PIECES, by count at measured rates (``beyond``: what
-    they do not explain), what the way has ``gained`` and what by them was ``expected``."""
+    they do not explain), what the way has ``gained`` and what by them was ``expected``; and of a
+    step that is traced the ms of its kernels, ``in <piece>``, ``in messages`` and ``in copies``."""
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     reached = attention_rates(rows_of("flash"))
     counts = [_counted(r, rates.get(r.dtype), bandwidth, reached) for r in rows.itertuples()]
@@ -46,6 +51,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rows["best"] = rows["tflops"] / rows["dtype"].map(rates)
     rows = rows.assign(known=known, beyond=rows["ms"] - known)
     rows = rows.sort_values("way", key=lambda way: way.map(list(WAYS).index))
+    rows = rows.join(_traced(rows))
     steps = rows.groupby(["model", "layers", "batch", "context", "world_size"])[["ms", "known"]]
     return rows.assign(**(-steps.diff()).set_axis(["gained", "expected"], axis=1))
 
@@ -90,6 +96,18 @@ def _counted(row, rate: float | None, bandwidth: float | None, reached: dict) ->
         "computed again": repeated / rate / 1e9 + (once if whole else 0),
         "other passes": least["elementwise"].ms + least["loss"].ms,
     }
+
+
+def _traced(rows: pd.DataFrame) -> pd.DataFrame:
+    """Ms of a trace's kernels by piece, a row for each of ``rows``."""
+    found = {}
+    for p in pictures("kernels", rows).values():
+        if p.about.get("section") == "leaderboard":
+            kernels = pd.DataFrame(p.rows)
+            piece = kernels["kind"].map(CLASSES | BESIDE).fillna("other passes")
+            piece = "in " + piece.mask(kernels["phase"] == "optimizer", "AdamW")
+            found[p.about["way"], p.run] = kernels.groupby(piece)["ms"].sum()
+    return pd.DataFrame([found.get((r.way, r.run), {}) for r in rows.itertuples()], rows.index)
 
 
 def times(rows: pd.DataFrame) -> Chart:

@@ -231,8 +231,8 @@ class _Step(Tape):
         self.kernel = "rope"
 
     def delta(self) -> None:
-        """In two sweeps; one has ``rows`` and ``sums`` for it (``theory.attention``), which no
-        step's peak shows."""
+        """In two sweeps; one, or chunks, has ``rows`` and fp32 sums for it (``theory.attention``),
+        which no step's peak shows."""
         self.make("delta", self.rows * self.of.shape.num_heads, "delta")
 
     def ffn(self, i: int) -> None:

@@ -90,7 +90,8 @@ def _chunk_tiles(
         dpt = dot(v, do, PRECISION, True)
         pt = _exp(st, lse[None, :], scale, PRECISION)
         if MASK and CAUSAL:
-            pt = tl.where(offs_n[:, None] <= offs_m[None, :], pt, 0.0)
+            # Constants on one side: registers are short.
+            pt = tl.where((offs_n - m0)[:, None] <= tl.arange(0, Bq)[None, :], pt, 0.0)
         else:
             pt = tl.where((offs_n < Nk)[:, None], pt, 0.0)
         dv = dot(operand(pt, Q.dtype.element_ty, PRECISION), do, PRECISION, False, dv)

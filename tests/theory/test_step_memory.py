@@ -297,8 +297,8 @@ def test_steps_that_cannot_be():
 
 @pytest.fixture(params=[1, 3], ids=["dq alone", "chunks"])
 def in_one_sweep(request, monkeypatch):
-    """Steps whose flash attention holds what a backward in one sweep does, fp32 sums of dq alone or,
-    in chunks, of all three gradients."""
+    """Steps whose flash attention holds what a backward in one sweep does: fp32 sums of dq or, in
+    chunks, of all three gradients."""
 
     def in_one(self):
         scores = self.rows * self.of.shape.num_heads

@@ -272,6 +272,7 @@ def test_what_the_kernels_write_is_understood_where_someone_traces_them(traced):
         "forward_kernel": ["LSE", "O"],
         "backward_dq_kernel": ["DELTA", "DQ"],
         "backward_dkdv_kernel": ["DK", "DV"],
+        "backward_chunks_kernel": ["DK", "DQ", "DV"],
     }
 
 

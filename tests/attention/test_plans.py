@@ -104,6 +104,26 @@ def test_what_is_made_the_second_time_is_what_the_first_made(monkeypatch, quick)
     assert first == second
 
 
+def test_a_backward_in_chunks_is_launched_at_once_too(log, long_way, monkeypatch):
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    seen, own = [], []
+    for _ in range(3):
+        q, k, v = qkv()
+        o, lse, dq, dk, dv = run(q, k, v)
+        named = dict(q=q, k=k, v=v, o=o, lse=lse, dq=dq, dk=dk, dv=dv)
+        calls = roles(log[1:], named)
+        names = {q: f"own {i}" for i, q in enumerate(dict.fromkeys(calls[0][2][3:7]))}
+        own.append(len(names))
+        seen.append([(name, n, [names.get(a, a) for a in args]) for name, n, args in calls])
+        log.clear()
+    assert len(long_way) == 2 and own == [4] * 3, "rows and three sums, which lie anew each time"
+    assert [name for name, *_ in seen[0]] == ["prepare_chunks", "backward_chunks", "finish_chunks"]
+    for calls in seen[1:]:
+        for (name, n, args), (wanted, m, expected) in zip(calls, seen[0], strict=True):
+            # What was kept has the constants behind.
+            assert (name, n, args[: len(expected)]) == (wanted, m, expected)
+
+
 def test_one_tensor_given_twice_does_not_bind_the_next_call(log):
     q, k, v = qkv()
     passes.forward(q, q, q, True, None)

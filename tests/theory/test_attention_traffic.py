@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2lib.theory.attention import EAGER, KERNELS, in_one_sweep, tiled_l2_bytes, tiled_memory
+from a2lib.theory.attention import (
+    EAGER,
+    KERNELS,
+    in_chunks,
+    in_one_sweep,
+    tiled_l2_bytes,
+    tiled_memory,
+)
 
 length = st.integers(min_value=1, max_value=40)
 tile = st.sampled_from([1, 4, 8, 16])
@@ -95,6 +102,20 @@ def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
     assert {cell: in_one_sweep(*cell, 64, 2) for cell in cells} == cells
     sizes = [d for d in range(1, 200) if in_one_sweep(2048, 1, d, 2)]
     assert sizes == list(range(40, 129, 8)) and not in_one_sweep(2048, 1, 64, 4)
+
+
+def test_chunks_add_all_gradients_up_in_fp32():
+    held = tiled_memory(2, 3, 200, 1024, 40, 2, "backward", chunks=True)
+    results = {"dq": 96_000, "dk": 491_520, "dv": 491_520, "rows": 12_288}
+    assert held == results | {"dq_sums": 192_000, "dk_sums": 983_040, "dv_sums": 983_040}
+
+
+def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle():
+    cells = {(256, 1): True, (255, 1): False, (256, 131): True, (256, 132): False,
+             (16384, 2): True, (16385, 2): True, (16384, 3): False, (33_664, 1): True,
+             (33_665, 1): False}  # fmt: skip
+    assert {cell: in_chunks(*cell, 2) for cell in cells} == cells
+    assert not in_chunks(2048, 1, 4)
 
 
 def test_eager_runs_the_operations_that_are_counted():

@@ -369,12 +369,12 @@ def backward_dkdv_kernel(
 def prepare_kernel(
     O, DO, LSE, ROWS, SUMS,
     stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """ROWS: (B H, 2, n_rows) fp32, the base-2 log-sum-exp of each query and rowsum(dO * O); SUMS:
-    (B H, Nq, d) fp32 zeros, to which dQ is added. n_rows is Nq rounded up to a multiple of B; rows
-    past Nq get +inf, which makes their weights 0."""
-    n_tiles = tl.cdiv(Nq, B)
+    """ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
+    and rowsum(dO * O); SUMS: (B H, Nq, d) fp32 zeros, to which dQ is added. n_rows is Nq rounded up
+    to a multiple of B, or more; rows past Nq get +inf, which makes their weights 0."""
+    n_tiles = n_rows // B
     bh = (tl.program_id(0) // n_tiles).to(tl.int64)
     m0 = tl.program_id(0) % n_tiles * B
     O += (bh // H) * stride_ob + (bh % H) * stride_oh
@@ -382,7 +382,7 @@ def prepare_kernel(
     o = load_rows(O, m0, Nq, stride_on, B, d, BD, True)
     do = load_rows(DO, m0, Nq, stride_don, B, d, BD, True)
     offs_m = m0 + tl.arange(0, B)
-    lse = _load_lse(LSE + bh * Nq, offs_m, Nq, True, "ieee")
+    lse = _load_lse(LSE + bh * Nq, offs_m, Nq, True, PRECISION)
     tl.store(ROWS + bh * 2 * n_rows + offs_m, lse)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(ROWS + (bh * 2 + 1) * n_rows + offs_m, delta)

@@ -19,13 +19,17 @@ from a2lib.attention.tiles import (
     SPECIALISED,
     TILES,
     WHEN_FEW,
+    chunk_of,
+    chunk_programs,
     options_of,
     precision_of,
 )
 from a2lib.errors import UnsupportedError
+from a2lib.theory.attention import in_chunks
 
 _NOTHING = {}
 SPLIT_ROWS = 64
+CHUNK_ROWS = 32  # of a program before and after the backward in chunks
 # Seen by the kernels as they are; all else as (B, H, N, d).
 _AS_THEY_ARE = ("lse", "delta", "rows", "sums")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -62,7 +66,10 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
         ]
         names = ["do", "q", "k", "v", "o", "lse", "dq", "dk", "dv"]
         problem = _Problem(inputs, made, names, is_causal, scale)
-        if all(needs) and not fixed_order and hopper.serves_backward(problem):
+        added_up = all(needs) and not fixed_order
+        if added_up and problem.fits_chunks():
+            problem.backward_in_chunks()
+        elif added_up and hopper.serves_backward(problem):
             problem.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
             hopper.backward(problem)
         else:
@@ -181,6 +188,53 @@ class _Problem:
             if any(needs.values()):
                 self._launch(name, self.n_keys, n_heads, names, rows, sizes, needs)
 
+    def fits_chunks(self) -> bool:
+        """Whether the backward is to be cut into chunks of queries."""
+        n_heads = self.batch * self.heads
+        size = 4 if self.dtype == "fp32" else 2
+        some = self.n_queries and n_heads and self.kv_heads
+        return bool(some) and in_chunks(self.n_keys, n_heads, size)
+
+    def backward_in_chunks(self):
+        """Fill dq, dk and dv, by way of ``rows`` and of sums in fp32."""
+        q, k = self.tensors["q"], self.tensors["k"]
+        rows, sums = hopper.scratch(q)
+        wide = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
+        self.add(rows=rows, dq_sums=sums)
+        self.add(dk_sums=torch.empty_like(k, **wide), dv_sums=torch.empty_like(k, **wide))
+        gradients, sums = ("dq", "dk", "dv"), ("dq_sums", "dk_sums", "dv_sums")
+        n_heads, n_kv_heads = self.batch * self.heads, self.batch * self.kv_heads
+        n_queries, n_keys, padded = self.n_queries, self.n_keys, rows.shape[-1]
+        BD = self._key("backward_chunks")[2]
+
+        def around(name, n_rows, names, strided, sizes):
+            constants = {"d": self.head_dim, "BD": BD, "B": CHUNK_ROWS}
+            if name == "prepare_chunks":
+                constants["PRECISION"] = self.precision
+            strides = [s for name in strided for s in self.tensors[name].stride()[:3]]
+            apart = (name, self.dtype, self.device, *strides, *constants.values())
+            numbers = (*strides, *sizes)
+            tiles = -(-n_rows // CHUNK_ROWS) * n_heads + -(-n_keys // CHUNK_ROWS) * n_kv_heads
+            self._run(_kernel(name), apart, tiles, names, numbers, constants, {"num_warps": 4})
+
+        names = ("o", "do", "lse", "rows", *sums)
+        sizes = (self.heads, n_heads, n_queries, padded, n_keys)
+        around("prepare_chunks", padded, names, ("o", "do"), sizes)
+
+        def cut(tile):
+            many = n_multiprocessors(self.device)
+            chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
+            return chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads, chunk
+
+        self._split("q", "k", "v", "do")
+        sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
+        needs = SPECIALISED["backward_chunks"][1]
+        names = ("q", "k", "v", "do")
+        self._launch("backward_chunks", n_keys, n_heads, names, ("rows", *sums), sizes, needs, cut)
+
+        sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
+        around("finish_chunks", n_queries, (*sums, *gradients), gradients, sizes)
+
     def keep(self, key):
         """Have the next call of this form run at once, unless the kernels were given copies."""
         for name, x in zip(self.names, self.inputs, strict=False):
@@ -210,8 +264,12 @@ class _Problem:
         family = "fp32" if self.dtype == "fp32" else "16bit"
         return name, family, max(16, 1 << (self.head_dim - 1).bit_length()), self.is_causal
 
-    def _launch(self, name, length, n_heads, names, row_names, sizes, needs=_NOTHING):
-        """Run one kernel with the first tile of the table that fits this GPU."""
+    def _launch(self, name, length, n_heads, names, row_names, sizes, needs=_NOTHING, cut=None):
+        """Run one kernel with the first tile of the table that fits this GPU.
+
+        ``cut(tile)`` says how many programs there are, if not one a tile, and what more they are to
+        know.
+        """
         if length == 0 or n_heads == 0:
             return
         key = self._key(name)
@@ -239,13 +297,12 @@ class _Problem:
                 **needs,
             }
             apart = (name, self.dtype, self.device, self.group, *strides, *constants.values(), tile)
-            numbers = (*strides, *sizes)
+            programs, *more = cut(tile) if cut else (n_programs(tile),)
+            numbers = (*strides, *sizes, *more)
             options = options_of(tile, self.precision)
             chosen = (*names, *row_names)
             try:
-                self._run(
-                    _kernel(name), apart, n_programs(tile), chosen, numbers, constants, options
-                )
+                self._run(_kernel(name), apart, programs, chosen, numbers, constants, options)
             except _out_of_resources():
                 _does_not_fit.add((key, tile, self.device))
                 continue
@@ -269,9 +326,13 @@ _does_not_fit: set[tuple] = set()
 # Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
 @functools.cache
 def _kernel(name):
-    from a2lib.attention import kernels, operands
+    from a2lib.attention import chunks, kernels, operands
 
-    return operands.split_kernel if name == "split" else getattr(kernels, SPECIALISED[name][0])
+    if name == "split":
+        return operands.split_kernel
+    if "chunks" in name:
+        return getattr(chunks, f"{name}_kernel")
+    return getattr(kernels, SPECIALISED[name][0])
 
 
 @functools.cache

@@ -15,6 +15,7 @@ SPECIALISED = {
     "backward_dkdv": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": True}),
     "backward_dk": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": False}),
     "backward_dv": ("backward_dkdv_kernel", {"NEEDS_DK": False, "NEEDS_DV": True}),
+    "backward_chunks": ("backward_chunks_kernel", {"LOOPS": 1}),
 }
 HEAD_DIM_MAX = 128
 
@@ -42,6 +43,10 @@ for _kernel in ("forward", "backward_dq", "backward_dkdv"):
         _add(_kernel, "16bit", _BD, (64, 64, 4, 3))
 _add("backward_dq", "16bit", 128, (128, 64, 8, 3))
 _add("backward_dkdv", "16bit", 128, (32, 64, 4, 3))
+
+for _BD in (16, 32, 64):
+    _add("backward_chunks", "16bit", _BD, (64, 64, 4, 3))
+_add("backward_chunks", "16bit", 128, (64, 64, 8, 3))
 
 # Some of these spill some registers, and are faster than the tiles that do not.
 _add("forward", "fp32", 16, (64, 128, 4, 2))
@@ -89,6 +94,28 @@ def hopper_forward(head_dim, n_queries, n_heads, causal):
     if narrow:
         return (3 if causal or n_queries >= 2048 else 0), False
     return 2, not causal
+
+
+# The backward in chunks (chunks.py); when it is the one: theory.attention.in_chunks.
+PROGRAMS_AT_ONCE = 2  # on a multiprocessor
+CHUNK_TILES = 16  # at most so many in one: dK and dV are added up once for them
+
+
+def chunk_of(tile, n_queries, n_keys, n_heads, causal, n_multiprocessors):
+    """Queries of one program's chunk, a power of two and a multiple of the tile's sides: as few as
+    have each program run at once."""
+    queries, keys = -(-n_queries // tile.Bq), -(-n_keys // tile.Bk)
+    pairs = queries * keys * n_heads // (2 if causal else 1)
+    each = -(-pairs // (PROGRAMS_AT_ONCE * max(1, n_multiprocessors)))
+    return max(min(1 << (each - 1).bit_length(), CHUNK_TILES) * tile.Bq, tile.Bk)
+
+
+def chunk_programs(tile, chunk, n_queries, n_keys, causal):
+    """How many key tiles see how many chunks of queries, in one head: a program for each pair."""
+    chunks, keys = -(-n_queries // chunk), -(-n_keys // tile.Bk)
+    if not causal:
+        return chunks * keys
+    return sum(min(keys, chunk // tile.Bk * seen) for seen in range(1, chunks + 1))
 
 
 def precision_of(dtype, allow_tf32):

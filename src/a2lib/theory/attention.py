@@ -126,16 +126,18 @@ def tiled_memory(
     element_bytes: int,
     pass_: str,
     one_sweep: bool = False,
+    chunks: bool = False,
     terms: bool = False,
 ) -> dict[str, int]:
     """Bytes of the tensors a tiled pass allocates, by name: results, and fp32 rows beside them.
 
     Forward makes ``o`` and the log-sum-exp ``lse``, backward ``dq``, ``dk``, ``dv`` and ``delta``;
     in ``one_sweep`` it makes, for ``delta``, ``rows`` (two numbers a query, of a multiple of 128
-    queries) and ``sums``, in which dQ is added up in fp32. With ``terms``, which the library's fp32
-    multiplies, each pass makes three of bf16 an element of k and v, the backward of q and do too,
-    and keeps none. end_to_end makes all, and their sum is its peak beyond the inputs. Raises
-    ValueError as attention_flops.
+    queries) and ``sums``, in which dQ is added up in fp32; in ``chunks``, which are one sweep too,
+    ``rows`` and sums of all three gradients. With ``terms``, which the library's fp32 multiplies,
+    each pass makes three of bf16 an element of k and v, the backward of q and do too, and keeps
+    none. end_to_end makes all, and their sum is its peak beyond the inputs. Raises ValueError as
+    attention_flops.
     """
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
     check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
@@ -145,8 +147,13 @@ def tiled_memory(
     rows = batch * heads * n_queries * 4
     forward = {"o": query, "lse": rows}
     backward = {"dq": query, "dk": key, "dv": key}
-    if one_sweep:
+    if one_sweep or chunks:
         backward["rows"] = batch * heads * 2 * (-(-n_queries // 128) * 128) * 4
+    if chunks:
+        wide = batch * heads * head_dim * 4
+        backward |= {"dq_sums": wide * n_queries, "dk_sums": wide * n_keys}
+        backward["dv_sums"] = backward["dk_sums"]
+    elif one_sweep:
         backward["sums"] = batch * heads * n_queries * head_dim * 4
     else:
         backward["delta"] = rows
@@ -169,6 +176,13 @@ def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -
     (measured on an H200)."""
     fills = -(-n_keys // 128) * n_heads >= 264
     return for_hopper(head_dim, element_bytes) and n_keys >= (512 if fills else 1024)
+
+
+def in_chunks(n_keys: int, n_heads: int, element_bytes: int) -> bool:
+    """Whether the library's backward is one sweep whose programs have a chunk of the queries each,
+    so that all gradients are added up: in 16 bits, where programs of 128 keys would leave a GPU
+    idle."""
+    return element_bytes == 2 and n_keys >= 256 and -(-n_keys // 128) * n_heads < 264
 
 
 # Eager attention with a causal mask, kernel by kernel: N x N matrices read and written, and how

@@ -14,6 +14,7 @@ from a2lib.theory.attention import (
     KERNELS,
     attention_bytes,
     attention_flops,
+    in_chunks,
     in_one_sweep,
     tiled_l2_bytes,
     tiled_memory,
@@ -50,6 +51,7 @@ TILES = {
 HOPPER_SINCE, HOPPER = "20261123T19", ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 # And of an fp32 whose terms are split once.
 TERMS_SINCE = "20261124T19"
+CHUNKS_SINCE = "20261124T20"  # runs from then on have the backward in chunks
 THEIRS = "triton_forward_compiled_backward"  # of the published writeup
 HELPER = 0.05  # a kernel below this share of its call's L2 traffic only prepares or converts
 
@@ -80,10 +82,20 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     new = rows["device"].isin(HOPPER) & (rows["run"] >= HOPPER_SINCE)
     split = (rows["implementation"] == OURS) & (rows["dtype"] == "fp32")
     split &= rows["run"] >= TERMS_SINCE
-    bytes_ = rows["dtype"].map(BYTES)
+    cut = rows["run"] >= CHUNKS_SINCE
+    widths = rows["dtype"].map(BYTES)
     found["expected"] = [
-        sum(tiled_memory(*s, b, p, n and in_one_sweep(s[3], s[0] * s[1], s[4], b), t).values())
-        for s, b, p, n, t in zip(sizes, bytes_, rows["pass"], new, split, strict=True)
+        sum(
+            tiled_memory(
+                *s,
+                b,
+                p,
+                one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
+                chunks=c and in_chunks(s[3], s[0] * s[1], b),
+                terms=t,
+            ).values()
+        )
+        for s, b, p, n, c, t in zip(sizes, widths, rows["pass"], new, cut, split, strict=True)
     ]
     squares = [
         s[0] * s[1] * s[2] ** 2 * BYTES[d] for s, d in zip(sizes, rows["dtype"], strict=True)

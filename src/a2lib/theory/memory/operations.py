@@ -240,8 +240,8 @@ class _Step(Tape):
                 self.make(f"{name}_terms", 3 * self.un // 2)
 
     def delta(self) -> None:
-        """In two sweeps; one has ``rows`` and ``sums`` for it (``theory.attention``), which no
-        step's peak shows."""
+        """In two sweeps; one, or chunks, has ``rows`` and fp32 sums for it (``theory.attention``),
+        which no step's peak shows."""
         self.make("delta", self.rows * self.of.shape.num_heads)
 
     def ffn(self, i: int) -> None:

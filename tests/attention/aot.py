@@ -26,7 +26,7 @@ from triton.backends.nvidia.compiler import CUDABackend, get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
-from a2lib.attention import hopper, kernels, passes  # noqa: E402
+from a2lib.attention import hopper, passes  # noqa: E402
 from a2lib.attention.tiles import SPECIALISED, TILES, WHEN_FEW, Tile, options_of, precision_of  # noqa: E402
 
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -62,8 +62,7 @@ knobs.cache.dir = os.path.join(knobs.cache.dir, "a2lib-ptxas")  # away from kern
 
 def compile_kernel(kernel, dtype, head_dim, causal, tile):
     """Compile one specialisation for sm_90a; returns its resources as a dict."""
-    name, fixed = SPECIALISED[kernel]
-    fn = getattr(kernels, name)
+    fn, fixed = passes._kernel(kernel), SPECIALISED[kernel][1]
     constants = {
         "d": head_dim,
         "BD": max(16, triton.next_power_of_2(head_dim)),
@@ -78,7 +77,7 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
     for name in fn.arg_names:
         if name in constants:
             signature[name] = "constexpr"
-        elif name in ("LSE", "DELTA"):
+        elif name in ("LSE", "DELTA", "PARTS"):
             signature[name] = "*fp32"
         elif name in ("Q", "K", "V", "DO") and dtype == "fp32":
             signature[name] = "*bf16"

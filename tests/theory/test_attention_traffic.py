@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2lib.theory.attention import EAGER, KERNELS, in_one_sweep, tiled_l2_bytes, tiled_memory
+from a2lib.theory.attention import (
+    CHUNKS_MAX,
+    EAGER,
+    KERNELS,
+    in_one_sweep,
+    keys_per_chunk,
+    n_chunks_of,
+    tiled_l2_bytes,
+    tiled_memory,
+)
+from a2lib.theory.transformer import SIZES
 
 length = st.integers(min_value=1, max_value=40)
 tile = st.sampled_from([1, 4, 8, 16])
@@ -74,6 +84,48 @@ def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
     assert {cell: in_one_sweep(*cell, 64, 2) for cell in cells} == cells
     sizes = [d for d in range(1, 200) if in_one_sweep(2048, 1, d, 2)]
     assert sizes == list(range(40, 129, 8)) and not in_one_sweep(2048, 1, 64, 4)
+
+
+def test_parts_of_chunks_go_before_the_backward():
+    forward = tiled_memory(1, 1, 2048, 2048, 64, 2, "forward", chunks=8)
+    assert forward["parts"] == 8 * 2048 * 64 * 4 and forward["part_lse"] == 8 * 2048 * 4
+    sizes = 1, 1, 2048, 2048, 64, 2
+    assert tiled_memory(*sizes, "end_to_end", chunks=8) == forward
+    # Where the backward holds more, the parts do not count.
+    few = tiled_memory(*sizes, "end_to_end", one_sweep=True, chunks=1)
+    assert few == tiled_memory(*sizes, "end_to_end", one_sweep=True)
+    assert tiled_memory(*sizes, "backward", chunks=8) == tiled_memory(*sizes, "backward")
+
+
+@given(
+    st.integers(0, 2**17), st.integers(0, 2**17), st.integers(0, 64), st.booleans(),
+    st.sampled_from([2, 4]), st.integers(0, 160),
+)  # fmt: skip
+def test_chunks_are_whole_tiles_and_few(n_queries, n_keys, n_heads, causal, width, multiprocessors):
+    shape = n_queries, n_keys, n_heads, causal
+    keys = keys_per_chunk(*shape, width, multiprocessors)
+    assert keys % 128 == 0
+    if keys:
+        assert 2 <= n_chunks_of(keys, n_queries, n_keys, causal) <= CHUNKS_MAX
+        assert -(-n_queries // 64) * n_heads <= 2 * multiprocessors
+
+
+def test_chunks_where_one_head_leaves_the_gpu_idle():
+    def rows(heads, causal):
+        lengths = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+        return [n for n in lengths if keys_per_chunk(n, n, heads, causal, 2)]
+
+    assert rows(1, True) == [1024, 2048, 4096, 8192, 16384]
+    assert rows(1, False) == [1024, 2048, 4096]
+    assert rows(16, True) == rows(16, False) == []
+
+
+def test_no_training_step_has_chunks():
+    """Hence the count of a step's tensors knows none."""
+    for shape in SIZES.values():
+        for n in range(64, 2**14 + 1, 64):
+            for batch in (1, 4):
+                assert not keys_per_chunk(n, n, batch * shape.num_heads, True, 2), (shape, n)
 
 
 def test_eager_runs_the_operations_that_are_counted():

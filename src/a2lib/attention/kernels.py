@@ -1,6 +1,7 @@
 """FlashAttention-2 in plain Triton: one forward kernel, two backward kernels.
 
-On Hopper ``hopper.py`` has faster ones for many shapes in 16 bits.
+On Hopper ``hopper.py`` has faster ones for many shapes in 16 bits; ``key_chunks.py`` has the
+forward of few query tiles.
 
 Legend, with the handout's names: a program owns a tile of ``Bq`` queries or ``Bk`` keys of one
 head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD`` the power of two
@@ -79,7 +80,7 @@ def _tile_and_head(n_tiles, n_heads_total, LONGEST_FIRST: tl.constexpr, REVERSE:
 
 
 @triton.jit
-def _visible_keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr):
+def visible_keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr):
     """Ends of the keys that all queries of tile m0 see whole, and of those that any sees."""
     if CAUSAL:
         stop = tl.minimum(m0 + Bq, Nk)
@@ -127,18 +128,17 @@ def _forward_tiles(
 
 @triton.jit
 def forward_rows(
-    Q, K, V, O, LSE, stride_qn, stride_kn, stride_vn, stride_on, m0, first, last, Nq, Nk, scale,
+    Q, K, V, O, LSE, stride_qn, stride_kn, stride_vn, stride_on,
+    m0, first, whole, stop, Nq, Nk, scale,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """O and LSE of one tile of queries and one head over its keys in [first, last), of which first
-    is a multiple of Bk; the pointers are the head's."""
+    """O and LSE of one tile of queries over its keys in [first, stop), of which all queries see
+    those before whole; first and whole are multiples of Bk. The pointers are the head's."""
     q = load(Q, m0, Nq, stride_qn, Bq, d, BD, True, PRECISION)
     m_i = tl.full([Bq], float("-inf"), tl.float32)
     l_i = tl.zeros([Bq], tl.float32)
     acc = tl.zeros([Bq, BD], tl.float32)
-    whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
-    whole, stop = tl.maximum(tl.minimum(whole, last), first), tl.minimum(stop, last)
     acc, m_i, l_i = _forward_tiles(
         acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, first, whole, Nk, scale,
         Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
@@ -180,14 +180,16 @@ def forward_kernel(
     tile, bh = _tile_and_head(tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
+    m0 = tile * Bq
     Q += b * stride_qb + h * stride_qh
     K += b * stride_kb + (h // GROUP) * stride_kh
     V += b * stride_vb + (h // GROUP) * stride_vh
     O += b * stride_ob + h * stride_oh
     LSE += bh.to(tl.int64) * Nq
+    whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL)
     forward_rows(
-        Q, K, V, O, LSE, stride_qn, stride_kn, stride_vn, stride_on, tile * Bq, 0, Nk, Nq, Nk,
-        float32(scale), Bq, Bk, d, BD, CAUSAL, PRECISION, STAGES,
+        Q, K, V, O, LSE, stride_qn, stride_kn, stride_vn, stride_on,
+        m0, 0, whole, stop, Nq, Nk, float32(scale), Bq, Bk, d, BD, CAUSAL, PRECISION, STAGES,
     )  # fmt: skip
 
 
@@ -261,7 +263,7 @@ def backward_dq_kernel(
         q = load(Q, m0, Nq, stride_qn, Bq, d, BD, True, PRECISION)
         lse = _load_lse(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True, PRECISION)
         dq = tl.zeros([Bq, BD], tl.float32)
-        whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
+        whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL)
         dq = _dq_tiles(
             dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
             Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from a2lib.attention.kernels import LN2, LOG2E, SIZES, float32, forward_rows
+from a2lib.attention.kernels import LN2, LOG2E, SIZES, float32, forward_rows, visible_keys
 from a2lib.attention.operands import load_rows, store_rows
 
 
@@ -66,10 +66,12 @@ def chunk_kernel(
         K += b * stride_kb + (h // GROUP) * stride_kh
         V += b * stride_vb + (h // GROUP) * stride_vh
         first = chunk * chunk_keys
-        last = tl.minimum(first + chunk_keys, Nk)
+        whole, stop = visible_keys(tile * Bq, Nk, Bq, Bk, CAUSAL)
+        whole = tl.maximum(tl.minimum(whole, first + chunk_keys), first)
+        stop = tl.minimum(stop, first + chunk_keys)
         forward_rows(
             Q, K, V, PARTS + row * d, LSE + row, stride_qn, stride_kn, stride_vn, d, tile * Bq,
-            first, last, Nq, Nk, float32(scale), Bq, Bk, d, BD, CAUSAL, PRECISION, STAGES,
+            first, whole, stop, Nq, Nk, float32(scale), Bq, Bk, d, BD, CAUSAL, PRECISION, STAGES,
         )  # fmt: skip
 
 

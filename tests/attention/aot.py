@@ -29,7 +29,7 @@ from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 from a2lib.attention import hopper, passes  # noqa: E402
 from a2lib.attention.tiles import SPECIALISED, TILES, WHEN_FEW, Tile, options_of, precision_of  # noqa: E402
 
-OWN = "forward", "Q"  # which splits its operand itself
+OWN = "forward", "forward_chunk"  # which split their queries themselves
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
@@ -64,6 +64,7 @@ knobs.cache.dir = os.path.join(knobs.cache.dir, "a2lib-ptxas")  # away from kern
 def compile_kernel(kernel, dtype, head_dim, causal, tile):
     """Compile one specialisation for sm_90a; returns its resources as a dict."""
     fn, fixed = passes._kernel(kernel), SPECIALISED[kernel][1]
+    split = () if kernel in OWN else ("Q",)
     sums = ("DQ", "DK", "DV") if kernel == "backward_chunks" else ()
     constants = {
         "d": head_dim,
@@ -79,9 +80,9 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
     for name in fn.arg_names:
         if name in constants:
             signature[name] = "constexpr"
-        elif name in ("LSE", "DELTA", "ROWS", *sums):
+        elif name in ("LSE", "DELTA", "ROWS", "PARTS", *sums):
             signature[name] = "*fp32"
-        elif name in ("Q", "K", "V", "DO") and dtype == "fp32" and (kernel, name) != OWN:
+        elif name in ("K", "V", "DO", *split) and dtype == "fp32":
             signature[name] = "*bf16"
         elif name.isupper() and name not in ("H", "GROUP"):
             signature[name] = "*" + TYPES[dtype]

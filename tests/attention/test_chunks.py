@@ -152,7 +152,7 @@ def test_scratch_is_what_is_counted(in_few_chunks, monkeypatch):
     added, add = {}, passes._Problem.add
     monkeypatch.setattr(passes._Problem, "add", lambda p, **x: added.update(x) or add(p, **x))
     run(in_few_chunks, random_inputs((2, 3, 40, 16), (2, 3, 70, 16), torch.float16), True)
-    held = tiled_memory(2, 3, 40, 70, 16, 2, "backward", chunks=True)
+    held = tiled_memory(2, 3, 40, 70, 16, 2, "backward", query_chunks=True)
     assert {name: 4 * x.numel() for name, x in added.items()} == {x: held[x] for x in added}
     assert set(held) - set(added) == {"dq", "dk", "dv"}
 

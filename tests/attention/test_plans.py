@@ -124,6 +124,24 @@ def test_a_backward_in_chunks_is_launched_at_once_too(log, long_way, monkeypatch
             assert (name, n, args[: len(expected)]) == (wanted, m, expected)
 
 
+def test_parts_of_chunks_are_made_anew_for_each_call(log, long_way, monkeypatch):
+    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 128)
+    seen = []
+    for _ in range(2):
+        q, k, v = qkv(length=300)
+        o, lse = passes.forward(q, k, v, True, None)
+        seen.append(roles(log, dict(q=q, k=k, v=v, o=o, lse=lse)))
+        log.clear()
+    assert len(long_way) == 1
+    (chunk, combine), again = seen
+    assert [chunk[0], combine[0]] == ["forward_chunk", "combine"]
+    assert combine[2][:2] == chunk[2][3:5], "the parts that the first has written"
+    for first, second in zip((chunk, combine), again, strict=True):
+        different = [i for i, x in enumerate(second[2]) if x != first[2][i]]
+        assert first[:2] == second[:2] and set(different) <= {0, 1, 3, 4}
+        assert again[1][2][:2] == again[0][2][3:5]
+
+
 def test_one_tensor_given_twice_does_not_bind_the_next_call(log):
     q, k, v = qkv()
     passes.forward(q, q, q, True, None)

@@ -26,6 +26,7 @@ def always(monkeypatch):
     monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
     monkeypatch.setattr(hopper, "in_one_sweep", lambda *_: True)
     monkeypatch.setattr(hopper, "hopper_forward", lambda *_: (2, False))
+    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 0)
     plans._plans.clear()
     yield
     plans._plans.clear()

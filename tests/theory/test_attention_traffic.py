@@ -5,13 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2lib.theory.attention import (
+    CHUNKS_MAX,
     EAGER,
     KERNELS,
     in_chunks,
     in_one_sweep,
+    keys_per_chunk,
+    n_chunks_of,
     tiled_l2_bytes,
     tiled_memory,
 )
+from a2lib.theory.transformer import SIZES
 
 length = st.integers(min_value=1, max_value=40)
 tile = st.sampled_from([1, 4, 8, 16])
@@ -105,7 +109,7 @@ def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
 
 
 def test_chunks_add_all_gradients_up_in_fp32():
-    held = tiled_memory(2, 3, 200, 1024, 40, 2, "backward", chunks=True)
+    held = tiled_memory(2, 3, 200, 1024, 40, 2, "backward", query_chunks=True)
     results = {"dq": 96_000, "dk": 491_520, "dv": 491_520, "rows": 12_288}
     assert held == results | {"dq_sums": 192_000, "dk_sums": 983_040, "dv_sums": 983_040}
 
@@ -116,6 +120,48 @@ def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle():
              (33_665, 1): False}  # fmt: skip
     assert {cell: in_chunks(*cell, 2) for cell in cells} == cells
     assert not in_chunks(2048, 1, 4)
+
+
+def test_parts_of_chunks_go_before_the_backward():
+    forward = tiled_memory(1, 1, 2048, 2048, 64, 2, "forward", key_chunks=8)
+    assert forward["parts"] == 8 * 2048 * 64 * 4 and forward["part_lse"] == 8 * 2048 * 4
+    sizes = 1, 1, 2048, 2048, 64, 2
+    assert tiled_memory(*sizes, "end_to_end", key_chunks=8) == forward
+    # Where the backward holds more, the parts do not count.
+    few = tiled_memory(*sizes, "end_to_end", one_sweep=True, key_chunks=1)
+    assert few == tiled_memory(*sizes, "end_to_end", one_sweep=True)
+    assert tiled_memory(*sizes, "backward", key_chunks=8) == tiled_memory(*sizes, "backward")
+
+
+@given(
+    st.integers(0, 2**17), st.integers(0, 2**17), st.integers(0, 64), st.booleans(),
+    st.sampled_from([2, 4]), st.integers(0, 160),
+)  # fmt: skip
+def test_chunks_are_whole_tiles_and_few(n_queries, n_keys, n_heads, causal, width, multiprocessors):
+    shape = n_queries, n_keys, n_heads, causal
+    keys = keys_per_chunk(*shape, width, multiprocessors)
+    assert keys % 128 == 0
+    if keys:
+        assert 2 <= n_chunks_of(keys, n_queries, n_keys, causal) <= CHUNKS_MAX
+        assert -(-n_queries // 64) * n_heads <= 2 * multiprocessors
+
+
+def test_chunks_where_one_head_leaves_the_gpu_idle():
+    def rows(heads, causal):
+        lengths = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+        return [n for n in lengths if keys_per_chunk(n, n, heads, causal, 2)]
+
+    assert rows(1, True) == [1024, 2048, 4096, 8192, 16384]
+    assert rows(1, False) == [1024, 2048, 4096]
+    assert rows(16, True) == rows(16, False) == []
+
+
+def test_no_training_step_has_chunks():
+    """Hence the count of a step's tensors knows none."""
+    for shape in SIZES.values():
+        for n in range(64, 2**14 + 1, 64):
+            for batch in (1, 4):
+                assert not keys_per_chunk(n, n, batch * shape.num_heads, True, 2), (shape, n)
 
 
 def test_eager_runs_the_operations_that_are_counted():

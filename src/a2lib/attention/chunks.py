@@ -9,7 +9,7 @@ and with it the last bits, differ from run to run. The legend is that of ``kerne
 import triton
 import triton.language as tl
 
-from a2lib.attention.kernels import SIZES, _exp, _float32, finish_kernel, prepare_kernel
+from a2lib.attention.kernels import SIZES, _exp, finish_kernel, float32, prepare_kernel
 from a2lib.attention.operands import dot, int64, load, load_rows, operand, store_rows
 
 ROWS_TO = tl.constexpr(128)  # as hopper.ROWS
@@ -117,7 +117,7 @@ def backward_chunks_kernel(
     DQ: (B H, Nq, d), DK, DV: (B H / GROUP, Nk, d), contiguous fp32 zeros; ROWS as
     ``prepare_kernel`` makes it. chunk is a multiple of Bq and of Bk.
     """
-    scale = _float32(scale)
+    scale = float32(scale)
     item = tl.program_id(0) // n_heads_total
     bh = tl.program_id(0) % n_heads_total
     tile, start, stop = _tile_and_queries(item, Nq, Nk, chunk, Bq, Bk, CAUSAL)
@@ -212,5 +212,5 @@ def finish_chunks_kernel(
         dv = load_rows(DV_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
         DK += (bh // H_kv) * stride_dkb + (bh % H_kv) * stride_dkh
         DV += (bh // H_kv) * stride_dvb + (bh % H_kv) * stride_dvh
-        store_rows(DK, dk * _float32(scale), n0, Nk, stride_dkn, B, d, BD)
+        store_rows(DK, dk * float32(scale), n0, Nk, stride_dkn, B, d, BD)
         store_rows(DV, dv, n0, Nk, stride_dvn, B, d, BD)

@@ -1,6 +1,7 @@
 """FlashAttention-2 in plain Triton: one forward kernel, two backward kernels.
 
-On Hopper ``hopper.py`` has faster ones for many shapes in 16 bits.
+On Hopper ``hopper.py`` has faster ones for many shapes in 16 bits; ``key_chunks.py`` has the
+forward of few query tiles.
 
 Legend, with the handout's names: a program owns a tile of ``Bq`` queries or ``Bk`` keys of one
 head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD`` the power of two
@@ -41,7 +42,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _float32(x):
+def float32(x):
     # Traced by torch.compile, a Python float is fp64, or a constant without methods (torch 2.11);
     # the interpreter passes it as it is.
     if INTERPRETED:
@@ -79,7 +80,7 @@ def _tile_and_head(n_tiles, n_heads_total, LONGEST_FIRST: tl.constexpr, REVERSE:
 
 
 @triton.jit
-def _visible_keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr):
+def visible_keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr):
     """Ends of the keys that all queries of tile m0 see whole, and of those that any sees."""
     if CAUSAL:
         stop = tl.minimum(m0 + Bq, Nk)
@@ -125,6 +126,41 @@ def _forward_tiles(
     return acc, m_i, l_i
 
 
+@triton.jit
+def forward_rows(
+    Q, K, V, O, LSE, stride_qn, stride_kn, stride_vn, stride_on,
+    m0, first, whole, stop, Nq, Nk, scale,
+    Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """O and LSE of one tile of queries over its keys in [first, stop), of which all queries see
+    those before whole; first and whole are multiples of Bk. The pointers are the head's."""
+    # Few programs read these rows, each once: their terms are made here.
+    q = load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
+    q = operand(q, Q.dtype.element_ty, PRECISION)
+    m_i = tl.full([Bq], float("-inf"), tl.float32)
+    l_i = tl.zeros([Bq], tl.float32)
+    acc = tl.zeros([Bq, BD], tl.float32)
+    acc, m_i, l_i = _forward_tiles(
+        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, first, whole, Nk, scale,
+        Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
+    )  # fmt: skip
+    acc, m_i, l_i = _forward_tiles(
+        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
+        Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
+    )  # fmt: skip
+
+    # A row without a visible key has l = 0: its output is 0 and its log-sum-exp -inf.
+    l_safe = tl.where(l_i == 0.0, 1.0, l_i)
+    store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
+    offs_m = m0 + tl.arange(0, Bq)
+    if PRECISION == "bf16x6":
+        lse = m_i + tl.math.log2(l_safe) * LN2
+    else:
+        lse = (m_i + tl.math.log2(l_safe)) * LN2
+    tl.store(LSE + offs_m, lse, mask=offs_m < Nq)
+
+
 # Sizes that need no kernel of their own: 1 and multiples of 16 compile to the same code.
 SIZES = ["H", "n_heads_total", "Nq", "Nk"]
 
@@ -143,7 +179,6 @@ def forward_kernel(
     Q, O: (B, H, Nq, d); K, V: (B, H / GROUP, Nk, d); LSE: (B, H, Nq) contiguous fp32.
     FlashAttention-2, algorithm 1: one program per (query tile, head), keys streamed.
     """
-    scale = _float32(scale)
     tile, bh = _tile_and_head(tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
@@ -152,32 +187,12 @@ def forward_kernel(
     K += b * stride_kb + (h // GROUP) * stride_kh
     V += b * stride_vb + (h // GROUP) * stride_vh
     O += b * stride_ob + h * stride_oh
-
-    # Nobody else reads these rows: their terms are made here.
-    q = load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
-    q = operand(q, Q.dtype.element_ty, PRECISION)
-    m_i = tl.full([Bq], float("-inf"), tl.float32)
-    l_i = tl.zeros([Bq], tl.float32)
-    acc = tl.zeros([Bq, BD], tl.float32)
-    whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
-    acc, m_i, l_i = _forward_tiles(
-        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
-        Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
+    LSE += bh.to(tl.int64) * Nq
+    whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL)
+    forward_rows(
+        Q, K, V, O, LSE, stride_qn, stride_kn, stride_vn, stride_on,
+        m0, 0, whole, stop, Nq, Nk, float32(scale), Bq, Bk, d, BD, CAUSAL, PRECISION, STAGES,
     )  # fmt: skip
-    acc, m_i, l_i = _forward_tiles(
-        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
-        Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
-    )  # fmt: skip
-
-    # A row without a visible key has l = 0: its output is 0 and its log-sum-exp -inf.
-    l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
-    offs_m = m0 + tl.arange(0, Bq)
-    if PRECISION == "bf16x6":
-        lse = m_i + tl.math.log2(l_safe) * LN2
-    else:
-        lse = (m_i + tl.math.log2(l_safe)) * LN2
-    tl.store(LSE + bh.to(tl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
 
 
 @triton.jit
@@ -230,7 +245,7 @@ def backward_dq_kernel(
 
     DELTA: (B, H, Nq) contiguous fp32, read by ``backward_dkdv_kernel``, which must run after.
     """
-    scale = _float32(scale)
+    scale = float32(scale)
     tile, bh = _tile_and_head(tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
@@ -250,7 +265,7 @@ def backward_dq_kernel(
         q = load(Q, m0, Nq, stride_qn, Bq, d, BD, True, PRECISION)
         lse = _load_lse(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True, PRECISION)
         dq = tl.zeros([Bq, BD], tl.float32)
-        whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
+        whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL)
         dq = _dq_tiles(
             dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
             Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
@@ -315,7 +330,7 @@ def backward_dkdv_kernel(
 
     H and n_heads_total count heads of K and V; query heads are GROUP times as many.
     """
-    scale = _float32(scale)
+    scale = float32(scale)
     tile, bh = _tile_and_head(tl.cdiv(Nk, Bk), n_heads_total, CAUSAL, False)
     b = (bh // H).to(tl.int64)
     h_kv = (bh % H).to(tl.int64)
@@ -400,4 +415,4 @@ def finish_kernel(
     m0 = tl.program_id(0) % n_tiles * B
     sums = load_rows(SUMS + bh * Nq * d, m0, Nq, d, B, d, BD, True)
     DQ += (bh // H) * stride_dqb + (bh % H) * stride_dqh
-    store_rows(DQ, sums * _float32(scale), m0, Nq, stride_dqn, B, d, BD)
+    store_rows(DQ, sums * float32(scale), m0, Nq, stride_dqn, B, d, BD)

@@ -164,3 +164,11 @@ def n_multiprocessors(device) -> int:
     if device.type != "cuda":
         return 0
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def launches_early(device) -> bool:
+    """Whether a kernel can be launched while the one before it runs (``griddepcontrol``)."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from a2lib.attention import hopper, plans
-from a2lib.attention.launch import launch, n_multiprocessors
+from a2lib.attention.launch import launch, launches_early, n_multiprocessors
 from a2lib.attention.plans import Launch
 from a2lib.attention.shapes import as_batched_heads, check_inputs, empty_output
 from a2lib.attention.tiles import (
@@ -21,15 +21,17 @@ from a2lib.attention.tiles import (
     WHEN_FEW,
     chunk_of,
     chunk_programs,
+    n_chunk_programs,
     options_of,
     precision_of,
 )
 from a2lib.errors import UnsupportedError
-from a2lib.theory.attention import in_chunks
+from a2lib.theory.attention import in_chunks, keys_per_chunk, n_chunks_of
 
 _NOTHING = {}
 SPLIT_ROWS = 64
 CHUNK_ROWS = 32  # of a program before and after the backward in chunks
+COMBINED = 1024  # elements of o that a program of combine_kernel makes
 # Seen by the kernels as they are; all else as (B, H, N, d).
 _AS_THEY_ARE = ("lse", "delta", "rows", "sums")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -153,14 +155,62 @@ class _Problem:
 
     def forward(self):
         """Fill o and lse."""
+        n_heads = self.batch * self.heads
+        chunk_keys = keys_per_chunk(
+            self.n_queries,
+            self.n_keys,
+            n_heads,
+            self.is_causal,
+            self.inputs[0].element_size(),
+            n_multiprocessors(self.device),
+        )
+        if chunk_keys:
+            self._forward_in_chunks(chunk_keys)
+            return
         if hopper.serves_forward(self):
             hopper.forward(self)
             return
-        n_heads = self.batch * self.heads
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         names = ("q", "k", "v", "o"), ("lse",)
         self._split("k", "v")
         self._launch("forward", self.n_queries, n_heads, *names, sizes)
+
+    def _forward_in_chunks(self, chunk_keys):
+        """Fill o and lse by way of ``parts`` and ``part_lse``, those of each chunk of keys."""
+        n_heads, n_queries, d = self.batch * self.heads, self.n_queries, self.head_dim
+        n_chunks = n_chunks_of(chunk_keys, n_queries, self.n_keys, self.is_causal)
+        sizes, o = (n_chunks, n_heads, n_queries), self.tensors["o"]
+        parts = o.new_empty(*sizes, d, dtype=torch.float32)
+        self.add(parts=parts, part_lse=o.new_empty(sizes, dtype=torch.float32))
+        self._split("k", "v")
+        early = launches_early(self.device)
+
+        def cut(tile):
+            per_chunk = chunk_keys // tile.Bq if self.is_causal else 0
+            return (n_chunk_programs(-(-n_queries // tile.Bq), n_chunks, per_chunk) * n_heads,)
+
+        of_chunks = n_chunks, chunk_keys
+        sizes = (self.scale, self.heads, n_heads, self.group, n_queries, self.n_keys, *of_chunks)
+        names, rows = ("q", "k", "v"), ("parts", "part_lse")
+        needs = {"EARLY": early}
+        self._launch("forward_chunk", n_queries, n_heads, names, rows, sizes, needs, cut)
+
+        BD = self._key("forward_chunk")[2]
+        constants = {
+            "d": d,
+            "BD": BD,
+            "B": min(128, COMBINED // BD),  # divides a chunk, of a multiple of 128
+            "CHUNKS": 1 << (n_chunks - 1).bit_length(),
+            "CAUSAL": self.is_causal,
+            "EARLY": early,
+        }
+        strides = o.stride()[:3]
+        numbers = (*strides, self.heads, n_heads, n_queries, *of_chunks)
+        apart = ("combine", self.dtype, self.device, *strides, *constants.values())
+        n_programs = -(-n_queries // constants["B"]) * n_heads
+        names = (*rows, "o", "lse")
+        options = {"launch_pdl": early}
+        self._run(_kernel("combine"), apart, n_programs, names, numbers, constants, options)
 
     def backward(self):
         """Fill dq, dk and dv, each unless None."""
@@ -226,7 +276,8 @@ class _Problem:
             chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
             return chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads, chunk
 
-        self._split("q", "k", "v", "do")
+        self._split("k", "v")
+        self._split("q", "do")
         sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
         needs = SPECIALISED["backward_chunks"][1]
         names = ("q", "k", "v", "do")
@@ -326,13 +377,11 @@ _does_not_fit: set[tuple] = set()
 # Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
 @functools.cache
 def _kernel(name):
-    from a2lib.attention import chunks, kernels, operands
+    from a2lib.attention import chunks, kernels, key_chunks, operands
 
-    if name == "split":
-        return operands.split_kernel
-    if "chunks" in name:
-        return getattr(chunks, f"{name}_kernel")
-    return getattr(kernels, SPECIALISED[name][0])
+    name = SPECIALISED[name][0] if name in SPECIALISED else f"{name}_kernel"
+    modules = (operands, kernels, chunks, key_chunks)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import NamedTuple
 # What the table chooses tiles for: a kernel, and what it is asked to compute.
 SPECIALISED = {
     "forward": ("forward_kernel", {}),
+    "forward_chunk": ("chunk_kernel", {"EARLY": True}),
     "backward_dq": ("backward_dq_kernel", {"NEEDS_DQ": True}),
     "backward_dkdv": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": True}),
     "backward_dk": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": False}),
@@ -38,7 +39,7 @@ def _add(kernel, family, BD, causal, full=None):
     TILES[kernel, family, BD, False] = (Tile(*(full or causal)), *_SMALLER)
 
 
-for _kernel in ("forward", "backward_dq", "backward_dkdv"):
+for _kernel in ("forward", "forward_chunk", "backward_dq", "backward_dkdv"):
     for _BD in (16, 32, 64, 128):
         _add(_kernel, "16bit", _BD, (64, 64, 4, 3))
 _add("backward_dq", "16bit", 128, (128, 64, 8, 3))
@@ -49,16 +50,18 @@ for _BD in (16, 32, 64):
 _add("backward_chunks", "16bit", 128, (64, 64, 8, 3))
 
 # Some of these spill some registers, and are faster than the tiles that do not.
-_add("forward", "fp32", 16, (64, 128, 4, 2))
-_add("forward", "fp32", 32, (64, 64, 4, 3))
+for _kernel in ("forward", "forward_chunk"):
+    _add(_kernel, "fp32", 16, (64, 128, 4, 2))
+    _add(_kernel, "fp32", 32, (64, 64, 4, 3))
+    _add(_kernel, "fp32", 64, (64, 32, 4, 3))
 for _BD in (16, 32):
     _add("backward_dq", "fp32", _BD, (64, 64, 4, 2))
     _add("backward_dkdv", "fp32", _BD, (64, 64, 4, 2))
-_add("forward", "fp32", 64, (64, 32, 4, 3))
 _add("backward_dq", "fp32", 64, (64, 32, 4, 2))
 _add("backward_dkdv", "fp32", 64, (32, 64, 4, 2))
 # At 128 columns the fp32 sums of dK and dV do not fit the registers together: a kernel each.
 _add("forward", "fp32", 128, (128, 32, 8, 2))
+_add("forward_chunk", "fp32", 128, (64, 32, 4, 2))
 _add("backward_dq", "fp32", 128, (64, 32, 4, 2))
 _add("backward_dk", "fp32", 128, (16, 128, 8, 1))
 _add("backward_dv", "fp32", 128, (16, 64, 4, 2))
@@ -116,6 +119,14 @@ def chunk_programs(tile, chunk, n_queries, n_keys, causal):
     if not causal:
         return chunks * keys
     return sum(min(keys, chunk // tile.Bk * seen) for seen in range(1, chunks + 1))
+
+
+def n_chunk_programs(n_tiles, n_chunks, tiles_per_chunk):
+    """Programs of ``key_chunks.chunk_kernel`` for one head; tiles_per_chunk is 0 without a causal
+    mask. With one there are none behind the diagonal; fewer than tiles_per_chunk find no tile.
+    """
+    whole = (max(n_tiles - (c + 1) * tiles_per_chunk, 0) for c in range(n_chunks))
+    return sum(whole) + n_chunks * tiles_per_chunk
 
 
 def precision_of(dtype, allow_tf32):

@@ -16,6 +16,8 @@ from a2lib.theory.attention import (
     attention_flops,
     in_chunks,
     in_one_sweep,
+    keys_per_chunk,
+    n_chunks_of,
     tiled_l2_bytes,
     tiled_memory,
 )
@@ -51,7 +53,7 @@ TILES = {
 HOPPER_SINCE, HOPPER = "20261123T19", ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 # And of an fp32 whose terms are split once.
 TERMS_SINCE = "20261124T19"
-CHUNKS_SINCE = "20261124T20"  # runs from then on have the backward in chunks
+CHUNKS_SINCE = "20261124T20"  # and of chunks of queries and of keys, where tiles are few
 THEIRS = "triton_forward_compiled_backward"  # of the published writeup
 HELPER = 0.05  # a kernel below this share of its call's L2 traffic only prepares or converts
 
@@ -80,9 +82,9 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     ]
     found["tflops"] = np.array(flops) / found["ms"].astype(float) / 1e9
     new = rows["device"].isin(HOPPER) & (rows["run"] >= HOPPER_SINCE)
-    split = (rows["implementation"] == OURS) & (rows["dtype"] == "fp32")
-    split &= rows["run"] >= TERMS_SINCE
-    cut = rows["run"] >= CHUNKS_SINCE
+    ours = rows["implementation"] == OURS
+    split = ours & (rows["dtype"] == "fp32") & (rows["run"] >= TERMS_SINCE)
+    cut = ours & (rows["run"] >= CHUNKS_SINCE)
     widths = rows["dtype"].map(BYTES)
     found["expected"] = [
         sum(
@@ -91,11 +93,14 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
                 b,
                 p,
                 one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
-                chunks=c and in_chunks(s[3], s[0] * s[1], b),
+                query_chunks=c and in_chunks(s[3], s[0] * s[1], b),
+                key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if c else 0,
                 terms=t,
             ).values()
         )
-        for s, b, p, n, c, t in zip(sizes, widths, rows["pass"], new, cut, split, strict=True)
+        for s, b, p, masked, n, c, t in zip(
+            sizes, widths, rows["pass"], rows["causal"], new, cut, split, strict=True
+        )
     ]
     squares = [
         s[0] * s[1] * s[2] ** 2 * BYTES[d] for s, d in zip(sizes, rows["dtype"], strict=True)
@@ -106,6 +111,11 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return found.merge(
         peers.rename(columns={"implementation": "peer", "ms": "best"}), "left", SHAPE
     )
+
+
+def _key_chunks(n_queries, n_keys, n_heads, causal, element_bytes):
+    keys = keys_per_chunk(n_queries, n_keys, n_heads, causal, element_bytes)
+    return n_chunks_of(keys, n_queries, n_keys, causal) if keys else 0
 
 
 def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:

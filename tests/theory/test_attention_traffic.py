@@ -115,11 +115,13 @@ def test_chunks_add_all_gradients_up_in_fp32():
 
 
 def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle():
-    cells = {(256, 1): True, (255, 1): False, (256, 131): True, (256, 132): False,
-             (16384, 2): True, (16385, 2): True, (16384, 3): False, (33_664, 1): True,
-             (33_665, 1): False}  # fmt: skip
-    assert {cell: in_chunks(*cell, 2) for cell in cells} == cells
-    assert not in_chunks(2048, 1, 4)
+    most = {(16, True): 128, (32, False): 128, (33, True): 64, (64, False): 64, (128, True): 64,
+            (128, False): 32}  # fmt: skip
+    for (head_dim, causal), n in most.items():
+        cells = {(256, 1): True, (255, 1): False, (128 * n, 1): True, (128 * n + 1, 1): False,
+                 (256, n // 2): True, (256, n // 2 + 1): False}  # fmt: skip
+        assert {cell: in_chunks(*cell, head_dim, causal, 2) for cell in cells} == cells
+    assert not in_chunks(2048, 1, 64, True, 4)
 
 
 def test_parts_of_chunks_go_before_the_backward():

@@ -109,7 +109,7 @@ def backward_chunks_kernel(
     stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
     scale, H, n_heads_total, GROUP, Nq, Nk, chunk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
-    CAUSAL: tl.constexpr, LOOPS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """What adds up to dQ / scale, dK / scale and dV in DQ, DK and DV: a program per (key tile,
     chunk of queries, query head).
@@ -136,7 +136,7 @@ def backward_chunks_kernel(
     v = load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
-    if LOOPS == 1:
+    if BD == 128:  # two loops have no registers to spare there
         dk, dv = _chunk_tiles(
             dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
             n0, start, stop, None, None, Nq, Nk, n_rows, scale,

@@ -243,7 +243,7 @@ class _Problem:
         n_heads = self.batch * self.heads
         size = 4 if self.dtype == "fp32" else 2
         some = self.n_queries and n_heads and self.kv_heads
-        return bool(some) and in_chunks(self.n_keys, n_heads, size)
+        return bool(some) and in_chunks(self.n_keys, n_heads, self.head_dim, self.is_causal, size)
 
     def backward_in_chunks(self):
         """Fill dq, dk and dv, by way of ``rows`` and of sums in fp32."""

@@ -16,7 +16,7 @@ SPECIALISED = {
     "backward_dkdv": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": True}),
     "backward_dk": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": False}),
     "backward_dv": ("backward_dkdv_kernel", {"NEEDS_DK": False, "NEEDS_DV": True}),
-    "backward_chunks": ("backward_chunks_kernel", {"LOOPS": 1}),
+    "backward_chunks": ("backward_chunks_kernel", {}),
 }
 HEAD_DIM_MAX = 128
 
@@ -100,16 +100,19 @@ def hopper_forward(head_dim, n_queries, n_heads, causal):
 
 
 # The backward in chunks (chunks.py); when it is the one: theory.attention.in_chunks.
-PROGRAMS_AT_ONCE = 2  # on a multiprocessor
 CHUNK_TILES = 16  # at most so many in one: dK and dV are added up once for them
 
 
 def chunk_of(tile, n_queries, n_keys, n_heads, causal, n_multiprocessors):
     """Queries of one program's chunk, a power of two and a multiple of the tile's sides: as few as
-    have each program run at once."""
+    have each program run at once, but two tiles where one each fill the GPU (measured on an
+    H200)."""
     queries, keys = -(-n_queries // tile.Bq), -(-n_keys // tile.Bk)
-    pairs = queries * keys * n_heads // (2 if causal else 1)
-    each = -(-pairs // (PROGRAMS_AT_ONCE * max(1, n_multiprocessors)))
+    pairs = queries * keys * n_heads
+    if causal:
+        pairs = (pairs + min(queries, keys) * n_heads) // 2
+    programs = max(1, n_multiprocessors) * 8 // tile.warps  # at once
+    each = max(-(-pairs // programs), 1 + (pairs > n_multiprocessors > 0))
     return max(min(1 << (each - 1).bit_length(), CHUNK_TILES) * tile.Bq, tile.Bk)
 
 

@@ -187,11 +187,12 @@ def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -
     return for_hopper(head_dim, element_bytes) and n_keys >= (512 if fills else 1024)
 
 
-def in_chunks(n_keys: int, n_heads: int, element_bytes: int) -> bool:
+def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int) -> bool:
     """Whether the library's backward is one sweep whose programs have a chunk of the queries each,
     so that all gradients are added up: in 16 bits, where programs of 128 keys would leave a GPU
-    idle."""
-    return element_bytes == 2 and n_keys >= 256 and -(-n_keys // 128) * n_heads < 264
+    idle (measured on an H200)."""
+    most = 128 if head_dim <= 32 else 64 if head_dim <= 64 or causal else 32
+    return element_bytes == 2 and n_keys >= 256 and -(-n_keys // 128) * n_heads <= most
 
 
 CHUNKS_MAX = 8

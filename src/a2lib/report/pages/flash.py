@@ -93,7 +93,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
                 b,
                 p,
                 one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
-                query_chunks=c and in_chunks(s[3], s[0] * s[1], b),
+                query_chunks=c and in_chunks(s[3], s[0] * s[1], s[4], bool(masked), b),
                 key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if c else 0,
                 terms=t,
             ).values()

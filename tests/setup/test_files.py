@@ -134,8 +134,8 @@ def test_what_a_merge_leaves_is_seen():
 
 
 # Kernels and wrappers are longer: what belongs together there is one class or one file of kernels.
-LONG = {"attention/kernels.py", "parallel/copy_engines.py", "parallel/ddp.py"}
-LONG |= {"parallel/fsdp/wrapper.py"}
+LONG = {"attention/kernels.py", "attention/passes.py", "parallel/copy_engines.py"}
+LONG |= {"parallel/ddp.py", "parallel/fsdp/wrapper.py"}
 
 
 def test_the_house_stays_small():

@@ -27,7 +27,15 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
 from a2lib.attention import hopper, passes  # noqa: E402
-from a2lib.attention.tiles import SPECIALISED, TILES, WHEN_FEW, Tile, options_of, precision_of  # noqa: E402
+from a2lib.attention.tiles import (  # noqa: E402
+    SPECIALISED,
+    TILES,
+    WHEN_FEW,
+    WHEN_LONG,
+    Tile,
+    options_of,
+    precision_of,
+)
 
 OWN = "forward", "forward_chunk"  # which split their queries themselves
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -173,6 +181,9 @@ def table_jobs():
             yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tiles[0]
     for (kernel, family, BD, causal), tile in WHEN_FEW.items():
         yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tile
+    for (kernel, _, BD), tiles in WHEN_LONG.items():
+        for tile in tiles.values():
+            yield kernel, "bf16", BD, True, tile
 
 
 def main(argv):

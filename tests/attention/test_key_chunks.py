@@ -24,6 +24,8 @@ SHAPES = [(32, 32), (32, 64), (64, 32), (16, 32)]
 def chunked(monkeypatch):
     """``chunked(keys, Bq, Bk)``: forwards of chunks of so many keys, in small tiles."""
 
+    monkeypatch.setattr(passes, "WHEN_LONG", {})
+
     def have(keys, Bq=32, Bk=32):
         monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: keys)
         for key in TILES:

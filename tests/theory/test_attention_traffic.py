@@ -153,8 +153,10 @@ def test_chunks_where_one_head_leaves_the_gpu_idle():
         lengths = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
         return [n for n in lengths if keys_per_chunk(n, n, heads, causal, 2)]
 
-    assert rows(1, True) == [1024, 2048, 4096, 8192, 16384]
-    assert rows(1, False) == [1024, 2048, 4096]
+    assert rows(1, True) == [512, 1024, 2048, 4096, 8192, 16384]
+    assert rows(1, False) == [512, 1024, 2048, 4096]
+    keys = [keys_per_chunk(n, n, 1, True, 2) for n in rows(1, True)]
+    assert keys == [128, 128, 256, 512, 2048, 4096]
     assert rows(16, True) == rows(16, False) == []
 
 
@@ -162,8 +164,9 @@ def test_no_training_step_has_chunks():
     """Hence the count of a step's tensors knows none."""
     for shape in SIZES.values():
         for n in range(64, 2**14 + 1, 64):
-            for batch in (1, 4):
-                assert not keys_per_chunk(n, n, batch * shape.num_heads, True, 2), (shape, n)
+            for batch, width in ((1, 2), (1, 4), (4, 2), (4, 4)):
+                heads = batch * shape.num_heads
+                assert not keys_per_chunk(n, n, heads, True, width), (shape, n, width)
 
 
 def test_eager_runs_the_operations_that_are_counted():

@@ -19,6 +19,7 @@ from a2lib.attention.tiles import (
     SPECIALISED,
     TILES,
     WHEN_FEW,
+    WHEN_LONG,
     chunk_of,
     chunk_programs,
     n_chunk_programs,
@@ -193,7 +194,8 @@ class _Problem:
         sizes = (self.scale, self.heads, n_heads, self.group, n_queries, self.n_keys, *of_chunks)
         names, rows = ("q", "k", "v"), ("parts", "part_lse")
         needs = {"EARLY": early}
-        self._launch("forward_chunk", n_queries, n_heads, names, rows, sizes, needs, cut)
+        chosen = names, rows, sizes, needs, cut, chunk_keys
+        self._launch("forward_chunk", n_queries, n_heads, *chosen)
 
         BD = self._key("forward_chunk")[2]
         constants = {
@@ -315,8 +317,10 @@ class _Problem:
         family = "fp32" if self.dtype == "fp32" else "16bit"
         return name, family, max(16, 1 << (self.head_dim - 1).bit_length()), self.is_causal
 
-    def _launch(self, name, length, n_heads, names, row_names, sizes, needs=_NOTHING, cut=None):
-        """Run one kernel with the first tile of the table that fits this GPU.
+    def _launch(
+        self, name, length, n_heads, names, row_names, sizes, needs=_NOTHING, cut=None, keys=0
+    ):
+        """Run one kernel with the first tile of the table that fits this GPU, for ``keys``.
 
         ``cut(tile)`` says how many programs there are, if not one a tile, and what more they are to
         know.
@@ -333,6 +337,7 @@ class _Problem:
         tiles = TILES[key]
         if key in WHEN_FEW and n_programs(tiles[0]) < n_multiprocessors(self.device):
             tiles = WHEN_FEW[key], *tiles
+        tiles = *(t for least, t in WHEN_LONG.get(key[:3], {}).items() if keys >= least), *tiles
         strides = [stride for name in names for stride in self.tensors[name].stride()[:3]]
         for tile in tiles:
             if (key, tile, self.device) in _does_not_fit:

@@ -76,6 +76,12 @@ for _causal in (True, False):
     WHEN_FEW["backward_dk", "fp32", 128, _causal] = Tile(16, 64, 4, 3)
     WHEN_FEW["backward_dv", "fp32", 128, _causal] = Tile(32, 64, 4, 2)
 
+# The forward's chunks of at least so many keys: what is read for a tile is read less often.
+WHEN_LONG = {
+    ("forward_chunk", "16bit", 32): {1024: Tile(64, 128, 4, 3)},
+    ("forward_chunk", "16bit", 64): {4096: Tile(128, 64, 4, 3), 1024: Tile(64, 128, 4, 3)},
+}
+
 # The Gluon kernels (hopper.py); when the backward is theirs: theory.attention.in_one_sweep.
 
 

@@ -221,12 +221,15 @@ def keys_per_chunk(
     # The fullest multiprocessor's, unshared: its second tile is then shorter, if causal.
     second = max(0, 1 - multiprocessors / tiles) if causal else tiles > multiprocessors
     fullest = blocks * (1 + second)
-    # What the second kernel takes, and the first more than ours of Hopper for the same work.
-    if fullest <= 1.25 * share + (10 if element_bytes == 2 else 2):
+    # What the second kernel takes, and the first more than ours of Hopper, which has from 32 tiles
+    # on, for the same work.
+    few = 6 if element_bytes == 2 else 2
+    if fullest <= 1.25 * share + (few if tiles < 32 else 10):
         return 0
-    # Some four programs for each multiprocessor; with a causal mask half of the pairs are none.
+    # Some four programs for each multiprocessor, two with a causal mask, which leaves half of the
+    # pairs (measured on an H200).
     chunks = 4 * multiprocessors / tiles
-    chunks = min(CHUNKS_MAX, max(2, math.ceil(2 * chunks - 1 if causal else chunks)))
+    chunks = min(CHUNKS_MAX, max(4, round(chunks)) if causal else max(2, math.ceil(chunks)))
     keys = -(-n_keys // (chunks * 128)) * 128
     return keys if keys < n_keys else 0
 

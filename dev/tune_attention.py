@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from triton.testing import do_bench
 
-from a2lib.attention import flash_attention, kernels, launch, tiles
+from a2lib.attention import flash_attention, launch, passes, plans, tiles
 
 SHAPES = {"16bit": [(1, 1, 8192), (1, 16, 8192)], "fp32": [(1, 1, 4096), (1, 8, 4096)]}
 SMALL = [(1, 1, 256), (1, 16, 256)]
@@ -33,6 +33,7 @@ def last_launch(fn, fixed, call):
 
     fn.run = record
     launch._compiled.clear()
+    plans._plans.clear()
     try:
         call()
     finally:
@@ -47,17 +48,16 @@ def run(key, tile, shapes, rep):
     tiles.TILES[kernel, family, BD, causal] = (tiles.Tile(*tile),)
     tiles.WHEN_FEW.clear()
     dtype = torch.bfloat16 if family == "16bit" else torch.float32
-    name, fixed = tiles.SPECIALISED[kernel]
-    fn = getattr(kernels, name)
+    fn, fixed = passes._kernel(kernel), tiles.SPECIALISED[kernel][1]
     times = {}
     for batch, heads, n in shapes:
         q, k, v, do = (torch.randn(batch, heads, n, BD, device="cuda").to(dtype) for _ in range(4))
 
         def call(q=q, k=k, v=v, do=do):
             for x in (q, k, v):
-                x.requires_grad_(kernel != "forward")
+                x.requires_grad_(not kernel.startswith("forward"))
             o = flash_attention(q, k, v, is_causal=causal)
-            if kernel != "forward":
+            if not kernel.startswith("forward"):
                 torch.autograd.grad(o, (q, k, v), do)
 
         args, kwargs = last_launch(fn, fixed, call)

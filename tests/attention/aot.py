@@ -26,9 +26,18 @@ from triton.backends.nvidia.compiler import CUDABackend, get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
-from a2lib.attention import hopper, kernels, passes  # noqa: E402
-from a2lib.attention.tiles import SPECIALISED, TILES, WHEN_FEW, Tile, options_of, precision_of  # noqa: E402
+from a2lib.attention import hopper, passes  # noqa: E402
+from a2lib.attention.tiles import (  # noqa: E402
+    SPECIALISED,
+    TILES,
+    WHEN_FEW,
+    WHEN_LONG,
+    Tile,
+    options_of,
+    precision_of,
+)
 
+OWN = "forward", "forward_chunk"  # which split their queries themselves
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
@@ -62,8 +71,9 @@ knobs.cache.dir = os.path.join(knobs.cache.dir, "a2lib-ptxas")  # away from kern
 
 def compile_kernel(kernel, dtype, head_dim, causal, tile):
     """Compile one specialisation for sm_90a; returns its resources as a dict."""
-    name, fixed = SPECIALISED[kernel]
-    fn = getattr(kernels, name)
+    fn, fixed = passes._kernel(kernel), SPECIALISED[kernel][1]
+    split = () if kernel in OWN else ("Q",)
+    sums = ("DQ", "DK", "DV") if kernel == "backward_chunks" else ()
     constants = {
         "d": head_dim,
         "BD": max(16, triton.next_power_of_2(head_dim)),
@@ -78,8 +88,10 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
     for name in fn.arg_names:
         if name in constants:
             signature[name] = "constexpr"
-        elif name in ("LSE", "DELTA"):
+        elif name in ("LSE", "DELTA", "ROWS", "PARTS", *sums):
             signature[name] = "*fp32"
+        elif name in ("K", "V", "DO", *split) and dtype == "fp32":
+            signature[name] = "*bf16"
         elif name.isupper() and name not in ("H", "GROUP"):
             signature[name] = "*" + TYPES[dtype]
         elif "scale" in name:
@@ -114,6 +126,7 @@ def resources(source, fn, signature, constants, options):
         "shared": compiled.metadata.shared,
         "wgmma": "wgmma.mma_async" in ptx,
         "mma_sync": "mma.sync" in ptx,
+        "adds": "add.v4.f32" in ptx,
         "reduce": "cp.reduce.async.bulk" in ptx,
     }
 
@@ -166,8 +179,11 @@ def table_jobs():
     for (kernel, family, BD, causal), tiles in TILES.items():
         if causal or BD >= 64:
             yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tiles[0]
-    for (kernel, _, BD, causal), tile in WHEN_FEW.items():
-        yield kernel, "bf16", BD, causal, tile
+    for (kernel, family, BD, causal), tile in WHEN_FEW.items():
+        yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tile
+    for (kernel, _, BD), tiles in WHEN_LONG.items():
+        for tile in tiles.values():
+            yield kernel, "bf16", BD, True, tile
 
 
 def main(argv):

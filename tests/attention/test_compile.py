@@ -46,16 +46,19 @@ def test_every_kernel_is_there(compiled):
         for head_dim in (16, 32, 64, 128):
             for causal in (True, False) if head_dim >= 64 else (True,):
                 kernels = {k for k, *cell in cells if cell == [dtype, head_dim, causal]}
-                together = {"forward", "backward_dq", "backward_dkdv"}
-                apart = {"forward", "backward_dq", "backward_dk", "backward_dv"}
-                assert kernels in (together, apart), (dtype, head_dim, causal, kernels)
+                together = {"forward", "forward_chunk", "backward_dq", "backward_dkdv"}
+                apart = {"forward", "forward_chunk", "backward_dq", "backward_dk", "backward_dv"}
+                chunks = {"backward_chunks"} if dtype == "bf16" else set()
+                found = dtype, head_dim, causal, kernels
+                assert kernels in (together | chunks, apart | chunks), found
 
 
 @known_compiler
-@pytest.mark.parametrize("resource", ["spills", "serialised"])
-def test_no_spills_and_no_serialised_wgmma(compiled, resource):
-    bad = [r for r in compiled if r[resource]]
-    assert not bad, bad
+def test_no_serialised_wgmma_and_few_spills(compiled):
+    for r in compiled:
+        assert not r["serialised"], r
+        # In fp32 these tiles are faster than those that spill nothing.
+        assert r["spills"] <= (1024 if r["dtype"] == "fp32" else 0), r
 
 
 def test_tensor_cores_and_shared_memory(compiled):
@@ -64,6 +67,11 @@ def test_tensor_cores_and_shared_memory(compiled):
         assert r["wgmma"] or r["mma_sync"], r
         if r["dtype"] != "fp32":
             assert r["wgmma"] and not r["mma_sync"], r
+
+
+def test_sums_are_added_up_four_at_a_time(compiled):
+    for r in compiled:
+        assert r["adds"] == (r["kernel"] == "backward_chunks"), r
 
 
 def test_every_form_of_gluon_is_there(gluon):

@@ -270,8 +270,10 @@ def traced():
 def test_what_the_kernels_write_is_understood_where_someone_traces_them(traced):
     assert traced["written"] == {
         "forward_kernel": ["LSE", "O"],
+        "chunk_kernel": ["LSE", "PARTS"],
         "backward_dq_kernel": ["DELTA", "DQ"],
         "backward_dkdv_kernel": ["DK", "DV"],
+        "backward_chunks_kernel": ["DK", "DQ", "DV"],
     }
 
 

@@ -1,11 +1,13 @@
 """Which compiled kernel a launch runs, with a stand-in for Triton's."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from a2lib.attention import launch as module
 from a2lib.attention import passes
-from a2lib.attention.launch import launch
+from a2lib.attention.launch import Form, described, launch, shortcut_of
 from a2lib.attention.tiles import TILES, WHEN_FEW
 
 
@@ -98,3 +100,81 @@ def test_small_tiles_where_the_first_would_leave_multiprocessors_idle(monkeypatc
     passes._Problem((q, q, q), (q, q[..., 0]), names, True, None).forward()
     wanted = tiles[key] if tiles is WHEN_FEW else first
     assert [(each["Bq"], each["Bk"]) for each in used] == [(wanted.Bq, wanted.Bk)]
+
+
+@pytest.fixture
+def below(monkeypatch):
+    """Triton's own launcher, without a GPU: what reaches the compiled part, and what fills maps."""
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    if not hasattr(driver, "_BASE_ARGS_FORMAT"):
+        pytest.skip("only Triton 3.6 has this launcher")
+    reached, filled = [], []
+
+    def fill(x, meta):
+        filled.append(x.base.data_ptr())
+        return [("map", x.base.data_ptr(), meta), *x.shape, *x.strides]
+
+    monkeypatch.setattr(driver, "make_tensordesc_arg", fill)
+    signature = {
+        "A": "tensordesc<fp16[1, 8]>",
+        "B": "tensordesc<fp16[1, 4]>",
+        "C": "*fp32",
+        "n": "i32",
+    }
+    metas = [{"swizzle": 1}, {"swizzle": 2}]
+
+    def low(*args):
+        reached.append([x.data_ptr() if isinstance(x, torch.Tensor) else x for x in args])
+
+    launcher = object.__new__(driver.CudaLauncher)
+    launcher.launch = driver.wrap_handle_tensordesc(low, signature, metas)
+    for name in ("global_scratch_size", "profile_scratch_size"):
+        setattr(launcher, name, 0)
+        setattr(launcher, name.replace("size", "align"), 1)
+    launcher.launch_cooperative_grid, launcher.launch_pdl = False, True
+    compiled = SimpleNamespace(run=launcher, function=99, packed_metadata=(4, 1, 0))
+    compiled.metadata = SimpleNamespace(tensordesc_meta=metas)
+    return SimpleNamespace(compiled=compiled, reached=reached, filled=filled)
+
+
+PLACES = (2, 0, 1)
+
+
+def through(below, tensors, forms, shortcut):
+    """What reaches the compiled part by a shortcut, after a look that Triton's way is the same."""
+    below.reached.clear()
+    shortcut(tensors, [x.data_ptr() for x in tensors], 5)
+    chosen = described([tensors[i] for i in PLACES], forms)
+    compiled = below.compiled
+    compiled.run(
+        7, 1, 1, 5, compiled.function, compiled.packed_metadata, None, None, None, *chosen, 3
+    )
+    assert below.reached[0] == below.reached[1]
+
+
+def forms_of(n):
+    return Form((n, 8), (8, 1), [1, 8], None), Form((n, 4), (4, 1), [1, 4], None)
+
+
+def test_a_shortcut_launches_what_triton_would_and_fills_a_map_once(below, monkeypatch):
+    monkeypatch.setattr(module, "MAPS", 4)
+    two, three = (
+        (x, shortcut_of(below.compiled, 7, PLACES, (3,), x)) for x in map(forms_of, (2, 3))
+    )
+    some = [[torch.zeros(32) for _ in range(3)] for _ in range(9)]
+    for _ in range(2):  # at one address now this form, now that
+        for forms, shortcut in (two, three):
+            through(below, some[0], forms, shortcut)
+    assert len(below.filled) == 4 + 4 * 2, "a map for each form and tensor; Triton's way, each call"
+    for tensors in (*some, *some):  # more addresses than are kept
+        through(below, tensors, *two)
+
+
+@pytest.mark.parametrize("change", ["global_scratch_size", "launch", "tensordesc_meta"])
+def test_no_shortcut_past_a_launcher_that_is_not_known(below, change):
+    compiled = below.compiled
+    owner = compiled.metadata if change == "tensordesc_meta" else compiled.run
+    new = {"global_scratch_size": 1, "launch": lambda *args: None, "tensordesc_meta": [None] * 2}
+    setattr(owner, change, new[change])
+    assert shortcut_of(compiled, 7, PLACES, (3,), forms_of(2)) is None
+    assert shortcut_of(Compiled([], "stub"), 7, PLACES, (3,), ()) is None

@@ -20,7 +20,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from a2lib.attention import FlashAttentionTriton, attention_reference, flash_attention
+from a2lib.attention import (
+    FlashAttentionTriton,
+    attention_reference,
+    flash_attention,
+    passes,
+    plans,
+)
 from a2lib.measure import peak_bytes
 
 pytestmark = pytest.mark.gpu
@@ -80,6 +86,36 @@ def test_matches_float64(width, dtype, is_causal, seed):
     for name, error in errors(results, truth).items():
         assert error <= TOLERANCE[dtype], f"{cell}: {name} is off by {error:.2e}"
         assert torch.equal(results[name], again[name]), f"{cell}: {name} differs between two runs"
+
+
+@pytest.fixture
+def no_plans():
+    plans._plans.clear()
+    yield
+    plans._plans.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("width", list(HEAD_DIMS))
+def test_keys_in_chunks(width, dtype, is_causal, monkeypatch, no_plans):
+    """However few there are; twice, the long way and as what ran before."""
+    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 128)
+    for seed in range(3):
+        q_shape, kv_shape, layout = problem(dtype, is_causal, width, seed)
+        inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
+        truth = in_float64(*inputs, is_causal)
+        inputs = [laid_out(x, layout) for x in inputs]
+        torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
+        try:
+            results, again = (with_gradients(ours, *inputs, is_causal) for _ in range(2))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        for name, error in errors(results, truth).items():
+            cell = f"{q_shape}, {kv_shape}, {layout}: {name}"
+            assert error <= TOLERANCE[dtype], f"{cell} is off by {error:.2e}"
+            assert torch.equal(results[name], again[name]), f"{cell} differs between two runs"
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
 
-from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, plans
+from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, passes, plans
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,8 +23,10 @@ ours = FlashAttentionTriton.apply
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Have them serve whatever they can, and leave no plan of what they served."""
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
     monkeypatch.setattr(hopper, "in_one_sweep", lambda *_: True)
     monkeypatch.setattr(hopper, "hopper_forward", lambda *_: (2, False))
+    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 0)
     plans._plans.clear()
     yield
     plans._plans.clear()

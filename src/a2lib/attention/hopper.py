@@ -108,7 +108,8 @@ def backward(problem) -> None:
     small = {"d": d, "BD": BD, "B": ROWS}
     names = ("o", "do", "lse", "rows", "sums")
     sizes = (p.heads, p.n_queries, padded)
-    _run(p, "prepare_kernel", n_tiles, names, _strides(p, "o", "do"), sizes, small)
+    prepared = {**small, "PRECISION": p.precision}
+    _run(p, "prepare_kernel", n_tiles, names, _strides(p, "o", "do"), sizes, prepared)
 
     Bq = 128 if BD == 64 else 64
     constants = {

@@ -1,6 +1,7 @@
 """FlashAttention-2 in plain Triton: one forward kernel, two backward kernels.
 
-On Hopper ``hopper.py`` has faster ones for many shapes in 16 bits.
+On Hopper ``hopper.py`` has faster ones for many shapes in 16 bits; ``key_chunks.py`` has the
+forward of few query tiles.
 
 Legend, with the handout's names: a program owns a tile of ``Bq`` queries or ``Bk`` keys of one
 head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD`` the power of two
@@ -26,30 +27,22 @@ each recomputes the scores, and neither needs atomics, so gradients are the same
 import triton
 import triton.language as tl
 
-# Triton's interpreter multiplies the bit patterns of bfloat16 operands, and has no bf16x6.
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+from a2lib.attention.operands import (
+    INTERPRETED,
+    dot,
+    in_float32,
+    load,
+    load_rows,
+    operand,
+    store_rows,
+)
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _dot(a, b, PRECISION: tl.constexpr, acc=None):
-    """``a @ b``, plus ``acc`` if given, in fp32; PRECISION is how fp32 operands are multiplied."""
-    if INTERPRETED:
-        product = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    else:
-        product = tl.dot(a, b, acc, input_precision=PRECISION)
-    return product
-
-
-@triton.jit
-def _int64(x):
-    # A loop counter is a plain int in the interpreter, and a tensor in a compiled kernel.
-    return tl.zeros([], tl.int64) + x
-
-
-@triton.jit
-def _float32(x):
+def float32(x):
     # Traced by torch.compile, a Python float is fp64, or a constant without methods (torch 2.11);
     # the interpreter passes it as it is.
     if INTERPRETED:
@@ -65,39 +58,6 @@ def _exp(s, shift, scale, PRECISION: tl.constexpr):
         return tl.math.exp2((s * scale - shift) * LOG2E)
     else:
         return tl.math.exp2(s * (scale * LOG2E) - shift)
-
-
-@triton.jit
-def _load_rows(
-    ptr, row0, n_rows, stride,
-    B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
-    """Rows ``row0 .. row0 + B`` of a (n_rows, d) matrix as (B, BD); zero outside of it."""
-    offs_r = tl.arange(0, B)
-    offs_d = tl.arange(0, BD)
-    # The tile's origin in 64 bits, offsets within a tile in 32: long sequences do not overflow.
-    ptrs = ptr + _int64(row0) * stride + offs_r[:, None] * stride + offs_d[None, :]
-    if MASK and d != BD:
-        x = tl.load(ptrs, mask=(row0 + offs_r < n_rows)[:, None] & (offs_d < d)[None, :], other=0.0)
-    elif MASK:
-        x = tl.load(ptrs, mask=(row0 + offs_r < n_rows)[:, None], other=0.0)
-    elif d != BD:
-        x = tl.load(ptrs, mask=(offs_d < d)[None, :], other=0.0)
-    else:
-        x = tl.load(ptrs)
-    return x
-
-
-@triton.jit
-def _store_rows(ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
-    """The inverse of ``_load_rows``; elements outside of the matrix are dropped."""
-    offs_r = tl.arange(0, B)
-    offs_d = tl.arange(0, BD)
-    ptrs = ptr + _int64(row0) * stride + offs_r[:, None] * stride + offs_d[None, :]
-    mask = (row0 + offs_r < n_rows)[:, None]
-    if d != BD:
-        mask = mask & (offs_d < d)[None, :]
-    tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -120,7 +80,7 @@ def _tile_and_head(n_tiles, n_heads_total, LONGEST_FIRST: tl.constexpr, REVERSE:
 
 
 @triton.jit
-def _visible_keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr):
+def visible_keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr):
     """Ends of the keys that all queries of tile m0 see whole, and of those that any sees."""
     if CAUSAL:
         stop = tl.minimum(m0 + Bq, Nk)
@@ -139,8 +99,8 @@ def _forward_tiles(
 ):  # fmt: skip
     """Online softmax over the key tiles in [start, stop)."""
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
-        k = _load_rows(K, n0, Nk, stride_kn, Bk, d, BD, MASK)
-        s = _dot(q, tl.trans(k), PRECISION)
+        k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
+        s = dot(q, k, PRECISION, True)
         if MASK:
             offs_n = n0 + tl.arange(0, Bk)
             visible = (offs_n < Nk)[None, :]
@@ -159,10 +119,46 @@ def _forward_tiles(
         else:
             alpha = tl.math.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(p, 1)
-        v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, MASK)
-        acc = _dot(p.to(V.dtype.element_ty), v, PRECISION, acc * alpha[:, None])
+        v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
+        p = operand(p, V.dtype.element_ty, PRECISION)
+        acc = dot(p, v, PRECISION, False, acc * alpha[:, None])
         m_i = m_new
     return acc, m_i, l_i
+
+
+@triton.jit
+def forward_rows(
+    Q, K, V, O, LSE, stride_qn, stride_kn, stride_vn, stride_on,
+    m0, first, whole, stop, Nq, Nk, scale,
+    Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """O and LSE of one tile of queries over its keys in [first, stop), of which all queries see
+    those before whole; first and whole are multiples of Bk. The pointers are the head's."""
+    # Few programs read these rows, each once: their terms are made here.
+    q = load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
+    q = operand(q, Q.dtype.element_ty, PRECISION)
+    m_i = tl.full([Bq], float("-inf"), tl.float32)
+    l_i = tl.zeros([Bq], tl.float32)
+    acc = tl.zeros([Bq, BD], tl.float32)
+    acc, m_i, l_i = _forward_tiles(
+        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, first, whole, Nk, scale,
+        Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
+    )  # fmt: skip
+    acc, m_i, l_i = _forward_tiles(
+        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
+        Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
+    )  # fmt: skip
+
+    # A row without a visible key has l = 0: its output is 0 and its log-sum-exp -inf.
+    l_safe = tl.where(l_i == 0.0, 1.0, l_i)
+    store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
+    offs_m = m0 + tl.arange(0, Bq)
+    if PRECISION == "bf16x6":
+        lse = m_i + tl.math.log2(l_safe) * LN2
+    else:
+        lse = (m_i + tl.math.log2(l_safe)) * LN2
+    tl.store(LSE + offs_m, lse, mask=offs_m < Nq)
 
 
 # Sizes that need no kernel of their own: 1 and multiples of 16 compile to the same code.
@@ -183,7 +179,6 @@ def forward_kernel(
     Q, O: (B, H, Nq, d); K, V: (B, H / GROUP, Nk, d); LSE: (B, H, Nq) contiguous fp32.
     FlashAttention-2, algorithm 1: one program per (query tile, head), keys streamed.
     """
-    scale = _float32(scale)
     tile, bh = _tile_and_head(tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
@@ -192,30 +187,12 @@ def forward_kernel(
     K += b * stride_kb + (h // GROUP) * stride_kh
     V += b * stride_vb + (h // GROUP) * stride_vh
     O += b * stride_ob + h * stride_oh
-
-    q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
-    m_i = tl.full([Bq], float("-inf"), tl.float32)
-    l_i = tl.zeros([Bq], tl.float32)
-    acc = tl.zeros([Bq, BD], tl.float32)
-    whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
-    acc, m_i, l_i = _forward_tiles(
-        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
-        Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
+    LSE += bh.to(tl.int64) * Nq
+    whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL)
+    forward_rows(
+        Q, K, V, O, LSE, stride_qn, stride_kn, stride_vn, stride_on,
+        m0, 0, whole, stop, Nq, Nk, float32(scale), Bq, Bk, d, BD, CAUSAL, PRECISION, STAGES,
     )  # fmt: skip
-    acc, m_i, l_i = _forward_tiles(
-        acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
-        Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
-    )  # fmt: skip
-
-    # A row without a visible key has l = 0: its output is 0 and its log-sum-exp -inf.
-    l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    _store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
-    offs_m = m0 + tl.arange(0, Bq)
-    if PRECISION == "bf16x6":
-        lse = m_i + tl.math.log2(l_safe) * LN2
-    else:
-        lse = (m_i + tl.math.log2(l_safe)) * LN2
-    tl.store(LSE + bh.to(tl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
 
 
 @triton.jit
@@ -238,10 +215,10 @@ def _dq_tiles(
 ):  # fmt: skip
     """dQ / scale of one query tile over the key tiles in [start, stop)."""
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
-        k = _load_rows(K, n0, Nk, stride_kn, Bk, d, BD, MASK)
-        v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, MASK)
-        s = _dot(q, tl.trans(k), PRECISION)
-        dp = _dot(do, tl.trans(v), PRECISION)
+        k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
+        v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
+        s = dot(q, k, PRECISION, True)
+        dp = dot(do, v, PRECISION, True)
         p = _exp(s, lse[:, None], scale, PRECISION)
         if MASK:
             offs_n = n0 + tl.arange(0, Bk)
@@ -249,8 +226,8 @@ def _dq_tiles(
             if CAUSAL:
                 visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
             p = tl.where(visible, p, 0.0)
-        ds = p * (dp - delta[:, None])
-        dq = _dot(ds.to(K.dtype.element_ty), k, PRECISION, dq)
+        ds = operand(p * (dp - delta[:, None]), K.dtype.element_ty, PRECISION)
+        dq = dot(ds, k, PRECISION, False, dq)
     return dq
 
 
@@ -268,7 +245,7 @@ def backward_dq_kernel(
 
     DELTA: (B, H, Nq) contiguous fp32, read by ``backward_dkdv_kernel``, which must run after.
     """
-    scale = _float32(scale)
+    scale = float32(scale)
     tile, bh = _tile_and_head(tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
@@ -276,19 +253,19 @@ def backward_dq_kernel(
     O += b * stride_ob + h * stride_oh
     DO += b * stride_dob + h * stride_doh
     offs_m = m0 + tl.arange(0, Bq)
-    do = _load_rows(DO, m0, Nq, stride_don, Bq, d, BD, True)
-    o = _load_rows(O, m0, Nq, stride_on, Bq, d, BD, True)
-    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    do = load(DO, m0, Nq, stride_don, Bq, d, BD, True, PRECISION)
+    o = load_rows(O, m0, Nq, stride_on, Bq, d, BD, True)
+    delta = tl.sum(in_float32(do, PRECISION) * o.to(tl.float32), 1)
     tl.store(DELTA + bh.to(tl.int64) * Nq + offs_m, delta, mask=offs_m < Nq)
     if NEEDS_DQ:
         Q += b * stride_qb + h * stride_qh
         K += b * stride_kb + (h // GROUP) * stride_kh
         V += b * stride_vb + (h // GROUP) * stride_vh
         DQ += b * stride_dqb + h * stride_dqh
-        q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
+        q = load(Q, m0, Nq, stride_qn, Bq, d, BD, True, PRECISION)
         lse = _load_lse(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True, PRECISION)
         dq = tl.zeros([Bq, BD], tl.float32)
-        whole, stop = _visible_keys(m0, Nk, Bq, Bk, CAUSAL)
+        whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL)
         dq = _dq_tiles(
             dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
             Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
@@ -297,7 +274,7 @@ def backward_dq_kernel(
             dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
         )  # fmt: skip
-        _store_rows(DQ, dq * scale, m0, Nq, stride_dqn, Bq, d, BD)
+        store_rows(DQ, dq * scale, m0, Nq, stride_dqn, Bq, d, BD)
 
 
 @triton.jit
@@ -320,21 +297,21 @@ def _dkdv_tiles(
         else:
             m0 = at
         offs_m = m0 + tl.arange(0, Bq)
-        q = _load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, MASK)
-        do = _load_rows(DO, m0, Nq, stride_don, Bq, d, BD, MASK)
+        q = load(Q, m0, Nq, stride_qn, Bq, d, BD, MASK, PRECISION)
+        do = load(DO, m0, Nq, stride_don, Bq, d, BD, MASK, PRECISION)
         lse = _load_lse(LSE, offs_m, Nq, MASK, PRECISION)
-        st = _dot(k, tl.trans(q), PRECISION)
+        st = dot(k, q, PRECISION, True)
         if NEEDS_DK:
             delta = tl.load(DELTA + offs_m, mask=offs_m < Nq, other=0.0)
-            dpt = _dot(v, tl.trans(do), PRECISION)
+            dpt = dot(v, do, PRECISION, True)
         pt = _exp(st, lse[None, :], scale, PRECISION)
         if MASK and CAUSAL:
             pt = tl.where((n0 + tl.arange(0, Bk))[:, None] <= offs_m[None, :], pt, 0.0)
         if NEEDS_DV:
-            dv = _dot(pt.to(Q.dtype.element_ty), do, PRECISION, dv)
+            dv = dot(operand(pt, Q.dtype.element_ty, PRECISION), do, PRECISION, False, dv)
         if NEEDS_DK:
-            dst = pt * (dpt - delta[None, :])
-            dk = _dot(dst.to(Q.dtype.element_ty), q, PRECISION, dk)
+            dst = operand(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
+            dk = dot(dst, q, PRECISION, False, dk)
     return dk, dv
 
 
@@ -353,7 +330,7 @@ def backward_dkdv_kernel(
 
     H and n_heads_total count heads of K and V; query heads are GROUP times as many.
     """
-    scale = _float32(scale)
+    scale = float32(scale)
     tile, bh = _tile_and_head(tl.cdiv(Nk, Bk), n_heads_total, CAUSAL, False)
     b = (bh // H).to(tl.int64)
     h_kv = (bh % H).to(tl.int64)
@@ -362,8 +339,8 @@ def backward_dkdv_kernel(
     V += b * stride_vb + h_kv * stride_vh
     DK += b * stride_dkb + h_kv * stride_dkh
     DV += b * stride_dvb + h_kv * stride_dvh
-    k = _load_rows(K, n0, Nk, stride_kn, Bk, d, BD, True)
-    v = _load_rows(V, n0, Nk, stride_vn, Bk, d, BD, True)
+    k = load(K, n0, Nk, stride_kn, Bk, d, BD, True, PRECISION)
+    v = load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
 
@@ -395,9 +372,9 @@ def backward_dkdv_kernel(
             Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
         )  # fmt: skip
     if NEEDS_DK:
-        _store_rows(DK, dk * scale, n0, Nk, stride_dkn, Bk, d, BD)
+        store_rows(DK, dk * scale, n0, Nk, stride_dkn, Bk, d, BD)
     if NEEDS_DV:
-        _store_rows(DV, dv, n0, Nk, stride_dvn, Bk, d, BD)
+        store_rows(DV, dv, n0, Nk, stride_dvn, Bk, d, BD)
 
 
 # Beside the one-pass backward of hopper_backward.py.
@@ -407,24 +384,24 @@ def backward_dkdv_kernel(
 def prepare_kernel(
     O, DO, LSE, ROWS, SUMS,
     stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """ROWS: (B H, 2, n_rows) fp32, the base-2 log-sum-exp of each query and rowsum(dO * O); SUMS:
-    (B H, Nq, d) fp32 zeros, to which dQ is added. n_rows is Nq rounded up to a multiple of B; rows
-    past Nq get +inf, which makes their weights 0."""
-    n_tiles = tl.cdiv(Nq, B)
+    """ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
+    and rowsum(dO * O); SUMS: (B H, Nq, d) fp32 zeros, to which dQ is added. n_rows is Nq rounded up
+    to a multiple of B, or more; rows past Nq get +inf, which makes their weights 0."""
+    n_tiles = n_rows // B
     bh = (tl.program_id(0) // n_tiles).to(tl.int64)
     m0 = tl.program_id(0) % n_tiles * B
     O += (bh // H) * stride_ob + (bh % H) * stride_oh
     DO += (bh // H) * stride_dob + (bh % H) * stride_doh
-    o = _load_rows(O, m0, Nq, stride_on, B, d, BD, True)
-    do = _load_rows(DO, m0, Nq, stride_don, B, d, BD, True)
+    o = load_rows(O, m0, Nq, stride_on, B, d, BD, True)
+    do = load_rows(DO, m0, Nq, stride_don, B, d, BD, True)
     offs_m = m0 + tl.arange(0, B)
-    lse = _load_lse(LSE + bh * Nq, offs_m, Nq, True, "ieee")
+    lse = _load_lse(LSE + bh * Nq, offs_m, Nq, True, PRECISION)
     tl.store(ROWS + bh * 2 * n_rows + offs_m, lse)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(ROWS + (bh * 2 + 1) * n_rows + offs_m, delta)
-    _store_rows(SUMS + bh * Nq * d, tl.zeros([B, BD], tl.float32), m0, Nq, d, B, d, BD)
+    store_rows(SUMS + bh * Nq * d, tl.zeros([B, BD], tl.float32), m0, Nq, d, B, d, BD)
 
 
 @triton.jit(do_not_specialize=["H", "Nq"])
@@ -436,6 +413,6 @@ def finish_kernel(
     n_tiles = tl.cdiv(Nq, B)
     bh = (tl.program_id(0) // n_tiles).to(tl.int64)
     m0 = tl.program_id(0) % n_tiles * B
-    sums = _load_rows(SUMS + bh * Nq * d, m0, Nq, d, B, d, BD, True)
+    sums = load_rows(SUMS + bh * Nq * d, m0, Nq, d, B, d, BD, True)
     DQ += (bh // H) * stride_dqb + (bh % H) * stride_dqh
-    _store_rows(DQ, sums * _float32(scale), m0, Nq, stride_dqn, B, d, BD)
+    store_rows(DQ, sums * float32(scale), m0, Nq, stride_dqn, B, d, BD)

@@ -7,6 +7,7 @@ caller says what the choice depends on, and the compiled kernel is launched dire
 
 import contextlib
 import functools
+import inspect
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,9 @@ import torch
 # shapes has filled it.
 _compiled: dict[tuple, tuple] = {}
 CAPACITY = 4096
+# How many addresses of one argument of a launch have their map kept; emptied when full.
+MAPS = 128
+_UNCHANGED = contextlib.nullcontext()
 
 
 class Form(NamedTuple):
@@ -42,7 +46,7 @@ def launch(kernel, key, n_programs, tensors, numbers, constants, options, forms=
     ``do_not_specialize``). Alignment of the tensors is looked after here.
     """
     device = tensors[0].device
-    aligned = is_aligned(tensors)
+    aligned = is_aligned([x.data_ptr() for x in tensors])
     known = _compiled.get(key) if aligned else None
     with current(device):
         if known is not None:
@@ -78,15 +82,80 @@ def described(tensors, forms):
     return *made, *tensors[len(made) :]
 
 
-def is_aligned(tensors):
-    """Whether all start where Triton compiles for: at a multiple of 16 bytes."""
-    return not any(x.data_ptr() & 15 for x in tensors)
+def shortcut_of(compiled, n_programs, places, rest, forms):
+    """``run(tensors, addresses, stream)``: ``compiled[n_programs, 1, 1]`` of the tensors at
+    ``places``, the first of them in ``forms``, and of ``rest``, beneath Triton's own launch.
+
+    That asks each tensor and the driver for an address and fills a map for the copy engine from
+    each descriptor, for each call anew. A map says no more than an address and a form, nobody
+    writes into it, and a launch copies it: one that was made is right for whatever lies there.
+
+    None but for Triton 3.6, whose launcher takes the arguments as they stand here.
+    """
+    try:
+        from triton.backends.nvidia import driver
+
+        known = driver._BASE_ARGS_FORMAT == "iiiKKppOOOOOO"
+        launcher, fill = compiled.run, driver.make_tensordesc_arg
+        low, metas = launcher.launch, compiled.metadata.tensordesc_meta if forms else ()
+        if forms:
+            low = inspect.getclosurevars(low).nonlocals["launcher"]
+        scratch = launcher.global_scratch_size or launcher.profile_scratch_size
+        head = compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl
+        # No scratch, and what the kernel is; no metadata for hooks, and no hooks.
+        head = (*head, None, None, compiled.packed_metadata, None, None, None)
+    except (ImportError, AttributeError, KeyError, TypeError):
+        return None
+    if not known or scratch or len(metas) != len(forms) or None in metas:
+        return None
+    seen = [(*each, {}) for each in zip(places, forms, metas, strict=False)]
+    others = places[len(forms) :]
+
+    def run(tensors, addresses, stream):
+        args, addressed = [], [addresses[place] for place in others]
+        for place, form, meta, maps in seen:
+            address = addresses[place]
+            expanded = maps.get(address)
+            if expanded is None:
+                if len(maps) >= MAPS:
+                    maps.clear()
+                expanded = maps[address] = fill(*described([tensors[place]], [form]), meta)
+            args += expanded
+        low(n_programs, 1, 1, stream, *head, *args, *addressed, *rest)
+
+    return run
+
+
+def stream_of(device):
+    """The current stream's address, for a shortcut; None where someone, a profiler say, has
+    asked Triton to be told of each launch."""
+    runtime, stream_at = _triton()
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+        return None
+    return stream_at(device.index)
+
+
+@functools.cache
+def _triton():
+    from triton import knobs
+    from triton.runtime import driver
+
+    return knobs.runtime, driver.active.get_current_stream
+
+
+def is_aligned(addresses):
+    """Whether all are where Triton compiles for: at a multiple of 16 bytes."""
+    for address in addresses:
+        if address & 15:
+            return False
+    return True
 
 
 def current(device):
     """Make ``device`` the current one where it is a GPU and is not."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
+        return _UNCHANGED
     return torch.cuda.device(device)
 
 
@@ -95,3 +164,11 @@ def n_multiprocessors(device) -> int:
     if device.type != "cuda":
         return 0
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def launches_early(device) -> bool:
+    """Whether a kernel can be launched while the one before it runs (``griddepcontrol``)."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from a2lib.attention import hopper, plans
-from a2lib.attention.launch import launch, n_multiprocessors
+from a2lib.attention.launch import launch, launches_early, n_multiprocessors
 from a2lib.attention.plans import Launch
 from a2lib.attention.shapes import as_batched_heads, check_inputs, empty_output
 from a2lib.attention.tiles import (
@@ -19,12 +19,20 @@ from a2lib.attention.tiles import (
     SPECIALISED,
     TILES,
     WHEN_FEW,
+    WHEN_LONG,
+    chunk_of,
+    chunk_programs,
+    n_chunk_programs,
     options_of,
     precision_of,
 )
 from a2lib.errors import UnsupportedError
+from a2lib.theory.attention import in_chunks, keys_per_chunk, n_chunks_of
 
 _NOTHING = {}
+SPLIT_ROWS = 64
+CHUNK_ROWS = 32  # of a program before and after the backward in chunks
+COMBINED = 1024  # elements of o that a program of combine_kernel makes
 # Seen by the kernels as they are; all else as (B, H, N, d).
 _AS_THEY_ARE = ("lse", "delta", "rows", "sums")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -39,7 +47,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | Non
     key = plans.key_of(inputs, ("forward", is_causal, scale, _tf32(q)))
     made = plans.run(key, inputs)
     if made is not None:
-        return made
+        return made[:2]
     check_inputs(q, k, v)
     check_supported(q)
     made = empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
@@ -61,7 +69,10 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
         ]
         names = ["do", "q", "k", "v", "o", "lse", "dq", "dk", "dv"]
         problem = _Problem(inputs, made, names, is_causal, scale)
-        if all(needs) and not fixed_order and hopper.serves_backward(problem):
+        added_up = all(needs) and not fixed_order
+        if added_up and problem.fits_chunks():
+            problem.backward_in_chunks()
+        elif added_up and hopper.serves_backward(problem):
             problem.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
             hopper.backward(problem)
         else:
@@ -106,7 +117,7 @@ def check_supported(q: Tensor) -> None:
 @functools.cache
 def _interpreted() -> bool:
     try:
-        from a2lib.attention.kernels import INTERPRETED
+        from a2lib.attention.operands import INTERPRETED
     except ImportError as error:
         raise UnsupportedError(f"flash_attention needs Triton, which is missing: {error}") from None
     return bool(INTERPRETED.value)
@@ -135,6 +146,7 @@ class _Problem:
         self.precision = precision_of(self.dtype, _tf32(q))
         self.device = q.device
         self.launches = []
+        self.terms = {}
 
     def add(self, **tensors):
         """Have more tensors made by this pass, which nobody else sees."""
@@ -144,13 +156,63 @@ class _Problem:
 
     def forward(self):
         """Fill o and lse."""
+        n_heads = self.batch * self.heads
+        chunk_keys = keys_per_chunk(
+            self.n_queries,
+            self.n_keys,
+            n_heads,
+            self.is_causal,
+            self.inputs[0].element_size(),
+            n_multiprocessors(self.device),
+        )
+        if chunk_keys:
+            self._forward_in_chunks(chunk_keys)
+            return
         if hopper.serves_forward(self):
             hopper.forward(self)
             return
-        n_heads = self.batch * self.heads
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         names = ("q", "k", "v", "o"), ("lse",)
+        self._split("k", "v")
         self._launch("forward", self.n_queries, n_heads, *names, sizes)
+
+    def _forward_in_chunks(self, chunk_keys):
+        """Fill o and lse by way of ``parts`` and ``part_lse``, those of each chunk of keys."""
+        n_heads, n_queries, d = self.batch * self.heads, self.n_queries, self.head_dim
+        n_chunks = n_chunks_of(chunk_keys, n_queries, self.n_keys, self.is_causal)
+        sizes, o = (n_chunks, n_heads, n_queries), self.tensors["o"]
+        parts = o.new_empty(*sizes, d, dtype=torch.float32)
+        self.add(parts=parts, part_lse=o.new_empty(sizes, dtype=torch.float32))
+        self._split("k", "v")
+        early = launches_early(self.device)
+
+        def cut(tile):
+            per_chunk = chunk_keys // tile.Bq if self.is_causal else 0
+            return (n_chunk_programs(-(-n_queries // tile.Bq), n_chunks, per_chunk) * n_heads,)
+
+        of_chunks = n_chunks, chunk_keys
+        sizes = (self.scale, self.heads, n_heads, self.group, n_queries, self.n_keys, *of_chunks)
+        names, rows = ("q", "k", "v"), ("parts", "part_lse")
+        needs = {"EARLY": early}
+        chosen = names, rows, sizes, needs, cut, chunk_keys
+        self._launch("forward_chunk", n_queries, n_heads, *chosen)
+
+        BD = self._key("forward_chunk")[2]
+        constants = {
+            "d": d,
+            "BD": BD,
+            "B": min(128, COMBINED // BD),  # divides a chunk, of a multiple of 128
+            "CHUNKS": 1 << (n_chunks - 1).bit_length(),
+            "CAUSAL": self.is_causal,
+            "EARLY": early,
+        }
+        strides = o.stride()[:3]
+        numbers = (*strides, self.heads, n_heads, n_queries, *of_chunks)
+        apart = ("combine", self.dtype, self.device, *strides, *constants.values())
+        n_programs = -(-n_queries // constants["B"]) * n_heads
+        names = (*rows, "o", "lse")
+        options = {"launch_pdl": early}
+        self._run(_kernel("combine"), apart, n_programs, names, numbers, constants, options)
 
     def backward(self):
         """Fill dq, dk and dv, each unless None."""
@@ -160,6 +222,8 @@ class _Problem:
         names = ("q", "k", "v", "o", "do", "dq" if dq else "q")
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         needs = {"NEEDS_DQ": dq}
+        self._split("k", "v")
+        self._split("q", "do")
         self._launch("backward_dq", self.n_queries, n_heads, names, rows, sizes, needs)
 
         if not (dk or dv):
@@ -176,6 +240,54 @@ class _Problem:
             if any(needs.values()):
                 self._launch(name, self.n_keys, n_heads, names, rows, sizes, needs)
 
+    def fits_chunks(self) -> bool:
+        """Whether the backward is to be cut into chunks of queries."""
+        n_heads = self.batch * self.heads
+        size = 4 if self.dtype == "fp32" else 2
+        some = self.n_queries and n_heads and self.kv_heads
+        return bool(some) and in_chunks(self.n_keys, n_heads, self.head_dim, self.is_causal, size)
+
+    def backward_in_chunks(self):
+        """Fill dq, dk and dv, by way of ``rows`` and of sums in fp32."""
+        q, k = self.tensors["q"], self.tensors["k"]
+        rows, sums = hopper.scratch(q)
+        wide = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
+        self.add(rows=rows, dq_sums=sums)
+        self.add(dk_sums=torch.empty_like(k, **wide), dv_sums=torch.empty_like(k, **wide))
+        gradients, sums = ("dq", "dk", "dv"), ("dq_sums", "dk_sums", "dv_sums")
+        n_heads, n_kv_heads = self.batch * self.heads, self.batch * self.kv_heads
+        n_queries, n_keys, padded = self.n_queries, self.n_keys, rows.shape[-1]
+        BD = self._key("backward_chunks")[2]
+
+        def around(name, n_rows, names, strided, sizes):
+            constants = {"d": self.head_dim, "BD": BD, "B": CHUNK_ROWS}
+            if name == "prepare_chunks":
+                constants["PRECISION"] = self.precision
+            strides = [s for name in strided for s in self.tensors[name].stride()[:3]]
+            apart = (name, self.dtype, self.device, *strides, *constants.values())
+            numbers = (*strides, *sizes)
+            tiles = -(-n_rows // CHUNK_ROWS) * n_heads + -(-n_keys // CHUNK_ROWS) * n_kv_heads
+            self._run(_kernel(name), apart, tiles, names, numbers, constants, {"num_warps": 4})
+
+        names = ("o", "do", "lse", "rows", *sums)
+        sizes = (self.heads, n_heads, n_queries, padded, n_keys)
+        around("prepare_chunks", padded, names, ("o", "do"), sizes)
+
+        def cut(tile):
+            many = n_multiprocessors(self.device)
+            chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
+            return chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads, chunk
+
+        self._split("k", "v")
+        self._split("q", "do")
+        sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
+        needs = SPECIALISED["backward_chunks"][1]
+        names = ("q", "k", "v", "do")
+        self._launch("backward_chunks", n_keys, n_heads, names, ("rows", *sums), sizes, needs, cut)
+
+        sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
+        around("finish_chunks", n_queries, (*sums, *gradients), gradients, sizes)
+
     def keep(self, key):
         """Have the next call of this form run at once, unless the kernels were given copies."""
         for name, x in zip(self.names, self.inputs, strict=False):
@@ -183,18 +295,40 @@ class _Problem:
                 return
         plans.keep(key, self.inputs, self.made, self.launches)
 
+    def _split(self, *names):
+        """Have the bf16 terms of two tensors of one shape made, which bf16x6 multiplies."""
+        x, z = (self.tensors[name] for name in names)
+        if self.precision != "bf16x6" or not x.numel():
+            return
+        for name in names:
+            self.terms[name] = f"{name}_terms"
+            terms = x.new_empty(*x.shape[:-1], 3 * self.head_dim, dtype=torch.bfloat16)
+            self.add(**{self.terms[name]: terms})
+        n_programs = 2 * -(-x.shape[2] // SPLIT_ROWS) * math.prod(x.shape[:2])
+        strides = (*x.stride()[:3], *z.stride()[:3])
+        constants = {"d": self.head_dim, "BD": self._key("split")[2], "B": SPLIT_ROWS}
+        apart = ("split", self.device, *strides, *constants.values())
+        chosen = (*names, *(self.terms[name] for name in names))
+        numbers = (*strides, *x.shape[1:3])
+        self._run(_kernel("split"), apart, n_programs, chosen, numbers, constants, {})
+
     def _key(self, name):
         """Where the table has this problem's tiles for a kernel."""
         family = "fp32" if self.dtype == "fp32" else "16bit"
         return name, family, max(16, 1 << (self.head_dim - 1).bit_length()), self.is_causal
 
-    def _launch(self, name, length, n_heads, names, row_names, sizes, needs=_NOTHING):
-        """Run one kernel with the first tile of the table that fits this GPU."""
+    def _launch(
+        self, name, length, n_heads, names, row_names, sizes, needs=_NOTHING, cut=None, keys=0
+    ):
+        """Run one kernel with the first tile of the table that fits this GPU, for ``keys``.
+
+        ``cut(tile)`` says how many programs there are, if not one a tile, and what more they are to
+        know.
+        """
         if length == 0 or n_heads == 0:
             return
         key = self._key(name)
-        tensors = [self.tensors[name] for name in names]
-        rows = [self.tensors[name] for name in row_names]
+        names = [self.terms.get(name, name) for name in names]
         over_queries = name in ("forward", "backward_dq")
 
         def n_programs(tile):
@@ -203,7 +337,8 @@ class _Problem:
         tiles = TILES[key]
         if key in WHEN_FEW and n_programs(tiles[0]) < n_multiprocessors(self.device):
             tiles = WHEN_FEW[key], *tiles
-        strides = [stride for x in tensors for stride in x.stride()[:3]]
+        tiles = *(t for least, t in WHEN_LONG.get(key[:3], {}).items() if keys >= least), *tiles
+        strides = [stride for name in names for stride in self.tensors[name].stride()[:3]]
         for tile in tiles:
             if (key, tile, self.device) in _does_not_fit:
                 continue
@@ -218,29 +353,27 @@ class _Problem:
                 **needs,
             }
             apart = (name, self.dtype, self.device, self.group, *strides, *constants.values(), tile)
-            numbers = (*strides, *sizes)
+            programs, *more = cut(tile) if cut else (n_programs(tile),)
+            numbers = (*strides, *sizes, *more)
+            options = options_of(tile, self.precision)
+            chosen = (*names, *row_names)
             try:
-                known = launch(
-                    _kernel(name),
-                    apart,
-                    n_programs(tile),
-                    (*tensors, *rows),
-                    numbers,
-                    constants,
-                    options_of(tile, self.precision),
-                )
+                self._run(_kernel(name), apart, programs, chosen, numbers, constants, options)
             except _out_of_resources():
                 _does_not_fit.add((key, tile, self.device))
                 continue
-            places = tuple(self.names.index(name) for name in (*names, *row_names))
-            self.launches.append(
-                known and Launch(known[0], n_programs(tile), places, (*numbers, *known[1]))
-            )
             return
         raise UnsupportedError(
             f"flash_attention has no {name} tile for head_dim {self.head_dim} in {self.dtype} that "
             f"fits the shared memory of {self.device}"
         )
+
+    def _run(self, kernel, apart, n_programs, names, numbers, constants, options):
+        """Run a kernel on the tensors of ``names`` and remember how."""
+        tensors = tuple(self.tensors[name] for name in names)
+        known = launch(kernel, apart, n_programs, tensors, numbers, constants, options)
+        places = tuple(self.names.index(name) for name in names)
+        self.launches.append(known and Launch(known[0], n_programs, places, (*numbers, *known[1])))
 
 
 _does_not_fit: set[tuple] = set()
@@ -249,9 +382,11 @@ _does_not_fit: set[tuple] = set()
 # Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
 @functools.cache
 def _kernel(name):
-    from a2lib.attention import kernels
+    from a2lib.attention import chunks, kernels, key_chunks, operands
 
-    return getattr(kernels, SPECIALISED[name][0])
+    name = SPECIALISED[name][0] if name in SPECIALISED else f"{name}_kernel"
+    modules = (operands, kernels, chunks, key_chunks)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 @functools.cache

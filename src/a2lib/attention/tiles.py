@@ -1,7 +1,7 @@
 """Which tile each kernel uses: chosen by measurement on an H200, none by search at run time.
 
 A row of ``TILES`` lists tiles in order of preference. The first is what a Hopper GPU runs (or that
-of ``WHEN_FEW``), and compiles there without spills and without serialised wgmma
+of ``WHEN_FEW``), and compiles there without serialised wgmma, in 16 bits without spills
 (tests/attention/test_compile.py). The later ones need less shared memory: a GPU where the first
 does not fit takes the next.
 """
@@ -11,10 +11,12 @@ from typing import NamedTuple
 # What the table chooses tiles for: a kernel, and what it is asked to compute.
 SPECIALISED = {
     "forward": ("forward_kernel", {}),
+    "forward_chunk": ("chunk_kernel", {"EARLY": True}),
     "backward_dq": ("backward_dq_kernel", {"NEEDS_DQ": True}),
     "backward_dkdv": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": True}),
     "backward_dk": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": False}),
     "backward_dv": ("backward_dkdv_kernel", {"NEEDS_DK": False, "NEEDS_DV": True}),
+    "backward_chunks": ("backward_chunks_kernel", {}),
 }
 HEAD_DIM_MAX = 128
 
@@ -37,30 +39,48 @@ def _add(kernel, family, BD, causal, full=None):
     TILES[kernel, family, BD, False] = (Tile(*(full or causal)), *_SMALLER)
 
 
-for _kernel in ("forward", "backward_dq", "backward_dkdv"):
+for _kernel in ("forward", "forward_chunk", "backward_dq", "backward_dkdv"):
     for _BD in (16, 32, 64, 128):
         _add(_kernel, "16bit", _BD, (64, 64, 4, 3))
 _add("backward_dq", "16bit", 128, (128, 64, 8, 3))
 _add("backward_dkdv", "16bit", 128, (32, 64, 4, 3))
 
-for _BD in (16, 32):
-    _add("forward", "fp32", _BD, (64, 64, 4, 1))
-    _add("backward_dkdv", "fp32", _BD, (32, 64, 4, 1))
 for _BD in (16, 32, 64):
-    _add("backward_dq", "fp32", _BD, (64, 32, 4, 1))
-_add("forward", "fp32", 64, (64, 32, 4, 1))
-_add("backward_dkdv", "fp32", 64, (32, 128, 8, 1))
+    _add("backward_chunks", "16bit", _BD, (64, 64, 4, 3))
+_add("backward_chunks", "16bit", 128, (64, 64, 8, 3))
+
+# Some of these spill some registers, and are faster than the tiles that do not.
+for _kernel in ("forward", "forward_chunk"):
+    _add(_kernel, "fp32", 16, (64, 128, 4, 2))
+    _add(_kernel, "fp32", 32, (64, 64, 4, 3))
+    _add(_kernel, "fp32", 64, (64, 32, 4, 3))
+for _BD in (16, 32):
+    _add("backward_dq", "fp32", _BD, (64, 64, 4, 2))
+    _add("backward_dkdv", "fp32", _BD, (64, 64, 4, 2))
+_add("backward_dq", "fp32", 64, (64, 32, 4, 2))
+_add("backward_dkdv", "fp32", 64, (32, 64, 4, 2))
 # At 128 columns the fp32 sums of dK and dV do not fit the registers together: a kernel each.
-_add("forward", "fp32", 128, (64, 16, 4, 1))
-_add("backward_dq", "fp32", 128, (64, 16, 4, 1))
+_add("forward", "fp32", 128, (128, 32, 8, 2))
+_add("forward_chunk", "fp32", 128, (64, 32, 4, 2))
+_add("backward_dq", "fp32", 128, (64, 32, 4, 2))
 _add("backward_dk", "fp32", 128, (16, 128, 8, 1))
-_add("backward_dv", "fp32", 128, (16, 64, 4, 1), full=(16, 128, 8, 1))
+_add("backward_dv", "fp32", 128, (16, 64, 4, 2))
 
 # Where the table's tile would leave multiprocessors idle, another can be faster.
 WHEN_FEW = {}
 for _causal in (True, False):
     WHEN_FEW["forward", "16bit", 64, _causal] = Tile(64, 128, 4, 3)
     WHEN_FEW["backward_dq", "16bit", 128, _causal] = Tile(64, 64, 4, 3)
+    WHEN_FEW["backward_dq", "fp32", 64, _causal] = Tile(64, 64, 4, 2)
+    WHEN_FEW["forward", "fp32", 128, _causal] = Tile(64, 32, 4, 2)
+    WHEN_FEW["backward_dk", "fp32", 128, _causal] = Tile(16, 64, 4, 3)
+    WHEN_FEW["backward_dv", "fp32", 128, _causal] = Tile(32, 64, 4, 2)
+
+# The forward's chunks of at least so many keys: what is read for a tile is read less often.
+WHEN_LONG = {
+    ("forward_chunk", "16bit", 32): {1024: Tile(64, 128, 4, 3)},
+    ("forward_chunk", "16bit", 64): {4096: Tile(128, 64, 4, 3), 1024: Tile(64, 128, 4, 3)},
+}
 
 # The Gluon kernels (hopper.py); when the backward is theirs: theory.attention.in_one_sweep.
 
@@ -83,6 +103,39 @@ def hopper_forward(head_dim, n_queries, n_heads, causal):
     if narrow:
         return (3 if causal or n_queries >= 2048 else 0), False
     return 2, not causal
+
+
+# The backward in chunks (chunks.py); when it is the one: theory.attention.in_chunks.
+CHUNK_TILES = 16  # at most so many in one: dK and dV are added up once for them
+
+
+def chunk_of(tile, n_queries, n_keys, n_heads, causal, n_multiprocessors):
+    """Queries of one program's chunk, a power of two and a multiple of the tile's sides: as few as
+    have each program run at once, but two tiles where one each fill the GPU (measured on an
+    H200)."""
+    queries, keys = -(-n_queries // tile.Bq), -(-n_keys // tile.Bk)
+    pairs = queries * keys * n_heads
+    if causal:
+        pairs = (pairs + min(queries, keys) * n_heads) // 2
+    programs = max(1, n_multiprocessors) * 8 // tile.warps  # at once
+    each = max(-(-pairs // programs), 1 + (pairs > n_multiprocessors > 0))
+    return max(min(1 << (each - 1).bit_length(), CHUNK_TILES) * tile.Bq, tile.Bk)
+
+
+def chunk_programs(tile, chunk, n_queries, n_keys, causal):
+    """How many key tiles see how many chunks of queries, in one head: a program for each pair."""
+    chunks, keys = -(-n_queries // chunk), -(-n_keys // tile.Bk)
+    if not causal:
+        return chunks * keys
+    return sum(min(keys, chunk // tile.Bk * seen) for seen in range(1, chunks + 1))
+
+
+def n_chunk_programs(n_tiles, n_chunks, tiles_per_chunk):
+    """Programs of ``key_chunks.chunk_kernel`` for one head; tiles_per_chunk is 0 without a causal
+    mask. With one there are none behind the diagonal; fewer than tiles_per_chunk find no tile.
+    """
+    whole = (max(n_tiles - (c + 1) * tiles_per_chunk, 0) for c in range(n_chunks))
+    return sum(whole) + n_chunks * tiles_per_chunk
 
 
 def precision_of(dtype, allow_tf32):

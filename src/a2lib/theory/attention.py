@@ -7,6 +7,8 @@ the mask is causal whatever the block size, and a backward of five products to t
 
 from __future__ import annotations
 
+import math
+
 from a2lib.theory.products import check_name, check_sizes
 
 PASSES = ("forward", "backward", "end_to_end")
@@ -126,13 +128,20 @@ def tiled_memory(
     element_bytes: int,
     pass_: str,
     one_sweep: bool = False,
+    query_chunks: bool = False,
+    key_chunks: int = 0,
+    terms: bool = False,
 ) -> dict[str, int]:
     """Bytes of the tensors a tiled pass allocates, by name: results, and fp32 rows beside them.
 
-    Forward makes ``o`` and the log-sum-exp ``lse``, backward ``dq``, ``dk``, ``dv`` and ``delta``;
-    in ``one_sweep`` it makes, for ``delta``, ``rows`` (two numbers a query, of a multiple of 128
-    queries) and ``sums``, in which dQ is added up in fp32. end_to_end makes all, and their sum is
-    its peak beyond the inputs. Raises ValueError as attention_flops.
+    Forward makes ``o`` and the log-sum-exp ``lse``, and both in fp32 for each of ``key_chunks``
+    (``parts``, ``part_lse``); backward ``dq``, ``dk``, ``dv`` and ``delta``; in ``one_sweep`` it
+    makes, for ``delta``, ``rows`` (two numbers a query, of a multiple of 128 queries) and ``sums``,
+    in which dQ is added up in fp32; in ``query_chunks``, which are one sweep too, ``rows`` and sums
+    of all three gradients. With ``terms``, which the library's fp32 multiplies, each pass makes
+    three of bf16 an element of k and v, the backward of q and do too. Parts and the forward's terms
+    go before the backward: end_to_end has what is there when most is, and their sum is its peak
+    beyond the inputs. Raises ValueError as attention_flops.
     """
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
     check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
@@ -142,12 +151,26 @@ def tiled_memory(
     rows = batch * heads * n_queries * 4
     forward = {"o": query, "lse": rows}
     backward = {"dq": query, "dk": key, "dv": key}
-    if one_sweep:
+    if one_sweep or query_chunks:
         backward["rows"] = batch * heads * 2 * (-(-n_queries // 128) * 128) * 4
+    if query_chunks:
+        wide = batch * heads * head_dim * 4
+        backward |= {"dq_sums": wide * n_queries, "dk_sums": wide * n_keys}
+        backward["dv_sums"] = backward["dk_sums"]
+    elif one_sweep:
         backward["sums"] = batch * heads * n_queries * head_dim * 4
     else:
         backward["delta"] = rows
-    return {"forward": forward, "backward": backward, "end_to_end": forward | backward}[pass_]
+    if terms:
+        element = {"k_terms": key, "v_terms": key, "q_terms": query, "do_terms": query}
+        backward |= {name: size // element_bytes * 6 for name, size in element.items()}
+    end_to_end = forward | backward
+    if terms:
+        forward |= {name: backward[name] for name in ("k_terms", "v_terms")}
+    if key_chunks:
+        forward |= {"parts": key_chunks * rows * head_dim, "part_lse": key_chunks * rows}
+        end_to_end = max(forward, end_to_end, key=lambda held: sum(held.values()))
+    return {"forward": forward, "backward": backward, "end_to_end": end_to_end}[pass_]
 
 
 def for_hopper(head_dim: int, element_bytes: int) -> bool:
@@ -162,6 +185,58 @@ def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -
     (measured on an H200)."""
     fills = -(-n_keys // 128) * n_heads >= 264
     return for_hopper(head_dim, element_bytes) and n_keys >= (512 if fills else 1024)
+
+
+def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int) -> bool:
+    """Whether the library's backward is one sweep whose programs have a chunk of the queries each,
+    so that all gradients are added up: in 16 bits, where programs of 128 keys would leave a GPU
+    idle (measured on an H200)."""
+    most = 128 if head_dim <= 32 else 64 if head_dim <= 64 or causal else 32
+    return element_bytes == 2 and n_keys >= 256 and -(-n_keys // 128) * n_heads <= most
+
+
+CHUNKS_MAX = 8
+MULTIPROCESSORS = 132  # of an H100 or H200
+
+
+def keys_per_chunk(
+    n_queries: int,
+    n_keys: int,
+    n_heads: int,
+    causal: bool,
+    element_bytes: int,
+    multiprocessors: int = MULTIPROCESSORS,
+) -> int:
+    """Keys that a program of the library's forward takes where several share those of a query, a
+    multiple of 128; 0 where they do not: where tiles of 64 queries fill the GPU, or rows are short.
+
+    Work is counted in tiles of 64 by 64, which a multiprocessor does at one rate. There are at
+    most CHUNKS_MAX chunks, each of which holds an fp32 output of all queries.
+    """
+    n_keys = min(n_keys, n_queries) if causal else n_keys
+    tiles, blocks = -(-n_queries // 64) * n_heads, -(-n_keys // 64)
+    if not 0 < tiles <= 2 * multiprocessors:
+        return 0
+    share = tiles * blocks / multiprocessors / (2 if causal else 1)
+    # The fullest multiprocessor's, unshared: its second tile is then shorter, if causal.
+    second = max(0, 1 - multiprocessors / tiles) if causal else tiles > multiprocessors
+    fullest = blocks * (1 + second)
+    # What the second kernel takes, and the first more than ours of Hopper, which has from 32 tiles
+    # on, for the same work.
+    few = 6 if element_bytes == 2 else 2
+    if fullest <= 1.25 * share + (few if tiles < 32 else 10):
+        return 0
+    # Some four programs for each multiprocessor, two with a causal mask, which leaves half of the
+    # pairs (measured on an H200).
+    chunks = 4 * multiprocessors / tiles
+    chunks = min(CHUNKS_MAX, max(4, round(chunks)) if causal else max(2, math.ceil(chunks)))
+    keys = -(-n_keys // (chunks * 128)) * 128
+    return keys if keys < n_keys else 0
+
+
+def n_chunks_of(chunk_keys: int, n_queries: int, n_keys: int, causal: bool) -> int:
+    """Chunks that some query sees a key of."""
+    return -(-(min(n_queries, n_keys) if causal else n_keys) // chunk_keys)
 
 
 # Eager attention with a causal mask, kernel by kernel: N x N matrices read and written, and how

@@ -32,7 +32,7 @@ RULES = (
     (
         ATTENTION,
         r"flash_(fwd|bwd)|Flash_(fwd|bwd)|FlashAttn|fmha|sdpa|attention|"
-        r"^(forward|backward|backward_dq|backward_dkdv|prepare|finish)_kernel$",
+        r"^(forward|backward|backward_dq|backward_dkdv|prepare|finish|split)_kernel$",
     ),
     (LOSS, r"nll_loss|LogSoftMax|log_softmax|cross_entropy"),
     (SOFTMAX, r"softmax|SoftMax"),

@@ -14,7 +14,10 @@ from a2lib.theory.attention import (
     KERNELS,
     attention_bytes,
     attention_flops,
+    in_chunks,
     in_one_sweep,
+    keys_per_chunk,
+    n_chunks_of,
     tiled_l2_bytes,
     tiled_memory,
 )
@@ -48,6 +51,9 @@ TILES = {
 }
 # Runs from then on, on these, are of the kernels for Hopper.
 HOPPER_SINCE, HOPPER = "20261123T19", ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+# And of an fp32 whose terms are split once.
+TERMS_SINCE = "20261124T19"
+CHUNKS_SINCE = "20261124T20"  # and of chunks of queries and of keys, where tiles are few
 THEIRS = "triton_forward_compiled_backward"  # of the published writeup
 HELPER = 0.05  # a kernel below this share of its call's L2 traffic only prepares or converts
 
@@ -76,9 +82,25 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     ]
     found["tflops"] = np.array(flops) / found["ms"].astype(float) / 1e9
     new = rows["device"].isin(HOPPER) & (rows["run"] >= HOPPER_SINCE)
+    ours = rows["implementation"] == OURS
+    split = ours & (rows["dtype"] == "fp32") & (rows["run"] >= TERMS_SINCE)
+    cut = ours & (rows["run"] >= CHUNKS_SINCE)
+    widths = rows["dtype"].map(BYTES)
     found["expected"] = [
-        sum(tiled_memory(*s, b, p, n and in_one_sweep(s[3], s[0] * s[1], s[4], b)).values())
-        for s, b, p, n in zip(sizes, rows["dtype"].map(BYTES), rows["pass"], new, strict=True)
+        sum(
+            tiled_memory(
+                *s,
+                b,
+                p,
+                one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
+                query_chunks=c and in_chunks(s[3], s[0] * s[1], s[4], bool(masked), b),
+                key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if c else 0,
+                terms=t,
+            ).values()
+        )
+        for s, b, p, masked, n, c, t in zip(
+            sizes, widths, rows["pass"], rows["causal"], new, cut, split, strict=True
+        )
     ]
     squares = [
         s[0] * s[1] * s[2] ** 2 * BYTES[d] for s, d in zip(sizes, rows["dtype"], strict=True)
@@ -89,6 +111,11 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return found.merge(
         peers.rename(columns={"implementation": "peer", "ms": "best"}), "left", SHAPE
     )
+
+
+def _key_chunks(n_queries, n_keys, n_heads, causal, element_bytes):
+    keys = keys_per_chunk(n_queries, n_keys, n_heads, causal, element_bytes)
+    return n_chunks_of(keys, n_queries, n_keys, causal) if keys else 0
 
 
 def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:

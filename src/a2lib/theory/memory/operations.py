@@ -187,7 +187,9 @@ class _Step(Tape):
             self.scores()
         self.make("o", self.un, saved=True)
         if not self.eager:
-            self.make("lse", self.rows * self.of.shape.num_heads, "lse", saved=True)
+            self.make("lse", self.rows * self.of.shape.num_heads, saved=True)
+            self.terms("k v")
+            self.drop("lse k_terms v_terms")
         self.linear("attn.output_proj", "out", self.un)
         self.drop("heads o v0 q k norm")
         self.make_of_model(f"y{i}", self.u, "out", saved=True)
@@ -227,13 +229,20 @@ class _Step(Tape):
         self.kernel = "flash"
         self.make("dq dk dv", self.un)
         self.delta()
-        self.drop("do q k v0 o lse")
+        self.terms("k v q do")
+        self.drop("delta k_terms v_terms q_terms do_terms do q k v0 o lse")
         self.kernel = "rope"
 
+    def terms(self, names: str) -> None:
+        """In fp32, for products of bf16: three terms an element (``attention.operands``)."""
+        if not self.casts:
+            for name in names.split():
+                self.make(f"{name}_terms", 3 * self.un // 2)
+
     def delta(self) -> None:
-        """In two sweeps; one has ``rows`` and ``sums`` for it (``theory.attention``), which no
-        step's peak shows."""
-        self.make("delta", self.rows * self.of.shape.num_heads, "delta")
+        """In two sweeps; one, or chunks, has ``rows`` and fp32 sums for it (``theory.attention``),
+        which no step's peak shows."""
+        self.make("delta", self.rows * self.of.shape.num_heads)
 
     def ffn(self, i: int) -> None:
         self.enter(f"{i}f", f"layers.{i}.")

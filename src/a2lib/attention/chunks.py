@@ -1,0 +1,216 @@
+"""The backward where tiles are few, in plain Triton: one sweep, cut into chunks of queries.
+
+One head of a few thousand tokens has fewer key tiles than a GPU has multiprocessors, and with a
+causal mask the first of them is the longest. Here a program owns a key tile and a chunk of queries;
+what it finds is added to fp32 sums: dQ tile by tile, dK and dV at its end. The order of additions,
+and with it the last bits, differ from run to run. The legend is that of ``kernels.py``.
+"""
+
+import triton
+import triton.language as tl
+
+from a2lib.attention.kernels import SIZES, _exp, finish_kernel, float32, prepare_kernel
+from a2lib.attention.operands import dot, int64, load, load_rows, operand, store_rows
+
+ROWS_TO = tl.constexpr(128)  # as hopper.ROWS
+
+
+@triton.jit
+def _add_rows(ptr, x, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
+    """Add x to rows ``row0 .. row0 + B`` of a contiguous (n_rows, d) matrix, in one piece each
+    element."""
+    offs_r = tl.arange(0, B)
+    offs_d = tl.arange(0, BD)
+    ptrs = ptr + int64(row0) * d + offs_r[:, None] * d + offs_d[None, :]
+    mask = (row0 + offs_r < n_rows)[:, None]
+    if d != BD:
+        mask = mask & (offs_d < d)[None, :]
+    tl.atomic_add(ptrs, x, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def _turned(x, PRECISION: tl.constexpr):
+    """The transpose of an operand."""
+    if PRECISION == "bf16x6":
+        return tl.trans(x[0]), tl.trans(x[1]), tl.trans(x[2])
+    else:
+        return (tl.trans(x[0]),)
+
+
+@triton.jit
+def _tile_and_queries(
+    item, Nq, Nk, chunk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr
+):
+    """A program's key tile, and the ends of its queries.
+
+    With a causal mask the chunks that see the whole tile come first, and those on the diagonal,
+    which are shorter, last.
+    """
+    n_tiles = tl.cdiv(Nk, Bk)
+    if CAUSAL:
+        n_chunks = tl.cdiv(Nq, chunk)
+        per_chunk = chunk // Bk
+        later = 1  # by how many chunks the queries come after the keys
+        n_seen = tl.minimum(n_tiles, per_chunk * (n_chunks - later))
+        while item >= n_seen and later < n_chunks:
+            item -= n_seen
+            later += 1
+            n_seen = tl.minimum(n_tiles, per_chunk * (n_chunks - later))
+        tile = item
+        first = (tile // per_chunk + later % n_chunks) * (chunk // Bq)
+        start = tl.maximum(first, tile * Bk // Bq)
+    else:
+        tile = item % n_tiles
+        first = item // n_tiles * (chunk // Bq)
+        start = first
+    return tile, start, tl.minimum(first + chunk // Bq, tl.cdiv(Nq, Bq))
+
+
+@triton.jit
+def _chunk_tiles(
+    dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+    n0, start, stop, jump, skip, Nq, Nk, n_rows, scale,
+    Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dK / scale and dV of one key tile over query tiles, and dQ / scale of each added to DQ."""
+    offs_n = n0 + tl.arange(0, Bk)
+    # A key past Nk is later than every query. Its weight may be infinite, and dQ would have it.
+    offs_n = tl.where(offs_n < Nk, offs_n, 2**31 - 1)
+    for i in tl.range(start, stop, num_stages=STAGES):
+        m0 = i * Bq
+        if skip is not None:
+            m0 += tl.where(i >= jump, skip, 0) * Bq
+        offs_m = m0 + tl.arange(0, Bq)
+        q = load(Q, m0, Nq, stride_qn, Bq, d, BD, MASK, PRECISION)
+        do = load(DO, m0, Nq, stride_don, Bq, d, BD, MASK, PRECISION)
+        lse = tl.load(ROWS + offs_m)
+        delta = tl.load(ROWS + n_rows + offs_m)
+        st = dot(k, q, PRECISION, True)
+        dpt = dot(v, do, PRECISION, True)
+        pt = _exp(st, lse[None, :], scale, PRECISION)
+        if MASK and CAUSAL:
+            # Constants on one side: registers are short.
+            pt = tl.where((offs_n - m0)[:, None] <= tl.arange(0, Bq)[None, :], pt, 0.0)
+        else:
+            pt = tl.where((offs_n < Nk)[:, None], pt, 0.0)
+        dv = dot(operand(pt, Q.dtype.element_ty, PRECISION), do, PRECISION, False, dv)
+        dst = operand(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
+        dk = dot(dst, q, PRECISION, False, dk)
+        dq = dot(_turned(dst, PRECISION), k, PRECISION)
+        _add_rows(DQ, dq, m0, Nq, Bq, d, BD)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=[*SIZES, "chunk"])
+def backward_chunks_kernel(
+    Q, K, V, DO, ROWS, DQ, DK, DV,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
+    scale, H, n_heads_total, GROUP, Nq, Nk, chunk,
+    d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """What adds up to dQ / scale, dK / scale and dV in DQ, DK and DV: a program per (key tile,
+    chunk of queries, query head).
+
+    DQ: (B H, Nq, d), DK, DV: (B H / GROUP, Nk, d), contiguous fp32 zeros; ROWS as
+    ``prepare_kernel`` makes it. chunk is a multiple of Bq and of Bk.
+    """
+    scale = float32(scale)
+    item = tl.program_id(0) // n_heads_total
+    bh = tl.program_id(0) % n_heads_total
+    tile, start, stop = _tile_and_queries(item, Nq, Nk, chunk, Bq, Bk, CAUSAL)
+    n_rows = tl.cdiv(Nq, ROWS_TO) * ROWS_TO
+    b = (bh // H).to(tl.int64)
+    h = (bh % H).to(tl.int64)
+    n0 = tile * Bk
+    Q += b * stride_qb + h * stride_qh
+    K += b * stride_kb + (h // GROUP) * stride_kh
+    V += b * stride_vb + (h // GROUP) * stride_vh
+    DO += b * stride_dob + h * stride_doh
+    ROWS += (b * H + h) * 2 * n_rows
+    DQ += (b * H + h) * Nq * d
+    kv_row = (b * (H // GROUP) + h // GROUP) * Nk * d
+    k = load(K, n0, Nk, stride_kn, Bk, d, BD, True, PRECISION)
+    v = load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
+    dk = tl.zeros([Bk, BD], tl.float32)
+    dv = tl.zeros([Bk, BD], tl.float32)
+    if BD == 128:  # two loops have no registers to spare there
+        dk, dv = _chunk_tiles(
+            dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+            n0, start, stop, None, None, Nq, Nk, n_rows, scale,
+            Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
+        )  # fmt: skip
+    else:
+        whole_end = tl.minimum(stop, Nq // Bq)
+        diagonal_end = start
+        if CAUSAL:
+            diagonal_end = tl.minimum(tl.cdiv(n0 + Bk - 1, Bq), whole_end)
+            diagonal_end = tl.maximum(diagonal_end, start)
+        tail_start = tl.maximum(diagonal_end, whole_end)
+        tail = tl.maximum(stop - tail_start, 0)
+        dk, dv = _chunk_tiles(
+            dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+            n0, diagonal_end, whole_end, None, None, Nq, Nk, n_rows, scale,
+            Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
+        )  # fmt: skip
+        dk, dv = _chunk_tiles(
+            dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+            n0, start, diagonal_end + tail, diagonal_end, tail_start - diagonal_end,
+            Nq, Nk, n_rows, scale,
+            Bq, Bk, d, BD, CAUSAL, True, PRECISION, 1,
+        )  # fmt: skip
+    _add_rows(DK + kv_row, dk, n0, Nk, Bk, d, BD)
+    _add_rows(DV + kv_row, dv, n0, Nk, Bk, d, BD)
+
+
+@triton.jit(do_not_specialize=["H", "n_heads_total", "Nq", "n_rows", "Nk"])
+def prepare_chunks_kernel(
+    O, DO, LSE, ROWS, DQ, DK, DV,
+    stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don,
+    H, n_heads_total, Nq, n_rows, Nk,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``prepare_kernel`` of queries, whose zeros are DQ; then programs that make those of DK and
+    DV, (heads, Nk, d) fp32."""
+    n_queries = n_rows // B * n_heads_total
+    if tl.program_id(0) < n_queries:
+        prepare_kernel(
+            O, DO, LSE, ROWS, DQ,
+            stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
+            d, BD, B, PRECISION,
+        )  # fmt: skip
+    else:
+        n_tiles = tl.cdiv(Nk, B)
+        bh = ((tl.program_id(0) - n_queries) // n_tiles).to(tl.int64)
+        n0 = (tl.program_id(0) - n_queries) % n_tiles * B
+        zeros = tl.zeros([B, BD], tl.float32)
+        store_rows(DK + bh * Nk * d, zeros, n0, Nk, d, B, d, BD)
+        store_rows(DV + bh * Nk * d, zeros, n0, Nk, d, B, d, BD)
+
+
+@triton.jit(do_not_specialize=["H", "H_kv", "n_heads_total", "Nq", "Nk"])
+def finish_chunks_kernel(
+    DQ_SUMS, DK_SUMS, DV_SUMS, DQ, DK, DV,
+    stride_dqb, stride_dqh, stride_dqn, stride_dkb, stride_dkh, stride_dkn,
+    stride_dvb, stride_dvh, stride_dvn,
+    scale, H, H_kv, n_heads_total, Nq, Nk,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """``finish_kernel`` of queries; then programs that write DK = scale * DK_SUMS and DV."""
+    n_queries = tl.cdiv(Nq, B) * n_heads_total
+    if tl.program_id(0) < n_queries:
+        finish_kernel(
+            DQ_SUMS, DQ, stride_dqb, stride_dqh, stride_dqn, scale, H, Nq, d, BD, B
+        )  # fmt: skip
+    else:
+        n_tiles = tl.cdiv(Nk, B)
+        bh = ((tl.program_id(0) - n_queries) // n_tiles).to(tl.int64)
+        n0 = (tl.program_id(0) - n_queries) % n_tiles * B
+        dk = load_rows(DK_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
+        dv = load_rows(DV_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
+        DK += (bh // H_kv) * stride_dkb + (bh % H_kv) * stride_dkh
+        DV += (bh // H_kv) * stride_dvb + (bh % H_kv) * stride_dvh
+        store_rows(DK, dk * float32(scale), n0, Nk, stride_dkn, B, d, BD)
+        store_rows(DV, dv, n0, Nk, stride_dvn, B, d, BD)

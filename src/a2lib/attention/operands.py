@@ -1,0 +1,153 @@
+"""What the kernels of plain Triton multiply: operands, and how rows become such.
+
+An operand is a tuple of tiles whose sum it is. One tile, but for fp32 as ``PRECISION`` bf16x6 has
+it: three terms of bf16, high, middle and low, of which six products are as exact as fp32's. They
+are split once, by ``split_kernel``: split in each kernel's loop, they took longer than products.
+"""
+
+import triton
+import triton.language as tl
+
+# Triton's interpreter multiplies the bit patterns of bfloat16 operands.
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def dot(a, b, PRECISION: tl.constexpr, TURNED: tl.constexpr = False, acc=None):
+    """``a @ b``, or ``a @ b.T`` if TURNED, plus ``acc`` if given, in fp32; operands as ``operand``
+    makes them and ``load`` reads them."""
+    if PRECISION == "bf16x6":
+        # The smallest first. Where an operand is infinite its terms give NaN but in the last.
+        product = _one_dot(a[1], b[1], TURNED, PRECISION, None)
+        product = _one_dot(a[2], b[0], TURNED, PRECISION, product)
+        product = _one_dot(a[0], b[2], TURNED, PRECISION, product)
+        product = _one_dot(a[1], b[0], TURNED, PRECISION, product)
+        product = _one_dot(a[0], b[1], TURNED, PRECISION, product)
+        product = tl.where(product == product, product, 0.0)
+        product = _one_dot(a[0], b[0], TURNED, PRECISION, product)
+        # Apart from the sum so far, to which the tensor cores would add with less than fp32.
+        if acc is not None:
+            product += acc
+    else:
+        product = _one_dot(a[0], b[0], TURNED, PRECISION, acc)
+    return product
+
+
+@triton.jit
+def _one_dot(a, b, TURNED: tl.constexpr, PRECISION: tl.constexpr, acc):
+    if TURNED:
+        b = tl.trans(b)
+    if INTERPRETED:
+        product = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    elif PRECISION == "tf32":
+        product = tl.dot(a, b, acc, input_precision="tf32")
+    else:
+        product = tl.dot(a, b, acc)
+    return product
+
+
+@triton.jit
+def operand(x, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """``x`` as a product takes it: rounded to ``dtype``, or in bf16x6 as three terms of bf16, whose
+    sum it is."""
+    if PRECISION == "bf16x6":
+        high = x.to(tl.bfloat16)
+        rest = x - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    else:
+        return (x.to(dtype),)
+
+
+@triton.jit
+def in_float32(x, PRECISION: tl.constexpr):
+    """The inverse of ``operand``, in fp32."""
+    if PRECISION == "bf16x6":
+        return x[2].to(tl.float32) + x[1].to(tl.float32) + x[0].to(tl.float32)
+    else:
+        return x[0].to(tl.float32)
+
+
+@triton.jit
+def int64(x):
+    # A loop counter is a plain int in the interpreter, and a tensor in a compiled kernel.
+    return tl.zeros([], tl.int64) + x
+
+
+@triton.jit
+def load_rows(
+    ptr, row0, n_rows, stride,
+    B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Rows ``row0 .. row0 + B`` of a (n_rows, d) matrix as (B, BD); zero outside of it."""
+    offs_r = tl.arange(0, B)
+    offs_d = tl.arange(0, BD)
+    # The tile's origin in 64 bits, offsets within a tile in 32: long sequences do not overflow.
+    ptrs = ptr + int64(row0) * stride + offs_r[:, None] * stride + offs_d[None, :]
+    if MASK and d != BD:
+        x = tl.load(ptrs, mask=(row0 + offs_r < n_rows)[:, None] & (offs_d < d)[None, :], other=0.0)
+    elif MASK:
+        x = tl.load(ptrs, mask=(row0 + offs_r < n_rows)[:, None], other=0.0)
+    elif d != BD:
+        x = tl.load(ptrs, mask=(offs_d < d)[None, :], other=0.0)
+    else:
+        x = tl.load(ptrs)
+    return x
+
+
+@triton.jit
+def load(
+    ptr, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Rows as a product's operand; in bf16x6 a row has its terms one behind the other."""
+    if PRECISION == "bf16x6":
+        high = load_rows(ptr, row0, n_rows, stride, B, d, BD, MASK)
+        middle = load_rows(ptr + d, row0, n_rows, stride, B, d, BD, MASK)
+        return high, middle, load_rows(ptr + 2 * d, row0, n_rows, stride, B, d, BD, MASK)
+    else:
+        return (load_rows(ptr, row0, n_rows, stride, B, d, BD, MASK),)
+
+
+@triton.jit
+def store_rows(ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
+    """The inverse of ``load_rows``; elements outside of the matrix are dropped."""
+    offs_r = tl.arange(0, B)
+    offs_d = tl.arange(0, BD)
+    ptrs = ptr + int64(row0) * stride + offs_r[:, None] * stride + offs_d[None, :]
+    mask = (row0 + offs_r < n_rows)[:, None]
+    if d != BD:
+        mask = mask & (offs_d < d)[None, :]
+    tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _split_rows(
+    X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    n_tiles = tl.cdiv(N, B)
+    bh = (tile // n_tiles).to(tl.int64)
+    m0 = tile % n_tiles * B
+    X += (bh // H) * stride_xb + (bh % H) * stride_xh
+    x = operand(load_rows(X, m0, N, stride_xn, B, d, BD, True), tl.bfloat16, "bf16x6")
+    Y += bh * N * 3 * d
+    store_rows(Y, x[0], m0, N, 3 * d, B, d, BD)
+    store_rows(Y + d, x[1], m0, N, 3 * d, B, d, BD)
+    store_rows(Y + 2 * d, x[2], m0, N, 3 * d, B, d, BD)
+
+
+@triton.jit(do_not_specialize=["H", "N"])
+def split_kernel(
+    X, Z, X_TERMS, Z_TERMS,
+    stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, H, N,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """X_TERMS and Z_TERMS: (B, H, N, 3 d) contiguous bf16, the three terms of each row of X and of
+    Z, both (B, H, N, d) fp32. Two at once, each by half of the programs: to launch takes longer
+    than to split a short sequence."""
+    tile, half = tl.program_id(0), tl.num_programs(0) // 2
+    if tile < half:
+        _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)
+    else:
+        _split_rows(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B)

@@ -1,0 +1,169 @@
+"""The backward in chunks of queries, in Triton's interpreter: gradients by name against float64."""
+
+import pytest
+import torch
+from attention_compare import (
+    LAYOUTS,
+    errors,
+    in_float64,
+    laid_out,
+    random_inputs,
+    with_gradients,
+)
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from a2lib.attention import attention_reference, flash_attention, passes, plans
+from a2lib.attention.tiles import TILES, Tile, chunk_of, chunk_programs
+from a2lib.theory.attention import tiled_memory
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
+SIDES = [(64, 64), (64, 128), (32, 16), (16, 32)]
+
+
+@pytest.fixture(scope="module")
+def in_few_chunks():
+    """Every backward is in chunks, of a GPU and a tile that each test chooses, and each new tensor
+    is full of NaN: an element that nobody sets shows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "in_chunks", lambda *_: True)
+        patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+        torch.use_deterministic_algorithms(True)
+        yield patch
+        torch.use_deterministic_algorithms(False)
+    plans._plans.clear()
+
+
+def run(patch, inputs, causal, sides=(64, 64), multiprocessors=64, scale=None):
+    """o and the gradients, and how many programs each launch of the backward had."""
+    for BD in (16, 32, 64, 128):
+        key = ("backward_chunks", "16bit", BD, causal)
+        patch.setitem(TILES, key, (Tile(*sides, 4, 1),))
+        patch.setitem(TILES, ("backward_chunks", "fp32", BD, causal), TILES[key])
+    patch.setattr(passes, "n_multiprocessors", lambda device: multiprocessors)
+    launched = {}
+    real = passes.launch
+
+    def launch(kernel, apart, n_programs, *rest):
+        launched[apart[0]] = n_programs
+        return real(kernel, apart, n_programs, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "launch", launch)
+        results = with_gradients(
+            lambda q, k, v, c: flash_attention(q, k, v, is_causal=c, scale=scale), *inputs, causal
+        )
+    assert "backward_dq" not in launched
+    return results, launched
+
+
+@st.composite
+def problems(draw):
+    length = st.integers(1, 70) | st.sampled_from([16, 31, 32, 33, 64, 65, 129])
+    batch, kv_heads = draw(st.sampled_from([(1, 1), (1, 2), (2, 1)]))
+    return {
+        "batch": batch,
+        "kv_heads": kv_heads,
+        "heads": kv_heads * draw(st.integers(1, 2)),
+        "n_queries": draw(length),
+        # Through a softmax over a single key no gradient flows: nothing to be relative to.
+        "n_keys": draw(length.filter(lambda n: n > 1)),
+        "d": draw(st.integers(1, 64) | st.sampled_from([16, 32, 64, 80, 128])),
+        "causal": draw(st.booleans()),
+        "layout": draw(st.sampled_from(LAYOUTS)),
+        "dtype": draw(st.sampled_from([torch.float16, torch.float32])),
+        "sides": draw(st.sampled_from(SIDES)),
+        "multiprocessors": draw(st.sampled_from([1, 4, 16, 64])),
+        "seed": draw(st.integers(0, 2**16)),
+    }
+
+
+@pytest.mark.slow
+@given(p=problems())
+def test_gradients_match_float64(in_few_chunks, p):
+    generator = torch.Generator().manual_seed(p["seed"])
+    q_shape = (p["batch"], p["heads"], p["n_queries"], p["d"])
+    kv_shape = (p["batch"], p["kv_heads"], p["n_keys"], p["d"])
+    inputs = random_inputs(q_shape, kv_shape, p["dtype"], generator=generator)
+    truth = in_float64(*inputs, p["causal"])
+    inputs = [laid_out(x, p["layout"]) for x in inputs]
+    results, _ = run(in_few_chunks, inputs, p["causal"], p["sides"], p["multiprocessors"])
+    for name, error in errors(results, truth).items():
+        assert error <= {torch.float16: 1e-2, torch.float32: 1e-5}[p["dtype"]], (name, error)
+
+
+def test_scale(in_few_chunks):
+    inputs = random_inputs((60, 16), (40, 16), torch.float32)
+    results, _ = run(in_few_chunks, inputs, True, (16, 32), scale=0.3)
+    truth = with_gradients(
+        lambda q, k, v, c: attention_reference(q, k, v, c, scale=0.3),
+        *(x.double() for x in inputs),
+        True,
+    )
+    assert max(errors(results, truth).values()) <= 1e-5
+
+
+def test_keys_at_the_ragged_end_weigh_nothing(in_few_chunks):
+    """Scores far below zero: the weight of a key that is not there, of score 0, would be infinite,
+    and so would dQ."""
+    q, k, v, do = random_inputs((1, 40, 16), (1, 40, 16), torch.float32)
+    q[..., 0], k[..., 0] = 200.0, -20.0
+    for causal in (False, True):
+        results, _ = run(in_few_chunks, (q, k, v, do), causal)
+        assert max(errors(results, in_float64(q, k, v, do, causal)).values()) <= 1e-3
+
+
+@pytest.mark.parametrize("n_queries, n_keys", [(40, 0), (0, 40)])
+def test_empty_lengths_are_the_other_ways(n_queries, n_keys, monkeypatch):
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    inputs = random_inputs((2, n_queries, 16), (2, n_keys, 16), torch.float32)
+    results = with_gradients(lambda *x: flash_attention(*x[:3], is_causal=x[3]), *inputs, True)
+    assert all((x == 0).all() for x in results.values())
+
+
+@given(
+    st.sampled_from([Tile(q, k, 4, 1) for q, k in SIDES]),
+    st.integers(1, 3000),
+    st.integers(1, 3000),
+    st.integers(1, 64),
+    st.booleans(),
+    st.integers(0, 132),
+)
+@example(Tile(64, 128, 8, 2), 16384, 16384, 1, True, 132)
+def test_programs_are_the_chunks_that_see_something(tile, n_queries, n_keys, heads, causal, many):
+    chunk = chunk_of(tile, n_queries, n_keys, heads, causal, many)
+    assert chunk % tile.Bq == chunk % tile.Bk == 0
+    seen = sum(
+        not causal or n0 // chunk <= m0 // chunk
+        for n0 in range(0, n_keys, tile.Bk)
+        for m0 in range(0, n_queries, chunk)
+    )
+    assert chunk_programs(tile, chunk, n_queries, n_keys, causal) == seen
+
+
+def test_few_tokens_have_a_program_for_each_pair_of_tiles(in_few_chunks):
+    inputs = random_inputs((2, 96, 16), (2, 96, 16), torch.float16)
+    _, launched = run(in_few_chunks, inputs, True, (32, 16))
+    pairs = 2 * (1 + 2 + 3)
+    assert launched["backward_chunks"] == 2 * pairs
+
+
+def test_scratch_is_what_is_counted(in_few_chunks, monkeypatch):
+    added, add = {}, passes._Problem.add
+    monkeypatch.setattr(passes._Problem, "add", lambda p, **x: added.update(x) or add(p, **x))
+    run(in_few_chunks, random_inputs((2, 3, 40, 16), (2, 3, 70, 16), torch.float16), True)
+    held = tiled_memory(2, 3, 40, 70, 16, 2, "backward", query_chunks=True)
+    assert {name: 4 * x.numel() for name, x in added.items()} == {x: held[x] for x in added}
+    assert set(held) - set(added) == {"dq", "dk", "dv"}
+
+
+@pytest.mark.parametrize("fixed, wanted", [(True, "qkv"), (False, "qk"), (False, "v")])
+def test_a_fixed_order_or_fewer_gradients_are_the_other_ways(monkeypatch, fixed, wanted):
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: fixed)
+    monkeypatch.setattr(passes._Problem, "backward_in_chunks", None)
+    inputs = dict(zip("qkv", random_inputs((2, 20, 16), (2, 20, 16), torch.float32), strict=False))
+    for name in wanted:
+        inputs[name].requires_grad_()
+    flash_attention(*inputs.values()).sum().backward()
+    assert all((x.grad is not None) == (name in wanted) for name, x in inputs.items())

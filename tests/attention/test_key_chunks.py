@@ -1,0 +1,172 @@
+"""The forward whose keys several programs share, in Triton's interpreter: against float64, and
+which program has which tile and chunk."""
+
+import math
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
+from hypothesis import given
+from hypothesis import strategies as st
+
+from a2lib.attention import FlashAttentionTriton, key_chunks, passes, plans
+from a2lib.attention.tiles import TILES, Tile, n_chunk_programs
+from a2lib.theory.attention import n_chunks_of, tiled_memory
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}
+SHAPES = [(32, 32), (32, 64), (64, 32), (16, 32)]
+
+
+@pytest.fixture(autouse=True)
+def chunked(monkeypatch):
+    """``chunked(keys, Bq, Bk)``: forwards of chunks of so many keys, in small tiles."""
+
+    monkeypatch.setattr(passes, "WHEN_LONG", {})
+
+    def have(keys, Bq=32, Bk=32):
+        monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: keys)
+        for key in TILES:
+            if key[0] == "forward_chunk":
+                monkeypatch.setitem(TILES, key, (Tile(Bq, Bk, 4, 1),))
+
+    have(64)
+    monkeypatch.setattr(plans, "_plans", {})
+    return have
+
+
+@pytest.fixture(autouse=True)
+def poisoned():
+    """Deterministic mode fills new tensors with NaN: what is read unwritten shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def truth_of(q, k, v, is_causal):
+    """o and the log-sum-exp in float64, heads of q grouped over those of k."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if is_causal:
+        hidden = torch.arange(k.shape[2]) > torch.arange(q.shape[2])[:, None]
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def off_by(got, want):
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+@st.composite
+def problems(draw):
+    length = st.integers(1, 200) | st.sampled_from([31, 32, 33, 63, 64, 65, 127, 128, 129, 192])
+    kv_heads = draw(st.integers(1, 2))
+    return {
+        "q": (draw(st.integers(1, 2)), kv_heads * draw(st.integers(1, 2)), draw(length)),
+        "kv": (kv_heads, draw(length)),
+        "d": draw(st.integers(16, 128) | st.sampled_from([16, 32, 64, 128])),
+        "dtype": draw(st.sampled_from(list(TOLERANCE))),
+        "is_causal": draw(st.booleans()),
+        "layout": draw(st.sampled_from(LAYOUTS)),
+        "tile": draw(st.sampled_from(SHAPES)),
+        "seed": draw(st.integers(0, 2**16)),
+    }
+
+
+@pytest.mark.slow
+@given(problems())
+def test_matches_float64(p):
+    generator = torch.Generator().manual_seed(p["seed"])
+    shapes = (*p["q"], p["d"]), (p["q"][0], *p["kv"], p["d"])
+    q, k, v, _ = random_inputs(*shapes, p["dtype"], generator=generator)
+    o, lse = truth_of(q, k, v, p["is_causal"])
+    q, k, v = (laid_out(x, p["layout"]) for x in (q, k, v))
+    for key in TILES:
+        if key[0] == "forward_chunk":
+            TILES[key] = (Tile(*p["tile"], 4, 1),)  # the fixture puts the table back
+    results = passes.forward(q, k, v, p["is_causal"], None)
+    assert off_by(results[0], o) <= TOLERANCE[p["dtype"]]
+    torch.testing.assert_close(results[1].double(), lse, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_backward_after_it(is_causal):
+    inputs = random_inputs((1, 2, 150, 16), (1, 1, 150, 16), torch.float32)
+    results = with_gradients(FlashAttentionTriton.apply, *inputs, is_causal)
+    for name, error in errors(results, in_float64(*inputs, is_causal)).items():
+        assert error <= 1e-5, (name, error)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_same_bits_every_run(is_causal):
+    q, k, v, _ = random_inputs((1, 2, 150, 16), (1, 2, 150, 16), torch.float16)
+    first, second = (passes.forward(q, k, v, is_causal, None) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+def test_chunks_whose_scores_are_all_minus_infinity():
+    """As an additive mask would leave them: some chunks of some rows, then every chunk."""
+    q, k, v, _ = random_inputs((1, 1, 70, 16), (1, 1, 150, 16), torch.float32)
+    q[..., 0] = q[..., 0].abs() + 0.1
+    k[..., 20:140, 0] = -math.inf
+    o, lse = passes.forward(q, k, v, False, None)
+    want = truth_of(q, k, v, False)
+    torch.testing.assert_close(o.double(), want[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.double(), want[1], atol=1e-5, rtol=1e-5)
+    k[..., 0] = -math.inf
+    o, lse = passes.forward(q, k, v, False, None)
+    assert (o == 0).all() and (lse == -math.inf).all()
+
+
+@triton.jit
+def _who_kernel(OUT, n_tiles, n_chunks, tiles_per_chunk):
+    tile, chunk = key_chunks._tile_and_chunk(
+        tl.program_id(0), n_tiles, n_chunks, tiles_per_chunk
+    )  # fmt: skip
+    tl.store(OUT + 2 * tl.program_id(0), tile)
+    tl.store(OUT + 2 * tl.program_id(0) + 1, chunk)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    "n_queries, n_keys, keys, Bq",
+    [(512, 512, 128, 64), (500, 500, 128, 32), (1000, 300, 128, 64), (300, 1000, 128, 128)],
+)
+def test_every_tile_and_chunk_has_one_program_and_long_ones_come_first(
+    n_queries, n_keys, keys, Bq, is_causal
+):
+    n_tiles, n_chunks = -(-n_queries // Bq), n_chunks_of(keys, n_queries, n_keys, is_causal)
+    per_chunk = keys // Bq if is_causal else 0
+    n_programs = n_chunk_programs(n_tiles, n_chunks, per_chunk)
+    out = torch.full((n_programs, 2), -1, dtype=torch.int32)
+    _who_kernel[(n_programs,)](out, n_tiles, n_chunks, per_chunk)
+    pairs = [tuple(pair) for pair in out.tolist() if pair[0] < n_tiles]
+    wanted = {
+        (tile, chunk)
+        for tile in range(n_tiles)
+        for chunk in range(n_chunks)
+        if not is_causal or (tile + 1) * Bq > chunk * keys
+    }
+    assert len(pairs) == len(wanted) and set(pairs) == wanted
+    assert n_programs - len(pairs) <= max(0, per_chunk - 1)
+    if is_causal:
+        seen = [min(keys, (tile + 1) * Bq - chunk * keys) for tile, chunk in pairs]
+        assert seen == sorted(seen, reverse=True)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_it_makes_the_tensors_that_are_counted(monkeypatch, is_causal):
+    made = []
+    run = passes._Problem._run
+    monkeypatch.setattr(
+        passes._Problem, "_run", lambda self, *rest: made.append(self) or run(self, *rest)
+    )
+    q, k, v, _ = random_inputs((1, 2, 40, 16), (1, 2, 140, 16), torch.float16)
+    passes.forward(q, k, v, is_causal, None)
+    held = {name: made[-1].tensors[name] for name in ("o", "lse", "parts", "part_lse")}
+    chunks = n_chunks_of(64, 40, 140, is_causal)
+    counted = tiled_memory(1, 2, 40, 140, 16, 2, "forward", key_chunks=chunks)
+    assert {name: x.numel() * x.element_size() for name, x in held.items()} == counted

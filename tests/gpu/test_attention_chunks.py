@@ -1,0 +1,51 @@
+"""The backward in chunks of queries on a real GPU, at lengths on and beside the edges of tiles."""
+
+import random
+
+import pytest
+import torch
+from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
+
+from a2lib.attention import FlashAttentionTriton, passes, plans
+
+pytestmark = pytest.mark.gpu
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+ours = FlashAttentionTriton.apply
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    plans._plans.clear()
+    yield
+    plans._plans.clear()
+
+
+def poison():
+    """What is freed here is what the next call's new tensors lie in."""
+    held = [torch.full((n,), float("nan"), device="cuda") for n in (2**14, 2**18, 2**22, 2**25)]
+    del held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 24, 32, 64, 80, 128])
+def test_gradients_match_float64(head_dim, is_causal, dtype):
+    draw = random.Random(f"{head_dim} {is_causal} {dtype}")
+    for _ in range(4):
+        n_queries, n_keys = (
+            draw.choice([draw.choice([1, 63, 64, 65, 129, 1024]), draw.randint(1, 2500)])
+            for _ in "qk"
+        )
+        kv_heads, group = draw.randint(1, 2), draw.choice([1, 2, 3])
+        q_shape = (draw.randint(1, 2), kv_heads * group, n_queries, head_dim)
+        kv_shape = (q_shape[0], kv_heads, max(n_keys, 2), head_dim)
+        inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
+        truth = in_float64(*inputs, is_causal)
+        layout = draw.choice(LAYOUTS)
+        inputs = [laid_out(x, layout) for x in inputs]
+        for _ in range(2):  # the second from the plan
+            poison()
+            for name, error in errors(with_gradients(ours, *inputs, is_causal), truth).items():
+                assert error <= TOLERANCE[dtype], (name, q_shape, kv_shape, layout)

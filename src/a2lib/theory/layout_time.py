@@ -196,14 +196,13 @@ def _routed(job: Job, layout: Layout, rows: float, mixtures: float) -> Seconds:
     )
 
 
-def least_waited(job: Job, layout: Layout) -> float:
-    """Seconds of a step in which a device of the average stage at least waits for messages of
-    tensor and context, however many micro-batches there are; experts may be on one device."""
+def least_waited(job: Job, layout: Layout) -> tuple[float, float]:
+    """Seconds, a token and in any case, in which a device at least waits for messages of tensor and
+    context in one block; experts may be on one device."""
     if layout.tensor == layout.context == 1:
-        return 0.0
-    rows = job.batch * job.context / (layout.data * layout.context)
-    blocks = job.shape.num_layers / layout.pipeline
-    return sum(map(sum, _waited(job, layout, rows, blocks, False, False)))
+        return 0.0, 0.0
+    one, two = (sum(map(sum, _waited(job, layout, rows, 1, False, False))) for rows in (1, 2))
+    return two - one, 2 * one - two
 
 
 def _once(job: Job, layout: Layout, stage: Stage) -> Seconds:

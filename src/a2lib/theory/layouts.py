@@ -221,7 +221,7 @@ def memory(job: Job, layout: Layout) -> tuple[str, dict[str, float]]:
     """The fullest moment of a step on the fullest device, and its bytes by component."""
     every = stages(job, layout)
     if len(every) == 3 and every[1].blocks == every[0].blocks:
-        del every[1]  # which holds less than the first
+        every = every[::2]  # the second holds less than the first
     moments = [moment for stage in every for moment in _stage_memory(job, layout, stage)]
     return max(moments, key=lambda moment: sum(moment[1].values()))
 

@@ -121,7 +121,7 @@ class Shape:
         """Parameters of a block's norms: two, and those of latents."""
         return 2 * self.d_model + self.q_rank + self.kv_rank
 
-    @property
+    @cached_property
     def expert_matrices(self) -> int:
         """Parameters of one expert, 0 where there are none."""
         return 3 * self.d_model * self.d_ff // (self.top_k + self.shared) if self.experts else 0

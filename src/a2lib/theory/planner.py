@@ -170,8 +170,9 @@ def _least_flops(job: Job, checkpointing: str) -> float:
     """Operations of a step under a strategy of checkpointing."""
     tokens = job.batch * job.context
     shape = job.shape
-    head = 3 * matmul_flops(tokens, shape.vocab_size, shape.d_model)
-    routed = (shape.num_layers - shape.dense) * (3 + (checkpointing == "block")) * shape.router
+    passes = 3 - job.frozen
+    head = passes * matmul_flops(tokens, shape.vocab_size, shape.d_model)
+    routed = (shape.num_layers - shape.dense) * (passes + (checkpointing == "block")) * shape.router
     return shape.num_layers * block_flops(job, tokens, checkpointing) + 2 * tokens * routed + head
 
 
@@ -331,7 +332,8 @@ def _floor(job: Job, fixed: dict, mesh: tuple[int, ...]) -> float:
     kept = whole / rows + (cut + scores) / t
     kept += (job.shape.num_layers / p - 1) * job.residual * job.shape.d_model / rows
     logits = job.shape.vocab_size / t * LOGIT_TENSORS * WIDE
-    state = (WIDE + OPTIMIZERS[job.optimizer]) * parameter_count(job.shape) / math.prod(mesh)
+    each = WIDE + OPTIMIZERS[job.optimizer] * (1 - job.frozen)
+    state = each * parameter_count(job.shape) / math.prod(mesh)
     tokens = job.context // context
     return max(state + tokens * kept, tokens * logits)
 

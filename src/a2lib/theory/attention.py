@@ -13,13 +13,7 @@ PASSES = ("forward", "backward", "end_to_end")
 
 
 def attention_flops(
-    batch: int,
-    heads: int,
-    n_queries: int,
-    n_keys: int,
-    head_dim: int,
-    causal: bool,
-    pass_: str,
+    batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, causal: bool, pass_: str
 ) -> int:
     """Floating-point operations of one attention call.
 

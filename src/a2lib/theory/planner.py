@@ -265,25 +265,10 @@ def _layouts(
     return found, tried
 
 
-def _layout(
-    fixed: dict,
-    mesh: tuple[int, ...],
-    m: int,
-    sharding: str,
-    strategy: str,
-    chunks: int,
-    expert: int,
-) -> Layout:
-    return Layout(
-        *mesh,
-        m,
-        sharding,
-        strategy,
-        chunks,
-        fixed.get("sequence", True),
-        expert,
-        fixed.get("schedule", "1f1b"),
-    )
+def _layout(fixed: dict, mesh: tuple, m: int, sharding: str, strategy: str, *cuts: int) -> Layout:
+    chunks, expert = cuts
+    sequence, schedule = fixed.get("sequence", True), fixed.get("schedule", "1f1b")
+    return Layout(*mesh, m, sharding, strategy, chunks, sequence, expert, schedule)
 
 
 def _values(fixed: dict, name: str, free: tuple) -> tuple:

@@ -179,23 +179,9 @@ PUBLISHED = {
     "Llama-3-405B": GroupedShape(16_384, 53_248, 126, 128, 128_256, num_kv_heads=8),
     # config.json of the released weights (DeepSeek-AI, 2024), without the layer that predicts a
     # second token: an expert is 2,048 wide, and a token's eight lie in at most four machines.
-    "DeepSeek-V3": GroupedShape(
-        7168,
-        18_432,
-        61,
-        128,
-        129_280,
-        experts=256,
-        top_k=8,
-        shared=1,
-        dense=3,
-        nodes=4,
-        head_size=128,
-        q_rank=1536,
-        kv_rank=512,
-        rope=64,
-    ),
-}
+    "DeepSeek-V3": GroupedShape(7168, 18_432, 61, 128, 129_280, experts=256, top_k=8, shared=1,
+                                dense=3, nodes=4, head_size=128, q_rank=1536, kv_rank=512, rope=64),
+}  # fmt: skip
 PRESETS = SIZES | PUBLISHED
 
 

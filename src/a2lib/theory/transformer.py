@@ -282,17 +282,8 @@ class StateBytes:
         return self.parameters + self.gradients + self.optimizer
 
 
-def state_bytes(
-    shape: Shape, element_bytes: int = 4, moment_bytes: int | None = None
-) -> StateBytes:
-    """Bytes of the parameters, of their gradients, and of AdamW's two moments.
-
-    ``element_bytes`` is the size of a parameter, which a gradient shares; ``moment_bytes`` of a
-    moment, by default the same, as in ``torch.optim.AdamW``. That also keeps a step counter of 4
-    bytes for each tensor, which is not counted. Raises ValueError for sizes that are not positive
-    integers.
-    """
-    moment_bytes = element_bytes if moment_bytes is None else moment_bytes
-    check_sizes(element_bytes=element_bytes, moment_bytes=moment_bytes)
-    n = parameter_count(shape)
-    return StateBytes(n * element_bytes, n * element_bytes, 2 * n * moment_bytes)
+def state_bytes(shape: Shape) -> StateBytes:
+    """Bytes in fp32 of the parameters, of their gradients, and of AdamW's two moments; the counter
+    of 4 bytes that ``torch.optim.AdamW`` keeps for each tensor is not among them."""
+    one = 4 * parameter_count(shape)
+    return StateBytes(one, one, 2 * one)

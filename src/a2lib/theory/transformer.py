@@ -42,14 +42,9 @@ class Shape:
     head_size = q_rank = kv_rank = rope = 0
 
     def __post_init__(self) -> None:
-        check_sizes(
-            d_model=self.d_model,
-            d_ff=self.d_ff,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            vocab_size=self.vocab_size,
-            num_kv_heads=self.kv_heads,
-        )
+        names = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
+        sizes = {name: getattr(self, name) for name in names}
+        check_sizes(**sizes, num_kv_heads=self.kv_heads)
         if self.d_model % self.num_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} does not divide d_model {self.d_model}; "

@@ -40,7 +40,7 @@ SEARCHED = ("zero1", "zero2", "fsdp", "hsdp")
 # Sizes with many divisors have billions of layouts. So many meshes, and so many layouts of which
 # the memory is counted, are seconds of a search, and so many of one mesh are enough. To count the
 # time too is as long as TIMED.
-MOST_MESHES, MOST_COUNTED, MOST_OF_MESH = 30_000, 25_000, 5_000
+MOST_MESHES, MOST_COUNTED, MOST_OF_MESH = 50_000, 25_000, 5_000
 TIMED = 8
 LARGEST = 2**40
 

@@ -70,6 +70,7 @@ def point(i, shape, device, mesh, precision, attention, sharding, strategy):
         "context": context, "headroom": (0.0, 0.1, 0.35)[i % 3], "precision": precision,
         "attention": attention, "optimizer": list(OPTIMIZERS)[i % len(OPTIMIZERS)],
         "efficiency": (1.0, 0.45)[i % 2], "activations": ACTIVATIONS[i // 2 % 2],
+        "frozen": (0.0, 0.0, 0.75)[i // 2 % 3],
     }  # fmt: skip
     chunks, sequence = (1, 1, 2, 5)[i % 4] if sizes[2] > 1 else 1, i % 5 > 0
     schedule = SCHEDULES[i // 3 % 3] if sizes[2] > 1 and chunks == 1 else "1f1b"
@@ -173,7 +174,8 @@ def test_the_constants_give_what_a_block_keeps(precision, attention):
                       attention=attention)  # fmt: skip
         whole, cut, element = kept["whole"], kept["cut"], job.element
         assert job.saved == (
-            (whole["d_model"] + element * shape.top_k) * shape.d_model + whole["one"],
+            (whole["d_model"] + element * shape.top_k) * shape.d_model + whole["one"]
+            + 2 * element * (shape.q_rank + shape.kv_rank),
             cut["d_model"] * shape.d_model + cut["d_ff"] * shape.d_ff
             + cut["num_heads"] * shape.num_heads
             - 2 * element * (2 * shape.d_model - shape.q_width - shape.kv_width),  # as layouts.js

@@ -8,18 +8,23 @@ from dataclasses import replace
 import committed
 import plan_toys
 import pytest
+import torch
 from plan_toys import TINY
+from torch.utils.flop_counter import FlopCounterMode
 
+from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory import __main__ as command
 from a2lib.theory import planner
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.eager import Eager
 from a2lib.theory.jobs import OPTIMIZERS, Job, score_bytes
+from a2lib.theory.layout_time import block_flops
 from a2lib.theory.layouts import SCORE_TENSORS, Layout, evaluate, flops_share, memory
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import (
     SIZES,
+    GroupedShape,
     Shape,
     forward_flops_by_part,
     parameter_count,
@@ -207,6 +212,70 @@ def test_fused_kernels_keep_what_korthikanti_et_al_count():
             assert found == pytest.approx(mask + context * (kept + 4 * 1024) / t)
     wide = job(shape=shape, context=context, precision="fp32", activations="fused")
     assert sum(wide.saved) == 2 * theirs + 4 * 16 + 8
+
+
+def test_latents_keep_what_autograd_saves_of_their_norms():
+    shape = GroupedShape(16, 32, 1, 2, 64, head_size=4, q_rank=6, kv_rank=10)
+    x, weights = torch.randn(5, 16), {n: torch.randn(n, 16) for n in (6, 10)}
+    heads = {n: torch.randn(8, n, requires_grad=True) for n in weights}
+    kept = {}
+
+    def keep(tensor):
+        if tensor.dtype.is_floating_point and tensor.shape in ((5, 6), (5, 10)):
+            kept[tensor.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for n, down in weights.items():
+            latent = x @ down.requires_grad_().T
+            torch.nn.functional.rms_norm(latent, (n,), torch.ones(n)) @ heads[n].T
+    plain = replace(shape, q_rank=0, kv_rank=0)
+    for activations in ("library", "fused"):
+        more, less = (
+            sum(job(shape=one, activations=activations, precision="fp32").saved)
+            for one in (shape, plain)
+        )
+        assert 5 * (more - less) == 4 * sum(tensor.numel() for tensor in kept.values())
+
+
+def test_what_is_not_trained_has_neither_gradient_nor_state_nor_products_for_them():
+    """Half of each matrix, held against a model of which w1 and w3 make no gradients."""
+    shape, context = Shape(16, 24, 2, 2, 40), 8
+    model = TransformerLM(40, context, 16, 2, 2, 24)
+    tokens = torch.zeros(1, context, dtype=torch.int64)
+
+    def flops():
+        with FlopCounterMode(display=False) as counted:
+            cross_entropy(model(tokens), tokens).backward()
+        return counted.get_total_flops()
+
+    whole = flops()
+    for layer in model.layers:
+        for matrix in (layer.ffn.w1, layer.ffn.w3):
+            matrix.weight.requires_grad_(False)
+    share = 2 * 16 * 24 / shape.block_matrices
+    one = job(shape=shape, context=context, attention="eager", efficiency=1.0)
+    some = replace(one, frozen=share)
+    saved = 2 * (block_flops(one, context, "none") - block_flops(some, context, "none"))
+    assert saved == pytest.approx(whole - flops())
+    for sharding in ("none", "zero1", "zero2", "fsdp", "hsdp"):
+        layout = Layout(data=8, sharding=sharding, microbatches=2)
+        all_of_it, half = (
+            evaluate(replace(one, batch=16, frozen=part), layout) for part in (0, 0.5)
+        )
+        for name in ("gradients", "optimizer"):
+            assert half.memory[name] == all_of_it.memory[name] / 2
+        for name in ("parameters", "activations"):
+            assert half.memory[name] == all_of_it.memory[name]
+        # of one all-reduce, of zero's scatter and gather half; of fsdp's three rings half of one
+        ratio = half.busy["node links"] / all_of_it.busy["node links"]
+        assert ratio == pytest.approx(5 / 6 if sharding in ("fsdp", "hsdp") else 1 / 2)
+        assert half.step_s < all_of_it.step_s
+    # its share of the peak counts no gradient of what is not trained either
+    full = replace(one, frozen=0.999999)
+    products = sum(forward_flops_by_part(shape, 1, context, causal=True).values())
+    scores = forward_flops_by_part(shape, 1, context, causal=True)["attention"]
+    assert flops_share(full, ALONE, 1.0) * TOY.flops == pytest.approx(2 * products + scores, 1e-5)
 
 
 def test_selective_computes_the_scores_again_and_no_product():

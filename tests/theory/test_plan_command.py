@@ -85,6 +85,7 @@ def test_a_search_that_left_layouts_out_says_so(capsys, monkeypatch):
     (["--size", "Llama-3-8B", "--tensor", "16"], "tensor 16 does not divide num_kv_heads 8; it m"),
     (["--hidden", "1.5"], "hidden '1.5': allowed are all, data, none, numbers from 0 to 1"),
     (["--activations", "flash"], "activations 'flash': allowed are library, fused"),
+    (["--frozen", "1"], "argument --frozen: 1: allowed are numbers from 0 to 0.9999"),
     (["--kv-heads", "5"], "num_kv_heads 5 does not divide num_heads 32; it must"),
 ])  # fmt: skip
 def test_a_wrong_option_ends_the_command_with_one_line(given, words, capsys):

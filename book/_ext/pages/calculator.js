@@ -30,7 +30,7 @@ globalThis.a2Calculator = (() => {
       batch: given.batch_of === "each" ? given.batch * data : given.batch,
       context: given.context, headroom: given.headroom, precision: given.precision,
       attention: given.attention, optimizer: given.optimizer, efficiency: given.efficiency,
-      activations: given.activations,
+      activations: given.activations, frozen: given.frozen,
     };
     const layout = { data, tensor, pipeline, context: context_parallel, microbatches, sharding,
       checkpointing, chunks, expert, schedule, sequence: given.sequence !== "whole" };
@@ -193,7 +193,7 @@ globalThis.a2Calculator = (() => {
     const options = {
       ...Object.fromEntries(sizes), device: job.device.name, devices: job.devices, batch: job.batch, context: job.context, headroom: plain(job.headroom),
       efficiency: plain(job.efficiency), precision: job.precision, attention: job.attention,
-      optimizer: job.optimizer, activations: job.activations, data: layout.data, tensor: layout.tensor,
+      optimizer: job.optimizer, activations: job.activations, frozen: plain(job.frozen), data: layout.data, tensor: layout.tensor,
       pipeline: layout.pipeline, "context-parallel": layout.context,
       microbatches: layout.microbatches, sharding: layout.sharding,
       checkpointing: layout.checkpointing, chunks: layout.chunks, expert: layout.expert,

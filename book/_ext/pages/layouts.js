@@ -3,7 +3,7 @@
 // Names, arguments and order of arithmetic are those of the Python twins, and so is every result:
 // the tests compare both. Constants come from Python: report/pages/calculator.py.
 // A job is { shape, device, devices, batch, context, headroom, precision, attention, optimizer,
-// efficiency, activations }, a layout { data, tensor, pipeline, context, microbatches, sharding,
+// efficiency, activations, frozen }, a layout { data, tensor, pipeline, context, microbatches, sharding,
 // checkpointing, chunks, sequence, expert, schedule }; what is missing has the value of a plain plan.
 globalThis.a2Layouts = (constants) => {
   const { WIDE, NARROW, LOGIT_TENSORS, SCORE_TENSORS, OPTIMIZERS } = constants;
@@ -26,6 +26,7 @@ globalThis.a2Layouts = (constants) => {
   const block_matrices = (shape) => attention_matrices(shape) + 3 * shape.d_model * shape.d_ff;
   const block_vectors = (shape) =>
     2 * shape.d_model + of(shape, "q_rank") + of(shape, "kv_rank");
+  const trained = (job) => 1 - (job.frozen ?? 0);
   const experts = (shape) => of(shape, "experts"), dense = (shape) => of(shape, "dense");
   const expert_matrices = (shape) => experts(shape)
     ? (3 * shape.d_model * shape.d_ff) / (shape.top_k + shape.shared) : 0;
@@ -53,18 +54,19 @@ globalThis.a2Layouts = (constants) => {
   // saved.py by its coefficients: bytes that a token leaves whole on, and cut over, tensor's devices,
   // and of scores.
   function saved(job) {
-    const { shape } = job, e = element(job), routed = e * of(shape, "top_k") * shape.d_model;
+    const { shape } = job, e = element(job), more = e * (of(shape, "top_k") * shape.d_model
+      + 2 * (of(shape, "q_rank") + of(shape, "kv_rank")));
     if (fused(job)) {
       const sums = scores(job) ? 0 : WIDE * shape.num_heads;
       const heads = e * (2 * q_width(shape) + 2 * kv_width(shape));
       const whole = 4 * e * shape.d_model + 2 * WIDE;
-      return [whole + routed, heads + sums + 3 * e * shape.d_ff, e * scores(job)];
+      return [whole + more, heads + sums + 3 * e * shape.d_ff, e * scores(job)];
     }
     const { whole, cut } = constants.saved[job.attention][job.precision];
     const { d_model, d_ff, num_heads } = shape;
     const shared = 2 * e * (2 * d_model - q_width(shape) - kv_width(shape));
     return [
-      whole.d_model * d_model + whole.one + routed,
+      whole.d_model * d_model + whole.one + more,
       cut.d_model * d_model + cut.d_ff * d_ff + cut.num_heads * num_heads - shared,
       cut.scores * num_heads * job.context,
     ];
@@ -235,17 +237,18 @@ globalThis.a2Layouts = (constants) => {
     const logits = last
       ? tokens * ((shape.vocab_size / t) * LOGIT_TENSORS * WIDE + gathered / 2) : 0;
     const parameters = WIDE * weights * (fsdp || (sharding !== "none" && bf16) ? share : 1);
-    const optimizer = OPTIMIZERS[job.optimizer] * weights * (sharding === "none" ? 1 : share);
+    const optimizer = OPTIMIZERS[job.optimizer] * trained(job) * weights
+      * (sharding === "none" ? 1 : share);
 
     function at(gone, gradients, kept, temporaries) {
       let working = NARROW * (weights - bare - gone);
-      if (fsdp) working = e * 3 * most;
+      if (fsdp) working = e * (2 + trained(job)) * most;
       else if (!bf16) working = 0;
       else if (sharding !== "none") working = NARROW * weights;
-      if (sharding === "zero2") working += e * most;
+      if (sharding === "zero2") working += e * trained(job) * most;
       return {
         parameters,
-        gradients: WIDE * gradients * (fsdp || sharding === "zero2" ? share : 1),
+        gradients: WIDE * trained(job) * gradients * (fsdp || sharding === "zero2" ? share : 1),
         optimizer,
         "working weights": working,
         activations: kept,
@@ -295,7 +298,7 @@ globalThis.a2Layouts = (constants) => {
     const updated = layout.sharding === "none" ? weights_of(job, layout, fullest)
       : weights_of(job, layout, fullest, 1) / shards(job, layout);
     const waits = waiting(job, layout);
-    const update = (update_bytes(job) * updated) / job.device.memory_bandwidth;
+    const update = (update_bytes(job) * trained(job) * updated) / job.device.memory_bandwidth;
 
     function pipelined(seconds) {
       const slowest = Math.max(...seconds);
@@ -335,7 +338,8 @@ globalThis.a2Layouts = (constants) => {
       + (shape.num_layers - dense(shape)) * 2 * tokens * router(shape)
       + shape.num_layers * attention_flops(job, tokens, true)
       + product(tokens, shape.vocab_size, shape.d_model);
-    return (3 * forward) / (devices(layout) * peak(job) * seconds);
+    const scores = shape.num_layers * attention_flops(job, tokens, true);
+    return (3 * forward - (1 - trained(job)) * (forward - scores)) / (devices(layout) * peak(job) * seconds);
   }
 
   const tokens_per_s = (job, seconds) => (job.batch * job.context) / seconds;
@@ -349,13 +353,14 @@ globalThis.a2Layouts = (constants) => {
     const again = layout.checkpointing === "block" ? 1 : 0;
     let flops = blocks * block_flops(job, tokens, layout.checkpointing);
     const mixtures = experts(shape) ? blocks - one.dense : 0;
-    flops += mixtures * (3 + again) * 2 * tokens * router(shape);
-    if (last) flops += 3 * product(tokens, shape.vocab_size, shape.d_model);
+    const passes = 2 + trained(job);
+    flops += mixtures * (passes + again) * 2 * tokens * router(shape);
+    if (last) flops += passes * product(tokens, shape.vocab_size, shape.d_model);
     const weights = weights_of(job, layout, one) * element(job);
-    let moved = (3 + again) * weights;
+    let moved = (passes + again) * weights;
     const [forward, backward] = constants.score_bytes[job.precision];
-    const passes = layout.checkpointing === "none" ? 1 : 2;
-    moved += ((blocks * tokens * scores(job)) / t) * (passes * forward + backward);
+    const runs = layout.checkpointing === "none" ? 1 : 2;
+    moved += ((blocks * tokens * scores(job)) / t) * (runs * forward + backward);
     const d = shape.d_model;
     const message = element(job) * tokens * d;
     const gathers = rows(layout) > 1 ? blocks * (again ? 13 : 10) + 2 * first + 3 * last
@@ -364,7 +369,7 @@ globalThis.a2Layouts = (constants) => {
     const routed = routed_s(job, layout, tokens, mixtures);
     let data = [0, 0];
     const often = { fsdp: 3, hsdp: 3, zero2: 1 }[layout.sharding];
-    if (often) data = scaled(often, replicated(job, layout, one, weights));
+    if (often) data = scaled(often - 1 + trained(job), replicated(job, layout, one, weights));
     if (layout.sharding === "hsdp") data = [data[0], 0];
     const rounds = (layout.context - 1) * 2 * element(job) * tokens * (kv_width(shape) / t);
     const context = sent(job, layout, "context", blocks * (again ? 4 : 3) * rounds);
@@ -392,7 +397,7 @@ globalThis.a2Layouts = (constants) => {
 
   function waiting(job, layout) {
     if (schedule(layout) === "1f1b") return 1 / chunks(layout);
-    const weight = (2 * block_matrices(job.shape)) / block_flops(job, 1, layout.checkpointing);
+    const weight = (2 * trained(job) * block_matrices(job.shape)) / block_flops(job, 1, layout.checkpointing);
     return 1 - (schedule(layout) === "zb-h1" ? 2 : 3) * weight;
   }
 
@@ -402,12 +407,12 @@ globalThis.a2Layouts = (constants) => {
     const wide = product(tokens, shape.d_ff, shape.d_model);
     const scores = attention_flops(job, tokens, flash);
     const again = { none: 0, selective: scores, block: products + scores - wide };
-    return 3 * products + (flash ? 3.5 : 3) * scores + again[checkpointing];
+    return (2 + trained(job)) * products + (flash ? 3.5 : 3) * scores + again[checkpointing];
   }
 
   function once(job, layout, one) {
     if (layout.sharding === "fsdp") return [0, 0];
-    const rings = layout.sharding === "zero2" ? 1 : 2;
+    const rings = (layout.sharding === "zero2" ? 1 : 2) * trained(job);
     const size = weights_of(job, layout, one) * element(job);
     const found = scaled(rings, replicated(job, layout, one, size));
     return layout.sharding === "hsdp" ? [0, found[1]] : found;

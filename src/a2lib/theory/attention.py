@@ -15,13 +15,7 @@ PASSES = ("forward", "backward", "end_to_end")
 
 
 def attention_flops(
-    batch: int,
-    heads: int,
-    n_queries: int,
-    n_keys: int,
-    head_dim: int,
-    causal: bool,
-    pass_: str,
+    batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, causal: bool, pass_: str
 ) -> int:
     """Floating-point operations of one attention call.
 
@@ -52,21 +46,22 @@ def attention_bytes(
     call is faster than the larger of operations over the peak rate and bytes over the bandwidth.
     Raises ValueError as attention_flops.
     """
-    check_sizes(
-        batch=batch,
-        heads=heads,
-        n_queries=n_queries,
-        n_keys=n_keys,
-        head_dim=head_dim,
-        element_bytes=element_bytes,
-    )
     check_name("pass", pass_, PASSES)
-    query = batch * heads * n_queries * head_dim * element_bytes  # q, o, do or dq
-    key = batch * heads * n_keys * head_dim * element_bytes  # k, v, dk or dv
-    lse = batch * heads * n_queries * 4
+    query, key, lse = tensor_bytes(batch, heads, n_queries, n_keys, head_dim, element_bytes)
     forward = 2 * query + 2 * key + lse
     backward = 4 * query + 4 * key + lse
     return {"forward": forward, "backward": backward, "end_to_end": forward + backward}[pass_]
+
+
+def tensor_bytes(
+    batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, element_bytes: int
+) -> tuple[int, int, int]:
+    """Bytes of q, o, do or dq; of k, v, dk or dv; and of a float32 for each query, as the
+    log-sum-exp has. Raises ValueError for sizes that are not positive integers."""
+    sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
+    check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
+    rows, row = batch * heads, head_dim * element_bytes
+    return rows * n_queries * row, rows * n_keys * row, rows * n_queries * 4
 
 
 # kernel: who owns a program, products per tile, matrices of the owner's rows that are read or
@@ -143,12 +138,8 @@ def tiled_memory(
     go before the backward: end_to_end has what is there when most is, and their sum is its peak
     beyond the inputs. Raises ValueError as attention_flops.
     """
-    sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
-    check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
     check_name("pass", pass_, PASSES)
-    query = batch * heads * n_queries * head_dim * element_bytes
-    key = batch * heads * n_keys * head_dim * element_bytes
-    rows = batch * heads * n_queries * 4
+    query, key, rows = tensor_bytes(batch, heads, n_queries, n_keys, head_dim, element_bytes)
     forward = {"o": query, "lse": rows}
     backward = {"dq": query, "dk": key, "dv": key}
     if one_sweep or query_chunks:

@@ -13,7 +13,14 @@ tiled attention; on a GPU in float32 only where products may use TF32, as that a
 
 from __future__ import annotations
 
-from a2lib.theory.attention import COMPILED, COMPILED_ROWS, EAGER, attention_bytes, attention_flops
+from a2lib.theory.attention import (
+    COMPILED,
+    COMPILED_ROWS,
+    EAGER,
+    attention_bytes,
+    attention_flops,
+    tensor_bytes,
+)
 from a2lib.theory.products import check_name, check_sizes, matmul_flops
 from a2lib.theory.roofline import Kernel
 
@@ -68,8 +75,8 @@ def tiled_kernel(
 ) -> Kernel:
     """A pass of tiled attention as one kernel that moves each tensor once."""
     sizes = batch, heads, n_queries, n_keys, head_dim
-    query, key = (batch * heads * n * head_dim * element_bytes for n in (n_queries, n_keys))
-    written = query + 4 * batch * heads * n_queries if pass_ == "forward" else query + 2 * key
+    query, key, lse = tensor_bytes(*sizes, element_bytes)
+    written = query + lse if pass_ == "forward" else query + 2 * key
     read = attention_bytes(*sizes, element_bytes, pass_) - written
     flops = attention_flops(*sizes, causal, pass_)
     return Kernel(pass_, "attention", f"tiled {pass_}", read, written, flops)

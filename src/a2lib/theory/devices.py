@@ -52,30 +52,15 @@ class Device:
 
 # bf16 operations/s, bytes, bytes/s of memory, of fast links, of the network; devices of a node;
 # fp32 operations/s
+HOPPER = {"fp32": 66.9e12, "workspace": WORKSPACES}
 DEVICES = {
-    "H100": Device(
-        "nvidia-h100-80gb-hbm3",
-        989.4e12,
-        80e9,
-        3.35e12,
-        450e9,
-        50e9,
-        8,
-        fp32=66.9e12,
-        workspace=WORKSPACES,
-    ),
-    "H200": Device(
-        "nvidia-h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8, fp32=66.9e12, workspace=WORKSPACES
-    ),
-    "H800": Device(
-        "nvidia-h800", 989.4e12, 80e9, 3.35e12, 200e9, 50e9, 8, fp32=66.9e12, workspace=WORKSPACES
-    ),
+    "H100": Device("nvidia-h100-80gb-hbm3", 989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8, **HOPPER),
+    "H200": Device("nvidia-h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8, **HOPPER),
+    "H800": Device("nvidia-h800", 989.4e12, 80e9, 3.35e12, 200e9, 50e9, 8, **HOPPER),
     "A100": Device("nvidia-a100-80gb", 312e12, 80e9, 2.039e12, 300e9, 25e9, 8, fp32=19.5e12),
-    "B200": Device(
-        "nvidia-b200", 2250e12, 180e9, 8e12, 900e9, 50e9, 8, fp32=80e12, workspace=WORKSPACES
-    ),
+    "B200": Device("nvidia-b200", 2250e12, 180e9, 8e12, 900e9, 50e9, 8, **HOPPER | {"fp32": 80e12}),
     "TPU-v5p": Device("google-tpu-v5p", 459e12, 95e9, 2.765e12, 200e9, 6.25e9, 8960, torus=True),
-}
+}  # fmt: skip
 
 
 def named_device(name: str) -> Device:

@@ -130,7 +130,9 @@ def step(
         ahead = block if i < last else 0
         yield Held(f"forward {i}", **state, gathered=root + block + ahead, activations=i * share)
     yield Held("backward root", **state, gathered=root + block, activations=activations)
-    cast, casting = WIDE * s.block, computes != WIDE
+    cast, head = WIDE * s.block, computes * s.head
+    # A block's own gradient beside its cast; without a cast it is what is sent.
+    own_too = block if computes != WIDE else 0
     reduced = WIDE * (s.block / world_size + s.block_vectors)
     made = WIDE * s.vectors
     for i in reversed(range(s.blocks)):
@@ -138,42 +140,20 @@ def step(
         # The cast of the block before is held until the next one is made.
         before = cast if done else 0
         there = {**state, "gathered": root + block + ahead, "gradients": made + done * reduced}
-        yield Held(
-            f"backward {i}",
-            **there,
-            travelling=computes * s.head + before,
-            activations=(i + 1) * share,
-        )
-        yield Held(
-            f"made {i}",
-            **there,
-            travelling=computes * s.head + before + block,
-            activations=i * share,
-        )
+        there["travelling"] = head + before
+        yield Held(f"backward {i}", **there, activations=(i + 1) * share)
+        there["travelling"] += block
+        yield Held(f"made {i}", **there, activations=i * share)
         if not i:
             break
-        # The block's own gradient; without a cast it is what is sent.
-        travelling = computes * s.head + cast + (block if casting else 0)
-        yield Held(
-            f"sent {i}",
-            **state,
-            gathered=root + ahead,
-            travelling=travelling,
-            gradients=made + (done + 1) * reduced,
-            activations=i * share,
-        )
+        there |= {"gathered": root + ahead, "gradients": made + (done + 1) * reduced}
+        there["travelling"] = head + cast + own_too
+        yield Held(f"sent {i}", **there, activations=i * share)
     # The end: the root's gradients, those of embedding and head, leave before the first block's.
     made += last * reduced + WIDE * s.root / world_size
-    yield Held(
-        "sent root",
-        **state,
-        gradients=made,
-        gathered=block,
-        travelling=block + WIDE * s.root + (root if casting else 0),
-    )
-    yield Held(
-        "sent 0", **state, gradients=made + reduced, travelling=cast + (block if casting else 0)
-    )
+    travelling = block + WIDE * s.root + (root if own_too else 0)
+    yield Held("sent root", **state, gradients=made, gathered=block, travelling=travelling)
+    yield Held("sent 0", **state, gradients=made + reduced, travelling=cast + own_too)
 
 
 def peak(s: Sizes, world_size: int, activations: float, computes: int = 2) -> Held:

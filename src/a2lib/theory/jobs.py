@@ -30,9 +30,10 @@ class Job:
     ``precision`` and ``attention`` are as in saved.py, ``optimizer`` one of ``OPTIMIZERS``,
     ``efficiency`` the share of the maker's peak at which products run, and ``activations`` what a
     block keeps: as this library's does, or as fused kernels on a residual stream in the width of
-    computation, as in Megatron-LM. Raises ValueError, in one
-    line, for sizes that are not positive integers, for a headroom that is not from 0 to below 1, an
-    efficiency not above 0 or above 1, another name, and for fp32 where the maker states no rate.
+    computation, as in Megatron-LM. ``frozen`` is the share of each matrix that is not trained.
+    Raises ValueError, in one line, for sizes that are not positive integers, for a headroom or a
+    frozen share that is not from 0 to below 1, an efficiency not above 0 or above 1, another name,
+    and for fp32 where the maker states no rate.
     """
 
     shape: Shape
@@ -46,11 +47,13 @@ class Job:
     optimizer: str = "adamw"
     efficiency: float = EFFICIENCY
     activations: str = "library"
+    frozen: float = 0.0
 
     def __post_init__(self) -> None:
         check_sizes(devices=self.devices, batch=self.batch, context=self.context)
-        if not 0 <= self.headroom < 1:
-            raise ValueError(f"headroom is {self.headroom!r}; allowed are numbers from 0 to < 1")
+        for name in ("headroom", "frozen"):
+            if not 0 <= (share := getattr(self, name)) < 1:
+                raise ValueError(f"{name} is {share!r}; allowed are numbers from 0 to < 1")
         if not 0 < self.efficiency <= 1:
             raise ValueError(f"efficiency is {self.efficiency!r}; allowed are numbers above 0 to 1")
         check_name("precision", self.precision, PRECISIONS)
@@ -93,12 +96,13 @@ class Job:
         """Bytes that a token of one block leaves: whole on, and cut over, the devices of plain
         tensor parallelism, but for scores; and of scores. Eager's mask is not in them."""
         shape, e = self.shape, self.element
-        routed = e * shape.top_k * shape.d_model  # a copy for each expert
+        # A copy for each expert, and latents in and out of their norms.
+        more = e * (shape.top_k * shape.d_model + 2 * (shape.q_rank + shape.kv_rank))
         if self.activations == "fused":
             sums = 0 if self.scores else WIDE * shape.num_heads
             heads = e * (2 * shape.q_width + 2 * shape.kv_width)
             whole = 4 * e * shape.d_model + 2 * WIDE
-            return whole + routed, heads + sums + 3 * e * shape.d_ff, e * self.scores
+            return whole + more, heads + sums + 3 * e * shape.d_ff, e * self.scores
         kept = [
             one
             for one in block_saved(self.shape, 1, self.context, self.attention, self.precision)
@@ -112,7 +116,7 @@ class Job:
         scores = sum(one.bytes for one in kept if one.what in SCORES)
         cut = sum(one.bytes for one in kept) - whole - scores
         whole, cut, scores = (size // self.context for size in (whole, cut, scores))
-        return whole + routed, cut, scores
+        return whole + more, cut, scores
 
     @property
     def update_bytes(self) -> int:

@@ -50,7 +50,7 @@ def times(job: Job, layout: Layout) -> tuple[float, float, float, dict[str, floa
         updated = weights(job, layout, fullest)
     else:
         updated = weights(job, layout, fullest, 1) / shards(job, layout)
-    update = job.update_bytes * updated / job.device.memory_bandwidth
+    update = job.update_bytes * (1 - job.frozen) * updated / job.device.memory_bandwidth
     waits = waiting(job, layout)
 
     def pipelined(seconds: list[float]) -> tuple[float, float]:
@@ -96,13 +96,14 @@ def waiting(job: Job, layout: Layout) -> float:
     then no part of what comes between (Qi et al., 2024, table 2)."""
     if layout.schedule == "1f1b":
         return 1 / layout.chunks
-    weight = 2 * job.shape.block_matrices / block_flops(job, 1, layout.checkpointing)
+    trained = 2 * (1 - job.frozen) * job.shape.block_matrices
+    weight = trained / block_flops(job, 1, layout.checkpointing)
     return 1 - (2 if layout.schedule == "zb-h1" else 3) * weight
 
 
 def block_flops(job: Job, rows: float, checkpointing: str) -> float:
     """Operations of a block on ``rows`` tokens, forward and backward, over all of tensor; of a
-    router none."""
+    router none, nor of gradients of what is not trained."""
     shape = job.shape
     products = 2 * rows * shape.block_matrices
     # Each query meets half of the whole sequence, whichever part of it the device has; eager's
@@ -116,7 +117,7 @@ def block_flops(job: Job, rows: float, checkpointing: str) -> float:
         "selective": scores,
         "block": products + scores - matmul_flops(rows, shape.d_ff, shape.d_model),
     }
-    return 3 * products + (3.5 if flash else 3) * scores + again[checkpointing]
+    return (3 - job.frozen) * products + (3.5 if flash else 3) * scores + again[checkpointing]
 
 
 def _stage(job: Job, layout: Layout, stage: Stage) -> Busy:
@@ -126,21 +127,22 @@ def _stage(job: Job, layout: Layout, stage: Stage) -> Busy:
     whole = layout.checkpointing == "block"
     flops = blocks * block_flops(job, rows, layout.checkpointing)
     mixtures = (blocks - stage.dense) if shape.experts else 0
-    flops += mixtures * (3 + whole) * 2 * rows * shape.router
+    passes = 3 - job.frozen  # of products: two in the backward, one of them for trained weights
+    flops += mixtures * (passes + whole) * 2 * rows * shape.router
     if stage.last:
-        flops += 3 * matmul_flops(rows, shape.vocab_size, d)
+        flops += passes * matmul_flops(rows, shape.vocab_size, d)
     size = weights(job, layout, stage) * job.element
     # Weights pass in the forward and for either product of the backward, and if it runs again.
-    moved = (3 + whole) * size
+    moved = (passes + whole) * size
     forward, backward = score_bytes(job.precision)
-    passes = 1 + (layout.checkpointing != "none")
-    moved += blocks * rows * job.scores / t * (passes * forward + backward)
+    runs = 1 + (layout.checkpointing != "none")
+    moved += blocks * rows * job.scores / t * (runs * forward + backward)
     tensor, context = _waited(job, layout, rows, blocks, stage.first, stage.last)
     routed = _routed(job, layout, rows, mixtures)
     data = Seconds()
     if often := {"fsdp": 3, "hsdp": 3, "zero2": 1}.get(layout.sharding, 0):
         layers = blocks + tables(shape, stage)
-        data = _replicated(job, layout, stage, often, often * layers)
+        data = _replicated(job, layout, stage, often - job.frozen, often * layers)
     if layout.sharding == "hsdp":
         data = Seconds(data.links)  # within a node
     hop = stage_boundary_bytes(rows, d, 1, element_bytes=job.element) / layout.rows
@@ -196,14 +198,13 @@ def _routed(job: Job, layout: Layout, rows: float, mixtures: float) -> Seconds:
     )
 
 
-def least_waited(job: Job, layout: Layout) -> float:
-    """Seconds of a step in which a device of the average stage at least waits for messages of
-    tensor and context, however many micro-batches there are; experts may be on one device."""
+def least_waited(job: Job, layout: Layout) -> tuple[float, float]:
+    """Seconds, a token and in any case, in which a device at least waits for messages of tensor and
+    context in one block; experts may be on one device."""
     if layout.tensor == layout.context == 1:
-        return 0.0
-    rows = job.batch * job.context / (layout.data * layout.context)
-    blocks = job.shape.num_layers / layout.pipeline
-    return sum(map(sum, _waited(job, layout, rows, blocks, False, False)))
+        return 0.0, 0.0
+    one, two = (sum(map(sum, _waited(job, layout, rows, 1, False, False))) for rows in (1, 2))
+    return two - one, 2 * one - two
 
 
 def _once(job: Job, layout: Layout, stage: Stage) -> Seconds:
@@ -213,12 +214,12 @@ def _once(job: Job, layout: Layout, stage: Stage) -> Seconds:
         return Seconds()
     first, shape = stages(job, layout)[0], job.shape
     messages = (first.blocks + tables(shape, first)) * (2 if layout.sharding == "zero1" else 1)
-    rings = 1 if layout.sharding == "zero2" else 2
+    rings = (1 if layout.sharding == "zero2" else 2) * (1 - job.frozen)
     found = _replicated(job, layout, stage, rings, messages)
     return Seconds(0.0, found.network) if layout.sharding == "hsdp" else found
 
 
-def _replicated(job: Job, layout: Layout, stage: Stage, rings: int, messages: int) -> Seconds:
+def _replicated(job: Job, layout: Layout, stage: Stage, rings: float, messages: int) -> Seconds:
     """Rings of a stage's weights over all that have the same ones: for its experts fewer than for
     the others."""
     shape = job.shape

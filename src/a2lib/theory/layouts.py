@@ -31,7 +31,7 @@ from a2lib.theory.stages import (
     tokens,
     weights,
 )
-from a2lib.theory.transformer import more_of_experts, step_flops
+from a2lib.theory.transformer import forward_flops_by_part, more_of_experts
 
 AXES = ("data", "tensor", "pipeline", "context")
 SHARDINGS = ("none", "zero1", "zero2", "fsdp", "hsdp")
@@ -70,7 +70,9 @@ ASSUMPTIONS = (
     "embedding in the first and the head in the last; micro-batches are whole sequences",
     "experts: all equally loaded, cut over devices of context and data; each token goes to its "
     "experts' nodes and back, there over node links, and in the backward again; what they get is "
-    "kept, a copy for each, in dense blocks too; latents' own activations are not counted",
+    "kept, a copy for each, in dense blocks too, and of latents what their norms get and give",
+    "frozen: so large a share of every matrix is not trained: it is there as all are, and has no "
+    "gradient, no optimizer's state and no message of either; activations stay as they are",
     "communication runs beside computation as far as the step says, experts' exchanges as "
     "tensor's and context's messages do; axes on the same links wait "
     "for each other, node links and network do not; on a torus tensor, data with context, and "
@@ -212,8 +214,10 @@ def timed(job: Job, layout: Layout, moment: str, held: dict[str, float]) -> Plan
 
 def flops_share(job: Job, layout: Layout, seconds: float) -> float:
     """Model FLOPs utilisation of a step of so many seconds: the operations of the model, with half
-    of the scores and nothing computed again, over the devices' peak in the job's precision."""
-    useful = step_flops(job.shape, job.batch, job.context, causal=True)
+    of the scores, nothing computed again and no gradient of what is not trained, over the devices'
+    peak in the job's precision."""
+    parts = forward_flops_by_part(job.shape, job.batch, job.context, causal=True)
+    useful = (3 - job.frozen) * sum(parts.values()) + job.frozen * parts["attention"]
     return useful / (layout.devices * job.peak * seconds)
 
 
@@ -221,7 +225,7 @@ def memory(job: Job, layout: Layout) -> tuple[str, dict[str, float]]:
     """The fullest moment of a step on the fullest device, and its bytes by component."""
     every = stages(job, layout)
     if len(every) == 3 and every[1].blocks == every[0].blocks:
-        del every[1]  # which holds less than the first
+        every = every[::2]  # the second holds less than the first
     moments = [moment for stage in every for moment in _stage_memory(job, layout, stage)]
     return max(moments, key=lambda moment: sum(moment[1].values()))
 
@@ -262,15 +266,19 @@ def _stage_memory(job: Job, layout: Layout, stage: Stage) -> list[tuple[str, dic
     copy = NARROW if bf16 and job.residual == WIDE else 0
     top = many * (2 * stream + copy * shape.d_model) / rows if last else 0
     logits = many * (shape.vocab_size / t * LOGIT_TENSORS * WIDE + gathered / 2) if last else 0
+    trained = 1 - job.frozen
     state = {
         "parameters": WIDE * own * (share if fsdp or (sharding != "none" and bf16) else 1),
-        "optimizer": OPTIMIZERS[job.optimizer] * own * (1 if sharding == "none" else share),
+        "optimizer": OPTIMIZERS[job.optimizer]
+        * trained
+        * own
+        * (1 if sharding == "none" else share),
     }
 
     def at(gone: float, gradients: float, kept: float, temporaries: float) -> dict[str, float]:
         """The components when so many weights are done with, and so many have gradients."""
         if fsdp:
-            working = element * 3 * largest
+            working = element * (2 + trained) * largest
         elif not bf16:
             working = 0  # the weights are what is computed with
         elif sharding != "none":
@@ -278,10 +286,10 @@ def _stage_memory(job: Job, layout: Layout, stage: Stage) -> list[tuple[str, dic
         else:  # autocast's copies, which go with the graph; the embedding has none
             working = NARROW * (own - bare - gone)
         if sharding == "zero2":  # a layer's gradients, before they are sent
-            working += element * largest
+            working += element * trained * largest
         return {
             "parameters": state["parameters"],
-            "gradients": WIDE * gradients * (share if fsdp or sharding == "zero2" else 1),
+            "gradients": WIDE * trained * gradients * (share if fsdp or sharding == "zero2" else 1),
             "optimizer": state["optimizer"],
             "working weights": working,
             "activations": kept,

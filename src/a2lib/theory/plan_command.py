@@ -70,7 +70,7 @@ CHOICES = {
     "optimizer": OPTIMIZERS,
     "activations": ACTIVATIONS,
 }
-SHOWN = ("devices", "batch", "context", *CHOICES, "efficiency")
+SHOWN = ("devices", "batch", "context", *CHOICES, "efficiency", "frozen")
 EPILOG = """\
 A layout is data x tensor x pipeline x context devices. Unless you hold some of its numbers, all
 that keep the rules are tried: data divides the batch; tensor the heads, those of keys, d_ff and the
@@ -135,6 +135,8 @@ def parser() -> Parser:
     add_number(job, "--headroom", Number(0, 0.99), "share of a device's memory to leave free", 0.1)
     words = "share of the maker's peak at which products run"
     add_number(job, "--efficiency", Number(1e-4, 1), words, EFFICIENCY)
+    words = "share of each matrix that is not trained"
+    add_number(job, "--frozen", Number(0, 0.9999), words, 0.0)
     for name, values in CHOICES.items():
         _name(job, name, values, Job.__dataclass_fields__[name].default)
     words = "bytes a second that a device sends in its node, of all-reduces the bus bandwidth"

@@ -14,11 +14,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
+from a2lib.theory.jobs import OPTIMIZERS, WIDE
 from a2lib.theory.layout_time import block_flops, least_waited, waiting
 from a2lib.theory.layouts import (
     AXES,
+    LOGIT_TENSORS,
     SCHEDULES,
     STRATEGIES,
     Job,
@@ -31,13 +33,14 @@ from a2lib.theory.layouts import (
 )
 from a2lib.theory.products import check_name, largest, matmul_flops
 from a2lib.theory.stages import stage_blocks
+from a2lib.theory.transformer import parameter_count
 
 # Plain replicas send as much as zero1 and hold more.
 SEARCHED = ("zero1", "zero2", "fsdp", "hsdp")
 # Sizes with many divisors have billions of layouts. So many meshes, and so many layouts of which
 # the memory is counted, are seconds of a search, and so many of one mesh are enough. To count the
 # time too is as long as TIMED.
-MOST_MESHES, MOST_COUNTED, MOST_OF_MESH = 50_000, 100_000, 5_000
+MOST_MESHES, MOST_COUNTED, MOST_OF_MESH = 50_000, 25_000, 5_000
 TIMED = 8
 LARGEST = 2**40
 
@@ -70,6 +73,9 @@ def search(
     for at_least, seconds, mesh in _by_time(job, fixed, meshes, hidden):
         if key is not None and at_least > key[0] * (1 + 1e-5):
             break
+        if (bound := _floor(job, fixed, mesh)) > job.memory:
+            least = min(least, bound)
+            continue
         # If what takes least of this mesh does not fit, nothing does.
         some = [(layout, *memory(job, layout)) for layout in _least_memory(job, fixed, mesh)]
         counted += len(some)
@@ -100,7 +106,7 @@ def search(
                 best, key = plan, this
     if best is None and not tried:
         raise ValueError(
-            f"none of the {counted:,} layouts tried fits, and more keep the rules than can be "
+            f"none of the layouts tried fits, and more keep the rules than can be "
             f"tried; hold one or more of {', '.join(allowed)}"
         )
     if best is None and least == math.inf:
@@ -111,7 +117,7 @@ def search(
     if best is None:
         raise ValueError(
             f"no layout of at most {job.devices} devices fits: the least takes "
-            f"{least / 1e9:.1f} GB of the {job.memory / 1e9:.1f} GB allowed on each"
+            f"{least / 1e9:.1f} GB or more of the {job.memory / 1e9:.1f} GB allowed on each"
         )
     return replace(best, tried=tried)
 
@@ -137,14 +143,23 @@ def _by_time(job: Job, fixed: dict, meshes: list, hidden: str | float) -> list[t
     exposed = {"data": 1, "none": 1, "all": 0}[hidden] if isinstance(hidden, str) else 1 - hidden
     names = _values(fixed, "checkpointing", _strategies(job))
     flops = {name: _least_flops(job, name) for name in names}
+
+    @cache
+    def waited(tensor: int, context: int, within: bool, name: str) -> tuple[float, float]:
+        outside = 1 if within else job.device.node + 1
+        sequence = fixed.get("sequence", True)
+        layout = Layout(outside, tensor, 1, context, checkpointing=name, sequence=sequence)
+        return least_waited(job, layout)
+
     for mesh in meshes:
-        rate, seconds = job.flops * math.prod(mesh), {}
+        data, tensor, p, context = mesh
+        devices, seconds = math.prod(mesh), {}
+        rows, blocks = job.batch * job.context / (data * context), job.shape.num_layers / p
         for name, operations in flops.items():
-            seconds[name] = operations / rate
+            seconds[name] = operations / (job.flops * devices)
             if exposed:
-                layout = Layout(*mesh, checkpointing=name, sequence=fixed.get("sequence", True))
-                seconds[name] += exposed * least_waited(job, layout)
-        data, _, p, _ = mesh
+                token, once = waited(tensor, context, devices <= job.device.node, name)
+                seconds[name] += exposed * blocks * (rows * token + once)
         most = job.batch // data * -(-job.shape.num_layers // p)  # of micro-batches and of pieces
         bubble = (p - 1) / most if fixed.get("schedule", "1f1b") == "1f1b" else 0
         found.append(((1 + bubble) * min(seconds.values()), seconds, mesh))
@@ -155,8 +170,9 @@ def _least_flops(job: Job, checkpointing: str) -> float:
     """Operations of a step under a strategy of checkpointing."""
     tokens = job.batch * job.context
     shape = job.shape
-    head = 3 * matmul_flops(tokens, shape.vocab_size, shape.d_model)
-    routed = (shape.num_layers - shape.dense) * (3 + (checkpointing == "block")) * shape.router
+    passes = 3 - job.frozen
+    head = passes * matmul_flops(tokens, shape.vocab_size, shape.d_model)
+    routed = (shape.num_layers - shape.dense) * (passes + (checkpointing == "block")) * shape.router
     return shape.num_layers * block_flops(job, tokens, checkpointing) + 2 * tokens * routed + head
 
 
@@ -208,15 +224,22 @@ def _meshes(
     job: Job, fixed: dict, across: bool = False
 ) -> tuple[list[tuple[int, int, int, int]], bool]:
     """Sizes of the four axes, and whether those are all."""
-    lists = ([fixed[axis]] if axis in fixed else _sizes(job, axis, across) for axis in AXES)
-    (data, tensor, pipeline, context), tried = _thinned(8 * MOST_MESHES, *lists)
+    lists = [[fixed[axis]] if axis in fixed else _sizes(job, axis, across) for axis in AXES]
     if fixed.get("schedule", "1f1b") != "1f1b":
-        pipeline = [p for p in pipeline if p > 1]
-    found = []
-    for t, p, c in itertools.product(tensor, pipeline, context):
-        most = job.devices // (t * p * c)
-        found += [(d, t, p, c) for d in data[: bisect.bisect_right(data, most)]]
-    return found, tried
+        lists[2] = [p for p in lists[2] if p > 1]
+    most, tried = 8 * MOST_MESHES, True
+    while True:
+        lists, all_of_them = _thinned(most, *lists)
+        tried = tried and all_of_them
+        data, tensor, pipeline, context = lists
+        ranks = {
+            (t, p, c): bisect.bisect_right(data, job.devices // (t * p * c))
+            for t, p, c in itertools.product(tensor, pipeline, context)
+        }
+        if sum(ranks.values()) <= MOST_MESHES:
+            break
+        most //= 2
+    return [(d, *others) for others, n in ranks.items() for d in data[:n]], tried
 
 
 def _layouts(
@@ -242,25 +265,10 @@ def _layouts(
     return found, tried
 
 
-def _layout(
-    fixed: dict,
-    mesh: tuple[int, ...],
-    m: int,
-    sharding: str,
-    strategy: str,
-    chunks: int,
-    expert: int,
-) -> Layout:
-    return Layout(
-        *mesh,
-        m,
-        sharding,
-        strategy,
-        chunks,
-        fixed.get("sequence", True),
-        expert,
-        fixed.get("schedule", "1f1b"),
-    )
+def _layout(fixed: dict, mesh: tuple, m: int, sharding: str, strategy: str, *cuts: int) -> Layout:
+    chunks, expert = cuts
+    sequence, schedule = fixed.get("sequence", True), fixed.get("schedule", "1f1b")
+    return Layout(*mesh, m, sharding, strategy, chunks, sequence, expert, schedule)
 
 
 def _values(fixed: dict, name: str, free: tuple) -> tuple:
@@ -298,6 +306,21 @@ def _least_memory(job: Job, fixed: dict, mesh: tuple[int, ...]) -> Iterator[Layo
                 for n in expert:
                     if n == 1 or sharding != "hsdp":
                         yield _layout(fixed, mesh, m, sharding, strategy, chunks, n)
+
+
+def _floor(job: Job, fixed: dict, mesh: tuple[int, ...]) -> float:
+    """Bytes that no layout of a mesh is below: of one sequence the activations of a block and the
+    inputs of a stage's others, or the logits; and weights and the optimizer's state, all cut."""
+    _, t, p, context = mesh
+    rows = t if fixed.get("sequence", True) else 1
+    whole, cut, scores = job.saved
+    kept = whole / rows + (cut + scores) / t
+    kept += (job.shape.num_layers / p - 1) * job.residual * job.shape.d_model / rows
+    logits = job.shape.vocab_size / t * LOGIT_TENSORS * WIDE
+    each = WIDE + OPTIMIZERS[job.optimizer] * (1 - job.frozen)
+    state = each * parameter_count(job.shape) / math.prod(mesh)
+    tokens = job.context // context
+    return max(state + tokens * kept, tokens * logits)
 
 
 def _microbatches(job: Job, fixed: dict, mesh: tuple[int, ...]) -> list[int]:

@@ -9,7 +9,7 @@ the nonlinearity: 8 widths), so it is planned as that, to the next multiple of 8
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from a2lib.theory.devices import named_device
 from a2lib.theory.jobs import Job
@@ -44,42 +44,16 @@ class Training:
 def training(row: Mapping[str, object]) -> Training:
     """The training of a row. Raises ValueError, in one line, as ``Job`` and ``evaluate``, and for
     another unit than ``UNITS``."""
-    size = {
-        name: int(row[name])
-        for name in (
-            "devices",
-            "data",
-            "tensor",
-            "pipeline",
-            "context_parallel",
-            "chunks",
-            "microbatches",
-            "expert",
-            "batch",
-            "context",
-        )
-    }
-    job = Job(
-        _shape(row),
-        named_device(str(row["device"])),
-        size["devices"],
-        size["batch"],
-        size["context"],
-        HEADROOM,
-        attention=str(row["attention"]),
-        activations="fused",
-    )
+    axes = ("data", "tensor", "pipeline", "microbatches", "chunks", "expert")
+    names = ("sharding", "checkpointing", "schedule")
+    devices, batch, tokens = (int(row[name]) for name in ("devices", "batch", "context"))
+    on, attention = named_device(str(row["device"])), str(row["attention"])
+    job = Job(_shape(row), on, devices, batch, tokens, HEADROOM, "bf16", attention)
+    job = replace(job, activations="fused")
     layout = Layout(
-        size["data"],
-        size["tensor"],
-        size["pipeline"],
-        size["context_parallel"],
-        size["microbatches"],
-        str(row["sharding"]),
-        str(row["checkpointing"]),
-        size["chunks"],
-        expert=size["expert"],
-        schedule=str(row["schedule"]),
+        context=int(row["context_parallel"]),
+        **{name: int(row[name]) for name in axes},
+        **{name: str(row[name]) for name in names},
     )
     value, unit = float(row["value"]), str(row["unit"])
     check_name("unit", unit, UNITS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from a2lib.theory.jobs import Job
@@ -71,20 +72,25 @@ def stage_blocks(layers: int, stages: int) -> tuple[int, int, int] | None:
     return None if stages > layers or lack > min(3, stages - 1) or found[2] < 1 else found
 
 
-def stages(job: Job, layout: Layout) -> list[Stage]:
+def stages(job: Job, layout: Layout) -> tuple[Stage, ...]:
     """The different stages of a layout that keeps the rules; the second stands for all between."""
-    p, m, chunks, dense = layout.pipeline, layout.microbatches, layout.chunks, job.shape.dense
+    kind = layout.schedule if layout.chunks == 1 else "interleaved"
+    p, m, shape = layout.pipeline, layout.microbatches, job.shape
+    return _stages(shape.num_layers, shape.dense, kind, p, m, layout.chunks)
+
+
+@lru_cache(maxsize=4096)  # a search asks for the same ones many times in a row
+def _stages(layers: int, dense: int, kind: str, p: int, m: int, chunks: int) -> tuple[Stage, ...]:
     if p == 1:
-        return [Stage(True, True, job.shape.num_layers, 1, 1, dense)]
-    first, middle, last = stage_blocks(job.shape.num_layers, p)
-    kind = layout.schedule if chunks == 1 else "interleaved"
+        return (Stage(True, True, layers, 1, 1, dense),)
+    first, middle, last = stage_blocks(layers, p)
     held = [peak_microbatches(kind, p, m, chunks, stage) for stage in (0, 1, p - 1)]
-    found = [
+    found = (
         Stage(True, False, first, 1, held[0], dense),
         Stage(False, False, middle, p - 2, held[1]),
         Stage(False, True, last, 1, held[2]),
-    ]
-    return [stage for stage in found if stage.count]
+    )
+    return tuple(stage for stage in found if stage.count)
 
 
 def block_weights(shape: Shape, t: int) -> float:

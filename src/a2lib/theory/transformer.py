@@ -42,14 +42,9 @@ class Shape:
     head_size = q_rank = kv_rank = rope = 0
 
     def __post_init__(self) -> None:
-        check_sizes(
-            d_model=self.d_model,
-            d_ff=self.d_ff,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            vocab_size=self.vocab_size,
-            num_kv_heads=self.kv_heads,
-        )
+        names = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
+        sizes = {name: getattr(self, name) for name in names}
+        check_sizes(**sizes, num_kv_heads=self.kv_heads)
         if self.d_model % self.num_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} does not divide d_model {self.d_model}; "
@@ -121,7 +116,7 @@ class Shape:
         """Parameters of a block's norms: two, and those of latents."""
         return 2 * self.d_model + self.q_rank + self.kv_rank
 
-    @property
+    @cached_property
     def expert_matrices(self) -> int:
         """Parameters of one expert, 0 where there are none."""
         return 3 * self.d_model * self.d_ff // (self.top_k + self.shared) if self.experts else 0
@@ -179,23 +174,9 @@ PUBLISHED = {
     "Llama-3-405B": GroupedShape(16_384, 53_248, 126, 128, 128_256, num_kv_heads=8),
     # config.json of the released weights (DeepSeek-AI, 2024), without the layer that predicts a
     # second token: an expert is 2,048 wide, and a token's eight lie in at most four machines.
-    "DeepSeek-V3": GroupedShape(
-        7168,
-        18_432,
-        61,
-        128,
-        129_280,
-        experts=256,
-        top_k=8,
-        shared=1,
-        dense=3,
-        nodes=4,
-        head_size=128,
-        q_rank=1536,
-        kv_rank=512,
-        rope=64,
-    ),
-}
+    "DeepSeek-V3": GroupedShape(7168, 18_432, 61, 128, 129_280, experts=256, top_k=8, shared=1,
+                                dense=3, nodes=4, head_size=128, q_rank=1536, kv_rank=512, rope=64),
+}  # fmt: skip
 PRESETS = SIZES | PUBLISHED
 
 
@@ -296,17 +277,8 @@ class StateBytes:
         return self.parameters + self.gradients + self.optimizer
 
 
-def state_bytes(
-    shape: Shape, element_bytes: int = 4, moment_bytes: int | None = None
-) -> StateBytes:
-    """Bytes of the parameters, of their gradients, and of AdamW's two moments.
-
-    ``element_bytes`` is the size of a parameter, which a gradient shares; ``moment_bytes`` of a
-    moment, by default the same, as in ``torch.optim.AdamW``. That also keeps a step counter of 4
-    bytes for each tensor, which is not counted. Raises ValueError for sizes that are not positive
-    integers.
-    """
-    moment_bytes = element_bytes if moment_bytes is None else moment_bytes
-    check_sizes(element_bytes=element_bytes, moment_bytes=moment_bytes)
-    n = parameter_count(shape)
-    return StateBytes(n * element_bytes, n * element_bytes, 2 * n * moment_bytes)
+def state_bytes(shape: Shape) -> StateBytes:
+    """Bytes in fp32 of the parameters, of their gradients, and of AdamW's two moments; the counter
+    of 4 bytes that ``torch.optim.AdamW`` keeps for each tensor is not among them."""
+    one = 4 * parameter_count(shape)
+    return StateBytes(one, one, 2 * one)

@@ -92,6 +92,7 @@ TRAINING = (
            {"none": "none", "selective": "eager's scores", "block": "each block"}),
     Choice("activations", "activations", "as kept by",
            {"library": "this library", "fused": "fused kernels"}),
+    Field("frozen", "not trained", "% of each matrix", 99.99, whole=False, scale=0.01, lowest=0),
 )  # fmt: skip
 AXES = (
     Field("tensor", "tensor", "devices", 10**4),
@@ -167,8 +168,8 @@ def state(job: Job, layout: Layout) -> dict[str, int | float | str]:
     return {
         **_sizes(job.shape),
         "device": next(name for name, device in DEVICES.items() if device == job.device),
-        "headroom": float(f"{100 * job.headroom:.12g}"),
-        "efficiency": float(f"{100 * job.efficiency:.12g}"),
+        **{name: float(f"{100 * getattr(job, name):.12g}")
+           for name in ("headroom", "efficiency", "frozen")},
         "batch_of": "all",
         **{name: getattr(job, name) for name in ("devices", "batch", "context", "precision",
                                                  "optimizer", "attention", "activations")},

@@ -78,16 +78,9 @@ class _Step:
 def _played(
     shape: Shape, batch: int, context: int, attention: str, precision: str, fresh: bool, cuda: bool
 ) -> _Step:
-    one = StepMemory(
-        dataclasses.replace(shape, num_layers=1),
-        batch,
-        context,
-        "forward-backward",
-        precision,
-        attention,
-        cuda=cuda,
-        fresh=fresh,
-    )
+    how = {"cuda": cuda, "fresh": fresh}
+    block = dataclasses.replace(shape, num_layers=1)
+    one = StepMemory(block, batch, context, "forward-backward", precision, attention, **how)
     live, kept, moments = Counter(), Counter(), {}
     dy = top = left = 0
     half = ""

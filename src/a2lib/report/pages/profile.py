@@ -10,6 +10,7 @@ from matplotlib.ticker import NullLocator
 from a2lib.report import traces
 from a2lib.report.drawing import Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.page import pick
 from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, Chart
 from a2lib.report.units import digits, percent
@@ -202,6 +203,17 @@ def by_size(rows: pd.DataFrame) -> pd.DataFrame:
         return column.map(known).fillna(len(known)) if known else column
 
     return rows.sort_values(["way", "model", "context"], key=place)
+
+
+def tops(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each fp32 forward (phase "forward") and of it with its backward ("step") the row of one
+    trace: the first by mode whose top kernel has its full name, as some cut names short ("…")."""
+    cases = [("forward", "forward"), ("forward-backward", "forward")]
+    cases += [("forward-backward", "step"), ("train-step", "step")]
+    found = [pick(rows, way="fp32", profiler="nsys", mode=m, phase=p) for m, p in cases]
+    found = pd.concat(found)
+    found = found[~found["top"].str.endswith("…")]
+    return by_size(found.drop_duplicates(["model", "context", "phase"]))
 
 
 def ways(rows: pd.DataFrame) -> Chart:

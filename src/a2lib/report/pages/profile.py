@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pandas as pd
 from matplotlib.ticker import NullLocator
 
@@ -196,22 +197,17 @@ def listed(k: pd.DataFrame, what: dict[str, str], least: float = 0.005) -> list[
 
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows by way, those of no way last, then from the smallest model on, then by context."""
-    orders = {"way": [name for name, _ in WAYS.values()], "model": list(SIZES)}
-
-    def place(column):
-        known = {name: i for i, name in enumerate(orders.get(column.name, ()))}
-        return column.map(known).fillna(len(known)) if known else column
-
-    return rows.sort_values(["way", "model", "context"], key=place)
+    place = {n: i for i, n in enumerate([*(name for name, _ in WAYS.values()), *SIZES])}
+    keys = [rows["way"].map(place).fillna(len(place)), rows["model"].map(place), rows["context"]]
+    return rows.iloc[np.lexsort(keys[::-1])]
 
 
 def tops(rows: pd.DataFrame) -> pd.DataFrame:
     """Of each fp32 forward (phase "forward") and of it with its backward ("step") the row of one
     trace: the first by mode whose top kernel has its full name, as some cut names short ("…")."""
-    cases = [("forward", "forward"), ("forward-backward", "forward")]
-    cases += [("forward-backward", "step"), ("train-step", "step")]
-    found = [pick(rows, way="fp32", profiler="nsys", mode=m, phase=p) for m, p in cases]
-    found = pd.concat(found)
+    cases = {"forward": "forward", "forward-backward": ["forward", "step"], "train-step": "step"}
+    plain = {"way": "fp32", "profiler": "nsys"}
+    found = pd.concat([pick(rows, **plain, mode=m, phase=p) for m, p in cases.items()])
     found = found[~found["top"].str.endswith("…")]
     return by_size(found.drop_duplicates(["model", "context", "phase"]))
 

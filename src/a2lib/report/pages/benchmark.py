@@ -100,18 +100,18 @@ def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> list[float]:
     return found
 
 
-CAST = r"triton_poi_fused__to_copy(_cat)?_\d+"
+CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
 KINDS = {"linear": "matmul", "attention": "attention", "adamw": "optimizer"}
 
 
 def traced(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The profile's rows of train-steps, with the kernel time of a step in ms by what it is:
     ``ms_linear``, ``ms_attention``, ``ms_adamw``, ``ms_pointwise`` (all else) and ``ms_kernels``,
-    their sum; and the ``floor_`` of each for a fused step. ``ms_casts`` are compiled casts of
-    weights; ``ms_wide`` the blocks' weight-gradient multiplies that write fp32, ``ms_narrow`` the
-    forward's, of as many operations, that write bf16."""
+    their sum; and the ``floor_`` of each for a fused step. ``ms_casts`` are compiled casts and
+    joins of weights; ``ms_gradients`` the multiplies for the blocks' weight gradients, ``ms_ahead``
+    the forward's, of as many operations; ``ms_gate`` the backward of the FFN's gate."""
     steps = rows[(rows["mode"] == "train-step") & (rows["phase"] == "step")]
-    steps = steps[(steps["precision"] == "bf16") & steps["model"].isin(SIZES)]
+    steps = steps[steps["precision"].isin(["bf16", "bf16_weights"]) & steps["model"].isin(SIZES)]
     key = ["model", "context", "batch", "mode", *WAY, "profiler"]
     found = traces.kernels(rows)
     kernels = dict(list(found.groupby(key))) if len(found) else {}
@@ -128,10 +128,12 @@ def _parts(kernels: pd.DataFrame, case: tuple, ceiling: pd.DataFrame) -> dict[st
     casts = (kernels["phase"] == "forward") & kernels["kernel"].str.fullmatch(CAST)
     found["ms_casts"] = kernels.loc[casts, "ms"].sum()
     blocks = kernels[kernels["calls"] > 1]  # the head is called once
-    # As cuBLAS names them: s at the end is a result in fp32, t in bf16.
-    for name, phase, written in (("wide", "backward", "tss"), ("narrow", "forward", "tst")):
-        same = blocks["kernel"].str.startswith(f"nvjet_sm90_{written}")
+    # As cuBLAS names them: whether its operands are transposed.
+    for name, phase, operands in (("gradients", "backward", "NT"), ("ahead", "forward", "TN")):
+        same = blocks["kernel"].str.fullmatch(rf"nvjet_sm90_\w+_{operands}[TN]")
         found[f"ms_{name}"] = blocks.loc[same & (blocks["phase"] == phase), "ms"].sum()
+    gate = (kernels["phase"] == "backward") & kernels["kernel"].str.contains("silu_backward")
+    found["ms_gate"] = kernels.loc[gate, "ms"].sum()
     floors = least(ceiling, model, precision, context, batch)
     if floors:
         named = {"linear": "products", "attention": "attention", "adamw": "optimizer"}

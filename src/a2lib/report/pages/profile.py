@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pandas as pd
 from matplotlib.ticker import NullLocator
 
 from a2lib.report import traces
 from a2lib.report.drawing import Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.page import pick
 from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, Chart
 from a2lib.report.units import digits, percent
@@ -26,6 +28,7 @@ WAYS = {
     ("fp32", "eager", "blocks"): ("fp32, compiled", compiled_step),
     ("bf16", "eager", "none"): ("bf16", eager_step),
     ("bf16", "flash", "blocks"): ("bf16, Flash, compiled", fused_step),
+    ("bf16_weights", "flash", "blocks"): ("16-bit weights, Flash, compiled", fused_step),
 }
 GROUPS = {"matmul": "matmul", "attention": "flash", "copy": "copies", "optimizer": "adamw"}
 SHOWN = {
@@ -154,8 +157,8 @@ def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
         "counted_matmuls": sum(k.count for k in matmuls),
         "moved": sum(k.count * (k.read + k.written) for k in rest),
     }
-    if rate and row.precision in flops:
-        limits = flops[row.precision] * 1e12, rate * 1e12
+    if rate and (peak := flops.get(row.precision.removesuffix("_weights"))):
+        limits = peak * 1e12, rate * 1e12
         least = [floor(part, *limits)["total"].ms for part in (matmuls, rest)]
         found |= {"floor_matmul": least[0], "floor_rest": least[1], "floor": sum(least)}
     if row.phase == "forward":
@@ -192,6 +195,23 @@ def listed(k: pd.DataFrame, what: dict[str, str], least: float = 0.005) -> list[
     return tables
 
 
+def by_size(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows by way, those of no way last, then from the smallest model on, then by context."""
+    place = {n: i for i, n in enumerate([*(name for name, _ in WAYS.values()), *SIZES])}
+    keys = [rows["way"].map(place).fillna(len(place)), rows["model"].map(place), rows["context"]]
+    return rows.iloc[np.lexsort(keys[::-1])]
+
+
+def tops(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each fp32 forward (phase "forward") and of it with its backward ("step") the row of one
+    trace: the first by mode whose top kernel has its full name, as some cut names short ("…")."""
+    cases = {"forward": "forward", "forward-backward": ["forward", "step"], "train-step": "step"}
+    plain = {"way": "fp32", "profiler": "nsys"}
+    found = pd.concat([pick(rows, **plain, mode=m, phase=p) for m, p in cases.items()])
+    found = found[~found["top"].str.endswith("…")]
+    return by_size(found.drop_duplicates(["model", "context", "phase"]))
+
+
 def ways(rows: pd.DataFrame) -> Chart:
     """Time of the kernels of a step by class, a bar for each way, the models below each other."""
     names = dict(zip(("matmul", "flash", "between", "copies", "adamw"), SHOWN, strict=True))
@@ -199,8 +219,7 @@ def ways(rows: pd.DataFrame) -> Chart:
     def draw(figure):
         panels = figure.subplots(2, 1)
         for ax, (model, own) in zip(panels, rows.groupby("model", sort=False), strict=True):
-            own = own.set_index("way").loc[[w for w, _ in WAYS.values()], list(names)]
-            own = own.rename(columns=names)
+            own = by_size(own).set_index("way")[list(names)].rename(columns=names)
             total = own.sum(axis=1)
             share = (own["matmul"] + own["attention"]) / total
             said = [f"{digits(t, 3)}, {percent(s)}" for t, s in zip(total, share, strict=True)]

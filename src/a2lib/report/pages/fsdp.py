@@ -73,7 +73,8 @@ def gathers(row) -> pd.DataFrame | None:
 
 def held(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """What a rank holds, with ``activations`` (what no component names), ``counted`` (the formula's
-    bytes; where the model is whole, of the peak without compiled blocks), and ``whole``, the bytes at the moment: of the peak the most that tensors took."""
+    bytes; where the model is whole, of the peak without compiled blocks), and ``whole``, the bytes
+    at the moment: of the peak the most that tensors took."""
     rows = rows.sort_values("step_number")
     first = rows["moment"].isin(["init", "before", "after"]) & (rows["step_number"] == 0)
     rows = rows[first | rows["moment"].isin(["forward", "peak"])].copy()

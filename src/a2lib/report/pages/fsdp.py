@@ -10,11 +10,12 @@ from a2lib.measure import bulk
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
 from a2lib.theory import fsdp as theory
-from a2lib.theory.sharding import Held
+from a2lib.theory.sharding import REST, Held
 from a2lib.theory.transformer import SIZES
 
 MARK_MS = 0.01  # a wait of this length is the two events' own time
 PASSES = ("forward", "backward")
+REPLICATED = {"ddp": False, "zero1": True}  # is the optimizer's state sharded?
 PARTS = {  # a column of bytes, and what the figure calls it
     "parameter_bytes": "weights",
     "gradient_bytes": "gradients",
@@ -72,7 +73,8 @@ def gathers(row) -> pd.DataFrame | None:
 
 def held(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """What a rank holds, with ``activations`` (what no component names), ``counted`` (the formula's
-    bytes), and ``whole``, the bytes at the moment: of the peak the most that tensors took."""
+    bytes; where the model is whole, of the peak without compiled blocks), and ``whole``, the bytes
+    at the moment: of the peak the most that tensors took."""
     rows = rows.sort_values("step_number")
     first = rows["moment"].isin(["init", "before", "after"]) & (rows["step_number"] == 0)
     rows = rows[first | rows["moment"].isin(["forward", "peak"])].copy()
@@ -87,6 +89,11 @@ def held(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 
 
 def _counted(row, activations: float) -> float:
+    if row.wrapper in REPLICATED:  # a peak's is of blocks that are not compiled
+        count = replicated(row.model, REPLICATED[row.wrapper])
+        if row.moment in ("forward", "peak"):
+            return float("nan") if row.moment == "forward" else count.peak()
+        return sum(size for part, size in count.at(row.moment).items() if part != REST)
     sizes = theory.sizes(SIZES[row.model])
     if row.moment == "peak":
         return theory.peak(sizes, int(row.world_size), activations).total
@@ -105,21 +112,24 @@ def replicated(model: str, sharded: bool) -> Held:
     return Held(SIZES[model], 2, sharded, 4, 512, "bf16", "flash")
 
 
-def memory(rows: pd.DataFrame, model: str, parameters: int) -> Chart:
-    """What each of two GPUs holds, GB: after the update data parallelism and a sharded optimizer by
-    count, FSDP as measured, and that at its peak."""
-    few = rows[rows["model"] == model].set_index("moment")
-    after, peak = few.loc["after"], few.loc["peak"]
-    whole = {"weights": 4 * parameters, "gradients": 4 * parameters, "moments": 8 * parameters}
-    bars = {"DDP": whole, "sharded optimizer": {**whole, "moments": 4 * parameters}}
-    for name, row in (("FSDP", after), ("FSDP, at its peak", peak)):
-        bars[name] = {
+def memory(rows: pd.DataFrame, model: str) -> Chart:
+    """What each of two GPUs holds, GB: after the update by data parallelism, with a sharded
+    optimizer and by FSDP, and FSDP's peak."""
+    few = rows[(rows["model"] == model) & rows["moment"].isin(["after", "peak"])]
+    few = few.set_index(["wrapper", "moment"])
+    names = {"ddp": "DDP", "zero1": "sharded optimizer", "fsdp": "FSDP"}
+    shown = {name: few.loc[(wrapper, "after")] for wrapper, name in names.items()}
+    shown["FSDP, at its peak"] = few.loc[("fsdp", "peak")]
+    bars = {
+        name: {
             "weights": row["parameter_bytes"],
             "gradients": row["gradient_bytes"],
             "moments": row["optimizer_bytes"],
             "gathered, in flight": row["whole_bytes"] + row["travelling_bytes"],
             "activations": row["activations"],
         }
+        for name, row in shown.items()
+    }
     frame = pd.DataFrame(bars).T.reindex(columns=list(SHADES)).fillna(0.0) / 1e9
     text = [f"{total:.0f}" for total in frame.sum(axis=1)]
     return stacks(frame, SHADES, 2.9, columns=3, text=text, xlabel="GB on each of two GPUs")

@@ -111,24 +111,59 @@ def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with ``counted`` (of steps) and, of their forward and backward, ``forward_largest``
-    and ``backward_largest``, bytes of the largest allocation; how many it has (``_of``)."""
-    pictures = traces.pictures("lines", rows).values()
-    found = []
+    and ``backward_largest``, bytes of the largest allocation; how many it has (``_of``). A block's
+    with what was there as its forward ended (``ended``), of that what it keeps (``kept``), and at
+    its peak: gradients (``grown``), what is kept still (``left``), tensors of the scores' size
+    (``matrices``), of which its forward keeps ``own``."""
+    about, found = {}, []
+    for table in ("lines", "memory", "largest"):
+        about[table] = traces.pictures(table, rows).values()
+
+    def of(table: str, row) -> list[dict]:
+        same = (
+            p.rows
+            for p in about[table]
+            if all(getattr(row, k) == v for k, v in p.about.items() if hasattr(row, k))
+        )
+        return next(same, [])
+
     for row in rows.itertuples():
         first = int(row.step_number) == 0
-        about = row.context, row.mode, row.precision, row.attention, row.model, first
-        mine = {"counted": np.nan if row.mode == "block" else asked(step(*about))}
-        for picture in pictures:
-            if all(getattr(row, k) == v for k, v in picture.about.items() if hasattr(row, k)):
-                for phase in ("forward", "backward"):
-                    lines = [r for r in picture.rows if r["phase"] == phase] or [{"bytes": np.nan}]
-                    most = max(r["bytes"] for r in lines)
-                    mine[f"{phase}_largest"] = most
-                    mine[f"{phase}_of"] = sum(
-                        r.get("count", 0) for r in lines if r["bytes"] == most
-                    )
+        block = row.mode == "block"
+        mode = "train-step" if block else row.mode
+        case = step(row.context, mode, row.precision, row.attention, row.model, first)
+        mine = {"counted": np.nan if block else asked(case)}
+        if asked_for := of("lines", row):
+            for phase in ("forward", "backward"):
+                lines = [r for r in asked_for if r["phase"] == phase] or [{"bytes": np.nan}]
+                most = max(r["bytes"] for r in lines)
+                mine[f"{phase}_largest"] = most
+                mine[f"{phase}_of"] = sum(r.get("count", 0) for r in lines if r["bytes"] == most)
+        if block and (drawn := of("memory", row)):
+            at = moments(drawn)
+            mine["ended"] = timeline.total(at["forward"])
+            mine["kept"] = at["forward"]["saved for backward"]
+            mine["grown"] = at["peak"]["gradients"]
+            mine["left"] = at["peak"]["saved for backward"]
+            scores = [r for r in of("largest", row) if r["bytes"] == case.sizes["scores"]]
+            mine["matrices"] = len(scores)
+            mine["own"] = sum(r["category"] == "saved for backward" for r in scores)
         found.append(mine)
     return rows.join(pd.DataFrame(found, index=rows.index))
+
+
+def moments(rows: list[dict]) -> dict[str, dict]:
+    """Of a recorded timeline the point at which its forward ends, the peak (the first), and the
+    point at which its backward ends."""
+
+    def last(phase: str) -> dict:
+        return [row for row in rows if row["phase"].endswith(phase)][-1]
+
+    return {
+        "forward": last("/forward"),
+        "peak": max(rows, key=timeline.total),
+        "backward": last("/backward"),
+    }
 
 
 def over(rows: pd.DataFrame, **about) -> list[dict]:

@@ -34,7 +34,8 @@ def held(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The fullest rank of each moment, with ``counted``, the formula's bytes (of the peak of a
     later step at the moment "step"), without PyTorch's wrapper, which keeps buckets of its own."""
     fullest = rows.sort_values(["present_bytes", "tensor_bytes", "on_rank"])
-    key = [c for c in fullest if c in ("optimizer", "wrapper", "model", "precision", "moment")]
+    names = ("optimizer", "wrapper", "carrier", "model", "precision", "moment")
+    key = [c for c in fullest if c in names]
     fullest = fullest[fullest["wrapper"] != "torch_ddp"].drop_duplicates(key, keep="last")
     return fullest.assign(counted=[_counted(row) for row in fullest.itertuples()])
 

@@ -31,9 +31,9 @@ CORNERS = 1600  # of all areas of a figure together
 Source = str | PathLike | Sequence[dict]
 
 
-def memory(source: Source | dict[str, Source]) -> Chart:
+def memory(source: Source | dict[str, Source], *, shared: bool = True) -> Chart:
     """Bytes by category, stacked, with the phases above and the peak marked; a panel below another
-    for each of several sources by title.
+    for each of several sources by title, on one scale if ``shared``.
 
     The peak is that of the source, also where lines are thinned. Raises as
     ``a2lib.measure.snapshot.read``.
@@ -42,16 +42,17 @@ def memory(source: Source | dict[str, Source]) -> Chart:
     panels_ = {title: _rows(one) for title, one in named.items()}
     if not all(panels_.values()):
         return panels.empty()
-    most = max(_total(row) for rows in panels_.values() for row in rows)
+    most = max(total(row) for rows in panels_.values() for row in rows)
     unit, scale = ("GB", 1e9) if most >= 1e9 else ("MB", 1e6)
     names = [c for c in CATEGORIES if any(row[c] for rows in panels_.values() for row in rows)]
 
     def draw(figure):
-        axes = figure.subplots(len(panels_), 1, squeeze=False, sharey=True)[:, 0]
+        axes = figure.subplots(len(panels_), 1, squeeze=False, sharey=shared)[:, 0]
         for ax, (title, rows) in zip(axes, panels_.items(), strict=True):
             _panel(ax, rows, names, scale, unit, CORNERS // (len(names) * len(panels_)))
             ax.set_title(title, loc="left")
-            ax.set(ylabel=unit, ylim=(0, most / scale * 1.22))
+            high = most if shared else max(map(total, rows))
+            ax.set(ylabel=unit, ylim=(0, high / scale * 1.3))
         axes[-1].set_xlabel("tensors made and dropped, in order")
         legend(figure, {c: CATEGORIES[c] for c in reversed(names)}, columns=2)
 
@@ -64,12 +65,13 @@ def _rows(source: Source) -> list[dict]:
     return list(source)
 
 
-def _total(row: dict) -> int:
+def total(row: dict) -> int:
+    """Bytes of all categories at a point."""
     return sum(row[c] for c in CATEGORIES)
 
 
 def _panel(ax, rows: list[dict], names: list[str], scale: float, unit: str, points: int):
-    totals = [_total(row) for row in rows]
+    totals = [total(row) for row in rows]
     peak = max(range(len(rows)), key=totals.__getitem__)
     begins = [i for i, row in enumerate(rows) if not i or row["phase"] != rows[i - 1]["phase"]]
     kept = _thin(totals, points, begins)
@@ -87,10 +89,10 @@ def _panel(ax, rows: list[dict], names: list[str], scale: float, unit: str, poin
         if (following - i) / last > LETTER * (len(name) + 1):
             ax.annotate(
                 name,
-                ((i + following) / 2, 0.03),
+                ((i + following) / 2, 0.97),
                 xycoords=("data", "axes fraction"),
                 ha="center",
-                color="#ffffff",
+                va="top",
             )
     ax.set(xlim=(0, last))
     ax.set_xticks([])

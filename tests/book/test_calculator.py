@@ -1,6 +1,6 @@
 """The calculator: its formulas in a browser against Python's, and its form in the book.
 
-Runs where a Chromium is installed, as test_browser.py does.
+Runs where there is a Chromium, as test_browser.py does.
 """
 
 import itertools
@@ -53,8 +53,7 @@ SCRIPT = """(text) => {
     const { memory, moment, busy, bound } = plan;
     return { memory, moment, busy, bound, numbers: [
       theory.memory_bytes(plan.memory), theory.allowed(job), plan.step_s, plan.expected_s,
-      plan.serial_s,
-      theory.flops_share(job, layout, plan.step_s), theory.flops_share(job, layout, plan.serial_s),
+      plan.serial_s, ...[plan.step_s, plan.serial_s].map((s) => theory.flops_share(job, layout, s)),
       theory.tokens_per_s(job, plan.serial_s), theory.parameter_count(job.shape),
       most ? theory.largest_batch(job, layout) : 0,
     ] };
@@ -99,7 +98,6 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
              for i, (shape, job, layout) in enumerate(points)]  # fmt: skip
     answers = json.loads(scripts.evaluate(SCRIPT, json.dumps([calculator.constants(), given])))
     rules, bound, moments, fitting = set(), set(), set(), 0
-    assert len(answers) == len(points)
     for i, ((shape, given, layout), answer) in enumerate(zip(points, answers, strict=True)):
         try:
             job = Job(shape, **{**given, "device": DEVICES[given["device"]]})

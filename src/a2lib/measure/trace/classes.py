@@ -32,7 +32,8 @@ RULES = (
     (
         ATTENTION,
         r"flash_(fwd|bwd)|Flash_(fwd|bwd)|FlashAttn|fmha|sdpa|attention|"
-        r"^(forward|backward|backward_dq|backward_dkdv|prepare|finish|split)_kernel$",
+        r"^(forward|backward|backward_dq|backward_dkdv|prepare|finish|split|chunk|combine)_kernel$|"
+        r"^(prepare|backward|finish)_chunks_kernel$",
     ),
     (LOSS, r"nll_loss|LogSoftMax|log_softmax|cross_entropy"),
     (SOFTMAX, r"softmax|SoftMax"),

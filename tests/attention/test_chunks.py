@@ -10,7 +10,7 @@ from attention_compare import (
     random_inputs,
     with_gradients,
 )
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from a2lib.attention import attention_reference, flash_attention, passes, plans
@@ -79,6 +79,7 @@ def problems(draw):
 
 
 @pytest.mark.slow
+@settings(max_examples=settings.default.max_examples // 3)  # of some seconds each
 @given(p=problems())
 def test_gradients_match_float64(in_few_chunks, p):
     generator = torch.Generator().manual_seed(p["seed"])

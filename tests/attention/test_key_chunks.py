@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a2lib.attention import FlashAttentionTriton, key_chunks, passes, plans
@@ -77,6 +77,7 @@ def problems(draw):
 
 
 @pytest.mark.slow
+@settings(max_examples=settings.default.max_examples // 3)  # of some seconds each
 @given(problems())
 def test_matches_float64(p):
     generator = torch.Generator().manual_seed(p["seed"])

@@ -67,7 +67,7 @@ def test_a_worker_that_fails_loses_its_task_alone(ahead, part, reason):
 
 
 def test_a_worker_that_hangs_is_replaced(ahead):
-    outcome, _ = ahead(names="ab", sizes=SIZES[:2], parts={"b": "hang"}, timeout_s=1)
+    outcome, _ = ahead(names="ab", sizes=SIZES[:2], parts={"b": "hang"}, timeout_s=3)
     assert outcome.done == 2 and len(outcome.failed) == 2
     assert all("no answer within" in why for _, why in outcome.failed)
 

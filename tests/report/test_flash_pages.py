@@ -47,8 +47,8 @@ def test_the_estimate_in_round_numbers():
     # An SM does 4,096 operations of bf16 in a clock and 16 exponentials; 256 a score at d = 64.
     assert forward["exponentials"] == pytest.approx(forward["tensor cores"])
     assert backward["device memory"] < 0.1 < backward["exponentials"]
-    # With k = 2 the 132 SMs are full from 528 tiles on.
-    assert list(flash.tile_times([264, 528, 1056])) == [264, 528, 2112]
+    # The 132 SMs are full from 264 tiles on.
+    assert list(flash.tile_times([132, 264, 528])) == [132, 264, 1056]
 
 
 def test_columns_are_of_the_gpus_time():

@@ -11,6 +11,7 @@ from a2lib.report.page import LEVEL, one, pick
 from a2lib.report.pages.flash import (
     BOARD,
     COUNTED,
+    HEAD_DIMS,
     LOOKS,
     OWN,
     PASSES,
@@ -162,6 +163,23 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
     wide = wide.loc[LOOKS.order(wide.index)].map(lambda e: "n/a" if e != e else f"{e:.1e}")
     wide.columns = [f"{d}{'' if s == 1 else f', scores × {s:.0f}'}" for d, s in wide.columns]
     return wide.rename(index=LOOKS.short).rename_axis("largest relative error").reset_index()
+
+
+def one_head(rows: pd.DataFrame) -> pd.DataFrame:
+    """Ours over the fastest other attention end to end, by dtype, head size and some lengths."""
+    rows = pick(rows, kind="one head", implementation=OURS, pass_="end_to_end")
+    lengths = [n for n in sorted(rows["seq_len"].unique()) if n not in (256, 1024)]
+    lines = [
+        [dtype, d]
+        + [
+            digits(r.ms / r.best, 2)
+            for n in lengths
+            for r in [one(rows, dtype=dtype, head_dim=d, seq_len=n)]
+        ]
+        for dtype in ("bf16", "fp32")
+        for d in HEAD_DIMS
+    ]
+    return pd.DataFrame(lines, columns=["", "d", *map(count, lengths)])
 
 
 def published(rows: pd.DataFrame, lengths=(1024, 16384, 65536)) -> pd.DataFrame:

@@ -11,7 +11,6 @@ from a2lib.report.page import LEVEL, one, pick
 from a2lib.report.pages.flash import (
     BOARD,
     COUNTED,
-    HEAD_DIMS,
     LOOKS,
     OWN,
     PASSES,
@@ -168,18 +167,11 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
 def one_head(rows: pd.DataFrame) -> pd.DataFrame:
     """Ours over the fastest other attention end to end, by dtype, head size and some lengths."""
     rows = pick(rows, kind="one head", implementation=OURS, pass_="end_to_end")
-    lengths = [n for n in sorted(rows["seq_len"].unique()) if n not in (256, 1024)]
-    lines = [
-        [dtype, d]
-        + [
-            digits(r.ms / r.best, 2)
-            for n in lengths
-            for r in [one(rows, dtype=dtype, head_dim=d, seq_len=n)]
-        ]
-        for dtype in ("bf16", "fp32")
-        for d in HEAD_DIMS
-    ]
-    return pd.DataFrame(lines, columns=["", "d", *map(count, lengths)])
+    rows = rows[~rows["seq_len"].isin([256, 1024])]
+    rows = rows.assign(ratio=(rows["ms"] / rows["best"]).map("{:.2f}".format))
+    wide = rows.pivot(index=["dtype", "head_dim"], columns="seq_len", values="ratio")
+    wide = wide.rename(columns=count).rename_axis(columns=None).reset_index()
+    return wide.rename(columns={"dtype": "", "head_dim": "d"})
 
 
 def published(rows: pd.DataFrame, lengths=(1024, 16384, 65536)) -> pd.DataFrame:

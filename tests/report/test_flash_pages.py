@@ -47,8 +47,8 @@ def test_the_estimate_in_round_numbers():
     # An SM does 4,096 operations of bf16 in a clock and 16 exponentials; 256 a score at d = 64.
     assert forward["exponentials"] == pytest.approx(forward["tensor cores"])
     assert backward["device memory"] < 0.1 < backward["exponentials"]
-    # With k = 2 the 132 SMs are full from 528 tiles on.
-    assert list(flash.tile_times([264, 528, 1056])) == [264, 528, 2112]
+    # The 132 SMs are full from 264 tiles on.
+    assert list(flash.tile_times([132, 264, 528])) == [132, 264, 1056]
 
 
 def test_columns_are_of_the_gpus_time():
@@ -67,3 +67,14 @@ def test_columns_are_of_the_gpus_time():
     peers = flash.columns(pd.concat([stored, part]), None)["peer"].dropna()
     assert flash.PART not in set(peers) and len(peers)
     assert (first["peer"], first["best"]) == (others.idxmin(), others.min())
+
+
+def test_a_block_can_have_a_mebibyte_beyond_a_tensor_that_is_no_multiple_of_two():
+    stored = pick(
+        data.load("flash"), local=False, dtype="fp32", head_dim=128, implementation="a2lib"
+    )
+    rows = flash.columns(stored, None)
+    # Of 2,048 tokens: terms of k and v, 1.5 MiB each, of q and do as well; of 1,024 all are small.
+    found = pick(rows, seq_len=[1024, 2048]).set_index(["seq_len", "pass"])["rounded"] / 2**20
+    assert found[2048].to_dict() == {"forward": 2, "backward": 4, "end_to_end": 2}
+    assert set(found[1024]) == {0}

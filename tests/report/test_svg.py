@@ -26,12 +26,12 @@ def drawn():
     rows = flash.columns(rows[~rows["local"]].reset_index(drop=True), None)
     counted = flash.calls(pick(data.load("flash_counters"), local=False), None)
     protocol = pick(data.load("flash_protocol"), local=False, protocol="sustained")
-    ours = pick(rows, kind="one head", dtype="fp32", head_dim=64, pass_="forward")
+    back = pick(rows, kind="one head", dtype="bf16", head_dim=64, pass_="backward")
     one = pick(rows, kind="one head", dtype="bf16", head_dim=64)
     return {
         "bars": flash.bars(pick(rows, kind="board")),
         "busy": flash.busy(counted[:8]),
-        "regimes": flash.regimes(pick(ours, implementation="a2lib")),
+        "regimes": flash.regimes(pick(back, implementation=["a2lib", "sdpa_flash"])),
         "sustained": flash.sustained(protocol),
         "maps": flash_shapes.maps(rows, "bf16"),
         "paper": flash_shapes.paper(rows, 700.0),

@@ -21,6 +21,7 @@ from a2lib.theory.attention import (
     tiled_l2_bytes,
     tiled_memory,
 )
+from a2lib.theory.memory.allocator import ROUND, SMALL
 
 PART = "compiled_backward"  # its forward is ours, which makes it no peer
 LOOKS = Looks(
@@ -63,8 +64,9 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
     ``called``, the time as called; ``kind``, one head, board or paper; ``tflops``, by the papers'
     count; ``peer`` and ``best``, the fastest of the other implementations at the same shape and its
-    ms; ``expected``, bytes of the tensors that a tiled implementation allocates, and ``matrices``,
-    what the peak has beyond them in N x N matrices.
+    ms; ``expected``, bytes of the tensors that a tiled implementation allocates, ``rounded``, by
+    how much more their blocks can be in PyTorch's allocator (``theory.memory.allocator``), and
+    ``matrices``, what the peak has beyond them in N x N matrices.
     """
     found = by_graph(rows).assign(called=rows["ms"], name=rows["implementation"].map(LOOKS.short))
     found["kind"] = np.where(
@@ -86,21 +88,25 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     split = ours & (rows["dtype"] == "fp32") & (rows["run"] >= TERMS_SINCE)
     cut = ours & (rows["run"] >= CHUNKS_SINCE)
     widths = rows["dtype"].map(BYTES)
-    found["expected"] = [
-        sum(
-            tiled_memory(
-                *s,
-                b,
-                p,
-                one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
-                query_chunks=c and in_chunks(s[3], s[0] * s[1], s[4], bool(masked), b),
-                key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if c else 0,
-                terms=t,
-            ).values()
-        )
+    tensors = [
+        tiled_memory(
+            *s,
+            b,
+            p,
+            one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
+            query_chunks=c and in_chunks(s[3], s[0] * s[1], s[4], bool(masked), b),
+            key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if c else 0,
+            terms=t,
+        ).values()
         for s, b, p, masked, n, c, t in zip(
             sizes, widths, rows["pass"], rows["causal"], new, cut, split, strict=True
         )
+    ]
+    found["expected"] = [sum(sizes) for sizes in tensors]
+    # A block is not cut where at most SMALL would be left of it. What is a multiple of ROUND here
+    # found blocks of its size.
+    found["rounded"] = [
+        SMALL * sum(size > SMALL and size % ROUND > 0 for size in sizes) for sizes in tensors
     ]
     squares = [
         s[0] * s[1] * s[2] ** 2 * BYTES[d] for s, d in zip(sizes, rows["dtype"], strict=True)
@@ -190,11 +196,11 @@ def floors(pass_: str) -> dict[str, float]:
     return {limit: amounts[limit] / rate for limit, rate in rates().items()}
 
 
-def tile_times(tiles, resident: int = 2) -> np.ndarray:
-    """The time of causal attention over so many query tiles, in times of one tile: the longest
-    program, or all tiles shared by the SMs, each with ``resident`` programs at once."""
+def tile_times(tiles) -> np.ndarray:
+    """The time of causal attention over so many tiles, a program each, in times of one tile: that
+    of the longest program, or all tiles shared by the multiprocessors, each with one program."""
     tiles = np.asarray(tiles, dtype=float)
-    return np.maximum(tiles, tiles**2 / (2 * sheet("multiprocessors") * resident))
+    return np.maximum(tiles, tiles**2 / (2 * sheet("multiprocessors")))
 
 
 def first(rows: pd.DataFrame, **where) -> str:
@@ -263,29 +269,29 @@ def busy(counted: pd.DataFrame) -> Chart:
     return Chart(draw, height=3.6)
 
 
-def regimes(rows: pd.DataFrame, tile: int = 64) -> Chart:
-    """Our time against length, and the model of tile_times with its one factor fitted."""
+def regimes(rows: pd.DataFrame, uncut: str = "sdpa_flash", tile: int = 128) -> Chart:
+    """Time against length, a line an implementation, and tile_times with its one factor fitted to
+    the longer half of ``uncut``, which has a program for each tile."""
     rows = rows.sort_values("seq_len")
-    at, took = rows["seq_len"].to_numpy(float), rows["ms"].to_numpy(float)
-    fine = np.geomspace(at[0], at[-1], 200)
-    long = at >= 2048
-    factor = np.exp(np.log(took[long] / tile_times(at[long] / tile)).mean())
+    fitted = pick(rows, implementation=uncut).query("seq_len >= 2048")
+    at, took = fitted["seq_len"].to_numpy(float), fitted["ms"].to_numpy(float)
+    fine = np.geomspace(LENGTHS[0], LENGTHS[-1], 200)
+    factor = np.exp(np.log(took / tile_times(at / tile)).mean())
 
     def draw(figure):
         ax = figure.subplots()
-        ax.plot(fine, factor * tile_times(fine / tile), color=DIM, linestyle="--", label="model")
-        ax.plot(at, took, "o", color=COLOURS[0], markersize=6, label="measured")
-        turn = 2 * 2 * sheet("multiprocessors") * tile
-        plots.reference(ax, turn, "GPU full", vertical=True)
+        ax.plot(fine, factor * tile_times(fine / tile), color=DIM, linestyle="--", linewidth=1)
+        ends = plots.lines(ax, rows, "seq_len", "ms", "implementation", LOOKS)
+        plots.reference(ax, 2 * sheet("multiprocessors") * tile, "GPU full", vertical=True)
         plots.log_values(ax)
         ax.set_xscale("log", base=2)
         ax.set_xticks(LENGTHS[::2], [count(n) for n in LENGTHS[::2]])
         ax.minorticks_off()
-        ax.annotate("model: max(P, P²/528)", (700, 2.2), color=DIM)
-        ax.annotate("×2 for twice the length", (2300, 0.13))
-        ax.set(xlabel="tokens", ylabel="forward, ms")
+        ax.annotate("dashed: max(P, P²/264)", (130, 2.2), color=DIM)
+        ax.set(xlabel="tokens", ylabel="backward, ms")
+        return lambda: plots.name_ends(figure, ax, ends, LOOKS)
 
-    return Chart(draw, height=3.0)
+    return Chart(draw, height=3.2, room=plots.ROOM)
 
 
 def sustained(rows: pd.DataFrame) -> Chart:

@@ -164,6 +164,16 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
     return wide.rename(index=LOOKS.short).rename_axis("largest relative error").reset_index()
 
 
+def one_head(rows: pd.DataFrame) -> pd.DataFrame:
+    """Ours over the fastest other attention end to end, by dtype, head size and some lengths."""
+    rows = pick(rows, kind="one head", implementation=OURS, pass_="end_to_end")
+    rows = rows[~rows["seq_len"].isin([256, 1024])]
+    rows = rows.assign(ratio=(rows["ms"] / rows["best"]).map("{:.2f}".format))
+    wide = rows.pivot(index=["dtype", "head_dim"], columns="seq_len", values="ratio")
+    wide = wide.rename(columns=count).rename_axis(columns=None).reset_index()
+    return wide.rename(columns={"dtype": "", "head_dim": "d"})
+
+
 def published(rows: pd.DataFrame, lengths=(1024, 16384, 65536)) -> pd.DataFrame:
     """One causal head of 64, ms: what another writeup printed for an H800, and our GPU times; each
     with its gain over eager on the same GPU."""

@@ -79,7 +79,7 @@ def problems(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=settings.default.max_examples // 3)  # of some seconds each
+@settings(max_examples=settings.default.max_examples // 4)  # of some seconds each
 @given(p=problems())
 def test_gradients_match_float64(in_few_chunks, p):
     generator = torch.Generator().manual_seed(p["seed"])

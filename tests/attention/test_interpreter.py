@@ -13,7 +13,7 @@ from attention_compare import (
     random_inputs,
     with_gradients,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a2lib.attention import (
@@ -57,6 +57,7 @@ def problems(draw):
 
 
 @pytest.mark.slow
+@settings(max_examples=settings.default.max_examples // 2)  # of some seconds each
 @given(problems())
 def test_matches_float64(p):
     generator = torch.Generator().manual_seed(p["seed"])

@@ -281,9 +281,8 @@ class _Problem:
         self._split("k", "v")
         self._split("q", "do")
         sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
-        needs = SPECIALISED["backward_chunks"][1]
         names = ("q", "k", "v", "do")
-        self._launch("backward_chunks", n_keys, n_heads, names, ("rows", *sums), sizes, needs, cut)
+        self._launch("backward_chunks", n_keys, n_heads, names, ("rows", *sums), sizes, cut=cut)
 
         sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
         around("finish_chunks", n_queries, (*sums, *gradients), gradients, sizes)

@@ -87,28 +87,31 @@ def first_tasks(given: Parameters, device: str) -> list[Task]:
 
 def power_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each configuration whose energy is measured."""
-    settled, steps = SETTLED[device]
-    return [
-        Task.whole(
-            str(one),
-            {**_spec(one, WARMUP, settled + steps), "settled": settled},
-            [one.key(BENCHMARK_POWER)],
-        )
-        for one in (powers(device) if given.has("power") else ())
-    ]
+    asked = powers(device) if given.has("power") else ()
+    return [_energy(str(one), one, one.key(BENCHMARK_POWER), device) for one in asked]
 
 
 def load_tasks(given: Parameters, device: str) -> list[Task]:
     """As ``power_tasks``, with weights as drawn and with zeros, one after the other."""
-    settled, steps = SETTLED[device]
     return [
-        Task.whole(
+        _energy(
             f"{one}, {weights} weights",
-            {**_spec(one, WARMUP, settled + steps), "settled": settled, "weights": weights},
-            [{**one.key(BENCHMARK_LOAD), "weights": weights}],
+            one,
+            {**one.key(BENCHMARK_LOAD), "weights": weights},
+            device,
+            weights=weights,
         )
         for one, weights in (loads(device) if given.has("power") else ())
     ]
+
+
+def _energy(
+    label: str, one: Configuration, key: dict[str, object], device: str, **how: str
+) -> Task:
+    settled, steps = SETTLED[device]
+    return Task.whole(
+        label, {**_spec(one, WARMUP, settled + steps), "settled": settled, **how}, [key]
+    )
 
 
 def _spec(configuration: Configuration, warmup: int, steps: int) -> dict[str, object]:

@@ -1,6 +1,10 @@
 """The ladder: what is asked for, that each rung is what its name says, and what becomes a row."""
 
 import contextlib
+import os
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -107,20 +111,39 @@ def test_the_highest_rung_is_the_library():
     }  # fmt: skip
 
 
-def test_rows_of_a_cpu(put, monkeypatch):
+@pytest.mark.parametrize("right", [True, False])
+def test_rows_of_a_cpu(put, monkeypatch, right):
     def build(name, shape, device):
-        right = name != "a2lib"
-        return lambda q, k, v: attention_reference(q, k, v, right)
+        causal = right or name != "a2lib"
+        return lambda q, k, v: attention_reference(q, k, v, causal)
 
     monkeypatch.setattr(peers, "build", build)
     rows = put(ladder.measure, the_task())
     assert len(rows) == len(the_task().keys)
-    found = {row["rung"]: row for row in rows}
-    assert found["sdpa_flash"]["status"] == "ok" and found["sdpa_flash"]["ms"] > 0
-    assert {found[r]["status"] for r in ("sdpa_cudnn", *ladder.HOPPER)} == {"unsupported"}
-    for rung in PLAIN:
-        assert found[rung]["status"] == "error" and "wrong o" in found[rung]["note"]
-        assert "ms" not in found[rung]
+    for row in rows:
+        if row["rung"] in ("sdpa_cudnn", *ladder.HOPPER):
+            assert row["status"] == "unsupported"
+        elif right or row["rung"] == "sdpa_flash":
+            assert row["status"] == "ok" and row["ms"] > 0 and row["gpu"] == "cpu"
+        else:
+            assert row["status"] == "error" and "wrong o" in row["note"] and "ms" not in row
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it is compiled")
+def test_a_process_of_its_own_interprets_what_it_cannot_compile():
+    code = """
+from a2lib.experiments.flash import ladder, peers, sanity
+from a2lib.experiments.flash.shapes import Shape
+ladder.prepare()
+shape = Shape("bf16", 1, 1, 64, 16, True)
+*qkv, do = peers.inputs(shape, "cpu", 0)
+expected = sanity.Expected(*qkv, do, causal=True, dtype="bf16")
+ladder.Rung("to_diagonal", shape, "cpu").check(qkv, expected)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_lost_device_is_a_row_and_then_the_end_of_the_process(put, monkeypatch):
@@ -141,5 +164,6 @@ def test_every_rung_on_the_gpu(put, configured, shape):
     assert not put.raised and len(rows) == len(task.keys)
     supported = torch.cuda.get_device_capability() == (9, 0)
     for row in rows:
+        assert re.fullmatch("[0-9a-f]{8}", row["gpu"])
         if supported or row["rung"] not in (*ladder.HOPPER, "sdpa_cudnn"):
             assert row["status"] == "ok" and row["ms_p20"] <= row["ms"] <= row["ms_p80"], row

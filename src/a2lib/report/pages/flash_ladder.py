@@ -68,12 +68,6 @@ def rungs(rows: pd.DataFrame, kind: str, pass_: str = "end_to_end") -> pd.DataFr
     return found.reindex([*RUNGS, *PEERS]).astype(float)
 
 
-def total(rows: pd.DataFrame, kind: str, pass_: str = "end_to_end") -> float:
-    """How many times the lowest rung takes as long as the library."""
-    found = rungs(rows, kind, pass_)["ms"]
-    return found["every_tile"] / found[LIBRARY]
-
-
 def climb(rows: pd.DataFrame, *kinds: str) -> Chart:
     """Forward and backward of each shape from rung to rung, with its gain; dashed: the peers."""
 
@@ -93,10 +87,12 @@ def climb(rows: pd.DataFrame, *kinds: str) -> Chart:
             ax.set(yticks=range(len(own)), yticklabels=[RUNGS[n] for n in own.index])
             ax.set(ylim=(len(own) - 0.5, -1.3), xlabel="forward and backward, ms")
             ax.grid(False, axis="y")
-            for (name, label), side in zip(PEERS.items(), ("right", "left"), strict=True):
-                ax.axvline(found["ms"][name], **REFERENCE_LINE)
-                off = -3 if side == "right" else 3
-                plots.label(ax, label, (found["ms"][name], -0.85), (off, 0), color=DIM, ha=side)
+            for (name, label), side, off in zip(
+                PEERS.items(), ("right", "left"), (-3, 3), strict=True
+            ):
+                at = found["ms"][name]
+                ax.axvline(at, **REFERENCE_LINE)
+                plots.label(ax, label, (at, -0.85), (off, 0), color=DIM, ha=side)
             ax.set_title(SHAPES[kind], loc="left")
 
     return Chart(draw, height=3.3 * len(kinds))
@@ -110,6 +106,9 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
     """A line for each rung and peer: at each shape the ms of the forward and of both passes, and
     what the rung gains of both."""
     found = {(kind, pass_): rungs(rows, kind, pass_) for kind in SHAPES for pass_ in PASSES}
+    names = ["rung"]
+    for short in ("64", "128", "one head"):
+        names += [f"{short}, {what}" for what in ("forward", "both", "gain")]
     lines = []
     for name, label in (RUNGS | PEERS).items():
         line = [label]
@@ -117,12 +116,7 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
             line += [digits(found[kind, p]["ms"][name], 3) for p in PASSES]
             line.append(_gain(found[kind, "end_to_end"]["gain"][name]))
         lines.append(line)
-    names = [
-        f"{short}, {what}"
-        for short in ("64", "128", "one head")
-        for what in ("forward", "both", "gain")
-    ]
-    return pd.DataFrame(lines, columns=["rung", *names])
+    return pd.DataFrame(lines, columns=names)
 
 
 def machines(rows: pd.DataFrame) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import statistics
 import threading
@@ -17,6 +18,17 @@ def device_slug() -> str:
     if not torch.cuda.is_available():
         return "cpu"
     return slugify(torch.cuda.get_device_name())
+
+
+def gpu_hash() -> str:
+    """Eight digits that tell the current CUDA device from others of its kind, made of its UUID, and
+    do not say which it is; "cpu" without CUDA."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    return hashlib.sha256(str(uuid).encode()).hexdigest()[:8]
 
 
 def synchronize(device: str) -> None:

@@ -1,7 +1,7 @@
 """The flash experiment: what the cells of notebooks/flash.ipynb call.
 
 ``shapes`` says what is timed, ``comparison`` how; ``protocols``, ``accuracy`` and ``counting`` are
-the tables beside it, of the leaderboard's sweep.
+the tables beside it, of the leaderboard's sweep; ``ladder`` has one of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from a2lib.experiments.ceilings import CEILINGS
-from a2lib.experiments.flash import accuracy, counting, precompile, protocols
+from a2lib.experiments.flash import accuracy, counting, ladder, precompile, protocols
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness import view
@@ -18,7 +18,7 @@ from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, plan
 from a2lib.experiments.harness.view import Plot
-from a2lib.measure import FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_PROTOCOL
+from a2lib.measure import FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_LADDER, FLASH_PROTOCOL
 from a2lib.theory.attention import PASSES, attention_flops
 
 # What a cell asks to see: a column, and what it is. All but the time is of a GPU alone.
@@ -32,7 +32,8 @@ QUANTITIES = {
 
 
 def tasks(given: Parameters, device: str) -> list[Task]:
-    """A task for each shape: the passes asked for of each implementation, in turns."""
+    """A task for each shape: the passes asked for of each implementation, in turns. The ladder has
+    a table of its own."""
     return [
         Task(
             str(shape),
@@ -43,7 +44,7 @@ def tasks(given: Parameters, device: str) -> list[Task]:
             },
             in_turns=True,
         )
-        for shape in given.shapes(device)
+        for shape in (given.shapes(device) if given.sweep != "ladder" else ())
     ]
 
 
@@ -61,6 +62,13 @@ TIMES = Table(
     shown=("ms",),
     across="implementation",
     derived={"TFLOP/s": tflops},
+)
+LADDER = Table(
+    FLASH_LADDER,
+    ladder.tasks,
+    says="Our attention, one technique at a time: the GPU's own time",
+    shown=("ms",),
+    across="pass",
 )
 PROTOCOLS = Table(
     FLASH_PROTOCOL,
@@ -87,7 +95,7 @@ COUNTERS = Table(
 )
 EXPERIMENT = Experiment(
     Parameters,
-    (TIMES, CEILINGS, PROTOCOLS, ACCURACY, COUNTERS),
+    (TIMES, CEILINGS, LADDER, PROTOCOLS, ACCURACY, COUNTERS),
     "FlashAttention-2",
     tiny=lambda given: given.sweep != "shape" or given.seq_len is None,
 )
@@ -104,6 +112,16 @@ def compile_ahead(run: Run) -> None:
     left = plan(tasks(given, run.device), run.store(FLASH), resume=resume, remeasure=remeasure)
     pending = {Shape(**task.spec["shape"]): tuple(task.rows) for task in left}
     harness.compile_ahead(run, precompile.compilations(pending), precompile.HANDLER)
+
+
+def measure_ladder(run: Run) -> None:
+    """Measure and show the ladder; on a GPU its kernels are compiled ahead, in parallel."""
+    resume, remeasure = run.parameters.sweep != "shape", run.parameters.remeasure
+    wanted = ladder.tasks(run.parameters, run.device)
+    left = plan(wanted, run.store(FLASH_LADDER), resume=resume, remeasure=remeasure)
+    if left and run.device == "cuda":
+        harness.compile_ahead(run, ladder.compilations(left), ladder.COMPILE)
+    LADDER.measure_and_show(run)
 
 
 def show_table(run: Run, quantity: str) -> None:

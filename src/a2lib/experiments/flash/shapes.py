@@ -15,7 +15,7 @@ PUBLISHED = ("a2lib", "eager", "compile", "sdpa_flash", "sdpa_cudnn", "sdpa_effi
 ASKED = "compiled_backward"
 IMPLEMENTATIONS = (*PUBLISHED, ASKED, "tiled")
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes per element
-SWEEPS = ("handout", "leaderboard", "fa3", "all")
+SWEEPS = ("handout", "leaderboard", "fa3", "ladder", "all")
 SEQ_LEN = {"cuda": 16384, "cpu": 128}
 DTYPE = {"cuda": "bf16", "cpu": "fp32"}
 # Tile by tile in Python takes minutes beyond this on a CPU, so it is then measured only if asked
@@ -52,7 +52,7 @@ class Parameters(WithSweep):
     passes: str = parameter(
         "all", f"all, or a comma list of {', '.join(PASSES)}", choices=("all",), many=PASSES
     )
-    sweep: str = parameters.sweep(SWEEPS, "the shapes of ")
+    sweep: str = parameters.sweep(SWEEPS, "those of ")
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()
     compile_workers: int = parameters.compile_workers()
@@ -142,8 +142,13 @@ def sweep_shapes(sweep: str, *, tiny: bool = False) -> list[Shape]:
     handout: batch 1, one head, causal, 2^7 to 2^16 tokens, heads of 16 to 128, bf16 and fp32.
     leaderboard: 16 heads of 64, 16,384 tokens, causal, bf16 (the course's leaderboard of 2025).
     fa3: 16,384 tokens in all, hidden size 2048, heads of 64 and 128 (FlashAttention-3, section
-    4.1). ``tiny`` shrinks lengths, tokens and hidden size to what a CPU does in minutes.
+    4.1). ladder: the leaderboard's, the same with heads of 128, and one head of 4,096 tokens, the
+    dearest first, which is compiled first. ``tiny`` shrinks lengths, tokens and hidden size to what
+    a CPU does in minutes.
     """
+    if sweep == "ladder":
+        few = Shape("bf16", 1, 1, 128 if tiny else 4096, 64, True)
+        return [few] if tiny else [Shape("bf16", 1, 16, 16384, d, True) for d in (128, 64)] + [few]
     leaderboard = [
         Shape("bf16", 1, 2, 256, 64, True) if tiny else Shape("bf16", 1, 16, 16384, 64, True)
     ]

@@ -256,7 +256,7 @@ def by_way(rows: pd.DataFrame, values: dict[str, tuple[dict, str]]) -> pd.DataFr
     found = {}
     for name, (way, column) in values.items():
         these = pick(rows, **STEP, **way).set_index(["order", "model", "context"])[column].dropna()
-        written = (lambda v: percent(v)) if column == "mfu" else (lambda v: digits(v, 3))
+        written = percent if column == "mfu" else lambda v: digits(v, 3)
         found[name] = these.map(written)
     return _named(pd.DataFrame(found).dropna(how="all"))
 

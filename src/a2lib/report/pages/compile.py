@@ -26,8 +26,7 @@ LOOKS = Looks(
 def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The attention rows with ``gain``, eager's GPU time over compiled's of the same case (1 for
     eager), ``floor``, the least time of its kernels in ms, ``expected``, eager's floor over
-    compiled's, ``matrices``, the N x N matrices that it moves, and ``pays``, the calls (forward and
-    backward) after which compiling has paid, blank where it does not."""
+    compiled's, and ``matrices``, the N x N matrices that it moves."""
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     key = ["written", "dtype", "batch", "head_dim", "seq_len", "pass"]
     rows = rows.copy()
@@ -35,7 +34,7 @@ def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
         _floor(*found, rates, bandwidth)
         for found in rows[["implementation", *key]].itertuples(index=False, name=None)
     ]
-    eager = rows[rows["implementation"] == "eager"].set_index(key)[["ms", "ms_graph", "floor"]]
+    eager = rows[rows["implementation"] == "eager"].set_index(key)[["ms_graph", "floor"]]
     base = rows[key].join(eager, on=key)
     rows["gain"] = base["ms_graph"] / rows["ms_graph"]
     rows["expected"] = base["floor"] / rows["floor"]
@@ -86,20 +85,17 @@ def shares(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 
 def by_length(rows: pd.DataFrame) -> Chart:
     """The gain of compiled attention on the GPU against the length, a line a head size."""
-    titles = {"forward": "forward", "backward": "backward"}
     few = rows[(rows["implementation"] == "compile") & (rows["seq_len"] >= 1024)]
 
     def draw(figure):
         axes = figure.subplots(1, 2, sharey=True)
-        ends = []
-        for ax, (pass_, title) in zip(axes, titles.items(), strict=True):
-            here = few[few["pass"] == pass_]
-            ends.append((ax, lines(ax, here, "seq_len", "gain", "head_dim", LOOKS)))
+        for ax, pass_ in zip(axes, ("forward", "backward"), strict=True):
+            ends = lines(ax, few[few["pass"] == pass_], "seq_len", "gain", "head_dim", LOOKS)
             doubling_axis(ax)
             ax.axhline(1, color="#000000", linewidth=0.8)
-            ax.set(title=title, xlabel="tokens", ylim=(0.9, None))
+            ax.set(title=pass_, xlabel="tokens", ylim=(0.9, None))
         axes[0].set_ylabel("times as fast as eager")
-        return lambda: name_ends(figure, *ends[-1], LOOKS)
+        return lambda: name_ends(figure, axes[-1], ends, LOOKS)
 
     return Chart(draw, height=2.9, room=0.1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.plots import label
 from a2lib.report.style import COLOURS, INK, Chart
 from a2lib.theory.floating import Loop, decimal, handout_loops
@@ -121,7 +122,7 @@ def by_size(rows: pd.DataFrame) -> Chart:
             ax.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=5)
             at = (34, -3) if name == "backward" else (7, 0)  # clear of the forward's line
             label(ax, name, (x[-1], y[-1]), at, va="center", color=colour)
-        ax.set_xticks(range(len(models)), models)
+        ax.set_xticks(range(len(models)), map(TITLES.get, models))
         ax.set(ylim=(0, None), ylabel="times as fast as fp32", xlim=(-0.3, len(models) - 0.2))
 
     return Chart(draw, height=3.0, room=0.12)

@@ -80,7 +80,7 @@ def steps(rows: pd.DataFrame, model: str) -> Chart:
         shades = [COLOURS[1], COLOURS[0], COLOURS[0], COLOURS[4]]
         times = [r.ms_mean for r in found]
         plots.bars(ax, list(STEPS), times, text=text, colours=shades, xlabel="a step, ms")
-        ax.set_xlim(0, 3.0 * max(times))
+        ax.set_xlim(0, 3.1 * max(times))
         ax.set_xticks([0, 50, 100])
         ax.grid(False)  # the text crosses it
 

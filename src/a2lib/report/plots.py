@@ -229,7 +229,8 @@ def waterfall(
     marks: dict[str, float] | None = None,
     xlabel: str = "",
 ) -> None:
-    """What each step takes off the one above it: bars from zero, the piece that went away pale.
+    """What each step takes off the one above it: bars from zero with a text at their begin, the
+    piece that went away pale.
 
     ``marks`` are dashed lines across all bars, by their words.
     """
@@ -238,14 +239,16 @@ def waterfall(
     at = np.arange(len(values))
     ax.barh(at, values, color=colour, height=0.62)
     ax.barh(at, np.maximum(before - values, 0), left=values, color=HEAT[5], height=0.62)
-    for y, (end, words) in enumerate(zip(np.maximum(values, before), text, strict=True)):
-        label(ax, words, (end, y), va="center")
+    for y, words in zip(at, text, strict=True):
+        label(ax, words, (0, y), (6, 0), va="center", color="#ffffff")
     _lying(ax, labels, max(values.max(), before.max()), xlabel)
     if marks:
         ax.set_ylim(top=-1.3)
     for words, value in (marks or {}).items():
         ax.axvline(value, **REFERENCE_LINE, zorder=3)
-        label(ax, words, (value, -0.85), (4, 0), color=DIM)
+        left = len(marks) > 1 and value == min(marks.values())  # room for the words of the next
+        side = {"by": (-4, 0), "ha": "right"} if left else {"by": (4, 0)}
+        label(ax, words, (value, -0.85), color=DIM, **side)
 
 
 def heat(ax, ratios: pd.DataFrame, *, even: pd.DataFrame | None = None) -> None:

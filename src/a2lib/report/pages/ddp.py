@@ -53,7 +53,6 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
         WORDS.get(r.wrapper, r.wrapper).format(r.bucket_mb)
         + {"copy_engines": ", copy engines"}.get(r.carrier, "")
         + {"bf16": ", in bf16"}.get(r.sent_dtype, "")
-        + {"fp32": ", fp32"}.get(r.precision, "")
         for r in rows.itertuples()
     ]
     strips = traces.pictures("strip", rows)
@@ -181,13 +180,11 @@ def simulated_ms(
 
 def ladder(steps: dict[str, float], marks: dict[str, float]) -> Chart:
     """The step by each way, from the naive one down, with what one GPU takes."""
+    text = [f"{time:.0f}" for time in steps.values()]
+    looks = {"text": text, "marks": marks, "xlabel": "ms a step"}
 
     def draw(figure):
-        ax = figure.subplots()
-        text = [""] * len(steps)
-        waterfall(ax, list(steps), list(steps.values()), text=text, marks=marks, xlabel="ms a step")
-        for y, time in enumerate(steps.values()):
-            ax.annotate(f"{time:.0f}", (2, y), va="center", color="#ffffff")
+        waterfall(figure.subplots(), list(steps), list(steps.values()), **looks)
 
     return Chart(draw, height=3.4)
 
@@ -216,12 +213,12 @@ def paid(rows: pd.DataFrame) -> Chart:
 def schedules() -> Chart:
     """Three schedules of backward, messages and update, drawn to no scale."""
     ways = {
-        "after backward": ([(0, 6)], [(6, 4)], [(10, 2)]),
-        "during backward": ([(0, 6)], [(1.2, 1.2), (2.4, 1.2), (3.6, 1.2), (6, 1)], [(7, 2)]),
+        "after backward": ([(0, 6)], [(6, 4)], [(10, 2.8)]),
+        "during backward": ([(0, 6)], [(1.2, 1.2), (2.4, 1.2), (3.6, 1.2), (6, 1)], [(7, 2.8)]),
         "and update per bucket": (
             [(0, 6)],
             [(1.2, 1.2), (2.4, 1.2), (3.6, 1.2), (6, 1)],
-            [(2.5, 0.5), (3.7, 0.5), (4.9, 0.5), (7, 0.5)],
+            [(2.5, 0.7), (3.7, 0.7), (4.9, 0.7), (7, 0.7)],
         ),
     }
 
@@ -234,7 +231,7 @@ def schedules() -> Chart:
         for words, x, lane in (("backward", 0.1, 0), ("messages", 6.1, 1), ("AdamW", 10.1, 2)):
             ax.annotate(words, (x, 0.12 + 0.26 * lane), va="center", color="#ffffff")
         ax.set_yticks([0.38, 1.38, 2.38], list(ways))
-        ax.set(xlim=(0, 12.2), ylim=(2.9, -0.1), xticks=[], xlabel="time")
+        ax.set(xlim=(0, 13), ylim=(2.9, -0.1), xticks=[], xlabel="time")
         ax.tick_params(axis="y", length=0)
         ax.grid(False)
 
@@ -274,15 +271,16 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
 
 def every(rows: pd.DataFrame) -> pd.DataFrame:
     """Every timed step as a table."""
-    rows = rows[rows["status"] == "ok"].sort_values(["model", "capture", "ms"])
+    rows = rows[rows["status"] == "ok"].sort_values(["model", "precision", "capture", "ms"])
     lines = [
-        [{"xl25": "2.0B", "2.7B": "3.4B"}.get(r.model, r.model)]
+        [{"xl25": "2.0B", "2.7B": "3.4B"}.get(r.model, r.model), r.precision]
         + ["CUDA graph" if r.capture else "from Python", r.way, ms(r.ms, 3)]
         + [f"{digits(r.ms_p20, 3)} to {digits(r.ms_p80, 3)}", ms(r.ms_without, 3)]
         + [ms(r.exposed, 3) if r.exposed > 0 else "0", _own(r), ms(r.ms_host, 3)]
         for r in rows.itertuples()
     ]
-    columns = ["model", "launched", "way", "step", "20 to 80 %", "one GPU, nothing sent"]
+    columns = ["model", "precision", "launched", "way", "step", "20 to 80 %"]
+    columns += ["one GPU, nothing sent"]
     return pd.DataFrame(lines, columns=[*columns, "exposed", "messages' own time", "to launch it"])
 
 

@@ -37,9 +37,7 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     (``gathers``), how many had ended by their unit's turn (``in_time``), what the others cost
     (``stood``), and when each pass ended (``forward_ms``, ``backward_ms``), from the step's begin;
     blank for a step that was not traced."""
-    return pd.concat(
-        [rows, pd.DataFrame([_traced(r) for r in rows.itertuples()], rows.index)], axis=1
-    )
+    return rows.join(pd.DataFrame([_traced(r) for r in rows.itertuples()], rows.index))
 
 
 def _traced(row) -> dict:

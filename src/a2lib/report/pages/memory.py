@@ -115,18 +115,15 @@ def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     with what was there as its forward ended (``ended``), of that what it keeps (``kept``), and at
     its peak: gradients (``grown``), what is kept still (``left``), tensors of the scores' size
     (``matrices``), of which its forward keeps ``own``."""
-    about, found = {}, []
-    for table in ("lines", "memory", "largest"):
-        about[table] = traces.pictures(table, rows).values()
+    tables = {name: traces.pictures(name, rows).values() for name in ("lines", "memory", "largest")}
 
-    def of(table: str, row) -> list[dict]:
-        same = (
-            p.rows
-            for p in about[table]
-            if all(getattr(row, k) == v for k, v in p.about.items() if hasattr(row, k))
-        )
-        return next(same, [])
+    def of(name: str, row) -> list[dict]:
+        for p in tables[name]:
+            if all(getattr(row, k, v) == v for k, v in p.about.items()):
+                return p.rows
+        return []
 
+    found = []
     for row in rows.itertuples():
         first = int(row.step_number) == 0
         block = row.mode == "block"

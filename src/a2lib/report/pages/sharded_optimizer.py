@@ -15,7 +15,7 @@ from a2lib.theory.transformer import SIZES, parameter_count
 
 MOMENTS = ("init", "before", "after")
 PARTS = {  # a column of bytes, and what the figure calls it
-    "parameter_bytes": "parameters",
+    "parameter_bytes": "weights",
     "gradient_bytes": "gradients",
     "optimizer_bytes": "AdamW's moments",
 }

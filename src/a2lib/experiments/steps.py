@@ -16,13 +16,11 @@ from a2lib.benchmark import Config
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import Section, memory
 from a2lib.theory.roofline import NARROW
-from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
+from a2lib.theory.transformer import SIZES, TINY, Shape, forward_flops, state_bytes
 
 BATCH = 4
 MODES = ("forward", "forward-backward", "train-step")
 OVERLAPPED = "overlapped-step"
-# The CPU's: every path in seconds, and no result.
-TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 MODELS = {"tiny": TINY, **SIZES}
 TOO_LARGE = "10B"  # for a train-step on an H200
 NEEDS_A_GPU = {"capture": True, "precision": "tf32", "profiler": "nsys"}

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from a2lib.experiments.collectives import DTYPES
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.rest import Mark, calls, each_rank, from_rest, slowest
 from a2lib.measure import COLLECTIVES, memory, synchronize
 from a2lib.measure.failures import note as one_line
+from a2lib.measure.rest import Mark, calls, each_rank, from_rest, slowest
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single
 
 Row = dict[str, object]

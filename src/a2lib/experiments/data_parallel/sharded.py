@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from a2lib.experiments.data_parallel import configurations
 from a2lib.experiments.data_parallel.gradients import Deviation, deviation, worst
 from a2lib.experiments.data_parallel.training import Training
 from a2lib.parallel import FSDP
+from a2lib.parallel.fsdp.peer import fully_sharded, local
 
 
 class Sharded(Training):
@@ -60,28 +61,9 @@ class Sharded(Training):
         return worst(deviation(grad, *both) for grad, both in pairs)
 
 
-def local(x: Tensor) -> Tensor:
-    """This rank's part of what may be sharded."""
-    return x.to_local() if hasattr(x, "to_local") else x
-
-
 def _part(whole: Tensor, like: Tensor) -> Tensor:
     """This rank's rows of ``whole``, where ``like`` is not of all rows itself."""
     if like.shape == whole.shape:
         return whole
     rows = -(-whole.shape[0] // dist.get_world_size())
     return whole[dist.get_rank() * rows :][:rows]
-
-
-def fully_sharded(model: nn.Module, low: torch.dtype | None, device: str) -> None:
-    """PyTorch's FSDP2 on ``model``, in the units that ours has and freed where ours is: blocks
-    after their forward but for the last, the rest after backward; collective."""
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    mesh = DeviceMesh.from_group(dist.group.WORLD, device)
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
-    for block in model.layers:
-        again = block is not model.layers[-1]
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

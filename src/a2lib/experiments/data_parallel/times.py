@@ -22,10 +22,10 @@ from a2lib.experiments.data_parallel.turns import WARMUP, in_turns, on_stream
 from a2lib.experiments.data_parallel.wrappers import make_optimizer, unlike, unsupported, wrap
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.rest import Mark, meet, slowest
 from a2lib.experiments.harness.worker import free_memory
 from a2lib.measure import synchronize
 from a2lib.measure.failures import note as one_line
+from a2lib.measure.rest import Mark, meet, slowest
 from a2lib.parallel import capture_step
 
 Row = dict[str, object]

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from a2lib.benchmark.workload import Workload
-from a2lib.experiments.harness.rest import Mark
 from a2lib.experiments.steps import Configuration
+from a2lib.measure.rest import Mark
 from a2lib.optim import MasterAdamW
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.rest import Mark, each_rank, meet, slowest
 from a2lib.measure import synchronize
 from a2lib.measure.graphs import CudaGraphs
+from a2lib.measure.rest import Mark, each_rank, meet, slowest
 
 Row = dict[str, object]
 WARMUP = 4

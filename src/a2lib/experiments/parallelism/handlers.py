@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.rest import calls, from_rest, slowest
 from a2lib.experiments.parallelism import PARTS
 from a2lib.experiments.parallelism.schemes import (
     DATA,
@@ -27,6 +26,7 @@ from a2lib.experiments.parallelism.schemes import (
     plain,
 )
 from a2lib.measure import PARALLELISM, Timing
+from a2lib.measure.rest import calls, from_rest, slowest
 
 Row = dict[str, object]
 WARMUP = 2

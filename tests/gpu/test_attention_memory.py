@@ -10,8 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from a2lib.attention import attention_reference  # noqa: E402
-from a2lib.experiments.attention import handlers, limits  # noqa: E402
-from a2lib.experiments.attention.configurations import Shape  # noqa: E402
+from a2lib.experiments.attention import (  # noqa: E402
+    Shape,  # noqa: E402
+    handlers,
+    limits,
+)
 from a2lib.theory.eager import PASSES, by_hand_saved  # noqa: E402
 from a2lib.theory.memory.allocator import Allocator  # noqa: E402
 
@@ -54,7 +57,7 @@ RESERVED = """
 import json, sys, torch
 from a2lib.attention import attention_reference
 from a2lib.experiments.attention import handlers
-from a2lib.experiments.attention.configurations import Shape
+from a2lib.experiments.attention import Shape
 
 def large():
     return torch.cuda.memory_stats()["reserved_bytes.large_pool.current"]

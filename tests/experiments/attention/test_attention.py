@@ -6,8 +6,7 @@ import weakref
 import pytest
 
 from a2lib.experiments import attention
-from a2lib.experiments.attention import handlers, limits
-from a2lib.experiments.attention.configurations import BEYOND, Parameters, Shape, grid
+from a2lib.experiments.attention import BEYOND, Parameters, Shape, grid, handlers, limits
 from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
 from a2lib.measure.failures import LostContext
 from a2lib.measure.graphs import Replays

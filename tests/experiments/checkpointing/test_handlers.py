@@ -5,8 +5,7 @@ import torch
 
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments import checkpointing
-from a2lib.experiments.checkpointing import handlers
-from a2lib.experiments.checkpointing.configurations import Parameters
+from a2lib.experiments.checkpointing import Parameters, handlers
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import CHECKPOINTING
 from a2lib.measure.failures import LostContext

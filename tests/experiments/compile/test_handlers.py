@@ -8,8 +8,7 @@ from inductor_plans import planned
 
 from a2lib.benchmark import Result, StepTimes
 from a2lib.experiments import compile as compiling
-from a2lib.experiments.compile import attention, inductor, model
-from a2lib.experiments.compile.settings import Shape, Steps
+from a2lib.experiments.compile import Shape, Steps, attention, inductor, model
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.steps import Configuration

@@ -20,7 +20,7 @@ from a2lib.attention import (
     attention_reference,
 )
 from a2lib.experiments import ceilings
-from a2lib.experiments.attention.configurations import PASSES, Shape
+from a2lib.experiments.attention import PASSES, Shape
 from a2lib.experiments.harness.worker import Job, free_memory
 from a2lib.experiments.passes import one_pass, replayed
 from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize

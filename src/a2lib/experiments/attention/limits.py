@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 
 from a2lib.attention import attention_reference
-from a2lib.experiments.attention import handlers
-from a2lib.experiments.attention.configurations import STEP, Shape
+from a2lib.experiments.attention import STEP, Shape, handlers
 from a2lib.experiments.attention.handlers import Row, inputs_of
 from a2lib.experiments.harness.worker import Job, free_memory
 from a2lib.experiments.passes import one_pass

@@ -17,7 +17,7 @@ from a2lib.benchmark.result import StepTimes
 from a2lib.benchmark.run import float32_products
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.benchmark.workload import Workload
-from a2lib.experiments.checkpointing.configurations import WARMUP, Setting
+from a2lib.experiments.checkpointing import WARMUP, Setting
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import CHECKPOINTING, Timing
 from a2lib.measure.failures import LostContext, classify, is_lost, note

@@ -15,8 +15,7 @@ from collections.abc import Callable
 import torch
 
 from a2lib.attention import attention_reference
-from a2lib.experiments.compile import inductor
-from a2lib.experiments.compile.settings import PASSES, Shape
+from a2lib.experiments.compile import PASSES, Shape, inductor
 from a2lib.experiments.flash import peers
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.passes import one_pass, replayed

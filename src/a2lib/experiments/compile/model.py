@@ -15,9 +15,8 @@ from pathlib import Path
 
 from a2lib.benchmark import PHASES, Result, run
 from a2lib.experiments.benchmark.handlers import of_phase, summarised
-from a2lib.experiments.compile import inductor
+from a2lib.experiments.compile import STEPS, WARMUP, Steps, inductor
 from a2lib.experiments.compile.attention import counts
-from a2lib.experiments.compile.settings import STEPS, WARMUP, Steps
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.steps import Configuration
 

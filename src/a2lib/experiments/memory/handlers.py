@@ -19,7 +19,7 @@ import torch
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments import ceilings
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.memory.configurations import BLOCK, STEPS, counted, phases, picture
+from a2lib.experiments.memory import BLOCK, STEPS, counted, phases, picture
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import MEMORY, snapshot, synchronize
 from a2lib.measure.failures import classify, is_lost, note

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from a2lib.benchmark import Config, run
 from a2lib.experiments.benchmark.handlers import of_host, of_phase
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.profile.settings import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
+from a2lib.experiments.profile import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import nsight, trace
 from a2lib.measure.failures import LostContext, note

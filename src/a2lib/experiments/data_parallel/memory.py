@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from a2lib.experiments.data_parallel.configurations import BEST_MB, STEADY, WHOLE, Way
 from a2lib.experiments.data_parallel.sharded import Sharded, local
-from a2lib.experiments.data_parallel.training import Training
-from a2lib.experiments.data_parallel.turns import on_stream
+from a2lib.experiments.data_parallel.training import Training, on_stream
 from a2lib.experiments.data_parallel.wrappers import (
     make_optimizer,
     state_tensors,
@@ -77,7 +76,7 @@ def _each(job: RankJob, look: Callable[[Way], Callable[[Row], Row]]) -> None:
         with on_stream(job.device):
             found = look(Way.of(keys[0]))
         for key in keys:
-            job.put({**key, "status": "ok", "note": "", **found(key)})
+            job.put({**key, "status": "ok", **found(key)})
 
 
 def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:

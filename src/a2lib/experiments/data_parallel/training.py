@@ -18,6 +18,7 @@ from torch import nn
 
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.steps import Configuration
+from a2lib.measure.graphs import CudaGraphs
 from a2lib.measure.rest import Mark
 from a2lib.optim import MasterAdamW
 
@@ -39,6 +40,11 @@ def of_each_kind(names: Sequence[str]) -> list[int]:
     for i, name in enumerate(names):
         kinds.setdefault(re.sub(r"\d+", "", name), []).append(i)
     return sorted({i for same in kinds.values() for i in (same[0], same[-1])})
+
+
+def on_stream(device: str) -> contextlib.AbstractContextManager:
+    """The context in which a training is made and run whose step may be captured later."""
+    return CudaGraphs().on_stream() if device == "cuda" else contextlib.nullcontext()
 
 
 class Training:

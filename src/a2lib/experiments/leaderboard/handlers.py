@@ -6,7 +6,6 @@ import contextlib
 
 from a2lib.experiments.compile import inductor
 from a2lib.experiments.data_parallel import traces
-from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.worker import free_memory
 from a2lib.leaderboard import Step, run
@@ -25,7 +24,6 @@ def measure(job: RankJob) -> None:
         held.callback(inductor.forget)
         if cold:  # caches that are empty, of this rank alone
             held.enter_context(inductor.caches_in(held.enter_context(inductor.empty_folder())))
-        around = {"conditions": conditions(job.device), "status": "ok", "note": ""}
         timing, row, training = run.measure(step, job.device, job.rank, job.seed, job.everyone)
         # Last: a profiler leaves a process slower.
         traces.store(
@@ -38,5 +36,6 @@ def measure(job: RankJob) -> None:
             table="kernels",
             steps=1,
         )
-        row |= timing.row(LEADERBOARD) | around
-        job.put({**key, **row, **({} if cold else {"ms_ready": None})})
+        if not cold:
+            row["ms_ready"] = None
+        job.put({**key, "status": "ok", **row, **timing.row(LEADERBOARD)})

@@ -1,5 +1,5 @@
 """The attention experiment: its parameters, what the sweeps measure, and what the cells of
-notebooks/attention.ipynb call. ``handlers`` and ``limits`` are how a worker measures it.
+notebooks/attention.ipynb call. ``handlers`` is how a worker measures it.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ def test_each_way_changes_one_thing():
 def test_the_board_s_step_on_two_gpus(gpus):
     gpus(2)
     asked = Parameters().asked()
-    assert tuple(step.way.name for step in asked) == WAYS
+    assert tuple(one.step.way.name for one in asked) == WAYS
     first = asked[0]
     assert first.ranks == Ranks(2, "nccl") and parameter_count(SIZES["8B"]) == 8_125_698_048
-    assert [step.attention for step in asked] == ["sdpa_cudnn"] * 6 + ["flash"]
+    assert [one.step.attention for one in asked] == ["sdpa_cudnn"] * 6 + ["flash"]
     tasks = leaderboard.tasks(Parameters())
     assert [task.label for task in tasks] == list(WAYS)
     for task in tasks:
@@ -47,14 +47,15 @@ def test_a_rank_s_work_on_one_gpu_and_a_trial_on_none(gpus):
     gpus(1)
     given = Parameters(world_size=1, layers=8, room_percent=75, ways="offloaded,fused_head")
     fused, offloaded = given.asked()
-    assert fused.way.name == "fused_head" and offloaded.layers == 8
-    assert given.spec(offloaded)["step"]["room_percent"] == 75
+    assert fused.step.way.name == "fused_head" and offloaded.step.shape.num_layers == 8
+    assert offloaded.step.room_percent == 75
     gpus(0)
-    steps = Parameters().asked()
-    assert [step.way.name for step in steps] == list(WAYS[:-1])
-    assert {(s.ranks.backend, s.model, s.layers, s.dtype) for s in steps} == {
-        ("gloo", "tiny", 4, "fp32")
+    asked = Parameters().asked()
+    assert [one.step.way.name for one in asked] == list(WAYS[:-1])
+    assert {(one.ranks.backend, one.model, one.step.dtype) for one in asked} == {
+        ("gloo", "tiny", "fp32")
     }
+    assert {one.key()["layers"] for one in asked} == {4}
     with pytest.raises(ParameterError, match="'own_attention': allowed on GPUs"):
         Parameters(ways="own_attention").asked()
 

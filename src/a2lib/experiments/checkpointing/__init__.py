@@ -14,7 +14,7 @@ from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.view import Plot
-from a2lib.experiments.steps import BATCH, MODELS, Configuration, refuse, refuse_never
+from a2lib.experiments.steps import MODELS, Configuration, refuse, refuse_never
 from a2lib.measure import CHECKPOINTING
 from a2lib.theory.memory.checkpointing import plan as plan_of
 
@@ -119,10 +119,10 @@ class Parameters(WithSweep):
 
     beside = ("steps",)
 
-    model: str = step_parameters.model(MODELS, "2.7B")
+    model: str = step_parameters.model("2.7B")
     layers: int | None = parameters.count(None, "blocks; None: the size's own", 10**4)
     context: int | None = step_parameters.context(2048, 16)
-    batch: int = step_parameters.batch(BATCH)
+    batch: int = step_parameters.batch()
     precision: str = step_parameters.precision("bf16")
     attention: str = parameter(
         "auto",

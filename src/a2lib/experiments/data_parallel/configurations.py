@@ -14,7 +14,7 @@ from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, WithSweep, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.steps import MODELS, Configuration
+from a2lib.experiments.steps import Configuration
 from a2lib.measure import Section
 
 # Bucketed, and AdamW's update of each bucket once it is the mean, while later ones travel.
@@ -182,7 +182,7 @@ class Asking(WithSweep):
 
 
 def model() -> Any:
-    return step_parameters.model(MODELS, "xl25", "GPUs")
+    return step_parameters.model("xl25", "GPUs")
 
 
 def batch() -> Any:

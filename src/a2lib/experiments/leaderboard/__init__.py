@@ -27,11 +27,10 @@ from a2lib.leaderboard import (
     SIZE,
     WARMUP_MS,
     Step,
-    Way,
     ways,
 )
 from a2lib.measure import LEADERBOARD
-from a2lib.theory.transformer import Shape, step_flops
+from a2lib.theory.transformer import step_flops
 
 WAYS = tuple(way.name for way in LADDER)
 # On the CPU every path in seconds.
@@ -43,24 +42,17 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A way that is asked for, as its row has it. ``batch`` is that of a rank."""
+    """A step that is asked for, of the blocks of ``model``."""
 
-    way: Way
     ranks: Ranks
     model: str
-    layers: int
-    batch: int
-    context: int
-    attention: str
-    dtype: str
+    step: Step
 
     def key(self) -> dict[str, object]:
-        known = {**vars(self), **vars(self.ranks), "way": self.way.name}
+        step = self.step
+        known = {**vars(step), **vars(self.ranks), "model": self.model}
+        known |= {"way": step.way.name, "layers": step.shape.num_layers}
         return {column: known[column] for column in LEADERBOARD.key}
-
-    @property
-    def shape(self) -> Shape:
-        return dataclasses.replace(MODELS[self.model], num_layers=self.layers)
 
 
 @dataclass(frozen=True)
@@ -70,7 +62,7 @@ class Parameters:
     ways: str = parameter(
         "all", "all, or names from above, commas between", choices=("all",), many=WAYS
     )
-    model: str = step_parameters.model(MODELS, SIZE, "GPUs")
+    model: str = step_parameters.model(SIZE, "GPUs")
     layers: int | None = count(None, "blocks; None: the model's own, 4 on the CPU", 1024)
     batch: int = count(BATCH, "sequences a rank", 2**16)
     context: int | None = step_parameters.context(CONTEXT, 32, "tokens of a sequence", "GPUs")
@@ -104,42 +96,39 @@ class Parameters:
         here = ways(ranks.device)
         if wanted != WAYS and (elsewhere := [name for name in wanted if name not in here]):
             raise ParameterError(f"ways = {elsewhere[0]!r}: allowed on GPUs, where it runs")
+        layers = self.layers or usual["layers"] or MODELS[model].num_layers
+        shape = dataclasses.replace(MODELS[model], num_layers=layers)
+        room = usual["room_percent"] if self.room_percent is None else self.room_percent
         return [
             Asked(
-                way,
                 ranks,
                 model,
-                self.layers or usual["layers"] or MODELS[model].num_layers,
-                self.batch,
-                self.context or usual["context"],
-                way.attention or attention,
-                DTYPE[ranks.device],
+                Step(
+                    way,
+                    shape,
+                    self.batch,
+                    self.context or usual["context"],
+                    way.attention or attention,
+                    DTYPE[ranks.device],
+                    room,
+                    self.warmup_ms,
+                    self.rep_ms,
+                ),
             )
             for way in here.values()
             if way.name in wanted
         ]
 
-    def spec(self, asked: Asked) -> dict[str, object]:
-        """What the ranks are told of what is ``asked``."""
-        usual = _DEFAULTS[asked.ranks.device]["room_percent"]
-        step = Step(
-            asked.way,
-            asked.shape,
-            asked.batch,
-            asked.context,
-            asked.attention,
-            asked.dtype,
-            usual if self.room_percent is None else self.room_percent,
-            self.warmup_ms,
-            self.rep_ms,
-        )
-        return {"step": dataclasses.asdict(step), "cold": self.cold}
-
 
 def tasks(given: Parameters) -> list[Task]:
     """A task for each way: one that runs out of memory ends its processes alone."""
     return [
-        Task(one.way.name, given.spec(one), {one.way.name: (one.key(),)}, ranks=one.ranks)
+        Task(
+            one.step.way.name,
+            {"step": dataclasses.asdict(one.step), "cold": given.cold},
+            {one.step.way.name: (one.key(),)},
+            ranks=one.ranks,
+        )
         for one in given.asked()
     ]
 

@@ -15,7 +15,7 @@ from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Key, Task
-from a2lib.experiments.steps import BATCH, MODELS, Configuration
+from a2lib.experiments.steps import BATCH, Configuration
 from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, StoreError, bulk
 from a2lib.measure.snapshot import CATEGORIES
 from a2lib.theory.memory.saved import PRECISIONS, block_saved_bytes
@@ -118,9 +118,9 @@ def blocks(device: str) -> list[Configuration]:
 class Parameters(WithSweep):
     """The parameters of notebooks/memory.ipynb, in the order of its cell."""
 
-    model: str = step_parameters.model(MODELS)
+    model: str = step_parameters.model()
     context: int | None = step_parameters.context(512, 16)
-    batch: int = step_parameters.batch(BATCH)
+    batch: int = step_parameters.batch()
     mode: str = step_parameters.mode(MODES)
     precision: str = parameter("fp32", "fp32 or bf16 (autocast)", choices=PRECISIONS)
     attention: str = parameter("eager", "eager or flash (ours)", choices=ATTENTIONS)

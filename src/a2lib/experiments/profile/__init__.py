@@ -16,11 +16,10 @@ from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.parameters import ParameterError, WithSweep, parameter
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.steps import BATCH, MODELS, MODES, Configuration, refuse_never
+from a2lib.experiments.steps import BATCH, MODES, Configuration, refuse_never
 from a2lib.experiments.steps import refuse as refuse_without_gpu
 from a2lib.measure import PROFILE, StoreError, bulk, nsight
 from a2lib.measure.trace import STEP
-from a2lib.theory.roofline import NARROW, PRECISIONS
 
 NSYS, TORCH = "nsys", "torch"
 # The smallest size and the largest whose train-step fits at every context, traced in every way, and
@@ -118,14 +117,11 @@ class Parameters(WithSweep):
 
     beside = ("profiler",)
 
-    model: str = step_parameters.model(MODELS)
+    model: str = step_parameters.model()
     context: int | None = step_parameters.context(512, 16)
-    batch: int = step_parameters.batch(BATCH)
+    batch: int = step_parameters.batch()
     mode: str = step_parameters.mode(MODES)
-    precision: str = step_parameters.precision(
-        what="fp32, tf32, bf16 (autocast) or bf16_weights",
-        names=(*PRECISIONS, NARROW),
-    )
+    precision: str = step_parameters.any_precision()
     attention: str = step_parameters.attention()
     compile: str = step_parameters.compiled()
     profiler: str = parameter(

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from a2lib.experiments.data_parallel import gathers, times, traces, training, wrappers
+from a2lib.experiments.data_parallel import gathers, times, traces, training
 from a2lib.experiments.data_parallel.configurations import Way
 from a2lib.experiments.data_parallel.sharded import TOLERANCE, Deviation, deviation, worst
 from a2lib.experiments.data_parallel.training import of_each_kind
@@ -194,7 +194,7 @@ def test_weights_that_do_not_come_back_are_seen(alone, right):
     alone.workload.optimizer = optimizer
     alone.step(send=True)
     before = [p.detach().clone() for p in alone.parameters]
-    assert (wrappers.unlike(alone, optimizer) == 0) is right
+    assert (training.unlike(alone, optimizer) == 0) is right
     # Whatever came of it, the next step begins with the same weights on every rank.
     assert all(torch.equal(p, q) for p, q in zip(alone.parameters, before, strict=True))
 

@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from a2lib.experiments.data_parallel.configurations import BEST_MB, STEADY, WHOLE, Way
 from a2lib.experiments.data_parallel.sharded import Sharded, local
-from a2lib.experiments.data_parallel.training import Training, on_stream
-from a2lib.experiments.data_parallel.wrappers import (
+from a2lib.experiments.data_parallel.training import (
+    Training,
     make_optimizer,
+    on_stream,
     state_tensors,
     unsupported,
     wrap,

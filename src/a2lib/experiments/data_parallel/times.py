@@ -20,8 +20,15 @@ from torch.optim import Optimizer
 from a2lib.experiments.data_parallel import configurations, gathers, sharded, traces
 from a2lib.experiments.data_parallel.configurations import SENT_DTYPES, UPDATING, Way
 from a2lib.experiments.data_parallel.sharded import Sharded
-from a2lib.experiments.data_parallel.training import TOLERANCE, Training, on_stream
-from a2lib.experiments.data_parallel.wrappers import make_optimizer, unlike, unsupported, wrap
+from a2lib.experiments.data_parallel.training import (
+    TOLERANCE,
+    Training,
+    make_optimizer,
+    on_stream,
+    unlike,
+    unsupported,
+    wrap,
+)
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.worker import free_memory
 from a2lib.measure import synchronize

@@ -1,10 +1,9 @@
-"""The leaderboard's step: what notebooks/leaderboard.ipynb calls.
-
-What is measured is the ladder of ``a2lib.leaderboard``; ``handlers`` has what each rank does.
-"""
+"""The leaderboard's step: what notebooks/leaderboard.ipynb calls. What is measured is the ladder of
+``a2lib.leaderboard``."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
-from a2lib.experiments.harness.ranks import Ranks
+from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.steps import MODELS
@@ -131,6 +130,41 @@ def tasks(given: Parameters) -> list[Task]:
         )
         for one in given.asked()
     ]
+
+
+def time_way(job: RankJob) -> None:
+    """What each rank does: measure the one way of this task."""
+    from a2lib.experiments.compile import inductor
+    from a2lib.experiments.data_parallel import traces
+    from a2lib.experiments.harness.worker import free_memory
+    from a2lib.leaderboard import run
+    from a2lib.measure import trace
+
+    ((culprit, (key,)),) = job.wanted.items()
+    if job.expired():
+        return
+    job.begin(culprit)
+    free_memory(job.device)
+    step, cold = Step.of(job.spec["step"]), job.spec["cold"]
+    with contextlib.ExitStack() as held:
+        held.callback(inductor.forget)
+        if cold:  # caches that are empty, of this rank alone
+            held.enter_context(inductor.caches_in(held.enter_context(inductor.empty_folder())))
+        timing, row, training = run.measure(step, job.device, job.rank, job.seed, job.everyone)
+        # Last: a profiler leaves a process slower.
+        traces.store(
+            job,
+            training,
+            key,
+            (key["way"], f"{key['layers']}-layers"),
+            lambda found: trace.kernel_rows(found.kernels),
+            training.step,
+            table="kernels",
+            steps=1,
+        )
+        if not cold:
+            row["ms_ready"] = None
+        job.put({**key, "status": "ok", **row, **timing.row(LEADERBOARD)})
 
 
 def tflops(row: Mapping[str, str]) -> float:

@@ -134,11 +134,10 @@ def tasks(given: Parameters) -> list[Task]:
 
 def time_way(job: RankJob) -> None:
     """What each rank does: measure the one way of this task."""
-    from a2lib.experiments.compile import inductor
     from a2lib.experiments.data_parallel import traces
     from a2lib.experiments.harness.worker import free_memory
     from a2lib.leaderboard import run
-    from a2lib.measure import trace
+    from a2lib.measure import inductor, trace
 
     ((culprit, (key,)),) = job.wanted.items()
     if job.expired():

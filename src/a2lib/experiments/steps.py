@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from a2lib.benchmark import Config
+from a2lib.benchmark import PHASES, Config
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import Section, memory
 from a2lib.theory.roofline import NARROW
@@ -60,6 +60,11 @@ class Configuration:
     @property
     def shape(self) -> Shape:
         return MODELS[self.model]
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Those that are timed: of a replay the whole step alone."""
+        return (*(() if self.capture else PHASES[self.mode]), "step", "wall")
 
     def key(self, section: Section) -> dict[str, object]:
         """The key columns of a row of ``section`` that say what step it is of."""

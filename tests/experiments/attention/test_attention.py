@@ -147,7 +147,7 @@ def test_a_gpus_row_has_its_times_and_its_memory(stored, monkeypatch):
     monkeypatch.setattr(handlers, "take_workspaces", lambda device: None)
     monkeypatch.setattr(handlers, "free_memory", lambda device: None)
     allocated = iter([100, 107, 100, 109])
-    monkeypatch.setattr(handlers, "_allocated", lambda device: next(allocated))
+    monkeypatch.setattr(handlers.memory, "allocated_bytes", lambda device: next(allocated))
     monkeypatch.setattr(handlers, "peak_bytes", lambda call: 77)
     monkeypatch.setattr(handlers, "_replayed", lambda *_: ({"ms_graph": 1.5}, False))
     (task,) = attention.pass_tasks(asked(), "cuda")

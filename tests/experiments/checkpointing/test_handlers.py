@@ -77,7 +77,7 @@ def test_a_gpus_bytes_are_beyond_what_is_held(monkeypatch):
     # Of each step: before it, then after forward, loss, backward and optimizer.
     counts = iter([100, 180, 190, 150, 110] * 3)
     peaks = iter([0, 300, 308])
-    monkeypatch.setattr(handlers, "_allocated", lambda device: next(counts))
+    monkeypatch.setattr(handlers, "allocated_bytes", lambda device: next(counts))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 400)

@@ -87,13 +87,13 @@ def _measure(name: str, shape: Shape, pass_: str, job: Job) -> tuple[Row, bool]:
         return ATTENTIONS[name](q, k, v, shape.causal)
 
     take_workspaces(device)
-    empty = _allocated(device)
+    empty = memory.allocated_bytes(device)
     *qkv, do = inputs = inputs_of(shape, device, job.seed, pass_)
     call = one_pass(attend, qkv, do, pass_)
     row: Row = {"status": "ok", **_timed(call, device, job.spec["calls"])}
     if device == "cpu":
         return row, False
-    row |= {"held_bytes": _allocated(device) - empty, "peak_bytes": peak_bytes(call)}
+    row |= {"held_bytes": memory.allocated_bytes(device) - empty, "peak_bytes": peak_bytes(call)}
     call = None
     graph, lost = _replayed(attend, inputs, pass_, row)
     return row | graph, lost
@@ -255,7 +255,3 @@ def _fits(key: Row, job: Job, seq_len: int) -> bool:
     qkv = do = None
     free_memory("cuda")  # here, since the exception has let go of its frames
     return fitted
-
-
-def _allocated(device: str) -> int:
-    return torch.cuda.memory_allocated() if device == "cuda" else 0

@@ -1,7 +1,7 @@
 """The compile experiment: its parameters, what the sweeps measure, and what the cells of
 notebooks/compile.ipynb call.
 
-``attention`` and ``model`` are how a worker measures it, ``inductor`` how the compiler is watched.
+``attention`` and ``model`` are how a worker measures it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments import step_parameters
-from a2lib.experiments.benchmark.handlers import phases
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import WithSweep, parameter
@@ -208,7 +207,7 @@ def model_tasks(given: Parameters, device: str) -> list[Task]:
     made = []
     for steps in given.steps(device):
         rows = {
-            way: tuple({**one.key(COMPILE_MODEL), "phase": phase} for phase in phases(one))
+            way: tuple({**one.key(COMPILE_MODEL), "phase": phase} for phase in one.phases)
             for way in steps.ways
             for one in [steps.compiled(way)]
         }

@@ -4,13 +4,14 @@ The steps are checked in ranks, tests/parallel/checks_leaderboard.py; the protoc
 tests/experiments/leaderboard.
 """
 
+import functools
 import json
 import math
 from types import SimpleNamespace
 
 import pytest
 
-from a2lib.leaderboard import LADDER, run
+from a2lib.leaderboard import LADDER, Step, run
 from a2lib.leaderboard import __main__ as command
 from a2lib.measure import memory
 from a2lib.theory.transformer import SIZES, forward_flops, parameter_count
@@ -18,14 +19,16 @@ from a2lib.theory.transformer import SIZES, forward_flops, parameter_count
 SMALL = ["--size=tiny", "--num-layers=3", "--context=16"]
 
 
-@pytest.fixture(autouse=True)
-def no_gpu(gpus):
-    gpus(0)
-
-
 @pytest.fixture
 def gpus(monkeypatch):
+    """``gpus(n)``: so many are there."""
     return lambda n: monkeypatch.setattr("torch.cuda.device_count", lambda: n)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(request):
+    if "gpu" not in request.keywords:
+        request.getfixturevalue("gpus")(0)
 
 
 @pytest.mark.parametrize("given, complaint", [
@@ -103,6 +106,19 @@ def test_a_step_of_two_processes(capsys):
     shape = command.parse(SMALL)[0].shape
     counted = 3 * (forward_flops(shape, 1, 16) - 2 * 16**2 * 3 * shape.d_model)
     assert row["tflops"] == pytest.approx(counted / row["ms"] / 1e9)
-    for words in ("tiny, 3 blocks: ", "forward", "no peak of this device", "ready after ",
+    for words in ("(num_layers 3)", "forward", "no peak of this device", "ready after ",
                   "s: warm-up and timed steps"):  # fmt: skip
         assert words in err
+
+
+@pytest.mark.gpu
+def test_the_fastest_way_on_a_gpu(monkeypatch, capsys):
+    short = functools.partial(Step, warmup_ms=1, rep_ms=1)
+    monkeypatch.setattr(command, "Step", short)
+    given = ["--size=small", "--num-layers=2", "--context=256", "--processes=1"]
+    assert command.main([*given, "--json"]) == 0
+    out, err = capsys.readouterr()
+    row = json.loads(out)
+    assert (row["way"]["name"], row["dtype"]) == ("own_attention", "bf16")
+    assert 0 < row["kept_bytes"] < row["allocated_bytes"] <= row["reserved_bytes"]
+    assert "peak memory " in err and row["device"] in err

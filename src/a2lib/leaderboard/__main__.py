@@ -162,7 +162,8 @@ def table(step: Step, row: Mapping, rates: Mapping, given: argparse.Namespace) -
     if rates["mfu"] is not None:
         share = f"{rates['mfu']:.1%} of the stated peak (MFU)"
     lines = [
-        f"{given.size}, {step.shape.num_layers} blocks: {parameter_count(step.shape):,} parameters",
+        f"{given.size}: {parameter_count(step.shape):,} parameters "
+        f"(num_layers {step.shape.num_layers})",
         f"{step.way.name}: batch {step.batch} a process, context {step.context}, {step.dtype}, "
         f"attention {step.attention}",
         f"{row['device']}; processes {given.processes}, timed steps {row['n']}",

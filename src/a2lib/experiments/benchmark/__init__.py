@@ -78,7 +78,7 @@ def first_tasks(given: Parameters, device: str) -> list[Task]:
         for one, prepared in firsts(device):
             how = {"prepared": prepared, "repeat": repeat}
             key = {**one.key(BENCHMARK_FIRST), **how}
-            keys = ({**key, "part": part} for part in parts(one, prepared, device))
+            keys = ({**key, "part": part} for part in parts(prepared, device))
             spec = {"configuration": dataclasses.asdict(one), **how}
             made.append(Task.whole(f"{one}, {prepared} prepared, {repeat}", spec, keys))
     return made

@@ -67,7 +67,7 @@ def device_mesh(device: str, *shape: int) -> DeviceMesh:
 
 
 def make(spec: Mapping[str, object], device: str, seed: int):
-    """The stack of ``spec`` (parallelism.Stack), ours or PyTorch's; collective."""
+    """The stack of ``spec`` (parallelism.Setting), ours or PyTorch's; collective."""
     kind = Stack
     if spec["implementation"] == "torch":
         from a2lib.experiments.parallelism.peers import TorchStack as kind

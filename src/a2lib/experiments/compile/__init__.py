@@ -19,6 +19,7 @@ from a2lib.experiments.steps import BATCH as STEP_BATCH
 from a2lib.experiments.steps import MODELS, MODES, TOO_LARGE, Configuration, refuse
 from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL
 from a2lib.theory.compiling import IMPLEMENTATIONS, PASSES, WRITTEN
+from a2lib.theory.eager import Eager
 
 BATCH = 8
 # The handout's grid; the CPU's shows that everything works.
@@ -59,9 +60,9 @@ class Shape:
         }
 
     def needed_bytes(self) -> int:
-        """About what eager forward and backward hold at once: five matrices and some rows."""
-        rows = 16 * self.head_dim
-        return BYTES[self.dtype] * self.batch * self.seq_len * (5 * self.seq_len + rows)
+        """What eager forward and backward hold at once."""
+        sizes = self.batch, self.seq_len, self.head_dim
+        return Eager(*sizes, self.written == "causal", BYTES[self.dtype]).total("backward")
 
 
 def shapes(device: str, *which: tuple[str, str]) -> list[Shape]:

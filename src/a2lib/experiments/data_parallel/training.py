@@ -54,7 +54,7 @@ def on_stream(device: str) -> contextlib.AbstractContextManager:
 
 
 class Training:
-    """The model, this rank's batch and the optimizer of ``spec`` (configurations.Training)."""
+    """The model, this rank's batch and the optimizer of ``spec`` (configurations.Setting)."""
 
     def __init__(self, spec: Mapping[str, object], device: str, rank: int, seed: int) -> None:
         # Captured or not, the optimizer counts its steps on the GPU.

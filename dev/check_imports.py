@@ -20,6 +20,7 @@ MIDDLE = 1
 FLOORS = {
     "experiments": 3,
     "benchmark": 2,
+    "leaderboard": 2,
     "report": 2,
     "papermill_default": 2,
     "measure": MIDDLE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import math
 import os
 import signal
@@ -19,6 +20,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         self.exit(2, f"{self.prog}: {message} (--help explains)\n")
+
+    def parse_args(self, arguments=None, namespace=None) -> argparse.Namespace:
+        """argparse's, which names the options there are where one is unknown."""
+        given, unknown = self.parse_known_args(arguments, namespace)
+        if unknown:
+            options = [o for act in self._actions for o in act.option_strings if o[:2] == "--"]
+            near = difflib.get_close_matches(unknown[0], options, n=1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            self.error(f"unknown {unknown[0]}{meant}; allowed are {', '.join(options)}")
+        return given
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from a2lib.attention import attention_reference  # noqa: E402
-from a2lib.experiments.attention import handlers, limits  # noqa: E402
-from a2lib.experiments.attention.configurations import Shape  # noqa: E402
+from a2lib.experiments.attention import Shape, handlers  # noqa: E402
 from a2lib.theory.eager import PASSES, by_hand_saved  # noqa: E402
 from a2lib.theory.memory.allocator import Allocator  # noqa: E402
 
@@ -54,7 +53,7 @@ RESERVED = """
 import json, sys, torch
 from a2lib.attention import attention_reference
 from a2lib.experiments.attention import handlers
-from a2lib.experiments.attention.configurations import Shape
+from a2lib.experiments.attention import Shape
 
 def large():
     return torch.cuda.memory_stats()["reserved_bytes.large_pool.current"]
@@ -114,6 +113,6 @@ def test_counting_what_is_saved_leaves_nothing():
 def test_the_search_finds_a_length_that_fits():
     key = {"dtype": "fp32", "batch": 8, "head_dim": 16, "causal": False, "pass": "forward"}
     job = type("Job", (), {"seed": 0})
-    assert limits._fits(key, job, 256)
-    assert not limits._fits(key, job, 2**20)
-    assert limits._fits(key, job, 256)  # nothing of what failed is held
+    assert handlers._fits(key, job, 256)
+    assert not handlers._fits(key, job, 2**20)
+    assert handlers._fits(key, job, 256)  # nothing of what failed is held

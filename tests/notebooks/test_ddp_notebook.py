@@ -2,7 +2,7 @@
 
 from notebook_texts import figures, rows
 
-from a2lib.experiments.data_parallel.turns import FEWEST, TURNS
+from a2lib.experiments.data_parallel.times import FEWEST, TURNS
 from a2lib.measure import bulk
 
 

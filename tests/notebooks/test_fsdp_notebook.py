@@ -3,7 +3,7 @@
 import pytest
 from notebook_texts import figures, rows
 
-from a2lib.experiments.data_parallel.turns import FEWEST, TURNS
+from a2lib.experiments.data_parallel.times import FEWEST, TURNS
 from a2lib.experiments.steps import TINY
 from a2lib.measure import bulk
 from a2lib.theory import fsdp as theory

@@ -3,7 +3,7 @@
 import pytest
 from notebook_texts import figures, rows
 
-from a2lib.experiments.data_parallel.turns import FEWEST, TURNS
+from a2lib.experiments.data_parallel.times import FEWEST, TURNS
 
 WAYS = {("plain", "bucketed"), ("sharded", "bucketed"), ("plain", "torch_ddp"),
         ("zero", "torch_ddp")}  # fmt: skip

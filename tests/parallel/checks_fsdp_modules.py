@@ -8,8 +8,7 @@ from checking import check, mean_gradients, seeded, world
 from checks_fsdp import mine_of
 from torch import nn
 
-from a2lib.experiments.data_parallel.gradients import TOLERANCE, worst
-from a2lib.experiments.data_parallel.sharded import Sharded
+from a2lib.experiments.data_parallel.sharded import TOLERANCE, Sharded, worst
 from a2lib.experiments.data_parallel.training import Training
 from a2lib.model import TransformerLM
 from a2lib.parallel import FSDP

@@ -5,8 +5,8 @@ import warnings
 import torch
 from checking import check, world
 
-from a2lib.experiments.leaderboard import LADDER
-from a2lib.experiments.leaderboard.training import Training
+from a2lib.leaderboard import LADDER, Step
+from a2lib.leaderboard.training import Training
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.memory.keeping import BlockPlan
 from a2lib.theory.transformer import Shape
@@ -42,28 +42,27 @@ def plain_weights(shape, seed, batches, steps, device):
 def ways_of_the_leaderboard_update_as_the_plain_model():
     warnings.simplefilter("default")  # torch's own, while it compiles
     rank, size = world()
-    from a2lib.experiments.leaderboard import training as module
+    from a2lib.leaderboard import training as module
 
     device = torch.get_default_device().type
     torch.set_default_device(None)  # which Dynamo of torch 2.11 does not trace through
     # On a GPU PyTorch's own attention has no float64; and of tensors this small none is moved.
     attention, module.LEAST = "sdpa_flash" if device == "cpu" else "eager", 1
     # Sizes that two ranks do not divide.
-    module.MODELS = {**module.MODELS, "odd": Shape(24, 41, LAYERS, 2, 19)}
+    odd = Shape(24, 41, LAYERS, 2, 19)
     for way in (way for way in LADDER if way.name in WAYS):
         keeps = WAYS[way.name]
         # It is AOTAutograd that keeps what a plan says; the rest is the same without, and sooner.
         module.COMPILER = {**module.COMPILER, "cpu": "aot_eager" if keeps else "eager"}
-        spec = {"model": "odd", "layers": LAYERS, "batch": 2, "context": CONTEXT, "dtype": "fp32",
-                "attention": attention, "head": way.head, "wrapper": way.wrapper}  # fmt: skip
-        own = Training(spec, device, rank, 5, keeps and (lambda _, plans=keeps: plans), LR,
+        step = Step(way, odd, 2, CONTEXT, attention, "fp32")
+        own = Training(step, device, rank, 5, keeps and (lambda _, plans=keeps: plans), LR,
                        torch.float64)  # fmt: skip
         own.model.chunk = 7
         batches = [None] * size
         # By the CPU: a tensor of a GPU arrives on the GPU that it is of.
         mine = own.token_ids.cpu(), own.targets.cpu()
         torch.distributed.all_gather_object(batches, mine)
-        weights, losses = plain_weights(module.MODELS["odd"], 5, batches, 3, device)
+        weights, losses = plain_weights(odd, 5, batches, 3, device)
         for loss, norm in losses:
             norms = []
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from checking import check, world
 
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.parallelism import SCHEMES, Stack, handlers, meshes
+from a2lib.experiments.parallelism import SCHEMES, Setting, handlers, meshes
 
 LAYERS, D_MODEL, D_FF = 3, 16, 24
 
@@ -17,7 +17,7 @@ def stacks(scheme, implementation="a2lib"):
     _, size = world()
     backend = dist.get_backend()
     for mesh in meshes(scheme, size):
-        given = Stack(scheme, implementation, mesh, Ranks(size, backend), "fp32", LAYERS, D_MODEL,
+        given = Setting(scheme, implementation, mesh, Ranks(size, backend), "fp32", LAYERS, D_MODEL,
                       D_FF)  # fmt: skip
         yield given.spec(), handlers.make(given.spec(), device(), seed=3)
 

@@ -15,11 +15,13 @@ import pytest
 
 from a2lib.benchmark import __main__ as benchmark
 from a2lib.command import Number, Whole
+from a2lib.leaderboard import __main__ as leaderboard
 from a2lib.theory import __main__ as theory
 from a2lib.theory import plan_command, planner
 
 PARSERS = {
     "benchmark": (benchmark.parser(), benchmark.parse),
+    "leaderboard": (leaderboard.parser(), leaderboard.parse),
     "theory": (theory.parser(), theory.main),
     "plan": (plan_command.parser(), plan_command.main),
 }
@@ -27,6 +29,7 @@ PARSERS = {
 TEXT = {
     "benchmark": {"size", "mode", "precision", "attention", "checkpointing", "device",
                   "nvtx", "torch_profile", "memory_history", "weights"},
+    "leaderboard": {"way", "size"},
     "theory": set(),
     "plan": {"size", "device", "precision", "attention", "optimizer", "activations", "sharding",
              "checkpointing", "hidden", "schedule"},

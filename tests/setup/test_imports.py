@@ -126,7 +126,7 @@ bs4 docutils ipykernel IPython jupyter_book jupyter_client myst_nb nbclient nbfo
 playwright psutil scipy sphinx yaml
 """.split()
 
-LIBRARY = ["attention", "benchmark", "measure", "model", "optim", "parallel", "theory"]
+LIBRARY = "attention benchmark leaderboard measure model optim parallel theory".split()
 IMPORT_ALL = """
 import importlib, pkgutil
 for part in {parts}:

@@ -5,7 +5,7 @@ import torch
 from inductor_plans import planned
 
 from a2lib.attention import attention_reference
-from a2lib.experiments.compile.inductor import read
+from a2lib.measure.inductor import read
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.attention import EAGER
 from a2lib.theory.compiling import PASSES, WRITTEN, attention_kernels, break_even, moves

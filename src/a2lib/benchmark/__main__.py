@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import json
 import sys
 import threading
@@ -98,13 +97,7 @@ def parser() -> Parser:
 def parse(arguments: Sequence[str]) -> tuple[Config, bool]:
     """The configuration, and whether JSON is wanted; SystemExit for options that cannot be."""
     made = parser()
-    given, unknown = made.parse_known_args(arguments)
-    if unknown:
-        options = [o for action in made._actions for o in action.option_strings if o[:2] == "--"]
-        near = difflib.get_close_matches(unknown[0], options, n=1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        made.error(f"unknown {unknown[0]}{meant}; allowed are {', '.join(options)}")
-    values = vars(given)
+    values = vars(made.parse_args(arguments))
     as_json = values.pop("json")
     try:
         config = Config(**values)

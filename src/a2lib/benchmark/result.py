@@ -35,6 +35,17 @@ class StepTimes:
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
 
+    def of(self, phase: str) -> float:
+        """The time of a phase by the device's clock, of the whole "step" by that, or by the host's
+        as "wall", in ms."""
+        if phase == "step":
+            return self.total_ms
+        return self.wall_ms if phase == "wall" else self.ms[phase]
+
+    def host_of(self, phase: str) -> float:
+        """What the host took to issue a phase, or the whole "step", in ms."""
+        return sum(self.host_ms.values()) if phase == "step" else self.host_ms[phase]
+
 
 @dataclass(frozen=True)
 class Summary:

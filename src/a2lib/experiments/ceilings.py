@@ -76,7 +76,7 @@ def measure(job: Job) -> None:
         except Exception as error:
             job.refuse(*classify(error), [key])
         else:
-            job.put({**key, "status": "ok", "note": ""} | timing.row(CEILING))
+            job.put({**key, "status": "ok"} | timing.row(CEILING))
         call = None
 
 

@@ -75,7 +75,7 @@ class Parameters(shared.Asking):
         return OURS if self.wrappers == "ours" else names(self.wrappers)
 
     def asked(self) -> Asked:
-        """The trainings, each with its ways; raises ParameterError for what cannot be."""
+        """The settings, each with its ways; raises ParameterError for what cannot be."""
         sent = self.carrier, self.sent_dtype
         ways = [
             Way(wrapper, self.bucket_mb, *(sent if wrapper in CARRIED else ()))

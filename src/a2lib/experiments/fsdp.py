@@ -44,7 +44,7 @@ class Parameters(shared.Asking):
     seed: int = parameters.seed("of weights and batches")
 
     def asked(self) -> Asked:
-        """The trainings, each with its ways; raises ParameterError for what cannot be."""
+        """The settings, each with its ways; raises ParameterError for what cannot be."""
         wrappers = WRAPPERS if self.wrappers == "both" else names(self.wrappers)
         return shared.asked(self, map(Way, wrappers), _sweep)
 
@@ -55,15 +55,15 @@ def _sweep(name: str, usual: shared.Usual) -> shared.Steps:
             yield usual(model=model, capture=capture), map(Way, WRAPPERS)
 
 
-def memory_tasks(trainings: Asked):
-    """A task for each training, launched; each way has the memory to itself. Where both are
+def memory_tasks(settings: Asked):
+    """A task for each setting, launched; each way has the memory to itself. Where both are
     compared, so have whole models in the same setting."""
     both = {
-        training: (*ways, *map(Way, shared.WHOLE)) if len(ways) > 1 else ways
-        for training, ways in shared.launched(trainings).items()
+        setting: (*ways, *map(Way, shared.WHOLE)) if len(ways) > 1 else ways
+        for setting, ways in shared.launched(settings).items()
     }
     more = [{"step_number": step, "moment": moment} for step, moment in MOMENTS]
-    return shared.tasks(FSDP_MEMORY, both, lambda training: more)
+    return shared.tasks(FSDP_MEMORY, both, lambda setting: more)
 
 
 MEMORY = Table(

@@ -50,7 +50,7 @@ class Parameters(shared.Asking):
     seed: int = parameters.seed("of weights and batches")
 
     def times(self) -> Asked:
-        """The trainings whose steps are timed; raises ParameterError for what cannot be."""
+        """The settings whose steps are timed; raises ParameterError for what cannot be."""
         return shared.asked(self, self._ways(), _times)
 
     def memory(self) -> Asked:
@@ -87,15 +87,15 @@ def _handout(name: str, usual: shared.Usual) -> shared.Steps:
         yield usual(model=model, **shared.PLAIN), _OURS
 
 
-def memory_tasks(trainings: Asked):
-    """A task for each training, each way its own culprit: every moment on every rank."""
+def memory_tasks(settings: Asked):
+    """A task for each setting, each way its own culprit: every moment on every rank."""
     return shared.tasks(
         SHARDED_OPTIMIZER_MEMORY,
-        trainings,
-        lambda training: [
+        settings,
+        lambda setting: [
             {"moment": moment, "on_rank": rank}
             for moment in MOMENTS
-            for rank in range(training.ranks.world_size)
+            for rank in range(setting.ranks.world_size)
         ],
     )
 

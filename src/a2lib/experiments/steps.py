@@ -12,17 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from a2lib.benchmark import Config
+from a2lib.benchmark import PHASES, Config
+from a2lib.benchmark.needs import least_bytes
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import Section, memory
-from a2lib.theory.roofline import NARROW
-from a2lib.theory.transformer import SIZES, Shape, forward_flops, state_bytes
+from a2lib.theory.transformer import SIZES, TINY, Shape, forward_flops
 
 BATCH = 4
 MODES = ("forward", "forward-backward", "train-step")
 OVERLAPPED = "overlapped-step"
-# The CPU's: every path in seconds, and no result.
-TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 MODELS = {"tiny": TINY, **SIZES}
 TOO_LARGE = "10B"  # for a train-step on an H200
 NEEDS_A_GPU = {"capture": True, "precision": "tf32", "profiler": "nsys"}
@@ -63,6 +61,11 @@ class Configuration:
     def shape(self) -> Shape:
         return MODELS[self.model]
 
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Those that are timed: of a replay the whole step alone."""
+        return (*(() if self.capture else PHASES[self.mode]), "step", "wall")
+
     def key(self, section: Section) -> dict[str, object]:
         """The key columns of a row of ``section`` that say what step it is of."""
         return {c: v for c, v in dataclasses.asdict(self).items() if c in section.key}
@@ -79,24 +82,9 @@ class Configuration:
         }
         return Config(**{**sizes, **given, **others})
 
-    def least_bytes(self) -> int:
-        """Device memory below which it cannot run: the state that is all there at once, or the
-        weights and the probabilities that eager attention keeps for a backward."""
-        state = state_bytes(self.shape)
-        weights = state.parameters
-        without = {"forward": weights, "forward-backward": weights + state.gradients}
-        together = without.get(self.mode, state.total)
-        if self.precision == NARROW and self.mode in without:  # without masters
-            weights, together = weights // 2, together // 2
-        scores = 0
-        if self.attention == "eager":
-            width = 4 if self.precision in ("fp32", "tf32") else 2
-            scores = width * self.batch * self.shape.num_heads * self.context**2
-        return max(together, weights + self.shape.num_layers * scores)
-
     def refusal(self, device: str) -> str:
         """Why it is not tried on ``device``, which certainly has too little memory; "" if it is."""
-        least, there = self.least_bytes(), memory.total_bytes(device)
+        least, there = least_bytes(self.config(device), device), memory.total_bytes(device)
         if least <= there:
             return ""
         return f"not tried: needs at least {least / 1e9:.1f} GB of {there / 1e9:.1f} GB"

@@ -45,6 +45,34 @@ def take_workspaces(device: str) -> None:
         (x @ x).sum().backward()
 
 
+def clear(device: str) -> None:
+    """Leave nothing of what was measured before on the device, cuBLAS's workspaces included."""
+    gc.collect()
+    if device == "cuda":
+        import torch
+
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+        torch.cuda.empty_cache()
+
+
+def requested_bytes(device: str) -> int:
+    """What tensors have asked of a GPU's allocator; 0 on the CPU."""
+    if device == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.memory_stats()["requested_bytes.all.current"]
+
+
+def allocated_bytes(device: str) -> int:
+    """What a GPU's allocator has given to tensors; 0 on the CPU."""
+    if device == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.memory_allocated()
+
+
 def expandable_segments(on: bool) -> None:
     """Have PyTorch's allocator take memory of the GPU in a range that grows page by page, or in
     blocks again."""

@@ -98,14 +98,20 @@ def member(group: dist.ProcessGroup | None) -> tuple[int, int]:
     return rank, dist.get_world_size(group)
 
 
+def everyone(value: object, group: dist.ProcessGroup | None = None) -> list:
+    """The values of all ranks, in rank order; collective."""
+    values: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
 def check_alike(what: str, lines: Sequence[str], group: dist.ProcessGroup | None) -> None:
     """Raise ValueError on every rank unless all gave the same ``lines``; collective.
 
     The processes would pair other tensors than they mean: wrong sums, or a hang.
     """
-    rank, size = member(group)
-    gathered: list[Sequence[str]] = [()] * size
-    dist.all_gather_object(gathered, list(lines), group=group)
+    rank, _ = member(group)
+    gathered = everyone(list(lines), group)
     for other, theirs in enumerate(gathered):
         if theirs == gathered[0]:
             continue

@@ -166,6 +166,8 @@ SIZES = {
     "8B": Shape(4096, 11008, 34, 32, vocab_size=151_936),
     "10B": Shape(4608, 12288, 50, 36),
 }
+# A trial on a CPU, in seconds; its times are no result.
+TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 # Table 3 of "The Llama 3 Herd of Models" (Llama team, 2024); the vocabulary is that of the released
 # weights, whose parameters these are to the digit.
 PUBLISHED = {

@@ -6,8 +6,7 @@ import weakref
 import pytest
 
 from a2lib.experiments import attention
-from a2lib.experiments.attention import handlers, limits
-from a2lib.experiments.attention.configurations import BEYOND, Parameters, Shape, grid
+from a2lib.experiments.attention import BEYOND, Parameters, Shape, grid, handlers
 from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
 from a2lib.measure.failures import LostContext
 from a2lib.measure.graphs import Replays
@@ -84,7 +83,7 @@ def test_what_a_cpu_cannot_do_is_a_row(job, monkeypatch):
     assert {row["status"] for row in given.store.rows()} == {"unsupported"}
     task = attention.limit_tasks(EVERYTHING, "cpu")[0]
     given = job(ATTENTION_LIMIT, task)
-    limits.limit(given)
+    handlers.limit(given)
     assert [row["status"] for row in given.store.rows()] == ["unsupported"]
     needed = Eager(2, 16, 8, True).total("backward")
     for available, status in ((needed - 1, "oom"), (needed, "ok")):
@@ -148,7 +147,7 @@ def test_a_gpus_row_has_its_times_and_its_memory(stored, monkeypatch):
     monkeypatch.setattr(handlers, "take_workspaces", lambda device: None)
     monkeypatch.setattr(handlers, "free_memory", lambda device: None)
     allocated = iter([100, 107, 100, 109])
-    monkeypatch.setattr(handlers, "_allocated", lambda device: next(allocated))
+    monkeypatch.setattr(handlers.memory, "allocated_bytes", lambda device: next(allocated))
     monkeypatch.setattr(handlers, "peak_bytes", lambda call: 77)
     monkeypatch.setattr(handlers, "_replayed", lambda *_: ({"ms_graph": 1.5}, False))
     (task,) = attention.pass_tasks(asked(), "cuda")
@@ -174,16 +173,16 @@ def test_a_lost_device_ends_the_process_after_its_row(job, monkeypatch):
 def test_a_limit_is_predicted_then_tried(stored, monkeypatch):
     switched, room = [], 140 * 2**30
     for name in ("take_workspaces", "free_memory"):
-        monkeypatch.setattr(limits, name, lambda device: None)
-    monkeypatch.setattr(limits, "expandable_segments", switched.append)
-    monkeypatch.setattr(limits.memory, "free_bytes", lambda device: room)
-    monkeypatch.setattr(limits, "_fits", lambda key, job, n: n <= 30720)
+        monkeypatch.setattr(handlers, name, lambda device: None)
+    monkeypatch.setattr(handlers, "expandable_segments", switched.append)
+    monkeypatch.setattr(handlers.memory, "free_bytes", lambda device: room)
+    monkeypatch.setattr(handlers, "_fits", lambda key, job, n: n <= 30720)
     wanted = {"head_dim": 64, "causal": False, "pass": "backward"}
     found = {}
     for task in attention.limit_tasks(EVERYTHING, "cuda"):
         (((key,)),) = task.rows.values()
         if wanted.items() <= key.items():
-            made = stored(limits.limit, ATTENTION_LIMIT, task, "cuda")
+            made = stored(handlers.limit, ATTENTION_LIMIT, task, "cuda")
             found |= {row["allocator"]: row for row in made}
     assert switched == [False, False, True, False]
     for allocator, predicted in (("blocks", "blocks"), ("expandable", "tensors")):
@@ -202,7 +201,7 @@ def test_the_search_ends_at_the_last_that_fits(guess, length):
         tried.append(n)
         return n <= length
 
-    assert limits.search(fits, guess, 2) == length
+    assert handlers.search(fits, guess, 2) == length
     assert all(n > 0 for n in tried) and len(tried) == len(set(tried))
 
 

@@ -49,47 +49,6 @@ def test_a_configuration_becomes_the_command_s():
             configuration.config(device)
 
 
-def test_the_least_memory_by_hand():
-    parameters = 128_625_408
-    assert Configuration("small", 128, mode="forward").least_bytes() == (
-        4 * parameters + 12 * 4 * 4 * 12 * 128**2
-    )
-    assert Configuration("small", 16, mode="forward-backward").least_bytes() == 8 * parameters
-    assert Configuration("small", 16).least_bytes() == 16 * parameters
-    assert Configuration("small", 2**14, attention="flash").least_bytes() == 16 * parameters
-    for mode, each in (("forward", 2), ("forward-backward", 4), ("overlapped-step", 16)):
-        one = Configuration("small", 16, mode=mode, precision="bf16_weights", attention="flash")
-        assert one.least_bytes() == each * parameters
-    half = Configuration("small", 2**12, precision="bf16").least_bytes() - 4 * parameters
-    whole = Configuration("small", 2**12).least_bytes() - 4 * parameters
-    assert 2 * half == whole == 12 * 4 * 4 * 12 * 2**24
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_least_memory_is_less_than_a_forward_keeps(precision):
-    import torch
-
-    from a2lib.benchmark.workload import Workload
-
-    configuration = Configuration("tiny", 64, mode="forward", precision=precision)
-    workload = Workload(configuration.config("cpu"), "cpu")
-    kept = {}
-
-    def keep(x):
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage()
-        return x
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x),
-        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
-    ):
-        workload.forward(workload.token_ids)
-    for parameter in workload.model.parameters():
-        kept[parameter.data_ptr()] = parameter.untyped_storage()
-    least = configuration.least_bytes()
-    assert least < sum(storage.nbytes() for storage in kept.values()) < 8 * least
-
-
 def test_a_cache_that_another_machine_has_is_filled_again(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "cache", lambda repeat: tmp_path / str(repeat))
     (tmp_path / "0").mkdir()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from a2lib.benchmark import Result, StepTimes
+from a2lib.benchmark.needs import least_bytes
 from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations, handlers
 from a2lib.experiments.benchmark.configurations import Parameters
@@ -84,7 +85,7 @@ def test_out_of_memory_is_a_row_for_each_phase(stored, monkeypatch):
 
 def test_what_certainly_does_not_fit_is_not_tried(job, monkeypatch):
     calls = played(monkeypatch, steps=[step(1.0)])
-    least = TINY.least_bytes()
+    least = least_bytes(TINY.config("cpu"), "cpu")
     monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: least - 1)
     given = job(BENCHMARK, task_of(TINY))
     handlers.summary(given)

@@ -5,8 +5,7 @@ import torch
 
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments import checkpointing
-from a2lib.experiments.checkpointing import handlers
-from a2lib.experiments.checkpointing.configurations import Parameters
+from a2lib.experiments.checkpointing import Parameters, handlers
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import CHECKPOINTING
 from a2lib.measure.failures import LostContext
@@ -78,7 +77,7 @@ def test_a_gpus_bytes_are_beyond_what_is_held(monkeypatch):
     # Of each step: before it, then after forward, loss, backward and optimizer.
     counts = iter([100, 180, 190, 150, 110] * 3)
     peaks = iter([0, 300, 308])
-    monkeypatch.setattr(handlers, "_allocated", lambda device: next(counts))
+    monkeypatch.setattr(handlers, "allocated_bytes", lambda device: next(counts))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 400)

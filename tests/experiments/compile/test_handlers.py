@@ -8,12 +8,11 @@ from inductor_plans import planned
 
 from a2lib.benchmark import Result, StepTimes
 from a2lib.experiments import compile as compiling
-from a2lib.experiments.compile import attention, inductor, model
-from a2lib.experiments.compile.settings import Shape, Steps
+from a2lib.experiments.compile import Shape, Steps, attention, model
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL, Store, start_run
+from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL, Store, inductor, start_run
 from a2lib.measure.failures import LostContext
 
 SHAPE = Shape("plain", "fp32", 16, 8, batch=2)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from a2lib.experiments.compile.settings import (
+from a2lib.experiments.compile import (
     HEAD_DIMS,
     SEQ_LENS,
     SWEEPS,

@@ -9,7 +9,7 @@ from a2lib.experiments import ddp, fsdp, sharded_optimizer
 from a2lib.experiments.data_parallel.configurations import (
     BEST_MB,
     SENT_DTYPES,
-    Training,
+    Setting,
     Way,
     tasks,
 )
@@ -18,7 +18,7 @@ from a2lib.measure import DDP, FSDP, FSDP_MEMORY, SHARDED_OPTIMIZER, SHARDED_OPT
 from a2lib.theory.sharding import Held
 from a2lib.theory.transformer import Shape
 
-LAUNCHED = Training("tiny", 8, 2, precision="bf16", ranks=Ranks(2, "nccl"))
+LAUNCHED = Setting("tiny", 8, 2, precision="bf16", ranks=Ranks(2, "nccl"))
 CAPTURED = dataclasses.replace(LAUNCHED, capture=True)
 SHAPE = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 

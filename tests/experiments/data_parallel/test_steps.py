@@ -6,9 +6,9 @@ import types
 import pytest
 import torch
 
-from a2lib.experiments.data_parallel import gathers, times, traces, training, turns, wrappers
+from a2lib.experiments.data_parallel import gathers, times, traces, training
 from a2lib.experiments.data_parallel.configurations import Way
-from a2lib.experiments.data_parallel.gradients import TOLERANCE, Deviation, deviation, worst
+from a2lib.experiments.data_parallel.sharded import TOLERANCE, Deviation, deviation, worst
 from a2lib.experiments.data_parallel.training import of_each_kind
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import DDP, bulk
@@ -38,18 +38,18 @@ def test_the_window_of_a_replay_ends_backward_with_its_last_product():
 
 @pytest.mark.parametrize("long", [False, True])
 def test_a_long_step_is_taken_fewer_times(monkeypatch, long):
-    monkeypatch.setattr(turns, "meet", lambda device: None)
-    monkeypatch.setattr(turns, "LONG_MS", 0.0 if long else float("inf"))
+    monkeypatch.setattr(times, "meet", lambda device: None)
+    monkeypatch.setattr(times, "LONG_MS", 0.0 if long else float("inf"))
     monkeypatch.setattr(RankJob, "everyone", lambda self, value: [value])
     taken = []
     ways = [lambda: taken.append("a"), lambda: taken.append("b")]
     job = RankJob({}, "cpu", store=types.SimpleNamespace(section=DDP))
-    rows = turns.in_turns(job, ways, lambda: taken.append("without"))
-    n = turns.FEWEST + (turns.TURNS - 1) * (turns.FEWEST if long else turns.STEPS)
+    rows = times.in_turns(job, ways, lambda: taken.append("without"))
+    n = times.FEWEST + (times.TURNS - 1) * (times.FEWEST if long else times.STEPS)
     assert [row["n"] for row in rows] == [n, n]
     # Of each turn the first one is not counted.
     assert {way: taken.count(way) for way in ("without", "a", "b")} == dict.fromkeys(
-        ("without", "a", "b"), n + turns.TURNS
+        ("without", "a", "b"), n + times.TURNS
     )
 
 
@@ -194,7 +194,7 @@ def test_weights_that_do_not_come_back_are_seen(alone, right):
     alone.workload.optimizer = optimizer
     alone.step(send=True)
     before = [p.detach().clone() for p in alone.parameters]
-    assert (wrappers.unlike(alone, optimizer) == 0) is right
+    assert (training.unlike(alone, optimizer) == 0) is right
     # Whatever came of it, the next step begins with the same weights on every rank.
     assert all(torch.equal(p, q) for p, q in zip(alone.parameters, before, strict=True))
 

@@ -9,9 +9,9 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from a2lib.errors import OneLine
-from a2lib.experiments.harness.guard import Interrupted, measures
 from a2lib.experiments.harness.parameters import ParameterError, check, parameter
 from a2lib.experiments.harness.process import WorkerDied
+from a2lib.experiments.harness.run import Interrupted, measures
 from a2lib.measure import DeviceBusy, DeviceLock, StoreError
 
 RUN = SimpleNamespace(device="cpu", id="20260102T030405Z-cpu-000000", parameters=None)
@@ -72,7 +72,7 @@ def test_an_interrupted_step_says_what_is_kept():
 def test_interrupting_a_cell_shows_one_line():
     cell = """
 from types import SimpleNamespace
-from a2lib.experiments.harness.guard import measures
+from a2lib.experiments.harness.run import measures
 import time
 @measures
 def step(run):

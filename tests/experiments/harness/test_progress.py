@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from a2lib.experiments.harness import progress
+from a2lib.experiments.harness import output as outputs
 
 
 class Output:
@@ -19,9 +19,9 @@ class Output:
 def output(monkeypatch):
     """What a notebook shows of a bar."""
     made = Output()
-    monkeypatch.setattr(progress, "display", lambda bundle, replaceable: made)
-    monkeypatch.setattr(progress, "TICK_S", 0.01)
-    monkeypatch.setattr(progress, "EVERY_S", 0)
+    monkeypatch.setattr(outputs, "display", lambda bundle, replaceable: made)
+    monkeypatch.setattr(outputs, "TICK_S", 0.01)
+    monkeypatch.setattr(outputs, "EVERY_S", 0)
     return made
 
 
@@ -33,7 +33,7 @@ def wait_for(condition):
 
 
 def test_the_clock_goes_on_while_nothing_else_does(output):
-    bar = progress.Progress(3, "steps", "rows")
+    bar = outputs.Progress(3, "steps", "rows")
     bar._started -= 20
     wait_for(lambda: output.shown and "0/3 rows [00:2" in output.shown[-1])
     bar.step()
@@ -45,7 +45,7 @@ def test_the_clock_goes_on_while_nothing_else_does(output):
 
 
 def test_elsewhere_it_is_a_line_for_each_tenth(capsys):
-    bar = progress.Progress(20, "steps", "rows")
+    bar = outputs.Progress(20, "steps", "rows")
     for _ in range(20):
         bar.step()
     bar.close()

@@ -102,7 +102,7 @@ INTERRUPTED = """
 from experiments.harness import test_run, toy
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness.guard import Interrupted
+from a2lib.experiments.harness.run import Interrupted
 run = harness.start(test_run.Parameters(), "toy", (toy.TOY,))
 asked = [toy.task(*"abcdefgh", seconds=0.2)]
 print("started", flush=True)

@@ -3,7 +3,7 @@
 The steps themselves are checked in ranks: tests/parallel/checks_leaderboard.py.
 """
 
-from types import SimpleNamespace
+import dataclasses
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ import torch
 from a2lib.experiments import leaderboard
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.leaderboard import LADDER, WAYS, Parameters, handlers
+from a2lib.experiments.leaderboard import WAYS, Parameters
+from a2lib.experiments.steps import MODELS
+from a2lib.leaderboard import LADDER, Step, run
 from a2lib.measure import LEADERBOARD
 from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
 from a2lib.theory.transformer import SIZES, parameter_count
@@ -27,77 +29,84 @@ def test_each_way_changes_one_thing():
 def test_the_board_s_step_on_two_gpus(gpus):
     gpus(2)
     asked = Parameters().asked()
-    assert tuple(step.way.name for step in asked) == WAYS
+    assert tuple(one.step.way.name for one in asked) == WAYS
     first = asked[0]
     assert first.ranks == Ranks(2, "nccl") and parameter_count(SIZES["8B"]) == 8_125_698_048
-    assert [step.attention for step in asked] == ["sdpa_cudnn"] * 6 + ["flash"]
+    assert [one.step.attention for one in asked] == ["sdpa_cudnn"] * 6 + ["flash"]
     tasks = leaderboard.tasks(Parameters())
     assert [task.label for task in tasks] == list(WAYS)
     for task in tasks:
         ((key,),) = task.rows.values()
         assert set(key) == set(LEADERBOARD.key)
         assert (key["batch"], key["context"], key["layers"]) == (1, 32_768, 34)
-        assert task.spec["room_percent"] is None and task.spec["rep_ms"] == 30_000
+        assert task.spec["step"]["room_percent"] is None
+        assert task.spec["step"]["rep_ms"] == 30_000
 
 
 def test_a_rank_s_work_on_one_gpu_and_a_trial_on_none(gpus):
     gpus(1)
     given = Parameters(world_size=1, layers=8, room_percent=75, ways="offloaded,fused_head")
     fused, offloaded = given.asked()
-    assert fused.way.name == "fused_head" and offloaded.layers == 8
-    assert given.spec(offloaded)["room_percent"] == 75
+    assert fused.step.way.name == "fused_head" and offloaded.step.shape.num_layers == 8
+    assert offloaded.step.room_percent == 75
     gpus(0)
-    steps = Parameters().asked()
-    assert [step.way.name for step in steps] == list(WAYS[:-1])
-    assert {(s.ranks.backend, s.model, s.layers, s.dtype) for s in steps} == {
-        ("gloo", "tiny", 4, "fp32")
+    asked = Parameters().asked()
+    assert [one.step.way.name for one in asked] == list(WAYS[:-1])
+    assert {(one.ranks.backend, one.model, one.step.dtype) for one in asked} == {
+        ("gloo", "tiny", "fp32")
     }
+    assert {one.key()["layers"] for one in asked} == {4}
     with pytest.raises(ParameterError, match="'own_attention': allowed on GPUs"):
         Parameters(ways="own_attention").asked()
 
 
-def job(everyone=lambda value: [value], **spec):
-    given = {"model": "tiny", "layers": 4, "batch": 1, "context": 32, "dtype": "fp32",
-             "room_percent": 75, "keeps": "moved", **spec}  # fmt: skip
-    return SimpleNamespace(device="cpu", world_size=2, spec=given, everyone=everyone)
+def step(keeps="moved", **given):
+    way = next(way for way in LADDER if way.keeps == keeps)
+    shape = dataclasses.replace(MODELS["tiny"], num_layers=4)
+    return Step(way, shape, 1, 32, "sdpa_flash", "fp32", **{"room_percent": 75, **given})
+
+
+def alone(value):
+    return [value]
 
 
 @pytest.mark.parametrize("slowest", [1.0, 3.0])
 def test_all_ranks_take_the_same_number_of_steps(monkeypatch, slowest):
     """That of the slowest rank's estimate."""
     calls = []
-    monkeypatch.setattr(handlers.Mark, "ms_until", lambda *_: 5.0)  # 1 ms a step
-    times = handlers.board(
-        lambda: calls.append(0), job(lambda estimate: [estimate, slowest]), 1000, 3000
-    )
+    monkeypatch.setattr(run.Mark, "ms_until", lambda *_: 5.0)  # 1 ms a step
+    everyone = lambda estimate: [estimate, slowest]  # noqa: E731
+    times = run.board(lambda: calls.append(0), "cpu", everyone, 1000, 3000)
     assert times == [5.0] * (30 if slowest == 1.0 else 10)
     assert len(calls) == 1 + 5 + len(times) + (10 if slowest == 1.0 else 3)
 
 
 def test_the_plan_is_what_fits_every_rank():
-    training = SimpleNamespace(local_bytes=lambda: 0)
-    whole = handlers.plan(job(room_percent=100), training, moves=False)
+    whole = run.plan(step("fitting", room_percent=100), 0, "cpu", alone)
     assert whole == [BlockPlan(PRODUCTS)] * 4
-    less = handlers.plan(job(), training, moves=False)
+    less = run.plan(step("fitting"), 0, "cpu", alone)
     assert sum(len(p.kept) for p in less) < 20 and not any(p.moved for p in less)
-    sent = handlers.plan(job(), training, moves=True)
+    sent = run.plan(step(), 0, "cpu", alone)
     assert {p.kept for p in sent} == {PRODUCTS} and sent[0].moved and not sent[-1].moved
     # Another rank's link carries nothing.
-    slow = job(lambda value: [value, 0.0] if value == handlers.CPU_LINK else [value])
-    assert handlers.plan(slow, training, moves=True) == less
-    assert handlers._plans(job(keeps="input")) is None
-    assert handlers._plans(job(keeps="attention"))(training) == [BlockPlan(())] * 4
+    slow = lambda value: [value, 0.0] if value == run.CPU_LINK else [value]  # noqa: E731
+    assert run.plan(step(), 0, "cpu", slow) == less
+    # Beside what this rank has no room is left.
+    with pytest.raises(ValueError, match="allowed|room|fits"):
+        run.plan(step(room_percent=None), 10**15, "cpu", alone)
+    assert run.plans_of(step("input"), "cpu", alone) is None
+    assert run.plans_of(step("attention"), "cpu", alone)(None) == [BlockPlan(())] * 4
 
 
 def test_a_rate_counts_what_a_step_needs(gpus):
     gpus(2)
-    step = Parameters().asked()[0]
+    first = Parameters().asked()[0]
     # 6 operations a parameter and token but for the embedding, and 12 for each score and d_model,
     # half of them causal.
     tokens, table = 32_768, 151_936 * 4096
     products = 6 * tokens * (parameter_count(SIZES["8B"]) - table - 69 * 4096)
     attention = 34 * 6 * tokens**2 * 4096
-    row = {name: str(value) for name, value in step.key().items()}
+    row = {name: str(value) for name, value in first.key().items()}
     assert leaderboard.tflops({**row, "ms": "1000"}) == pytest.approx((products + attention) / 1e12)
 
 

@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from a2lib.experiments import memory
-from a2lib.experiments.memory import configurations, handlers
-from a2lib.experiments.memory.configurations import BLOCK, CONTEXTS, Parameters, phases, picture
+from a2lib.experiments.memory import (
+    BLOCK,
+    CONTEXTS,
+    Parameters,
+    handlers,
+    phases,
+    picture,
+)
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, bulk
 from a2lib.measure.snapshot import CATEGORIES
@@ -20,7 +26,7 @@ TINY = Parameters(context=16, batch=2)
 
 def counted(case, step):
     """What the theory has for a CPU."""
-    return peak(dataclasses.replace(configurations.counted(case, step), cuda=False)).total
+    return peak(dataclasses.replace(memory.counted(case, step), cuda=False)).total
 
 
 @pytest.fixture

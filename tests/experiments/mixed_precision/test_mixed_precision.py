@@ -6,7 +6,7 @@ import pytest
 
 from a2lib.experiments import mixed_precision
 from a2lib.experiments.harness.sweep import identity
-from a2lib.experiments.mixed_precision import handlers, settings
+from a2lib.experiments.mixed_precision import ERRORS, TENSORS, handlers
 from a2lib.experiments.mixed_precision.handlers import observed_dtypes, part
 from a2lib.measure import LAYERNORM
 
@@ -35,7 +35,7 @@ def test_dtypes_under_the_cpus_autocast(low):
     wide = {name for name, dtype in found.items() if dtype == "fp32"}
     weights = ("fc1.weight", "ln.weight", "fc2.weight")
     assert wide == {"fc1.weight", "loss: cross-entropy", *(f"gradient of {w}" for w in weights)}
-    assert set(found) == set(settings.TENSORS) and set(found.values()) == {"fp32", low}
+    assert set(found) == set(TENSORS) and set(found.values()) == {"fp32", low}
 
 
 def test_without_autocast_all_is_fp32():
@@ -90,7 +90,7 @@ def test_the_stored_input_is_judged_by_the_one_before():
 
 def test_a_norm_by_hand_is_pytorchs_but_for_rounding():
     for dtype, error in (("fp32", 1e-5), ("fp16", 0.02), ("bf16", 0.1)):
-        for quantity in settings.ERRORS:
+        for quantity in ERRORS:
             got, truth = computed(quantity, "mean 10", dtype, features=64)
             assert truth == 0 and 0 < got < error
 

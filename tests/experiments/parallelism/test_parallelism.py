@@ -14,7 +14,7 @@ from a2lib.experiments.parallelism import (
     SWEEPS,
     WIDTH_PER_RANK,
     Parameters,
-    Stack,
+    Setting,
     handlers,
     meshes,
 )
@@ -79,7 +79,7 @@ def test_what_cannot_be_is_one_line(gpus):
     with pytest.raises(ParameterError, match="tokens = 6 for fsdp_tp on 2x2: .* multiples of 4"):
         Parameters(schemes="fsdp_tp", world_size=4, tokens=6).asked()
     (one,) = Parameters(schemes="dp", tokens=8, d_model=16, dtype="bf16").asked().items()
-    assert one == (Stack("dp", "a2lib", (2, 1), Ranks(2, "gloo"), "bf16", 3, 16, 1024), [8])
+    assert one == (Setting("dp", "a2lib", (2, 1), Ranks(2, "gloo"), "bf16", 3, 16, 1024), [8])
 
 
 def test_a_result_that_is_wrong_is_not_timed(monkeypatch, gpus):

@@ -13,8 +13,7 @@ from a2lib.benchmark import Result, StepTimes
 from a2lib.benchmark.__main__ import parse
 from a2lib.experiments import profile
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.experiments.profile import handlers, settings
-from a2lib.experiments.profile.settings import Parameters, Traced, sweep_of
+from a2lib.experiments.profile import Parameters, Traced, handlers, sweep_of
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import PROFILE, bulk, nsight, trace
 from a2lib.measure.failures import LostContext
@@ -166,7 +165,7 @@ def test_a_configuration_is_rows_and_pictures(job, played, tmp_path):
         ("ok", "torch", "1")
     }
     ((_, config),) = calls
-    assert (config.steps, config.warmup, config.nvtx) == (settings.TRACED_STEPS, settings.WARMUP,
+    assert (config.steps, config.warmup, config.nvtx) == (profile.TRACED_STEPS, profile.WARMUP,
                                                           "modules")  # fmt: skip
     name = "tiny-16-4-train-step-fp32-eager-none-torch"
     kernels = bulk.read("kernels", "cpu", name, tmp_path)

@@ -1,27 +1,139 @@
-"""The attention experiment: what the cells of notebooks/attention.ipynb call.
-
-``configurations`` says what is measured, ``handlers`` and ``limits`` how a worker does it.
+"""The attention experiment: its parameters, what the sweeps measure, and what the cells of
+notebooks/attention.ipynb call. ``handlers`` is how a worker measures it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from a2lib.experiments.attention.configurations import (
-    ALLOCATORS,
-    BATCH,
-    DTYPE,
-    PASSES,
-    Parameters,
-    Shape,
-    head_dims,
-    saved_tensors,
-)
+from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness.parameters import WithSweep, names, parameter
 from a2lib.experiments.harness.sweep import Key, Task
 from a2lib.experiments.harness.view import Plot
 from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
+from a2lib.theory.eager import Eager, by_hand_saved
+
+BATCH, CALLS = 8, 100
+DTYPE = "fp32"
+HEAD_DIMS = (16, 32, 64, 128)
+LENGTHS = {"cuda": (256, 1024, 4096, 8192, 16384), "cpu": (32, 64)}
+# Beyond the handout's, until one H200 has too little memory; fewer calls.
+BEYOND, BEYOND_CALLS = (24576, 32768, 40960, 49152), 10
+# `by_hand` writes the softmax out; `tiled` is FlashAttention-2 in plain PyTorch, for a CPU.
+IMPLEMENTATIONS = ("eager", "by_hand", "a2lib", "tiled")
+PLAIN = ("eager", "by_hand")
+PASSES = ("forward", "backward")
+SWEEPS = ("grid", "beyond", "removed", "limit", "all")
+TINY_DIMS = (16, 32)
+# How PyTorch's allocator takes memory: in blocks of its own, or in a range that grows by pages.
+ALLOCATORS = ("blocks", "expandable")
+# Tokens between two lengths that are tried in looking for the one that fails.
+STEP = 256
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Self-attention on ``(batch, seq_len, head_dim)`` inputs; the fields are key columns."""
+
+    dtype: str
+    batch: int
+    seq_len: int
+    head_dim: int
+    causal: bool
+
+    def key(self, implementation: str) -> dict[str, object]:
+        return {"implementation": implementation, **dataclasses.asdict(self)}
+
+    @property
+    def eager(self) -> Eager:
+        return Eager(self.batch, self.seq_len, self.head_dim, self.causal)
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return f"{self.batch}x{self.seq_len}x{self.head_dim} {self.dtype} {mask}"
+
+
+def saved_tensors(implementation: str, shape: Shape) -> tuple[str, ...]:
+    """The names of what waits for a backward, and "other" for what has none."""
+    if implementation in PLAIN:
+        known = shape.eager.saved() if implementation == "eager" else by_hand_saved(shape.eager)
+    else:
+        known = ("q", "k", "v", "o", "lse")
+    return (*known, "other")
+
+
+@dataclass(frozen=True)
+class Parameters(WithSweep):
+    """The parameters of notebooks/attention.ipynb, in the order of its cell."""
+
+    seq_len: int | None = parameters.count(
+        None, "tokens per sequence; None: 16384 on a GPU, 64 on the CPU", 2**24
+    )
+    head_dim: int = parameters.count(64, "size of a vector", 2**14)
+    batch: int = parameters.count(BATCH, "sequences", 2**20)
+    causal: bool = parameter(False, "whether a query sees no later key")
+    implementations: str = parameter(
+        "eager", f"comma list of {', '.join(IMPLEMENTATIONS)}", many=IMPLEMENTATIONS
+    )
+    calls: int = parameters.count(CALLS, "timed calls of each pass, after some of warm-up", 10**6)
+    sweep: str = parameters.sweep(SWEEPS)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed()
+
+    def configurations(self, device: str) -> list[tuple[str, Shape, int]]:
+        """(implementation, shape, calls) of the ``attention`` table on ``device``, in order."""
+        if self.sweep == "shape":
+            seq_len = self.seq_len or {"cuda": 16384, "cpu": 64}[device]
+            shape = Shape(DTYPE, self.batch, seq_len, self.head_dim, self.causal)
+            return [(name, shape, self.calls) for name in names(self.implementations)]
+        wanted = {"grid": grid, "removed": removed, "beyond": beyond}
+        return [c for name, of in wanted.items() if self.has(name) for c in of(device)]
+
+
+def _shapes(lengths, head_dims, masks=(False, True)) -> list[Shape]:
+    return [
+        Shape(DTYPE, BATCH, seq_len, head_dim, causal)
+        for seq_len in lengths
+        for causal in masks
+        for head_dim in head_dims
+    ]
+
+
+def head_dims(device: str) -> tuple[int, ...]:
+    return HEAD_DIMS if device == "cuda" else TINY_DIMS
+
+
+def calls(device: str) -> int:
+    return CALLS if device == "cuda" else 5
+
+
+def grid(device: str) -> list[tuple[str, Shape, int]]:
+    """The handout's grid, with and without a causal mask."""
+    shapes = _shapes(LENGTHS[device], head_dims(device))
+    return [("eager", shape, calls(device)) for shape in shapes]
+
+
+def removed(device: str) -> list[tuple[str, Shape, int]]:
+    """Causal attention that keeps no matrix, and the softmax written out, which keeps two, at the
+    handout's lengths with vectors of 64 (on a CPU of 32). Ours at every size: the flash sweep."""
+    ours = "a2lib" if device == "cuda" else "tiled"
+    lengths, middle = LENGTHS[device], (64,) if device == "cuda" else (32,)
+    n = calls(device)
+    tiled = [(ours, s, n) for s in _shapes(lengths, middle, (True,))]
+    return tiled + [("by_hand", s, n) for s in _shapes(lengths, middle)]
+
+
+def beyond(device: str) -> list[tuple[str, Shape, int]]:
+    """Longer sequences than the handout's, on a GPU, with vectors of 64: eager until it fails, and
+    ours. Where each other size fails is what ``limit`` finds."""
+    if device == "cpu":
+        return []
+    ours = [("a2lib", s, BEYOND_CALLS) for s in _shapes(BEYOND, (64,), (True,))]
+    return ours + [("eager", s, BEYOND_CALLS) for s in _shapes(BEYOND, (64,))]
 
 
 def pass_tasks(given: Parameters, device: str) -> list[Task]:

@@ -20,12 +20,13 @@ from a2lib.attention import (
     attention_reference,
 )
 from a2lib.experiments import ceilings
-from a2lib.experiments.attention.configurations import PASSES, Shape
+from a2lib.experiments.attention import PASSES, STEP, Shape
 from a2lib.experiments.harness.worker import Job, free_memory
 from a2lib.experiments.passes import one_pass, replayed
 from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize
-from a2lib.measure.failures import LostContext, classify, is_lost, note
-from a2lib.measure.memory import take_workspaces
+from a2lib.measure.failures import LostContext, classify, is_lost, note, outcome
+from a2lib.measure.memory import expandable_segments, take_workspaces
+from a2lib.theory.eager import longest
 
 Row = dict[str, object]
 WARMUP = 5
@@ -86,13 +87,13 @@ def _measure(name: str, shape: Shape, pass_: str, job: Job) -> tuple[Row, bool]:
         return ATTENTIONS[name](q, k, v, shape.causal)
 
     take_workspaces(device)
-    empty = _allocated(device)
+    empty = memory.allocated_bytes(device)
     *qkv, do = inputs = inputs_of(shape, device, job.seed, pass_)
     call = one_pass(attend, qkv, do, pass_)
     row: Row = {"status": "ok", **_timed(call, device, job.spec["calls"])}
     if device == "cpu":
         return row, False
-    row |= {"held_bytes": _allocated(device) - empty, "peak_bytes": peak_bytes(call)}
+    row |= {"held_bytes": memory.allocated_bytes(device) - empty, "peak_bytes": peak_bytes(call)}
     call = None
     graph, lost = _replayed(attend, inputs, pass_, row)
     return row | graph, lost
@@ -195,5 +196,62 @@ def _kind(x: torch.Tensor, o: torch.Tensor) -> str:
     return "other"
 
 
-def _allocated(device: str) -> int:
-    return torch.cuda.memory_allocated() if device == "cuda" else 0
+def limit(job: Job) -> None:
+    """The longest sequence whose pass fits this GPU: predicted from the free memory, then tried."""
+    if job.device == "cpu":
+        return job.refuse("unsupported", "a CPU does not refuse memory: it swaps")
+    for key in job.keys:
+        expandable_segments(key["allocator"] == "expandable")
+        try:
+            job.put({**key, "status": "ok", **_limit(key, job)})
+        finally:
+            expandable_segments(False)
+
+
+def _limit(key: Row, job: Job) -> Row:
+    take_workspaces("cuda")
+    free_memory("cuda")
+    free = memory.free_bytes("cuda")
+    sizes = key["batch"], key["head_dim"], key["causal"], free, key["pass"]
+    tensors = longest(*sizes, step=STEP)
+    in_blocks = key["allocator"] == "blocks"
+    predicted = longest(*sizes, step=STEP, how="blocks") if in_blocks else tensors
+    fits = search(functools.partial(_fits, key, job), predicted, STEP)
+    return {
+        "room_bytes": free,
+        "tensors_len": tensors,
+        "predicted_len": predicted,
+        "fits_len": fits,
+        "fails_len": fits + STEP,
+    }
+
+
+def search(fits: Callable[[int], bool], guess: int, step: int) -> int:
+    """The largest multiple of ``step`` that ``fits``, from ``guess`` on; 0 for none. Smaller ones
+    than one that fits are taken to fit."""
+    if guess and fits(guess):
+        while fits(guess + step):
+            guess += step
+        return guess
+    while guess > 0:
+        guess -= step
+        if guess > 0 and fits(guess):
+            return guess
+    return 0
+
+
+def _fits(key: Row, job: Job, seq_len: int) -> bool:
+    shape = Shape(key["dtype"], key["batch"], seq_len, key["head_dim"], key["causal"])
+    fitted = True
+    try:
+        *qkv, do = inputs_of(shape, "cuda", job.seed, key["pass"])
+        attend = functools.partial(attention_reference, is_causal=shape.causal)
+        one_pass(attend, qkv, do, key["pass"])()
+        synchronize("cuda")
+    except Exception as error:
+        if outcome(error) != "oom":
+            raise
+        fitted = False
+    qkv = do = None
+    free_memory("cuda")  # here, since the exception has let go of its frames
+    return fitted

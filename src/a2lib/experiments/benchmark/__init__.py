@@ -23,7 +23,6 @@ from a2lib.experiments.benchmark.configurations import (
     warmups,
 )
 from a2lib.experiments.benchmark.first import cache, parts
-from a2lib.experiments.benchmark.handlers import phases
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness import view
 from a2lib.experiments.harness.experiment import Experiment, Table
@@ -49,7 +48,7 @@ def table_tasks(given: Parameters, device: str) -> list[Task]:
         Task.whole(
             str(one),
             _spec(one, given.warmup, given.steps),
-            ({**one.key(BENCHMARK), "warmup": given.warmup, "phase": p} for p in phases(one)),
+            ({**one.key(BENCHMARK), "warmup": given.warmup, "phase": p} for p in one.phases),
         )
         for one in given.configurations(device)
     ]
@@ -64,7 +63,7 @@ def warmup_tasks(given: Parameters, device: str) -> list[Task]:
             (
                 {**one.key(BENCHMARK), "warmup": warmup, "step_number": step, "phase": phase}
                 for step in range(warmup + STEPS)
-                for phase in phases(one)
+                for phase in one.phases
             ),
         )
         for one in (warmups(device) if given.has("warmup") else ())
@@ -79,7 +78,7 @@ def first_tasks(given: Parameters, device: str) -> list[Task]:
         for one, prepared in firsts(device):
             how = {"prepared": prepared, "repeat": repeat}
             key = {**one.key(BENCHMARK_FIRST), **how}
-            keys = ({**key, "part": part} for part in parts(one, prepared, device))
+            keys = ({**key, "part": part} for part in parts(prepared, device))
             spec = {"configuration": dataclasses.asdict(one), **how}
             made.append(Task.whole(f"{one}, {prepared} prepared, {repeat}", spec, keys))
     return made

@@ -14,14 +14,13 @@ from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import (
     BATCH,
-    MODELS,
     MODES,
     OVERLAPPED,
     TOO_LARGE,
     Configuration,
     refuse_never,
 )
-from a2lib.theory.roofline import NARROW, PRECISIONS
+from a2lib.theory.roofline import NARROW
 from a2lib.theory.transformer import SIZES
 
 WARMUP, STEPS = 5, 10
@@ -182,14 +181,11 @@ def _fast(device: str, model: str, precision: str, attention: str, mode: str) ->
 class Parameters(WithSweep):
     """The parameters of notebooks/benchmark.ipynb, in the order of its cell."""
 
-    model: str = step_parameters.model(MODELS)
+    model: str = step_parameters.model()
     context: int | None = step_parameters.context(512, 32)
-    batch: int = step_parameters.batch(BATCH)
+    batch: int = step_parameters.batch()
     mode: str = step_parameters.mode((*MODES, OVERLAPPED))
-    precision: str = step_parameters.precision(
-        what="fp32, tf32, bf16 (autocast) or bf16_weights",
-        names=(*PRECISIONS, NARROW),
-    )
+    precision: str = step_parameters.any_precision()
     attention: str = step_parameters.attention()
     compile: str = step_parameters.compiled()
     capture: bool = parameter(False, "replay the whole step from a CUDA graph")

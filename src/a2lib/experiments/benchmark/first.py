@@ -29,7 +29,7 @@ SHARE = 0.9
 SIDE = 64
 
 
-def parts(configuration: Configuration, prepared: str, device: str) -> tuple[str, ...]:
+def parts(prepared: str, device: str) -> tuple[str, ...]:
     """The values of the column ``part`` of one process, in order."""
     found = ["import", *(["context"] if device == "cuda" else [])]
     done = _done(prepared, device)

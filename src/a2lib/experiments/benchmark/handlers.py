@@ -11,7 +11,7 @@ import statistics
 import traceback
 from collections.abc import Callable, Sequence
 
-from a2lib.benchmark import PHASES, run
+from a2lib.benchmark import run
 from a2lib.experiments.benchmark.first import timed_parts
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.steps import Configuration
@@ -21,14 +21,7 @@ from a2lib.measure.failures import LostContext, classify
 from a2lib.measure.timing import median_reading
 
 Row = dict[str, object]
-WHOLE_STEP = ("step", "wall")
 FRESH = "what comes next is measured in a process of its own"
-
-
-def phases(configuration: Configuration) -> tuple[str, ...]:
-    """Those that have rows: of a replay the whole step alone."""
-    own = () if configuration.capture else PHASES[configuration.mode]
-    return (*own, *WHOLE_STEP)
 
 
 def alone(measure: Callable[[Job], None]) -> Callable[[Job], None]:
@@ -62,7 +55,7 @@ def power(job: Job) -> None:
     with Meter(settled, job.spec["steps"]) as meter:
         result = _result(job, before_step=meter)
     if result:
-        samples = [of_phase(step, "wall") for step in result.steps[settled:]]
+        samples = [step.of("wall") for step in result.steps[settled:]]
         times = {**_times(samples), "ms_mean": statistics.fmean(samples)}
         for key in job.keys:
             job.put({**key, "status": "ok", **times, **meter.row()})
@@ -75,7 +68,7 @@ def steps(job: Job) -> None:
         every = [*result.warmup, *result.steps]
         for key in job.keys:
             step = every[key["step_number"]]
-            ms, reserved = of_phase(step, key["phase"]), step.reserved_bytes
+            ms, reserved = step.of(key["phase"]), step.reserved_bytes
             job.put({**key, "status": "ok", "ms": ms, "n": 1, "reserved_bytes": reserved})
 
 
@@ -92,23 +85,11 @@ def first(job: Job) -> None:
 
 def summarised(result, phase: str) -> Row:
     """The values of a row: of the measured steps of ``result``, which ended well."""
-    samples = [of_phase(step, phase) for step in result.steps]
+    samples = [step.of(phase) for step in result.steps]
     row = {"status": "ok", **_times(samples), **_spread(samples)}
     if result.device == "cuda" and phase != "wall":
-        row["ms_host"] = statistics.median(of_host(step, phase) for step in result.steps)
+        row["ms_host"] = statistics.median(step.host_of(phase) for step in result.steps)
     return row | {"peak_bytes": result.memory.get("peak_allocated_bytes")}
-
-
-def of_phase(step, phase: str) -> float:
-    """The time of one step's phase by the clock that the column ``phase`` names, in ms."""
-    if phase == "step":
-        return step.total_ms
-    return step.wall_ms if phase == "wall" else step.ms[phase]
-
-
-def of_host(step, phase: str) -> float:
-    """What the host took to issue it, in ms."""
-    return sum(step.host_ms.values()) if phase == "step" else step.host_ms[phase]
 
 
 def _times(samples: Sequence[float]) -> Row:

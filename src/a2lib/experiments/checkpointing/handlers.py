@@ -17,11 +17,11 @@ from a2lib.benchmark.result import StepTimes
 from a2lib.benchmark.run import float32_products
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.benchmark.workload import Workload
-from a2lib.experiments.checkpointing.configurations import WARMUP, Setting
+from a2lib.experiments.checkpointing import WARMUP, Setting
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import CHECKPOINTING, Timing
 from a2lib.measure.failures import LostContext, classify, is_lost, note
-from a2lib.measure.memory import take_workspaces
+from a2lib.measure.memory import allocated_bytes, take_workspaces
 
 Row = dict[str, object]
 
@@ -30,7 +30,7 @@ def measure(job: Job) -> None:
     """Steps of one model under each strategy that is wanted; the model and AdamW's moments stay."""
     setting = Setting(**job.spec["setting"])
     take_workspaces(job.device)
-    empty = _allocated(job.device)
+    empty = allocated_bytes(job.device)
     with float32_products(setting.precision):
         workload = Workload(setting.config(job.device, seed=job.seed), job.device)
         for keys in job.each():
@@ -91,7 +91,7 @@ def _step(workload: Workload, stopwatch: Stopwatch, name: str) -> tuple[StepTime
     """One step's times and, on a GPU, its memory: what is ``held`` before it, what is there when
     the loss is (``kept``), the ``peak``, and what the allocator then holds (``reserved``)."""
     device = workload.device
-    memory = {"held": _allocated(device)}
+    memory = {"held": allocated_bytes(device)}
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
 
@@ -99,7 +99,7 @@ def _step(workload: Workload, stopwatch: Stopwatch, name: str) -> tuple[StepTime
     def phase(part: str) -> Iterator[None]:
         with stopwatch.phase(part):
             yield
-        memory[part] = _allocated(device)
+        memory[part] = allocated_bytes(device)
 
     with stopwatch.step(name) as done:
         loss = workload.work(phase)
@@ -110,7 +110,3 @@ def _step(workload: Workload, stopwatch: Stopwatch, name: str) -> tuple[StepTime
         memory["reserved"] = torch.cuda.max_memory_reserved()
     workload.drop_gradients()
     return done[0], memory
-
-
-def _allocated(device: str) -> int:
-    return torch.cuda.memory_allocated() if device == "cuda" else 0

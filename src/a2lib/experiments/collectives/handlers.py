@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 
 from a2lib.experiments.collectives import DTYPES
-from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.rest import Mark, calls, each_rank, from_rest, slowest
 from a2lib.measure import COLLECTIVES, memory, synchronize
 from a2lib.measure.failures import note as one_line
+from a2lib.measure.rest import Mark, calls, each_rank, from_rest, slowest
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single
 
 Row = dict[str, object]
@@ -37,7 +36,7 @@ def measure(job: RankJob) -> None:
     """Measure each size that is wanted."""
     for keys in job.each():
         for key in keys:
-            job.put({**key, "conditions": conditions(job.device), **values(job, key)})
+            job.put({**key, **values(job, key)})
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def values(job: RankJob, key: Row) -> Row:
         return {"status": "error", "note": f"wrong result on ranks {wrong}"}
     call.whole.zero_()  # a sum of sums would overflow
     call.part.zero_()
-    return {"status": "ok", "note": "", **_timed(job, call.run)}
+    return {"status": "ok", **_timed(job, call.run)}
 
 
 def _timed(job: RankJob, run: Callable[[], object]) -> Row:

@@ -15,12 +15,11 @@ from collections.abc import Callable
 import torch
 
 from a2lib.attention import attention_reference
-from a2lib.experiments.compile import inductor
-from a2lib.experiments.compile.settings import PASSES, Shape
+from a2lib.experiments.compile import PASSES, Shape
 from a2lib.experiments.flash import peers
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.passes import one_pass, replayed
-from a2lib.measure import COMPILE_ATTENTION, failures, peak_bytes, synchronize, time_many
+from a2lib.measure import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize, time_many
 
 TIMING = {
     "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from a2lib.benchmark import PHASES, Result, run
-from a2lib.experiments.benchmark.handlers import of_phase, summarised
-from a2lib.experiments.compile import inductor
+from a2lib.experiments.benchmark.handlers import summarised
+from a2lib.experiments.compile import STEPS, WARMUP, Steps
 from a2lib.experiments.compile.attention import counts
-from a2lib.experiments.compile.settings import STEPS, WARMUP, Steps
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.steps import Configuration
+from a2lib.measure import inductor
 
 RUNS = ("cold", "warm")
 
@@ -59,7 +59,7 @@ def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
         for key in job.wanted[way]:
             phase = key["phase"]
             row = {**key, **summarised(together, phase), **made.get(phase, {})}
-            firsts = [of_phase(one.warmup[0], phase) for one in both]
+            firsts = [one.warmup[0].of(phase) for one in both]
             job.put(row | dict(zip(("ms_cold", "ms_warm"), firsts, strict=False)))
 
 

@@ -14,7 +14,7 @@ from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError, WithSweep, count, names, parameter
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.steps import MODELS, Configuration
+from a2lib.experiments.steps import Configuration
 from a2lib.measure import Section
 
 # Bucketed, and AdamW's update of each bucket once it is the mean, while later ones travel.
@@ -46,7 +46,7 @@ SILENCE_S = 240
 @dataclass(frozen=True)
 class Way:
     """Who averages gradients or shards, and who updates: the key columns that are not the
-    training's. ``bucket_mb`` is 0 where there are no buckets."""
+    setting's. ``bucket_mb`` is 0 where there are no buckets."""
 
     wrapper: str
     bucket_mb: int = 0
@@ -69,13 +69,13 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Configuration):
+class Setting(Configuration):
     """A training step that every one of ``ranks`` takes on a batch of its own."""
 
     ranks: Ranks
 
     @classmethod
-    def usual(cls, ranks: Ranks, **given: object) -> Training:
+    def usual(cls, ranks: Ranks, **given: object) -> Setting:
         """That of the ranks' device, launched, with what is ``given`` and not None in place."""
         named = {name: value for name, value in given.items() if value is not None}
         return cls(ranks=ranks, **{**DEFAULTS[ranks.device], **named})
@@ -97,27 +97,27 @@ class Training(Configuration):
 
 
 def unusual(spec: Mapping[str, object], device: str) -> str:
-    """What of ``HOW`` a training has that others on ``device`` have not, in words."""
+    """What of ``HOW`` a setting has that others on ``device`` have not, in words."""
     found = [str(spec[name]) for name in HOW if spec[name] != DEFAULTS[device][name]]
     return " ".join("uncompiled" if value == "none" else value for value in found)
 
 
-# What makes a usual training with some fields in place of its own.
-Usual = Callable[..., Training]
-# A sweep, what answers most questions first; a training may come again.
-Steps = Iterator[tuple[Training, Iterable[Way]]]
-# Each training once, with its ways, in the order of measuring.
-Asked = Mapping[Training, Sequence[Way]]
+# What makes a usual setting with some fields in place of its own.
+Usual = Callable[..., Setting]
+# A sweep, what answers most questions first; a setting may come again.
+Steps = Iterator[tuple[Setting, Iterable[Way]]]
+# Each setting once, with its ways, in the order of measuring.
+Asked = Mapping[Setting, Sequence[Way]]
 
 
 def asked(given: Any, ways: Iterable[Way], sweep: Callable[[str, Usual], Steps]) -> Asked:
-    """The sweep that a notebook's parameters name, or the training, with ``ways``; without
+    """The sweep that a notebook's parameters name, or the setting, with ``ways``; without
     PyTorch's where it is captured.
 
     Raises ParameterError for what these ranks cannot do.
     """
     ranks = parameters.ranks(given)
-    usual = functools.partial(Training.usual, ranks)
+    usual = functools.partial(Setting.usual, ranks)
     if given.sweep != "shape":
         if ranks.device != "cuda" or ranks.world_size < 2:
             raise ParameterError(
@@ -132,40 +132,40 @@ def asked(given: Any, ways: Iterable[Way], sweep: Callable[[str, Usual], Steps])
         named = {name: value for name, value in named.items() if value != "auto"}
         found = [(usual(**named), ways)]
     return _merged(
-        (training, (way for way in every if not (training.capture and way.wrapper in PEERS)))
-        for training, every in found
+        (setting, (way for way in every if not (setting.capture and way.wrapper in PEERS)))
+        for setting, every in found
     )
 
 
-def launched(trainings: Asked, **how: object) -> Asked:
+def launched(settings: Asked, **how: object) -> Asked:
     """The same ways, not captured and with ``how`` in place: where memory is read."""
     return _merged(
-        (dataclasses.replace(training, capture=False, **how), ways)
-        for training, ways in trainings.items()
+        (dataclasses.replace(setting, capture=False, **how), ways)
+        for setting, ways in settings.items()
     )
 
 
-def _merged(found: Iterable[tuple[Training, Iterable[Way]]]) -> Asked:
-    known: dict[Training, dict[Way, None]] = {}
-    for training, ways in found:
-        known.setdefault(training, {}).update(dict.fromkeys(ways))
-    return {training: list(ways) for training, ways in known.items()}
+def _merged(found: Iterable[tuple[Setting, Iterable[Way]]]) -> Asked:
+    known: dict[Setting, dict[Way, None]] = {}
+    for setting, ways in found:
+        known.setdefault(setting, {}).update(dict.fromkeys(ways))
+    return {setting: list(ways) for setting, ways in known.items()}
 
 
 def tasks(
-    section: Section, trainings: Asked, more: Callable[[Training], Iterable[Mapping]] | None = None
+    section: Section, settings: Asked, more: Callable[[Setting], Iterable[Mapping]] | None = None
 ) -> list[Task]:
-    """A task for each training. The optimizers of a wrapper take turns: they are one culprit. With
-    ``more``, key columns of a training's rows, each way is one by itself."""
+    """A task for each setting. The optimizers of a wrapper take turns: they are one culprit. With
+    ``more``, key columns of a setting's rows, each way is one by itself."""
     made = []
-    for training, ways in trainings.items():
+    for setting, ways in settings.items():
         rows: dict[str, tuple] = {}
         for way in ways:
             culprit = way if more else dataclasses.replace(way, optimizer="plain")
-            known = more(training) if more else [{}]
-            keys = tuple(training.key(section, way, **one) for one in known)
+            known = more(setting) if more else [{}]
+            keys = tuple(setting.key(section, way, **one) for one in known)
             rows[culprit.label] = rows.get(culprit.label, ()) + keys
-        made.append(Task(training.label, training.spec(), rows, ranks=training.ranks))
+        made.append(Task(setting.label, setting.spec(), rows, ranks=setting.ranks))
     return made
 
 
@@ -182,7 +182,7 @@ class Asking(WithSweep):
 
 
 def model() -> Any:
-    return step_parameters.model(MODELS, "xl25", "GPUs")
+    return step_parameters.model("xl25", "GPUs")
 
 
 def batch() -> Any:

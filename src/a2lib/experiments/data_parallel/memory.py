@@ -17,20 +17,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from a2lib.experiments.data_parallel.configurations import BEST_MB, STEADY, WHOLE, Way
 from a2lib.experiments.data_parallel.sharded import Sharded, local
-from a2lib.experiments.data_parallel.training import Training
-from a2lib.experiments.data_parallel.turns import on_stream
-from a2lib.experiments.data_parallel.wrappers import (
+from a2lib.experiments.data_parallel.training import (
+    Training,
     make_optimizer,
+    on_stream,
     state_tensors,
     unsupported,
     wrap,
 )
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.worker import free_memory
-from a2lib.experiments.memory.handlers import clear, requested
 from a2lib.measure import synchronize
 from a2lib.measure.failures import note as one_line
-from a2lib.measure.memory import take_workspaces
+from a2lib.measure.memory import clear, requested_bytes, take_workspaces
 from a2lib.parallel import FSDP
 
 Row = dict[str, object]
@@ -77,7 +76,7 @@ def _each(job: RankJob, look: Callable[[Way], Callable[[Row], Row]]) -> None:
         with on_stream(job.device):
             found = look(Way.of(keys[0]))
         for key in keys:
-            job.put({**key, "status": "ok", "note": "", **found(key)})
+            job.put({**key, "status": "ok", **found(key)})
 
 
 def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
@@ -89,13 +88,13 @@ def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
         row = {"status": "unsupported", "note": one_line(reason)}
         return dict.fromkeys((key["moment"] for key in job.keys), row)
     reset(job.device)
-    bare = requested(job.device)
+    bare = requested_bytes(job.device)
     with training.wrapped(lambda model: wrap(model, way)):
         training.workload.optimizer = optimizer = make_optimizer(way.optimizer, training)
         # The memory that wrapper and optimizer keep beside what is counted by name.
         kept: Row = {}
         if job.device == "cuda":
-            kept["buffer_bytes"] = max(0, requested(job.device) - bare)
+            kept["buffer_bytes"] = max(0, requested_bytes(job.device) - bare)
         rows: dict[str, Row] = {}
 
         def read(moment: str) -> None:
@@ -125,7 +124,7 @@ def _two_steps(
     """(Step, moment) -> the values of this rank's row."""
     take_workspaces(job.device)
     free_memory(job.device)
-    entry = requested(job.device)
+    entry = requested_bytes(job.device)
     given = job.spec, job.device, job.rank, job.seed
     if wrapper in WHOLE:
         training = Training(*given)
@@ -195,7 +194,7 @@ def around(
 
 
 def present(device: str, less: int = 0) -> Row:
-    return {"present_bytes": requested(device) - less} if device == "cuda" else {}
+    return {"present_bytes": requested_bytes(device) - less} if device == "cuda" else {}
 
 
 def reset(device: str) -> None:

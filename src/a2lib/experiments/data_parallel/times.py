@@ -8,29 +8,42 @@ captured there.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
 
-from a2lib.experiments.data_parallel import configurations, gathers, gradients, traces
+from a2lib.experiments.data_parallel import configurations, gathers, sharded, traces
 from a2lib.experiments.data_parallel.configurations import SENT_DTYPES, UPDATING, Way
 from a2lib.experiments.data_parallel.sharded import Sharded
-from a2lib.experiments.data_parallel.training import TOLERANCE, Training
-from a2lib.experiments.data_parallel.turns import WARMUP, in_turns, on_stream
-from a2lib.experiments.data_parallel.wrappers import make_optimizer, unlike, unsupported, wrap
-from a2lib.experiments.harness.conditions import conditions
+from a2lib.experiments.data_parallel.training import (
+    TOLERANCE,
+    Training,
+    make_optimizer,
+    on_stream,
+    unlike,
+    unsupported,
+    wrap,
+)
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.rest import Mark, meet, slowest
 from a2lib.experiments.harness.worker import free_memory
 from a2lib.measure import synchronize
 from a2lib.measure.failures import note as one_line
+from a2lib.measure.rest import Mark, each_rank, meet, slowest
 from a2lib.parallel import capture_step
 
 Row = dict[str, object]
 # What of a way is measured by itself, once it is right and before it is captured.
 Apart = Callable[[RankJob, Training, Way], Row]
+WARMUP = 4
+# Each turn starts from rest, and its first step is not counted. The first turn has the fewest, and
+# so have all where a step is long: it varies little then.
+TURNS, FEWEST, STEPS = 5, 2, 4
+LONG_MS = 300.0
 # How often the communication, or the update, is timed apart.
 ALONE = 5
 # Of the memory of a GPU, what weights, gradients and moments of all that are in turns may take.
@@ -109,7 +122,7 @@ def _measure(job: RankJob, one: OneGpu, apart: Apart) -> None:
         ways = [Way.of(key) for key in keys]
         rows = _rows(job, one, apart, ways)
         for key, row in zip(keys, rows, strict=True):
-            job.put({**key, "conditions": conditions(job.device), **row})
+            job.put({**key, **row})
 
 
 def _rows(job: RankJob, one: OneGpu, apart: Apart, ways: Sequence[Way]) -> list[Row]:
@@ -132,7 +145,7 @@ def _rows(job: RankJob, one: OneGpu, apart: Apart, ways: Sequence[Way]) -> list[
                 step()
             if wrong := _wrong(job, training, way):
                 return [{"status": "error", "note": wrong}] * len(ways)
-            rows.append({"status": "ok", "note": "", **apart(job, training, way)})
+            rows.append({"status": "ok", **apart(job, training, way)})
             steps.append(step)
         steps = [_replayed(job, held, step) for step in steps]
         times = in_turns(job, [*steps, *alone], one.step)
@@ -207,7 +220,6 @@ def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:
     """Put the rows of ``keys``, and what is drawn of ours."""
     made: list[tuple[Row, Sharded]] = []
     steps: list[Callable] = []
-    around = {"conditions": conditions(job.device)}
     with contextlib.ExitStack() as held:
         for key in keys:
             job.begin(Way.of(key).label)
@@ -215,10 +227,10 @@ def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:
             step = training.stepping(None)
             for _ in range(WARMUP):
                 step()
-            wrong = gradients.worst(job.everyone(training.deviation_from(one.training)))
-            if wrong.exceeds(gradients.TOLERANCE[job.spec["precision"]]):
+            wrong = sharded.worst(job.everyone(training.deviation_from(one.training)))
+            if wrong.exceeds(sharded.TOLERANCE[job.spec["precision"]]):
                 note = f"gradients are off their mean by {wrong}"
-                job.put({**key, **around, "status": "error", "note": note})
+                job.refuse("error", note, [key])
                 continue
             made.append((key, training))
             steps.append(_replayed(job, held, step))
@@ -226,7 +238,7 @@ def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:
     # What comes takes as much memory again as the graph that is gone.
     free_memory(job.device)
     for (key, training), row in zip(made, times, strict=True):
-        row |= {**key, **around, "status": "ok", "note": ""}
+        row |= {**key, "status": "ok"}
         if key["wrapper"] != configurations.FSDP:
             job.put(row)
             continue
@@ -240,3 +252,48 @@ def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:
         traces.put(job, "gathers", table, key, "captured" if captured else "launched")
         if not captured:
             traces.draw_sharding(job, training, key)
+
+
+def in_turns(job: RankJob, steps: Sequence[Callable], without: Callable) -> list[Row]:
+    """The times of each of ``steps``, and of ``without`` beside each; collective.
+
+    Of every step of every turn the slowest rank's time counts. A row has ``ms`` with its quantiles,
+    the medians of the ranks apart, ``ms_without`` with its own, and on a GPU ``ms_host``.
+    """
+    every = (without, *steps)
+    times: list[list[float]] = [[] for _ in every]
+    host: list[list[float]] = [[] for _ in every]
+    count = FEWEST
+    for turn in range(TURNS):
+        for place, step in enumerate(every):
+            taken, issued = _turn(job.device, step, count)
+            times[place] += taken
+            host[place].append(issued)
+        if not turn:
+            longest = max(job.everyone(max(statistics.median(own) for own in times)))
+            count = STEPS if longest < LONG_MS else FEWEST
+    base = slowest(job.everyone(times[0]))
+    rows = []
+    for own, issued in zip(times[1:], host[1:], strict=True):
+        by_rank = job.everyone(own)
+        row = slowest(by_rank).row(job.store.section) | each_rank(by_rank)
+        row |= {"ms_without": base.ms, "ms_without_p20": base.ms_p20, "ms_without_p80": base.ms_p80}
+        if job.device == "cuda":
+            row["ms_host"] = max(job.everyone(statistics.median(issued)))
+        rows.append(row)
+    return rows
+
+
+def _turn(device: str, step: Callable, count: int) -> tuple[list[float], float]:
+    """Milliseconds of each of ``count`` steps, one after another, and what the host took for one
+    before them, from rest."""
+    meet(device)
+    start = time.perf_counter_ns()
+    step()
+    issued = (time.perf_counter_ns() - start) / 1e6
+    marks = [Mark(device)]
+    for _ in range(count):
+        step()
+        marks.append(Mark(device))
+    synchronize(device)
+    return [a.ms_until(b) for a, b in itertools.pairwise(marks)], issued

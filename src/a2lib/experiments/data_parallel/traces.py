@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from a2lib.experiments.data_parallel.configurations import BEST_MB, Way, unusual
-from a2lib.experiments.data_parallel.training import Training
-from a2lib.experiments.data_parallel.wrappers import wrap
+from a2lib.experiments.data_parallel.training import Training, wrap
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import synchronize, trace
 from a2lib.measure.trace.classes import COMMUNICATION, MATMUL

@@ -1,4 +1,5 @@
-"""A training step on every rank, whose gradients are averaged in one way or another, or not at all.
+"""A training step on every rank, whose gradients are averaged in one way or another, or not at all;
+the wrappers and optimizers that are compared, and whether what they exchange arrives.
 
 With a learning rate of 0 the weights stay what they are, at the work of any other step: all ways
 average the same gradients, also after steps that averaged none.
@@ -15,17 +16,23 @@ from contextlib import AbstractContextManager
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from a2lib.benchmark.workload import Workload
-from a2lib.experiments.harness.rest import Mark
+from a2lib.experiments.data_parallel.configurations import PEERS, UPDATING, Way
 from a2lib.experiments.steps import Configuration
+from a2lib.measure.graphs import CudaGraphs
+from a2lib.measure.rest import Mark
 from a2lib.optim import MasterAdamW
+from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP, ShardedOptimizer
+from a2lib.parallel.copy_engines import why_not
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
 TOLERANCE = 0.01
 
 
-def still(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def still(optimizer: Optimizer) -> Optimizer:
     """With a learning rate of 0 from now on."""
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -41,8 +48,13 @@ def of_each_kind(names: Sequence[str]) -> list[int]:
     return sorted({i for same in kinds.values() for i in (same[0], same[-1])})
 
 
+def on_stream(device: str) -> contextlib.AbstractContextManager:
+    """The context in which a training is made and run whose step may be captured later."""
+    return CudaGraphs().on_stream() if device == "cuda" else contextlib.nullcontext()
+
+
 class Training:
-    """The model, this rank's batch and the optimizer of ``spec`` (configurations.Training)."""
+    """The model, this rank's batch and the optimizer of ``spec`` (configurations.Setting)."""
 
     def __init__(self, spec: Mapping[str, object], device: str, rank: int, seed: int) -> None:
         # Captured or not, the optimizer counts its steps on the GPU.
@@ -141,7 +153,7 @@ class Training:
             return self.workload.work(phase).detach()
 
     def stepping(
-        self, optimizer: torch.optim.Optimizer | None, send: bool = True
+        self, optimizer: Optimizer | None, send: bool = True
     ) -> Callable[[], torch.Tensor]:
         """A step by ``optimizer``, or by the one that is there."""
 
@@ -181,3 +193,79 @@ class Training:
             ((grad - mean).norm() / mean.norm().clamp(min=1e-30)).item()
             for grad, mean in zip(kept, means, strict=True)
         )
+
+
+def unsupported(training: Training, way: Way) -> str | None:
+    """Why ``way`` cannot be taken here."""
+    engines = way.carrier == "copy_engines"
+    return why_not(None, training.parameters[0].device) if engines else None
+
+
+def wrap(model: nn.Module, way: Way) -> nn.Module:
+    """``model`` in the wrapper of ``way``; collective. Raises ValueError where that cannot be."""
+    low = torch.bfloat16 if way.sent_dtype == "bf16" else None
+    if way.wrapper in PEERS:
+        on_gpu = next(model.parameters()).is_cuda
+        peer = DistributedDataParallel(
+            model,
+            device_ids=[torch.cuda.current_device()] if on_gpu else None,
+            bucket_cap_mb=way.bucket_mb,
+            gradient_as_bucket_view=way.wrapper == "torch_ddp_view",
+        )
+        if low is not None:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            peer.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        return peer
+    if way.wrapper in ("bucketed", UPDATING):
+        return BucketedDDP(model, way.bucket_mb, communication=way.carrier, communication_dtype=low)
+    return {"naive": NaiveDDP, "flat": FlatDDP, "overlapped": DDP}[way.wrapper](model)
+
+
+def make_optimizer(name: str, training: Training) -> Optimizer:
+    """The training's own for "plain", else another over its parameters; collective."""
+    if name == "plain":
+        return training.workload.optimizer
+    options = {"lr": 0.0, "fused": True, "capturable": training.device == "cuda"}
+    params = training.workload.model.parameters()
+    if name == "sharded":
+        return ShardedOptimizer(params, torch.optim.AdamW, **options)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return still(ZeroRedundancyOptimizer(params, torch.optim.AdamW, **options))
+
+
+def own_state(optimizer: Optimizer) -> dict[nn.Parameter, dict]:
+    """What this rank keeps: parameter -> its state; PyTorch's has it in an optimizer within."""
+    inner = getattr(optimizer, "optim", optimizer)
+    return {p: inner.state[p] for p in inner.state if "exp_avg" in inner.state[p]}
+
+
+def state_tensors(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for values in own_state(optimizer).values():
+        yield from (x for x in values.values() if isinstance(x, torch.Tensor))
+
+
+def unlike(training: Training, optimizer: Optimizer) -> int:
+    """Of some parameters, how many differ after a step from what their owner had; collective.
+
+    The others' are made wrong before the update, whose learning rate is 0: the exchange has to put
+    them right.
+    """
+    some = [training.parameters[i] for i in training.checked]
+    kept = [p.detach().clone() for p in some]
+    owned = own_state(optimizer)
+
+    def spoil() -> None:
+        with torch.no_grad():
+            for p in some:
+                if p not in owned:
+                    p.add_(1)
+
+    training.step(send=True, before_optimizer=spoil)
+    wrong = 0
+    with torch.no_grad():
+        for p, right in zip(some, kept, strict=True):
+            wrong += not torch.equal(p, right)
+            p.copy_(right)
+    return wrong

@@ -49,10 +49,15 @@ class Table:
         tasks = self.tasks(run.parameters, run.device)
         if not tasks:
             say_nothing("Nothing of this is asked for (-p sweep all has it).")
-        resume = not self.always and getattr(run.parameters, "sweep", None) != "shape"
-        how = {"silence_s": self.silence_s, "keep_worker": self.keep_worker}
-        named = {"what": self.section.name, "resume": resume}
-        harness.measure(run, self.section, tasks, **named, **how)
+        harness.measure(
+            run,
+            self.section,
+            tasks,
+            what=self.section.name,
+            resume=not self.always and getattr(run.parameters, "sweep", None) != "shape",
+            silence_s=self.silence_s,
+            keep_worker=self.keep_worker,
+        )
 
     def measure_and_show(self, run: Run) -> None:
         """``measure``, then ``show``, where it is asked for."""

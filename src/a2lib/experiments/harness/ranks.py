@@ -27,6 +27,12 @@ from a2lib.parallel.lifeline import FOLDER
 from a2lib.parallel.rank import progress
 
 DEVICES = {"gloo": "cpu", "nccl": "cuda", "none": "cpu"}
+# Of NCCL, what its times depend on.
+SWITCHES = tuple(
+    f"NCCL_{name}"
+    for name in ("ALGO", "PROTO", "NVLS_ENABLE", "P2P_DISABLE", "SHM_DISABLE", "MIN_CTAS")
+    + ("MAX_CTAS", "CUMEM_ENABLE", "GRAPH_REGISTER")
+)
 # How long a group may take to end; a process in the middle of a driver call takes its time.
 END_S = 20.0
 # The groups live as long as a notebook; who is silent is ended here.
@@ -50,26 +56,46 @@ class Ranks:
 @dataclass(frozen=True)
 class RankJob(Job):
     """A ``Job`` that ``world_size`` ranks do together. What rank 0 puts and emits is what counts;
-    the others may call the same, to no effect."""
+    the others may call the same, to no effect. A row gets the ``conditions`` of this machine where
+    its section has that column."""
 
     rank: int = 0
     world_size: int = 1
 
     def put(self, row: dict) -> None:
         if self.rank == 0:
+            if "conditions" in self.store.section.columns:
+                row = {**row, "conditions": conditions(self.device)}
             super().put(row)
 
     def everyone(self, value: object) -> list:
         """The values of all ranks, in rank order; every rank calls it."""
-        import torch.distributed as dist
+        from a2lib.parallel.group import everyone
 
-        values = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
+        return everyone(value)
 
     def expired(self) -> bool:
         """What rank 0's clock says, so that all go the same way; every rank calls it."""
         return self.everyone(super().expired())[0]
+
+
+def conditions(device: str) -> str:
+    """What times of messages depend on beside what is asked for: on "cpu" the processor and its
+    cores, on "cuda" those of NCCL's switches that are set."""
+    if device == "cuda":
+        set_ = [f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ]
+        return ", ".join(set_)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_processor()}, {cores} cores"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = [line.partition(":")[2] for line in file if line.startswith("model name")]
+    except OSError:
+        lines = []
+    return " ".join(lines[0].split()) if lines else "a processor without a name"
 
 
 class Group(Worker):

@@ -11,18 +11,19 @@ The parameters are a section's own dataclass; those every sweep has are read fro
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from a2lib import paths
+from a2lib.errors import OneLine
 from a2lib.experiments.harness import ahead, output, parameters
-from a2lib.experiments.harness.guard import measures
 from a2lib.experiments.harness.process import Worker
-from a2lib.experiments.harness.progress import Progress
 from a2lib.experiments.harness.sweep import Sweep, Task, plan
 from a2lib.measure import DeviceLock, Section, Store, device_slug, memory, read_runs, start_run
 
@@ -120,6 +121,32 @@ def start(
     return Run(given, notebook, device, run_id, slug, data, until)
 
 
+class Interrupted(OneLine, KeyboardInterrupt):
+    """A step was interrupted; the message says what is kept and how to go on."""
+
+
+def measures(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Make ``step(run, ...)`` hold the lock of ``run.device`` ("cuda" or "cpu") as run ``run.id``.
+
+    It then raises ParameterError where the notebook has other parameters by now than the run,
+    DeviceBusy where another process measures there, and Interrupted for a KeyboardInterrupt.
+    """
+
+    @functools.wraps(step)
+    def guarded(run, *args, **kwargs):
+        parameters.check_current(run.parameters)
+        with DeviceLock(run.device).held(f"run {run.id}"):
+            try:
+                return step(run, *args, **kwargs)
+            except KeyboardInterrupt:
+                raise Interrupted(
+                    "every row measured so far is stored; to go on, run this cell again or start"
+                    " the same command again"
+                ) from None
+
+    return guarded
+
+
 @measures
 def measure(
     run: Run,
@@ -146,7 +173,7 @@ def measure(
         if run.worker and not keep_worker:
             run.worker.close()
         return
-    bar = Progress(total, what, unit="rows")
+    bar = output.Progress(total, what, unit="rows")
 
     def begin(task: Task, culprit: str | None) -> None:
         turns = "in turns" if task.in_turns else ""
@@ -182,7 +209,7 @@ def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) ->
     if not workers:
         print("Nothing to compile ahead: what needs compiling is compiled when it is measured.")
         return
-    bar = Progress(len(tasks), "compile", unit="kernels")
+    bar = output.Progress(len(tasks), "compile", unit="kernels")
     try:
         outcome = ahead.compile_ahead(
             tasks,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,10 +18,11 @@ import torch
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments import ceilings
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.memory.configurations import BLOCK, STEPS, counted, phases, picture
+from a2lib.experiments.memory import BLOCK, STEPS, counted, phases, picture
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import MEMORY, snapshot, synchronize
 from a2lib.measure.failures import classify, is_lost, note
+from a2lib.measure.memory import clear, requested_bytes
 from a2lib.measure.saved import saved_for_backward, saved_rows
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.model.transformer import ROPE_THETA
@@ -209,11 +209,11 @@ def block(job: Job) -> None:
     one, size = _block(case, job)
     for _ in range(2):  # the first takes cuBLAS's workspaces
         one.zero_grad(set_to_none=True)
-        before = requested(job.device)
+        before = requested_bytes(job.device)
         x = torch.randn(size, requires_grad=True, device=job.device)
         with _precision(case, job):
             output, saved = saved_for_backward(one, x)
-        after = requested(job.device)
+        after = requested_bytes(job.device)
         output.sum().backward()
         made = output.nbytes
         output = x = None
@@ -227,19 +227,6 @@ def block(job: Job) -> None:
     job.put({**key, "status": "ok", **row})
 
 
-def requested(device: str) -> int:
-    """What tensors have asked of a GPU's allocator; 0 on the CPU."""
-    return torch.cuda.memory_stats()["requested_bytes.all.current"] if device == "cuda" else 0
-
-
 def _too_large(job: Job, case: Configuration) -> bool:
     whole = dataclasses.replace(case, mode="train-step") if case.mode == BLOCK else case
     return job.device == "cpu" and job.would_swap(peak(counted(whole)).total)
-
-
-def clear(device: str) -> None:
-    """Nothing of what was measured before is left on the device, cuBLAS's workspaces included."""
-    gc.collect()
-    if device == "cuda":
-        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
-        torch.cuda.empty_cache()

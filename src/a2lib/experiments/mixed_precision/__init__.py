@@ -1,27 +1,114 @@
-"""The mixed-precision experiment: what the cells of notebooks/mixed_precision.ipynb call.
-
-``settings`` says what is looked at, ``handlers`` how a worker does it. Times of whole models in
+"""The mixed-precision experiment: its parameters, what is looked at, and what the cells of
+notebooks/mixed_precision.ipynb call. ``handlers`` is how a worker looks. Times of whole models in
 each precision are the benchmark's.
 """
 
 from __future__ import annotations
 
-from a2lib.experiments.harness import view
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from a2lib.experiments.harness import parameters, view
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.mixed_precision.settings import (
-    AUTOCAST,
-    DTYPES,
-    TENSORS,
-    Parameters,
-    layernorm_keys,
-    loop_key,
-    loop_of,
-    name_of,
-)
 from a2lib.measure import ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM
-from a2lib.theory.floating import decimal
+from a2lib.theory.floating import Loop, decimal, handout_loops, loops_of
+
+AUTOCAST = ("none", "fp16", "bf16")
+DTYPES = ("fp32", "fp16", "bf16")
+# In the order in which a training step makes them.
+TENSORS = (
+    "fc1.weight",
+    "fc1 output",
+    "relu output",
+    "ln output",
+    "logits",
+    "loss: cross-entropy",
+    "loss: mean of the logits",
+    "gradient of the logits",
+    "gradient of the ln output",
+    "gradient of the fc1 output",
+    "gradient of fc1.weight",
+    "gradient of ln.weight",
+    "gradient of fc2.weight",
+)
+MEANS = (0, 1, 10, 100, 300)
+SCALES = ("0.0001", "0.01", "1", "100", "300")
+EPSILONS = ("1e-05", "1e-06", "1e-08", "1e-12")
+# quantity -> the inputs it is computed for; what each is, is in ``handlers``.
+VARIANCES = (
+    "variance of the stored input",
+    "variance, one pass",
+    "variance, two passes",
+    "variance, one pass in fp32",
+    "variance, two passes in fp32",
+)
+ERRORS = ("layer_norm's largest error", "largest error, by hand")
+QUANTITIES = {
+    **{name: tuple(f"mean {m}" for m in MEANS) for name in VARIANCES},
+    "mean, added one by one": ("mean 1",),
+    "mean of squares": tuple(f"scale {s}" for s in SCALES),
+    "eps": EPSILONS,
+    "constant input, normalised": EPSILONS,
+    **{name: tuple(f"mean {m}" for m in MEANS) for name in ERRORS},
+}
+
+
+def layernorm_keys(features: int) -> list[dict[str, object]]:
+    """The keys of the layer-norm table, in the order of QUANTITIES."""
+    return [
+        {"quantity": quantity, "setting": setting, "dtype": dtype, "features": features}
+        for quantity, settings in QUANTITIES.items()
+        for setting in settings
+        for dtype in DTYPES
+        if not (dtype == "fp32" and quantity.endswith("in fp32"))
+    ]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/mixed_precision.ipynb, in the order of its cell."""
+
+    terms: int = parameters.count(
+        None,
+        "numbers that a loop adds, each 10 / terms; None: the handout's 1000, and 10000",
+        50_000,
+    )
+    features: int = parameters.count(2560, "numbers that a layer norm normalises", 65_536, 2)
+    remeasure: bool = parameters.remeasure("measure again what is stored already")
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed()
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """The accumulation loops asked for."""
+        if self.terms is None:
+            return handout_loops()
+        return loops_of(self.terms, repr(10 / self.terms))
+
+
+def loop_key(loop: Loop) -> dict[str, object]:
+    """The key columns of ``loop``'s row."""
+    return {
+        "sum_dtype": loop.sum,
+        "addend_dtype": loop.addend,
+        "cast": loop.cast,
+        "terms": loop.terms,
+        "addend": loop.step,
+    }
+
+
+def loop_of(row: Mapping[str, object]) -> Loop:
+    """The loop of a row, asked for or stored."""
+    cast = row["cast"] in (True, "true")
+    return Loop(row["sum_dtype"], row["addend_dtype"], int(row["terms"]), row["addend"], cast)
+
+
+def name_of(loop: Loop) -> str:
+    """A loop in a line of code."""
+    addend = f"{loop.addend}, cast" if loop.cast else loop.addend
+    return f"{loop.terms} x {loop.step}: {loop.sum} += {addend}"
 
 
 def sum_tasks(given: Parameters, device: str) -> list[Task]:

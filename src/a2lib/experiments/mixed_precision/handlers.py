@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.mixed_precision.settings import TENSORS, loop_of
+from a2lib.experiments.mixed_precision import TENSORS, loop_of
 from a2lib.theory.floating import Loop, decimal
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

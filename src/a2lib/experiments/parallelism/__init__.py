@@ -52,7 +52,7 @@ WIDTH_TOKENS = {"cuda": 16384, "cpu": 256}
 
 
 @dataclass(frozen=True)
-class Stack:
+class Setting:
     """``layers`` feed-forward layers under ``scheme`` on ``mesh``, ranks along data by ranks along
     tensor; the key of its rows but for batch and pass."""
 
@@ -151,30 +151,30 @@ class Parameters(WithSweep):
                 "number of ranks that is a product, such as 4"
             )
 
-    def asked(self) -> dict[Stack, list[int]]:
-        """The stacks, and the batches of each, in the order of measuring.
+    def asked(self) -> dict[Setting, list[int]]:
+        """The settings, and the batches of each, in the order of measuring.
 
         Raises ParameterError for what these ranks cannot do.
         """
         ranks = parameters.ranks(self)
-        found: dict[Stack, list[int]] = {}
-        for stack, batches in self._asked(ranks):
-            known = found.setdefault(stack, [])
+        found: dict[Setting, list[int]] = {}
+        for setting, batches in self._asked(ranks):
+            known = found.setdefault(setting, [])
             known += [tokens for tokens in batches if tokens not in known]
             for tokens in batches:
-                stack.check(tokens)
+                setting.check(tokens)
         return found
 
-    def _asked(self, ranks: Ranks) -> Iterator[tuple[Stack, list[int]]]:
+    def _asked(self, ranks: Ranks) -> Iterator[tuple[Setting, list[int]]]:
         """What answers most questions first: ours by batch, by width, then PyTorch's."""
         device, n = ranks.device, ranks.world_size
         given = dict(_DEFAULTS[device])
         batches = [n * own for own in PER_RANK[device]]
 
-        def stacks(schemes: tuple[str, ...], implementation: str, **over) -> Iterator[Stack]:
+        def settings(schemes: tuple[str, ...], implementation: str, **over) -> Iterator[Setting]:
             for scheme in schemes:
                 for mesh in meshes(scheme, n):
-                    yield Stack(scheme, implementation, mesh, ranks, **{**given, **over})
+                    yield Setting(scheme, implementation, mesh, ranks, **{**given, **over})
 
         if self.sweep == "shape":
             named = {"d_model": self.d_model, "d_ff": self.d_ff, "layers": self.layers}
@@ -182,28 +182,28 @@ class Parameters(WithSweep):
             given |= {name: value for name, value in named.items() if value is not None}
             schemes = SCHEMES if self.schemes == "all" else names(self.schemes)
             few = [n * own for own in SHAPE_PER_RANK[device]]
-            for stack in stacks(schemes, self.implementation):
-                yield stack, few if self.tokens is None else [self.tokens]
+            for setting in settings(schemes, self.implementation):
+                yield setting, few if self.tokens is None else [self.tokens]
         if self.has("batch"):
-            for stack in stacks(SCHEMES, "a2lib"):
-                yield stack, batches
+            for setting in settings(SCHEMES, "a2lib"):
+                yield setting, batches
         if self.has("width"):
             for own in WIDTH_PER_RANK[device]:
-                for stack in stacks(("tp",), "a2lib", d_ff=n * own):
-                    yield stack, [WIDTH_TOKENS[device]]
+                for setting in settings(("tp",), "a2lib", d_ff=n * own):
+                    yield setting, [WIDTH_TOKENS[device]]
         if self.has("peers"):
-            for stack in stacks(SCHEMES, "torch"):
-                yield stack, batches
+            for setting in settings(SCHEMES, "torch"):
+                yield setting, batches
 
 
-def tasks(asked: Mapping[Stack, list[int]]) -> list[Task]:
-    """A task for each stack, each batch its own culprit."""
+def tasks(asked: Mapping[Setting, list[int]]) -> list[Task]:
+    """A task for each setting, each batch its own culprit."""
     made = []
-    for stack, batches in asked.items():
-        passes = PASSES[stack.implementation]
-        rows = {f"{n} tokens": tuple(stack.key(n, one) for one in passes) for n in batches}
-        label = f"{stack.label}, {stack.ranks.backend} {stack.ranks.world_size}"
-        made.append(Task(label, stack.spec(), rows, ranks=stack.ranks))
+    for setting, batches in asked.items():
+        passes = PASSES[setting.implementation]
+        rows = {f"{n} tokens": tuple(setting.key(n, one) for one in passes) for n in batches}
+        label = f"{setting.label}, {setting.ranks.backend} {setting.ranks.world_size}"
+        made.append(Task(label, setting.spec(), rows, ranks=setting.ranks))
     return made
 
 

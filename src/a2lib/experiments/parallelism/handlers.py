@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from a2lib.experiments.harness.conditions import conditions
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.rest import calls, from_rest, slowest
 from a2lib.experiments.parallelism import PARTS
 from a2lib.experiments.parallelism.schemes import (
     DATA,
@@ -27,6 +25,7 @@ from a2lib.experiments.parallelism.schemes import (
     plain,
 )
 from a2lib.measure import PARALLELISM, Timing
+from a2lib.measure.rest import calls, from_rest, slowest
 
 Row = dict[str, object]
 WARMUP = 2
@@ -58,9 +57,7 @@ def measure(job: RankJob) -> None:
             continue
         batch = Batch(stack, job, keys[0]["tokens"])
         for key in keys:
-            row = batch.timed(key["pass"])
-            around = {"conditions": conditions(job.device)}
-            job.put({**key, "status": "ok", "note": "", **around, **row})
+            job.put({**key, "status": "ok", **batch.timed(key["pass"])})
 
 
 @functools.cache
@@ -70,7 +67,7 @@ def device_mesh(device: str, *shape: int) -> DeviceMesh:
 
 
 def make(spec: Mapping[str, object], device: str, seed: int):
-    """The stack of ``spec`` (parallelism.Stack), ours or PyTorch's; collective."""
+    """The stack of ``spec`` (parallelism.Setting), ours or PyTorch's; collective."""
     kind = Stack
     if spec["implementation"] == "torch":
         from a2lib.experiments.parallelism.peers import TorchStack as kind

@@ -41,7 +41,7 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def layer_weights(i: int, spec: Mapping[str, object], device: str, seed: int) -> dict[str, Tensor]:
-    """The matrices of layer ``i`` of ``spec`` (parallelism.Stack) by name, the same on every
+    """The matrices of layer ``i`` of ``spec`` (parallelism.Setting) by name, the same on every
     rank."""
     d_model, d_ff, dtype = spec["d_model"], spec["d_ff"], TORCH_DTYPES[spec["dtype"]]
     generator = torch.Generator(device).manual_seed(seed + i)

@@ -1,21 +1,150 @@
-"""The profile experiment: what the cells of notebooks/profile.ipynb call.
-
-``settings`` says what is traced, ``handlers`` how a worker does it.
+"""The profile experiment: its parameters, what the sweeps trace, and what the cells of
+notebooks/profile.ipynb call. ``handlers`` is how a worker traces it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from a2lib.experiments.harness import view
+from a2lib.benchmark import PHASES
+from a2lib.experiments import step_parameters
+from a2lib.experiments.harness import parameters, view
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.output import say_nothing
-from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.parameters import ParameterError, WithSweep, parameter
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.profile.settings import NSYS, TORCH, Parameters, Traced
+from a2lib.experiments.steps import BATCH, MODES, Configuration, refuse_never
 from a2lib.experiments.steps import refuse as refuse_without_gpu
 from a2lib.measure import PROFILE, StoreError, bulk, nsight
+from a2lib.measure.trace import STEP
+
+NSYS, TORCH = "nsys", "torch"
+# The smallest size and the largest whose train-step fits at every context, traced in every way, and
+# those between, whose plain steps are; the handouts' contexts.
+TRACED = {"cuda": ("small", "2.7B"), "cpu": ("tiny",)}
+OTHERS = {"cuda": ("medium", "large", "xl25"), "cpu": ()}
+CONTEXTS = {"cuda": (512, 128, 1024, 256), "cpu": (16, 32)}
+# Where one context tells what is asked.
+CONTEXT = {"cuda": 512, "cpu": 16}
+PLAIN: Mapping[str, str] = {}
+COMPILED = {"compile": "blocks"}
+AUTOCAST = {"precision": "bf16"}
+OURS = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
+SWEEPS = ("steps", "forward", "witness", "compiled", "bf16", "modes", "all")
+# Without the profiler, then with it.
+WARMUP, STEPS, TRACED_STEPS = 3, 5, 3
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A configuration of ``a2lib.benchmark``, and who traces it: ``nsys`` or ``torch``."""
+
+    configuration: Configuration
+    profiler: str
+
+    def __str__(self) -> str:
+        return f"{self.configuration} by {self.profiler}"
+
+    @property
+    def picture(self) -> str:
+        """The name of its bulk tables."""
+        c = self.configuration
+        names = (c.model, c.context, c.batch, c.mode, c.precision, c.attention, c.compile)
+        return "-".join(map(str, (*names, self.profiler)))
+
+    def key(self) -> dict[str, object]:
+        """The key columns of its rows, but for the phase."""
+        return self.configuration.key(PROFILE) | {"profiler": self.profiler}
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Those that have rows."""
+        return (*PHASES[self.configuration.mode], STEP)
+
+    @property
+    def ranges(self) -> str:
+        """Those of ``a2lib.benchmark`` that it is traced with: of a train-step all that there are,
+        so that its kernels can be told apart; else those of phases, which take little of the
+        host's time, so that the times are nearly those without a profiler."""
+        c = self.configuration
+        return "modules" if c.mode == "train-step" and c.compile == "none" else "phases"
+
+
+def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
+    """What a sweep traces on ``device``, what answers most first, each once."""
+
+    def traced(
+        modes, contexts, *ways: Mapping[str, str], by: str = profiler, models=TRACED[device]
+    ) -> list[Traced]:
+        return [
+            Traced(Configuration(model, context, BATCH, mode, **way), by)
+            for context in contexts
+            for way in ways
+            for mode in modes
+            for model in models
+        ]
+
+    whole, one, every = ("train-step",), (CONTEXT[device],), CONTEXTS[device]
+    gpu, sizes = device == "cuda", (*TRACED[device], *OTHERS[device])
+    found = {
+        "steps": traced(whole, every, PLAIN, models=sizes),
+        "forward": traced(("forward",), every, PLAIN, models=sizes),
+        # Another reader of the same counters, which must agree.
+        "witness": traced(whole, one, PLAIN, by=TORCH) if profiler == NSYS else [],
+        "compiled": traced(whole, every, COMPILED) if gpu else [],
+        "bf16": traced(whole, one, AUTOCAST, *([OURS] if gpu else [])),
+        "modes": traced(MODES[:2], every, PLAIN, *([COMPILED] if gpu else [])),
+    }
+    if name != "all":
+        return found[name]
+    # A context has its whole answer before the next one is begun.
+    first = [
+        one
+        for context in every
+        for part in ("steps", "forward", "witness")
+        for one in found[part]
+        if one.configuration.context == context
+    ]
+    return list(dict.fromkeys([*first, *(one for part in found.values() for one in part)]))
+
+
+@dataclass(frozen=True)
+class Parameters(WithSweep):
+    """The parameters of notebooks/profile.ipynb, in the order of its cell."""
+
+    beside = ("profiler",)
+
+    model: str = step_parameters.model()
+    context: int | None = step_parameters.context(512, 16)
+    batch: int = step_parameters.batch()
+    mode: str = step_parameters.mode(MODES)
+    precision: str = step_parameters.any_precision()
+    attention: str = step_parameters.attention()
+    compile: str = step_parameters.compiled()
+    profiler: str = parameter(
+        "auto", "nsys, torch, or auto: nsys where there is one", choices=("auto", NSYS, TORCH)
+    )
+    sweep: str = parameters.sweep(SWEEPS)
+    remeasure: bool = parameters.remeasure()
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed("of weights and batch")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_never(lambda: self._one("cuda", TORCH).configuration.config("cuda"))
+
+    def traced(self, device: str, profiler: str) -> list[Traced]:
+        """What is traced on ``device``, "cuda" or "cpu", in order."""
+        if self.sweep == "shape":
+            return [self._one(device, profiler)]
+        return sweep_of(self.sweep, device, profiler)
+
+    def _one(self, device: str, profiler: str) -> Traced:
+        return Traced(Configuration.named(self, device, CONTEXT), profiler)
+
 
 MOST = 12  # kernels that are shown
 

@@ -14,10 +14,9 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 
-from a2lib.benchmark import Config, run
-from a2lib.experiments.benchmark.handlers import of_host, of_phase
+from a2lib.benchmark import Config, StepTimes, run
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.profile.settings import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
+from a2lib.experiments.profile import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import nsight, trace
 from a2lib.measure.failures import LostContext, note
@@ -124,11 +123,11 @@ def values(phase: str, found: Trace, times: Mapping, timer, under: Mapping[str, 
         "ms_p20": spans[0],
         "ms_p80": spans[-1],
         "n": len(spans),
-        "ms_timer": statistics.median(of_phase(step, phase) for step in timer.steps),
-        "ms_traced": statistics.median(_of_dict(step, phase) for step in under["steps"]),
+        "ms_timer": statistics.median(step.of(phase) for step in timer.steps),
+        "ms_traced": statistics.median(StepTimes(**step).of(phase) for step in under["steps"]),
         "ms_busy": median("busy_ns"),
         "ms_range": median("range_ns"),
-        "ms_host": None if on_cpu else statistics.median(of_host(s, phase) for s in timer.steps),
+        "ms_host": None if on_cpu else statistics.median(s.host_of(phase) for s in timer.steps),
         "ms_launching": median("launching_ns"),
         "ms_waiting": median("waiting_ns"),
         "us_queued": None if on_cpu else statistics.median(o.queued_ns for o in mine) / 1e3,
@@ -157,10 +156,6 @@ def _unfiled(found: Trace, phase: str) -> trace.Coverage:
     if phase == trace.STEP:
         return trace.coverage(found.kernels)
     return trace.coverage([k for k in found.kernels if k.phase == phase])
-
-
-def _of_dict(step: Mapping[str, object], phase: str) -> float:
-    return step["total_ms"] if phase == trace.STEP else step["ms"][phase]
 
 
 def _child(words: list[str]) -> str:

@@ -1,6 +1,6 @@
 """Make an executed notebook fit to be committed.
 
-    python -m a2lib.experiments.clean_notebook notebooks/flash.ipynb
+    python dev/clean_notebook.py notebooks/flash.ipynb
 
 Kept are sources, outputs and the kernel. Dropped are times of execution, papermill's block, local
 paths, and the cell of injected parameters: papermill leaves such a cell in place when it is given

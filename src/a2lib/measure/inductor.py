@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
-from a2lib.measure import synchronize
+from a2lib.measure.device import synchronize
 from a2lib.paths import cache_dir
 
 # Lines of the generated code that launch: a kernel of its own (Triton's on a GPU, C++'s on the

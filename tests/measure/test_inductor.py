@@ -6,7 +6,7 @@ import torch
 import torch._inductor.config
 from torch._dynamo.utils import counters
 
-from a2lib.experiments.compile import inductor
+from a2lib.measure import inductor
 
 TRITON = """
 # AOT ID: ['3_backward']

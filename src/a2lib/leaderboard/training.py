@@ -1,23 +1,22 @@
-"""One training step of the 8B model on several GPUs, or of a smaller one: forward, loss, backward
-and AdamW, in any of the ways of the ladder."""
+"""One training step of several ranks: forward, loss, backward and AdamW, in any of the ways of the
+ladder."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from a2lib.experiments.data_parallel.sharded import fully_sharded, local
-from a2lib.experiments.leaderboard import FUSED, OURS
-from a2lib.experiments.steps import MODELS
+from a2lib.leaderboard import FUSED, OURS, Step
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model.offload import LEAST, Mover, PlannedBlocks
 from a2lib.parallel import FSDP
+from a2lib.parallel.fsdp.peer import fully_sharded, local
 from a2lib.theory.memory.keeping import CHUNK, BlockPlan
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": None}
@@ -45,8 +44,7 @@ class ChunkedHead(TransformerLM):
 
 
 class Training:
-    """The model of ``spec`` (configurations.Parameters.spec), sharded, with this rank's batch and
-    fused AdamW; collective.
+    """The model of ``given``, sharded, with this rank's batch and fused AdamW; collective.
 
     ``plans(training)`` says what each block keeps, and may look at what is free by then; None keeps
     each block's input, and computes the block again. With ``lr`` 0 the weights stay what they are,
@@ -59,7 +57,7 @@ class Training:
 
     def __init__(
         self,
-        spec: Mapping[str, object],
+        given: Step,
         device: str,
         rank: int,
         seed: int,
@@ -67,17 +65,17 @@ class Training:
         lr: float = 0.0,
         wide: torch.dtype = torch.float32,
     ) -> None:
-        shape = MODELS[spec["model"]]
-        kind = TransformerLM if spec["head"] == FUSED else ChunkedHead
-        self.device, self.spec = device, spec
+        shape, fused = given.shape, given.way.head == FUSED
+        self.device = device
+        kind = TransformerLM if fused else ChunkedHead
         self.model = kind(
             shape.vocab_size,
-            spec["context"],
+            given.context,
             shape.d_model,
-            spec["layers"],
+            shape.num_layers,
             shape.num_heads,
             shape.d_ff,
-            attention=spec["attention"],
+            attention=given.attention,
             device=device,
             dtype=wide,
             seed=seed,
@@ -85,10 +83,10 @@ class Training:
         how = {"backend": COMPILER[device], "fullgraph": True, "dynamic": False}
         for module in (*self.model.layers, self.model.ln_final):
             module.compile(**how)
-        if spec["head"] != FUSED:
+        if not fused:
             self.model.cross_entropy = torch.compile(cross_entropy, **how)
-        low = DTYPES[spec["dtype"]]
-        if spec["wrapper"] == OURS:
+        low = DTYPES[given.dtype]
+        if given.way.wrapper == OURS:
             self.wrapper: nn.Module = FSDP(self.model, low)
         else:
             fully_sharded(self.model, low, device)
@@ -109,7 +107,7 @@ class Training:
                 self.mover = Mover(device, least=least, in_flight=most)
             self.model.use_checkpointing(PlannedBlocks(self.plans, self.mover))
         generator = torch.Generator(device).manual_seed(seed + 1 + rank)
-        size = (2, spec["batch"], spec["context"])
+        size = (2, given.batch, given.context)
         self.token_ids, self.targets = torch.randint(
             shape.vocab_size, size, generator=generator, device=device
         )

@@ -6,10 +6,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-import torch.distributed as dist
-
-from a2lib.measure import Timing, synchronize
+from a2lib.measure.device import synchronize
+from a2lib.measure.timing import Timing
 
 
 class Mark:
@@ -21,6 +19,8 @@ class Mark:
     def __init__(self, device: str, in_graph: bool = False) -> None:
         self._event = None
         if device == "cuda":
+            import torch
+
             self._event = torch.cuda.Event(enable_timing=True, external=in_graph)
             self._event.record()
         self._ns = time.perf_counter_ns()
@@ -34,6 +34,8 @@ class Mark:
 
 def meet(device: str) -> None:
     """All ranks at rest, from where they start together; collective."""
+    import torch.distributed as dist
+
     synchronize(device)
     dist.barrier()
     synchronize(device)

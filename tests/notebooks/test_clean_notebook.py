@@ -1,11 +1,20 @@
 """A committed notebook holds no time, no local path and no cell of another run."""
 
+import importlib.util
+
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from a2lib.experiments import clean_notebook
 from a2lib.paths import ROOT
+
+
+@pytest.fixture
+def clean_notebook():
+    spec = importlib.util.spec_from_file_location("clean", ROOT / "dev" / "clean_notebook.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -27,7 +36,7 @@ def executed():
     return new_notebook(cells=[first, injected, last], metadata=metadata)
 
 
-def test_what_goes_and_what_stays(executed):
+def test_what_goes_and_what_stays(clean_notebook, executed):
     cleaned = clean_notebook.clean(executed)
     assert [cell.source for cell in cleaned.cells] == ["a: int = 1  # one", "a"]
     assert [cell.execution_count for cell in cleaned.cells] == [1, 2]
@@ -40,7 +49,7 @@ def test_what_goes_and_what_stays(executed):
     assert nbformat.writes(clean_notebook.clean(cleaned)) == text
 
 
-def test_a_table_stays_one(executed):
+def test_a_table_stays_one(clean_notebook, executed):
     html = f"<p>Rates, GB/s</p><td>a/b</td><td>1 / 2</td>\n<td>{ROOT}/data/x.csv</td>"
     data = {"text/html": html, "text/plain": "Rates"}
     executed.cells[2].outputs = [new_output("display_data", data=data)]
@@ -48,7 +57,7 @@ def test_a_table_stays_one(executed):
     assert shown.data["text/html"] == html.replace(f"{ROOT}/", "")
 
 
-def test_a_failed_run_is_refused_and_left_alone(executed, tmp_path, capsys):
+def test_a_failed_run_is_refused_and_left_alone(clean_notebook, executed, tmp_path, capsys):
     path = tmp_path / "failed.ipynb"
     executed.cells[2].outputs = [new_output("error", ename="E", evalue="v", traceback=[])]
     nbformat.write(executed, path)
@@ -62,7 +71,7 @@ def test_a_failed_run_is_refused_and_left_alone(executed, tmp_path, capsys):
         clean_notebook.clean(executed)
 
 
-def test_files_are_cleaned_in_place(executed, tmp_path):
+def test_files_are_cleaned_in_place(clean_notebook, executed, tmp_path):
     path = tmp_path / "run.ipynb"
     nbformat.write(executed, path)
     assert clean_notebook.main([str(path)]) == 0

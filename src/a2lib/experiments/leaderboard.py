@@ -1,0 +1,189 @@
+"""The leaderboard's step: what notebooks/leaderboard.ipynb calls. What is measured is the ladder of
+``a2lib.leaderboard``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from a2lib.experiments import step_parameters
+from a2lib.experiments.harness import parameters
+from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
+from a2lib.experiments.harness.ranks import RankJob, Ranks
+from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.harness.view import Plot
+from a2lib.experiments.steps import MODELS
+from a2lib.leaderboard import (
+    ATTENTION,
+    BATCH,
+    CONTEXT,
+    DTYPE,
+    LADDER,
+    REP_MS,
+    SIZE,
+    WARMUP_MS,
+    Step,
+    ways,
+)
+from a2lib.measure import LEADERBOARD
+from a2lib.theory.transformer import step_flops
+
+WAYS = tuple(way.name for way in LADDER)
+# On the CPU every path in seconds.
+_DEFAULTS = {
+    "cuda": {"model": SIZE, "layers": None, "context": CONTEXT, "room_percent": None},
+    "cpu": {"model": "tiny", "layers": 4, "context": 32, "room_percent": 75},
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A step that is asked for, of the blocks of ``model``."""
+
+    ranks: Ranks
+    model: str
+    step: Step
+
+    def key(self) -> dict[str, object]:
+        step = self.step
+        known = {**vars(step), **vars(self.ranks), "model": self.model}
+        known |= {"way": step.way.name, "layers": step.shape.num_layers}
+        return {column: known[column] for column in LEADERBOARD.key}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of notebooks/leaderboard.ipynb, in the order of its cell."""
+
+    ways: str = parameter(
+        "all", "all, or names from above, commas between", choices=("all",), many=WAYS
+    )
+    model: str = step_parameters.model(SIZE, "GPUs")
+    layers: int | None = count(None, "blocks; None: the model's own, 4 on the CPU", 1024)
+    batch: int = count(BATCH, "sequences a rank", 2**16)
+    context: int | None = step_parameters.context(CONTEXT, 32, "tokens of a sequence", "GPUs")
+    attention: str = parameter(
+        "auto",
+        "by whom; auto: sdpa_cudnn on GPUs, sdpa_flash on the CPU",
+        choices=("auto", *step_parameters.ATTENTIONS),
+    )
+    room_percent: int | None = count(
+        None, "what may stay of what blocks could keep; None: what there is room for", 100
+    )
+    warmup_ms: int = count(WARMUP_MS, "of steps before the timed ones, on GPUs", 10**6)
+    rep_ms: int = count(REP_MS, "of timed steps, on GPUs", 10**6)
+    cold: bool = parameter(
+        True, "begin each way with nothing in the compilers' caches, and time that"
+    )
+    world_size: int = parameters.world_size()
+    backend: str = parameters.backend()
+    remeasure: bool = parameters.remeasure("measure again what is stored already")
+    time_limit_s: int = parameters.time_limit_s()
+    seed: int = parameters.seed("of weights and batches")
+
+    def asked(self) -> list[Asked]:
+        """The steps, in the order of the ladder; on the CPU without our attention, which runs on a
+        GPU alone. Raises ParameterError for what these ranks cannot do."""
+        ranks = parameters.ranks(self)
+        usual = _DEFAULTS[ranks.device]
+        wanted = WAYS if self.ways == "all" else names(self.ways)
+        model = usual["model"] if self.model == "auto" else self.model
+        attention = ATTENTION[ranks.device] if self.attention == "auto" else self.attention
+        here = ways(ranks.device)
+        if wanted != WAYS and (elsewhere := [name for name in wanted if name not in here]):
+            raise ParameterError(f"ways = {elsewhere[0]!r}: allowed on GPUs, where it runs")
+        layers = self.layers or usual["layers"] or MODELS[model].num_layers
+        shape = dataclasses.replace(MODELS[model], num_layers=layers)
+        room = usual["room_percent"] if self.room_percent is None else self.room_percent
+        return [
+            Asked(
+                ranks,
+                model,
+                Step(
+                    way,
+                    shape,
+                    self.batch,
+                    self.context or usual["context"],
+                    way.attention or attention,
+                    DTYPE[ranks.device],
+                    room,
+                    self.warmup_ms,
+                    self.rep_ms,
+                ),
+            )
+            for way in here.values()
+            if way.name in wanted
+        ]
+
+
+def tasks(given: Parameters) -> list[Task]:
+    """A task for each way: one that runs out of memory ends its processes alone."""
+    return [
+        Task(
+            one.step.way.name,
+            {"step": dataclasses.asdict(one.step), "cold": given.cold},
+            {one.step.way.name: (one.key(),)},
+            ranks=one.ranks,
+        )
+        for one in given.asked()
+    ]
+
+
+def time_way(job: RankJob) -> None:
+    """What each rank does: measure the one way of this task."""
+    from a2lib.experiments.data_parallel import traces
+    from a2lib.experiments.harness.worker import free_memory
+    from a2lib.leaderboard import run
+    from a2lib.measure import inductor, trace
+
+    ((culprit, (key,)),) = job.wanted.items()
+    if job.expired():
+        return
+    job.begin(culprit)
+    free_memory(job.device)
+    step, cold = Step.of(job.spec["step"]), job.spec["cold"]
+    with contextlib.ExitStack() as held:
+        held.callback(inductor.forget)
+        if cold:  # caches that are empty, of this rank alone
+            held.enter_context(inductor.caches_in(held.enter_context(inductor.empty_folder())))
+        timing, row, training = run.measure(step, job.device, job.rank, job.seed, job.everyone)
+        # Last: a profiler leaves a process slower.
+        traces.store(
+            job,
+            training,
+            key,
+            (key["way"], f"{key['layers']}-layers"),
+            lambda found: trace.kernel_rows(found.kernels),
+            training.step,
+            table="kernels",
+            steps=1,
+        )
+        if not cold:
+            row["ms_ready"] = None
+        job.put({**key, "status": "ok", **row, **timing.row(LEADERBOARD)})
+
+
+def tflops(row: Mapping[str, str]) -> float:
+    """10**12 operations a second of a GPU that the step needs: the model's, by forward and
+    backward, causal attention half, and nothing that is computed again."""
+    shape = dataclasses.replace(MODELS[row["model"]], num_layers=int(row["layers"]))
+    flops = step_flops(shape, int(row["batch"]), int(row["context"]), causal=True)
+    return flops / float(row["ms"]) / 1e9
+
+
+TIMES = Table(
+    LEADERBOARD,
+    lambda given, device: tasks(given),
+    says="The median step; a rate counts what a step needs, not what is computed again",
+    shown=("ms", "ms_mean", "n", "ms_forward", "ms_backward", "ms_optimizer", "allocated_bytes")
+    + ("kept_bytes", "host_bytes", "products_again", "ms_ready", "loss", "gradient_norm"),
+    derived={"TFLOP/s": tflops},
+    plot=Plot(),
+    silence_s=600,  # making and sharding a model, compiling its blocks, or all timed steps
+)
+EXPERIMENT = Experiment(Parameters, (TIMES,), "the leaderboard's step")
+check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
+measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

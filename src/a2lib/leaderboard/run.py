@@ -1,0 +1,239 @@
+"""What each rank does: makes the step ready, looks at it, and times it by the board's protocol.
+
+That is ``triton.testing.do_bench``, whose counts of steps follow from a first estimate: here they
+are the same on every rank, since steps are paired by the ranks' collectives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from a2lib.leaderboard import Step
+from a2lib.leaderboard.training import Training
+from a2lib.measure import Timing, device_slug, memory, synchronize
+from a2lib.measure.rest import Mark, meet, slowest
+from a2lib.parallel.group import everyone
+from a2lib.parallel.rank import progress
+from a2lib.theory.memory.keeping import (
+    CHUNK,
+    PRODUCTS,
+    BlockPlan,
+    block_always,
+    block_results,
+    choose,
+    working_bytes,
+)
+from a2lib.theory.transformer import forward_flops_by_part
+
+Row = dict[str, object]
+Everyone = Callable[[object], list]
+# Of do_bench: steps for the estimate.
+ESTIMATED = 5
+MARKED = 2  # steps with marks between their phases
+# Operations a second that the plan assumes. The choice of products does not depend on it; how much
+# a block may send does, by the time its forward takes.
+FLOPS = {"cuda": 700e12, "cpu": 1e9}
+# Of the measured rate of the link what a plan counts on, of the host's memory what all ranks take.
+LINK_SHARE, HOST_SHARE = 0.7, 0.8
+LINK_BYTES = 2**28
+# Left free on a GPU beside what the arithmetic knows: fragments, and what NCCL takes later.
+SPARE_BYTES = {"cuda": 4e9, "cpu": 0}
+# Of a transfer of the CPU's trial, which is a copy.
+CPU_LINK = 1e12
+
+
+def take(spec: Mapping[str, object], device: str, seed: int) -> Row:
+    """What ``python -m a2lib.leaderboard`` has every rank do: ``measure`` on a machine, of which
+    rank 0 says how far it is; the row with the device's name and the bytes that it has."""
+    step, rank = Step.of(spec), dist.get_rank()
+    say = (lambda moment: progress(moment=moment)) if rank == 0 else (lambda moment: None)
+    if why := too_large(step, device, dist.get_world_size()):
+        say(f"{why}; it is tried")
+    timing, row, _ = measure(step, device, rank, seed, everyone, say)
+    row["device"] = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    return {**dataclasses.asdict(timing), **row, "slug": device_slug()}
+
+
+def too_large(step: Step, device: str, ranks: int) -> str:
+    """Why a step will not fit, in words; "" where it may. A CPU's memory is that of all ranks."""
+    needed, free = step.rank_bytes(ranks), memory.free_bytes(device)
+    needed *= ranks if device == "cpu" else 1
+    if needed <= free:
+        return ""
+    where = "a GPU's memory" if device == "cuda" else "this machine's memory"
+    return (
+        f"a step takes some {needed / 1e9:,.1f} GB of {where}, and {free / 1e9:,.1f} GB are left; "
+        "allowed is what fits: a smaller size, fewer layers, a smaller batch or context"
+    )
+
+
+def measure(
+    step: Step,
+    device: str,
+    rank: int,
+    seed: int,
+    everyone: Everyone,
+    say: Callable[[str], object] = lambda moment: None,
+) -> tuple[Timing, Row, Training]:
+    """The time of each step, the slowest rank's; the other columns of the section ``leaderboard``;
+    and the training, for more of it. Collective.
+
+    ``ms_ready`` runs from nothing to the end of the first step: it is that of empty caches of the
+    compilers where these are empty. ``everyone`` gathers a value of each rank. ``say`` is told what
+    comes next.
+    """
+    cuda = device == "cuda"
+    if cuda:
+        # Blocks of several sizes come and go, and nearly all memory is used.
+        memory.expandable_segments(True)
+    meet(device)
+    say("the model, and the first step")
+    begin = time.perf_counter()
+    training = Training(step, device, rank, seed, plans_of(step, device, everyone))
+    training.step()
+    synchronize(device)
+    row: Row = {"ms_ready": max(everyone(1e3 * (time.perf_counter() - begin)))}
+    say("phases")
+    row |= _looked_at(training, device, everyone)
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    say("warm-up and timed steps")
+    by_rank = everyone(board(training.step, device, everyone, step.warmup_ms, step.rep_ms))
+    row["ms_min"] = min(map(max, zip(*by_rank, strict=True)))
+    if cuda:
+        row["allocated_bytes"] = max(everyone(torch.cuda.max_memory_allocated()))
+        row["reserved_bytes"] = max(everyone(torch.cuda.memory_reserved()))
+    if training.plans is not None:
+        left = sum(len(PRODUCTS) - len(plan.kept) for plan in training.plans)
+        row["products_again"] = left
+    row["host_bytes"] = training.mover.moved_bytes if training.mover else 0
+    return slowest(by_rank), row, training
+
+
+def board(
+    step: Callable[[], object], device: str, everyone: Everyone, warmup_ms: int, rep_ms: int
+) -> list[float]:
+    """This rank's milliseconds of each step, as ``do_bench`` takes them; collective. On the CPU a
+    fraction of them by the host's clock."""
+    clear: Callable[[], object] = lambda: None  # noqa: E731
+    if device == "cuda":
+        from triton.runtime import driver
+
+        cache = driver.active.get_empty_cache_for_benchmark()
+        clear = lambda: driver.active.clear_cache(cache)  # noqa: E731
+    else:
+        warmup_ms, rep_ms = warmup_ms // 100, rep_ms // 100
+    step()
+    synchronize(device)
+    first = Mark(device)
+    for _ in range(ESTIMATED):
+        clear()
+        step()
+    last = Mark(device)
+    synchronize(device)
+    estimate = max(everyone(first.ms_until(last) / ESTIMATED))
+    for _ in range(max(1, int(warmup_ms / estimate))):
+        step()
+    marks = []
+    for _ in range(max(1, int(rep_ms / estimate))):
+        clear()
+        begin = Mark(device)
+        step()
+        marks.append((begin, Mark(device)))
+    synchronize(device)
+    return [begin.ms_until(end) for begin, end in marks]
+
+
+def _looked_at(training: Training, device: str, everyone: Everyone) -> Row:
+    """Loss, norm of the gradients, and of a few steps the phases and what forward leaves."""
+    found: Row = {}
+
+    def norm(moment: str) -> None:
+        if moment == "backward":
+            found["gradient_norm"] = training.gradient_norm()
+
+    losses = everyone(training.step(norm).item())
+    found["loss"] = statistics.fmean(losses)
+    times: dict[str, list[float]] = {}
+    kept: list[int] = []
+    for _ in range(MARKED):
+        meet(device)
+        entry = torch.cuda.memory_allocated() if device == "cuda" else 0
+        marks = [("", Mark(device))]
+
+        def mark(moment: str, marks: list = marks, entry: int = entry) -> None:
+            marks.append((moment, Mark(device)))
+            if moment == "forward" and device == "cuda":
+                kept.append(torch.cuda.memory_allocated() - entry)
+
+        training.step(mark)
+        synchronize(device)
+        for (_, before), (name, after) in itertools.pairwise(marks):
+            times.setdefault(name, []).append(before.ms_until(after))
+    for name, own in times.items():
+        found[f"ms_{name}"] = max(everyone(statistics.median(own)))
+    if kept:
+        found["kept_bytes"] = max(everyone(max(kept)))
+    return found
+
+
+def plans_of(
+    step: Step, device: str, everyone: Everyone
+) -> Callable[[Training], list[BlockPlan]] | None:
+    """How the plan of a way is made, once the model is there: the same on every rank."""
+    if step.way.keeps == "input":
+        return None
+    if step.way.keeps == "attention":
+        return lambda training: [BlockPlan(kept=())] * step.shape.num_layers
+    return lambda training: plan(step, training.local_bytes(), device, everyone)
+
+
+def plan(step: Step, local_bytes: int, device: str, everyone: Everyone) -> list[BlockPlan]:
+    """As much as fits this rank, which has ``local_bytes`` of parameters, and the others;
+    collective. Raises ValueError, in one line, where nothing fits."""
+    shape, tokens, element = step.shape, step.tokens, step.element_bytes
+    always = block_always(shape, tokens, element)
+    results = block_results(shape, tokens, FLOPS[device], element)
+    if step.room_percent is not None:
+        whole = shape.num_layers * (sum(always) + sum(one.bytes for one in results))
+        room = whole * step.room_percent / 100
+    else:
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        # AdamW's moments come with the first step.
+        beside = working_bytes(shape, tokens, CHUNK, element) + 2 * local_bytes
+        room = memory.free_bytes(device) - beside - SPARE_BYTES[device]
+    link: Mapping[str, float] = {}
+    if step.way.keeps == "moved":
+        parts = forward_flops_by_part(shape, step.batch, step.context, causal=True)
+        flops = sum(parts[name] for name in ("projections", "attention", "ffn"))
+        hosts = everyone(HOST_SHARE * memory.available_bytes())
+        link = {
+            "host_room": min(hosts) / len(hosts),
+            "link": min(everyone(link_rate(device))),
+            "block_ms": 1e3 * flops / shape.num_layers / FLOPS[device],
+        }
+    return choose(always, results, shape.num_layers, min(everyone(room)), **link)
+
+
+def link_rate(device: str) -> float:
+    """Bytes a second that a plan may count on from the device to the host."""
+    if device != "cuda":
+        return CPU_LINK
+    there = torch.empty(LINK_BYTES, dtype=torch.uint8, device=device)
+    here = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    for _ in range(2):
+        first = Mark(device)
+        here.copy_(there, non_blocking=True)
+        last = Mark(device)
+        synchronize(device)
+    return LINK_SHARE * LINK_BYTES / (first.ms_until(last) / 1e3)

@@ -1,0 +1,124 @@
+"""``python -m a2lib.leaderboard``: what it refuses, says before, and prints.
+
+The steps are checked in ranks, tests/parallel/checks_leaderboard.py; the protocol and the plans in
+tests/experiments/leaderboard.
+"""
+
+import functools
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from a2lib.leaderboard import LADDER, Step, run
+from a2lib.leaderboard import __main__ as command
+from a2lib.measure import memory
+from a2lib.theory.transformer import SIZES, forward_flops, parameter_count
+
+SMALL = ["--size=tiny", "--num-layers=3", "--context=16"]
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """``gpus(n)``: so many are there."""
+    return lambda n: monkeypatch.setattr("torch.cuda.device_count", lambda: n)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(request):
+    if "gpu" not in request.keywords:
+        request.getfixturevalue("gpus")(0)
+
+
+@pytest.mark.parametrize("given, complaint", [
+    (["--way=fast"], "way 'fast': allowed are recomputed, attention_kept, fused_head"),
+    (["--way=own_attention"], "way 'own_attention': allowed without a GPU are recomputed, "),
+    (["--size=7B"], "size '7B': allowed are tiny, small, medium"),
+    (["--layers=4"], "unknown --layers=4 (did you mean --num-layers?); allowed are --help, --way"),
+    (["--processes=0"], "argument --processes: 0: allowed are whole numbers from 1 to 1024"),
+    (["--num-layers=100", "--size=10B"], "GB are left; allowed is what fits: a smaller size"),
+])  # fmt: skip
+def test_what_it_refuses_is_one_line(given, complaint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(given)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == "" and complaint in err and err.count("\n") == 1
+
+
+def test_the_board_s_step_is_the_default_on_two_gpus(gpus, capsys):
+    gpus(2)
+    step, device, given = command.parse([])
+    assert (device, step.way, step.shape) == ("cuda", LADDER[-1], SIZES["8B"])
+    assert (step.batch, step.context, step.dtype, step.attention) == (1, 32_768, "bf16", "flash")
+    assert (step.warmup_ms, step.rep_ms, given.processes) == (10_000, 30_000, 2)
+    assert command.parse(["--way=own_fsdp"])[0].attention == "sdpa_cudnn"
+    with pytest.raises(SystemExit):
+        command.parse(["--processes=3"])
+    assert "processes is 3; allowed are from 1 to 2, the GPUs here" in capsys.readouterr().err
+
+
+def test_memory_that_will_not_suffice_is_said(gpus, monkeypatch):
+    """State and what a block keeps at the least; a CPU has it of all ranks, a GPU of one."""
+    gpus(2)
+    step = command.parse(["--way=attention_kept"])[0]
+    tokens, d = 32_768, 4096
+    least = 6 * parameter_count(SIZES["8B"]) + 34 * tokens * (6 * d + 4 * 32)
+    assert least < step.rank_bytes(2) < 1.5 * least
+    assert command.parse(["--way=recomputed"])[0].rank_bytes(2) < step.rank_bytes(2)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: step.rank_bytes(2))
+    assert run.too_large(step, "cuda", 2) == ""
+    assert "of this machine's memory" in run.too_large(step, "cpu", 2)
+    assert "GB of a GPU's memory" in run.too_large(step, "cuda", 1)
+
+
+def test_a_process_that_fails_is_told_with_its_reason(monkeypatch, capsys):
+    def launch(*_, **options):
+        options["on_progress"](0, {"moment": "phases"})
+        raise command.LaunchError("rank 1 of 2: MemoryError\n\nTraceback")
+
+    monkeypatch.setattr(command, "launch", launch)
+    assert command.main(SMALL) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "s: phases\n" in err
+    assert f"{command.PROGRAM}: rank 1 of 2: MemoryError" in err
+
+
+def test_a_share_of_the_peak_where_that_is_known():
+    step = SimpleNamespace(flops=494.7e12)
+    assert command.of_peak(step, {"ms": 1000, "slug": "nvidia-h200"}) == pytest.approx(
+        {"tflops": 494.7, "mfu": 0.5}
+    )
+    assert command.of_peak(step, {"ms": 1000, "slug": "cpu"})["mfu"] is None
+
+
+@pytest.mark.slow
+def test_a_step_of_two_processes(capsys):
+    assert command.main([*SMALL, "--json"]) == 0
+    out, err = capsys.readouterr()
+    row = json.loads(out)
+    assert row["way"]["name"] == "offloaded" and row["processes"] == 2 and row["mfu"] is None
+    assert 0 < row["ms_min"] <= row["ms_p20"] <= row["ms"] <= row["ms_p80"]
+    assert row["ms_ready"] > 0 and row["products_again"] == row["host_bytes"] == 0
+    assert abs(row["loss"] - math.log(128)) < 1 and row["gradient_norm"] > 0
+    # Forward, and a backward of twice that; causal attention is half of what that counts.
+    shape = command.parse(SMALL)[0].shape
+    counted = 3 * (forward_flops(shape, 1, 16) - 2 * 16**2 * 3 * shape.d_model)
+    assert row["tflops"] == pytest.approx(counted / row["ms"] / 1e9)
+    for words in ("(num_layers 3)", "forward", "no peak of this device", "ready after ",
+                  "s: warm-up and timed steps"):  # fmt: skip
+        assert words in err
+
+
+@pytest.mark.gpu
+def test_the_fastest_way_on_a_gpu(monkeypatch, capsys):
+    short = functools.partial(Step, warmup_ms=1, rep_ms=1)
+    monkeypatch.setattr(command, "Step", short)
+    given = ["--size=small", "--num-layers=2", "--context=256", "--processes=1"]
+    assert command.main([*given, "--json"]) == 0
+    out, err = capsys.readouterr()
+    row = json.loads(out)
+    assert (row["way"]["name"], row["dtype"]) == ("own_attention", "bf16")
+    assert 0 < row["kept_bytes"] < row["allocated_bytes"] <= row["reserved_bytes"]
+    assert "peak memory " in err and row["device"] in err

@@ -109,6 +109,11 @@ def hopper_forward(head_dim, n_queries, n_heads, causal):
 CHUNK_TILES = 16  # at most so many in one: dK and dV are added up once for them
 
 
+def chunk_loops(BD, dtype):
+    """Loops of a program of ``backward_chunks_kernel``: what the registers allow."""
+    return 1 if BD == 128 or dtype == "fp32" else 2
+
+
 def chunk_of(tile, n_queries, n_keys, n_heads, causal, n_multiprocessors):
     """Queries of one program's chunk, a power of two and a multiple of the tile's sides: as few as
     have each program run at once, but two tiles where one each fill the GPU (measured on an
@@ -154,5 +159,5 @@ def options_of(tile, precision):
     return {
         "num_warps": tile.warps,
         "num_stages": tile.stages,
-        "enable_fp_fusion": precision != "bf16x6",
+        "enable_fp_fusion": precision not in ("bf16x6", "fp16x3"),
     }

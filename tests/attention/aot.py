@@ -33,6 +33,7 @@ from a2lib.attention.tiles import (  # noqa: E402
     WHEN_FEW,
     WHEN_LONG,
     Tile,
+    chunk_loops,
     options_of,
     precision_of,
 )
@@ -73,7 +74,8 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
     """Compile one specialisation for sm_90a; returns its resources as a dict."""
     fn, fixed = passes._kernel(kernel), SPECIALISED[kernel][1]
     split = () if kernel in OWN else ("Q",)
-    sums = ("DQ", "DK", "DV") if kernel == "backward_chunks" else ()
+    in_chunks = kernel == "backward_chunks"
+    sums = ("DQ", "DK", "DV") if in_chunks else ()
     constants = {
         "d": head_dim,
         "BD": max(16, triton.next_power_of_2(head_dim)),
@@ -83,6 +85,7 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
         "PRECISION": precision_of(dtype, allow_tf32=False),
         "STAGES": tile.stages,
         **fixed,
+        **({"LOOPS": chunk_loops(max(16, triton.next_power_of_2(head_dim)), dtype)} if in_chunks else {}),
     }
     signature = {}
     for name in fn.arg_names:
@@ -147,6 +150,10 @@ def gluon_calls():
             hopper.forward(problem)
         hopper.launch = _keep(calls, how | {"kernel": "backward", "ragged": ragged})
         hopper.backward(problem)
+        x = x.float()
+        problem.add(dq_sums=x[0], dk_sums=x, dv_sums=x)
+        hopper.launch = _keep(calls, how | {"kernel": "backward", "ragged": ragged, "chunk": 256})
+        hopper.backward_chunks(problem, 256)
     return calls
 
 

@@ -280,15 +280,16 @@ class _Problem:
             programs = chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads
             return programs * (1 if loops else 2), chunk
 
-        self._split("k", "v")
-        self._split("q", "do")
-        sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
-        names = ("q", "k", "v", "do")
-        loops = chunk_loops(BD, self.dtype)
-        needs = {"LOOPS": loops}
-        self._launch(
-            "backward_chunks", n_keys, n_heads, names, ("rows", *sums), sizes, needs, cut
-        )
+        gluon_chunk = hopper.chunk_queries(self)
+        if gluon_chunk:
+            hopper.backward_chunks(self, gluon_chunk)
+        else:
+            self._split("k", "v")
+            self._split("q", "do")
+            loops = chunk_loops(BD, self.dtype)
+            sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
+            chosen = ("q", "k", "v", "do"), ("rows", *sums), sizes, {"LOOPS": loops}, cut
+            self._launch("backward_chunks", n_keys, n_heads, *chosen)
 
         sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
         around("finish_chunks", n_queries, (*sums, *gradients), gradients, sizes)

@@ -85,7 +85,11 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
         "PRECISION": precision_of(dtype, allow_tf32=False),
         "STAGES": tile.stages,
         **fixed,
-        **({"LOOPS": chunk_loops(max(16, triton.next_power_of_2(head_dim)), dtype)} if in_chunks else {}),
+        **(
+            {"LOOPS": chunk_loops(max(16, triton.next_power_of_2(head_dim)), dtype)}
+            if in_chunks
+            else {}
+        ),
     }
     signature = {}
     for name in fn.arg_names:

@@ -82,9 +82,7 @@ def _load_backward(
     H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
 ):  # fmt: skip
     """The program's keys and values, then blocks of queries with what belongs to them."""
-    n0, bh, m0, n_blocks = _keys_and_blocks(
-        Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS
-    )
+    n0, bh, m0, n_blocks = _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS)
     b = bh // H
     h = bh % H
     h_kv = h
@@ -243,9 +241,7 @@ def _backward_rows(
     """Consumer c: dK and dV of 64 keys over all queries that see them, the masked blocks first."""
     N_MASKED: gl.constexpr = KEYS // Bq if CAUSAL else 0
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
-    n0, bh, m0, n_blocks = _keys_and_blocks(
-        Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS
-    )
+    n0, bh, m0, n_blocks = _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS)
     dk = gl.zeros([64, BD], gl.float32, sums)
     dv = gl.zeros([64, BD], gl.float32, sums)
     mbarrier.wait(kv_full.index(0), 0)

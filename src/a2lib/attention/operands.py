@@ -112,7 +112,7 @@ def load(
     ptr, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows as a product's operand; in bf16x6 and fp16x3 a row has its terms one behind the other."""
+    """Rows as a product's operand; a row has its terms one behind the other."""
     high = load_rows(ptr, row0, n_rows, stride, B, d, BD, MASK)
     if PRECISION == "bf16x6":
         middle = load_rows(ptr + d, row0, n_rows, stride, B, d, BD, MASK)
@@ -166,4 +166,6 @@ def split_kernel(
     if tile < half:
         _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B, PRECISION)
     else:
-        _split_rows(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B, PRECISION)
+        _split_rows(
+            Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B, PRECISION
+        )

@@ -20,6 +20,7 @@ from a2lib.attention.tiles import (
     TILES,
     WHEN_FEW,
     WHEN_LONG,
+    at_once,
     chunk_loops,
     chunk_of,
     chunk_programs,
@@ -223,6 +224,17 @@ class _Problem:
         names = ("q", "k", "v", "o", "do", "dq" if dq else "q")
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         needs = {"NEEDS_DQ": dq}
+        if dq and dk and dv and at_once(self.n_queries, self.n_keys, self.dtype):
+            n_kv_heads = self.batch * self.kv_heads
+
+            def cut(tile):
+                queries, keys = -(-self.n_queries // tile.Bq), -(-self.n_keys // tile.Bk)
+                return (queries * n_heads + keys * n_kv_heads,)
+
+            names = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+            sizes = (*sizes, self.kv_heads, n_kv_heads)
+            self._launch("backward", self.n_queries, n_heads, names, rows, sizes, cut=cut)
+            return
         self._split("k", "v")
         self._split("q", "do")
         self._launch("backward_dq", self.n_queries, n_heads, names, rows, sizes, needs)

@@ -16,6 +16,7 @@ SPECIALISED = {
     "backward_dkdv": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": True}),
     "backward_dk": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": False}),
     "backward_dv": ("backward_dkdv_kernel", {"NEEDS_DK": False, "NEEDS_DV": True}),
+    "backward": ("backward_kernel", {}),
     "backward_chunks": ("backward_chunks_kernel", {}),
 }
 HEAD_DIM_MAX = 128
@@ -45,6 +46,8 @@ for _kernel in ("forward", "forward_chunk", "backward_dq", "backward_dkdv"):
 _add("backward_dq", "16bit", 128, (128, 64, 8, 3))
 _add("backward_dkdv", "16bit", 128, (32, 64, 4, 3))
 
+for _BD in (16, 32):
+    _add("backward", "16bit", _BD, (64, 64, 4, 1))
 for _BD in (16, 32, 64):
     _add("backward_chunks", "16bit", _BD, (64, 64, 4, 3))
 _add("backward_chunks", "16bit", 128, (64, 64, 8, 3))
@@ -107,6 +110,11 @@ def hopper_forward(head_dim, n_queries, n_heads, causal):
 
 # The backward in chunks (chunks.py); when it is the one: theory.attention.in_chunks.
 CHUNK_TILES = 16  # at most so many in one: dK and dV are added up once for them
+
+
+def at_once(n_queries, n_keys, dtype):
+    """Whether one launch makes all gradients."""
+    return False
 
 
 def chunk_loops(BD, dtype):

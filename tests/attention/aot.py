@@ -152,11 +152,11 @@ def gluon_calls():
             hopper.hopper_forward = lambda *_, found=consumers: (found, False)
             hopper.launch = _keep(calls, how | {"kernel": "forward", "consumers": consumers})
             hopper.forward(problem)
-        hopper.launch = _keep(calls, how | {"kernel": "backward", "ragged": ragged})
+        how |= {"kernel": "backward", "ragged": ragged}
+        hopper.launch = _keep(calls, how)
         hopper.backward(problem)
-        x = x.float()
-        problem.add(dq_sums=x[0], dk_sums=x, dv_sums=x)
-        hopper.launch = _keep(calls, how | {"kernel": "backward", "ragged": ragged, "chunk": 256})
+        problem.add(dq_sums=x[0].float(), dk_sums=x.float(), dv_sums=x.float())
+        hopper.launch = _keep(calls, how | {"chunk": 256})
         hopper.backward_chunks(problem, 256)
     return calls
 

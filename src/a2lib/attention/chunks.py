@@ -3,7 +3,8 @@
 One head of a few thousand tokens has fewer key tiles than a GPU has multiprocessors, and with a
 causal mask the first of them is the longest. Here a program owns a key tile and a chunk of queries;
 what it finds is added to fp32 sums: dQ tile by tile, dK and dV at its end. The order of additions,
-and with it the last bits, differ from run to run. The legend is that of ``kernels.py``.
+and with it the last bits, differ from run to run. On Hopper the Gluon kernel cuts long rows so.
+The legend is that of ``kernels.py``.
 """
 
 import triton

@@ -2,7 +2,8 @@
 
 A program owns 128 keys, each of two consumers half of them, and query blocks stream past. dQ gets
 a part from every program, added up in fp32 by the copy engine, so that the order of additions, and
-with it the last bits, differ from run to run.
+with it the last bits, differ from run to run. Where tiles are few a program has a chunk of the
+queries, and all gradients are added up.
 """
 
 from triton._C.libtriton import ir

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in plain Triton: one forward kernel, two backward kernels.
+"""FlashAttention-2 in plain Triton: one forward kernel, two backward kernels, and one of both.
 
 On Hopper ``hopper.py`` has faster ones for many shapes in 16 bits; ``key_chunks.py`` has the
 forward of few query tiles.
@@ -22,6 +22,7 @@ Source: Dao, "FlashAttention-2" (2023), algorithms 1 and 2. The backward pass he
 kernels (three where the sums of dK and dV do not fit the registers together),
 ``backward_dq_kernel`` over query tiles and ``backward_dkdv_kernel`` over key tiles:
 each recomputes the scores, and neither needs atomics, so gradients are the same bits every run.
+For few tokens, which take less time than a launch, ``backward_kernel`` has the programs of both.
 """
 
 import triton
@@ -331,6 +332,7 @@ def _dkdv(
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
     O=None, stride_ob=None, stride_oh=None, stride_on=None,
 ):  # fmt: skip
+    """The pid-th program of ``backward_dkdv_kernel``; as ``_dkdv_tiles`` with O."""
     scale = float32(scale)
     tile, bh = _tile_and_head(pid, tl.cdiv(Nk, Bk), n_heads_total, CAUSAL, False)
     b = (bh // H).to(tl.int64)
@@ -420,7 +422,10 @@ def backward_kernel(
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dQ, dK and dV in one launch: the programs of ``backward_dq_kernel``, then those of
-    ``backward_dkdv_kernel``, which compute DELTA themselves."""
+    ``backward_dkdv_kernel``, which cannot wait for DELTA and compute it themselves.
+
+    H and n_heads_total count heads of Q, H_kv and n_kv_heads_total those of K and V.
+    """
     pid = tl.program_id(0) - tl.cdiv(Nq, Bq) * n_heads_total
     if pid < 0:
         backward_dq_kernel(

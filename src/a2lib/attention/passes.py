@@ -1,5 +1,18 @@
 """One forward and one backward pass on real tensors: which kernels run, with which tiles.
 
+Of the backward the first form that may run does. ``theory.attention`` has the conditions; but for
+the last all want every gradient, and in the middle three the order of additions is not fixed.
+
+    ===============  =================  =========================================================
+    condition        for                form
+    ===============  =================  =========================================================
+    in_one_launch    few tokens         ``kernels.backward_kernel``, one launch
+    long_for_hopper  in chunks, long    ``hopper.backward_chunks``, one sweep (Gluon)
+    in_chunks        few key tiles      ``chunks.backward_chunks_kernel``, one sweep
+    in_one_sweep     the rest, Hopper   ``hopper.backward``, one sweep (Gluon)
+    else                                ``kernels.backward_dq_kernel``, ``backward_dkdv_kernel``
+    ===============  =================  =========================================================
+
 ``forward`` and ``backward`` know nothing of autograd or torch.compile; ``a2lib.attention.flash``
 and ``a2lib.attention.operators`` call them.
 """
@@ -20,7 +33,6 @@ from a2lib.attention.tiles import (
     TILES,
     WHEN_FEW,
     WHEN_LONG,
-    at_once,
     chunk_loops,
     chunk_of,
     chunk_programs,
@@ -29,7 +41,7 @@ from a2lib.attention.tiles import (
     precision_of,
 )
 from a2lib.errors import UnsupportedError
-from a2lib.theory.attention import in_chunks, keys_per_chunk, n_chunks_of
+from a2lib.theory.attention import in_chunks, in_one_launch, keys_per_chunk, n_chunks_of
 
 _NOTHING = {}
 SPLIT_ROWS = 64
@@ -72,7 +84,10 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
         names = ["do", "q", "k", "v", "o", "lse", "dq", "dk", "dv"]
         problem = _Problem(inputs, made, names, is_causal, scale)
         added_up = all(needs) and not fixed_order
-        if added_up and problem.fits_chunks():
+        if all(needs) and problem.fits_one_launch():
+            problem.add(delta=torch.empty_like(lse))
+            problem.backward_in_one_launch()
+        elif added_up and problem.fits_chunks():
             problem.backward_in_chunks()
         elif added_up and hopper.serves_backward(problem):
             problem.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
@@ -224,17 +239,6 @@ class _Problem:
         names = ("q", "k", "v", "o", "do", "dq" if dq else "q")
         sizes = (self.scale, self.heads, n_heads, self.group, self.n_queries, self.n_keys)
         needs = {"NEEDS_DQ": dq}
-        if dq and dk and dv and at_once(self.n_queries, self.n_keys, self.dtype):
-            n_kv_heads = self.batch * self.kv_heads
-
-            def cut(tile):
-                queries, keys = -(-self.n_queries // tile.Bq), -(-self.n_keys // tile.Bk)
-                return (queries * n_heads + keys * n_kv_heads,)
-
-            names = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
-            sizes = (*sizes, self.kv_heads, n_kv_heads)
-            self._launch("backward", self.n_queries, n_heads, names, rows, sizes, cut=cut)
-            return
         self._split("k", "v")
         self._split("q", "do")
         self._launch("backward_dq", self.n_queries, n_heads, names, rows, sizes, needs)
@@ -252,6 +256,25 @@ class _Problem:
             needs = {flag: both[flag] and on for flag, on in SPECIALISED[name][1].items()}
             if any(needs.values()):
                 self._launch(name, self.n_keys, n_heads, names, rows, sizes, needs)
+
+    def fits_one_launch(self) -> bool:
+        """Whether the backward is to be one launch."""
+        n_heads, size = self.batch * self.heads, self.inputs[0].element_size()
+        return in_one_launch(self.n_queries, self.n_keys, n_heads, self.head_dim, size)
+
+    def backward_in_one_launch(self):
+        """Fill dq, dk and dv."""
+        n_heads, n_kv_heads = self.batch * self.heads, self.batch * self.kv_heads
+        n_queries, n_keys = self.n_queries, self.n_keys
+
+        def cut(tile):
+            return (-(-n_queries // tile.Bq) * n_heads + -(-n_keys // tile.Bk) * n_kv_heads,)
+
+        names = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+        sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
+        sizes = (*sizes, self.kv_heads, n_kv_heads)
+        chosen = names, ("lse", "delta"), sizes
+        self._launch("backward", n_queries + n_keys, n_heads, *chosen, cut=cut)
 
     def fits_chunks(self) -> bool:
         """Whether the backward is to be cut into chunks of queries."""
@@ -301,7 +324,7 @@ class _Problem:
             loops = chunk_loops(BD, self.dtype)
             sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
             chosen = ("q", "k", "v", "do"), ("rows", *sums), sizes, {"LOOPS": loops}, cut
-            self._launch("backward_chunks", n_keys, n_heads, *chosen)
+            self._launch("backward_chunks", n_keys, n_heads, *chosen, n_keys)
 
         sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
         around("finish_chunks", n_queries, (*sums, *gradients), gradients, sizes)

@@ -15,6 +15,7 @@ from a2lib.theory.attention import (
     attention_bytes,
     attention_flops,
     in_chunks,
+    in_one_launch,
     in_one_sweep,
     keys_per_chunk,
     n_chunks_of,
@@ -94,7 +95,9 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
             b,
             p,
             one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
-            query_chunks=c and in_chunks(s[3], s[0] * s[1], s[4], bool(masked), b),
+            query_chunks=c
+            and in_chunks(s[3], s[0] * s[1], s[4], bool(masked), b)
+            and not in_one_launch(*s[2:4], s[0] * s[1], s[4], b),
             key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if c else 0,
             terms=t,
         ).values()

@@ -23,6 +23,7 @@ ours = FlashAttentionTriton.apply
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Have them serve whatever they can, and leave no plan of what they served."""
+    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
     monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
     monkeypatch.setattr(hopper, "in_one_sweep", lambda *_: True)
     monkeypatch.setattr(hopper, "hopper_forward", lambda *_: (2, False))
@@ -36,7 +37,6 @@ def always(monkeypatch):
 def chunk(request, monkeypatch):
     """Queries of a chunk of every backward that the kernel can run; 0: uncut."""
     names = ("q", "k", "v", "do")
-    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
     monkeypatch.setattr(passes, "in_chunks", lambda *_: request.param > 0)
     monkeypatch.setattr(hopper, "chunk_queries", lambda p: request.param * hopper._can(p, names))
     return request.param
@@ -86,7 +86,7 @@ def test_forms_of_the_forward(form, head_dim, is_causal, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [40, 64, 80, 128])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_backward(seed, head_dim, is_causal, chunk):
     draw = random.Random(f"{seed} {head_dim} {is_causal}")
     for i in range(4):
@@ -101,7 +101,7 @@ def test_backward(seed, head_dim, is_causal, chunk):
                 assert error <= TOLERANCE[dtype], (name, inputs[0].shape, inputs[1].shape, layout)
 
 
-def test_the_order_of_additions_is_fixed_on_request():
+def test_the_order_of_additions_is_fixed_on_request(chunk):
     inputs = random_inputs((2, 4, 1500, 64), (2, 4, 1500, 64), torch.bfloat16, "cuda")
     torch.use_deterministic_algorithms(True)
     try:

@@ -33,6 +33,7 @@ from a2lib.attention.tiles import (  # noqa: E402
     WHEN_FEW,
     WHEN_LONG,
     Tile,
+    chunk_loops,
     options_of,
     precision_of,
 )
@@ -73,7 +74,8 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
     """Compile one specialisation for sm_90a; returns its resources as a dict."""
     fn, fixed = passes._kernel(kernel), SPECIALISED[kernel][1]
     split = () if kernel in OWN else ("Q",)
-    sums = ("DQ", "DK", "DV") if kernel == "backward_chunks" else ()
+    in_chunks = kernel == "backward_chunks"
+    sums = ("DQ", "DK", "DV") if in_chunks else ()
     constants = {
         "d": head_dim,
         "BD": max(16, triton.next_power_of_2(head_dim)),
@@ -83,6 +85,11 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
         "PRECISION": precision_of(dtype, allow_tf32=False),
         "STAGES": tile.stages,
         **fixed,
+        **(
+            {"LOOPS": chunk_loops(max(16, triton.next_power_of_2(head_dim)), dtype)}
+            if in_chunks
+            else {}
+        ),
     }
     signature = {}
     for name in fn.arg_names:
@@ -145,8 +152,12 @@ def gluon_calls():
             hopper.hopper_forward = lambda *_, found=consumers: (found, False)
             hopper.launch = _keep(calls, how | {"kernel": "forward", "consumers": consumers})
             hopper.forward(problem)
-        hopper.launch = _keep(calls, how | {"kernel": "backward", "ragged": ragged})
+        how |= {"kernel": "backward", "ragged": ragged}
+        hopper.launch = _keep(calls, how)
         hopper.backward(problem)
+        problem.add(dq_sums=x[0].float(), dk_sums=x.float(), dv_sums=x.float())
+        hopper.launch = _keep(calls, how | {"chunk": 256})
+        hopper.backward_chunks(problem, 256)
     return calls
 
 

@@ -26,6 +26,7 @@ def in_few_chunks():
     """Every backward is in chunks, of a GPU and a tile that each test chooses, and each new tensor
     is full of NaN: an element that nobody sets shows."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "in_one_launch", lambda *_: False)
         patch.setattr(passes, "in_chunks", lambda *_: True)
         patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
         torch.use_deterministic_algorithms(True)
@@ -129,10 +130,13 @@ def test_empty_lengths_are_the_other_ways(n_queries, n_keys, monkeypatch):
     st.integers(1, 64),
     st.booleans(),
     st.integers(0, 132),
+    st.none() | st.sampled_from([128, 384, 1152]),
 )
-@example(Tile(64, 128, 8, 2), 16384, 16384, 1, True, 132)
-def test_programs_are_the_chunks_that_see_something(tile, n_queries, n_keys, heads, causal, many):
-    chunk = chunk_of(tile, n_queries, n_keys, heads, causal, many)
+@example(Tile(64, 128, 8, 2), 16384, 16384, 1, True, 132, None)
+def test_programs_are_the_chunks_that_see_something(
+    tile, n_queries, n_keys, heads, causal, many, chunk
+):
+    chunk = chunk or chunk_of(tile, n_queries, n_keys, heads, causal, many)
     assert chunk % tile.Bq == chunk % tile.Bk == 0
     seen = sum(
         not causal or n0 // chunk <= m0 // chunk

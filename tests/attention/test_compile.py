@@ -1,5 +1,6 @@
 """Every kernel of the tile table and of Gluon, compiled for a Hopper GPU on this machine's CPU."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -49,6 +50,7 @@ def test_every_kernel_is_there(compiled):
                 together = {"forward", "forward_chunk", "backward_dq", "backward_dkdv"}
                 apart = {"forward", "forward_chunk", "backward_dq", "backward_dk", "backward_dv"}
                 chunks = {"backward_chunks"} if dtype == "bf16" else set()
+                chunks |= {"backward"} if dtype == "bf16" and head_dim <= 64 else set()
                 found = dtype, head_dim, causal, kernels
                 assert kernels in (together | chunks, apart | chunks), found
 
@@ -57,8 +59,9 @@ def test_every_kernel_is_there(compiled):
 def test_no_serialised_wgmma_and_few_spills(compiled):
     for r in compiled:
         assert not r["serialised"], r
-        # In fp32 these tiles are faster than those that spill nothing.
-        assert r["spills"] <= (1024 if r["dtype"] == "fp32" else 0), r
+        # These tiles are faster than those that spill nothing.
+        few = (r["kernel"], r["head_dim"]) in (("backward", 64), ("backward_chunks", 128))
+        assert r["spills"] <= (1024 if r["dtype"] == "fp32" else 96 * few), r
 
 
 def test_tensor_cores_and_shared_memory(compiled):
@@ -76,9 +79,11 @@ def test_sums_are_added_up_four_at_a_time(compiled):
 
 def test_every_form_of_gluon_is_there(gluon):
     forwards = {(r["head_dim"], r["consumers"]) for r in gluon if r["kernel"] == "forward"}
-    backwards = {(r["head_dim"], r["ragged"]) for r in gluon if r["kernel"] == "backward"}
+    backwards = {
+        (r["head_dim"], r["ragged"], "chunk" in r) for r in gluon if r["kernel"] == "backward"
+    }
     assert forwards == {(64, 1), (64, 3), (128, 1), (128, 2)}
-    assert backwards == {(d, ragged) for d in (64, 128) for ragged in (True, False)}
+    assert backwards == set(itertools.product((64, 128), (True, False), (True, False)))
     assert len(gluon) == 2 * len(forwards) + len(backwards), "forwards causal and not"
 
 

@@ -31,17 +31,26 @@ def problem(q, k=None, v=None, do=None, causal=True):
 # What stands before and after the one-pass kernel.
 
 
-def one_pass(q, do, k, v, sums, rows, dk, dv, scale, scale2, causal):
+def one_pass(q, do, k, v, sums, rows, dk, dv, scale, scale2, causal, chunks):
     """``hopper_backward.backward_kernel`` in PyTorch."""
     heads, n = q.shape[:2], q.shape[2]
-    q32, do32, k32, v32 = (x.float() for x in (q, do, k, v))
+    group = heads[1] // k.shape[1]
+    q32, do32 = q.float(), do.float()
+    k32, v32 = (x.float().repeat_interleave(group, 1) for x in (k, v))
     lse, delta = (rows[:, i, :n].reshape(*heads, n, 1) for i in (0, 1))
     p = torch.exp2(q32 @ k32.mT * scale2 - lse)
     p = p.tril() if causal else p
     ds = p * (do32 @ v32.mT - delta)
     sums += (ds @ k32).view_as(sums)
-    dk.copy_(ds.mT @ q32 * scale)
-    dv.copy_(p.mT @ do32)
+    found = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q32 * scale, p.mT @ do32))
+    for x, new in zip((dk, dv), found, strict=True):
+        x.copy_(x + new if chunks else new)
+
+
+def log_sum_exp(q, k, causal):
+    scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
+    hidden = torch.arange(k.shape[-2]) > torch.arange(q.shape[-2])[:, None]
+    return scores.masked_fill(causal & hidden, -math.inf).logsumexp(-1).float()
 
 
 @pytest.mark.parametrize(
@@ -52,10 +61,7 @@ def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal):
     inputs = random_inputs((1, 3, n, d), (1, 3, n + 1, d), torch.float16)
     q, k, v, do = (laid_out(x, "transposed") for x in inputs)
     truth = in_float64(q, k, v, do, causal)
-    o = truth["o"].half()
-    scores = q.double() @ k.double().mT / math.sqrt(d)
-    hidden = torch.arange(n + 1) > torch.arange(n)[:, None]
-    lse = scores.masked_fill(causal & hidden, -math.inf).logsumexp(-1).float()
+    o, lse = truth["o"].half(), log_sum_exp(q, k, causal)
     made = torch.full_like(q, math.nan), torch.full_like(k, math.nan), torch.full_like(v, math.nan)
     p = passes._Problem((do, q, k, v, o, lse), made, BACKWARD, causal, None)
     scratch = dict(zip(("rows", "sums"), hopper.scratch(q), strict=True))
@@ -66,8 +72,7 @@ def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal):
         if not forms:
             return launch.launch(kernel, key, n_programs, tensors, numbers, constants, options)
         seen.update({name: x.clone() for name, x in scratch.items()}, programs=n_programs)
-        scales = numbers[-7:-5]
-        one_pass(*tensors, *scales, constants["CAUSAL"])
+        one_pass(*tensors, *numbers[-9:-7], constants["CAUSAL"], constants["CHUNKS"])
 
     monkeypatch.setattr(hopper, "launch", run)
     hopper.backward(p)
@@ -78,6 +83,35 @@ def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal):
     assert (rows[:, :, 1, n:] == 0).all() and (seen["sums"] == 0).all()
     assert seen["programs"] == 3 * -(-(n + 1) // 128)
     results = dict(zip(("o", "dq", "dk", "dv"), (o, *p.made), strict=False))
+    for name, error in errors(results, truth).items():
+        assert error < 1e-2, (name, error)
+
+
+@pytest.mark.parametrize("n, d, causal", [(1, 64, True), (130, 40, False), (200, 80, True)])
+def test_sums_around_the_kernel_in_chunks(monkeypatch, n, d, causal):
+    """Grouped keys too; every sum is set to zero before, and written after."""
+    inputs = random_inputs((1, 4, n, d), (1, 2, n + 1, d), torch.float16)
+    q, k, v, do = (laid_out(x, "transposed") for x in inputs)
+    truth, programs = in_float64(q, k, v, do, causal), []
+    o, lse = truth["o"].half(), log_sum_exp(q, k.repeat_interleave(2, 1), causal)
+
+    def run(kernel, key, n_programs, tensors, numbers, constants, options, forms):
+        programs.append(n_programs)
+        one_pass(*tensors, *numbers[-9:-7], constants["CAUSAL"], constants["CHUNKS"])
+
+    monkeypatch.setattr(hopper, "launch", run)
+    monkeypatch.setattr(hopper, "chunk_queries", lambda p: 128)
+    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
+    try:
+        made = passes.backward(do, q, k, v, o, lse, causal, None, (True, True, True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    tiles = -(-n // 128)
+    assert programs == [4 * (1 + tiles if n > 128 and causal else tiles * -(-(n + 1) // 128))]
+    results = dict(zip(("o", "dq", "dk", "dv"), (o, *made), strict=True))
     for name, error in errors(results, truth).items():
         assert error < 1e-2, (name, error)
 
@@ -113,6 +147,18 @@ def test_grouped_keys_and_short_rows_are_plain_tritons_backward(on_hopper):
     assert served(tensor(), *[tensor(heads=1)] * 2) == (True, False)
     assert served(tensor(256, 8)) == (True, False)
     assert served(tensor(0)) == (False, False)
+
+
+def test_long_rows_of_few_heads_are_cut_in_eight(on_hopper, monkeypatch):
+    cut = {(64, 8191): 0, (64, 8192): 1024, (64, 16384): 2048, (80, 4095): 0, (128, 4096): 512,
+           (128, 8193): 1152, (128, 16384): 2048, (32, 16384): 0, (68, 8192): 0}  # fmt: skip
+    assert {(d, n): hopper.chunk_queries(problem(tensor(n, 1, d))) for d, n in cut} == cut
+    few = problem(tensor(100, 1)), tensor(8192, 1), tensor(8192, 1)
+    assert hopper.chunk_queries(problem(tensor(100, 1), *few[1:])) == 512
+    assert hopper.chunk_queries(problem(tensor(4096, 2, 128), *[tensor(4096, 1, 128)] * 2)) == 512
+    assert hopper.chunk_queries(problem(tensor(8192, 1, dtype=torch.float32))) == 0
+    monkeypatch.setattr(hopper, "_is_hopper", lambda device: False)
+    assert hopper.chunk_queries(problem(tensor(8192, 1))) == 0
 
 
 def test_not_what_the_copy_engine_cannot_address(on_hopper):

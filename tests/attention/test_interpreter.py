@@ -21,8 +21,10 @@ from a2lib.attention import (
     FlashAttentionTriton,
     attention_reference,
     flash_attention,
+    passes,
 )
 from a2lib.attention.shapes import ROW_STRIDE_MAX
+from a2lib.theory.attention import tiled_memory
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 
@@ -73,6 +75,35 @@ def test_matches_float64(p):
     finally:
         torch.use_deterministic_algorithms(False)
     assert_close(results, truth, p["dtype"])
+
+
+@pytest.mark.parametrize(
+    "n_queries, n_keys, head_dim, is_causal, layout",
+    [
+        (128, 65, 40, True, "transposed"),
+        (97, 130, 32, False, "sliced"),
+        (1, 64, 64, True, "contiguous"),
+    ],
+)
+def test_few_tokens_in_one_launch(monkeypatch, n_queries, n_keys, head_dim, is_causal, layout):
+    """Grouped keys, new memory full of NaN; and nothing is made beside what is counted."""
+    launched, added, add, real = [], {}, passes._Problem.add, passes.launch
+    monkeypatch.setattr(
+        passes, "launch", lambda k, at, *x: launched.append(at[0]) or real(k, at, *x)
+    )
+    monkeypatch.setattr(passes._Problem, "add", lambda p, **x: added.update(x) or add(p, **x))
+    inputs = random_inputs((1, 2, n_queries, head_dim), (1, 1, n_keys, head_dim), torch.float16)
+    truth = in_float64(*inputs, is_causal)
+    torch.use_deterministic_algorithms(True)
+    try:
+        attention = FlashAttentionTriton.apply
+        results = with_gradients(attention, *(laid_out(x, layout) for x in inputs), is_causal)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert launched == ["forward", "backward"]
+    assert_close(results, truth, torch.float16)
+    held = tiled_memory(1, 2, n_queries, n_keys, head_dim, 2, "backward")
+    assert {name: x.nbytes for name, x in added.items()} == {"delta": held["delta"]}
 
 
 @pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])

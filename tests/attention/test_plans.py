@@ -105,6 +105,7 @@ def test_what_is_made_the_second_time_is_what_the_first_made(monkeypatch, quick)
 
 
 def test_a_backward_in_chunks_is_launched_at_once_too(log, long_way, monkeypatch):
+    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
     monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
     seen, own = [], []
     for _ in range(3):
@@ -122,6 +123,29 @@ def test_a_backward_in_chunks_is_launched_at_once_too(log, long_way, monkeypatch
         for (name, n, args), (wanted, m, expected) in zip(calls, seen[0], strict=True):
             # What was kept has the constants behind.
             assert (name, n, args[: len(expected)]) == (wanted, m, expected)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("length, d, one", [(128, 64, 1), (129, 64, 0), (256, 32, 1), (128, 65, 0)])
+def test_few_tokens_are_one_launch_in_any_order(log, monkeypatch, fixed, length, d, one):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: fixed)
+    q, k, v = qkv(length=length, d=d)
+    run(q, k[:, :1], v[:, :1])
+    launched = [(name, n) for name, n, _ in log[1:]]
+    assert launched == [("backward", length // 64 * (6 + 3))] if one else len(launched) == 2
+    log.clear()
+    run(q, k, v, needs=(True, False, True))
+    assert [name for name, *_ in log[1:]] == ["backward_dq", "backward_dkdv"]
+
+
+@pytest.mark.parametrize("length, tile", [(2047, (64, 64, 8, 3)), (2048, (32, 64, 4, 3))])
+def test_tiles_of_long_rows_in_chunks(monkeypatch, length, tile):
+    seen, real = [], passes.launch
+    monkeypatch.setattr(
+        passes, "launch", lambda _, apart, *x: seen.append(apart) or real(_, apart, *x)
+    )
+    run(*qkv(length=length, heads=1, d=128))
+    assert [x[-1] for x in seen if x[0] == "backward_chunks"] == [tile]
 
 
 def test_parts_of_chunks_are_made_anew_for_each_call(log, long_way, monkeypatch):

@@ -9,6 +9,7 @@ from a2lib.theory.attention import (
     EAGER,
     KERNELS,
     in_chunks,
+    in_one_launch,
     in_one_sweep,
     keys_per_chunk,
     n_chunks_of,
@@ -115,13 +116,30 @@ def test_chunks_add_all_gradients_up_in_fp32():
 
 
 def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle():
-    most = {(16, True): 128, (32, False): 128, (33, True): 64, (64, False): 64, (128, True): 64,
+    most = {(16, False): 128, (32, False): 128, (36, True): 64, (64, False): 64, (68, True): 64,
             (128, False): 32}  # fmt: skip
     for (head_dim, causal), n in most.items():
         cells = {(256, 1): True, (255, 1): False, (128 * n, 1): True, (128 * n + 1, 1): False,
                  (256, n // 2): True, (256, n // 2 + 1): False}  # fmt: skip
         assert {cell: in_chunks(*cell, head_dim, causal, 2) for cell in cells} == cells
     assert not in_chunks(2048, 1, 64, True, 4)
+
+
+def test_long_causal_rows_are_cut_where_their_programs_fill_the_gpu_once():
+    cut = {(64, 16384, 1): True, (64, 16384, 2): False, (64, 32768, 1): False, (64, 8192, 2): True,
+           (64, 4096, 2): True, (64, 4096, 3): False, (128, 4096, 4): True, (128, 4096, 5): False,
+           (128, 2048, 4): True, (128, 2048, 5): False, (32, 16384, 1): True, (32, 8192, 3): False,
+           (32, 32768, 1): True, (16, 32769, 1): False}  # fmt: skip
+    found = {(d, n, heads): in_chunks(n, heads, d, True, 2) for d, n, heads in cut}
+    assert found == cut
+
+
+def test_few_tokens_are_one_launch_where_each_program_has_a_multiprocessor():
+    one = {(128, 128, 1, 64): True, (129, 1, 1, 64): False, (1, 129, 1, 32): True,
+           (256, 256, 16, 16): True, (256, 256, 17, 16): False, (257, 1, 1, 16): False,
+           (128, 128, 33, 64): True, (128, 128, 34, 64): False, (1, 1, 1, 65): False}  # fmt: skip
+    assert {cell: in_one_launch(*cell, 2) for cell in one} == one
+    assert not in_one_launch(128, 128, 1, 64, 4)
 
 
 def test_parts_of_chunks_go_before_the_backward():

@@ -3,7 +3,8 @@
 One head of a few thousand tokens has fewer key tiles than a GPU has multiprocessors, and with a
 causal mask the first of them is the longest. Here a program owns a key tile and a chunk of queries;
 what it finds is added to fp32 sums: dQ tile by tile, dK and dV at its end. The order of additions,
-and with it the last bits, differ from run to run. The legend is that of ``kernels.py``.
+and with it the last bits, differ from run to run. On Hopper the Gluon kernel cuts long rows so.
+The legend is that of ``kernels.py``.
 """
 
 import triton
@@ -16,12 +17,11 @@ ROWS_TO = tl.constexpr(128)  # as hopper.ROWS
 
 
 @triton.jit
-def _add_rows(ptr, x, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
-    """Add x to rows ``row0 .. row0 + B`` of a contiguous (n_rows, d) matrix, in one piece each
-    element."""
+def _add_rows(ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
+    """``store_rows`` that adds, in one piece each element."""
     offs_r = tl.arange(0, B)
     offs_d = tl.arange(0, BD)
-    ptrs = ptr + int64(row0) * d + offs_r[:, None] * d + offs_d[None, :]
+    ptrs = ptr + int64(row0) * stride + offs_r[:, None] * stride + offs_d[None, :]
     mask = (row0 + offs_r < n_rows)[:, None]
     if d != BD:
         mask = mask & (offs_d < d)[None, :]
@@ -33,6 +33,8 @@ def _turned(x, PRECISION: tl.constexpr):
     """The transpose of an operand."""
     if PRECISION == "bf16x6":
         return tl.trans(x[0]), tl.trans(x[1]), tl.trans(x[2])
+    elif PRECISION == "fp16x3":
+        return tl.trans(x[0]), tl.trans(x[1])
     else:
         return (tl.trans(x[0]),)
 
@@ -72,8 +74,10 @@ def _chunk_tiles(
     n0, start, stop, jump, skip, Nq, Nk, n_rows, scale,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    NEEDS_DK: tl.constexpr = True, NEEDS_DV: tl.constexpr = True,
 ):  # fmt: skip
-    """dK / scale and dV of one key tile over query tiles, and dQ / scale of each added to DQ."""
+    """dK / scale and dV of one key tile over query tiles, and with dK dQ / scale of each added to
+    DQ."""
     offs_n = n0 + tl.arange(0, Bk)
     # A key past Nk is later than every query. Its weight may be infinite, and dQ would have it.
     offs_n = tl.where(offs_n < Nk, offs_n, 2**31 - 1)
@@ -85,20 +89,29 @@ def _chunk_tiles(
         q = load(Q, m0, Nq, stride_qn, Bq, d, BD, MASK, PRECISION)
         do = load(DO, m0, Nq, stride_don, Bq, d, BD, MASK, PRECISION)
         lse = tl.load(ROWS + offs_m)
-        delta = tl.load(ROWS + n_rows + offs_m)
         st = dot(k, q, PRECISION, True)
-        dpt = dot(v, do, PRECISION, True)
+        if NEEDS_DK:
+            delta = tl.load(ROWS + n_rows + offs_m)
+            dpt = dot(v, do, PRECISION, True)
         pt = _exp(st, lse[None, :], scale, PRECISION)
         if MASK and CAUSAL:
             # Constants on one side: registers are short.
             pt = tl.where((offs_n - m0)[:, None] <= tl.arange(0, Bq)[None, :], pt, 0.0)
         else:
             pt = tl.where((offs_n < Nk)[:, None], pt, 0.0)
-        dv = dot(operand(pt, Q.dtype.element_ty, PRECISION), do, PRECISION, False, dv)
-        dst = operand(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
-        dk = dot(dst, q, PRECISION, False, dk)
-        dq = dot(_turned(dst, PRECISION), k, PRECISION)
-        _add_rows(DQ, dq, m0, Nq, Bq, d, BD)
+        if NEEDS_DV:
+            p = operand(pt, Q.dtype.element_ty, PRECISION)
+        if NEEDS_DK:
+            dst = operand(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
+        if NEEDS_DV:
+            dv = dot(p, do, PRECISION, False, dv)
+        if NEEDS_DK:
+            dk = dot(dst, q, PRECISION, False, dk)
+            if Bq < 64:  # fewer rows than the tensor cores' 64
+                dq = tl.trans(dot(_turned(k, PRECISION), dst, PRECISION))
+            else:
+                dq = dot(_turned(dst, PRECISION), k, PRECISION)
+            _add_rows(DQ, dq, m0, Nq, d, Bq, d, BD)
     return dk, dv
 
 
@@ -110,16 +123,22 @@ def backward_chunks_kernel(
     scale, H, n_heads_total, GROUP, Nq, Nk, chunk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    LOOPS: tl.constexpr,
 ):  # fmt: skip
     """What adds up to dQ / scale, dK / scale and dV in DQ, DK and DV: a program per (key tile,
     chunk of queries, query head).
 
     DQ: (B H, Nq, d), DK, DV: (B H / GROUP, Nk, d), contiguous fp32 zeros; ROWS as
-    ``prepare_kernel`` makes it. chunk is a multiple of Bq and of Bk.
+    ``prepare_kernel`` makes it. chunk is a multiple of Bq and of Bk. With two LOOPS tiles
+    that need no mask have one of their own.
     """
     scale = float32(scale)
     item = tl.program_id(0) // n_heads_total
     bh = tl.program_id(0) % n_heads_total
+    side = 0
+    if LOOPS == 0:
+        side = item % 2
+        item = item // 2
     tile, start, stop = _tile_and_queries(item, Nq, Nk, chunk, Bq, Bk, CAUSAL)
     n_rows = tl.cdiv(Nq, ROWS_TO) * ROWS_TO
     b = (bh // H).to(tl.int64)
@@ -136,7 +155,22 @@ def backward_chunks_kernel(
     v = load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
-    if BD == 128:  # two loops have no registers to spare there
+    if LOOPS == 0:  # dV apart from dK and dQ: registers
+        if side == 0:
+            dk, dv = _chunk_tiles(
+                dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+                n0, start, stop, None, None, Nq, Nk, n_rows, scale,
+                Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES, True, False,
+            )  # fmt: skip
+            _add_rows(DK + kv_row, dk, n0, Nk, d, Bk, d, BD)
+        else:
+            dk, dv = _chunk_tiles(
+                dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+                n0, start, stop, None, None, Nq, Nk, n_rows, scale,
+                Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES, False, True,
+            )  # fmt: skip
+            _add_rows(DV + kv_row, dv, n0, Nk, d, Bk, d, BD)
+    elif LOOPS == 1:
         dk, dv = _chunk_tiles(
             dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
             n0, start, stop, None, None, Nq, Nk, n_rows, scale,
@@ -161,8 +195,9 @@ def backward_chunks_kernel(
             Nq, Nk, n_rows, scale,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, 1,
         )  # fmt: skip
-    _add_rows(DK + kv_row, dk, n0, Nk, Bk, d, BD)
-    _add_rows(DV + kv_row, dv, n0, Nk, Bk, d, BD)
+    if LOOPS != 0:
+        _add_rows(DK + kv_row, dk, n0, Nk, d, Bk, d, BD)
+        _add_rows(DV + kv_row, dv, n0, Nk, d, Bk, d, BD)
 
 
 @triton.jit(do_not_specialize=["H", "n_heads_total", "Nq", "n_rows", "Nk"])

@@ -4,7 +4,7 @@
     o = FlashAttentionTriton.apply(q, k, v, True)         # the handout's interface
 
 Both run the kernels of ``a2lib.attention.kernels`` or, where they are faster, those of
-``a2lib.attention.key_chunks`` and ``a2lib.attention.hopper``, forward and backward, or raise
+``a2lib.attention.key_chunks``, ``chunks`` and ``hopper``, forward and backward, or raise
 ``UnsupportedError`` saying why not: no other implementation ever answers in their name.
 """
 

@@ -2,7 +2,8 @@
 
 A program owns 128 keys, each of two consumers half of them, and query blocks stream past. dQ gets
 a part from every program, added up in fp32 by the copy engine, so that the order of additions, and
-with it the last bits, differ from run to run.
+with it the last bits, differ from run to run. Where tiles are few a program has a chunk of the
+queries, and all gradients are added up.
 """
 
 from triton._C.libtriton import ir
@@ -35,15 +36,41 @@ _add = getattr(tma, "async_atomic_add", None) or _add_to_global
 
 
 @gluon.jit
-def _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, Bq: gl.constexpr, CAUSAL: gl.constexpr):
+def _keys_and_blocks(
+    Nq, Nk, n_heads, TOGETHER, chunk, Bq: gl.constexpr, CAUSAL: gl.constexpr, CHUNKS: gl.constexpr
+):
     """First key of the program's tile, its head, the first query that sees it, and how many query
-    blocks follow. A causal tile has at least as many blocks as lie on the diagonal."""
-    tile, bh = tile_and_head(gl.program_id(0), (Nk + KEYS - 1) // KEYS, n_heads, TOGETHER)
-    n0 = tile * KEYS
-    m0 = 0
-    if CAUSAL:
-        m0 = n0
-    n_blocks = (Nq - m0 + Bq - 1) // Bq
+    blocks follow. A causal tile has at least as many blocks as lie on the diagonal.
+
+    With CHUNKS there are programs for each (tile, chunk of queries that sees it, head): the chunks
+    that most tiles see come first.
+    """
+    n_tiles = (Nk + KEYS - 1) // KEYS
+    stop = Nq
+    if CHUNKS:
+        item = gl.program_id(0) // n_heads
+        bh = gl.program_id(0) % n_heads
+        at = (Nq + chunk - 1) // chunk - 1
+        seen = n_tiles
+        if CAUSAL:
+            seen = gl.minimum(n_tiles, (at + 1) * (chunk // KEYS))
+        while item >= seen:
+            item -= seen
+            at -= 1
+            if CAUSAL:
+                seen = gl.minimum(n_tiles, (at + 1) * (chunk // KEYS))
+        n0 = item * KEYS
+        m0 = at * chunk
+        stop = gl.minimum(m0 + chunk, Nq)
+        if CAUSAL:
+            m0 = gl.maximum(m0, n0)
+    else:
+        tile, bh = tile_and_head(gl.program_id(0), n_tiles, n_heads, TOGETHER)
+        n0 = tile * KEYS
+        m0 = 0
+        if CAUSAL:
+            m0 = n0
+    n_blocks = (stop - m0 + Bq - 1) // Bq
     if CAUSAL:
         n_blocks = gl.maximum(n_blocks, KEYS // Bq)
     return n0, bh, m0, n_blocks
@@ -51,17 +78,20 @@ def _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, Bq: gl.constexpr, CAUSAL: gl.con
 
 @gluon.jit
 def _load_backward(
-    Bq: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    Bq: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, CHUNKS: gl.constexpr,
     Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s, q_full, q_empty, do_full, do_empty, kv_full,
-    H, n_heads, Nq, Nk, TOGETHER,
+    H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
 ):  # fmt: skip
     """The program's keys and values, then blocks of queries with what belongs to them."""
-    n0, bh, m0, n_blocks = _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, Bq, CAUSAL)
+    n0, bh, m0, n_blocks = _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS)
     b = bh // H
     h = bh % H
+    h_kv = h
+    if CHUNKS:
+        h_kv = h // GROUP
     mbarrier.expect(kv_full.index(0), K.block_type.nbytes + V.block_type.nbytes)
-    load_tile(K, [b, h, n0, 0], kv_full.index(0), k_s.index(0))
-    load_tile(V, [b, h, n0, 0], kv_full.index(0), v_s.index(0))
+    load_tile(K, [b, h_kv, n0, 0], kv_full.index(0), k_s.index(0))
+    load_tile(V, [b, h_kv, n0, 0], kv_full.index(0), v_s.index(0))
     for i in range(n_blocks):
         stage = i % STAGES
         phase = (i // STAGES) & 1
@@ -189,26 +219,30 @@ def _backward_block(
 
 
 @gluon.jit
-def _store_rows(ptr, x, n_rows, stride, d: gl.constexpr):
-    """The first n_rows rows and d columns of x to a matrix at ptr."""
+def _store_rows(ptr, x, n_rows, stride, d: gl.constexpr, ADD: gl.constexpr):
+    """The first n_rows rows and d columns of x to a matrix at ptr, or with ADD to what it holds."""
     offs_r = gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
     offs_d = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     keep = (offs_r < n_rows)[:, None] & (offs_d < d)[None, :]
-    gl.store(ptr + offs_r[:, None] * stride + offs_d[None, :], x, mask=keep)
+    ptrs = ptr + offs_r[:, None] * stride + offs_d[None, :]
+    if ADD:
+        gl.atomic_add(ptrs, x, mask=keep, sem="relaxed")
+    else:
+        gl.store(ptrs, x, mask=keep)
 
 
 @gluon.jit
 def _backward_rows(
     c: gl.constexpr, d: gl.constexpr, Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
+    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr,
     DQ, DK, DV, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s, q_full, q_empty, do_full, do_empty, kv_full, ds_full,
-    scale, scale2, H, n_heads, Nq, Nk, TOGETHER,
+    scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
 ):  # fmt: skip
     """Consumer c: dK and dV of 64 keys over all queries that see them, the masked blocks first."""
     N_MASKED: gl.constexpr = KEYS // Bq if CAUSAL else 0
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
-    n0, bh, m0, n_blocks = _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, Bq, CAUSAL)
+    n0, bh, m0, n_blocks = _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS)
     dk = gl.zeros([64, BD], gl.float32, sums)
     dv = gl.zeros([64, BD], gl.float32, sums)
     mbarrier.wait(kv_full.index(0), 0)
@@ -247,25 +281,27 @@ def _backward_rows(
         _dq_add(c, DQ, dq_s, dq, bh, m0 + last * Bq, Bq)
     b = (bh // H).to(gl.int64)
     h = (bh % H).to(gl.int64)
+    if CHUNKS:
+        h = h // GROUP
     row = (n0 + c * 64).to(gl.int64)
     n_rows = Nk - n0 - c * 64
     DK += b * stride_dkb + h * stride_dkh + row * stride_dkn
     DV += b * stride_dvb + h * stride_dvh + row * stride_dvn
-    _store_rows(DK, (dk * scale).to(DK.dtype.element_ty), n_rows, stride_dkn, d)
-    _store_rows(DV, dv.to(DV.dtype.element_ty), n_rows, stride_dvn, d)
+    _store_rows(DK, (dk * scale).to(DK.dtype.element_ty), n_rows, stride_dkn, d, CHUNKS)
+    _store_rows(DV, dv.to(DV.dtype.element_ty), n_rows, stride_dvn, d, CHUNKS)
     tma.store_wait(0)
 
 
-BACKWARD_SIZES = ["H", "n_heads", "Nq", "Nk", "TOGETHER"]
+BACKWARD_SIZES = ["H", "n_heads", "GROUP", "Nq", "Nk", "TOGETHER", "chunk"]
 
 
 @gluon.jit(do_not_specialize=BACKWARD_SIZES)
 def backward_kernel(
     Q, DO, K, V, DQ, ROWS, DK, DV,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-    scale, scale2, H, n_heads, Nq, Nk, TOGETHER,
+    scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
     d: gl.constexpr, BD: gl.constexpr, Bq: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, num_warps: gl.constexpr,
+    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """DK, DV, and what adds up to dQ / scale in DQ, in one pass: one program per (128 keys, head).
 
@@ -273,6 +309,9 @@ def backward_kernel(
     (B H, Nq, d) fp32 zeros in blocks of (64, 64); ROWS: (B H, 2, Nq rounded up to 128) fp32, as
     ``kernels.prepare_kernel`` makes it. Bq is 128 with BD 64, and 64 with BD 128. RAGGED: Nk is no
     multiple of 128. The order in which programs add to DQ is not fixed.
+
+    With CHUNKS a program has chunk queries, a multiple of 128, and adds to DK and DV too, which are
+    fp32 zeros.
     """
     dtype: gl.constexpr = Q.dtype
     HALVES: gl.constexpr = Bq // 64
@@ -296,13 +335,13 @@ def backward_kernel(
     ours = (DQ, DK, DV, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
             q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
             q_full, q_empty, do_full, do_empty, kv_full, ds_full,
-            scale, scale2, H, n_heads, Nq, Nk, TOGETHER)  # fmt: skip
+            scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk)  # fmt: skip
     loads = (Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s,
              q_full, q_empty, do_full, do_empty, kv_full,
-             H, n_heads, Nq, Nk, TOGETHER)  # fmt: skip
+             H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk)  # fmt: skip
     gl.warp_specialize(
-        [(_backward_rows, (0, d, Bq, BD, STAGES, CAUSAL, RAGGED) + ours),
-         (_backward_rows, (1, d, Bq, BD, STAGES, CAUSAL, RAGGED) + ours),
-         (_load_backward, (Bq, STAGES, CAUSAL) + loads)],
+        [(_backward_rows, (0, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS) + ours),
+         (_backward_rows, (1, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS) + ours),
+         (_load_backward, (Bq, STAGES, CAUSAL, CHUNKS) + loads)],
         [4, 1], [240, 24],
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in plain Triton: one forward kernel, two backward kernels.
+"""FlashAttention-2 in plain Triton: one forward kernel, two backward kernels, and one of both.
 
 On Hopper ``hopper.py`` has faster ones for many shapes in 16 bits; ``key_chunks.py`` has the
 forward of few query tiles.
@@ -22,6 +22,7 @@ Source: Dao, "FlashAttention-2" (2023), algorithms 1 and 2. The backward pass he
 kernels (three where the sums of dK and dV do not fit the registers together),
 ``backward_dq_kernel`` over query tiles and ``backward_dkdv_kernel`` over key tiles:
 each recomputes the scores, and neither needs atomics, so gradients are the same bits every run.
+For few tokens, which take less time than a launch, ``backward_kernel`` has the programs of both.
 """
 
 import triton
@@ -54,20 +55,19 @@ def float32(x):
 @triton.jit
 def _exp(s, shift, scale, PRECISION: tl.constexpr):
     """``exp(scale * s - shift)`` of scores s; shift is natural in fp32 and in base 2 otherwise."""
-    if PRECISION == "bf16x6":
+    if PRECISION == "bf16x6" or PRECISION == "fp16x3":
         return tl.math.exp2((s * scale - shift) * LOG2E)
     else:
         return tl.math.exp2(s * (scale * LOG2E) - shift)
 
 
 @triton.jit
-def _tile_and_head(n_tiles, n_heads_total, LONGEST_FIRST: tl.constexpr, REVERSE: tl.constexpr):
-    """This program's tile and flat (batch, head) index.
+def _tile_and_head(pid, n_tiles, n_heads_total, LONGEST_FIRST: tl.constexpr, REVERSE: tl.constexpr):
+    """The pid-th program's tile and flat (batch, head) index.
 
     With a causal mask tiles differ in work: the longest of every head start first, so that no
     long tile is left alone at the end. Otherwise neighbours share a head and its cached keys.
     """
-    pid = tl.program_id(0)
     if LONGEST_FIRST:
         tile = pid // n_heads_total
         if REVERSE:
@@ -107,14 +107,14 @@ def _forward_tiles(
             if CAUSAL:
                 visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
             s = tl.where(visible, s, float("-inf"))
-        if PRECISION == "bf16x6":
+        if PRECISION == "bf16x6" or PRECISION == "fp16x3":
             m_new = tl.maximum(m_i, tl.max(s, 1) * scale)
         else:
             m_new = tl.maximum(m_i, tl.max(s, 1) * (scale * LOG2E))
         # A row that has seen only -inf so far: -inf - -inf would be NaN.
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         p = _exp(s, m_safe[:, None], scale, PRECISION)
-        if PRECISION == "bf16x6":
+        if PRECISION == "bf16x6" or PRECISION == "fp16x3":
             alpha = tl.math.exp2((m_i - m_safe) * LOG2E)
         else:
             alpha = tl.math.exp2(m_i - m_safe)
@@ -154,7 +154,7 @@ def forward_rows(
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
     offs_m = m0 + tl.arange(0, Bq)
-    if PRECISION == "bf16x6":
+    if PRECISION == "bf16x6" or PRECISION == "fp16x3":
         lse = m_i + tl.math.log2(l_safe) * LN2
     else:
         lse = (m_i + tl.math.log2(l_safe)) * LN2
@@ -179,7 +179,7 @@ def forward_kernel(
     Q, O: (B, H, Nq, d); K, V: (B, H / GROUP, Nk, d); LSE: (B, H, Nq) contiguous fp32.
     FlashAttention-2, algorithm 1: one program per (query tile, head), keys streamed.
     """
-    tile, bh = _tile_and_head(tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
+    tile, bh = _tile_and_head(tl.program_id(0), tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
     m0 = tile * Bq
@@ -202,7 +202,7 @@ def _load_lse(LSE, offs, n, MASK: tl.constexpr, PRECISION: tl.constexpr):
         lse = tl.load(LSE + offs, mask=offs < n, other=float("inf"))
     else:
         lse = tl.load(LSE + offs)
-    if PRECISION != "bf16x6":
+    if PRECISION != "bf16x6" and PRECISION != "fp16x3":
         lse *= LOG2E
     return tl.where(lse == float("-inf"), float("inf"), lse)
 
@@ -246,7 +246,7 @@ def backward_dq_kernel(
     DELTA: (B, H, Nq) contiguous fp32, read by ``backward_dkdv_kernel``, which must run after.
     """
     scale = float32(scale)
-    tile, bh = _tile_and_head(tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
+    tile, bh = _tile_and_head(tl.program_id(0), tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
     m0 = tile * Bq
@@ -283,9 +283,10 @@ def _dkdv_tiles(
     n0, start, stop, jump, skip, Nq, scale,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, O=None, stride_on=None,
 ):  # fmt: skip
-    """dK / scale and dV of one key tile over query tiles, with transposed scores.
+    """dK / scale and dV of one key tile over query tiles, with transposed scores. DELTA is computed
+    where O is given.
 
     The tiles start at start, start + Bq, ... below stop; with MASK those from jump on lie skip
     further, so that one loop serves the diagonal and the ragged end. Keys past Nk need no mask:
@@ -302,7 +303,11 @@ def _dkdv_tiles(
         lse = _load_lse(LSE, offs_m, Nq, MASK, PRECISION)
         st = dot(k, q, PRECISION, True)
         if NEEDS_DK:
-            delta = tl.load(DELTA + offs_m, mask=offs_m < Nq, other=0.0)
+            if O is None:
+                delta = tl.load(DELTA + offs_m, mask=offs_m < Nq, other=0.0)
+            else:
+                o = load_rows(O, m0, Nq, stride_on, Bq, d, BD, MASK)
+                delta = tl.sum(in_float32(do, PRECISION) * o.to(tl.float32), 1)
             dpt = dot(v, do, PRECISION, True)
         pt = _exp(st, lse[None, :], scale, PRECISION)
         if MASK and CAUSAL:
@@ -315,9 +320,9 @@ def _dkdv_tiles(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=SIZES)
-def backward_dkdv_kernel(
-    Q, K, V, DO, DK, DV, LSE, DELTA,
+@triton.jit
+def _dkdv(
+    pid, Q, K, V, DO, DK, DV, LSE, DELTA,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
@@ -325,13 +330,11 @@ def backward_dkdv_kernel(
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    O=None, stride_ob=None, stride_oh=None, stride_on=None,
 ):  # fmt: skip
-    """dK, dV or both: one program per (key tile, key head), which sums its group's query heads.
-
-    H and n_heads_total count heads of K and V; query heads are GROUP times as many.
-    """
+    """The pid-th program of ``backward_dkdv_kernel``; as ``_dkdv_tiles`` with O."""
     scale = float32(scale)
-    tile, bh = _tile_and_head(tl.cdiv(Nk, Bk), n_heads_total, CAUSAL, False)
+    tile, bh = _tile_and_head(pid, tl.cdiv(Nk, Bk), n_heads_total, CAUSAL, False)
     b = (bh // H).to(tl.int64)
     h_kv = (bh % H).to(tl.int64)
     n0 = tile * Bk
@@ -360,21 +363,89 @@ def backward_dkdv_kernel(
         Q_h = Q + b * stride_qb + h * stride_qh
         DO_h = DO + b * stride_dob + h * stride_doh
         row = (b * H * GROUP + h) * Nq
+        O_h = O
+        if O is not None:
+            O_h = O + b * stride_ob + h * stride_oh
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
             n0, diagonal_end, whole_end, 0, 0, Nq, scale,
             Bq, Bk, d, BD, CAUSAL, False, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
+            O_h, stride_on,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
             n0, first, diagonal_end + tail, diagonal_end, tail_start - diagonal_end,
             Nq, scale,
             Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
+            O_h, stride_on,
         )  # fmt: skip
     if NEEDS_DK:
         store_rows(DK, dk * scale, n0, Nk, stride_dkn, Bk, d, BD)
     if NEEDS_DV:
         store_rows(DV, dv, n0, Nk, stride_dvn, Bk, d, BD)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def backward_dkdv_kernel(
+    Q, K, V, DO, DK, DV, LSE, DELTA,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
+    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    scale, H, n_heads_total, GROUP, Nq, Nk,
+    d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
+    CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dK, dV or both: one program per (key tile, key head), which sums its group's query heads.
+
+    H and n_heads_total count heads of K and V; query heads are GROUP times as many.
+    """
+    _dkdv(
+        tl.program_id(0), Q, K, V, DO, DK, DV, LSE, DELTA,
+        stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+        stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
+        stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+        scale, H, n_heads_total, GROUP, Nq, Nk, d, BD, Bq, Bk, CAUSAL, NEEDS_DK, NEEDS_DV,
+        PRECISION, STAGES,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=[*SIZES, "H_kv", "n_kv_heads_total"])
+def backward_kernel(
+    Q, K, V, O, DO, DQ, DK, DV, LSE, DELTA,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
+    stride_dob, stride_doh, stride_don, stride_dqb, stride_dqh, stride_dqn,
+    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    scale, H, n_heads_total, GROUP, Nq, Nk, H_kv, n_kv_heads_total,
+    d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dQ, dK and dV in one launch: the programs of ``backward_dq_kernel``, then those of
+    ``backward_dkdv_kernel``, which cannot wait for DELTA and compute it themselves.
+
+    H and n_heads_total count heads of Q, H_kv and n_kv_heads_total those of K and V.
+    """
+    pid = tl.program_id(0) - tl.cdiv(Nq, Bq) * n_heads_total
+    if pid < 0:
+        backward_dq_kernel(
+            Q, K, V, O, DO, DQ, LSE, DELTA,
+            stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+            stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
+            stride_dob, stride_doh, stride_don, stride_dqb, stride_dqh, stride_dqn,
+            scale, H, n_heads_total, GROUP, Nq, Nk,
+            d, BD, Bq, Bk, CAUSAL, True, PRECISION, STAGES,
+        )  # fmt: skip
+    else:
+        _dkdv(
+            pid, Q, K, V, DO, DK, DV, LSE, DELTA,
+            stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+            stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
+            stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+            scale, H_kv, n_kv_heads_total, GROUP, Nq, Nk,
+            d, BD, Bq, Bk, CAUSAL, True, True, PRECISION, STAGES,
+            O, stride_ob, stride_oh, stride_on,
+        )  # fmt: skip
 
 
 # Beside the one-pass backward of hopper_backward.py.

@@ -1,5 +1,18 @@
 """One forward and one backward pass on real tensors: which kernels run, with which tiles.
 
+Of the backward the first form that may run does. ``theory.attention`` has the conditions; but for
+the last all want every gradient, and in the middle three the order of additions is not fixed.
+
+    ===============  =================  =========================================================
+    condition        for                form
+    ===============  =================  =========================================================
+    in_one_launch    few tokens         ``kernels.backward_kernel``, one launch
+    long_for_hopper  in chunks, long    ``hopper.backward_chunks``, one sweep (Gluon)
+    in_chunks        few key tiles      ``chunks.backward_chunks_kernel``, one sweep
+    in_one_sweep     the rest, Hopper   ``hopper.backward``, one sweep (Gluon)
+    else                                ``kernels.backward_dq_kernel``, ``backward_dkdv_kernel``
+    ===============  =================  =========================================================
+
 ``forward`` and ``backward`` know nothing of autograd or torch.compile; ``a2lib.attention.flash``
 and ``a2lib.attention.operators`` call them.
 """
@@ -20,6 +33,7 @@ from a2lib.attention.tiles import (
     TILES,
     WHEN_FEW,
     WHEN_LONG,
+    chunk_loops,
     chunk_of,
     chunk_programs,
     n_chunk_programs,
@@ -27,7 +41,7 @@ from a2lib.attention.tiles import (
     precision_of,
 )
 from a2lib.errors import UnsupportedError
-from a2lib.theory.attention import in_chunks, keys_per_chunk, n_chunks_of
+from a2lib.theory.attention import in_chunks, in_one_launch, keys_per_chunk, n_chunks_of
 
 _NOTHING = {}
 SPLIT_ROWS = 64
@@ -70,7 +84,10 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
         names = ["do", "q", "k", "v", "o", "lse", "dq", "dk", "dv"]
         problem = _Problem(inputs, made, names, is_causal, scale)
         added_up = all(needs) and not fixed_order
-        if added_up and problem.fits_chunks():
+        if all(needs) and problem.fits_one_launch():
+            problem.add(delta=torch.empty_like(lse))
+            problem.backward_in_one_launch()
+        elif added_up and problem.fits_chunks():
             problem.backward_in_chunks()
         elif added_up and hopper.serves_backward(problem):
             problem.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
@@ -240,6 +257,25 @@ class _Problem:
             if any(needs.values()):
                 self._launch(name, self.n_keys, n_heads, names, rows, sizes, needs)
 
+    def fits_one_launch(self) -> bool:
+        """Whether the backward is to be one launch."""
+        n_heads, size = self.batch * self.heads, self.inputs[0].element_size()
+        return in_one_launch(self.n_queries, self.n_keys, n_heads, self.head_dim, size)
+
+    def backward_in_one_launch(self):
+        """Fill dq, dk and dv."""
+        n_heads, n_kv_heads = self.batch * self.heads, self.batch * self.kv_heads
+        n_queries, n_keys = self.n_queries, self.n_keys
+
+        def cut(tile):
+            return (-(-n_queries // tile.Bq) * n_heads + -(-n_keys // tile.Bk) * n_kv_heads,)
+
+        names = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+        sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
+        sizes = (*sizes, self.kv_heads, n_kv_heads)
+        chosen = names, ("lse", "delta"), sizes
+        self._launch("backward", n_queries + n_keys, n_heads, *chosen, cut=cut)
+
     def fits_chunks(self) -> bool:
         """Whether the backward is to be cut into chunks of queries."""
         n_heads = self.batch * self.heads
@@ -276,13 +312,19 @@ class _Problem:
         def cut(tile):
             many = n_multiprocessors(self.device)
             chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
-            return chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads, chunk
+            programs = chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads
+            return programs * (1 if loops else 2), chunk
 
-        self._split("k", "v")
-        self._split("q", "do")
-        sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
-        names = ("q", "k", "v", "do")
-        self._launch("backward_chunks", n_keys, n_heads, names, ("rows", *sums), sizes, cut=cut)
+        gluon_chunk = hopper.chunk_queries(self)
+        if gluon_chunk:
+            hopper.backward_chunks(self, gluon_chunk)
+        else:
+            self._split("k", "v")
+            self._split("q", "do")
+            loops = chunk_loops(BD, self.dtype)
+            sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
+            chosen = ("q", "k", "v", "do"), ("rows", *sums), sizes, {"LOOPS": loops}, cut
+            self._launch("backward_chunks", n_keys, n_heads, *chosen, n_keys)
 
         sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
         around("finish_chunks", n_queries, (*sums, *gradients), gradients, sizes)
@@ -297,15 +339,18 @@ class _Problem:
     def _split(self, *names):
         """Have the bf16 terms of two tensors of one shape made, which bf16x6 multiplies."""
         x, z = (self.tensors[name] for name in names)
-        if self.precision != "bf16x6" or not x.numel():
+        terms_of = {"bf16x6": (3, torch.bfloat16), "fp16x3": (2, torch.float16)}
+        if self.precision not in terms_of or not x.numel():
             return
+        n_terms, dtype = terms_of[self.precision]
         for name in names:
             self.terms[name] = f"{name}_terms"
-            terms = x.new_empty(*x.shape[:-1], 3 * self.head_dim, dtype=torch.bfloat16)
+            terms = x.new_empty(*x.shape[:-1], n_terms * self.head_dim, dtype=dtype)
             self.add(**{self.terms[name]: terms})
         n_programs = 2 * -(-x.shape[2] // SPLIT_ROWS) * math.prod(x.shape[:2])
         strides = (*x.stride()[:3], *z.stride()[:3])
         constants = {"d": self.head_dim, "BD": self._key("split")[2], "B": SPLIT_ROWS}
+        constants["PRECISION"] = self.precision
         apart = ("split", self.device, *strides, *constants.values())
         chosen = (*names, *(self.terms[name] for name in names))
         numbers = (*strides, *x.shape[1:3])

@@ -1,9 +1,9 @@
 """Which tile each kernel uses: chosen by measurement on an H200, none by search at run time.
 
 A row of ``TILES`` lists tiles in order of preference. The first is what a Hopper GPU runs (or that
-of ``WHEN_FEW``), and compiles there without serialised wgmma, in 16 bits without spills
-(tests/attention/test_compile.py). The later ones need less shared memory: a GPU where the first
-does not fit takes the next.
+of ``WHEN_FEW`` or ``WHEN_LONG``), and compiles there without serialised wgmma, in 16 bits all but
+two without spills (tests/attention/test_compile.py). The later ones need less shared memory: a GPU
+where the first does not fit takes the next.
 """
 
 from typing import NamedTuple
@@ -16,6 +16,7 @@ SPECIALISED = {
     "backward_dkdv": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": True}),
     "backward_dk": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": False}),
     "backward_dv": ("backward_dkdv_kernel", {"NEEDS_DK": False, "NEEDS_DV": True}),
+    "backward": ("backward_kernel", {}),
     "backward_chunks": ("backward_chunks_kernel", {}),
 }
 HEAD_DIM_MAX = 128
@@ -46,6 +47,7 @@ _add("backward_dq", "16bit", 128, (128, 64, 8, 3))
 _add("backward_dkdv", "16bit", 128, (32, 64, 4, 3))
 
 for _BD in (16, 32, 64):
+    _add("backward", "16bit", _BD, (64, 64, 4, 1))
     _add("backward_chunks", "16bit", _BD, (64, 64, 4, 3))
 _add("backward_chunks", "16bit", 128, (64, 64, 8, 3))
 
@@ -76,13 +78,15 @@ for _causal in (True, False):
     WHEN_FEW["backward_dk", "fp32", 128, _causal] = Tile(16, 64, 4, 3)
     WHEN_FEW["backward_dv", "fp32", 128, _causal] = Tile(32, 64, 4, 2)
 
-# The forward's chunks of at least so many keys: what is read for a tile is read less often.
+# The forward's chunks of at least so many keys: what is read for a tile is read less often. The
+# backward in chunks by the keys of a row.
 WHEN_LONG = {
+    ("backward_chunks", "16bit", 128): {2048: Tile(32, 64, 4, 3)},
     ("forward_chunk", "16bit", 32): {1024: Tile(64, 128, 4, 3)},
     ("forward_chunk", "16bit", 64): {4096: Tile(128, 64, 4, 3), 1024: Tile(64, 128, 4, 3)},
 }
 
-# The Gluon kernels (hopper.py); when the backward is theirs: theory.attention.in_one_sweep.
+# The Gluon kernels (hopper.py); when the backward is theirs: passes.py.
 
 
 def hopper_forward(head_dim, n_queries, n_heads, causal):
@@ -105,8 +109,14 @@ def hopper_forward(head_dim, n_queries, n_heads, causal):
     return 2, not causal
 
 
-# The backward in chunks (chunks.py); when it is the one: theory.attention.in_chunks.
-CHUNK_TILES = 16  # at most so many in one: dK and dV are added up once for them
+# The backward in chunks (chunks.py); when it is the one: passes.py.
+# At most so many in one, or of all that fraction: dK and dV are added up once for them.
+CHUNK_TILES = 16
+
+
+def chunk_loops(BD, dtype):
+    """Loops of a program of ``backward_chunks_kernel``: what the registers allow."""
+    return 1 if BD == 128 or dtype == "fp32" else 2
 
 
 def chunk_of(tile, n_queries, n_keys, n_heads, causal, n_multiprocessors):
@@ -119,7 +129,8 @@ def chunk_of(tile, n_queries, n_keys, n_heads, causal, n_multiprocessors):
         pairs = (pairs + min(queries, keys) * n_heads) // 2
     programs = max(1, n_multiprocessors) * 8 // tile.warps  # at once
     each = max(-(-pairs // programs), 1 + (pairs > n_multiprocessors > 0))
-    return max(min(1 << (each - 1).bit_length(), CHUNK_TILES) * tile.Bq, tile.Bk)
+    each = min(each, max(CHUNK_TILES, queries // CHUNK_TILES))
+    return max((1 << (each - 1).bit_length()) * tile.Bq, tile.Bk)
 
 
 def chunk_programs(tile, chunk, n_queries, n_keys, causal):
@@ -154,5 +165,5 @@ def options_of(tile, precision):
     return {
         "num_warps": tile.warps,
         "num_stages": tile.stages,
-        "enable_fp_fusion": precision != "bf16x6",
+        "enable_fp_fusion": precision not in ("bf16x6", "fp16x3"),
     }

@@ -178,12 +178,35 @@ def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -
     return for_hopper(head_dim, element_bytes) and n_keys >= (512 if fills else 1024)
 
 
+def in_one_launch(
+    n_queries: int, n_keys: int, n_heads: int, head_dim: int, element_bytes: int
+) -> bool:
+    """Whether the library's backward is one launch, in which programs of 64 queries make dQ and
+    programs of 64 keys dK and dV: in 16 bits, where tokens are so few that launching takes longest
+    (measured on an H200, one head) and each program has a multiprocessor."""
+    most = 256 if head_dim <= 32 else 128 if head_dim <= 64 else 0
+    programs = (-(-n_queries // 64) + -(-n_keys // 64)) * n_heads
+    few = max(n_queries, n_keys) <= most and programs <= MULTIPROCESSORS
+    return element_bytes == 2 and few
+
+
 def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int) -> bool:
     """Whether the library's backward is one sweep whose programs have a chunk of the queries each,
     so that all gradients are added up: in 16 bits, where programs of 128 keys would leave a GPU
-    idle (measured on an H200)."""
+    idle (measured on an H200). Long causal rows, whose first program takes longest, are cut also
+    where there is a program for each multiprocessor, with heads up to 32 two."""
     most = 128 if head_dim <= 32 else 64 if head_dim <= 64 or causal else 32
+    if causal and n_keys > 16384 and head_dim <= 32:
+        most = 256
+    elif causal and long_for_hopper(n_keys, head_dim, element_bytes):
+        most = MULTIPROCESSORS
     return element_bytes == 2 and n_keys >= 256 and -(-n_keys // 128) * n_heads <= most
+
+
+def long_for_hopper(n_keys: int, head_dim: int, element_bytes: int) -> bool:
+    """Whether a backward in chunks is the Hopper kernel's where that can run: shorter rows are
+    plain Triton's, whose tiles are smaller (measured on an H200)."""
+    return for_hopper(head_dim, element_bytes) and n_keys >= (8192 if head_dim <= 64 else 4096)
 
 
 CHUNKS_MAX = 8

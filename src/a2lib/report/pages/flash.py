@@ -15,6 +15,7 @@ from a2lib.theory.attention import (
     attention_bytes,
     attention_flops,
     in_chunks,
+    in_one_launch,
     in_one_sweep,
     keys_per_chunk,
     n_chunks_of,
@@ -55,6 +56,7 @@ HOPPER_SINCE, HOPPER = "20261123T19", ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 # And of an fp32 whose terms are split once.
 TERMS_SINCE = "20261124T19"
 CHUNKS_SINCE = "20261124T20"  # and of chunks of queries and of keys, where tiles are few
+WIDER_SINCE = "20261124T23"  # and of longer rows in chunks of queries, and few tokens in one launch
 THEIRS = "triton_forward_compiled_backward"  # of the published writeup
 HELPER = 0.05  # a kernel below this share of its call's L2 traffic only prepares or converts
 
@@ -87,6 +89,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     ours = rows["implementation"] == OURS
     split = ours & (rows["dtype"] == "fp32") & (rows["run"] >= TERMS_SINCE)
     cut = ours & (rows["run"] >= CHUNKS_SINCE)
+    wider = rows["run"] >= WIDER_SINCE
     widths = rows["dtype"].map(BYTES)
     tensors = [
         tiled_memory(
@@ -94,12 +97,12 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
             b,
             p,
             one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
-            query_chunks=c and in_chunks(s[3], s[0] * s[1], s[4], bool(masked), b),
+            query_chunks=c and _query_chunks(*s[2:], s[0] * s[1], bool(masked), b, w),
             key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if c else 0,
             terms=t,
         ).values()
-        for s, b, p, masked, n, c, t in zip(
-            sizes, widths, rows["pass"], rows["causal"], new, cut, split, strict=True
+        for s, b, p, masked, n, c, w, t in zip(
+            sizes, widths, rows["pass"], rows["causal"], new, cut, wider, split, strict=True
         )
     ]
     found["expected"] = [sum(sizes) for sizes in tensors]
@@ -117,6 +120,14 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return found.merge(
         peers.rename(columns={"implementation": "peer", "ms": "best"}), "left", SHAPE
     )
+
+
+def _query_chunks(n_queries, n_keys, head_dim, n_heads, causal, element_bytes, wider):
+    chunks = in_chunks(n_keys, n_heads, head_dim, causal, element_bytes)
+    if wider:
+        one = in_one_launch(n_queries, n_keys, n_heads, head_dim, element_bytes)
+        return chunks and not one
+    return chunks and -(-n_keys // 128) * n_heads <= (128 if head_dim <= 32 else 64)
 
 
 def _key_chunks(n_queries, n_keys, n_heads, causal, element_bytes):

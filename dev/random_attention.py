@@ -1,0 +1,83 @@
+"""Attention of random shapes as the library dispatches it, gradients by name against float64.
+
+    python dev/random_attention.py 1000 [--seed 0]
+
+Needs a GPU. New memory is full of NaN, and each shape runs twice, the second time from its plan.
+Prints how often each kernel was launched and the worst errors; exits with 1 where one is too large.
+"""
+
+import argparse
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
+
+from a2lib.attention import FlashAttentionTriton, hopper, passes
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+SCORES = 2**26  # at most, of all heads
+
+
+def draw_shapes(draw):
+    """Shapes of q and of k and v, few heads of many tokens or many of few."""
+    head_dim = draw.choice([16, 32, 64, 128, 8 * draw.randint(2, 16), draw.randint(1, 128)])
+    n_queries = round(2 ** draw.uniform(0, 13))
+    n_keys = n_queries if draw.random() < 0.5 else round(2 ** draw.uniform(1, 13))
+    group, most = draw.choice([1, 1, 2]), SCORES // (n_queries * n_keys)
+    kv_heads = draw.randint(1, max(1, min(16, most // group)))
+    batch = draw.randint(1, max(1, min(4, most // (group * kv_heads))))
+    q_shape = (batch, kv_heads * group, n_queries, head_dim)
+    return q_shape, (batch, kv_heads, max(n_keys, 2), head_dim)
+
+
+def count(module, launched):
+    real = module.launch
+
+    def launch(kernel, apart, *rest):
+        launched[f"{apart[0]} (Gluon)" if module is hopper and rest[-1] else apart[0]] += 1
+        return real(kernel, apart, *rest)
+
+    module.launch = launch
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    launched, worst, wrong = Counter(), {}, 0
+    for module in (passes, hopper):
+        count(module, launched)
+    for i in range(given.runs):
+        draw = random.Random(f"{given.seed} {i}")
+        torch.manual_seed(i)
+        (q_shape, kv_shape), is_causal = draw_shapes(draw), draw.random() < 0.7
+        dtype, layout = draw.choice(list(TOLERANCE)), draw.choice(LAYOUTS)
+        inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
+        truth = in_float64(*inputs, is_causal)
+        inputs = [laid_out(x, layout) for x in inputs]
+        for _ in range(2):
+            held = [torch.full((2**n,), torch.nan, device="cuda") for n in range(12, 25)]
+            del held
+            found = errors(with_gradients(FlashAttentionTriton.apply, *inputs, is_causal), truth)
+            for name, error in found.items():
+                worst[dtype, name] = max(worst.get((dtype, name), 0), error)
+                if not error <= TOLERANCE[dtype]:
+                    wrong += 1
+                    print(f"run {i}: {name} is off by {error:.1e}: {dtype}, q {q_shape}, k and v "
+                          f"{kv_shape}, {layout}, causal {is_causal}", flush=True)  # fmt: skip
+    for name, n in sorted(launched.items()):
+        print(f"{n:6d} launches of {name}")
+    for (dtype, name), error in sorted(worst.items(), key=str):
+        print(f"{error:.1e} {dtype} {name}")
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()

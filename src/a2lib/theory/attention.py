@@ -181,9 +181,13 @@ def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -
 def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int) -> bool:
     """Whether the library's backward is one sweep whose programs have a chunk of the queries each,
     so that all gradients are added up: in 16 bits, where programs of 128 keys would leave a GPU
-    idle (measured on an H200)."""
+    idle; in fp32, with heads of up to 64, there too and where rows are long (measured on an
+    H200)."""
+    programs = -(-n_keys // 128) * n_heads
+    if element_bytes == 4:
+        return head_dim <= 64 and n_keys >= 256 and (programs <= 128 or n_keys >= 4096)
     most = 128 if head_dim <= 32 else 64 if head_dim <= 64 or causal else 32
-    return element_bytes == 2 and n_keys >= 256 and -(-n_keys // 128) * n_heads <= most
+    return element_bytes == 2 and n_keys >= 256 and programs <= most
 
 
 CHUNKS_MAX = 8

@@ -55,6 +55,7 @@ HOPPER_SINCE, HOPPER = "20261123T19", ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 # And of an fp32 whose terms are split once.
 TERMS_SINCE = "20261124T19"
 CHUNKS_SINCE = "20261124T20"  # and of chunks of queries and of keys, where tiles are few
+FP32_CHUNKS_SINCE = "20261124T23"  # and of fp32's chunks of queries
 THEIRS = "triton_forward_compiled_backward"  # of the published writeup
 HELPER = 0.05  # a kernel below this share of its call's L2 traffic only prepares or converts
 
@@ -87,6 +88,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     ours = rows["implementation"] == OURS
     split = ours & (rows["dtype"] == "fp32") & (rows["run"] >= TERMS_SINCE)
     cut = ours & (rows["run"] >= CHUNKS_SINCE)
+    queries = cut & ((rows["dtype"] != "fp32") | (rows["run"] >= FP32_CHUNKS_SINCE))
     widths = rows["dtype"].map(BYTES)
     tensors = [
         tiled_memory(
@@ -94,12 +96,12 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
             b,
             p,
             one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
-            query_chunks=c and in_chunks(s[3], s[0] * s[1], s[4], bool(masked), b),
-            key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if c else 0,
+            query_chunks=cq and in_chunks(s[3], s[0] * s[1], s[4], bool(masked), b),
+            key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if ck else 0,
             terms=t,
         ).values()
-        for s, b, p, masked, n, c, t in zip(
-            sizes, widths, rows["pass"], rows["causal"], new, cut, split, strict=True
+        for s, b, p, masked, n, cq, ck, t in zip(
+            sizes, widths, rows["pass"], rows["causal"], new, queries, cut, split, strict=True
         )
     ]
     found["expected"] = [sum(sizes) for sizes in tensors]

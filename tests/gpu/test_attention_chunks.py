@@ -10,7 +10,7 @@ from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inpu
 from a2lib.attention import FlashAttentionTriton, passes, plans
 
 pytestmark = pytest.mark.gpu
-TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float32: 1e-5}
 ours = FlashAttentionTriton.apply
 
 
@@ -37,6 +37,8 @@ def poison():
 def test_gradients_match_float64(form, head_dim, is_causal, dtype):
     if form == "one launch" and head_dim > 64:
         pytest.skip("no such form")
+    if dtype == torch.float32 and (form == "one launch" or head_dim > 64):
+        pytest.skip("two sweeps")
     draw = random.Random(f"{head_dim} {is_causal} {dtype}")
     for _ in range(4):
         n_queries, n_keys = (

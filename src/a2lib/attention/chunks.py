@@ -1,10 +1,10 @@
 """The backward where tiles are few, in plain Triton: one sweep, cut into chunks of queries.
 
 One head of a few thousand tokens has fewer key tiles than a GPU has multiprocessors, and with a
-causal mask the first of them is the longest. Here a program owns a key tile and a chunk of queries;
-what it finds is added to fp32 sums: dQ tile by tile, dK and dV at its end. The order of additions,
-and with it the last bits, differ from run to run. On Hopper the Gluon kernel cuts long rows so.
-The legend is that of ``kernels.py``.
+causal mask the first of them is the longest; in fp32 one sweep pays for long rows too. Here a
+program owns a key tile and a chunk of queries; what it finds is added to fp32 sums: dQ tile by
+tile, dK and dV at its end. The order of additions, and with it the last bits, differ from run to
+run. On Hopper the Gluon kernel cuts long rows of 16 bits so. The legend is that of ``kernels.py``.
 """
 
 import triton
@@ -33,8 +33,6 @@ def _turned(x, PRECISION: tl.constexpr):
     """The transpose of an operand."""
     if PRECISION == "bf16x6":
         return tl.trans(x[0]), tl.trans(x[1]), tl.trans(x[2])
-    elif PRECISION == "fp16x3":
-        return tl.trans(x[0]), tl.trans(x[1])
     else:
         return (tl.trans(x[0]),)
 
@@ -74,7 +72,6 @@ def _chunk_tiles(
     n0, start, stop, jump, skip, Nq, Nk, n_rows, scale,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    NEEDS_DK: tl.constexpr = True, NEEDS_DV: tl.constexpr = True,
 ):  # fmt: skip
     """dK / scale and dV of one key tile over query tiles, and with dK dQ / scale of each added to
     DQ."""
@@ -90,28 +87,23 @@ def _chunk_tiles(
         do = load(DO, m0, Nq, stride_don, Bq, d, BD, MASK, PRECISION)
         lse = tl.load(ROWS + offs_m)
         st = dot(k, q, PRECISION, True)
-        if NEEDS_DK:
-            delta = tl.load(ROWS + n_rows + offs_m)
-            dpt = dot(v, do, PRECISION, True)
+        delta = tl.load(ROWS + n_rows + offs_m)
+        dpt = dot(v, do, PRECISION, True)
         pt = _exp(st, lse[None, :], scale, PRECISION)
         if MASK and CAUSAL:
             # Constants on one side: registers are short.
             pt = tl.where((offs_n - m0)[:, None] <= tl.arange(0, Bq)[None, :], pt, 0.0)
         else:
             pt = tl.where((offs_n < Nk)[:, None], pt, 0.0)
-        if NEEDS_DV:
-            p = operand(pt, Q.dtype.element_ty, PRECISION)
-        if NEEDS_DK:
-            dst = operand(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
-        if NEEDS_DV:
-            dv = dot(p, do, PRECISION, False, dv)
-        if NEEDS_DK:
-            dk = dot(dst, q, PRECISION, False, dk)
-            if Bq < 64:  # fewer rows than the tensor cores' 64
-                dq = tl.trans(dot(_turned(k, PRECISION), dst, PRECISION))
-            else:
-                dq = dot(_turned(dst, PRECISION), k, PRECISION)
-            _add_rows(DQ, dq, m0, Nq, d, Bq, d, BD)
+        p = operand(pt, Q.dtype.element_ty, PRECISION)
+        dst = operand(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
+        dv = dot(p, do, PRECISION, False, dv)
+        dk = dot(dst, q, PRECISION, False, dk)
+        if Bq < 64:  # fewer rows than the tensor cores' 64
+            dq = tl.trans(dot(_turned(k, PRECISION), dst, PRECISION))
+        else:
+            dq = dot(_turned(dst, PRECISION), k, PRECISION)
+        _add_rows(DQ, dq, m0, Nq, d, Bq, d, BD)
     return dk, dv
 
 
@@ -135,10 +127,6 @@ def backward_chunks_kernel(
     scale = float32(scale)
     item = tl.program_id(0) // n_heads_total
     bh = tl.program_id(0) % n_heads_total
-    side = 0
-    if LOOPS == 0:
-        side = item % 2
-        item = item // 2
     tile, start, stop = _tile_and_queries(item, Nq, Nk, chunk, Bq, Bk, CAUSAL)
     n_rows = tl.cdiv(Nq, ROWS_TO) * ROWS_TO
     b = (bh // H).to(tl.int64)
@@ -155,22 +143,7 @@ def backward_chunks_kernel(
     v = load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
-    if LOOPS == 0:  # dV apart from dK and dQ: registers
-        if side == 0:
-            dk, dv = _chunk_tiles(
-                dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
-                n0, start, stop, None, None, Nq, Nk, n_rows, scale,
-                Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES, True, False,
-            )  # fmt: skip
-            _add_rows(DK + kv_row, dk, n0, Nk, d, Bk, d, BD)
-        else:
-            dk, dv = _chunk_tiles(
-                dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
-                n0, start, stop, None, None, Nq, Nk, n_rows, scale,
-                Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES, False, True,
-            )  # fmt: skip
-            _add_rows(DV + kv_row, dv, n0, Nk, d, Bk, d, BD)
-    elif LOOPS == 1:
+    if LOOPS == 1:
         dk, dv = _chunk_tiles(
             dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
             n0, start, stop, None, None, Nq, Nk, n_rows, scale,
@@ -195,9 +168,8 @@ def backward_chunks_kernel(
             Nq, Nk, n_rows, scale,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, 1,
         )  # fmt: skip
-    if LOOPS != 0:
-        _add_rows(DK + kv_row, dk, n0, Nk, d, Bk, d, BD)
-        _add_rows(DV + kv_row, dv, n0, Nk, d, Bk, d, BD)
+    _add_rows(DK + kv_row, dk, n0, Nk, d, Bk, d, BD)
+    _add_rows(DV + kv_row, dv, n0, Nk, d, Bk, d, BD)
 
 
 @triton.jit(do_not_specialize=["H", "n_heads_total", "Nq", "n_rows", "Nk"])

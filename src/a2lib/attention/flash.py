@@ -37,8 +37,8 @@ def flash_attention(
     ``allow_tf32``; each pass reads it, so do not change it between forward and backward). With
     ``is_causal`` query i sees the keys j <= i. ``scale``, a number, defaults to ``1 / sqrt(d)``
     and has no gradient. A query that sees no key gives a row of zeros. Gradients cannot be
-    differentiated again. They may be added up in no fixed order, on a Hopper GPU dq and where heads
-    and tokens are few all three, so that their last bits may differ between runs; under
+    differentiated again. They may be added up in no fixed order, on a Hopper GPU dq, where heads
+    and tokens are few or in fp32 all three, so that their last bits may differ between runs; under
     ``torch.use_deterministic_algorithms(True)`` they do not. Autocast changes nothing: the dtype is
     that of the inputs, which must be one (a model's projections give 16 bits there).
 

@@ -55,7 +55,7 @@ def float32(x):
 @triton.jit
 def _exp(s, shift, scale, PRECISION: tl.constexpr):
     """``exp(scale * s - shift)`` of scores s; shift is natural in fp32 and in base 2 otherwise."""
-    if PRECISION == "bf16x6" or PRECISION == "fp16x3":
+    if PRECISION == "bf16x6":
         return tl.math.exp2((s * scale - shift) * LOG2E)
     else:
         return tl.math.exp2(s * (scale * LOG2E) - shift)
@@ -107,14 +107,14 @@ def _forward_tiles(
             if CAUSAL:
                 visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
             s = tl.where(visible, s, float("-inf"))
-        if PRECISION == "bf16x6" or PRECISION == "fp16x3":
+        if PRECISION == "bf16x6":
             m_new = tl.maximum(m_i, tl.max(s, 1) * scale)
         else:
             m_new = tl.maximum(m_i, tl.max(s, 1) * (scale * LOG2E))
         # A row that has seen only -inf so far: -inf - -inf would be NaN.
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         p = _exp(s, m_safe[:, None], scale, PRECISION)
-        if PRECISION == "bf16x6" or PRECISION == "fp16x3":
+        if PRECISION == "bf16x6":
             alpha = tl.math.exp2((m_i - m_safe) * LOG2E)
         else:
             alpha = tl.math.exp2(m_i - m_safe)
@@ -154,7 +154,7 @@ def forward_rows(
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
     offs_m = m0 + tl.arange(0, Bq)
-    if PRECISION == "bf16x6" or PRECISION == "fp16x3":
+    if PRECISION == "bf16x6":
         lse = m_i + tl.math.log2(l_safe) * LN2
     else:
         lse = (m_i + tl.math.log2(l_safe)) * LN2
@@ -202,7 +202,7 @@ def _load_lse(LSE, offs, n, MASK: tl.constexpr, PRECISION: tl.constexpr):
         lse = tl.load(LSE + offs, mask=offs < n, other=float("inf"))
     else:
         lse = tl.load(LSE + offs)
-    if PRECISION != "bf16x6" and PRECISION != "fp16x3":
+    if PRECISION != "bf16x6":
         lse *= LOG2E
     return tl.where(lse == float("-inf"), float("inf"), lse)
 

@@ -28,13 +28,6 @@ def dot(a, b, PRECISION: tl.constexpr, TURNED: tl.constexpr = False, acc=None):
         # Apart from the sum so far, to which the tensor cores would add with less than fp32.
         if acc is not None:
             product += acc
-    elif PRECISION == "fp16x3":
-        product = _one_dot(a[0], b[1], TURNED, PRECISION, None)
-        product = _one_dot(a[1], b[0], TURNED, PRECISION, product)
-        product = tl.where(product == product, product * 2**-11, 0.0)
-        product = _one_dot(a[0], b[0], TURNED, PRECISION, product)
-        if acc is not None:
-            product += acc
     else:
         product = _one_dot(a[0], b[0], TURNED, PRECISION, acc)
     return product
@@ -62,9 +55,6 @@ def operand(x, dtype: tl.constexpr, PRECISION: tl.constexpr):
         rest = x - high.to(tl.float32)
         middle = rest.to(tl.bfloat16)
         return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
-    elif PRECISION == "fp16x3":
-        high = x.to(tl.float16)
-        return high, ((x - high.to(tl.float32)) * 2**11).to(tl.float16)
     else:
         return (x.to(dtype),)
 
@@ -74,8 +64,6 @@ def in_float32(x, PRECISION: tl.constexpr):
     """The inverse of ``operand``, in fp32."""
     if PRECISION == "bf16x6":
         return x[2].to(tl.float32) + x[1].to(tl.float32) + x[0].to(tl.float32)
-    elif PRECISION == "fp16x3":
-        return x[1].to(tl.float32) * 2**-11 + x[0].to(tl.float32)
     else:
         return x[0].to(tl.float32)
 
@@ -112,15 +100,13 @@ def load(
     ptr, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows as a product's operand; a row has its terms one behind the other."""
-    high = load_rows(ptr, row0, n_rows, stride, B, d, BD, MASK)
+    """Rows as a product's operand; in bf16x6 a row has its terms one behind the other."""
     if PRECISION == "bf16x6":
+        high = load_rows(ptr, row0, n_rows, stride, B, d, BD, MASK)
         middle = load_rows(ptr + d, row0, n_rows, stride, B, d, BD, MASK)
         return high, middle, load_rows(ptr + 2 * d, row0, n_rows, stride, B, d, BD, MASK)
-    elif PRECISION == "fp16x3":
-        return high, load_rows(ptr + d, row0, n_rows, stride, B, d, BD, MASK)
     else:
-        return (high,)
+        return (load_rows(ptr, row0, n_rows, stride, B, d, BD, MASK),)
 
 
 @triton.jit
@@ -138,34 +124,30 @@ def store_rows(ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, B
 @triton.jit
 def _split_rows(
     X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     n_tiles = tl.cdiv(N, B)
     bh = (tile // n_tiles).to(tl.int64)
     m0 = tile % n_tiles * B
     X += (bh // H) * stride_xb + (bh % H) * stride_xh
-    x = operand(load_rows(X, m0, N, stride_xn, B, d, BD, True), Y.dtype.element_ty, PRECISION)
-    TERMS: tl.constexpr = 3 if PRECISION == "bf16x6" else 2
-    Y += bh * N * TERMS * d
-    store_rows(Y, x[0], m0, N, TERMS * d, B, d, BD)
-    store_rows(Y + d, x[1], m0, N, TERMS * d, B, d, BD)
-    if TERMS == 3:
-        store_rows(Y + 2 * d, x[2], m0, N, TERMS * d, B, d, BD)
+    x = operand(load_rows(X, m0, N, stride_xn, B, d, BD, True), tl.bfloat16, "bf16x6")
+    Y += bh * N * 3 * d
+    store_rows(Y, x[0], m0, N, 3 * d, B, d, BD)
+    store_rows(Y + d, x[1], m0, N, 3 * d, B, d, BD)
+    store_rows(Y + 2 * d, x[2], m0, N, 3 * d, B, d, BD)
 
 
 @triton.jit(do_not_specialize=["H", "N"])
 def split_kernel(
     X, Z, X_TERMS, Z_TERMS,
     stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, H, N,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """X_TERMS and Z_TERMS: (B, H, N, 3 d) contiguous bf16, the three terms of each row of X and of
     Z, both (B, H, N, d) fp32. Two at once, each by half of the programs: to launch takes longer
     than to split a short sequence."""
     tile, half = tl.program_id(0), tl.num_programs(0) // 2
     if tile < half:
-        _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B, PRECISION)
+        _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)
     else:
-        _split_rows(
-            Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B, PRECISION
-        )
+        _split_rows(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B)

@@ -313,7 +313,7 @@ class _Problem:
             many = n_multiprocessors(self.device)
             chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
             programs = chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads
-            return programs * (1 if loops else 2), chunk
+            return programs, chunk
 
         gluon_chunk = hopper.chunk_queries(self)
         if gluon_chunk:
@@ -321,9 +321,9 @@ class _Problem:
         else:
             self._split("k", "v")
             self._split("q", "do")
-            loops = chunk_loops(BD, self.dtype)
             sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
-            chosen = ("q", "k", "v", "do"), ("rows", *sums), sizes, {"LOOPS": loops}, cut
+            needs = {"LOOPS": chunk_loops(BD, self.dtype)}
+            chosen = ("q", "k", "v", "do"), ("rows", *sums), sizes, needs, cut
             self._launch("backward_chunks", n_keys, n_heads, *chosen, n_keys)
 
         sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
@@ -339,18 +339,15 @@ class _Problem:
     def _split(self, *names):
         """Have the bf16 terms of two tensors of one shape made, which bf16x6 multiplies."""
         x, z = (self.tensors[name] for name in names)
-        terms_of = {"bf16x6": (3, torch.bfloat16), "fp16x3": (2, torch.float16)}
-        if self.precision not in terms_of or not x.numel():
+        if self.precision != "bf16x6" or not x.numel():
             return
-        n_terms, dtype = terms_of[self.precision]
         for name in names:
             self.terms[name] = f"{name}_terms"
-            terms = x.new_empty(*x.shape[:-1], n_terms * self.head_dim, dtype=dtype)
+            terms = x.new_empty(*x.shape[:-1], 3 * self.head_dim, dtype=torch.bfloat16)
             self.add(**{self.terms[name]: terms})
         n_programs = 2 * -(-x.shape[2] // SPLIT_ROWS) * math.prod(x.shape[:2])
         strides = (*x.stride()[:3], *z.stride()[:3])
         constants = {"d": self.head_dim, "BD": self._key("split")[2], "B": SPLIT_ROWS}
-        constants["PRECISION"] = self.precision
         apart = ("split", self.device, *strides, *constants.values())
         chosen = (*names, *(self.terms[name] for name in names))
         numbers = (*strides, *x.shape[1:3])

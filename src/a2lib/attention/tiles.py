@@ -67,6 +67,9 @@ _add("forward_chunk", "fp32", 128, (64, 32, 4, 2))
 _add("backward_dq", "fp32", 128, (64, 32, 4, 2))
 _add("backward_dk", "fp32", 128, (16, 128, 8, 1))
 _add("backward_dv", "fp32", 128, (16, 64, 4, 2))
+_add("backward_chunks", "fp32", 16, (64, 64, 4, 3))
+_add("backward_chunks", "fp32", 32, (64, 64, 4, 2))
+_add("backward_chunks", "fp32", 64, (32, 64, 4, 2))
 
 # Where the table's tile would leave multiprocessors idle, another can be faster.
 WHEN_FEW = {}
@@ -165,5 +168,5 @@ def options_of(tile, precision):
     return {
         "num_warps": tile.warps,
         "num_stages": tile.stages,
-        "enable_fp_fusion": precision not in ("bf16x6", "fp16x3"),
+        "enable_fp_fusion": precision != "bf16x6",
     }

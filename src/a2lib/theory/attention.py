@@ -193,14 +193,18 @@ def in_one_launch(
 def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int) -> bool:
     """Whether the library's backward is one sweep whose programs have a chunk of the queries each,
     so that all gradients are added up: in 16 bits, where programs of 128 keys would leave a GPU
-    idle (measured on an H200). Long causal rows, whose first program takes longest, are cut also
-    where there is a program for each multiprocessor, with heads up to 32 two."""
+    idle; in fp32, with heads of up to 64, there too and where rows are long (measured on an
+    H200). Long causal rows of 16 bits, whose first program takes longest, are cut also where there
+    is a program for each multiprocessor, with heads up to 32 two."""
+    programs = -(-n_keys // 128) * n_heads
+    if element_bytes == 4:
+        return head_dim <= 64 and n_keys >= 256 and (programs <= 128 or n_keys >= 4096)
     most = 128 if head_dim <= 32 else 64 if head_dim <= 64 or causal else 32
     if causal and n_keys > 16384 and head_dim <= 32:
         most = 256
     elif causal and long_for_hopper(n_keys, head_dim, element_bytes):
         most = MULTIPROCESSORS
-    return element_bytes == 2 and n_keys >= 256 and -(-n_keys // 128) * n_heads <= most
+    return element_bytes == 2 and n_keys >= 256 and programs <= most
 
 
 def long_for_hopper(n_keys: int, head_dim: int, element_bytes: int) -> bool:

@@ -9,7 +9,8 @@
     one_sweep       backward for Hopper: five products a tile for seven, dQ added up across programs
     heads_in_l2     of both: as many heads at a time as the L2 cache holds
     key_chunks      forward of few tiles: programs share the keys of a query
-    query_chunks    backward of few tiles: programs share the queries of a key: the library
+    query_chunks    backward of few tiles: programs share the queries of a key (of few tokens: one
+                    launch): the library
 
 A rung is the library with the techniques of the rungs after it taken away, by way of its tables and
 of what chooses a form (``_swaps``): no kernel is another than the library's, but for the masks of
@@ -233,7 +234,7 @@ def _swaps(rung: str, device: str) -> list[tuple[object, str, object]]:
         if key[0] in TUTORIAL
     }
     off = {
-        "query_chunks": [(passes, "in_chunks", none)],
+        "query_chunks": [(passes, "in_chunks", none), (passes, "in_one_launch", none)],
         "key_chunks": [(passes, "keys_per_chunk", none)],
         "heads_in_l2": [(hopper, "_together", lambda bytes_per_head, n_heads: n_heads)],
         "one_sweep": [(hopper, "serves_backward", none)],

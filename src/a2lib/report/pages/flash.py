@@ -56,7 +56,7 @@ HOPPER_SINCE, HOPPER = "20261123T19", ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 # And of an fp32 whose terms are split once.
 TERMS_SINCE = "20261124T19"
 CHUNKS_SINCE = "20261124T20"  # and of chunks of queries and of keys, where tiles are few
-WIDER_SINCE = "20261124T23"  # and of longer rows in chunks of queries, and few tokens in one launch
+WIDER_SINCE = "20261124T23"  # and of fp32 and long rows in chunks, few tokens in one launch
 THEIRS = "triton_forward_compiled_backward"  # of the published writeup
 HELPER = 0.05  # a kernel below this share of its call's L2 traffic only prepares or converts
 
@@ -127,7 +127,8 @@ def _query_chunks(n_queries, n_keys, head_dim, n_heads, causal, element_bytes, w
     if wider:
         one = in_one_launch(n_queries, n_keys, n_heads, head_dim, element_bytes)
         return chunks and not one
-    return chunks and -(-n_keys // 128) * n_heads <= (128 if head_dim <= 32 else 64)
+    few = -(-n_keys // 128) * n_heads <= (128 if head_dim <= 32 else 64)
+    return chunks and few and element_bytes == 2
 
 
 def _key_chunks(n_queries, n_keys, n_heads, causal, element_bytes):

@@ -18,6 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # instructions the CPU has. Which it would use is nothing that a test asks.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
+# With more, each process that compiles starts a pool of others, which import torch first.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # What is absent here and in each process that is started, see there.
 ABSENT = str(Path(__file__).with_name("absent"))
 sys.modules["rfc3987_syntax"] = None

@@ -282,6 +282,11 @@ def traced():
     return json.loads(done.stdout)
 
 
+def test_cpu_tensors_are_refused_and_never_run_by_something_else(traced):
+    assert len(traced["refused"]) == 2
+    assert all("need a CUDA GPU" in said for said in traced["refused"]), traced["refused"]
+
+
 def test_what_the_kernels_write_is_understood_where_someone_traces_them(traced):
     assert traced["written"] == {
         "forward_kernel": ["LSE", "O"],

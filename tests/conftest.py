@@ -18,6 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # instructions the CPU has. Which it would use is nothing that a test asks.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
+# With more, each process that compiles starts a pool of others, which import torch first.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # What is absent here and in each process that is started, see there.
 ABSENT = str(Path(__file__).with_name("absent"))
 sys.modules["rfc3987_syntax"] = None
@@ -30,13 +33,18 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from a2lib.paths import quote_torch  # noqa: E402
+from a2lib.paths import cache_dir, quote_torch  # noqa: E402
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     import quick_interpreter
 
     quick_interpreter.install()
+
+    # torch would name one folder for all that is started, where it also keeps the headers that it
+    # compiled: after a worker that was killed, as tests do, the next one drops what is there.
+    own = os.environ.get("PYTEST_XDIST_WORKER", "tests")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir() / f"inductor-{own}")
 
 quote_torch()  # of what compiles in the tests' own processes
 

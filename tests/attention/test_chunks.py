@@ -102,7 +102,7 @@ def test_scale(in_few_chunks):
         *(x.double() for x in inputs),
         True,
     )
-    assert max(errors(results, truth).values()) <= 1e-5
+    assert all(error <= 1e-5 for error in errors(results, truth).values())
 
 
 def test_keys_at_the_ragged_end_weigh_nothing(in_few_chunks):
@@ -112,7 +112,8 @@ def test_keys_at_the_ragged_end_weigh_nothing(in_few_chunks):
     q[..., 0], k[..., 0] = 200.0, -20.0
     for causal in (False, True):
         results, _ = run(in_few_chunks, (q, k, v, do), causal)
-        assert max(errors(results, in_float64(q, k, v, do, causal)).values()) <= 1e-3
+        found = errors(results, in_float64(q, k, v, do, causal))
+        assert all(error <= 1e-3 for error in found.values()), found  # max() passes over a NaN
 
 
 @pytest.mark.parametrize("n_queries, n_keys", [(40, 0), (0, 40)])

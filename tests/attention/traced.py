@@ -1,8 +1,10 @@
-"""What torch.compile finds when it traces our kernels itself, where there is no GPU: one JSON line.
+"""What the kernels say that are not the interpreter's, where there is no GPU: one JSON line.
 
-`written`: the tensors that its analysis says each kernel writes to. Where the analysis fails it
-takes all of them, with a warning, and copies them; gradients were wrong for that. `constant_scale`:
-whether each kernel can be read with the scale as a constant, which is how torch 2.11 hands it over.
+`refused`: what each way to call them says to a tensor of the CPU. The rest is what torch.compile
+finds when it traces them itself. `written`: the tensors that its analysis says each kernel writes
+to. Where it fails it takes all of them, with a warning, and copies them; gradients were wrong for
+that. `constant_scale`: whether each kernel can be read with the scale as a constant, which is how
+torch 2.11 hands it over.
 
 A process of its own: the kernels must not be the interpreter's, and the driver is a stand-in.
 """
@@ -21,8 +23,9 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.compiler.compiler import make_backend  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
-from a2lib.attention import passes  # noqa: E402
+from a2lib.attention import FlashAttentionTriton, flash_attention, passes  # noqa: E402
 from a2lib.attention.tiles import SPECIALISED  # noqa: E402
+from a2lib.errors import UnsupportedError  # noqa: E402
 
 TARGET = GPUTarget("cuda", 90, 32)
 WIDE = "LSE", "DELTA", "ROWS", "PARTS"
@@ -75,10 +78,20 @@ def read_with_constant_scale(fn, tensors, numbers, constants):
     source.make_ir(TARGET, options, codegen, backend.get_module_map(), context)
 
 
+def refused(call):
+    x = torch.zeros(1, 8, 16)
+    try:
+        call(x, x, x)
+    except UnsupportedError as error:
+        return str(error)
+    return "ran on the CPU"
+
+
 def main():
+    out = {"written": {}, "constant_scale": {}}
+    out["refused"] = [refused(call) for call in (flash_attention, FlashAttentionTriton.apply)]
     driver.set_active(Driver())
     logging.disable(logging.WARNING)
-    out = {"written": {}, "constant_scale": {}}
     for kernel, (name, fixed) in SPECIALISED.items():
         if name in out["written"]:
             continue

@@ -109,8 +109,7 @@ class Operations(TorchDispatchMode):
      ("eager", "selective:attention", "bmm", 2), ("eager", "segments:3", "mm", 20 / 3),
      ("sdpa_flash", "block", "_scaled_dot_product_flash_attention_for_cpu", 1),
      ("sdpa_flash", "selective:attention", "_scaled_dot_product_flash_attention_for_cpu", 0),
-     ("sdpa_flash", "selective:attention", "mm", 6),
-     ("flash", "selective:attention", "flash_forward", 0)],
+     ("sdpa_flash", "selective:attention", "mm", 6)],
 )  # fmt: skip
 def test_operations_that_run_again(
     make_model, batch, loss_and_gradients, attention, spec, operation, again
@@ -124,14 +123,17 @@ def test_operations_that_run_again(
     assert counts[spec] - counts["none"] == round(3 * again)
 
 
-def test_our_attention_is_the_same_to_the_bit_where_it_is_kept(
-    make_model, batch, loss_and_gradients
-):
-    plain = loss_and_gradients(make_model(attention="flash"), batch)
-    model = make_model(attention="flash", checkpointing="selective:attention")
-    loss, gradients = loss_and_gradients(model, batch)
-    assert torch.equal(loss, plain[0])
-    assert all(torch.equal(gradients[name], plain[1][name]) for name in plain[1])
+def test_our_attention_is_kept_and_is_the_same_to_the_bit(make_model, batch, loss_and_gradients):
+    found = []
+    for spec in ("none", "selective:attention"):
+        with Operations() as seen:
+            found.append(
+                loss_and_gradients(make_model(attention="flash", checkpointing=spec), batch)
+            )
+        assert seen.counts["flash_forward"] == 3
+    (loss, gradients), (kept_loss, kept) = found
+    assert torch.equal(loss, kept_loss)
+    assert all(torch.equal(gradients[name], kept[name]) for name in gradients)
 
 
 @pytest.mark.parametrize("spec", ["none", *SPECS])

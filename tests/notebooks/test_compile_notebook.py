@@ -10,7 +10,7 @@ ASKED = ["-p", "seq_len", "8", "-p", "head_dim", "4", "-p", "batch", "1", "-p", 
 def test_attention_is_stored_with_what_was_compiled(execute):
     """A whole model would take a minute."""
     # Seconds of the C++ compiler for each empty cache, which are measured and not tested.
-    notebook, measured = execute("compile", *ASKED, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")
+    notebook, measured = execute("compile", *ASKED)
     found = rows(measured, "compile_attention")
     assert {(r["implementation"], r["pass"], r["status"]) for r in found} == {
         (name, pass_, "ok") for name in ("eager", "compile") for pass_ in ("forward", "backward")

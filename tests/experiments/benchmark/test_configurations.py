@@ -23,16 +23,6 @@ def test_a_row_is_of_the_configuration_that_its_worker_is_told():
                 assert all(own.items() <= key.items() for key in task.keys)
 
 
-def test_work_on_zeros_is_that_of_a_step_whose_energy_is_measured():
-    for device in ("cuda", "cpu"):
-        tasks = benchmark.load_tasks(Parameters(sweep="power"), device)
-        found = [(t.spec["weights"], Configuration(**t.spec["configuration"])) for t in tasks]
-        measured = configurations.powers(device)
-        assert found == [(w, c) for _, c in found[::2] for w in ("drawn", "zero")]
-        assert {c for _, c in found} <= set(measured) and len(tasks) in (2, 4)
-        assert not benchmark.load_tasks(Parameters(sweep="table"), device)
-
-
 def test_a_configuration_becomes_the_command_s():
     plain = Configuration("2.7B", 256).config("cpu", warmup=1, steps=2)
     assert plain.resolved()["size"] == "2.7B" and plain.batch == 4 and plain.context == 256
@@ -63,31 +53,6 @@ def test_the_least_memory_by_hand():
     half = Configuration("small", 2**12, precision="bf16").least_bytes() - 4 * parameters
     whole = Configuration("small", 2**12).least_bytes() - 4 * parameters
     assert 2 * half == whole == 12 * 4 * 4 * 12 * 2**24
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_least_memory_is_less_than_a_forward_keeps(precision):
-    import torch
-
-    from a2lib.benchmark.workload import Workload
-
-    configuration = Configuration("tiny", 64, mode="forward", precision=precision)
-    workload = Workload(configuration.config("cpu"), "cpu")
-    kept = {}
-
-    def keep(x):
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage()
-        return x
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x),
-        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
-    ):
-        workload.forward(workload.token_ids)
-    for parameter in workload.model.parameters():
-        kept[parameter.data_ptr()] = parameter.untyped_storage()
-    least = configuration.least_bytes()
-    assert least < sum(storage.nbytes() for storage in kept.values()) < 8 * least
 
 
 def test_a_cache_that_another_machine_has_is_filled_again(tmp_path, monkeypatch):

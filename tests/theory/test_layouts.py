@@ -92,6 +92,35 @@ def test_experts_are_cut_over_their_own_devices():
     assert two["parameters"] == 4 * (200 + 40 + 4)
 
 
+def test_experts_get_their_tokens_once_a_node_and_once_each():
+    """By hand: four tokens a device of 8 bytes each go to an expert and back, and again in the
+    backward: 4 * 32 bytes, less the part that stays."""
+    shape = replace(MIXED, d_ff=9, top_k=2)  # three experts of width 3 a token
+    one = job(batch=4, shape=shape)
+
+    def routed(expert, node, **more):
+        cut = replace(one, device=replace(TOY, node=node), shape=replace(shape, **more))
+        return layout_time._routed(cut, Layout(data=4, expert=expert), 4, 1)
+
+    assert routed(1, 2) == (0, 0)
+    assert routed(2, 2) == pytest.approx((4 * 64 / 2 / 10, 0))
+    # half of a token's two copies for the other node, or one if both must lie in one
+    assert routed(4, 2) == pytest.approx((4 * 64 / 2 / 10, 4 * 64 / 2 / 1))
+    assert routed(4, 2, nodes=1) == pytest.approx((4 * 64 / 2 / 10, 4 * 32 / 2 / 1))
+    assert routed(4, 1) == pytest.approx((0, 4 * 64 * 3 / 4))
+    # of four copies two go to the other of two nodes, where they are one
+    assert routed(4, 2, d_ff=15, top_k=4) == pytest.approx((4 * 128 / 2 / 10, 4 * 64 / 2 / 1))
+    again = replace(Layout(data=4, expert=2), checkpointing="block")
+    assert layout_time._routed(one, again, 4, 1) == pytest.approx((5 * 64 / 2 / 10, 0))
+    # a plan has them in all its ways, the dense block none
+    layout = Layout(data=2, sharding="none", expert=2)
+    plan, alone = (evaluate(job(batch=2, shape=shape), each)
+                   for each in (layout, replace(layout, expert=1)))  # fmt: skip
+    less = 2 * 2 * 4 * 36 / 2 / 10  # of the gradients of experts, of which a device has its own
+    assert plan.busy["node links"] == pytest.approx(alone.busy["node links"] - less + 12.8)
+    assert plan.expected_s == pytest.approx(max(12.8 + plan.busy["computation"], plan.step_s))
+
+
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():
     small = replace(WIDE, vocab_size=2)  # whose logits weigh nothing, so the first is the fullest
     one = job(batch=8, shape=small)

@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SELECTIVE = ["selective:linear", "selective:products", "selective:attention"]
@@ -26,22 +25,6 @@ def test_loss_and_gradients_are_equal_to_the_bit(
     assert gradients.keys() == plain.keys()
     for name, gradient in gradients.items():
         assert torch.equal(gradient, plain[name]), name
-
-
-def bytes_kept(model, batch):
-    """Bytes of distinct storages kept for backward, the parameters left out."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(batch[0])
-    return sum(size for size, _ in kept.values())
 
 
 def calls_of_each_block(model, run):
@@ -115,23 +98,14 @@ class Operations(TorchDispatchMode):
 def test_operations_that_run_again(
     make_model, batch, loss_and_gradients, attention, spec, operation, again
 ):
-    counts = {}
+    counts, layers = {}, 1 if attention == "flash" else 3  # of what is interpreted one is enough
     for one in ("none", spec):
+        model = make_model(attention=attention, checkpointing=one, num_layers=layers)
         with Operations() as seen:
-            loss_and_gradients(make_model(attention=attention, checkpointing=one), batch)
+            loss_and_gradients(model, batch)
         counts[one] = seen.counts[operation]
     assert counts["none"] > 0
-    assert counts[spec] - counts["none"] == round(3 * again)
-
-
-def test_our_attention_is_the_same_to_the_bit_where_it_is_kept(
-    make_model, batch, loss_and_gradients
-):
-    plain = loss_and_gradients(make_model(attention="flash"), batch)
-    model = make_model(attention="flash", checkpointing="selective:attention")
-    loss, gradients = loss_and_gradients(model, batch)
-    assert torch.equal(loss, plain[0])
-    assert all(torch.equal(gradients[name], plain[1][name]) for name in plain[1])
+    assert counts[spec] - counts["none"] == round(layers * again)
 
 
 @pytest.mark.parametrize("spec", ["none", *SPECS])
@@ -139,13 +113,6 @@ def test_nothing_is_kept_or_repeated_without_gradients(make_model, batch, spec):
     model = make_model(checkpointing=spec)
     with torch.no_grad():
         assert calls_of_each_block(model, lambda: model(batch[0])) == [1] * 3
-
-
-def test_longer_segments_keep_fewer_inputs(make_model, batch):
-    kept = {s: bytes_kept(make_model(checkpointing=s), batch) for s in ("none", *SPECS)}
-    assert kept["block"] == kept["segments:1"]
-    # checkpoint() keeps a segment's input as its argument; inside it, forward keeps nothing.
-    assert kept["segments:3"] <= kept["segments:2"] <= kept["block"] < kept["none"] / 2
 
 
 ALLOWED = "none, half, block, segments:k, nested:k, recursive, chain, selective:ops"

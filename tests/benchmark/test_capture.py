@@ -88,7 +88,7 @@ def test_a_replay_is_the_step_that_would_have_come_next(captured, played, mode):
     assert not played.alive and played.inside == 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["inference", "train-step"])
 def test_a_replay_has_to_write_the_loss_and_every_gradient(captured, played, mode):
     result = run(captured(mode=mode, warmup=2, steps=1))
     shape = result.config.shape
@@ -99,18 +99,6 @@ def test_a_replay_has_to_write_the_loss_and_every_gradient(captured, played, mod
     else:
         # The loss; embedding and head, five norms and seven matrices in each of two blocks.
         assert first[0] == () and len(first) == 1 + 2 + 5 + 14
-
-
-@pytest.mark.parametrize("mode, said", [("train-step", 0), ("overlapped-step", 1)])
-def test_updates_beside_a_backward_come_after_its_kernels(captured, played, mode, said):
-    run(captured(mode=mode, warmup=2, steps=1))
-    assert played.log.count("priority -1") == said
-
-
-def test_memory_is_counted_from_the_capture_on(captured, played):
-    run(captured(mode="inference", cuda_profiler=True, steps=1))
-    order = ["empty_cache", "reset_peak", "capture", "profile", "profiled", "empty_cache"]
-    assert [name for name in played.log if name in order] == order
 
 
 @pytest.mark.parametrize(
@@ -154,12 +142,3 @@ def test_the_optimizer_is_one_that_can_be_captured(captured, played, monkeypatch
     run(captured())
     run(captured(capture=False))
     assert asked == [(True, True), (True, False)]
-
-
-def test_ranges_of_a_captured_run(captured, played):
-    run(captured(nvtx="phases", mode="inference", warmup=2, steps=1))
-    ranges = [name for name in played.log if isinstance(name, str) and name[0] in "<>"]
-    assert ranges == [
-        "<build", ">", "<warmup 0", "<forward", ">", ">",
-        "<capture", "<warmup 1", "<replay", ">", ">", ">", "<step 0", "<replay", ">", ">",
-    ]  # fmt: skip

@@ -37,20 +37,6 @@ def test_wrong_values_in_one_line(tiny, tiny_arguments, capsys, name, value, com
     assert err.count("\n") == 1 and err.endswith("\n")
 
 
-@pytest.mark.parametrize("value", [True, 2.0, None])
-def test_whole_numbers_are_ints(tiny, value):
-    with pytest.raises(ValueError, match="batch is .*; allowed are whole numbers from 1 to 65536"):
-        tiny(batch=value)
-
-
-def test_types_that_only_python_can_give(tiny):
-    for name in ("size", "mode", "attention", "checkpointing", "memory_history", "torch_profile"):
-        with pytest.raises(ValueError, match="allowed"):
-            check_here(tiny(**{name: 3}))
-    with pytest.raises(ValueError, match="compile is 1; allowed are True and False"):
-        tiny(compile=1)
-
-
 @pytest.mark.parametrize(
     "given, complaint",
     [
@@ -67,36 +53,25 @@ def test_what_is_no_option(tiny_arguments, capsys, given, complaint):
     assert complaint in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "options, complaint",
-    [
-        ({"warmup": 1}, "warmup is 1; allowed with capture are whole numbers of at least 2"),
-        ({"nvtx": "modules"}, "nvtx 'modules' is lost in a replay; allowed is 'phases'"),
-        ({"device": "cpu"}, "capture needs a CUDA device; allowed on cpu is to leave it out"),
-        ({"keep_gradients": True}, "allowed with capture is to leave it out"),
-    ],
-)
-def test_what_a_capture_excludes(tiny, options, complaint):
-    good = {"capture": True, "warmup": 2, "device": "cuda"}
-    tiny(**good, nvtx="phases", compile=True, checkpointing="block")
+CAPTURED = {"capture": True, "warmup": 2}
+LOST = "nvtx 'modules'.*allowed.*'phases'"
+
+
+@pytest.mark.parametrize("good, more, complaint", [
+    (CAPTURED, {"warmup": 1}, "warmup is 1; allowed with capture are whole numbers of at least 2"),
+    (CAPTURED, {"nvtx": "modules"}, "nvtx 'modules' is lost in a replay; allowed is 'phases'"),
+    (CAPTURED, {"device": "cpu"}, "capture needs a CUDA device; allowed on cpu is to leave it out"),
+    (CAPTURED, {"keep_gradients": True}, "allowed with capture is to leave it out"),
+    ({"torch_profile": "x"}, {"cuda_profiler": True}, "cuda_profiler and torch_profile exclude"),
+    ({"compile_blocks": True}, {"compile": True}, "compile and compile_blocks exclude each other"),
+    ({"compile": True, "nvtx": "phases"}, {"nvtx": "modules"}, LOST),
+    ({"compile_blocks": True, "nvtx": "phases"}, {"nvtx": "modules"}, LOST),
+    ({"checkpointing": "block", "nvtx": "phases"}, {"nvtx": "modules"}, LOST),
+])  # fmt: skip
+def test_what_excludes_each_other(tiny, good, more, complaint):
+    tiny(**{"device": "cuda", **good})
     with pytest.raises(ValueError, match=complaint):
-        tiny(**{**good, **options})
-
-
-@pytest.mark.parametrize("one, other", [("cuda_profiler", "torch_profile"),
-                                        ("compile", "compile_blocks")])  # fmt: skip
-def test_one_at_a_time(tiny, one, other):
-    with pytest.raises(ValueError, match=f"{one} and {other} exclude each other"):
-        tiny(device="cuda", **{one: True, other: "x" if other == "torch_profile" else True})
-
-
-@pytest.mark.parametrize(
-    "options", [{"compile": True}, {"compile_blocks": True}, {"checkpointing": "block"}]
-)
-def test_ranges_of_modules_and_what_breaks_them(tiny, options):
-    with pytest.raises(ValueError, match="nvtx 'modules'.*allowed.*'phases'"):
-        tiny(nvtx="modules", **options)
-    tiny(nvtx="phases", **options)
+        tiny(**{"device": "cuda", **good, **more})
 
 
 def test_a_device_that_is_not_there(tiny, monkeypatch):

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from a2lib.errors import closest
-from a2lib.experiments.flash.shapes import DTYPES, IMPLEMENTATIONS, SWEEPS, Parameters, Shape
+from a2lib.experiments.flash.shapes import SWEEPS, Parameters
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, cell_source, check
+from a2lib.experiments.harness.parameters import ParameterError, check
 from a2lib.measure.sections import notebooks
-from a2lib.theory.attention import PASSES
 
 FIELDS = {field.name: field for field in dataclasses.fields(Parameters)}
 DEFAULTS = {name: field.default for name, field in FIELDS.items()}
@@ -54,11 +52,6 @@ def test_whole_numbers_are_bounded_and_may_come_as_floats(name, value):
             assert f"from {rules['minimum']} to {rules['maximum']}" in message
 
 
-def test_a_float_beyond_the_largest_is_refused():
-    assert "seq_len = 1e+30: must be a whole number from 1 to 16777216" in refused(seq_len=1e30)
-    assert "must be a whole number" in refused(seed=float("inf"))
-
-
 @given(
     name=st.sampled_from(WHOLE),
     value=st.one_of(st.text(), st.booleans(), st.floats(), st.lists(st.integers())),
@@ -75,30 +68,6 @@ def test_unknown_names_are_refused_with_the_allowed_ones(name, value):
     assume(value not in allowed and not {p.strip() for p in value.split(",")} <= set(rules["many"]))
     message = refused(**{name: value})
     assert name in message and all(word in message for word in allowed)
-
-
-@given(st.lists(st.sampled_from(IMPLEMENTATIONS), min_size=1))
-def test_several_names_with_commas_or_as_a_list(chosen):
-    wanted = tuple(dict.fromkeys(chosen))
-    for form in (",".join(chosen), " , ".join(chosen), chosen):
-        checked = check({**DEFAULTS, "implementations": form}, Parameters)
-        shape = checked.shapes("cuda")[0]
-        assert checked.chosen_implementations(shape, "cuda") == wanted
-
-
-def test_what_has_changed_in_the_notebook_since_the_check_is_told():
-    namespace = dict(DEFAULTS)
-    given = check(namespace, Parameters)
-    namespace["seq_len"] = "null"  # another way to write None
-    parameters.check_current(given)
-    parameters.check_current(Parameters(heads=2))  # of no notebook
-    for value, words in ((64, "seq_len is 64 by now, and was None"), (0, "must be a whole number")):
-        namespace["seq_len"] = value
-        with pytest.raises(ParameterError, match=words):
-            parameters.check_current(given)
-    del namespace["seq_len"]
-    with pytest.raises(ParameterError, match="run the parameters cell first"):
-        parameters.check_current(given)
 
 
 def test_a_missing_parameter_is_named():
@@ -124,59 +93,6 @@ def test_a_sweep_takes_no_shape(sweep):
     for name, value in {"seq_len": 64, "causal": False, "heads": 2}.items():
         message = refused(sweep=sweep, **{name: value})
         assert name in message and sweep in message
-
-
-def test_cell_source_is_executable_and_annotated():
-    namespace = {}
-    exec(cell_source(Parameters), namespace)
-    assert check(namespace, Parameters) == Parameters()
-    lines = cell_source(Parameters).splitlines()
-    assert all(" = " in line and "  # " in line and len(line) <= 100 for line in lines)
-
-
-@pytest.mark.parametrize("wrong, right", [("sdpa-cudnn", "sdpa_cudnn"), ("Eager", "eager")])
-def test_closest(wrong, right):
-    assert closest(wrong, IMPLEMENTATIONS) == right
-    assert closest("zzzz", IMPLEMENTATIONS) is None
-    assert closest("SeqLens", FIELDS) == "seq_len"
-
-
-def test_a_sweep_of_one_dtype():
-    both = Parameters(sweep="handout").shapes("cuda")
-    apart = [Parameters(sweep="handout", dtype=dtype).shapes("cuda") for dtype in ("bf16", "fp32")]
-    assert [{shape.dtype for shape in shapes} for shapes in apart] == [{"bf16"}, {"fp32"}]
-    assert sorted(map(str, both)) == sorted(str(shape) for shapes in apart for shape in shapes)
-
-
-def test_full_sweep_is_the_handout_the_leaderboard_and_the_paper():
-    shapes = Parameters(sweep="all").shapes("cuda")
-    assert shapes[0] == Shape("bf16", 1, 16, 16384, 64, True)
-    rest = shapes[1:]
-    assert [s.cost for s in rest] == sorted(s.cost for s in rest)
-    handout = {s for s in rest if (s.batch, s.heads) == (1, 1)}
-    assert handout == {
-        Shape(dtype, 1, 1, 2**n, d, True)
-        for n in range(7, 17) for d in (16, 32, 64, 128) for dtype in ("bf16", "fp32")
-    }  # fmt: skip
-    paper = set(rest) - handout
-    assert len(paper) == 24 and len(set(shapes)) == len(shapes)
-    assert all((s.batch * s.seq_len, s.heads * s.head_dim) == (16384, 2048) for s in paper)
-    assert {s.causal for s in paper} == {True, False}
-
-
-@pytest.mark.parametrize("sweep", SWEEPS)
-def test_on_the_cpu_a_sweep_is_tiny(sweep):
-    assert max(s.cost for s in Parameters(sweep=sweep).shapes("cpu")) < 1e9
-
-
-def test_defaults_follow_the_machine():
-    (gpu,), (cpu,) = Parameters().shapes("cuda"), Parameters().shapes("cpu")
-    assert (gpu.seq_len, gpu.dtype, cpu.seq_len, cpu.dtype) == (16384, "bf16", 128, "fp32")
-    assert set(Parameters().chosen_passes()) == set(PASSES)
-    assert gpu.dtype in DTYPES
-    long = Parameters(seq_len=65536).shapes("cpu")[0]
-    assert "tiled" in Parameters().chosen_implementations(cpu, "cpu")
-    assert "tiled" not in Parameters().chosen_implementations(long, "cpu")
 
 
 @pytest.mark.parametrize("notebook", notebooks())

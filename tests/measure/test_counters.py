@@ -51,16 +51,6 @@ def test_kernels_in_order_with_bytes_and_shares(fake_ncu, tmp_path):
     assert second["kernel"] == "void f<int, 4>(float)"
 
 
-def test_the_command_and_the_metrics_reach_ncu(fake_ncu, tmp_path):
-    fake_ncu(f'printf "%s\\n" "$@" > {tmp_path}/given; exit 1')
-    with pytest.raises(counters.NsightError):
-        counters.read(["program", "an argument"])
-    given = (tmp_path / "given").read_text().splitlines()
-    assert given[-2:] == ["program", "an argument"]
-    assert ",".join(counters.METRICS.values()) in given
-    assert given[given.index("--clock-control") + 1] == "none"
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [

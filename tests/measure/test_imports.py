@@ -1,21 +1,5 @@
 """Storing and reading results needs neither torch nor pandas, which the report builds on."""
 
-MODULES = (
-    "a2lib.measure, a2lib.measure.timing, a2lib.measure.memory, a2lib.measure.device,"
-    " a2lib.measure.bulk, a2lib.measure.saved, a2lib.measure.snapshot, a2lib.measure.trace,"
-    " a2lib.theory, a2lib.theory.attention, a2lib.theory.transformer,"
-    " a2lib.theory.memory.checkpointing, a2lib.theory.memory.saved, a2lib.theory.answers,"
-    " a2lib.theory.schedules"
-)
-
-
-def test_where_torch_and_pandas_are_present_they_are_left_alone(python):
-    code = f"del sys.modules['torch']\nimport {MODULES}\nprint('\\n'.join(sys.modules))"
-    out, errors = python(code).communicate(timeout=60)
-    loaded = set(out.split("\n"))
-    assert "a2lib.theory.attention" in loaded, errors
-    assert not loaded & {"torch", "triton", "pandas", "numpy"}
-
 
 def test_results_are_stored_and_read_without_them(python, data):
     code = """

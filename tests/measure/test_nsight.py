@@ -1,13 +1,8 @@
 """Running nsys, with a script in its place: what it is asked, and what is said where it fails."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from a2lib.measure import nsight
-from a2lib.paths import ROOT
 
 # `profile` runs the command after the options and leaves a report, `export` a file of its name.
 FAKE = """#!/usr/bin/env bash
@@ -79,32 +74,3 @@ def test_where_there_is_none(tmp_path, monkeypatch):
         program.parent.mkdir(parents=True)
         program.touch(mode=0o755)
     assert nsight.find() == str(program)
-
-
-def test_the_script_for_an_image_without_an_importer(tmp_path):
-    """dev/nsys.sh: the importer finishes what nsys leaves, with the libraries that it lacks."""
-    root = tmp_path / "compute" / "2025.3"
-    nsys = root / "host" / "target-linux-x64" / "nsys"
-    importer = root / "host" / "linux-desktop-x64" / "QdstrmImporter"
-    for program, body in (
-        (nsys, FAKE.replace("BODY", 'echo raw >"$output.qdstrm"')),
-        (importer, '#!/usr/bin/env bash\nprintf "%s" "$LD_LIBRARY_PATH" >"$4"\ncat "$2"\n'),
-    ):
-        program.parent.mkdir(parents=True)
-        program.write_text(body)
-        program.chmod(0o755)
-    debs = tmp_path / "debs"
-    (debs / "unpacked").mkdir(parents=True)
-    given = os.environ | {"A2LIB_NSIGHT_COMPUTE": str(tmp_path / "compute"),
-                          "A2LIB_NSYS_DEBS": str(debs),
-                          nsight.VARIABLE: str(ROOT / "dev" / "nsys.sh")}  # fmt: skip
-    code = (
-        "from pathlib import Path; from a2lib.measure import nsight; "
-        f"print(nsight.record(['echo', 'said'], Path({str(tmp_path / 'r')!r}), timeout_s=20))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True,
-                          timeout=60)  # fmt: skip
-    assert "said" in done.stdout, done.stderr
-    assert (tmp_path / "r.nsys-rep").read_text().startswith(f"{debs}/unpacked/usr/lib/")
-    assert (tmp_path / "r.sqlite").read_text() == "exported\n"
-    assert not (tmp_path / "r.qdstrm").exists()

@@ -11,7 +11,6 @@ from profiles import make
 
 from a2lib.measure import snapshot as memory
 from a2lib.model import TransformerLM, cross_entropy
-from a2lib.theory.transformer import state_bytes
 
 FILE = Path(make.__file__).parent / "cuda_memory.pickle"
 
@@ -103,21 +102,6 @@ def test_blocks_that_the_history_does_not_explain_are_said(tmp_path):
     assert memory.read(write(tmp_path / "x", **broken)).unexplained_bytes == 10
 
 
-def test_few_points_keep_the_peak_and_the_end(tmp_path):
-    trace, address = [], 0
-    for time in range(1, 400):
-        address += 512
-        trace.append({"action": "alloc", "addr": address, "size": 512, "stream": 0,
-                      "time_us": 2 * time, "frames": []})  # fmt: skip
-        if time != 207:
-            trace.append({**trace[-1], "action": "free_requested", "time_us": 2 * time + 1})
-    found = memory.read(write(tmp_path / "x", device_traces=[trace], segments=[], a2lib={}))
-    points = memory.timeline(found, 40)
-    assert len(points) <= 40 and max(p.total for p in points) == 1024
-    assert [p.time_us for p in points] == sorted(p.time_us for p in points)
-    assert points[-1].total == 512 == -found.unexplained_bytes
-
-
 def step(model, optimizer, recorder, batch):
     tokens, targets = batch
     with recorder.phase("forward"):
@@ -145,21 +129,6 @@ def recorded(tmp_path_factory):
             with recorder.phase(f"step {i}"):
                 step(model, optimizer, recorder, batch)
     return memory.read(path), model
-
-
-def test_a_recorded_step_has_its_state_to_the_byte(recorded):
-    found, model = recorded
-    state = state_bytes(model.shape)
-    tables = sum(x.nbytes for x in model.buffers())
-    counters = 4 * len(list(model.parameters()))
-    for i, moments in enumerate((0, state.optimizer + counters)):
-        there = memory.peak(found, f"step {i}/forward").by_category()
-        assert there["parameters"] == state.parameters + tables
-        assert there["optimizer state"] == moments
-        assert there["gradients"] == 0
-    end = memory.peak(found, "step 1/optimizer").by_category()
-    assert end["gradients"] == state.gradients
-    assert found.unexplained_bytes == 0
 
 
 def test_a_recorded_step_knows_who_saved_what(recorded):

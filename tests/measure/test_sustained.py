@@ -61,28 +61,9 @@ def test_each_second_has_the_calls_that_began_in_it(monkeypatch):
     assert set(train.log[4:]) == {12} and len(calls) == 3 + 12 * (len(train.log) - 4)
 
 
-@pytest.mark.parametrize(
-    "ms, batch",
-    [(0.0, sustained.BATCH_CALLS), (0.01, sustained.BATCH_CALLS), (10.0, 5), (900.0, 1)],
-)
-def test_short_calls_come_in_bounded_batches_and_long_ones_alone(ms, batch):
-    train = FakeTrain(lambda at: max(ms, 0.005))
-    if ms == 0.0:
-        train.lasts = lambda at: 0.0 if "begin" not in train.log[1:] else 1.0
-    followed(train, 1, second_s=0.05)
-    assert set(train.log[3:]) == {batch}
-
-
 def test_a_second_in_which_no_call_began_is_left_out():
     seconds = followed(FakeTrain(lambda at: 1500.0), 4)
     assert [s.second for s in seconds] == [0, 1, 3]
-
-
-def test_no_reading_is_no_value():
-    train = FakeTrain(lambda at: 10.0, power=lambda at: None)
-    train.readings = lambda: (None, None)
-    (second,) = followed(train, 1)
-    assert second.power_w is None and second.timing.sm_mhz is None and second.timing.n == 100
 
 
 def test_on_the_cpu_a_second_is_what_it_is_said_to_be():

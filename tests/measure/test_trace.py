@@ -12,7 +12,7 @@ from profiles import make
 
 from a2lib.measure import trace
 from a2lib.measure.trace.classes import KINDS, kind_of, plain, shorten
-from a2lib.measure.trace.kernels import Launch, Span, attribute, part_of
+from a2lib.measure.trace.kernels import Launch, Span, attribute
 from a2lib.measure.trace.phases import PhaseTimes
 
 HERE = Path(make.__file__).parent
@@ -91,14 +91,6 @@ def test_each_phase_by_the_gpu_and_by_the_host(found):
     assert (step.range_ns, step.launching_ns, step.waiting_ns) == (1_000_000, 35_000, 25_000)
 
 
-def test_a_phase_of_operators_has_no_launches():
-    (phases,) = trace.phase_times(trace.read(HERE / "cpu_trace.json.gz")).values()
-    assert list(phases) == ["forward", "loss", "backward", "optimizer", "step"]
-    for times in phases.values():
-        assert 0 < times.busy_ns <= times.span_ns <= times.range_ns
-        assert times.launching_ns == times.waiting_ns == times.queued_ns == 0
-
-
 @pytest.mark.parametrize(
     ("path", "phase", "step", "part"),
     [
@@ -137,30 +129,6 @@ def test_a_strip_has_the_window_and_the_launches(found):
         (60, 5, "host", "copy"), (120, 50, "7", "softmax"), (180, 10, "7", "copy"),
     ]  # fmt: skip
     assert len(trace.strip_rows(found.kernels, rows=3)) == 3
-
-
-def test_neighbours_of_a_kind_are_one_row_unless_something_is_between():
-    def kernel(start, name="nvjet"):
-        return trace.Kernel(name, 0, "7", start, 1000)
-
-    near = [kernel(0), kernel(2500), kernel(8000)]
-    assert [r["duration_us"] for r in trace.strip_rows(near)] == [3.5, 1]
-    between = [kernel(0), kernel(1000, "softmax"), kernel(2000)]
-    assert [r["kind"] for r in trace.strip_rows(between)] == ["matmul", "softmax", "matmul"]
-
-
-def test_notes_of_the_profiler_are_kept_and_those_of_another_process_say_so(tmp_path):
-    path = tmp_path / "x.sqlite"
-    table, mine = "DIAGNOSTIC_EVENT", f"(select globalPid from {KERNEL} limit 1)"
-    broken_sqlite(
-        f"alter table {table} add column globalPid integer;"
-        f"insert into {table} values (1, 'not all', {mine}), (1, 'nor', {mine} + (1 << 24))"
-    )(path)
-    assert trace.read(path).notes == [
-        "CUPTI events were lost",  # nobody's
-        "not all",
-        "nor (another process)",
-    ]
 
 
 def test_the_sweep_agrees_with_looking_at_every_range():
@@ -266,12 +234,6 @@ def test_names_and_their_classes(kind):
     assert set(NAMES) == set(KINDS)
 
 
-def test_the_part_is_the_same_for_every_block():
-    names = ("layers.3.attn.q_proj.bwd", "layers.11", "lm_head", "layers.2.bwd", "layers")
-    parts = [part_of(name) for name in names]
-    assert parts == ["attn.q_proj", "block", "lm_head", "block", "layers"]
-
-
 # The same kernel as Nsight Systems and as torch.profiler has it, and in a table.
 SAME = [
     ("void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel<"
@@ -290,13 +252,6 @@ SAME = [
 def test_names_are_the_same_from_both_profilers(nsys, torch, want):
     assert shorten(nsys) == shorten(torch) == want
     assert plain(want) == want
-
-
-def test_a_product_that_is_split_keeps_another_name():
-    name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_"
-    names = [f"{name}aligna4_alignc4_execute_{how}kernel__5x_cublas" for how in ("", "split_k_")]
-    assert len({shorten(one) for one in names}) == 2
-    assert shorten("x" * 200) == "x" * 127 + "…"
 
 
 def broken_sqlite(statement):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from a2lib.model import SwiGLU, cross_entropy
+from a2lib.model import cross_entropy
 
 
 def outputs_by_module(model, token_ids):
@@ -63,13 +63,9 @@ def compare_compiled(compiled, eager, x):
         torch.testing.assert_close(found[0][name], want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("attention", "checkpointing"),
-    [("eager", "segments:2"), ("sdpa_flash", "none")],
-)
-def test_the_model_is_one_graph(make_model, batch, attention, checkpointing):
+def test_the_model_is_one_graph(make_model, batch):
     torch._dynamo.reset()
-    model = make_model(attention=attention, checkpointing=checkpointing, num_layers=2)
+    model = make_model(checkpointing="segments:2", num_layers=2)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     compare_compiled(compiled, model, batch[0])
 
@@ -123,53 +119,6 @@ def test_products_of_one_input_are_one_where_autocast_copies_the_weights(
     for name, want in found[1].items():
         error = (found[0][name] - want).norm() / want.norm()
         assert error < (0.02 if autocast else 1e-5), name
-
-
-def test_all_blocks_share_one_graph(make_model, batch):
-    from torch._dynamo.testing import CompileCounter
-
-    torch._dynamo.reset()
-    model, counted = make_model(), CompileCounter()
-    for block in model.layers:
-        block.compile(fullgraph=True, dynamic=False, backend=counted)
-    with torch.autocast("cpu", torch.bfloat16):
-        model(batch[0]).sum().backward()
-    assert counted.frame_count == 1
-
-
-def test_a_projection_may_be_replaced_by_what_has_no_weight():
-    ffn = SwiGLU(24, 24)
-    ffn.w3 = torch.nn.Identity()
-    x = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(0))
-    want = ffn.w2(torch.nn.functional.silu(ffn.w1(x)) * x)
-    torch._dynamo.reset()
-    for function in (ffn, torch.compile(ffn, fullgraph=True, backend="aot_eager")):
-        assert torch.equal(function(x), want)
-
-
-@pytest.mark.parametrize("change", ["frozen", "shared"])
-def test_frozen_and_shared_weights_side_by_side(change):
-    torch._dynamo.reset()
-    generator = torch.Generator().manual_seed(0)
-    ffn = SwiGLU(24, 40)
-    for parameter in ffn.parameters():
-        parameter.data.normal_(generator=generator)
-    if change == "frozen":
-        ffn.w1.weight.requires_grad_(False)
-    else:
-        ffn.w3 = ffn.w1
-    x, dy = (torch.randn(2, 9, 24, generator=generator) for _ in range(2))
-    compiled = torch.compile(ffn, fullgraph=True, dynamic=False, backend="aot_eager")
-    found = []
-    for function in (compiled, ffn):
-        ffn.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            y = function(x)
-        y.backward(dy.to(y.dtype))
-        found.append({n: p.grad for n, p in ffn.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() and len(found[0]) == 2
-    for name, want in found[1].items():
-        assert (found[0][name] - want).norm() < 0.02 * want.norm(), name
 
 
 def test_a_hooked_or_replaced_projection_is_called_by_itself(make_model):

@@ -27,38 +27,48 @@ def test_sizes(make_model, name, wrong):
         make_model(**{name: wrong})
 
 
-def test_heads_and_rope(make_model):
-    with refuses("num_heads 5 does not divide d_model 24"):
-        make_model(num_heads=5)
-    with refuses("head_dim is 3 .*; RoPE turns pairs, so head_dim must be even"):
-        make_model(num_heads=8)
-    with refuses("num_heads 5 does not divide d_model 24"):
-        CausalMultiHeadSelfAttention(24, 5)
-    with refuses("rope turns d_k = 6; head_dim is 12"):
-        CausalMultiHeadSelfAttention(24, 2, RotaryPositionalEmbedding(10.0, 6, 4))
-    with refuses("d_k is 3; RoPE turns pairs"):
-        RotaryPositionalEmbedding(10.0, 3, 4)
-    for theta in (0.0, -1.0, float("nan"), float("inf")):
-        with refuses("it must be a positive finite number"):
-            make_model(rope_theta=theta)
+WRONG = {
+    "num_heads 5 does not divide d_model 24": lambda make: make(num_heads=5),
+    "head_dim is 3 .*; RoPE turns pairs, so head_dim must be even": lambda make: make(num_heads=8),
+    "rope turns d_k = 6; head_dim is 12": lambda _: CausalMultiHeadSelfAttention(24, 2, rope(4)),
+    "d_k is 3; RoPE turns pairs": lambda _: RotaryPositionalEmbedding(10.0, 3, 4),
+    "x has 8 features; RoPE was made for d_k = 6": lambda _: rope()(torch.zeros(3, 8)),
+    "size 'huge': allowed are small, medium": lambda _: TransformerLM.from_size("huge", 16),
+    "in_features is 0; allowed are positive integers": lambda _: Linear(0, 2),
+    "num_embeddings is 0; allowed are positive integers": lambda _: Embedding(0, 2),
+    "d_model is 0; allowed are positive integers": lambda _: RMSNorm(0),
+}
+
+
+def rope(length=12):
+    return RotaryPositionalEmbedding(10.0, 6, length)
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_does_not_fit(make_model, line):
+    with refuses(line):
+        WRONG[line](make_model)
+
+
+@pytest.mark.parametrize("theta", [0.0, -1.0, float("nan"), float("inf")])
+def test_angles_of_no_base(make_model, theta):
+    with refuses("it must be a positive finite number"):
+        make_model(rope_theta=theta)
 
 
 @pytest.mark.parametrize("length", [0, 13, 1000])
 def test_lengths(make_model, length):
-    with refuses(f"a sequence of {length} tokens; allowed are 1 to 12"):
-        make_model()(torch.zeros(2, length, dtype=torch.int64))
-    rope = RotaryPositionalEmbedding(10.0, 6, 12)
-    with refuses(f"a sequence of {length} tokens; allowed are 1 to 12"):
-        rope(torch.zeros(2, length, 6))
+    for call in (make_model(), lambda tokens: rope()(tokens[..., None].expand(-1, -1, 6))):
+        with refuses(f"a sequence of {length} tokens; allowed are 1 to 12"):
+            call(torch.zeros(2, length, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8, torch.int16])
 def test_dtypes(make_model, dtype):
     with refuses(f"token ids must be int64 or int32; got {dtype}"):
         make_model()(torch.zeros(2, 3, dtype=dtype))
-    rope = RotaryPositionalEmbedding(10.0, 6, 12)
     with refuses(f"positions must be int64 or int32; got {dtype}"):
-        rope(torch.zeros(2, 3, 6), torch.zeros(3, dtype=dtype))
+        rope()(torch.zeros(2, 3, 6), torch.zeros(3, dtype=dtype))
 
 
 def test_int32_token_ids_are_as_good(make_model, batch):
@@ -74,27 +84,8 @@ def test_ranks_of_token_ids(make_model, shape):
 
 @pytest.mark.parametrize("positions", [[-1, 0, 1], [0, 1, 12]])
 def test_positions_outside_the_table(positions):
-    rope = RotaryPositionalEmbedding(10.0, 6, 12)
     with refuses("allowed are 0 to 11"):
-        rope(torch.zeros(3, 6), torch.tensor(positions))
-
-
-def test_features_of_another_head():
-    with refuses("x has 8 features; RoPE was made for d_k = 6"):
-        RotaryPositionalEmbedding(10.0, 6, 12)(torch.zeros(3, 8))
-
-
-@pytest.mark.parametrize(
-    "make", [lambda n: Linear(n, 2), lambda n: Linear(2, n), lambda n: Embedding(n, 2), RMSNorm]
-)
-def test_layers_of_no_size(make):
-    with refuses("allowed are positive integers"):
-        make(0)
-
-
-def test_unknown_sizes():
-    with refuses("size 'huge': allowed are small, medium"):
-        TransformerLM.from_size("huge", 16)
+        rope()(torch.zeros(3, 6), torch.tensor(positions))
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,6 @@ def test_what_goes_and_what_stays(clean_notebook, executed):
     assert nbformat.writes(clean_notebook.clean(cleaned)) == text
 
 
-def test_a_table_stays_one(clean_notebook, executed):
-    html = f"<p>Rates, GB/s</p><td>a/b</td><td>1 / 2</td>\n<td>{ROOT}/data/x.csv</td>"
-    data = {"text/html": html, "text/plain": "Rates"}
-    executed.cells[2].outputs = [new_output("display_data", data=data)]
-    (shown,) = clean_notebook.clean(executed).cells[1].outputs
-    assert shown.data["text/html"] == html.replace(f"{ROOT}/", "")
-
-
 def test_a_failed_run_is_refused_and_left_alone(clean_notebook, executed, tmp_path, capsys):
     path = tmp_path / "failed.ipynb"
     executed.cells[2].outputs = [new_output("error", ename="E", evalue="v", traceback=[])]

@@ -131,32 +131,6 @@ def _mean_of(i, p, given, before, sent):
 
 
 @check(2)
-def what_lies_as_it_would_in_a_bucket_is_not_copied_there():
-    """Only what other ranks own is written, to them; the own part is read from the gradients."""
-    rank, size = world()
-    ddp = copied(nn.Linear(64, 64 * size, bias=False), 100)
-    weight, tokens = ddp.module.weight, torch.randn(3, 64)
-    grads, copied_in, summed = [], [], []
-    weight.register_hook(lambda grad: grads.append(grad.data_ptr()))
-    copy_in, mean = copy_engines._copy, copy_engines.mean_of_parts
-    copy_engines._copy = copied_in.extend
-    copy_engines.mean_of_parts = lambda own, *rest: (summed.append(own), mean(own, *rest))
-    try:
-        for step in range(2):
-            ddp.zero_grad()
-            ddp(tokens).sum().backward()
-            assert [g.data_ptr() for g in ddp._carrier._held] == [grads[step]]
-            assert summed[step].data_ptr() == grads[step] + rank * 64 * 64 * weight.itemsize
-            ddp.finish_gradient_synchronization()
-            assert not ddp._carrier._held
-            # The first finish moves it out again.
-            assert ddp._carrier._has(weight.grad) == (step > 0)
-        assert len(summed) == 2 and not copied_in
-    finally:
-        copy_engines._copy, copy_engines.mean_of_parts = copy_in, mean
-
-
-@check(2)
 def which_communication_is_taken_is_told():
     rank, size = world()
     with raises(ValueError, r"must be one of \('backend', 'copy_engines', 'auto'\); got 'nccl'"):

@@ -23,7 +23,7 @@ from checking import (
 from torch import nn
 
 from a2lib.optim import MasterAdamW
-from a2lib.parallel import DDP, FSDP, BucketedDDP, FlatDDP, NaiveDDP, capture_step, group
+from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP
 
 KINDS = {
     "NaiveDDP": NaiveDDP,
@@ -317,52 +317,3 @@ def ddp_updates_each_bucket_as_it_would_afterwards():
     with raises(TypeError, "takes a DDP or BucketedDDP of a2lib.parallel, or nothing; got NaiveDD"):
         with MasterAdamW(module.parameters()).overlapping(NaiveDDP(module)):
             pass
-
-
-@check(2)
-def ddp_takes_its_hooks_with_it():
-    module = nn.Linear(2, 2)
-    for _ in range(2):
-        ddp = DDP(module)
-        assert all(len(p._post_accumulate_grad_hooks) == 1 for p in module.parameters())
-        del ddp
-    assert not any(p._post_accumulate_grad_hooks for p in module.parameters())
-
-
-@check(2)
-def what_is_unused_is_not_read_in_a_capture():
-    """As if a CUDA graph were captured: the answer is the last step's, for DDP and for FSDP."""
-    rank, size = world()
-    batches = token_batches(size)
-    first = Tied()
-    for make in (DDP, FSDP):
-        wrapper = make(copy.deepcopy(first))
-        mine = list(wrapper.module.parameters())
-
-        def step(extra=False, wrapper=wrapper):
-            wrapper.zero_grad()
-            loss_on(batches[rank], extra=extra)(wrapper).backward()
-            wrapper.finish_gradient_synchronization()
-
-        step()
-        expected = [None if p.grad is None else p.grad.clone() for p in mine]
-        before, group.capturing = group.capturing, lambda device: True
-        try:
-            step()
-            for p, grad in zip(mine, expected, strict=True):
-                assert (p.grad is None) == (grad is None)
-                if grad is not None:
-                    same(p.grad, grad)
-            assert wrapper.module.never.weight.grad is None
-            with raises(RuntimeError, "extra.weight has a gradient in the captured step or in the"):
-                step(extra=True)
-        finally:
-            group.capturing = before
-
-
-@check(2)
-def a_capture_needs_a_gpu():
-    if torch.cuda.is_available():
-        return
-    with raises(RuntimeError, "a CUDA graph needs a GPU, and there is none here"):
-        capture_step(lambda: None)

@@ -1,6 +1,5 @@
 """What every wrapper refuses since it would make other weights on each rank, without an error."""
 
-import warnings
 from types import SimpleNamespace
 
 import torch
@@ -9,7 +8,6 @@ from checking import Tied, check, mean_gradients, raises, same, token_batches, w
 from checks_ddp import HOOKED, KINDS, loss_on
 from checks_fsdp import Ways, check_freed, check_gradients
 from torch import nn
-from torch._dynamo.utils import counters
 from torch.nn.utils import clip_grad_norm_
 
 from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer
@@ -105,28 +103,6 @@ def a_finish_is_missed_whatever_the_module_returns():
             optimizer.step()
             hooks = wrapper.module.weight._backward_hooks
             assert not hooks, "no forward leaves one on the parameter"
-
-
-@check(2)
-def what_refuses_a_step_is_not_compiled():
-    """Wrapper and optimizer compile with no break in their graphs but PyTorch's own."""
-    rank, size = world()
-    warnings.simplefilter("default")  # torch's own, while it compiles
-    ddp = NaiveDDP(nn.Linear(3, 3))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    torch._dynamo.reset()
-    compiled = torch.compile(ddp, backend="aot_eager", fullgraph=True)
-    step = torch.compile(optimizer.step, backend="eager")
-    for _ in range(2):
-        compiled(torch.ones(2, 3)).sum().backward()
-        with raises(RuntimeError, STILL_OWN):
-            optimizer.step()
-        ddp.finish_gradient_synchronization()
-        counters.clear()
-        step()
-        assert all("torch._dynamo.graph_break()" in why for why in counters["graph_break"])
-        optimizer.zero_grad()
-    warnings.simplefilter("error")
 
 
 @check(2)

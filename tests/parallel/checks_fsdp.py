@@ -365,31 +365,6 @@ def fsdp_computes_in_low_precision():
 
 
 @check(2)
-def fsdp_gathers_ahead_and_frees_behind():
-    """Seen from inside the blocks: which units are there in forward and in backward."""
-    fsdp = FSDP(Ways("plain", blocks=4))
-    seen = []
-
-    def look(*_):
-        seen.append([unit.name.removeprefix("blocks.") for unit in fsdp._units if unit.gathered])
-
-    for block in fsdp.module.blocks:
-        block.norm.register_forward_hook(look)
-        block.norm.register_full_backward_hook(look)
-    tokens = token_batches(1)[0]
-    for _ in range(3):
-        seen.clear()
-        loss = token_loss(fsdp(tokens), tokens)
-        loss.backward()
-        fsdp.finish_gradient_synchronization()
-        check_freed(fsdp)
-    assert seen == [
-        *(["", "0", "1"], ["", "1", "2"], ["", "2", "3"], ["", "3"]),
-        *(["", "2", "3"], ["", "1", "2"], ["", "0", "1"], ["", "0"]),
-    ]
-
-
-@check(2)
 def fsdp_recovers_and_refuses():
     rank, _ = world()
     module = Ways("plain")

@@ -35,26 +35,3 @@ def each_scheme_is_the_one_process():
             off = handlers.errors(stack, spec, device(), seed=3)
             assert len(off) == 2 + 3 * LAYERS, off
             assert max(off.values()) < 2e-5, (spec, off)
-
-
-@check(2)
-def a_missing_message_is_seen_by_name():
-    """What does not need it is right, what does is off by about its own size."""
-
-    def wrong(stack, spec):
-        off = handlers.errors(stack, spec, device(), seed=3)
-        return {name for name, error in off.items() if not error < 0.1}
-
-    gradients = {f"gradient of {i}.{w}" for i in range(LAYERS) for w in ("w1", "w2", "w3")}
-    for scheme, method, lacking in (
-        ("dp", "all_reduce", gradients),
-        ("fsdp", "reduce_scatter", gradients),
-        ("fsdp", "all_gather", gradients | {"y", "dx"}),
-        ("tp", "all_reduce", gradients | {"y", "dx"}),
-    ):
-        for spec, stack in stacks(scheme):
-            assert wrong(stack, spec) == set()
-            stack = handlers.make(spec, device(), seed=3)
-            setattr(stack.wire, method, lambda *_: lambda: None)
-            found = wrong(stack, spec)
-            assert found == lacking, (scheme, method, lacking - found, found - lacking)

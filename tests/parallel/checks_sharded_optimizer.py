@@ -1,6 +1,5 @@
 """The sharded optimizer against the plain one in one process."""
 
-import collections
 import copy
 import io
 import itertools
@@ -76,30 +75,6 @@ def sharded_steps_are_those_of_the_plain_optimizer_to_the_bit():
 
 
 @check(2, 4)
-def each_state_is_on_one_rank():
-    rank, size = world()
-    module = Mixed()
-    sharded = ShardedOptimizer(module.parameters(), AdamW)
-    give_gradients(0, module)
-    sharded.step()
-    with_state = {p for p in module.parameters() if p in sharded.state}
-    assert with_state == {
-        p for p in module.parameters() if sharded.owner(p) == rank and p.grad is not None
-    }
-    counts = torch.tensor(len(with_state))
-    dist.all_reduce(counts)
-    assert counts == len([p for p in module.parameters() if p.grad is not None])
-
-
-@check(4)
-def frozen_parameters_do_not_upset_the_balance_of_those_with_a_state():
-    module = nn.Sequential(*(nn.Linear(8, 50 if i < 2 else 4, bias=False) for i in range(6)))
-    module[:2].requires_grad_(False)
-    sharded = ShardedOptimizer(module.parameters(), AdamW)
-    assert sorted(sharded.owner(p) for p in module[2:].parameters()) == [0, 1, 2, 3]
-
-
-@check(2, 4)
 def parameters_lie_in_chunks_of_one_gather_each():
     """What moved and what did not; what is sent is counted from the calls."""
     _, size = world()
@@ -165,36 +140,6 @@ def a_parameter_larger_than_the_rest_does_not_pad_the_chunks():
     mine[0].weight.data = mine[0].weight.data.clone()
     with raises(RuntimeError, "a parameter has other memory than this optimizer gave it"):
         sharded.step()
-
-
-class Counting(torch.optim.Optimizer):
-    """Steps that become smaller by a count that its groups keep."""
-
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr, "count": 0})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            group["count"] += 1
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad * (group["lr"] / group["count"]))
-
-
-@check(2)
-def what_groups_count_goes_up_once_a_step():
-    mine = Mixed()
-    reference = copy.deepcopy(mine)
-    with chunks_from(100):
-        sharded = ShardedOptimizer(groups_of(mine), Counting)
-    plain = Counting(groups_of(reference))
-    for step in range(3):
-        give_gradients(step, mine, reference)
-        sharded.step()
-        plain.step()
-        same_parameters(mine, reference)
-    assert [g["count"] for g in sharded.param_groups] == [3, 3]
 
 
 @check(2)
@@ -335,16 +280,3 @@ def sharded_refuses():
         sharded.step()
     sharded.param_groups[0]["params"].append(removed)
     sharded.step()
-
-
-@check(2)
-def a_state_that_is_put_in_its_place_is_used():
-    mine = Mixed()
-    reference = copy.deepcopy(mine)
-    optimizers = ShardedOptimizer(mine.parameters(), AdamW), AdamW(reference.parameters())
-    for step in range(2):
-        give_gradients(step, mine, reference)
-        for optimizer in optimizers:
-            optimizer.state = collections.defaultdict(dict)
-            optimizer.step()
-        same_parameters(mine, reference)

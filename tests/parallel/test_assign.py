@@ -52,27 +52,6 @@ def test_against_the_best_division(world):
         assert largest_load(sizes, world) <= (4 / 3 - 1 / (3 * world)) * best
 
 
-def test_largest_first_and_ties_to_the_lower():
-    loads = [0, 0]
-    assert assign([1, 4, 2, 2, 1], loads) == [0, 0, 1, 1, 1]
-    assert loads == [5, 5]
-
-
-@pytest.mark.parametrize(("world", "chunks"), [(2, 4), (3, 8), (8, 2)])
-def test_chunks_hold_each_parameter_once_in_rows_that_differ_by_one(world, chunks):
-    shares = shares_of(TRANSFORMER, world)
-    found = cut(shares, chunks)
-    assert len(found) == chunks
-    for rank, share in enumerate(shares):
-        assert sorted(i for chunk in found for i in chunk[rank]) == list(range(len(share)))
-    for chunk in found:
-        rows = [sum(share[i] for i in own) for share, own in zip(shares, chunk, strict=True)]
-        assert max(rows) - min(rows) <= 2 * max(TRANSFORMER)
-    # Equal shares are cut alike, so that nothing is padded.
-    (first, second), *rest = cut([[8, 8, 4, 4], [8, 4, 8, 4]], 2)
-    assert (first, second) == ([0], [0]) and rest == [[[1, 2, 3], [2, 1, 3]]]
-
-
 def test_without_bytes_there_is_one_chunk_at_most():
     assert cut([[0], []], 3) == [[[0], []]] and cut([[], []], 3) == []
 

@@ -56,8 +56,7 @@ def test_results_progress_and_output(launch_two):
     ("how", "first", "within"),
     [
         ("raises", "rank 1 of 2: SystemExit: no such", 'sys.exit("no such\\nthing")'),
-        # Neither is an exception, or what torchrun takes for a failure.
-        ("gets SIGUSR1", "rank 1 of 2: killed by SIGUSR1", "last words"),
+        # Neither an exception nor what torchrun takes for a failure.
         ("exits", "rank 1 of 2: exited with code 0 before its function had returned", "last words"),
     ],
 )
@@ -132,11 +131,6 @@ def test_who_was_first():
 
 def test_a_signal_without_a_name():
     assert [_how(-9, None), _how(-50, None)] == ["killed by SIGKILL", "killed by signal 50"]
-
-
-def test_what_a_notebook_shows():
-    error = LaunchError("first\n\nTraceback", 1)
-    assert error._render_traceback_() == ["LaunchError: first\n\nTraceback"]
 
 
 def test_a_flood_ends_with_the_time_limit(launch_two, monkeypatch):

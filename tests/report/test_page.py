@@ -7,9 +7,8 @@ import pytest
 
 from a2lib.measure import Section
 from a2lib.measure.sections import SECTIONS
-from a2lib.report import data, plots, units
+from a2lib.report import data, units
 from a2lib.report.page import ClaimError, Missing, Page, faster, level, one, pick
-from a2lib.report.style import Chart, Look, Looks
 
 SORTING = Section("sorting", ("operation", "size"), ("peak_bytes", "note"), notebook="flash")
 TIMES = {
@@ -96,20 +95,6 @@ def test_the_claims_are_answered_on_the_readers_rows(page):
     assert "Nothing is measured on another machine yet" in str(page().your_machine("make x"))
 
 
-def test_a_long_table_is_folded_and_what_is_missing_has_a_mark(page):
-    made = page()
-    frame = made.rows[["operation", "ms"]]
-    assert "| quick | · |" in str(made.table(frame, "Times", "tab-times"))
-    long = made.rows.iloc[[0] * 9][["operation", "ms"]]
-    assert str(made.table(long, "Times", "tab-t")).startswith("::::{dropdown} Times")
-    assert "dropdown" not in str(made.table(long, "Times", "tab-t", fold=False))
-
-
-def test_where_the_rows_come_from(page):
-    text = str(page().source("papermill notebooks/flash.ipynb"))
-    assert "nvidia-h200.csv" in text and "The runs behind this page" in text
-
-
 @pytest.mark.parametrize(
     ("written", "text"),
     [
@@ -134,23 +119,3 @@ def test_a_number_as_text(written, text):
 def test_what_is_no_number_is_not_printed():
     with pytest.raises(ValueError, match="nan is no number to print"):
         units.ms(math.nan)
-
-
-def test_figures_of_any_rows(page):
-    t = page().rows
-    looks = Looks(
-        quick=Look("quick", "#d55e00", "o", ours=True), merge=Look("merge", "#0072b2", "^")
-    )
-
-    def draw(figure):
-        top, middle, low = figure.subplots(3, 1)
-        ends = plots.lines(top, t, "size", "ms", "operation", looks)
-        assert [name for *_, name in ends] == ["quick", "merge"] and ends[0][0] == 2048
-        plots.bars(middle, ["a", "b"], [1, 2], text=["one", "two"], hollow=[math.nan, 1])
-        plots.waterfall(low, ["a", "b"], [3, 2], text=["3", "2"], marks={"best": 1})
-
-    svg = Chart(draw, height=4)._repr_svg_()
-    assert all(f">{words}<" in svg for words in ("one", "two", "best"))
-    shown = plots.grid(t, "size", "ms", "operation", looks, panel="status", titles={"ok": "timed"},
-                       xlabel="numbers", ylabel="ms")._repr_svg_()  # fmt: skip
-    assert ">timed<" in shown and ">quick<" in shown

@@ -1,7 +1,5 @@
 """The formulas beside measured passes, by value: rows made by hand."""
 
-from dataclasses import replace
-
 import pandas as pd
 import pytest
 
@@ -9,9 +7,7 @@ from a2lib.report.page import one, pick
 from a2lib.report.pages import parallelism_measured as page
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import Job
-from a2lib.theory.latency import Line
 from a2lib.theory.layouts import Layout, evaluate
-from a2lib.theory.parallelism import Layer
 from a2lib.theory.transformer import SIZES
 
 
@@ -100,31 +96,6 @@ def test_what_binds_is_foreseen_or_not(rows):
     assert set(pick(sent, should=True)["tokens"]) == {500, 1000}
 
 
-def test_the_planner_with_a_fitted_line_takes_what_the_line_says():
-    """The links are busy for the time that the line gives each message, in every layout."""
-    n, line = 2, Line(20e-6, 200e9)
-    shape, device = SIZES["small"], page.linked(line, n)
-    job = Job(shape, device, n, n, 512)
-
-    def busy(layout):
-        return evaluate(job, layout).busy["node links"]
-
-    # Two sums a block in either pass, the embedding's and the head's: an all-reduce of bf16 each.
-    sums = 4 * shape.num_layers + 2
-    size = 2 * n * 512 * shape.d_model
-    whole = Layout(tensor=n, sequence=False)
-    assert busy(whole) == pytest.approx(sums * line.time_s(size), rel=1e-6)
-    # Of a sequence that is cut, gathers and scatters: halves of an all-reduce with a wait each.
-    took = (10 * shape.num_layers + 5) * (line.overhead_s + size / 2 / line.bandwidth)
-    assert busy(Layout(tensor=n)) == pytest.approx(took, rel=1e-6)
-    # The gradients, a message for each block and either table; cut, two or three halves of it.
-    weights = 2 * evaluate(job, Layout(data=n, sharding="none")).memory["parameters"] / 4
-    messages = shape.num_layers + 2
-    for sharding, calls, bytes_ in (("none", 1, 1), ("zero1", 2, 1), ("fsdp", 3, 1.5)):
-        took = calls * messages * line.overhead_s + bytes_ * weights / line.bandwidth
-        assert busy(Layout(data=n, sharding=sharding)) == pytest.approx(took, rel=1e-6)
-
-
 def test_the_planners_memory_beside_peaks_made_by_hand():
     one_gpu = Job(SIZES["small"], DEVICES["H200"], 1, 4, 512, 0.0, "fp32", "eager")
     whole = evaluate(one_gpu, Layout(sharding="none")).memory_bytes
@@ -145,9 +116,3 @@ def test_the_planners_memory_beside_peaks_made_by_hand():
     after = {**step, "peak_bytes": whole + one_gpu.device.workspace}
     frames = ([after, {**after, "capture": True}], *frames[1:])
     assert page.peaks(*map(pd.DataFrame, frames))["off"].iloc[0] == pytest.approx(0, abs=1e-6)
-
-
-def test_a_layer_of_four_bytes_needs_as_many_more_tokens():
-    layer = Layer(1, 4096, 11008, 600e12, 300e9)
-    assert page.threshold(layer, "dp", "backward") == pytest.approx(2000)
-    assert page.threshold(replace(layer, element_bytes=4), "dp", "backward") == pytest.approx(4000)

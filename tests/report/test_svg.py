@@ -5,7 +5,6 @@ from collections import Counter
 from itertools import pairwise
 from xml.etree import ElementTree
 
-import pandas as pd
 import pytest
 
 from a2lib.report import data, panels, plots, style, svg
@@ -58,11 +57,6 @@ def test_lines_and_letters_stand_out_on_the_page(theme):
     assert {n: c for n in FILLS if (c := svg.contrast(theme["ink"], theme[n])) < 4.5} == {}
 
 
-def test_contrast_is_that_of_the_standard():
-    assert svg.contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert svg.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
-
-
 def test_every_colour_of_an_implementation_has_a_twin_in_the_dark():
     used = {*style.COLOURS, *(LOOKS.look(name).colour for name in [*LOOKS, "unheard of"])}
     assert used | {style.INK, style.PAPER, style.DIM, style.GRID, *HEAT} <= set(svg.PAIRS)
@@ -88,16 +82,6 @@ def test_text_is_text_and_large_enough_on_a_phone(texts):
     assert "efficient</text>" in texts["column"] and "memory-efficient" not in texts["column"]
 
 
-def test_the_size_of_letters_is_measured():
-    text = '<svg viewBox="0 0 684 100"><style>.a{font-size:10px}.b{font:18px x}</style></svg>'
-    assert svg.smallest_text(text) == pytest.approx(5)
-
-
-def test_a_number_in_a_label_keeps_its_digits():
-    text = '<svg viewBox="0 0 1 1"><path d="M 0.12345 7.0004"/><text>0.0123 ms</text></svg>'
-    assert "0.0123 ms" in svg.themed(text) and 'd="M0.12 7"' in svg.themed(text)
-
-
 def test_names_do_not_touch_and_keep_the_order_of_their_lines():
     wanted = [5.0, 5.1, 5.2, 50.0, 4.9, 99.0]
     found = panels.places(wanted, line=10, low=0, high=100)
@@ -105,37 +89,3 @@ def test_names_do_not_touch_and_keep_the_order_of_their_lines():
     assert all(b - a >= 10 - 1e-9 for a, b in pairwise(by_want))
     assert by_want[0] >= 5 and by_want[-1] <= 95
     assert found[3] == 50 and found[5] == 95
-
-
-def test_a_name_that_has_room_stands_where_its_line_ends():
-    assert panels.places([30, 70], line=10, low=0, high=100) == [30, 70]
-    assert panels.places([50, 50], line=10, low=0, high=100) == [45, 55]
-    assert panels.places([], line=10, low=0, high=100) == []
-
-
-def test_more_names_than_room_still_do_not_touch():
-    found = panels.places([1, 2, 3, 4], line=10, low=0, high=20)
-    assert [b - a for a, b in pairwise(found)] == [10, 10, 10]
-
-
-def test_a_map_says_each_ratio_and_colours_who_is_ahead():
-    ratios = pd.DataFrame({64: [0.25, 1.001, 3.0], 128: [float("nan"), 1.1, 0.9]})
-    text = style.Chart(lambda figure: plots.heat(figure.subplots(), ratios))._repr_svg_()
-    words = ("0.25", "1.00", "3.00", "–", "1.10", "0.90")
-    assert all(f">{one}</text>" in text for one in words)
-    shades = dict(re.findall(r"\.(\w+)\{[^}]*fill:var\(--((?:ahead|behind)\d|level)\)", text))
-    drawn = [shades[one] for one in re.findall(r"class=\"(\w+)\"", text) if one in shades]
-    assert Counter(drawn) == Counter(["ahead3", "level", "behind1", "behind3", "ahead1"])
-
-
-def test_the_tiles_of_a_causal_mask_are_counted_by_their_elements():
-    n, bq, bk = 12, 4, 3
-    counts = Counter()
-    for i in range(0, n, bq):
-        for j in range(0, n, bk):
-            seen = [key <= query for query in range(i, i + bq) for key in range(j, j + bk)]
-            counts["full" if all(seen) else "mask" if any(seen) else "skip"] += 1
-    picture = flash_drawings.tiles(n, bq, bk)
-    assert picture.counts == counts
-    text = picture._repr_svg_()
-    assert f"{counts['full']} whole" in text and f"{counts['skip']} of 12 never" in text

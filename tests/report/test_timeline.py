@@ -3,14 +3,12 @@
 import re
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from profiles import make
 
 from a2lib.measure import snapshot
 from a2lib.paths import ROOT
-from a2lib.report import svg
 from a2lib.report.pages import timeline
 
 HERE = Path(make.__file__).parent
@@ -41,32 +39,9 @@ def test_a_timeline_marks_its_peak_however_long(long_memory):
     assert "gradients" not in words
 
 
-def test_thinning_keeps_first_last_and_highest():
-    totals = [i * 7919 % 1009 for i in range(1500)]
-    kept = timeline._thin(totals, 180, [0, 701])
-    assert kept[0] == 0 and kept[-1] == 1499 and totals.index(max(totals)) in kept
-    assert 701 in kept and len(kept) <= 183
-    assert 701 not in timeline._thin(totals, 180)
-
-
 def test_a_reader_s_own_file_is_drawn_as_the_page_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(MEMORY, "memory.pickle")
     [recorded] = re.findall(r'python -c "(.*)"', (ROOT / "book/memory.md").read_text())
     exec(recorded, {})
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_every_picture_is_of_the_house(long_memory, tmp_path):
-    charts = (timeline.memory(MEMORY), timeline.memory({"one": long_memory, "two": long_memory}))
-    for text in (chart._repr_svg_() for chart in charts):
-        ElementTree.fromstring(text)
-        assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r"--\w+:#[0-9a-f]{6}", "", text)) == []
-        assert svg.smallest_text(text) >= svg.LEAST_SIZE
-        assert len(text) < 70_000
-    assert set(timeline.CATEGORIES) == set(snapshot.CATEGORIES)
-    assert set(timeline.CATEGORIES.values()) <= set(svg.PAIRS)
-    assert "not measured yet" in texts(timeline.memory([]))
-    (tmp_path / "x").write_text("hello")
-    with pytest.raises(snapshot.SnapshotError, match="no pickle"):
-        timeline.memory(tmp_path / "x")

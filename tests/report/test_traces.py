@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -13,7 +12,7 @@ from profiles import make
 from a2lib.measure import bulk, trace
 from a2lib.measure.runs import start_run
 from a2lib.paths import ROOT
-from a2lib.report import data, svg, traces
+from a2lib.report import data, traces
 from a2lib.report.page import Missing
 
 HERE = Path(make.__file__).parent
@@ -29,31 +28,11 @@ def texts(chart):
     return [w.strip() for w in re.findall(r"<text[^>]*>([^<]*)</text>", chart._repr_svg_())]
 
 
-@pytest.fixture(scope="module")
-def long_strip():
-    kinds = list(traces.KINDS)
-    return [
-        {"start_us": i * 2.0, "duration_us": 1.5, "stream": "host" if i % 3 else "7",
-         "kind": kinds[i % len(kinds)], "phase": "forward", "part": "ffn"}
-        for i in range(1500)
-    ]  # fmt: skip
-
-
 def test_a_window_of_a_strip():
     words = texts(traces.strip(TRACE, start_us=480, length_us=200))
     assert "backward" in words and "softmax" not in words
     with pytest.raises(ValueError, match="from 1030 µs on; allowed are windows .* before 1025 µs"):
         traces.strip(TRACE, start_us=1030)
-
-
-def test_a_bar_of_each_phase_says_its_milliseconds():
-    words = texts(traces.step_bar(TRACE))
-    # 100 + 50 + 10, 100 + 50, 40 and 5 us of the one step; what no range holds is no step's.
-    found = [w for w in words if re.fullmatch(r"0\.\d+", w)]
-    assert found[-4:] == ["0.16", "0.15", "0.04", "0.005"]
-    assert "other" not in words and "step" in words and "step 0" not in words
-    rows = [{"phase": "forward", "kind": "matmul", "ms": 6.0}]
-    assert "6" in texts(traces.step_bar(rows))
 
 
 def scheduled(path, steps=2):
@@ -81,43 +60,6 @@ def test_steps_of_torch_profilers_schedule_are_steps(tmp_path):
     words = texts(traces.strip(path))
     assert "time (ms)" in words and {"2", "14"} <= set(words)
     assert "time (µs)" in texts(traces.strip(path, length_us=9000))
-
-
-def test_every_picture_is_of_the_house(long_strip):
-    shown = {
-        "two": traces.strips({"one": long_strip, "other": long_strip}),
-        "cpu": traces.strip(HERE / "cpu_trace.json.gz"), "step": traces.step_bar(TRACE),
-    }  # fmt: skip
-    for name, chart in shown.items():
-        text = chart._repr_svg_()
-        ElementTree.fromstring(text)
-        assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r"--\w+:#[0-9a-f]{6}", "", text)) == [], name
-        assert svg.smallest_text(text) >= svg.LEAST_SIZE, name
-        assert len(text) < 140_000 if name == "two" else 70_000, name
-
-
-def test_every_class_has_a_colour_of_the_palette():
-    assert set(traces.KINDS) == set(trace.KINDS)
-    assert set(traces.KINDS.values()) <= set(svg.PAIRS)
-    assert len(set(traces.KINDS.values())) == len(traces.KINDS)
-
-
-def test_strips_share_an_axis_from_each_ones_begin():
-    words = texts(traces.strips({
-        "Waiting": [piece(500, 1), piece(599, 1)], "Busy": [piece(7000, 200)], "None": [],
-    }))  # fmt: skip
-    assert {"Waiting", "Busy", "0", "200"} <= set(words) and not {"None", "7000"} & set(words)
-    rows = [piece(0, 9), piece(0, 6, stream="host")]
-    words = texts(traces.strips({"one": rows}, lanes=["phase"]))
-    assert {"phase", "launches", "blocked", "GPU"} <= set(words) and "part" not in words
-
-
-def test_the_branches_of_a_replayed_graph_share_a_row():
-    rows = [piece(0, 100)]
-    rows += [piece(20 * i, 10, stream=str(11 + i), kind="communication") for i in range(5)]
-    assert {"stream 7", "5 others"} <= set(texts(traces.strip(rows)))
-    few = texts(traces.strip(rows[:4]))
-    assert {"stream 11", "stream 12", "stream 13", "stream 7"} <= set(few)
 
 
 def test_time_in_which_streams_are_busy_together():

@@ -33,20 +33,6 @@ def test_dense_forward_counts_every_multiply_add(batch, heads, n_queries, n_keys
     assert attention_flops(*sizes, False, "forward") == expected
 
 
-@given(size, size, size, size, size)
-def test_dense_backward_is_five_matrix_products(batch, heads, n_queries, n_keys, head_dim):
-    products = [
-        (n_queries, n_keys, head_dim),  # q k^T, computed again
-        (n_keys, head_dim, n_queries),  # dv
-        (n_queries, n_keys, head_dim),  # dp
-        (n_queries, head_dim, n_keys),  # dq
-        (n_keys, head_dim, n_queries),  # dk
-    ]
-    expected = batch * heads * sum(_count_matmul(*product) for product in products)
-    found = attention_flops(batch, heads, n_queries, n_keys, head_dim, False, "backward")
-    assert found == expected
-
-
 @given(size, st.integers(min_value=1, max_value=20), size)
 def test_causal_is_half_and_below_the_exact_count_by_the_diagonal(heads, n, head_dim):
     exact = _count_forward(1, heads, n, n, head_dim, visible=lambda query, key: key <= query)

@@ -49,16 +49,6 @@ def test_plans_by_hand():
     assert plan("recursive", 3) == [((BLOCK,), (BLOCK,)), (BLOCK,)]
 
 
-@pytest.mark.parametrize("k", [1, 2, 4, 8, 16])
-def test_the_two_formulas_of_segments(k):
-    n = 16
-    kept = cost(plan(f"segments:{k}", n), UNIT, fresh_gradients=False)
-    assert kept.peak == (n // k - 1) * 1 + (k - 1) * 10 + 25
-    fresh = cost(plan(f"segments:{k}", n), UNIT)
-    assert fresh.peak == (n - k) * 3 + (k - 1) * 10 + 25
-    assert (kept.runs, kept.cut) == (n, n // k)
-
-
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64])
 def test_the_least_memory_and_its_work(n):
     levels = int(math.log2(n))
@@ -73,20 +63,6 @@ def test_the_least_memory_and_its_work(n):
     assert two.peak == n // k - 1 + k - 1 + 25
     assert two.runs / n == 1 + (k - 1) / k
     assert chain.peak <= recursive.peak <= two.peak
-
-
-def least_peak(num_layers, block, fresh):
-    """The k of least peak among ``segments:k``, the smaller of equals."""
-    peaks = {k: cost(plan(f"segments:{k}", num_layers), block, fresh_gradients=fresh).peak
-             for k in range(1, num_layers + 1) if fresh or num_layers % k == 0}  # fmt: skip
-    return min(peaks, key=peaks.get)
-
-
-def test_the_best_segment():
-    # Gradients of three times the input hide what fewer inputs would save.
-    assert least_peak(64, UNIT, fresh=True) == 1
-    # Where blocks keep hardly more than their input, the root of N I / A.
-    assert least_peak(64, BlockBytes(10, 10, 12, 0), fresh=False) == 8
 
 
 @pytest.mark.parametrize("name", ["", "segments", "segments:0", "segments:5", "block:1", "all", 3])
@@ -114,15 +90,6 @@ def blocks(layers):
     rope = RotaryPositionalEmbedding(1e4, SHAPE.head_dim, CONTEXT)
     sizes = (SHAPE.d_model, SHAPE.num_heads, SHAPE.d_ff)
     return torch.nn.ModuleList(TransformerBlock(*sizes, rope) for _ in range(layers))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Work this small waits longer for a second thread than it takes alone."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def measured(path, layers, run, fresh):
@@ -157,49 +124,35 @@ def unit(path, run, gradients, fresh):
     return BlockBytes(u, two - one, peak, gradients), one - (two - one)
 
 
+def of_half(name):
+    def run(modules, x):
+        for module in modules:
+            x = getattr(module, name)(x)
+        return x
+
+    return run
+
+
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
 def test_the_model_has_the_bytes_of_the_plan(tmp_path, fresh):
-    path, n = tmp_path / "x", SHAPE.num_layers
+    """Of whole blocks, of halves, and of operations that are kept."""
+    path, n, where = tmp_path / "x", SHAPE.num_layers, (SHAPE, BATCH, CONTEXT)
     gradients = 4 * block_parameter_count(SHAPE)
     block, output = unit(path, strategy("none", 2), gradients, fresh)
-    for name in MODEL:
-        want = cost(plan(name, n), block, fresh_gradients=fresh)
-        found = measured(path, n, strategy(name, n), fresh)
-        assert found == (want.kept + output, want.peak), name
-
-
-@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
-def test_the_model_has_the_bytes_of_its_halves(tmp_path, fresh):
-    def attention(modules, x):
-        for module in modules:
-            x = module._attention(x)
-        return x
-
-    def ffn(modules, x):
-        for module in modules:
-            x = module._ffn(x)
-        return x
-
-    path, n = tmp_path / "x", SHAPE.num_layers
     of_ffn = 4 * (3 * SHAPE.d_model * SHAPE.d_ff + SHAPE.d_model)
-    of_attention = 4 * block_parameter_count(SHAPE) - of_ffn
-    first, output = unit(path, attention, of_attention, fresh)
-    halves = {ATTENTION: first, FFN: unit(path, ffn, of_ffn, fresh)[0]}
-    want = cost(plan("half", n), UNIT, halves=halves, fresh_gradients=fresh)
-    found = measured(path, n, strategy("half", n), fresh)
-    assert found == (want.kept + output, want.peak)
-    assert (want.runs, want.cut) == (n, n)
-
-
-@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
-def test_the_model_has_the_bytes_of_the_selections(tmp_path, fresh):
-    path, n = tmp_path / "x", SHAPE.num_layers
-    block, output = unit(path, strategy("none", 2), 4 * block_parameter_count(SHAPE), fresh)
-    where = SHAPE, BATCH, CONTEXT
+    halves = {
+        ATTENTION: unit(path, of_half("_attention"), gradients - of_ffn, fresh)[0],
+        FFN: unit(path, of_half("_ffn"), of_ffn, fresh)[0],
+    }
+    want = {name: cost(plan(name, n), block, fresh_gradients=fresh) for name in MODEL}
+    want["half"] = cost(plan("half", n), UNIT, halves=halves, fresh_gradients=fresh)
+    want = {name: (one.kept, one.peak) for name, one in want.items()}
     for ops in KEPT:
         peak = selective_peak(ops, *where, block, fresh_gradients=fresh)
-        found = measured(path, n, strategy(f"selective:{ops}", n), fresh)
-        assert found == (n * selective_kept(ops, *where) + output, peak), ops
+        want[f"selective:{ops}"] = n * selective_kept(ops, *where), peak
+    for name, (kept, peak) in want.items():
+        found = measured(path, n, strategy(name, n), fresh)
+        assert found == (kept + output, peak), name
 
 
 @pytest.mark.parametrize("name", [*MODEL, "half", *(f"selective:{ops}" for ops in KEPT)])

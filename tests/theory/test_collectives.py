@@ -51,11 +51,12 @@ def test_an_all_to_all_sends_what_is_for_others(n):
     assert collectives.all_to_all_s(size, n, 4.0) == pytest.approx(sent / 4.0)
 
 
-@pytest.mark.slow
 def test_three_processes_move_the_bytes_of_the_formula(tmp_path):
     """Each sends with gloo and counts what its process really wrote to its sockets."""
     n, elements = 3, 250_000
-    torch.multiprocessing.spawn(alternate_ring, (n, elements, str(tmp_path)), nprocs=n)
+    given = n, elements, str(tmp_path)
+    # Forked: each would else take seconds to import torch.
+    torch.multiprocessing.start_processes(alternate_ring, given, n, start_method="fork")
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(n)]
     S = 4 * elements
     expected = collectives.alternate_all_reduce_s(S, n, 1)

@@ -6,11 +6,8 @@ import committed
 import pytest
 
 from a2lib.theory.attention import EAGER
-from a2lib.theory.eager import BLOCK, PASSES, Eager, by_hand_saved, longest, tiled_total
+from a2lib.theory.eager import PASSES, Eager, longest, tiled_total
 from a2lib.theory.memory.allocator import BUFFER
-
-# One sequence's q is a whole number of blocks, so that the allocator's rounding is no part of it.
-SHAPES = [(2, 128, 16, False), (2, 128, 16, True), (8, 64, 64, True), (1, 256, 32, False)]
 
 
 def test_at_the_handouts_shape_by_hand():
@@ -35,79 +32,6 @@ def test_kernels_are_those_that_the_launches_count():
     assert [len(full.kernels(p)) for p in PASSES] == [4, 7]
 
 
-@pytest.mark.parametrize(("batch", "n", "d", "causal"), SHAPES)
-def test_what_autograd_saves_is_counted_to_the_byte(batch, n, d, causal):
-    torch = pytest.importorskip("torch")
-    from a2lib.attention import attention_reference
-    from a2lib.experiments.attention.handlers import by_hand
-
-    for attend, expected in (
-        (attention_reference, Eager(batch, n, d, causal).saved()),
-        (by_hand, by_hand_saved(Eager(batch, n, d, causal))),
-    ):
-        found = {}
-
-        def pack(x, found=found):
-            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-            return x
-
-        q, k, v = (torch.randn(batch, n, d, requires_grad=True) for _ in range(3))
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            o = attend(q, k, v, causal)
-        assert sorted(found.values()) == sorted(expected.values())
-        assert o.shape == q.shape
-
-
-def ledger(torch, known):
-    """A mode under which each operator's results are counted while they live: its ``peak`` is the
-    most they took when one ended, in bytes, views and the storages of ``known`` left out."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Mode(TorchDispatchMode):
-        peak, live = 0, {}
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            self.live = {at: held for at, held in self.live.items() if not held[0].expired()}
-            storage = out.untyped_storage()
-            if storage.data_ptr() not in known and out.dim():
-                size = -(-storage.nbytes() // BLOCK) * BLOCK
-                self.live[storage.data_ptr()] = StorageWeakRef(storage), size
-            self.peak = max(self.peak, sum(size for _, size in self.live.values()))
-            return out
-
-    return Mode()
-
-
-@pytest.mark.parametrize(("batch", "n", "d", "causal"), SHAPES)
-def test_forward_and_backward_peak_as_counted(batch, n, d, causal):
-    """On a CPU the softmax's backward needs no product of its own: without "dp p"."""
-    torch = pytest.importorskip("torch")
-    from a2lib.attention import attention_reference
-
-    q, k, v = (torch.randn(batch, n, d, requires_grad=True) for _ in range(3))
-    shape, do = Eager(batch, n, d, causal), torch.randn(batch, n, d)
-    known = {x.untyped_storage().data_ptr() for x in (q, k, v, do)}
-
-    def pack(x):
-        saved.add(x.untyped_storage().data_ptr())
-        return x
-
-    saved = set()
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
-    with ledger(torch, known) as forward, hooks:
-        o = attention_reference(q, k, v, causal)
-    assert forward.peak == shape.peak("forward")
-    with ledger(torch, known | saved) as backward:
-        torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
-    without = [
-        sum(size for name, size in live.items() if name != "dp p")
-        for _, live in shape.moments("backward")
-    ]
-    assert backward.peak == max(without)
-
-
 def test_every_peak_of_eager_that_was_measured_is_the_count():
     """The sweep of FlashAttention-2's chapter."""
     rows = committed.measured("flash") + committed.measured("flash", "nvidia-h100-80gb-hbm3")
@@ -129,21 +53,6 @@ def measured(table):
 
 def sizes_of(row):
     return int(row["batch"]), int(row["head_dim"]), row["causal"] == "true"
-
-
-def test_every_byte_of_plain_attention_that_was_measured_is_the_count():
-    for row in measured("attention"):
-        if row["implementation"] == "eager":
-            batch, d, causal = sizes_of(row)
-            shape = Eager(batch, int(row["seq_len"]), d, causal)
-            counted = sum(shape.inputs(row["pass"]).values()), shape.peak(row["pass"])
-            assert (int(row["held_bytes"]), int(row["peak_bytes"])) == counted, row
-    for row in measured("attention_saved"):
-        if row["implementation"] in ("eager", "by_hand"):
-            batch, d, causal = sizes_of(row)
-            shape = Eager(batch, int(row["seq_len"]), d, causal)
-            counted = shape.saved() if row["implementation"] == "eager" else by_hand_saved(shape)
-            assert int(row["saved_bytes"]) == counted.get(row["tensor"], 0), row
 
 
 def test_the_length_at_which_a_gpu_failed_is_the_predicted():
@@ -178,49 +87,10 @@ def test_the_longest_sequence_is_the_last_that_fits():
     assert longest(8, 64, False, 10**3, "forward") == 0
 
 
-@pytest.mark.parametrize(
-    ("causal", "pass_", "tensors", "blocks"),
-    [(False, "forward", 2, 2), (False, "backward", 4, 5), (True, "forward", 2, 3),
-     (True, "backward", 4, 5)],
-)  # fmt: skip
-def test_matrices_at_the_longest_sequence(causal, pass_, tensors, blocks):
-    """In blocks there is one more where a small tensor takes the front of a free matrix's block: dv
-    in the backward, the mask in a causal forward."""
-    capacity = 140 * 2**30
-    for how, matrices in (("tensors", tensors), ("blocks", blocks)):
-        n = longest(8, 64, causal, capacity, pass_, how=how)
-        assert 32 * n**2 * matrices == pytest.approx(capacity, rel=0.03)
-    with pytest.raises(ValueError, match="allowed are tensors, blocks, tiled"):
-        longest(8, 64, causal, capacity, pass_, how="guess")
-
-
-def test_the_allocator_by_hand():
-    from a2lib.theory.memory.allocator import MIB, Allocator, OutOfMemory, fits
-
-    device = Allocator(100 * MIB)
-    device.allocate("a", 40 * MIB)
-    device.allocate("small", MIB)  # from a pool that is left out
-    device.allocate("b", 5 * MIB)  # 20 MiB, of which 15 stay free
-    assert device.reserved == 60 * MIB
-    device.free("a")
-    device.allocate("c", 12 * MIB)  # the smallest block that holds it
-    device.allocate("d", 30 * MIB)
-    assert device.reserved == 60 * MIB
-    with pytest.raises(OutOfMemory):
-        device.allocate("e", 41 * MIB)
-    for name in ("b", "c", "d"):
-        device.free(name)
-    device.allocate("e", 90 * MIB)  # after both segments went back
-    assert device.reserved == 90 * MIB
-    history = [{"a": 20 * MIB}, {"a": 20 * MIB, "b": 20 * MIB}, {"b": 20 * MIB, "c": 10 * MIB},
-               {"b": 20 * MIB, "c": 10 * MIB, "a": 20 * MIB}]  # fmt: skip
-    # c takes half of what a has left, and then a needs a segment of its own.
-    assert not fits(59 * MIB, history) and fits(60 * MIB, history)
-    assert fits(40 * MIB, history[:-1])
-
-
 def test_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match="batch is 0"):
         Eager(0, 1, 1, False)
     with pytest.raises(ValueError, match="allowed are forward, backward"):
         Eager(1, 1, 1, False).moments("sideways")
+    with pytest.raises(ValueError, match="allowed are tensors, blocks, tiled"):
+        longest(8, 64, True, 10**9, "forward", how="guess")

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from a2lib.theory import floating
-from a2lib.theory.floating import FORMATS, Format, Loop, binades, decimal
+from a2lib.theory.floating import FORMATS, Loop, binades, decimal
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Two bits, exponents from -1 to 1: 0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, and no more.
-TOY = Format("toy", 2, -1, 1)
 
 
 @pytest.mark.parametrize("loop", floating.handout_loops(), ids=str)
@@ -27,9 +25,9 @@ def test_every_partial_sum_is_pytorchs(loop):
 @pytest.mark.parametrize("name", DTYPES)
 def test_rounding_is_pytorchs(name):
     made = torch.Generator().manual_seed(0)
-    bits = torch.randint(-(2**31), 2**31, (3000,), generator=made).to(torch.int32)
-    near = 10 ** (12 * torch.rand(1000, generator=made) - 8)  # where fp16 has its numbers
-    ties = torch.arange(0, 2**12 + 1) / 2**25  # every second one halfway between subnormals
+    bits = torch.randint(-(2**31), 2**31, (1000,), generator=made).to(torch.int32)
+    near = 10 ** (12 * torch.rand(300, generator=made) - 8)  # where fp16 has its numbers
+    ties = torch.arange(0, 2**10 + 1) / 2**25  # every second one halfway between subnormals
     numbers = torch.cat([bits.view(torch.float32), near, -near, ties])
     numbers = numbers[numbers.isfinite()]
     finite = overflown = 0
@@ -42,7 +40,7 @@ def test_rounding_is_pytorchs(name):
             with pytest.raises(OverflowError, match=f"infinite in {name}"):
                 FORMATS[name].round(exact)
             overflown += 1
-    assert finite > 5000 and (overflown > 500) == (name == "fp16")
+    assert finite > 1500 and (overflown > 150) == (name == "fp16")
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -54,21 +52,6 @@ def test_the_limits_are_pytorchs(name):
     tiny = float(format_.smallest)
     assert torch.tensor(tiny, dtype=DTYPES[name]).double().item() == tiny
     assert torch.tensor(tiny / 4, dtype=torch.float64).to(DTYPES[name]).item() == 0
-
-
-@pytest.mark.parametrize(
-    "number, rounded",
-    [("0.1", "0"), ("0.125", "0"), ("0.13", "0.25"), ("1.2", "1"), ("1.25", "1"), ("1.75", "2")]
-    + [("2.5", "2"), ("2.6", "3"), ("-1.75", "-2"), ("3", "3"), ("3.4", "3")],
-)
-def test_rounding_by_hand(number, rounded):
-    assert TOY.round(Fraction(number)) == Fraction(rounded)
-
-
-def test_beyond_the_largest_is_an_error():
-    assert TOY.largest == 3 and TOY.smallest == Fraction(1, 4)
-    with pytest.raises(OverflowError, match="3.5 is infinite in toy"):
-        TOY.round(Fraction("3.5"))
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -95,22 +78,6 @@ def test_the_parts_of_a_sum_add_up():
             assert all((gain / part.spacing).denominator == 1 for gain in part.gains)
 
 
-def test_a_walk_by_hand():
-    # bf16 counts to 256 in ones, where its numbers are two apart and 257 rounds to 256 again.
-    loop = Loop("bf16", "bf16", 300, "1")
-    assert loop.result() == loop.stalls_at() == 256
-    last = binades(loop)[-1]
-    assert (last.start, last.spacing, last.additions, last.gains) == (256, 2, 44, (0,))
-    before = binades(loop)[-2]
-    assert (before.start, before.spacing, before.additions, before.gains) == (128, 1, 128, (1,))
-
-
-def test_an_fp32_sum_of_low_addends_rounds_nothing():
-    for loop in floating.handout_loops():
-        exact = loop.result() == loop.terms * loop.held
-        assert exact == (loop.sum == "fp32" and loop.addend != "fp32")
-
-
 @pytest.mark.parametrize(
     "number, text",
     [(Fraction(0), "0"), (Fraction(10), "10"), (Fraction(-6), "-6"), (Fraction(1, 8), "0.125")]
@@ -118,7 +85,3 @@ def test_an_fp32_sum_of_low_addends_rounds_nothing():
 )
 def test_decimals_have_every_digit(number, text):
     assert decimal(number) == text
-
-
-def test_decimals_that_never_end_are_cut():
-    assert decimal(Fraction(2, 3), digits=4) == "0.6667"

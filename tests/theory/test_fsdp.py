@@ -55,15 +55,6 @@ def test_two_blocks_are_whole_at_once_and_one_cast_travels():
     assert all(held.parameters == OWN and held.optimizer == 2 * OWN for held in found.values())
 
 
-def test_without_a_cast_the_gradient_itself_is_sent():
-    found = {held.moment: held for held in fsdp.step(SMALL, 2, 0, computes=4, moments=False)}
-    assert [found[f"made {i}"].travelling - 40 for i in (2, 1, 0)] == [400, 800, 800]
-    assert [found[f"sent {i}"].travelling - 40 for i in (2, 1)] == [400, 400]
-    assert found["sent root"].travelling == 80 + 400
-    assert found["sent 0"].travelling == 400
-    assert {held.optimizer for held in found.values()} == {0}
-
-
 def test_the_peak_is_where_activations_make_it():
     # Few: near the end, when most gradients are there. Many: at the begin of backward.
     assert fsdp.peak(SMALL, 2, 0).moment == "sent 1"

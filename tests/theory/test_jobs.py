@@ -1,11 +1,9 @@
 """What a plan computes with: precision, attention, optimizer, efficiency, by hand and by others."""
 
 import itertools
-import json
 import math
 from dataclasses import replace
 
-import committed
 import plan_toys
 import pytest
 import torch
@@ -13,21 +11,16 @@ from plan_toys import TINY
 from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.model import TransformerLM, cross_entropy
-from a2lib.theory import __main__ as command
 from a2lib.theory import planner
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.eager import Eager
-from a2lib.theory.jobs import OPTIMIZERS, Job, score_bytes
+from a2lib.theory.jobs import OPTIMIZERS, Job
 from a2lib.theory.layout_time import block_flops
-from a2lib.theory.layouts import SCORE_TENSORS, Layout, evaluate, flops_share, memory
+from a2lib.theory.layouts import Layout, evaluate, flops_share, memory
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
-from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import (
     SIZES,
-    GroupedShape,
     Shape,
     forward_flops_by_part,
-    parameter_count,
     step_flops,
 )
 
@@ -87,28 +80,6 @@ def test_memory_by_hand(one, layout, moment, components):
     assert (plan.moment, plan.memory) == (moment, components)
 
 
-def test_memory_agrees_with_the_measured_peaks_of_whole_models():
-    """Within five hundredths. A process that has captured a step has more workspaces."""
-    compared, rows = set(), committed.measured("benchmark")
-    captured = {row["run"] for row in rows if row["capture"] == "true"}
-    wanted = {"mode": "train-step", "phase": "step", "compile": "none", "capture": "false",
-              "status": "ok"}  # fmt: skip
-    for row in rows:
-        if not wanted.items() <= row.items() or not row["peak_bytes"]:
-            continue
-        if row["precision"] == "bf16_weights":  # which is no plan's
-            continue
-        attention = "eager" if row["attention"] == "eager" else "flash"
-        precision = "bf16" if row["precision"] == "bf16" else "fp32"
-        sizes = 1, int(row["batch"]), int(row["context"])
-        one = Job(SIZES[row["model"]], DEVICES["H200"], *sizes, 0.0, precision, attention)
-        more = one.device.workspace * (row["run"] in captured)
-        plan, measured = evaluate(one, ALONE), float(row["peak_bytes"]) - more
-        assert plan.memory_bytes == pytest.approx(measured, rel=0.05), row
-        compared.add((row["model"], precision, attention, plan.moment))
-    assert min(len(set(column)) for column in zip(*compared, strict=True)) > 1
-
-
 def test_workspaces_are_of_the_device():
     kept = replace(TOY, workspace=100.0)
     for one in (ALONE, AGAIN, Layout(sharding="none", microbatches=2)):
@@ -117,19 +88,6 @@ def test_workspaces_are_of_the_device():
     assert {name for name, d in DEVICES.items() if d.workspace} == {"H100", "H200", "H800", "B200"}
     with pytest.raises(ValueError, match="workspace is -1; allowed are numbers from 0"):
         replace(TOY, workspace=-1)
-
-
-def test_fp32_has_its_own_rate_and_messages():
-    wide, narrow = evaluate(job(batch=2, precision="fp32"), PAIR), evaluate(job(batch=2), PAIR)
-    assert wide.busy["computation"] == 10 * narrow.busy["computation"]
-    # 372 gradients of four bytes go round twice, halves at ten bytes a second
-    assert wide.busy["node links"] == 2 * 372 * 4 / 2 / 10 == 2 * narrow.busy["node links"]
-    whole = Layout(data=2, tensor=2, pipeline=2)
-    both = [evaluate(job(batch=2, precision=p), whole).busy for p in ("fp32", "bf16")]
-    for name in ("node links", "network"):
-        assert both[0][name] == 2 * both[1][name] > 0
-    ring = [evaluate(job(precision=p), Layout(context=2)).busy for p in ("fp32", "bf16")]
-    assert ring[0]["node links"] == 2 * ring[1]["node links"]
 
 
 def test_efficiency_slows_products_and_lowers_their_share():
@@ -150,27 +108,6 @@ def test_an_optimizer_reads_and_writes_what_it_keeps(optimizer, numbers):
     alone = evaluate(shared, PAIR).busy["memory bandwidth"]
     cut = evaluate(shared, Layout(data=2, sharding="zero1")).busy["memory bandwidth"]
     assert alone - cut == numbers * 4 * 372 / 2
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_eager_moves_the_scores_that_its_kernels_do(precision):
-    shape, batch, context = SIZES["small"], 2, 4096  # so long that scores outweigh the rest
-    moved = {"forward": 0, "backward": 0}
-    for one in eager_step(shape, batch, context, precision):
-        if one.part == "attention":
-            moved[one.phase] += (one.read + one.written) * one.count
-    scores = shape.num_layers * batch * shape.num_heads * context**2
-    for bytes_, (phase, total) in zip(score_bytes(precision), moved.items(), strict=True):
-        assert bytes_ == pytest.approx(total / scores, rel=0.1), phase
-        assert bytes_ < total / scores
-    one = job(batch=batch, context=context, shape=shape, attention="eager", precision=precision)
-    slow = replace(one, device=replace(TOY, memory_bandwidth=1.0))
-    flash = replace(slow, attention="flash")
-    more = [evaluate(slow, layout).busy["memory bandwidth"]
-            - evaluate(flash, layout).busy["memory bandwidth"]
-            for layout in (ALONE, replace(ALONE, checkpointing="block"))]  # fmt: skip
-    forward, backward = score_bytes(precision)
-    assert more == pytest.approx([scores * (forward + backward), scores * (2 * forward + backward)])
 
 
 @pytest.mark.parametrize("shape", [TINY, SIZES["8B"]])
@@ -212,30 +149,6 @@ def test_fused_kernels_keep_what_korthikanti_et_al_count():
             assert found == pytest.approx(mask + context * (kept + 4 * 1024) / t)
     wide = job(shape=shape, context=context, precision="fp32", activations="fused")
     assert sum(wide.saved) == 2 * theirs + 4 * 16 + 8
-
-
-def test_latents_keep_what_autograd_saves_of_their_norms():
-    shape = GroupedShape(16, 32, 1, 2, 64, head_size=4, q_rank=6, kv_rank=10)
-    x, weights = torch.randn(5, 16), {n: torch.randn(n, 16) for n in (6, 10)}
-    heads = {n: torch.randn(8, n, requires_grad=True) for n in weights}
-    kept = {}
-
-    def keep(tensor):
-        if tensor.dtype.is_floating_point and tensor.shape in ((5, 6), (5, 10)):
-            kept[tensor.data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        for n, down in weights.items():
-            latent = x @ down.requires_grad_().T
-            torch.nn.functional.rms_norm(latent, (n,), torch.ones(n)) @ heads[n].T
-    plain = replace(shape, q_rank=0, kv_rank=0)
-    for activations in ("library", "fused"):
-        more, less = (
-            sum(job(shape=one, activations=activations, precision="fp32").saved)
-            for one in (shape, plain)
-        )
-        assert 5 * (more - less) == 4 * sum(tensor.numel() for tensor in kept.values())
 
 
 def test_what_is_not_trained_has_neither_gradient_nor_state_nor_products_for_them():
@@ -288,11 +201,6 @@ def test_selective_computes_the_scores_again_and_no_product():
     assert flops[2] - flops[1] == pytest.approx(parts["projections"] + parts["ffn"] * 2 / 3)
 
 
-def test_eagers_backward_has_as_many_matrices_of_scores():
-    one = Eager(8, 256, 64, causal=True)
-    assert one.peak("backward") == SCORE_TENSORS * one.matrix + one.tensor
-
-
 @pytest.mark.parametrize("layout", [ALONE, PAIR, Layout(data=2, microbatches=3), Layout(context=2)])
 @pytest.mark.parametrize("attention", ["eager", "flash"])
 def test_one_sequence_more_than_the_largest_batch_does_not_fit(layout, attention):
@@ -328,23 +236,3 @@ def test_what_is_not_allowed_is_one_line(refuses, words):
     with pytest.raises(ValueError) as error:
         refuses()
     assert words in str(error.value) and "\n" not in str(error.value)
-
-
-def test_the_command_evaluates_a_layout_as_it_is_given(capsys):
-    given = ["--as-given", "--size", "10B", "--device", "H100", "--devices", "4", "--data", "4",
-             "--batch", "8", "--context", "512", "--sharding", "none", "--precision", "fp32",
-             "--attention", "eager", "--optimizer", "momentum", "--efficiency", "0.5"]  # fmt: skip
-    assert command.main(["plan", *given, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    one = Job(SIZES["10B"], DEVICES["H100"], 4, 8, 512, 0.1, "fp32", "eager", "momentum", 0.5)
-    layout = Layout(data=4, sharding="none")
-    plan = evaluate(one, layout)
-    assert found["memory_bytes"]["parameters"] == 4 * parameter_count(SIZES["10B"])
-    assert found["fits"] is False and found["largest_batch"] == 0
-    assert (found["step_s"], found["flops_share"]) == (plan.step_s, plan.flops_share)
-    assert found["tokens_per_s"] == 8 * 512 / plan.step_s
-    assert found["serial_tokens_per_s"] == 8 * 512 / plan.serial_s
-    assert found["serial_flops_share"] == flops_share(one, layout, plan.serial_s)
-    assert command.main(["plan", *given]) == 0
-    text = capsys.readouterr().out
-    assert "fits: no; largest batch 0" in text and "precision fp32, attention eager" in text

@@ -12,7 +12,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.theory import parallelism
-from a2lib.theory.answers import TENSOR_BACKWARD
 from a2lib.theory.parallelism import EXAMPLE, Layer
 
 B, D, F, C, W, N, T = sympy.symbols("B D F C W N T", positive=True)
@@ -58,20 +57,6 @@ def test_both_axes():
     assert same(cost.tensor_s, 4 * (T - 1) * B * D / (N * T * W))
     product = (1 + B * W / C) * (1 + 3 * F * W / (2 * C))
     assert same(parallelism.mesh_limit(SYMBOLIC), product)
-
-
-def test_the_limit_of_shared_links_is_the_maximum_that_calculus_finds():
-    a, b = sympy.symbols("a b", positive=True)
-    tensor = 1 + b * (1 - (N - 1) / a)  # all that the budget leaves after N - 1 over a
-    [best] = sympy.solve(sympy.diff(N * tensor, N), N)
-    most = sympy.simplify((N * tensor).subs(N, best))
-    assert same(most, (a + b + a * b) ** 2 / (4 * a * b))
-    assert sympy.diff(N * tensor, N, 2) == -2 * b / a  # a maximum, and the only one
-    exact = Layer(**{name: Fraction(value) for name, value in vars(EXAMPLE).items()})
-    given = {a: sympy.Rational(parallelism.data_slope(exact)),
-             b: sympy.Rational(parallelism.tensor_slope(exact))}  # fmt: skip
-    assert sympy.Rational(parallelism.shared_mesh_limit(exact)) == most.subs(given)
-    assert sympy.Rational(parallelism.shared_mesh_split(exact)[0]) == best.subs(given)
 
 
 def layer(a, b):
@@ -123,18 +108,6 @@ def test_brute_force_finds_the_example_by_integers():
             assert parallelism.communication_share(EXAMPLE, *more, shared) > 1
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("n", [1, 4, 64, 76, 200])
-def test_the_best_split_of_n_is_no_worse_than_any_other(n, shared):
-    split = parallelism.best_split(EXAMPLE, n, shared)
-    assert split[0] * split[1] == pytest.approx(n) and min(split) >= 1
-    found = parallelism.communication_share(EXAMPLE, *split, shared)
-    for k in range(101):
-        n_fsdp = n ** (k / 100)
-        other = parallelism.communication_share(EXAMPLE, n_fsdp, n / n_fsdp, shared)
-        assert found <= other + 1e-12
-
-
 @pytest.mark.parametrize("tokens", [1, 4096, 10**9])
 @pytest.mark.parametrize("d_ff", [1, 10**9])
 def test_the_best_split_keeps_its_digits_where_one_slope_is_far_above_the_other(tokens, d_ff):
@@ -174,48 +147,6 @@ def test_operations_are_those_of_a_real_ffn_and_its_gradients():
     # What is communicated: the gradients, in two bytes, and the rows of x.
     counted = 2 * sum(w.grad.numel() for w in (w1, w2, w3))
     assert counted == Layer(tokens, d, f, 1.0, 1.0).weight_bytes
-
-
-def test_the_backward_of_tensor_parallelism_is_autograds():
-    """The printed equations, in their order, on three devices."""
-    made = torch.Generator().manual_seed(0)
-    n, tokens, d, f = 3, 5, 4, 9
-
-    def random(*shape):
-        return torch.randn(*shape, generator=made, dtype=torch.float64)
-
-    x, w1, w2, w3 = (
-        t.requires_grad_() for t in (random(tokens, d), random(d, f), random(d, f), random(f, d))
-    )
-    dy = random(tokens, d)
-    y = (torch.nn.functional.silu(x @ w1) * (x @ w2)) @ w3
-    y.backward(dy)
-    sent, partial, flops = [], [], []
-    with torch.no_grad():
-        for i in range(n):
-            own = slice(i * f // n, (i + 1) * f // n)
-            W1, W2, W3 = w1[:, own], w2[:, own], w3[own]
-            x1, x2 = x @ W1, x @ W2
-            gate, sigmoid = torch.nn.functional.silu(x1), torch.sigmoid(x1)
-            z = gate * x2
-            sent.append(z @ W3)
-            with FlopCounterMode(display=False) as counter:
-                dz = dy @ W3.T
-                dx2 = dz * gate
-                dx1 = dz * (sigmoid * (1 + x1 * (1 - sigmoid))) * x2
-                dW3, dW2, dW1 = z.T @ dy, x.T @ dx2, x.T @ dx1
-                partial.append(dx1 @ W1.T + dx2 @ W2.T)
-            flops.append(counter.get_total_flops())
-            for shard, whole in ((dW1, w1), (dW2, w2)):
-                torch.testing.assert_close(shard, whole.grad[:, own])
-            torch.testing.assert_close(dW3, w3.grad[own])
-    torch.testing.assert_close(sum(sent), y.detach())  # the all-reduce forward
-    torch.testing.assert_close(sum(partial), x.grad)  # the one backward, of both terms together
-    cost = parallelism.tensor_parallel(Layer(tokens, d, f, 1.0, 1.0), n)["backward"]
-    assert flops == [cost.flops] * n
-    assert [line.split(" =")[0] for line in TENSOR_BACKWARD] == [
-        "dz(i)", "dx2(i)", "dx1(i)", "dW3(i)", "dW2(i)", "dW1(i)", "dx",
-    ]  # fmt: skip
 
 
 def test_the_examples_device_is_that_of_the_reference():

@@ -103,39 +103,6 @@ def test_of_more_layouts_than_can_be_tried_the_best_found_says_so(monkeypatch):
         planner.search(replace(one, batch=10**22))
 
 
-def test_values_are_left_out_of_the_longest_list_and_never_an_end():
-    assert planner._thinned(6, [1, 2, 3], [4, 5]) == ([[1, 2, 3], [4, 5]], True)
-    assert planner._thinned(6, list(range(10)), [4, 5]) == ([[0, 8, 9], [4, 5]], False)
-    (found,), tried = planner._thinned(3, list(range(100)))
-    assert (found[0], found[-1], len(found), tried) == (0, 99, 3, False)
-    assert planner._thinned(1, [1, 2], [3, 4]) == ([[1, 2], [3, 4]], True)
-
-
-def test_memory_decides_in_one_of_those():
-    one = job(devices=8, batch=4, context=8, shape=WIDE, device=FAST)
-    tight = replace(one, device=replace(FAST, memory=40_000.0))
-    assert planner.search(one).memory_bytes > 40_000
-    assert planner.search(tight).step_s >= planner.search(one).step_s
-
-
-def test_more_is_never_slower():
-    def least(**changed):
-        device = {k: changed.pop(k) for k in list(changed) if k in vars(DEVICES["H100"])}
-        one = Job(SIZES["medium"], replace(DEVICES["H100"], **device), 16, 32, 1024)
-        return planner.search(replace(one, **changed)).step_s
-
-    def falls(name, values):
-        found = [least(**{name: value}) for value in values]
-        assert found == sorted(found, reverse=True) and found[-1] < found[0], name
-
-    falls("devices", [1, 2, 3, 8, 12, 64, 65])
-    falls("memory", [1.5e9, 3e9, 80e9])
-    falls("flops", [1e12, 1e14, 1e15])
-    falls("network", [1e9, 1e10, 1e11])
-    rises = [least(batch=batch) for batch in (16, 32, 64)]
-    assert rises == sorted(rises) and rises[0] < rises[-1]
-
-
 def test_tensor_parallelism_stays_within_a_node_unless_it_is_asked_for():
     # links so quick that more devices along tensor are always quicker
     one = job(devices=4, batch=1, context=1, shape=WIDE, device=replace(FREE, node=2))

@@ -10,7 +10,7 @@ from cuda_casts import as_cuda_casts
 from a2lib.measure.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
-from a2lib.theory.transformer import PUBLISHED, SIZES, Shape
+from a2lib.theory.transformer import PUBLISHED, Shape
 
 SHAPES = [(Shape(24, 40, 1, 2), 2, 12), (Shape(16, 24, 1, 4), 1, 20)]
 
@@ -89,19 +89,6 @@ def test_the_operations_that_keep_them():
     assert probabilities.module == "attn" and "BmmBackward0.self" in probabilities.operations
     (norm,) = (one for one in found if one.module == "attn.q_proj")
     assert norm.operations == ["MmBackward0.self"] * 3
-
-
-def test_the_closed_form_of_the_docstring():
-    shape, batch, context = SIZES["2.7B"], 4, 2048
-    rows = batch * context
-    u, g, s = rows * 2560, rows * 10240, batch * 32 * context**2
-    assert block_saved_bytes(shape, batch, context) == (
-        4 * (10 * u + 4 * g + s + 2 * rows) + context**2
-    )
-    matrices = 4 * 2560**2 + 3 * 2560 * 10240
-    assert block_saved_bytes(shape, batch, context, "flash", "bf16") == (
-        2 * 8 * u + (2 * 5 + 8) * u + 8 * g + 8 * rows + 4 * rows * 32 + 2 * matrices
-    )
 
 
 def test_shared_keys_and_values_are_narrower():

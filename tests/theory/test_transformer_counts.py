@@ -1,6 +1,5 @@
 """Closed forms of the Transformer against the model's tensors and a counter of operations."""
 
-import math
 import re
 
 import pytest
@@ -17,13 +16,11 @@ from a2lib.theory.transformer import (
     GroupedShape,
     Shape,
     active_parameter_count,
-    block_parameter_count,
     forward_flops,
     forward_flops_by_part,
     named_size,
     parameter_count,
     parameters_by_part,
-    state_bytes,
     step_flops,
 )
 
@@ -42,7 +39,7 @@ RELEASED = {
     "Llama-3-8B": 8_030_261_248,
     "Llama-3-70B": 70_553_706_496,
     "Llama-3-405B": 405_853_388_800,
-    "DeepSeek-V3": 671_026_419_200,  # of 684,531,386,000: the rest is counted below
+    "DeepSeek-V3": 671_026_419_200,  # less a 62nd layer and the scales of float8
 }
 
 
@@ -111,36 +108,6 @@ def test_operations_are_those_a_counter_sees(shape, batch, context):
     assert parts["lm_head"] == by_module["TransformerLM.lm_head"]
 
 
-@given(shapes(), st.integers(1, 3), st.integers(1, 9))
-def test_a_causal_count_halves_attention_and_nothing_else(shape, batch, context):
-    full = forward_flops_by_part(shape, batch, context)
-    half = forward_flops_by_part(shape, batch, context, causal=True)
-    assert 2 * half.pop("attention") == full.pop("attention")
-    assert half == full
-    causal = forward_flops(shape, batch, context, causal=True)
-    assert 3 * causal == step_flops(shape, batch, context, causal=True)
-
-
-def test_bytes_are_those_of_the_tensors_of_a_step():
-    shape = Shape(d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17)
-    model = build(shape, 5, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters())
-    tokens = torch.zeros(2, 5, dtype=torch.int64)
-    cross_entropy(model(tokens), tokens).backward()
-    optimizer.step()
-    want = state_bytes(shape)
-    states = optimizer.state.values()
-    assert sum(p.nbytes for p in model.parameters()) == want.parameters
-    assert sum(p.grad.nbytes for p in model.parameters()) == want.gradients
-    moments = sum(s["exp_avg"].nbytes + s["exp_avg_sq"].nbytes for s in states)
-    assert moments == want.optimizer
-    assert all(set(s) == {"step", "exp_avg", "exp_avg_sq"} for s in states)
-    assert all(s["step"].nbytes == 4 for s in states)
-    assert want.total == want.parameters + want.gradients + want.optimizer
-    block = sum(p.grad.nbytes for p in model.layers[1].parameters())
-    assert block == 4 * block_parameter_count(shape)
-
-
 def grouped_block(shape, x):
     """One block whose heads share keys and values, in PyTorch's words; and its matrices."""
     d, f, kv, heads = shape.d_model, shape.d_ff, shape.kv_width, shape.num_heads
@@ -192,16 +159,6 @@ def test_of_experts_a_token_meets_a_few():
     met = 61 * block + 3 * 3 * d * 18_432 + 58 * (9 * expert + 256 * d + 256) + 2 * 129_280 * d + d
     assert active_parameter_count(shape) == met == 37_552_297_472
     assert parameter_count(shape) - met == 58 * 248 * expert
-    # The weights as released have beside them a 62nd layer that predicts a second token, its own
-    # copies of both tables, and a float32 scale for each 128 by 128 of a float8 matrix.
-    second = block + 257 * expert + 256 * d + 256 + 2 * d * d + 3 * d + 2 * 129_280 * d
-
-    def scales(*sizes):
-        return sum(math.ceil(n / 128) * math.ceil(k / 128) for n, k in sizes)
-
-    latents = scales((1536, d), (24_576, 1536), (576, d), (32_768, 512), (d, 16_384))
-    scaled = 62 * latents + 3 * 3 * scales((18_432, d)) + 59 * 257 * 3 * scales((2048, d))
-    assert parameter_count(shape) + second + scaled == 684_531_386_000
     for dense in (SIZES["8B"], PUBLISHED["Llama-3-8B"]):
         assert active_parameter_count(dense) == parameter_count(dense)
     for wrong, words in (

@@ -175,20 +175,6 @@ def test_adamw_reads_four_numbers_a_parameter_and_writes_three():
         assert sum(k.read * k.count for k in found) == 4 * tensors
 
 
-def test_16_bit_weights_spare_the_casts_and_half_the_gradients():
-    """Of 38 bytes a parameter of a product 30 are left; embedding and norms stay as they were."""
-    for size in ("small", "2.7B"):
-        shape = SIZES[size]
-        norms = (2 * shape.num_layers + 1) * shape.d_model
-        n = parameter_count(shape) - shape.vocab_size * shape.d_model - norms
-        wide, narrow = (floor(fused_step(shape, 4, 512, p), 1e15, 4e12)
-                        for p in ("bf16", "bf16_weights"))  # fmt: skip
-        assert wide["optimizer"].bytes == narrow["optimizer"].bytes
-        assert wide["total"].bytes - narrow["total"].bytes == (6 + 2) * n
-        assert wide["total"].flops == narrow["total"].flops
-        assert wide["total"].launches - narrow["total"].launches == 1
-
-
 def test_a_kernel_takes_the_longer_of_its_two_times():
     kernels = [
         Kernel("forward", "products", "a", 30, 10, flops=100, count=2),  # 10 s, 4 s

@@ -3,7 +3,7 @@
 A layout cuts the batch over ``data``, each matrix over ``tensor``, the blocks over ``pipeline`` and
 the sequence over ``context`` devices. For each one: bytes of a device by component, and the time of
 a step (layout_time.py). ``ASSUMPTIONS`` is what the figures rest on; every plan is printed with it.
-On one GPU the memory agrees with the measured peaks of whole models (tests/theory/test_jobs.py);
+On one GPU the memory agrees with measured peaks of whole models (book/parallelism-measured.md);
 cut over several, twelve published trainings are held against it (published.py). Links have their
 makers' bandwidth and no latency, or those of the job's device.
 

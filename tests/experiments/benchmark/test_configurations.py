@@ -23,16 +23,6 @@ def test_a_row_is_of_the_configuration_that_its_worker_is_told():
                 assert all(own.items() <= key.items() for key in task.keys)
 
 
-def test_work_on_zeros_is_that_of_a_step_whose_energy_is_measured():
-    for device in ("cuda", "cpu"):
-        tasks = benchmark.load_tasks(Parameters(sweep="power"), device)
-        found = [(t.spec["weights"], Configuration(**t.spec["configuration"])) for t in tasks]
-        measured = configurations.powers(device)
-        assert found == [(w, c) for _, c in found[::2] for w in ("drawn", "zero")]
-        assert {c for _, c in found} <= set(measured) and len(tasks) in (2, 4)
-        assert not benchmark.load_tasks(Parameters(sweep="table"), device)
-
-
 def test_a_configuration_becomes_the_command_s():
     plain = Configuration("2.7B", 256).config("cpu", warmup=1, steps=2)
     assert plain.resolved()["size"] == "2.7B" and plain.batch == 4 and plain.context == 256

@@ -67,15 +67,6 @@ def test_a_summary_by_value(stored, monkeypatch):
     assert rows["optimizer"]["ms_std"] == ""  # no spread at all
 
 
-def test_a_replay_has_no_phases(stored, monkeypatch):
-    replay = StepTimes({}, {"replay": 0.25}, 6.0, 7.0)
-    played(monkeypatch, device="cuda", steps=[replay, replay])
-    task = task_of(Configuration("tiny", 16, capture=True), 2, 2)
-    rows = {row["phase"]: row for row in stored(handlers.summary, BENCHMARK, task, "cuda")}
-    assert set(rows) == {"step", "wall"}
-    assert (rows["step"]["ms"], rows["step"]["ms_host"]) == ("6.0", "0.25")
-
-
 def test_out_of_memory_is_a_row_for_each_phase(stored, monkeypatch):
     played(monkeypatch, device="cuda", status="oom", note="in step 0, backward: much", steps=[])
     rows = stored(handlers.summary, BENCHMARK, task_of(TINY))
@@ -133,15 +124,6 @@ def test_a_failed_process_ends_too_and_all_its_rows_say_why(job, monkeypatch, ra
     assert all(row["note"] and not row["ms"] for row in rows)
 
 
-def test_no_first_step_where_torch_was_imported_before(job):
-    task = benchmark.first_tasks(EVERYTHING, "cpu")[0]
-    given = job(BENCHMARK_FIRST, task)
-    with pytest.raises(LostContext):
-        handlers.first(given)
-    assert {row["status"] for row in given.store.rows()} == {"error"}
-    assert "imported already" in given.store.rows()[0]["note"]
-
-
 def test_first_steps_are_each_of_a_process_of_their_own(on_cpu, capsys):
     """A process that had imported torch before would refuse and give an error row."""
     run = benchmark.start(Parameters(sweep="first"))
@@ -196,13 +178,6 @@ def test_energy_is_of_the_settled_steps(stored, monkeypatch):
     assert (row["joules"], row["n"], row["ms"]) == ("50.0", "3", "10.0")
     assert float(row["ms_mean"]) == pytest.approx((7 + 10 + 16) / 3, rel=1e-5)
     assert row["power_limit_w"] == "700.0" and row["status"] == "ok"
-
-
-def test_without_a_counter_the_time_is_left(stored, monkeypatch):
-    task = powered(monkeypatch, None, None)
-    played(monkeypatch, device="cuda", steps=[step(1.0)] * 5)
-    (row,) = stored(handlers.power, BENCHMARK_POWER, task)
-    assert (row["joules"], row["ms"]) == ("", "7.0")
 
 
 def test_a_step_that_fails_leaves_no_thread(job, monkeypatch):

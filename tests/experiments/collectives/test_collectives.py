@@ -3,37 +3,12 @@
 import pytest
 
 from a2lib.experiments import collectives
-from a2lib.experiments.collectives import HANDOUT_SIZES, MB, SWEEPS, Collective, Parameters
+from a2lib.experiments.collectives import MB, Collective, Parameters
 from a2lib.experiments.collectives.handlers import Call, values
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.measure import COLLECTIVES
 from a2lib.theory.latency import OPERATIONS
-
-
-def test_the_handout_is_every_size_and_number_of_processes(gpus):
-    gpus(6)
-    found = Parameters(sweep="handout").asked()
-    asked = {(c.ranks.backend, c.ranks.world_size, c.size) for c in found}
-    assert asked == {(b, n, s) for b in ("nccl", "gloo") for n in (2, 4, 6) for s in HANDOUT_SIZES}
-    assert {(c.operation, c.dtype) for c in found} == {("all_reduce", "fp32")}
-    gpus(3)
-    groups = {c.ranks for c in Parameters(sweep="handout").asked()}
-    assert {ranks.world_size for ranks in groups if ranks.backend == "nccl"} == {2}
-
-
-def test_a_sweep_has_each_collective_once_and_starts_each_group_once(gpus):
-    gpus(8)
-    found = Parameters(sweep="all").asked()
-    assert len(set(found)) == len(found)
-    order = [task.ranks for task in collectives.tasks(found)]
-    assert order == sorted(order, key=order.index)  # those of one group follow each other
-    assert {c.operation for c in found} == set(OPERATIONS)
-    first = collectives.tasks(found)[0]
-    assert first.label == "all_reduce fp32, nccl 2"
-    assert list(first.rows)[:4] == ["1 MB", "10 MB", "100 MB", "1024 MB"]
-    together = {c for sweep in SWEEPS[:-1] for c in Parameters(sweep=sweep).asked()}
-    assert together == set(found)
 
 
 def test_one_size_by_default_and_no_size_beside_a_sweep(gpus):

@@ -1,6 +1,5 @@
 """What a worker stores: at the smallest size with Inductor's plan alone, and of results by hand."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -48,21 +47,6 @@ def of_attention(job, shape=SHAPE, **options):
     return rows, [event["begin"] for event in said if "begin" in event]
 
 
-def test_attention_is_measured_and_counted(job):
-    rows, begun = of_attention(job)
-    assert len(rows) == 4
-    assert {(r["status"], r["note"], r["n"]) for r in rows.values()} == {("ok", "", "2")}
-    for (implementation, _), row in rows.items():
-        filled = implementation == "compile"
-        assert all(bool(row[c]) == filled for c in ("ms_cold", "ms_warm", "moved_bytes"))
-    made = [
-        (r["kernels_written"], r["kernels_called"], r["library_calls"], r["attentions"])
-        for r in (rows["compile", "forward"], rows["compile", "backward"])
-    ]
-    assert made == [("1", "1", "2", "0"), ("1", "1", "4", "0")]
-    assert begun == ["eager", "compile", None, None]  # None where both take turns
-
-
 def test_alone_each_is_to_blame_for_itself(job, monkeypatch):
     right = attention.function
     monkeypatch.setattr(attention, "function", lambda shape, compiled: right(shape, compiled=False))
@@ -83,13 +67,6 @@ def test_a_wrong_result_is_an_error_and_eager_is_still_timed(job, monkeypatch):
     assert {rows["compile", p]["status"] for p in ("forward", "backward")} == {"error"}
     assert "o is off by 0.1 of eager's" in rows["compile", "forward"]["note"]
     assert {rows["eager", p]["status"] for p in ("forward", "backward")} == {"ok"}
-
-
-def test_what_a_cpu_has_no_memory_for_is_not_tried(job, monkeypatch):
-    monkeypatch.setattr("a2lib.measure.memory.available_bytes", lambda: SHAPE.needed_bytes() - 1)
-    rows, begun = of_attention(job)
-    assert begun == [] and len(rows) == 4 and {r["status"] for r in rows.values()} == {"oom"}
-    assert rows["eager", "forward"]["note"].startswith("not tried: needs")
 
 
 def test_a_lost_device_ends_the_process_after_its_rows(job, monkeypatch):
@@ -153,12 +130,6 @@ def test_a_model_takes_turns_and_both_runs_count(job, monkeypatch):
     assert float(rows["model", "wall"]["ms_cold"]) == 1030 + 1 + 2060 + 3 + 1
 
 
-def test_a_model_alone_has_its_two_runs_in_a_row(job, monkeypatch):
-    calls = played(monkeypatch)
-    of_model(job, in_turns=False)
-    assert calls == ["none", "none", "blocks", "blocks", "model", "model"]
-
-
 def test_what_is_compiled_once_has_as_many_steps_and_no_time_from_the_cache(job, monkeypatch):
     calls = played(monkeypatch)
     counted = []
@@ -179,14 +150,6 @@ def test_a_way_that_does_not_fit_leaves_the_others(job, monkeypatch):
     assert rows["model", "forward"]["note"] == "in step 0: much"
 
 
-def test_what_certainly_does_not_fit_is_not_tried(job, monkeypatch):
-    calls = played(monkeypatch)
-    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 1)
-    rows = of_model(job)
-    assert calls == [] and {r["status"] for r in rows.values()} == {"oom"}
-    assert rows["none", "wall"]["note"].startswith("not tried: needs at least")
-
-
 def test_graphs_go_to_the_phases_that_run_them():
     made = model.by_phase(GRAPHS, 1)
     calls = {phase: (row["kernels_called"], row["library_calls"]) for phase, row in made.items()}
@@ -205,19 +168,3 @@ def test_a_block_stands_for_all_of_them():
     twice = [GRAPHS[0], *GRAPHS[:2], GRAPHS[2], GRAPHS[3], GRAPHS[3]]
     assert model.by_phase(twice, 2)["forward"]["kernels_called"] == 6
     assert model.by_phase(twice, 2)["backward"]["kernels_called"] == 13
-
-
-def test_a_forward_has_no_loss_among_its_graphs():
-    graphs = [GRAPHS[0], GRAPHS[0], *GRAPHS[-1:]]  # and a backward that is compiled with them
-    made = model.by_phase(graphs, 10, "forward")
-    assert set(made) == {"forward", "step", "wall"}
-    assert made["step"]["kernels_called"] == 5 * 2 * GRAPHS[0].called
-    assert model.by_phase([], 10, "forward")["step"] == {}
-
-
-def test_no_bytes_where_a_graph_tells_none():
-    graphs = [dataclasses.replace(GRAPHS[0], bytes=None), *GRAPHS[1:]]
-    made = model.by_phase(graphs, 1)
-    assert made["forward"]["moved_bytes"] is None and made["wall"]["moved_bytes"] is None
-    assert made["backward"]["moved_bytes"] == 220
-    assert model.by_phase([], 1) == {}

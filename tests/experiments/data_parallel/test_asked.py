@@ -3,9 +3,9 @@
 import pytest
 
 from a2lib.experiments import collectives, ddp, fsdp, sharded_optimizer
-from a2lib.experiments.data_parallel.configurations import Way, tasks
+from a2lib.experiments.data_parallel.configurations import Way
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.measure import DDP, SHARDED_OPTIMIZER, read_runs
+from a2lib.measure import read_runs
 
 BOTH = [Way("fsdp"), Way("fsdp2")]
 
@@ -18,42 +18,6 @@ def two(gpus):
 @pytest.fixture
 def no_gpu(gpus):
     gpus(0)
-
-
-def test_the_essential_sweep_of_ddp_has_all_sides_and_resumes_in_the_whole(two):
-    essential = ddp.Parameters(sweep="essential").asked()
-    captured, launched = essential
-    assert captured.capture and not launched.capture
-    assert {(w.carrier, w.sent_dtype) for w in essential[captured]} >= {
-        ("copy_engines", "fp32"), ("backend", "fp32"), ("copy_engines", "bf16"),
-    }  # fmt: skip
-    assert {"bucketed", "updating"} == {way.wrapper for way in essential[captured]}
-    assert Way("torch_ddp", 25) in essential[launched]
-    whole = ddp.Parameters(sweep="all").asked()
-    assert all(set(ways) <= set(whole[t]) for t, ways in essential.items())
-    made = tasks(DDP, essential)
-    assert [task.label for task in made] == ["xl25 captured", "xl25 launched"]
-    assert "bucketed 100 MB copy_engines bf16" in made[0].rows
-
-
-def test_the_essential_sweep_of_the_optimizer_has_both_sides_of_the_targets(two):
-    given = sharded_optimizer.Parameters(sweep="essential")
-    captured, launched = given.times()
-    assert captured.capture and not launched.capture and captured.compile == "blocks"
-    for task in tasks(SHARDED_OPTIMIZER, given.times()):
-        assert task.spec["capture"] == (not any("torch_ddp" in name for name in task.rows))
-        for name, keys in task.rows.items():  # of one wrapper the optimizers take turns
-            other = "zero" if "torch_ddp" in name else "sharded"
-            assert [key["optimizer"] for key in keys] == ["plain", other]
-    # The memory of what is timed, in the model of which every tensor is known.
-    (eager,) = given.memory()
-    assert (eager.compile, eager.capture, eager.model) == ("none", False, captured.model)
-    made = sharded_optimizer.memory_tasks(given.memory())
-    assert sum(task.size for task in made) == 4 * len(sharded_optimizer.MOMENTS) * 2
-    whole = sharded_optimizer.Parameters(sweep="all")
-    assert set(given.times()) < set(whole.times()) and set(given.memory()) < set(whole.memory())
-    assert {t.model for t in whole.times() if t.precision == "fp32"} == {"xl25", "2.7B"}
-    assert not sharded_optimizer.Parameters(sweep="memory").times()
 
 
 @pytest.mark.parametrize("Parameters", [

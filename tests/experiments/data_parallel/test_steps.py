@@ -1,17 +1,11 @@
 """How the ways of data parallelism are checked, timed and drawn, with one rank."""
 
-import contextlib
-import types
-
 import pytest
 import torch
 
-from a2lib.experiments.data_parallel import gathers, times, traces, training
-from a2lib.experiments.data_parallel.configurations import Way
+from a2lib.experiments.data_parallel import gathers, traces, training
 from a2lib.experiments.data_parallel.sharded import TOLERANCE, Deviation, deviation, worst
-from a2lib.experiments.data_parallel.training import of_each_kind
-from a2lib.experiments.harness.ranks import RankJob
-from a2lib.measure import DDP, bulk
+from a2lib.measure import bulk
 from a2lib.measure.trace import TraceError
 from a2lib.measure.trace.kernels import Kernel, Trace
 
@@ -34,23 +28,6 @@ def test_the_window_of_a_replay_ends_backward_with_its_last_product():
         traces.averaging(Trace("chrome", kernels[1:], []), captured=True)
     with pytest.raises(TraceError, match="no kernel of a backward"):
         traces.averaging(found)
-
-
-@pytest.mark.parametrize("long", [False, True])
-def test_a_long_step_is_taken_fewer_times(monkeypatch, long):
-    monkeypatch.setattr(times, "meet", lambda device: None)
-    monkeypatch.setattr(times, "LONG_MS", 0.0 if long else float("inf"))
-    monkeypatch.setattr(RankJob, "everyone", lambda self, value: [value])
-    taken = []
-    ways = [lambda: taken.append("a"), lambda: taken.append("b")]
-    job = RankJob({}, "cpu", store=types.SimpleNamespace(section=DDP))
-    rows = times.in_turns(job, ways, lambda: taken.append("without"))
-    n = times.FEWEST + (times.TURNS - 1) * (times.FEWEST if long else times.STEPS)
-    assert [row["n"] for row in rows] == [n, n]
-    # Of each turn the first one is not counted.
-    assert {way: taken.count(way) for way in ("without", "a", "b")} == dict.fromkeys(
-        ("without", "a", "b"), n + times.TURNS
-    )
 
 
 @pytest.fixture
@@ -105,53 +82,6 @@ def test_gradients_that_are_no_mean_are_seen(alone, mean, right):
     with alone.wrapped(lambda model: Wrapper(model, mean)):
         assert (alone.error() <= training.TOLERANCE) is right
     assert alone.wrapper is None and alone.workload.forward is alone.workload.model
-
-
-class Updating(Wrapper):
-    """Each gradient is the mean as soon as it is there."""
-
-    @contextlib.contextmanager
-    def each_mean(self, then):
-        hooks = [p.register_post_accumulate_grad_hook(lambda p: None if self.quiet else then([p]))
-                 for p in self.model.parameters()]  # fmt: skip
-        yield
-        for hook in hooks:
-            hook.remove()
-
-
-@pytest.mark.parametrize("way", [Way("updating", 100), Way("bucketed", 100)])
-def test_a_captured_row_that_updates_has_a_step_alone_that_updates_so(alone, monkeypatch, way):
-    """Each step as it is captured: who sends, and which parameters are updated in backward."""
-    steps = []
-
-    @contextlib.contextmanager
-    def captured(step):
-        step()
-        optimizer = alone.workload.optimizer
-        update, ahead = optimizer.step, []
-        optimizer.step = lambda: (ahead.append(len(getattr(optimizer, "_ahead", ()))), update())
-        step()
-        optimizer.step = update
-        steps.append((alone.wrapper is not None, ahead))
-        yield types.SimpleNamespace(replay=step)
-
-    def in_turns(job, timed, without):
-        return [{"ms": place} for place, _ in enumerate(timed, start=5)]
-
-    monkeypatch.setattr(times, "capture_step", captured)
-    monkeypatch.setattr(times, "in_turns", in_turns)
-    monkeypatch.setattr(times, "wrap", lambda model, way: Updating(model, lambda grad: grad))
-    monkeypatch.setattr(times, "TOLERANCE", 2)
-    monkeypatch.setattr(RankJob, "everyone", lambda self, value: [value])
-    job = RankJob({"capture": True}, "cpu")
-    (row,) = times._rows(job, times.OneGpu(alone, {}, None), times._sent, [way])
-    every = len(alone.parameters)
-    assert row["status"] == "ok" and row["ms"] == 5
-    if way.wrapper == "updating":
-        assert row["ms_without_updating"] == 6
-        assert steps == [(False, [every]), (True, [every])]
-    else:
-        assert "ms_without_updating" not in row and steps == [(True, [0])]
 
 
 def test_steps_leave_the_weights_and_ranks_have_batches_of_their_own(alone):
@@ -249,26 +179,3 @@ def test_gradients_are_held_against_their_mean(world, alike):
     assert deviation(mean[:0], mean[:0], mean[:0]) == (0, 0, 0)
     assert worst([(1.0, 5.0, 0.0), (2.0, float("nan"), 0.0)]) == (2, float("inf"), 0)
     assert Deviation(0.1, 0.1, float("nan")).exceeds(TOLERANCE["bf16"])
-
-
-@pytest.mark.parametrize("fits", [True, False])
-def test_what_follows_a_profiler_is_not_timed(monkeypatch, fits):
-    """Ours comes last, together with PyTorch's or behind it."""
-    groups = []
-    keys = [{"wrapper": "fsdp"}, {"wrapper": "fsdp2"}]
-    given = {"spec": {"capture": False}, "device": "cpu", "rank": 0, "seed": 0, "keys": keys}
-    nothing = {"expired": lambda: False, "begin": lambda _: None}
-    job = types.SimpleNamespace(**given, **nothing, wanted={"": keys})
-    plain = types.SimpleNamespace(stepping=lambda *_, send: lambda: None)
-    monkeypatch.setattr(times, "Training", lambda *_: plain)
-    monkeypatch.setattr(times, "_fit", lambda *_: fits)
-    monkeypatch.setattr(
-        times, "_measure_sharded", lambda _, ks, *__: groups.append([k["wrapper"] for k in ks])
-    )
-    times.fsdp(job)
-    assert groups == ([["fsdp2", "fsdp"]] if fits else [["fsdp2"], ["fsdp"]])
-
-
-def test_parameters_of_each_kind_are_looked_at():
-    names = ["embed", *(f"layers.{i}.{n}" for i in range(3) for n in ("q.weight", "norm")), "head"]
-    assert of_each_kind(names) == [0, 1, 2, 5, 6, 7]

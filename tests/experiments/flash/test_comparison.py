@@ -177,24 +177,3 @@ def test_forward_alone_runs_no_backward(compare, monkeypatch):
     monkeypatch.setattr(BackwardFails, "result", staticmethod(raising(AssertionError("ran"))))
     rows, _ = compare(only=BackwardFails.apply, passes=("forward",))
     assert list(rows) == [("only", "forward")] and rows["only", "forward"]["status"] == "ok"
-
-
-def test_a_slow_call_on_the_cpu_is_timed_once(compare, monkeypatch):
-    monkeypatch.setattr(comparison, "SLOW_S", -1.0)
-    rows, _ = compare(slow=good, slower=good)
-    assert all(row["status"] == "ok" and row["n"] == 1 for row in rows.values()) and len(rows) == 6
-
-
-def test_inputs_that_do_not_fit_are_rows(compare, monkeypatch):
-    monkeypatch.setattr(peers, "inputs", raising(torch.OutOfMemoryError("CUDA out of memory")))
-    rows, _ = compare(a=good, b=good)
-    assert statuses(rows, "a") == statuses(rows, "b") == ["oom"] * 3
-
-
-def test_real_implementations_on_the_cpu(put, monkeypatch):
-    monkeypatch.setitem(comparison.TIMING, "cpu", QUICK)
-    rows = put(comparison.measure, task(["eager", "tiled", "sdpa_flash", "sdpa_cudnn"]))
-    ok = {row["implementation"] for row in rows if row["status"] == "ok"}
-    refused = {row["implementation"] for row in rows if row["status"] == "unsupported"}
-    assert ok == {"eager", "tiled", "sdpa_flash"} and refused == {"sdpa_cudnn"}
-    assert len(rows) == 12

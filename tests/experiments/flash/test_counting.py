@@ -65,16 +65,3 @@ def test_what_was_not_counted_is_a_row_with_the_reason(put, counted, kernels):
     rows = put(counting.measure, CALLED, "cuda")
     assert [row["status"] for row in rows] == ["unsupported"] * 3
     assert all(row["note"] for row in rows)
-
-
-def test_a_cpu_has_no_counters(put):
-    rows = put(counting.measure, CALLED)
-    assert {row["status"] for row in rows} == {"unsupported"}
-    assert "GPU" in rows[0]["note"]
-
-
-def test_calls_are_asked_for_in_two_sweeps():
-    for device, n in (("cuda", 3 * 3 * 2), ("cpu", 2)):
-        tasks = counting.tasks(Parameters(sweep="all"), device)
-        assert [key["launch"] for task in tasks for key in task.keys] == [0] * n
-    assert counting.tasks(Parameters(sweep="handout"), "cuda") == []

@@ -3,8 +3,8 @@
 import pytest
 
 from a2lib.experiments import ceilings, flash
-from a2lib.experiments.flash.shapes import ASKED, PUBLISHED, Parameters
-from a2lib.experiments.harness.run import command, data_folder
+from a2lib.experiments.flash.shapes import Parameters
+from a2lib.experiments.harness.run import data_folder
 from a2lib.measure import CEILING, FLASH
 
 
@@ -20,40 +20,17 @@ def started(on_cpu, capsys):
     return start
 
 
-def measured(run, *, status="ok", names=PUBLISHED, **given):
+def measured(run, name):
     """Rows of 2 ms each for what is asked for."""
+    row = {"status": "ok", "run": run.id, "ms": 2.0, "ms_p20": 1.0, "ms_p80": 3.0, "n": 5}
     for task in flash.tasks(run.parameters, run.device):
-        for name in names:
-            for key in task.rows[name]:
-                row = {"status": status, "note": "why", "run": run.id}
-                if status == "ok":
-                    row |= {"ms": 2.0, "ms_p20": 1.0, "ms_p80": 3.0, "n": 5} | given
-                run.store(FLASH).put(key | row)
-
-
-def test_the_command_repeats_the_run():
-    given = Parameters(seq_len=65536, causal=False, implementations="a2lib,eager", time_limit_s=60)
-    assert command("flash", given) == (
-        "papermill notebooks/flash.ipynb -p seq_len 65536 -p causal False"
-        " -p implementations a2lib,eager -p time_limit_s 60"
-    )
-    assert command("flash", Parameters()) == "papermill notebooks/flash.ipynb"
-
-
-def test_the_asked_backward_is_in_the_handouts_sweep_alone_and_its_forward_is_ours():
-    found = {
-        (task.spec["shape"]["heads"], key["pass"])
-        for task in flash.tasks(Parameters(sweep="all"), "cuda")
-        for key in task.rows.get(ASKED, ())
-    }
-    assert found == {(1, "backward"), (1, "end_to_end")}
-    given = Parameters(implementations=ASKED, passes="forward")
-    assert not sum(task.size for task in flash.tasks(given, "cuda"))
+        for key in task.rows[name]:
+            run.store(FLASH).put(key | row)
 
 
 def test_rates_are_operations_over_time_beside_the_ceiling(started, capsys):
     run = started(seq_len=1024, heads=4, causal=False, implementations="eager")
-    measured(run, names=["eager"])
+    measured(run, "eager")
     key = {"operation": "matmul", "dtype": "bf16", "size": 128}
     row = key | {"status": "ok", "run": run.id, "ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 1}
     run.store(CEILING).put(row)
@@ -84,7 +61,7 @@ def test_rows_of_a_cpu_leave_the_committed_data_alone(started, monkeypatch, tmp_
     monkeypatch.delenv("A2LIB_DATA")
     monkeypatch.setattr("a2lib.paths.ROOT", tmp_path)
     run = started(seq_len=64, implementations="eager")
-    measured(run, names=["eager"])
+    measured(run, "eager")
     flash.say_where(run)
     assert run.data == tmp_path / "build" / "data"
     assert "Rows: build/data/measured/flash/cpu.csv; run " in capsys.readouterr().out

@@ -12,7 +12,7 @@ from a2lib.experiments.flash import estimates
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.theory.attention import PASSES
 
-CASES = {"eager": (1, 4, 1536, 32), "tiled": (1, 128, 192, 64), "sdpa_flash": (4, 32, 512, 32)}
+CASES = {"eager": (1, 4, 1536, 32)}
 
 # Each case in a fork of its own: the peak of a process never falls.
 MEASURING = """

@@ -25,7 +25,6 @@ def tasks(given, device):
 
 
 TIMES = Table(TOY, tasks, "A call", ("ms", "n"), derived=DOUBLE, plot=Plot(x="size"))
-ACROSS = dataclasses.replace(TIMES, across="operation", plot=Plot(panels=("operation",)))
 
 
 def refuse(given, device):
@@ -39,28 +38,6 @@ EXPERIMENT = Experiment(Asked, (TIMES, Table(UNTIMED, tasks, "", ())), "Toys", r
 @pytest.fixture
 def start(on_cpu):
     return lambda **given: EXPERIMENT.start(EXPERIMENT.check({**vars(Asked()), **given}))
-
-
-def lines(capsys):
-    return [line.split() for line in capsys.readouterr().out.splitlines()]
-
-
-def test_it_shows_what_is_asked_for_and_names_a_row_by_what_differs(start, capsys):
-    run = start(operations="abc")
-    TIMES.measure(run)
-    capsys.readouterr()
-    TIMES.show(run)
-    says, head, *body = lines(capsys)
-    assert head == ["operation", "size", "ms", "n", "double", "status", "note"]
-    assert body[0][:5] == ["a", "1", "1", "3", "2"] and len(body) == 9
-    assert "error" in body[-1] and "ValueError:" in body[-1]
-    TIMES.show(start(operations="a"))
-    says, head, *body = lines(capsys)[-5:]
-    assert says[:4] == ["A", "call,", "operation", "a"] and head[0] == "size" and len(body) == 3
-    ACROSS.show(run)
-    says, head, *body = lines(capsys)
-    assert head[:4] == ["size", "a", "b", "c"]
-    assert [line[:4] for line in body] == [[n, "1", "1", "error"] for n in "123"]
 
 
 def test_a_sweep_goes_on_and_a_shape_is_measured_again(start, capsys):
@@ -77,20 +54,6 @@ def test_what_is_not_asked_for_is_said(start, capsys):
     TIMES.measure_and_show(run)
     assert "Nothing of this is asked for (-p sweep all has it)." in capsys.readouterr().out
     assert TIMES.rows(run) == [] and TIMES.draw(run) is None
-
-
-def test_rows_are_drawn_by_length_or_as_bars(start):
-    run = start(operations="ab")
-    TIMES.measure(run)
-    (ax,) = TIMES.draw(run).axes
-    assert ax.get_xlabel() == "size" and len(ax.lines) >= 2 and ax.get_yscale() == "log"
-    bars = ACROSS.draw(run).axes
-    assert [ax.get_title() for ax in bars] == ["a", "b"]
-    assert all(len(ax.patches) == 3 for ax in bars)
-    both = dataclasses.replace(TIMES, plot=Plot(x="size", beside=("double",))).draw(run)
-    assert {"ms", "double"} <= {text.get_text() for text in both.legends[0].get_texts()}
-    both = dataclasses.replace(ACROSS, plot=Plot(beside=("double",))).draw(run)
-    assert len(both.axes[0].patches) >= 12
 
 
 def test_what_the_machine_cannot_do_is_refused_before_it_is_recorded(start, tmp_path):

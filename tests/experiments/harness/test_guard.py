@@ -1,12 +1,9 @@
 """A step of a notebook: the device to itself, and one line when it is interrupted or refused."""
 
-import queue
-import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
-from jupyter_client.manager import start_new_kernel
 
 from a2lib.errors import OneLine
 from a2lib.experiments.harness.parameters import ParameterError, check, parameter
@@ -67,34 +64,3 @@ def test_an_interrupted_step_says_what_is_kept():
         step(RUN)
     assert issubclass(Interrupted, KeyboardInterrupt)
     DeviceLock("cpu").check()
-
-
-def test_interrupting_a_cell_shows_one_line():
-    cell = """
-from types import SimpleNamespace
-from a2lib.experiments.harness.run import measures
-import time
-@measures
-def step(run):
-    print("begun", flush=True)
-    time.sleep(600)
-step(SimpleNamespace(device="cpu", id="a", parameters=None))
-"""
-    manager, client = start_new_kernel()
-    try:
-        client.execute(cell)
-        shown = []
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not any("ename" in content for content in shown):
-            try:
-                shown.append(client.get_iopub_msg(timeout=1)["content"])
-            except queue.Empty:
-                continue
-            if shown[-1].get("text") == "begun\n":
-                manager.interrupt_kernel()
-        (error,) = [content for content in shown if "ename" in content]
-        (line,) = error["traceback"]
-        assert line.startswith("Interrupted: every row measured so far is stored")
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)

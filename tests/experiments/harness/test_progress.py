@@ -42,12 +42,3 @@ def test_the_clock_goes_on_while_nothing_else_does(output):
     assert "1/3 rows" in said[-1] and said[-1].endswith(" done")
     time.sleep(0.1)
     assert output.shown == said and not any("\n" in line or "row/s" in line for line in said)
-
-
-def test_elsewhere_it_is_a_line_for_each_tenth(capsys):
-    bar = outputs.Progress(20, "steps", "rows")
-    for _ in range(20):
-        bar.step()
-    bar.close()
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 11 and " 20/20 rows [" in lines[-1]

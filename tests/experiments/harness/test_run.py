@@ -37,29 +37,6 @@ def started(on_cpu, capsys):
     return start
 
 
-def test_the_head_says_what_it_runs_on_and_how_to_repeat_it(started):
-    run = started(size=3)
-    assert run.head.startswith("CPU: tiny sizes")
-    assert f"run     {run.id}" in run.head
-    assert "command papermill notebooks/toy.ipynb -p size 3\n" in run.head
-    (known,) = read_runs(run.data)
-    assert known["run"] == run.id and known["command"] == run.command
-
-
-def test_rows_are_measured_once_and_said_to_be_stored(started, capsys):
-    asked = [task("a", "b")]
-    harness.measure(started(), TOY, asked)
-    assert "stored already" not in capsys.readouterr().out
-    run = started()
-    harness.measure(run, TOY, [*asked, task("c", label="more")])
-    assert capsys.readouterr().out.startswith("6 rows are stored already (-p remeasure True")
-    assert [row["run"] == run.id for row in run.store(TOY).rows()] == [False] * 6 + [True] * 3
-    again = started(remeasure=True)
-    harness.measure(again, TOY, asked)
-    assert sum(row["run"] == again.id for row in again.store(TOY).rows()) == 6
-    assert run.left == 0 and run.worker.closed
-
-
 def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
     run = started(time_limit_s=1, size=4)
     run.until = None  # a worker may take longer to start

@@ -7,7 +7,7 @@ import textwrap
 import time
 
 import pytest
-from experiments.harness.toy import SIZES, UNTIMED, task
+from experiments.harness.toy import SIZES, task
 
 from a2lib.experiments.harness.process import WorkerDied
 from a2lib.experiments.harness.sweep import NO_RESULT, Sweep, plan
@@ -38,13 +38,6 @@ def test_every_row_is_stored_and_reported_by_one_process(store, run):
     assert len(seen) == len(store.rows()) == 9
     assert begun == [("one", None), ("one", "a"), ("one", "b"), ("two", "c"), ("two", "c")]
     assert {row["run"] for row in store.rows()} == {run} and len(notes(store, "ok")) == 1
-
-
-def test_a_section_without_times(tmp_path):
-    store = Store(UNTIMED, "cpu", data=tmp_path / "data")
-    Sweep(store, later(store), "cpu").measure([task("a", "b", parts={"b": "die late"})])
-    assert found(store) == {"a": ["ok"] * 3, "b": ["ok", "error", "error"]}
-    assert {row["error"] for row in store.rows()} == {"0.5", ""}
 
 
 @pytest.mark.parametrize(

@@ -10,37 +10,12 @@ import torch
 
 from a2lib.experiments import leaderboard
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.leaderboard import WAYS, Parameters
 from a2lib.experiments.steps import MODELS
 from a2lib.leaderboard import LADDER, Step, run
 from a2lib.measure import LEADERBOARD
 from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
 from a2lib.theory.transformer import SIZES, parameter_count
-
-
-def test_each_way_changes_one_thing():
-    for before, after in zip(LADDER, LADDER[1:], strict=False):
-        same = [name for name in ("wrapper", "head", "keeps", "attention")
-                if getattr(before, name) == getattr(after, name)]  # fmt: skip
-        assert len(same) == 3, after.name
-
-
-def test_the_board_s_step_on_two_gpus(gpus):
-    gpus(2)
-    asked = Parameters().asked()
-    assert tuple(one.step.way.name for one in asked) == WAYS
-    first = asked[0]
-    assert first.ranks == Ranks(2, "nccl") and parameter_count(SIZES["8B"]) == 8_125_698_048
-    assert [one.step.attention for one in asked] == ["sdpa_cudnn"] * 6 + ["flash"]
-    tasks = leaderboard.tasks(Parameters())
-    assert [task.label for task in tasks] == list(WAYS)
-    for task in tasks:
-        ((key,),) = task.rows.values()
-        assert set(key) == set(LEADERBOARD.key)
-        assert (key["batch"], key["context"], key["layers"]) == (1, 32_768, 34)
-        assert task.spec["step"]["room_percent"] is None
-        assert task.spec["step"]["rep_ms"] == 30_000
 
 
 def test_a_rank_s_work_on_one_gpu_and_a_trial_on_none(gpus):

@@ -10,9 +10,6 @@ from a2lib.experiments import parallelism
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.experiments.parallelism import (
-    PER_RANK,
-    SWEEPS,
-    WIDTH_PER_RANK,
     Parameters,
     Setting,
     handlers,
@@ -26,44 +23,6 @@ def test_meshes_by_world_size():
         [], [(2, 2)], [(3, 2), (2, 3)], [(4, 2), (2, 4)],
     ]  # fmt: skip
     assert meshes("dp", 4) == meshes("fsdp", 4) == [(4, 1)] and meshes("tp", 4) == [(1, 4)]
-
-
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_a_sweep_goes_to_either_side_of_the_threshold_for_every_mesh(gpus, n):
-    gpus(8)
-    asked = Parameters(sweep="all", world_size=n).asked()
-    ours = [s for s in asked if s.implementation == "a2lib"]
-    main = [s for s in ours if s.d_ff == 11008]
-    assert [(s.scheme, s.mesh) for s in main] == [
-        ("dp", (n, 1)), ("fsdp", (n, 1)), ("tp", (1, n)),
-        *(("fsdp_tp", mesh) for mesh in meshes("fsdp_tp", n)),
-    ]  # fmt: skip
-    assert all(asked[s] == [n * own for own in PER_RANK["cuda"]] for s in main)
-    # Half to all of some 2,000 tokens a rank, and of some 1,300 columns.
-    assert PER_RANK["cuda"][0] < 500 and PER_RANK["cuda"][-1] > 4000
-    widths = [s.d_ff for s in ours if s.d_ff != 11008]
-    assert widths == [n * own for own in WIDTH_PER_RANK["cuda"]]
-    assert {s.scheme for s in asked if s.implementation == "torch"} == {s.scheme for s in main}
-    assert all(s.ranks == Ranks(n, "nccl") and s.dtype == "bf16" for s in asked)
-
-
-def test_a_sweep_starts_with_what_answers_most_and_resumes_in_the_whole(gpus):
-    gpus(2)
-    whole = Parameters(sweep="all").asked()
-    found = {}
-    for sweep in SWEEPS[:-1]:
-        for stack, batches in Parameters(sweep=sweep).asked().items():
-            found.setdefault(stack, []).extend(batches)
-    assert found == whole and list(found) == list(whole)
-    tasks = parallelism.tasks(whole)
-    assert [t.label for t in tasks[:3]] == [
-        "dp 2x1, d_ff 11008, nccl 2", "fsdp 2x1, d_ff 11008, nccl 2", "tp 1x2, d_ff 11008, nccl 2",
-    ]  # fmt: skip
-    assert list(tasks[0].rows)[0] == "512 tokens" and len(tasks[0].rows["512 tokens"]) == 3
-    key = tasks[0].rows["512 tokens"][0]
-    assert set(key) == set(PARALLELISM.key) and key["mesh"] == "2x1" and key["pass"] == "forward"
-    peer = next(t for t in tasks if t.label.startswith("PyTorch's"))
-    assert [key["pass"] for keys in peer.rows.values() for key in keys] == ["end_to_end"] * 7
 
 
 def test_what_cannot_be_is_one_line(gpus):

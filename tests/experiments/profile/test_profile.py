@@ -13,24 +13,12 @@ from a2lib.benchmark import Result, StepTimes
 from a2lib.benchmark.__main__ import parse
 from a2lib.experiments import profile
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.experiments.profile import Parameters, Traced, handlers, sweep_of
-from a2lib.experiments.steps import Configuration
+from a2lib.experiments.profile import Parameters, handlers, sweep_of
 from a2lib.measure import PROFILE, bulk, nsight, trace
 from a2lib.measure.failures import LostContext
-from a2lib.measure.trace.kernels import Span
 
 HERE = Path(make.__file__).parent
-TINY = Traced(Configuration("tiny", 16), "torch")
 (TASK,) = profile.tasks(Parameters(context=16), "cpu")
-
-
-def test_a_step_with_16_bit_weights_can_be_traced():
-    given = {"precision": "bf16_weights", "attention": "flash", "compile": "blocks"}
-    (traced,) = Parameters(model="2.7B", **given).traced("cuda", "nsys")
-    assert traced.ranges == "phases"
-    words = handlers.command(traced.configuration.config("cuda", nvtx=traced.ranges))
-    assert traced.key().items() >= {"model": "2.7B", "mode": "train-step", **given}.items()
-    assert {"--precision=bf16_weights", "--attention=flash", "--compile-blocks"} <= set(words)
 
 
 SOME = sweep_of("all", "cuda", "nsys")[::7] + sweep_of("all", "cpu", "torch")
@@ -43,11 +31,6 @@ def test_the_command_is_the_configuration(traced, monkeypatch):
     python, flag, module, *options = handlers.command(config)
     assert (flag, module) == ("-m", "a2lib.benchmark")
     assert parse(options) == (config, True)
-
-
-def test_a_flag_that_is_on_by_default_is_switched_off():
-    config = TINY.configuration.config("cpu", autocast_cache=False)
-    assert "--no-autocast-cache" in handlers.command(config)
 
 
 def step(ms, host=0.5):
@@ -97,36 +80,6 @@ def test_a_trace_of_a_cpu_has_no_host_apart():
     assert {row[c] for c in ("ms_host", "ms_launching", "us_queued", "launches")} == {None}
 
 
-def test_the_window_of_a_block_is_its_range_or_as_long(found):
-    kernels = found.steps()["step 0"]
-    windows = handlers.block_windows(found, kernels, 1)
-    # layers.0 itself has no range here: the phases whole, from 100 to 280 and from 500 to 660.
-    assert {p: (rows[0]["start_us"], max(r["start_us"] + r["duration_us"] for r in rows))
-            for p, rows in windows.items()
-            } == {"forward": (0, 180), "backward": (0, 160)}  # fmt: skip
-    thirds = handlers.block_windows(found, kernels, 3)["forward"]  # from 160 to 220
-    assert [(r["start_us"], r["duration_us"]) for r in thirds if r["stream"] == "7"] == [
-        (0, 40), (50, 10),
-    ]  # fmt: skip
-    cpu = trace.read(HERE / "cpu_trace.json.gz")
-    rows = handlers.block_windows(cpu, cpu.steps()["step 0"], 1)
-    assert {row["phase"] for row in rows["backward"]} == {"backward"}
-    assert "lm_head" not in {row["part"] for row in rows["forward"]}
-
-
-def test_steps_that_differ_are_said(found):
-    assert handlers.differing(found) == ""
-    found.kernels.extend(dataclasses.replace(k, path=("step 1",)) for k in found.kernels[:2])
-    assert handlers.differing(found) == "steps of 2 to 7 kernels"
-    found.spans.append(Span("step 1", ("a", 1), 10**9, 2 * 10**9))
-    within = sum(span.start_ns < 10**9 for span in found.spans)
-    assert handlers.differing(found) == f"steps of 2 to 7 kernels; steps of 1 to {within} ranges"
-    assert len(handlers.median_step(found)) == 2  # 120 of work against 355
-    found.kernels.clear()
-    with pytest.raises(trace.TraceError, match="names no step"):
-        handlers.median_step(found)
-
-
 @pytest.fixture
 def played(monkeypatch, tmp_path):
     """``played(status)``: the timer ends so, and tracing gives a trace made by hand; its calls."""
@@ -155,29 +108,6 @@ def played(monkeypatch, tmp_path):
     return make_
 
 
-def test_a_configuration_is_rows_and_pictures(job, played, tmp_path):
-    calls = played()
-    given = job(PROFILE, TASK)
-    handlers.measure(given)
-    rows = {row["phase"]: row for row in given.store.rows()}
-    assert set(rows) == {"forward", "loss", "backward", "optimizer", "step"}
-    assert {(row["status"], row["profiler"], row["n"]) for row in rows.values()} == {
-        ("ok", "torch", "1")
-    }
-    ((_, config),) = calls
-    assert (config.steps, config.warmup, config.nvtx) == (profile.TRACED_STEPS, profile.WARMUP,
-                                                          "modules")  # fmt: skip
-    name = "tiny-16-4-train-step-fp32-eager-none-torch"
-    kernels = bulk.read("kernels", "cpu", name, tmp_path)
-    assert kernels.run == given.run and kernels.about["source"] == "chrome, cpu"
-    assert {k: str(v) for k, v in TINY.key().items()}.items() <= {
-        k: str(v) for k, v in kernels.about.items()}.items()  # fmt: skip
-    assert sum(row["share"] for row in kernels.rows) == pytest.approx(1, abs=1e-3)
-    assert bulk.pictures("strip", tmp_path) == [
-        ("cpu", f"{name}-{phase}") for phase in ("backward", "forward")
-    ]
-
-
 @pytest.mark.parametrize("ends", [{"status": "oom"}, {"traced": "oom"}])
 def test_out_of_memory_is_a_row_with_or_without_the_profiler(stored, played, tmp_path, ends):
     calls = played(**ends)
@@ -203,13 +133,6 @@ def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, played, err
     else:
         handlers.measure(given)
     assert {(row["status"], row["note"]) for row in given.store.rows()} == {("error", str(error))}
-
-
-def test_what_certainly_does_not_fit_is_not_tried(stored, played, monkeypatch):
-    calls = played()
-    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 1)
-    made = stored(handlers.measure, PROFILE, TASK)
-    assert not calls and {row["note"][:9] for row in made} == {"not tried"}
 
 
 def test_the_line_of_the_benchmark_among_those_of_nsys():

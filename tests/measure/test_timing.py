@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2lib.measure import Timing, time_call, time_many
+from a2lib.measure import Timing, time_call, time_many, timing
 from a2lib.measure import clock as clocks
 
 POLICY = {"warmup_ms": 25, "rep_ms": 100, "min_n": 3, "max_n": 500}
@@ -225,6 +225,47 @@ def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
     monkeypatch.setattr(clocks, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
     assert clock.host(lambda: log.append("call"), 3) == 2.0
     assert log == ["synchronize", *["call"] * 3, "synchronize"]
+
+
+def test_the_host_is_timed_over_a_few_calls_and_fewer_long_ones():
+    times = (0.0, 0.05, 2.0, 5.0, 10.0, 200.0, timing.LONG_MS)
+    plans = [(5, 9), (5, 9), (5, 6), (2, 6), (1, 6), (1, 3), (1, 1)]
+    assert [timing.host_plan(ms) for ms in times] == plans
+
+
+def test_the_hosts_time_is_taken_after_the_samples_in_turns(monkeypatch):
+    took = iter([9.0, 1.0, MemoryError(), 3.0, 1.0, *[5.0, 1.0] * 7])
+    asked = []
+
+    def host(self, fn, n):
+        assert len(self.log) == logged
+        asked.append((fn, n))
+        taken = next(took)
+        if isinstance(taken, Exception):
+            raise taken
+        return taken
+
+    functions = {"a": takes(1), "b": takes(1), "bad": takes(1)}
+    logged = len(measure(functions)[1].log)
+    monkeypatch.setattr(FakeClock, "host", host)
+    results, clock = measure(functions)
+    turn = [(functions["a"], 5), (functions["b"], 5)]
+    assert asked == [*turn, (functions["bad"], 5), *turn * 8]
+    assert results["a"] == Timing(1, 1, 1, 100, ms_host=5.0)
+    assert results["b"] == Timing(1, 1, 1, 100, ms_host=1.0)
+    assert isinstance(results["bad"], MemoryError) and clock.released == 1
+
+
+def test_the_clock_is_the_median_of_the_readings_that_succeeded(monkeypatch):
+    assert timing.median_reading([None, None]) is None
+    assert timing.median_reading([1, None, 2, 9]) == 2
+    readings = [None, 1900, 1910, 1920, None, 1930, 1940, 1950, 1960, 1970]
+    # A long call keeps the reading of its first sample, which is its second call.
+    for ms, left in ((1, list(readings)), (timing.LONG_MS, [1500, 1600, 1700])):
+        expected = timing.median_reading(readings) if ms == 1 else 1600
+        monkeypatch.setattr(FakeClock, "sm_mhz", property(lambda self, left=left: left.pop(0)))
+        results, _ = measure({"fn": takes(ms)})
+        assert not left and results["fn"].sm_mhz == expected
 
 
 @pytest.mark.gpu

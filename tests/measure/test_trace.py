@@ -131,6 +131,16 @@ def test_a_strip_has_the_window_and_the_launches(found):
     assert len(trace.strip_rows(found.kernels, rows=3)) == 3
 
 
+def test_neighbours_of_a_kind_are_one_row_unless_something_is_between():
+    def kernel(start, name="nvjet"):
+        return trace.Kernel(name, 0, "7", start, 1000)
+
+    near = [kernel(0), kernel(2500), kernel(8000)]
+    assert [r["duration_us"] for r in trace.strip_rows(near)] == [3.5, 1]
+    between = [kernel(0), kernel(1000, "softmax"), kernel(2000)]
+    assert [r["kind"] for r in trace.strip_rows(between)] == ["matmul", "softmax", "matmul"]
+
+
 def test_the_sweep_agrees_with_looking_at_every_range():
     spans = [Span(f"{a}-{b}", (1, 1), a, b) for a in range(0, 40, 3) for b in (a + 2, a + 9)]
     # Ranges of one thread nest; of those above, each pair that crosses is left out.

@@ -317,3 +317,13 @@ def ddp_updates_each_bucket_as_it_would_afterwards():
     with raises(TypeError, "takes a DDP or BucketedDDP of a2lib.parallel, or nothing; got NaiveDD"):
         with MasterAdamW(module.parameters()).overlapping(NaiveDDP(module)):
             pass
+
+
+@check(2)
+def ddp_takes_its_hooks_with_it():
+    module = nn.Linear(2, 2)
+    for _ in range(2):
+        ddp = DDP(module)
+        assert all(len(p._post_accumulate_grad_hooks) == 1 for p in module.parameters())
+        del ddp
+    assert not any(p._post_accumulate_grad_hooks for p in module.parameters())

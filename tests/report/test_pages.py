@@ -67,6 +67,33 @@ class Written:
         assert value is None or str(value)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def derived_once():
+    """What several pages derive alike, of the same rows, is derived for the first of them."""
+    made, tables = {}, Page._tables
+
+    def shared(page, device):
+        def remembered(name, derive):
+            def first(rows, rows_of):
+                key = name, derive, device
+                if key not in made:
+                    made[key] = derive(rows, rows_of)
+                return made[key]
+
+            return derive and first
+
+        plain = page._derive
+        page._derive = {name: remembered(name, derive) for name, derive in plain.items()}
+        try:
+            return tables(page, device)
+        finally:
+            page._derive = plain
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Page, "_tables", shared)
+        yield
+
+
 @pytest.fixture(scope="session")
 def written():
     """``written(name)``: the page after it has run; a claim that fails waits for its own test."""

@@ -20,25 +20,16 @@ FILLS = ["ahead3", "ahead2", "ahead1", "level", "behind1", "behind2", "behind3"]
 
 
 def drawn():
-    """Every kind of figure and drawing of the pages on attention, of the committed rows."""
+    """A figure or drawing of each kind, of the committed rows; the pages draw all of them."""
     rows = data.load("flash")
     rows = flash.columns(rows[~rows["local"]].reset_index(drop=True), None)
-    counted = flash.calls(pick(data.load("flash_counters"), local=False), None)
-    protocol = pick(data.load("flash_protocol"), local=False, protocol="sustained")
-    back = pick(rows, kind="one head", dtype="bf16", head_dim=64, pass_="backward")
     one = pick(rows, kind="one head", dtype="bf16", head_dim=64)
     return {
         "bars": flash.bars(pick(rows, kind="board")),
-        "busy": flash.busy(counted[:8]),
-        "regimes": flash.regimes(pick(back, implementation=["a2lib", "sdpa_flash"])),
-        "sustained": flash.sustained(protocol),
         "maps": flash_shapes.maps(rows, "bf16"),
-        "paper": flash_shapes.paper(rows, 700.0),
         "column": plots.grid(one, "seq_len", "ms", "implementation", flash.LOOKS, panel="pass",
                              titles=flash.PASSES, xlabel="tokens", ylabel="ms", log=10),
         "tiles": flash_drawings.tiles(),
-        "merge": flash_drawings.merge(),
-        "sweeps": flash_drawings.sweeps(),
     }  # fmt: skip
 
 

@@ -159,6 +159,18 @@ def test_chunks_are_whole_tiles_and_few(n_queries, n_keys, n_heads, causal, widt
         assert -(-n_queries // 64) * n_heads <= 2 * multiprocessors
 
 
+def test_chunks_where_one_head_leaves_the_gpu_idle():
+    def rows(heads, causal):
+        lengths = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+        return [n for n in lengths if keys_per_chunk(n, n, heads, causal, 2)]
+
+    assert rows(1, True) == [512, 1024, 2048, 4096, 8192, 16384]
+    assert rows(1, False) == [512, 1024, 2048, 4096]
+    keys = [keys_per_chunk(n, n, 1, True, 2) for n in rows(1, True)]
+    assert keys == [128, 128, 256, 512, 2048, 4096]
+    assert rows(16, True) == rows(16, False) == []
+
+
 def test_no_training_step_has_chunks():
     """Hence the count of a step's tensors knows none."""
     for shape in SIZES.values():

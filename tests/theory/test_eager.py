@@ -87,6 +87,31 @@ def test_the_longest_sequence_is_the_last_that_fits():
     assert longest(8, 64, False, 10**3, "forward") == 0
 
 
+def test_the_allocator_by_hand():
+    from a2lib.theory.memory.allocator import MIB, Allocator, OutOfMemory, fits
+
+    device = Allocator(100 * MIB)
+    device.allocate("a", 40 * MIB)
+    device.allocate("small", MIB)  # from a pool that is left out
+    device.allocate("b", 5 * MIB)  # 20 MiB, of which 15 stay free
+    assert device.reserved == 60 * MIB
+    device.free("a")
+    device.allocate("c", 12 * MIB)  # the smallest block that holds it
+    device.allocate("d", 30 * MIB)
+    assert device.reserved == 60 * MIB
+    with pytest.raises(OutOfMemory):
+        device.allocate("e", 41 * MIB)
+    for name in ("b", "c", "d"):
+        device.free(name)
+    device.allocate("e", 90 * MIB)  # after both segments went back
+    assert device.reserved == 90 * MIB
+    history = [{"a": 20 * MIB}, {"a": 20 * MIB, "b": 20 * MIB}, {"b": 20 * MIB, "c": 10 * MIB},
+               {"b": 20 * MIB, "c": 10 * MIB, "a": 20 * MIB}]  # fmt: skip
+    # c takes half of what a has left, and then a needs a segment of its own.
+    assert not fits(59 * MIB, history) and fits(60 * MIB, history)
+    assert fits(40 * MIB, history[:-1])
+
+
 def test_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match="batch is 0"):
         Eager(0, 1, 1, False)

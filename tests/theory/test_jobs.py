@@ -13,12 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory import planner
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.jobs import OPTIMIZERS, Job
+from a2lib.theory.jobs import OPTIMIZERS, Job, score_bytes
 from a2lib.theory.layout_time import block_flops
 from a2lib.theory.layouts import Layout, evaluate, flops_share, memory
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
+from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import (
     SIZES,
+    GroupedShape,
     Shape,
     forward_flops_by_part,
     step_flops,
@@ -90,6 +92,19 @@ def test_workspaces_are_of_the_device():
         replace(TOY, workspace=-1)
 
 
+def test_fp32_has_its_own_rate_and_messages():
+    wide, narrow = evaluate(job(batch=2, precision="fp32"), PAIR), evaluate(job(batch=2), PAIR)
+    assert wide.busy["computation"] == 10 * narrow.busy["computation"]
+    # 372 gradients of four bytes go round twice, halves at ten bytes a second
+    assert wide.busy["node links"] == 2 * 372 * 4 / 2 / 10 == 2 * narrow.busy["node links"]
+    whole = Layout(data=2, tensor=2, pipeline=2)
+    both = [evaluate(job(batch=2, precision=p), whole).busy for p in ("fp32", "bf16")]
+    for name in ("node links", "network"):
+        assert both[0][name] == 2 * both[1][name] > 0
+    ring = [evaluate(job(precision=p), Layout(context=2)).busy for p in ("fp32", "bf16")]
+    assert ring[0]["node links"] == 2 * ring[1]["node links"]
+
+
 def test_efficiency_slows_products_and_lowers_their_share():
     whole, half = (evaluate(job(efficiency=share), ALONE) for share in (1.0, 0.5))
     assert half.step_s == pytest.approx(2 * whole.step_s)
@@ -108,6 +123,27 @@ def test_an_optimizer_reads_and_writes_what_it_keeps(optimizer, numbers):
     alone = evaluate(shared, PAIR).busy["memory bandwidth"]
     cut = evaluate(shared, Layout(data=2, sharding="zero1")).busy["memory bandwidth"]
     assert alone - cut == numbers * 4 * 372 / 2
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_eager_moves_the_scores_that_its_kernels_do(precision):
+    shape, batch, context = SIZES["small"], 2, 4096  # so long that scores outweigh the rest
+    moved = {"forward": 0, "backward": 0}
+    for one in eager_step(shape, batch, context, precision):
+        if one.part == "attention":
+            moved[one.phase] += (one.read + one.written) * one.count
+    scores = shape.num_layers * batch * shape.num_heads * context**2
+    for bytes_, (phase, total) in zip(score_bytes(precision), moved.items(), strict=True):
+        assert bytes_ == pytest.approx(total / scores, rel=0.1), phase
+        assert bytes_ < total / scores
+    one = job(batch=batch, context=context, shape=shape, attention="eager", precision=precision)
+    slow = replace(one, device=replace(TOY, memory_bandwidth=1.0))
+    flash = replace(slow, attention="flash")
+    more = [evaluate(slow, layout).busy["memory bandwidth"]
+            - evaluate(flash, layout).busy["memory bandwidth"]
+            for layout in (ALONE, replace(ALONE, checkpointing="block"))]  # fmt: skip
+    forward, backward = score_bytes(precision)
+    assert more == pytest.approx([scores * (forward + backward), scores * (2 * forward + backward)])
 
 
 @pytest.mark.parametrize("shape", [TINY, SIZES["8B"]])
@@ -151,6 +187,30 @@ def test_fused_kernels_keep_what_korthikanti_et_al_count():
     assert sum(wide.saved) == 2 * theirs + 4 * 16 + 8
 
 
+def test_latents_keep_what_autograd_saves_of_their_norms():
+    shape = GroupedShape(16, 32, 1, 2, 64, head_size=4, q_rank=6, kv_rank=10)
+    x, weights = torch.randn(5, 16), {n: torch.randn(n, 16) for n in (6, 10)}
+    heads = {n: torch.randn(8, n, requires_grad=True) for n in weights}
+    kept = {}
+
+    def keep(tensor):
+        if tensor.dtype.is_floating_point and tensor.shape in ((5, 6), (5, 10)):
+            kept[tensor.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for n, down in weights.items():
+            latent = x @ down.requires_grad_().T
+            torch.nn.functional.rms_norm(latent, (n,), torch.ones(n)) @ heads[n].T
+    plain = replace(shape, q_rank=0, kv_rank=0)
+    for activations in ("library", "fused"):
+        more, less = (
+            sum(job(shape=one, activations=activations, precision="fp32").saved)
+            for one in (shape, plain)
+        )
+        assert 5 * (more - less) == 4 * sum(tensor.numel() for tensor in kept.values())
+
+
 def test_what_is_not_trained_has_neither_gradient_nor_state_nor_products_for_them():
     """Half of each matrix, held against a model of which w1 and w3 make no gradients."""
     shape, context = Shape(16, 24, 2, 2, 40), 8
@@ -184,11 +244,6 @@ def test_what_is_not_trained_has_neither_gradient_nor_state_nor_products_for_the
         ratio = half.busy["node links"] / all_of_it.busy["node links"]
         assert ratio == pytest.approx(5 / 6 if sharding in ("fsdp", "hsdp") else 1 / 2)
         assert half.step_s < all_of_it.step_s
-    # its share of the peak counts no gradient of what is not trained either
-    full = replace(one, frozen=0.999999)
-    products = sum(forward_flops_by_part(shape, 1, context, causal=True).values())
-    scores = forward_flops_by_part(shape, 1, context, causal=True)["attention"]
-    assert flops_share(full, ALONE, 1.0) * TOY.flops == pytest.approx(2 * products + scores, 1e-5)
 
 
 def test_selective_computes_the_scores_again_and_no_product():

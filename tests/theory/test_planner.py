@@ -103,6 +103,14 @@ def test_of_more_layouts_than_can_be_tried_the_best_found_says_so(monkeypatch):
         planner.search(replace(one, batch=10**22))
 
 
+def test_values_are_left_out_of_the_longest_list_and_never_an_end():
+    assert planner._thinned(6, [1, 2, 3], [4, 5]) == ([[1, 2, 3], [4, 5]], True)
+    assert planner._thinned(6, list(range(10)), [4, 5]) == ([[0, 8, 9], [4, 5]], False)
+    (found,), tried = planner._thinned(3, list(range(100)))
+    assert (found[0], found[-1], len(found), tried) == (0, 99, 3, False)
+    assert planner._thinned(1, [1, 2], [3, 4]) == ([[1, 2], [3, 4]], True)
+
+
 def test_tensor_parallelism_stays_within_a_node_unless_it_is_asked_for():
     # links so quick that more devices along tensor are always quicker
     one = job(devices=4, batch=1, context=1, shape=WIDE, device=replace(FREE, node=2))

@@ -168,3 +168,11 @@ def test_a_block_stands_for_all_of_them():
     twice = [GRAPHS[0], *GRAPHS[:2], GRAPHS[2], GRAPHS[3], GRAPHS[3]]
     assert model.by_phase(twice, 2)["forward"]["kernels_called"] == 6
     assert model.by_phase(twice, 2)["backward"]["kernels_called"] == 13
+
+
+def test_a_forward_has_no_loss_among_its_graphs():
+    graphs = [GRAPHS[0], GRAPHS[0], *GRAPHS[-1:]]  # and a backward that is compiled with them
+    made = model.by_phase(graphs, 10, "forward")
+    assert set(made) == {"forward", "step", "wall"}
+    assert made["step"]["kernels_called"] == 5 * 2 * GRAPHS[0].called
+    assert model.by_phase([], 10, "forward")["step"] == {}

@@ -80,6 +80,23 @@ def test_a_trace_of_a_cpu_has_no_host_apart():
     assert {row[c] for c in ("ms_host", "ms_launching", "us_queued", "launches")} == {None}
 
 
+def test_the_window_of_a_block_is_its_range_or_as_long(found):
+    kernels = found.steps()["step 0"]
+    windows = handlers.block_windows(found, kernels, 1)
+    # layers.0 itself has no range here: the phases whole, from 100 to 280 and from 500 to 660.
+    assert {p: (rows[0]["start_us"], max(r["start_us"] + r["duration_us"] for r in rows))
+            for p, rows in windows.items()
+            } == {"forward": (0, 180), "backward": (0, 160)}  # fmt: skip
+    thirds = handlers.block_windows(found, kernels, 3)["forward"]  # from 160 to 220
+    assert [(r["start_us"], r["duration_us"]) for r in thirds if r["stream"] == "7"] == [
+        (0, 40), (50, 10),
+    ]  # fmt: skip
+    cpu = trace.read(HERE / "cpu_trace.json.gz")
+    rows = handlers.block_windows(cpu, cpu.steps()["step 0"], 1)
+    assert {row["phase"] for row in rows["backward"]} == {"backward"}
+    assert "lm_head" not in {row["part"] for row in rows["forward"]}
+
+
 @pytest.fixture
 def played(monkeypatch, tmp_path):
     """``played(status)``: the timer ends so, and tracing gives a trace made by hand; its calls."""

@@ -98,7 +98,7 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
         elif name in ("LSE", "DELTA", "ROWS", "PARTS", *sums):
             signature[name] = "*fp32"
         elif name in ("K", "V", "DO", *split) and dtype == "fp32":
-            signature[name] = "*bf16"
+            signature[name] = "*fp16"
         elif name.isupper() and name not in ("H", "GROUP"):
             signature[name] = "*" + TYPES[dtype]
         elif "scale" in name:
@@ -192,9 +192,9 @@ def table_jobs():
             yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tiles[0]
     for (kernel, family, BD, causal), tile in WHEN_FEW.items():
         yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tile
-    for (kernel, _, BD), tiles in WHEN_LONG.items():
+    for (kernel, family, BD), tiles in WHEN_LONG.items():
         for tile in tiles.values():
-            yield kernel, "bf16", BD, True, tile
+            yield kernel, "fp32" if family == "fp32" else "bf16", BD, True, tile
 
 
 def main(argv):

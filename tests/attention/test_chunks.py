@@ -104,6 +104,52 @@ def test_scale(in_few_chunks):
     assert max(errors(results, truth).values()) <= 1e-5
 
 
+def of_size(q, k, v, do):
+    return (x * size for x, size in zip((q, k, v, do), (1e6, 1e-6, 1e-18, 1e20), strict=True))
+
+
+def of_mixed_rows(q, k, v, do):
+    size = 10.0 ** torch.linspace(-6, 6, 70)[torch.randperm(70), None]
+    return q, k, v * size.flip(0), do * size
+
+
+def of_one_huge(q, k, v, do):
+    v[:, 10, 3], do[:, 11, 3] = 1e4, -1e4
+    return q, k, v, do
+
+
+def of_equal_scores(q, k, v, do):
+    return q * 0, k, v, do
+
+
+@pytest.mark.parametrize("chunks", [True, False])
+@pytest.mark.parametrize("made", [of_size, of_mixed_rows, of_one_huge, of_equal_scores])
+def test_fp32_error_is_that_of_eager_whatever_the_size(in_few_chunks, made, chunks, monkeypatch):
+    torch.manual_seed(0)
+    inputs = [x.float() for x in made(*random_inputs((1, 70, 16), (1, 70, 16), torch.float32))]
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: chunks)
+    truth = in_float64(*inputs, True)
+    found = with_gradients(lambda q, k, v, c: flash_attention(q, k, v, is_causal=c), *inputs, True)
+    eager = with_gradients(attention_reference, *inputs, True)
+    for name, want in truth.items():
+        ours, theirs = ((x[name] - want).norm() for x in (found, eager))
+        assert ours <= 2.5 * theirs + 1e-7 * want.norm(), (name, ours, theirs)
+
+
+@pytest.mark.parametrize("chunks", [True, False])
+def test_what_is_infinite_in_fp32_leaves_other_rows_alone(in_few_chunks, chunks, monkeypatch):
+    inputs = random_inputs((1, 70, 16), (1, 70, 16), torch.float32)
+    inputs[0][:, 60] = float("inf")
+    others = torch.arange(70) != 60
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: chunks)
+    truth = in_float64(*inputs, True)
+    found = with_gradients(lambda q, k, v, c: flash_attention(q, k, v, is_causal=c), *inputs, True)
+    for name in ("o", "dq"):
+        want = truth[name][:, others]
+        assert (found[name][:, others] - want).norm() <= 1e-6 * want.norm()
+        assert not found[name][:, 60].isfinite().any()
+
+
 def test_keys_at_the_ragged_end_weigh_nothing(in_few_chunks):
     """Scores far below zero: the weight of a key that is not there, of score 0, would be infinite,
     and so would dQ."""

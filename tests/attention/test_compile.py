@@ -48,7 +48,7 @@ def test_every_kernel_is_there(compiled):
                 kernels = {k for k, *cell in cells if cell == [dtype, head_dim, causal]}
                 together = {"forward", "forward_chunk", "backward_dq", "backward_dkdv"}
                 apart = {"forward", "forward_chunk", "backward_dq", "backward_dk", "backward_dv"}
-                chunks = {"backward_chunks"} if (dtype, head_dim) != ("fp32", 128) else set()
+                chunks = {"backward_chunks"}
                 found = dtype, head_dim, causal, kernels
                 assert kernels in (together | chunks, apart | chunks), found
 

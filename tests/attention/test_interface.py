@@ -134,5 +134,5 @@ def test_tf32_is_only_for_those_who_ask():
 
 
 def test_precision_of_fp32():
-    assert precision_of("fp32", allow_tf32=False) == "bf16x6"
+    assert precision_of("fp32", allow_tf32=False) == "fp16x3"
     assert precision_of("fp32", allow_tf32=True) == "tf32"

@@ -11,7 +11,16 @@ import triton
 import triton.language as tl
 
 from a2lib.attention.kernels import SIZES, _exp, finish_kernel, float32, prepare_kernel
-from a2lib.attention.operands import dot, int64, load, load_rows, operand, store_rows
+from a2lib.attention.operands import (
+    dot,
+    int64,
+    load,
+    load_rows,
+    load_unit,
+    scaled,
+    store_rows,
+    weights,
+)
 
 ROWS_TO = tl.constexpr(128)  # as hopper.ROWS
 
@@ -31,8 +40,8 @@ def _add_rows(ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD
 @triton.jit
 def _turned(x, PRECISION: tl.constexpr):
     """The transpose of an operand."""
-    if PRECISION == "bf16x6":
-        return tl.trans(x[0]), tl.trans(x[1]), tl.trans(x[2])
+    if PRECISION == "fp16x3":
+        return tl.trans(x[0]), tl.trans(x[1])
     else:
         return (tl.trans(x[0]),)
 
@@ -69,9 +78,10 @@ def _tile_and_queries(
 @triton.jit
 def _chunk_tiles(
     dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
-    n0, start, stop, jump, skip, Nq, Nk, n_rows, scale,
+    n0, start, stop, jump, skip, Nq, Nk, n_rows, scale, k_unit, v_unit,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    NEEDS_DK: tl.constexpr = True, NEEDS_DV: tl.constexpr = True,
 ):  # fmt: skip
     """dK / scale and dV of one key tile over query tiles, and with dK dQ / scale of each added to
     DQ."""
@@ -86,24 +96,33 @@ def _chunk_tiles(
         q = load(Q, m0, Nq, stride_qn, Bq, d, BD, MASK, PRECISION)
         do = load(DO, m0, Nq, stride_don, Bq, d, BD, MASK, PRECISION)
         lse = tl.load(ROWS + offs_m)
+        q_unit = load_unit(Q, m0, Nq, stride_qn, PRECISION)
+        do_unit = load_unit(DO, m0, Nq, stride_don, PRECISION)
         st = dot(k, q, PRECISION, True)
-        delta = tl.load(ROWS + n_rows + offs_m)
-        dpt = dot(v, do, PRECISION, True)
-        pt = _exp(st, lse[None, :], scale, PRECISION)
+        if NEEDS_DK:
+            delta = tl.load(ROWS + n_rows + offs_m)
+            dpt = dot(v, do, PRECISION, True, None, v_unit * do_unit)
+        pt = _exp(st, lse[None, :], scale * k_unit * q_unit, PRECISION)
         if MASK and CAUSAL:
             # Constants on one side: registers are short.
             pt = tl.where((offs_n - m0)[:, None] <= tl.arange(0, Bq)[None, :], pt, 0.0)
         else:
             pt = tl.where((offs_n < Nk)[:, None], pt, 0.0)
-        p = operand(pt, Q.dtype.element_ty, PRECISION)
-        dst = operand(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
-        dv = dot(p, do, PRECISION, False, dv)
-        dk = dot(dst, q, PRECISION, False, dk)
-        if Bq < 64:  # fewer rows than the tensor cores' 64
-            dq = tl.trans(dot(_turned(k, PRECISION), dst, PRECISION))
-        else:
-            dq = dot(_turned(dst, PRECISION), k, PRECISION)
-        _add_rows(DQ, dq, m0, Nq, d, Bq, d, BD)
+        if NEEDS_DV:
+            p, p_unit = weights(pt, Q.dtype.element_ty, PRECISION)
+        if NEEDS_DK:
+            ds = pt * (dpt - delta[None, :])
+            dst, ds_unit = scaled(ds, Q.dtype.element_ty, PRECISION)
+        if NEEDS_DV:
+            dv = dot(p, do, PRECISION, False, dv, p_unit * do_unit)
+        if NEEDS_DK:
+            dk = dot(dst, q, PRECISION, False, dk, ds_unit * q_unit)
+            if Bq < 64:  # fewer rows than the tensor cores' 64
+                dq = dot(_turned(k, PRECISION), dst, PRECISION, False, None, ds_unit * k_unit)
+                dq = tl.trans(dq)
+            else:
+                dq = dot(_turned(dst, PRECISION), k, PRECISION, False, None, ds_unit * k_unit)
+            _add_rows(DQ, dq, m0, Nq, d, Bq, d, BD)
     return dk, dv
 
 
@@ -118,7 +137,7 @@ def backward_chunks_kernel(
     LOOPS: tl.constexpr,
 ):  # fmt: skip
     """What adds up to dQ / scale, dK / scale and dV in DQ, DK and DV: a program per (key tile,
-    chunk of queries, query head).
+    chunk of queries, query head), or without LOOPS two, one of them for dV.
 
     DQ: (B H, Nq, d), DK, DV: (B H / GROUP, Nk, d), contiguous fp32 zeros; ROWS as
     ``prepare_kernel`` makes it. chunk is a multiple of Bq and of Bk. With two LOOPS tiles
@@ -127,6 +146,10 @@ def backward_chunks_kernel(
     scale = float32(scale)
     item = tl.program_id(0) // n_heads_total
     bh = tl.program_id(0) % n_heads_total
+    side = 0
+    if LOOPS == 0:
+        side = item % 2
+        item = item // 2
     tile, start, stop = _tile_and_queries(item, Nq, Nk, chunk, Bq, Bk, CAUSAL)
     n_rows = tl.cdiv(Nq, ROWS_TO) * ROWS_TO
     b = (bh // H).to(tl.int64)
@@ -141,12 +164,29 @@ def backward_chunks_kernel(
     kv_row = (b * (H // GROUP) + h // GROUP) * Nk * d
     k = load(K, n0, Nk, stride_kn, Bk, d, BD, True, PRECISION)
     v = load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
+    k_unit = load_unit(K, n0, Nk, stride_kn, PRECISION)
+    v_unit = load_unit(V, n0, Nk, stride_vn, PRECISION)
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
-    if LOOPS == 1:
+    if LOOPS == 0:  # dV apart from dK and dQ: registers
+        if side == 0:
+            dk, dv = _chunk_tiles(
+                dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+                n0, start, stop, None, None, Nq, Nk, n_rows, scale, k_unit, v_unit,
+                Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES, True, False,
+            )  # fmt: skip
+            _add_rows(DK + kv_row, dk, n0, Nk, d, Bk, d, BD)
+        else:
+            dk, dv = _chunk_tiles(
+                dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+                n0, start, stop, None, None, Nq, Nk, n_rows, scale, k_unit, v_unit,
+                Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES, False, True,
+            )  # fmt: skip
+            _add_rows(DV + kv_row, dv, n0, Nk, d, Bk, d, BD)
+    elif LOOPS == 1:
         dk, dv = _chunk_tiles(
             dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
-            n0, start, stop, None, None, Nq, Nk, n_rows, scale,
+            n0, start, stop, None, None, Nq, Nk, n_rows, scale, k_unit, v_unit,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
         )  # fmt: skip
     else:
@@ -159,17 +199,18 @@ def backward_chunks_kernel(
         tail = tl.maximum(stop - tail_start, 0)
         dk, dv = _chunk_tiles(
             dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
-            n0, diagonal_end, whole_end, None, None, Nq, Nk, n_rows, scale,
+            n0, diagonal_end, whole_end, None, None, Nq, Nk, n_rows, scale, k_unit, v_unit,
             Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
         )  # fmt: skip
         dk, dv = _chunk_tiles(
             dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
             n0, start, diagonal_end + tail, diagonal_end, tail_start - diagonal_end,
-            Nq, Nk, n_rows, scale,
+            Nq, Nk, n_rows, scale, k_unit, v_unit,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, 1,
         )  # fmt: skip
-    _add_rows(DK + kv_row, dk, n0, Nk, d, Bk, d, BD)
-    _add_rows(DV + kv_row, dv, n0, Nk, d, Bk, d, BD)
+    if LOOPS != 0:
+        _add_rows(DK + kv_row, dk, n0, Nk, d, Bk, d, BD)
+        _add_rows(DV + kv_row, dv, n0, Nk, d, Bk, d, BD)
 
 
 @triton.jit(do_not_specialize=["H", "n_heads_total", "Nq", "n_rows", "Nk"])

@@ -8,7 +8,7 @@ head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD``
 that holds it.
 
 In 16 bits, and in TF32, scores live in base 2, so that an exponential is one multiply-add and the
-hardware's ``ex2``. In fp32 (``PRECISION`` bf16x6) they stay natural, as they are saved: a
+hardware's ``ex2``. In fp32 (``PRECISION`` fp16x3) they stay natural, as they are saved: a
 log-sum-exp carried to base 2 and back is rounded twice, which the gradients of large scores show.
 Multiply-adds are kept apart there (``enable_fp_fusion=False``), so that forward and backward
 scale and shift the same score alike.
@@ -33,8 +33,10 @@ from a2lib.attention.operands import (
     in_float32,
     load,
     load_rows,
-    operand,
+    load_unit,
+    scaled,
     store_rows,
+    weights,
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -54,7 +56,7 @@ def float32(x):
 @triton.jit
 def _exp(s, shift, scale, PRECISION: tl.constexpr):
     """``exp(scale * s - shift)`` of scores s; shift is natural in fp32 and in base 2 otherwise."""
-    if PRECISION == "bf16x6":
+    if PRECISION == "fp16x3":
         return tl.math.exp2((s * scale - shift) * LOG2E)
     else:
         return tl.math.exp2(s * (scale * LOG2E) - shift)
@@ -92,13 +94,15 @@ def visible_keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexp
 
 @triton.jit
 def _forward_tiles(
-    acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, start, stop, Nk, scale,
+    acc, m_i, l_i, q, K, V, stride_kn, stride_vn, m0, start, stop, Nk, q_scale,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key tiles in [start, stop)."""
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
         k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
+        # Of s in units; exact.
+        scale = q_scale * load_unit(K, n0, Nk, stride_kn, PRECISION)
         s = dot(q, k, PRECISION, True)
         if MASK:
             offs_n = n0 + tl.arange(0, Bk)
@@ -106,21 +110,22 @@ def _forward_tiles(
             if CAUSAL:
                 visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
             s = tl.where(visible, s, float("-inf"))
-        if PRECISION == "bf16x6":
+        if PRECISION == "fp16x3":
             m_new = tl.maximum(m_i, tl.max(s, 1) * scale)
         else:
             m_new = tl.maximum(m_i, tl.max(s, 1) * (scale * LOG2E))
         # A row that has seen only -inf so far: -inf - -inf would be NaN.
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         p = _exp(s, m_safe[:, None], scale, PRECISION)
-        if PRECISION == "bf16x6":
+        if PRECISION == "fp16x3":
             alpha = tl.math.exp2((m_i - m_safe) * LOG2E)
         else:
             alpha = tl.math.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(p, 1)
         v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
-        p = operand(p, V.dtype.element_ty, PRECISION)
-        acc = dot(p, v, PRECISION, False, acc * alpha[:, None])
+        p, unit = weights(p, V.dtype.element_ty, PRECISION)
+        unit *= load_unit(V, n0, Nk, stride_vn, PRECISION)
+        acc = dot(p, v, PRECISION, False, acc * alpha[:, None], unit)
         m_i = m_new
     return acc, m_i, l_i
 
@@ -136,7 +141,8 @@ def forward_rows(
     those before whole; first and whole are multiples of Bk. The pointers are the head's."""
     # Few programs read these rows, each once: their terms are made here.
     q = load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
-    q = operand(q, Q.dtype.element_ty, PRECISION)
+    q, unit = scaled(q, Q.dtype.element_ty, PRECISION)
+    scale *= unit
     m_i = tl.full([Bq], float("-inf"), tl.float32)
     l_i = tl.zeros([Bq], tl.float32)
     acc = tl.zeros([Bq, BD], tl.float32)
@@ -153,7 +159,7 @@ def forward_rows(
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
     offs_m = m0 + tl.arange(0, Bq)
-    if PRECISION == "bf16x6":
+    if PRECISION == "fp16x3":
         lse = m_i + tl.math.log2(l_safe) * LN2
     else:
         lse = (m_i + tl.math.log2(l_safe)) * LN2
@@ -201,14 +207,14 @@ def _load_lse(LSE, offs, n, MASK: tl.constexpr, PRECISION: tl.constexpr):
         lse = tl.load(LSE + offs, mask=offs < n, other=float("inf"))
     else:
         lse = tl.load(LSE + offs)
-    if PRECISION != "bf16x6":
+    if PRECISION != "fp16x3":
         lse *= LOG2E
     return tl.where(lse == float("-inf"), float("inf"), lse)
 
 
 @triton.jit
 def _dq_tiles(
-    dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, start, stop, Nk, scale,
+    dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, start, stop, Nk, q_scale, do_unit,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -216,8 +222,11 @@ def _dq_tiles(
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
         k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
         v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
+        k_unit = load_unit(K, n0, Nk, stride_kn, PRECISION)
+        scale = q_scale * k_unit
+        unit = do_unit * load_unit(V, n0, Nk, stride_vn, PRECISION)
         s = dot(q, k, PRECISION, True)
-        dp = dot(do, v, PRECISION, True)
+        dp = dot(do, v, PRECISION, True, None, unit)
         p = _exp(s, lse[:, None], scale, PRECISION)
         if MASK:
             offs_n = n0 + tl.arange(0, Bk)
@@ -225,8 +234,8 @@ def _dq_tiles(
             if CAUSAL:
                 visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
             p = tl.where(visible, p, 0.0)
-        ds = operand(p * (dp - delta[:, None]), K.dtype.element_ty, PRECISION)
-        dq = dot(ds, k, PRECISION, False, dq)
+        ds, unit = scaled(p * (dp - delta[:, None]), K.dtype.element_ty, PRECISION)
+        dq = dot(ds, k, PRECISION, False, dq, unit * k_unit)
     return dq
 
 
@@ -254,7 +263,8 @@ def backward_dq_kernel(
     offs_m = m0 + tl.arange(0, Bq)
     do = load(DO, m0, Nq, stride_don, Bq, d, BD, True, PRECISION)
     o = load_rows(O, m0, Nq, stride_on, Bq, d, BD, True)
-    delta = tl.sum(in_float32(do, PRECISION) * o.to(tl.float32), 1)
+    do_unit = load_unit(DO, m0, Nq, stride_don, PRECISION)
+    delta = tl.sum(in_float32(do, PRECISION) * do_unit * o.to(tl.float32), 1)
     tl.store(DELTA + bh.to(tl.int64) * Nq + offs_m, delta, mask=offs_m < Nq)
     if NEEDS_DQ:
         Q += b * stride_qb + h * stride_qh
@@ -262,15 +272,18 @@ def backward_dq_kernel(
         V += b * stride_vb + (h // GROUP) * stride_vh
         DQ += b * stride_dqb + h * stride_dqh
         q = load(Q, m0, Nq, stride_qn, Bq, d, BD, True, PRECISION)
+        q_scale = scale * load_unit(Q, m0, Nq, stride_qn, PRECISION)
         lse = _load_lse(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True, PRECISION)
         dq = tl.zeros([Bq, BD], tl.float32)
         whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL)
         dq = _dq_tiles(
-            dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
+            dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk,
+            q_scale, do_unit,
             Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
         )  # fmt: skip
         dq = _dq_tiles(
-            dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
+            dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, whole, stop, Nk,
+            q_scale, do_unit,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
         )  # fmt: skip
         store_rows(DQ, dq * scale, m0, Nq, stride_dqn, Bq, d, BD)
@@ -279,7 +292,7 @@ def backward_dq_kernel(
 @triton.jit
 def _dkdv_tiles(
     dk, dv, k, v, Q, DO, LSE, DELTA, stride_qn, stride_don,
-    n0, start, stop, jump, skip, Nq, scale,
+    n0, start, stop, jump, skip, Nq, k_scale, v_unit,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr, O=None, stride_on=None,
@@ -300,6 +313,9 @@ def _dkdv_tiles(
         q = load(Q, m0, Nq, stride_qn, Bq, d, BD, MASK, PRECISION)
         do = load(DO, m0, Nq, stride_don, Bq, d, BD, MASK, PRECISION)
         lse = _load_lse(LSE, offs_m, Nq, MASK, PRECISION)
+        q_unit = load_unit(Q, m0, Nq, stride_qn, PRECISION)
+        do_unit = load_unit(DO, m0, Nq, stride_don, PRECISION)
+        scale = k_scale * q_unit
         st = dot(k, q, PRECISION, True)
         if NEEDS_DK:
             if O is None:
@@ -307,15 +323,16 @@ def _dkdv_tiles(
             else:
                 o = load_rows(O, m0, Nq, stride_on, Bq, d, BD, MASK)
                 delta = tl.sum(in_float32(do, PRECISION) * o.to(tl.float32), 1)
-            dpt = dot(v, do, PRECISION, True)
+            dpt = dot(v, do, PRECISION, True, None, v_unit * do_unit)
         pt = _exp(st, lse[None, :], scale, PRECISION)
         if MASK and CAUSAL:
             pt = tl.where((n0 + tl.arange(0, Bk))[:, None] <= offs_m[None, :], pt, 0.0)
         if NEEDS_DV:
-            dv = dot(operand(pt, Q.dtype.element_ty, PRECISION), do, PRECISION, False, dv)
+            p, unit = weights(pt, Q.dtype.element_ty, PRECISION)
+            dv = dot(p, do, PRECISION, False, dv, unit * do_unit)
         if NEEDS_DK:
-            dst = operand(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
-            dk = dot(dst, q, PRECISION, False, dk)
+            dst, unit = scaled(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
+            dk = dot(dst, q, PRECISION, False, dk, unit * q_unit)
     return dk, dv
 
 
@@ -342,6 +359,8 @@ def _dkdv(
     DV += b * stride_dvb + h_kv * stride_dvh
     k = load(K, n0, Nk, stride_kn, Bk, d, BD, True, PRECISION)
     v = load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
+    k_scale = scale * load_unit(K, n0, Nk, stride_kn, PRECISION)
+    v_unit = load_unit(V, n0, Nk, stride_vn, PRECISION)
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
 
@@ -366,14 +385,14 @@ def _dkdv(
             O_h = O + b * stride_ob + h * stride_oh
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
-            n0, diagonal_end, whole_end, 0, 0, Nq, scale,
+            n0, diagonal_end, whole_end, 0, 0, Nq, k_scale, v_unit,
             Bq, Bk, d, BD, CAUSAL, False, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
             O_h, stride_on,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
             n0, first, diagonal_end + tail, diagonal_end, tail_start - diagonal_end,
-            Nq, scale,
+            Nq, k_scale, v_unit,
             Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
             O_h, stride_on,
         )  # fmt: skip

@@ -29,10 +29,15 @@ from a2lib.attention.tiles import (
     precision_of,
 )
 from a2lib.errors import UnsupportedError
-from a2lib.theory.attention import in_chunks, keys_per_chunk, n_chunks_of
+from a2lib.theory.attention import (
+    SPLIT_ROWS,
+    in_chunks,
+    keys_per_chunk,
+    n_chunks_of,
+    terms_rows,
+)
 
 _NOTHING = {}
-SPLIT_ROWS = 64
 CHUNK_ROWS = 32  # of a program before and after the backward in chunks
 COMBINED = 1024  # elements of o that a program of combine_kernel makes
 # Seen by the kernels as they are; all else as (B, H, N, d).
@@ -290,7 +295,7 @@ class _Problem:
             many = n_multiprocessors(self.device)
             chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
             programs = chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads
-            return programs, chunk
+            return programs * (1 if loops else 2), chunk
 
         gluon_chunk = hopper.chunk_queries(self)
         if gluon_chunk:
@@ -298,9 +303,9 @@ class _Problem:
         else:
             self._split("k", "v")
             self._split("q", "do")
+            loops = chunk_loops(BD, self.dtype)
             sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
-            needs = {"LOOPS": chunk_loops(BD, self.dtype)}
-            chosen = ("q", "k", "v", "do"), ("rows", *sums), sizes, needs, cut
+            chosen = ("q", "k", "v", "do"), ("rows", *sums), sizes, {"LOOPS": loops}, cut
             self._launch("backward_chunks", n_keys, n_heads, *chosen)
 
         sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
@@ -314,21 +319,23 @@ class _Problem:
         plans.keep(key, self.inputs, self.made, self.launches)
 
     def _split(self, *names):
-        """Have the bf16 terms of two tensors of one shape made, which bf16x6 multiplies."""
+        """Have the terms of two tensors of one shape made, which fp16x3 multiplies."""
         x, z = (self.tensors[name] for name in names)
-        if self.precision != "bf16x6" or not x.numel():
+        if self.precision != "fp16x3" or not x.numel():
             return
+        n_rows = terms_rows(x.shape[2], self.head_dim)
         for name in names:
             self.terms[name] = f"{name}_terms"
-            terms = x.new_empty(*x.shape[:-1], 3 * self.head_dim, dtype=torch.bfloat16)
-            self.add(**{self.terms[name]: terms})
+            shape = *x.shape[:2], n_rows, 2 * self.head_dim
+            self.add(**{self.terms[name]: x.new_empty(shape, dtype=torch.float16)})
         n_programs = 2 * -(-x.shape[2] // SPLIT_ROWS) * math.prod(x.shape[:2])
-        strides = (*x.stride()[:3], *z.stride()[:3])
-        constants = {"d": self.head_dim, "BD": self._key("split")[2], "B": SPLIT_ROWS}
+        strides = (*x.stride()[:3], *z.stride()[:3], n_rows * 2 * self.head_dim)
+        constants = {"d": self.head_dim, "BD": self._key("split")[2]}
         apart = ("split", self.device, *strides, *constants.values())
         chosen = (*names, *(self.terms[name] for name in names))
         numbers = (*strides, *x.shape[1:3])
-        self._run(_kernel("split"), apart, n_programs, chosen, numbers, constants, {})
+        options = {"num_warps": 8}
+        self._run(_kernel("split"), apart, n_programs, chosen, numbers, constants, options)
 
     def _key(self, name):
         """Where the table has this problem's tiles for a kernel."""

@@ -54,23 +54,22 @@ _add("backward_chunks", "16bit", 128, (64, 64, 8, 3))
 
 # Some of these spill some registers, and are faster than the tiles that do not.
 for _kernel in ("forward", "forward_chunk"):
-    _add(_kernel, "fp32", 16, (64, 128, 4, 2))
-    _add(_kernel, "fp32", 32, (64, 64, 4, 3))
-    _add(_kernel, "fp32", 64, (64, 32, 4, 3))
+    for _BD in (16, 32, 64):
+        _add(_kernel, "fp32", _BD, (64, 64, 4, 3))
 for _BD in (16, 32):
     _add("backward_dq", "fp32", _BD, (64, 64, 4, 2))
     _add("backward_dkdv", "fp32", _BD, (64, 64, 4, 2))
+    _add("backward_chunks", "fp32", _BD, (64, 64, 4, 3))
 _add("backward_dq", "fp32", 64, (64, 32, 4, 2))
 _add("backward_dkdv", "fp32", 64, (32, 64, 4, 2))
+_add("backward_chunks", "fp32", 64, (32, 64, 4, 2))
 # At 128 columns the fp32 sums of dK and dV do not fit the registers together: a kernel each.
-_add("forward", "fp32", 128, (128, 32, 8, 2))
-_add("forward_chunk", "fp32", 128, (64, 32, 4, 2))
+_add("forward", "fp32", 128, (128, 64, 8, 2))
+_add("forward_chunk", "fp32", 128, (64, 64, 4, 2))
 _add("backward_dq", "fp32", 128, (64, 32, 4, 2))
 _add("backward_dk", "fp32", 128, (16, 128, 8, 1))
 _add("backward_dv", "fp32", 128, (16, 64, 4, 2))
-_add("backward_chunks", "fp32", 16, (64, 64, 4, 3))
-_add("backward_chunks", "fp32", 32, (64, 64, 4, 2))
-_add("backward_chunks", "fp32", 64, (32, 64, 4, 2))
+_add("backward_chunks", "fp32", 128, (32, 128, 8, 2))
 
 # Where the table's tile would leave multiprocessors idle, another can be faster.
 WHEN_FEW = {}
@@ -78,7 +77,7 @@ for _causal in (True, False):
     WHEN_FEW["forward", "16bit", 64, _causal] = Tile(64, 128, 4, 3)
     WHEN_FEW["backward_dq", "16bit", 128, _causal] = Tile(64, 64, 4, 3)
     WHEN_FEW["backward_dq", "fp32", 64, _causal] = Tile(64, 64, 4, 2)
-    WHEN_FEW["forward", "fp32", 128, _causal] = Tile(64, 32, 4, 2)
+    WHEN_FEW["forward", "fp32", 128, _causal] = Tile(64, 64, 4, 2)
     WHEN_FEW["backward_dk", "fp32", 128, _causal] = Tile(16, 64, 4, 3)
     WHEN_FEW["backward_dv", "fp32", 128, _causal] = Tile(32, 64, 4, 2)
 
@@ -86,6 +85,7 @@ for _causal in (True, False):
 WHEN_LONG = {
     ("forward_chunk", "16bit", 32): {1024: Tile(64, 128, 4, 3)},
     ("forward_chunk", "16bit", 64): {4096: Tile(128, 64, 4, 3), 1024: Tile(64, 128, 4, 3)},
+    ("forward_chunk", "fp32", 128): {512: Tile(128, 64, 8, 2)},
 }
 
 # The Gluon kernels (hopper.py); when the backward is theirs: theory.attention.in_one_sweep.
@@ -121,8 +121,11 @@ def at_once(n_queries, n_keys, dtype):
 
 
 def chunk_loops(BD, dtype):
-    """Loops of a program of ``backward_chunks_kernel``: what the registers allow."""
-    return 1 if BD == 128 or dtype == "fp32" else 2
+    """Loops of a program of ``backward_chunks_kernel``: what the registers allow. With 0 it has dV,
+    or dK and dQ."""
+    if dtype == "fp32":
+        return 0 if BD == 128 else 1
+    return 1 if BD == 128 else 2
 
 
 def chunk_of(tile, n_queries, n_keys, n_heads, causal, n_multiprocessors):
@@ -157,12 +160,13 @@ def n_chunk_programs(n_tiles, n_chunks, tiles_per_chunk):
 def precision_of(dtype, allow_tf32):
     """How ``tl.dot`` multiplies operands of this dtype ("fp32", "bf16", "fp16").
 
-    fp32 is split into three bf16 terms, six products (bf16x6): as exact as fp32 multiplication
-    and on the tensor cores; TF32 keeps 10 bits of the mantissa and is for those who ask for it.
+    fp32 is split into two fp16 terms, three products (fp16x3): about as exact as fp32
+    multiplication and on the tensor cores; TF32 keeps 10 bits of the mantissa and is for those who
+    ask for it.
     """
     if dtype != "fp32":
         return "ieee"
-    return "tf32" if allow_tf32 else "bf16x6"
+    return "tf32" if allow_tf32 else "fp16x3"
 
 
 def options_of(tile, precision):
@@ -170,5 +174,5 @@ def options_of(tile, precision):
     return {
         "num_warps": tile.warps,
         "num_stages": tile.stages,
-        "enable_fp_fusion": precision != "bf16x6",
+        "enable_fp_fusion": precision != "fp16x3",
     }

@@ -125,7 +125,7 @@ def tiled_memory(
     one_sweep: bool = False,
     query_chunks: bool = False,
     key_chunks: int = 0,
-    terms: bool = False,
+    terms: int = 0,
 ) -> dict[str, int]:
     """Bytes of the tensors a tiled pass allocates, by name: results, and fp32 rows beside them.
 
@@ -134,7 +134,8 @@ def tiled_memory(
     makes, for ``delta``, ``rows`` (two numbers a query, of a multiple of 128 queries) and ``sums``,
     in which dQ is added up in fp32; in ``query_chunks``, which are one sweep too, ``rows`` and sums
     of all three gradients. With ``terms``, which the library's fp32 multiplies, each pass makes
-    three of bf16 an element of k and v, the backward of q and do too. Parts and the forward's terms
+    so many of 16 bits an element of k and v, the backward of q and do too: two, which have
+    exponents with them (``terms_rows``), or three, as once. Parts and the forward's terms
     go before the backward: end_to_end has what is there when most is, and their sum is its peak
     beyond the inputs. Raises ValueError as attention_flops.
     """
@@ -153,8 +154,10 @@ def tiled_memory(
     else:
         backward["delta"] = rows
     if terms:
-        element = {"k_terms": key, "v_terms": key, "q_terms": query, "do_terms": query}
-        backward |= {name: size // element_bytes * 6 for name, size in element.items()}
+        lengths = {"k": n_keys, "v": n_keys, "q": n_queries, "do": n_queries}
+        for name, length in lengths.items():
+            held = terms_rows(length, head_dim) if terms == 2 else length
+            backward[f"{name}_terms"] = batch * heads * held * terms * head_dim * 2
     end_to_end = forward | backward
     if terms:
         forward |= {name: backward[name] for name in ("k_terms", "v_terms")}
@@ -162,6 +165,16 @@ def tiled_memory(
         forward |= {"parts": key_chunks * rows * head_dim, "part_lse": key_chunks * rows}
         end_to_end = max(forward, end_to_end, key=lambda held: sum(held.values()))
     return {"forward": forward, "backward": backward, "end_to_end": end_to_end}[pass_]
+
+
+SPLIT_ROWS = 128
+
+
+def terms_rows(length: int, head_dim: int) -> int:
+    """Rows of ``2 * head_dim`` numbers of fp16 that a head's terms take in fp32: two for each
+    element, and one for each SPLIT_ROWS rows."""
+    blocks = -(-length // SPLIT_ROWS)
+    return length + -(-blocks // (2 * head_dim))
 
 
 def for_hopper(head_dim: int, element_bytes: int) -> bool:
@@ -181,11 +194,10 @@ def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -
 def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int) -> bool:
     """Whether the library's backward is one sweep whose programs have a chunk of the queries each,
     so that all gradients are added up: in 16 bits, where programs of 128 keys would leave a GPU
-    idle; in fp32, with heads of up to 64, there too and where rows are long (measured on an
-    H200)."""
+    idle; in fp32 there too, and where rows are long (measured on an H200)."""
     programs = -(-n_keys // 128) * n_heads
     if element_bytes == 4:
-        return head_dim <= 64 and n_keys >= 256 and (programs <= 128 or n_keys >= 4096)
+        return n_keys >= 256 and (programs <= 128 or n_keys >= 4096)
     most = 128 if head_dim <= 32 else 64 if head_dim <= 64 or causal else 32
     return element_bytes == 2 and n_keys >= 256 and programs <= most
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from a2lib.theory.attention import terms_rows
 from a2lib.theory.memory.tape import Event, Tape
 
 if TYPE_CHECKING:
@@ -234,10 +235,11 @@ class _Step(Tape):
         self.kernel = "rope"
 
     def terms(self, names: str) -> None:
-        """In fp32, for products of bf16: three terms an element (``attention.operands``)."""
+        """In fp32, for products of fp16: two terms an element (``attention.operands``)."""
         if not self.casts:
             for name in names.split():
-                self.make(f"{name}_terms", 3 * self.un // 2)
+                held = terms_rows(self.of.context, self.of.shape.head_dim)
+                self.make(f"{name}_terms", self.un // self.of.context * held)
 
     def delta(self) -> None:
         """In two sweeps; one, or chunks, has ``rows`` and fp32 sums for it (``theory.attention``),

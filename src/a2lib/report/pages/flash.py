@@ -53,10 +53,6 @@ TILES = {
 }
 # Runs from then on, on these, are of the kernels for Hopper.
 HOPPER_SINCE, HOPPER = "20261123T19", ("nvidia-h200", "nvidia-h100-80gb-hbm3")
-# And of an fp32 whose terms are split once.
-TERMS_SINCE = "20261124T19"
-CHUNKS_SINCE = "20261124T20"  # and of chunks of queries and of keys, where tiles are few
-WIDER_SINCE = "20261124T23"  # and of fp32 and long rows in chunks, few tokens in one launch
 THEIRS = "triton_forward_compiled_backward"  # of the published writeup
 HELPER = 0.05  # a kernel below this share of its call's L2 traffic only prepares or converts
 
@@ -87,9 +83,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     found["tflops"] = np.array(flops) / found["ms"].astype(float) / 1e9
     new = rows["device"].isin(HOPPER) & (rows["run"] >= HOPPER_SINCE)
     ours = rows["implementation"] == OURS
-    split = ours & (rows["dtype"] == "fp32") & (rows["run"] >= TERMS_SINCE)
-    cut = ours & (rows["run"] >= CHUNKS_SINCE)
-    wider = rows["run"] >= WIDER_SINCE
+    split = ours & (rows["dtype"] == "fp32")
     widths = rows["dtype"].map(BYTES)
     tensors = [
         tiled_memory(
@@ -97,12 +91,12 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
             b,
             p,
             one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
-            query_chunks=c and _query_chunks(*s[2:], s[0] * s[1], bool(masked), b, w),
-            key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if c else 0,
+            query_chunks=o and _query_chunks(*s[2:], s[0] * s[1], bool(masked), b),
+            key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if o else 0,
             terms=t,
         ).values()
-        for s, b, p, masked, n, c, w, t in zip(
-            sizes, widths, rows["pass"], rows["causal"], new, cut, wider, split, strict=True
+        for s, b, p, masked, n, o, t in zip(
+            sizes, widths, rows["pass"], rows["causal"], new, ours, split, strict=True
         )
     ]
     found["expected"] = [sum(sizes) for sizes in tensors]
@@ -122,13 +116,9 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     )
 
 
-def _query_chunks(n_queries, n_keys, head_dim, n_heads, causal, element_bytes, wider):
-    chunks = in_chunks(n_keys, n_heads, head_dim, causal, element_bytes)
-    if wider:
-        one = in_one_launch(n_queries, n_keys, n_heads, head_dim, element_bytes)
-        return chunks and not one
-    few = -(-n_keys // 128) * n_heads <= (128 if head_dim <= 32 else 64)
-    return chunks and few and element_bytes == 2
+def _query_chunks(n_queries, n_keys, head_dim, n_heads, causal, element_bytes):
+    one = in_one_launch(n_queries, n_keys, n_heads, head_dim, element_bytes)
+    return in_chunks(n_keys, n_heads, head_dim, causal, element_bytes) and not one
 
 
 def _key_chunks(n_queries, n_keys, n_heads, causal, element_bytes):

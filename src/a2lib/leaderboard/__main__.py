@@ -20,6 +20,7 @@ from a2lib.theory.transformer import SIZES, TINY, named_size, parameter_count
 PROGRAM = "python -m a2lib.leaderboard"
 NAMED = {"tiny": TINY, **SIZES}
 LONGEST_S = 3600
+CPU_CONTEXT = 32
 DESCRIPTION = """\
 Take the leaderboard's step: forward, loss, backward and AdamW of an 8B model, in processes that
 this command starts: on GPUs where there are any, one for each and bf16; else on the CPU, in fp32.
@@ -51,7 +52,7 @@ examples
   a part of it on one
     python -m a2lib.leaderboard --processes 1 --num-layers 8
   without a GPU, in seconds
-    python -m a2lib.leaderboard --size tiny --context 32
+    python -m a2lib.leaderboard --size tiny
 """
 
 
@@ -66,7 +67,8 @@ def parser() -> Parser:
     made.add_argument("--way", metavar="NAME", help="one of those below (the last that runs here)")
     made.add_argument("--size", metavar="NAME", default=SIZE, help=f"{', '.join(NAMED)} ({SIZE})")
     add_number(made, "--num-layers", Whole(1, 10**4), "blocks, in place of the size's own")
-    add_number(made, "--context", Whole(1, 2**20), "tokens in a sequence", CONTEXT)
+    tokens = f"tokens in a sequence ({CONTEXT} on GPUs, {CPU_CONTEXT} without)"
+    add_number(made, "--context", Whole(1, 2**20), tokens)
     add_number(made, "--batch", Whole(1, 2**16), "sequences of a process", BATCH)
     add_number(made, "--processes", Whole(1, 1024), "each with its own GPU, if there are any", 2)
     add_number(made, "--seed", Whole(0, 2**63 - 1), "of weights and batches", 0)
@@ -98,7 +100,7 @@ def parse(arguments: Sequence[str]) -> tuple[Step, str, argparse.Namespace]:
         here[name],
         dataclasses.replace(shape, num_layers=layers),
         given.batch,
-        given.context,
+        given.context or (CONTEXT if device == "cuda" else CPU_CONTEXT),
         here[name].attention or ATTENTION[device],
         DTYPE[device],
     )

@@ -44,7 +44,7 @@ class Driver:
 def arguments(fn, fixed):
     """Tensors, numbers and constants of a call, by name."""
     constants = {"d": 64, "BD": 64, "Bq": 64, "Bk": 64, "CAUSAL": True, "PRECISION": "ieee"}
-    constants |= {"STAGES": 2, "LOOPS": 1, **fixed}
+    constants |= {"STAGES": 2, **fixed} | ({"LOOPS": 1} if "LOOPS" in fn.arg_names else {})
     if "EARLY" in constants:
         constants["EARLY"] = False  # inline assembly: all would count as written
     tensors, numbers = {}, {}

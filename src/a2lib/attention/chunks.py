@@ -17,11 +17,12 @@ ROWS_TO = tl.constexpr(128)  # as hopper.ROWS
 
 
 @triton.jit
-def _add_rows(ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
-    """``store_rows`` that adds, in one piece each element."""
+def _add_rows(ptr, x, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
+    """Add x to rows ``row0 .. row0 + B`` of a contiguous (n_rows, d) matrix, in one piece each
+    element."""
     offs_r = tl.arange(0, B)
     offs_d = tl.arange(0, BD)
-    ptrs = ptr + int64(row0) * stride + offs_r[:, None] * stride + offs_d[None, :]
+    ptrs = ptr + int64(row0) * d + offs_r[:, None] * d + offs_d[None, :]
     mask = (row0 + offs_r < n_rows)[:, None]
     if d != BD:
         mask = mask & (offs_d < d)[None, :]
@@ -103,7 +104,7 @@ def _chunk_tiles(
             dq = tl.trans(dot(_turned(k, PRECISION), dst, PRECISION))
         else:
             dq = dot(_turned(dst, PRECISION), k, PRECISION)
-        _add_rows(DQ, dq, m0, Nq, d, Bq, d, BD)
+        _add_rows(DQ, dq, m0, Nq, Bq, d, BD)
     return dk, dv
 
 
@@ -168,8 +169,8 @@ def backward_chunks_kernel(
             Nq, Nk, n_rows, scale,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, 1,
         )  # fmt: skip
-    _add_rows(DK + kv_row, dk, n0, Nk, d, Bk, d, BD)
-    _add_rows(DV + kv_row, dv, n0, Nk, d, Bk, d, BD)
+    _add_rows(DK + kv_row, dk, n0, Nk, Bk, d, BD)
+    _add_rows(DV + kv_row, dv, n0, Nk, Bk, d, BD)
 
 
 @triton.jit(do_not_specialize=["H", "n_heads_total", "Nq", "n_rows", "Nk"])

@@ -4,9 +4,9 @@ import pytest
 from notebook_texts import figures, rows
 
 from a2lib.experiments.data_parallel.times import FEWEST, TURNS
-from a2lib.experiments.steps import TINY
 from a2lib.measure import bulk
 from a2lib.theory import fsdp as theory
+from a2lib.theory.transformer import TINY
 
 SIZES = theory.sizes(TINY)
 

@@ -124,6 +124,8 @@ def backward_chunks(problem, chunk) -> None:
 
 
 def _sweep(p, sums, gradients, scale, chunk=0):
+    """Have the Gluon kernel launched: dQ is added up in ``sums``, dK times ``scale`` and dV go to
+    ``gradients``; with chunk, queries of a program, they are added up there too."""
     n_heads, d, BD = p.batch * p.heads, p.head_dim, _columns(p)
     Bq = 128 if BD == 64 else 64
     constants = {

@@ -20,6 +20,7 @@ from a2lib.leaderboard import (
     ATTENTION,
     BATCH,
     CONTEXT,
+    CPU_CONTEXT,
     DTYPE,
     LADDER,
     REP_MS,
@@ -35,7 +36,7 @@ WAYS = tuple(way.name for way in LADDER)
 # On the CPU every path in seconds.
 _DEFAULTS = {
     "cuda": {"model": SIZE, "layers": None, "context": CONTEXT, "room_percent": None},
-    "cpu": {"model": "tiny", "layers": 4, "context": 32, "room_percent": 75},
+    "cpu": {"model": "tiny", "layers": 4, "context": CPU_CONTEXT, "room_percent": 75},
 }
 
 
@@ -64,7 +65,9 @@ class Parameters:
     model: str = step_parameters.model(SIZE, "GPUs")
     layers: int | None = count(None, "blocks; None: the model's own, 4 on the CPU", 1024)
     batch: int = count(BATCH, "sequences a rank", 2**16)
-    context: int | None = step_parameters.context(CONTEXT, 32, "tokens of a sequence", "GPUs")
+    context: int | None = step_parameters.context(
+        CONTEXT, CPU_CONTEXT, "tokens of a sequence", "GPUs"
+    )
     attention: str = parameter(
         "auto",
         "by whom; auto: sdpa_cudnn on GPUs, sdpa_flash on the CPU",

@@ -16,12 +16,11 @@ from a2lib.benchmark import PHASES, Config
 from a2lib.benchmark.needs import least_bytes
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import Section, memory
-from a2lib.theory.transformer import SIZES, TINY, Shape, forward_flops
+from a2lib.theory.transformer import MODELS, SIZES, Shape, forward_flops
 
 BATCH = 4
 MODES = ("forward", "forward-backward", "train-step")
 OVERLAPPED = "overlapped-step"
-MODELS = {"tiny": TINY, **SIZES}
 TOO_LARGE = "10B"  # for a train-step on an H200
 NEEDS_A_GPU = {"capture": True, "precision": "tf32", "profiler": "nsys"}
 

@@ -45,6 +45,7 @@ LADDER = (
 )
 # The board's, and how long it takes steps before it times them, and while it does.
 SIZE, BATCH, CONTEXT = "8B", 1, 32_768
+CPU_CONTEXT = 32
 WARMUP_MS, REP_MS = 10_000, 30_000
 DTYPE = {"cuda": "bf16", "cpu": "fp32"}
 ATTENTION = {"cuda": "sdpa_cudnn", "cpu": "sdpa_flash"}

@@ -11,16 +11,24 @@ from collections.abc import Mapping, Sequence
 from tempfile import TemporaryDirectory
 
 from a2lib.command import Parser, Whole, add_number, output
-from a2lib.leaderboard import ATTENTION, BATCH, CONTEXT, DTYPE, LADDER, SIZE, Step, ways
+from a2lib.leaderboard import (
+    ATTENTION,
+    BATCH,
+    CONTEXT,
+    CPU_CONTEXT,
+    DTYPE,
+    LADDER,
+    SIZE,
+    Step,
+    ways,
+)
 from a2lib.parallel import LaunchError, launch
 from a2lib.paths import cache_dir
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.transformer import SIZES, TINY, named_size, parameter_count
+from a2lib.theory.transformer import MODELS, named_size, parameter_count
 
 PROGRAM = "python -m a2lib.leaderboard"
-NAMED = {"tiny": TINY, **SIZES}
 LONGEST_S = 3600
-CPU_CONTEXT = 32
 DESCRIPTION = """\
 Take the leaderboard's step: forward, loss, backward and AdamW of an 8B model, in processes that
 this command starts: on GPUs where there are any, one for each and bf16; else on the CPU, in fp32.
@@ -65,7 +73,7 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     made.add_argument("--way", metavar="NAME", help="one of those below (the last that runs here)")
-    made.add_argument("--size", metavar="NAME", default=SIZE, help=f"{', '.join(NAMED)} ({SIZE})")
+    made.add_argument("--size", metavar="NAME", default=SIZE, help=f"{', '.join(MODELS)} ({SIZE})")
     add_number(made, "--num-layers", Whole(1, 10**4), "blocks, in place of the size's own")
     tokens = f"tokens in a sequence ({CONTEXT} on GPUs, {CPU_CONTEXT} without)"
     add_number(made, "--context", Whole(1, 2**20), tokens)
@@ -92,7 +100,7 @@ def parse(arguments: Sequence[str]) -> tuple[Step, str, argparse.Namespace]:
     if device == "cuda" and given.processes > gpus:
         made.error(f"processes is {given.processes}; allowed are from 1 to {gpus}, the GPUs here")
     try:
-        shape = named_size(given.size, NAMED)
+        shape = named_size(given.size, MODELS)
     except ValueError as error:
         made.error(str(error))
     layers = given.num_layers or shape.num_layers

@@ -166,13 +166,13 @@ def _looked_at(training: Training, device: str, everyone: Everyone) -> Row:
     kept: list[int] = []
     for _ in range(MARKED):
         meet(device)
-        entry = torch.cuda.memory_allocated() if device == "cuda" else 0
+        entry = memory.allocated_bytes(device)
         marks = [("", Mark(device))]
 
         def mark(moment: str, marks: list = marks, entry: int = entry) -> None:
             marks.append((moment, Mark(device)))
             if moment == "forward" and device == "cuda":
-                kept.append(torch.cuda.memory_allocated() - entry)
+                kept.append(memory.allocated_bytes(device) - entry)
 
         training.step(mark)
         synchronize(device)

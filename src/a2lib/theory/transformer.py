@@ -168,6 +168,7 @@ SIZES = {
 }
 # A trial on a CPU, in seconds; its times are no result.
 TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
+MODELS = {"tiny": TINY, **SIZES}  # what the experiments and the leaderboard run
 # Table 3 of "The Llama 3 Herd of Models" (Llama team, 2024); the vocabulary is that of the released
 # weights, whose parameters these are to the digit.
 PUBLISHED = {

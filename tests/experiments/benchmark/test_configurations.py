@@ -8,7 +8,8 @@ from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations
 from a2lib.experiments.benchmark.configurations import Parameters
 from a2lib.experiments.harness.parameters import ParameterError
-from a2lib.experiments.steps import TINY, Configuration
+from a2lib.experiments.steps import Configuration
+from a2lib.theory.transformer import TINY
 
 
 def asked(**given):

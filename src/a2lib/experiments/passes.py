@@ -1,12 +1,33 @@
-"""A pass of attention as a call, and the GPU's own time of it, replayed from a CUDA graph."""
+"""A pass of attention as a call, on random inputs, and its times: called by the host, and the GPU's
+own, replayed from a CUDA graph."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from a2lib.measure import failures, graphs
+from a2lib.measure import Section, Timing, failures, graphs, timing
+from a2lib.measure.clock import CpuClock
 
 Row = dict[str, object]
+
+
+def random(dtype: str, device: str, seed: int) -> dict[str, object]:
+    """What ``torch.randn`` is given beside the sizes, the same for all tensors of a shape."""
+    import torch
+
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    generator = torch.Generator(device).manual_seed(seed)
+    return {"device": device, "dtype": dtypes[dtype], "generator": generator}
+
+
+def inputs(sizes: Sequence[int], dtype: str, device: str, seed: int) -> tuple:
+    """q, k, v (leaves that require grad) and do, of ``sizes``, normal."""
+    import torch
+
+    how = random(dtype, device, seed)
+    *qkv, do = (torch.randn(tuple(sizes), **how) for _ in range(4))
+    return (*(x.requires_grad_() for x in qkv), do)
 
 
 def one_pass(
@@ -28,6 +49,47 @@ def one_pass(
         return lambda: torch.autograd.grad(forward(*qkv), qkv, do)
     o = forward(*qkv)
     return lambda: torch.autograd.grad(o, qkv, do, retain_graph=True)
+
+
+def in_turns(
+    makers: Mapping[str, Callable],
+    section: Section,
+    device: str,
+    *,
+    once: bool = False,
+    **options: object,
+) -> tuple[dict[str, Row | Exception], bool]:
+    """Time each call of ``makers``: the values of its row of ``section``, or what it raised; and
+    whether the device is usable: if not, those not come to are missing.
+
+    Called by the host, in turns and by the ``options`` of ``timing.time_many``, or only ``once``;
+    then ``replayed``, on a GPU, from ``makers[name](anew=True)``. Raises LostContext where one of
+    several has spoilt the device for all: no row may blame the wrong one.
+    """
+    calls: dict[str, Callable] = {}
+    results: dict[str, Timing | Exception] = {}
+    for name, make in makers.items():
+        try:
+            calls[name] = make()
+        except Exception as error:
+            results[name] = failures.detached(error)
+    try:
+        if once:
+            results |= {n: Timing.of(CpuClock().samples(call, 1)) for n, call in calls.items()}
+        elif calls:
+            results |= timing.time_many(calls, device=device, **options)
+    except Exception as error:  # of the one call, or of the clock itself
+        results |= dict.fromkeys(calls, failures.detached(error))
+    calls.clear()
+    failed = {name: one for name, one in results.items() if isinstance(one, Exception)}
+    if len(makers) > 1 and any(map(failures.is_lost, failed.values())):
+        raise failures.LostContext("while several took turns")
+    timed = {name: one for name, one in results.items() if name not in failed}
+    replays, usable = dict.fromkeys(timed, {}), True
+    if timed and device == "cuda":
+        anew = {name: functools.partial(makers[name], anew=True) for name in timed}
+        replays, usable = replayed(anew, {name: one.ms for name, one in timed.items()})
+    return failed | {n: timed[n].row(section) | row for n, row in replays.items()}, usable
 
 
 def replayed(

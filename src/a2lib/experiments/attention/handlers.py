@@ -127,9 +127,7 @@ def _timed(call: Callable[[], object], device: str, calls: int) -> Row:
             wall.append((ended - begun) / 1e6)
             host.append((issued - begun) / 1e6)
             events += [marks[0].elapsed_time(marks[1])] if device == "cuda" else []
-    spread = statistics.stdev(wall) if calls > 1 else 0
-    row = Timing.of(wall).row(ATTENTION) | {"ms_min": min(wall)}
-    row["ms_std"] = spread or None  # the store holds no time of zero
+    row = Timing.of(wall).row(ATTENTION)
     if device == "cuda":
         row |= {"ms_event": statistics.median(events), "ms_host": statistics.median(host)}
     return row

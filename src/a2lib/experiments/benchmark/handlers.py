@@ -15,7 +15,7 @@ from a2lib.benchmark import run
 from a2lib.experiments.benchmark.first import timed_parts
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import StoreError
+from a2lib.measure import StoreError, Timing
 from a2lib.measure.device import Sensors, Watch
 from a2lib.measure.failures import LostContext, classify
 from a2lib.measure.timing import median_reading
@@ -46,7 +46,7 @@ def summary(job: Job) -> None:
     """The times of a configuration, phase by phase."""
     result = _result(job)
     for key in job.keys if result else ():
-        job.put({**key, **summarised(result, key["phase"])})
+        job.put({**key, **summarised(job, result, key["phase"])})
 
 
 def power(job: Job) -> None:
@@ -56,9 +56,8 @@ def power(job: Job) -> None:
         result = _result(job, before_step=meter)
     if result:
         samples = [step.of("wall") for step in result.steps[settled:]]
-        times = {**_times(samples), "ms_mean": statistics.fmean(samples)}
         for key in job.keys:
-            job.put({**key, "status": "ok", **times, **meter.row()})
+            job.put({**key, "status": "ok", **_times(job, samples), **meter.row()})
 
 
 @alone
@@ -80,37 +79,20 @@ def first(job: Job) -> None:
     how = {name: job.spec[name] for name in ("prepared", "repeat")}
     for part, samples in timed_parts(configuration, device=job.device, seed=job.seed, **how):
         if part in wanted:
-            job.put({**wanted[part], "status": "ok", **_times(samples)})
+            job.put({**wanted[part], "status": "ok", **_times(job, samples)})
 
 
-def summarised(result, phase: str) -> Row:
+def summarised(job: Job, result, phase: str) -> Row:
     """The values of a row: of the measured steps of ``result``, which ended well."""
-    samples = [step.of(phase) for step in result.steps]
-    row = {"status": "ok", **_times(samples), **_spread(samples)}
+    row = {"status": "ok", **_times(job, [step.of(phase) for step in result.steps])}
     if result.device == "cuda" and phase != "wall":
         row["ms_host"] = statistics.median(step.host_of(phase) for step in result.steps)
     return row | {"peak_bytes": result.memory.get("peak_allocated_bytes")}
 
 
-def _times(samples: Sequence[float]) -> Row:
-    if len(samples) == 1:
-        return {"ms": samples[0], "n": 1}
-    low, *_, high = statistics.quantiles(samples, n=5, method="inclusive")
-    return {
-        "ms": statistics.median(samples),
-        "ms_p20": low,
-        "ms_p80": high,
-        "n": len(samples),
-    }
-
-
-def _spread(samples: Sequence[float]) -> Row:
-    spread = statistics.stdev(samples) if len(samples) > 1 else 0
-    return {
-        "ms_mean": statistics.fmean(samples),
-        "ms_std": spread or None,  # the store holds no time of zero
-        "ms_min": min(samples),
-    }
+def _times(job: Job, samples: Sequence[float]) -> Row:
+    row = Timing.of(samples).row(job.store.section)
+    return row if len(samples) > 1 else row | {"ms_p20": None, "ms_p80": None}
 
 
 def _result(job: Job, before_step: Callable[[int], object] | None = None):

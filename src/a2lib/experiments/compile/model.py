@@ -58,7 +58,7 @@ def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
         made = by_phase(graphs[way], blocks, steps.plain.mode) if way != "none" else {}
         for key in job.wanted[way]:
             phase = key["phase"]
-            row = {**key, **summarised(together, phase), **made.get(phase, {})}
+            row = {**key, **summarised(job, together, phase), **made.get(phase, {})}
             firsts = [one.warmup[0].of(phase) for one in both]
             job.put(row | dict(zip(("ms_cold", "ms_warm"), firsts, strict=False)))
 

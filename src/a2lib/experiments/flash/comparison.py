@@ -22,14 +22,14 @@ import functools
 import gc
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.estimates import host_bytes, needed_bytes
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.passes import one_pass, replayed
-from a2lib.measure import FLASH, Timing, failures, memory
+from a2lib.experiments.passes import in_turns, one_pass
+from a2lib.measure import FLASH, failures, memory
 from a2lib.theory.attention import PASSES
 
 SHARE = 0.04
@@ -164,48 +164,17 @@ class Comparison:
             self._free()
 
     def _time_group(self, names: list[str], pass_: str) -> None:
-        from a2lib.measure.clock import CpuClock
-        from a2lib.measure.timing import time_many
-
-        calls: dict[str, Callable] = {}
-        outcomes: dict[str, Outcome] = {}
-        results = {}
-        for name in names:
-            try:
-                calls[name] = self._call(name, pass_)
-            except Exception as error:
-                outcomes[name] = _outcome(error)
-        try:
-            if len(calls) == 1 and self._is_slow(names[0]):
-                results = {names[0]: Timing.of(CpuClock().samples(calls[names[0]], 1))}
-            elif calls:
-                results = time_many(calls, device=self.device, **TIMING[self.device])
-        except Exception as error:
-            outcomes |= dict.fromkeys(calls, _outcome(error))
-        calls.clear()
-        for name, result in results.items():
-            if isinstance(result, Exception):
-                outcomes[name] = _outcome(result)
-        if len(names) > 1 and any(lost for _, _, lost in outcomes.values()):
-            # One of them did it and the others only saw it: no row may blame the wrong one.
-            raise failures.LostContext("while several implementations took turns")
-        timed = {name: result for name, result in results.items() if name not in outcomes}
-        replays, usable = self._replay(timed, pass_)
-        for name, values in replays.items():
+        makers = {name: functools.partial(self._call, name, pass_) for name in names}
+        how = TIMING[self.device] | {"once": len(names) == 1 and self._is_slow(names[0])}
+        results, usable = in_turns(makers, FLASH, self.device, **how)
+        failed = {n: _outcome(one) for n, one in results.items() if isinstance(one, Exception)}
+        for name in (n for n in results if n not in failed):
             row = self.shape.key(name, pass_) | {"peak_bytes": self.peaks[name, pass_]}
-            self.job.put(row | {"status": "ok", "note": ""} | timed[name].row(FLASH) | values)
-        for name, outcome in outcomes.items():
+            self.job.put(row | {"status": "ok", "note": ""} | results[name])
+        for name, outcome in failed.items():
             self._fail(name, [pass_], outcome)
         if not usable:
             raise failures.LostContext("a failed CUDA graph")
-
-    def _replay(self, timed: Mapping[str, Timing], pass_: str) -> tuple[dict[str, Row], bool]:
-        """``ms_graph`` and ``note`` of each that was ``timed``, and whether the device is usable:
-        if not, those not come to are missing."""
-        if self.device == "cpu" or not timed:
-            return dict.fromkeys(timed, {}), True
-        makers = {name: functools.partial(self._call, name, pass_, anew=True) for name in timed}
-        return replayed(makers, {name: t.ms for name, t in timed.items()})
 
     def _call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
         return one_pass(self.forwards[name], self._qkv(), self.do, pass_, anew=anew)

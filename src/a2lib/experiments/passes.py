@@ -59,7 +59,7 @@ def in_turns(
     once: bool = False,
     **options: object,
 ) -> tuple[dict[str, Row | Exception], bool]:
-    """Time each call of ``makers``: the values of its row of ``section``, or what it raised; and
+    """Time each call of ``makers``: the values of its row of ``section``, or last what raised; and
     whether the device is usable: if not, those not come to are missing.
 
     Called by the host, in turns and by the ``options`` of ``timing.time_many``, or only ``once``;
@@ -89,7 +89,7 @@ def in_turns(
     if timed and device == "cuda":
         anew = {name: functools.partial(makers[name], anew=True) for name in timed}
         replays, usable = replayed(anew, {name: one.ms for name, one in timed.items()})
-    return failed | {n: timed[n].row(section) | row for n, row in replays.items()}, usable
+    return {n: timed[n].row(section) | row for n, row in replays.items()} | failed, usable
 
 
 def replayed(

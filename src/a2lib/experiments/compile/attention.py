@@ -56,10 +56,8 @@ class _Comparison:
                     self._make_inputs()
                 self._prepare(name)
             except Exception as error:
-                self.calls.pop(name, None)
-                outcome, lost = failures.classify(error), failures.is_lost(error)
-                del error
-                self._fail(name, outcome, lost)
+                self._fail(name, failures.detached(error))
+        self.expected = None
         for pass_ in PASSES:
             if self.calls:
                 self._time(pass_)
@@ -119,10 +117,10 @@ class _Comparison:
         results, usable = in_turns(makers, COMPILE_ATTENTION, device, **TIMING[device])
         for name, result in results.items():
             if isinstance(result, Exception):
-                self._fail(name, failures.classify(result), failures.is_lost(result))
+                self._fail(name, result)
                 continue
             self.timed.add((name, pass_))
-            known = launched(makers[name]()) if device == "cuda" and usable else {}
+            known = launched(makers[name]) if device == "cuda" and usable else {}
             notes = filter(None, (one.get("note") for one in (known, result)))
             row = self._key(name, pass_) | {"status": "ok"} | self.found[name][pass_]
             row |= known | result | {"note": failures.note("; ".join(notes))}
@@ -133,13 +131,11 @@ class _Comparison:
     def _key(self, name: str, pass_: str) -> Row:
         return next(key for key in self.shape.keys()[name] if key["pass"] == pass_)
 
-    def _fail(self, name: str, outcome: tuple[str, str], lost: bool) -> None:
+    def _fail(self, name: str, error: Exception) -> None:
         """Rows without a time for what is left of ``name``, which is measured no further."""
         self.calls.pop(name, None)
         left = [key for key in self.job.wanted[name] if (name, key["pass"]) not in self.timed]
-        self.job.refuse(*outcome, left)
-        if lost:
-            raise failures.LostContext(outcome[1])
+        self.job.fail(error, left)
 
 
 def function(shape: Shape, *, compiled: bool) -> Callable:
@@ -161,9 +157,10 @@ def counts(compiled: list[inductor.Graph], times: int = 1) -> Row:
     }
 
 
-def launched(call: Callable[[], object]) -> Row:
-    """``launches`` of a call, or the ``note`` that the profiler failed: the time counts even so."""
+def launched(make: Callable[[], Callable]) -> Row:
+    """``launches`` of the call ``make()``, or the ``note`` why they are not known: its time counts
+    even so."""
     try:
-        return {"launches": inductor.launches(call)}
+        return {"launches": inductor.launches(make())}
     except Exception as error:
         return {"note": f"no profile: {failures.classify(error)[1]}"}

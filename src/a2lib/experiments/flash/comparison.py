@@ -42,7 +42,6 @@ SLOW_S = 1.0
 
 prepare = peers.configure
 Row = dict[str, object]
-Outcome = tuple[str, str, bool]  # status, note, and whether the device is lost
 
 
 def measure(job: Job) -> None:
@@ -88,7 +87,7 @@ class Comparison:
         """Store the rows that need no trial; whether no pass is left to try."""
         passes = [key["pass"] for key in self.job.wanted[name]]
         if reason := peers.unsupported(name, self.device):
-            self._fail(name, passes, ("unsupported", reason, False))
+            self._fail(name, passes, NotImplementedError(reason))
             return True
         # Trying would get the process killed, or the machine to swap, where a GPU only refuses.
         available = memory.available_bytes() if self.device == "cpu" else None
@@ -99,7 +98,7 @@ class Comparison:
                     f"not run: needs about {needed / 2**30:.3g} GiB,"
                     f" {available / 2**30:.3g} GiB available (computed)"
                 )
-                self._fail(name, [pass_], ("oom", text, False))
+                self.job.refuse("oom", text, [self.shape.key(name, pass_)])
             else:
                 self.peaks[name, pass_] = None
         return not self._left(name)
@@ -111,9 +110,9 @@ class Comparison:
         """Build, check, and read the peak memory of one implementation."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            failed = _tried(lambda: self._check_output(name), caught)
+            failed = _tried(lambda: self._check_output(name))
         if failed:
-            return self._fail(name, self._left(name), failed)
+            return self._fail(name, self._left(name), failed, [str(w.message) for w in caught])
         with_grad = [pass_ for pass_ in self._left(name) if pass_ != "forward"]
         if with_grad and (failed := _tried(lambda: self._check_gradients(name))):
             self._fail(name, with_grad, failed)
@@ -167,12 +166,12 @@ class Comparison:
         makers = {name: functools.partial(self._call, name, pass_) for name in names}
         how = TIMING[self.device] | {"once": len(names) == 1 and self._is_slow(names[0])}
         results, usable = in_turns(makers, FLASH, self.device, **how)
-        failed = {n: _outcome(one) for n, one in results.items() if isinstance(one, Exception)}
-        for name in (n for n in results if n not in failed):
+        for name, result in results.items():
+            if isinstance(result, Exception):
+                self._fail(name, [pass_], result)
+                continue
             row = self.shape.key(name, pass_) | {"peak_bytes": self.peaks[name, pass_]}
-            self.job.put(row | {"status": "ok", "note": ""} | results[name])
-        for name, outcome in failed.items():
-            self._fail(name, [pass_], outcome)
+            self.job.put(row | {"status": "ok", "note": ""} | result)
         if not usable:
             raise failures.LostContext("a failed CUDA graph")
 
@@ -195,18 +194,16 @@ class Comparison:
             needed = max(needed, needed_bytes(name, self.shape, "end_to_end"))
         return needed > SHARE * memory.total_bytes(self.device)
 
-    def _fail(self, name: str, passes: Sequence[str], outcome: Outcome) -> None:
+    def _fail(
+        self, name: str, passes: Sequence[str], error: Exception, warned: Sequence[str] = ()
+    ) -> None:
         """Store rows without a time for ``passes`` of ``name``, which are measured no further."""
-        status, note, lost = outcome
-        if lost:
-            passes = [*passes, *(p for p in self._left(name) if p not in passes)]
+        if failures.is_lost(error):
+            passes = self._left(name)
         for pass_ in passes:
             self.peaks.pop((name, pass_), None)
-        self.job.refuse(status, note, (self.shape.key(name, pass_) for pass_ in passes))
-        if lost:
-            raise failures.LostContext(note)
-        if status == "oom":
-            self._free()
+        self.job.fail(error, (self.shape.key(name, pass_) for pass_ in passes), warned)
+        self._free()
 
     def _free(self) -> None:
         gc.collect()
@@ -227,14 +224,10 @@ class Comparison:
         self._free()
 
 
-def _tried(step: Callable[[], object], warned: Sequence = ()) -> Outcome | None:
-    """What came of a ``step`` that raised: a value, so that the tensors of its frames are gone."""
+def _tried(step: Callable[[], object]) -> Exception | None:
+    """What a ``step`` raised, which holds no tensors of its frames."""
     try:
         step()
     except Exception as error:
-        return _outcome(error, [str(w.message) for w in warned])
+        return failures.detached(error)
     return None
-
-
-def _outcome(error: Exception, warned: Sequence[str] = ()) -> Outcome:
-    return (*failures.classify(error, warned), failures.is_lost(error))

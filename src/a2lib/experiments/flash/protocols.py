@@ -21,7 +21,7 @@ from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.passes import random
-from a2lib.measure import FLASH_PROTOCOL, Timing, failures, time_many
+from a2lib.measure import FLASH_PROTOCOL, Timing, time_many
 from a2lib.measure.device import Watch
 from a2lib.measure.sustained import seconds_of
 
@@ -94,17 +94,13 @@ def measure(job: Job) -> None:
             results |= timed(calls, job.device)
         except Exception as error:
             results |= dict.fromkeys(calls, error)
-    lost = ""
     for name in job.spec["implementations"]:
         result = results[name]
         if isinstance(result, Exception):
-            status, note = failures.classify(result)
-            lost = note if failures.is_lost(result) else lost
-            result = [{"status": status, "note": note}]
+            job.fail(result, [key(protocol, shape, name)])
+            continue
         for row in reversed(result):
             job.put(key(protocol, shape, name) | {"note": ""} | row)
-    if lost:
-        raise failures.LostContext(lost)
 
 
 def burst_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], object]:

@@ -97,6 +97,18 @@ class Job:
         for key in self.keys if keys is None else keys:
             self.put({**key, "status": status, "note": note(why)})
 
+    def fail(
+        self, error: Exception, keys: Iterable[Mapping] | None = None, warned: Iterable[str] = ()
+    ) -> None:
+        """``refuse`` for ``error``, which ``warned`` came before. Raises LostContext, the rows
+        stored, where the device has to be reset."""
+        from a2lib.measure.failures import LostContext, classify, is_lost
+
+        status, why = classify(error, warned)
+        self.refuse(status, why, keys)
+        if is_lost(error):
+            raise LostContext(why)
+
     def would_swap(self, needed: int) -> bool:
         """Whether a CPU has too little memory left for ``needed`` bytes; then the rows say so. A
         GPU refuses what is too much, and is asked."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from tempfile import TemporaryDirectory
 
-from a2lib.command import Parser, Whole, add_number, output
+from a2lib.command import Parser, Whole, add_name, add_number, output
 from a2lib.leaderboard import (
     ATTENTION,
     BATCH,
@@ -65,15 +65,9 @@ examples
 
 
 def parser() -> Parser:
-    made = Parser(
-        prog=PROGRAM,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    made.add_argument("--way", metavar="NAME", help="one of those below (the last that runs here)")
-    made.add_argument("--size", metavar="NAME", default=SIZE, help=f"{', '.join(MODELS)} ({SIZE})")
+    made = Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG)
+    add_name(made, "--way", "one of those below (the last that runs here)")
+    add_name(made, "--size", ", ".join(MODELS), SIZE)
     add_number(made, "--num-layers", Whole(1, 10**4), "blocks, in place of the size's own")
     tokens = f"tokens in a sequence ({CONTEXT} on GPUs, {CPU_CONTEXT} without)"
     add_number(made, "--context", Whole(1, 2**20), tokens)

@@ -27,7 +27,7 @@ from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness import view
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task, identity, plan
+from a2lib.experiments.harness.sweep import Task, identity
 from a2lib.experiments.harness.view import Plot, Row
 from a2lib.experiments.steps import Configuration, refuse
 from a2lib.measure import (
@@ -221,8 +221,7 @@ def measure_warmup(run: Run) -> None:
 def measure_first(run: Run) -> None:
     """Take the first step apart, a process for each preparation, in a sweep that has it."""
     tasks = FIRST.tasks(run.parameters, run.device)
-    pending = plan(tasks, run.store(BENCHMARK_FIRST), remeasure=run.parameters.remeasure)
-    if again := refilling(tasks, pending):
+    if again := refilling(tasks, FIRST.pending(run)):
         harness.measure(
             run, BENCHMARK_FIRST, again, what="caches", resume=False, silence_s=SILENCE_S
         )

@@ -15,7 +15,7 @@ from a2lib.experiments.harness import parameters, view
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task, gpus_of, identity
+from a2lib.experiments.harness.sweep import Task, gpus_of, identity, plan
 from a2lib.experiments.harness.view import Plot
 from a2lib.measure import Section
 
@@ -54,10 +54,18 @@ class Table:
             self.section,
             tasks,
             what=self.section.name,
-            resume=not self.always and getattr(run.parameters, "sweep", None) != "shape",
+            resume=self._resumes(run),
             silence_s=self.silence_s,
             keep_worker=self.keep_worker,
         )
+
+    def pending(self, run: Run) -> list[Task]:
+        """What ``measure`` is going to measure."""
+        how = {"resume": self._resumes(run), "remeasure": run.parameters.remeasure}
+        return plan(self.tasks(run.parameters, run.device), run.store(self.section), **how)
+
+    def _resumes(self, run: Run) -> bool:
+        return not self.always and getattr(run.parameters, "sweep", None) != "shape"
 
     def measure_and_show(self, run: Run) -> None:
         """``measure``, then ``show``, where it is asked for."""

@@ -211,7 +211,7 @@ def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) ->
         return
     bar = output.Progress(len(tasks), "compile", unit="kernels")
     try:
-        outcome = ahead.compile_ahead(
+        failed = ahead.compile_ahead(
             tasks,
             handler=handler,
             device=run.device,
@@ -222,7 +222,7 @@ def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) ->
         )
     finally:
         bar.close(f"{workers} processes")
-    for task, reason in outcome.failed:
+    for task, reason in failed:
         print(f"  not compiled ahead: {task.label}: {reason}")
 
 

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from a2lib.attention import tiled
 from a2lib.experiments.flash import estimates
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.theory.attention import PASSES
@@ -66,7 +65,3 @@ def test_the_estimate_is_a_bound_within_about_a_factor_of_two():
         bound = max(estimates.host_bytes(name, shape, p) for p in PASSES)
         assert measured <= bound, (name, measured, bound)
         assert bound <= 2 * measured + estimates._LIBRARIES, (name, measured, bound)
-
-
-def test_the_tile_is_that_of_the_tiled_implementation():
-    assert estimates.TILE == tiled.TILE

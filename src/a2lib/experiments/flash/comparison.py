@@ -89,17 +89,9 @@ class Comparison:
         if reason := peers.unsupported(name, self.device):
             self._fail(name, passes, NotImplementedError(reason))
             return True
-        # Trying would get the process killed, or the machine to swap, where a GPU only refuses.
-        available = memory.available_bytes() if self.device == "cpu" else None
         for pass_ in passes:
-            needed = host_bytes(name, self.shape, pass_) if self.device == "cpu" else 0
-            if self.device == "cpu" and needed > available:
-                text = (
-                    f"not run: needs about {needed / 2**30:.3g} GiB,"
-                    f" {available / 2**30:.3g} GiB available (computed)"
-                )
-                self.job.refuse("oom", text, [self.shape.key(name, pass_)])
-            else:
+            needed = host_bytes(name, self.shape, pass_)
+            if not self.job.would_swap(needed, [self.shape.key(name, pass_)]):
                 self.peaks[name, pass_] = None
         return not self._left(name)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
 from a2lib.theory.attention import PASSES, attention_flops
+from a2lib.theory.eager import Eager
 
 # `tiled` is plain PyTorch, tile by tile: the algorithm on a machine without a GPU, too slow on one.
 PUBLISHED = ("a2lib", "eager", "compile", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
@@ -122,6 +123,11 @@ class Shape:
     def matrix_bytes(self) -> int:
         """Bytes of the N x N scores of all heads."""
         return self.batch * self.heads * self.seq_len**2 * self.element_bytes
+
+    @property
+    def eager(self) -> Eager:
+        sizes = self.batch * self.heads, self.seq_len, self.head_dim
+        return Eager(*sizes, self.causal, self.element_bytes)
 
     @property
     def cost(self) -> float:

@@ -109,15 +109,15 @@ class Job:
         if is_lost(error):
             raise LostContext(why)
 
-    def would_swap(self, needed: int) -> bool:
-        """Whether a CPU has too little memory left for ``needed`` bytes; then the rows say so. A
-        GPU refuses what is too much, and is asked."""
+    def would_swap(self, needed: int, keys: Iterable[Mapping] | None = None) -> bool:
+        """Whether a CPU has too little memory left for ``needed`` bytes; then the rows say so, as
+        ``refuse``. A GPU refuses what is too much, and is asked."""
         from a2lib.measure import memory
 
         available = memory.available_bytes() if self.device == "cpu" else needed
         if needed > available:
             why = f"not tried: needs {needed / 1e9:.3g} GB, {available / 1e9:.3g} GB are left"
-            self.refuse("oom", why)
+            self.refuse("oom", why, keys)
         return needed > available
 
     def begin(self, culprit: str | None) -> None:

@@ -1,15 +1,69 @@
-"""A pass of attention as a call, on random inputs, and its times: called by the host, and the GPU's
-own, replayed from a CUDA graph."""
+"""A shape of attention, a pass of it as a call, and its times: called by the host, and the GPU's
+own, replayed from a CUDA graph. Importing this needs no torch."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from a2lib.measure import Section, Timing, failures, graphs, timing
 from a2lib.measure.clock import CpuClock
+from a2lib.theory.attention import attention_flops
+from a2lib.theory.eager import Eager
 
 Row = dict[str, object]
+DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes per element
+# On CUDA cores or in several tensor-core products, fp32 costs about this many times bf16.
+FP32_COST = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Self-attention on ``(batch, heads, seq_len, head_dim)`` inputs; the fields are columns."""
+
+    dtype: str
+    batch: int
+    heads: int
+    seq_len: int
+    head_dim: int
+    causal: bool
+
+    def key(self, implementation: str, pass_: str) -> dict[str, object]:
+        """The key columns of one row of the flash section."""
+        return {"implementation": implementation, **dataclasses.asdict(self), "pass": pass_}
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPES[self.dtype]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of q, and of each other tensor of its shape."""
+        return self.batch * self.heads * self.seq_len * self.head_dim * self.element_bytes
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of the N x N scores of all heads."""
+        return self.batch * self.heads * self.seq_len**2 * self.element_bytes
+
+    @property
+    def eager(self) -> Eager:
+        sizes = self.batch * self.heads, self.seq_len, self.head_dim
+        return Eager(*sizes, self.causal, self.element_bytes)
+
+    @property
+    def cost(self) -> float:
+        """Roughly how long it takes, in arbitrary units: the order of a sweep."""
+        sizes = (self.batch, self.heads, self.seq_len, self.seq_len, self.head_dim)
+        flops = attention_flops(*sizes, self.causal, "end_to_end")
+        return flops * (FP32_COST if self.dtype == "fp32" else 1)
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        sizes = (self.batch, self.heads, self.seq_len, self.head_dim)
+        return f"{'x'.join(map(str, sizes))} {self.dtype} {mask}"
 
 
 def random(dtype: str, device: str, seed: int) -> dict[str, object]:

@@ -20,9 +20,9 @@ from a2lib.attention import (
     attention_reference,
 )
 from a2lib.experiments import ceilings
-from a2lib.experiments.attention import PASSES, STEP, Shape
+from a2lib.experiments.attention import PASSES, STEP
 from a2lib.experiments.harness.worker import Job, free_memory
-from a2lib.experiments.passes import one_pass, replayed
+from a2lib.experiments.passes import Shape, one_pass, replayed
 from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize
 from a2lib.measure.failures import LostContext, classify, is_lost, note, outcome
 from a2lib.measure.memory import expandable_segments, take_workspaces
@@ -239,7 +239,7 @@ def search(fits: Callable[[int], bool], guess: int, step: int) -> int:
 
 
 def _fits(key: Row, job: Job, seq_len: int) -> bool:
-    shape = Shape(key["dtype"], key["batch"], seq_len, key["head_dim"], key["causal"])
+    shape = Shape(key["dtype"], key["batch"], 1, seq_len, key["head_dim"], key["causal"])
     fitted = True
     try:
         *qkv, do = inputs_of(shape, "cuda", job.seed, key["pass"])

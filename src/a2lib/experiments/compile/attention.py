@@ -34,10 +34,8 @@ def measure(job: Job) -> None:
     if job.would_swap(Shape(**job.spec["shape"]).needed_bytes()):
         return
     inductor.prime(job.device)
-    names = list(job.wanted)
-    for group in [names] if job.in_turns else [[name] for name in names]:
-        if not job.expired():
-            _Comparison(job, group).run()
+    for group in job.groups():
+        _Comparison(job, group).run()
 
 
 class _Comparison:

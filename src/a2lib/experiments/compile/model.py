@@ -28,10 +28,8 @@ def measure(job: Job) -> None:
     """The wanted ways of one model: in turns, or each by itself."""
     steps = Steps(**{**job.spec, "plain": Configuration(**job.spec["plain"])})
     inductor.prime(job.device)
-    names = list(job.wanted)
-    for group in [names] if job.in_turns else [[name] for name in names]:
-        if not job.expired():
-            _in_turns(job, steps, group)
+    for group in job.groups():
+        _in_turns(job, steps, group)
 
 
 def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:

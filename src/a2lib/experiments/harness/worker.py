@@ -89,6 +89,14 @@ class Job:
             self.begin(culprit)
             yield keys
 
+    def groups(self) -> Iterator[list[str]]:
+        """The culprits that are measured together: all of them in turns, or one after another,
+        until the time limit."""
+        names = list(self.wanted)
+        for group in [names] if self.in_turns else [[name] for name in names]:
+            if not self.expired():
+                yield group
+
     def refuse(self, status: str, why: str, keys: Iterable[Mapping] | None = None) -> None:
         """Put a row without values for each of ``keys``, or of all that are wanted: ``status``, and
         ``why`` as its note."""

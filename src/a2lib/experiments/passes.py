@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from a2lib.measure import Section, Timing, failures, graphs, timing
-from a2lib.measure.clock import CpuClock
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.eager import Eager
 
@@ -109,16 +108,14 @@ def in_turns(
     makers: Mapping[str, Callable],
     section: Section,
     device: str,
-    *,
-    once: bool = False,
     **options: object,
 ) -> tuple[dict[str, Row | Exception], bool]:
     """Time each call of ``makers``: the values of its row of ``section``, or last what raised; and
     whether the device is usable: if not, those not come to are missing.
 
-    Called by the host, in turns and by the ``options`` of ``timing.time_many``, or only ``once``;
-    then ``replayed``, on a GPU, from ``makers[name](anew=True)``. Raises LostContext where one of
-    several has spoilt the device for all: no row may blame the wrong one.
+    Called by the host, by the ``options`` of ``timing.time_many``; then on a GPU ``replayed``, from
+    ``makers[name](anew=True)``. Raises LostContext where one of several has spoilt the device for
+    all: no row may blame the wrong one.
     """
     calls: dict[str, Callable] = {}
     results: dict[str, Timing | Exception] = {}
@@ -128,11 +125,9 @@ def in_turns(
         except Exception as error:
             results[name] = failures.detached(error)
     try:
-        if once:
-            results |= {n: Timing.of(CpuClock().samples(call, 1)) for n, call in calls.items()}
-        elif calls:
+        if calls:
             results |= timing.time_many(calls, device=device, **options)
-    except Exception as error:  # of the one call, or of the clock itself
+    except Exception as error:  # of the clock itself
         results |= dict.fromkeys(calls, failures.detached(error))
     calls.clear()
     failed = {name: one for name, one in results.items() if isinstance(one, Exception)}

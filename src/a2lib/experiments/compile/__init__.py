@@ -86,16 +86,6 @@ def lines(device: str, *which: tuple[str, str]) -> list[Shape]:
     return [Shape(written, dtype, n, d) for written, dtype in which for n, d in every]
 
 
-def attention_shapes(sweep: str, device: str) -> list[Shape]:
-    """Those of a sweep: ``attention`` is the question's, ``written`` the other ways to write it."""
-    found = []
-    if sweep in ("attention", "all"):
-        found += shapes(device, ("plain", "fp32"))
-    if sweep in ("written", "all"):
-        found += lines(device, ("heads", "fp32"), ("causal", "fp32"), ("plain", "bf16"))
-    return found
-
-
 @dataclass(frozen=True)
 class Steps:
     """The steps of one model, in each of the ``ways`` that ``a2lib.benchmark`` can compile it; once
@@ -175,10 +165,12 @@ class Parameters(WithSweep):
 
     def shapes(self, device: str) -> list[Shape]:
         """Those of attention, in order."""
-        if self.sweep != "shape":
-            return attention_shapes(self.sweep, device)
-        length = self.seq_len or {"cuda": 4096, "cpu": 64}[device]
-        return [Shape(self.written, self.dtype, length, self.head_dim, self.batch)]
+        if self.sweep == "shape":
+            length = self.seq_len or {"cuda": 4096, "cpu": 64}[device]
+            return [Shape(self.written, self.dtype, length, self.head_dim, self.batch)]
+        found = shapes(device, ("plain", "fp32")) if self.has("attention") else []
+        others = ("heads", "fp32"), ("causal", "fp32"), ("plain", "bf16")
+        return found + (lines(device, *others) if self.has("written") else [])
 
     def steps(self, device: str) -> list[Steps]:
         """Those of models, in order."""

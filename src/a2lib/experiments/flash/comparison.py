@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import time
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -37,8 +36,6 @@ TIMING = {
     "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
     "cpu": {"warmup_ms": 10, "rep_ms": 200, "min_n": 1, "max_n": 200},
 }
-# On a CPU a forward that takes longer is not repeated: the time of one call is the row's.
-SLOW_S = 1.0
 
 prepare = peers.configure
 Row = dict[str, object]
@@ -58,7 +55,6 @@ class Comparison:
         # What is still to be timed, and the peak of its memory once that is known.
         self.peaks: dict[tuple[str, str], int | None] = {}
         self.forwards: dict[str, Callable] = {}
-        self.seconds: dict[str, float] = {}
 
     def run(self) -> None:
         self._reset()
@@ -78,10 +74,10 @@ class Comparison:
         self._reset()
 
     def _make_inputs(self) -> None:
-        self.q, self.k, self.v, self.do = peers.inputs(self.shape, self.device, self.job.seed)
-        self.expected = sanity.Expected(
-            self.q, self.k, self.v, self.do, causal=self.shape.causal, dtype=self.shape.dtype
-        )
+        shape = self.shape
+        *self.qkv, self.do = peers.inputs(shape, self.device, self.job.seed)
+        how = {"causal": shape.causal, "dtype": shape.dtype}
+        self.expected = sanity.Expected(*self.qkv, self.do, **how)
 
     def _ruled_out(self, name: str) -> bool:
         """Store the rows that need no trial; whether no pass is left to try."""
@@ -115,9 +111,7 @@ class Comparison:
 
     def _check_output(self, name: str) -> None:
         forward = peers.build(name, self.shape, self.device)
-        started = time.perf_counter()
-        o = forward(*self._qkv())
-        self.seconds[name] = time.perf_counter() - started
+        o = forward(*self.qkv)
         self.expected.check_output(o.detach())
         self.forwards[name], self.first = forward, o
 
@@ -125,12 +119,11 @@ class Comparison:
         import torch
 
         o, self.first = self.first, None
-        self.expected.check_gradients(*torch.autograd.grad(o, self._qkv(), self.expected.do))
+        self.expected.check_gradients(*torch.autograd.grad(o, self.qkv, self.expected.do))
         del o
-        if not self._is_slow(name):
-            gradients = self._call(name, "end_to_end")()
-            for which, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
-                sanity.check_finite(which, gradient)
+        gradients = self._call(name, "end_to_end")()
+        for which, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
+            sanity.check_finite(which, gradient)
 
     def _read_peak(self, name: str, pass_: str) -> None:
         from a2lib.measure import peak_bytes
@@ -139,16 +132,11 @@ class Comparison:
 
     def _time(self, pass_: str) -> None:
         names = [name for name, p in self.peaks if p == pass_ and name in self.forwards]
-        together = [
-            name
-            for name in names
-            if self.job.in_turns and not self._is_slow(name) and not self._is_large(name, pass_)
-        ]
-        alone = [name for name in names if name not in together]
-        for group in [together] if len(together) > 1 else [[n] for n in together]:
-            self.job.begin(group[0] if len(group) == 1 else None)
-            self._time_group(group, pass_)
-        for name in alone:
+        together = [n for n in names if self.job.in_turns and not self._is_large(n, pass_)]
+        if together:
+            self.job.begin(None if len(together) > 1 else together[0])
+            self._time_group(together, pass_)
+        for name in (name for name in names if name not in together):
             self.job.begin(name)
             self._free()
             self._time_group([name], pass_)
@@ -156,8 +144,7 @@ class Comparison:
 
     def _time_group(self, names: list[str], pass_: str) -> None:
         makers = {name: functools.partial(self._call, name, pass_) for name in names}
-        how = TIMING[self.device] | {"once": len(names) == 1 and self._is_slow(names[0])}
-        results, usable = in_turns(makers, FLASH, self.device, **how)
+        results, usable = in_turns(makers, FLASH, self.device, **TIMING[self.device])
         for name, result in results.items():
             if isinstance(result, Exception):
                 self._fail(name, [pass_], result)
@@ -168,16 +155,7 @@ class Comparison:
             raise failures.LostContext("a failed CUDA graph")
 
     def _call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
-        return one_pass(self.forwards[name], self._qkv(), self.do, pass_, anew=anew)
-
-    def _qkv(self) -> tuple:
-        return self.q, self.k, self.v
-
-    def _is_slow(self, name: str) -> bool:
-        """Whether one call is all there is time for. A first call that compiled tells nothing."""
-        if self.device == "cuda" or name in peers.COMPILED:
-            return False
-        return self.seconds[name] > SLOW_S
+        return one_pass(self.forwards[name], self.qkv, self.do, pass_, anew=anew)
 
     def _is_large(self, name: str, pass_: str) -> bool:
         # A held graph keeps about what a forward leaves behind, which end_to_end's estimate bounds.
@@ -210,7 +188,7 @@ class Comparison:
 
         self.forwards.clear()
         self.peaks.clear()
-        self.q = self.k = self.v = self.do = self.first = None
+        self.qkv = self.do = self.first = None
         if any(name in peers.COMPILED for name in self.job.wanted):
             torch._dynamo.reset()
         self._free()

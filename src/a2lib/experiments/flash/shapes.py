@@ -60,8 +60,8 @@ class Parameters(WithSweep):
         """Whether the sweep has the tables beside the times."""
         return self.has("leaderboard")
 
-    def chosen_passes(self, implementation: str = "") -> tuple[str, ...]:
-        """The passes to measure, of one implementation or, without, of any."""
+    def chosen_passes(self, implementation: str) -> tuple[str, ...]:
+        """The passes to measure of one implementation."""
         chosen = PASSES if self.passes == "all" else names(self.passes)
         return tuple(p for p in chosen if implementation != ASKED or p != "forward")
 

@@ -53,7 +53,6 @@ class Table:
             run,
             self.section,
             tasks,
-            what=self.section.name,
             resume=self._resumes(run),
             silence_s=self.silence_s,
             keep_worker=self.keep_worker,

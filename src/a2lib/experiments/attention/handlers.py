@@ -24,7 +24,7 @@ from a2lib.experiments.attention import PASSES, STEP
 from a2lib.experiments.harness.worker import Job, free_memory
 from a2lib.experiments.passes import Shape, one_pass, replayed
 from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize
-from a2lib.measure.failures import LostContext, classify, is_lost, note, outcome
+from a2lib.measure.failures import LostContext, detached, outcome
 from a2lib.measure.memory import expandable_segments, take_workspaces
 from a2lib.theory.eager import longest
 
@@ -62,21 +62,21 @@ def passes(job: Job) -> None:
         return job.refuse("unsupported", "Triton kernels need a GPU")
     if job.would_swap(shape.eager.total("backward")):
         return
-    wanted = {key["pass"]: key for key in job.keys}
-    failed, lost = "", False
-    for pass_ in (p for p in PASSES if p in wanted):
+    left = {key["pass"]: key for key in job.keys}
+    for pass_ in [p for p in PASSES if p in left]:
+        key = left.pop(pass_)
         try:
             row, lost = _measure(name, shape, pass_, job)
         except Exception as error:
-            status, why = classify(error)
-            lost = is_lost(error)
-            row = {"status": status, "note": note(f"{failed}{why}")}
-            if status == "oom" and pass_ == "forward":
-                failed = "in its forward: "
-        job.put({**wanted[pass_], **row})
-        if lost:
-            raise LostContext(f"after {shape}, {pass_}")
+            job.fail(detached(error), [key])
+            if pass_ == "forward" and outcome(error) == "oom":
+                return job.refuse("oom", "in its forward: out of memory", left.values())
+        else:
+            job.put({**key, **row})
+            if lost:
+                raise LostContext(f"after {shape}, {pass_}")
         free_memory(job.device)
+    return None
 
 
 def _measure(name: str, shape: Shape, pass_: str, job: Job) -> tuple[Row, bool]:

@@ -52,7 +52,8 @@ def summary(job: Job) -> None:
 def power(job: Job) -> None:
     """What the steps of a configuration take of energy, once clock and power have settled."""
     settled = job.spec["settled"]
-    with Meter(settled, job.spec["steps"]) as meter:
+    with contextlib.ExitStack() as watching:
+        meter = Meter(settled, job.spec["steps"], watching)
         result = _result(job, before_step=meter)
     if result:
         samples = [step.of("wall") for step in result.steps[settled:]]
@@ -108,26 +109,15 @@ def _result(job: Job, before_step: Callable[[int], object] | None = None):
 
 class Meter:
     """Reads the driver's counter of energy before step ``settled`` and after step ``steps`` - 1,
-    and clock and limit meanwhile.
+    and clock and limit meanwhile, as long as ``watching`` is open.
 
-        with Meter(settled, steps) as meter:
-            run(config, before_step=meter)
-        meter.row()
-
-    Within it steps run as they do: it reads where the device is idle anyway, and in a thread.
+    Steps run as they do: it reads where the device is idle anyway, and in a thread.
     """
 
-    def __init__(self, settled: int, steps: int):
-        self._settled, self._steps = settled, steps
+    def __init__(self, settled: int, steps: int, watching: contextlib.ExitStack):
+        self._settled, self._steps, self._watching = settled, steps, watching
         self._sensors, self._watch = Sensors(), Watch()
         self._joules: list[float | None] = []
-        self._watching = contextlib.ExitStack()
-
-    def __enter__(self) -> Meter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watching.close()
 
     def __call__(self, step: int) -> None:
         """Before each step, with its number, and after the last."""

@@ -8,8 +8,8 @@ measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
 
 from a2lib.experiments.harness import parameters, view
 from a2lib.experiments.harness import run as harness
@@ -37,7 +37,7 @@ class Table:
     says: str
     shown: tuple[str, ...]
     across: str = ""
-    derived: Mapping[str, Callable[[Mapping[str, str]], float]] | None = None
+    derived: view.Derived = field(default_factory=dict)
     plot: Plot | None = None
     silence_s: float | None = None
     keep_worker: bool = False
@@ -82,11 +82,11 @@ class Table:
     def show(self, run: Run) -> None:
         """Show the stored rows of the run's parameters as a table."""
         rows = run.store(self.section).rows() if self.parts else self.rows(run)
-        view.show(rows, self.section, self.says, self.shown, self.across, self.derived or {})
+        view.show(rows, self.section, self.says, self.shown, self.across, self.derived)
 
     def draw(self, run: Run):
         """The same rows as a matplotlib figure; None where none has what is drawn."""
-        return view.draw(self.rows(run), self.section, self.plot, self.derived or {})
+        return view.draw(self.rows(run), self.section, self.plot, self.derived)
 
 
 @dataclass(frozen=True)

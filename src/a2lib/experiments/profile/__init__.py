@@ -129,11 +129,12 @@ class Parameters(WithSweep):
         super().__post_init__()
         refuse_never(lambda: self._one("cuda", TORCH).config("cuda"))
 
-    def traced(self, device: str, profiler: str) -> list[Traced]:
+    def traced(self, device: str) -> list[Traced]:
         """What is traced on ``device``, "cuda" or "cpu", in order."""
-        if self.sweep == "shape":
-            return [self._one(device, profiler)]
-        return sweep_of(self.sweep, device, profiler)
+        by = profiler(self, device)
+        return (
+            [self._one(device, by)] if self.sweep == "shape" else sweep_of(self.sweep, device, by)
+        )
 
     def _one(self, device: str, profiler: str) -> Traced:
         return dataclasses.replace(Traced.named(self, device, CONTEXT), profiler=profiler)
@@ -158,11 +159,6 @@ def refuse(given: Parameters, device: str) -> None:
         )
 
 
-def traced(given: Parameters, device: str) -> list[Traced]:
-    """What is traced, in order."""
-    return given.traced(device, profiler(given, device))
-
-
 def tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each configuration, all phases at once."""
     return [
@@ -171,7 +167,7 @@ def tasks(given: Parameters, device: str) -> list[Task]:
             dataclasses.asdict(one),
             ({**one.key(PROFILE), "phase": p} for p in one.phases),
         )
-        for one in traced(given, device)
+        for one in given.traced(device)
     ]
 
 
@@ -234,7 +230,7 @@ def _kernels(run: Run):
     import pandas as pd
 
     stored = bulk.pictures("kernels", run.data)
-    for one in traced(run.parameters, run.device):
+    for one in run.parameters.traced(run.device):
         if (run.slug, one.picture) in stored:
             try:
                 return one, pd.DataFrame(bulk.read("kernels", run.slug, one.picture, run.data).rows)

@@ -65,15 +65,10 @@ class Shape:
         return Eager(*sizes, self.written == "causal", DTYPES[self.dtype]).total("backward")
 
 
-def shapes(device: str, *which: tuple[str, str]) -> list[Shape]:
-    """The handout's grid for each (written, dtype): every length of a head size before the next,
-    since it is by the length that the answer goes."""
-    return [
-        Shape(written, dtype, n, d)
-        for written, dtype in which
-        for d in HEAD_DIMS[device]
-        for n in SEQ_LENS[device]
-    ]
+def grid(device: str) -> list[Shape]:
+    """The handout's: every length of a head size before the next, since it is by the length that
+    the answer goes."""
+    return [Shape("plain", "fp32", n, d) for d in HEAD_DIMS[device] for n in SEQ_LENS[device]]
 
 
 def lines(device: str, *which: tuple[str, str]) -> list[Shape]:
@@ -168,7 +163,7 @@ class Parameters(WithSweep):
         if self.sweep == "shape":
             length = self.seq_len or {"cuda": 4096, "cpu": 64}[device]
             return [Shape(self.written, self.dtype, length, self.head_dim, self.batch)]
-        found = shapes(device, ("plain", "fp32")) if self.has("attention") else []
+        found = grid(device) if self.has("attention") else []
         others = ("heads", "fp32"), ("causal", "fp32"), ("plain", "bf16")
         return found + (lines(device, *others) if self.has("written") else [])
 

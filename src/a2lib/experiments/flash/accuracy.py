@@ -45,11 +45,11 @@ def tasks(given: Parameters, device: str) -> list[Task]:
 
 def task(name: str, shape: Shape, score_scale: int) -> Task:
     """The errors of one implementation."""
-    spec = {"shape": dataclasses.asdict(shape), "implementation": name, "score_scale": score_scale}
-    key = {**spec.pop("shape"), **spec}
+    sizes, how = dataclasses.asdict(shape), {"implementation": name, "score_scale": score_scale}
+    key = {**sizes, **how}
     return Task.whole(
         f"{name} {shape}, scores times {score_scale}",
-        {"shape": dataclasses.asdict(shape), **spec},
+        {"shape": sizes, **how},
         ({**key, "tensor": tensor} for tensor in TENSORS),
     )
 

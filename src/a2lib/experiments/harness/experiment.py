@@ -118,12 +118,9 @@ class Experiment:
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.refuse(given, device)
-        how = {"tiny": self.tiny(given), "gpus": self.gpus(given, device)}
+        gpus = gpus_of(task for table in self.tables for task in table.tasks(given, device))
+        how = {"tiny": self.tiny(given), "gpus": gpus}
         return harness.start(given, self.sections[0].notebook, self.sections, **how)
-
-    def gpus(self, given: object, device: str) -> int:
-        """How many GPUs measure together at most."""
-        return gpus_of(task for table in self.tables for task in table.tasks(given, device))
 
     def say_where(self, run: Run) -> None:
         """Print where the rows are and how they get into the book."""

@@ -16,7 +16,13 @@ _SHOWN = 40  # characters of a refused value
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with exit code 2 and one line."""
+    """Ends with exit code 2 and one line; options are written out, and so is what is said of
+    them."""
+
+    def __init__(self, **given: str) -> None:
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **given
+        )
 
     def error(self, message: str) -> None:
         self.exit(2, f"{self.prog}: {message} (--help explains)\n")
@@ -77,6 +83,12 @@ def add_number(to, option: str, kind: Whole | Number, words: str, default=None) 
     the default if there is one."""
     shown = "" if default is None else f" ({default:g})"
     to.add_argument(option, type=kind, default=default, help=f"{words}, {kind}{shown}", metavar="N")
+
+
+def add_name(to, option: str, words: str, default: str | None = None) -> None:
+    """Add an option whose value is text; its help ends with the default if there is one."""
+    shown = "" if default is None else f" ({default})"
+    to.add_argument(option, default=default, help=f"{words}{shown}", metavar="NAME")
 
 
 @contextlib.contextmanager

@@ -10,12 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from a2lib.attention import attention_reference  # noqa: E402
-from a2lib.experiments.attention import Shape, handlers  # noqa: E402
+from a2lib.experiments.attention import handlers  # noqa: E402
+from a2lib.experiments.passes import Shape, one_pass  # noqa: E402
 from a2lib.theory.eager import PASSES, by_hand_saved  # noqa: E402
 from a2lib.theory.memory.allocator import Allocator  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-SHAPES = [Shape("fp32", 8, n, d, causal) for n, d in ((1024, 64), (2048, 16), (4096, 128))
+SHAPES = [Shape("fp32", 8, 1, n, d, causal) for n, d in ((1024, 64), (2048, 16), (4096, 128))
           for causal in (False, True)]  # fmt: skip
 
 
@@ -29,14 +30,12 @@ def fresh():
 def test_tensors_are_those_counted(shape):
     for pass_ in PASSES:
         empty = torch.cuda.memory_allocated()
-        inputs = handlers.inputs_of(shape, "cuda", 0, pass_)
-        call = handlers.call_of(
-            lambda q, k, v: attention_reference(q, k, v, shape.causal), inputs, pass_
-        )
+        *qkv, do = handlers.inputs_of(shape, "cuda", 0, pass_)
+        call = one_pass(lambda q, k, v: attention_reference(q, k, v, shape.causal), qkv, do, pass_)
         held = torch.cuda.memory_allocated() - empty
         assert held == sum(shape.eager.inputs(pass_).values())
         assert handlers.peak_bytes(call) == shape.eager.peak(pass_)
-        del inputs, call
+        del qkv, do, call
         handlers.free_memory("cuda")
 
 
@@ -53,16 +52,16 @@ RESERVED = """
 import json, sys, torch
 from a2lib.attention import attention_reference
 from a2lib.experiments.attention import handlers
-from a2lib.experiments.attention import Shape
+from a2lib.experiments.passes import Shape, one_pass
 
 def large():
     return torch.cuda.memory_stats()["reserved_bytes.large_pool.current"]
 
 def backward(shape):
-    inputs = handlers.inputs_of(shape, "cuda", 0, "backward")
+    *qkv, do = handlers.inputs_of(shape, "cuda", 0, "backward")
     def attend(q, k, v):
         return attention_reference(q, k, v, shape.causal)
-    handlers.call_of(attend, inputs, "backward")()
+    one_pass(attend, qkv, do, "backward")()
 
 handlers.prepare()
 handlers.take_workspaces("cuda")

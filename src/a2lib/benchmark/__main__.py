@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -15,7 +14,7 @@ from a2lib.benchmark.config import Config
 from a2lib.benchmark.needs import too_large
 from a2lib.benchmark.result import Result
 from a2lib.benchmark.run import check_here, run
-from a2lib.command import Parser, Whole, add_number, output
+from a2lib.command import Parser, Whole, add_name, add_number, output
 
 PROGRAM = "python -m a2lib.benchmark"
 PROGRESS_S = 10
@@ -66,16 +65,9 @@ examples
 
 def parser() -> Parser:
     """One option for each field of Config, and --json."""
-    made = Parser(
-        prog=PROGRAM,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    made = Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG)
     for field in dataclasses.fields(Config):
         rules, option = field.metadata, "--" + field.name.replace("_", "-")
-        shown = "" if field.default in (None, False) else f" ({field.default})"
         if "minimum" in rules:
             kind = Whole(rules["minimum"], rules["maximum"])
             add_number(made, option, kind, rules["help"], field.default)
@@ -87,9 +79,7 @@ def parser() -> Parser:
                 help=rules["help"],
             )
         else:
-            made.add_argument(
-                option, metavar="NAME", default=field.default, help=rules["help"] + shown
-            )
+            add_name(made, option, rules["help"], field.default)
     made.add_argument("--json", action="store_true", help="one JSON line on standard output")
     return made
 

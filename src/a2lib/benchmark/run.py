@@ -6,8 +6,6 @@ import contextlib
 import errno
 import functools
 import gc
-import importlib.metadata
-import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from a2lib.benchmark.result import Result
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.measure import synchronize
 from a2lib.measure.failures import outcome
-from a2lib.measure.runs import git_version
+from a2lib.measure.runs import versions
 from a2lib.measure.snapshot import Recorder
 
 NOTE_LENGTH = 300
@@ -72,9 +70,12 @@ def run(
     While it runs PyTorch's precision of fp32 products is the configuration's. Raises ValueError as
     ``check_here``, and OSError, with the file's name, where a trace or a history cannot be written.
     """
+    import torch
+
     result = Result(config) if into is None else into
     result.device = check_here(config)
-    result.device_name, result.versions = _describe(result.device)
+    result.device_name = torch.cuda.get_device_name() if result.device == "cuda" else "cpu"
+    result.versions = _versions(result.device)
     failed = ""
     try:
         with float32_products(config.precision), _memory_history(config, result.device) as recorder:
@@ -274,24 +275,10 @@ def _counting(result: Result) -> Iterator[None]:
         }
 
 
-def _describe(device: str) -> tuple[str, dict[str, str]]:
-    """The device's name and the versions that matter."""
-    import torch
-
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        versions["triton"] = importlib.metadata.version("triton")
-    if device == "cuda":
-        versions["cuda"] = str(torch.version.cuda or "")
-        versions["cudnn"] = str(torch.backends.cudnn.version() or "")
-    versions["git"] = _git_version()
-    return (torch.cuda.get_device_name() if device == "cuda" else "cpu"), versions
-
-
 @functools.cache
-def _git_version() -> str:
-    """The commit of the code that this process runs: that of its first run."""
-    return git_version()
+def _versions(device: str) -> dict[str, str]:
+    """Those of the code that this process runs: of its first run on ``device``."""
+    return versions()
 
 
 def _release(config: Config, device: str) -> None:

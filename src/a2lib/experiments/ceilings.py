@@ -8,7 +8,6 @@ from a2lib.experiments.harness.experiment import Table
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import CEILING
-from a2lib.measure.failures import classify
 from a2lib.theory.products import matmul_flops
 
 # (dtype, size): size**3 multiply-adds, far above what fills a GPU; small where a CPU does it. More
@@ -74,7 +73,7 @@ def measure(job: Job) -> None:
             call = make(key["size"], key["dtype"], job.device)
             timing = time_call(call, device=job.device, **TIMING[job.device])
         except Exception as error:
-            job.refuse(*classify(error), [key])
+            job.fail(error, [key])
         else:
             job.put({**key, "status": "ok"} | timing.row(CEILING))
         call = None

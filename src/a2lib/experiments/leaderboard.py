@@ -16,27 +16,15 @@ from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.steps import MODELS
-from a2lib.leaderboard import (
-    ATTENTION,
-    BATCH,
-    CONTEXT,
-    CPU_CONTEXT,
-    DTYPE,
-    LADDER,
-    REP_MS,
-    SIZE,
-    WARMUP_MS,
-    Step,
-    ways,
-)
+from a2lib.leaderboard import BATCH, CONTEXT, LADDER, REP_MS, SIZE, WARMUP_MS, Step, ways
 from a2lib.measure import LEADERBOARD
 from a2lib.theory.transformer import step_flops
 
 WAYS = tuple(way.name for way in LADDER)
 # On the CPU every path in seconds.
 _DEFAULTS = {
-    "cuda": {"model": SIZE, "layers": None, "context": CONTEXT, "room_percent": None},
-    "cpu": {"model": "tiny", "layers": 4, "context": CPU_CONTEXT, "room_percent": 75},
+    "cuda": {"model": SIZE, "layers": None, "room_percent": None},
+    "cpu": {"model": "tiny", "layers": 4, "room_percent": 75},
 }
 
 
@@ -66,7 +54,7 @@ class Parameters:
     layers: int | None = count(None, "blocks; None: the model's own, 4 on the CPU", 1024)
     batch: int = count(BATCH, "sequences a rank", 2**16)
     context: int | None = step_parameters.context(
-        CONTEXT, CPU_CONTEXT, "tokens of a sequence", "GPUs"
+        CONTEXT["cuda"], CONTEXT["cpu"], "tokens of a sequence", "GPUs"
     )
     attention: str = parameter(
         "auto",
@@ -94,29 +82,15 @@ class Parameters:
         usual = _DEFAULTS[ranks.device]
         wanted = WAYS if self.ways == "all" else names(self.ways)
         model = usual["model"] if self.model == "auto" else self.model
-        attention = ATTENTION[ranks.device] if self.attention == "auto" else self.attention
+        attention = None if self.attention == "auto" else self.attention
         here = ways(ranks.device)
         if wanted != WAYS and (elsewhere := [name for name in wanted if name not in here]):
             raise ParameterError(f"ways = {elsewhere[0]!r}: allowed on GPUs, where it runs")
-        layers = self.layers or usual["layers"] or MODELS[model].num_layers
-        shape = dataclasses.replace(MODELS[model], num_layers=layers)
+        sizes = MODELS[model], self.layers or usual["layers"], self.context, attention
+        how = {name: getattr(self, name) for name in ("batch", "warmup_ms", "rep_ms")}
         room = usual["room_percent"] if self.room_percent is None else self.room_percent
         return [
-            Asked(
-                ranks,
-                model,
-                Step(
-                    way,
-                    shape,
-                    self.batch,
-                    self.context or usual["context"],
-                    way.attention or attention,
-                    DTYPE[ranks.device],
-                    room,
-                    self.warmup_ms,
-                    self.rep_ms,
-                ),
-            )
+            Asked(ranks, model, Step.on(ranks.device, way, *sizes, room_percent=room, **how))
             for way in here.values()
             if way.name in wanted
         ]

@@ -1,12 +1,86 @@
-"""A pass of attention as a call, and the GPU's own time of it, replayed from a CUDA graph."""
+"""A shape of attention, a pass of it as a call, and its times: called by the host, and the GPU's
+own, replayed from a CUDA graph. Importing this needs no torch."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from a2lib.measure import failures, graphs
+from a2lib.measure import Section, Timing, failures, graphs, timing
+from a2lib.theory.attention import attention_flops
+from a2lib.theory.eager import Eager
 
 Row = dict[str, object]
+DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes per element
+# On CUDA cores or in several tensor-core products, fp32 costs about this many times bf16.
+FP32_COST = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Self-attention on ``(batch, heads, seq_len, head_dim)`` inputs; the fields are columns."""
+
+    dtype: str
+    batch: int
+    heads: int
+    seq_len: int
+    head_dim: int
+    causal: bool
+
+    def key(self, implementation: str, pass_: str) -> dict[str, object]:
+        """The key columns of one row of the flash section."""
+        return {"implementation": implementation, **dataclasses.asdict(self), "pass": pass_}
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPES[self.dtype]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of q, and of each other tensor of its shape."""
+        return self.batch * self.heads * self.seq_len * self.head_dim * self.element_bytes
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of the N x N scores of all heads."""
+        return self.batch * self.heads * self.seq_len**2 * self.element_bytes
+
+    @property
+    def eager(self) -> Eager:
+        sizes = self.batch * self.heads, self.seq_len, self.head_dim
+        return Eager(*sizes, self.causal, self.element_bytes)
+
+    @property
+    def cost(self) -> float:
+        """Roughly how long it takes, in arbitrary units: the order of a sweep."""
+        sizes = (self.batch, self.heads, self.seq_len, self.seq_len, self.head_dim)
+        flops = attention_flops(*sizes, self.causal, "end_to_end")
+        return flops * (FP32_COST if self.dtype == "fp32" else 1)
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        sizes = (self.batch, self.heads, self.seq_len, self.head_dim)
+        return f"{'x'.join(map(str, sizes))} {self.dtype} {mask}"
+
+
+def random(dtype: str, device: str, seed: int) -> dict[str, object]:
+    """What ``torch.randn`` is given beside the sizes, the same for all tensors of a shape."""
+    import torch
+
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    generator = torch.Generator(device).manual_seed(seed)
+    return {"device": device, "dtype": dtypes[dtype], "generator": generator}
+
+
+def inputs(sizes: Sequence[int], dtype: str, device: str, seed: int) -> tuple:
+    """q, k, v (leaves that require grad) and do, of ``sizes``, normal."""
+    import torch
+
+    how = random(dtype, device, seed)
+    *qkv, do = (torch.randn(tuple(sizes), **how) for _ in range(4))
+    return (*(x.requires_grad_() for x in qkv), do)
 
 
 def one_pass(
@@ -28,6 +102,43 @@ def one_pass(
         return lambda: torch.autograd.grad(forward(*qkv), qkv, do)
     o = forward(*qkv)
     return lambda: torch.autograd.grad(o, qkv, do, retain_graph=True)
+
+
+def in_turns(
+    makers: Mapping[str, Callable],
+    section: Section,
+    device: str,
+    **options: object,
+) -> tuple[dict[str, Row | Exception], bool]:
+    """Time each call of ``makers``: the values of its row of ``section``, or last what raised; and
+    whether the device is usable: if not, those not come to are missing.
+
+    Called by the host, by the ``options`` of ``timing.time_many``; then on a GPU ``replayed``, from
+    ``makers[name](anew=True)``. Raises LostContext where one of several has spoilt the device for
+    all: no row may blame the wrong one.
+    """
+    calls: dict[str, Callable] = {}
+    results: dict[str, Timing | Exception] = {}
+    for name, make in makers.items():
+        try:
+            calls[name] = make()
+        except Exception as error:
+            results[name] = failures.detached(error)
+    try:
+        if calls:
+            results |= timing.time_many(calls, device=device, **options)
+    except Exception as error:  # of the clock itself
+        results |= dict.fromkeys(calls, failures.detached(error))
+    calls.clear()
+    failed = {name: one for name, one in results.items() if isinstance(one, Exception)}
+    if len(makers) > 1 and any(map(failures.is_lost, failed.values())):
+        raise failures.LostContext("while several took turns")
+    timed = {name: one for name, one in results.items() if name not in failed}
+    replays, usable = dict.fromkeys(timed, {}), True
+    if timed and device == "cuda":
+        anew = {name: functools.partial(makers[name], anew=True) for name in timed}
+        replays, usable = replayed(anew, {name: one.ms for name, one in timed.items()})
+    return {n: timed[n].row(section) | row for n, row in replays.items()} | failed, usable
 
 
 def replayed(

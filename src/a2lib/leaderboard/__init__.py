@@ -8,6 +8,7 @@ is the step, ``run`` the board's protocol. Importing this needs no torch; runnin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +45,8 @@ LADDER = (
     Way("own_attention", OURS, FUSED, "moved", "flash"),
 )
 # The board's, and how long it takes steps before it times them, and while it does.
-SIZE, BATCH, CONTEXT = "8B", 1, 32_768
-CPU_CONTEXT = 32
+SIZE, BATCH = "8B", 1
+CONTEXT = {"cuda": 32_768, "cpu": 32}
 WARMUP_MS, REP_MS = 10_000, 30_000
 DTYPE = {"cuda": "bf16", "cpu": "fp32"}
 ATTENTION = {"cuda": "sdpa_cudnn", "cpu": "sdpa_flash"}
@@ -78,6 +79,26 @@ class Step:
     def of(cls, spec: Mapping[str, Any]) -> Step:
         """That of which ``spec`` is ``dataclasses.asdict``."""
         return cls(**{**spec, "way": Way(**spec["way"]), "shape": Shape(**spec["shape"])})
+
+    @classmethod
+    def on(
+        cls,
+        device: str,
+        way: Way,
+        shape: Shape,
+        layers: int | None = None,
+        context: int | None = None,
+        attention: str | None = None,
+        *,
+        batch: int = BATCH,
+        **others: int | None,
+    ) -> Step:
+        """That of ``device``, "cuda" or "cpu", but for what is given."""
+        shape = dataclasses.replace(shape, num_layers=layers or shape.num_layers)
+        attention = way.attention or attention or ATTENTION[device]
+        return cls(
+            way, shape, batch, context or CONTEXT[device], attention, DTYPE[device], **others
+        )
 
     @property
     def tokens(self) -> int:

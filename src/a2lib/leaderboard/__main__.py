@@ -10,18 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from tempfile import TemporaryDirectory
 
-from a2lib.command import Parser, Whole, add_number, output
-from a2lib.leaderboard import (
-    ATTENTION,
-    BATCH,
-    CONTEXT,
-    CPU_CONTEXT,
-    DTYPE,
-    LADDER,
-    SIZE,
-    Step,
-    ways,
-)
+from a2lib.command import Parser, Whole, add_name, add_number, output
+from a2lib.leaderboard import BATCH, CONTEXT, LADDER, SIZE, Step, ways
 from a2lib.parallel import LaunchError, launch
 from a2lib.paths import cache_dir
 from a2lib.theory.devices import DEVICES
@@ -65,17 +55,11 @@ examples
 
 
 def parser() -> Parser:
-    made = Parser(
-        prog=PROGRAM,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    made.add_argument("--way", metavar="NAME", help="one of those below (the last that runs here)")
-    made.add_argument("--size", metavar="NAME", default=SIZE, help=f"{', '.join(MODELS)} ({SIZE})")
+    made = Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG)
+    add_name(made, "--way", "one of those below (the last that runs here)")
+    add_name(made, "--size", ", ".join(MODELS), SIZE)
     add_number(made, "--num-layers", Whole(1, 10**4), "blocks, in place of the size's own")
-    tokens = f"tokens in a sequence ({CONTEXT} on GPUs, {CPU_CONTEXT} without)"
+    tokens = f"tokens in a sequence ({CONTEXT['cuda']} on GPUs, {CONTEXT['cpu']} without)"
     add_number(made, "--context", Whole(1, 2**20), tokens)
     add_number(made, "--batch", Whole(1, 2**16), "sequences of a process", BATCH)
     add_number(made, "--processes", Whole(1, 1024), "each with its own GPU, if there are any", 2)
@@ -103,15 +87,7 @@ def parse(arguments: Sequence[str]) -> tuple[Step, str, argparse.Namespace]:
         shape = named_size(given.size, MODELS)
     except ValueError as error:
         made.error(str(error))
-    layers = given.num_layers or shape.num_layers
-    step = Step(
-        here[name],
-        dataclasses.replace(shape, num_layers=layers),
-        given.batch,
-        given.context or (CONTEXT if device == "cuda" else CPU_CONTEXT),
-        here[name].attention or ATTENTION[device],
-        DTYPE[device],
-    )
+    step = Step.on(device, here[name], shape, given.num_layers, given.context, batch=given.batch)
     if device == "cpu":
         from a2lib.leaderboard.run import too_large
 

@@ -107,7 +107,6 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     say("warm-up and timed steps")
     by_rank = everyone(board(training.step, device, everyone, step.warmup_ms, step.rep_ms))
-    row["ms_min"] = min(map(max, zip(*by_rank, strict=True)))
     if cuda:
         row["allocated_bytes"] = max(everyone(torch.cuda.max_memory_allocated()))
         row["reserved_bytes"] = max(everyone(torch.cuda.memory_reserved()))

@@ -58,11 +58,9 @@ def start_run(
         "started": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "device": device,
         "n_devices": n_devices,
-        "python": platform.python_version(),
-        "git": git_version(),
         "command": clean(scrub(command)),
         "parameters": scrub(text),
-        **_torch_versions(),
+        **versions(),
     }
     runs_table(data).put(dict.fromkeys(COLUMNS, "") | row)
     return run
@@ -122,12 +120,14 @@ def scrub(text: str) -> str:
     return _ABSOLUTE_PATH.sub(r".../\1", text)
 
 
-def _torch_versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of what there is here of Python, the commit, torch, triton and what drives a GPU."""
+    found = {"python": platform.python_version(), "git": git_version()}
     try:
         import torch
     except ImportError:
-        return {}
-    found = {"torch": str(torch.__version__)}
+        return found
+    found["torch"] = str(torch.__version__)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["triton"] = importlib.metadata.version("triton")
     if torch.cuda.is_available():

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import math
 import random
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,8 +42,9 @@ class Timing:
 
     ``ms_host`` is the median time that the host takes to issue one call, without waiting for the
     GPU; ``sm_mhz`` the median clock of the multiprocessors while timing. None where there is none:
-    on the CPU, or where the driver does not tell; ``ms_mean`` the mean of the same samples. The
-    field names are those of the result store.
+    on the CPU, or where the driver does not tell. ``ms_mean``, ``ms_std`` and ``ms_min`` are of the
+    same samples; there is no deviation of one, and the store holds no time of zero. The field names
+    are those of the result store.
     """
 
     ms: float
@@ -52,6 +54,8 @@ class Timing:
     ms_host: float | None = None
     sm_mhz: int | None = None
     ms_mean: float | None = field(default=None, compare=False)
+    ms_std: float | None = field(default=None, compare=False)
+    ms_min: float | None = field(default=None, compare=False)
 
     @classmethod
     def of(
@@ -66,7 +70,9 @@ class Timing:
         p20, median, p80 = (_quantile(ordered, q) for q in (0.2, 0.5, 0.8))
         ms_host = _quantile(sorted(host), 0.5) if host else None
         mean = math.fsum(ordered) / len(ordered)
-        return cls(median, p20, p80, len(ordered), ms_host, median_reading(mhz), mean)
+        spread = (statistics.stdev(ordered) if len(ordered) > 1 else 0) or None
+        whole = {"ms_mean": mean, "ms_std": spread, "ms_min": ordered[0]}
+        return cls(median, p20, p80, len(ordered), ms_host, median_reading(mhz), **whole)
 
     def row(self, section: Section) -> dict[str, object]:
         """The fields that ``section`` has a column for."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 
-from a2lib.command import Number, Parser, Whole, add_number
+from a2lib.command import Number, Parser, Whole, add_name, add_number
 from a2lib.theory.devices import DEVICES, Device, named_device
 from a2lib.theory.jobs import ACTIVATIONS, ATTENTIONS, EFFICIENCY, OPTIMIZERS, Job
 from a2lib.theory.layouts import (
@@ -64,6 +63,7 @@ HELD = {
     "chunks": (1, 10**5, "pieces of the model on a device, interleaved"),
     "expert": (1, MOST_DEVICES, "devices that a block's experts are cut over"),
 }
+NAMED = {"schedule": SCHEDULES, "sharding": SHARDINGS, "checkpointing": STRATEGIES}
 CHOICES = {
     "precision": PRECISIONS,
     "attention": ATTENTIONS,
@@ -114,7 +114,6 @@ def parser() -> Parser:
         prog="python -m a2lib.theory plan",
         description=__doc__.partition("\n\n")[2],
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--json", action="store_true", help="one JSON object in place of a table")
     made.add_argument(
@@ -123,12 +122,12 @@ def parser() -> Parser:
         help="no search: the layout given, 1 along what is not and fsdp, whether or not it fits",
     )
     sizes = made.add_argument_group("model", "a size, and what is to be different of it; 0 is none")
-    _name(sizes, "size", PRESETS, "8B")
+    add_name(sizes, "--size", ", ".join(PRESETS), "8B")
     for name, (least, most, words) in SIZES.items():
         add_number(sizes, f"--{name}", Whole(least, most), words)
     sizes.add_argument("--tied", action="store_true", help="the head is the embedding")
     job = made.add_argument_group("training")
-    _name(job, "device", DEVICES, "H200")
+    add_name(job, "--device", ", ".join(DEVICES), "H200")
     add_number(job, "--devices", Whole(1, MOST_DEVICES), "how many there are", 2)
     add_number(job, "--batch", Whole(1, MOST_SEQUENCES), "sequences of a step, in all", 2)
     add_number(job, "--context", Whole(1, 2**28), "tokens of a sequence", 32_768)
@@ -138,7 +137,7 @@ def parser() -> Parser:
     words = "share of each matrix that is not trained"
     add_number(job, "--frozen", Number(0, 0.9999), words, 0.0)
     for name, values in CHOICES.items():
-        _name(job, name, values, Job.__dataclass_fields__[name].default)
+        add_name(job, f"--{name}", ", ".join(values), Job.__dataclass_fields__[name].default)
     words = "bytes a second that a device sends in its node, of all-reduces the bus bandwidth"
     add_number(job, "--bandwidth", Number(1e3, 1e18), f"{words}; else the maker's")
     words = "microseconds that a message takes beside its bytes"
@@ -146,9 +145,8 @@ def parser() -> Parser:
     held = made.add_argument_group("held, not searched")
     for name, (least, most, words) in HELD.items():
         add_number(held, f"--{name}", Whole(least, most), words)
-    _name(held, "schedule", SCHEDULES)
-    _name(held, "sharding", SHARDINGS)
-    _name(held, "checkpointing", STRATEGIES)
+    for name, values in NAMED.items():
+        add_name(held, f"--{name}", ", ".join(values))
     words = "the residual stream whole on tensor's devices"
     held.add_argument("--no-sequence-parallel", action="store_true", help=words)
     words = f"what hides: {', '.join(HIDDEN)}, or a share from 0 to 1 (data)"
@@ -156,12 +154,6 @@ def parser() -> Parser:
     words = "try tensor parallelism over more devices than a node has"
     made.add_argument("--across-nodes", action="store_true", help=words)
     return made
-
-
-def _name(to, option: str, values: Iterable[str], default: str | None = None) -> None:
-    """Names are checked with the rest of the job, so that all errors are alike."""
-    shown = f" ({default})" if default else ""
-    to.add_argument(f"--{option}", default=default, help=", ".join(values) + shown)
 
 
 def main(arguments: list[str]) -> int:

@@ -50,7 +50,7 @@ def test_what_ends_the_device_ends_the_process_after_its_row(job, monkeypatch):
     monkeypatch.setattr(Workload, "work", lose)
     (task,) = checkpointing.tasks(asked(), "cpu")
     given = job(CHECKPOINTING, task)
-    with pytest.raises(LostContext, match="none"):
+    with pytest.raises(LostContext):
         handlers.measure(given)
     assert [row["status"] for row in given.store.rows()] == ["error"]
 

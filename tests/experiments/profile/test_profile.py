@@ -27,7 +27,7 @@ SOME = sweep_of("all", "cuda", "nsys")[::7] + sweep_of("all", "cpu", "torch")
 @pytest.mark.parametrize("traced", SOME, ids=str)
 def test_the_command_is_the_configuration(traced, monkeypatch):
     monkeypatch.setattr("a2lib.benchmark.__main__.check_here", lambda config: "cuda")
-    config = traced.configuration.config("cpu", steps=2, nvtx=traced.ranges, torch_profile="t.json")
+    config = traced.config("cpu", steps=2, nvtx=traced.ranges, torch_profile="t.json")
     python, flag, module, *options = handlers.command(config)
     assert (flag, module) == ("-m", "a2lib.benchmark")
     assert parse(options) == (config, True)

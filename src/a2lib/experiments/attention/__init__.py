@@ -13,12 +13,13 @@ from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
 from a2lib.experiments.harness.sweep import Key, Task
 from a2lib.experiments.harness.view import Plot
+from a2lib.experiments.passes import Shape
 from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
-from a2lib.theory.eager import Eager, by_hand_saved
+from a2lib.theory.eager import by_hand_saved
 
-BATCH, CALLS = 8, 100
+BATCH, CALLS = 8, {"cuda": 100, "cpu": 5}
 DTYPE = "fp32"
-HEAD_DIMS = (16, 32, 64, 128)
+HEAD_DIMS = {"cuda": (16, 32, 64, 128), "cpu": (16, 32)}
 LENGTHS = {"cuda": (256, 1024, 4096, 8192, 16384), "cpu": (32, 64)}
 # Beyond the handout's, until one H200 has too little memory; fewer calls.
 BEYOND, BEYOND_CALLS = (24576, 32768, 40960, 49152), 10
@@ -27,33 +28,10 @@ IMPLEMENTATIONS = ("eager", "by_hand", "a2lib", "tiled")
 PLAIN = ("eager", "by_hand")
 PASSES = ("forward", "backward")
 SWEEPS = ("grid", "beyond", "removed", "limit", "all")
-TINY_DIMS = (16, 32)
 # How PyTorch's allocator takes memory: in blocks of its own, or in a range that grows by pages.
 ALLOCATORS = ("blocks", "expandable")
 # Tokens between two lengths that are tried in looking for the one that fails.
 STEP = 256
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Self-attention on ``(batch, seq_len, head_dim)`` inputs; the fields are key columns."""
-
-    dtype: str
-    batch: int
-    seq_len: int
-    head_dim: int
-    causal: bool
-
-    def key(self, implementation: str) -> dict[str, object]:
-        return {"implementation": implementation, **dataclasses.asdict(self)}
-
-    @property
-    def eager(self) -> Eager:
-        return Eager(self.batch, self.seq_len, self.head_dim, self.causal)
-
-    def __str__(self) -> str:
-        mask = "causal" if self.causal else "full"
-        return f"{self.batch}x{self.seq_len}x{self.head_dim} {self.dtype} {mask}"
 
 
 def saved_tensors(implementation: str, shape: Shape) -> tuple[str, ...]:
@@ -78,7 +56,7 @@ class Parameters(WithSweep):
     implementations: str = parameter(
         "eager", f"comma list of {', '.join(IMPLEMENTATIONS)}", many=IMPLEMENTATIONS
     )
-    calls: int = parameters.count(CALLS, "timed calls of each pass, after some of warm-up", 10**6)
+    calls: int = parameters.count(100, "timed calls of each pass, after some of warm-up", 10**6)
     sweep: str = parameters.sweep(SWEEPS)
     remeasure: bool = parameters.remeasure()
     time_limit_s: int = parameters.time_limit_s()
@@ -88,33 +66,25 @@ class Parameters(WithSweep):
         """(implementation, shape, calls) of the ``attention`` table on ``device``, in order."""
         if self.sweep == "shape":
             seq_len = self.seq_len or {"cuda": 16384, "cpu": 64}[device]
-            shape = Shape(DTYPE, self.batch, seq_len, self.head_dim, self.causal)
+            shape = Shape(DTYPE, self.batch, 1, seq_len, self.head_dim, self.causal)
             return [(name, shape, self.calls) for name in names(self.implementations)]
         wanted = {"grid": grid, "removed": removed, "beyond": beyond}
         return [c for name, of in wanted.items() if self.has(name) for c in of(device)]
 
 
-def _shapes(lengths, head_dims, masks=(False, True)) -> list[Shape]:
+def _shapes(lengths, sizes, masks=(False, True)) -> list[Shape]:
     return [
-        Shape(DTYPE, BATCH, seq_len, head_dim, causal)
+        Shape(DTYPE, BATCH, 1, seq_len, head_dim, causal)
         for seq_len in lengths
         for causal in masks
-        for head_dim in head_dims
+        for head_dim in sizes
     ]
-
-
-def head_dims(device: str) -> tuple[int, ...]:
-    return HEAD_DIMS if device == "cuda" else TINY_DIMS
-
-
-def calls(device: str) -> int:
-    return CALLS if device == "cuda" else 5
 
 
 def grid(device: str) -> list[tuple[str, Shape, int]]:
     """The handout's grid, with and without a causal mask."""
-    shapes = _shapes(LENGTHS[device], head_dims(device))
-    return [("eager", shape, calls(device)) for shape in shapes]
+    shapes = _shapes(LENGTHS[device], HEAD_DIMS[device])
+    return [("eager", shape, CALLS[device]) for shape in shapes]
 
 
 def removed(device: str) -> list[tuple[str, Shape, int]]:
@@ -122,7 +92,7 @@ def removed(device: str) -> list[tuple[str, Shape, int]]:
     handout's lengths with vectors of 64 (on a CPU of 32). Ours at every size: the flash sweep."""
     ours = "a2lib" if device == "cuda" else "tiled"
     lengths, middle = LENGTHS[device], (64,) if device == "cuda" else (32,)
-    n = calls(device)
+    n = CALLS[device]
     tiled = [(ours, s, n) for s in _shapes(lengths, middle, (True,))]
     return tiled + [("by_hand", s, n) for s in _shapes(lengths, middle)]
 
@@ -157,7 +127,7 @@ def limit_tasks(given: Parameters, device: str) -> list[Task]:
     made = []
     for allocator in ALLOCATORS if given.has("limit") else ():
         for causal in (False, True):
-            for head_dim in head_dims(device):
+            for head_dim in HEAD_DIMS[device]:
                 for pass_ in PASSES:
                     key = {
                         "implementation": "eager",
@@ -175,7 +145,9 @@ def limit_tasks(given: Parameters, device: str) -> list[Task]:
 
 def _task(what: str, name: str, shape: Shape, more: Iterable[Key], **how: object) -> Task:
     spec = {"implementation": name, "shape": dataclasses.asdict(shape), **how}
-    return Task.whole(f"{what}{name} {shape}", spec, ({**shape.key(name), **one} for one in more))
+    key = {"implementation": name, **spec["shape"]}
+    del key["heads"]
+    return Task.whole(f"{what}{name} {shape}", spec, ({**key, **one} for one in more))
 
 
 PASSES_TIMED = Table(

@@ -20,11 +20,11 @@ from a2lib.attention import (
     attention_reference,
 )
 from a2lib.experiments import ceilings
-from a2lib.experiments.attention import PASSES, STEP, Shape
+from a2lib.experiments.attention import PASSES, STEP
 from a2lib.experiments.harness.worker import Job, free_memory
-from a2lib.experiments.passes import one_pass, replayed
+from a2lib.experiments.passes import Shape, one_pass, replayed
 from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize
-from a2lib.measure.failures import LostContext, classify, is_lost, note, outcome
+from a2lib.measure.failures import LostContext, detached, outcome
 from a2lib.measure.memory import expandable_segments, take_workspaces
 from a2lib.theory.eager import longest
 
@@ -62,21 +62,21 @@ def passes(job: Job) -> None:
         return job.refuse("unsupported", "Triton kernels need a GPU")
     if job.would_swap(shape.eager.total("backward")):
         return
-    wanted = {key["pass"]: key for key in job.keys}
-    failed, lost = "", False
-    for pass_ in (p for p in PASSES if p in wanted):
+    left = {key["pass"]: key for key in job.keys}
+    for pass_ in [p for p in PASSES if p in left]:
+        key = left.pop(pass_)
         try:
             row, lost = _measure(name, shape, pass_, job)
         except Exception as error:
-            status, why = classify(error)
-            lost = is_lost(error)
-            row = {"status": status, "note": note(f"{failed}{why}")}
-            if status == "oom" and pass_ == "forward":
-                failed = "in its forward: "
-        job.put({**wanted[pass_], **row})
-        if lost:
-            raise LostContext(f"after {shape}, {pass_}")
+            job.fail(detached(error), [key])
+            if pass_ == "forward" and outcome(error) == "oom":
+                return job.refuse("oom", "in its forward: out of memory", left.values())
+        else:
+            job.put({**key, **row})
+            if lost:
+                raise LostContext(f"after {shape}, {pass_}")
         free_memory(job.device)
+    return None
 
 
 def _measure(name: str, shape: Shape, pass_: str, job: Job) -> tuple[Row, bool]:
@@ -127,9 +127,7 @@ def _timed(call: Callable[[], object], device: str, calls: int) -> Row:
             wall.append((ended - begun) / 1e6)
             host.append((issued - begun) / 1e6)
             events += [marks[0].elapsed_time(marks[1])] if device == "cuda" else []
-    spread = statistics.stdev(wall) if calls > 1 else 0
-    row = Timing.of(wall).row(ATTENTION) | {"ms_min": min(wall)}
-    row["ms_std"] = spread or None  # the store holds no time of zero
+    row = Timing.of(wall).row(ATTENTION)
     if device == "cuda":
         row |= {"ms_event": statistics.median(events), "ms_host": statistics.median(host)}
     return row
@@ -241,7 +239,7 @@ def search(fits: Callable[[int], bool], guess: int, step: int) -> int:
 
 
 def _fits(key: Row, job: Job, seq_len: int) -> bool:
-    shape = Shape(key["dtype"], key["batch"], seq_len, key["head_dim"], key["causal"])
+    shape = Shape(key["dtype"], key["batch"], 1, seq_len, key["head_dim"], key["causal"])
     fitted = True
     try:
         *qkv, do = inputs_of(shape, "cuda", job.seed, key["pass"])

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 
 from a2lib.experiments.benchmark.configurations import (
@@ -27,7 +26,7 @@ from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness import view
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task, identity, plan
+from a2lib.experiments.harness.sweep import Task, identity
 from a2lib.experiments.harness.view import Plot, Row
 from a2lib.experiments.steps import Configuration, refuse
 from a2lib.measure import (
@@ -36,6 +35,7 @@ from a2lib.measure import (
     BENCHMARK_LOAD,
     BENCHMARK_POWER,
     BENCHMARK_STEPS,
+    Timing,
 )
 
 # All steps of one configuration, of which the worker says nothing until the last is done.
@@ -143,9 +143,9 @@ def means(rows: Sequence[Row]) -> list[Row]:
     made = []
     for mine in found.values():
         times = [float(row["ms"]) for row in mine if row["ms"]]
-        values = {"ms_mean": statistics.fmean(times)} if times else {}
-        values |= {"ms_std": statistics.stdev(times)} if len(times) > 1 else {}
-        made.append({"ms_mean": "", "ms_std": "", **mine[0], **values})
+        timing = Timing.of(times) if times else None
+        values = {c: timing and getattr(timing, c) or "" for c in ("ms_mean", "ms_std")}
+        made.append(mine[0] | values)
     return made
 
 
@@ -221,11 +221,8 @@ def measure_warmup(run: Run) -> None:
 def measure_first(run: Run) -> None:
     """Take the first step apart, a process for each preparation, in a sweep that has it."""
     tasks = FIRST.tasks(run.parameters, run.device)
-    pending = plan(tasks, run.store(BENCHMARK_FIRST), remeasure=run.parameters.remeasure)
-    if again := refilling(tasks, pending):
-        harness.measure(
-            run, BENCHMARK_FIRST, again, what="caches", resume=False, silence_s=SILENCE_S
-        )
+    if again := refilling(tasks, FIRST.pending(run)):
+        harness.measure(run, BENCHMARK_FIRST, again, resume=False, silence_s=SILENCE_S)
     FIRST.measure_and_show(run)
 
 

@@ -27,18 +27,14 @@ STEPS, STEADY = 10, 5
 # Of the free device memory that a preparation takes.
 SHARE = 0.9
 SIDE = 64
+BLOCK = ("block_first", "block_second")
 
 
 def parts(prepared: str, device: str) -> tuple[str, ...]:
     """The values of the column ``part`` of one process, in order."""
     found = ["import", *(["context"] if device == "cuda" else [])]
-    done = _done(prepared, device)
-    if "product" in done:
-        found.append("product")
-    if "block" in done:
-        found += ["block_first", "block_second"]
-    if "memory" in done:
-        found.append("memory")
+    for done in _done(prepared, device):
+        found += BLOCK if done == "block" else [done]
     return (*found, "first", "second", "steady")
 
 
@@ -73,7 +69,7 @@ def timed_parts(
     if "block" in done:
         config = configuration.config(device, steps=2, **given)
         one = run(dataclasses.replace(config, num_layers=1))
-        for name, step in zip(("block_first", "block_second"), _complete(one), strict=True):
+        for name, step in zip(BLOCK, _complete(one), strict=True):
             yield name, [step.wall_ms]
     if "memory" in done:
         size = int(SHARE * torch.cuda.mem_get_info()[0])

@@ -15,7 +15,7 @@ from a2lib.benchmark import run
 from a2lib.experiments.benchmark.first import timed_parts
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import StoreError
+from a2lib.measure import StoreError, Timing
 from a2lib.measure.device import Sensors, Watch
 from a2lib.measure.failures import LostContext, classify
 from a2lib.measure.timing import median_reading
@@ -46,19 +46,19 @@ def summary(job: Job) -> None:
     """The times of a configuration, phase by phase."""
     result = _result(job)
     for key in job.keys if result else ():
-        job.put({**key, **summarised(result, key["phase"])})
+        job.put({**key, **summarised(job, result, key["phase"])})
 
 
 def power(job: Job) -> None:
     """What the steps of a configuration take of energy, once clock and power have settled."""
     settled = job.spec["settled"]
-    with Meter(settled, job.spec["steps"]) as meter:
+    with contextlib.ExitStack() as watching:
+        meter = Meter(settled, job.spec["steps"], watching)
         result = _result(job, before_step=meter)
     if result:
         samples = [step.of("wall") for step in result.steps[settled:]]
-        times = {**_times(samples), "ms_mean": statistics.fmean(samples)}
         for key in job.keys:
-            job.put({**key, "status": "ok", **times, **meter.row()})
+            job.put({**key, "status": "ok", **_times(job, samples), **meter.row()})
 
 
 @alone
@@ -80,37 +80,20 @@ def first(job: Job) -> None:
     how = {name: job.spec[name] for name in ("prepared", "repeat")}
     for part, samples in timed_parts(configuration, device=job.device, seed=job.seed, **how):
         if part in wanted:
-            job.put({**wanted[part], "status": "ok", **_times(samples)})
+            job.put({**wanted[part], "status": "ok", **_times(job, samples)})
 
 
-def summarised(result, phase: str) -> Row:
+def summarised(job: Job, result, phase: str) -> Row:
     """The values of a row: of the measured steps of ``result``, which ended well."""
-    samples = [step.of(phase) for step in result.steps]
-    row = {"status": "ok", **_times(samples), **_spread(samples)}
+    row = {"status": "ok", **_times(job, [step.of(phase) for step in result.steps])}
     if result.device == "cuda" and phase != "wall":
         row["ms_host"] = statistics.median(step.host_of(phase) for step in result.steps)
     return row | {"peak_bytes": result.memory.get("peak_allocated_bytes")}
 
 
-def _times(samples: Sequence[float]) -> Row:
-    if len(samples) == 1:
-        return {"ms": samples[0], "n": 1}
-    low, *_, high = statistics.quantiles(samples, n=5, method="inclusive")
-    return {
-        "ms": statistics.median(samples),
-        "ms_p20": low,
-        "ms_p80": high,
-        "n": len(samples),
-    }
-
-
-def _spread(samples: Sequence[float]) -> Row:
-    spread = statistics.stdev(samples) if len(samples) > 1 else 0
-    return {
-        "ms_mean": statistics.fmean(samples),
-        "ms_std": spread or None,  # the store holds no time of zero
-        "ms_min": min(samples),
-    }
+def _times(job: Job, samples: Sequence[float]) -> Row:
+    row = Timing.of(samples).row(job.store.section)
+    return row if len(samples) > 1 else row | {"ms_p20": None, "ms_p80": None}
 
 
 def _result(job: Job, before_step: Callable[[int], object] | None = None):
@@ -126,26 +109,15 @@ def _result(job: Job, before_step: Callable[[int], object] | None = None):
 
 class Meter:
     """Reads the driver's counter of energy before step ``settled`` and after step ``steps`` - 1,
-    and clock and limit meanwhile.
+    and clock and limit meanwhile, as long as ``watching`` is open.
 
-        with Meter(settled, steps) as meter:
-            run(config, before_step=meter)
-        meter.row()
-
-    Within it steps run as they do: it reads where the device is idle anyway, and in a thread.
+    Steps run as they do: it reads where the device is idle anyway, and in a thread.
     """
 
-    def __init__(self, settled: int, steps: int):
-        self._settled, self._steps = settled, steps
+    def __init__(self, settled: int, steps: int, watching: contextlib.ExitStack):
+        self._settled, self._steps, self._watching = settled, steps, watching
         self._sensors, self._watch = Sensors(), Watch()
         self._joules: list[float | None] = []
-        self._watching = contextlib.ExitStack()
-
-    def __enter__(self) -> Meter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watching.close()
 
     def __call__(self, step: int) -> None:
         """Before each step, with its number, and after the last."""

@@ -6,7 +6,6 @@ Memory is PyTorch's count of what tensors occupy, without the workspaces that cu
 from __future__ import annotations
 
 import contextlib
-import gc
 import statistics
 from collections.abc import Iterator
 
@@ -18,9 +17,9 @@ from a2lib.benchmark.run import float32_products
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.checkpointing import WARMUP, Setting
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.worker import Job, free_memory
 from a2lib.measure import CHECKPOINTING, Timing
-from a2lib.measure.failures import LostContext, classify, is_lost, note
+from a2lib.measure.failures import detached
 from a2lib.measure.memory import allocated_bytes, take_workspaces
 
 Row = dict[str, object]
@@ -33,30 +32,16 @@ def measure(job: Job) -> None:
     empty = allocated_bytes(job.device)
     with float32_products(setting.precision):
         workload = Workload(setting.config(job.device, seed=job.seed), job.device)
-        for keys in job.each():
-            for key in keys:
-                row, lost = _row(workload, key["strategy"], job, empty)
+        for (key,) in job.each():
+            try:
+                workload.model.use_checkpointing(key["strategy"])
+                row = _measured(workload, job.device, job.spec["steps"], empty)
+            except Exception as error:
+                job.fail(detached(error), [key])
+            else:
                 job.put({**key, **row})
-                if lost:
-                    raise LostContext(f"after {setting}, {key['strategy']}")
-
-
-def _row(workload: Workload, strategy: str, job: Job, empty: int) -> tuple[Row, bool]:
-    """The values of a row, and whether the device is lost after it."""
-    row, lost = None, False
-    try:
-        workload.model.use_checkpointing(strategy)
-        row = _measured(workload, job.device, job.spec["steps"], empty)
-    except Exception as error:
-        status, why = classify(error)
-        row, lost = {"status": status, "note": note(why)}, is_lost(error)
-    if not lost:
-        # Here, since the exception has let go of its frames.
-        workload.drop_gradients()
-        gc.collect()
-        if job.device == "cuda":
-            torch.cuda.empty_cache()
-    return row, lost
+            workload.drop_gradients()
+            free_memory(job.device)
 
 
 def _measured(workload: Workload, device: str, steps: int, empty: int) -> Row:

@@ -46,7 +46,6 @@ class Call:
     run: Callable[[], object]
     whole: torch.Tensor
     part: torch.Tensor
-    result: torch.Tensor
 
     @classmethod
     def of(cls, operation: str, size: int, dtype: str, world_size: int, device: str) -> Call:
@@ -55,13 +54,13 @@ class Call:
         made = {"dtype": _TORCH[dtype], "device": device}
         whole = torch.zeros(world_size * each, **made)
         part = torch.zeros(each, **made)
-        run, result = {
-            "all_reduce": (lambda: dist.all_reduce(whole), whole),
-            "all_gather": (lambda: all_gather_single(whole, part), whole),
-            "reduce_scatter": (lambda: reduce_scatter_single(part, whole), part),
-            "broadcast": (lambda: dist.broadcast(whole, 0), whole),
+        run = {
+            "all_reduce": lambda: dist.all_reduce(whole),
+            "all_gather": lambda: all_gather_single(whole, part),
+            "reduce_scatter": lambda: reduce_scatter_single(part, whole),
+            "broadcast": lambda: dist.broadcast(whole, 0),
         }[operation]
-        return cls(run, whole, part, result)
+        return cls(run, whole, part)
 
     def is_right(self, operation: str, rank: int, world_size: int, seed: int) -> bool:
         """Whether one call gives what it should: small whole numbers, another in each part."""

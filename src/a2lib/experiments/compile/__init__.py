@@ -15,6 +15,7 @@ from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.view import Plot
+from a2lib.experiments.passes import DTYPES
 from a2lib.experiments.steps import BATCH as STEP_BATCH
 from a2lib.experiments.steps import MODELS, MODES, TOO_LARGE, Configuration, refuse
 from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL
@@ -25,7 +26,6 @@ BATCH = 8
 # The handout's grid; the CPU's shows that everything works.
 SEQ_LENS = {"cuda": (256, 1024, 4096, 8192, 16384), "cpu": (32, 64)}
 HEAD_DIMS = {"cuda": (64, 16, 128, 32), "cpu": (16,)}
-BYTES = {"fp32": 4, "bf16": 2}
 SWEEPS = ("attention", "written", "models", "bf16", "contexts", "10B", "all")
 # 10B trains on no such GPU, and 8B has a batch of its own.
 TRAINED = {"cuda": ("small", "medium", "large", "xl25", "2.7B"), "cpu": ("tiny",)}
@@ -62,18 +62,13 @@ class Shape:
     def needed_bytes(self) -> int:
         """What eager forward and backward hold at once."""
         sizes = self.batch, self.seq_len, self.head_dim
-        return Eager(*sizes, self.written == "causal", BYTES[self.dtype]).total("backward")
+        return Eager(*sizes, self.written == "causal", DTYPES[self.dtype]).total("backward")
 
 
-def shapes(device: str, *which: tuple[str, str]) -> list[Shape]:
-    """The handout's grid for each (written, dtype): every length of a head size before the next,
-    since it is by the length that the answer goes."""
-    return [
-        Shape(written, dtype, n, d)
-        for written, dtype in which
-        for d in HEAD_DIMS[device]
-        for n in SEQ_LENS[device]
-    ]
+def grid(device: str) -> list[Shape]:
+    """The handout's: every length of a head size before the next, since it is by the length that
+    the answer goes."""
+    return [Shape("plain", "fp32", n, d) for d in HEAD_DIMS[device] for n in SEQ_LENS[device]]
 
 
 def lines(device: str, *which: tuple[str, str]) -> list[Shape]:
@@ -84,16 +79,6 @@ def lines(device: str, *which: tuple[str, str]) -> list[Shape]:
     every = [(n, first) for n in SEQ_LENS[device]]
     every += [(SEQ_LENS[device][-1], d) for d in sorted(ends)]
     return [Shape(written, dtype, n, d) for written, dtype in which for n, d in every]
-
-
-def attention_shapes(sweep: str, device: str) -> list[Shape]:
-    """Those of a sweep: ``attention`` is the question's, ``written`` the other ways to write it."""
-    found = []
-    if sweep in ("attention", "all"):
-        found += shapes(device, ("plain", "fp32"))
-    if sweep in ("written", "all"):
-        found += lines(device, ("heads", "fp32"), ("causal", "fp32"), ("plain", "bf16"))
-    return found
 
 
 @dataclass(frozen=True)
@@ -152,7 +137,7 @@ class Parameters(WithSweep):
     written: str = parameter(
         "plain", "plain, causal (a mask), or heads (a dimension of one head)", choices=WRITTEN
     )
-    dtype: str = parameter("fp32", "fp32 or bf16", choices=tuple(BYTES))
+    dtype: str = parameter("fp32", "fp32 or bf16", choices=("fp32", "bf16"))
     batch: int = parameters.count(BATCH, "sequences of attention", 2**16)
     seq_len: int | None = parameters.count(
         None, "tokens of attention; None: 4096 on a GPU, 64 on the CPU", 2**20
@@ -175,10 +160,12 @@ class Parameters(WithSweep):
 
     def shapes(self, device: str) -> list[Shape]:
         """Those of attention, in order."""
-        if self.sweep != "shape":
-            return attention_shapes(self.sweep, device)
-        length = self.seq_len or {"cuda": 4096, "cpu": 64}[device]
-        return [Shape(self.written, self.dtype, length, self.head_dim, self.batch)]
+        if self.sweep == "shape":
+            length = self.seq_len or {"cuda": 4096, "cpu": 64}[device]
+            return [Shape(self.written, self.dtype, length, self.head_dim, self.batch)]
+        found = grid(device) if self.has("attention") else []
+        others = ("heads", "fp32"), ("causal", "fp32"), ("plain", "bf16")
+        return found + (lines(device, *others) if self.has("written") else [])
 
     def steps(self, device: str) -> list[Steps]:
         """Those of models, in order."""

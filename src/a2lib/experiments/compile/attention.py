@@ -1,9 +1,9 @@
 """Eager and compiled attention at one shape, in one process: what a worker does for a task.
 
 The compiled one is first compiled twice, from an empty cache and from a full one, its forward and
-its backward apart: Inductor compiles a backward when it is first run. Then its results are compared
-with eager's; a wrong one is an ``error`` row, never a time. Timing comes last and pass by pass, in
-turns, so that a drifting clock reaches both alike.
+its backward apart: Inductor compiles a backward when it is first run. Then results are checked; a
+wrong one is an ``error`` row, never a time. Timing comes last and pass by pass, in turns, so that a
+drifting clock reaches both alike.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ from collections.abc import Callable
 
 import torch
 
-from a2lib.attention import attention_reference
 from a2lib.experiments.compile import PASSES, Shape
-from a2lib.experiments.flash import peers
+from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.passes import one_pass, replayed
-from a2lib.measure import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize, time_many
+from a2lib.experiments.passes import in_turns, inputs, one_pass
+from a2lib.measure import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize
 
 TIMING = {
     "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
     "cpu": {"warmup_ms": 10, "rep_ms": 100, "min_n": 1, "max_n": 100},
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# Frobenius norm of the difference to eager's over that of eager's: another order of sums.
-TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
 
 prepare = peers.configure
 Row = dict[str, object]
@@ -38,10 +34,8 @@ def measure(job: Job) -> None:
     if job.would_swap(Shape(**job.spec["shape"]).needed_bytes()):
         return
     inductor.prime(job.device)
-    names = list(job.wanted)
-    for group in [names] if job.in_turns else [[name] for name in names]:
-        if not job.expired():
-            _Comparison(job, group).run()
+    for group in job.groups():
+        _Comparison(job, group).run()
 
 
 class _Comparison:
@@ -57,24 +51,29 @@ class _Comparison:
             self.job.begin(name)
             try:
                 if not self.calls:
-                    self.inputs = inputs(self.shape, self.job.device, self.job.seed)
+                    self._make_inputs()
                 self._prepare(name)
             except Exception as error:
-                self.calls.pop(name, None)
-                outcome, lost = failures.classify(error), failures.is_lost(error)
-                del error
-                self._fail(name, outcome, lost)
+                self._fail(name, failures.detached(error))
+        self.expected = None
         for pass_ in PASSES:
             if self.calls:
                 self._time(pass_)
         inductor.forget()
+
+    def _make_inputs(self) -> None:
+        shape, causal = self.shape, self.shape.written == "causal"
+        one_head = (1,) if shape.written == "heads" else ()
+        sizes = shape.batch, *one_head, shape.seq_len, shape.head_dim
+        *self.qkv, self.do = inputs(sizes, shape.dtype, self.job.device, self.job.seed)
+        self.expected = sanity.Expected(*self.qkv, self.do, causal=causal, dtype=shape.dtype)
 
     def _prepare(self, name: str) -> None:
         forward = function(self.shape, compiled=name == "compile")
         found: dict[str, Row] = {pass_: {} for pass_ in PASSES}
         if name == "compile":
             forward, found = self._compile()
-            self._compare(forward)
+        self.expected.check(forward, self.qkv)
         self.calls[name], self.found[name] = forward, found
         for pass_ in PASSES:
             call = self._call(name, pass_)
@@ -96,96 +95,50 @@ class _Comparison:
     def _first(self) -> tuple[Callable, dict[str, float]]:
         """A newly compiled function, and the ms of its first forward and backward."""
         forward = function(self.shape, compiled=True)
-        qkv, do = self.inputs
         start = self._now()
-        o = forward(*qkv)
+        o = forward(*self.qkv)
         middle = self._now()
-        torch.autograd.grad(o, qkv, do)
+        torch.autograd.grad(o, self.qkv, self.do)
         return forward, {"forward": middle - start, "backward": self._now() - middle}
 
     def _now(self) -> float:
         synchronize(self.job.device)
         return 1e3 * time.perf_counter()
 
-    def _compare(self, forward: Callable) -> None:
-        """Raises ArithmeticError where a result is not eager's."""
-        results = []
-        qkv, do = self.inputs
-        for call in (function(self.shape, compiled=False), forward):
-            o = call(*qkv)
-            results.append([o.detach(), *torch.autograd.grad(o, qkv, do)])
-        for name, expected, got in zip(("o", "dq", "dk", "dv"), *results, strict=True):
-            error = (torch.linalg.vector_norm(got - expected) / expected.norm()).item()
-            if not error <= TOLERANCE[self.shape.dtype]:
-                raise ArithmeticError(f"{name} is off by {error:.2g} of eager's")
-
     def _call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
-        return one_pass(self.calls[name], *self.inputs, pass_, anew=anew)
+        return one_pass(self.calls[name], self.qkv, self.do, pass_, anew=anew)
 
     def _time(self, pass_: str) -> None:
         device, names = self.job.device, list(self.calls)
         self.job.begin(names[0] if len(names) == 1 else None)
-        try:
-            calls = {name: self._call(name, pass_) for name in names}
-            timed = time_many(calls, device=device, **TIMING[device])
-        except Exception as error:
-            timed = dict.fromkeys(names, error)
-        failed = {name: t for name, t in timed.items() if isinstance(t, Exception)}
-        if len(names) > 1 and any(map(failures.is_lost, failed.values())):
-            raise failures.LostContext("while two implementations took turns")
-        replays, usable = {}, True
-        if device == "cuda":
-            left = [name for name in names if name not in failed]
-            for name in left:
-                self.found[name][pass_] |= launched(calls[name])
-            makers = {n: functools.partial(self._call, n, pass_, anew=True) for n in left}
-            replays, usable = replayed(makers, {name: timed[name].ms for name in left})
-        for name in names:
-            if name in failed:
-                self._fail(name, failures.classify(failed[name]), failures.is_lost(failed[name]))
+        makers = {name: functools.partial(self._call, name, pass_) for name in names}
+        results, usable = in_turns(makers, COMPILE_ATTENTION, device, **TIMING[device])
+        for name, result in results.items():
+            if isinstance(result, Exception):
+                self._fail(name, result)
                 continue
             self.timed.add((name, pass_))
-            found, graph = self.found[name][pass_], replays.get(name, {})
-            notes = filter(None, (one.get("note") for one in (found, graph)))
-            row = self._key(name, pass_) | {"status": "ok"} | found | graph
-            row["note"] = failures.note("; ".join(notes))
-            self.job.put(row | timed[name].row(COMPILE_ATTENTION))
+            known = launched(makers[name]) if device == "cuda" and usable else {}
+            notes = filter(None, (one.get("note") for one in (known, result)))
+            row = self._key(name, pass_) | {"status": "ok"} | self.found[name][pass_]
+            row |= known | result | {"note": failures.note("; ".join(notes))}
+            self.job.put(row)
         if not usable:
             raise failures.LostContext("a failed CUDA graph")
 
     def _key(self, name: str, pass_: str) -> Row:
         return next(key for key in self.shape.keys()[name] if key["pass"] == pass_)
 
-    def _fail(self, name: str, outcome: tuple[str, str], lost: bool) -> None:
+    def _fail(self, name: str, error: Exception) -> None:
         """Rows without a time for what is left of ``name``, which is measured no further."""
         self.calls.pop(name, None)
         left = [key for key in self.job.wanted[name] if (name, key["pass"]) not in self.timed]
-        self.job.refuse(*outcome, left)
-        if lost:
-            raise failures.LostContext(outcome[1])
-
-
-def inputs(shape: Shape, device: str, seed: int) -> tuple[tuple, torch.Tensor]:
-    """((q, k, v), do): normal leaves, ``(batch, seq_len, head_dim)``, with a dimension of one head
-    where it is written so."""
-    sizes = (shape.batch, shape.seq_len, shape.head_dim)
-    if shape.written == "heads":
-        sizes = (shape.batch, 1, shape.seq_len, shape.head_dim)
-    generator = torch.Generator(device).manual_seed(seed)
-    q, k, v, do = (
-        torch.randn(sizes, generator=generator, device=device, dtype=DTYPES[shape.dtype])
-        for _ in range(4)
-    )
-    return tuple(x.requires_grad_() for x in (q, k, v)), do
+        self.job.fail(error, left)
 
 
 def function(shape: Shape, *, compiled: bool) -> Callable:
     """``forward(q, k, v) -> o``, by the definition; compiled at its first call."""
-
-    def attention(q, k, v):
-        return attention_reference(q, k, v, is_causal=shape.written == "causal")
-
-    return torch.compile(attention, fullgraph=True, dynamic=False) if compiled else attention
+    return peers.reference(shape.written == "causal", compiled=compiled)
 
 
 def counts(compiled: list[inductor.Graph], times: int = 1) -> Row:
@@ -202,9 +155,10 @@ def counts(compiled: list[inductor.Graph], times: int = 1) -> Row:
     }
 
 
-def launched(call: Callable[[], object]) -> Row:
-    """``launches`` of a call, or the ``note`` that the profiler failed: the time counts even so."""
+def launched(make: Callable[[], Callable]) -> Row:
+    """``launches`` of the call ``make()``, or the ``note`` why they are not known: its time counts
+    even so."""
     try:
-        return {"launches": inductor.launches(call)}
+        return {"launches": inductor.launches(make())}
     except Exception as error:
         return {"note": f"no profile: {failures.classify(error)[1]}"}

@@ -28,10 +28,8 @@ def measure(job: Job) -> None:
     """The wanted ways of one model: in turns, or each by itself."""
     steps = Steps(**{**job.spec, "plain": Configuration(**job.spec["plain"])})
     inductor.prime(job.device)
-    names = list(job.wanted)
-    for group in [names] if job.in_turns else [[name] for name in names]:
-        if not job.expired():
-            _in_turns(job, steps, group)
+    for group in job.groups():
+        _in_turns(job, steps, group)
 
 
 def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
@@ -58,7 +56,7 @@ def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
         made = by_phase(graphs[way], blocks, steps.plain.mode) if way != "none" else {}
         for key in job.wanted[way]:
             phase = key["phase"]
-            row = {**key, **summarised(together, phase), **made.get(phase, {})}
+            row = {**key, **summarised(job, together, phase), **made.get(phase, {})}
             firsts = [one.warmup[0].of(phase) for one in both]
             job.put(row | dict(zip(("ms_cold", "ms_warm"), firsts, strict=False)))
 

@@ -16,7 +16,7 @@ from a2lib.experiments.harness import view
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task, plan
+from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.view import Plot
 from a2lib.measure import FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_LADDER, FLASH_PROTOCOL
 from a2lib.theory.attention import PASSES, attention_flops
@@ -107,18 +107,13 @@ count = COUNTERS.measure_and_show
 
 def compile_ahead(run: Run) -> None:
     """Fill the compilation caches for what is pending, in parallel, where that pays."""
-    given = run.parameters
-    resume, remeasure = given.sweep != "shape", given.remeasure
-    left = plan(tasks(given, run.device), run.store(FLASH), resume=resume, remeasure=remeasure)
-    pending = {Shape(**task.spec["shape"]): tuple(task.rows) for task in left}
+    pending = {Shape(**task.spec["shape"]): tuple(task.rows) for task in TIMES.pending(run)}
     harness.compile_ahead(run, precompile.compilations(pending), precompile.HANDLER)
 
 
 def measure_ladder(run: Run) -> None:
     """Measure and show the ladder; on a GPU its kernels are compiled ahead, in parallel."""
-    resume, remeasure = run.parameters.sweep != "shape", run.parameters.remeasure
-    wanted = ladder.tasks(run.parameters, run.device)
-    left = plan(wanted, run.store(FLASH_LADDER), resume=resume, remeasure=remeasure)
+    left = LADDER.pending(run)
     if left and run.device == "cuda":
         harness.compile_ahead(run, ladder.compilations(left), ladder.COMPILE)
     LADDER.measure_and_show(run)

@@ -45,11 +45,11 @@ def tasks(given: Parameters, device: str) -> list[Task]:
 
 def task(name: str, shape: Shape, score_scale: int) -> Task:
     """The errors of one implementation."""
-    spec = {"shape": dataclasses.asdict(shape), "implementation": name, "score_scale": score_scale}
-    key = {**spec.pop("shape"), **spec}
+    sizes, how = dataclasses.asdict(shape), {"implementation": name, "score_scale": score_scale}
+    key = {**sizes, **how}
     return Task.whole(
         f"{name} {shape}, scores times {score_scale}",
-        {"shape": dataclasses.asdict(shape), **spec},
+        {"shape": sizes, **how},
         ({**key, "tensor": tensor} for tensor in TENSORS),
     )
 
@@ -70,14 +70,13 @@ def measure(job: Job) -> None:
             for tensor, result, truth in _results(job):
                 rows[tensor] = errors(result, truth)
         except Exception as error:
-            failure = error
-    if failure is not None:
-        status, note = failures.classify(failure, [str(w.message) for w in caught])
-        rows = {tensor: {"status": status, "note": note} for tensor in TENSORS} | rows
-    for key in job.keys:
+            failure = failures.detached(error)
+    keys = job.keys
+    for key in (key for key in keys if key["tensor"] in rows):
         job.put({**key, **rows[key["tensor"]]})
-    if failure is not None and failures.is_lost(failure):
-        raise failures.LostContext(note)
+    if failure is not None:
+        left = [key for key in keys if key["tensor"] not in rows]
+        job.fail(failure, left, [str(w.message) for w in caught])
 
 
 def errors(result, truth) -> Row:

@@ -20,16 +20,15 @@ from __future__ import annotations
 
 import functools
 import gc
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.estimates import host_bytes, needed_bytes
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.passes import one_pass, replayed
-from a2lib.measure import FLASH, Timing, failures, memory
+from a2lib.experiments.passes import in_turns, one_pass
+from a2lib.measure import FLASH, failures, memory
 from a2lib.theory.attention import PASSES
 
 SHARE = 0.04
@@ -37,12 +36,9 @@ TIMING = {
     "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
     "cpu": {"warmup_ms": 10, "rep_ms": 200, "min_n": 1, "max_n": 200},
 }
-# On a CPU a forward that takes longer is not repeated: the time of one call is the row's.
-SLOW_S = 1.0
 
 prepare = peers.configure
 Row = dict[str, object]
-Outcome = tuple[str, str, bool]  # status, note, and whether the device is lost
 
 
 def measure(job: Job) -> None:
@@ -59,7 +55,6 @@ class Comparison:
         # What is still to be timed, and the peak of its memory once that is known.
         self.peaks: dict[tuple[str, str], int | None] = {}
         self.forwards: dict[str, Callable] = {}
-        self.seconds: dict[str, float] = {}
 
     def run(self) -> None:
         self._reset()
@@ -79,28 +74,20 @@ class Comparison:
         self._reset()
 
     def _make_inputs(self) -> None:
-        self.q, self.k, self.v, self.do = peers.inputs(self.shape, self.device, self.job.seed)
-        self.expected = sanity.Expected(
-            self.q, self.k, self.v, self.do, causal=self.shape.causal, dtype=self.shape.dtype
-        )
+        shape = self.shape
+        *self.qkv, self.do = peers.inputs(shape, self.device, self.job.seed)
+        how = {"causal": shape.causal, "dtype": shape.dtype}
+        self.expected = sanity.Expected(*self.qkv, self.do, **how)
 
     def _ruled_out(self, name: str) -> bool:
         """Store the rows that need no trial; whether no pass is left to try."""
         passes = [key["pass"] for key in self.job.wanted[name]]
         if reason := peers.unsupported(name, self.device):
-            self._fail(name, passes, ("unsupported", reason, False))
+            self._fail(name, passes, NotImplementedError(reason))
             return True
-        # Trying would get the process killed, or the machine to swap, where a GPU only refuses.
-        available = memory.available_bytes() if self.device == "cpu" else None
         for pass_ in passes:
-            needed = host_bytes(name, self.shape, pass_) if self.device == "cpu" else 0
-            if self.device == "cpu" and needed > available:
-                text = (
-                    f"not run: needs about {needed / 2**30:.3g} GiB,"
-                    f" {available / 2**30:.3g} GiB available (computed)"
-                )
-                self._fail(name, [pass_], ("oom", text, False))
-            else:
+            needed = host_bytes(name, self.shape, pass_)
+            if not self.job.would_swap(needed, [self.shape.key(name, pass_)]):
                 self.peaks[name, pass_] = None
         return not self._left(name)
 
@@ -111,9 +98,9 @@ class Comparison:
         """Build, check, and read the peak memory of one implementation."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            failed = _tried(lambda: self._check_output(name), caught)
+            failed = _tried(lambda: self._check_output(name))
         if failed:
-            return self._fail(name, self._left(name), failed)
+            return self._fail(name, self._left(name), failed, [str(w.message) for w in caught])
         with_grad = [pass_ for pass_ in self._left(name) if pass_ != "forward"]
         if with_grad and (failed := _tried(lambda: self._check_gradients(name))):
             self._fail(name, with_grad, failed)
@@ -124,9 +111,7 @@ class Comparison:
 
     def _check_output(self, name: str) -> None:
         forward = peers.build(name, self.shape, self.device)
-        started = time.perf_counter()
-        o = forward(*self._qkv())
-        self.seconds[name] = time.perf_counter() - started
+        o = forward(*self.qkv)
         self.expected.check_output(o.detach())
         self.forwards[name], self.first = forward, o
 
@@ -134,12 +119,11 @@ class Comparison:
         import torch
 
         o, self.first = self.first, None
-        self.expected.check_gradients(*torch.autograd.grad(o, self._qkv(), self.expected.do))
+        self.expected.check_gradients(*torch.autograd.grad(o, self.qkv, self.expected.do))
         del o
-        if not self._is_slow(name):
-            gradients = self._call(name, "end_to_end")()
-            for which, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
-                sanity.check_finite(which, gradient)
+        gradients = self._call(name, "end_to_end")()
+        for which, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
+            sanity.check_finite(which, gradient)
 
     def _read_peak(self, name: str, pass_: str) -> None:
         from a2lib.measure import peak_bytes
@@ -148,76 +132,30 @@ class Comparison:
 
     def _time(self, pass_: str) -> None:
         names = [name for name, p in self.peaks if p == pass_ and name in self.forwards]
-        together = [
-            name
-            for name in names
-            if self.job.in_turns and not self._is_slow(name) and not self._is_large(name, pass_)
-        ]
-        alone = [name for name in names if name not in together]
-        for group in [together] if len(together) > 1 else [[n] for n in together]:
-            self.job.begin(group[0] if len(group) == 1 else None)
-            self._time_group(group, pass_)
-        for name in alone:
+        together = [n for n in names if self.job.in_turns and not self._is_large(n, pass_)]
+        if together:
+            self.job.begin(None if len(together) > 1 else together[0])
+            self._time_group(together, pass_)
+        for name in (name for name in names if name not in together):
             self.job.begin(name)
             self._free()
             self._time_group([name], pass_)
             self._free()
 
     def _time_group(self, names: list[str], pass_: str) -> None:
-        from a2lib.measure.clock import CpuClock
-        from a2lib.measure.timing import time_many
-
-        calls: dict[str, Callable] = {}
-        outcomes: dict[str, Outcome] = {}
-        results = {}
-        for name in names:
-            try:
-                calls[name] = self._call(name, pass_)
-            except Exception as error:
-                outcomes[name] = _outcome(error)
-        try:
-            if len(calls) == 1 and self._is_slow(names[0]):
-                results = {names[0]: Timing.of(CpuClock().samples(calls[names[0]], 1))}
-            elif calls:
-                results = time_many(calls, device=self.device, **TIMING[self.device])
-        except Exception as error:
-            outcomes |= dict.fromkeys(calls, _outcome(error))
-        calls.clear()
+        makers = {name: functools.partial(self._call, name, pass_) for name in names}
+        results, usable = in_turns(makers, FLASH, self.device, **TIMING[self.device])
         for name, result in results.items():
             if isinstance(result, Exception):
-                outcomes[name] = _outcome(result)
-        if len(names) > 1 and any(lost for _, _, lost in outcomes.values()):
-            # One of them did it and the others only saw it: no row may blame the wrong one.
-            raise failures.LostContext("while several implementations took turns")
-        timed = {name: result for name, result in results.items() if name not in outcomes}
-        replays, usable = self._replay(timed, pass_)
-        for name, values in replays.items():
+                self._fail(name, [pass_], result)
+                continue
             row = self.shape.key(name, pass_) | {"peak_bytes": self.peaks[name, pass_]}
-            self.job.put(row | {"status": "ok", "note": ""} | timed[name].row(FLASH) | values)
-        for name, outcome in outcomes.items():
-            self._fail(name, [pass_], outcome)
+            self.job.put(row | {"status": "ok", "note": ""} | result)
         if not usable:
             raise failures.LostContext("a failed CUDA graph")
 
-    def _replay(self, timed: Mapping[str, Timing], pass_: str) -> tuple[dict[str, Row], bool]:
-        """``ms_graph`` and ``note`` of each that was ``timed``, and whether the device is usable:
-        if not, those not come to are missing."""
-        if self.device == "cpu" or not timed:
-            return dict.fromkeys(timed, {}), True
-        makers = {name: functools.partial(self._call, name, pass_, anew=True) for name in timed}
-        return replayed(makers, {name: t.ms for name, t in timed.items()})
-
     def _call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
-        return one_pass(self.forwards[name], self._qkv(), self.do, pass_, anew=anew)
-
-    def _qkv(self) -> tuple:
-        return self.q, self.k, self.v
-
-    def _is_slow(self, name: str) -> bool:
-        """Whether one call is all there is time for. A first call that compiled tells nothing."""
-        if self.device == "cuda" or name in peers.COMPILED:
-            return False
-        return self.seconds[name] > SLOW_S
+        return one_pass(self.forwards[name], self.qkv, self.do, pass_, anew=anew)
 
     def _is_large(self, name: str, pass_: str) -> bool:
         # A held graph keeps about what a forward leaves behind, which end_to_end's estimate bounds.
@@ -226,18 +164,16 @@ class Comparison:
             needed = max(needed, needed_bytes(name, self.shape, "end_to_end"))
         return needed > SHARE * memory.total_bytes(self.device)
 
-    def _fail(self, name: str, passes: Sequence[str], outcome: Outcome) -> None:
+    def _fail(
+        self, name: str, passes: Sequence[str], error: Exception, warned: Sequence[str] = ()
+    ) -> None:
         """Store rows without a time for ``passes`` of ``name``, which are measured no further."""
-        status, note, lost = outcome
-        if lost:
-            passes = [*passes, *(p for p in self._left(name) if p not in passes)]
+        if failures.is_lost(error):
+            passes = self._left(name)
         for pass_ in passes:
             self.peaks.pop((name, pass_), None)
-        self.job.refuse(status, note, (self.shape.key(name, pass_) for pass_ in passes))
-        if lost:
-            raise failures.LostContext(note)
-        if status == "oom":
-            self._free()
+        self.job.fail(error, (self.shape.key(name, pass_) for pass_ in passes), warned)
+        self._free()
 
     def _free(self) -> None:
         gc.collect()
@@ -252,20 +188,16 @@ class Comparison:
 
         self.forwards.clear()
         self.peaks.clear()
-        self.q = self.k = self.v = self.do = self.first = None
+        self.qkv = self.do = self.first = None
         if any(name in peers.COMPILED for name in self.job.wanted):
             torch._dynamo.reset()
         self._free()
 
 
-def _tried(step: Callable[[], object], warned: Sequence = ()) -> Outcome | None:
-    """What came of a ``step`` that raised: a value, so that the tensors of its frames are gone."""
+def _tried(step: Callable[[], object]) -> Exception | None:
+    """What a ``step`` raised, which holds no tensors of its frames."""
     try:
         step()
     except Exception as error:
-        return _outcome(error, [str(w.message) for w in warned])
+        return failures.detached(error)
     return None
-
-
-def _outcome(error: Exception, warned: Sequence[str] = ()) -> Outcome:
-    return (*failures.classify(error, warned), failures.is_lost(error))

@@ -115,7 +115,7 @@ def measure(job: Job) -> None:
             rung = Rung(name, shape, job.device)
             rung.check(qkv, expected)
         except Exception as error:
-            _refuse(job, error, keys)
+            job.fail(error, keys)
         else:
             rungs[name] = rung
     for pass_ in PASSES:
@@ -128,7 +128,7 @@ def measure(job: Job) -> None:
             results, usable = _timed(makers, job.device)
             for name, result in results.items():
                 if isinstance(result, Exception):
-                    _refuse(job, result, [keys[name]])
+                    job.fail(result, [keys[name]])
                 else:
                     job.put({**keys[name], "status": "ok", "note": ""} | result.row(FLASH_LADDER))
             if not usable:
@@ -141,12 +141,6 @@ def compile_rung(job: Job) -> None:
     *qkv, do = peers.inputs(shape, job.device, job.seed)
     Rung(job.spec["rung"], shape, job.device).call(qkv, do, "end_to_end")()
     synchronize(job.device)
-
-
-def _refuse(job: Job, error: Exception, keys) -> None:
-    job.refuse(*failures.classify(error), keys)
-    if failures.is_lost(error):
-        raise failures.LostContext("an error of the device") from error
 
 
 def _timed(makers, device: str) -> tuple[dict[str, Timing | Exception], bool]:
@@ -191,12 +185,8 @@ class Rung:
 
     def check(self, qkv, expected: sanity.Expected) -> None:
         """Raise sanity.WrongResult unless output and gradients are right."""
-        import torch
-
         with self:
-            o = self.forward(*qkv)
-            expected.check_output(o.detach())
-            expected.check_gradients(*torch.autograd.grad(o, qkv, expected.do))
+            expected.check(self.forward, qkv)
 
     def call(self, qkv, do, pass_: str, anew: bool = False) -> Callable[[], object]:
         """The pass as a call, as ``passes.one_pass``."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from a2lib.experiments import passes
 from a2lib.experiments.flash.shapes import Shape
 
 # What runs on a CUDA device alone, in words for the note of an `unsupported` row.
@@ -49,21 +50,8 @@ def configure() -> None:
 
 def inputs(shape: Shape, device: str, seed: int) -> tuple:
     """q, k, v (leaves that require grad) and do, ``(batch, heads, seq_len, head_dim)``, normal."""
-    import torch
-
-    sizes = (shape.batch, shape.heads, shape.seq_len, shape.head_dim)
-    how = random(shape, device, seed)
-    *qkv, do = (torch.randn(sizes, **how) for _ in range(4))
-    return (*(x.requires_grad_() for x in qkv), do)
-
-
-def random(shape: Shape, device: str, seed: int) -> dict[str, object]:
-    """What ``torch.randn`` is given beside the sizes, the same for all tensors of a shape."""
-    import torch
-
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[shape.dtype]
-    generator = torch.Generator(device).manual_seed(seed)
-    return {"device": device, "dtype": dtype, "generator": generator}
+    sizes = shape.batch, shape.heads, shape.seq_len, shape.head_dim
+    return passes.inputs(sizes, shape.dtype, device, seed)
 
 
 def unsupported(implementation: str, device: str) -> str | None:
@@ -96,13 +84,14 @@ def build(implementation: str, shape: Shape, device: str = "cuda") -> Callable:
 
         return lambda q, k, v: CompiledBackward.apply(q, k, v, causal)
     if implementation in ("eager", "compile"):
-        return _reference(causal, compiled=implementation == "compile")
+        return reference(causal, compiled=implementation == "compile")
     if implementation == "flex":
         return _flex(shape, device)
     return _sdpa(implementation, causal)
 
 
-def _reference(causal: bool, *, compiled: bool) -> Callable:
+def reference(causal: bool, *, compiled: bool) -> Callable:
+    """The definition, compiled at its first call if it is to be."""
     from a2lib.attention import attention_reference
 
     def forward(q, k, v):

@@ -14,13 +14,14 @@ All are forward and backward. Nothing is timed whose output and gradients are no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from a2lib.experiments.flash import comparison, peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import FLASH_PROTOCOL, Timing, failures, time_many
+from a2lib.experiments.passes import random
+from a2lib.measure import FLASH_PROTOCOL, Timing, time_many
 from a2lib.measure.device import Watch
 from a2lib.measure.sustained import seconds_of
 
@@ -93,17 +94,13 @@ def measure(job: Job) -> None:
             results |= timed(calls, job.device)
         except Exception as error:
             results |= dict.fromkeys(calls, error)
-    lost = ""
     for name in job.spec["implementations"]:
         result = results[name]
         if isinstance(result, Exception):
-            status, note = failures.classify(result)
-            lost = note if failures.is_lost(result) else lost
-            result = [{"status": status, "note": note}]
+            job.fail(result, [key(protocol, shape, name)])
+            continue
         for row in reversed(result):
             job.put(key(protocol, shape, name) | {"note": ""} | row)
-    if lost:
-        raise failures.LostContext(lost)
 
 
 def burst_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], object]:
@@ -113,7 +110,7 @@ def burst_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], 
     peers.check(name, device)
     *qkv, do = peers.inputs(shape, device, seed)
     forward = peers.build(name, shape, device)
-    _check(lambda: forward(*qkv), qkv, do, shape)
+    sanity.Expected(*qkv, do, causal=shape.causal, dtype=shape.dtype).check(forward, qkv)
     return lambda: torch.autograd.grad(forward(*qkv), qkv, do)
 
 
@@ -123,19 +120,20 @@ def board_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], 
     import torch._functorch.config
 
     peers.check(name, device)
-    sizes, how = (shape.heads, shape.seq_len, shape.head_dim), peers.random(shape, device, seed)
+    sizes, how = (shape.heads, shape.seq_len, shape.head_dim), random(shape.dtype, device, seed)
     # The gradients are of one tensor, the three are views of it.
     qkv = torch.randn(3, *sizes, **how, requires_grad=True).unbind()
     do = torch.randn(sizes, **how)
     flash = torch.compile(board_function(name, shape))
 
-    def forward() -> torch.Tensor:
-        return flash(*qkv, shape.causal)
+    def forward(q, k, v) -> torch.Tensor:
+        return flash(q, k, v, shape.causal)
 
+    expected = sanity.Expected(*qkv, do, causal=shape.causal, dtype=shape.dtype)
     # PyTorch's default, which holding a graph for several backwards has to do without.
     with torch._functorch.config.patch(donated_buffer=True):
-        _check(forward, qkv, do, shape)
-    return lambda: forward().sum().backward()
+        expected.check(forward, qkv)
+    return lambda: forward(*qkv).sum().backward()
 
 
 def board_function(name: str, shape: Shape) -> Callable:
@@ -154,21 +152,6 @@ def board_function(name: str, shape: Shape) -> Callable:
         return forward(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)).squeeze(0)
 
     return four_dimensions
-
-
-def _check(forward: Callable[[], object], qkv: Sequence, do, shape: Shape) -> None:
-    """Raise sanity.WrongResult unless ``forward()`` and its gradients for ``qkv`` are right."""
-    import torch
-
-    def batched(x):
-        return x.reshape(shape.batch, shape.heads, shape.seq_len, shape.head_dim)
-
-    inputs = (batched(x.detach()) for x in (*qkv, do))
-    expected = sanity.Expected(*inputs, causal=shape.causal, dtype=shape.dtype)
-    o = forward()
-    expected.check_output(batched(o.detach()))
-    gradients = torch.autograd.grad(o, qkv, expected.do.reshape(do.shape))
-    expected.check_gradients(*(batched(x) for x in gradients))
 
 
 def _burst(calls: Calls, device: str) -> dict[str, list[Row] | Exception]:

@@ -24,7 +24,7 @@ class WrongResult(RuntimeError):
 class Expected:
     """The right o on a few rows, and the right dq, dk, dv for a do that is zero on the others.
 
-    q, k, v, do: ``(B, H, N, d)``. ``self.do`` is that do. Costs O(rows * N * d) for each head.
+    q, k, v, do: ``(..., N, d)``. ``self.do`` is that do. Costs O(rows * N * d) for each head.
     """
 
     def __init__(self, q, k, v, do, *, causal: bool, dtype: str) -> None:
@@ -58,8 +58,17 @@ class Expected:
                 "dv": (p.mT @ do, _size(p.mT, do)),
             }
 
+    def check(self, forward, qkv) -> None:
+        """Raise WrongResult unless the output of ``forward(q, k, v)`` and its gradients are
+        right."""
+        import torch
+
+        o = forward(*qkv)
+        self.check_output(o.detach())
+        self.check_gradients(*torch.autograd.grad(o, qkv, self.do))
+
     def check_output(self, o) -> None:
-        """Raise WrongResult unless o ``(B, H, N, d)`` is finite and right on the chosen rows."""
+        """Raise WrongResult unless o ``(..., N, d)`` is finite and right on the chosen rows."""
         self._check("o", o, o[..., self.rows, :])
 
     def check_gradients(self, dq, dk, dv) -> None:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
-from a2lib.theory.attention import PASSES, attention_flops
+from a2lib.experiments.passes import DTYPES, Shape
+from a2lib.theory.attention import PASSES
 
 # `tiled` is plain PyTorch, tile by tile: the algorithm on a machine without a GPU, too slow on one.
 PUBLISHED = ("a2lib", "eager", "compile", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
 # Our forward and the backward that the handout asks for, in its sweep alone; its forward is ours.
 ASKED = "compiled_backward"
 IMPLEMENTATIONS = (*PUBLISHED, ASKED, "tiled")
-DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes per element
 SWEEPS = ("handout", "leaderboard", "fa3", "ladder", "all")
 SEQ_LEN = {"cuda": 16384, "cpu": 128}
 DTYPE = {"cuda": "bf16", "cpu": "fp32"}
 # Tile by tile in Python takes minutes beyond this on a CPU, so it is then measured only if asked
 # for.
 TILED_SEQ_LEN = 4096
-# On CUDA cores or in several tensor-core products, fp32 costs about this many times bf16.
-FP32_COST = 8
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,8 @@ class Parameters(WithSweep):
         """Whether the sweep has the tables beside the times."""
         return self.has("leaderboard")
 
-    def chosen_passes(self, implementation: str = "") -> tuple[str, ...]:
-        """The passes to measure, of one implementation or, without, of any."""
+    def chosen_passes(self, implementation: str) -> tuple[str, ...]:
+        """The passes to measure of one implementation."""
         chosen = PASSES if self.passes == "all" else names(self.passes)
         return tuple(p for p in chosen if implementation != ASKED or p != "forward")
 
@@ -92,48 +89,6 @@ class Parameters(WithSweep):
                 self.causal,
             )
         ]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Self-attention on ``(batch, heads, seq_len, head_dim)`` inputs; the fields are columns."""
-
-    dtype: str
-    batch: int
-    heads: int
-    seq_len: int
-    head_dim: int
-    causal: bool
-
-    def key(self, implementation: str, pass_: str) -> dict[str, object]:
-        """The key columns of one row of the flash section."""
-        return {"implementation": implementation, **dataclasses.asdict(self), "pass": pass_}
-
-    @property
-    def element_bytes(self) -> int:
-        return DTYPES[self.dtype]
-
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes of q, and of each other tensor of its shape."""
-        return self.batch * self.heads * self.seq_len * self.head_dim * self.element_bytes
-
-    @property
-    def matrix_bytes(self) -> int:
-        """Bytes of the N x N scores of all heads."""
-        return self.batch * self.heads * self.seq_len**2 * self.element_bytes
-
-    @property
-    def cost(self) -> float:
-        """Roughly how long it takes, in arbitrary units: the order of a sweep."""
-        sizes = (self.batch, self.heads, self.seq_len, self.seq_len, self.head_dim)
-        flops = attention_flops(*sizes, self.causal, "end_to_end")
-        return flops * (FP32_COST if self.dtype == "fp32" else 1)
-
-    def __str__(self) -> str:
-        mask = "causal" if self.causal else "full"
-        sizes = (self.batch, self.heads, self.seq_len, self.head_dim)
-        return f"{'x'.join(map(str, sizes))} {self.dtype} {mask}"
 
 
 def sweep_shapes(sweep: str, *, tiny: bool = False) -> list[Shape]:

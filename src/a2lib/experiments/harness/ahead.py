@@ -8,7 +8,6 @@ by the process that measures.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 import time
@@ -34,16 +33,6 @@ class Compilation:
     bytes: int
 
 
-@dataclass
-class Outcome:
-    """How many compilations were done, failed (with the reasons), or not done for want of memory or
-    time."""
-
-    done: int = 0
-    failed: list[tuple[Compilation, str]] = dataclasses.field(default_factory=list)
-    left: int = 0
-
-
 def worker_count(n_tasks: int, asked: int = 0) -> int:
     """Processes for ``n_tasks`` compilations; 0 where the measuring process may as well do it."""
     wanted = asked or min(max(1, len(os.sched_getaffinity(0)) - 1), n_tasks // TASKS_PER_WORKER)
@@ -61,8 +50,9 @@ def compile_ahead(
     until: float | None = None,
     timeout_s: float = TIMEOUT_S,
     progress: Callable[[Compilation], None] = lambda task: None,
-) -> Outcome:
-    """Have ``handler`` ("module:function") do each of ``tasks`` in one of ``workers`` processes.
+) -> list[tuple[Compilation, str]]:
+    """Have ``handler`` ("module:function") do each of ``tasks`` in one of ``workers`` processes;
+    those that failed, with the reasons.
 
     ``progress(task)`` is called after each. Together the running ones take at most ``memory_bytes``
     of device memory; what alone would take more is left. A process that dies, or takes longer than
@@ -72,20 +62,17 @@ def compile_ahead(
     pool = _Pool(handler, device, memory_bytes - workers * CONTEXT_BYTES, until, timeout_s)
     # The largest first, so that none is left alone at the end.
     fitting = sorted((t for t in tasks if t.bytes <= pool.free), key=lambda t: -t.bytes)
-    outcome = Outcome(left=len(tasks))
+    failed = []
     with ThreadPoolExecutor(workers) as threads, contextlib.closing(pool):
         running = {threads.submit(pool.compile, task): task for task in fitting}
         for done in as_completed(running):
             task, reason = running[done], done.result()
             if reason is None:
                 continue
-            outcome.left -= 1
             if reason:
-                outcome.failed.append((task, reason))
-            else:
-                outcome.done += 1
+                failed.append((task, reason))
             progress(task)
-    return outcome
+    return failed
 
 
 class _Pool:

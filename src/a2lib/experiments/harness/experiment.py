@@ -8,14 +8,14 @@ measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
 
 from a2lib.experiments.harness import parameters, view
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task, gpus_of, identity
+from a2lib.experiments.harness.sweep import Task, gpus_of, identity, plan
 from a2lib.experiments.harness.view import Plot
 from a2lib.measure import Section
 
@@ -37,7 +37,7 @@ class Table:
     says: str
     shown: tuple[str, ...]
     across: str = ""
-    derived: Mapping[str, Callable[[Mapping[str, str]], float]] | None = None
+    derived: view.Derived = field(default_factory=dict)
     plot: Plot | None = None
     silence_s: float | None = None
     keep_worker: bool = False
@@ -53,11 +53,18 @@ class Table:
             run,
             self.section,
             tasks,
-            what=self.section.name,
-            resume=not self.always and getattr(run.parameters, "sweep", None) != "shape",
+            resume=self._resumes(run),
             silence_s=self.silence_s,
             keep_worker=self.keep_worker,
         )
+
+    def pending(self, run: Run) -> list[Task]:
+        """What ``measure`` is going to measure."""
+        how = {"resume": self._resumes(run), "remeasure": run.parameters.remeasure}
+        return plan(self.tasks(run.parameters, run.device), run.store(self.section), **how)
+
+    def _resumes(self, run: Run) -> bool:
+        return not self.always and getattr(run.parameters, "sweep", None) != "shape"
 
     def measure_and_show(self, run: Run) -> None:
         """``measure``, then ``show``, where it is asked for."""
@@ -75,11 +82,11 @@ class Table:
     def show(self, run: Run) -> None:
         """Show the stored rows of the run's parameters as a table."""
         rows = run.store(self.section).rows() if self.parts else self.rows(run)
-        view.show(rows, self.section, self.says, self.shown, self.across, self.derived or {})
+        view.show(rows, self.section, self.says, self.shown, self.across, self.derived)
 
     def draw(self, run: Run):
         """The same rows as a matplotlib figure; None where none has what is drawn."""
-        return view.draw(self.rows(run), self.section, self.plot, self.derived or {})
+        return view.draw(self.rows(run), self.section, self.plot, self.derived)
 
 
 @dataclass(frozen=True)
@@ -111,12 +118,9 @@ class Experiment:
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.refuse(given, device)
-        how = {"tiny": self.tiny(given), "gpus": self.gpus(given, device)}
+        gpus = gpus_of(task for table in self.tables for task in table.tasks(given, device))
+        how = {"tiny": self.tiny(given), "gpus": gpus}
         return harness.start(given, self.sections[0].notebook, self.sections, **how)
-
-    def gpus(self, given: object, device: str) -> int:
-        """How many GPUs measure together at most."""
-        return gpus_of(task for table in self.tables for task in table.tasks(given, device))
 
     def say_where(self, run: Run) -> None:
         """Print where the rows are and how they get into the book."""

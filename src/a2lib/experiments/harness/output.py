@@ -20,11 +20,9 @@ def display(
 ):
     """Show ``bundle``, MIME type to text, in the running cell, and return True, or where it is to
     be ``replaceable`` its handle. None, and nothing is shown, outside of a notebook."""
-    try:
-        from IPython import get_ipython
-        from IPython.display import display as show
-    except ImportError:
-        return None
+    from IPython import get_ipython
+    from IPython.display import display as show
+
     shell = get_ipython()
     if shell is None or not hasattr(shell, "kernel"):
         return None

@@ -39,13 +39,12 @@ def parameter(
     maximum: int = _LARGEST,
     choices: Sequence[str] = (),
     many: Sequence[str] = (),
-    optional: bool = False,
 ) -> Any:
     """A dataclass field for one parameter.
 
-    Its default is an int, bool or str, as it is; None is an int's. An int is from ``minimum`` to
-    ``maximum``; a str is one of ``choices``, or with ``many`` one of ``choices`` or a comma list of
-    names in ``many``. ``optional`` admits None. ``help`` becomes the comment that
+    Its default is an int, bool or str, as it is; None is an int's, which may then be None. An int
+    is from ``minimum`` to ``maximum``; a str is one of ``choices``, or with ``many`` one of
+    ``choices`` or a comma list of names in ``many``. ``help`` becomes the comment that
     ``papermill --help-notebook`` shows.
     """
     rules = {
@@ -55,14 +54,14 @@ def parameter(
         "maximum": maximum,
         "choices": tuple(choices),
         "many": tuple(many),
-        "optional": optional,
+        "optional": default is None,
     }
     return dataclasses.field(default=default, metadata=rules)
 
 
 def count(usual: int | None, help: str, most: int, least: int = 1) -> Any:
     """The field of a whole number up to ``most``; where ``usual`` is None, None too."""
-    return parameter(usual, help, minimum=least, maximum=most, optional=usual is None)
+    return parameter(usual, help, minimum=least, maximum=most)
 
 
 def remeasure(help: str = "measure again what a sweep has stored already") -> Any:

@@ -153,12 +153,11 @@ def measure(
     section: Section,
     tasks: Sequence[Task],
     *,
-    what: str = "measure",
     resume: bool = True,
     silence_s: float | None = None,
     keep_worker: bool = False,
 ) -> None:
-    """Measure what is pending of ``tasks``, under a bar named ``what``; rows are stored one by one.
+    """Measure what is pending of ``tasks``, under a bar; rows are stored one by one.
 
     Prints what is stored already and what the time limit has left. ``keep_worker`` leaves the
     process for the next sweep: starting one, with its CUDA context, takes seconds.
@@ -173,7 +172,7 @@ def measure(
         if run.worker and not keep_worker:
             run.worker.close()
         return
-    bar = output.Progress(total, what, unit="rows")
+    bar = output.Progress(total, section.name, unit="rows")
 
     def begin(task: Task, culprit: str | None) -> None:
         turns = "in turns" if task.in_turns else ""
@@ -211,7 +210,7 @@ def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) ->
         return
     bar = output.Progress(len(tasks), "compile", unit="kernels")
     try:
-        outcome = ahead.compile_ahead(
+        failed = ahead.compile_ahead(
             tasks,
             handler=handler,
             device=run.device,
@@ -222,7 +221,7 @@ def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) ->
         )
     finally:
         bar.close(f"{workers} processes")
-    for task, reason in outcome.failed:
+    for task, reason in failed:
         print(f"  not compiled ahead: {task.label}: {reason}")
 
 

@@ -89,6 +89,14 @@ class Job:
             self.begin(culprit)
             yield keys
 
+    def groups(self) -> Iterator[list[str]]:
+        """The culprits that are measured together: all of them in turns, or one after another,
+        until the time limit."""
+        names = list(self.wanted)
+        for group in [names] if self.in_turns else [[name] for name in names]:
+            if not self.expired():
+                yield group
+
     def refuse(self, status: str, why: str, keys: Iterable[Mapping] | None = None) -> None:
         """Put a row without values for each of ``keys``, or of all that are wanted: ``status``, and
         ``why`` as its note."""
@@ -97,15 +105,27 @@ class Job:
         for key in self.keys if keys is None else keys:
             self.put({**key, "status": status, "note": note(why)})
 
-    def would_swap(self, needed: int) -> bool:
-        """Whether a CPU has too little memory left for ``needed`` bytes; then the rows say so. A
-        GPU refuses what is too much, and is asked."""
+    def fail(
+        self, error: Exception, keys: Iterable[Mapping] | None = None, warned: Iterable[str] = ()
+    ) -> None:
+        """``refuse`` for ``error``, which ``warned`` came before. Raises LostContext, the rows
+        stored, where the device has to be reset."""
+        from a2lib.measure.failures import LostContext, classify, is_lost
+
+        status, why = classify(error, warned)
+        self.refuse(status, why, keys)
+        if is_lost(error):
+            raise LostContext(why)
+
+    def would_swap(self, needed: int, keys: Iterable[Mapping] | None = None) -> bool:
+        """Whether a CPU has too little memory left for ``needed`` bytes; then the rows say so, as
+        ``refuse``. A GPU refuses what is too much, and is asked."""
         from a2lib.measure import memory
 
         available = memory.available_bytes() if self.device == "cpu" else needed
         if needed > available:
             why = f"not tried: needs {needed / 1e9:.3g} GB, {available / 1e9:.3g} GB are left"
-            self.refuse("oom", why)
+            self.refuse("oom", why, keys)
         return needed > available
 
     def begin(self, culprit: str | None) -> None:

@@ -90,9 +90,7 @@ def peaks(job: Job) -> None:
         raise failure
 
 
-def _why(failure: Exception | None, where: str) -> Row:
-    if failure is None:
-        return {"status": "error", "note": "the step has no such phase"}
+def _why(failure: Exception, where: str) -> Row:
     status, why = classify(failure)
     if status == "oom":
         why = " ".join(str(failure).split()).partition(" If you are")[0] or why

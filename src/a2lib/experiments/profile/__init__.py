@@ -39,38 +39,31 @@ WARMUP, STEPS, TRACED_STEPS = 3, 5, 3
 
 
 @dataclass(frozen=True)
-class Traced:
+class Traced(Configuration):
     """A configuration of ``a2lib.benchmark``, and who traces it: ``nsys`` or ``torch``."""
 
-    configuration: Configuration
-    profiler: str
+    profiler: str = TORCH
 
     def __str__(self) -> str:
-        return f"{self.configuration} by {self.profiler}"
+        return f"{super().__str__()} by {self.profiler}"
 
     @property
     def picture(self) -> str:
         """The name of its bulk tables."""
-        c = self.configuration
-        names = (c.model, c.context, c.batch, c.mode, c.precision, c.attention, c.compile)
-        return "-".join(map(str, (*names, self.profiler)))
-
-    def key(self) -> dict[str, object]:
-        """The key columns of its rows, but for the phase."""
-        return self.configuration.key(PROFILE) | {"profiler": self.profiler}
+        return "-".join(map(str, self.key(PROFILE).values()))
 
     @property
     def phases(self) -> tuple[str, ...]:
         """Those that have rows."""
-        return (*PHASES[self.configuration.mode], STEP)
+        return (*PHASES[self.mode], STEP)
 
     @property
     def ranges(self) -> str:
         """Those of ``a2lib.benchmark`` that it is traced with: of a train-step all that there are,
         so that its kernels can be told apart; else those of phases, which take little of the
         host's time, so that the times are nearly those without a profiler."""
-        c = self.configuration
-        return "modules" if c.mode == "train-step" and c.compile == "none" else "phases"
+        known = self.mode == "train-step" and self.compile == "none"
+        return "modules" if known else "phases"
 
 
 def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
@@ -80,7 +73,7 @@ def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
         modes, contexts, *ways: Mapping[str, str], by: str = profiler, models=TRACED[device]
     ) -> list[Traced]:
         return [
-            Traced(Configuration(model, context, BATCH, mode, **way), by)
+            Traced(model, context, BATCH, mode, profiler=by, **way)
             for context in contexts
             for way in ways
             for mode in modes
@@ -106,7 +99,7 @@ def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
         for context in every
         for part in ("steps", "forward", "witness")
         for one in found[part]
-        if one.configuration.context == context
+        if one.context == context
     ]
     return list(dict.fromkeys([*first, *(one for part in found.values() for one in part)]))
 
@@ -134,16 +127,17 @@ class Parameters(WithSweep):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_never(lambda: self._one("cuda", TORCH).configuration.config("cuda"))
+        refuse_never(lambda: self._one("cuda", TORCH).config("cuda"))
 
-    def traced(self, device: str, profiler: str) -> list[Traced]:
+    def traced(self, device: str) -> list[Traced]:
         """What is traced on ``device``, "cuda" or "cpu", in order."""
-        if self.sweep == "shape":
-            return [self._one(device, profiler)]
-        return sweep_of(self.sweep, device, profiler)
+        by = profiler(self, device)
+        return (
+            [self._one(device, by)] if self.sweep == "shape" else sweep_of(self.sweep, device, by)
+        )
 
     def _one(self, device: str, profiler: str) -> Traced:
-        return Traced(Configuration.named(self, device, CONTEXT), profiler)
+        return dataclasses.replace(Traced.named(self, device, CONTEXT), profiler=profiler)
 
 
 MOST = 12  # kernels that are shown
@@ -165,18 +159,15 @@ def refuse(given: Parameters, device: str) -> None:
         )
 
 
-def traced(given: Parameters, device: str) -> list[Traced]:
-    """What is traced, in order."""
-    return given.traced(device, profiler(given, device))
-
-
 def tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each configuration, all phases at once."""
     return [
         Task.whole(
-            str(one), dataclasses.asdict(one), ({**one.key(), "phase": p} for p in one.phases)
+            str(one),
+            dataclasses.asdict(one),
+            ({**one.key(PROFILE), "phase": p} for p in one.phases),
         )
-        for one in traced(given, device)
+        for one in given.traced(device)
     ]
 
 
@@ -239,7 +230,7 @@ def _kernels(run: Run):
     import pandas as pd
 
     stored = bulk.pictures("kernels", run.data)
-    for one in traced(run.parameters, run.device):
+    for one in run.parameters.traced(run.device):
         if (run.slug, one.picture) in stored:
             try:
                 return one, pd.DataFrame(bulk.read("kernels", run.slug, one.picture, run.data).rows)

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Mapping
 from a2lib.benchmark import Config, StepTimes, run
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.profile import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
-from a2lib.experiments.steps import Configuration
-from a2lib.measure import nsight, trace
+from a2lib.measure import PROFILE, nsight, trace
 from a2lib.measure.failures import LostContext, note
 from a2lib.measure.trace import Kernel, Trace, TraceError, busy, kernel_rows, strip_rows
 from a2lib.measure.trace.classes import shorten
@@ -38,17 +37,14 @@ class TracingError(RuntimeError):
 
 def measure(job: Job) -> None:
     """The rows of one configuration, a phase each, and its bulk tables."""
-    spec = job.spec
-    traced = Traced(Configuration(**spec["configuration"]), spec["profiler"])
-    if why := traced.configuration.refusal(job.device):
+    traced = Traced(**job.spec)
+    if why := traced.refusal(job.device):
         return job.refuse("oom", why)
     given = {"seed": job.seed, "warmup": WARMUP}
-    timer = run(traced.configuration.config(job.device, steps=STEPS, **given))
+    timer = run(traced.config(job.device, steps=STEPS, **given))
     if timer.status != "ok":
         return job.refuse(timer.status, timer.note)
-    config = traced.configuration.config(
-        job.device, steps=TRACED_STEPS, nvtx=traced.ranges, **given
-    )
+    config = traced.config(job.device, steps=TRACED_STEPS, nvtx=traced.ranges, **given)
     try:
         found, under = record(traced, config)
     except (nsight.NsightError, TracingError, subprocess.TimeoutExpired) as error:
@@ -142,12 +138,11 @@ def values(phase: str, found: Trace, times: Mapping, timer, under: Mapping[str, 
 def _store_tables(job: Job, traced: Traced, found: Trace) -> None:
     """The kernels of the median step, and windows as long as a block."""
     step = median_step(found)
-    about = traced.key() | {"source": found.source, "steps": 1}
+    about = traced.key(PROFILE) | {"source": found.source, "steps": 1}
     job.picture("kernels", traced.picture, kernel_rows(step, LEAST_SHARE), about)
-    if traced.configuration.mode != "train-step":
+    if traced.mode != "train-step":
         return
-    layers = traced.configuration.shape.num_layers
-    for phase, rows in block_windows(found, step, layers).items():
+    for phase, rows in block_windows(found, step, traced.shape.num_layers).items():
         job.picture("strip", f"{traced.picture}-{phase}", rows, about | {"phase": phase})
 
 

@@ -57,7 +57,7 @@ STATUS = {"oom": "oom", "unsupported": "n/a", "error": "error"}
 INK, PAPER, DIM, GRID = "#000000", "#ffffff", "#555555", "#dddddd"
 
 # A figure is 342 px wide on a phone, so text of p points in w inches is 4.75 p / w px high there:
-# at the usual 5.4 inches 10.5 points are 9 px (`svg.smallest_text`, which tests ask of figures).
+# at the usual 5.4 inches 10.5 points are 9 px (tests ask it of figures).
 WIDTH = 5.4
 RC = {
     "font.size": 10.5,

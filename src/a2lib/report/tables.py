@@ -53,12 +53,11 @@ def pipe(frame: pd.DataFrame, left: int = 1) -> str:
     return "\n".join([head, rule, *body])
 
 
-def folded(table: Table, title: str = "", longest: int = 16) -> str:
-    """The table's text, folded away where it has more lines than `longest`, under a title or its
-    caption."""
+def folded(table: Table, longest: int = 16) -> str:
+    """The table's text, folded away under its caption where it has more lines than `longest`."""
     if len(table.frame) <= longest:
         return table.text
-    return f"::::{{dropdown}} {title or table.caption}\n{table.text}::::\n"
+    return f"::::{{dropdown}} {table.caption}\n{table.text}::::\n"
 
 
 def _cell(value) -> str:

@@ -8,8 +8,8 @@ import pandas as pd
 from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, stated_peak
 from a2lib.report.page import one, pick
-from a2lib.report.panels import doubling_axis
-from a2lib.report.plots import ROOM, bars, lines, name_ends
+from a2lib.report.panels import doubling_axis, name_ends
+from a2lib.report.plots import ROOM, bars, lines
 from a2lib.report.style import COLOURS, Chart, palette
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.theory.roofline import floor
@@ -155,10 +155,10 @@ def rungs(rows: pd.DataFrame, model: str, context: int = 512) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["rung", "ms_gpu", "more", "ms", "mfu"])
 
 
-def ladder(rows: pd.DataFrame, *models: str, context: int = 512) -> Chart:
+def ladder(rows: pd.DataFrame, *models: str) -> Chart:
     """The rungs of each model side by side: GPU time solid, what launching from Python adds hollow;
     at the end the step's time and its share of peak."""
-    found = {model: rungs(rows, model, context) for model in models}
+    found = {model: rungs(rows, model) for model in models}
     colours = [COLOURS[1]] * 3 + [COLOURS[0]] * 3
 
     def draw(figure):

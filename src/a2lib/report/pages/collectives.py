@@ -41,18 +41,19 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 def fitted(rows: pd.DataFrame, column: str = "ms_queued", **where) -> Line:
     """The line through the all-reduces of ``rows`` in fp32, of NCCL between two unless ``where``
     says otherwise; raises Missing without rows."""
-    where = {"backend": "nccl", "world_size": 2, **where}
-    few = pick(rows, operation="all_reduce", dtype="fp32", **where).dropna(subset=[column])
-    return fit(list(few["size"].astype(float)), list(few[column] / 1e3))
+    return fit(*_all_reduces(rows, column, where))
 
 
-def misses(rows: pd.DataFrame, column: str = "ms_queued", **where) -> pd.Series:
-    """What that line misses of each time, relative, by size."""
-    line = fitted(rows, column, **where)
+def misses(rows: pd.DataFrame) -> pd.Series:
+    """What that line of queued messages misses of each time, relative, by size."""
+    sizes, times_s = _all_reduces(rows, "ms_queued", {})
+    return pd.Series(fit(sizes, times_s).residuals(sizes, times_s), index=sizes)
+
+
+def _all_reduces(rows: pd.DataFrame, column: str, where: dict) -> tuple[list, list]:
     where = {"backend": "nccl", "world_size": 2, **where}
     few = pick(rows, operation="all_reduce", dtype="fp32", **where).dropna(subset=[column])
-    sizes = list(few["size"].astype(float))
-    return pd.Series(line.residuals(sizes, list(few[column] / 1e3)), index=sizes)
+    return list(few["size"].astype(float)), list(few[column] / 1e3)
 
 
 def link() -> float:

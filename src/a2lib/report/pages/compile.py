@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth
-from a2lib.report.panels import doubling_axis
-from a2lib.report.plots import label, lines, name_ends, reference
+from a2lib.report.panels import doubling_axis, name_ends
+from a2lib.report.plots import label, lines, reference
 from a2lib.report.style import COLOURS, Chart, Look, Looks
 from a2lib.report.traces import kernels
 from a2lib.theory.compiling import attention_kernels, break_even, moves

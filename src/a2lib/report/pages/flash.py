@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from a2lib.report import data, plots
+from a2lib.report import data, panels, plots
 from a2lib.report.metrics import OURS, by_graph
 from a2lib.report.page import one, pick
 from a2lib.report.style import COLOURS, DIM, Chart, Look, Looks
@@ -152,10 +152,9 @@ def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def sheet(quantity: str, device: str = data.PUBLISHED) -> float:
-    """What the maker states of a device (data/reference/devices.csv), in that file's unit."""
-    rows = data.load_devices().set_index(["device", "quantity"])
-    return float(rows.loc[(device, quantity), "value"])
+def sheet(quantity: str) -> float:
+    """What the maker states of the GPU (data/reference/devices.csv), in that file's unit."""
+    return float(one(data.load_devices(), device=data.PUBLISHED, quantity=quantity).value)
 
 
 def best_public() -> float:
@@ -239,7 +238,7 @@ def bars(rows: pd.DataFrame) -> Chart:
             va="top",
             color=DIM,
         )
-        plots.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
+        panels.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
 
     return Chart(draw, height=3.0)
 
@@ -265,16 +264,16 @@ def busy(counted: pd.DataFrame) -> Chart:
         ax.set_xlim(0, 140)
         for y, both in enumerate(parts.sum(axis=1)):
             ax.annotate(percent(both / 100), (max(both, 100) + 3, y), va="center")
-        plots.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
+        panels.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
 
     return Chart(draw, height=3.6)
 
 
-def regimes(rows: pd.DataFrame, uncut: str = "sdpa_flash", tile: int = 128) -> Chart:
+def regimes(rows: pd.DataFrame) -> Chart:
     """Time against length, a line an implementation, and tile_times with its one factor fitted to
-    the longer half of ``uncut``, which has a program for each tile."""
+    the longer half of FlashAttention-2, which has a program for each tile of 128."""
     rows = rows.sort_values("seq_len")
-    fitted = pick(rows, implementation=uncut).query("seq_len >= 2048")
+    tile, fitted = 128, pick(rows, implementation="sdpa_flash").query("seq_len >= 2048")
     at, took = fitted["seq_len"].to_numpy(float), fitted["ms"].to_numpy(float)
     fine = np.geomspace(LENGTHS[0], LENGTHS[-1], 200)
     factor = np.exp(np.log(took / tile_times(at / tile)).mean())
@@ -290,7 +289,7 @@ def regimes(rows: pd.DataFrame, uncut: str = "sdpa_flash", tile: int = 128) -> C
         ax.minorticks_off()
         ax.annotate("dashed: max(P, P²/264)", (130, 2.2), color=DIM)
         ax.set(xlabel="tokens", ylabel="backward, ms")
-        return lambda: plots.name_ends(figure, ax, ends, LOOKS)
+        return lambda: panels.name_ends(figure, ax, ends, LOOKS)
 
     return Chart(draw, height=3.2, room=plots.ROOM)
 
@@ -308,6 +307,6 @@ def sustained(rows: pd.DataFrame) -> Chart:
             ax.set_ylabel(label)
         axes[0].set_ylim(bottom=0)
         axes[1].set_xlabel("second")
-        return lambda: [plots.name_ends(figure, *end, LOOKS) for end in ends]
+        return lambda: [panels.name_ends(figure, *end, LOOKS) for end in ends]
 
     return Chart(draw, height=3.9, room=plots.ROOM)

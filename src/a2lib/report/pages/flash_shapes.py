@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from a2lib.report import plots
+from a2lib.report import panels, plots
 from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
 from a2lib.report.pages.flash import LOOKS, PASSES
@@ -74,12 +74,12 @@ def paper(rows: pd.DataFrame, ceiling: float) -> Chart:
                 plots.lines(ax, here, "seq_len", "tflops", "implementation", LOOKS)
                 plots.reference(ax, ceiling, "")
                 ax.set_title(f"{pass_}, {d}, {'causal' if causal else 'no mask'}")
-                plots.doubling_axis(ax)
+                panels.doubling_axis(ax)
                 ax.set_ylim(bottom=0)
             line[0].set_ylabel("TFLOP/s")
         for ax in axes[-1]:
             ax.set_xlabel("tokens a sequence")
-        plots.legend(figure, plots.handles(names, LOOKS))
+        panels.legend(figure, panels.handles(names, LOOKS))
 
     return Chart(draw, height=8.0)
 

@@ -169,20 +169,20 @@ def by_step(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def samples(steps, model: str, warmup: int, phase: str = "wall", context: int = 128) -> pd.Series:
+def samples(steps, model: str, warmup: int, phase: str = "wall") -> pd.Series:
     """The ten times (ms) that a mean after so many steps of warm-up is taken of: those of a process
     of its own, or of the one of fifteen steps, from its step ``warmup`` on."""
-    mine = pick(steps, model=model, context=context, phase=phase, status="ok")
+    mine = pick(steps, model=model, context=128, phase=phase, status="ok")
     mine = pick(mine, warmup=warmup if (mine["warmup"] == warmup).any() else 5)
     number = mine["step_number"].astype(int)
     return mine.sort_values("step_number")["ms"][(number >= warmup) & (number < warmup + 10)]
 
 
-def warmups(steps: pd.DataFrame, context: int = 128) -> pd.DataFrame:
+def warmups(steps: pd.DataFrame) -> pd.DataFrame:
     """Mean and deviation of ten steps after 0, 1, 2 and 5 steps of warm-up."""
     lines = []
     for model in [m for m in TITLES if (steps["model"] == m).any()]:
         for warmup in (0, 1, 2, 5):
-            found = [samples(steps, model, warmup, p, context) for p in (*PHASES, "wall")]
+            found = [samples(steps, model, warmup, p) for p in (*PHASES, "wall")]
             lines.append([TITLES[model], warmup, *(spread(s.mean(), s.std()) for s in found)])
     return pd.DataFrame(lines, columns=["model", "warm-up", *PHASES, "train-step"])

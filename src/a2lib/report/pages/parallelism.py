@@ -7,15 +7,15 @@ import numpy as np
 from a2lib.report import style
 from a2lib.report.style import Chart
 from a2lib.theory import parallelism
-from a2lib.theory.parallelism import EXAMPLE, Layer
+from a2lib.theory.parallelism import EXAMPLE
 
 BOUND, FREE, HALF = "#fbe9da", "#b5d2f0", "#dce9f7"
 
 
-def mesh_map(layer: Layer = EXAMPLE) -> Chart:
-    """Where the forward is bound by what, over the devices of each axis, both logarithmic; the
+def mesh_map() -> Chart:
+    """Where the example's forward is bound by what, over the devices of each axis, logarithmic; the
     most devices if the axes share links (circle) and if each has its own (square)."""
-    a, b = float(parallelism.data_slope(layer)), float(parallelism.tensor_slope(layer))
+    a, b = float(parallelism.data_slope(EXAMPLE)), float(parallelism.tensor_slope(EXAMPLE))
     right, top, offset = 4 * (1 + a), 4 * (1 + b), {"textcoords": "offset points"}
 
     def draw(figure):
@@ -33,7 +33,7 @@ def mesh_map(layer: Layer = EXAMPLE) -> Chart:
             height = 3 if n < 1 + b else 2.4 * (1 + b)
             words = f"{n} devices" if n == 8 else f"{n}"
             ax.annotate(words, (n / height, height), xytext=(3, 3), color=style.DIM, **offset)
-        for point, marker in ((parallelism.shared_mesh_split(layer), "o"), ((1 + a, 1 + b), "s")):
+        for point, marker in ((parallelism.shared_mesh_split(EXAMPLE), "o"), ((1 + a, 1 + b), "s")):
             ax.plot(*point, marker=marker, color=style.COLOURS[0], markersize=8, zorder=5)
             most = f"{point[0] * point[1]:.0f}"
             ax.annotate(most, point, xytext=(7, 5), fontweight="bold", **offset)

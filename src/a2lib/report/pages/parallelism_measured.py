@@ -155,11 +155,12 @@ def crossing(rows: pd.DataFrame, scheme: str, pass_: str, backend: str = "nccl")
     raise LookupError(f"{scheme} {pass_}: no crossing")
 
 
-def threshold(layer: Layer, scheme: str, pass_: str, n: int = 2) -> float:
-    """The batch, or under tensor parallelism the width, from which computation should bind."""
+def threshold(layer: Layer, scheme: str, pass_: str) -> float:
+    """The batch, or under tensor parallelism the width, from which computation should bind two
+    ranks."""
     if scheme == "tp":
-        return parallelism.least_width(layer, n, pass_)
-    return parallelism.least_tokens(layer, n, 1, pass_)
+        return parallelism.least_width(layer, 2, pass_)
+    return parallelism.least_tokens(layer, 2, 1, pass_)
 
 
 def measured_layer(rows: pd.DataFrame, backend: str = "nccl") -> Layer:
@@ -226,12 +227,12 @@ def widths(rows: pd.DataFrame) -> Chart:
     return Chart(draw, height=2.9)
 
 
-def tail(layers: int = 4) -> Drawing:
+def tail() -> Drawing:
     """Data parallelism's backward at its threshold, where a message takes as long as a layer."""
-    run = schedules.run(schedules.data_parallel_backward(layers, 1.0, 1.0))
+    run = schedules.run(schedules.data_parallel_backward(4, 1.0, 1.0))
     drawn, y = clock(run, 16, {schedules.COMPUTE: "computes", schedules.LINKS: "sends"})
     words = text(LEFT, 11, "backward at the threshold", bold=True)
-    return Drawing([words, *drawn], y, {"layers": layers})
+    return Drawing([words, *drawn], y)
 
 
 def peaks(benchmark: pd.DataFrame, memory: pd.DataFrame, checkpointing: pd.DataFrame):
@@ -283,6 +284,6 @@ def planned_fsdp(model: str, efficiency: float, kept: str = "library") -> Plan:
     return evaluate(job, Layout(data=2, sharding="fsdp"))
 
 
-def linked(line: Line, n: int = 2) -> Device:
-    """The planner's H200 with the latency and bandwidth of a line through all-reduces."""
-    return replace(H200, link=line.bandwidth * wire_share("all_reduce", n), latency=line.overhead_s)
+def linked(line: Line) -> Device:
+    """The planner's H200 with the latency and bandwidth of a line through two ranks' all-reduces."""
+    return replace(H200, link=line.bandwidth * wire_share("all_reduce", 2), latency=line.overhead_s)

@@ -285,5 +285,5 @@ def planned_fsdp(model: str, efficiency: float, kept: str = "library") -> Plan:
 
 
 def linked(line: Line) -> Device:
-    """The planner's H200 with the latency and bandwidth of a line through two ranks' all-reduces."""
+    """The planner's H200 with latency and bandwidth of a line through two ranks' all-reduces."""
     return replace(H200, link=line.bandwidth * wire_share("all_reduce", 2), latency=line.overhead_s)

@@ -22,6 +22,7 @@ from matplotlib.path import Path
 from a2lib.measure import bulk, trace
 from a2lib.measure.trace.classes import plain
 from a2lib.measure.trace.kernels import PHASES
+from a2lib.measure.trace.kernels import union as covered
 from a2lib.measure.trace.window import HOST
 from a2lib.report import data, panels, plots
 from a2lib.report.page import Missing
@@ -86,13 +87,7 @@ def kernels(rows: pd.DataFrame) -> pd.DataFrame:
 
 def union(rows: Iterable[dict]) -> list[tuple[float, float]]:
     """The intervals in which at least one of a strip's rows runs, in order, in µs."""
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted((r["start_us"], r["start_us"] + r["duration_us"]) for r in rows):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
+    return covered((r["start_us"], r["start_us"] + r["duration_us"]) for r in rows)
 
 
 def overlap_us(rows: Iterable[dict], others: Iterable[dict]) -> float:

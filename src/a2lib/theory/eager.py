@@ -21,7 +21,6 @@ from a2lib.theory.roofline import Kernel
 HOW = ("tensors", "blocks", "tiled")
 INDEX = 8  # bytes of an int64, which torch.arange makes
 WIDE = 4  # bytes of a float32
-BLOCK = 512  # PyTorch's allocator counts in blocks of so many bytes
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,12 @@ class Eager:
     @property
     def matrix(self) -> int:
         """Bytes of the scores of all sequences, and of every tensor of their shape."""
-        return _blocks(self.batch * self.n**2 * self.element_bytes)
+        return allocator.rounded(self.batch * self.n**2 * self.element_bytes)
 
     @property
     def tensor(self) -> int:
         """Bytes of q, and of every tensor of its shape."""
-        return _blocks(self.batch * self.n * self.d * self.element_bytes)
+        return allocator.rounded(self.batch * self.n * self.d * self.element_bytes)
 
     def inputs(self, pass_: str) -> dict[str, int]:
         """What is there before a pass, by name: backward includes what forward has left."""
@@ -60,7 +59,7 @@ class Eager:
 
     def waiting(self) -> dict[str, int]:
         """What waits for the backward beside the inputs: the weights p, and the mask if causal."""
-        return {"p": self.matrix} | ({"mask": _blocks(self.n**2)} if self.causal else {})
+        return {"p": self.matrix} | ({"mask": allocator.rounded(self.n**2)} if self.causal else {})
 
     def saved(self) -> dict[str, int]:
         """Every tensor that autograd saves, by name."""
@@ -75,14 +74,14 @@ class Eager:
         return list(steps[pass_]())
 
     def _forward(self) -> Iterator[tuple[str, dict[str, int]]]:
-        M, T, index = self.matrix, self.tensor, _blocks(INDEX * self.n)
+        M, T, index = self.matrix, self.tensor, allocator.rounded(INDEX * self.n)
         held: dict[str, int] = {}
         yield "q k^T", {"q k^T": M}
         yield "times scale", {"q k^T": M, "scores": M}
         scores = "scores"
         if self.causal:
             queries, keys = {"queries": index}, {"keys": index}
-            mask = {"mask": _blocks(self.n**2)}
+            mask = {"mask": allocator.rounded(self.n**2)}
             yield "indices of queries", {"scores": M} | queries
             yield "indices of keys", {"scores": M} | queries | keys
             yield "compare", {"scores": M} | queries | keys | mask
@@ -177,10 +176,6 @@ def by_hand_saved(shape: Eager) -> dict[str, int]:
     rows = shape.batch * shape.n
     return shape.saved() | {
         "exponentials": shape.matrix,
-        "sums": _blocks(rows * WIDE),
-        "places of the maxima": _blocks(rows * INDEX),
+        "sums": allocator.rounded(rows * WIDE),
+        "places of the maxima": allocator.rounded(rows * INDEX),
     }
-
-
-def _blocks(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK

@@ -21,7 +21,6 @@ statistics is the same sum). Times are the host's: it allocates ahead of the GPU
 from a2lib.measure.snapshot.reading import Allocation, Snapshot, SnapshotError, read
 from a2lib.measure.snapshot.recording import Recorder
 from a2lib.measure.snapshot.timeline import (
-    CATEGORIES,
     Peak,
     Point,
     largest_rows,
@@ -30,6 +29,7 @@ from a2lib.measure.snapshot.timeline import (
     timeline,
     timeline_rows,
 )
+from a2lib.theory.memory.tape import CATEGORIES
 
 __all__ = [
     "CATEGORIES",

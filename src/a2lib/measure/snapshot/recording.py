@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from a2lib.measure.snapshot.reading import GRADIENTS, NOTES, OPTIMIZER, PARAMETERS, SAVED
+from a2lib.measure.snapshot.reading import NOTES
+from a2lib.theory.memory.tape import GRADIENTS, OPTIMIZER, PARAMETERS, SAVED
 
 MAX_ENTRIES = 1_000_000
 SAVING = ("forward", "loss")  # phases that build a graph

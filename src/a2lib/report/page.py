@@ -197,7 +197,7 @@ class Page:
         table = Table(frame.astype(object).fillna(MISSING), caption, name, left=left, keys=keys)
         return table if fold is False else Markdown(folded(table, longest=OPEN_LINES))
 
-    def source(self, command: str | None = None) -> Markdown:
+    def source(self, command: str) -> Markdown:
         """Where the page's rows come from, in a line: files, machine, versions and the command;
         and, folded, the runs and what the lab record holds."""
         rows = pd.concat(self._every(name).query("not local") for name in self._derive)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from matplotlib import rc_context
@@ -131,3 +133,17 @@ class Chart:
 
     def __repr__(self) -> str:
         return "Chart"
+
+
+def chart(**looks: float) -> Callable:
+    """Of a function that draws on a figure, its first argument, as ``draw`` of Chart does, one of
+    its other arguments that gives the Chart; ``looks`` are Chart's too."""
+
+    def drawing(draw: Callable) -> Callable[..., Chart]:
+        @functools.wraps(draw)
+        def drawn(*given, **named) -> Chart:
+            return Chart(lambda figure: draw(figure, *given, **named), **looks)
+
+        return drawn
+
+    return drawing

@@ -41,6 +41,7 @@ from torch.utils.checkpoint import (
 )
 
 from a2lib.theory.memory.keeping import ATTENTION_PRODUCTS, FFN_PRODUCTS, PRODUCTS
+from a2lib.theory.products import check_name
 
 Run = Callable[[Sequence[nn.Module], Tensor], Tensor]
 
@@ -105,7 +106,7 @@ def _chain(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
 
 
 def _selective(ops: str) -> Run:
-    contexts = functools.partial(create_selective_checkpoint_contexts, _policy(KEPT[ops]))
+    contexts = functools.partial(create_selective_checkpoint_contexts, [*KEPT[ops]])
 
     def run(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
         for block in blocks:
@@ -120,8 +121,8 @@ def keeping(names: tuple[str, ...]) -> tuple[Callable, Callable]:
     """``each`` of a block's call that keeps of either half its input, attention's result and the
     results of the linear layers with these names, of ``theory.memory.keeping.PRODUCTS``; all else
     is computed again. Raises ValueError for another name."""
-    if unknown := set(names) - set(PRODUCTS):
-        raise ValueError(f"kept {unknown.pop()!r}: allowed are {', '.join(PRODUCTS)}")
+    for name in names:
+        check_name("kept", name, PRODUCTS)
 
     def half(products: tuple[str, ...]) -> Callable:
         contexts = functools.partial(_counting, tuple(name in names for name in products))
@@ -141,14 +142,6 @@ def _counting(kept: tuple[bool, ...]):
         return CheckpointPolicy.MUST_SAVE if must else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
-
-
-def _policy(kept: frozenset) -> Callable:
-    def policy(context, operation, *arguments, **options) -> CheckpointPolicy:
-        must = operation in kept
-        return CheckpointPolicy.MUST_SAVE if must else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return policy
 
 
 def _kept_operations() -> dict[str, frozenset]:

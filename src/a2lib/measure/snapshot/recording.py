@@ -15,6 +15,7 @@ from pathlib import Path
 
 from a2lib.measure.snapshot.reading import NOTES
 from a2lib.theory.memory.tape import GRADIENTS, OPTIMIZER, PARAMETERS, SAVED
+from a2lib.theory.products import check_name
 
 MAX_ENTRIES = 1_000_000
 SAVING = ("forward", "loss")  # phases that build a graph
@@ -38,8 +39,7 @@ class Recorder:
     """
 
     def __init__(self, path: str | Path, device: str):
-        if device not in ("cuda", "cpu"):
-            raise ValueError(f"device {device!r}: allowed are cuda, cpu")
+        check_name("device", device, ("cuda", "cpu"))
         self.path, self.device = Path(path), device
         self._phases: list[tuple[str, float, float]] = []
         self._owners: list[tuple[str, int, str, float]] = []

@@ -22,6 +22,7 @@ from a2lib.theory.memory.checkpointing import (
     FFN,
     BlockBytes,
     cost,
+    parsed,
     plan,
     selective_kept,
     selective_peak,
@@ -162,11 +163,11 @@ def strategy_memory(
     precision: str = "fp32",
     fresh: bool = True,
 ) -> StrategyMemory:
-    """What a step takes under a strategy of ``a2lib.model.checkpointing``. Errors as ``plan``,
-    ``selective_kept`` and ``block_saved``."""
+    """What a step takes under a strategy of ``a2lib.model.checkpointing``. Errors as ``parsed`` and
+    ``block_saved``."""
     block, halves = block_bytes(shape, batch, context, attention, precision, fresh=fresh)
     one = _played(shape, batch, context, attention, precision, fresh)
-    name, _, ops = strategy.partition(":") if isinstance(strategy, str) else ("", "", "")
+    name, ops = parsed(strategy, shape.num_layers)
     if name == "selective":
         where = shape, batch, context
         kept = shape.num_layers * selective_kept(ops, *where, attention, precision)

@@ -62,22 +62,22 @@ SHAPE = (
 )
 TIED = Choice("tied", "head", "what it is", {"own": "its own", "tied": "the embedding"})
 MIXED = (
-    Field("experts", "experts", "of a block", 10**6, lowest=0),
-    Field("top_k", "top_k", "that a token goes to", 10**6, lowest=0),
-    Field("shared", "shared", "of every token", 10**6, lowest=0),
-    Field("dense", "dense", "layers without", 10**6, lowest=0),
-    Field("nodes", "nodes", "of a token, at most", 10**6, lowest=0),
-    Field("head_size", "head_size", "0: d_model / heads", 10**6, lowest=0),
-    Field("q_rank", "q_rank", "queries' latent", 10**6, lowest=0),
-    Field("kv_rank", "kv_rank", "keys' and values'", 10**6, lowest=0),
-    Field("rope", "rope", "that turns", 10**6, lowest=0),
+    Field("experts", "experts", "of a block", 10**6, least=0),
+    Field("top_k", "top_k", "that a token goes to", 10**6, least=0),
+    Field("shared", "shared", "of every token", 10**6, least=0),
+    Field("dense", "dense", "layers without", 10**6, least=0),
+    Field("nodes", "nodes", "of a token, at most", 10**6, least=0),
+    Field("head_size", "head_size", "0: d_model / heads", 10**6, least=0),
+    Field("q_rank", "q_rank", "queries' latent", 10**6, least=0),
+    Field("kv_rank", "kv_rank", "keys' and values'", 10**6, least=0),
+    Field("rope", "rope", "that turns", 10**6, least=0),
 )
 PERCENT = {"whole": False, "scale": 0.01}
 GIVEN = (
     Choice("device", "device", "maker's figures", {name: name for name in DEVICES}),
     Field("devices", "devices", "how many", 10**6),
-    Field("headroom", "left free", "% of its memory", 99, **PERCENT, lowest=0),
-    Field("efficiency", "multiplies run at", "% of the peak", 100, **PERCENT, lowest=0.1),
+    Field("headroom", "left free", "% of its memory", 99, **PERCENT, least=0),
+    Field("efficiency", "multiplies run at", "% of the peak", 100, **PERCENT, least=0.1),
 )
 KEPT = {name: f"{name}: {size}" for name, size in OPTIMIZERS.items()}
 CUT = {"none": "none (DDP)", "zero1": "zero1 (and fp32 weights)", "zero2": "zero2 (and gradients)"}
@@ -94,7 +94,7 @@ TRAINING = (
     Choice("sharding", "state", "what of it is cut", CUT),
     Choice("checkpointing", "checkpointing", "computed again", AGAIN),
     Choice("activations", "activations", "as kept by", OF),
-    Field("frozen", "not trained", "% of each matrix", 99.99, **PERCENT, lowest=0),
+    Field("frozen", "not trained", "% of each matrix", 99.99, **PERCENT, least=0),
 )
 AXES = (
     Field("tensor", "tensor", "devices", 10**4),

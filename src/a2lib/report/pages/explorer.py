@@ -15,9 +15,9 @@ FIELDS = (
     Field("tokens", "B, the batch", "tokens", 10**9),
     Field("d_model", "D, d_model", "elements", 10**6),
     Field("d_ff", "F, d_ff", "elements", 10**6),
-    Field("flops", "C, each device", "TFLOP/s", 10**6, whole=False, scale=1e12),
-    Field("bandwidth", "W, each device", "GB/s", 10**6, whole=False, scale=1e9),
-    Field("element_bytes", "an element has", "bytes", 16, whole=False),
+    Field("flops", "C, each device", "TFLOP/s", 10**6, whole=False, least=1e-3, scale=1e12),
+    Field("bandwidth", "W, each device", "GB/s", 10**6, whole=False, least=1e-3, scale=1e9),
+    Field("element_bytes", "an element has", "bytes", 16, whole=False, least=1e-3),
     Field("n_fsdp", "N_FSDP", "devices", 10**6),
     Field("n_tp", "N_TP", "devices", 10**6),
 )

@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from a2lib.theory.collectives import positive
-from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
 
 GB, GIB = 10**9, 2**30
 H100_GB, V5P_GB = 80, 95
-WIDE, NARROW = 4, 2  # bytes of fp32, of bf16
 
 
 @dataclass(frozen=True)

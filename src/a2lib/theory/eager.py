@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from a2lib.theory.attention import tiled_memory
 from a2lib.theory.compiling import PASSES, attention_kernels
 from a2lib.theory.memory import allocator
-from a2lib.theory.products import check_name, check_sizes, largest
+from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, largest
 from a2lib.theory.roofline import Kernel
 
 HOW = ("tensors", "blocks", "tiled")
-INDEX = 8  # bytes of an int64, which torch.arange makes
-WIDE = 4  # bytes of a float32
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from a2lib.theory.jobs import NARROW, OPTIMIZERS, WIDE, Job
+from a2lib.theory.jobs import OPTIMIZERS, Job
 from a2lib.theory.layout_time import times
-from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
 from a2lib.theory.stages import (
     Layout,
     Stage,

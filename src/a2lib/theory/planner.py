@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache, lru_cache
 
-from a2lib.theory.jobs import OPTIMIZERS, WIDE
+from a2lib.theory.jobs import OPTIMIZERS
 from a2lib.theory.layout_time import block_flops, least_waited, waiting
 from a2lib.theory.layouts import (
     AXES,
@@ -33,7 +33,7 @@ from a2lib.theory.layouts import (
     of_axis,
     timed,
 )
-from a2lib.theory.products import check_name, largest, matmul_flops
+from a2lib.theory.products import WIDE, check_name, largest, matmul_flops
 from a2lib.theory.stages import stage_blocks
 from a2lib.theory.transformer import parameter_count
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+from a2lib.measure.saved import follow
 from a2lib.measure.snapshot.reading import NOTES
 from a2lib.theory.memory.tape import GRADIENTS, OPTIMIZER, PARAMETERS, SAVED
 from a2lib.theory.products import check_name
@@ -84,13 +85,9 @@ class Recorder:
         that is compiled.
         """
         self._model, self._optimizer = model, optimizer
-        for name, module in model.named_modules() if modules else ():
-            module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name))
-            module.register_forward_hook(self._left, always_call=True)
+        if modules:
+            follow(model, self._modules)
         self._look()
-
-    def _left(self, *_) -> None:
-        self._modules.pop()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

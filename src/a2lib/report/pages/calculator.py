@@ -20,9 +20,10 @@ from a2lib.report.plots import reference, stacks
 from a2lib.report.style import Chart
 from a2lib.theory import layouts
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.jobs import ATTENTIONS, NARROW, OPTIMIZERS, WIDE, Job, score_bytes
+from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job, score_bytes
 from a2lib.theory.layouts import Layout, evaluate
 from a2lib.theory.memory.saved import PRECISIONS
+from a2lib.theory.products import NARROW, WIDE
 from a2lib.theory.transformer import PRESETS, SIZES, Shape
 
 EXAMPLE = Job(SIZES["8B"], DEVICES["H200"], 8, 32, 2048)

@@ -12,7 +12,8 @@ from a2lib.report import data, style
 from a2lib.report.plots import label, reference
 from a2lib.report.style import chart
 from a2lib.theory import accounting
-from a2lib.theory.accounting import GB, H100_GB, NARROW, XXL, Mesh
+from a2lib.theory.accounting import GB, H100_GB, XXL, Mesh
+from a2lib.theory.products import NARROW
 
 MORE = {  # other conventions that one may follow
     "W_ici counts one direction: half of the bandwidth": Mesh(W_ici=Mesh().W_ici / 2),

@@ -27,8 +27,8 @@ from a2lib.theory.memory.checkpointing import (
     selective_kept,
     selective_peak,
 )
-from a2lib.theory.memory.saved import WIDE
 from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.products import WIDE
 from a2lib.theory.transformer import Shape
 
 HALVES = (ATTENTION, FFN)

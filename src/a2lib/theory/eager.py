@@ -135,11 +135,11 @@ def longest(
     capacity: int,
     pass_: str,
     *,
-    element_bytes: int = 4,
     step: int = 1,
     how: str = "tensors",
 ) -> int:
-    """The longest sequence, a multiple of ``step``, whose pass fits ``capacity`` bytes; 0 for none.
+    """The longest sequence, a multiple of ``step``, whose pass in fp32 fits ``capacity`` bytes; 0
+    for none.
 
     ``pass_`` is "forward" or "backward", which needs its forward too. By ``how`` what fits are the
     "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or the
@@ -150,8 +150,8 @@ def longest(
 
     def fits(n: int) -> bool:
         if how == "tiled":
-            return tiled_total(batch, n, d, pass_, element_bytes) <= capacity
-        shape = Eager(batch, n, d, causal, element_bytes)
+            return tiled_total(batch, n, d, pass_) <= capacity
+        shape = Eager(batch, n, d, causal)
         if how == "blocks":
             return allocator.fits(capacity, shape.history(pass_))
         return max(sum(live.values()) for live in shape.history(pass_)) <= capacity
@@ -159,12 +159,11 @@ def longest(
     return step * largest(lambda n: fits(n * step))
 
 
-def tiled_total(batch: int, n: int, d: int, pass_: str, element_bytes: int = 4) -> int:
-    """What the tensors of tiled attention take at the peak of a pass, inputs included."""
-    given = (3 if pass_ == "forward" else 4) * batch * n * d * element_bytes
-    made = tiled_memory(
-        1, batch, n, n, d, element_bytes, "forward" if pass_ == "forward" else "end_to_end"
-    )
+def tiled_total(batch: int, n: int, d: int, pass_: str) -> int:
+    """What the tensors of tiled attention in fp32 take at the peak of a pass, inputs included."""
+    given = (3 if pass_ == "forward" else 4) * batch * n * d * WIDE
+    whole = "forward" if pass_ == "forward" else "end_to_end"
+    made = tiled_memory(1, batch, n, n, d, WIDE, whole)
     return given + sum(made.values())
 
 

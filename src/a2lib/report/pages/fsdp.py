@@ -96,11 +96,8 @@ def _counted(row, activations: float) -> float:
     if row.moment == "peak":
         return theory.peak(sizes, int(row.world_size), activations).total
     if row.moment == "forward":
-        last = max(
-            theory.step(sizes, int(row.world_size), activations),
-            key=lambda held: held.moment == "backward root",
-        )
-        return last.total
+        every = theory.step(sizes, int(row.world_size), activations)
+        return next(held.total for held in every if held.moment == "backward root")
     return {h.moment: h.total for h in theory.between(sizes, int(row.world_size))}[row.moment]
 
 

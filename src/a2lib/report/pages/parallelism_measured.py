@@ -252,22 +252,11 @@ def peaks(benchmark: pd.DataFrame, memory: pd.DataFrame, checkpointing: pd.DataF
     rows = pd.concat([one.reindex(columns=names) for one in found], ignore_index=True)
     known = rows["precision"].isin(("fp32", "tf32", "bf16")) & rows["attention"].isin(ATTENTIONS)
     rows = rows[known].dropna(subset=["bytes"]).fillna({"strategy": "none"})
-    plans = [
-        evaluate(
-            Job(
-                SIZES[r.model],
-                H200,
-                1,
-                int(r.batch),
-                int(r.context),
-                0.0,
-                "bf16" if r.precision == "bf16" else "fp32",
-                r.attention,
-            ),
-            Layout(sharding="none", checkpointing=r.strategy),
-        )
-        for r in rows.itertuples()
-    ]
+    plans = []
+    for r in rows.itertuples():
+        at = 1, int(r.batch), int(r.context), 0.0, "bf16" if r.precision == "bf16" else "fp32"
+        layout = Layout(sharding="none", checkpointing=r.strategy)
+        plans.append(evaluate(Job(SIZES[r.model], H200, *at, r.attention), layout))
     moment, total = [p.moment for p in plans], pd.Series([p.memory_bytes for p in plans])
     return rows.assign(moment=moment, off=total.to_numpy() / rows["bytes"] - 1)
 

@@ -17,7 +17,7 @@ WRONG = [
     ("batch", 0, "allowed are whole numbers from 1 to 65536"),
     ("mode", "train", "allowed are inference, forward, forward-backward, train-step"),
     ("attention", "fast", "attention 'fast': allowed are eager, flash, sdpa_flash"),
-    ("checkpointing", "segments:3", "k must be a whole number from 1 to 2"),
+    ("checkpointing", "segments:3", "allowed as k are 1 to 2"),
     ("torch_profile", "no/such/folder/x", "torch_profile 'no/such/folder/x': no such folder"),
     ("precision", "tf32", "precision 'tf32' needs a CUDA device; allowed on cpu is fp32 and bf16"),
     ("nvtx", "phases", "nvtx 'phases' needs a CUDA device; allowed on cpu is none"),

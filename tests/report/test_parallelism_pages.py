@@ -5,8 +5,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from svg_sizes import LEAST_SIZE, smallest_text
 
-from a2lib.report import svg
 from a2lib.report.pages import calculator, communication, parallelism
 from a2lib.report.pages import parallelism_drawings as drawings
 from a2lib.theory.devices import DEVICES
@@ -34,7 +34,7 @@ def test_every_drawing_has_both_themes_and_letters_for_a_phone(texts):
     for name, text in texts.items():
         assert text.count("prefers-color-scheme:dark") == 1, name
         assert re.findall(r"#[0-9a-f]{6}\b", re.sub(r"--\w+:#[0-9a-f]{6}", "", text)) == [], name
-        assert svg.smallest_text(text) >= svg.LEAST_SIZE, name
+        assert smallest_text(text) >= LEAST_SIZE, name
         assert len(text) < 70_000, name
 
 

@@ -6,8 +6,9 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
+from svg_sizes import LEAST_SIZE, contrast, smallest_text
 
-from a2lib.report import data, panels, plots, style, svg
+from a2lib.report import data, panels, style, svg
 from a2lib.report.page import pick
 from a2lib.report.pages import flash, flash_drawings, flash_shapes
 from a2lib.report.pages.flash import LOOKS
@@ -27,8 +28,7 @@ def drawn():
     return {
         "bars": flash.bars(pick(rows, kind="board")),
         "maps": flash_shapes.maps(rows, "bf16"),
-        "column": plots.grid(one, "seq_len", "ms", "implementation", flash.LOOKS, panel="pass",
-                             titles=flash.PASSES, xlabel="tokens", ylabel="ms", log=10),
+        "lines": flash.regimes(pick(one, pass_="backward")),
         "tiles": flash_drawings.tiles(),
     }  # fmt: skip
 
@@ -42,10 +42,10 @@ def texts():
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_lines_and_letters_stand_out_on_the_page(theme):
     # WCAG 2.1, 1.4.11 for what is drawn and 1.4.3 for what is read.
-    assert {n: c for n in LINES if (c := svg.contrast(theme[n], theme["paper"])) < 3} == {}
+    assert {n: c for n in LINES if (c := contrast(theme[n], theme["paper"])) < 3} == {}
     for letters in ("ink", "dim"):
-        assert svg.contrast(theme[letters], theme["paper"]) >= 4.5
-    assert {n: c for n in FILLS if (c := svg.contrast(theme["ink"], theme[n])) < 4.5} == {}
+        assert contrast(theme[letters], theme["paper"]) >= 4.5
+    assert {n: c for n in FILLS if (c := contrast(theme["ink"], theme[n])) < 4.5} == {}
 
 
 def test_every_colour_of_an_implementation_has_a_twin_in_the_dark():
@@ -68,9 +68,9 @@ def test_a_figure_has_both_palettes_and_no_colour_of_its_own(texts):
 
 def test_text_is_text_and_large_enough_on_a_phone(texts):
     for name, text in texts.items():
-        assert svg.smallest_text(text) >= svg.LEAST_SIZE, name
+        assert smallest_text(text) >= LEAST_SIZE, name
         assert "DejaVu" not in text and "<metadata" not in text, name
-    assert "efficient</text>" in texts["column"] and "memory-efficient" not in texts["column"]
+    assert "efficient</text>" in texts["lines"] and "memory-efficient" not in texts["lines"]
 
 
 def test_names_do_not_touch_and_keep_the_order_of_their_lines():

@@ -7,7 +7,7 @@ from a2lib.measure.device import device_slug, synchronize
 from a2lib.measure.lock import DeviceBusy, DeviceLock
 from a2lib.measure.memory import peak_bytes
 from a2lib.measure.runs import read_runs, start_run
-from a2lib.measure.sections import COMMON, SECTIONS, STATUSES, Section
+from a2lib.measure.sections import SECTIONS, Section
 from a2lib.measure.store import Store, StoreError, read_section
 from a2lib.measure.timing import Timing, time_call, time_many
 
@@ -15,9 +15,7 @@ globals().update((name.upper(), section) for name, section in SECTIONS.items())
 
 __all__ = [
     *map(str.upper, SECTIONS),
-    "COMMON",
     "SECTIONS",
-    "STATUSES",
     "DeviceBusy",
     "DeviceLock",
     "Section",

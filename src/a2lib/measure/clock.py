@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from a2lib.measure.device import Sensors
+from a2lib.theory.products import check_name
 
 # As triton.testing.do_bench: several times the L2 cache of any GPU there is.
 FLUSH_BYTES = 256 * 2**20
@@ -114,6 +115,5 @@ class CpuClock:
 
 def clock_of(device: str) -> CudaClock | CpuClock:
     """The clock of ``device``, "cuda" or "cpu"; ValueError for another."""
-    if device not in ("cuda", "cpu"):
-        raise ValueError(f"device {device!r}: allowed are cuda, cpu")
+    check_name("device", device, ("cuda", "cpu"))
     return CudaClock() if device == "cuda" else CpuClock()

@@ -53,15 +53,7 @@ def saved_for_backward(model, *inputs) -> tuple[object, list[Saved]]:
             found[address] = Saved(module, tuple(tensor.shape), dtype, storage.nbytes())
         return kept
 
-    def leave(*_):
-        inside.pop()
-
-    hooks = []
-    for name, module in model.named_modules():
-        hooks += [
-            module.register_forward_pre_hook(lambda *_, name=name: inside.append(name)),
-            module.register_forward_hook(leave, always_call=True),
-        ]
+    hooks = follow(model, inside)
     try:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             output = model(*inputs)
@@ -70,6 +62,22 @@ def saved_for_backward(model, *inputs) -> tuple[object, list[Saved]]:
             hook.remove()
     _name_operations(output, found)
     return output, list(found.values())
+
+
+def follow(model, inside: list[str]) -> list:
+    """Hooks by which ``inside`` has the names of the modules that are being called, the innermost
+    last; to be removed by the caller."""
+
+    def leave(*_) -> None:
+        inside.pop()
+
+    hooks = []
+    for name, module in model.named_modules():
+        hooks += [
+            module.register_forward_pre_hook(lambda *_, name=name: inside.append(name)),
+            module.register_forward_hook(leave, always_call=True),
+        ]
+    return hooks
 
 
 def saved_rows(saved: Iterable[Saved]) -> list[dict[str, object]]:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from a2lib.attention import UnsupportedError, attention_reference, flash_attention
 from a2lib.attention.operators import flash_forward
 from a2lib.model.layers import Linear, RotaryPositionalEmbedding, side_by_side
-from a2lib.theory.products import check_sizes
+from a2lib.theory.products import check_name, check_sizes
 
 CausalAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -89,8 +89,7 @@ def causal_attention(name: str) -> CausalAttention:
     Raises ValueError naming those there are. A call raises where the implementation cannot run its
     inputs: UnsupportedError from flash and flex, RuntimeError from a backend of PyTorch.
     """
-    if name not in ATTENTIONS:
-        raise ValueError(f"attention {name!r}: allowed are {', '.join(ATTENTIONS)}")
+    check_name("attention", name, ATTENTIONS)
     return ATTENTIONS[name]
 
 

@@ -40,7 +40,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from a2lib.theory.memory.checkpointing import parsed
 from a2lib.theory.memory.keeping import ATTENTION_PRODUCTS, FFN_PRODUCTS, PRODUCTS
+from a2lib.theory.products import check_name
 
 Run = Callable[[Sequence[nn.Module], Tensor], Tensor]
 
@@ -105,7 +107,7 @@ def _chain(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
 
 
 def _selective(ops: str) -> Run:
-    contexts = functools.partial(create_selective_checkpoint_contexts, _policy(KEPT[ops]))
+    contexts = functools.partial(create_selective_checkpoint_contexts, [*KEPT[ops]])
 
     def run(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
         for block in blocks:
@@ -120,8 +122,8 @@ def keeping(names: tuple[str, ...]) -> tuple[Callable, Callable]:
     """``each`` of a block's call that keeps of either half its input, attention's result and the
     results of the linear layers with these names, of ``theory.memory.keeping.PRODUCTS``; all else
     is computed again. Raises ValueError for another name."""
-    if unknown := set(names) - set(PRODUCTS):
-        raise ValueError(f"kept {unknown.pop()!r}: allowed are {', '.join(PRODUCTS)}")
+    for name in names:
+        check_name("kept", name, PRODUCTS)
 
     def half(products: tuple[str, ...]) -> Callable:
         contexts = functools.partial(_counting, tuple(name in names for name in products))
@@ -141,14 +143,6 @@ def _counting(kept: tuple[bool, ...]):
         return CheckpointPolicy.MUST_SAVE if must else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
-
-
-def _policy(kept: frozenset) -> Callable:
-    def policy(context, operation, *arguments, **options) -> CheckpointPolicy:
-        must = operation in kept
-        return CheckpointPolicy.MUST_SAVE if must else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return policy
 
 
 def _kept_operations() -> dict[str, frozenset]:
@@ -173,43 +167,21 @@ def _kept_operations() -> dict[str, frozenset]:
 
 KEPT = _kept_operations()
 
-# Name to (what it takes, None for nothing; how it is made from that). "k" is a number of blocks.
-STRATEGIES: dict[str, tuple[str | None, Callable[..., Run]]] = {
-    "none": (None, lambda: run_blocks),
-    "half": (None, lambda: _halves),
-    "block": (None, lambda: _segments(1)),
-    "segments": ("k", _segments),
-    "nested": ("k", _nested),
-    "recursive": (None, lambda: _recursive),
-    "chain": (None, lambda: _chain),
-    "selective": ("ops", _selective),
+# How each is made of what it takes (``theory.memory.checkpointing.STRATEGIES``).
+STRATEGIES: dict[str, Callable[..., Run]] = {
+    "none": lambda: run_blocks,
+    "half": lambda: _halves,
+    "block": lambda: _segments(1),
+    "segments": _segments,
+    "nested": _nested,
+    "recursive": lambda: _recursive,
+    "chain": lambda: _chain,
+    "selective": _selective,
 }
-ALLOWED = ", ".join(
-    name + (f":{takes}" if takes else "") for name, (takes, _) in STRATEGIES.items()
-)
 
 
 def strategy(text: str, num_layers: int) -> Run:
-    """The strategy that ``text`` names, for a model of ``num_layers`` blocks.
-
-    Raises ValueError, in one line, for another name, and for an argument that is missing, not asked
-    for, outside 1 to num_layers (k) or not in ``KEPT`` (ops).
-    """
-    name, colon, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
-    takes, make = STRATEGIES.get(name, (None, None))
-    if make is None or bool(takes) != bool(colon):
-        raise ValueError(f"checkpointing {text!r}: allowed are {ALLOWED}")
-    if takes is None:
-        return make()
-    if takes == "ops":
-        if argument not in KEPT:
-            raise ValueError(f"checkpointing {text!r}: allowed as ops are {', '.join(KEPT)}")
-        return make(argument)
-    # Python takes no number of thousands of digits.
-    size = int(argument[:20]) if argument.isascii() and argument.isdigit() else 0
-    if not 1 <= size <= num_layers:
-        raise ValueError(
-            f"checkpointing {text!r}: {takes} must be a whole number from 1 to {num_layers}, "
-            "the number of blocks"
-        )
-    return make(size)
+    """The strategy that ``text`` names, for a model of ``num_layers`` blocks; errors as
+    ``theory.memory.checkpointing.parsed``."""
+    name, argument = parsed(text, num_layers)
+    return STRATEGIES[name](*([argument] if argument else []))

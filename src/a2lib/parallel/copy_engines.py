@@ -37,7 +37,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from a2lib.parallel.group import member
+from a2lib.parallel.group import everyone, member
 from a2lib.parallel.lane import Ended, Lane
 
 # What is called with the parameters of a bucket whose gradients are the means.
@@ -63,7 +63,7 @@ def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None
         mine["reason"] = "there is one rank"
     else:
         mine["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
-    all_of = _gather(mine, group, size)
+    all_of = everyone(mine, group)
     reasons = [one["reason"] for one in all_of if one["reason"]]
     if not reasons and len({one["host"] for one in all_of}) > 1:
         reasons = ["the ranks are on several hosts"]
@@ -71,14 +71,8 @@ def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None
         reasons = ["several ranks have one GPU"]
     if reasons:
         return reasons[0]
-    reasons = _gather(_unreachable(device, [one["gpu"] for one in all_of]), group, size)
+    reasons = everyone(_unreachable(device, [one["gpu"] for one in all_of]), group)
     return next((reason for reason in reasons if reason), None)
-
-
-def _gather(mine: object, group: dist.ProcessGroup | None, size: int) -> list:
-    gathered = [None] * size
-    dist.all_gather_object(gathered, mine, group=group)
-    return gathered
 
 
 def _host() -> str:
@@ -117,7 +111,7 @@ def shared_memory(
     while True:
         mine = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
         key = whole.group_name, mine.data_ptr()
-        told = _gather((mine.data_ptr(), _met.get(key)), group, whole.size())
+        told = everyone((mine.data_ptr(), _met.get(key)), group)
         each = [address for address, _ in told]
         if all(met is None for _, met in told) or all(met == each for _, met in told):
             break

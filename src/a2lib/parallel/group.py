@@ -146,12 +146,11 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
 @torch.no_grad()
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
     """Overwrite each tensor with that of the group's rank 0, to the bit, whatever its dtype."""
-    source = 0 if group is None else dist.get_global_rank(group, 0)
     for tensor in tensors:
         if not tensor.numel():
             continue
         dense = tensor.detach().contiguous()
-        dist.broadcast(dense.reshape(-1).view(torch.uint8), source, group=group)
+        dist.broadcast(dense.reshape(-1).view(torch.uint8), group=group, group_src=0)
         if dense.data_ptr() != tensor.data_ptr():
             tensor.copy_(dense)
 

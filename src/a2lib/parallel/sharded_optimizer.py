@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from a2lib.parallel.exchange import Chunk, lay_out
-from a2lib.parallel.group import check_alike, describe, member
+from a2lib.parallel.group import check_alike, describe, everyone, member
 from a2lib.theory.sharding import assign
 
 # What a group of the local optimizer does not share with the one seen from outside.
@@ -143,11 +143,9 @@ class ShardedOptimizer(Optimizer):
             i: {key: _Shape(x) if _travels(x) else _to_cpu(x) for key, x in values.items()}
             for i, values in own.items()
         }
-        gathered = [None] * self._world_size
-        dist.all_gather_object(gathered, plain, group=self._group)
         params = self._all()
         state = {}
-        for rank, theirs in enumerate(gathered):
+        for rank, theirs in enumerate(everyone(plain, self._group)):
             for i, values in theirs.items():
                 state[i] = {
                     key: self._receive(rank, x, own.get(i, {}).get(key), params[i].device)
@@ -262,8 +260,7 @@ class ShardedOptimizer(Optimizer):
     def _receive(self, rank: int, shape: _Shape, own: Tensor | None, device: torch.device):
         tensor = own if rank == self._rank else torch.empty(shape.shape, dtype=shape.dtype)
         flat = tensor.to(device).contiguous().reshape(-1)
-        source = rank if self._group is None else dist.get_global_rank(self._group, rank)
-        dist.broadcast(flat.view(torch.uint8), source, group=self._group)
+        dist.broadcast(flat.view(torch.uint8), group=self._group, group_src=rank)
         # Strides as they are: fused kernels take parameter and state to be laid out alike.
         result = torch.empty_strided(shape.shape, shape.strides, dtype=shape.dtype, device="cpu")
         return result.copy_(flat.view(shape.shape))

@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
         f"a2lib.report needs {error.name}, of the extra 'book': pip install -e '.[book]'"
     ) from None
 
-from a2lib.report.data import ReportError, load, load_reference, load_runs
+from a2lib.report.data import ReportError, load, load_reference
 from a2lib.report.page import Page
 from a2lib.report.style import Chart
 from a2lib.report.tables import Markdown, Table
@@ -28,5 +28,4 @@ __all__ = [
     "Table",
     "load",
     "load_reference",
-    "load_runs",
 ]

@@ -33,11 +33,6 @@ def data_roots() -> list[Path]:
     return [data_dir(), here]
 
 
-def section_file(root: Path, section: str, device: str) -> Path:
-    """The CSV of one section and device, as the result store names it."""
-    return root / "measured" / section / f"{device}.csv"
-
-
 def load(section: str, roots: list[Path] | None = None) -> pd.DataFrame:
     """Every measured row of a section, from every root and device.
 
@@ -54,7 +49,7 @@ def load(section: str, roots: list[Path] | None = None) -> pd.DataFrame:
         for device, rows in read_section(section, data=root).items():
             frame = _typed(pd.DataFrame(rows, columns=list(SECTIONS[section].columns)))
             local = device != PUBLISHED or position > 0
-            file = str(section_file(root, section, device))
+            file = str(root / "measured" / section / f"{device}.csv")
             frames.append(frame.assign(device=device, file=file, local=local))
     frames = [frame for frame in frames if len(frame)]
     if not frames:

@@ -14,14 +14,10 @@ TEXT = "font-size: 12px; font-family: 'DejaVu Sans'; fill: #000000"
 
 
 class Drawing:
-    """A drawing as the text of its elements; `counts` is what its legend says, by name.
+    """A drawing as the text of its elements: SVG, in user units from 0 to WIDTH and from 0 to
+    `height`, with styles inline and colours of svg.PAIRS."""
 
-    `elements` are SVG, in user units from 0 to WIDTH and from 0 to `height`, with styles inline
-    and colours of svg.PAIRS.
-    """
-
-    def __init__(self, elements: list[str], height: float, counts: dict[str, int] | None = None):
-        self.counts = counts or {}
+    def __init__(self, elements: list[str], height: float):
         paper = f'<rect width="{WIDTH}" height="{height:g}" style="fill: #ffffff"/>'
         self._text = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" '
@@ -32,7 +28,7 @@ class Drawing:
         return svg.themed(self._text)
 
     def __repr__(self) -> str:
-        return f"Drawing({self.counts})"
+        return "Drawing"
 
 
 def text(

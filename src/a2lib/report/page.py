@@ -197,7 +197,7 @@ class Page:
         table = Table(frame.astype(object).fillna(MISSING), caption, name, left=left, keys=keys)
         return table if fold is False else Markdown(folded(table, longest=OPEN_LINES))
 
-    def source(self, command: str | None = None) -> Markdown:
+    def source(self, command: str) -> Markdown:
         """Where the page's rows come from, in a line: files, machine, versions and the command;
         and, folded, the runs and what the lab record holds."""
         rows = pd.concat(self._every(name).query("not local") for name in self._derive)
@@ -209,12 +209,9 @@ class Page:
         fold = f"::::{{dropdown}} The runs behind this page\n{runs.text}\n{record.text}\n::::"
         return Markdown(f"{line.text}\n\n{fold}\n")
 
-    def your_machine(self, command: str, shown: Callable | None = None) -> Markdown:
-        """What of this page holds on each other device: its claims answered, and its rows.
-
-        ``shown`` makes a table of display texts of a device's rows of the page's section; without
-        it the columns that differ are shown as they are stored.
-        """
+    def your_machine(self, command: str) -> Markdown:
+        """What of this page holds on each other device: its claims answered, and of its rows the
+        columns that differ, as they are stored."""
         text = []
         for device, tables in self.local().items():
             name = style.device_name(device)
@@ -229,7 +226,7 @@ class Page:
                 text.append(f"Of what this page says nothing is measured on {name}.")
             rows = tables[self.section]
             if len(rows):
-                frame = shown(rows) if shown else _as_stored(rows, self.section)
+                frame = _as_stored(rows, self.section)
                 label = f"tab-{self._label}-rows-{device}"
                 table = Table(frame.astype(object).fillna(MISSING), f"Rows of {name}", label)
                 text.append(folded(table, longest=0))

@@ -8,8 +8,7 @@ from __future__ import annotations
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from a2lib.report import style
-from a2lib.report.style import DIM, INK, Look, Looks
+from a2lib.report.style import DIM, INK, Look, Looks, chart
 
 REFERENCE_LINE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
 LINE = 1.28  # height of a line of text, in font sizes
@@ -107,16 +106,13 @@ def legend(figure, handles: list, columns: int = 4) -> None:
         figure.legend(handles=handles, **place, **close)
 
 
-def empty() -> style.Chart:
+@chart(height=1.2)
+def empty(figure):
     """A figure of no rows."""
-
-    def draw(figure):
-        ax = figure.subplots()
-        middle = {"xycoords": "axes fraction", "ha": "center", "color": DIM}
-        ax.annotate("not measured yet", (0.5, 0.5), **middle)
-        ax.set_axis_off()
-
-    return style.Chart(draw, height=1.2)
+    ax = figure.subplots()
+    middle = {"xycoords": "axes fraction", "ha": "center", "color": DIM}
+    ax.annotate("not measured yet", (0.5, 0.5), **middle)
+    ax.set_axis_off()
 
 
 def short_power(value: float) -> str:

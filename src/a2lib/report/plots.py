@@ -14,40 +14,17 @@ import pandas as pd
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from a2lib.report.panels import (
-    REFERENCE_LINE,
-    doubling_axis,
-    handles,
-    legend,
-    name_ends,
-    thickness,
-)
+from a2lib.report.panels import REFERENCE_LINE, thickness
 from a2lib.report.style import COLOURS, DIM, INK, PAPER, Chart, Looks
 from a2lib.report.units import digits
 
-__all__ = [
-    "bars",
-    "doubling_axis",
-    "grid",
-    "handles",
-    "heat",
-    "label",
-    "legend",
-    "lines",
-    "log_values",
-    "name_ends",
-    "reference",
-    "stacked",
-    "stacks",
-    "waterfall",
-]
 # Of svg.PAIRS: ours ahead by more than 2, by more than 1.25, by less; level; a peer ahead likewise.
 HEAT = ("#f0ad78", "#f6cfab", "#fbe9da", "#eeeeee", "#dce9f7", "#b5d2f0", "#86b6e6")
 HEAT_STEPS = (1.02, 1.25, 2.0)
 ROOM = 0.235  # share of the width that names beside the panels take
 
 
-def lines(ax, rows: pd.DataFrame, x: str, y: str, by: str, looks: Looks, *, dashes="-") -> list:
+def lines(ax, rows: pd.DataFrame, x: str, y: str, by: str, looks: Looks) -> list:
     """A line per value of ``by``, with a gap where a row has no ``y``; returns the ends of the
     lines, (x, y, name), for ``name_ends``."""
     ends = []
@@ -57,7 +34,7 @@ def lines(ax, rows: pd.DataFrame, x: str, y: str, by: str, looks: Looks, *, dash
         if not up.notna().any():
             continue
         look = looks.look(name)
-        drawn = {"color": look.colour, "linestyle": dashes, "marker": look.marker}
+        drawn = {"color": look.colour, "marker": look.marker}
         drawn |= {"zorder": 3, "markersize": 4.6} if look.ours else {"zorder": 2, "markersize": 3.6}
         ax.plot(along, up, linewidth=thickness(look), **drawn)
         last = up.last_valid_index()
@@ -65,48 +42,14 @@ def lines(ax, rows: pd.DataFrame, x: str, y: str, by: str, looks: Looks, *, dash
     return ends
 
 
-def grid(
-    rows: pd.DataFrame,
-    x: str,
-    y: str,
-    by: str,
-    looks: Looks,
-    *,
-    panel: str,
-    titles: dict,
-    xlabel: str,
-    ylabel: str,
-    log: int | None = None,
-    doubling: bool = True,
-    shared: bool = True,
-    height: float = 2.4,
-) -> Chart:
-    """A panel below another for each value of the column ``panel`` that ``titles`` names, lines
-    named at their ends. ``log`` is the base of a logarithmic upward axis."""
-
-    def draw(figure):
-        axes = figure.subplots(len(titles), 1, squeeze=False, sharex=True, sharey=shared)[:, 0]
-        ends = []
-        for ax, (value, title) in zip(axes, titles.items(), strict=True):
-            ends.append((ax, lines(ax, rows[rows[panel] == value], x, y, by, looks)))
-            ax.set(title=title, ylabel=ylabel)
-            if doubling:
-                doubling_axis(ax)
-            log_values(ax, log) if log else ax.set_ylim(bottom=0)
-        axes[-1].set_xlabel(xlabel)
-        return lambda: [name_ends(figure, *end, looks) for end in ends]
-
-    return Chart(draw, height=height * len(titles) + 0.4, room=ROOM)
-
-
-def log_values(ax, base: int = 10, text: Callable[[float], str] = "{:g}".format) -> None:
+def log_values(ax) -> None:
     """A logarithmic axis upwards with few, plain ticks."""
-    ax.set_yscale("log", base=base)
+    ax.set_yscale("log")
     bottom, top = ax.get_ylim()
-    if base == 10 and top < 30 * bottom:
+    if top < 30 * bottom:
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def label(ax, words: str, at: tuple, by: tuple[float, float] = (5, 0), **looks) -> None:
@@ -251,14 +194,12 @@ def waterfall(
         label(ax, words, (value, -0.85), color=DIM, **side)
 
 
-def heat(ax, ratios: pd.DataFrame, *, even: pd.DataFrame | None = None) -> None:
+def heat(ax, ratios: pd.DataFrame) -> None:
     """A map of ratios, below 1 in our favour; lines and columns are named by the frame's own words.
 
-    The colour says who is ahead and in which of HEAT_STEPS; where ``even`` is true, neither.
+    The colour says who is ahead and in which of HEAT_STEPS.
     """
     step = ratios.map(_heat_step)
-    if even is not None:
-        step = step.mask(even.astype(bool) & step.notna(), 0)
     shades = ax.pcolormesh(
         step.to_numpy(dtype=float),
         cmap=ListedColormap(HEAT),

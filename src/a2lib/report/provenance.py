@@ -40,28 +40,20 @@ def hardware(rows: pd.DataFrame, runs: pd.DataFrame) -> str:
     return ", ".join(parts)
 
 
-def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str | None = None) -> Markdown:
-    """The line under a figure or table: its data file, its GPU and versions, its command.
-
-    `command` repeats it; without one, the commands that the runs recorded. Each is shown by
-    repeating(), since as it was recorded it would find its rows and measure nothing.
-    """
+def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str) -> Markdown:
+    """The line under a figure or table: its data file, its GPU and versions, and the `command` that
+    measures it, as repeating() has it."""
     if not len(rows):
-        return Markdown(block("No rows yet. " + (f"To measure: `{command}`." if command else "")))
-    used = runs.loc[sorted(set(rows["run"]))]
-    recorded = [command] if command else [c for c in used["command"] if c]
-    commands = list(dict.fromkeys(map(repeating, recorded)))
+        return Markdown(block(f"No rows yet. To measure: `{command}`."))
     files = sorted(set(rows["file"]))
     alike = len({os.path.basename(file) for file in files}) < len(files)
     text = f"Data: {', '.join(link(file, folder=alike) for file in files)}. "
-    text += f"Measured on {hardware(rows, runs)}. "
-    if commands:
-        text += "To repeat: " + ", then ".join(f"`{c}`" for c in commands) + "."
+    text += f"Measured on {hardware(rows, runs)}. To repeat: `{repeating(command)}`."
     return Markdown(block(text))
 
 
 def repeating(command: str) -> str:
-    """A recorded papermill command as it measures again what is stored already, without a limit.
+    """A papermill command as it measures again what is stored already, without a limit.
 
     A sweep skips the rows it has, and a time limit would end it before all are measured.
     """

@@ -16,7 +16,8 @@ from PIL import Image
 from a2lib.paths import ROOT
 from a2lib.report import data, style
 from a2lib.report.page import pick
-from a2lib.report.plots import lines, log_values, name_ends
+from a2lib.report.panels import name_ends
+from a2lib.report.plots import lines, log_values
 from a2lib.report.style import Look, Looks
 from a2lib.report.units import digits
 

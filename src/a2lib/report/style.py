@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from matplotlib import rc_context
@@ -57,7 +59,7 @@ STATUS = {"oom": "oom", "unsupported": "n/a", "error": "error"}
 INK, PAPER, DIM, GRID = "#000000", "#ffffff", "#555555", "#dddddd"
 
 # A figure is 342 px wide on a phone, so text of p points in w inches is 4.75 p / w px high there:
-# at the usual 5.4 inches 10.5 points are 9 px (`svg.smallest_text`, which tests ask of figures).
+# at the usual 5.4 inches 10.5 points are 9 px (tests ask it of figures).
 WIDTH = 5.4
 RC = {
     "font.size": 10.5,
@@ -131,3 +133,17 @@ class Chart:
 
     def __repr__(self) -> str:
         return "Chart"
+
+
+def chart(**looks: float) -> Callable:
+    """Of a function that draws on a figure, its first argument, as ``draw`` of Chart does, one of
+    its other arguments that gives the Chart; ``looks`` are Chart's too."""
+
+    def drawing(draw: Callable) -> Callable[..., Chart]:
+        @functools.wraps(draw)
+        def drawn(*given, **named) -> Chart:
+            return Chart(lambda figure: draw(figure, *given, **named), **looks)
+
+        return drawn
+
+    return drawing

@@ -36,8 +36,6 @@ PAIRS = {
     "#b5d2f0": ("behind2", "#b5d2f0", "#1d4166"),
     "#86b6e6": ("behind3", "#86b6e6", "#23568a"),
 }
-LEAST_SIZE = 9  # px a letter has at least on a phone
-PHONE = 342  # px that a figure is wide there
 LONG_DECIMAL = re.compile(r"(?<![\w.#-])-?\d+\.\d{3,}(?!\d*e)")
 
 
@@ -79,25 +77,6 @@ def colours(selector: str, names: set[str] | None = None) -> str:
     light = ";".join(f"--{name}:{light}" for name, light, _ in pairs)
     dark = ";".join(f"--{name}:{dark}" for name, _, dark in pairs)
     return f"{selector}{{{light}}}@media (prefers-color-scheme:dark){{{selector}{{{dark}}}}}"
-
-
-def smallest_text(svg: str) -> float:
-    """Height in px of the smallest letters where the drawing is as wide as a phone shows it."""
-    width = float(re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+)', svg)[1])
-    sizes = re.findall(r"font(?:-size)?:\s*(?:[a-z]+ |\d{3} )*([\d.]+)px", svg)
-    return min(map(float, sizes)) * PHONE / width if sizes else float("inf")
-
-
-def contrast(one: str, other: str) -> float:
-    """Contrast ratio of two #rrggbb colours, by WCAG 2: 1 for equal ones, 21 at most."""
-
-    def luminance(colour):
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-    low, high = sorted([luminance(one), luminance(other)])
-    return (high + 0.05) / (low + 0.05)
 
 
 def _short_ids(svg: str, key: str) -> str:

@@ -38,10 +38,6 @@ class Table(Markdown):
         head = f":::{{table}} {caption}\n:name: {name}\n:class: dataframe keys-{keys}\n\n"
         super().__init__(f"{head}{pipe(frame, left)}\n:::\n")
 
-    def html(self) -> str:
-        """The same table as plain HTML, class `dataframe`."""
-        return self.frame.to_html(index=False, border=0, escape=False)
-
 
 def pipe(frame: pd.DataFrame, left: int = 1) -> str:
     """A frame as a Markdown pipe table; an empty one has a row that says so."""
@@ -53,12 +49,11 @@ def pipe(frame: pd.DataFrame, left: int = 1) -> str:
     return "\n".join([head, rule, *body])
 
 
-def folded(table: Table, title: str = "", longest: int = 16) -> str:
-    """The table's text, folded away where it has more lines than `longest`, under a title or its
-    caption."""
+def folded(table: Table, longest: int) -> str:
+    """The table's text, folded away under its caption where it has more lines than `longest`."""
     if len(table.frame) <= longest:
         return table.text
-    return f"::::{{dropdown}} {title or table.caption}\n{table.text}::::\n"
+    return f"::::{{dropdown}} {table.caption}\n{table.text}::::\n"
 
 
 def _cell(value) -> str:

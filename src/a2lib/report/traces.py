@@ -22,6 +22,7 @@ from matplotlib.path import Path
 from a2lib.measure import bulk, trace
 from a2lib.measure.trace.classes import plain
 from a2lib.measure.trace.kernels import PHASES
+from a2lib.measure.trace.kernels import union as covered
 from a2lib.measure.trace.window import HOST
 from a2lib.report import data, panels, plots
 from a2lib.report.page import Missing
@@ -37,8 +38,6 @@ LETTER = 0.0195  # of the width of a strip that a letter takes
 LANES = ("part", "module", "phase")
 BLOCKED = "blocked"  # said of a launch that is wide enough for it: the queue was full
 STREAMS = 4  # with more, all but the busiest share a row
-
-Source = str | PathLike | Sequence[dict]
 
 
 def pictures(
@@ -86,13 +85,7 @@ def kernels(rows: pd.DataFrame) -> pd.DataFrame:
 
 def union(rows: Iterable[dict]) -> list[tuple[float, float]]:
     """The intervals in which at least one of a strip's rows runs, in order, in µs."""
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted((r["start_us"], r["start_us"] + r["duration_us"]) for r in rows):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
+    return covered((r["start_us"], r["start_us"] + r["duration_us"]) for r in rows)
 
 
 def overlap_us(rows: Iterable[dict], others: Iterable[dict]) -> float:
@@ -108,15 +101,11 @@ def idle_share(rows: Iterable[dict]) -> float:
     return 1 - sum(end - start for start, end in busy) / (busy[-1][1] - busy[0][0])
 
 
-def strip(source: Source, *, start_us: float = 0, length_us: float | None = None) -> Chart:
-    """Kernels by stream against time, coloured by class, with phase, module and part above.
-
-    A file is cut to the window that begins ``start_us`` after its first event. Raises as
-    ``a2lib.measure.trace.read`` and ``strip_rows``, and ValueError where that window is empty.
-    """
-    if not isinstance(source, str | PathLike):
-        return strips({"": source})
-    found = trace.read(source).kernels
+def strip(file: str | PathLike, *, start_us: float = 0, length_us: float | None = None) -> Chart:
+    """Kernels by stream against time, coloured by class, with phase, module and part above, in the
+    window that begins ``start_us`` after the file's first event. Raises as
+    ``a2lib.measure.trace.read``, and ValueError where that window is empty."""
+    found = trace.read(file).kernels
     length = None if length_us is None else round(length_us * 1000)
     if rows := trace.strip_rows(found, round(start_us * 1000), length):
         return strips({"": rows})
@@ -159,27 +148,18 @@ def strips(shown: dict[str, Sequence[dict]], *, lanes: Sequence[str] = LANES) ->
     return Chart(draw, height=1.4 + 0.36 * rows + 0.22 * -(-len(kinds) // 3))
 
 
-def step_bar(source: Source) -> Chart:
-    """Milliseconds of a step by phase, each bar made of the classes of its kernels.
-
-    Of a file the mean of the steps that it names ("step 0", or "ProfilerStep#0" by the schedule of
-    torch.profiler); where it names none, and of rows of the bulk table ``kernels``, all is one.
-    Raises as ``a2lib.measure.trace.read``.
-    """
-    steps = 1
-    if isinstance(source, str | PathLike):
-        found = trace.read(source)
-        named = found.steps()
-        mine = [k for one in named.values() for k in one] or found.kernels
-        # What lies in no phase has the name of its step, which is not to be a bar for each.
-        rows = pd.DataFrame(trace.kernel_rows(mine))
-        rows["phase"] = rows["phase"].where(~rows["phase"].isin(list(named)), trace.STEP)
-        steps = len(named) or 1
-    else:
-        rows = pd.DataFrame(source)
-    if not len(rows):
-        return panels.empty()
-    parts = rows.pivot_table(index="phase", columns="kind", values="ms", aggfunc="sum") / steps
+def step_bar(file: str | PathLike) -> Chart:
+    """Milliseconds of a step by phase, each bar made of the classes of its kernels: the mean of the
+    steps that a file names ("step 0", or "ProfilerStep#0" by the schedule of torch.profiler); where
+    it names none, all is one. Raises as ``a2lib.measure.trace.read``."""
+    found = trace.read(file)
+    named = found.steps()
+    mine = [k for one in named.values() for k in one] or found.kernels
+    # What lies in no phase has the name of its step, which is not to be a bar for each.
+    rows = pd.DataFrame(trace.kernel_rows(mine))
+    rows["phase"] = rows["phase"].where(~rows["phase"].isin(list(named)), trace.STEP)
+    parts = rows.pivot_table(index="phase", columns="kind", values="ms", aggfunc="sum")
+    parts /= len(named) or 1
     order = [*_present(PHASES, parts.index), *(p for p in parts.index if p not in PHASES)]
     parts = parts.reindex(order).fillna(0.0).rename(index={"": "no range"})
     colours = {kind: KINDS[kind] for kind in _present(KINDS, parts)}

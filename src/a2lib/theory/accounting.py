@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from a2lib.theory.collectives import positive
-from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
 
 GB, GIB = 10**9, 2**30
 H100_GB, V5P_GB = 80, 95
-WIDE, NARROW = 4, 2  # bytes of fp32, of bf16
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ class Mesh:
         return (n - 1) / n if self.ring else 1.0
 
 
-def readings(stack: Stack = XXL) -> dict[str, Mesh]:
+def readings() -> dict[str, Mesh]:
     """The meshes that the question may mean, by what is counted; the first is the one we take."""
     names = {"max": "at the same time", "sum": "one after the other"}
     return {
@@ -202,7 +201,7 @@ class Published:
     per_device_with_axes: float
 
 
-def published_forward(stack: Stack = XXL) -> Published:
+def published_forward() -> Published:
     """The published answer that sums the axes and takes M_X and M_Y for numbers of messages.
 
     Its B* divides both axes' bytes by W_ici alone, and its overall batch multiplies by M_X M_Y
@@ -210,14 +209,14 @@ def published_forward(stack: Stack = XXL) -> Published:
     """
     mesh = Mesh(combine="sum", ring=True)
     narrow = replace(mesh, M_X=1)
-    per_device = narrow.least_tokens(stack)
+    per_device = narrow.least_tokens()
     replica = per_device * mesh.Y
     return Published(
         replica=replica,
         overall=replica * mesh.M_X * mesh.M_Y,
         per_device=per_device,
         overall_of_all_replicas=replica * mesh.X,
-        per_device_with_axes=mesh.least_tokens(stack),
+        per_device_with_axes=mesh.least_tokens(),
     )
 
 
@@ -232,20 +231,19 @@ class Trick:
     price: str
 
 
-def tricks(stack: Stack = XXL, combine: str = "max") -> list[Trick]:
+def tricks() -> list[Trick]:
     """What lowers the batch at which the forward of 4 x 4 x 4 devices is compute bound.
 
     The first entry is the question's mesh, X over two physical axes and Y over one. A second axis
     for Y, or one for four pipeline stages, is taken from X. A pipeline gathers its stage's weights
     once for all micro-batches of a step, and so each device's share of the weights is a quarter.
-    Raises ValueError as ``Mesh``.
     """
-    mesh = Mesh(combine=combine)
+    mesh = Mesh()
     n = mesh.devices
-    base = mesh.least_tokens(stack)
-    wide = replace(mesh, X=mesh.X / 4, Y=4 * mesh.Y, M_X=1, M_Y=2).least_tokens(stack)
-    piped = replace(mesh, X=mesh.X / 4, M_X=1).least_tokens(stack) / 4
-    packed = replace(mesh, W_ici=2 * mesh.W_ici, M_Y=mesh.M_Y / 2).least_tokens(stack)
+    base = mesh.least_tokens()
+    wide = replace(mesh, X=mesh.X / 4, Y=4 * mesh.Y, M_X=1, M_Y=2).least_tokens()
+    piped = replace(mesh, X=mesh.X / 4, M_X=1).least_tokens() / 4
+    packed = replace(mesh, W_ici=2 * mesh.W_ici, M_Y=mesh.M_Y / 2).least_tokens()
 
     def trick(name, formula, tokens, price, devices=n):
         return Trick(name, formula, tokens, tokens * devices, price)
@@ -258,7 +256,7 @@ def tricks(stack: Stack = XXL, combine: str = "max") -> list[Trick]:
         trick(
             "the best X and Y",
             "α² / (M_X M_Y F)",
-            mesh.best_tokens(stack),
+            mesh.best_tokens(),
             "a little more where X and Y are whole",
         ),
         trick(

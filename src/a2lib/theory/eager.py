@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from a2lib.theory.attention import tiled_memory
 from a2lib.theory.compiling import PASSES, attention_kernels
 from a2lib.theory.memory import allocator
-from a2lib.theory.products import check_name, check_sizes, largest
+from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, largest
 from a2lib.theory.roofline import Kernel
 
 HOW = ("tensors", "blocks", "tiled")
-INDEX = 8  # bytes of an int64, which torch.arange makes
-WIDE = 4  # bytes of a float32
-BLOCK = 512  # PyTorch's allocator counts in blocks of so many bytes
 
 
 @dataclass(frozen=True)
@@ -44,12 +41,12 @@ class Eager:
     @property
     def matrix(self) -> int:
         """Bytes of the scores of all sequences, and of every tensor of their shape."""
-        return _blocks(self.batch * self.n**2 * self.element_bytes)
+        return allocator.rounded(self.batch * self.n**2 * self.element_bytes)
 
     @property
     def tensor(self) -> int:
         """Bytes of q, and of every tensor of its shape."""
-        return _blocks(self.batch * self.n * self.d * self.element_bytes)
+        return allocator.rounded(self.batch * self.n * self.d * self.element_bytes)
 
     def inputs(self, pass_: str) -> dict[str, int]:
         """What is there before a pass, by name: backward includes what forward has left."""
@@ -60,7 +57,7 @@ class Eager:
 
     def waiting(self) -> dict[str, int]:
         """What waits for the backward beside the inputs: the weights p, and the mask if causal."""
-        return {"p": self.matrix} | ({"mask": _blocks(self.n**2)} if self.causal else {})
+        return {"p": self.matrix} | ({"mask": allocator.rounded(self.n**2)} if self.causal else {})
 
     def saved(self) -> dict[str, int]:
         """Every tensor that autograd saves, by name."""
@@ -75,14 +72,14 @@ class Eager:
         return list(steps[pass_]())
 
     def _forward(self) -> Iterator[tuple[str, dict[str, int]]]:
-        M, T, index = self.matrix, self.tensor, _blocks(INDEX * self.n)
+        M, T, index = self.matrix, self.tensor, allocator.rounded(INDEX * self.n)
         held: dict[str, int] = {}
         yield "q k^T", {"q k^T": M}
         yield "times scale", {"q k^T": M, "scores": M}
         scores = "scores"
         if self.causal:
             queries, keys = {"queries": index}, {"keys": index}
-            mask = {"mask": _blocks(self.n**2)}
+            mask = {"mask": allocator.rounded(self.n**2)}
             yield "indices of queries", {"scores": M} | queries
             yield "indices of keys", {"scores": M} | queries | keys
             yield "compare", {"scores": M} | queries | keys | mask
@@ -138,11 +135,11 @@ def longest(
     capacity: int,
     pass_: str,
     *,
-    element_bytes: int = 4,
     step: int = 1,
     how: str = "tensors",
 ) -> int:
-    """The longest sequence, a multiple of ``step``, whose pass fits ``capacity`` bytes; 0 for none.
+    """The longest sequence, a multiple of ``step``, whose pass in fp32 fits ``capacity`` bytes; 0
+    for none.
 
     ``pass_`` is "forward" or "backward", which needs its forward too. By ``how`` what fits are the
     "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or the
@@ -153,8 +150,8 @@ def longest(
 
     def fits(n: int) -> bool:
         if how == "tiled":
-            return tiled_total(batch, n, d, pass_, element_bytes) <= capacity
-        shape = Eager(batch, n, d, causal, element_bytes)
+            return tiled_total(batch, n, d, pass_) <= capacity
+        shape = Eager(batch, n, d, causal)
         if how == "blocks":
             return allocator.fits(capacity, shape.history(pass_))
         return max(sum(live.values()) for live in shape.history(pass_)) <= capacity
@@ -162,12 +159,11 @@ def longest(
     return step * largest(lambda n: fits(n * step))
 
 
-def tiled_total(batch: int, n: int, d: int, pass_: str, element_bytes: int = 4) -> int:
-    """What the tensors of tiled attention take at the peak of a pass, inputs included."""
-    given = (3 if pass_ == "forward" else 4) * batch * n * d * element_bytes
-    made = tiled_memory(
-        1, batch, n, n, d, element_bytes, "forward" if pass_ == "forward" else "end_to_end"
-    )
+def tiled_total(batch: int, n: int, d: int, pass_: str) -> int:
+    """What the tensors of tiled attention in fp32 take at the peak of a pass, inputs included."""
+    given = (3 if pass_ == "forward" else 4) * batch * n * d * WIDE
+    whole = "forward" if pass_ == "forward" else "end_to_end"
+    made = tiled_memory(1, batch, n, n, d, WIDE, whole)
     return given + sum(made.values())
 
 
@@ -177,10 +173,6 @@ def by_hand_saved(shape: Eager) -> dict[str, int]:
     rows = shape.batch * shape.n
     return shape.saved() | {
         "exponentials": shape.matrix,
-        "sums": _blocks(rows * WIDE),
-        "places of the maxima": _blocks(rows * INDEX),
+        "sums": allocator.rounded(rows * WIDE),
+        "places of the maxima": allocator.rounded(rows * INDEX),
     }
-
-
-def _blocks(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK

@@ -29,9 +29,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
+from a2lib.theory.products import WIDE
 from a2lib.theory.transformer import Shape, block_parameter_count
-
-WIDE = 4
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from a2lib.theory.jobs import NARROW, OPTIMIZERS, WIDE, Job
+from a2lib.theory.jobs import OPTIMIZERS, Job
 from a2lib.theory.layout_time import times
-from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
 from a2lib.theory.stages import (
     Layout,
     Stage,
@@ -134,7 +134,7 @@ def check(job: Job, layout: Layout) -> None:
 def _broken_rules(job: Job, layout: Layout) -> Iterator[str]:
     m, chunks, expert = layout.microbatches, layout.chunks, layout.expert
     for axis in AXES:
-        yield from _of_axis(job, axis, getattr(layout, axis))
+        yield from of_axis(job, axis, getattr(layout, axis))
     p, blocks = layout.pipeline, stage_blocks(job.shape.num_layers, layout.pipeline)[1]
     sequences = job.batch // layout.data
     if sequences % m:
@@ -148,8 +148,8 @@ def _broken_rules(job: Job, layout: Layout) -> Iterator[str]:
         yield f"chunks {chunks} does not divide the {blocks} blocks of a stage; it must"
     if chunks > 1 and m % p:
         yield f"microbatches {m} with chunks {chunks}; allowed are multiples of the {p} stages"
-    least = {"zb-h1": p, "zb-h2": 2 * p - 1}.get(layout.schedule, 0)
-    if least and (p == 1 or chunks > 1 or m < least):
+    least = least_microbatches(layout.schedule, p)
+    if layout.schedule != "1f1b" and (p == 1 or chunks > 1 or m < least):
         yield (
             f"schedule {layout.schedule} with pipeline {p}, chunks {chunks}, microbatches {m}; "
             f"allowed are 2 stages or more, in one piece, and from {least} micro-batches on"
@@ -171,18 +171,24 @@ def _broken_rules(job: Job, layout: Layout) -> Iterator[str]:
         )
 
 
-def _of_axis(job: Job, axis: str, size: int) -> Iterator[str]:
-    """The rules of what an axis cuts."""
+def least_microbatches(schedule: str, stages: int) -> int:
+    """The fewest that a pipeline's order has work for: those of zero bubble."""
+    return {"zb-h1": stages, "zb-h2": 2 * stages - 1}.get(schedule, 1)
+
+
+def of_axis(job: Job, axis: str, size: int) -> Iterator[str]:
+    """The rules that so many devices along an axis break, by what it cuts."""
     layers, dense = job.shape.num_layers, job.shape.dense
     for name, whole in cut_by_axis(job)[axis].items():
         if whole % size:
             yield f"{axis} {size} does not divide {name} {whole}; it must"
-    if axis == "pipeline" and stage_blocks(layers, size) is None:
+    spread = stage_blocks(layers, size) if axis == "pipeline" else (layers,)
+    if spread is None:
         yield (
             f"pipeline {size} does not divide num_layers {layers}, nor up to three more, in "
             f"{layers} stages or fewer; it must, the first having one fewer, the last up to two"
         )
-    if axis == "pipeline" and size > 1 and stage_blocks(layers, size)[0] < dense:
+    elif axis == "pipeline" and size > 1 and spread[0] < dense:
         yield (
             f"pipeline {size}: the first stage has fewer blocks than the {dense} dense; it must "
             "have all of them"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache, lru_cache
 
-from a2lib.theory.jobs import OPTIMIZERS, WIDE
+from a2lib.theory.jobs import OPTIMIZERS
 from a2lib.theory.layout_time import block_flops, least_waited, waiting
 from a2lib.theory.layouts import (
     AXES,
@@ -28,10 +28,12 @@ from a2lib.theory.layouts import (
     Plan,
     check,
     cut_by_axis,
+    least_microbatches,
     memory,
+    of_axis,
     timed,
 )
-from a2lib.theory.products import check_name, largest, matmul_flops
+from a2lib.theory.products import WIDE, check_name, largest, matmul_flops
 from a2lib.theory.stages import stage_blocks
 from a2lib.theory.transformer import parameter_count
 
@@ -200,24 +202,13 @@ def _divisors(n: int) -> list[int]:
 
 
 def _sizes(job: Job, axis: str, across: bool) -> list[int]:
-    """All sizes of an axis that keep its rule, and of tensor those within a node."""
-    if axis == "pipeline":
-        layers = job.shape.num_layers
-        near = {k for n in range(layers, layers + 4) for k in _divisors(n) if k <= job.devices}
-        near = {k: stage_blocks(layers, k) for k in near}
-        return sorted(
-            k for k, found in near.items() if found and (k == 1 or found[0] >= job.shape.dense)
-        )
-    found = [k for k in _divisors(math.gcd(*cut_by_axis(job)[axis].values())) if k <= job.devices]
-    if axis == "context":
-        if job.attention == "eager":
-            return [1]
-        return [k for k in found if k == 1 or job.context % (2 * k) == 0]
-    if axis == "tensor" and job.shape.experts:
-        return [1]
-    if axis == "tensor" and not across:
-        return [k for k in found if k <= job.device.node]
-    return found
+    """All sizes of an axis that keep its rules, and of tensor those within a node."""
+    layers = job.shape.num_layers
+    cut = [math.gcd(*cut_by_axis(job)[axis].values())]
+    wholes = range(layers, layers + 4) if axis == "pipeline" else cut
+    most = job.devices if axis != "tensor" or across else min(job.devices, job.device.node)
+    found = {k for n in wholes for k in _divisors(n) if k <= most}
+    return sorted(k for k in found if not any(of_axis(job, axis, k)))
 
 
 def _meshes(
@@ -325,7 +316,6 @@ def _floor(job: Job, fixed: dict, mesh: tuple[int, ...]) -> float:
 
 def _microbatches(job: Job, fixed: dict, mesh: tuple[int, ...]) -> list[int]:
     """Numbers of micro-batches that keep the rules, of a zero-bubble pipeline's too."""
-    stages = mesh[2]
-    least = {"zb-h1": stages, "zb-h2": 2 * stages - 1}.get(fixed.get("schedule"), 1)
+    least = least_microbatches(fixed.get("schedule", "1f1b"), mesh[2])
     found = _divisors(job.batch // mesh[0])
     return [m for m in found if m >= least and m == fixed.get("microbatches", m)]

@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from a2lib.theory.compiling import attention_kernels, tiled_kernel
-from a2lib.theory.products import check_name, check_sizes, matmul_flops
+from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, matmul_flops
 from a2lib.theory.roofline import NARROW, PRECISIONS, Kernel
 from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
 
-WIDE, INDEX = 4, 8  # bytes of a float32, of an id or target
 # Elements that PyTorch's fused AdamW takes in one launch: 320 blocks of 65,536.
 ADAMW_LAUNCH = 320 * 65_536
 # Tensors of one list that PyTorch's foreach operators take in one launch.

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.memory.checkpointing import BlockBytes, cost, plan
-from a2lib.theory.products import check_name
+from a2lib.theory.memory.checkpointing import BlockBytes, cost, parsed, plan
 from a2lib.theory.roofline import Kernel
 from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import Shape
@@ -73,14 +72,14 @@ def repeated_work(
 
     Eager ``attention`` computes every score, any other (``flash``) the half that its mask leaves.
     ``half`` ends before the last product of either half, any other checkpoint around blocks before
-    that of the FFN. Raises ValueError as ``plan`` and ``eager_step``, and for other ops.
+    that of the FFN. Raises ValueError as ``parsed`` and ``eager_step``.
     """
     block = _block(shape, batch, context, attention, precision)
     whole = sum(block.values(), Work())
     # Two sums in a block, one behind each half.
     one_sum = Work(0, block["residual"].bytes // 2)
     cut = {name: block[name] + one_sum for name in (LAST, "output")}
-    name, _, ops = strategy.partition(":") if isinstance(strategy, str) else ("", "", "")
+    name, ops = parsed(strategy, shape.num_layers)
     if name == "selective":
         return shape.num_layers * (whole - cut[LAST] - _kept(ops, block, attention))
     if name == "half":
@@ -110,7 +109,6 @@ def _kept(ops: str, block: dict[str, Work], attention: str) -> Work:
         "products": [*linear, *(SCORES if attention == EAGER else ())],
         "attention": ["tiled"],
     }
-    check_name("ops", ops, names)
     return sum((block[name] for name in names[ops]), Work())
 
 

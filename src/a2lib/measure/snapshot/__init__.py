@@ -18,24 +18,19 @@ Sizes are those that tensors asked for; the allocator rounds them up (``requeste
 statistics is the same sum). Times are the host's: it allocates ahead of the GPU.
 """
 
-from a2lib.measure.snapshot.reading import Allocation, Snapshot, SnapshotError, read
+from a2lib.measure.snapshot.reading import Snapshot, SnapshotError, read
 from a2lib.measure.snapshot.recording import Recorder
 from a2lib.measure.snapshot.timeline import (
-    CATEGORIES,
-    Peak,
-    Point,
     largest_rows,
     line_rows,
     peak,
     timeline,
     timeline_rows,
 )
+from a2lib.theory.memory.tape import CATEGORIES
 
 __all__ = [
     "CATEGORIES",
-    "Allocation",
-    "Peak",
-    "Point",
     "Recorder",
     "Snapshot",
     "SnapshotError",

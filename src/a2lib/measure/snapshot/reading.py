@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from a2lib.errors import OneLine
+from a2lib.theory.memory.tape import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, SAVED, TEMPORARIES
 
+NOTES = "a2lib"  # key of the recorder's notes in the pickle's dictionary
 # What belongs to what, most certain first: a tensor that is known by its address; then what was
 # freed in the phase that allocated it; then the rest (inputs, workspaces, what nobody named).
-PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer state"
-SAVED, TEMPORARIES, OTHER = "saved for backward", "temporaries", "other"
-CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED, TEMPORARIES, OTHER)
-NOTES = "a2lib"  # key of the recorder's notes in the pickle's dictionary
 _OWNED = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED)
 
 

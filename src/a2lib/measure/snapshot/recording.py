@@ -13,7 +13,10 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from a2lib.measure.snapshot.reading import GRADIENTS, NOTES, OPTIMIZER, PARAMETERS, SAVED
+from a2lib.measure.saved import follow
+from a2lib.measure.snapshot.reading import NOTES
+from a2lib.theory.memory.tape import GRADIENTS, OPTIMIZER, PARAMETERS, SAVED
+from a2lib.theory.products import check_name
 
 MAX_ENTRIES = 1_000_000
 SAVING = ("forward", "loss")  # phases that build a graph
@@ -37,8 +40,7 @@ class Recorder:
     """
 
     def __init__(self, path: str | Path, device: str):
-        if device not in ("cuda", "cpu"):
-            raise ValueError(f"device {device!r}: allowed are cuda, cpu")
+        check_name("device", device, ("cuda", "cpu"))
         self.path, self.device = Path(path), device
         self._phases: list[tuple[str, float, float]] = []
         self._owners: list[tuple[str, int, str, float]] = []
@@ -83,13 +85,9 @@ class Recorder:
         that is compiled.
         """
         self._model, self._optimizer = model, optimizer
-        for name, module in model.named_modules() if modules else ():
-            module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name))
-            module.register_forward_hook(self._left, always_call=True)
+        if modules:
+            follow(model, self._modules)
         self._look()
-
-    def _left(self, *_) -> None:
-        self._modules.pop()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -8,7 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from a2lib.measure.snapshot.reading import CATEGORIES, Allocation, Snapshot
+from a2lib.measure.snapshot.reading import Allocation, Snapshot
+from a2lib.theory.memory.tape import CATEGORIES
 
 POINTS = 1500
 LARGEST = 20

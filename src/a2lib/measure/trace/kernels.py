@@ -171,13 +171,18 @@ def _extend(kernels: list[Kernel], spans: list[Span]) -> None:
 
 def covered_ns(intervals: Iterable[tuple[int, int]]) -> int:
     """Length of the union of (start, end)."""
-    total, reached = 0, None
+    return sum(end - start for start, end in union(intervals))
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The stretches (start, end) that at least one interval covers, in order."""
+    merged: list[tuple[float, float]] = []
     for start, end in sorted(intervals):
-        if reached is None or start > reached:
-            total, reached = total + end - start, end
-        elif end > reached:
-            total, reached = total + end - reached, end
-    return total
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
 
 
 def from_zero(

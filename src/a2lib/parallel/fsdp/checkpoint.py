@@ -51,7 +51,7 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     exists = [folder.exists()]
     if fsdp.rank == 0 and not exists[0]:
         shutil.rmtree(part, ignore_errors=True)
-    dist.broadcast_object_list(exists, _first(fsdp), group=fsdp.group)
+    dist.broadcast_object_list(exists, group=fsdp.group, group_src=0)
     if exists[0]:
         raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
     planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
@@ -76,10 +76,6 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     dcp.load(content, storage_reader=reader, process_group=fsdp.group)
     if optimizer is not None:
         _take(fsdp, optimizer, content["optimizer"], folder)
-
-
-def _first(fsdp: FSDP) -> int:
-    return 0 if fsdp.group is None else dist.get_global_rank(fsdp.group, 0)
 
 
 def _mesh(fsdp: FSDP) -> DeviceMesh:

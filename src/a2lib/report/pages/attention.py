@@ -11,7 +11,7 @@ from a2lib.report.data import load_reference
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.plots import label, lines, reference, stacks
-from a2lib.report.style import INK, Chart, Look, Looks
+from a2lib.report.style import INK, Chart, Look, Looks, chart
 from a2lib.theory.eager import PASSES, Eager
 from a2lib.theory.roofline import floor
 
@@ -130,22 +130,19 @@ def chain() -> Drawing:
     return Drawing(elements, 150)
 
 
-def memory(rows: pd.DataFrame, room: float) -> Chart:
+@chart(height=2.9)
+def memory(figure, rows: pd.DataFrame, room: float):
     """All bytes at the peak of a causal backward against the tokens, eager and ours, GB."""
     rows = rows[rows["implementation"].isin(LOOKS) & rows["whole"].notna()]
     rows = rows.assign(size=rows["whole"] / 1e9)
-
-    def draw(figure):
-        ax = figure.subplots()
-        for x, y, name in lines(ax, rows, "seq_len", "size", "implementation", LOOKS):
-            look = LOOKS.look(name)
-            at, side = ((0, 8), "right") if look.ours else ((8, -3), "left")
-            label(ax, look.label, (x, y), at, ha=side)
-        reference(ax, room / 1e9, "free on the GPU")
-        ax.set(xlabel="tokens", ylabel="GB at the peak of a backward", ylim=(0, room * 1.12 / 1e9))
-        ax.xaxis.set_major_formatter("{x:,.0f}")
-
-    return Chart(draw, height=2.9)
+    ax = figure.subplots()
+    for x, y, name in lines(ax, rows, "seq_len", "size", "implementation", LOOKS):
+        look = LOOKS.look(name)
+        at, side = ((0, 8), "right") if look.ours else ((8, -3), "left")
+        label(ax, look.label, (x, y), at, ha=side)
+    reference(ax, room / 1e9, "free on the GPU")
+    ax.set(xlabel="tokens", ylabel="GB at the peak of a backward", ylim=(0, room * 1.12 / 1e9))
+    ax.xaxis.set_major_formatter("{x:,.0f}")
 
 
 def parts(rows: pd.DataFrame) -> Chart:

@@ -8,9 +8,9 @@ import pandas as pd
 from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, stated_peak
 from a2lib.report.page import one, pick
-from a2lib.report.panels import doubling_axis
-from a2lib.report.plots import ROOM, bars, lines, name_ends
-from a2lib.report.style import COLOURS, Chart, palette
+from a2lib.report.panels import doubling_axis, name_ends
+from a2lib.report.plots import ROOM, bars, lines
+from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.theory.roofline import floor
 from a2lib.theory.step_kernels import eager_step, fused_step
@@ -155,71 +155,62 @@ def rungs(rows: pd.DataFrame, model: str, context: int = 512) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["rung", "ms_gpu", "more", "ms", "mfu"])
 
 
-def ladder(rows: pd.DataFrame, *models: str, context: int = 512) -> Chart:
+@chart(height=2.9)
+def ladder(figure, rows: pd.DataFrame, *models: str):
     """The rungs of each model side by side: GPU time solid, what launching from Python adds hollow;
     at the end the step's time and its share of peak."""
-    found = {model: rungs(rows, model, context) for model in models}
+    found = {model: rungs(rows, model) for model in models}
     colours = [COLOURS[1]] * 3 + [COLOURS[0]] * 3
-
-    def draw(figure):
-        axes = figure.subplots(1, len(models), squeeze=False)[0]
-        for ax, (model, steps) in zip(axes, found.items(), strict=True):
-            text = map("{}, {}".format, map(ms, steps["ms"]), map(percent, steps["mfu"]))
-            names = steps["rung"] if ax is axes[0] else [""] * len(steps)
-            longest = steps["ms"].max()
-            looks = {"text": list(text), "colours": colours, "xlabel": "a step, ms"}
-            bars(ax, names, steps["ms_gpu"], hollow=steps["more"], **looks)
-            ax.set_xlim(0, 2.1 * longest)
-            ax.set_xticks([t for t in ax.get_xticks() if t <= 1.1 * longest])
-            ax.set_title(TITLES[model], loc="left")
-
-    return Chart(draw, height=2.9)
+    axes = figure.subplots(1, len(models), squeeze=False)[0]
+    for ax, (model, steps) in zip(axes, found.items(), strict=True):
+        text = map("{}, {}".format, map(ms, steps["ms"]), map(percent, steps["mfu"]))
+        names = steps["rung"] if ax is axes[0] else [""] * len(steps)
+        longest = steps["ms"].max()
+        looks = {"text": list(text), "colours": colours, "xlabel": "a step, ms"}
+        bars(ax, names, steps["ms_gpu"], hollow=steps["more"], **looks)
+        ax.set_xlim(0, 2.1 * longest)
+        ax.set_xticks([t for t in ax.get_xticks() if t <= 1.1 * longest])
+        ax.set_title(TITLES[model], loc="left")
 
 
-def by_tokens(rows: pd.DataFrame) -> Chart:
+@chart(height=2.6, room=ROOM)
+def by_tokens(figure, rows: pd.DataFrame):
     """The share of peak of the captured fast step against its tokens a sequence, a line a model."""
     fast = pick(rows, **STEP, **FAST, capture=True, status="ok")
     looks = palette([TITLES[m] for m in TITLES if m in set(fast["model"])])
     fast = fast.assign(percent=100 * fast["mfu"], name=fast["model"].map(TITLES))
-
-    def draw(figure):
-        ax = figure.subplots()
-        ends = lines(ax, fast, "context", "percent", "name", looks)
-        doubling_axis(ax)
-        ax.set(xlabel="tokens a sequence", ylabel="MFU, %", ylim=(0, 50))
-        ax.set_xticks([128, 256, 512, 1024], ["128", "256", "512", "1,024"])
-        return lambda: name_ends(figure, ax, ends, looks)
-
-    return Chart(draw, height=2.6, room=ROOM)
+    ax = figure.subplots()
+    ends = lines(ax, fast, "context", "percent", "name", looks)
+    doubling_axis(ax)
+    ax.set(xlabel="tokens a sequence", ylabel="MFU, %", ylim=(0, 50))
+    ax.set_xticks([128, 256, 512, 1024], ["128", "256", "512", "1,024"])
+    return lambda: name_ends(figure, ax, ends, looks)
 
 
-def queue() -> Chart:
+@chart(height=3.3)
+def queue(figure):
     """Who waits for whom: Python's launches above, the GPU's kernels below, in three cases."""
     cases = {
         "long kernels: the GPU is the limit": (1, 3, 1),
         "short kernels: the GPU waits for Python": (1, 0.45, 1),
         "a CUDA graph: one launch for all": (1, 0.45, 0),
     }
-
-    def draw(figure):
-        for ax, (title, (launch, kernel, each)) in zip(
-            figure.subplots(len(cases), 1, sharex=True), cases.items(), strict=True
-        ):
-            issued = np.arange(1, 7) * launch if each else np.full(6, launch)
-            begins = [issued[0]]
-            for at in issued[1:]:
-                begins.append(max(at, begins[-1] + kernel))
-            launches = [(at - launch, 0.92 * launch) for at in (issued if each else issued[:1])]
-            ax.broken_barh(launches, (1.1, 0.8), color=COLOURS[0])
-            ax.broken_barh([(b, 0.95 * kernel) for b in begins], (0, 0.8), color=COLOURS[1])
-            ax.set_yticks([0.4, 1.5], ["GPU", "Python"])
-            ax.set_title(title, loc="left")
-            ax.set(xlim=(0, 19.5), xticks=[])
-            ax.tick_params(axis="y", length=0)
-            ax.grid(False)
-        ax.set_xlabel("time")
-
-    return Chart(draw, height=3.3)
+    for ax, (title, (launch, kernel, each)) in zip(
+        figure.subplots(len(cases), 1, sharex=True), cases.items(), strict=True
+    ):
+        issued = np.arange(1, 7) * launch if each else np.full(6, launch)
+        begins = [issued[0]]
+        for at in issued[1:]:
+            begins.append(max(at, begins[-1] + kernel))
+        launches = [(at - launch, 0.92 * launch) for at in (issued if each else issued[:1])]
+        ax.broken_barh(launches, (1.1, 0.8), color=COLOURS[0])
+        ax.broken_barh([(b, 0.95 * kernel) for b in begins], (0, 0.8), color=COLOURS[1])
+        ax.set_yticks([0.4, 1.5], ["GPU", "Python"])
+        ax.set_title(title, loc="left")
+        ax.set(xlim=(0, 19.5), xticks=[])
+        ax.tick_params(axis="y", length=0)
+        ax.grid(False)
+    ax.set_xlabel("time")
 
 
 def spread(mean: float, deviation: float) -> str:

@@ -20,9 +20,10 @@ from a2lib.report.plots import reference, stacks
 from a2lib.report.style import Chart
 from a2lib.theory import layouts
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.jobs import ATTENTIONS, NARROW, OPTIMIZERS, WIDE, Job, score_bytes
+from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job, score_bytes
 from a2lib.theory.layouts import Layout, evaluate
 from a2lib.theory.memory.saved import PRECISIONS
+from a2lib.theory.products import NARROW, WIDE
 from a2lib.theory.transformer import PRESETS, SIZES, Shape
 
 EXAMPLE = Job(SIZES["8B"], DEVICES["H200"], 8, 32, 2048)
@@ -37,21 +38,20 @@ CHOICES: dict[str, tuple[Job, Layout]] = {
     "FSDP, eager": (replace(EXAMPLE, attention="eager"), SHARDED),
     "FSDP, fp32": (replace(EXAMPLE, precision="fp32"), SHARDED),
 }
+LONG = Job(SIZES["8B"], DEVICES["H200"], 2, 2, 32_768)
+IN_TWO = Layout(tensor=2, microbatches=2, checkpointing="block")
+LLAMA = Job(PRESETS["Llama-3-405B"], DEVICES["H100"], 16_384, 2048, 8192, 0.03, activations="fused")
+META = Layout(128, 8, 16, 1, 16, "zero2", chunks=8)
+DEEPSEEK = Job(PRESETS["DeepSeek-V3"], DEVICES["H800"], 2048, 15_360, 4096, activations="fused")
+WIDE_EP = Layout(128, 1, 16, 1, 120, "zero1", "block", expert=64, schedule="zb-h1")
 # Links that fill the form: the table's first and third line, then jobs of the assignment.
 LINKS: dict[str, tuple[Job, Layout]] = {
     "8B on eight H200, replicas": CHOICES["replicas"],
     "the same by FSDP": CHOICES["FSDP"],
-    "8B, two sequences of 32,768 tokens on two H200": (
-        Job(SIZES["8B"], DEVICES["H200"], 2, 2, 32_768),
-        Layout(tensor=2, microbatches=2, checkpointing="block"),
-    ),
-    "Llama 3 405B on 16,384 H100, as Meta laid it out": (
-        Job(PRESETS["Llama-3-405B"], DEVICES["H100"], 16_384, 2048, 8192, 0.03,
-            activations="fused"), Layout(128, 8, 16, 1, 16, "zero2", chunks=8)),
-    "DeepSeek-V3 on 2,048 H800, with blocks computed again": (
-        Job(PRESETS["DeepSeek-V3"], DEVICES["H800"], 2048, 15_360, 4096, activations="fused"),
-        Layout(128, 1, 16, 1, 120, "zero1", "block", expert=64, schedule="zb-h1")),
-}  # fmt: skip
+    "8B, two sequences of 32,768 tokens on two H200": (LONG, IN_TWO),
+    "Llama 3 405B on 16,384 H100, as Meta laid it out": (LLAMA, META),
+    "DeepSeek-V3 on 2,048 H800, with blocks computed again": (DEEPSEEK, WIDE_EP),
+}
 
 SHAPE = (
     Field("d_model", "d_model", "width", 10**6),
@@ -62,38 +62,41 @@ SHAPE = (
     Field("vocab_size", "vocabulary", "tokens", 10**7),
 )
 TIED = Choice("tied", "head", "what it is", {"own": "its own", "tied": "the embedding"})
-MIXED = tuple(Field(name, name, words, 10**6, lowest=0) for name, words in (
-    ("experts", "of a block"), ("top_k", "that a token goes to"), ("shared", "of every token"),
-    ("dense", "layers without"), ("nodes", "of a token, at most"),
-    ("head_size", "0: d_model / heads"), ("q_rank", "queries' latent"),
-    ("kv_rank", "keys' and values'"), ("rope", "that turns"),
-))  # fmt: skip
+MIXED = (
+    Field("experts", "experts", "of a block", 10**6, least=0),
+    Field("top_k", "top_k", "that a token goes to", 10**6, least=0),
+    Field("shared", "shared", "of every token", 10**6, least=0),
+    Field("dense", "dense", "layers without", 10**6, least=0),
+    Field("nodes", "nodes", "of a token, at most", 10**6, least=0),
+    Field("head_size", "head_size", "0: d_model / heads", 10**6, least=0),
+    Field("q_rank", "q_rank", "queries' latent", 10**6, least=0),
+    Field("kv_rank", "kv_rank", "keys' and values'", 10**6, least=0),
+    Field("rope", "rope", "that turns", 10**6, least=0),
+)
+PERCENT = {"whole": False, "scale": 0.01}
 GIVEN = (
     Choice("device", "device", "maker's figures", {name: name for name in DEVICES}),
     Field("devices", "devices", "how many", 10**6),
-    Field("headroom", "left free", "% of its memory", 99, whole=False, scale=0.01, lowest=0),
-    Field("efficiency", "multiplies run at", "% of the peak", 100, whole=False, scale=0.01,
-          lowest=0.1),
-)  # fmt: skip
+    Field("headroom", "left free", "% of its memory", 99, **PERCENT, least=0),
+    Field("efficiency", "multiplies run at", "% of the peak", 100, **PERCENT, least=0.1),
+)
+KEPT = {name: f"{name}: {size}" for name, size in OPTIMIZERS.items()}
+CUT = {"none": "none (DDP)", "zero1": "zero1 (and fp32 weights)", "zero2": "zero2 (and gradients)"}
+CUT |= {"fsdp": "fsdp (all)", "hsdp": "hsdp (all, in a node)"}
+AGAIN = {"none": "none", "selective": "eager's scores", "block": "each block"}
+OF = {"library": "this library", "fused": "fused kernels"}
 TRAINING = (
     Field("batch", "batch", "sequences", 10**9),
     Choice("batch_of", "counted", "a step", {"all": "in all", "each": "on each data rank"}),
     Field("context", "context", "tokens each", 10**7),
     Choice("precision", "precision", "bf16: autocast", {"fp32": "fp32", "bf16": "bf16"}),
-    Choice("optimizer", "optimizer", "bytes a parameter",
-           {name: f"{name}: {size}" for name, size in OPTIMIZERS.items()}),
-    Choice("attention", "attention", "of each block",
-           {"eager": "eager", "flash": "flash"}),
-    Choice("sharding", "state", "what of it is cut",
-           {"none": "none (DDP)", "zero1": "zero1 (and fp32 weights)",
-            "zero2": "zero2 (and gradients)", "fsdp": "fsdp (all)",
-            "hsdp": "hsdp (all, in a node)"}),
-    Choice("checkpointing", "checkpointing", "computed again",
-           {"none": "none", "selective": "eager's scores", "block": "each block"}),
-    Choice("activations", "activations", "as kept by",
-           {"library": "this library", "fused": "fused kernels"}),
-    Field("frozen", "not trained", "% of each matrix", 99.99, whole=False, scale=0.01, lowest=0),
-)  # fmt: skip
+    Choice("optimizer", "optimizer", "bytes a parameter", KEPT),
+    Choice("attention", "attention", "of each block", {"eager": "eager", "flash": "flash"}),
+    Choice("sharding", "state", "what of it is cut", CUT),
+    Choice("checkpointing", "checkpointing", "computed again", AGAIN),
+    Choice("activations", "activations", "as kept by", OF),
+    Field("frozen", "not trained", "% of each matrix", 99.99, **PERCENT, least=0),
+)
 AXES = (
     Field("tensor", "tensor", "devices", 10**4),
     Field("pipeline", "pipeline", "stages", 10**4),
@@ -120,14 +123,22 @@ class Calculator:
         def fields(legend, which, *first):
             return forms.fieldset(legend, [*first, *(f.html(start[f.name]) for f in which)])
 
-        size = forms.presets("size", "size", "sets the others",
-                             {name: _sizes(shape) for name, shape in PRESETS.items()})  # fmt: skip
+        sets = {name: _sizes(shape) for name, shape in PRESETS.items()}
+        size = forms.presets("size", "size", "sets the others", sets)
         links = "".join(
             f'<li><a href="{escape(address(*one))}">{words}</a></li>'
             for words, one in LINKS.items()
         )
         square = '<rect class="part{}" width="16" height="16"/>'
-        memory = {part: forms.swatch(square.format(i)) + part for i, part in enumerate(PARTS)}
+        held = {part: forms.swatch(square.format(i)) + part for i, part in enumerate(PARTS)}
+        held |= {"total": "together"}
+        moment = 'Memory of the fullest device <span data-out="memory.moment"></span>'
+        hides = (
+            "A step, if all communication hides, if tensor's, context's and experts' does not, and "
+            "if none does"
+        )
+        how, ends = ("all", "but theirs", "none"), ("floor", "expected", "serial")
+        long, parts = "What a step keeps busy, and for how long", {name: name for name in BUSY}
         return (
             f"{forms.palette()}"
             "<noscript><p>The calculator needs JavaScript; the table below has the example's "
@@ -144,20 +155,15 @@ class Calculator:
             f"{fields('The blocks', MIXED)}</details></form>"
             f'{forms.STATE}<p class="a2-links" id="a2-links">Fill it with:</p>'
             f'<ul class="a2-links" aria-labelledby="a2-links">{links}</ul>'
-            + forms.table('Memory of the fullest device <span data-out="memory.moment"></span>',
-                          "component", ("GB", "share"), "memory",
-                          memory | {"total": "together"}, ("gb", "share"))
-            + forms.table("A step, if all communication hides, if tensor's, context's and experts' "
-                          "does not, and if none does", "at best", ("all", "but theirs", "none"),
-                          "speed", SPEED, ("floor", "expected", "serial"))
-            + forms.picture("time", 360, 144)
-            + forms.table("What a step keeps busy, and for how long", "what", ("s", "of the step"),
-                          "busy", {name: name for name in BUSY}, ("s", "share"))
-            + '<p>The model has <span data-out="parameters"></span> billion parameters. The '
+            f"{forms.table(moment, 'component', ('GB', 'share'), 'memory', held, ('gb', 'share'))}"
+            f"{forms.table(hides, 'at best', how, 'speed', SPEED, ends)}"
+            f"{forms.picture('time', 360, 144)}"
+            f"{forms.table(long, 'what', ('s', 'of the step'), 'busy', parts, ('s', 'share'))}"
+            '<p>The model has <span data-out="parameters"></span> billion parameters. The '
             'largest batch that fits is <span data-out="batch.most"></span> sequences a step, '
             '<span data-out="batch.each"></span> on each data rank. The same in a terminal:</p>'
             '<pre class="a2-command"><code data-out="command"></code></pre></div>'
-        )  # fmt: skip
+        )
 
     def __repr__(self) -> str:
         return "Calculator()"
@@ -165,20 +171,20 @@ class Calculator:
 
 def state(job: Job, layout: Layout) -> dict[str, int | float | str]:
     """What each field of the form holds for a job and its layout, whose batch counts in all."""
+    shares = ("headroom", "efficiency", "frozen")
+    own = ("devices", "batch", "context", "precision", "optimizer", "attention", "activations")
+    cut = ("tensor", "pipeline", "microbatches", "sharding", "checkpointing", "chunks", "expert")
     return {
         **_sizes(job.shape),
         "device": next(name for name, device in DEVICES.items() if device == job.device),
-        **{name: float(f"{100 * getattr(job, name):.12g}")
-           for name in ("headroom", "efficiency", "frozen")},
+        **{name: float(f"{100 * getattr(job, name):.12g}") for name in shares},
         "batch_of": "all",
-        **{name: getattr(job, name) for name in ("devices", "batch", "context", "precision",
-                                                 "optimizer", "attention", "activations")},
-        **{name: getattr(layout, name) for name in (
-            "tensor", "pipeline", "microbatches", "sharding", "checkpointing", "chunks", "expert",
-            "schedule")},
-        "context_parallel": layout.context, "sequence": "cut" if layout.sequence else "whole",
+        **{name: getattr(job, name) for name in own},
+        **{name: getattr(layout, name) for name in (*cut, "schedule")},
+        "context_parallel": layout.context,
+        "sequence": "cut" if layout.sequence else "whole",
         "tied": "tied" if job.shape.tied else "own",
-    }  # fmt: skip
+    }
 
 
 def _sizes(shape: Shape) -> dict[str, int]:
@@ -205,10 +211,9 @@ def constants() -> dict:
         "SCORE_TENSORS": layouts.SCORE_TENSORS,
         "OPTIMIZERS": OPTIMIZERS,
         "score_bytes": {precision: score_bytes(precision) for precision in PRECISIONS},
-        "saved": {attention: {precision: _saved(attention, precision) for precision in PRECISIONS}
-                  for attention in ATTENTIONS},
+        "saved": {one: {p: _saved(one, p) for p in PRECISIONS} for one in ATTENTIONS},
         "devices": {name: {"name": name, **asdict(device)} for name, device in DEVICES.items()},
-    }  # fmt: skip
+    }
 
 
 def _saved(attention: str, precision: str) -> dict[str, dict[str, int]]:
@@ -220,11 +225,9 @@ def _saved(attention: str, precision: str) -> dict[str, dict[str, int]]:
 
     (whole, cut, scores), wider, deeper, more = map(saved, (4, 8, 4, 4), (1, 1, 2, 1), (1, 1, 1, 2))
     d_whole, d_cut = (wider[0] - whole) // 4, (wider[1] - cut) // 4
-    return {
-        "whole": {"d_model": d_whole, "one": whole - 4 * d_whole},
-        "cut": {"d_model": d_cut, "d_ff": deeper[1] - cut, "num_heads": more[1] - cut,
-                "scores": scores},
-    }  # fmt: skip
+    by_cut = {"d_model": d_cut, "d_ff": deeper[1] - cut, "num_heads": more[1] - cut}
+    by_whole = {"d_model": d_whole, "one": whole - 4 * d_whole}
+    return {"whole": by_whole, "cut": by_cut | {"scores": scores}}
 
 
 def memory() -> Chart:

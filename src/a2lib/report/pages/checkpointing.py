@@ -9,7 +9,7 @@ import pandas as pd
 
 from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.plots import label
-from a2lib.report.style import COLOURS, Chart
+from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import gb
 from a2lib.theory.memory.checkpointing import BlockBytes
 from a2lib.theory.memory.strategies import FFN, HALVES, block_bytes, block_moments, strategy_memory
@@ -98,45 +98,39 @@ def _beyond(row, ms_forward: float, rate: float) -> float:
     return this - block
 
 
-def frontier(rows: pd.DataFrame, strategies: dict[str, tuple[float, float]]) -> Chart:
+@chart(height=3.4)
+def frontier(figure, rows: pd.DataFrame, strategies: dict[str, tuple[float, float]]):
     """Peak against the time of a step, a labelled dot a strategy; each with where its words stand,
     in points off the dot."""
-
-    def draw(figure):
-        ax = figure.subplots()
-        for strategy, at in strategies.items():
-            row = rows[rows["strategy"] == strategy].iloc[0]
-            colour = COLOURS[0] if strategy == "block" else COLOURS[1]
-            ax.plot(row["ms"], row["whole"] / 1e9, "o", color=colour, markersize=7)
-            label(ax, NAMES[strategy], (row["ms"], row["whole"] / 1e9), at)
-        ax.set(xlabel="a step, ms", ylabel="peak, GB", xscale="log")
-        ax.set_xticks([500, 1000, 2000, 3000], ["500", "1,000", "2,000", "3,000"])
-        ax.minorticks_off()
-        ax.set_xlim(430, 4200)
-        ax.set_ylim(0, 105)
-
-    return Chart(draw, height=3.4)
+    ax = figure.subplots()
+    for strategy, at in strategies.items():
+        row = rows[rows["strategy"] == strategy].iloc[0]
+        colour = COLOURS[0] if strategy == "block" else COLOURS[1]
+        ax.plot(row["ms"], row["whole"] / 1e9, "o", color=colour, markersize=7)
+        label(ax, NAMES[strategy], (row["ms"], row["whole"] / 1e9), at)
+    ax.set(xlabel="a step, ms", ylabel="peak, GB", xscale="log")
+    ax.set_xticks([500, 1000, 2000, 3000], ["500", "1,000", "2,000", "3,000"])
+    ax.minorticks_off()
+    ax.set_xlim(430, 4200)
+    ax.set_ylim(0, 105)
 
 
-def backward(block: BlockBytes, blocks: int) -> Chart:
+@chart(height=2.8)
+def backward(figure, block: BlockBytes, blocks: int):
     """What is alive while each block goes backward, one checkpoint a block, fresh gradients, GB."""
-
-    def draw(figure):
-        ax = figure.subplots()
-        done = np.arange(blocks)
-        parts = {
-            "inputs that wait": (blocks - 1 - done) * block.input,
-            "gradients": done * block.gradients,
-            "the block": np.full(blocks, block.peak),
-        }
-        shades = dict(zip(parts, ("#86b6e6", "#f0ad78", "#eeeeee"), strict=True))
-        ax.stackplot(done + 1, [p / 1e9 for p in parts.values()], colors=list(shades.values()))
-        ax.annotate("inputs that wait", (2, 0.6))
-        ax.annotate("gradients made so far", (20, 3.2))
-        ax.annotate("the block that goes backward", (20, 12.2), rotation=0, ha="center")
-        ax.set(xlabel="blocks gone backward", ylabel="GB beyond what stays", xlim=(1, blocks))
-
-    return Chart(draw, height=2.8)
+    ax = figure.subplots()
+    done = np.arange(blocks)
+    parts = {
+        "inputs that wait": (blocks - 1 - done) * block.input,
+        "gradients": done * block.gradients,
+        "the block": np.full(blocks, block.peak),
+    }
+    shades = dict(zip(parts, ("#86b6e6", "#f0ad78", "#eeeeee"), strict=True))
+    ax.stackplot(done + 1, [p / 1e9 for p in parts.values()], colors=list(shades.values()))
+    ax.annotate("inputs that wait", (2, 0.6))
+    ax.annotate("gradients made so far", (20, 3.2))
+    ax.annotate("the block that goes backward", (20, 12.2), rotation=0, ha="center")
+    ax.set(xlabel="blocks gone backward", ylabel="GB beyond what stays", xlim=(1, blocks))
 
 
 def units_and_moments() -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -8,7 +8,7 @@ from a2lib.report import data
 from a2lib.report.page import one, pick
 from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import ROOM, lines, log_values, reference
-from a2lib.report.style import Chart, Look, Looks
+from a2lib.report.style import Look, Looks, chart
 from a2lib.theory.latency import Line, fit, wire_share
 
 HANDOUT = (1 << 20, 10 << 20, 100 << 20, 1 << 30)  # bytes
@@ -41,18 +41,19 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 def fitted(rows: pd.DataFrame, column: str = "ms_queued", **where) -> Line:
     """The line through the all-reduces of ``rows`` in fp32, of NCCL between two unless ``where``
     says otherwise; raises Missing without rows."""
-    where = {"backend": "nccl", "world_size": 2, **where}
-    few = pick(rows, operation="all_reduce", dtype="fp32", **where).dropna(subset=[column])
-    return fit(list(few["size"].astype(float)), list(few[column] / 1e3))
+    return fit(*_all_reduces(rows, column, where))
 
 
-def misses(rows: pd.DataFrame, column: str = "ms_queued", **where) -> pd.Series:
-    """What that line misses of each time, relative, by size."""
-    line = fitted(rows, column, **where)
+def misses(rows: pd.DataFrame) -> pd.Series:
+    """What that line of queued messages misses of each time, relative, by size."""
+    sizes, times_s = _all_reduces(rows, "ms_queued", {})
+    return pd.Series(fit(sizes, times_s).residuals(sizes, times_s), index=sizes)
+
+
+def _all_reduces(rows: pd.DataFrame, column: str, where: dict) -> tuple[list, list]:
     where = {"backend": "nccl", "world_size": 2, **where}
     few = pick(rows, operation="all_reduce", dtype="fp32", **where).dropna(subset=[column])
-    sizes = list(few["size"].astype(float))
-    return pd.Series(line.residuals(sizes, list(few[column] / 1e3)), index=sizes)
+    return list(few["size"].astype(float)), list(few[column] / 1e3)
 
 
 def link() -> float:
@@ -60,7 +61,8 @@ def link() -> float:
     return float(one(data.load_devices(), device=data.PUBLISHED, quantity="nvlink_egress").value)
 
 
-def bandwidth(rows: pd.DataFrame) -> Chart:
+@chart(height=3.4, room=ROOM)
+def bandwidth(figure, rows: pd.DataFrame):
     """Bus bandwidth against size: queued and isolated by NCCL, and gloo between two."""
     sums = pick(rows, operation="all_reduce", dtype="fp32", world_size=2)
     nccl, gloo = pick(sums, backend="nccl"), pick(sums, backend="gloo")
@@ -72,34 +74,27 @@ def bandwidth(rows: pd.DataFrame) -> Chart:
         ]
     )
     line = fitted(rows)
-
-    def draw(figure):
-        ax = figure.subplots()
-        ends = lines(ax, shown, "size", "rate", "way", LOOKS)
-        doubling_axis(ax)
-        log_values(ax)
-        ax.set(xlabel="bytes of the tensor", ylabel="bus bandwidth, GB/s", ylim=(0.05, 900))
-        reference(ax, link(), "the link, one way")
-        reference(ax, line.half_size, "half speed", vertical=True)
-        return lambda: name_ends(figure, ax, ends, LOOKS)
-
-    return Chart(draw, height=3.4, room=ROOM)
+    ax = figure.subplots()
+    ends = lines(ax, shown, "size", "rate", "way", LOOKS)
+    doubling_axis(ax)
+    log_values(ax)
+    ax.set(xlabel="bytes of the tensor", ylabel="bus bandwidth, GB/s", ylim=(0.05, 900))
+    reference(ax, link(), "the link, one way")
+    reference(ax, line.half_size, "half speed", vertical=True)
+    return lambda: name_ends(figure, ax, ends, LOOKS)
 
 
-def parts(line: Line) -> Chart:
+@chart(height=1.7)
+def parts(figure, line: Line):
     """Overhead and bytes of three messages, as shares of their time."""
-
-    def draw(figure):
-        ax = figure.subplots()
-        sizes = {"1 MiB": 1 << 20, "10 MiB": 10 << 20, "100 MiB": 100 << 20}
-        shares = [line.overhead_s / line.time_s(s) for s in sizes.values()]
-        ax.barh(list(sizes), shares, color="#f0ad78", height=0.6)
-        ax.barh(list(sizes), [1 - s for s in shares], left=shares, color="#86b6e6", height=0.6)
-        for y, share in enumerate(shares):
-            ax.annotate("overhead" if share > 0.2 else "", (0.01, y), va="center")
-            ax.annotate("bytes", (0.99, y), va="center", ha="right")
-        ax.invert_yaxis()
-        ax.grid(False)
-        ax.set(xlim=(0, 1), xlabel="share of the message's time")
-
-    return Chart(draw, height=1.7)
+    ax = figure.subplots()
+    sizes = {"1 MiB": 1 << 20, "10 MiB": 10 << 20, "100 MiB": 100 << 20}
+    shares = [line.overhead_s / line.time_s(s) for s in sizes.values()]
+    ax.barh(list(sizes), shares, color="#f0ad78", height=0.6)
+    ax.barh(list(sizes), [1 - s for s in shares], left=shares, color="#86b6e6", height=0.6)
+    for y, share in enumerate(shares):
+        ax.annotate("overhead" if share > 0.2 else "", (0.01, y), va="center")
+        ax.annotate("bytes", (0.99, y), va="center", ha="right")
+    ax.invert_yaxis()
+    ax.grid(False)
+    ax.set(xlim=(0, 1), xlabel="share of the message's time")

@@ -10,9 +10,10 @@ import pandas as pd
 
 from a2lib.report import data, style
 from a2lib.report.plots import label, reference
-from a2lib.report.style import Chart
+from a2lib.report.style import chart
 from a2lib.theory import accounting
-from a2lib.theory.accounting import GB, H100_GB, NARROW, XXL, Mesh
+from a2lib.theory.accounting import GB, H100_GB, XXL, Mesh
+from a2lib.theory.products import NARROW
 
 MORE = {  # other conventions that one may follow
     "W_ici counts one direction: half of the bandwidth": Mesh(W_ici=Mesh().W_ici / 2),
@@ -21,57 +22,51 @@ MORE = {  # other conventions that one may follow
 }
 
 
-def sensitivity() -> Chart:
+@chart(height=3.6)
+def sensitivity(figure):
     """The least batch per device against Y at 64 devices: our reading, and the others in grey."""
     axis = np.geomspace(1, 20.6, 150)
-
-    def draw(figure):
-        ax = figure.add_subplot()
-        for name, mesh in accounting.readings().items():
-            ours = mesh == Mesh()
-            points = [(y, replace(mesh, X=64 / y, Y=y).least_tokens()) for y in axis]
-            x, y = zip(*((y, t) for y, t in points if t is not None and t < 1500), strict=True)
-            look = ("#d55e00", 2.2, 3) if ours else ("#808080", 1.2, 2)
-            dashes = "--" if "exact" in name else "-"
-            ax.plot(x, y, color=look[0], linewidth=look[1], zorder=look[2], linestyle=dashes)
-        least = Mesh().least_tokens()
-        ax.plot(4, least, "o", color="#d55e00", markersize=7, zorder=4)
-        label(ax, f"{math.ceil(least)}", (4, least), (-8, -14), fontweight="bold", ha="right")
-        ax.annotate("at the same\ntime: ours", (1.15, 190), color="#d55e00")
-        ax.annotate("one after the other", (5.5, 560), color="#555555")
-        reference(ax, 4, "the question", vertical=True)
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log", base=2)
-        ax.set(xlim=(1, 26), ylim=(48, 1600))
-        ax.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
-        ax.set_yticks([64, 128, 256, 512, 1024], ["64", "128", "256", "512", "1024"])
-        ax.set(xlabel="Y, tensor-parallel devices (X = 64 / Y)", ylabel="least tokens per device")
-
-    return Chart(draw, height=3.6)
+    ax = figure.add_subplot()
+    for name, mesh in accounting.readings().items():
+        ours = mesh == Mesh()
+        points = [(y, replace(mesh, X=64 / y, Y=y).least_tokens()) for y in axis]
+        x, y = zip(*((y, t) for y, t in points if t is not None and t < 1500), strict=True)
+        look = ("#d55e00", 2.2, 3) if ours else ("#808080", 1.2, 2)
+        dashes = "--" if "exact" in name else "-"
+        ax.plot(x, y, color=look[0], linewidth=look[1], zorder=look[2], linestyle=dashes)
+    least = Mesh().least_tokens()
+    ax.plot(4, least, "o", color="#d55e00", markersize=7, zorder=4)
+    label(ax, f"{math.ceil(least)}", (4, least), (-8, -14), fontweight="bold", ha="right")
+    ax.annotate("at the same\ntime: ours", (1.15, 190), color="#d55e00")
+    ax.annotate("one after the other", (5.5, 560), color="#555555")
+    reference(ax, 4, "the question", vertical=True)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.set(xlim=(1, 26), ylim=(48, 1600))
+    ax.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+    ax.set_yticks([64, 128, 256, 512, 1024], ["64", "128", "256", "512", "1024"])
+    ax.set(xlabel="Y, tensor-parallel devices (X = 64 / Y)", ylabel="least tokens per device")
 
 
-def devices() -> Chart:
+@chart(height=2.6)
+def devices(figure):
     """The least number of devices of 95 GB against the tokens whose activations are held."""
     most = XXL.most_tokens()
     tokens = np.linspace(0, 0.97 * most, 300).round().astype(int)
-
-    def draw(figure):
-        ax = figure.add_subplot()
-        ax.plot(tokens, [XXL.least_devices(int(t)) for t in tokens], color=style.COLOURS[0])
-        ax.axvline(most, color=style.DIM, linewidth=1, linestyle="--")
-        label(ax, f"{most:,}: none", (most, 620), (-5, 0), ha="right", color=style.DIM)
-        none = XXL.least_devices(0)
-        ax.plot(0, none, "o", color=style.COLOURS[0], clip_on=False)
-        label(ax, f"{none}", (0, none), (4, 8), fontweight="bold")
-        ax.set(
-            xlim=(0, 11_400),
-            ylim=(0, 680),
-            xlabel="tokens whose activations are held",
-            ylabel="least devices of 95 GB",
-        )
-        ax.set_xticks([0, 2500, 5000, 7500, 10_000], ["0", "2,500", "5,000", "7,500", "10,000"])
-
-    return Chart(draw, height=2.6)
+    ax = figure.add_subplot()
+    ax.plot(tokens, [XXL.least_devices(int(t)) for t in tokens], color=style.COLOURS[0])
+    ax.axvline(most, color=style.DIM, linewidth=1, linestyle="--")
+    label(ax, f"{most:,}: none", (most, 620), (-5, 0), ha="right", color=style.DIM)
+    none = XXL.least_devices(0)
+    ax.plot(0, none, "o", color=style.COLOURS[0], clip_on=False)
+    label(ax, f"{none}", (0, none), (4, 8), fontweight="bold")
+    ax.set(
+        xlim=(0, 11_400),
+        ylim=(0, 680),
+        xlabel="tokens whose activations are held",
+        ylabel="least devices of 95 GB",
+    )
+    ax.set_xticks([0, 2500, 5000, 7500, 10_000], ["0", "2,500", "5,000", "7,500", "10,000"])
 
 
 def published() -> pd.DataFrame:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth
-from a2lib.report.panels import doubling_axis
-from a2lib.report.plots import label, lines, name_ends, reference
-from a2lib.report.style import COLOURS, Chart, Look, Looks
+from a2lib.report.panels import doubling_axis, name_ends
+from a2lib.report.plots import label, lines, reference
+from a2lib.report.style import COLOURS, Look, Looks, chart
 from a2lib.report.traces import kernels
 from a2lib.theory.compiling import attention_kernels, break_even, moves
 from a2lib.theory.roofline import floor
@@ -83,41 +83,35 @@ def shares(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     return wide.assign(share=wide["matmul"] / wide.sum(axis=1)).reset_index()
 
 
-def by_length(rows: pd.DataFrame) -> Chart:
+@chart(height=2.9, room=0.1)
+def by_length(figure, rows: pd.DataFrame):
     """The gain of compiled attention on the GPU against the length, a line a head size."""
     few = rows[(rows["implementation"] == "compile") & (rows["seq_len"] >= 1024)]
-
-    def draw(figure):
-        axes = figure.subplots(1, 2, sharey=True)
-        for ax, pass_ in zip(axes, ("forward", "backward"), strict=True):
-            ends = lines(ax, few[few["pass"] == pass_], "seq_len", "gain", "head_dim", LOOKS)
-            doubling_axis(ax)
-            ax.axhline(1, color="#000000", linewidth=0.8)
-            ax.set(title=pass_, xlabel="tokens", ylim=(0.9, None))
-        axes[0].set_ylabel("times as fast as eager")
-        return lambda: name_ends(figure, axes[-1], ends, LOOKS)
-
-    return Chart(draw, height=2.9, room=0.1)
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, pass_ in zip(axes, ("forward", "backward"), strict=True):
+        ends = lines(ax, few[few["pass"] == pass_], "seq_len", "gain", "head_dim", LOOKS)
+        doubling_axis(ax)
+        ax.axhline(1, color="#000000", linewidth=0.8)
+        ax.set(title=pass_, xlabel="tokens", ylim=(0.9, None))
+    axes[0].set_ylabel("times as fast as eager")
+    return lambda: name_ends(figure, axes[-1], ends, LOOKS)
 
 
-def by_share(rows: pd.DataFrame, traced: pd.DataFrame) -> Chart:
+@chart(height=3.0)
+def by_share(figure, rows: pd.DataFrame, traced: pd.DataFrame):
     """The gain of a compiled step against the multiplies' share of eager's kernel time, with the
     line of a compiler that makes the rest twice as fast."""
     eager = traced[(traced["compile"] == "none") & (traced["attention"] == "eager")]
-
-    def draw(figure):
-        ax = figure.subplots()
-        share = [s / 100 for s in range(0, 101)]
-        ax.plot(share, [1 / (s + (1 - s) / 2) for s in share], color=COLOURS[4], linewidth=1)
-        ax.annotate("all but the multiplies twice as fast", (0.03, 1.99), va="bottom")
-        for r in eager.itertuples():
-            mine = rows[(rows["model"] == r.model) & (rows["precision"] == r.precision)]
-            mine = mine[(mine["compile"] == "blocks") & (mine["phase"] == "wall")]
-            for gain in mine[mine["context"] == 512]["gain"]:
-                ax.plot(r.share, gain, "o", color=COLOURS[0], markersize=6)
-                label(ax, f"{r.model}, {r.precision}", (r.share, gain), (6, 5))
-        ax.set(xlim=(0, 1.12), ylim=(0.9, 2.3), xlabel="share of matrix multiplies, eager")
-        ax.set_ylabel("times as fast as eager")
-        reference(ax, 1, "")
-
-    return Chart(draw, height=3.0)
+    ax = figure.subplots()
+    share = [s / 100 for s in range(0, 101)]
+    ax.plot(share, [1 / (s + (1 - s) / 2) for s in share], color=COLOURS[4], linewidth=1)
+    ax.annotate("all but the multiplies twice as fast", (0.03, 1.99), va="bottom")
+    for r in eager.itertuples():
+        mine = rows[(rows["model"] == r.model) & (rows["precision"] == r.precision)]
+        mine = mine[(mine["compile"] == "blocks") & (mine["phase"] == "wall")]
+        for gain in mine[mine["context"] == 512]["gain"]:
+            ax.plot(r.share, gain, "o", color=COLOURS[0], markersize=6)
+            label(ax, f"{r.model}, {r.precision}", (r.share, gain), (6, 5))
+    ax.set(xlim=(0, 1.12), ylim=(0.9, 2.3), xlabel="share of matrix multiplies, eager")
+    ax.set_ylabel("times as fast as eager")
+    reference(ax, 1, "")

@@ -11,7 +11,7 @@ from a2lib.report import traces
 from a2lib.report.page import pick
 from a2lib.report.pages import collectives
 from a2lib.report.plots import label, waterfall
-from a2lib.report.style import COLOURS, Chart
+from a2lib.report.style import COLOURS, chart
 from a2lib.report.tables import MISSING
 from a2lib.report.units import digits, ms, percent
 from a2lib.theory.buckets import (
@@ -182,39 +182,34 @@ def simulated_ms(
     return 1e3 * simulate([4.0 * g.elements for g in made], ready, bucket_mb * MB, cost)
 
 
-def ladder(steps: dict[str, float], marks: dict[str, float]) -> Chart:
+@chart(height=3.4)
+def ladder(figure, steps: dict[str, float], marks: dict[str, float]):
     """The step by each way, from the naive one down, with what one GPU takes."""
     text = [f"{time:.0f}" for time in steps.values()]
     looks = {"text": text, "marks": marks, "xlabel": "ms a step"}
-
-    def draw(figure):
-        waterfall(figure.subplots(), list(steps), list(steps.values()), **looks)
-
-    return Chart(draw, height=3.4)
+    waterfall(figure.subplots(), list(steps), list(steps.values()), **looks)
 
 
-def paid(rows: pd.DataFrame) -> Chart:
+@chart(height=3.2)
+def paid(figure, rows: pd.DataFrame):
     """Exposed time, and ``simulated``, against the messages' time with nothing else running, by
     bucket."""
     at = {1000: (-8, 9), 400: (4, -13), 100: (6, -10), 25: (2, -14), 10: (-18, 7), 1: (8, -9)}
-
-    def draw(figure):
-        ax = figure.subplots()
-        ax.plot([20, 40], [10, 20], color=COLOURS[4], linewidth=1)
-        ax.annotate("half of it", (26.5, 14.2), rotation=19)
-        ax.plot(rows["alone"], rows["exposed"], "o", color=COLOURS[0], markersize=6)
-        ax.plot(rows["alone"], rows["simulated"], "s", color=COLOURS[1], markersize=5)
-        for r in rows.itertuples():
-            label(ax, str(r.bucket_mb), (r.alone, r.exposed), at.get(r.bucket_mb, (6, -10)))
-        ax.annotate("measured", (29.5, 11), color=COLOURS[0])
-        ax.annotate("simulated", (29.5, 2.2), color=COLOURS[1])
-        ax.set(xlim=(20, 40), ylim=(0, 21), xticks=range(20, 41, 5), yticks=range(0, 21, 5))
-        ax.set(xlabel="messages with nothing else running, ms", ylabel="added to the step, ms")
-
-    return Chart(draw, height=3.2)
+    ax = figure.subplots()
+    ax.plot([20, 40], [10, 20], color=COLOURS[4], linewidth=1)
+    ax.annotate("half of it", (26.5, 14.2), rotation=19)
+    ax.plot(rows["alone"], rows["exposed"], "o", color=COLOURS[0], markersize=6)
+    ax.plot(rows["alone"], rows["simulated"], "s", color=COLOURS[1], markersize=5)
+    for r in rows.itertuples():
+        label(ax, str(r.bucket_mb), (r.alone, r.exposed), at.get(r.bucket_mb, (6, -10)))
+    ax.annotate("measured", (29.5, 11), color=COLOURS[0])
+    ax.annotate("simulated", (29.5, 2.2), color=COLOURS[1])
+    ax.set(xlim=(20, 40), ylim=(0, 21), xticks=range(20, 41, 5), yticks=range(0, 21, 5))
+    ax.set(xlabel="messages with nothing else running, ms", ylabel="added to the step, ms")
 
 
-def schedules() -> Chart:
+@chart(height=2.4)
+def schedules(figure):
     """Three schedules of backward, messages and update, drawn to no scale."""
     ways = {
         "after backward": ([(0, 6)], [(6, 4)], [(10, 2.8)]),
@@ -225,21 +220,17 @@ def schedules() -> Chart:
             [(2.5, 0.7), (3.7, 0.7), (4.9, 0.7), (7, 0.7)],
         ),
     }
-
-    def draw(figure):
-        ax = figure.subplots()
-        for y, lanes in enumerate(ways.values()):
-            colours = (COLOURS[4], COLOURS[1], COLOURS[0])
-            for lane, (bars, colour) in enumerate(zip(lanes, colours, strict=True)):
-                ax.broken_barh(bars, (y + 0.26 * lane, 0.24), facecolor=colour, edgecolor="#ffffff")
-        for words, x, lane in (("backward", 0.1, 0), ("messages", 6.1, 1), ("AdamW", 10.1, 2)):
-            ax.annotate(words, (x, 0.12 + 0.26 * lane), va="center", color="#ffffff")
-        ax.set_yticks([0.38, 1.38, 2.38], list(ways))
-        ax.set(xlim=(0, 13), ylim=(2.9, -0.1), xticks=[], xlabel="time")
-        ax.tick_params(axis="y", length=0)
-        ax.grid(False)
-
-    return Chart(draw, height=2.4)
+    ax = figure.subplots()
+    for y, lanes in enumerate(ways.values()):
+        colours = (COLOURS[4], COLOURS[1], COLOURS[0])
+        for lane, (bars, colour) in enumerate(zip(lanes, colours, strict=True)):
+            ax.broken_barh(bars, (y + 0.26 * lane, 0.24), facecolor=colour, edgecolor="#ffffff")
+    for words, x, lane in (("backward", 0.1, 0), ("messages", 6.1, 1), ("AdamW", 10.1, 2)):
+        ax.annotate(words, (x, 0.12 + 0.26 * lane), va="center", color="#ffffff")
+    ax.set_yticks([0.38, 1.38, 2.38], list(ways))
+    ax.set(xlim=(0, 13), ylim=(2.9, -0.1), xticks=[], xlabel="time")
+    ax.tick_params(axis="y", length=0)
+    ax.grid(False)
 
 
 def around_the_end(rows: list[dict], before: float = 5000, after: float = 1500) -> list[dict]:

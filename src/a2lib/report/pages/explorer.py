@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from a2lib.report.pages import forms
 from a2lib.report.pages.forms import Field
-from a2lib.theory.parallelism import EXAMPLE, Layer
+from a2lib.theory.parallelism import EXAMPLE
 
 # Names are those of Layer, n_fsdp and n_tp.
 FIELDS = (
     Field("tokens", "B, the batch", "tokens", 10**9),
     Field("d_model", "D, d_model", "elements", 10**6),
     Field("d_ff", "F, d_ff", "elements", 10**6),
-    Field("flops", "C, each device", "TFLOP/s", 10**6, whole=False, scale=1e12),
-    Field("bandwidth", "W, each device", "GB/s", 10**6, whole=False, scale=1e9),
-    Field("element_bytes", "an element has", "bytes", 16, whole=False),
+    Field("flops", "C, each device", "TFLOP/s", 10**6, whole=False, least=1e-3, scale=1e12),
+    Field("bandwidth", "W, each device", "GB/s", 10**6, whole=False, least=1e-3, scale=1e9),
+    Field("element_bytes", "an element has", "bytes", 16, whole=False, least=1e-3),
     Field("n_fsdp", "N_FSDP", "devices", 10**6),
     Field("n_tp", "N_TP", "devices", 10**6),
 )
-START = {"n_fsdp": 8, "n_tp": 8}
+START = vars(EXAMPLE) | {"n_fsdp": 8, "n_tp": 8}
 PASSES = ("forward", "backward")
 COST_LINES = {
     "compute_s": "computation (ms)",
@@ -42,11 +42,6 @@ SPLIT_LINES = {"overlap": "at the same time", "shared": "one after the other"}
 
 class Explorer:
     """What a notebook's cell returns to show the form."""
-
-    def __init__(self, layer: Layer = EXAMPLE):
-        self.start = {
-            field.name: (START | vars(layer))[field.name] / field.scale for field in FIELDS
-        }
 
     def _repr_html_(self) -> str:
         costs = forms.table(
@@ -71,7 +66,7 @@ class Explorer:
         )
         fields = forms.fieldset(
             "The layer, the device and the mesh",
-            [field.html(self.start[field.name]) for field in FIELDS],
+            [field.html(START[field.name] / field.scale) for field in FIELDS],
         )
         key = "".join(f"<li>{forms.swatch(drawing)}{words}</li>" for drawing, words in KEY)
         return (
@@ -85,7 +80,7 @@ class Explorer:
         )
 
     def __repr__(self) -> str:
-        return f"Explorer({self.start})"
+        return "Explorer()"
 
 
 # Of the map's key: the SVG in a square of 16 units, and what it means.

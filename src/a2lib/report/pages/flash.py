@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from a2lib.report import data, plots
+from a2lib.report import data, panels, plots
 from a2lib.report.metrics import OURS, by_graph
 from a2lib.report.page import one, pick
-from a2lib.report.style import COLOURS, DIM, Chart, Look, Looks
+from a2lib.report.style import COLOURS, DIM, Look, Looks, chart
 from a2lib.report.units import count, ms, percent
 from a2lib.theory.attention import (
     KERNELS,
@@ -152,10 +152,9 @@ def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def sheet(quantity: str, device: str = data.PUBLISHED) -> float:
-    """What the maker states of a device (data/reference/devices.csv), in that file's unit."""
-    rows = data.load_devices().set_index(["device", "quantity"])
-    return float(rows.loc[(device, quantity), "value"])
+def sheet(quantity: str) -> float:
+    """What the maker states of the GPU (data/reference/devices.csv), in that file's unit."""
+    return float(one(data.load_devices(), device=data.PUBLISHED, quantity=quantity).value)
 
 
 def best_public() -> float:
@@ -214,7 +213,8 @@ def growth(rows: pd.DataFrame, n: int, **where) -> float:
     return one(rows, seq_len=n, **where).ms / one(rows, seq_len=n // 2, **where).ms
 
 
-def bars(rows: pd.DataFrame) -> Chart:
+@chart(height=3.0)
+def bars(figure, rows: pd.DataFrame):
     """Forward and backward of BOARD's rows, one bar an implementation, below the tensor cores'
     floor; the three that would need a longer axis are named beside it."""
     time = rows.pivot(index="implementation", columns="pass", values="ms").astype(float)
@@ -224,27 +224,24 @@ def bars(rows: pd.DataFrame) -> Chart:
     floor = pd.DataFrame(least, index=["tensor cores' floor"])
     parts = pd.concat([floor, parts])
     far = {LOOKS.short(n): time.loc[n, "end_to_end"] for n in time.index if n not in shown}
-
-    def draw(figure):
-        ax = figure.subplots()
-        colours = dict(zip(parts, (COLOURS[1], COLOURS[0]), strict=True))
-        text = [ms(v) for v in parts.sum(axis=1)]
-        plots.stacked(ax, parts, colours, text=text, least=0.1, xlabel="GPU time, ms")
-        words = "\n".join(f"{n}: {ms(v)}" for n, v in sorted(far.items(), key=lambda nv: nv[1]))
-        ax.annotate(
-            f"far to the right:\n{words}",
-            (1, 0.98),
-            xycoords="axes fraction",
-            ha="right",
-            va="top",
-            color=DIM,
-        )
-        plots.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
-
-    return Chart(draw, height=3.0)
+    ax = figure.subplots()
+    colours = dict(zip(parts, (COLOURS[1], COLOURS[0]), strict=True))
+    text = [ms(v) for v in parts.sum(axis=1)]
+    plots.stacked(ax, parts, colours, text=text, least=0.1, xlabel="GPU time, ms")
+    words = "\n".join(f"{n}: {ms(v)}" for n, v in sorted(far.items(), key=lambda nv: nv[1]))
+    ax.annotate(
+        f"far to the right:\n{words}",
+        (1, 0.98),
+        xycoords="axes fraction",
+        ha="right",
+        va="top",
+        color=DIM,
+    )
+    panels.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
 
 
-def busy(counted: pd.DataFrame) -> Chart:
+@chart(height=3.6)
+def busy(figure, counted: pd.DataFrame):
     """How long tensor cores and exponential units are busy in each call, one bar a call."""
     parts = pd.DataFrame(
         {
@@ -256,58 +253,48 @@ def busy(counted: pd.DataFrame) -> Chart:
             for r, p in zip(counted.itertuples(), counted["pass"], strict=True)
         ],
     )
-
-    def draw(figure):
-        ax = figure.subplots()
-        colours = dict(zip(parts, (COLOURS[1], COLOURS[0]), strict=True))
-        plots.stacked(ax, parts, colours, xlabel="busy, % of the time")
-        ax.axvline(100, color=DIM, linestyle="--", linewidth=1)
-        ax.set_xlim(0, 140)
-        for y, both in enumerate(parts.sum(axis=1)):
-            ax.annotate(percent(both / 100), (max(both, 100) + 3, y), va="center")
-        plots.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
-
-    return Chart(draw, height=3.6)
+    ax = figure.subplots()
+    colours = dict(zip(parts, (COLOURS[1], COLOURS[0]), strict=True))
+    plots.stacked(ax, parts, colours, xlabel="busy, % of the time")
+    ax.axvline(100, color=DIM, linestyle="--", linewidth=1)
+    ax.set_xlim(0, 140)
+    for y, both in enumerate(parts.sum(axis=1)):
+        ax.annotate(percent(both / 100), (max(both, 100) + 3, y), va="center")
+    panels.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
 
 
-def regimes(rows: pd.DataFrame, uncut: str = "sdpa_flash", tile: int = 128) -> Chart:
+@chart(height=3.2, room=plots.ROOM)
+def regimes(figure, rows: pd.DataFrame):
     """Time against length, a line an implementation, and tile_times with its one factor fitted to
-    the longer half of ``uncut``, which has a program for each tile."""
+    the longer half of FlashAttention-2, which has a program for each tile of 128."""
     rows = rows.sort_values("seq_len")
-    fitted = pick(rows, implementation=uncut).query("seq_len >= 2048")
+    tile, fitted = 128, pick(rows, implementation="sdpa_flash").query("seq_len >= 2048")
     at, took = fitted["seq_len"].to_numpy(float), fitted["ms"].to_numpy(float)
     fine = np.geomspace(LENGTHS[0], LENGTHS[-1], 200)
     factor = np.exp(np.log(took / tile_times(at / tile)).mean())
-
-    def draw(figure):
-        ax = figure.subplots()
-        ax.plot(fine, factor * tile_times(fine / tile), color=DIM, linestyle="--", linewidth=1)
-        ends = plots.lines(ax, rows, "seq_len", "ms", "implementation", LOOKS)
-        plots.reference(ax, 2 * sheet("multiprocessors") * tile, "GPU full", vertical=True)
-        plots.log_values(ax)
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(LENGTHS[::2], [count(n) for n in LENGTHS[::2]])
-        ax.minorticks_off()
-        ax.annotate("dashed: max(P, P²/264)", (130, 2.2), color=DIM)
-        ax.set(xlabel="tokens", ylabel="backward, ms")
-        return lambda: plots.name_ends(figure, ax, ends, LOOKS)
-
-    return Chart(draw, height=3.2, room=plots.ROOM)
+    ax = figure.subplots()
+    ax.plot(fine, factor * tile_times(fine / tile), color=DIM, linestyle="--", linewidth=1)
+    ends = plots.lines(ax, rows, "seq_len", "ms", "implementation", LOOKS)
+    plots.reference(ax, 2 * sheet("multiprocessors") * tile, "GPU full", vertical=True)
+    plots.log_values(ax)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(LENGTHS[::2], [count(n) for n in LENGTHS[::2]])
+    ax.minorticks_off()
+    ax.annotate("dashed: max(P, P²/264)", (130, 2.2), color=DIM)
+    ax.set(xlabel="tokens", ylabel="backward, ms")
+    return lambda: panels.name_ends(figure, ax, ends, LOOKS)
 
 
-def sustained(rows: pd.DataFrame) -> Chart:
+@chart(height=3.9, room=plots.ROOM)
+def sustained(figure, rows: pd.DataFrame):
     """Ten seconds without a pause, end to end: time and clock, second by second."""
-
-    def draw(figure):
-        axes = figure.subplots(2, 1, sharex=True)
-        ends = []
-        for ax, (column, label) in zip(
-            axes, (("ms", "a call, ms"), ("sm_mhz", "SM clock, MHz")), strict=True
-        ):
-            ends.append((ax, plots.lines(ax, rows, "second", column, "implementation", LOOKS)))
-            ax.set_ylabel(label)
-        axes[0].set_ylim(bottom=0)
-        axes[1].set_xlabel("second")
-        return lambda: [plots.name_ends(figure, *end, LOOKS) for end in ends]
-
-    return Chart(draw, height=3.9, room=plots.ROOM)
+    axes = figure.subplots(2, 1, sharex=True)
+    ends = []
+    for ax, (column, label) in zip(
+        axes, (("ms", "a call, ms"), ("sm_mhz", "SM clock, MHz")), strict=True
+    ):
+        ends.append((ax, plots.lines(ax, rows, "second", column, "implementation", LOOKS)))
+        ax.set_ylabel(label)
+    axes[0].set_ylim(bottom=0)
+    axes[1].set_xlabel("second")
+    return lambda: [panels.name_ends(figure, *end, LOOKS) for end in ends]

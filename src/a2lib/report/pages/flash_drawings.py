@@ -59,10 +59,10 @@ def merge() -> Drawing:
     return Drawing(out, 242)
 
 
-def sweeps(n: int = 5) -> Drawing:
-    """The backward of n by n causal tiles: in one sweep, programs add to the same dQ; in two, each
-    gradient has a program of its own."""
-    size, out = 18, []
+def sweeps() -> Drawing:
+    """The backward of five by five causal tiles: in one sweep, programs add to the same dQ; in two,
+    each gradient has a program of its own."""
+    n, size, dashes, out = 5, 18, "; stroke-dasharray: 4 2", []
     panels = (
         (10, "one sweep", "dK, dV", "down", "5 multiplies a tile"),
         (136, "two sweeps:", "dQ", "across", "3 multiplies"),
@@ -72,28 +72,18 @@ def sweeps(n: int = 5) -> Drawing:
         out.append(text(x, 14, title, bold=True))
         for i in range(n):
             for j in range(i + 1):
-                mine = j == 1 if way == "down" else i == 3
-                out.append(
-                    box(x + j * size, 26 + i * size, 16, 16, KINDS["mask" if mine else "full"])
-                )
+                kind = "mask" if (j == 1 if way == "down" else i == 3) else "full"
+                out.append(box(x + j * size, 26 + i * size, 16, 16, KINDS[kind]))
         bottom = 26 + n * size
         if way == "down":
             out.append(stroke(f"M{x + 26:g} 30v{n * size - 12:g}l-4 -7m4 7l4 -7"))
         else:
-            out.append(
-                stroke(f"M{x + 3:g} {26 + 3.5 * size - 1:g}h{4 * size - 12:g}l-7 -4m7 4l-7 4")
-            )
+            path = f"M{x + 3:g} {26 + 3.5 * size - 1:g}h{4 * size - 12:g}l-7 -4m7 4l-7 4"
+            out.append(stroke(path))
         out += [text(x, bottom + 16, f"makes {owner}"), text(x, bottom + 34, cost)]
         if title == "one sweep":
             for i in range(1, n):
-                out.append(
-                    stroke(
-                        f"M{x + 34:g} {35 + i * size:g}h62",
-                        "#d55e00",
-                        1.4,
-                        "; stroke-dasharray: 4 2",
-                    )
-                )
+                out.append(stroke(f"M{x + 34:g} {35 + i * size:g}h62", "#d55e00", 1.4, dashes))
             out.append(text(x + 50, 50, "adds to dQ"))
             out.append(text(x, bottom + 52, "dQ: atomic adds"))
         elif title:
@@ -101,43 +91,32 @@ def sweeps(n: int = 5) -> Drawing:
     return Drawing(out, 26 + n * size + 60)
 
 
-def tile_kind(i: int, j: int, bq: int, bk: int) -> str:
-    """What a causal mask leaves of query tile i against key tile j: full, mask (a part) or skip."""
-    if j * bk > i * bq + bq - 1:
-        return "skip"
-    return "full" if j * bk + bk - 1 <= i * bq else "mask"
-
-
-def tiles(n: int = 512, bq: int = 64, bk: int = 64) -> Drawing:
-    """Which tiles of the N x N scores of causal attention the kernel computes.
-
-    Query tiles of ``bq`` rows go down, key tiles of ``bk`` columns across. A masked tile, which the
-    diagonal crosses, has a stroke as well as a colour.
-    """
-    rows, across = -(-n // bq), -(-n // bk)
-    left, top = 64, 34
-    size = min(28.0, 232 / max(rows, across))
+def tiles() -> Drawing:
+    """Which of eight by eight tiles of the scores of causal attention the kernel computes: tiles of
+    queries go down, of keys across. A masked tile, which the diagonal crosses, has a stroke as well
+    as a colour."""
+    rows, left, top, size = 8, 64, 34, 28.0
     counts = dict.fromkeys(KINDS, 0)
     out = [
-        text(left + across * size / 2, 14, "keys: a program walks across", anchor="middle"),
+        text(left + rows * size / 2, 14, "keys: a program walks across", anchor="middle"),
         text(14, top + rows * size / 2, "queries: a program each", anchor="middle", turned=True),
     ]
     for i in range(rows):
         y = top + i * size
-        for j in range(across):
-            kind = tile_kind(i, j, bq, bk)
+        for j in range(rows):
+            kind = "skip" if j > i else "mask" if j == i else "full"
             counts[kind] += 1
             out.append(_tile(kind, left + j * size, y, size))
     y = top + rows * size + 22
     legend = {
         "full": f"{counts['full']} whole: no mask needed",
         "mask": f"{counts['mask']} on the diagonal: masked inside",
-        "skip": f"{counts['skip']} of {rows * across} never computed",
+        "skip": f"{counts['skip']} of {rows**2} never computed",
     }
     for kind, words in legend.items():
         out += [_tile(kind, left, y - 12, 16), text(left + 24, y, words)]
         y += 21
-    return Drawing(out, y - 4, counts)
+    return Drawing(out, y - 4)
 
 
 def _tile(kind: str, x: float, y: float, size: float) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from a2lib.report import plots
+from a2lib.report import panels, plots
 from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
 from a2lib.report.pages.flash import LOOKS, PASSES
 from a2lib.report.pages.flash_tables import latency
-from a2lib.report.style import Chart
+from a2lib.report.style import chart
 from a2lib.report.units import binary, count, digits
 
 
@@ -20,20 +20,17 @@ def ratios(rows: pd.DataFrame, dtype: str, pass_: str) -> pd.DataFrame:
     return own.pivot(index="seq_len", columns="head_dim", values="ratio").astype(float)
 
 
-def maps(rows: pd.DataFrame, dtype: str) -> Chart:
+@chart(height=3.9)
+def maps(figure, rows: pd.DataFrame, dtype: str):
     """``ratios`` of the three passes side by side."""
-
-    def draw(figure):
-        axes = figure.subplots(1, 3, sharey=True)
-        for ax, (pass_, title) in zip(axes, PASSES.items(), strict=True):
-            found = ratios(rows, dtype, pass_)
-            plots.heat(ax, found.rename(index=count))
-            ax.set(title=title, xlabel="head size")
-        for ax in axes[1:]:
-            ax.invert_yaxis()  # each heat() turned the axis that all share
-        axes[0].set_ylabel("tokens")
-
-    return Chart(draw, height=3.9)
+    axes = figure.subplots(1, 3, sharey=True)
+    for ax, (pass_, title) in zip(axes, PASSES.items(), strict=True):
+        found = ratios(rows, dtype, pass_)
+        plots.heat(ax, found.rename(index=count))
+        ax.set(title=title, xlabel="head size")
+    for ax in axes[1:]:
+        ax.invert_yaxis()  # each heat() turned the axis that all share
+    axes[0].set_ylabel("tokens")
 
 
 def standing(rows: pd.DataFrame) -> pd.DataFrame:
@@ -59,29 +56,26 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=[*columns, "furthest (tokens, head)"])
 
 
-def paper(rows: pd.DataFrame, ceiling: float) -> Chart:
+@chart(height=8.0)
+def paper(figure, rows: pd.DataFrame, ceiling: float):
     """TFLOP/s at the FlashAttention-3 paper's shapes: panels by pass, mask and head size; a dashed
     line at ``ceiling``, the best plain multiply."""
     rows = pick(rows, kind="paper")
     names = LOOKS.order(rows["implementation"])
     shown = [(p, c) for p in ("forward", "backward") for c in (True, False)]
-
-    def draw(figure):
-        axes = figure.subplots(4, 2, sharex=True, sharey=True)
-        for line, (pass_, causal) in zip(axes, shown, strict=True):
-            for ax, d in zip(line, (64, 128), strict=True):
-                here = pick(rows, pass_=pass_, causal=causal, head_dim=d)
-                plots.lines(ax, here, "seq_len", "tflops", "implementation", LOOKS)
-                plots.reference(ax, ceiling, "")
-                ax.set_title(f"{pass_}, {d}, {'causal' if causal else 'no mask'}")
-                plots.doubling_axis(ax)
-                ax.set_ylim(bottom=0)
-            line[0].set_ylabel("TFLOP/s")
-        for ax in axes[-1]:
-            ax.set_xlabel("tokens a sequence")
-        plots.legend(figure, plots.handles(names, LOOKS))
-
-    return Chart(draw, height=8.0)
+    axes = figure.subplots(4, 2, sharex=True, sharey=True)
+    for line, (pass_, causal) in zip(axes, shown, strict=True):
+        for ax, d in zip(line, (64, 128), strict=True):
+            here = pick(rows, pass_=pass_, causal=causal, head_dim=d)
+            plots.lines(ax, here, "seq_len", "tflops", "implementation", LOOKS)
+            plots.reference(ax, ceiling, "")
+            ax.set_title(f"{pass_}, {d}, {'causal' if causal else 'no mask'}")
+            panels.doubling_axis(ax)
+            ax.set_ylim(bottom=0)
+        line[0].set_ylabel("TFLOP/s")
+    for ax in axes[-1]:
+        ax.set_xlabel("tokens a sequence")
+    panels.legend(figure, panels.handles(names, LOOKS))
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:

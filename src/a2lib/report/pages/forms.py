@@ -27,13 +27,7 @@ class Field:
     most: float
     whole: bool = True
     scale: float = 1
-    lowest: float | None = None
-
-    @property
-    def least(self) -> float:
-        if self.lowest is not None:
-            return self.lowest
-        return 1 if self.whole else 0.001
+    least: float = 1
 
     def html(self, start: float) -> str:
         name = f"a2-{self.name}"

@@ -8,7 +8,7 @@ import pandas as pd
 
 from a2lib.measure import bulk
 from a2lib.report.plots import stacks
-from a2lib.report.style import Chart
+from a2lib.report.style import Chart, chart
 from a2lib.theory import fsdp as theory
 from a2lib.theory.sharding import REST, Held
 from a2lib.theory.transformer import SIZES
@@ -96,11 +96,8 @@ def _counted(row, activations: float) -> float:
     if row.moment == "peak":
         return theory.peak(sizes, int(row.world_size), activations).total
     if row.moment == "forward":
-        last = max(
-            theory.step(sizes, int(row.world_size), activations),
-            key=lambda held: held.moment == "backward root",
-        )
-        return last.total
+        every = theory.step(sizes, int(row.world_size), activations)
+        return next(held.total for held in every if held.moment == "backward root")
     return {h.moment: h.total for h in theory.between(sizes, int(row.world_size))}[row.moment]
 
 
@@ -133,33 +130,28 @@ def memory(rows: pd.DataFrame, model: str) -> Chart:
     return stacks(frame, SHADES, 2.9, columns=3, text=text, xlabel="GB on each of two GPUs")
 
 
-def lanes(table: pd.DataFrame, until_ms: float) -> Chart:
+@chart(height=1.8)
+def lanes(figure, table: pd.DataFrame, until_ms: float):
     """All-gathers above what the units compute, from a step's begin; waits are orange."""
     few = table[table["gather_start_ms"] < until_ms]
-
-    def draw(figure):
-        ax = figure.subplots()
-        edge = {"edgecolor": "#ffffff", "linewidth": 0.6}
-        for y, what, colour in ((1.1, "gather", "#0072b2"), (0.1, "compute", "#808080")):
-            start, end = few[f"{what}_start_ms"], few[f"{what}_end_ms"]
-            ax.broken_barh(
-                list(zip(start, end - start, strict=True)), (y, 0.8), facecolor=colour, **edge
-            )
-        late = few[few["waited_ms"] > MARK_MS]
-        waits = list(zip(late["turn_ms"], late["waited_ms"], strict=True))
-        ax.broken_barh(waits, (0.1, 0.8), facecolor="#d55e00")
-        for row in few.itertuples():
-            name = "root" if row.unit == "root" else row.unit.removeprefix("layers.")
-            for y, start, end in (
-                (1.5, row.gather_start_ms, row.gather_end_ms),
-                (0.5, row.compute_start_ms, row.compute_end_ms),
-            ):
-                if end - start > 0.04 * until_ms and end < until_ms:
-                    ax.annotate(
-                        name, ((start + end) / 2, y), ha="center", va="center", color="#ffffff"
-                    )
-        ax.set(ylim=(0, 2), xlim=(0, until_ms), xlabel="ms from the step's begin")
-        ax.set_yticks([1.5, 0.5], ["gathers", "computes"])
-        ax.grid(False, axis="y")
-
-    return Chart(draw, height=1.8)
+    ax = figure.subplots()
+    edge = {"edgecolor": "#ffffff", "linewidth": 0.6}
+    for y, what, colour in ((1.1, "gather", "#0072b2"), (0.1, "compute", "#808080")):
+        start, end = few[f"{what}_start_ms"], few[f"{what}_end_ms"]
+        ax.broken_barh(
+            list(zip(start, end - start, strict=True)), (y, 0.8), facecolor=colour, **edge
+        )
+    late = few[few["waited_ms"] > MARK_MS]
+    waits = list(zip(late["turn_ms"], late["waited_ms"], strict=True))
+    ax.broken_barh(waits, (0.1, 0.8), facecolor="#d55e00")
+    for row in few.itertuples():
+        name = "root" if row.unit == "root" else row.unit.removeprefix("layers.")
+        for y, start, end in (
+            (1.5, row.gather_start_ms, row.gather_end_ms),
+            (0.5, row.compute_start_ms, row.compute_end_ms),
+        ):
+            if end - start > 0.04 * until_ms and end < until_ms:
+                ax.annotate(name, ((start + end) / 2, y), ha="center", va="center", color="#ffffff")
+    ax.set(ylim=(0, 2), xlim=(0, until_ms), xlabel="ms from the step's begin")
+    ax.set_yticks([1.5, 0.5], ["gathers", "computes"])
+    ax.grid(False, axis="y")

@@ -15,7 +15,7 @@ from a2lib.report.pages.benchmark import (
     model_flops_utilisation,
     spread,
 )
-from a2lib.report.style import COLOURS, Chart
+from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import digits, ms, percent
 
 # What a step is called -> its way and mode, captured.
@@ -67,83 +67,69 @@ def parts(rows: pd.DataFrame, model: str) -> dict[str, float]:
     return {**found, "rest": left}
 
 
-def steps(rows: pd.DataFrame, model: str) -> Chart:
+@chart(height=2.2)
+def steps(figure, rows: pd.DataFrame, model: str):
     """The sustained step of a model in each of STEPS, with its share of peak, energy and clock."""
     found = [one(rows, model=model, step=name) for name in STEPS]
     text = [
         f"{ms(r.ms_mean, 3)}, {percent(r.mfu)}, {digits(r.joules, 3)} J, {r.sm_mhz:,.0f} MHz"
         for r in found
     ]
-
-    def draw(figure):
-        ax = figure.subplots()
-        shades = [COLOURS[1], COLOURS[0], COLOURS[0], COLOURS[4]]
-        times = [r.ms_mean for r in found]
-        plots.bars(ax, list(STEPS), times, text=text, colours=shades, xlabel="a step, ms")
-        ax.set_xlim(0, 3.1 * max(times))
-        ax.set_xticks([0, 50, 100])
-        ax.grid(False)  # the text crosses it
-
-    return Chart(draw, height=2.2)
+    ax = figure.subplots()
+    shades = [COLOURS[1], COLOURS[0], COLOURS[0], COLOURS[4]]
+    times = [r.ms_mean for r in found]
+    plots.bars(ax, list(STEPS), times, text=text, colours=shades, xlabel="a step, ms")
+    ax.set_xlim(0, 3.1 * max(times))
+    ax.set_xticks([0, 50, 100])
+    ax.grid(False)  # the text crosses it
 
 
-def streams() -> Chart:
+@chart(height=2.5)
+def streams(figure):
     """The backward and AdamW on two streams: one after the other, and overlapped."""
     cases = {"AdamW after the backward": False, "AdamW overlapped, on paper": True}
-
-    def draw(figure):
-        for ax, (title, beside) in zip(
-            figure.subplots(2, 1, sharex=True), cases.items(), strict=True
-        ):
-            ax.broken_barh([(i, 0.94) for i in range(8)], (1.1, 0.8), color=COLOURS[1])
-            updates = [(i + 1 if beside else 8 + 0.5 * i, 0.47) for i in range(8)]
-            ax.broken_barh(updates, (0, 0.8), color=COLOURS[0])
-            ax.set_yticks([0.4, 1.5], ["AdamW (bytes)", "backward (multiplies)"])
-            ax.set_title(title, loc="left")
-            ax.set(xlim=(0, 12.5), xticks=[])
-            ax.tick_params(axis="y", length=0)
-            ax.grid(False)
-        ax.set_xlabel("time")
-
-    return Chart(draw, height=2.5)
+    for ax, (title, beside) in zip(figure.subplots(2, 1, sharex=True), cases.items(), strict=True):
+        ax.broken_barh([(i, 0.94) for i in range(8)], (1.1, 0.8), color=COLOURS[1])
+        updates = [(i + 1 if beside else 8 + 0.5 * i, 0.47) for i in range(8)]
+        ax.broken_barh(updates, (0, 0.8), color=COLOURS[0])
+        ax.set_yticks([0.4, 1.5], ["AdamW (bytes)", "backward (multiplies)"])
+        ax.set_title(title, loc="left")
+        ax.set(xlim=(0, 12.5), xticks=[])
+        ax.tick_params(axis="y", length=0)
+        ax.grid(False)
+    ax.set_xlabel("time")
 
 
-def first_steps(rows: pd.DataFrame, *models: str) -> Chart:
+@chart(height=1.9)
+def first_steps(figure, rows: pd.DataFrame, *models: str):
     """What a first step takes beyond a steady one, by what it pays for."""
     table = pd.DataFrame({TITLES[m]: parts(rows, m) for m in models}).T.clip(lower=0)
     shades = dict(zip(table.columns, [COLOURS[i] for i in (1, 0, 2, 4)], strict=True))
     text = [ms(t) for t in table.sum(axis=1)]
-
-    def draw(figure):
-        plots.stacked(figure.subplots(), table, shades, text=text, xlabel="ms beyond a steady step")
-        narrow = {"columnspacing": 1.0, "handlelength": 1.0}
-        figure.legend(loc="outside upper left", ncols=4, frameon=False, **narrow)
-
-    return Chart(draw, height=1.9)
+    plots.stacked(figure.subplots(), table, shades, text=text, xlabel="ms beyond a steady step")
+    narrow = {"columnspacing": 1.0, "handlelength": 1.0}
+    figure.legend(loc="outside upper left", ncols=4, frameon=False, **narrow)
 
 
-def process(rows: pd.DataFrame, *models: str) -> Chart:
+@chart(height=2.6)
+def process(figure, rows: pd.DataFrame, *models: str):
     """The steps of two fresh processes a model from the second on, over the median of those from
     the fourth on; what the first takes stands above."""
-
-    def draw(figure):
-        axes = figure.subplots(1, len(models), sharey=True)
-        for ax, model in zip(axes, models, strict=True):
-            firsts = []
-            for warmup, look in (
-                (0, {"color": COLOURS[1], "marker": "o"}),
-                (5, {"color": COLOURS[0], "marker": "^"}),
-            ):
-                mine = pick(rows, model=model, context=128, phase="wall", warmup=warmup)
-                mine = mine.sort_values("step_number")["ms"].to_numpy(float)
-                ratio = mine / np.median(mine[3:])
-                ax.plot(range(2, len(mine) + 1), ratio[1:], markersize=4, linewidth=1.2, **look)
-                firsts.append(digits(ratio[0]))
-            ax.set_title(f"{TITLES[model]}\nfirst: {', '.join(firsts)}", loc="left")
-            ax.set(xlabel="step", xticks=[2, 5, 10, 15])
-        axes[0].set(ylabel="over the median", ylim=(0.7, 1.4))
-
-    return Chart(draw, height=2.6)
+    axes = figure.subplots(1, len(models), sharey=True)
+    for ax, model in zip(axes, models, strict=True):
+        firsts = []
+        for warmup, look in (
+            (0, {"color": COLOURS[1], "marker": "o"}),
+            (5, {"color": COLOURS[0], "marker": "^"}),
+        ):
+            mine = pick(rows, model=model, context=128, phase="wall", warmup=warmup)
+            mine = mine.sort_values("step_number")["ms"].to_numpy(float)
+            ratio = mine / np.median(mine[3:])
+            ax.plot(range(2, len(mine) + 1), ratio[1:], markersize=4, linewidth=1.2, **look)
+            firsts.append(digits(ratio[0]))
+        ax.set_title(f"{TITLES[model]}\nfirst: {', '.join(firsts)}", loc="left")
+        ax.set(xlabel="step", xticks=[2, 5, 10, 15])
+    axes[0].set(ylabel="over the median", ylim=(0.7, 1.4))
 
 
 def by_step(rows: pd.DataFrame) -> pd.DataFrame:
@@ -169,20 +155,20 @@ def by_step(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def samples(steps, model: str, warmup: int, phase: str = "wall", context: int = 128) -> pd.Series:
+def samples(steps, model: str, warmup: int, phase: str = "wall") -> pd.Series:
     """The ten times (ms) that a mean after so many steps of warm-up is taken of: those of a process
     of its own, or of the one of fifteen steps, from its step ``warmup`` on."""
-    mine = pick(steps, model=model, context=context, phase=phase, status="ok")
+    mine = pick(steps, model=model, context=128, phase=phase, status="ok")
     mine = pick(mine, warmup=warmup if (mine["warmup"] == warmup).any() else 5)
     number = mine["step_number"].astype(int)
     return mine.sort_values("step_number")["ms"][(number >= warmup) & (number < warmup + 10)]
 
 
-def warmups(steps: pd.DataFrame, context: int = 128) -> pd.DataFrame:
+def warmups(steps: pd.DataFrame) -> pd.DataFrame:
     """Mean and deviation of ten steps after 0, 1, 2 and 5 steps of warm-up."""
     lines = []
     for model in [m for m in TITLES if (steps["model"] == m).any()]:
         for warmup in (0, 1, 2, 5):
-            found = [samples(steps, model, warmup, p, context) for p in (*PHASES, "wall")]
+            found = [samples(steps, model, warmup, p) for p in (*PHASES, "wall")]
             lines.append([TITLES[model], warmup, *(spread(s.mean(), s.std()) for s in found)])
     return pd.DataFrame(lines, columns=["model", "warm-up", *PHASES, "train-step"])

@@ -12,7 +12,7 @@ from a2lib.report import plots, traces
 from a2lib.report.data import load_reference
 from a2lib.report.page import Missing
 from a2lib.report.pages import timeline
-from a2lib.report.style import COLOURS, Chart
+from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import Layout, evaluate
@@ -210,23 +210,20 @@ def _ran(rows: pd.DataFrame, one: StepMemory) -> bool:
     return bool((rows[same]["status"] == "ok").all())
 
 
-def trade(contexts: tuple[int, ...]) -> Chart:
+@chart(height=2.8)
+def trade(figure, contexts: tuple[int, ...]):
     """Saved tensors and gradients while backward passes the blocks, fp32 and eager attention, GB
     beyond weights and moments."""
     shape = SIZES[MODEL]
     gradients, done = 4 * block_parameter_count(shape), np.arange(shape.num_layers + 1)
-
-    def draw(figure):
-        ax = figure.subplots()
-        for context, colour in zip(contexts, COLOURS, strict=False):
-            kept = block_saved_bytes(shape, BATCH, context, "eager", "fp32")
-            size = ((shape.num_layers - done) * kept + done * gradients) / 1e9
-            ax.plot(done, size, color=colour, linewidth=2)
-            plots.label(ax, f"{context:,} tokens", (done[1], size[1]), (4, 5), color=colour)
-        ax.set(xlabel="blocks gone backward", ylabel="GB")
-        ax.set(xlim=(0, shape.num_layers), ylim=(0, None))
-
-    return Chart(draw, height=2.8)
+    ax = figure.subplots()
+    for context, colour in zip(contexts, COLOURS, strict=False):
+        kept = block_saved_bytes(shape, BATCH, context, "eager", "fp32")
+        size = ((shape.num_layers - done) * kept + done * gradients) / 1e9
+        ax.plot(done, size, color=colour, linewidth=2)
+        plots.label(ax, f"{context:,} tokens", (done[1], size[1]), (4, 5), color=colour)
+    ax.set(xlabel="blocks gone backward", ylabel="GB")
+    ax.set(xlim=(0, shape.num_layers), ylim=(0, None))
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ import pandas as pd
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.plots import label
-from a2lib.report.style import COLOURS, INK, Chart
+from a2lib.report.style import COLOURS, INK, chart
 from a2lib.theory.floating import Loop, decimal, handout_loops
 from a2lib.theory.transformer import SIZES, forward_flops, parameter_count
 
@@ -81,48 +81,42 @@ def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:
     return {"bf16": ms["fp32"] / ms["bf16"], "share": flops / rates["fp32"] / 1e9 / ms["fp32"]}
 
 
-def running() -> Chart:
+@chart(height=3.0, room=0.12)
+def running(figure):
     """10,000 times 0.001 added up in three formats, as exact arithmetic predicts them."""
     colours = dict(zip(("fp32", "fp16", "bf16"), (COLOURS[1], COLOURS[2], COLOURS[0]), strict=True))
-
-    def draw(figure):
-        ax, terms = figure.subplots(), 10_000
-        for name, colour in colours.items():
-            found = loop(name, name, terms).partial_sums()
-            at = [*range(0, terms, 40), terms - 1]
-            ax.plot([i + 1 for i in at], [float(found[i]) for i in at], color=colour, linewidth=2)
-            label(ax, name, (terms, float(found[-1])), va="center")
-        ax.plot([0, terms], [0, 10], color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        ax.set(xlim=(0, terms), ylim=(0, 11), xlabel="additions of 0.001 (dashed: exact)")
-        ax.set_ylabel("running sum")
-        ax.xaxis.set_major_formatter("{x:,.0f}")
-
-    return Chart(draw, height=3.0, room=0.12)
+    ax, terms = figure.subplots(), 10_000
+    for name, colour in colours.items():
+        found = loop(name, name, terms).partial_sums()
+        at = [*range(0, terms, 40), terms - 1]
+        ax.plot([i + 1 for i in at], [float(found[i]) for i in at], color=colour, linewidth=2)
+        label(ax, name, (terms, float(found[-1])), va="center")
+    ax.plot([0, terms], [0, 10], color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    ax.set(xlim=(0, terms), ylim=(0, 11), xlabel="additions of 0.001 (dashed: exact)")
+    ax.set_ylabel("running sum")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
 
 
-def by_size(rows: pd.DataFrame) -> Chart:
+@chart(height=3.0, room=0.12)
+def by_size(figure, rows: pd.DataFrame):
     """What bf16 gains in forward and backward, smallest model first, beside the estimate."""
     few = rows[rows["precision"] == "bf16"].set_index(["pass", "model"])
     models = [m for m in MODELS if ("forward", m) in few.index]
-
-    def draw(figure):
-        ax = figure.subplots()
-        drawn = (
-            ("estimate", "forward", "estimate", COLOURS[4], "--", ""),
-            ("forward", "forward", "gain", COLOURS[0], "-", "o"),
-            ("backward", "backward", "gain", COLOURS[1], "-", "^"),
-        )
-        for name, pass_, column, colour, dashes, marker in drawn:
-            here = [
-                (i, few.loc[(pass_, m), column])
-                for i, m in enumerate(models)
-                if (pass_, m) in few.index
-            ]
-            x, y = zip(*here, strict=True)
-            ax.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=5)
-            at = (34, -3) if name == "backward" else (7, 0)  # clear of the forward's line
-            label(ax, name, (x[-1], y[-1]), at, va="center", color=colour)
-        ax.set_xticks(range(len(models)), map(TITLES.get, models))
-        ax.set(ylim=(0, None), ylabel="times as fast as fp32", xlim=(-0.3, len(models) - 0.2))
-
-    return Chart(draw, height=3.0, room=0.12)
+    ax = figure.subplots()
+    drawn = (
+        ("estimate", "forward", "estimate", COLOURS[4], "--", ""),
+        ("forward", "forward", "gain", COLOURS[0], "-", "o"),
+        ("backward", "backward", "gain", COLOURS[1], "-", "^"),
+    )
+    for name, pass_, column, colour, dashes, marker in drawn:
+        here = [
+            (i, few.loc[(pass_, m), column])
+            for i, m in enumerate(models)
+            if (pass_, m) in few.index
+        ]
+        x, y = zip(*here, strict=True)
+        ax.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=5)
+        at = (34, -3) if name == "backward" else (7, 0)  # clear of the forward's line
+        label(ax, name, (x[-1], y[-1]), at, va="center", color=colour)
+    ax.set_xticks(range(len(models)), map(TITLES.get, models))
+    ax.set(ylim=(0, None), ylabel="times as fast as fp32", xlim=(-0.3, len(models) - 0.2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.theory import schedules
@@ -11,12 +11,26 @@ from a2lib.theory.other_axes import bubble_share
 from a2lib.theory.schedules import COMPUTE, LINKS, Task, Timeline
 
 LEFT = 66  # units for the names of streams
-FILLS = {
-    "compute": "fill: #86b6e6", "gather": "fill: #f0ad78", "reduce": "fill: #f6cfab",
-    "scatter": "fill: #f6cfab", "F": "fill: #86b6e6", "B": "fill: #f0ad78", "W": "fill: #f6cfab",
-}  # fmt: skip
+# What is held, what is there for a while (gathered, or a partial sum), and what is sent again.
+HELD, SENT, PALE = "fill: #86b6e6", "fill: #f0ad78", "fill: #f6cfab"
+NONE = "fill: none; stroke: #808080; stroke-width: 0.8"
+FILLS = {"compute": HELD, "gather": SENT, "reduce": PALE, "scatter": PALE}
+FILLS |= {"F": HELD, "B": SENT, "W": PALE}
 LETTERS = {"compute": "C", "gather": "G", "reduce": "R", "scatter": "S"}
 LETTER = 8.3  # units that a box needs for each of its characters
+PIPES = {  # title, and pieces of the model on each device
+    "gpipe": ("GPipe", 1),
+    "1f1b": ("1F1B", 1),
+    "interleaved": ("interleaved", 2),
+    "zb-h1": ("zero bubble (H1)", 1),
+}
+DEVICES = 4
+NAMES = [f"device {i}" for i in range(DEVICES)]
+STREAMS = {COMPUTE: "computes", LINKS: "sends"}
+HOLDS = {HELD: "always held", SENT: "there while it is used"}
+Cells = Callable[[int], Iterable[tuple[int, int]]]
+# The tensor's name, its cut (rows, columns), which cells a device has, and their style.
+Row = tuple[str, tuple[int, int], Cells, str]
 
 
 def clock(
@@ -63,12 +77,13 @@ def passes(
     return out, y
 
 
-def rings(n: int = 4) -> Drawing:
+def rings() -> Drawing:
     """The two rings on one axis of time, device by device: what each sends, round by round.
 
     A box is as wide as its message takes; its number is the device whose tensor, or the chunk of
     the sum, goes. Drawn from the rings run on n tensors of n elements.
     """
+    n = DEVICES
     given = [[10**i] * n for i in range(n)]
     whole, chunked = run_alternate(given), run_all_reduce(given)
     unit = (WIDTH - LEFT - 10) / max(whole.elements, chunked.elements)
@@ -92,27 +107,21 @@ def rings(n: int = 4) -> Drawing:
         end = f"M{LEFT + run.elements * unit:g} {y - 4:g}v-{24 * n:g}"
         out.append(stroke(end, "#555555", more="; stroke-dasharray: 3 3"))
         y += 6
-    counts = {"whole": whole.elements, "chunked": chunked.elements}
-    return Drawing(out, y, counts)
+    return Drawing(out, y)
 
 
-PIPES = (("gpipe", 1, "GPipe"), ("1f1b", 1, "1F1B"), ("interleaved", 2, "interleaved"),
-         ("zb-h1", 1, "zero bubble (H1)"))  # fmt: skip
-
-
-def pipelines(stages: int = 4, microbatches: int = 8) -> Drawing:
+def pipelines() -> Drawing:
     """Pipelines on one axis of time, with their bubbles; the bubble is the paper's colour."""
+    stages, microbatches = DEVICES, 8
     runs = [
         (title, kind, chunks, schedules.run(schedules.pipeline(kind, stages, microbatches, chunks)))
-        for kind, chunks, title in PIPES
+        for kind, (title, chunks) in PIPES.items()
     ]
-    longest = max(one.seconds for *_, one in runs)
-    across = (WIDTH - LEFT - 6) / longest
-    out, y, counts = [], 0.0, {}
+    across = (WIDTH - LEFT - 6) / max(one.seconds for *_, one in runs)
+    out, y = [], 0.0
     for title, kind, chunks, one in runs:
         share = bubble_share(kind, stages, microbatches, chunks)
         held = schedules.held_by_stage(one, 0, stages) / chunks
-        counts[kind] = round(100 * share)
         title += f": bubble {100 * share:.0f} %, holds {held:g}"
         out.append(text(LEFT, y + 12, title, bold=True))
         y += 18
@@ -126,29 +135,30 @@ def pipelines(stages: int = 4, microbatches: int = 8) -> Drawing:
                 out.append(box(x, y, task.seconds * across, 15, style))
             y += 18
         y += 6
-    more, y = _legend({FILLS["F"]: "forward", FILLS["B"]: "backward, of zero bubble inputs' alone",
-                       FILLS["W"]: "weights' gradients"}, y)  # fmt: skip
-    return Drawing([*out, *more], y, counts)
+    words = "forward", "backward, of zero bubble inputs' alone", "weights' gradients"
+    more, y = _legend(dict(zip((HELD, SENT, PALE), words, strict=True)), y)
+    return Drawing([*out, *more], y)
 
 
-DEVICES = 4
-HELD = "fill: #86b6e6"
-SENT = "fill: #f0ad78"  # there for a while: gathered, or a partial sum
-NONE = "fill: none; stroke: #808080; stroke-width: 0.8"
-Cells = Callable[[int], Iterable[tuple[int, int]]]
+def own_row(i: int) -> list[tuple[int, int]]:
+    return [(i, 0)]
 
 
-def _holdings(rows: list[tuple[str, tuple[int, int], Cells, str]], y: float,
-              names: list[str] | None = None) -> tuple[list[str], float]:  # fmt: skip
-    """A column per device and a row per tensor, cut into cells of which the device has some.
+def own_column(i: int) -> list[tuple[int, int]]:
+    return [(0, i)]
 
-    A row: the tensor's name, its cut (rows, columns), which cells a device has, and their style.
-    """
+
+def every_row(_: int) -> list[tuple[int, int]]:
+    return [(r, 0) for r in range(DEVICES)]
+
+
+def _holdings(rows: list[Row], names: Sequence[str]) -> tuple[list[str], float]:
+    """A column per device and a row per tensor, cut into cells of which the device has some."""
     column = (WIDTH - LEFT) / DEVICES
-    names = names or [f"device {i}" for i in range(DEVICES)]
-    out = [text(LEFT + (i + 0.45) * column, y + 11, names[i], anchor="middle")
-           for i in range(DEVICES)]  # fmt: skip
-    y += 18
+    out = [
+        text(LEFT + (i + 0.45) * column, 11, name, anchor="middle") for i, name in enumerate(names)
+    ]
+    y = 18
     for name, (down, across), cells, style in rows:
         lines = name.split("\n")
         for k, line in enumerate(lines):
@@ -173,96 +183,97 @@ def _legend(words: dict[str, str], y: float) -> tuple[list[str], float]:
     return out, y
 
 
-def _drawing(rows, names, forward, backward, streams, meanings, letters) -> Drawing:
-    out, y = _holdings(rows, 0, names)
+def _drawing(rows, forward, backward, meanings, letters, streams=STREAMS, names=NAMES) -> Drawing:
+    out, y = _holdings(rows, names)
     more, y = _legend(meanings, y)
     out += more
     more, y = passes(forward, backward, streams, y + 8)
     out += more
     out += [text(LEFT, y + 11 + 17 * k, line) for k, line in enumerate(letters)]
-    return Drawing(out, y + 17 * len(letters) + 2, {"rows": len(rows)})
-
-
-STREAMS = {COMPUTE: "computes", LINKS: "sends"}
-HOLDS = {HELD: "always held", SENT: "there while it is used"}
+    return Drawing(out, y + 17 * len(letters) + 2)
 
 
 def fully_sharded() -> Drawing:
     """A quarter of everything; a layer's weights are gathered for the time they are used."""
-    return _drawing(
-        [("batch", (4, 1), lambda i: [(i, 0)], HELD),
-         ("weights", (4, 1), lambda i: [(i, 0)], HELD),
-         ("one layer,\nin use", (4, 1), lambda i: [(r, 0) for r in range(4)], SENT),
-         ("gradients,\nmoments", (4, 1), lambda i: [(i, 0)], HELD)],
-        None, schedules.fsdp_forward(4, 1.0, 0.7), schedules.fsdp_backward(4, 2.0, 0.7, 0.7),
-        STREAMS, HOLDS,
-        ["G: all-gather of a layer's weights", "S: reduce-scatter of its gradients"],
-    )  # fmt: skip
+    rows = [
+        ("batch", (4, 1), own_row, HELD),
+        ("weights", (4, 1), own_row, HELD),
+        ("one layer,\nin use", (4, 1), every_row, SENT),
+        ("gradients,\nmoments", (4, 1), own_row, HELD),
+    ]
+    forward = schedules.fsdp_forward(4, 1.0, 0.7)
+    backward = schedules.fsdp_backward(4, 2.0, 0.7, 0.7)
+    letters = "G: all-gather of a layer's weights", "S: reduce-scatter of its gradients"
+    return _drawing(rows, forward, backward, HOLDS, letters)
 
 
 def tensor_parallel() -> Drawing:
     """Every token on every device, a quarter of each matrix; sums of activations move."""
-    return _drawing(
-        [("x, y", (1, 1), lambda i: [(0, 0)], HELD),
-         ("W1, W2", (1, 4), lambda i: [(0, i)], HELD),
-         ("W3", (4, 1), lambda i: [(i, 0)], HELD),
-         ("x1, x2, z", (1, 4), lambda i: [(0, i)], HELD)],
-        None, schedules.tensor_forward(2, 2.0, 1.6, 2), schedules.tensor_forward(2, 4.0, 1.6, 2),
-        STREAMS, {HELD: "held"},
-        ["R: all-reduce, of y forward, of dx backward", "a, b: halves of the batch"],
-    )  # fmt: skip
+    rows = [
+        ("x, y", (1, 1), lambda i: [(0, 0)], HELD),
+        ("W1, W2", (1, 4), own_column, HELD),
+        ("W3", (4, 1), own_row, HELD),
+        ("x1, x2, z", (1, 4), own_column, HELD),
+    ]
+    forward = schedules.tensor_forward(2, 2.0, 1.6, 2)
+    backward = schedules.tensor_forward(2, 4.0, 1.6, 2)
+    letters = "R: all-reduce, of y forward, of dx backward", "a, b: halves of the batch"
+    return _drawing(rows, forward, backward, {HELD: "held"}, letters)
 
 
 def sequence_parallel() -> Drawing:
     """Rows of tokens outside the products, columns within; whole rows for the time of a product."""
-    own, every = (lambda i: [(i, 0)]), (lambda i: [(r, 0) for r in range(DEVICES)])
-    out, y = _holdings([
-        ("stream,\nnorm", (4, 1), own, HELD), ("gathered", (4, 1), every, SENT),
-        ("heads,\nhidden", (1, 4), lambda i: [(0, i)], HELD),
-        ("partial\nsums", (4, 1), every, SENT), ("stream", (4, 1), own, HELD)], 0)  # fmt: skip
+    rows = [
+        ("stream,\nnorm", (4, 1), own_row, HELD),
+        ("gathered", (4, 1), every_row, SENT),
+        ("heads,\nhidden", (1, 4), own_column, HELD),
+        ("partial\nsums", (4, 1), every_row, SENT),
+        ("stream", (4, 1), own_row, HELD),
+    ]
+    out, y = _holdings(rows, NAMES)
     more, y = _legend({HELD: "kept for the backward", SENT: "there for one product"}, y)
-    return Drawing(out + more, y, {"gathers": 2, "scatters": 2})
+    return Drawing(out + more, y)
 
 
 def mesh() -> Drawing:
     """Two by two: half of the batch, a quarter of each matrix, half of it while in use."""
     fsdp, tp = (lambda i: i // 2), (lambda i: i % 2)
-    return _drawing(
-        [("batch", (2, 1), lambda i: [(fsdp(i), 0)], HELD),
-         ("W1, W2", (2, 2), lambda i: [(fsdp(i), tp(i))], HELD),
-         ("in use", (2, 2), lambda i: [(r, tp(i)) for r in range(2)], SENT),
-         ("W3", (2, 2), lambda i: [(tp(i), fsdp(i))], HELD),
-         ("x1, x2, z", (2, 2), lambda i: [(fsdp(i), tp(i))], HELD)],
-        [f"{fsdp(i)}, {tp(i)}" for i in range(DEVICES)],
-        schedules.mesh_forward(3, 2.0, 1.6, 1.6, 2, shared=False), None,
-        {COMPUTE: "computes", "gathers": "FSDP axis", "sums": "TP axis"}, HOLDS,
-        ["devices: FSDP index, TP index", "G: gather among those of one TP index",
-         "R: sum among those of one FSDP index"],
-    )  # fmt: skip
+    rows = [
+        ("batch", (2, 1), lambda i: [(fsdp(i), 0)], HELD),
+        ("W1, W2", (2, 2), lambda i: [(fsdp(i), tp(i))], HELD),
+        ("in use", (2, 2), lambda i: [(r, tp(i)) for r in range(2)], SENT),
+        ("W3", (2, 2), lambda i: [(tp(i), fsdp(i))], HELD),
+        ("x1, x2, z", (2, 2), lambda i: [(fsdp(i), tp(i))], HELD),
+    ]
+    forward = schedules.mesh_forward(3, 2.0, 1.6, 1.6, 2, shared=False)
+    letters = ["devices: FSDP index, TP index", "G: gather among those of one TP index"]
+    letters.append("R: sum among those of one FSDP index")
+    streams = {COMPUTE: "computes", "gathers": "FSDP axis", "sums": "TP axis"}
+    names = [f"{fsdp(i)}, {tp(i)}" for i in range(DEVICES)]
+    return _drawing(rows, forward, None, HOLDS, letters, streams, names)
 
 
 def experts_and_contexts() -> Drawing:
     """Above, whose tokens travel to which expert's device; below, the rounds of ring attention."""
-    n, out, y = DEVICES, [], 12.0
-    side, counts = 44, {"kept": n, "sent": n * (n - 1)}
+    n, side, out, y = DEVICES, 44, [], 12.0
     parts = {HELD: f"{n} parts stay", SENT: f"{n * (n - 1)} parts are sent, and their results back"}
     passed = {HELD: "its own", SENT: "received from the device before it"}
-    for title, row, cell, own, meanings in (
-        ("experts: tokens of device i for device j", "device {}", lambda i, j: f"{i} to {j}",
-         lambda i, j: i == j, parts),
-        ("context: keys and values seen, by round", "queries {}", lambda i, t: f"KV {(i - t) % n}",
-         lambda i, t: t == 0, passed),
-    ):  # fmt: skip
+    for title, row, cell, meanings in (
+        ("experts: tokens of device i for device j", "device {}", "{i} to {j}", parts),
+        ("context: keys and values seen, by round", "queries {}", "KV {from_}", passed),
+    ):
         out.append(text(LEFT, y, title, bold=True))
         y += 10
         for i in range(n):
             out.append(text(LEFT - 6, y + 16, row.format(i), anchor="end"))
             for j in range(n):
                 x = LEFT + j * (side + 4)
-                out.append(box(x, y, side, 22, HELD if own(i, j) else SENT))
-                out.append(text(x + side / 2, y + 15, cell(i, j), anchor="middle"))
+                stays = j == (i if meanings is parts else 0)
+                words = cell.format(i=i, j=j, from_=(i - j) % n)
+                out.append(box(x, y, side, 22, HELD if stays else SENT))
+                out.append(text(x + side / 2, y + 15, words, anchor="middle"))
             y += 26
         more, y = _legend(meanings, y + 2)
         out += more
         y += 16
-    return Drawing(out, y - 14, counts)
+    return Drawing(out, y - 14)

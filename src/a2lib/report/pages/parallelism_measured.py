@@ -16,7 +16,7 @@ from a2lib.report.drawing import Drawing, text
 from a2lib.report.page import pick
 from a2lib.report.pages.parallelism_drawings import LEFT, clock
 from a2lib.report.plots import reference
-from a2lib.report.style import Chart
+from a2lib.report.style import chart
 from a2lib.theory import parallelism, schedules
 from a2lib.theory.devices import DEVICES, Device
 from a2lib.theory.jobs import ATTENTIONS, Job
@@ -155,11 +155,12 @@ def crossing(rows: pd.DataFrame, scheme: str, pass_: str, backend: str = "nccl")
     raise LookupError(f"{scheme} {pass_}: no crossing")
 
 
-def threshold(layer: Layer, scheme: str, pass_: str, n: int = 2) -> float:
-    """The batch, or under tensor parallelism the width, from which computation should bind."""
+def threshold(layer: Layer, scheme: str, pass_: str) -> float:
+    """The batch, or under tensor parallelism the width, from which computation should bind two
+    ranks."""
     if scheme == "tp":
-        return parallelism.least_width(layer, n, pass_)
-    return parallelism.least_tokens(layer, n, 1, pass_)
+        return parallelism.least_width(layer, 2, pass_)
+    return parallelism.least_tokens(layer, 2, 1, pass_)
 
 
 def measured_layer(rows: pd.DataFrame, backend: str = "nccl") -> Layer:
@@ -175,63 +176,57 @@ def sending(rows: pd.DataFrame, backend: str = "nccl") -> pd.DataFrame:
     return rows.assign(should=should, foreseen=should == (rows["share"] > 1))
 
 
-def hiding(rows: pd.DataFrame) -> Chart:
+@chart(height=5.0)
+def hiding(figure, rows: pd.DataFrame):
     """Backward by batch under data parallelism and FSDP: what each part takes, what both take, and
     between the longer part and both what did not hide."""
-
-    def draw(figure):
-        axes = figure.subplots(2, 1, sharex=True, sharey=True)
-        for ax, scheme in zip(axes, ("dp", "fsdp"), strict=True):
-            few = swept(rows, scheme, "backward")
-            few = few[few["at"] <= 8192]
-            x, own, sent = few["at"], few["ms_without"], few["ms_communication"]
-            fine = np.linspace(x.min(), x.max(), 300)
-            both, *parts = (np.interp(fine, x, y) for y in (few["ms"], own, sent))
-            ax.fill_between(fine, np.maximum(*parts), both, color="#f6cfab", linewidth=0)
-            for y, colour in ((own, "#0072b2"), (sent, "#00825f"), (few["ms"], "#d55e00")):
-                ax.plot(x, y, color=colour, marker="o", markersize=4)
-            ax.set(title=NAMES[scheme], ylabel="ms", ylim=(0, 18), xlim=(0, 8400))
-            for words, place, colour in (
-                ("together", (2600, 10.4), "#d55e00"),
-                ("multiplies", (5600, 7.4), "#0072b2"),
-                ("messages", (6600, 2.2), "#00825f"),
-            ):
-                ax.annotate(words, place, color=colour)
-        axes[1].set_xlabel("tokens of the batch")
-
-    return Chart(draw, height=5.0)
+    axes = figure.subplots(2, 1, sharex=True, sharey=True)
+    for ax, scheme in zip(axes, ("dp", "fsdp"), strict=True):
+        few = swept(rows, scheme, "backward")
+        few = few[few["at"] <= 8192]
+        x, own, sent = few["at"], few["ms_without"], few["ms_communication"]
+        fine = np.linspace(x.min(), x.max(), 300)
+        both, *parts = (np.interp(fine, x, y) for y in (few["ms"], own, sent))
+        ax.fill_between(fine, np.maximum(*parts), both, color="#f6cfab", linewidth=0)
+        for y, colour in ((own, "#0072b2"), (sent, "#00825f"), (few["ms"], "#d55e00")):
+            ax.plot(x, y, color=colour, marker="o", markersize=4)
+        ax.set(title=NAMES[scheme], ylabel="ms", ylim=(0, 18), xlim=(0, 8400))
+        for words, place, colour in (
+            ("together", (2600, 10.4), "#d55e00"),
+            ("multiplies", (5600, 7.4), "#0072b2"),
+            ("messages", (6600, 2.2), "#00825f"),
+        ):
+            ax.annotate(words, place, color=colour)
+    axes[1].set_xlabel("tokens of the batch")
 
 
-def widths(rows: pd.DataFrame) -> Chart:
+@chart(height=2.9)
+def widths(figure, rows: pd.DataFrame):
     """Tensor parallelism's backward by width: multiplies and messages as predicted and measured."""
     few = swept(rows, "tp", "backward")
     few = few[few["at"] <= 2048]
-
-    def draw(figure):
-        ax = figure.subplots()
-        for own, predicted, words, colour, place in (
-            ("ms_without", "compute", "multiplies", "#0072b2", (1500, 4.6)),
-            ("ms_communication", "messages", "messages", "#00825f", (1760, 1.45)),
-        ):
-            ax.plot(few["at"], few[own], color=colour, marker="o", markersize=4)
-            ax.plot(few["at"], few[predicted], color=colour, linestyle="--", linewidth=1.2)
-            ax.annotate(words, place, color=colour, ha="right" if own == "ms_without" else "left")
-        for at, words in (
-            (crossing(rows, "tp", "backward"), "found"),
-            (threshold(measured_layer(rows), "tp", "backward"), "predicted"),
-        ):
-            reference(ax, at, words, vertical=True)
-        ax.set(xlabel="d_ff", ylabel="ms", ylim=(0, 5.6), xlim=(200, 2100))
-
-    return Chart(draw, height=2.9)
+    ax = figure.subplots()
+    for own, predicted, words, colour, place in (
+        ("ms_without", "compute", "multiplies", "#0072b2", (1500, 4.6)),
+        ("ms_communication", "messages", "messages", "#00825f", (1760, 1.45)),
+    ):
+        ax.plot(few["at"], few[own], color=colour, marker="o", markersize=4)
+        ax.plot(few["at"], few[predicted], color=colour, linestyle="--", linewidth=1.2)
+        ax.annotate(words, place, color=colour, ha="right" if own == "ms_without" else "left")
+    for at, words in (
+        (crossing(rows, "tp", "backward"), "found"),
+        (threshold(measured_layer(rows), "tp", "backward"), "predicted"),
+    ):
+        reference(ax, at, words, vertical=True)
+    ax.set(xlabel="d_ff", ylabel="ms", ylim=(0, 5.6), xlim=(200, 2100))
 
 
-def tail(layers: int = 4) -> Drawing:
+def tail() -> Drawing:
     """Data parallelism's backward at its threshold, where a message takes as long as a layer."""
-    run = schedules.run(schedules.data_parallel_backward(layers, 1.0, 1.0))
+    run = schedules.run(schedules.data_parallel_backward(4, 1.0, 1.0))
     drawn, y = clock(run, 16, {schedules.COMPUTE: "computes", schedules.LINKS: "sends"})
     words = text(LEFT, 11, "backward at the threshold", bold=True)
-    return Drawing([words, *drawn], y, {"layers": layers})
+    return Drawing([words, *drawn], y)
 
 
 def peaks(benchmark: pd.DataFrame, memory: pd.DataFrame, checkpointing: pd.DataFrame):
@@ -257,22 +252,11 @@ def peaks(benchmark: pd.DataFrame, memory: pd.DataFrame, checkpointing: pd.DataF
     rows = pd.concat([one.reindex(columns=names) for one in found], ignore_index=True)
     known = rows["precision"].isin(("fp32", "tf32", "bf16")) & rows["attention"].isin(ATTENTIONS)
     rows = rows[known].dropna(subset=["bytes"]).fillna({"strategy": "none"})
-    plans = [
-        evaluate(
-            Job(
-                SIZES[r.model],
-                H200,
-                1,
-                int(r.batch),
-                int(r.context),
-                0.0,
-                "bf16" if r.precision == "bf16" else "fp32",
-                r.attention,
-            ),
-            Layout(sharding="none", checkpointing=r.strategy),
-        )
-        for r in rows.itertuples()
-    ]
+    plans = []
+    for r in rows.itertuples():
+        at = 1, int(r.batch), int(r.context), 0.0, "bf16" if r.precision == "bf16" else "fp32"
+        layout = Layout(sharding="none", checkpointing=r.strategy)
+        plans.append(evaluate(Job(SIZES[r.model], H200, *at, r.attention), layout))
     moment, total = [p.moment for p in plans], pd.Series([p.memory_bytes for p in plans])
     return rows.assign(moment=moment, off=total.to_numpy() / rows["bytes"] - 1)
 
@@ -283,6 +267,6 @@ def planned_fsdp(model: str, efficiency: float, kept: str = "library") -> Plan:
     return evaluate(job, Layout(data=2, sharding="fsdp"))
 
 
-def linked(line: Line, n: int = 2) -> Device:
-    """The planner's H200 with the latency and bandwidth of a line through all-reduces."""
-    return replace(H200, link=line.bandwidth * wire_share("all_reduce", n), latency=line.overhead_s)
+def linked(line: Line) -> Device:
+    """The planner's H200 with latency and bandwidth of a line through two ranks' all-reduces."""
+    return replace(H200, link=line.bandwidth * wire_share("all_reduce", 2), latency=line.overhead_s)

@@ -13,7 +13,7 @@ from a2lib.report.drawing import Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.page import pick
 from a2lib.report.plots import label, stacked
-from a2lib.report.style import COLOURS, INK, Chart
+from a2lib.report.style import COLOURS, INK, chart
 from a2lib.report.units import digits, percent
 from a2lib.theory.products import matmul_flops
 from a2lib.theory.roofline import floor
@@ -176,15 +176,15 @@ def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
     return found
 
 
-def listed(k: pd.DataFrame, what: dict[str, str], least: float = 0.005) -> list[pd.DataFrame]:
-    """A trace's kernels as texts, those that take ``least`` of its time or more: summed by phase,
+def listed(k: pd.DataFrame, what: dict[str, str]) -> list[pd.DataFrame]:
+    """A trace's kernels as texts, those of half a percent of its time or more: summed by phase,
     class and part; and by name, each with what it is by the first pattern of ``what`` in it."""
     tables = []
     for by in ("part", "kernel"):
         sums = k.groupby(["phase", "kind", by])[["calls", "ms"]].sum().reset_index()
         sums["share"] = sums["ms"] / sums["ms"].sum()
         sums["each, µs"] = [digits(us, 3) for us in 1e3 * sums["ms"] / sums["calls"]]
-        sums = sums[(sums["share"] >= least) & (sums[by] != "rest")].sort_values("ms")[::-1]
+        sums = sums[(sums["share"] >= 0.005) & (sums[by] != "rest")].sort_values("ms")[::-1]
         if by == "kernel":
             known = [next((w for p, w in what.items() if re.search(p, n)), "") for n in sums[by]]
             sums.insert(2, "what it is", known)
@@ -212,57 +212,51 @@ def tops(rows: pd.DataFrame) -> pd.DataFrame:
     return by_size(found.drop_duplicates(["model", "context", "phase"]))
 
 
-def ways(rows: pd.DataFrame) -> Chart:
+@chart(height=5.0)
+def ways(figure, rows: pd.DataFrame):
     """Time of the kernels of a step by class, a bar for each way, the models below each other."""
     names = dict(zip(("matmul", "flash", "between", "copies", "adamw"), SHOWN, strict=True))
-
-    def draw(figure):
-        panels = figure.subplots(2, 1)
-        for ax, (model, own) in zip(panels, rows.groupby("model", sort=False), strict=True):
-            own = by_size(own).set_index("way")[list(names)].rename(columns=names)
-            total = own.sum(axis=1)
-            share = (own["matmul"] + own["attention"]) / total
-            said = [f"{digits(t, 3)}, {percent(s)}" for t, s in zip(total, share, strict=True)]
-            stacked(ax, own, SHOWN, text=said, xlabel="time of kernels in a step (ms)")
-            ax.set_xlim(0, 1.3 * total.max())
-            ax.grid(False)  # the text crosses it
-            ax.set_title(model, loc="left")
-        panels[0].set_xlabel("")
-        traces.legend(figure, SHOWN)
-
-    return Chart(draw, height=5.0)
+    panels = figure.subplots(2, 1)
+    for ax, (model, own) in zip(panels, rows.groupby("model", sort=False), strict=True):
+        own = by_size(own).set_index("way")[list(names)].rename(columns=names)
+        total = own.sum(axis=1)
+        share = (own["matmul"] + own["attention"]) / total
+        said = [f"{digits(t, 3)}, {percent(s)}" for t, s in zip(total, share, strict=True)]
+        stacked(ax, own, SHOWN, text=said, xlabel="time of kernels in a step (ms)")
+        ax.set_xlim(0, 1.3 * total.max())
+        ax.grid(False)  # the text crosses it
+        ax.set_title(model, loc="left")
+    panels[0].set_xlabel("")
+    traces.legend(figure, SHOWN)
 
 
-def roofline(rows: pd.DataFrame, bandwidth: float, flops: dict[str, float]) -> Chart:
+@chart(height=3.4)
+def roofline(figure, rows: pd.DataFrame, bandwidth: float, flops: dict[str, float]):
     """Operations a second over operations a byte of the softmax and of the two multiplies around
     it, a mark for each row of a forward, under what memory and arithmetic reach (TB/s, TFLOP/s)."""
     low, high, top = 0.2, 1000.0, max(flops.values())
-
-    def draw(figure):
-        ax = figure.subplots()
-        ax.plot([low, top / bandwidth], [low * bandwidth, top], color=INK, linewidth=1.4)
-        label(ax, "memory", (4, 4 * bandwidth), (-8, 0), ha="right")
-        for precision in rows["precision"].unique():
-            flat = flops[precision]
-            ax.plot([flat / bandwidth, high], [flat, flat], color=INK, linewidth=1.4)
-            label(ax, f"{precision} arithmetic", (high, flat), (0, 4), ha="right")
-        for row in rows.itertuples():
-            for kind, ms in (("softmax", row.softmax), ("multiply", row.scores + row.values)):
-                work, moved = getattr(row, f"{kind}_flops"), getattr(row, f"{kind}_bytes")
-                at, colour = (work / moved, work / ms / 1e9), COLOURS[3 if kind == "softmax" else 1]
-                full = "full" if row.precision == "fp32" else "none"
-                ax.plot(*at, "o", color=colour, markersize=8, fillstyle=full, zorder=3)
-                if kind == "softmax" and row.precision == "fp32":
-                    label(ax, "softmax", at, (10, -4), va="top")
-                elif kind == "multiply":
-                    label(ax, f"two multiplies, {row.precision}", at, (10, -4), va="top")
-        ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth, 2.2 * top))
-        for axis, ticks in ((ax.xaxis, (1, 10, 100, 1000)), (ax.yaxis, (1, 10, 100))):
-            axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
-            axis.set_minor_locator(NullLocator())
-        ax.set(xlabel="operations a byte", ylabel="TFLOP/s")
-
-    return Chart(draw, height=3.4)
+    ax = figure.subplots()
+    ax.plot([low, top / bandwidth], [low * bandwidth, top], color=INK, linewidth=1.4)
+    label(ax, "memory", (4, 4 * bandwidth), (-8, 0), ha="right")
+    for precision in rows["precision"].unique():
+        flat = flops[precision]
+        ax.plot([flat / bandwidth, high], [flat, flat], color=INK, linewidth=1.4)
+        label(ax, f"{precision} arithmetic", (high, flat), (0, 4), ha="right")
+    for row in rows.itertuples():
+        for kind, ms in (("softmax", row.softmax), ("multiply", row.scores + row.values)):
+            work, moved = getattr(row, f"{kind}_flops"), getattr(row, f"{kind}_bytes")
+            at, colour = (work / moved, work / ms / 1e9), COLOURS[3 if kind == "softmax" else 1]
+            full = "full" if row.precision == "fp32" else "none"
+            ax.plot(*at, "o", color=colour, markersize=8, fillstyle=full, zorder=3)
+            if kind == "softmax" and row.precision == "fp32":
+                label(ax, "softmax", at, (10, -4), va="top")
+            elif kind == "multiply":
+                label(ax, f"two multiplies, {row.precision}", at, (10, -4), va="top")
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth, 2.2 * top))
+    for axis, ticks in ((ax.xaxis, (1, 10, 100, 1000)), (ax.yaxis, (1, 10, 100))):
+        axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
+        axis.set_minor_locator(NullLocator())
+    ax.set(xlabel="operations a byte", ylabel="TFLOP/s")
 
 
 def queue() -> Drawing:

@@ -8,7 +8,7 @@ from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import pick
 from a2lib.report.pages import collectives
 from a2lib.report.plots import stacks
-from a2lib.report.style import Chart
+from a2lib.report.style import Chart, chart
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.sharding import CHUNKS, UPDATE_BYTES, Held, pipelined_s
 from a2lib.theory.transformer import SIZES, parameter_count
@@ -87,23 +87,20 @@ def memory(rows: pd.DataFrame) -> Chart:
     return stacks(pd.DataFrame(parts).T, SHADES, 3.3, **looks)
 
 
-def timeline(at: dict[str, float]) -> Chart:
+@chart(height=2.0)
+def timeline(figure, at: dict[str, float]):
     """Half an update in chunks above, the all-gather of each below, and a whole update."""
-
-    def draw(figure):
-        ax = figure.subplots()
-        update, gather = at["half"] / CHUNKS, at["exchange"] / CHUNKS
-        free = 0.0
-        ax.barh(0, at["whole"], color="#808080", height=0.6)
-        for n in range(CHUNKS):
-            start = max(free, (n + 1) * update)
-            free = start + gather
-            ax.barh(1, update, left=n * update, color="#d55e00", height=0.6, edgecolor="#ffffff")
-            ax.barh(2, gather, left=start, color="#0072b2", height=0.6, edgecolor="#ffffff")
-        ax.set_yticks(range(3), ["whole update", "half an update", "all-gathers"])
-        ax.tick_params(axis="y", length=0)
-        ax.grid(False, axis="y")
-        ax.invert_yaxis()
-        ax.set(xlabel="ms, estimated", xlim=(0, None))
-
-    return Chart(draw, height=2.0)
+    ax = figure.subplots()
+    update, gather = at["half"] / CHUNKS, at["exchange"] / CHUNKS
+    free = 0.0
+    ax.barh(0, at["whole"], color="#808080", height=0.6)
+    for n in range(CHUNKS):
+        start = max(free, (n + 1) * update)
+        free = start + gather
+        ax.barh(1, update, left=n * update, color="#d55e00", height=0.6, edgecolor="#ffffff")
+        ax.barh(2, gather, left=start, color="#0072b2", height=0.6, edgecolor="#ffffff")
+    ax.set_yticks(range(3), ["whole update", "half an update", "all-gathers"])
+    ax.tick_params(axis="y", length=0)
+    ax.grid(False, axis="y")
+    ax.invert_yaxis()
+    ax.set(xlabel="ms, estimated", xlim=(0, None))

@@ -18,6 +18,11 @@ SMALL, MIDDLE, BUFFER, ROUND = MIB, 10 * MIB, 20 * MIB, 2 * MIB
 STEP = 512  # sizes are rounded up to a multiple
 
 
+def rounded(size: int) -> int:
+    """Bytes as the allocator counts them."""
+    return -(-size // STEP) * STEP
+
+
 class OutOfMemory(MemoryError):
     """The device has no segment of ``wanted`` bytes."""
 
@@ -54,7 +59,7 @@ class Allocator:
 
     def allocate(self, name: str, size: int) -> None:
         """Make the tensor ``name``. Raises OutOfMemory."""
-        size = -(-size // STEP) * STEP
+        size = rounded(size)
         block = None
         if size > SMALL:
             block = self._best(size) or self._segment(size)

@@ -44,14 +44,18 @@ blocks, (N + 1) / 2 forwards. Work N**2 buys constant inputs, N log N their loga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.transformer import Shape
 
 BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
-STRATEGIES = ("none", "half", "block", "segments", "nested", "recursive", "chain")
+# What a strategy takes behind a colon: a number of blocks, or the name of operations that it keeps.
+PLANS = {"none": "", "half": "", "block": "", "segments": "k", "nested": "k", "recursive": ""}
+PLANS |= {"chain": ""}
+STRATEGIES = PLANS | {"selective": "ops"}
+OPS = ("linear", "products", "attention")
 
 Plan = Sequence  # of BLOCK, ATTENTION, FFN, or a tuple: a checkpoint around a plan
 
@@ -87,23 +91,37 @@ class Cost:
     cut: float
 
 
+def parsed(
+    text: str, num_layers: int, known: Mapping[str, str] = STRATEGIES
+) -> tuple[str, int | str]:
+    """Name and argument, "" for none, of a strategy for so many blocks.
+
+    Raises ValueError, in one line, for another name than of ``known``, and for an argument that is
+    missing, not asked for, outside 1 to num_layers (k) or not in ``OPS`` (ops).
+    """
+    name, colon, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
+    takes = known.get(name)
+    if takes is None or bool(takes) != bool(colon):
+        allowed = ", ".join(f"{one}:{what}" if what else one for one, what in known.items())
+        raise ValueError(f"checkpointing {text!r}: allowed are {allowed}")
+    if takes == "ops" and argument not in OPS:
+        raise ValueError(f"checkpointing {text!r}: allowed as ops are {', '.join(OPS)}")
+    if takes != "k":
+        return name, argument
+    # Python takes no number of thousands of digits.
+    k = int(argument[:20]) if argument.isascii() and argument.isdigit() else 0
+    if not 1 <= k <= num_layers:
+        raise ValueError(f"checkpointing {text!r}: allowed as k are 1 to {num_layers}")
+    return name, k
+
+
 def plan(strategy: str, num_layers: int) -> list:
     """The plan of a strategy's name, with its argument after a colon, for so many blocks.
 
-    Raises ValueError, in one line, for an unknown name and for an argument that is missing, not
-    asked for, or not from 1 to num_layers. ``selective`` is no plan: see ``selective_kept``.
+    Errors as ``parsed``. ``selective`` is no plan: see ``selective_kept``.
     """
     check_sizes(num_layers=num_layers)
-    name, colon, argument = strategy.partition(":") if isinstance(strategy, str) else ("",) * 3
-    takes = name in ("segments", "nested")
-    if name not in STRATEGIES or takes != bool(colon):
-        allowed = ", ".join(s + (":k" if s in ("segments", "nested") else "") for s in STRATEGIES)
-        raise ValueError(f"strategy {strategy!r}: allowed are {allowed}")
-    k = 1
-    if takes:
-        k = int(argument) if argument.isascii() and argument.isdigit() else 0
-        if not 1 <= k <= num_layers:
-            raise ValueError(f"strategy {strategy!r}: allowed as k are 1 to {num_layers}")
+    name, k = parsed(strategy, num_layers, PLANS)
     if name == "none":
         return [BLOCK] * num_layers
     if name == "half":
@@ -115,7 +133,7 @@ def plan(strategy: str, num_layers: int) -> list:
         for _ in range(num_layers - 1):
             inside = (inside, BLOCK)
         return [inside]
-    unit = (BLOCK,) if name == "nested" else BLOCK
+    unit, k = (BLOCK,) if name == "nested" else BLOCK, k or 1
     sizes = [min(k, num_layers - start) for start in range(0, num_layers, k)]
     return [(unit,) * size for size in sizes]
 

@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from a2lib.theory.memory.tape import Event, Tape
+from a2lib.theory.products import INDEX, WIDE
 
 if TYPE_CHECKING:
     from a2lib.theory.memory.tensors import StepMemory
 
-WIDE, INDEX = 4, 8  # bytes of a float32, of an id
 # Layers whose input autocast has in 16 bits already.
 OF_NARROW = ("attn.output_proj", "ffn.w2")
 # What the first product of a phase makes: of the forward, and of the backward in fp32, in bf16, and

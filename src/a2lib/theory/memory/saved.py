@@ -29,12 +29,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.products import WIDE, check_name, check_sizes
 from a2lib.theory.transformer import Shape
 
 ATTENTIONS = ("eager", "flash", "sdpa_flash")
 PRECISIONS = ("fp32", "bf16")
-WIDE = 4
 RANDOM_STATE = (16, 8)  # bytes of two tensors: seed and offset, and one that is not used
 MULTIPLE = 8  # of the head size, to which PyTorch's FlashAttention pads
 

@@ -41,16 +41,6 @@ class Peak:
         return sum(self.by_category.values())
 
 
-def points(step: StepMemory) -> list[tuple[str, dict[str, int]]]:
-    """Phase and bytes by category at the beginning and after each event."""
-    now = step.standing()
-    found = [("forward", dict(now))]
-    for event in step.events():
-        now[event.category] += event.bytes if event.made else -event.bytes
-        found.append((event.phase, dict(now)))
-    return found
-
-
 @lru_cache(maxsize=512)
 def peak(step: StepMemory, phase: str | None = None) -> Peak:
     """The peak of what tensors hold, of the whole step or of one phase. Raises ValueError, naming

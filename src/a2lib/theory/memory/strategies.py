@@ -22,12 +22,13 @@ from a2lib.theory.memory.checkpointing import (
     FFN,
     BlockBytes,
     cost,
+    parsed,
     plan,
     selective_kept,
     selective_peak,
 )
-from a2lib.theory.memory.saved import WIDE
 from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.products import WIDE
 from a2lib.theory.transformer import Shape
 
 HALVES = (ATTENTION, FFN)
@@ -76,11 +77,10 @@ class _Step:
 
 @lru_cache(maxsize=64)
 def _played(
-    shape: Shape, batch: int, context: int, attention: str, precision: str, fresh: bool, cuda: bool
+    shape: Shape, batch: int, context: int, attention: str, precision: str, fresh: bool
 ) -> _Step:
-    how = {"cuda": cuda, "fresh": fresh}
     block = dataclasses.replace(shape, num_layers=1)
-    one = StepMemory(block, batch, context, "forward-backward", precision, attention, **how)
+    one = StepMemory(block, batch, context, "forward-backward", precision, attention, fresh=fresh)
     live, kept, moments = Counter(), Counter(), {}
     dy = top = left = 0
     half = ""
@@ -121,15 +121,14 @@ def block_moments(
     precision: str = "fp32",
     *,
     fresh: bool = True,
-    cuda: bool = True,
 ) -> tuple[Moment, ...]:
     """What is alive at the fullest moment of each kernel of one block's backward, in order: of the
     FFN without what the attention half has saved, of attention without gradients of the FFN.
 
-    ``attention``, ``precision``, ``cuda``, and errors as ``StepMemory``; ``fresh`` if this backward
-    makes the gradients' memory.
+    ``attention``, ``precision`` and errors as ``StepMemory``; ``fresh`` if this backward makes the
+    gradients' memory.
     """
-    return _played(shape, batch, context, attention, precision, fresh, cuda).moments
+    return _played(shape, batch, context, attention, precision, fresh).moments
 
 
 def block_bytes(
@@ -142,7 +141,7 @@ def block_bytes(
     fresh: bool = True,
 ) -> tuple[BlockBytes, dict[str, BlockBytes]]:
     """I, A, M and G of a block, and of its halves by name; arguments as ``block_moments``."""
-    one = _played(shape, batch, context, attention, precision, fresh, True)
+    one = _played(shape, batch, context, attention, precision, fresh)
     entry = WIDE * batch * context * shape.d_model
     most = {half: max(m.bytes for m in one.moments if m.half == half) for half in HALVES}
     halves = {
@@ -164,11 +163,11 @@ def strategy_memory(
     precision: str = "fp32",
     fresh: bool = True,
 ) -> StrategyMemory:
-    """What a step takes under a strategy of ``a2lib.model.checkpointing``. Errors as ``plan``,
-    ``selective_kept`` and ``block_saved``."""
+    """What a step takes under a strategy of ``a2lib.model.checkpointing``. Errors as ``parsed`` and
+    ``block_saved``."""
     block, halves = block_bytes(shape, batch, context, attention, precision, fresh=fresh)
-    one = _played(shape, batch, context, attention, precision, fresh, True)
-    name, _, ops = strategy.partition(":") if isinstance(strategy, str) else ("", "", "")
+    one = _played(shape, batch, context, attention, precision, fresh)
+    name, ops = parsed(strategy, shape.num_layers)
     if name == "selective":
         where = shape, batch, context
         kept = shape.num_layers * selective_kept(ops, *where, attention, precision)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from a2lib.theory.memory.operations import INDEX, WIDE, played
+from a2lib.theory.memory.operations import played
 from a2lib.theory.memory.saved import PRECISIONS
 from a2lib.theory.memory.tape import CATEGORIES, GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, Event
-from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes
 from a2lib.theory.transformer import Shape
 
 ATTENTIONS = ("eager", "flash")

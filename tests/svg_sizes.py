@@ -1,0 +1,25 @@
+"""How large and how clear a figure's letters are, of its SVG."""
+
+import re
+
+LEAST_SIZE = 9  # px a letter has at least on a phone
+PHONE = 342  # px that a figure is wide there
+
+
+def smallest_text(svg: str) -> float:
+    """Height in px of the smallest letters where the drawing is as wide as a phone shows it."""
+    width = float(re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+)', svg)[1])
+    sizes = re.findall(r"font(?:-size)?:\s*(?:[a-z]+ |\d{3} )*([\d.]+)px", svg)
+    return min(map(float, sizes)) * PHONE / width if sizes else float("inf")
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of two #rrggbb colours, by WCAG 2: 1 for equal ones, 21 at most."""
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)

@@ -1,6 +1,7 @@
 """What a layout holds and how long its step takes: by hand, and by other counts."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import committed
@@ -410,6 +411,19 @@ def test_a_message_costs_the_latency_that_is_given():
     assert added(Layout(data=2, sharding="zero2", microbatches=2)) == [2 * 4 + 4, 0]
     # Either stage sends one hop and gets another's, and has a block and one table.
     assert added(Layout(pipeline=2, sharding="none")) == [1, 0]
+    # Of several pieces each message is one that a task of the schedule waits for.
+    for stages, m, chunks in ((2, 2, 2), (2, 4, 3), (4, 4, 3)):
+        tasks = schedules.pipeline("interleaved", stages, m, chunks)
+        of = {task.name: task.stream for task in tasks}
+        sent = Counter(of[n] for task in tasks for n in task.after if of[n] != task.stream)
+        layout = Layout(pipeline=stages, microbatches=m, chunks=chunks, sharding="none")
+        assert added(layout, WIDE) == [max(sent.values()), 0], (stages, chunks)
+    # To the experts and back, in either pass, and a gather again; gradients as before.
+    experts = Layout(data=2, expert=2, sharding="none")
+    assert added(experts, MIXED) == [4 + 4, 0]
+    assert added(replace(experts, checkpointing="block"), MIXED) == [4 + 5, 0]
+    assert added(replace(experts, data=4, expert=4), MIXED, node=2) == [4 + 4, 4 + 4]
+    assert added(experts, MIXED, node=1) == [0, 4 + 4]
     # A ring of two: keys and values once forward, and twice backward; weights as data has them.
     assert added(Layout(context=2)) == [3 * 2 + 3 * 4, 0]
     # Four devices, two in a node: either part of the gather is a message of its own.

@@ -37,14 +37,11 @@ def test_wrong_values_in_one_line(tiny, tiny_arguments, capsys, name, value, com
     assert err.count("\n") == 1 and err.endswith("\n")
 
 
-@pytest.mark.parametrize(
-    "given, complaint",
-    [
-        (["--batch"], "expected one argument"),
-        (["--contxt=8"], "unknown --contxt=8 (did you mean --context?); allowed are --help, --si"),
-        (["--cuda-profiler"], "cuda_profiler needs a CUDA device"),
-    ],
-)
+@pytest.mark.parametrize("given, complaint", [
+    (["--batch"], "expected one argument"),
+    (["--contxt=8"], "unknown --contxt=8 (did you mean --context?); allowed are --help, --si"),
+    (["--cuda-profiler"], "cuda_profiler needs a CUDA device"),
+])  # fmt: skip
 def test_what_is_no_option(tiny_arguments, capsys, given, complaint):
     with pytest.raises(SystemExit) as ended:
         parse(tiny_arguments(*given))

@@ -51,16 +51,13 @@ def test_kernels_in_order_with_bytes_and_shares(fake_ncu, tmp_path):
     assert second["kernel"] == "void f<int, 4>(float)"
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ('echo "==ERROR== ERR_NVGPUCTRPERM: no permission"; exit 1', "ERR_NVGPUCTRPERM"),
-        ("exit 3", "ended with 3"),
-        ("echo hello", "counted no kernel"),
-        ('printf \'"ID","Kernel Name"\\n"0","f"\\n\'', "has no metric"),
-        (f"echo '{page(['0', '7', 'f', 'n/a', *'11111'])}'", "ncu gave 'n/a' for dram__bytes.sum"),
-    ],
-)
+@pytest.mark.parametrize(("body", "words"), [
+    ('echo "==ERROR== ERR_NVGPUCTRPERM: no permission"; exit 1', "ERR_NVGPUCTRPERM"),
+    ("exit 3", "ended with 3"),
+    ("echo hello", "counted no kernel"),
+    ('printf \'"ID","Kernel Name"\\n"0","f"\\n\'', "has no metric"),
+    (f"echo '{page(['0', '7', 'f', 'n/a', *'11111'])}'", "ncu gave 'n/a' for dram__bytes.sum"),
+])  # fmt: skip
 def test_a_failure_is_one_line_that_says_why(fake_ncu, body, words):
     fake_ncu(body)
     with pytest.raises(counters.NsightError, match=words) as raised:

@@ -94,19 +94,16 @@ def test_no_host_name_and_no_local_path_is_recorded(new, monkeypatch, tmp_path):
         assert secret not in everything
 
 
-@pytest.mark.parametrize(
-    ("text", "shortened"),
-    [
-        ("ROOT/build/x.csv", "build/x.csv"),
-        ("--out=ROOT/x", "--out=x"),
-        ("cd ROOT && make", "cd . && make"),
-        ("ROOT-other/x", ".../x"),
-        ('File "/usr/lib/python3/x.py", line 3', 'File ".../x.py", line 3'),
-        ("HOME/x HOME", "~/x ~"),
-        ("https://pytorch.org/docs/x", "https://pytorch.org/docs/x"),
-        ("5 TFLOP/s and/or 1/2/3", "5 TFLOP/s and/or 1/2/3"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shortened"), [
+    ("ROOT/build/x.csv", "build/x.csv"),
+    ("--out=ROOT/x", "--out=x"),
+    ("cd ROOT && make", "cd . && make"),
+    ("ROOT-other/x", ".../x"),
+    ('File "/usr/lib/python3/x.py", line 3', 'File ".../x.py", line 3'),
+    ("HOME/x HOME", "~/x ~"),
+    ("https://pytorch.org/docs/x", "https://pytorch.org/docs/x"),
+    ("5 TFLOP/s and/or 1/2/3", "5 TFLOP/s and/or 1/2/3"),
+])  # fmt: skip
 def test_local_paths_are_shortened_and_nothing_else(text, shortened, monkeypatch):
     monkeypatch.setattr(paths, "ROOT", Path("/srv/checkouts/a2lib"))
     monkeypatch.setenv("HOME", "/home/somebody")
@@ -116,13 +113,10 @@ def test_local_paths_are_shortened_and_nothing_else(text, shortened, monkeypatch
     assert runs.scrub("5 TFLOP/s / 2") == "5 TFLOP/s / 2"
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"parameters": {"seq_len": float("nan")}}, "parameters of the run: "),
-        ({"device": "NVIDIA H200"}, "device 'NVIDIA H200': must be lower-case"),
-    ],
-)
+@pytest.mark.parametrize(("given", "words"), [
+    ({"parameters": {"seq_len": float("nan")}}, "parameters of the run: "),
+    ({"device": "NVIDIA H200"}, "device 'NVIDIA H200': must be lower-case"),
+])  # fmt: skip
 def test_what_is_no_run_is_refused(new, given, words, tmp_path):
     with pytest.raises(StoreError, match=words) as raised:
         new(**given)

@@ -77,24 +77,21 @@ def test_a_note_is_one_line_without_local_paths(store, make_row, monkeypatch):
     assert list(csv.DictReader(io.StringIO(store.path.read_text()))) == [row]
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"latency": 1}, "unknown column latency; the columns are implementation, dtype, batch"),
-        ({"status": "fine"}, "status is 'fine'; allowed are ok, oom, unsupported, error"),
-        ({"ms": None}, "status is ok, but ms is blank"),
-        ({"ms": math.nan}, "ms is nan; allowed are text, finite numbers, true, false"),
-        ({"ms": 0.0}, "status is ok, but ms is 0.0"),
-        ({"ms": -1.5}, "ms is '-1.5', not a number of at least 0"),
-        ({"ms_p20": 1.6}, "ms 1.5 is not between ms_p20 1.6 and ms_p80 1.75"),
-        ({"status": "oom"}, "ms is given, but status is oom"),
-        ({"sm_mhz": 1.5}, "sm_mhz is '1.5', not a whole number"),
-        ({"batch": None}, "batch is '', not a whole number"),
-        ({"causal": "yes"}, "causal is 'yes'; allowed are true, false"),
-        ({"note": ["a"]}, "note is ['a']; allowed are text"),
-        ({"run": "nobody"}, "run 'nobody' is not in runs.csv"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"latency": 1}, "unknown column latency; the columns are implementation, dtype, batch"),
+    ({"status": "fine"}, "status is 'fine'; allowed are ok, oom, unsupported, error"),
+    ({"ms": None}, "status is ok, but ms is blank"),
+    ({"ms": math.nan}, "ms is nan; allowed are text, finite numbers, true, false"),
+    ({"ms": 0.0}, "status is ok, but ms is 0.0"),
+    ({"ms": -1.5}, "ms is '-1.5', not a number of at least 0"),
+    ({"ms_p20": 1.6}, "ms 1.5 is not between ms_p20 1.6 and ms_p80 1.75"),
+    ({"status": "oom"}, "ms is given, but status is oom"),
+    ({"sm_mhz": 1.5}, "sm_mhz is '1.5', not a whole number"),
+    ({"batch": None}, "batch is '', not a whole number"),
+    ({"causal": "yes"}, "causal is 'yes'; allowed are true, false"),
+    ({"note": ["a"]}, "note is ['a']; allowed are text"),
+    ({"run": "nobody"}, "run 'nobody' is not in runs.csv"),
+])  # fmt: skip
 def test_a_row_that_is_not_valid_is_refused_and_kept_in_the_message(
     filled, make_row, columns, message
 ):
@@ -157,20 +154,17 @@ def change(line, old, new):
     return breaking
 
 
-@pytest.mark.parametrize(
-    ("breaking", "line", "reason"),
-    [
-        (change(3, "a2lib,", ""), 3, "18 fields, not 19"),
-        (change(2, "a2lib,", "<<<<<<< HEAD\na2lib,"), 2, "1 fields, not 19"),
-        (change(1, "batch,heads", "heads,batch"), 1, "the header is"),
-        (change(3, ",1.5,", ",fast,"), 3, "ms is 'fast'"),
-        (change(2, "20260102T030405Z-cpu-000000", ""), 2, "run is blank"),
-        (change(4, ",512,", ",128,"), 4, "the same key as a line before"),
-        (lambda text: text[:-9], 4, "cut short"),
-        (change(4, "a2lib", '"a2lib'), 4, "unexpected end of data"),
-        (change(3, "a2lib", "a2\udcfflib"), 3, "not UTF-8 text"),
-    ],
-)
+@pytest.mark.parametrize(("breaking", "line", "reason"), [
+    (change(3, "a2lib,", ""), 3, "18 fields, not 19"),
+    (change(2, "a2lib,", "<<<<<<< HEAD\na2lib,"), 2, "1 fields, not 19"),
+    (change(1, "batch,heads", "heads,batch"), 1, "the header is"),
+    (change(3, ",1.5,", ",fast,"), 3, "ms is 'fast'"),
+    (change(2, "20260102T030405Z-cpu-000000", ""), 2, "run is blank"),
+    (change(4, ",512,", ",128,"), 4, "the same key as a line before"),
+    (lambda text: text[:-9], 4, "cut short"),
+    (change(4, "a2lib", '"a2lib'), 4, "unexpected end of data"),
+    (change(3, "a2lib", "a2\udcfflib"), 3, "not UTF-8 text"),
+])  # fmt: skip
 def test_a_file_broken_by_hand_is_named_and_left_alone(filled, make_row, breaking, line, reason):
     good = filled.path.read_bytes()
     content = breaking(good.decode()).encode(errors="surrogateescape")
@@ -225,14 +219,11 @@ def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row,
     assert store.path.read_text().startswith(",".join(FLASH.columns) + "\n")
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        [c for c in BEFORE if c != "seq_len"],
-        [*BEFORE, "speed"],
-        [*BEFORE[:8], "note", "peak_bytes", *BEFORE[10:]],
-    ],
-)
+@pytest.mark.parametrize("columns", [
+    [c for c in BEFORE if c != "seq_len"],
+    [*BEFORE, "speed"],
+    [*BEFORE[:8], "note", "peak_bytes", *BEFORE[10:]],
+])  # fmt: skip
 def test_any_other_header_is_refused_and_left_alone(store, make_row, columns):
     written_before(store, [make_row(causal="true")], columns)
     content = store.path.read_bytes()

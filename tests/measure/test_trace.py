@@ -91,20 +91,17 @@ def test_each_phase_by_the_gpu_and_by_the_host(found):
     assert (step.range_ns, step.launching_ns, step.waiting_ns) == (1_000_000, 35_000, 25_000)
 
 
-@pytest.mark.parametrize(
-    ("path", "phase", "step", "part"),
-    [
-        (("step 0", "backward", "layers.0"), "backward", "step 0", "block"),
-        (("step 1",), "step 1", "step 1", "step 1"),
-        (("ProfilerStep#3", "mine", "inner"), "mine", "ProfilerStep#3", "inner"),
-        # A library's own range names neither.
-        (("ProfilerStep#3", "Optimizer.step#Adam"), "ProfilerStep#3", *["ProfilerStep#3"] * 2),
-        (("step 0", "backward", "cub::Unique"), "backward", "step 0", "backward"),
-        (("layers.3.ffn.bwd", "cub::DeviceScan"), "layers.3.ffn.bwd", "", "ffn"),
-        (("thrust::sort",), "thrust::sort", "", "thrust::sort"),
-        ((), "", "", ""),
-    ],
-)
+@pytest.mark.parametrize(("path", "phase", "step", "part"), [
+    (("step 0", "backward", "layers.0"), "backward", "step 0", "block"),
+    (("step 1",), "step 1", "step 1", "step 1"),
+    (("ProfilerStep#3", "mine", "inner"), "mine", "ProfilerStep#3", "inner"),
+    # A library's own range names neither.
+    (("ProfilerStep#3", "Optimizer.step#Adam"), "ProfilerStep#3", *["ProfilerStep#3"] * 2),
+    (("step 0", "backward", "cub::Unique"), "backward", "step 0", "backward"),
+    (("layers.3.ffn.bwd", "cub::DeviceScan"), "layers.3.ffn.bwd", "", "ffn"),
+    (("thrust::sort",), "thrust::sort", "", "thrust::sort"),
+    ((), "", "", ""),
+])  # fmt: skip
 def test_phase_step_and_part_are_what_the_program_says(path, phase, step, part):
     kernel = trace.Kernel("k", 0, "7", 0, 1, Launch((1, 1), 0, 1), path)
     assert (kernel.phase, kernel.step, kernel.part) == (phase, step, part)

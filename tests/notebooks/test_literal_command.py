@@ -154,14 +154,11 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(repository):
 BOMB = "seq_len = 3; open('bomb', 'w')"
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["-y", f'{{"{BOMB}": 1}}'], f"unknown parameter {BOMB}"),
-        (["-f", "given.yml", "-p", "seq_len", "1"], "unknown parameter 3; allowed are seq_len"),
-        (["out.ipynb", "-p", "seqlen", "1"], "seqlen (did you mean seq_len?); allowed are seq_len"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    (["-y", f'{{"{BOMB}": 1}}'], f"unknown parameter {BOMB}"),
+    (["-f", "given.yml", "-p", "seq_len", "1"], "unknown parameter 3; allowed are seq_len"),
+    (["out.ipynb", "-p", "seqlen", "1"], "seqlen (did you mean seq_len?); allowed are seq_len"),
+])  # fmt: skip
 def test_a_name_that_is_no_parameter_is_refused_before_a_kernel_starts(repository, options, words):
     before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
     (repository / "given.yml").write_text("3: 1")
@@ -267,19 +264,16 @@ def test_sections_that_have_nothing_are_left_out_and_named(tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["a.ipynb"], ["a.ipynb"]),
-        (["-p", "a.ipynb", "b.ipynb", "c.ipynb"], ["c.ipynb"]),
-        (["a.ipynb", "--cwd=d", "-kpython3", "-pname", "3", "--no-progress-bar"], ["a.ipynb"]),
-        (["--", "a.ipynb", "-p"], ["a.ipynb", "-p"]),
-        (["a.ipynb", "-"], ["a.ipynb", "-"]),
-        *((["a.ipynb", *more], []) for more in (["b", "c"], ["--unknown", "x"], ["-p", "seq_len"])),
-        *((["a.ipynb", option], []) for option in ("-h", "--help-notebook", "--version")),
-        ([], []),
-    ],
-)
+@pytest.mark.parametrize(("args", "expected"), [
+    (["a.ipynb"], ["a.ipynb"]),
+    (["-p", "a.ipynb", "b.ipynb", "c.ipynb"], ["c.ipynb"]),
+    (["a.ipynb", "--cwd=d", "-kpython3", "-pname", "3", "--no-progress-bar"], ["a.ipynb"]),
+    (["--", "a.ipynb", "-p"], ["a.ipynb", "-p"]),
+    (["a.ipynb", "-"], ["a.ipynb", "-"]),
+    *((["a.ipynb", *more], []) for more in (["b", "c"], ["--unknown", "x"], ["-p", "seq_len"])),
+    *((["a.ipynb", option], []) for option in ("-h", "--help-notebook", "--version")),
+    ([], []),
+])  # fmt: skip
 def test_positionals(args, expected):
     assert papermill_default.positionals(papermill.cli.papermill, args) == expected
 

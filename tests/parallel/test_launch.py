@@ -52,14 +52,11 @@ def test_results_progress_and_output(launch_two):
     assert sorted(lines) == [(r, t) for r in (0, 1) for t in ("no end of line", "printed")]
 
 
-@pytest.mark.parametrize(
-    ("how", "first", "within"),
-    [
-        ("raises", "rank 1 of 2: SystemExit: no such", 'sys.exit("no such\\nthing")'),
-        # Neither an exception nor what torchrun takes for a failure.
-        ("exits", "rank 1 of 2: exited with code 0 before its function had returned", "last words"),
-    ],
-)
+@pytest.mark.parametrize(("how", "first", "within"), [
+    ("raises", "rank 1 of 2: SystemExit: no such", 'sys.exit("no such\\nthing")'),
+    # Neither an exception nor what torchrun takes for a failure.
+    ("exits", "rank 1 of 2: exited with code 0 before its function had returned", "last words"),
+])  # fmt: skip
 def test_a_rank_that_fails(launch_two, tmp_path, monkeypatch, how, first, within):
     monkeypatch.setattr(watch, "END_S", 1)
     with pytest.raises(RankFailed) as caught:
@@ -83,30 +80,27 @@ def test_a_node_that_nobody_joins(launch_two):
         )
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"target": "launched"}, "target must be 'module:function'; got 'launched'"),
-        ({"processes": 0}, "processes must be a whole number from 1 to 1024; got 0"),
-        ({"processes": 10**6}, "processes must be a whole number from 1 to 1024; got 1000000"),
-        ({"nodes": 10**6}, "nodes must be a whole number from 1 to 65536; got 1000000"),
-        *(
-            ({name: value}, f"{name} must be from 0.001 to 31,536,000 s, a year; got {value!r}")
-            for name in ("time_limit_s", "collective_timeout_s")
-            for value in (0, -1, 1e30, float("inf"), float("nan"), "9")
-        ),
-        ({"device": "tpu"}, "device must be 'cpu', 'cuda' or None; got 'tpu'"),
-        ({"nodes": 2}, "several nodes need endpoint, the 'host:port' of node 0"),
-        *(
-            (
-                {"nodes": 2, "endpoint": given},
-                f"endpoint must be 'host:port' with a port from 1 to 65535; got {given!r}",
-            )
-            for given in ("host", "host:", ":1", "host:0", "host:65536", "a:b:c", "::1:9")
-        ),
-        ({"node": 1}, "node must be from 0 to 0; got 1"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"target": "launched"}, "target must be 'module:function'; got 'launched'"),
+    ({"processes": 0}, "processes must be a whole number from 1 to 1024; got 0"),
+    ({"processes": 10**6}, "processes must be a whole number from 1 to 1024; got 1000000"),
+    ({"nodes": 10**6}, "nodes must be a whole number from 1 to 65536; got 1000000"),
+    *(
+        ({name: value}, f"{name} must be from 0.001 to 31,536,000 s, a year; got {value!r}")
+        for name in ("time_limit_s", "collective_timeout_s")
+        for value in (0, -1, 1e30, float("inf"), float("nan"), "9")
+    ),
+    ({"device": "tpu"}, "device must be 'cpu', 'cuda' or None; got 'tpu'"),
+    ({"nodes": 2}, "several nodes need endpoint, the 'host:port' of node 0"),
+    *(
+        (
+            {"nodes": 2, "endpoint": given},
+            f"endpoint must be 'host:port' with a port from 1 to 65535; got {given!r}",
+        )
+        for given in ("host", "host:", ":1", "host:0", "host:65536", "a:b:c", "::1:9")
+    ),
+    ({"node": 1}, "node must be from 0 to 0; got 1"),
+])  # fmt: skip
 def test_refused_before_anything_starts(change, message):
     options = {"target": "launched:talks", "processes": 1, "time_limit_s": 1, "device": None}
     options |= change

@@ -59,16 +59,13 @@ def outcomes(rank_env):
     return outcome
 
 
-@pytest.mark.parametrize(
-    ("device", "processes", "size", "modules", "name"),
-    [
-        pytest.param(
-            *group, name, id=f"{group[0]}-{group[2]}-{name}",
-            marks=[pytest.mark.gpu] if group[0] == "cuda" else [],
-        )
-        for group in GROUPS for name in checking.names(*group[2:])
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("device", "processes", "size", "modules", "name"), [
+    pytest.param(
+        *group, name, id=f"{group[0]}-{group[2]}-{name}",
+        marks=[pytest.mark.gpu] if group[0] == "cuda" else [],
+    )
+    for group in GROUPS for name in checking.names(*group[2:])
+])  # fmt: skip
 def test_in_ranks(outcomes, device, processes, size, modules, name):
     if device == "cuda":
         import torch

@@ -67,14 +67,11 @@ def test_three_processes_move_the_bytes_of_the_formula(tmp_path):
             assert expected <= one["written"] < expected + S / 100
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: collectives.all_gather_s(0, 2, 1),
-        lambda: collectives.all_reduce_s(8, -1, 1),
-        lambda: collectives.alternate_all_reduce_s(8, 2, 0.0),
-    ],
-)
+@pytest.mark.parametrize("call", [
+    lambda: collectives.all_gather_s(0, 2, 1),
+    lambda: collectives.all_reduce_s(8, -1, 1),
+    lambda: collectives.alternate_all_reduce_s(8, 2, 0.0),
+])  # fmt: skip
 def test_what_is_not_positive_is_refused(call):
     with pytest.raises(ValueError, match="allowed are numbers above 0"):
         call()

@@ -45,15 +45,12 @@ def test_an_overhead_below_zero_is_none():
         assert squares(other, [1.0, 2.0, 3.0], times) > squares(found, [1.0, 2.0, 3.0], times)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "times", "message"),
-    [
-        ([1, 1], [1, 1], "two different sizes"),
-        ([1, 2], [1], "as many times as sizes"),
-        ([1, 2], [1, 0], "time_s is 0; allowed are numbers above 0"),
-        ([1, 100], [100.0, 0.01], "no bandwidth can be fitted"),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "times", "message"), [
+    ([1, 1], [1, 1], "two different sizes"),
+    ([1, 2], [1], "as many times as sizes"),
+    ([1, 2], [1, 0], "time_s is 0; allowed are numbers above 0"),
+    ([1, 100], [100.0, 0.01], "no bandwidth can be fitted"),
+])  # fmt: skip
 def test_what_has_no_line_is_refused(sizes, times, message):
     with pytest.raises(ValueError, match=message):
         fit(sizes, times)

@@ -170,16 +170,13 @@ def test_tasks_that_wait_for_each_other_are_an_error():
         run([Task("a", "x", 1.0, ("b",)), Task("b", "y", 1.0, ("a",))])
 
 
-@pytest.mark.parametrize(
-    "call, words",
-    [
-        (lambda: bubble_share("zigzag", 2, 2), "allowed are gpipe, 1f1b, interleaved"),
-        (lambda: bubble_share("1f1b", 2, 2, 2), "allowed is 1, except for an interleaved"),
-        (lambda: bubble_share("interleaved", 4, 6, 2), "allowed are multiples of the 4 stages"),
-        (lambda: other_axes.microbatches_for("1f1b", 4, 1.0), "between 0 and 1"),
-        (lambda: peak_microbatches("gpipe", 0, 2), "allowed are numbers above 0"),
-    ],
-)
+@pytest.mark.parametrize("call, words", [
+    (lambda: bubble_share("zigzag", 2, 2), "allowed are gpipe, 1f1b, interleaved"),
+    (lambda: bubble_share("1f1b", 2, 2, 2), "allowed is 1, except for an interleaved"),
+    (lambda: bubble_share("interleaved", 4, 6, 2), "allowed are multiples of the 4 stages"),
+    (lambda: other_axes.microbatches_for("1f1b", 4, 1.0), "between 0 and 1"),
+    (lambda: peak_microbatches("gpipe", 0, 2), "allowed are numbers above 0"),
+])  # fmt: skip
 def test_what_is_not_allowed_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()

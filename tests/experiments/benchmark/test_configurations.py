@@ -52,14 +52,11 @@ def test_a_cache_that_another_machine_has_is_filled_again(tmp_path, monkeypatch)
     assert benchmark.refilling(tasks, [t for t in tasks if t not in compiled.values()]) == []
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"sweep": "table", "model": "large"}, "sweep table has its own"),
-        ({"sweep": "all", "steps": 3}, "steps = 3"),
-        ({"capture": True, "warmup": 1}, "at least 2"),
-    ],
-)
+@pytest.mark.parametrize(("given", "says"), [
+    ({"sweep": "table", "model": "large"}, "sweep table has its own"),
+    ({"sweep": "all", "steps": 3}, "steps = 3"),
+    ({"capture": True, "warmup": 1}, "at least 2"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_in_a_line(given, says):
     with pytest.raises(ParameterError, match=says) as refused:
         asked(**given)

@@ -70,14 +70,11 @@ class Wrapper(torch.nn.Module):
         """Nothing of it refuses a step."""
 
 
-@pytest.mark.parametrize(
-    ("mean", "right"),
-    [
-        (lambda grad: (grad + 1) / 2, True),
-        (lambda grad: grad, False),
-        (lambda grad: grad + 1, False),
-    ],
-)
+@pytest.mark.parametrize(("mean", "right"), [
+    (lambda grad: (grad + 1) / 2, True),
+    (lambda grad: grad, False),
+    (lambda grad: grad + 1, False),
+])  # fmt: skip
 def test_gradients_that_are_no_mean_are_seen(alone, mean, right):
     with alone.wrapped(lambda model: Wrapper(model, mean)):
         assert (alone.error() <= training.TOLERANCE) is right

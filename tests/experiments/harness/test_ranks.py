@@ -144,23 +144,20 @@ def _names(folder, count):
     raise AssertionError(f"{folder} has {os.listdir(folder)}")
 
 
-@pytest.mark.parametrize(
-    ("error", "raised", "died"),
-    [
-        (RankFailed("rank 1 of 2: x\n\nmore", 1, 1), {1: ("oom", "out of memory")},
-         ("rank 1 of 2: out of memory", "oom", False)),
-        # Rank 0 has lost its peer: it is not to blame.
-        (RankFailed("rank 1 of 2: killed by SIGABRT\n\nmore", 1, -6), {0: ("error", "closed")},
-         ("rank 1 of 2: killed by SIGABRT", "error", False)),
-        (RankFailed("rank 1 of 2: killed by SIGTERM", 1, -15), {},
-         ("rank 1 of 2: killed by SIGTERM", "error", True)),
-        (LaunchError("torchrun failed, exit code 1\n\nmore", code=1), {},
-         ("torchrun failed, exit code 1", "error", False)),
-        (TimeLimitPassed("no answer within 3 s\n\nmore", {1: "  File \"a.py\", line 2 in f"}), {},
-         ("no answer within 3 s: rank 1 in f (a.py:2)", "error", False)),
-        (None, {}, ("its processes stopped answering", "error", False)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "raised", "died"), [
+    (RankFailed("rank 1 of 2: x\n\nmore", 1, 1), {1: ("oom", "out of memory")},
+     ("rank 1 of 2: out of memory", "oom", False)),
+    # Rank 0 has lost its peer: it is not to blame.
+    (RankFailed("rank 1 of 2: killed by SIGABRT\n\nmore", 1, -6), {0: ("error", "closed")},
+     ("rank 1 of 2: killed by SIGABRT", "error", False)),
+    (RankFailed("rank 1 of 2: killed by SIGTERM", 1, -15), {},
+     ("rank 1 of 2: killed by SIGTERM", "error", True)),
+    (LaunchError("torchrun failed, exit code 1\n\nmore", code=1), {},
+     ("torchrun failed, exit code 1", "error", False)),
+    (TimeLimitPassed("no answer within 3 s\n\nmore", {1: "  File \"a.py\", line 2 in f"}), {},
+     ("no answer within 3 s: rank 1 in f (a.py:2)", "error", False)),
+    (None, {}, ("its processes stopped answering", "error", False)),
+])  # fmt: skip
 def test_what_is_said_of_a_group_that_ended(error, raised, died):
     raised = {rank: {"raised": note, "status": status} for rank, (status, note) in raised.items()}
     said = why(error, raised, 2)

@@ -40,18 +40,15 @@ def test_every_row_is_stored_and_reported_by_one_process(store, run):
     assert {row["run"] for row in store.rows()} == {run} and len(notes(store, "ok")) == 1
 
 
-@pytest.mark.parametrize(
-    "part, statuses, note",
-    [
-        ("die late", ["ok", "error", "error"], "SIGABRT"),
-        ("killed", ["error"] * 3, "ended from outside, twice: its process died (killed"),
-        ("hang", ["error"] * 3, "no answer within 1 s"),
-        ("lost", ["error"] * 3, "LostContext: CUDA error"),
-        ("raise", ["error"] * 3, "ValueError: one"),
-        ("no memory", ["oom"] * 3, "out of memory"),
-        ("silent", ["error"] * 3, NO_RESULT),
-    ],
-)
+@pytest.mark.parametrize("part, statuses, note", [
+    ("die late", ["ok", "error", "error"], "SIGABRT"),
+    ("killed", ["error"] * 3, "ended from outside, twice: its process died (killed"),
+    ("hang", ["error"] * 3, "no answer within 1 s"),
+    ("lost", ["error"] * 3, "LostContext: CUDA error"),
+    ("raise", ["error"] * 3, "ValueError: one"),
+    ("no memory", ["oom"] * 3, "out of memory"),
+    ("silent", ["error"] * 3, NO_RESULT),
+])  # fmt: skip
 def test_whatever_fails_is_a_row_and_the_sweep_goes_on(store, run, part, statuses, note):
     sweep = Sweep(store, run, "cpu", silence_s=1)
     assert sweep.measure([task("a", "b", "c", parts={"b": part}), task("d")]) == 0

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import committed
 import pytest
+from refusals import refused
 
 from a2lib.theory.published import training
 from a2lib.theory.transformer import parameter_count
@@ -69,5 +70,5 @@ def test_published_steps_are_near_the_planners():
 
 
 def test_another_unit_is_refused():
-    with pytest.raises(ValueError, match="unit 'ms': allowed are s, TFLOP/s, tokens/s a device"):
-        training(ROWS["MPT 7B"] | {"unit": "ms"})
+    row = ROWS["MPT 7B"] | {"unit": "ms"}
+    refused("unit 'ms': allowed are s, TFLOP/s, tokens/s a device", training, row)

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from cuda_casts import as_cuda_casts
+from refusals import refused
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -191,18 +192,14 @@ def test_a_kernel_takes_the_longer_of_its_two_times():
 
 def test_what_is_refused():
     for step in (eager_step, compiled_step):
-        with pytest.raises(ValueError, match="precision 'bf16_weights': allowed are fp32, tf32, b"):
-            step(SHAPE, 1, 1, "bf16_weights")
+        line = "precision 'bf16_weights': allowed are fp32, tf32, b"
+        refused(line, step, SHAPE, 1, 1, "bf16_weights")
     for step in STEPS:
-        with pytest.raises(ValueError, match="precision 'fp16': allowed are fp32, tf32, bf16"):
-            step(SHAPE, 1, 1, "fp16")
+        refused("precision 'fp16': allowed are fp32, tf32, bf16", step, SHAPE, 1, 1, "fp16")
         for wrong in (0, 2.0, True):
-            with pytest.raises(ValueError, match="batch is .*; allowed are positive integers"):
-                step(SHAPE, wrong, 1, "fp32")
-    with pytest.raises(ValueError, match="by 'name': allowed are part, phase"):
-        floor([], 1.0, 1.0, by="name")
-    with pytest.raises(ValueError, match="both must be positive"):
-        floor([], 0, 1.0)
+            refused("batch is .*; allowed are positive integers", step, SHAPE, wrong, 1, "fp32")
+    refused("by 'name': allowed are part, phase", floor, [], 1.0, 1.0, by="name")
+    refused("both must be positive", floor, [], 0, 1.0)
 
 
 def test_an_update_beside_the_backward_is_bounded_by_both():

@@ -1,0 +1,15 @@
+"""What is refused is said in one line."""
+
+import re
+
+import pytest
+
+
+def refused(words, call, *given, error=ValueError, **named):
+    """``call(*given, **named)`` raises ``error``, in a line that has ``words`` (a pattern); the
+    error."""
+    with pytest.raises(error) as raised:
+        call(*given, **named)
+    line = str(raised.value)
+    assert re.search(words, line) and "\n" not in line, line
+    return raised.value

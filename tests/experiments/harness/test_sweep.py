@@ -5,13 +5,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
-from experiments.harness.toy import SIZES, task
+from experiments.harness.toy import SIZES, TOY, task
 
 from a2lib.experiments.harness.process import WorkerDied
 from a2lib.experiments.harness.sweep import NO_RESULT, Sweep, plan
-from a2lib.measure import Section, Store, StoreError, start_run
+from a2lib.measure import Store, StoreError, start_run
 
 
 def found(store):
@@ -91,8 +92,7 @@ def test_a_process_that_ends_between_rows_blames_nobody(store, run):
 
 
 def test_a_worker_that_does_not_start_is_no_row(tmp_path, run):
-    section = Section("toy", ("operation", "size"), ("note",), handler="no.such:module")
-    store = Store(section, "cpu", data=tmp_path / "data")
+    store = Store(replace(TOY, handler="no.such:module"), "cpu", data=tmp_path / "data")
     with pytest.raises(WorkerDied, match="exit code 1.: ModuleNotFoundError: No module named 'no'"):
         Sweep(store, run, "cpu").measure([task("a")])
     assert store.rows() == []

@@ -13,3 +13,12 @@ def refused(words, call, *given, error=ValueError, **named):
     line = str(raised.value)
     assert re.search(words, line) and "\n" not in line, line
     return raised.value
+
+
+def refused_command(main, arguments, capsys):
+    """``main(arguments)`` ends with exit code 2, nothing printed but one line of an error; it."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    out, errors = capsys.readouterr()
+    assert (ended.value.code, out, errors.count("\n")) == (2, "", 1), errors
+    return errors.removesuffix("\n")

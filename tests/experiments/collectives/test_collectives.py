@@ -1,6 +1,7 @@
 """The collectives experiment: what a sweep asks for, and its rows from two ranks."""
 
 import pytest
+from refusals import refused
 
 from a2lib.experiments import collectives
 from a2lib.experiments.collectives import MB, Collective, Parameters
@@ -15,8 +16,8 @@ def test_one_size_by_default_and_no_size_beside_a_sweep(gpus):
     gpus(0)
     (one,) = Parameters().asked()
     assert one == Collective(Ranks(2, "gloo"), "all_reduce", "fp32", MB)
-    with pytest.raises(ParameterError, match="megabytes = 3: sweep all has its own"):
-        Parameters(sweep="all", megabytes=3)
+    words = "megabytes = 3: sweep all has its own"
+    refused(words, Parameters, sweep="all", megabytes=3, error=ParameterError)
 
 
 def test_an_all_reduce_of_two_moves_as_many_bytes_as_it_has():

@@ -42,7 +42,7 @@ def launched(monkeypatch):
 def test_each_rung_is_asked_for_at_three_shapes_of_one_gpu():
     made = ladder.tasks(Parameters(sweep="ladder"), "cuda")
     assert [t.label for t in made] == [
-        *("1x16x16384x128 bf16 causal", "1x16x16384x64 bf16 causal", "1x1x4096x64 bf16 causal")
+        f"1x{shape} bf16 causal" for shape in ("16x16384x128", "16x16384x64", "1x4096x64")
     ]
     for task in made:
         assert list(task.rows) == [*ladder.PEERS, *ladder.RUNGS] and task.in_turns

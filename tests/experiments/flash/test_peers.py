@@ -95,6 +95,7 @@ def wrapped(outer: Exception, inner: Exception) -> Exception:
     (wrapped(RuntimeError("backend failed"), torch.OutOfMemoryError("no room")), "oom"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
     (RuntimeError("Triton Error [CUDA]: out of memory"), "oom"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`"), "oom"),
     (MemoryError(), "oom"),
     (UnsupportedError("head_dim 256"), "unsupported"),
     (NotImplementedError("only inference"), "unsupported"),

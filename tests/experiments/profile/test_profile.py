@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from profiles import make
+from refusals import refused
 
 from a2lib.benchmark import Result, StepTimes
 from a2lib.benchmark.__main__ import parse
@@ -155,8 +156,7 @@ def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, played, err
 def test_the_line_of_the_benchmark_among_those_of_nsys():
     line = json.dumps({"status": "ok", "steps": []})
     assert handlers._said(f"Collecting data...\n{line}\nGenerating 'x'\n")["steps"] == []
-    with pytest.raises(handlers.TracingError, match="printed no result"):
-        handlers._said("Generating\n")
+    refused("printed no result", handlers._said, "Generating\n", error=handlers.TracingError)
 
 
 def test_who_traces(monkeypatch):
@@ -165,11 +165,12 @@ def test_who_traces(monkeypatch):
 
     monkeypatch.setattr(nsight, "find", lambda: None)
     assert who("cuda", "auto") == "torch"
-    with pytest.raises(ParameterError, match="'nsys': not found on the path"):
-        profile.refuse(Parameters(profiler="nsys"), "cuda")
+    asked = Parameters(profiler="nsys")
+    words = "'nsys': not found on the path"
+    refused(words, profile.refuse, asked, "cuda", error=ParameterError)
     monkeypatch.setattr(nsight, "find", lambda: "/usr/bin/nsys")
     assert who("cuda", "auto") == "nsys"
     assert who("cpu", "auto") == who("cuda", "torch") == "torch"
-    profile.refuse(Parameters(profiler="nsys"), "cuda")
-    with pytest.raises(ParameterError, match="profiler = 'nsys' needs a GPU"):
-        profile.refuse(Parameters(profiler="nsys"), "cpu")
+    profile.refuse(asked, "cuda")
+    words = "profiler = 'nsys' needs a GPU"
+    refused(words, profile.refuse, asked, "cpu", error=ParameterError)

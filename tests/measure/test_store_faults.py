@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from a2lib.measure import FLASH, Store, StoreError, read_runs, table
 
@@ -154,8 +155,8 @@ store.put(row(256))
     child = python(code, data)
     assert child.stdout.readline() == "holding\n"
     monkeypatch.setattr(table, "LOCK_TIMEOUT_S", 0.2)
-    with pytest.raises(StoreError, match=r"another process has held .*\.lock for .*'a2lib'"):
-        store.put(make_row())
+    words = r"another process has held .*\.lock for .*'a2lib'"
+    refused(words, store.put, make_row(), error=StoreError)
     child.send_signal(signal.SIGCONT)
     _finish(child)
     store.put(make_row())
@@ -250,8 +251,8 @@ def test_a_failed_write_gives_the_lock_back(store, make_row, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(StoreError, match="Input/output error; see to that .*'a2lib'"):
-            store.put(make_row())
+        words = "Input/output error; see to that .*'a2lib'"
+        refused(words, store.put, make_row(), error=StoreError)
     assert _names(store) == [".lock"]
     store.put(make_row())
     assert _lengths(store) == [128]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from a2lib.measure import Timing, time_call, time_many, timing
 from a2lib.measure import clock as clocks
@@ -175,15 +176,15 @@ def test_on_the_cpu_every_sample_is_one_call():
 ])  # fmt: skip
 def test_parameters_that_make_no_sense_are_refused_before_a_call(wrong, message):
     calls = []
-    with pytest.raises(ValueError, match=message):
-        time_many({"fn": lambda: calls.append(1)}, **{"device": "cpu", **wrong})
+    fn = {"fn": lambda: calls.append(1)}
+    refused(message, time_many, fn, **{"device": "cpu", **wrong})
     assert not calls
 
 
 def test_without_cuda_the_gpu_clock_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="no CUDA device; allowed here is 'cpu'"):
-        time_call(lambda: None)
+    words = "no CUDA device; allowed here is 'cpu'"
+    refused(words, time_call, lambda: None, error=RuntimeError)
 
 
 def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):

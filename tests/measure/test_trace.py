@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from profiles import make
+from refusals import refused
 
 from a2lib.measure import trace
 from a2lib.measure.trace.classes import KINDS, kind_of, plain, shorten
@@ -63,8 +64,7 @@ def test_totals_by_class_and_by_phase(found):
         ("backward", "matmul"), ("forward", "matmul"), ("forward", "softmax"),
     ]  # fmt: skip
     assert trace.totals(found.kernels, "name")[0].key[0] == make.NVJET
-    with pytest.raises(ValueError, match="by colour: allowed are name, kind, phase"):
-        trace.totals(found.kernels, "colour")
+    refused("by colour: allowed are name, kind, phase", trace.totals, found.kernels, "colour")
 
 
 def test_what_could_not_be_filed(found):
@@ -296,17 +296,16 @@ def test_a_file_that_is_no_trace_is_one_line(what, tmp_path):
     write, words = BROKEN[what]
     path = tmp_path / "x"
     write(path)
-    with pytest.raises(trace.TraceError, match=words) as raised:
-        trace.read(path)
-    assert "\n" not in str(raised.value) and str(raised.value).startswith(str(path))
-    assert raised.value._render_traceback_() == [f"TraceError: {raised.value}"]
+    raised = refused(words, trace.read, path, error=trace.TraceError)
+    assert str(raised).startswith(str(path))
+    assert raised._render_traceback_() == [f"TraceError: {raised}"]
 
 
 def test_a_report_that_was_not_exported_is_told_how(tmp_path):
     path = tmp_path / "mine.nsys-rep"
     path.write_bytes(b"\x00\x01nsys")
-    with pytest.raises(trace.TraceError, match="nsys export --type sqlite mine.nsys-rep"):
-        trace.read(path)
+    words = "nsys export --type sqlite mine.nsys-rep"
+    refused(words, trace.read, path, error=trace.TraceError)
 
 
 def test_tables_that_would_be_empty_are_missing(tmp_path):

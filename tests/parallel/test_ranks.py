@@ -43,15 +43,10 @@ def outcomes(rank_env):
 
         try:
             launch(
-                "checking:run",
-                {"modules": modules},
-                processes=processes,
-                time_limit_s=LIMIT_S,
-                collective_timeout_s=COLLECTIVE_S,
-                device=device,
+                "checking:run", {"modules": modules}, processes=processes, time_limit_s=LIMIT_S,
+                collective_timeout_s=COLLECTIVE_S, device=device, on_progress=note,
                 env={**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
-                on_progress=note,
-            )
+            )  # fmt: skip
         except LaunchError as error:
             ended = str(error)
         return passed, failed, ended

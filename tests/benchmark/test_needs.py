@@ -5,6 +5,7 @@ import errno
 import json
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from refusals import refused_command
@@ -99,21 +100,10 @@ def test_a_full_device_is_a_line(tiny_arguments, capsys, tmp_path):
     assert line.endswith("No space left on device")
 
 
-def cut_off(self, path):
-    Path(path).write_text('{"traceEvents": [')
-
-
-def nothing(self, path):
-    Path(f"{path}.tmp").touch()
-
-
-def raising(self, path):
-    raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-
 @pytest.mark.parametrize("export, why", [
-    (cut_off, "the trace is cut off"), (nothing, "the trace is cut off"),
-    (raising, "Disk quota exceeded"),
+    (lambda _, path: Path(path).write_text('{"traceEvents": ['), "the trace is cut off"),
+    (lambda _, path: Path(f"{path}.tmp").touch(), "the trace is cut off"),
+    (Mock(side_effect=OSError(errno.EDQUOT, "Disk quota exceeded")), "Disk quota exceeded"),
 ])  # fmt: skip
 def test_a_trace_that_is_cut_off_is_a_line(
     tiny_arguments, capsys, tmp_path, monkeypatch, export, why

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from refusals import refused
@@ -246,11 +247,8 @@ def test_a_row_is_flushed_before_its_name_and_the_name_before_return(store, make
 
 
 def test_a_failed_write_gives_the_lock_back(store, make_row, monkeypatch):
-    def fail(descriptor):
-        raise OSError(5, "Input/output error")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(5, "Input/output error")))
         words = "Input/output error; see to that .*'a2lib'"
         refused(words, store.put, make_row(), error=StoreError)
     assert _names(store) == [".lock"]

@@ -1,5 +1,6 @@
 """Memory and work of checkpointing strategies: by hand, by formula, and on the model itself."""
 
+import functools
 import math
 
 import pytest
@@ -122,12 +123,7 @@ def unit(path, run, gradients, fresh):
 
 
 def of_half(name):
-    def run(modules, x):
-        for module in modules:
-            x = getattr(module, name)(x)
-        return x
-
-    return run
+    return lambda blocks, x: functools.reduce(lambda x, block: getattr(block, name)(x), blocks, x)
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])

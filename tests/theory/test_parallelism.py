@@ -167,6 +167,7 @@ def test_what_is_not_allowed_is_refused():
         refused(line, parallelism.best_whole_split, EXAMPLE, n, True)
     refused("allowed are numbers from 1", parallelism.best_split, EXAMPLE, 0.5, True)
     refused("n is 0; allowed are numbers above 0", parallelism.data_parallel, EXAMPLE, 0)
+    assert parallelism.best_split(EXAMPLE, 1, True) == (1, 1)
 
 
 @pytest.mark.parametrize("n_fsdp, n_tp", [(2, 1), (8, 1), (4, 2), (2, 4), (16, 4)])

@@ -28,14 +28,9 @@ from a2lib.theory.transformer import (
 
 # The handouts' models, counted once by hand.
 LISTED = {
-    "small": 128_625_408,
-    "medium": 423_183_360,
-    "large": 969_411_840,
-    "xl25": 1_998_235_200,
-    "2.7B": 3_406_809_600,
-    "8B": 8_125_698_048,
-    "10B": 12_832_823_808,
-}
+    "small": 128_625_408, "medium": 423_183_360, "large": 969_411_840, "xl25": 1_998_235_200,
+    "2.7B": 3_406_809_600, "8B": 8_125_698_048, "10B": 12_832_823_808,
+}  # fmt: skip
 # Of the weights of Llama 3.1 that Meta released, as Hugging Face counts them (safetensors).
 RELEASED = {
     "Llama-3-8B": 8_030_261_248,
@@ -46,10 +41,8 @@ RELEASED = {
 
 
 def build(shape, context, **options):
-    return TransformerLM(
-        shape.vocab_size, context, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff,
-        **options,
-    )  # fmt: skip
+    sizes = (shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff)
+    return TransformerLM(shape.vocab_size, context, *sizes, **options)
 
 
 @st.composite

@@ -1,6 +1,7 @@
 """What a worker stores of plain attention, at the smallest sizes; and what is asked of it."""
 
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,10 +55,7 @@ def test_what_a_cpu_cannot_do_is_a_row(stored, monkeypatch):
 
 
 def test_a_pass_without_room_is_oom_and_its_backward_says_where(stored, monkeypatch):
-    def refuse(*_):
-        raise MemoryError
-
-    monkeypatch.setitem(handlers.ATTENTIONS, "eager", refuse)
+    monkeypatch.setitem(handlers.ATTENTIONS, "eager", Mock(side_effect=MemoryError))
     (task,) = attention.pass_tasks(asked(), "cpu")
     made = stored(handlers.passes, ATTENTION, task)
     rows = {row["pass"]: (row["status"], row["note"]) for row in made}

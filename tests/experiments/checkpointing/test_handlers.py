@@ -1,5 +1,7 @@
 """What a worker stores of strategies, at the smallest sizes; and what is asked of it."""
 
+from unittest.mock import Mock
+
 import pytest
 from refusals import refused
 
@@ -45,10 +47,8 @@ def test_a_strategy_that_fails_is_a_row_and_the_next_goes_on(measured, monkeypat
 
 
 def test_what_ends_the_device_ends_the_process_after_its_row(job, monkeypatch):
-    def lose(self, phase):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(Workload, "work", lose)
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(Workload, "work", Mock(side_effect=lost))
     (task,) = checkpointing.tasks(asked(), "cpu")
     given = job(CHECKPOINTING, task)
     with pytest.raises(LostContext, match="none"):

@@ -1,5 +1,7 @@
 """The collectives experiment: what a sweep asks for, and its rows from two ranks."""
 
+from unittest.mock import Mock
+
 import pytest
 from refusals import refused
 
@@ -83,9 +85,7 @@ def _halves(call, first, second):
 
 
 def test_what_a_backend_does_not_have_is_unsupported(monkeypatch, alone):
-    def refuse(*_):
-        raise RuntimeError("Backend gloo does not support it")
-
-    monkeypatch.setattr(Call, "is_right", refuse)
+    error = RuntimeError("Backend gloo does not support it")
+    monkeypatch.setattr(Call, "is_right", Mock(side_effect=error))
     row = values(alone, Collective(Ranks(2, "gloo"), "broadcast", "fp32", 64).key())
     assert (row["status"], row["note"]) == ("unsupported", "Backend gloo does not support it")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from inductor_plans import planned
@@ -60,10 +61,8 @@ def test_a_wrong_result_is_an_error_and_eager_is_still_timed(job, monkeypatch):
 
 
 def test_a_lost_device_ends_the_process_after_its_rows(job, monkeypatch):
-    def peak_bytes(call, device):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(attention, "peak_bytes", peak_bytes)
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(attention, "peak_bytes", Mock(side_effect=lost))
     with pytest.raises(LostContext):
         of_attention(job)
     rows = job(COMPILE_ATTENTION, Task("", {}, {})).store.rows()

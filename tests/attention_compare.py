@@ -35,6 +35,18 @@ def errors(results, truth):
     return out
 
 
+def off_by(got, want):
+    """Relative Frobenius error."""
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def poison():
+    """What is freed here on the GPU is what the next call's new tensors lie in."""
+    sizes = (2**14, 2**18, 2**22, 2**24, 2**25)
+    held = [torch.full((n,), float("nan"), device="cuda") for n in sizes]
+    del held
+
+
 def random_inputs(q_shape, kv_shape, dtype, device="cpu", generator=None):
     """q, k, v, do from the unit normal distribution."""
     shapes = (q_shape, kv_shape, kv_shape, q_shape)

@@ -19,5 +19,11 @@ WIDE = Shape(d_model=8, d_ff=16, num_layers=12, num_heads=4, vocab_size=64)
 MIXED = GroupedShape(4, 6, 2, 2, 10, experts=4, top_k=1, shared=1, dense=1)
 
 
+# What a device holds, by component.
+NOTHING = dict.fromkeys(
+    ("parameters", "gradients", "optimizer", "working weights", "activations", "temporaries"), 0
+)
+
+
 def job(devices=8, batch=4, context=4, shape=TINY, device=TOY, headroom=0.0):
     return Job(shape, device, devices, batch, context, headroom, efficiency=1.0)

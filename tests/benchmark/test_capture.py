@@ -101,13 +101,10 @@ def test_a_replay_has_to_write_the_loss_and_every_gradient(captured, played, mod
         assert first[0] == () and len(first) == 1 + 2 + 5 + 14
 
 
-@pytest.mark.parametrize(
-    "error, status",
-    [
-        (RuntimeError("operation not permitted when stream is capturing"), "unsupported"),
-        (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
-    ],
-)
+@pytest.mark.parametrize("error, status", [
+    (RuntimeError("operation not permitted when stream is capturing"), "unsupported"),
+    (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
+])  # fmt: skip
 def test_what_cannot_be_captured_is_a_result(captured, played, monkeypatch, error, status):
     monkeypatch.setattr(played, "fails", error)
     result = run(captured())

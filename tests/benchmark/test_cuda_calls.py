@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 
 from a2lib.benchmark import check_here, run, workload
 
@@ -56,5 +57,5 @@ def test_tf32_wants_the_hardware_and_is_set(tiny, calls, built, monkeypatch):
         run(tiny(device="cuda", precision=precision, mode="inference"))
     assert seen == [("high", True), ("highest", False)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    with pytest.raises(ValueError, match="needs a GPU from Ampere on; allowed are fp32 and bf16"):
-        check_here(tiny(device="cuda", precision="tf32"))
+    line = "needs a GPU from Ampere on; allowed are fp32 and bf16"
+    refused(line, check_here, tiny(device="cuda", precision="tf32"))

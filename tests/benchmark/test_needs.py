@@ -5,8 +5,10 @@ import errno
 import json
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from refusals import refused_command
 from torch.profiler import profile
 
 from a2lib.benchmark import __main__ as command
@@ -55,11 +57,7 @@ def test_what_will_not_fit_is_refused_on_the_cpu_and_said_on_a_gpu(
 ):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10**4)
     line = "a step takes at least 0.0 GB of memory, and 0.0 GB are left here; allowed is what fits"
-    with pytest.raises(SystemExit) as ended:
-        command.main(tiny_arguments())
-    assert ended.value.code == 2 and "build" not in calls
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and line in err
+    assert line in refused_command(command.main, tiny_arguments(), capsys) and "build" not in calls
     assert command.main(tiny_arguments("--device=cuda")) == 0
     out, err = capsys.readouterr()
     assert err.count("\n") == 1 and line in err and "it is tried" in err
@@ -81,11 +79,8 @@ def test_a_long_run_says_where_it_is(tiny_arguments, monkeypatch, capsys):
 
 @pytest.mark.parametrize("option", ["memory-history", "torch-profile"])
 def test_a_folder_is_no_file(tiny_arguments, capsys, tmp_path, option):
-    with pytest.raises(SystemExit) as ended:
-        command.main(tiny_arguments(f"--{option}={tmp_path}"))
-    assert ended.value.code == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "is a folder; allowed is a file" in err
+    said = refused_command(command.main, tiny_arguments(f"--{option}={tmp_path}"), capsys)
+    assert "is a folder; allowed is a file" in said
 
 
 def written(arguments, path, capsys):
@@ -105,21 +100,10 @@ def test_a_full_device_is_a_line(tiny_arguments, capsys, tmp_path):
     assert line.endswith("No space left on device")
 
 
-def cut_off(self, path):
-    Path(path).write_text('{"traceEvents": [')
-
-
-def nothing(self, path):
-    Path(f"{path}.tmp").touch()
-
-
-def raising(self, path):
-    raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-
 @pytest.mark.parametrize("export, why", [
-    (cut_off, "the trace is cut off"), (nothing, "the trace is cut off"),
-    (raising, "Disk quota exceeded"),
+    (lambda _, path: Path(path).write_text('{"traceEvents": ['), "the trace is cut off"),
+    (lambda _, path: Path(f"{path}.tmp").touch(), "the trace is cut off"),
+    (Mock(side_effect=OSError(errno.EDQUOT, "Disk quota exceeded")), "Disk quota exceeded"),
 ])  # fmt: skip
 def test_a_trace_that_is_cut_off_is_a_line(
     tiny_arguments, capsys, tmp_path, monkeypatch, export, why

@@ -164,26 +164,18 @@ def fail_at(monkeypatch, number, error):
         calls.append(1)
         if len(calls) == number:
             # A copy: this function would keep the error, and so the frames it passed, alive.
-            raise type(error)(*error.args) from error.__cause__
+            raise type(error)(*error.args)
         return plain(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
 
 
-OOM = [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore advice."),
-    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    MemoryError("no more"),
-]
+OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore advice.")
 
 
-@pytest.mark.parametrize(
-    "error, number, where",
-    [(OOM[0], 1, "warmup 0"), *((error, 2, "step 0") for error in OOM), (OOM[0], 3, "step 1")],
-)
-def test_out_of_memory_is_a_result(tiny, monkeypatch, error, number, where):
-    fail_at(monkeypatch, number, error)
+@pytest.mark.parametrize("number, where", [(1, "warmup 0"), (2, "step 0"), (3, "step 1")])
+def test_out_of_memory_is_a_result(tiny, monkeypatch, number, where):
+    fail_at(monkeypatch, number, OOM)
     result = run(tiny())
     assert result.status == "oom"
     assert result.note.startswith(f"in {where}, optimizer: ")
@@ -192,13 +184,6 @@ def test_out_of_memory_is_a_result(tiny, monkeypatch, error, number, where):
     assert f"oom: in {where}, optimizer" in result.table()
     assert set(result.as_dict()) == TOP
     assert run(tiny()).status == "ok"
-
-
-def test_an_out_of_memory_behind_another_error(tiny, monkeypatch):
-    outer = RuntimeError("the compiler failed")
-    outer.__cause__ = OOM[0]
-    fail_at(monkeypatch, 1, outer)
-    assert run(tiny()).status == "oom"
 
 
 def test_an_attention_that_cannot_run_is_a_result(tiny, monkeypatch):
@@ -219,7 +204,7 @@ def test_any_other_error_is_one(tiny, monkeypatch):
 def test_nothing_of_a_failed_run_stays_alive(tiny, built, monkeypatch):
     models = []
     built(lambda workload: models.append(weakref.ref(workload.model)))
-    fail_at(monkeypatch, 2, OOM[0])
+    fail_at(monkeypatch, 2, OOM)
     assert run(tiny()).status == "oom"
     assert run(tiny()).status == "ok"
     assert [model() for model in models] == [None, None]

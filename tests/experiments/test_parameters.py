@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 
 import pytest
+import refusals
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -19,11 +20,8 @@ TEXT = [name for name, field in FIELDS.items() if field.metadata["kind"] is str]
 
 
 def refused(**given) -> str:
-    with pytest.raises(ParameterError) as caught:
-        check({**DEFAULTS, **given}, Parameters)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    given = {**DEFAULTS, **given}
+    return str(refusals.refused("", check, given, Parameters, error=ParameterError))
 
 
 def test_defaults_pass_whatever_else_the_notebook_has():
@@ -71,8 +69,8 @@ def test_unknown_names_are_refused_with_the_allowed_ones(name, value):
 
 
 def test_a_missing_parameter_is_named():
-    with pytest.raises(ParameterError, match="causal is missing"):
-        check({k: v for k, v in DEFAULTS.items() if k != "causal"}, Parameters)
+    given = {name: value for name, value in DEFAULTS.items() if name != "causal"}
+    refusals.refused("causal is missing", check, given, Parameters, error=ParameterError)
 
 
 @pytest.mark.parametrize("form, meant", [("False", False), ("false", False), ("TRUE", True)])
@@ -114,5 +112,5 @@ def test_every_experiment_declares_its_parameters_alike(notebook):
     if "sweep" in fields and not rules["many"]:
         sweep = fields["sweep"].metadata["choices"][1]
         other = rules["choices"][-1] if rules["choices"] else rules["minimum"]
-        with pytest.raises(ParameterError, match=f"{name} = .*: sweep {sweep} has its own"):
-            declared(**{name: other, "sweep": sweep})
+        given, words = {name: other, "sweep": sweep}, f"{name} = .*: sweep {sweep} has its own"
+        refusals.refused(words, declared, **given, error=ParameterError)

@@ -13,6 +13,7 @@ from attention_compare import (
     errors,
     in_float64,
     laid_out,
+    off_by,
     random_inputs,
     with_gradients,
 )
@@ -61,6 +62,23 @@ def problem(dtype, is_causal, width, seed):
     )
 
 
+def check(dtype, is_causal, width, seed):
+    """One problem twice: each result is near float64's, and the second the first to the bit."""
+    q_shape, kv_shape, layout = problem(dtype, is_causal, width, seed)
+    inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
+    truth = in_float64(*inputs, is_causal)
+    inputs = [laid_out(x, layout) for x in inputs]
+    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
+    try:
+        results, again = (with_gradients(ours, *inputs, is_causal) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, error in errors(results, truth).items():
+        cell = f"{q_shape}, {kv_shape}, {layout}: {name}"
+        assert error <= TOLERANCE[dtype], f"{cell} is off by {error:.2e}"
+        assert torch.equal(results[name], again[name]), f"{cell} differs between two runs"
+
+
 # Each example compiles kernels of its own, so that many cases of few examples share them out among
 # workers. Without shrinking, which would compile as many again.
 @pytest.mark.slow
@@ -72,20 +90,7 @@ def problem(dtype, is_causal, width, seed):
 )
 @given(seed=st.integers(0, 2**32 - 1))
 def test_matches_float64(width, dtype, is_causal, seed):
-    q_shape, kv_shape, layout = problem(dtype, is_causal, width, seed)
-    inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
-    truth = in_float64(*inputs, is_causal)
-    inputs = [laid_out(x, layout) for x in inputs]
-    cell = f"{q_shape}, {kv_shape}, {layout}"
-    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
-    try:
-        results = with_gradients(ours, *inputs, is_causal)
-        again = with_gradients(ours, *inputs, is_causal)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for name, error in errors(results, truth).items():
-        assert error <= TOLERANCE[dtype], f"{cell}: {name} is off by {error:.2e}"
-        assert torch.equal(results[name], again[name]), f"{cell}: {name} differs between two runs"
+    check(dtype, is_causal, width, seed)
 
 
 @pytest.fixture
@@ -103,19 +108,7 @@ def test_keys_in_chunks(width, dtype, is_causal, monkeypatch, no_plans):
     """However few there are; twice, the long way and as what ran before."""
     monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 128)
     for seed in range(3):
-        q_shape, kv_shape, layout = problem(dtype, is_causal, width, seed)
-        inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
-        truth = in_float64(*inputs, is_causal)
-        inputs = [laid_out(x, layout) for x in inputs]
-        torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
-        try:
-            results, again = (with_gradients(ours, *inputs, is_causal) for _ in range(2))
-        finally:
-            torch.use_deterministic_algorithms(False)
-        for name, error in errors(results, truth).items():
-            cell = f"{q_shape}, {kv_shape}, {layout}: {name}"
-            assert error <= TOLERANCE[dtype], f"{cell} is off by {error:.2e}"
-            assert torch.equal(results[name], again[name]), f"{cell} differs between two runs"
+        check(dtype, is_causal, width, seed)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -206,11 +199,7 @@ def test_offsets_beyond_31_bits():
     k.normal_()
     v.normal_()
     want = attention_reference(q.double(), k.double(), v.double())
-    assert errors_of(flash_attention(q, k, v), want) < TOLERANCE[torch.float16]
-
-
-def errors_of(got, want):
-    return ((got.double() - want).norm() / want.norm()).item()
+    assert off_by(flash_attention(q, k, v), want) < TOLERANCE[torch.float16]
 
 
 def test_memory_grows_with_length_not_its_square(no_garbage):

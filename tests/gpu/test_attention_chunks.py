@@ -5,7 +5,15 @@ import random
 
 import pytest
 import torch
-from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
+from attention_compare import (
+    LAYOUTS,
+    errors,
+    in_float64,
+    laid_out,
+    poison,
+    random_inputs,
+    with_gradients,
+)
 
 from a2lib.attention import FlashAttentionTriton, passes, plans
 
@@ -22,12 +30,6 @@ def form(request, monkeypatch):
     plans._plans.clear()
     yield request.param
     plans._plans.clear()
-
-
-def poison():
-    """What is freed here is what the next call's new tensors lie in."""
-    held = [torch.full((n,), float("nan"), device="cuda") for n in (2**14, 2**18, 2**22, 2**25)]
-    del held
 
 
 @pytest.mark.slow

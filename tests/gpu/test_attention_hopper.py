@@ -4,7 +4,16 @@ import random
 
 import pytest
 import torch
-from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
+from attention_compare import (
+    LAYOUTS,
+    errors,
+    in_float64,
+    laid_out,
+    off_by,
+    poison,
+    random_inputs,
+    with_gradients,
+)
 
 from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, passes, plans
 
@@ -51,16 +60,6 @@ def inputs_of(draw, head_dim, dtype, grouped=False):
     q_shape = (draw.randint(1, 3), kv_heads * group, n_queries, head_dim)
     kv_shape = (q_shape[0], kv_heads, max(n_keys, 2), head_dim)
     return random_inputs(q_shape, kv_shape, dtype, "cuda"), draw.choice(LAYOUTS)
-
-
-def off_by(got, want):
-    return ((got.double() - want).norm() / want.norm()).item()
-
-
-def poison():
-    """What is freed here is what the next call's new tensors lie in."""
-    held = [torch.full((n,), float("nan"), device="cuda") for n in (2**22, 2**24, 2**25)]
-    del held
 
 
 @pytest.mark.slow

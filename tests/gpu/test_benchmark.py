@@ -28,28 +28,21 @@ def test_two_clocks_and_memory(mode):
     assert memory["peak_allocated_bytes"] <= memory["peak_reserved_bytes"] < memory["total_bytes"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"precision": "tf32"},
-        {"precision": "bf16"},
-        {"precision": "bf16", "attention": "flash"},
-        {"precision": "bf16", "attention": "sdpa_flash"},
-        {"precision": "bf16", "attention": "sdpa_cudnn"},
-        {"precision": "bf16", "attention": "sdpa_efficient"},
-        {"precision": "bf16", "attention": "flex"},
-        {"precision": "bf16", "compile": True},
-        {"precision": "bf16", "compile_blocks": True, "attention": "flash"},
-        {"precision": "bf16", "checkpointing": "block", "autocast_cache": False},
-        {"precision": "bf16_weights"},
-        {"mode": "overlapped-step"},
-        {"precision": "bf16_weights", "mode": "overlapped-step", "compile_blocks": True},
-        {"nvtx": "phases"},
-        {"nvtx": "modules"},
-        {"nvtx": "modules", "cuda_profiler": True},
-    ],
-    ids=str,
-)
+BF16, FLASH = {"precision": "bf16"}, {"precision": "bf16", "attention": "flash"}
+PEERS = [{**BF16, "attention": name}
+         for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [
+    {"precision": "tf32"}, BF16, FLASH, *PEERS,
+    {**BF16, "compile": True},
+    {**FLASH, "compile_blocks": True},
+    {**BF16, "checkpointing": "block", "autocast_cache": False},
+    {"precision": "bf16_weights"},
+    {"mode": "overlapped-step"},
+    {"precision": "bf16_weights", "mode": "overlapped-step", "compile_blocks": True},
+    {"nvtx": "phases"}, {"nvtx": "modules"}, {"nvtx": "modules", "cuda_profiler": True},
+], ids=str)  # fmt: skip
 def test_every_option_trains_alike(options):
     plain, other = (run(Config(**SMALL, **given)) for given in ({}, options))
     assert other.status == "ok", other.note
@@ -62,31 +55,19 @@ def test_every_option_trains_alike(options):
 REORDERED = 2e-3
 
 
-@pytest.mark.parametrize(
-    "options, tolerance",
-    [
-        ({}, 0),
-        ({"mode": "forward-backward"}, 0),
-        ({"mode": "inference"}, 0),
-        ({"mode": "forward"}, 0),
-        ({"precision": "tf32"}, 0),
-        ({"precision": "tf32", "mode": "forward"}, 0),
-        ({"precision": "bf16"}, 0),
-        ({"precision": "bf16", "mode": "forward"}, 0),
-        ({"precision": "bf16", "mode": "forward-backward"}, 0),
-        ({"precision": "bf16", "attention": "flash"}, 0),
-        ({"precision": "bf16", "attention": "flash", "checkpointing": "block"}, 0),
-        ({"precision": "bf16", "attention": "sdpa_flash"}, REORDERED),
-        ({"precision": "bf16", "attention": "sdpa_cudnn"}, REORDERED),
-        ({"precision": "bf16", "attention": "sdpa_efficient"}, REORDERED),
-        ({"precision": "bf16", "attention": "flex"}, REORDERED),
-        ({"precision": "bf16", "attention": "flash", "compile": True}, REORDERED),
-        ({"precision": "bf16", "attention": "flash", "compile_blocks": True}, REORDERED),
-        ({"precision": "bf16", "attention": "flash", "compile_blocks": True, "mode": "forward"}, 0),
-        ({"compile": True}, REORDERED),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options, tolerance", [
+    *(({"mode": mode}, 0) for mode in ("train-step", "forward-backward", "inference", "forward")),
+    ({"precision": "tf32"}, 0),
+    ({"precision": "tf32", "mode": "forward"}, 0),
+    *(({**BF16, "mode": mode}, 0) for mode in ("train-step", "forward", "forward-backward")),
+    (FLASH, 0),
+    ({**FLASH, "checkpointing": "block"}, 0),
+    *((peer, REORDERED) for peer in PEERS),
+    ({**FLASH, "compile": True}, REORDERED),
+    ({**FLASH, "compile_blocks": True}, REORDERED),
+    ({**FLASH, "compile_blocks": True, "mode": "forward"}, 0),
+    ({"compile": True}, REORDERED),
+], ids=str)  # fmt: skip
 def test_captured_steps_have_the_losses_of_plain_ones(options, tolerance):
     plain, captured = (run(Config(**SMALL, **options, capture=on)) for on in (False, True))
     assert (plain.status, captured.status) == ("ok", "ok"), captured.note

@@ -61,11 +61,14 @@ def test_more_elements_than_32_bits_count():
     assert ends == [[0.5] * len(end) for end in ends]
 
 
+GIVEN = {"num_layers": 3, "context": 128, "batch": 2, "warmup": 2, "steps": 4, "device": "cuda",
+         "attention": "flash"}  # fmt: skip
+
+
 @pytest.mark.parametrize("mode", ["train-step", "overlapped-step"])
 @pytest.mark.parametrize("precision", ["bf16", "bf16_weights"])
 def test_its_steps_are_alike_launched_captured_and_overlapped(mode, precision):
-    given = {"num_layers": 3, "context": 128, "batch": 2, "warmup": 2, "steps": 4,
-             "device": "cuda", "precision": precision, "attention": "flash"}  # fmt: skip
+    given = {**GIVEN, "precision": precision}
     wanted = run(Config(**given, mode="train-step"))
     for capture in (False, True):
         found = run(Config(**given, mode=mode, capture=capture))
@@ -77,8 +80,7 @@ def test_its_steps_are_alike_launched_captured_and_overlapped(mode, precision):
 
 
 def test_compiled_16_bit_weights_learn_as_eager_ones():
-    given = {"num_layers": 3, "context": 128, "batch": 2, "warmup": 2, "steps": 4,
-             "device": "cuda", "precision": "bf16_weights", "attention": "flash"}  # fmt: skip
+    given = {**GIVEN, "precision": "bf16_weights"}
     eager, compiled = (run(Config(**given, compile_blocks=on)) for on in (False, True))
     for want, found in zip(eager.steps, compiled.steps, strict=True):
         assert found.loss == pytest.approx(want.loss, rel=2e-3)

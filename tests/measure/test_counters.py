@@ -1,13 +1,13 @@
 """Reading hardware counters, with a stand-in for ncu."""
 
 import os
-import subprocess
-import sys
-import time
 
 import pytest
+from refusals import refused
+from waiting import until
 
 from a2lib.measure import counters
+from a2lib.parallel.lifeline import is_alive
 
 HEAD = ["ID", "Process ID", "Kernel Name", *counters.METRICS.values()]
 UNITS = ["", "", "", "byte", "sector", "%", "%", "%", "%"]
@@ -40,49 +40,34 @@ def test_kernels_in_order_with_bytes_and_shares(fake_ncu, tmp_path):
     fake_ncu(f"cat {tmp_path}/page.csv")
     first, second = counters.read(["program"])
     assert first == {
-        "kernel": "forward_kernel",
-        "device_bytes": 1024,
+        "kernel": "forward_kernel", "device_bytes": 1024,
         "l2_bytes": 320,  # ten sectors of 32 bytes
-        "tensor_percent": 50.5,
-        "exp_percent": 12.25,
-        "issue_percent": 60.0,
-        "warps_percent": 25.0,
-    }
+        "tensor_percent": 50.5, "exp_percent": 12.25, "issue_percent": 60.0, "warps_percent": 25.0,
+    }  # fmt: skip
     assert second["kernel"] == "void f<int, 4>(float)"
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ('echo "==ERROR== ERR_NVGPUCTRPERM: no permission"; exit 1', "ERR_NVGPUCTRPERM"),
-        ("exit 3", "ended with 3"),
-        ("echo hello", "counted no kernel"),
-        ('printf \'"ID","Kernel Name"\\n"0","f"\\n\'', "has no metric"),
-        (f"echo '{page(['0', '7', 'f', 'n/a', *'11111'])}'", "ncu gave 'n/a' for dram__bytes.sum"),
-    ],
-)
+@pytest.mark.parametrize(("body", "words"), [
+    ('echo "==ERROR== ERR_NVGPUCTRPERM: no permission"; exit 1', "ERR_NVGPUCTRPERM"),
+    ("exit 3", "ended with 3"),
+    ("echo hello", "counted no kernel"),
+    ('printf \'"ID","Kernel Name"\\n"0","f"\\n\'', "has no metric"),
+    (f"echo '{page(['0', '7', 'f', 'n/a', *'11111'])}'", "ncu gave 'n/a' for dram__bytes.sum"),
+])  # fmt: skip
 def test_a_failure_is_one_line_that_says_why(fake_ncu, body, words):
     fake_ncu(body)
-    with pytest.raises(counters.NsightError, match=words) as raised:
-        counters.read(["program"])
-    assert "\n" not in str(raised.value)
+    refused(words, counters.read, ["program"], error=counters.NsightError)
 
 
 def test_what_hangs_is_ended_with_all_it_started(fake_ncu, tmp_path):
     fake_ncu(f"sleep 600 & echo $! > {tmp_path}/child; wait")
-    with pytest.raises(counters.NsightError, match="did not end within"):
-        counters.read([sys.executable], timeout_s=1)
-    child = (tmp_path / "child").read_text().strip()
-    for _ in range(100):
-        state = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True)
-        if not state.stdout.strip() or state.stdout.startswith("Z"):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"process {child} is still there: {state.stdout}")
+    words = "did not end within"
+    refused(words, counters.read, ["program"], timeout_s=1, error=counters.NsightError)
+    child = int((tmp_path / "child").read_text())
+    assert until(lambda: not is_alive(child))
 
 
 def test_without_ncu(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(counters, "PLACES", (f"{tmp_path}/**/ncu",))
-    with pytest.raises(counters.NsightError, match="not installed"):
-        counters.read(["program"])
+    refused("not installed", counters.read, ["program"], error=counters.NsightError)

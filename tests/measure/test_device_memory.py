@@ -7,14 +7,11 @@ from a2lib.measure import device_slug, memory, peak_bytes
 from a2lib.measure.device import slugify
 
 
-@pytest.mark.parametrize(
-    ("name", "slug"),
-    [
-        ("NVIDIA H200", "nvidia-h200"),
-        ("Tesla V100-SXM2-16GB", "tesla-v100-sxm2-16gb"),
-        ("NVIDIA H100 MIG 1g.10gb ", "nvidia-h100-mig-1g-10gb"),
-    ],
-)
+@pytest.mark.parametrize(("name", "slug"), [
+    ("NVIDIA H200", "nvidia-h200"),
+    ("Tesla V100-SXM2-16GB", "tesla-v100-sxm2-16gb"),
+    ("NVIDIA H100 MIG 1g.10gb ", "nvidia-h100-mig-1g-10gb"),
+])  # fmt: skip
 def test_a_device_name_becomes_a_file_name(monkeypatch, name, slug):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)

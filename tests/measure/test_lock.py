@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -73,10 +74,7 @@ def test_everybody_may_lock_what_anybody_made(locks):
 
 @pytest.mark.parametrize("trouble", ["no folder", "a link", "not to be opened", "no locks"])
 def test_where_no_lock_can_be_taken_a_line_says_so(locks, monkeypatch, capsys, trouble):
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    device = DeviceLock("cpu")
+    device, refuse = DeviceLock("cpu"), Mock(side_effect=PermissionError(13, "Permission denied"))
     if trouble == "no folder":
         locks.rmdir()
     elif trouble == "a link":

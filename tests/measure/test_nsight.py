@@ -1,6 +1,7 @@
 """Running nsys, with a script in its place: what it is asked, and what is said where it fails."""
 
 import pytest
+from refusals import refused
 
 from a2lib.measure import nsight
 
@@ -47,28 +48,25 @@ def test_a_command_and_its_export(nsys, tmp_path):
 
 
 def test_what_goes_wrong_is_one_line(nsys, tmp_path):
-    nsys("true")
-    with pytest.raises(nsight.NsightError, match="^nsys profile left no report: said$"):
-        nsight.record(["echo", "said"], tmp_path / "r", timeout_s=20)
-    nsys()
-    with pytest.raises(nsight.NsightError, match="^nsys profile ended with 3: Generating$") as end:
-        nsight.record(["bash", "-c", "exit 3"], tmp_path / "r", timeout_s=20)
-    assert not end.value.stuck
-    with pytest.raises(nsight.NsightError, match="did not end within 0.2 s") as stuck:
-        nsight.record(["sleep", "1"], tmp_path / "r", timeout_s=0.2)
-    assert stuck.value.stuck
+    for body, command, timeout_s, words, stuck in (
+        ("true", ["echo", "said"], 20, "^nsys profile left no report: said$", False),
+        (GOOD, ["bash", "-c", "exit 3"], 20, "^nsys profile ended with 3: Generating$", False),
+        (GOOD, ["sleep", "1"], 0.2, "did not end within 0.2 s", True),
+    ):
+        nsys(body)
+        given = {"timeout_s": timeout_s, "error": nsight.NsightError}
+        assert refused(words, nsight.record, command, tmp_path / "r", **given).stuck is stuck
 
 
 def test_where_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setenv(nsight.VARIABLE, str(tmp_path / "nowhere"))
-    with pytest.raises(nsight.NsightError, match="which is no program; name nsys"):
-        nsight.find()
+    refused("which is no program; name nsys", nsight.find, error=nsight.NsightError)
     monkeypatch.delenv(nsight.VARIABLE)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(nsight, "PLACES", (str(tmp_path / "opt" / "*" / "bin" / "nsys"),))
     assert nsight.find() is None
-    with pytest.raises(nsight.NsightError, match="is not found; .A2LIB_NSYS can name it"):
-        nsight.record(["true"], tmp_path / "r", timeout_s=1)
+    words, given = "is not found; .A2LIB_NSYS can name it", {"timeout_s": 1}
+    refused(words, nsight.record, ["true"], tmp_path / "r", **given, error=nsight.NsightError)
     for version in ("2024.1", "2025.3"):
         program = tmp_path / "opt" / version / "bin" / "nsys"
         program.parent.mkdir(parents=True)

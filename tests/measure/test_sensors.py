@@ -80,17 +80,17 @@ def read(sensors):
     return (sensors.sm_mhz(), sensors.power_w(), sensors.energy_j(), sensors.power_limit_w())
 
 
-@pytest.mark.parametrize(
-    "known, refuses, readings",
-    [
-        ({}, (), (None, None, None, None)),
-        ({"GPU-b": "second"}, ("nvmlInit",), (None, None, None, None)),
-        ({"GPU-b": "second"}, ("ClockInfo", "TotalEnergyConsumption"), (None, 698.765, None, 700)),
-        ({"GPU-b": "second"}, ("PowerUsage", "EnforcedPowerLimit"), (1980, None, 5000.25, None)),
-        # A part of a GPU has the clock of the whole and no power.
-        ({"GPU-a": "first", "MIG-b": "part"}, (), (1410, None, None, None)),
-    ],
-)
+B = {"GPU-b": "second"}
+
+
+@pytest.mark.parametrize("known, refuses, readings", [
+    ({}, (), (None, None, None, None)),
+    (B, ("nvmlInit",), (None, None, None, None)),
+    (B, ("ClockInfo", "TotalEnergyConsumption"), (None, 698.765, None, 700)),
+    (B, ("PowerUsage", "EnforcedPowerLimit"), (1980, None, 5000.25, None)),
+    # A part of a GPU has the clock of the whole and no power.
+    ({"GPU-a": "first", "MIG-b": "part"}, (), (1410, None, None, None)),
+])  # fmt: skip
 def test_what_the_driver_does_not_tell_is_none(gpu, known, refuses, readings):
     assert read(gpu(known, refuses)) == readings
     assert gpu(known, ("CurrentClocksThrottleReasons",)).capped() is None
@@ -100,7 +100,7 @@ def test_without_nvml_or_without_a_gpu_there_is_none(gpu, monkeypatch):
     gpu({})
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert read(Sensors()) == (None, None, None, None)
-    gpu({"GPU-b": "second"})
+    gpu(B)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert read(Sensors()) == (None, None, None, None)
 

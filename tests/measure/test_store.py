@@ -1,12 +1,15 @@
 """The result store in one process: what it keeps, what it refuses, and in which words."""
 
 import csv
+import functools
 import io
 import math
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from a2lib.measure import FLASH, FLASH_ACCURACY, Store, StoreError, read_section
 from a2lib.measure.store import format_value
@@ -16,6 +19,7 @@ KEY = {
     "implementation": "a2lib", "dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 128,
     "head_dim": 64, "causal": True, "pass": "forward",
 }  # fmt: skip
+refuses = functools.partial(refused, error=StoreError)
 NOT_MEASURED = dict.fromkeys(("ms", "ms_p20", "ms_p80", "n"))
 
 
@@ -77,32 +81,27 @@ def test_a_note_is_one_line_without_local_paths(store, make_row, monkeypatch):
     assert list(csv.DictReader(io.StringIO(store.path.read_text()))) == [row]
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"latency": 1}, "unknown column latency; the columns are implementation, dtype, batch"),
-        ({"status": "fine"}, "status is 'fine'; allowed are ok, oom, unsupported, error"),
-        ({"ms": None}, "status is ok, but ms is blank"),
-        ({"ms": math.nan}, "ms is nan; allowed are text, finite numbers, true, false"),
-        ({"ms": 0.0}, "status is ok, but ms is 0.0"),
-        ({"ms": -1.5}, "ms is '-1.5', not a number of at least 0"),
-        ({"ms_p20": 1.6}, "ms 1.5 is not between ms_p20 1.6 and ms_p80 1.75"),
-        ({"status": "oom"}, "ms is given, but status is oom"),
-        ({"sm_mhz": 1.5}, "sm_mhz is '1.5', not a whole number"),
-        ({"batch": None}, "batch is '', not a whole number"),
-        ({"causal": "yes"}, "causal is 'yes'; allowed are true, false"),
-        ({"note": ["a"]}, "note is ['a']; allowed are text"),
-        ({"run": "nobody"}, "run 'nobody' is not in runs.csv"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"latency": 1}, "unknown column latency; the columns are implementation, dtype, batch"),
+    ({"status": "fine"}, "status is 'fine'; allowed are ok, oom, unsupported, error"),
+    ({"ms": None}, "status is ok, but ms is blank"),
+    ({"ms": math.nan}, "ms is nan; allowed are text, finite numbers, true, false"),
+    ({"ms": 0.0}, "status is ok, but ms is 0.0"),
+    ({"ms": -1.5}, "ms is '-1.5', not a number of at least 0"),
+    ({"ms_p20": 1.6}, "ms 1.5 is not between ms_p20 1.6 and ms_p80 1.75"),
+    ({"status": "oom"}, "ms is given, but status is oom"),
+    ({"sm_mhz": 1.5}, "sm_mhz is '1.5', not a whole number"),
+    ({"batch": None}, "batch is '', not a whole number"),
+    ({"causal": "yes"}, "causal is 'yes'; allowed are true, false"),
+    ({"note": ["a"]}, "note is ['a']; allowed are text"),
+    ({"run": "nobody"}, "run 'nobody' is not in runs.csv"),
+])  # fmt: skip
 def test_a_row_that_is_not_valid_is_refused_and_kept_in_the_message(
     filled, make_row, columns, message
 ):
     before = filled.path.read_bytes()
-    with pytest.raises(StoreError) as raised:
-        filled.put(make_row(implementation="flex", **columns))
-    text = str(raised.value)
-    assert text.startswith(f"{filled.path}: ") and message in text and "\n" not in text
+    text = str(refuses(re.escape(message), filled.put, make_row(implementation="flex", **columns)))
+    assert text.startswith(f"{filled.path}: ")
     assert "the row not stored: {'implementation': 'flex', 'dtype': 'bf16'," in text
     assert filled.path.read_bytes() == before
 
@@ -111,18 +110,16 @@ def test_what_must_be_named(store, make_row):
     for missing in ("seq_len", "pass", "status", "run"):
         row = make_row()
         del row[missing]
-        with pytest.raises(StoreError, match=f"column {missing} is missing; the columns are impl"):
-            store.put(row)
-    with pytest.raises(StoreError, match="unknown column seqlen; the columns are implementation"):
-        store.get({**KEY, "seqlen": 128})
-    with pytest.raises(StoreError, match="column head_dim is missing"):
-        store.get({name: value for name, value in KEY.items() if name != "head_dim"})
-    for read in (lambda: Store("flsh", "cpu", store.data), lambda: read_section("flsh")):
-        with pytest.raises(StoreError, match="section 'flsh': allowed are flash, flash_protocol"):
-            read()
+        refuses(f"column {missing} is missing; the columns are impl", store.put, row)
+    wrong = {**KEY, "seqlen": 128}
+    refuses("unknown column seqlen; the columns are implementation", store.get, wrong)
+    short = {name: value for name, value in KEY.items() if name != "head_dim"}
+    refuses("column head_dim is missing", store.get, short)
+    unknown = "section 'flsh': allowed are flash, flash_protocol"
+    refuses(unknown, Store, "flsh", "cpu", store.data)
+    refuses(unknown, read_section, "flsh")
     for device in ("", "NVIDIA H200", "../cpu", "cpu\n", "a--b"):
-        with pytest.raises(StoreError, match="must be lower-case"):
-            Store(FLASH, device, store.data)
+        refuses("must be lower-case", Store, FLASH, device, store.data)
 
 
 def test_read_section_gives_every_device(data, make_row, monkeypatch):
@@ -141,8 +138,8 @@ def test_a_figure_without_its_run_is_not_read_for_publication(filled):
     text = filled.path.read_text().splitlines()
     text[2] = text[2].replace("-000000", "-999999")
     filled.path.write_text("\n".join(text) + "\n")
-    with pytest.raises(StoreError, match=r"cpu\.csv:3: run '.*-999999' is not in runs\.csv"):
-        read_section("flash", filled.data)
+    words = r"cpu\.csv:3: run '.*-999999' is not in runs\.csv"
+    refuses(words, read_section, "flash", filled.data)
 
 
 def change(line, old, new):
@@ -157,38 +154,27 @@ def change(line, old, new):
     return breaking
 
 
-@pytest.mark.parametrize(
-    ("breaking", "line", "reason"),
-    [
-        (change(3, "a2lib,", ""), 3, "18 fields, not 19"),
-        (change(2, "a2lib,", "<<<<<<< HEAD\na2lib,"), 2, "1 fields, not 19"),
-        (change(1, "batch,heads", "heads,batch"), 1, "the header is"),
-        (change(3, ",1.5,", ",fast,"), 3, "ms is 'fast'"),
-        (change(2, "20260102T030405Z-cpu-000000", ""), 2, "run is blank"),
-        (change(4, ",512,", ",128,"), 4, "the same key as a line before"),
-        (lambda text: text[:-9], 4, "cut short"),
-        (change(4, "a2lib", '"a2lib'), 4, "unexpected end of data"),
-        (change(3, "a2lib", "a2\udcfflib"), 3, "not UTF-8 text"),
-    ],
-)
+@pytest.mark.parametrize(("breaking", "line", "reason"), [
+    (change(3, "a2lib,", ""), 3, "18 fields, not 19"),
+    (change(2, "a2lib,", "<<<<<<< HEAD\na2lib,"), 2, "1 fields, not 19"),
+    (change(1, "batch,heads", "heads,batch"), 1, "the header is"),
+    (change(3, ",1.5,", ",fast,"), 3, "ms is 'fast'"),
+    (change(2, "20260102T030405Z-cpu-000000", ""), 2, "run is blank"),
+    (change(4, ",512,", ",128,"), 4, "the same key as a line before"),
+    (lambda text: text[:-9], 4, "cut short"),
+    (change(4, "a2lib", '"a2lib'), 4, "unexpected end of data"),
+    (change(3, "a2lib", "a2\udcfflib"), 3, "not UTF-8 text"),
+])  # fmt: skip
 def test_a_file_broken_by_hand_is_named_and_left_alone(filled, make_row, breaking, line, reason):
     good = filled.path.read_bytes()
     content = breaking(good.decode()).encode(errors="surrogateescape")
     filled.path.write_bytes(content)
-    calls = (
-        Store.rows,
-        lambda s: s.get(KEY),
-        lambda s: s.put(make_row(seq_len=4096)),
-        Store.check_writable,
-        lambda s: read_section("flash", s.data),
-    )
+    calls = [Store.rows, Store.check_writable, lambda s: read_section("flash", s.data)]
+    calls += [lambda s: s.get(KEY), lambda s: s.put(make_row(seq_len=4096))]
     # A store that had read the file before it was broken must see it just as a new one does.
     for store in (filled, Store(FLASH, "cpu", filled.data)):
         for call in calls:
-            with pytest.raises(StoreError) as raised:
-                call(store)
-            text = str(raised.value)
-            assert text.startswith(f"{store.path}:{line}: {reason}") and "\n" not in text
+            assert str(refuses("", call, store)).startswith(f"{store.path}:{line}: {reason}")
             assert store.path.read_bytes() == content
     filled.path.write_bytes(good)
     filled.put(make_row(seq_len=2048))
@@ -210,10 +196,8 @@ def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row,
     rows = [make_row(seq_len=n, causal="true", note='a "note"', peak_bytes=n) for n in (128, 256)]
     written_before(store, rows, columns)
     before = store.rows()
-    assert [(r["seq_len"], r["ms"], r["ms_graph"]) for r in before] == [
-        ("128", "1.5", ""),
-        ("256", "1.5", ""),
-    ]
+    found = [(r["seq_len"], r["ms"], r["ms_graph"]) for r in before]
+    assert found == [("128", "1.5", ""), ("256", "1.5", "")]
     assert store.get(make_row())["peak_bytes"] == ("128" if columns == BEFORE else "")
     assert read_section("flash", data)["cpu"] == before
     # The next row writes the new header and keeps the others.
@@ -225,20 +209,16 @@ def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row,
     assert store.path.read_text().startswith(",".join(FLASH.columns) + "\n")
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        [c for c in BEFORE if c != "seq_len"],
-        [*BEFORE, "speed"],
-        [*BEFORE[:8], "note", "peak_bytes", *BEFORE[10:]],
-    ],
-)
+@pytest.mark.parametrize("columns", [
+    [c for c in BEFORE if c != "seq_len"],
+    [*BEFORE, "speed"],
+    [*BEFORE[:8], "note", "peak_bytes", *BEFORE[10:]],
+])  # fmt: skip
 def test_any_other_header_is_refused_and_left_alone(store, make_row, columns):
     written_before(store, [make_row(causal="true")], columns)
     content = store.path.read_bytes()
     for call in (store.rows, lambda: store.put(make_row(seq_len=512))):
-        with pytest.raises(StoreError, match=r"cpu\.csv:1: the header is"):
-            call()
+        refuses(r"cpu\.csv:1: the header is", call)
     assert store.path.read_bytes() == content
 
 
@@ -257,8 +237,7 @@ def test_an_untimed_section_needs_a_result_and_no_time(data, make_row):
         ({"status": "error", "error": 1.0}, "error is given, but status is error"),
         ({"status": "ok", "error": -1.0}, "error is '-1.0', not a number of at least 0"),
     ):
-        with pytest.raises(StoreError, match=message):
-            store.put(ACCURACY | {"run": run} | columns)
+        refuses(message, store.put, ACCURACY | {"run": run} | columns)
 
 
 @given(st.floats(min_value=1e-6, max_value=1e9))
@@ -268,20 +247,14 @@ def test_a_time_is_stored_to_six_digits_and_is_then_stable(ms):
     assert format_value("ms", float(text)) == text
 
 
-_puts = st.lists(
-    st.tuples(
-        st.sampled_from(["a2lib", "eager", "flex, compiled"]),
-        st.sampled_from([2, 16, 1024]),
-        st.booleans(),
-        st.floats(min_value=0.001, max_value=1e5),
-        st.text(max_size=20),
-    ),
-    max_size=8,
-)
+_put = st.tuples(
+    st.sampled_from(["a2lib", "eager", "flex, compiled"]), st.sampled_from([2, 16, 1024]),
+    st.booleans(), st.floats(min_value=0.001, max_value=1e5), st.text(max_size=20),
+)  # fmt: skip
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=6)
-@given(puts=_puts, random=st.randoms(use_true_random=False))
+@given(puts=st.lists(_put, max_size=8), random=st.randoms(use_true_random=False))
 def test_any_sequence_of_puts_is_a_dictionary_whatever_its_order(store, make_row, puts, random):
     def put_all(puts) -> bytes:
         store.path.unlink(missing_ok=True)

@@ -13,8 +13,10 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from refusals import refused
 
 from a2lib.measure import FLASH, Store, StoreError, read_runs, table
 
@@ -154,8 +156,8 @@ store.put(row(256))
     child = python(code, data)
     assert child.stdout.readline() == "holding\n"
     monkeypatch.setattr(table, "LOCK_TIMEOUT_S", 0.2)
-    with pytest.raises(StoreError, match=r"another process has held .*\.lock for .*'a2lib'"):
-        store.put(make_row())
+    words = r"another process has held .*\.lock for .*'a2lib'"
+    refused(words, store.put, make_row(), error=StoreError)
     child.send_signal(signal.SIGCONT)
     _finish(child)
     store.put(make_row())
@@ -245,13 +247,10 @@ def test_a_row_is_flushed_before_its_name_and_the_name_before_return(store, make
 
 
 def test_a_failed_write_gives_the_lock_back(store, make_row, monkeypatch):
-    def fail(descriptor):
-        raise OSError(5, "Input/output error")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        with pytest.raises(StoreError, match="Input/output error; see to that .*'a2lib'"):
-            store.put(make_row())
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(5, "Input/output error")))
+        words = "Input/output error; see to that .*'a2lib'"
+        refused(words, store.put, make_row(), error=StoreError)
     assert _names(store) == [".lock"]
     store.put(make_row())
     assert _lengths(store) == [128]

@@ -57,9 +57,8 @@ def test_any_small_model(case):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa_math", "sdpa_flash"])
-@pytest.mark.parametrize("checkpointing", ["none", "block", "segments:2"])
-def test_every_attention_and_checkpointing(make_model, batch, attention, checkpointing):
-    model = make_model(attention=attention, checkpointing=checkpointing, dtype=torch.float64)
+def test_every_attention(make_model, batch, attention):
+    model = make_model(attention=attention, dtype=torch.float64)
     assert_agrees(model, *batch, 2, 10_000.0, **CLOSE)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 from torch.profiler import ProfilerActivity, profile
 
 import a2lib.model.attention as module
@@ -49,18 +50,16 @@ def test_a_backend_that_cannot_run_raises(make_model, batch, name, grad):
 
 
 def test_what_is_ours_refuses_in_its_own_words(make_model, batch):
-    with pytest.raises(UnsupportedError, match="flex needs a CUDA GPU"):
-        make_model(attention="flex", device="cpu")(batch[0])
-    with pytest.raises(UnsupportedError, match="bfloat16, float16, float32"):
-        make_model(attention="flash", dtype=torch.float64)(batch[0])
+    flex = make_model(attention="flex", device="cpu")
+    flash = make_model(attention="flash", dtype=torch.float64)
+    refused("flex needs a CUDA GPU", flex, batch[0], error=UnsupportedError)
+    refused("bfloat16, float16, float32", flash, batch[0], error=UnsupportedError)
 
 
 @pytest.mark.parametrize("name", ["", "Flash", "sdpa", None])
 def test_unknown_names(make_model, name):
-    with pytest.raises(ValueError, match=f"allowed are {', '.join(ATTENTIONS)}"):
-        causal_attention(name)
-    with pytest.raises(ValueError, match="allowed are eager, flash, sdpa_flash"):
-        make_model(attention=name)
+    refused(f"allowed are {', '.join(ATTENTIONS)}", causal_attention, name)
+    refused("allowed are eager, flash, sdpa_flash", make_model, attention=name)
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -102,14 +103,13 @@ def test_compiled_blocks_save_what_their_plans_say(make_model, batch):
 
 
 @pytest.mark.parametrize(("moved", "in_flight"), [(4 * U, 0), (10**6, 10**6)])
-def test_compiled_and_sent_it_is_the_plain_one(moved, in_flight, batch, loss_and_gradients):
+def test_compiled_and_sent_it_is_the_plain_one(
+    make_model, batch, loss_and_gradients, moved, in_flight
+):
     """In float64, two steps, of which the second finds its places taken."""
-    sizes = {"vocab_size": 19, "context_length": 12, "d_model": 24, "num_layers": 4,
-             "num_heads": 2, "d_ff": 40, "attention": "sdpa_flash", "seed": 0,
-             "dtype": torch.float64}  # fmt: skip
-    plain_loss, plain = loss_and_gradients(TransformerLM(**sizes), batch)
-    plain = {name: p.clone() for name, p in plain.items()}
-    model = compiled(TransformerLM(**sizes))
+    options = {"num_layers": 4, "attention": "sdpa_flash", "dtype": torch.float64}
+    plain_loss, plain = loss_and_gradients(make_model(**options), batch)
+    model = compiled(make_model(**options))
     mover = Mover("cpu", least=1000, in_flight=in_flight)
     plans = [BlockPlan((), 2 * moved), BlockPlan(PRODUCTS, 2 * moved), BlockPlan(("w1",)),
              BlockPlan(PRODUCTS)]  # fmt: skip
@@ -144,16 +144,16 @@ def test_what_is_sent_and_what_stays():
     assert mover.moved_bytes == 3 * x.nbytes
     (dx,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
     assert torch.equal(dx, torch.autograd.grad(module(x).sum(), x)[0])
-    with pytest.raises(RuntimeError, match="'a' sent .* was used by a backward"):
-        y.sum().backward()
+    words = "'a' sent .* was used by a backward"
+    refused(words, y.sum().backward, error=RuntimeError)
     for quota, sent in ((x.nbytes, 1), (3 * x.nbytes - 1, 2)):
         mover.begin()
         with mover.moving("a", module, quota):
             y = module(x)
         assert mover.moved_bytes == sent * x.nbytes
     mover.begin()
-    with pytest.raises(RuntimeError, match="'a' sent .* is another forward's"):
-        y.sum().backward()
+    words = "'a' sent .* is another forward's"
+    refused(words, y.sum().backward, error=RuntimeError)
 
 
 @pytest.mark.parametrize(("least", "what"), [(10**6, "small"), (1, "not dense")])
@@ -183,14 +183,11 @@ def test_groups_come_back_before_their_turn(monkeypatch):
 
 
 def test_what_cannot_be_is_one_line(make_model, batch):
-    with pytest.raises(ValueError, match="kept 'w2': allowed are q_proj, .*, w3"):
-        keeping(("w2",))
-    with pytest.raises(ValueError, match="there is no mover"):
-        PlannedBlocks([BlockPlan((), 1)])
+    refused("kept 'w2': allowed are q_proj, .*, w3", keeping, ("w2",))
+    refused("there is no mover", PlannedBlocks, [BlockPlan((), 1)])
     model = make_model()
     model.use_checkpointing(PlannedBlocks([BlockPlan()] * 2))
-    with pytest.raises(ValueError, match="2 plans for 3 blocks"):
-        model(batch[0])
+    refused("2 plans for 3 blocks", model, batch[0])
 
 
 @pytest.mark.gpu

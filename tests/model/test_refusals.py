@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 
 from a2lib.model import (
     CausalMultiHeadSelfAttention,
@@ -16,15 +17,10 @@ from a2lib.model import (
 SIZES = ["vocab_size", "context_length", "d_model", "num_layers", "num_heads", "d_ff"]
 
 
-def refuses(match):
-    return pytest.raises(ValueError, match=match)
-
-
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("wrong", [0, -3, 1.5, "8", None, True])
 def test_sizes(make_model, name, wrong):
-    with refuses(f"^{name} is .*; allowed are positive integers$"):
-        make_model(**{name: wrong})
+    refused(f"^{name} is .*; allowed are positive integers$", make_model, **{name: wrong})
 
 
 WRONG = {
@@ -46,29 +42,26 @@ def rope(length=12):
 
 @pytest.mark.parametrize("line", WRONG)
 def test_what_does_not_fit(make_model, line):
-    with refuses(line):
-        WRONG[line](make_model)
+    refused(line, WRONG[line], make_model)
 
 
 @pytest.mark.parametrize("theta", [0.0, -1.0, float("nan"), float("inf")])
 def test_angles_of_no_base(make_model, theta):
-    with refuses("it must be a positive finite number"):
-        make_model(rope_theta=theta)
+    refused("it must be a positive finite number", make_model, rope_theta=theta)
 
 
 @pytest.mark.parametrize("length", [0, 13, 1000])
 def test_lengths(make_model, length):
     for call in (make_model(), lambda tokens: rope()(tokens[..., None].expand(-1, -1, 6))):
-        with refuses(f"a sequence of {length} tokens; allowed are 1 to 12"):
-            call(torch.zeros(2, length, dtype=torch.int64))
+        tokens = torch.zeros(2, length, dtype=torch.int64)
+        refused(f"a sequence of {length} tokens; allowed are 1 to 12", call, tokens)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8, torch.int16])
 def test_dtypes(make_model, dtype):
-    with refuses(f"token ids must be int64 or int32; got {dtype}"):
-        make_model()(torch.zeros(2, 3, dtype=dtype))
-    with refuses(f"positions must be int64 or int32; got {dtype}"):
-        rope()(torch.zeros(2, 3, 6), torch.zeros(3, dtype=dtype))
+    line = f"must be int64 or int32; got {dtype}"
+    refused(f"token ids {line}", make_model(), torch.zeros(2, 3, dtype=dtype))
+    refused(f"positions {line}", rope(), torch.zeros(2, 3, 6), torch.zeros(3, dtype=dtype))
 
 
 def test_int32_token_ids_are_as_good(make_model, batch):
@@ -78,19 +71,19 @@ def test_int32_token_ids_are_as_good(make_model, batch):
 
 @pytest.mark.parametrize("shape", [(), (3,), (1, 2, 3)])
 def test_ranks_of_token_ids(make_model, shape):
-    with refuses(r"token ids must be \(batch, tokens\)"):
-        make_model()(torch.zeros(shape, dtype=torch.int64))
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    refused(r"token ids must be \(batch, tokens\)", make_model(), tokens)
 
 
 @pytest.mark.parametrize("positions", [[-1, 0, 1], [0, 1, 12]])
 def test_positions_outside_the_table(positions):
-    with refuses("allowed are 0 to 11"):
-        rope()(torch.zeros(3, 6), torch.tensor(positions))
+    refused("allowed are 0 to 11", rope(), torch.zeros(3, 6), torch.tensor(positions))
 
 
 @pytest.mark.parametrize(
     "logits, targets", [((2, 3, 5), (2, 4)), ((2, 3), (2, 3)), ((0, 5), (0,)), ((), ())]
 )
 def test_targets_of_another_shape(logits, targets):
-    with refuses(r"logits must be \(..., vocabulary\) and targets \(...\)"):
-        cross_entropy(torch.zeros(logits), torch.zeros(targets, dtype=torch.int64))
+    line = r"logits must be \(..., vocabulary\) and targets \(...\)"
+    targets = torch.zeros(targets, dtype=torch.int64)
+    refused(line, cross_entropy, torch.zeros(logits), targets)

@@ -12,15 +12,14 @@ import signal
 import subprocess
 import sys
 import termios
-import time
-from pathlib import Path
 
-import nbformat
 import pytest
+from notebook_runs import PAPERMILL, copy_package, path_of, shown_on, write_notebook
+from waiting import until
 
+from a2lib.parallel.lifeline import is_alive
 from a2lib.paths import ROOT
 
-PAPERMILL = str(Path(sys.executable).with_name("papermill"))
 WAITING = """
 import os, pathlib, subprocess, sys, time
 worker = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -30,7 +29,6 @@ written.write_text(f"{os.getppid()} {os.getpid()} {worker.pid}")
 written.rename("pids")
 time.sleep(600)
 """
-FILES = [f"src/a2lib/{name}.py" for name in ("__init__", "errors", "paths", "papermill_default")]
 MAKE = ["make", "tiny"]
 MAKE_BOOK = ["make", "build/data/.ran-tiny"]
 DIRECT = [PAPERMILL, "notebooks/tiny.ipynb"]
@@ -40,10 +38,10 @@ KEPT = "stopped; every row measured so far is stored."
 @pytest.fixture
 def repository(tmp_path):
     tmp_path = tmp_path / "a2lib of mine"
-    for name in (*FILES, "Makefile", "dev/run_notebook.py"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, path)
+    copy_package(tmp_path)
+    (tmp_path / "dev").mkdir()
+    for name in ("Makefile", "dev/run_notebook.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
     for name in ("pyproject.toml", "dev/install.sh", "dev/constraints.txt"):
         (tmp_path / name).touch()
     python = tmp_path / ".venv" / "bin" / "python"
@@ -51,19 +49,10 @@ def repository(tmp_path):
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     python.with_name("papermill").symlink_to(PAPERMILL)
-    cells = [nbformat.v4.new_code_cell("", metadata={"tags": ["parameters"]})]
-    cells += [nbformat.v4.new_code_cell(WAITING)]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    (tmp_path / "notebooks").mkdir()
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
-    nbformat.write(notebook, tmp_path / "notebooks" / "tiny.ipynb")
+    write_notebook(tmp_path / "notebooks" / "tiny.ipynb", "", WAITING)
     for stamp in (".a2lib-cpu", ".a2lib-cuda"):
         (tmp_path / ".venv" / stamp).touch()
     return tmp_path
-
-
-def path_of(repository):
-    return os.pathsep.join([str(repository / "src"), os.environ["PYTHONPATH"]])
 
 
 @pytest.fixture
@@ -86,21 +75,15 @@ def started(repository):
     def start(command, in_terminal=False):
         leader, follower = pty.openpty()
         process = subprocess.Popen(
-            command,
-            cwd=repository,
-            env={**kept, "PYTHONPATH": path_of(repository)},
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
+            command, cwd=repository, env={**kept, "PYTHONPATH": path_of(repository)},
+            stdin=follower, stdout=follower, stderr=follower,
             preexec_fn=lambda: apart(in_terminal),
-        )
+        )  # fmt: skip
         os.close(follower)
         pids.append(process.pid)
         written = repository / "pids"
-        deadline = time.monotonic() + 60
-        while not written.exists():
-            assert process.poll() is None and time.monotonic() < deadline, _read(leader)
-            time.sleep(0.05)
+        assert until(lambda: written.exists() or process.poll() is not None)
+        assert process.poll() is None, shown_on(leader)
         pids.extend(int(word) for word in written.read_text().split())
         return process, leader, pids
 
@@ -110,52 +93,24 @@ def started(repository):
             os.kill(pid, signal.SIGKILL)
 
 
-def _read(leader):
-    shown = b""
-    with contextlib.suppress(OSError):  # Linux says so when the last process on it has gone
-        while piece := os.read(leader, 65536):
-            shown += piece
-    return shown.decode(errors="replace")
-
-
-def _all_end(process, pids):
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        process.poll()
-        alive = [pid for pid in pids if not _ended(pid)]
-        if not alive:
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _ended(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as status:
-            return status.read().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or read
-        return True
+def all_end(pids):
+    return until(lambda: not any(map(is_alive, pids)), 20)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
     ("command", "number"),
-    [
-        (MAKE, signal.SIGTERM),
-        (MAKE, signal.SIGKILL),
-        (MAKE_BOOK, signal.SIGKILL),
-        (DIRECT, signal.SIGTERM),
-        (DIRECT, signal.SIGKILL),
-    ],
+    [(MAKE, signal.SIGTERM), (MAKE, signal.SIGKILL), (MAKE_BOOK, signal.SIGKILL),
+     (DIRECT, signal.SIGTERM), (DIRECT, signal.SIGKILL)],
     ids=lambda value: value.name if isinstance(value, signal.Signals) else value[-1][-8:],
-)
+)  # fmt: skip
 def test_a_signal_ends_all_of_it(started, command, number):
     process, leader, pids = started(command)
     assert len(set(pids)) == (4 if command[0] == "make" else 3)
     process.send_signal(number)
-    assert _all_end(process, pids)
+    assert all_end(pids)
     if number != signal.SIGKILL or command[0] == "make":
-        assert KEPT in _read(leader)
+        assert KEPT in shown_on(leader)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -164,20 +119,14 @@ def test_control_c_in_a_terminal_ends_all_of_it(started, command):
     process, leader, pids = started(command, in_terminal=True)
     assert termios.tcgetattr(leader)[3] & termios.ISIG
     os.write(leader, b"\x03")
-    assert _all_end(process, pids)
-    assert KEPT in _read(leader)
+    assert all_end(pids)
+    assert KEPT in shown_on(leader)
 
 
 def test_a_run_whose_parent_is_gone_already_ends(repository):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    done = subprocess.run(
-        DIRECT,
-        cwd=repository,
-        env={**os.environ, "PYTHONPATH": path_of(repository), "A2LIB_PARENT": str(gone.pid)},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
+    env = {**os.environ, "PYTHONPATH": path_of(repository), "A2LIB_PARENT": str(gone.pid)}
+    quiet = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    done = subprocess.run(DIRECT, cwd=repository, env=env, timeout=60, **quiet)
     assert done.returncode != 0 and KEPT in done.stderr

@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import importlib
 import json
 import re
 import subprocess
@@ -30,6 +31,8 @@ def test_every_notebook_declares_its_parameters(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     (cell,) = tagged(notebook, "parameters")
+    declared = importlib.import_module(f"a2lib.experiments.{path.stem}").Parameters
+    assert cell.source == cell_source(declared)
     for line, node in zip(cell.source.splitlines(), ast.parse(cell.source).body, strict=True):
         assert isinstance(node, ast.AnnAssign), f"{line}: annotate it"
         ast.literal_eval(node.value)

@@ -16,84 +16,52 @@ from pathlib import Path
 import nbformat
 import papermill.cli
 import pytest
+from notebook_runs import PAPERMILL, copy_package, path_of, shown_on, write_notebook
 
 from a2lib import papermill_default
 from a2lib.paths import ROOT
 
-PAPERMILL = str(Path(sys.executable).with_name("papermill"))
 LITERAL = [PAPERMILL, "notebooks/tiny.ipynb", "-p", "seq_len", "65536"]
 OUTPUT = "build/runs/tiny.ipynb"
 WHERE = "the executed notebook is in"
 
 
-def write_notebook(path, text="seq_len: int = 16  # tokens per sequence"):
-    """A notebook of two cells that prints its parameter; `path` and its folder are made."""
-    cells = [
-        nbformat.v4.new_code_cell(text, metadata={"tags": ["parameters"]}),
-        nbformat.v4.new_code_cell("print('measured at', seq_len)"),
-    ]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+def write_tiny(path, text="seq_len: int = 16  # tokens per sequence"):
+    """A notebook of two cells that prints its parameter."""
+    write_notebook(path, text, "print('measured at', seq_len)")
 
 
 @pytest.fixture
 def repository(tmp_path):
     root = tmp_path / "a2lib of mine"  # a space, and a name that messages have
-    package = root / "src" / "a2lib"
-    package.mkdir(parents=True)
-    for name in ("__init__.py", "errors.py", "paths.py", "papermill_default.py"):
-        shutil.copy(ROOT / "src" / "a2lib" / name, package)
-    write_notebook(root / "notebooks" / "tiny.ipynb")
+    copy_package(root)
+    write_tiny(root / "notebooks" / "tiny.ipynb")
     return root
 
 
 def environment(repository, **changes):
     names = ("TRITON_INTERPRET", papermill_default.SWITCH, "A2LIB_DATA", "PYTHONWARNINGS")
     kept = {name: value for name, value in os.environ.items() if name not in names}
-    # The fixture's a2lib, not the installed one, is what the entry point then loads.
-    path = os.pathsep.join([str(repository / "src"), os.environ["PYTHONPATH"]])
-    return {**kept, "PYTHONPATH": path, **changes}
+    return {**kept, "PYTHONPATH": path_of(repository), **changes}
 
 
 def run(repository, command=LITERAL, *, env=None, **streams):
     """Run a command with both outputs captured; `streams` says what standard input is."""
-    return subprocess.run(
-        command,
-        cwd=repository,
-        env=environment(repository, **(env or {})),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=600,
-        **(streams or {"stdin": subprocess.DEVNULL}),
-    )
+    streams = {"capture_output": True, "text": True, **(streams or {"stdin": subprocess.DEVNULL})}
+    env = environment(repository, **(env or {}))
+    return subprocess.run(command, cwd=repository, env=env, timeout=600, **streams)
 
 
 def in_terminal(repository, command, cwd=None):
     """Run a command on a terminal of its own; returns the exit code and all that it showed."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        command,
-        cwd=cwd or repository,
-        env=environment(repository),
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        start_new_session=True,
-    )
+        command, cwd=cwd or repository, env=environment(repository), stdin=follower,
+        stdout=follower, stderr=follower, start_new_session=True,
+    )  # fmt: skip
     os.close(follower)
-    shown = b""
-    while True:
-        try:
-            piece = os.read(leader, 65536)
-        except OSError:  # Linux says so when the last process on the terminal has gone
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(leader)
-    return process.wait(timeout=120), shown.decode()
+    shown = shown_on(leader)
+    return process.wait(timeout=120), shown
 
 
 def assert_ran(repository, said, shown_as=OUTPUT):
@@ -123,7 +91,7 @@ def test_in_a_terminal_from_another_folder_and_through_a_link(repository):
 
 def test_with_a_notebook_piped_in_overwrites_nothing(repository):
     before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
-    write_notebook(repository / "other.ipynb", "seq_len: int = 7")
+    write_tiny(repository / "other.ipynb", "seq_len: int = 7")
     command = [sys.executable, "-m", "papermill", *LITERAL[1:]]
     done = run(repository, command, input=(repository / "other.ipynb").read_text())
     assert done.returncode == 0, done.stderr
@@ -136,7 +104,7 @@ def test_a_run_that_fails_says_so_and_where_its_notebook_is(repository):
     assert done.returncode != 0
     assert WHERE not in done.stderr  # papermill stopped before it wrote one
 
-    write_notebook(repository / "notebooks" / "tiny.ipynb", "seq_len: int = 1\nassert False")
+    write_tiny(repository / "notebooks" / "tiny.ipynb", "seq_len: int = 1\nassert False")
     done = run(repository)
     assert done.returncode == 1
     assert f"{WHERE} {OUTPUT}" in done.stderr
@@ -154,14 +122,11 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(repository):
 BOMB = "seq_len = 3; open('bomb', 'w')"
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["-y", f'{{"{BOMB}": 1}}'], f"unknown parameter {BOMB}"),
-        (["-f", "given.yml", "-p", "seq_len", "1"], "unknown parameter 3; allowed are seq_len"),
-        (["out.ipynb", "-p", "seqlen", "1"], "seqlen (did you mean seq_len?); allowed are seq_len"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    (["-y", f'{{"{BOMB}": 1}}'], f"unknown parameter {BOMB}"),
+    (["-f", "given.yml", "-p", "seq_len", "1"], "unknown parameter 3; allowed are seq_len"),
+    (["out.ipynb", "-p", "seqlen", "1"], "seqlen (did you mean seq_len?); allowed are seq_len"),
+])  # fmt: skip
 def test_a_name_that_is_no_parameter_is_refused_before_a_kernel_starts(repository, options, words):
     before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
     (repository / "given.yml").write_text("3: 1")
@@ -183,12 +148,12 @@ def test_switched_off_papermill_is_as_it_was(repository):
 
 
 def test_a_notebook_elsewhere_is_untouched(repository):
-    write_notebook(repository / "notebooks" / "deeper" / "tiny.ipynb")
+    write_tiny(repository / "notebooks" / "deeper" / "tiny.ipynb")
     done = run(repository, [PAPERMILL, "notebooks/deeper/tiny.ipynb", "--prepare-only"])
     assert done.returncode == 0, done.stderr
     assert "measured at" in nbformat.reads(done.stdout, as_version=4).cells[-1].source
     assert WHERE not in done.stderr
-    write_notebook(repository / "elsewhere" / "tiny.ipynb")
+    write_tiny(repository / "elsewhere" / "tiny.ipynb")
     code, shown = in_terminal(repository, [PAPERMILL, "elsewhere/tiny.ipynb"])
     assert code == 2
     assert "Missing argument 'OUTPUT_PATH'" in shown
@@ -267,19 +232,16 @@ def test_sections_that_have_nothing_are_left_out_and_named(tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["a.ipynb"], ["a.ipynb"]),
-        (["-p", "a.ipynb", "b.ipynb", "c.ipynb"], ["c.ipynb"]),
-        (["a.ipynb", "--cwd=d", "-kpython3", "-pname", "3", "--no-progress-bar"], ["a.ipynb"]),
-        (["--", "a.ipynb", "-p"], ["a.ipynb", "-p"]),
-        (["a.ipynb", "-"], ["a.ipynb", "-"]),
-        *((["a.ipynb", *more], []) for more in (["b", "c"], ["--unknown", "x"], ["-p", "seq_len"])),
-        *((["a.ipynb", option], []) for option in ("-h", "--help-notebook", "--version")),
-        ([], []),
-    ],
-)
+@pytest.mark.parametrize(("args", "expected"), [
+    (["a.ipynb"], ["a.ipynb"]),
+    (["-p", "a.ipynb", "b.ipynb", "c.ipynb"], ["c.ipynb"]),
+    (["a.ipynb", "--cwd=d", "-kpython3", "-pname", "3", "--no-progress-bar"], ["a.ipynb"]),
+    (["--", "a.ipynb", "-p"], ["a.ipynb", "-p"]),
+    (["a.ipynb", "-"], ["a.ipynb", "-"]),
+    *((["a.ipynb", *more], []) for more in (["b", "c"], ["--unknown", "x"], ["-p", "seq_len"])),
+    *((["a.ipynb", option], []) for option in ("-h", "--help-notebook", "--version")),
+    ([], []),
+])  # fmt: skip
 def test_positionals(args, expected):
     assert papermill_default.positionals(papermill.cli.papermill, args) == expected
 

@@ -3,15 +3,12 @@
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from notebook_runs import PAPERMILL, path_of
 
 from a2lib.measure import DeviceLock
 from a2lib.paths import ROOT
-
-PAPERMILL = str(Path(sys.executable).with_name("papermill"))
 
 
 @pytest.fixture
@@ -21,21 +18,13 @@ def papermill(tmp_path, monkeypatch):
 
     def run(*parameters):
         output = tmp_path / "out.ipynb"
-        kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        path = os.pathsep.join([str(ROOT / "src"), os.environ["PYTHONPATH"]])
+        env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        env |= {"PYTHONPATH": path_of(ROOT), "A2LIB_DATA": str(tmp_path / "data")}
+        command = [PAPERMILL, str(ROOT / "notebooks" / "flash.ipynb"), str(output), *parameters]
         done = subprocess.run(
-            [PAPERMILL, str(ROOT / "notebooks" / "flash.ipynb"), str(output), *parameters],
-            env={
-                **kept,
-                "PYTHONPATH": path,
-                "A2LIB_DATA": str(tmp_path / "data"),
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+            command, env={**env, "CUDA_VISIBLE_DEVICES": ""}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
         assert done.returncode == 1 and "Traceback" not in done.stderr
         cells = json.loads(output.read_text())["cells"]
         (error,) = [o for c in cells for o in c.get("outputs", ()) if o["output_type"] == "error"]

@@ -156,15 +156,33 @@ def same_parameters(module, reference, what=""):
         same(p.detach(), theirs[name].detach(), f"{what} {name}")
 
 
-def same_gradients(module, reference, what=""):
-    mine, theirs = dict(module.named_parameters()), dict(reference.named_parameters())
+def same_gradients(module, reference, what="", part=lambda whole: whole):
+    """``part`` of each of the reference's."""
+    theirs = {name: p.grad for name, p in reference.named_parameters()}
+    mine = {name: p.grad for name, p in module.named_parameters()}
     assert mine.keys() == theirs.keys()
-    for name, p in mine.items():
-        if theirs[name].grad is None:
-            assert p.grad is None, f"{what} {name}"
-        else:
-            assert p.grad is not None, f"{what} {name}"
-            same(p.grad, theirs[name].grad, f"{what} {name}")
+    for name, gradient in mine.items():
+        assert (gradient is None) == (theirs[name] is None), f"{what} {name}"
+        if gradient is not None:
+            same(gradient, part(theirs[name]), f"{what} {name}")
+
+
+def take_step(*optimizers):
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def alone():
+    """A group of this rank."""
+    rank, size = world()
+    return [dist.new_group([r]) for r in range(size)][rank]
+
+
+def groups_of(module):
+    """Of an optimizer: its first parameter has a learning rate of its own."""
+    first, *rest = module.parameters()
+    return [{"params": [first], "lr": 0.01}, {"params": rest}]
 
 
 @contextlib.contextmanager
@@ -224,6 +242,10 @@ def token_batches(count, words=11):
 
 def token_loss(logits, tokens):
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+
+
+def loss_on(tokens, **options):
+    return lambda module: token_loss(module(tokens, **options), tokens)
 
 
 def mean_gradients(reference, losses):

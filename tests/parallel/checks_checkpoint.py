@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from checking import Tied, check, raises, same, seeded, world
+from checking import Tied, alone, check, groups_of, raises, same, seeded, world
 from checks_fsdp import check_weights
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -41,11 +41,6 @@ class Uneven(Tied):
         self.register_buffer("cache", torch.zeros(2), persistent=False)
 
 
-def groups_of(module):
-    first, *rest = module.parameters()
-    return [{"params": [first], "lr": 0.01}, {"params": rest}]
-
-
 def step(number, optimizer, module, reference, plain, group):
     """One step of both, with gradients made by name; parameters unused and frozen have none."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -72,7 +67,6 @@ def checkpoints_are_loaded_at_other_sizes():
     """2 -> 4 -> 1 ranks, then by a plain module and optimizer, each time going on to the bit."""
     rank, _ = world()
     pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
-    alone = [dist.new_group([r]) for r in range(4)][rank]
     first = Uneven()
     for cls, options in kinds():
         # A 16-bit parameter is a float32 master from the start.
@@ -82,7 +76,7 @@ def checkpoints_are_loaded_at_other_sizes():
         last = None
         with shared_folder() as folder:
             for number, (group, name) in enumerate(
-                ((pair, f"pair {rank // 2}"), (None, "all"), (alone, f"alone {rank}"))
+                ((pair, f"pair {rank // 2}"), (None, "all"), (alone(), f"alone {rank}"))
             ):
                 # Weights and buffers of its own, until it loads.
                 module = copy.deepcopy(first) if number == 0 else Uneven()

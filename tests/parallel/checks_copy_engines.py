@@ -5,7 +5,7 @@ import random
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
-from checking import Tied, check, raises, same, seeded, world
+from checking import Tied, alone, check, raises, same, seeded, world
 from checks_ddp import copied
 from torch import nn
 
@@ -132,17 +132,16 @@ def _mean_of(i, p, given, before, sent):
 
 @check(2)
 def which_communication_is_taken_is_told():
-    rank, size = world()
     with raises(ValueError, r"must be one of \('backend', 'copy_engines', 'auto'\); got 'nccl'"):
         BucketedDDP(Tied(), 25, communication="nccl")
     with raises(ValueError, "communication_dtype must be a floating dtype or None; got torch.int8"):
         BucketedDDP(Tied(), 25, communication_dtype=torch.int8)
     assert BucketedDDP(Tied(), 25).communication == "backend"
-    alone = [dist.new_group([r]) for r in range(size)][rank]
+    own = alone()
     reason = "there is one rank" if dist.get_backend() == "nccl" else "on cpu, not on GPUs"
     with raises(ValueError, f"copy engines cannot .*{reason}; 'backend' or 'auto' can"):
-        BucketedDDP(Tied(), 25, alone, communication="copy_engines")
-    ddp = BucketedDDP(Tied(), 25, alone, communication="auto")
+        BucketedDDP(Tied(), 25, own, communication="copy_engines")
+    ddp = BucketedDDP(Tied(), 25, own, communication="auto")
     assert ddp.communication == "backend" and reason in ddp.why_backend
     assert f"communication=backend ({ddp.why_backend})" in repr(ddp)
 
@@ -156,13 +155,8 @@ def memory_that_comes_again_is_what_the_other_rank_has_again():
     copy_engines._met = {}
     symmetric_memory.rendezvous = lambda mine, group: mine.data_ptr()
     try:
-        for mine, wanted in (
-            ([0], 0),
-            ([1], 1),
-            ([1, 0, 2] if rank else [0, 1, 2], 2),
-            ([0], 0),
-            ([2], 2),
-        ):
+        third = [1, 0, 2] if rank else [0, 1, 2]
+        for mine, wanted in (([0], 0), ([1], 1), (third, 2), ([0], 0), ([2], 2)):
             coming = [blocks[i] for i in mine]
             symmetric_memory.empty = lambda *_, coming=coming, **__: coming.pop(0)
             memory, handle = copy_engines.shared_memory(8, None, torch.device("cpu"))

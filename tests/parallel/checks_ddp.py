@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 from contextlib import nullcontext
 
 import torch
@@ -10,13 +11,14 @@ from checking import (
     Tied,
     check,
     copies_on_the_cpu,
+    loss_on,
     mean_gradients,
     raises,
     same,
     same_gradients,
     same_parameters,
+    take_step,
     token_batches,
-    token_loss,
     unlike,
     world,
 )
@@ -53,10 +55,6 @@ def exact(module):
     return module
 
 
-def loss_on(tokens, **options):
-    return lambda module: token_loss(module(tokens, **options), tokens)
-
-
 @check(2)
 def ddp_trains_as_one_process_to_the_bit():
     """Tied, frozen, unused everywhere, unused on one rank, accumulation, AdamW, four steps, one
@@ -70,18 +68,11 @@ def ddp_trains_as_one_process_to_the_bit():
         optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (ddp, reference)]
         batches = iter(token_batches(4 * size * 3))
         for step in range(4):
-            losses = [
+            losses = [[] for _ in range(size)]
+            for r, micro in itertools.product(range(size), range(3)):
                 # An odd step uses `extra` on rank 1 alone, and in one micro-batch alone.
-                [
-                    loss_on(
-                        next(batches),
-                        extra=step % 2 == 1 and r == 1 and micro == 1,
-                        checkpointed=step == 2,
-                    )
-                    for micro in range(3)
-                ]
-                for r in range(size)
-            ]
+                extra = step % 2 == 1 and r == 1 and micro == 1
+                losses[r].append(loss_on(next(batches), extra=extra, checkpointed=step == 2))
             *early, last = losses[rank]
             with ddp.no_sync():
                 early[0](ddp).backward()
@@ -93,9 +84,7 @@ def ddp_trains_as_one_process_to_the_bit():
             same_gradients(ddp.module, reference, f"{kind}, step {step}")
             assert ddp.module.never.weight.grad is None
             assert (ddp.module.extra.weight.grad is not None) == (step % 2 == 1)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+            take_step(*optimizers)
             same_parameters(ddp.module, reference, f"{kind}, step {step}")
 
 
@@ -295,8 +284,7 @@ def ddp_updates_each_bucket_as_it_would_afterwards():
             after = zip(ddp.parameters(), before, strict=True)
             early.append(sum(not torch.equal(p, was) for p, was in after))
             ddp.finish_gradient_synchronization()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer)
         return ddp.module, optimizer.state_dict()["state"], early
 
     module, state, early = trained(NaiveDDP, False)

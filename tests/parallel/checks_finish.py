@@ -3,9 +3,19 @@
 from types import SimpleNamespace
 
 import torch
-import torch.distributed as dist
-from checking import Tied, check, mean_gradients, raises, same, token_batches, world
-from checks_ddp import HOOKED, KINDS, loss_on
+from checking import (
+    Tied,
+    alone,
+    check,
+    loss_on,
+    mean_gradients,
+    raises,
+    same,
+    take_step,
+    token_batches,
+    world,
+)
+from checks_ddp import HOOKED, KINDS
 from checks_fsdp import Ways, check_freed, check_gradients
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
@@ -40,8 +50,7 @@ def a_step_before_the_finish_is_refused():
                 same(p.detach(), was, kind)
             wrapper.finish_gradient_synchronization()
             loss_on(tokens)(wrapper)  # whose loss is only looked at
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer)
             # A step that is not to be taken leaves nothing to refuse.
             loss_on(tokens)(wrapper).backward()
             optimizer.zero_grad()
@@ -109,9 +118,8 @@ def a_finish_is_missed_whatever_the_module_returns():
 def fsdp_refuses_torchs_norm_of_its_rows():
     """By whatever name; of parameters that are whole on each rank, and of one rank, it is right."""
     rank, size = world()
-    alone = [dist.new_group([r]) for r in range(size)][rank]
     tokens = token_batches(size)[rank]
-    fsdp, single = FSDP(Ways("plain")), FSDP(Ways("plain"), group=alone)
+    fsdp, single = FSDP(Ways("plain")), FSDP(Ways("plain"), group=alone())
     for wrapped in (fsdp, single):
         loss_on(tokens)(wrapped).backward()
         wrapped.finish_gradient_synchronization()

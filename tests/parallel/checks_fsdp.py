@@ -10,10 +10,14 @@ import torch.distributed as dist
 from checking import (
     Residual,
     Tied,
+    alone,
     check,
+    loss_on,
     mean_gradients,
     raises,
     same,
+    same_gradients,
+    take_step,
     token_batches,
     token_loss,
     unlike,
@@ -26,34 +30,25 @@ from a2lib.model import TransformerLM
 from a2lib.parallel import DDP, FSDP
 
 
-def rows_of(whole):
-    rank, size = world()
-    rows = -(-whole.shape[0] // size)
-    return whole[rank * rows : (rank + 1) * rows]
+def mine_of(whole, group=None):
+    if whole.dim() < 2 or not whole.numel():
+        return whole
+    rows = -(-whole.shape[0] // dist.get_world_size(group))
+    return whole[dist.get_rank(group) * rows :][:rows]
 
 
-def mine_of(whole):
-    return rows_of(whole) if whole.dim() >= 2 and whole.numel() else whole
+def check_gradients(fsdp, reference, what, group=None):
+    same_gradients(fsdp.module, reference, what, lambda whole: mine_of(whole, group))
 
 
-def check_gradients(fsdp, reference, what):
-    theirs = dict(reference.named_parameters())
-    for name, p in fsdp.module.named_parameters():
-        if theirs[name].grad is None:
-            assert p.grad is None, f"{what} {name}"
-        else:
-            assert p.grad is not None, f"{what} {name}"
-            same(p.grad, mine_of(theirs[name].grad), f"{what} {name}")
-
-
-def check_weights(fsdp, reference, what):
+def check_weights(fsdp, reference, what, group=None):
     whole = fsdp.gather_full_params()
     theirs = dict(reference.named_parameters(remove_duplicate=False))
     assert whole.keys() == theirs.keys()
     for name, p in theirs.items():
         same(whole[name], p.detach(), f"{what} {name}")
     for name, p in fsdp.module.named_parameters():
-        same(p.detach(), mine_of(theirs[name].detach()), f"{what} {name}")
+        same(p.detach(), mine_of(theirs[name].detach(), group), f"{what} {name}")
 
 
 def check_freed(fsdp):
@@ -124,10 +119,6 @@ WAYS = (
 )
 
 
-def loss_on(tokens):
-    return lambda module: token_loss(module(tokens), tokens)
-
-
 @check(2)
 def fsdp_trains_as_one_process_to_the_bit():
     """Each way to run blocks, odd row counts, AdamW, two steps of two backwards."""
@@ -156,9 +147,7 @@ def fsdp_trains_as_one_process_to_the_bit():
                     whole.grad = p.grad.clone()
             check_gradients(fsdp, reference, f"{way}, step {step}")
             check_freed(fsdp)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+            take_step(*optimizers)
             check_weights(fsdp, reference, f"{way}, step {step}")
 
 
@@ -201,19 +190,13 @@ def fsdp_takes_tied_frozen_and_unused():
     fsdp = FSDP(module)
     batches = iter(token_batches(4 * size))
     for step in range(4):
-        tokens = [next(batches) for _ in range(size)]
-        losses = [
-            lambda m, t=t, extra=step % 2 == 1 and r == 1: token_loss(m(t, extra), t)
-            for r, t in enumerate(tokens)
-        ]
+        losses = [loss_on(next(batches), extra=step % 2 == 1 and r == 1) for r in range(size)]
         losses[rank](fsdp).backward()
         fsdp.finish_gradient_synchronization()
         mean_gradients(reference, [[loss] for loss in losses])
         check_gradients(fsdp, reference, f"step {step}")
         assert fsdp.module.never.weight.grad is None
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(*optimizers)
         check_weights(fsdp, reference, f"step {step}")
         with torch.no_grad():
             tokens = token_batches(1)[0]
@@ -259,9 +242,7 @@ def fsdp_shards_for_more_ranks_than_rows():
         for p, q in zip(fsdp.module.parameters(), reference.parameters(), strict=True):
             assert torch.allclose(p.grad, mine_of(q.grad))
             p.grad = mine_of(q.grad).clone()
-        for step in steps:
-            step.step()
-            step.zero_grad()
+        take_step(*steps)
         if optimizer is torch.optim.SGD:
             check_weights(fsdp, reference, "stepped")
 
@@ -276,18 +257,12 @@ def fsdp_in_groups_that_are_not_the_world():
         for p in reference.parameters():
             p.add_(rank % 2)
     fsdp = FSDP(unlike(first), group=group)
-    whole = fsdp.gather_full_params()
-    for name, p in reference.named_parameters():
-        same(whole[name], p.detach(), name)
+    check_weights(fsdp, reference, "wrapped", group)
     batches = token_batches(4)
     loss_on(batches[rank])(fsdp).backward()
     fsdp.finish_gradient_synchronization()
     mean_gradients(reference, [[loss_on(batches[r])] for r in (rank % 2, rank % 2 + 2)])
-    for name, p in reference.named_parameters():
-        mine = fsdp.module.get_parameter(name)
-        rows = -(-p.shape[0] // 2)
-        part = p.grad[(rank // 2) * rows :][:rows] if p.dim() >= 2 else p.grad
-        same(mine.grad, part, name)
+    check_gradients(fsdp, reference, "stepped", group)
 
 
 class LowPrecision(torch.autograd.Function):
@@ -351,9 +326,7 @@ def fsdp_computes_in_low_precision():
                 mean_gradients(computing, [[loss_on(t)] for t in tokens])
                 assert {p.grad.dtype for p in fsdp.parameters()} == {torch.float32}
                 check_gradients(fsdp, reference, f"{dtype} {type(first).__name__} {step}")
-                for optimizer in optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad()
+                take_step(*optimizers)
                 check_weights(fsdp, reference, f"{dtype}, {step}")
     low = FSDP(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).bfloat16())
     assert {p.dtype for p in low.parameters()} == {torch.float32}
@@ -458,14 +431,12 @@ def fsdp_leaves_compiled_blocks_one_graph():
 def one_rank_alone_is_one_process():
     """Groups of one: nothing to average or to divide."""
     rank, size = world()
-    alone = [dist.new_group([r]) for r in range(size)][rank]
-    tokens = token_batches(size)[rank]
+    group, tokens = alone(), token_batches(size)[rank]
     for wrap in (FSDP, DDP):
         module = Ways("plain")
         reference = copy.deepcopy(module)
-        wrapped = wrap(module, group=alone)
+        wrapped = wrap(module, group=group)
         loss_on(tokens)(wrapped).backward()
         wrapped.finish_gradient_synchronization()
         loss_on(tokens)(reference).backward()
-        for p, q in zip(module.parameters(), reference.parameters(), strict=True):
-            same(p.grad, q.grad, wrap.__name__)
+        same_gradients(module, reference, wrap.__name__)

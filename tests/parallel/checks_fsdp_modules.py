@@ -4,7 +4,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from checking import check, mean_gradients, seeded, world
+from checking import check, mean_gradients, seeded, take_step, world
 from checks_fsdp import mine_of
 from torch import nn
 
@@ -152,9 +152,7 @@ def fsdp_trains_other_peoples_modules():
                 reference, [[lambda m, n=n: square(m, n) for n in own] for own in numbers]
             )
             check_alike(fsdp, reference, what)
-            for optimizer in steps:
-                optimizer.step()
-                optimizer.zero_grad()
+            take_step(*steps)
             for quiet in (torch.no_grad, torch.inference_mode):
                 with quiet():
                     alike(fsdp(batch(7)), reference(batch(7)), what)

@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from checking import check, world
+from checking import check, take_step, world
 
 from a2lib.leaderboard import LADDER, Step
 from a2lib.leaderboard.training import Training
@@ -21,10 +21,8 @@ WAYS = {
 
 def plain_weights(shape, seed, batches, steps, device):
     """Weights after so many steps on all ranks' sequences together, in float64; and the losses."""
-    model = TransformerLM(
-        shape.vocab_size, CONTEXT, shape.d_model, LAYERS, shape.num_heads, shape.d_ff,
-        dtype=torch.float64, seed=seed, device=device,
-    )  # fmt: skip
+    sizes = (shape.vocab_size, CONTEXT, shape.d_model, LAYERS, shape.num_heads, shape.d_ff)
+    model = TransformerLM(*sizes, dtype=torch.float64, seed=seed, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     tokens, targets = (torch.cat(x).to(device) for x in zip(*batches, strict=True))
     losses = []
@@ -32,8 +30,7 @@ def plain_weights(shape, seed, batches, steps, device):
         loss = cross_entropy(model(tokens), targets)
         loss.backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
         losses.append((loss.item(), norm.item()))
     return {name: p.detach() for name, p in model.named_parameters()}, losses
 

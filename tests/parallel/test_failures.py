@@ -11,11 +11,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from a2lib.parallel import LaunchError, RankFailed, launch
 from a2lib.parallel.lifeline import PREFIX, is_alive
@@ -130,7 +130,4 @@ def test_a_launcher_that_ends(env, how):
                 process.send_signal(getattr(signal, how))
         process.communicate(timeout=LIMIT_S)
     assert process.returncode == (0 if how == "daemon" else -getattr(signal, how))
-    until = time.monotonic() + (0 if how == "SIGINT" else AFTER_S)
-    while left(env) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert left(env) == []
+    assert until(lambda: not left(env), 0 if how == "SIGINT" else AFTER_S)

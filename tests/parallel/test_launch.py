@@ -39,12 +39,9 @@ def launch_two(rank_env):
 
 def test_results_progress_and_output(launch_two):
     events, lines = [], []
-    results = launch_two(
-        "talks",
-        arguments={"times": 2},
-        on_progress=lambda *event: events.append(event),
-        on_output=lambda *line: lines.append(line),
-    )
+    heard = {"on_progress": lambda *event: events.append(event),
+             "on_output": lambda *line: lines.append(line)}  # fmt: skip
+    results = launch_two("talks", arguments={"times": 2}, **heard)
     assert results == [{"rank": 0, "world": 2}, {"rank": 1, "world": 2}]
     assert sorted(events, key=lambda event: event[0]) == [
         (rank, {"step": step}) for rank in (0, 1) for step in (0, 1)
@@ -52,14 +49,11 @@ def test_results_progress_and_output(launch_two):
     assert sorted(lines) == [(r, t) for r in (0, 1) for t in ("no end of line", "printed")]
 
 
-@pytest.mark.parametrize(
-    ("how", "first", "within"),
-    [
-        ("raises", "rank 1 of 2: SystemExit: no such", 'sys.exit("no such\\nthing")'),
-        # Neither an exception nor what torchrun takes for a failure.
-        ("exits", "rank 1 of 2: exited with code 0 before its function had returned", "last words"),
-    ],
-)
+@pytest.mark.parametrize(("how", "first", "within"), [
+    ("raises", "rank 1 of 2: SystemExit: no such", 'sys.exit("no such\\nthing")'),
+    # Neither an exception nor what torchrun takes for a failure.
+    ("exits", "rank 1 of 2: exited with code 0 before its function had returned", "last words"),
+])  # fmt: skip
 def test_a_rank_that_fails(launch_two, tmp_path, monkeypatch, how, first, within):
     monkeypatch.setattr(watch, "END_S", 1)
     with pytest.raises(RankFailed) as caught:
@@ -73,40 +67,28 @@ def test_a_rank_that_fails(launch_two, tmp_path, monkeypatch, how, first, within
 
 def test_a_node_that_nobody_joins(launch_two):
     """The world is smaller than it was said to be."""
-    limit = (
-        "^4 ranks had not finished within the time limit of 1 s; none of this node's had started"
-    )
-    tried = "tried to connect to 127.0.0.1:1: Connection refused; all nodes must be"
-    with pytest.raises(TimeLimitPassed, match=f"{limit}: {tried}"):
-        launch_two(
-            "talks", arguments={"times": 0}, time_limit_s=1, nodes=2, node=1, endpoint="127.0.0.1:1"
-        )
+    line = "^4 ranks had not finished within the time limit of 1 s; none of this node's had started"
+    line += ": tried to connect to 127.0.0.1:1: Connection refused; all nodes must be"
+    options = {"time_limit_s": 1, "nodes": 2, "node": 1, "endpoint": "127.0.0.1:1"}
+    with pytest.raises(TimeLimitPassed, match=line):
+        launch_two("talks", arguments={"times": 0}, **options)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"target": "launched"}, "target must be 'module:function'; got 'launched'"),
-        ({"processes": 0}, "processes must be a whole number from 1 to 1024; got 0"),
-        ({"processes": 10**6}, "processes must be a whole number from 1 to 1024; got 1000000"),
-        ({"nodes": 10**6}, "nodes must be a whole number from 1 to 65536; got 1000000"),
-        *(
-            ({name: value}, f"{name} must be from 0.001 to 31,536,000 s, a year; got {value!r}")
-            for name in ("time_limit_s", "collective_timeout_s")
-            for value in (0, -1, 1e30, float("inf"), float("nan"), "9")
-        ),
-        ({"device": "tpu"}, "device must be 'cpu', 'cuda' or None; got 'tpu'"),
-        ({"nodes": 2}, "several nodes need endpoint, the 'host:port' of node 0"),
-        *(
-            (
-                {"nodes": 2, "endpoint": given},
-                f"endpoint must be 'host:port' with a port from 1 to 65535; got {given!r}",
-            )
-            for given in ("host", "host:", ":1", "host:0", "host:65536", "a:b:c", "::1:9")
-        ),
-        ({"node": 1}, "node must be from 0 to 0; got 1"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"target": "launched"}, "target must be 'module:function'; got 'launched'"),
+    ({"processes": 0}, "processes must be a whole number from 1 to 1024; got 0"),
+    ({"processes": 10**6}, "processes must be a whole number from 1 to 1024; got 1000000"),
+    ({"nodes": 10**6}, "nodes must be a whole number from 1 to 65536; got 1000000"),
+    *(({name: value}, f"{name} must be from 0.001 to 31,536,000 s, a year; got {value!r}")
+      for name in ("time_limit_s", "collective_timeout_s")
+      for value in (0, -1, 1e30, float("inf"), float("nan"), "9")),
+    ({"device": "tpu"}, "device must be 'cpu', 'cuda' or None; got 'tpu'"),
+    ({"nodes": 2}, "several nodes need endpoint, the 'host:port' of node 0"),
+    *(({"nodes": 2, "endpoint": given},
+       f"endpoint must be 'host:port' with a port from 1 to 65535; got {given!r}")
+      for given in ("host", "host:", ":1", "host:0", "host:65536", "a:b:c", "::1:9")),
+    ({"node": 1}, "node must be from 0 to 0; got 1"),
+])  # fmt: skip
 def test_refused_before_anything_starts(change, message):
     options = {"target": "launched:talks", "processes": 1, "time_limit_s": 1, "device": None}
     options |= change

@@ -43,15 +43,10 @@ def outcomes(rank_env):
 
         try:
             launch(
-                "checking:run",
-                {"modules": modules},
-                processes=processes,
-                time_limit_s=LIMIT_S,
-                collective_timeout_s=COLLECTIVE_S,
-                device=device,
+                "checking:run", {"modules": modules}, processes=processes, time_limit_s=LIMIT_S,
+                collective_timeout_s=COLLECTIVE_S, device=device, on_progress=note,
                 env={**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
-                on_progress=note,
-            )
+            )  # fmt: skip
         except LaunchError as error:
             ended = str(error)
         return passed, failed, ended
@@ -59,16 +54,13 @@ def outcomes(rank_env):
     return outcome
 
 
-@pytest.mark.parametrize(
-    ("device", "processes", "size", "modules", "name"),
-    [
-        pytest.param(
-            *group, name, id=f"{group[0]}-{group[2]}-{name}",
-            marks=[pytest.mark.gpu] if group[0] == "cuda" else [],
-        )
-        for group in GROUPS for name in checking.names(*group[2:])
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("device", "processes", "size", "modules", "name"), [
+    pytest.param(
+        *group, name, id=f"{group[0]}-{group[2]}-{name}",
+        marks=[pytest.mark.gpu] if group[0] == "cuda" else [],
+    )
+    for group in GROUPS for name in checking.names(*group[2:])
+])  # fmt: skip
 def test_in_ranks(outcomes, device, processes, size, modules, name):
     if device == "cuda":
         import torch

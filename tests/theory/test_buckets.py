@@ -44,13 +44,11 @@ def test_the_best_number_is_a_minimum():
 
 def test_the_clock_by_hand():
     # Ready at 1, 2, 10; a message takes as many seconds as it has bytes.
-    def cost(size):
-        return size
-
-    assert simulate([4, 1, 2], [1, 2, 10], 0, cost) == 2  # 1-5, 5-6, 10-12
-    assert simulate([4, 1, 2], [1, 2, 10], 5, cost) == 2  # 2-7, 10-12
-    assert simulate([4, 1, 2], [1, 2, 10], 99, cost) == 7  # 10-17
-    assert simulate([4, 9, 2], [1, 2, 10], 0, cost) == 6  # 1-5, 5-14, 14-16
+    ready = [1, 2, 10]
+    assert simulate([4, 1, 2], ready, 0, float) == 2  # 1-5, 5-6, 10-12
+    assert simulate([4, 1, 2], ready, 5, float) == 2  # 2-7, 10-12
+    assert simulate([4, 1, 2], ready, 99, float) == 7  # 10-17
+    assert simulate([4, 9, 2], ready, 0, float) == 6  # 1-5, 5-14, 14-16
     assert list(fill([4, 1, 2, 9], 5)) == [[0, 1], [2], [3]]
 
 

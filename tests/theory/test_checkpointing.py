@@ -1,9 +1,11 @@
 """Memory and work of checkpointing strategies: by hand, by formula, and on the model itself."""
 
+import functools
 import math
 
 import pytest
 import torch
+from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.measure import snapshot as memory
@@ -67,18 +69,14 @@ def test_the_least_memory_and_its_work(n):
 
 @pytest.mark.parametrize("name", ["", "segments", "segments:0", "segments:5", "block:1", "all", 3])
 def test_plans_that_cannot_be(name):
-    with pytest.raises(ValueError, match="allowed (are|as k are 1 to 4)"):
-        plan(name, 4)
+    refused("allowed (are|as k are 1 to 4)", plan, name, 4)
 
 
 def test_bytes_and_parts_that_cannot_be():
     for sizes in ((0, 1, 1), (2, 1, 3), (1, 3, 2), (1, 1, 1, -1)):
-        with pytest.raises(ValueError, match="allowed are 0 < input <= saved <= peak"):
-            BlockBytes(*sizes)
-    with pytest.raises(ValueError, match="allowed are block and tuples"):
-        cost(plan("half", 2), UNIT)
-    with pytest.raises(ValueError, match="allowed are linear, products, attention"):
-        selective_kept("softmax", SHAPE, 1, 1)
+        refused("allowed are 0 < input <= saved <= peak", BlockBytes, *sizes)
+    refused("allowed are block and tuples", cost, plan("half", 2), UNIT)
+    refused("allowed are linear, products, attention", selective_kept, "softmax", SHAPE, 1, 1)
 
 
 # On the model: four blocks, of which attention's scores are the largest tensors.
@@ -125,12 +123,7 @@ def unit(path, run, gradients, fresh):
 
 
 def of_half(name):
-    def run(modules, x):
-        for module in modules:
-            x = getattr(module, name)(x)
-        return x
-
-    return run
+    return lambda blocks, x: functools.reduce(lambda x, block: getattr(block, name)(x), blocks, x)
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])

@@ -4,10 +4,11 @@ import math
 
 import committed
 import pytest
+from refusals import refused
 
 from a2lib.theory.attention import EAGER
 from a2lib.theory.eager import PASSES, Eager, longest, tiled_total
-from a2lib.theory.memory.allocator import BUFFER
+from a2lib.theory.memory.allocator import BUFFER, MIB, Allocator, OutOfMemory, fits
 
 
 def test_at_the_handouts_shape_by_hand():
@@ -36,30 +37,21 @@ def test_every_peak_of_eager_that_was_measured_is_the_count():
     """The sweep of FlashAttention-2's chapter."""
     rows = committed.measured("flash") + committed.measured("flash", "nvidia-h100-80gb-hbm3")
     rows = [r for r in rows if r["implementation"] == "eager" and r["peak_bytes"]]
-    rows = [r for r in rows if r["pass"] in PASSES]
     assert len(rows) > 100
-    for row in rows:
+    for row in (row for row in rows if row["pass"] in PASSES):
         batch = int(row["batch"]) * int(row["heads"])
         sizes = int(row["seq_len"]), int(row["head_dim"]), row["causal"] == "true"
         shape = Eager(batch, *sizes, {"fp32": 4, "bf16": 2}[row["dtype"]])
         assert int(row["peak_bytes"]) == shape.peak(row["pass"]), row
 
 
-def measured(table):
-    rows = [row for row in committed.measured(table) if row["status"] == "ok"]
-    assert rows
-    return rows
-
-
-def sizes_of(row):
-    return int(row["batch"]), int(row["head_dim"]), row["causal"] == "true"
-
-
 def test_the_length_at_which_a_gpu_failed_is_the_predicted():
     """In blocks exactly. A range that grows by pages may lose one at its end, and two where a
     gradient lies in front of what is given back."""
-    for row in measured("attention_limit"):
-        batch, d, causal = sizes_of(row)
+    rows = [row for row in committed.measured("attention_limit") if row["status"] == "ok"]
+    assert rows
+    for row in rows:
+        batch, d, causal = int(row["batch"]), int(row["head_dim"]), row["causal"] == "true"
         room, found, step = (int(row[c]) for c in ("room_bytes", "fits_len", "fails_len"))
         step -= found
         if row["allocator"] == "blocks":
@@ -88,8 +80,6 @@ def test_the_longest_sequence_is_the_last_that_fits():
 
 
 def test_the_allocator_by_hand():
-    from a2lib.theory.memory.allocator import MIB, Allocator, OutOfMemory, fits
-
     device = Allocator(100 * MIB)
     device.allocate("a", 40 * MIB)
     device.allocate("small", MIB)  # from a pool that is left out
@@ -113,9 +103,7 @@ def test_the_allocator_by_hand():
 
 
 def test_impossible_sizes_are_refused():
-    with pytest.raises(ValueError, match="batch is 0"):
-        Eager(0, 1, 1, False)
-    with pytest.raises(ValueError, match="allowed are forward, backward"):
-        Eager(1, 1, 1, False).moments("sideways")
-    with pytest.raises(ValueError, match="allowed are tensors, blocks, tiled"):
-        longest(8, 64, True, 10**9, "forward", how="guess")
+    refused("batch is 0", Eager, 0, 1, 1, False)
+    refused("allowed are forward, backward", Eager(1, 1, 1, False).moments, "sideways")
+    wrong = (8, 64, True, 10**9, "forward")
+    refused("allowed are tensors, blocks, tiled", longest, *wrong, how="guess")

@@ -1,6 +1,7 @@
 """Memory and messages of fully sharded data parallel, by hand."""
 
 import pytest
+from refusals import refused
 
 from a2lib.theory import fsdp
 from a2lib.theory.transformer import SIZES, Shape, parameter_count
@@ -71,5 +72,4 @@ def test_bytes_sent():
     # Computing in 32 bits, three shares of the parameters, as the paper has it.
     wide = sum(fsdp.sent_bytes(SMALL, 4, computes=4).values())
     assert wide == pytest.approx(0.75 * 4 * (3 * 320 - 120) + 2 * 0.75 * 4 * 7)
-    with pytest.raises(ValueError, match="world_size is 0; allowed are numbers above 0"):
-        fsdp.sent_bytes(SMALL, 0)
+    refused("world_size is 0; allowed are numbers above 0", fsdp.sent_bytes, SMALL, 0)

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from refusals import refused
 
 from a2lib.theory.memory.keeping import (
     PRODUCTS,
@@ -46,8 +47,8 @@ def test_no_choice_computes_less_again(blocks, times):
     for room in range(blocks * 9 - 1, blocks * 24 + 1):
         best = least_ms(always, results, blocks, room)
         if best is None:
-            with pytest.raises(ValueError, match=f"{blocks} blocks leave .*room for {room}"):
-                choose(always, results, blocks, room)
+            line = f"{blocks} blocks leave .*room for {room}"
+            refused(line, choose, always, results, blocks, room)
             continue
         bytes_, ms = held(choose(always, results, blocks, room), always, results)
         assert bytes_ <= room and ms == best, room
@@ -81,12 +82,13 @@ def test_the_8b_model_on_two_gpus():
 
 def test_the_host_has_an_end():
     always, results = (10, 10), [Result("a", 10, 1.0)]
-    plans = choose(always, results, 6, 140, host_room=40, link=1e9, block_ms=1e3)
+    link = {"host_room": 40, "link": 1e9, "block_ms": 1e3}
+    plans = choose(always, results, 6, 140, **link)
     assert [p.moved for p in plans] == [10] * 4 + [0, 0]
-    plans = choose(always, results, 6, 139, host_room=40, link=1e9, block_ms=1e3)
+    plans = choose(always, results, 6, 139, **link)
     assert [p.kept for p in plans] == [(), *[("a",)] * 5]
-    with pytest.raises(ValueError, match="6 blocks leave 80 bytes .* room for 79"):
-        choose(always, results, 6, 79, host_room=40, link=1e9, block_ms=1e3)
+    line = "6 blocks leave 80 bytes .* room for 79"
+    refused(line, choose, always, results, 6, 79, **link)
 
 
 def test_what_is_alive_beside():
@@ -97,7 +99,5 @@ def test_what_is_alive_beside():
 
 
 def test_what_is_none_is_one_line():
-    with pytest.raises(ValueError, match="flops is 0"):
-        block_results(EIGHT, TOKENS, 0)
-    with pytest.raises(ValueError, match="tokens is 0"):
-        block_always(EIGHT, 0)
+    refused("flops is 0", block_results, EIGHT, TOKENS, 0)
+    refused("tokens is 0", block_always, EIGHT, 0)

@@ -9,6 +9,7 @@ import committed
 import pytest
 import sympy
 import torch
+from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.theory import parallelism
@@ -129,8 +130,6 @@ def test_the_best_whole_split_is_the_least_of_all(shared):
             if n % k == 0:
                 share = parallelism.communication_share(EXAMPLE, k, n // k, shared)
                 assert share > least or (share == least and k >= found[0])
-    with pytest.raises(ValueError, match="n is 0; allowed are"):
-        parallelism.best_whole_split(EXAMPLE, 0, shared)
 
 
 def test_operations_are_those_of_a_real_ffn_and_its_gradients():
@@ -157,25 +156,18 @@ def test_the_examples_device_is_that_of_the_reference():
 
 
 def test_what_is_not_allowed_is_refused():
-    with pytest.raises(ValueError, match="d_ff is 0; allowed are numbers above 0"):
-        Layer(1, 1, 0, 1.0, 1.0)
-    with pytest.raises(ValueError, match="allowed are forward, backward"):
-        parallelism.tensor_limit(EXAMPLE, "both")
-    for call, words in (
-        (lambda: parallelism.fully_sharded_tensor_parallel(EXAMPLE, 0, 2), "n_fsdp is 0; allowed"),
-        (lambda: parallelism.communication_share(EXAMPLE, 2, -2, True), "n_tp is -2; allowed"),
-        (lambda: parallelism.communication_share(EXAMPLE, 2, 2, True, "both"),
-         "pass 'both': allowed are forward, backward"),
-        (lambda: parallelism.best_whole_split(EXAMPLE, 2.5, True),
-         "n is 2.5; allowed are positive integers"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            call()
-    with pytest.raises(ValueError, match="allowed are numbers from 1"):
-        parallelism.best_split(EXAMPLE, 0.5, True)
-    with pytest.raises(ValueError, match="n is 0; allowed are numbers above 0"):
-        parallelism.data_parallel(EXAMPLE, 0)
-    assert math.isclose(parallelism.best_split(EXAMPLE, 1, True)[0], 1)
+    share, both = parallelism.communication_share, parallelism.fully_sharded_tensor_parallel
+    refused("d_ff is 0; allowed are numbers above 0", Layer, 1, 1, 0, 1.0, 1.0)
+    refused("allowed are forward, backward", parallelism.tensor_limit, EXAMPLE, "both")
+    refused("n_fsdp is 0; allowed", both, EXAMPLE, 0, 2)
+    refused("n_tp is -2; allowed", share, EXAMPLE, 2, -2, True)
+    refused("pass 'both': allowed are forward, backward", share, EXAMPLE, 2, 2, True, "both")
+    for n in (0, 2.5):
+        line = f"n is {n}; allowed are positive integers"
+        refused(line, parallelism.best_whole_split, EXAMPLE, n, True)
+    refused("allowed are numbers from 1", parallelism.best_split, EXAMPLE, 0.5, True)
+    refused("n is 0; allowed are numbers above 0", parallelism.data_parallel, EXAMPLE, 0)
+    assert parallelism.best_split(EXAMPLE, 1, True) == (1, 1)
 
 
 @pytest.mark.parametrize("n_fsdp, n_tp", [(2, 1), (8, 1), (4, 2), (2, 4), (16, 4)])

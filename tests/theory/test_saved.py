@@ -1,11 +1,13 @@
 """Bytes that one block keeps for backward: the formula, hooks and the graph, to the byte."""
 
+import collections
 import itertools
 import weakref
 
 import pytest
 import torch
 from cuda_casts import as_cuda_casts
+from refusals import refused
 
 from a2lib.measure.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
@@ -52,17 +54,15 @@ def test_every_tensor_of_the_block(sizes, attention, precision):
     want = block_saved(*sizes, attention, precision)
     assert sum(one.bytes for one in found) == block_saved_bytes(*sizes, attention, precision)
     assert len(found) == sum(one.count for one in want)
-    sums = {}
-    for one in want:
-        sums[one.module] = sums.get(one.module, 0) + one.bytes
-    here = {}
-    for one in found:
-        here[one.module] = here.get(one.module, 0) + one.bytes
+    sums, here = collections.Counter(), collections.Counter()
+    for counter, each in ((sums, want), (here, found)):
+        for one in each:
+            counter[one.module] += one.bytes
     if attention == "flash":  # what attention gives is first kept by itself
         of_output = next(o for o in want if o.what == "heads' results").bytes
         sums["attn"] += of_output
         sums["attn.output_proj"] -= of_output
-    assert here == {module: n for module, n in sums.items() if n}
+    assert here == sums
 
 
 def test_counting_frees_what_it_has_counted():
@@ -109,12 +109,10 @@ def test_what_is_not_kept_and_what_cannot_be():
         ("0", 12, ["ReluBackward0.result"])
     ]
     assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks
-    with pytest.raises(ValueError, match="attention 'fast': allowed are eager, flash, sdpa_flash"):
-        block_saved(SHAPES[0][0], 1, 1, "fast")
-    with pytest.raises(ValueError, match="precision 'fp16': allowed are fp32, bf16"):
-        block_saved(SHAPES[0][0], 1, 1, "eager", "fp16")
-    for shape, precision in ((Shape(16, 24, 1, 2), "fp32"), (SHAPES[0][0], "bf16")):
-        with pytest.raises(ValueError, match="allowed are bf16 and multiples of 8"):
-            block_saved(shape, 1, 1, "sdpa_flash", precision)
-    with pytest.raises(ValueError, match="batch"):
-        block_saved(SHAPES[0][0], 0, 1)
+    shape = SHAPES[0][0]
+    refused("attention 'fast': allowed are eager, flash, sdpa_", block_saved, shape, 1, 1, "fast")
+    refused("precision 'fp16': allowed are fp32, b", block_saved, shape, 1, 1, "eager", "fp16")
+    for one, precision in ((Shape(16, 24, 1, 2), "fp32"), (shape, "bf16")):
+        line = "allowed are bf16 and multiples of 8"
+        refused(line, block_saved, one, 1, 1, "sdpa_flash", precision)
+    refused("batch", block_saved, shape, 0, 1)

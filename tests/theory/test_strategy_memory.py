@@ -1,14 +1,11 @@
 """The peak of a step under a strategy: by hand, and against every tensor of the whole step."""
 
 import pytest
+from refusals import refused
 
 from a2lib.theory.memory.checkpointing import ATTENTION, FFN
 from a2lib.theory.memory.step import StepMemory, peak
-from a2lib.theory.memory.strategies import (
-    StrategyMemory,
-    block_bytes,
-    strategy_memory,
-)
+from a2lib.theory.memory.strategies import StrategyMemory, block_bytes, strategy_memory
 from a2lib.theory.transformer import SIZES, Shape, block_parameter_count
 
 SCALARS = 8  # the loss of the measurement and its gradient
@@ -62,12 +59,9 @@ def test_without_a_strategy_it_is_the_step_to_the_byte(precision, attention, fre
     """One block's moments stand for all: against every tensor of all blocks."""
     where = set()
     for shape, batch, context in WHOLE:
-        step = StepMemory(
-            shape, batch, context, "forward-backward", precision, attention, fresh=fresh
-        )
-        found = strategy_memory(
-            shape, batch, context, precision=precision, attention=attention, fresh=fresh
-        )
+        how = {"precision": precision, "attention": attention, "fresh": fresh}
+        step = StepMemory(shape, batch, context, "forward-backward", **how)
+        found = strategy_memory(shape, batch, context, **how)
         beyond = -sum(step.standing().values())
         assert found.peak == peak(step).total + beyond, (shape, context)
         live = sum((e.bytes if e.made else -e.bytes) * (e.phase in ("forward", "loss"))
@@ -78,11 +72,7 @@ def test_without_a_strategy_it_is_the_step_to_the_byte(precision, attention, fre
 
 
 def test_what_is_no_strategy_or_size_is_one_line():
-    for strategy, complaint in (
-        ("all", "allowed are none"),
-        ("selective:all", "as ops are linear"),
-    ):
-        with pytest.raises(ValueError, match=complaint):
-            strategy_memory(WHOLE[3][0], 1, 8, strategy)
-    with pytest.raises(ValueError, match="precision 'fp8': allowed are fp32, bf16"):
-        strategy_memory(WHOLE[3][0], 1, 8, precision="fp8")
+    where = (WHOLE[3][0], 1, 8)
+    refused("allowed are none", strategy_memory, *where, "all")
+    refused("as ops are linear", strategy_memory, *where, "selective:all")
+    refused("precision 'fp8': allowed are fp32, bf16", strategy_memory, *where, precision="fp8")

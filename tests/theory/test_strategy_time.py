@@ -1,6 +1,7 @@
 """What a strategy computes again: operations as they are counted elsewhere, bytes by hand."""
 
 import pytest
+from refusals import refused
 
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.strategy_time import Work, forward_work, milliseconds, repeated_work
@@ -67,10 +68,9 @@ def test_milliseconds_by_value():
     # 400 bytes at 4 a ms are 100 of 130 ms; 60 operations the other 30.
     assert milliseconds(forward, forward, 130, 4000) == pytest.approx(130)
     assert milliseconds(Work(20, 40), forward, 130, 4000) == pytest.approx(10 + 10)
-    with pytest.raises(ValueError, match="must be more than the 100 ms"):
-        milliseconds(forward, forward, 100, 4000)
+    refused("must be more than the 100 ms", milliseconds, forward, forward, 100, 4000)
 
 
 def test_what_is_no_selection_is_one_line():
-    with pytest.raises(ValueError, match="allowed as ops are linear, products, attention"):
-        repeated_work("selective:softmax", *WHERE)
+    line = "allowed as ops are linear, products, attention"
+    refused(line, repeated_work, "selective:softmax", *WHERE)

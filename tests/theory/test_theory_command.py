@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from refusals import refused_command
 
 from a2lib.report import questions
 from a2lib.theory import __main__ as command
@@ -80,10 +81,7 @@ def test_the_table_has_every_answer(printed):
     (["--jsn"], "unknown --jsn (did you mean --json?); allowed are --help"),
 ])  # fmt: skip
 def test_a_wrong_number_is_one_line(given, words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        command.main(given)
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused_command(command.main, given, capsys)
     assert line.startswith(f"python -m a2lib.theory: {words}")
     assert line.endswith(" (--help explains)")
 

@@ -1,11 +1,13 @@
 """Closed forms of the Transformer against the model's tensors and a counter of operations."""
 
+import functools
 import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.model import TransformerLM, cross_entropy
@@ -26,14 +28,9 @@ from a2lib.theory.transformer import (
 
 # The handouts' models, counted once by hand.
 LISTED = {
-    "small": 128_625_408,
-    "medium": 423_183_360,
-    "large": 969_411_840,
-    "xl25": 1_998_235_200,
-    "2.7B": 3_406_809_600,
-    "8B": 8_125_698_048,
-    "10B": 12_832_823_808,
-}
+    "small": 128_625_408, "medium": 423_183_360, "large": 969_411_840, "xl25": 1_998_235_200,
+    "2.7B": 3_406_809_600, "8B": 8_125_698_048, "10B": 12_832_823_808,
+}  # fmt: skip
 # Of the weights of Llama 3.1 that Meta released, as Hugging Face counts them (safetensors).
 RELEASED = {
     "Llama-3-8B": 8_030_261_248,
@@ -44,10 +41,8 @@ RELEASED = {
 
 
 def build(shape, context, **options):
-    return TransformerLM(
-        shape.vocab_size, context, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff,
-        **options,
-    )  # fmt: skip
+    sizes = (shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff)
+    return TransformerLM(shape.vocab_size, context, *sizes, **options)
 
 
 @st.composite
@@ -95,17 +90,13 @@ def test_operations_are_those_a_counter_sees(shape, batch, context):
     by_module = {name: sum(c.values()) for name, c in forward.get_flop_counts().items()}
     parts = forward_flops_by_part(shape, batch, context)
     layers = range(shape.num_layers)
-    ffn = sum(by_module[f"TransformerLM.layers.{i}.ffn"] for i in layers)
-    projections = sum(
-        by_module[f"TransformerLM.layers.{i}.attn.{name}_proj"]
-        for i in layers
-        for name in ("q", "k", "v", "output")
-    )
-    attn = sum(by_module[f"TransformerLM.layers.{i}.attn"] for i in layers)
-    assert parts["ffn"] == ffn
-    assert parts["projections"] == projections
-    assert parts["attention"] == attn - projections
-    assert parts["lm_head"] == by_module["TransformerLM.lm_head"]
+
+    def of(*names):
+        return sum(by_module[f"TransformerLM.layers.{i}.{name}"] for i in layers for name in names)
+
+    projections = of(*(f"attn.{name}_proj" for name in ("q", "k", "v", "output")))
+    assert parts == {"projections": projections, "attention": of("attn") - projections,
+                     "ffn": of("ffn"), "lm_head": by_module["TransformerLM.lm_head"]}  # fmt: skip
 
 
 def grouped_block(shape, x):
@@ -167,8 +158,7 @@ def test_of_experts_a_token_meets_a_few():
         ({"experts": -1}, "experts is -1; allowed are whole numbers from 0"),
         ({"experts": 4, "top_k": 2, "dense": 2}, "dense 2 of 2 layers"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=re.escape(words)):
-            GroupedShape(16, 64, 2, 2, 10, **wrong)
+        refused(re.escape(words), GroupedShape, 16, 64, 2, 2, 10, **wrong)
 
 
 def test_a_tied_head_has_no_parameters_and_as_many_operations():
@@ -184,27 +174,16 @@ def test_a_tied_head_has_no_parameters_and_as_many_operations():
 @pytest.mark.parametrize("name", ["d_model", "d_ff", "num_layers", "num_heads", "vocab_size"])
 def test_sizes_must_be_positive_integers(name, wrong):
     good = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 8}
-    with pytest.raises(ValueError, match=f"{name} is .*; allowed are positive integers"):
-        Shape(**{**good, name: wrong})
-    shape = Shape(**good)
-    for call in (
-        lambda: forward_flops(shape, wrong, 4),
-        lambda: forward_flops(shape, 4, wrong),
-    ):
-        with pytest.raises(ValueError, match="allowed are positive integers"):
-            call()
+    refused(f"{name} is .*; allowed are positive integers", Shape, **{**good, name: wrong})
+    for sizes in ((wrong, 4), (4, wrong)):
+        refused("allowed are positive integers", forward_flops, Shape(**good), *sizes)
 
 
 def test_heads_that_do_not_fit_and_names_that_are_none():
-    with pytest.raises(ValueError, match="num_heads 3 does not divide d_model 8"):
-        Shape(8, 8, 1, 3)
-    with pytest.raises(ValueError, match="head_dim must be even"):
-        Shape(9, 8, 1, 3)
-    with pytest.raises(ValueError, match="num_kv_heads 4 does not divide num_heads 6; it must"):
-        GroupedShape(12, 8, 1, 6, num_kv_heads=4)
-    with pytest.raises(ValueError, match="num_kv_heads is 0; allowed are positive integers"):
-        GroupedShape(12, 8, 1, 6, num_kv_heads=0)
-    with pytest.raises(ValueError, match="allowed are small, medium, large, xl25, 2.7B, 8B, 10B"):
-        named_size("huge")
-    with pytest.raises(ValueError, match="'xl' is xl25 in the 2025 handout, 2.7B in that of 2026"):
-        named_size("xl")
+    refused("num_heads 3 does not divide d_model 8", Shape, 8, 8, 1, 3)
+    refused("head_dim must be even", Shape, 9, 8, 1, 3)
+    six = functools.partial(GroupedShape, 12, 8, 1, 6)
+    refused("num_kv_heads 4 does not divide num_heads 6; it must", six, num_kv_heads=4)
+    refused("num_kv_heads is 0; allowed are positive integers", six, num_kv_heads=0)
+    refused("allowed are small, medium, large, xl25, 2.7B, 8B, 10B", named_size, "huge")
+    refused("'xl' is xl25 in the 2025 handout, 2.7B in that of 2026", named_size, "xl")

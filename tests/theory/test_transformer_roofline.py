@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from cuda_casts import as_cuda_casts
+from refusals import refused
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -75,11 +76,13 @@ class Operators(TorchDispatchMode):
         return [(read, written)] if made else []
 
 
+def build(**options):
+    sizes = (SHAPE.d_model, SHAPE.num_layers, SHAPE.num_heads, SHAPE.d_ff)
+    return TransformerLM(SHAPE.vocab_size, CONTEXT, *sizes, **options)
+
+
 def operators_of_a_step(precision):
-    model = TransformerLM(
-        SHAPE.vocab_size, CONTEXT, SHAPE.d_model, SHAPE.num_layers, SHAPE.num_heads, SHAPE.d_ff,
-        seed=0,
-    )  # fmt: skip
+    model = build(seed=0)
     if precision == "bf16":
         for layer in model.layers:
             layer.attn.attention = as_cuda_casts
@@ -118,9 +121,7 @@ def test_eager_kernels_are_the_operators_of_the_model(precision):
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_operations_are_those_a_counter_sees(step, precision):
-    model = TransformerLM(
-        SHAPE.vocab_size, CONTEXT, SHAPE.d_model, SHAPE.num_layers, SHAPE.num_heads, SHAPE.d_ff
-    )
+    model = build()
     tokens = torch.zeros(BATCH, CONTEXT, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(tokens), tokens).backward()
@@ -137,10 +138,7 @@ def test_operations_are_those_a_counter_sees(step, precision):
 def test_fused_products_move_each_matrix_once(precision):
     """By the modules: those that share an input are one product, gradients of weights float32."""
     narrow, rows = 2 if precision == "bf16" else 4, BATCH * CONTEXT
-    model = TransformerLM(
-        SHAPE.vocab_size, CONTEXT, SHAPE.d_model, SHAPE.num_layers, SHAPE.num_heads, SHAPE.d_ff,
-        device="meta",
-    )  # fmt: skip
+    model = build(device="meta")
     groups = [[model.lm_head]]
     for layer in model.layers:
         attn, ffn = layer.attn, layer.ffn
@@ -191,18 +189,14 @@ def test_a_kernel_takes_the_longer_of_its_two_times():
 
 def test_what_is_refused():
     for step in (eager_step, compiled_step):
-        with pytest.raises(ValueError, match="precision 'bf16_weights': allowed are fp32, tf32, b"):
-            step(SHAPE, 1, 1, "bf16_weights")
+        line = "precision 'bf16_weights': allowed are fp32, tf32, b"
+        refused(line, step, SHAPE, 1, 1, "bf16_weights")
     for step in STEPS:
-        with pytest.raises(ValueError, match="precision 'fp16': allowed are fp32, tf32, bf16"):
-            step(SHAPE, 1, 1, "fp16")
+        refused("precision 'fp16': allowed are fp32, tf32, bf16", step, SHAPE, 1, 1, "fp16")
         for wrong in (0, 2.0, True):
-            with pytest.raises(ValueError, match="batch is .*; allowed are positive integers"):
-                step(SHAPE, wrong, 1, "fp32")
-    with pytest.raises(ValueError, match="by 'name': allowed are part, phase"):
-        floor([], 1.0, 1.0, by="name")
-    with pytest.raises(ValueError, match="both must be positive"):
-        floor([], 0, 1.0)
+            refused("batch is .*; allowed are positive integers", step, SHAPE, wrong, 1, "fp32")
+    refused("by 'name': allowed are part, phase", floor, [], 1.0, 1.0, by="name")
+    refused("both must be positive", floor, [], 0, 1.0)
 
 
 def test_an_update_beside_the_backward_is_bounded_by_both():

@@ -1,12 +1,13 @@
 """What a worker stores of plain attention, at the smallest sizes; and what is asked of it."""
 
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 
 from a2lib.experiments import attention
 from a2lib.experiments.attention import Parameters, handlers
-from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
+from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED, graphs
 from a2lib.measure.failures import LostContext
 from a2lib.measure.graphs import Replays
 from a2lib.measure.timing import Timing
@@ -39,30 +40,22 @@ def test_tiled_attention_saves_no_matrix(stored):
     assert found == {"q": tensor, "k": tensor, "v": tensor, "o": tensor, "lse": rows, "other": 0}
 
 
-def test_what_a_cpu_cannot_do_is_a_row(job, monkeypatch):
+def test_what_a_cpu_cannot_do_is_a_row(stored, monkeypatch):
     (task,) = attention.pass_tasks(asked("a2lib"), "cpu")
-    given = job(ATTENTION, task)
-    handlers.passes(given)
-    assert {row["status"] for row in given.store.rows()} == {"unsupported"}
-    task = attention.limit_tasks(EVERYTHING, "cpu")[0]
-    given = job(ATTENTION_LIMIT, task)
-    handlers.limit(given)
-    assert [row["status"] for row in given.store.rows()] == ["unsupported"]
+    made = stored(handlers.passes, ATTENTION, task)
+    assert {row["status"] for row in made} == {"unsupported"}
+    made = stored(handlers.limit, ATTENTION_LIMIT, attention.limit_tasks(EVERYTHING, "cpu")[0])
+    assert [row["status"] for row in made] == ["unsupported"]
     needed = Eager(2, 16, 8, True).total("backward")
     for available, status in ((needed - 1, "oom"), (needed, "ok")):
         monkeypatch.setattr(handlers.memory, "available_bytes", lambda n=available: n)
         (task,) = attention.pass_tasks(asked(), "cpu")
-        given = job(ATTENTION, task)
-        handlers.passes(given)
-        mine = [row for row in given.store.rows() if row["implementation"] == "eager"]
-        assert {row["status"] for row in mine} == {status}
+        made = stored(handlers.passes, ATTENTION, task)
+        assert {r["status"] for r in made if r["implementation"] == "eager"} == {status}
 
 
 def test_a_pass_without_room_is_oom_and_its_backward_says_where(stored, monkeypatch):
-    def refuse(*_):
-        raise MemoryError
-
-    monkeypatch.setitem(handlers.ATTENTIONS, "eager", refuse)
+    monkeypatch.setitem(handlers.ATTENTIONS, "eager", Mock(side_effect=MemoryError))
     (task,) = attention.pass_tasks(asked(), "cpu")
     made = stored(handlers.passes, ATTENTION, task)
     rows = {row["pass"]: (row["status"], row["note"]) for row in made}
@@ -71,8 +64,6 @@ def test_a_pass_without_room_is_oom_and_its_backward_says_where(stored, monkeypa
 
 
 def test_a_replay_is_the_gpus_time_or_a_reason(monkeypatch):
-    from a2lib.measure import graphs
-
     monkeypatch.setattr(handlers.memory, "total_bytes", lambda device: 100)
     row = {"held_bytes": 30, "peak_bytes": 10, "ms": 1.0}
     timing = Timing(0.5, 0.5, 0.5, 3)

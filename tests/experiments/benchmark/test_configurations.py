@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from refusals import refused
 
 from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations
@@ -52,22 +53,16 @@ def test_a_cache_that_another_machine_has_is_filled_again(tmp_path, monkeypatch)
     assert benchmark.refilling(tasks, [t for t in tasks if t not in compiled.values()]) == []
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"sweep": "table", "model": "large"}, "sweep table has its own"),
-        ({"sweep": "all", "steps": 3}, "steps = 3"),
-        ({"capture": True, "warmup": 1}, "at least 2"),
-    ],
-)
+@pytest.mark.parametrize(("given", "says"), [
+    ({"sweep": "table", "model": "large"}, "sweep table has its own"),
+    ({"sweep": "all", "steps": 3}, "steps = 3"),
+    ({"capture": True, "warmup": 1}, "at least 2"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_in_a_line(given, says):
-    with pytest.raises(ParameterError, match=says) as refused:
-        asked(**given)
-    assert "\n" not in str(refused.value)
+    refused(says, asked, error=ParameterError, **given)
 
 
 @pytest.mark.parametrize("given", [{"capture": True}, {"precision": "tf32"}])
 def test_what_needs_a_gpu_is_refused_before_a_run_is_recorded(given, on_cpu, tmp_path):
-    with pytest.raises(ParameterError, match="needs a GPU"):
-        benchmark.start(asked(**given))
+    refused("needs a GPU", benchmark.start, asked(**given), error=ParameterError)
     assert not (tmp_path / "data").exists()

@@ -142,28 +142,12 @@ def test_first_steps_are_each_of_a_process_of_their_own(on_cpu, capsys):
     assert "10 rows are stored already" in printed and "block first" in printed
 
 
-class Counter:
-    """Sensors that tell the energy of a step more at each reading, or nothing."""
-
-    def __init__(self, *joules):
-        self.joules = list(joules)
-
-    def energy_j(self):
-        return self.joules.pop(0)
-
-    def power_limit_w(self):
-        return 700.0
-
-    def sm_mhz(self):
-        return 1500
-
-    power_w = capped = sm_mhz
-
-
 def powered(monkeypatch, *joules):
-    counter = Counter(*joules)
-    monkeypatch.setattr(handlers, "Sensors", lambda: counter)
-    monkeypatch.setattr(device, "Sensors", lambda: counter)
+    """The task, with sensors that tell these energies one after another."""
+    told = {name: lambda: 1500 for name in ("sm_mhz", "power_w", "capped")}
+    told |= {"energy_j": iter(joules).__next__, "power_limit_w": lambda: 700.0}
+    for module in (handlers, device):
+        monkeypatch.setattr(module, "Sensors", lambda: SimpleNamespace(**told))
     monkeypatch.setattr(benchmark, "SETTLED", {"cpu": (2, 3)})
     (task,) = benchmark.power_tasks(EVERYTHING, "cpu")
     return task

@@ -1,6 +1,9 @@
 """What a worker stores of strategies, at the smallest sizes; and what is asked of it."""
 
+from unittest.mock import Mock
+
 import pytest
+from refusals import refused
 
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments import checkpointing
@@ -44,10 +47,8 @@ def test_a_strategy_that_fails_is_a_row_and_the_next_goes_on(measured, monkeypat
 
 
 def test_what_ends_the_device_ends_the_process_after_its_row(job, monkeypatch):
-    def lose(self, phase):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(Workload, "work", lose)
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(Workload, "work", Mock(side_effect=lost))
     (task,) = checkpointing.tasks(asked(), "cpu")
     given = job(CHECKPOINTING, task)
     with pytest.raises(LostContext):
@@ -64,6 +65,7 @@ def test_what_ends_the_device_ends_the_process_after_its_row(job, monkeypatch):
 )  # fmt: skip
 def test_what_cannot_be_is_one_line(given, complaint, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    defaults = {f: getattr(Parameters(), f) for f in Parameters.__dataclass_fields__}
-    with pytest.raises(ParameterError, match=complaint):
-        checkpointing.start(checkpointing.check({**defaults, **given}))
+    given = {**vars(Parameters()), **given}
+    refused(
+        complaint, lambda: checkpointing.start(checkpointing.check(given)), error=ParameterError
+    )

@@ -1,6 +1,9 @@
 """The collectives experiment: what a sweep asks for, and its rows from two ranks."""
 
+from unittest.mock import Mock
+
 import pytest
+from refusals import refused
 
 from a2lib.experiments import collectives
 from a2lib.experiments.collectives import MB, Collective, Parameters
@@ -15,8 +18,8 @@ def test_one_size_by_default_and_no_size_beside_a_sweep(gpus):
     gpus(0)
     (one,) = Parameters().asked()
     assert one == Collective(Ranks(2, "gloo"), "all_reduce", "fp32", MB)
-    with pytest.raises(ParameterError, match="megabytes = 3: sweep all has its own"):
-        Parameters(sweep="all", megabytes=3)
+    words = "megabytes = 3: sweep all has its own"
+    refused(words, Parameters, sweep="all", megabytes=3, error=ParameterError)
 
 
 def test_an_all_reduce_of_two_moves_as_many_bytes_as_it_has():
@@ -82,9 +85,7 @@ def _halves(call, first, second):
 
 
 def test_what_a_backend_does_not_have_is_unsupported(monkeypatch, alone):
-    def refuse(*_):
-        raise RuntimeError("Backend gloo does not support it")
-
-    monkeypatch.setattr(Call, "is_right", refuse)
+    error = RuntimeError("Backend gloo does not support it")
+    monkeypatch.setattr(Call, "is_right", Mock(side_effect=error))
     row = values(alone, Collective(Ranks(2, "gloo"), "broadcast", "fp32", 64).key())
     assert (row["status"], row["note"]) == ("unsupported", "Backend gloo does not support it")

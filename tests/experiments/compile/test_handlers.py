@@ -1,6 +1,8 @@
 """What a worker stores: at the smallest size with Inductor's plan alone, and of results by hand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from inductor_plans import planned
@@ -9,9 +11,8 @@ from a2lib.benchmark import Result, StepTimes
 from a2lib.experiments import compile as compiling
 from a2lib.experiments.compile import Shape, Steps, attention, model
 from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL, Store, inductor, start_run
+from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL, inductor
 from a2lib.measure.failures import LostContext
 
 SHAPE = Shape("plain", "fp32", 16, 8, batch=2)
@@ -19,28 +20,18 @@ TIMING = {"cpu": {"warmup_ms": 0, "rep_ms": 0.01, "min_n": 2, "max_n": 2}}
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch, configured):
-    """``job(section, task)`` is what a worker would be given; it stores below tmp_path."""
-    run = start_run(command="test", parameters={}, device="cpu", data=tmp_path)
+def job(job, tmp_path, monkeypatch, configured):
+    """Of a worker that takes turns."""
     monkeypatch.setattr(inductor, "prime", lambda device: None)
     monkeypatch.setattr(attention, "TIMING", TIMING)
     monkeypatch.setattr(inductor, "cache_dir", lambda: tmp_path)
+    return lambda *given: replace(job(*given), in_turns=True)
+
+
+def of_attention(job, in_turns=True):
+    (task,) = compiling.attention_tasks(SimpleNamespace(shapes=lambda device: [SHAPE]), "cpu")
     said = []
-
-    def make(section, task, in_turns=True):
-        store = Store(section, "cpu", tmp_path)
-        made = Job(
-            task.spec, "cpu", emit=said.append, wanted=task.rows, in_turns=in_turns, run=run,
-            store=store,
-        )  # fmt: skip
-        return made, said
-
-    return make
-
-
-def of_attention(job, shape=SHAPE, **options):
-    (task,) = compiling.attention_tasks(SimpleNamespace(shapes=lambda device: [shape]), "cpu")
-    given, said = job(COMPILE_ATTENTION, task, **options)
+    given = replace(job(COMPILE_ATTENTION, task), emit=said.append, in_turns=in_turns)
     with planned():
         attention.measure(given)
     rows = {(r["implementation"], r["pass"]): r for r in given.store.rows()}
@@ -70,13 +61,11 @@ def test_a_wrong_result_is_an_error_and_eager_is_still_timed(job, monkeypatch):
 
 
 def test_a_lost_device_ends_the_process_after_its_rows(job, monkeypatch):
-    def peak_bytes(call, device):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(attention, "peak_bytes", peak_bytes)
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(attention, "peak_bytes", Mock(side_effect=lost))
     with pytest.raises(LostContext):
         of_attention(job)
-    rows = job(COMPILE_ATTENTION, Task("", {}, {}))[0].store.rows()
+    rows = job(COMPILE_ATTENTION, Task("", {}, {})).store.rows()
     assert {(r["implementation"], r["status"]) for r in rows} == {("eager", "error")}
 
 
@@ -111,17 +100,16 @@ def played(monkeypatch, refuse=()):
     return calls
 
 
-def of_model(job, ways=("none", "blocks", "model"), cached=True, **options):
+def of_model(stored, ways=("none", "blocks", "model"), cached=True):
     steps = Steps(Configuration("tiny", 16), ways, cached)
     (task,) = compiling.model_tasks(SimpleNamespace(steps=lambda device: [steps]), "cpu")
-    given, _ = job(COMPILE_MODEL, task, **options)
-    model.measure(given)
-    return {(r["compile"], r["phase"]): r for r in given.store.rows()}
+    made = stored(model.measure, COMPILE_MODEL, task)
+    return {(r["compile"], r["phase"]): r for r in made}
 
 
-def test_a_model_takes_turns_and_both_runs_count(job, monkeypatch):
+def test_a_model_takes_turns_and_both_runs_count(stored, monkeypatch):
     calls = played(monkeypatch)
-    rows = of_model(job)
+    rows = of_model(stored)
     assert calls == ["none", "blocks", "model", "none", "blocks", "model"]
     assert len(rows) == 18 and {r["status"] for r in rows.values()} == {"ok"}
     forward = rows["blocks", "forward"]
@@ -130,20 +118,20 @@ def test_a_model_takes_turns_and_both_runs_count(job, monkeypatch):
     assert float(rows["model", "wall"]["ms_cold"]) == 1030 + 1 + 2060 + 3 + 1
 
 
-def test_what_is_compiled_once_has_as_many_steps_and_no_time_from_the_cache(job, monkeypatch):
+def test_what_is_compiled_once_has_as_many_steps_and_no_time_from_the_cache(stored, monkeypatch):
     calls = played(monkeypatch)
     counted = []
     run = model.run
     monkeypatch.setattr(model, "run", lambda config: counted.append(config.steps) or run(config))
-    rows = of_model(job, ways=("model",), cached=False)
+    rows = of_model(stored, ways=("model",), cached=False)
     assert calls == ["model"] and counted == [2 * model.STEPS]
     whole = rows["model", "wall"]
     assert float(whole["ms_cold"]) > 1000 and whole["ms_warm"] == "" and whole["status"] == "ok"
 
 
-def test_a_way_that_does_not_fit_leaves_the_others(job, monkeypatch):
+def test_a_way_that_does_not_fit_leaves_the_others(stored, monkeypatch):
     calls = played(monkeypatch, refuse=["model"])
-    rows = of_model(job)
+    rows = of_model(stored)
     assert calls == ["none", "blocks", "model", "none", "blocks"]
     statuses = {way: rows[way, "wall"]["status"] for way in ("none", "blocks", "model")}
     assert statuses == {"none": "ok", "blocks": "ok", "model": "oom"}

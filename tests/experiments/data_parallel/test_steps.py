@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 
 from a2lib.experiments.data_parallel import gathers, traces, training
 from a2lib.experiments.data_parallel.sharded import TOLERANCE, Deviation, deviation, worst
@@ -24,10 +25,9 @@ def test_the_window_of_a_replay_ends_backward_with_its_last_product():
     assert [(row["kind"], row["start_us"], row["duration_us"]) for row in rows] == [
         ("matmul", 0, 15_000), ("communication", 13_000, 6_000), ("optimizer", 19_000, 11_000),
     ]  # fmt: skip
-    with pytest.raises(TraceError, match="no product was traced"):
-        traces.averaging(Trace("chrome", kernels[1:], []), captured=True)
-    with pytest.raises(TraceError, match="no kernel of a backward"):
-        traces.averaging(found)
+    without = Trace("chrome", kernels[1:], [])
+    refused("no product was traced", traces.averaging, without, captured=True, error=TraceError)
+    refused("no kernel of a backward", traces.averaging, found, error=TraceError)
 
 
 @pytest.fixture
@@ -70,14 +70,11 @@ class Wrapper(torch.nn.Module):
         """Nothing of it refuses a step."""
 
 
-@pytest.mark.parametrize(
-    ("mean", "right"),
-    [
-        (lambda grad: (grad + 1) / 2, True),
-        (lambda grad: grad, False),
-        (lambda grad: grad + 1, False),
-    ],
-)
+@pytest.mark.parametrize(("mean", "right"), [
+    (lambda grad: (grad + 1) / 2, True),
+    (lambda grad: grad, False),
+    (lambda grad: grad + 1, False),
+])  # fmt: skip
 def test_gradients_that_are_no_mean_are_seen(alone, mean, right):
     with alone.wrapped(lambda model: Wrapper(model, mean)):
         assert (alone.error() <= training.TOLERANCE) is right
@@ -163,14 +160,8 @@ def test_gradients_are_held_against_their_mean(world, alike):
     random = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
     each = alike * random(1, 16, 32) + random(world, 16, 32)
     mean = each.mean(0)
-    wrong = {
-        "": mean,
-        "own": each[0],
-        "sum": world * mean,
-        "twice": mean / world,
-        "swapped": mean.roll(8, 0),
-        "nan": mean * float("nan"),
-    }
+    wrong = {"": mean, "own": each[0], "sum": world * mean, "twice": mean / world,
+             "swapped": mean.roll(8, 0), "nan": mean * float("nan")}  # fmt: skip
     noise = random(16, 32)
     noise *= mean.norm() / noise.norm()
     for allowed, size in ((TOLERANCE["bf16"], 0.33), (TOLERANCE["fp32"], 1e-3)):

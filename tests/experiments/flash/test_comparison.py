@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,10 +24,7 @@ def good(q, k, v):
 
 
 def raising(error):
-    def forward(*_):
-        raise error
-
-    return forward
+    return Mock(side_effect=error)
 
 
 class BackwardFails(torch.autograd.Function):
@@ -84,14 +82,11 @@ def test_times_are_positive_and_in_order(compare):
     assert compare(good=good, twin=good, in_turns=False)[1] == ["good", "twin"] * 4
 
 
-@pytest.mark.parametrize(
-    "error, status",
-    [
-        (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
-        (RuntimeError("No available kernel. Aborting execution."), "unsupported"),
-        (KeyError("anything"), "error"),
-    ],
-)
+@pytest.mark.parametrize("error, status", [
+    (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
+    (RuntimeError("No available kernel. Aborting execution."), "unsupported"),
+    (KeyError("anything"), "error"),
+])  # fmt: skip
 def test_an_exception_is_a_row_and_the_others_go_on(compare, error, status):
     rows, _ = compare(bad=raising(error), good=good)
     assert statuses(rows, "bad") == [status] * 3 and statuses(rows, "good") == ["ok"] * 3
@@ -104,14 +99,11 @@ def test_a_wrong_output_gets_no_time(compare):
     assert rows["unmasked", "forward"]["note"].startswith("WrongResult: wrong o")
 
 
-@pytest.mark.parametrize(
-    "result, status, word",
-    [
-        (lambda do: (do, do, do), "error", "wrong dq"),
-        (lambda do: (do * float("nan"),) * 3, "error", "not finite"),
-        (raising(torch.OutOfMemoryError("CUDA out of memory")), "oom", "out of memory"),
-    ],
-)
+@pytest.mark.parametrize("result, status, word", [
+    (lambda do: (do, do, do), "error", "wrong dq"),
+    (lambda do: (do * float("nan"),) * 3, "error", "not finite"),
+    (raising(torch.OutOfMemoryError("CUDA out of memory")), "oom", "out of memory"),
+])  # fmt: skip
 def test_a_backward_that_fails_leaves_the_forward(compare, monkeypatch, result, status, word):
     monkeypatch.setattr(BackwardFails, "result", staticmethod(result))
     rows, _ = compare(bad=BackwardFails.apply)

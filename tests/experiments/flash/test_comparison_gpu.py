@@ -13,6 +13,8 @@ from a2lib.measure import FLASH, Store, Timing, failures, graphs, memory, start_
 from a2lib.measure.graphs import Replays
 from a2lib.theory.attention import PASSES
 
+BOTH = {"a": good, "b": good}
+
 
 @pytest.fixture
 def stand_in(put, monkeypatch):
@@ -48,42 +50,32 @@ def stand_in(put, monkeypatch):
         assert isinstance(put.raised, failures.LostContext if lost else type(None))
         return {(row["implementation"], row["pass"]): row for row in rows}, list(together)
 
-    monkeypatch.setattr(
-        peers, "inputs", lambda shape, device, seed: real_inputs(shape, "cpu", seed)
-    )
+    monkeypatch.setattr(peers, "inputs", lambda shape, _, seed: real_inputs(shape, "cpu", seed))
     monkeypatch.setattr(timing, "time_many", time_many)
     monkeypatch.setattr(graphs, "time_replays", time_replays)
     return measure
 
 
 def test_small_ones_take_turns_and_large_ones_are_alone(stand_in):
-    rows, together = stand_in({"a": good, "b": good}, total=10**12, peak=1000)
+    rows, together = stand_in(BOTH, total=10**12, peak=1000)
     assert together == [(["a", "b"], ["a", "b"])] * 3
-    rows, together = stand_in({"a": good, "b": good}, total=10**12, peak=10**11)
+    rows, together = stand_in(BOTH, total=10**12, peak=10**11)
     assert together == [(["a"], ["a"]), (["b"], ["b"])] * 3
     assert {row["status"] for row in rows.values()} == {"ok"}
     assert {row["peak_bytes"] for row in rows.values()} == {10**11}
 
 
-@pytest.mark.parametrize(
-    "error, note",
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "no graph: out of memory"),
-        (
-            RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch"),
-            "no graph: RuntimeError: CUDA error: operation not permitted when stream is capturing",
-        ),
-        (RuntimeError("x" * 1000), "no graph: RuntimeError: " + "x" * 173 + "..."),
-    ],
-)
+@pytest.mark.parametrize("error, note", [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried"), "no graph: out of memory"),
+    (
+        RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch"),
+        "no graph: RuntimeError: CUDA error: operation not permitted when stream is capturing",
+    ),
+    (RuntimeError("x" * 1000), "no graph: RuntimeError: " + "x" * 173 + "..."),
+])  # fmt: skip
 def test_what_cannot_be_captured_keeps_its_time_and_says_why(stand_in, error, note):
-    fine = Timing(0.25, 0.125, 0.5, 7)
-    rows, _ = stand_in(
-        {"a": good, "b": good},
-        total=10**12,
-        peak=1000,
-        replay=lambda makers: {"a": error, "b": fine},
-    )
+    done = {"a": error, "b": Timing(0.25, 0.125, 0.5, 7)}
+    rows, _ = stand_in(BOTH, total=10**12, peak=1000, replay=lambda makers: done)
     for pass_ in PASSES:
         row = rows["a", pass_]
         assert row["status"] == "ok" and row["ms"] > 0 and row["peak_bytes"] == 1000
@@ -93,13 +85,8 @@ def test_what_cannot_be_captured_keeps_its_time_and_says_why(stand_in, error, no
 
 def test_a_graph_that_spoils_the_device_is_noted_and_the_rest_measured_elsewhere(stand_in):
     error = RuntimeError("CUDA error: an illegal memory access")
-    rows, _ = stand_in(
-        {"a": good, "b": good},
-        total=10**12,
-        peak=1000,
-        replay=lambda makers: Replays({"b": error}, usable=False),
-        lost=True,
-    )
+    done = Replays({"b": error}, usable=False)
+    rows, _ = stand_in(BOTH, total=10**12, peak=1000, replay=lambda makers: done, lost=True)
     # "a" was not come to: it is measured again, and on its own.
     assert list(rows) == [("b", "forward")]
     assert rows["b", "forward"]["status"] == "ok"

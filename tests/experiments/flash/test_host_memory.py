@@ -50,14 +50,10 @@ for name, sizes in json.loads(sys.argv[1]).items():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit there")
 def test_the_estimate_is_a_bound_within_about_a_factor_of_two():
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURING, json.dumps(CASES)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        # Else glibc keeps a matrix that was freed in its heap, or not, from run to run.
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17)},
-    )
+    # Else glibc keeps a matrix that was freed in its heap, or not, from run to run.
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17)}
+    command = [sys.executable, "-c", MEASURING, json.dumps(CASES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr
     peaks = [int(line) for line in done.stdout.split()]
     for (name, sizes), measured in zip(CASES.items(), peaks, strict=True):

@@ -12,7 +12,6 @@ import torch
 from a2lib.attention import attention_reference, hopper, launch, passes, plans
 from a2lib.experiments.flash import ladder, peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape
-from a2lib.measure import failures
 
 FEW = Shape("bf16", 1, 1, 256, 64, True)
 PLAIN = [rung for rung in ladder.RUNGS if rung not in ladder.HOPPER]
@@ -42,7 +41,7 @@ def launched(monkeypatch):
 def test_each_rung_is_asked_for_at_three_shapes_of_one_gpu():
     made = ladder.tasks(Parameters(sweep="ladder"), "cuda")
     assert [t.label for t in made] == [
-        *("1x16x16384x128 bf16 causal", "1x16x16384x64 bf16 causal", "1x1x4096x64 bf16 causal")
+        f"1x{shape} bf16 causal" for shape in ("16x16384x128", "16x16384x64", "1x4096x64")
     ]
     for task in made:
         assert list(task.rows) == [*ladder.PEERS, *ladder.RUNGS] and task.in_turns
@@ -144,15 +143,6 @@ ladder.Rung("to_diagonal", shape, "cpu").check(qkv, expected)
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_a_lost_device_is_a_row_and_then_the_end_of_the_process(put, monkeypatch):
-    def forward(q, k, v):
-        raise RuntimeError("CUDA error: an illegal memory access")
-
-    monkeypatch.setattr(peers, "build", lambda *_: forward)
-    assert {row["status"] for row in put(ladder.measure, the_task())} == {"error"}
-    assert isinstance(put.raised, failures.LostContext)
 
 
 @pytest.mark.gpu

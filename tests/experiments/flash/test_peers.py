@@ -2,14 +2,15 @@
 
 import dataclasses
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from a2lib import paths
 from a2lib.attention import UnsupportedError, attention_reference
-from a2lib.experiments.flash import peers, recomputed
-from a2lib.experiments.flash.shapes import Shape
+from a2lib.experiments.flash import accuracy, ladder, peers, protocols, recomputed
+from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.measure import failures
 
 SHAPE = Shape("fp32", 1, 2, 48, 16, True)
@@ -90,23 +91,21 @@ def wrapped(outer: Exception, inner: Exception) -> Exception:
     return outer
 
 
-@pytest.mark.parametrize(
-    "error, status",
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 GiB"), "oom"),
-        (wrapped(RuntimeError("backend failed"), torch.OutOfMemoryError("no room")), "oom"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
-        (RuntimeError("Triton Error [CUDA]: out of memory"), "oom"),
-        (MemoryError(), "oom"),
-        (UnsupportedError("head_dim 256"), "unsupported"),
-        (NotImplementedError("only inference"), "unsupported"),
-        (RuntimeError("No available kernel. Aborting execution."), "unsupported"),
-        (RuntimeError("No valid triton configs. OutOfMemoryError: out of resource"), "unsupported"),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), "error"),
-        (ValueError("one\ntwo"), "error"),
-        (RuntimeError(), "error"),
-    ],
-)
+@pytest.mark.parametrize("error, status", [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 GiB"), "oom"),
+    (wrapped(RuntimeError("backend failed"), torch.OutOfMemoryError("no room")), "oom"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), "oom"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`"), "oom"),
+    (MemoryError(), "oom"),
+    (UnsupportedError("head_dim 256"), "unsupported"),
+    (NotImplementedError("only inference"), "unsupported"),
+    (RuntimeError("No available kernel. Aborting execution."), "unsupported"),
+    (RuntimeError("No valid triton configs. OutOfMemoryError: out of resource"), "unsupported"),
+    (RuntimeError("CUDA error: an illegal memory access was encountered"), "error"),
+    (ValueError("one\ntwo"), "error"),
+    (RuntimeError(), "error"),
+])  # fmt: skip
 def test_classify(error, status):
     found, note = failures.classify(error)
     assert found == status
@@ -131,6 +130,23 @@ def test_only_a_spoilt_device_is_lost():
     )
     for error in (ValueError("x"), torch.OutOfMemoryError("CUDA error: out of memory")):
         assert not failures.is_lost(error)
+
+
+SUSTAINED = protocols.tasks(Parameters(sweep="leaderboard"), "cpu")[1]
+
+
+@pytest.mark.parametrize(("handler", "task", "rows"), [
+    (accuracy.measure, accuracy.task("eager", SHAPE, 1), 4),
+    (protocols.measure, SUSTAINED, 1),
+    (ladder.measure, ladder.tasks(Parameters(sweep="ladder"), "cpu")[-1], 2),
+], ids=["accuracy", "protocols", "ladder"])  # fmt: skip
+def test_a_lost_device_is_rows_and_then_the_end_of_the_process(
+    put, monkeypatch, handler, task, rows
+):
+    lost = RuntimeError("CUDA error: an illegal memory access")
+    monkeypatch.setattr(peers, "build", lambda *_: Mock(side_effect=lost))
+    assert [row["status"] for row in put(handler, task)] == ["error"] * rows
+    assert isinstance(put.raised, failures.LostContext)
 
 
 def test_notes_hold_no_local_folder(monkeypatch):

@@ -1,5 +1,6 @@
 """Compiling ahead: parallel, within its memory and time, and never the end of a sweep."""
 
+import itertools
 import time
 
 import pytest
@@ -14,36 +15,14 @@ SIZES = [2**n for n in range(8)]
 def ahead(tmp_path):
     log = tmp_path / "log"
 
-    def run(
-        names="a",
-        sizes=SIZES,
-        parts=(),
-        workers=2,
-        memory_bytes=10**12,
-        timeout_s=10,
-        until=None,
-        **spec,
-    ):
-        asked = [
-            Compilation(
-                f"{name} {size}",
-                {"name": f"{name} {size}", "log": str(log), "part": dict(parts).get(name), **spec},
-                size,
-            )
-            for size in sizes
-            for name in names
-        ]
-        seen = []
-        failed = compile_ahead(
-            asked,
-            handler=HANDLER,
-            device="cpu",
-            workers=workers,
-            memory_bytes=memory_bytes,
-            timeout_s=timeout_s,
-            until=until,
-            progress=seen.append,
-        )
+    def run(names="a", sizes=SIZES, parts=(), seconds=0, **options):
+        asked, seen = [], []
+        for size, name in itertools.product(sizes, names):
+            spec = {"name": f"{name} {size}", "log": str(log), "part": dict(parts).get(name)}
+            asked.append(Compilation(spec["name"], {**spec, "seconds": seconds}, size))
+        given = {"workers": 2, "memory_bytes": 10**12, "timeout_s": 10, "until": None, **options}
+        given |= {"handler": HANDLER, "device": "cpu", "progress": seen.append}
+        failed = compile_ahead(asked, **given)
         lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
         assert all(task in seen for task, _ in failed)
         return len(seen) - len(failed), failed, lines

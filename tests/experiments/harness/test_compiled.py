@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -53,11 +54,8 @@ def test_after_a_worker_that_is_killed_at_work_all_is_compiled_again(cache):
 
 
 def test_on_a_file_system_without_locks_nothing_is_dropped(cache, monkeypatch):
-    def refuse(*_):
-        raise OSError("no locks")
-
     (cache / f"{AT_WORK}1").touch()
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError("no locks")))
     with at_work():
         assert len(left(cache)) == 4
 

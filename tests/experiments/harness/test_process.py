@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
+
+from waiting import until
 
 from a2lib.experiments.harness.process import Worker
+from a2lib.parallel.lifeline import is_alive
 
 START = "experiments.harness.toy:start"
 
@@ -16,19 +18,15 @@ START = "experiments.harness.toy:start"
 def test_closing_a_worker_ends_what_it_started():
     worker = Worker(START)
     (event,) = worker.ask({"do": START, "spec": {"seconds": 0}, "device": "cpu", "seed": 0}, 60)
-    assert not _ended(event["pid"])
+    assert is_alive(event["pid"])
     worker.close()
-    try:
-        assert _ends(event["pid"])
-    finally:
-        _kill(event["pid"])
+    assert_ended([event["pid"]])
 
 
 def test_neither_a_worker_nor_what_it_started_outlives_a_killed_parent(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(f"""
-        import sys
         from a2lib.experiments.harness.process import Worker
         worker = Worker({START!r})
         task = {{"do": {START!r}, "spec": {{"seconds": 100}}, "device": "cpu", "seed": 0}}
@@ -40,31 +38,16 @@ def test_neither_a_worker_nor_what_it_started_outlives_a_killed_parent(tmp_path)
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True
     ) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(pids) == 2 and not any(map(_ended, pids))
+        assert len(pids) == 2 and all(map(is_alive, pids))
         parent.send_signal(signal.SIGKILL)
+    assert_ended(pids)
+
+
+def assert_ended(pids):
+    """Within some seconds, by themselves."""
     try:
-        assert all(map(_ends, pids))
+        assert until(lambda: not any(map(is_alive, pids)), 10)
     finally:
         for pid in pids:
-            _kill(pid)
-
-
-def _ends(pid):
-    """Whether a process ends by itself within some seconds."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and not _ended(pid):
-        time.sleep(0.05)
-    return _ended(pid)
-
-
-def _kill(pid):
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _ended(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as status:
-            return status.read().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or read
-        return True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

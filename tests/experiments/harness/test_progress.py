@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from waiting import until
 
 from a2lib.experiments.harness import output as outputs
 
@@ -25,17 +26,10 @@ def output(monkeypatch):
     return made
 
 
-def wait_for(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_the_clock_goes_on_while_nothing_else_does(output):
     bar = outputs.Progress(3, "steps", "rows")
     bar._started -= 20
-    wait_for(lambda: output.shown and "0/3 rows [00:2" in output.shown[-1])
+    assert until(lambda: output.shown and "0/3 rows [00:2" in output.shown[-1])
     bar.step()
     bar.close("done")
     said = list(output.shown)

@@ -8,19 +8,21 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from experiments.harness.toy import task as alone
 from experiments.harness.toy_ranks import IN_GROUP, RANKS, task
+from refusals import refused
+from waiting import until
 
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.process import WorkerDied
 from a2lib.experiments.harness.ranks import Ranks, where, why
 from a2lib.experiments.harness.sweep import Sweep, gpus_of
-from a2lib.measure import Section, Store
+from a2lib.measure import Store
 from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed
 from a2lib.parallel.lifeline import is_alive
 from a2lib.paths import cache_dir
@@ -62,9 +64,8 @@ def test_what_a_rank_does_is_the_row_of_its_configuration(ranks, run, tmp_path, 
     assert [found[name][0] for name in ("first", "second", "killed", "last")] == ["ok"] * 4
     assert found["first"][1] == found["second"][1]  # one group
     status, note = found["hangs"]
-    assert status == "error"
     stood = r"no answer within 1 s: ranks 0, 1 in measure \(toy_ranks.py:\d+\)"
-    assert re.fullmatch(stood, note)
+    assert status == "error" and re.fullmatch(stood, note)
     assert (tmp_path / "log").exists()
     assert not any(is_alive(int(note)) for status, note in found.values() if status == "ok")
 
@@ -74,10 +75,8 @@ def test_ranks_of_a_process_group(tmp_path, run, backend):
     if backend == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     store = Store(IN_GROUP, "cpu", data=tmp_path / "data")
-    asked = [
-        task("sum", backend=backend, part="late"),
-        task("raises", backend=backend, part="raise"),
-    ]
+    parts = {"sum": "late", "raises": "raise"}
+    asked = [task(name, backend=backend, part=part) for name, part in parts.items()]
     Sweep(store, run, "cpu", until=time.time() + LIMIT_S).measure(asked)
     found = rows(store)
     status, note = found["sum"]
@@ -89,8 +88,8 @@ def test_ranks_of_a_process_group(tmp_path, run, backend):
 
 
 def test_ranks_that_do_not_start_are_no_row(tmp_path, run):
-    store = Store(Section("ranks", ("operation", "size"), ("note",), handler="no.such:module"),
-                  "cpu", data=tmp_path / "data")  # fmt: skip
+    section = replace(RANKS, handler="no.such:module")
+    store = Store(section, "cpu", data=tmp_path / "data")
     with pytest.raises(WorkerDied, match="rank . of 2: ModuleNotFoundError: No module named 'no'"):
         Sweep(store, run, "cpu").measure([task("a")])
     assert store.rows() == []
@@ -121,46 +120,34 @@ def test_two_sweeps_at_once_and_neither_leaves_a_rank(ranks, run, tmp_path, fold
         )
         command = [sys.executable, "-c", script]
         going.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-    pids = [[int(p) for p in _names(folder, 2)] for folder in folders]
+    pids = [int(pid) for folder in folders for pid in _two_names(folder)]
     for process, by in zip(going, (signal.SIGINT, signal.SIGKILL), strict=True):
         process.send_signal(by)
     said = [process.communicate(timeout=LIMIT_S)[0] for process in going]
     assert said == ["interrupted\n", ""]
-    deadline = time.monotonic() + LIMIT_S
-    left = [folder, *sum(pids, [])]
-    while left and time.monotonic() < deadline:
-        time.sleep(0.05)
-        left = [*_left(folder), *(pid for pid in sum(pids, []) if is_alive(pid))]
-    assert left == [] and {row["operation"] for row in ranks.rows()} == {"interrupted", "killed"}
+    assert until(lambda: not _left(folder) and not any(map(is_alive, pids)))
+    assert {row["operation"] for row in ranks.rows()} == {"interrupted", "killed"}
 
 
-def _names(folder, count):
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        found = [name for name in os.listdir(folder) if name.isdigit()]
-        if len(found) == count:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{folder} has {os.listdir(folder)}")
+def _two_names(folder):
+    assert until(lambda: len([name for name in os.listdir(folder) if name.isdigit()]) == 2)
+    return filter(str.isdigit, os.listdir(folder))
 
 
-@pytest.mark.parametrize(
-    ("error", "raised", "died"),
-    [
-        (RankFailed("rank 1 of 2: x\n\nmore", 1, 1), {1: ("oom", "out of memory")},
-         ("rank 1 of 2: out of memory", "oom", False)),
-        # Rank 0 has lost its peer: it is not to blame.
-        (RankFailed("rank 1 of 2: killed by SIGABRT\n\nmore", 1, -6), {0: ("error", "closed")},
-         ("rank 1 of 2: killed by SIGABRT", "error", False)),
-        (RankFailed("rank 1 of 2: killed by SIGTERM", 1, -15), {},
-         ("rank 1 of 2: killed by SIGTERM", "error", True)),
-        (LaunchError("torchrun failed, exit code 1\n\nmore", code=1), {},
-         ("torchrun failed, exit code 1", "error", False)),
-        (TimeLimitPassed("no answer within 3 s\n\nmore", {1: "  File \"a.py\", line 2 in f"}), {},
-         ("no answer within 3 s: rank 1 in f (a.py:2)", "error", False)),
-        (None, {}, ("its processes stopped answering", "error", False)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "raised", "died"), [
+    (RankFailed("rank 1 of 2: x\n\nmore", 1, 1), {1: ("oom", "out of memory")},
+     ("rank 1 of 2: out of memory", "oom", False)),
+    # Rank 0 has lost its peer: it is not to blame.
+    (RankFailed("rank 1 of 2: killed by SIGABRT\n\nmore", 1, -6), {0: ("error", "closed")},
+     ("rank 1 of 2: killed by SIGABRT", "error", False)),
+    (RankFailed("rank 1 of 2: killed by SIGTERM", 1, -15), {},
+     ("rank 1 of 2: killed by SIGTERM", "error", True)),
+    (LaunchError("torchrun failed, exit code 1\n\nmore", code=1), {},
+     ("torchrun failed, exit code 1", "error", False)),
+    (TimeLimitPassed("no answer within 3 s\n\nmore", {1: "  File \"a.py\", line 2 in f"}), {},
+     ("no answer within 3 s: rank 1 in f (a.py:2)", "error", False)),
+    (None, {}, ("its processes stopped answering", "error", False)),
+])  # fmt: skip
 def test_what_is_said_of_a_group_that_ended(error, raised, died):
     raised = {rank: {"raised": note, "status": status} for rank, (status, note) in raised.items()}
     said = why(error, raised, 2)
@@ -191,12 +178,12 @@ def test_the_backend_is_that_of_the_machine(monkeypatch):
     assert given(2, monkeypatch) == Ranks(2, "nccl")
     assert given(2, monkeypatch, world_size=3) == Ranks(3, "gloo")
     assert given(2, monkeypatch, backend="gloo") == Ranks(2, "gloo")
-    with pytest.raises(ParameterError, match="^world_size = 2 with backend nccl: allowed is gloo"):
-        given(0, monkeypatch, backend="nccl")
-    with pytest.raises(ParameterError, match="allowed is from 1 to 2, the GPUs here$"):
-        given(2, monkeypatch, world_size=4, backend="nccl")
-    with pytest.raises(ParameterError, match="backend = 'none': allowed are auto, gloo, nccl"):
-        given(2, monkeypatch, backend="none")
+    for gpus, asked, words in (
+        (0, {"backend": "nccl"}, "^world_size = 2 with backend nccl: allowed is gloo"),
+        (2, {"world_size": 4, "backend": "nccl"}, "allowed is from 1 to 2, the GPUs here$"),
+        (2, {"backend": "none"}, "backend = 'none': allowed are auto, gloo, nccl"),
+    ):
+        refused(words, given, gpus, monkeypatch, error=ParameterError, **asked)
     assert [Ranks(1, name).device for name in ("gloo", "nccl")] == ["cpu", "cuda"]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from experiments.harness.toy import TOY, UNTIMED, task
+from waiting import until
 
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
@@ -97,9 +98,7 @@ def test_an_interrupted_run_keeps_its_rows_says_so_and_goes_on(started, tmp_path
         while "started" not in going.stdout.readline():
             pass
         store = Store(TOY, "cpu", tmp_path / "data")
-        deadline = time.monotonic() + 60
-        while len(store.rows()) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: len(store.rows()) >= 3)
         going.send_signal(signal.SIGINT)
         said, _ = going.communicate(timeout=60)
     assert going.returncode == 0 and "every row measured so far is stored" in said

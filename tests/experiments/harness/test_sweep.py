@@ -5,13 +5,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
-from experiments.harness.toy import SIZES, task
+from experiments.harness.toy import SIZES, TOY, task
 
 from a2lib.experiments.harness.process import WorkerDied
 from a2lib.experiments.harness.sweep import NO_RESULT, Sweep, plan
-from a2lib.measure import Section, Store, StoreError, start_run
+from a2lib.measure import Store, StoreError, start_run
 
 
 def found(store):
@@ -40,18 +41,15 @@ def test_every_row_is_stored_and_reported_by_one_process(store, run):
     assert {row["run"] for row in store.rows()} == {run} and len(notes(store, "ok")) == 1
 
 
-@pytest.mark.parametrize(
-    "part, statuses, note",
-    [
-        ("die late", ["ok", "error", "error"], "SIGABRT"),
-        ("killed", ["error"] * 3, "ended from outside, twice: its process died (killed"),
-        ("hang", ["error"] * 3, "no answer within 1 s"),
-        ("lost", ["error"] * 3, "LostContext: CUDA error"),
-        ("raise", ["error"] * 3, "ValueError: one"),
-        ("no memory", ["oom"] * 3, "out of memory"),
-        ("silent", ["error"] * 3, NO_RESULT),
-    ],
-)
+@pytest.mark.parametrize("part, statuses, note", [
+    ("die late", ["ok", "error", "error"], "SIGABRT"),
+    ("killed", ["error"] * 3, "ended from outside, twice: its process died (killed"),
+    ("hang", ["error"] * 3, "no answer within 1 s"),
+    ("lost", ["error"] * 3, "LostContext: CUDA error"),
+    ("raise", ["error"] * 3, "ValueError: one"),
+    ("no memory", ["oom"] * 3, "out of memory"),
+    ("silent", ["error"] * 3, NO_RESULT),
+])  # fmt: skip
 def test_whatever_fails_is_a_row_and_the_sweep_goes_on(store, run, part, statuses, note):
     sweep = Sweep(store, run, "cpu", silence_s=1)
     assert sweep.measure([task("a", "b", "c", parts={"b": part}), task("d")]) == 0
@@ -94,8 +92,7 @@ def test_a_process_that_ends_between_rows_blames_nobody(store, run):
 
 
 def test_a_worker_that_does_not_start_is_no_row(tmp_path, run):
-    section = Section("toy", ("operation", "size"), ("note",), handler="no.such:module")
-    store = Store(section, "cpu", data=tmp_path / "data")
+    store = Store(replace(TOY, handler="no.such:module"), "cpu", data=tmp_path / "data")
     with pytest.raises(WorkerDied, match="exit code 1.: ModuleNotFoundError: No module named 'no'"):
         Sweep(store, run, "cpu").measure([task("a")])
     assert store.rows() == []

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+from refusals import refused
 
 from a2lib.experiments import leaderboard
 from a2lib.experiments.harness.parameters import ParameterError
@@ -31,8 +32,8 @@ def test_a_rank_s_work_on_one_gpu_and_a_trial_on_none(gpus):
         ("gloo", "tiny", "fp32")
     }
     assert {one.key()["layers"] for one in asked} == {4}
-    with pytest.raises(ParameterError, match="'own_attention': allowed on GPUs"):
-        Parameters(ways="own_attention").asked()
+    own = Parameters(ways="own_attention")
+    refused("'own_attention': allowed on GPUs", own.asked, error=ParameterError)
 
 
 def step(keeps="moved", **given):
@@ -67,8 +68,7 @@ def test_the_plan_is_what_fits_every_rank():
     slow = lambda value: [value, 0.0] if value == run.CPU_LINK else [value]  # noqa: E731
     assert run.plan(step(), 0, "cpu", slow) == less
     # Beside what this rank has no room is left.
-    with pytest.raises(ValueError, match="allowed|room|fits"):
-        run.plan(step(room_percent=None), 10**15, "cpu", alone)
+    refused("allowed|room|fits", run.plan, step(room_percent=None), 10**15, "cpu", alone)
     assert run.plans_of(step("input"), "cpu", alone) is None
     assert run.plans_of(step("attention"), "cpu", alone)(None) == [BlockPlan(())] * 4
 

@@ -59,36 +59,18 @@ def test_a_recording_is_rows_and_pictures(job, here):
     assert memory._counted(second) == counted(case, 1)
 
 
-class Allocator:
-    """The statistics of an allocator whose phases peak at 100, 200, ... bytes."""
-
-    def __init__(self):
-        self.peaks = iter(range(100, 9900, 100))
-
-    def memory_stats(self):
-        most = next(self.peaks)
-        names = ("requested_bytes", "allocated_bytes", "reserved_bytes")
-        return {f"{name}.all.peak": most + i for i, name in enumerate(names)}
-
-    def reset_peak_memory_stats(self):
-        pass
-
-    def mem_get_info(self):
-        return 40, 1000
-
-
 @pytest.fixture
 def stand_in(monkeypatch):
-    """A GPU of made-up numbers: its tensors are on the CPU."""
-    for name in ("memory_stats", "reset_peak_memory_stats", "mem_get_info"):
-        monkeypatch.setattr(torch.cuda, name, getattr(Allocator(), name))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    made = handlers.Workload
-
-    def workload(config, device):
-        return made(dataclasses.replace(config, device="cpu"), "cpu")
-
-    monkeypatch.setattr(handlers, "Workload", workload)
+    """A GPU of made-up numbers: its tensors are on the CPU, its phases peak at 100 bytes."""
+    names = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+    peaks = {f"{name}.all.peak": 100 for name in names}
+    given = {"memory_stats": peaks, "mem_get_info": (40, 1000)}
+    for name in (*given, "reset_peak_memory_stats", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: given.get(name))
+    made, config_of = handlers.Workload, dataclasses.replace
+    monkeypatch.setattr(
+        handlers, "Workload", lambda config, _: made(config_of(config, device="cpu"), "cpu")
+    )
 
 
 def test_out_of_memory_names_the_phase_and_keeps_what_was_before(stored, monkeypatch, stand_in):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from profiles import make
+from refusals import refused
 
 from a2lib.benchmark import Result, StepTimes
 from a2lib.benchmark.__main__ import parse
@@ -97,37 +98,30 @@ def test_the_window_of_a_block_is_its_range_or_as_long(found):
     assert "lm_head" not in {row["part"] for row in rows["forward"]}
 
 
-@pytest.fixture
-def played(monkeypatch, tmp_path):
-    """``played(status)``: the timer ends so, and tracing gives a trace made by hand; its calls."""
+def played(monkeypatch, status="ok", traced="ok", error=None):
+    """The timer ends so, and tracing gives a trace made by hand; its calls."""
+    calls = []
 
-    def make_(status="ok", traced="ok", error=None):
-        calls = []
+    def run(config):
+        steps = [step(1.0)] if status == "ok" else []
+        return Result(config, status=status, note="in step 0: much", steps=steps)
 
-        def run(config):
-            result = Result(config, status=status, note="in step 0: much")
-            result.steps = [step(1.0)] if status == "ok" else []
-            return result
+    def record(asked, config):
+        calls.append((asked, config))
+        if error:
+            raise error
+        said = {"status": traced, "note": "why", "steps": [dataclasses.asdict(step(2.0))]}
+        return trace.read(HERE / "cpu_trace.json.gz"), said
 
-        def record(asked, config):
-            calls.append((asked, config))
-            if error:
-                raise error
-            steps = [dataclasses.asdict(step(2.0))]
-            return trace.read(HERE / "cpu_trace.json.gz"), {"status": traced, "note": "why",
-                                                            "steps": steps}  # fmt: skip
-
-        monkeypatch.setattr(handlers, "run", run)
-        monkeypatch.setattr(handlers, "record", record)
-        monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 10**12)
-        return calls
-
-    return make_
+    monkeypatch.setattr(handlers, "run", run)
+    monkeypatch.setattr(handlers, "record", record)
+    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 10**12)
+    return calls
 
 
 @pytest.mark.parametrize("ends", [{"status": "oom"}, {"traced": "oom"}])
-def test_out_of_memory_is_a_row_with_or_without_the_profiler(stored, played, tmp_path, ends):
-    calls = played(**ends)
+def test_out_of_memory_is_a_row_with_or_without_the_profiler(stored, monkeypatch, tmp_path, ends):
+    calls = played(monkeypatch, **ends)
     made = stored(handlers.measure, PROFILE, TASK)
     assert {row["status"] for row in made} == {"oom"} and len(made) == 5
     assert len(calls) == ("traced" in ends)
@@ -141,8 +135,8 @@ def test_out_of_memory_is_a_row_with_or_without_the_profiler(stored, played, tmp
      (nsight.NsightError("nsys profile did not end within 9 s", stuck=True), True),
      (subprocess.TimeoutExpired("python", 9), True)],
 )  # fmt: skip
-def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, played, error, lost):
-    played(error=error)
+def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, monkeypatch, error, lost):
+    played(monkeypatch, error=error)
     given = job(PROFILE, TASK)
     if lost:
         with pytest.raises(LostContext):
@@ -155,8 +149,7 @@ def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, played, err
 def test_the_line_of_the_benchmark_among_those_of_nsys():
     line = json.dumps({"status": "ok", "steps": []})
     assert handlers._said(f"Collecting data...\n{line}\nGenerating 'x'\n")["steps"] == []
-    with pytest.raises(handlers.TracingError, match="printed no result"):
-        handlers._said("Generating\n")
+    refused("printed no result", handlers._said, "Generating\n", error=handlers.TracingError)
 
 
 def test_who_traces(monkeypatch):
@@ -165,11 +158,12 @@ def test_who_traces(monkeypatch):
 
     monkeypatch.setattr(nsight, "find", lambda: None)
     assert who("cuda", "auto") == "torch"
-    with pytest.raises(ParameterError, match="'nsys': not found on the path"):
-        profile.refuse(Parameters(profiler="nsys"), "cuda")
+    asked = Parameters(profiler="nsys")
+    words = "'nsys': not found on the path"
+    refused(words, profile.refuse, asked, "cuda", error=ParameterError)
     monkeypatch.setattr(nsight, "find", lambda: "/usr/bin/nsys")
     assert who("cuda", "auto") == "nsys"
     assert who("cpu", "auto") == who("cuda", "torch") == "torch"
-    profile.refuse(Parameters(profiler="nsys"), "cuda")
-    with pytest.raises(ParameterError, match="profiler = 'nsys' needs a GPU"):
-        profile.refuse(Parameters(profiler="nsys"), "cpu")
+    profile.refuse(asked, "cuda")
+    words = "profiler = 'nsys' needs a GPU"
+    refused(words, profile.refuse, asked, "cpu", error=ParameterError)

@@ -1,0 +1,44 @@
+"""Throw-away notebooks, and what runs of them show."""
+
+import contextlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+
+from a2lib.paths import ROOT
+
+PAPERMILL = str(Path(sys.executable).with_name("papermill"))
+
+
+def write_notebook(path, *sources):
+    """A notebook of these cells, the first of which has the parameters; its folder is made."""
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    cells[0].metadata["tags"] = ["parameters"]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+
+
+def copy_package(root):
+    """As much of a2lib as papermill's entry point loads: ``root``'s notebooks are then "ours"."""
+    (root / "src" / "a2lib").mkdir(parents=True)
+    for name in ("__init__.py", "errors.py", "paths.py", "papermill_default.py"):
+        shutil.copy(ROOT / "src" / "a2lib" / name, root / "src" / "a2lib")
+
+
+def path_of(root):
+    """The PYTHONPATH on which the package of ``root`` stands first."""
+    return os.pathsep.join([str(root / "src"), os.environ["PYTHONPATH"]])
+
+
+def shown_on(leader):
+    """All that was shown on a terminal until its last process has gone."""
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux says so then
+        while piece := os.read(leader, 65536):
+            shown += piece
+    os.close(leader)
+    return shown.decode(errors="replace")

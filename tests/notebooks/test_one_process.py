@@ -1,0 +1,56 @@
+"""Notebooks that measure in one process, through papermill, each at its smallest size."""
+
+from notebook_texts import figures, rows, texts
+
+
+def test_attention_stores_and_draws_both_passes_and_what_they_save(execute):
+    asked = ["-p", "seq_len", 32, "-p", "head_dim", 16, "-p", "calls", 2, "-p", "causal", True]
+    notebook, measured = execute("attention", *asked)
+    assert {(r["pass"], r["status"], r["n"]) for r in rows(measured, "attention")} == {
+        (pass_, "ok", "2") for pass_ in ("forward", "backward")
+    }
+    saved = {r["tensor"]: int(r["saved_bytes"]) for r in rows(measured, "attention_saved")}
+    tensor = 8 * 32 * 16 * 4
+    assert saved == {
+        "q": tensor, "k": tensor, "v": tensor, "p": 8 * 32 * 32 * 4, "mask": 32 * 32, "other": 0,
+    }  # fmt: skip
+    assert figures(notebook) == 1
+
+
+def test_benchmark_stores_the_phases_of_one_configuration(execute):
+    _, measured = execute("benchmark", "-p", "context", 8, "-p", "warmup", 0, "-p", "steps", 2)
+    found = rows(measured, "benchmark")
+    assert {(row["phase"], row["status"], row["n"]) for row in found} == {
+        (phase, "ok", "2") for phase in ("forward", "loss", "backward", "optimizer", "step", "wall")
+    }
+    assert {(r["model"], r["context"], r["warmup"]) for r in found} == {("tiny", "8", "0")}
+
+
+def test_checkpointing_stores_and_draws_a_row_for_each_strategy(execute):
+    asked = ["-p", "context", 8, "-p", "strategies", "none,block", "-p", "steps", 1]
+    notebook, measured = execute("checkpointing", *asked, "-p", "precision", "fp32")
+    found = rows(measured, "checkpointing")
+    assert {(r["strategy"], r["status"], r["n"], r["layers"]) for r in found} == {
+        ("none", "ok", "1", "4"), ("block", "ok", "1", "4"),
+    }  # fmt: skip
+    assert figures(notebook) == 1
+
+
+def test_memory_stores_rows_and_pictures_and_draws_the_recording(execute):
+    notebook, measured = execute("memory", "-p", "context", 8, "-p", "batch", 2)
+    for section, n in (("memory", 2 * 5), ("memory_recording", 2), ("memory_block", 1)):
+        found = rows(measured, section)
+        assert len(found) == n and {row["status"] for row in found} == {"ok"}
+    pictures = sorted(p.parent.parent.name for p in measured.glob("bulk/*/cpu/*.csv"))
+    assert pictures == ["largest"] * 2 + ["lines"] * 2 + ["memory"] * 2 + ["saved"]
+    assert figures(notebook) == 1
+
+
+def test_mixed_precision_stores_every_row_and_each_sum_is_what_was_predicted(execute):
+    notebook, measured = execute("mixed_precision", "-p", "terms", 50, "-p", "features", 16)
+    for section, n in (("accumulation", 7), ("autocast_dtypes", 39), ("layernorm", 137)):
+        found = rows(measured, section)
+        assert len(found) == n and {row["status"] for row in found} == {"ok"}
+    (sums,) = (text for text in texts(notebook) if "off by" in text)
+    assert sums.count(" yes ") == 7
+    assert figures(notebook) == 1

@@ -1,9 +1,9 @@
 """Which tile each kernel uses: chosen by measurement on an H200, none by search at run time.
 
 A row of ``TILES`` lists tiles in order of preference. The first is what a Hopper GPU runs (or that
-of ``WHEN_SHORT``, ``WHEN_FEW`` or ``WHEN_LONG``), and compiles there without serialised wgmma, in 16 bits all but
-two without spills (tests/attention/test_compile.py). The later ones need less shared memory: a GPU
-where the first does not fit takes the next.
+of ``WHEN_SHORT``, ``WHEN_FEW`` or ``WHEN_LONG``), and compiles there without serialised wgmma, in
+16 bits all but two without spills (tests/attention/test_compile.py). The later ones need less
+shared memory: a GPU where the first does not fit takes the next.
 """
 
 from typing import NamedTuple

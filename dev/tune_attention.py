@@ -48,6 +48,7 @@ def run(key, tile, shapes, rep):
     tiles.TILES[kernel, family, BD, causal] = (tiles.Tile(*tile),)
     tiles.WHEN_FEW.clear()
     tiles.WHEN_LONG.clear()
+    tiles.WHEN_SHORT.clear()
     dtype = torch.bfloat16 if family == "16bit" else torch.float32
     fn, fixed = passes._kernel(kernel), tiles.SPECIALISED[kernel][1]
     times = {}

@@ -32,6 +32,7 @@ from a2lib.attention.tiles import (  # noqa: E402
     TILES,
     WHEN_FEW,
     WHEN_LONG,
+    WHEN_SHORT,
     Tile,
     chunk_loops,
     options_of,
@@ -192,6 +193,9 @@ def table_jobs():
             yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tiles[0]
     for (kernel, family, BD, causal), tile in WHEN_FEW.items():
         yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tile
+    for (kernel, _, BD, causal), tiles in WHEN_SHORT.items():
+        for tile in tiles.values():
+            yield kernel, "bf16", BD, causal, tile
     for (kernel, _, BD), tiles in WHEN_LONG.items():
         for tile in tiles.values():
             yield kernel, "bf16", BD, True, tile

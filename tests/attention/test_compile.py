@@ -50,7 +50,7 @@ def test_every_kernel_is_there(compiled):
                 together = {"forward", "forward_chunk", "backward_dq", "backward_dkdv"}
                 apart = {"forward", "forward_chunk", "backward_dq", "backward_dk", "backward_dv"}
                 chunks = {"backward_chunks"} if (dtype, head_dim) != ("fp32", 128) else set()
-                chunks |= {"backward"} if dtype == "bf16" and head_dim <= 64 else set()
+                chunks |= {"backward"} if dtype == "bf16" else set()
                 found = dtype, head_dim, causal, kernels
                 assert kernels in (together | chunks, apart | chunks), found
 
@@ -69,7 +69,8 @@ def test_tensor_cores_and_shared_memory(compiled):
         assert r["shared"] <= SHARED_MEMORY, r
         assert r["wgmma"] or r["mma_sync"], r
         if r["dtype"] != "fp32":
-            assert r["wgmma"] and not r["mma_sync"], r
+            wide = r["tile"][0] > 16  # of 16 rows a warpgroup can make no product
+            assert (r["wgmma"], r["mma_sync"]) == (wide, not wide), r
 
 
 def test_sums_are_added_up_four_at_a_time(compiled):

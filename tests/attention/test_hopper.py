@@ -116,6 +116,16 @@ def test_sums_around_the_kernel_in_chunks(monkeypatch, n, d, causal):
         assert error < 1e-2, (name, error)
 
 
+@pytest.mark.parametrize("n, heads, wanted", [(32768, 16, 4), (32768, 3, 3), (8192, 16, 8)])
+def test_some_heads_run_together_however_long(monkeypatch, n, heads, wanted):
+    seen = []
+    monkeypatch.setattr(hopper, "launch", lambda *args: seen.append(args[4]))
+    p = problem(torch.empty(1, heads, n, 64, dtype=torch.bfloat16, device="meta"))
+    p.add(**dict(zip(("rows", "sums"), hopper.scratch(p.tensors["q"]), strict=True)))
+    hopper._sweep(p, "sums", ("dk", "dv"), 1.0)
+    assert [numbers[-2] for numbers in seen] == [wanted]
+
+
 # When they run.
 
 

@@ -83,6 +83,11 @@ def test_matches_float64(p):
         (128, 65, 40, True, "transposed"),
         (97, 130, 32, False, "sliced"),
         (1, 64, 64, True, "contiguous"),
+        (1, 1, 128, True, "contiguous"),
+        (65, 65, 128, True, "transposed"),
+        (128, 128, 128, False, "contiguous"),
+        (200, 130, 65, True, "sliced"),
+        (256, 256, 128, True, "contiguous"),
     ],
 )
 def test_few_tokens_in_one_launch(monkeypatch, n_queries, n_keys, head_dim, is_causal, layout):

@@ -8,7 +8,7 @@ import torch
 from a2lib.attention import launch as module
 from a2lib.attention import passes
 from a2lib.attention.launch import Form, described, launch, shortcut_of
-from a2lib.attention.tiles import TILES, WHEN_FEW
+from a2lib.attention.tiles import TILES, WHEN_FEW, WHEN_SHORT
 
 
 class Compiled:
@@ -100,6 +100,23 @@ def test_small_tiles_where_the_first_would_leave_multiprocessors_idle(monkeypatc
     passes._Problem((q, q, q), (q, q[..., 0]), names, True, None).forward()
     wanted = tiles[key] if tiles is WHEN_FEW else first
     assert [(each["Bq"], each["Bk"]) for each in used] == [(wanted.Bq, wanted.Bk)]
+
+
+@pytest.mark.parametrize("length, many, short", [(256, 16, 1), (256, 15, 0), (257, 99, 0)])
+def test_tiles_of_short_rows_where_each_program_has_a_multiprocessor(
+    monkeypatch, length, many, short
+):
+    key, used = ("forward", "16bit", 128, True), []
+    monkeypatch.setattr(passes, "n_multiprocessors", lambda device: many)
+    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 0)
+    monkeypatch.setattr(passes, "_kernel", lambda name: name)
+    monkeypatch.setattr(passes, "launch", lambda *args: used.append((args[2], args[5])))
+    q = torch.empty(1, 1, length, 128, dtype=torch.bfloat16, device="meta")
+    names = ("q", "k", "v", "o", "lse")
+    passes._Problem((q, q, q), (q, q[..., 0]), names, True, None).forward()
+    wanted = WHEN_SHORT[key][256] if short else TILES[key][0]
+    programs = -(-length // wanted.Bq)
+    assert [(n, x["Bq"], x["Bk"]) for n, x in used] == [(programs, wanted.Bq, wanted.Bk)]
 
 
 @pytest.fixture

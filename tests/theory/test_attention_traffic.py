@@ -127,7 +127,9 @@ def test_long_causal_rows_are_cut_where_their_programs_fill_the_gpu_once():
 def test_few_tokens_are_one_launch_where_each_program_has_a_multiprocessor():
     one = {(128, 128, 1, 64): True, (129, 1, 1, 64): False, (1, 129, 1, 32): True,
            (256, 256, 16, 16): True, (256, 256, 17, 16): False, (257, 1, 1, 16): False,
-           (128, 128, 33, 64): True, (128, 128, 34, 64): False, (1, 1, 1, 65): False}  # fmt: skip
+           (128, 128, 33, 64): True, (128, 128, 34, 64): False, (1, 1, 66, 65): True,
+           (256, 256, 4, 128): True, (256, 256, 5, 128): False,
+           (257, 1, 1, 128): False}  # fmt: skip
     assert {cell: in_one_launch(*cell, 2) for cell in one} == one
     assert not in_one_launch(128, 128, 1, 64, 4)
 

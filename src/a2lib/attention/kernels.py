@@ -98,8 +98,13 @@ def _forward_tiles(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key tiles in [start, stop)."""
+    # Without a pipeline values come late unless they are asked for before the scores. Of fp32 they
+    # are three terms, for which registers do not suffice.
+    EARLY: tl.constexpr = MASK and STAGES == 1 and PRECISION == "ieee"
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
         k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
+        if EARLY:
+            v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
         s = dot(q, k, PRECISION, True)
         if MASK:
             offs_n = n0 + tl.arange(0, Bk)
@@ -119,7 +124,8 @@ def _forward_tiles(
         else:
             alpha = tl.math.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(p, 1)
-        v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
+        if not EARLY:
+            v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
         p = operand(p, V.dtype.element_ty, PRECISION)
         acc = dot(p, v, PRECISION, False, acc * alpha[:, None])
         m_i = m_new
@@ -301,12 +307,13 @@ def _dkdv_tiles(
         q = load(Q, m0, Nq, stride_qn, Bq, d, BD, MASK, PRECISION)
         do = load(DO, m0, Nq, stride_don, Bq, d, BD, MASK, PRECISION)
         lse = _load_lse(LSE, offs_m, Nq, MASK, PRECISION)
+        if O is not None:
+            o = load_rows(O, m0, Nq, stride_on, Bq, d, BD, MASK)
         st = dot(k, q, PRECISION, True)
         if NEEDS_DK:
             if O is None:
                 delta = tl.load(DELTA + offs_m, mask=offs_m < Nq, other=0.0)
             else:
-                o = load_rows(O, m0, Nq, stride_on, Bq, d, BD, MASK)
                 delta = tl.sum(in_float32(do, PRECISION) * o.to(tl.float32), 1)
             dpt = dot(v, do, PRECISION, True)
         pt = _exp(st, lse[None, :], scale, PRECISION)
@@ -422,7 +429,8 @@ def backward_kernel(
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dQ, dK and dV in one launch: the programs of ``backward_dq_kernel``, then those of
-    ``backward_dkdv_kernel``, which cannot wait for DELTA and compute it themselves.
+    ``backward_dkdv_kernel``, which cannot wait for DELTA and compute it themselves. All own Bq
+    rows, of queries or of keys, and stream the other side in tiles of Bk.
 
     H and n_heads_total count heads of Q, H_kv and n_kv_heads_total those of K and V.
     """
@@ -443,7 +451,7 @@ def backward_kernel(
             stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
             stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
             scale, H_kv, n_kv_heads_total, GROUP, Nq, Nk,
-            d, BD, Bq, Bk, CAUSAL, True, True, PRECISION, STAGES,
+            d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES,
             O, stride_ob, stride_oh, stride_on,
         )  # fmt: skip
 

@@ -33,6 +33,7 @@ from a2lib.attention.tiles import (
     TILES,
     WHEN_FEW,
     WHEN_LONG,
+    WHEN_SHORT,
     chunk_loops,
     chunk_of,
     chunk_programs,
@@ -267,7 +268,7 @@ class _Problem:
         n_queries, n_keys = self.n_queries, self.n_keys
 
         def cut(tile):
-            return (-(-n_queries // tile.Bq) * n_heads + -(-n_keys // tile.Bk) * n_kv_heads,)
+            return (-(-n_queries // tile.Bq) * n_heads + -(-n_keys // tile.Bq) * n_kv_heads,)
 
         names = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
         sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
@@ -376,8 +377,12 @@ class _Problem:
             return -(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads
 
         tiles = TILES[key]
-        if key in WHEN_FEW and n_programs(tiles[0]) < n_multiprocessors(self.device):
+        many = n_multiprocessors(self.device)
+        if key in WHEN_FEW and n_programs(tiles[0]) < many:
             tiles = WHEN_FEW[key], *tiles
+        for most, tile in WHEN_SHORT.get(key, {}).items():
+            if self.n_keys <= most and n_programs(tile) <= many:
+                tiles = tile, *tiles
         tiles = *(t for least, t in WHEN_LONG.get(key[:3], {}).items() if keys >= least), *tiles
         strides = [stride for name in names for stride in self.tensors[name].stride()[:3]]
         for tile in tiles:

@@ -1,9 +1,9 @@
 """Which tile each kernel uses: chosen by measurement on an H200, none by search at run time.
 
 A row of ``TILES`` lists tiles in order of preference. The first is what a Hopper GPU runs (or that
-of ``WHEN_FEW`` or ``WHEN_LONG``), and compiles there without serialised wgmma, in 16 bits all but
-two without spills (tests/attention/test_compile.py). The later ones need less shared memory: a GPU
-where the first does not fit takes the next.
+of ``WHEN_SHORT``, ``WHEN_FEW`` or ``WHEN_LONG``), and compiles there without serialised wgmma, in
+16 bits all but two without spills (tests/attention/test_compile.py). The later ones need less
+shared memory: a GPU where the first does not fit takes the next.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,10 @@ HEAD_DIM_MAX = 128
 
 
 class Tile(NamedTuple):
-    """Bq queries by Bk keys, the warps that share it, and the depth of the load pipeline."""
+    """Bq queries by Bk keys, the warps that share it, and the depth of the load pipeline.
+
+    Of ``backward`` Bq rows of either side, which a program owns, by Bk of the other.
+    """
 
     Bq: int
     Bk: int
@@ -49,6 +52,7 @@ _add("backward_dkdv", "16bit", 128, (32, 64, 4, 3))
 for _BD in (16, 32, 64):
     _add("backward", "16bit", _BD, (64, 64, 4, 1))
     _add("backward_chunks", "16bit", _BD, (64, 64, 4, 3))
+_add("backward", "16bit", 128, (16, 128, 8, 1))  # theory.attention.in_one_launch counts by 16
 _add("backward_chunks", "16bit", 128, (64, 64, 8, 3))
 
 # Some of these spill some registers, and are faster than the tiles that do not.
@@ -80,6 +84,9 @@ for _causal in (True, False):
     WHEN_FEW["forward", "fp32", 128, _causal] = Tile(64, 32, 4, 2)
     WHEN_FEW["backward_dk", "fp32", 128, _causal] = Tile(16, 64, 4, 3)
     WHEN_FEW["backward_dv", "fp32", 128, _causal] = Tile(32, 64, 4, 2)
+
+# Up to so many keys, where each program has a multiprocessor.
+WHEN_SHORT = {("forward", "16bit", 128, True): {256: Tile(16, 128, 4, 1)}}
 
 # The forward's chunks of at least so many keys: what is read for a tile is read less often. The
 # backward in chunks by the keys of a row.

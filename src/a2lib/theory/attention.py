@@ -182,10 +182,12 @@ def in_one_launch(
     n_queries: int, n_keys: int, n_heads: int, head_dim: int, element_bytes: int
 ) -> bool:
     """Whether the library's backward is one launch, in which programs of 64 queries make dQ and
-    programs of 64 keys dK and dV: in 16 bits, where tokens are so few that launching takes longest
-    (measured on an H200, one head) and each program has a multiprocessor."""
-    most = 256 if head_dim <= 32 else 128 if head_dim <= 64 else 0
-    programs = (-(-n_queries // 64) + -(-n_keys // 64)) * n_heads
+    programs of 64 keys dK and dV, of 16 with heads above 64: in 16 bits, where tokens are so few
+    that launching takes longest (measured on an H200, one head) and each program has a
+    multiprocessor."""
+    most = 128 if 32 < head_dim <= 64 else 256
+    rows = 64 if head_dim <= 64 else 16
+    programs = (-(-n_queries // rows) + -(-n_keys // rows)) * n_heads
     few = max(n_queries, n_keys) <= most and programs <= MULTIPROCESSORS
     return element_bytes == 2 and few
 

@@ -16,7 +16,8 @@ from a2lib.experiments.flash.shapes import Parameters, Shape
 FEW = Shape("bf16", 1, 1, 256, 64, True)
 PLAIN = [rung for rung in ladder.RUNGS if rung not in ladder.HOPPER]
 SWAPPED = (
-    *((passes, name) for name in ("TILES", "WHEN_FEW", "_kernel", "in_chunks", "keys_per_chunk")),
+    *((passes, name) for name in ("TILES", "WHEN_FEW", "WHEN_SHORT")),
+    *((passes, name) for name in ("_kernel", "in_chunks", "keys_per_chunk")),
     *((hopper, name) for name in ("_together", "serves_forward", "serves_backward")),
     *((hopper, "hopper_forward"), (plans, "_plans"), (launch, "_compiled")),
 )

@@ -230,7 +230,8 @@ def _swaps(rung: str, device: str) -> list[tuple[object, str, object]]:
         "one_sweep": [(hopper, "serves_backward", none)],
         "consumers": [(hopper, "hopper_forward", lambda *_: (1, False))],
         "one_consumer": [(hopper, "serves_forward", none)],
-        "tuned_tiles": [(passes, "TILES", plain), (passes, "WHEN_FEW", {})],
+        "tuned_tiles": [(passes, name, {}) for name in ("WHEN_FEW", "WHEN_SHORT")]
+        + [(passes, "TILES", plain)],
         "two_loops": [(passes, "_kernel", masks(False))],
         "to_diagonal": [(passes, "_kernel", masks(True))],
     }

@@ -45,6 +45,8 @@ from a2lib.theory.attention import in_chunks, in_one_launch, keys_per_chunk, n_c
 
 _NOTHING = {}
 SPLIT_ROWS = 64
+WIDE_ROWS = 128  # as wide.SPLIT_ROWS
+WIDE = ("backward_wide",)
 CHUNK_ROWS = 32  # of a program before and after the backward in chunks
 COMBINED = 1024  # elements of o that a program of combine_kernel makes
 # Seen by the kernels as they are; all else as (B, H, N, d).
@@ -309,22 +311,33 @@ class _Problem:
         sizes = (self.heads, n_heads, n_queries, padded, n_keys)
         around("prepare_chunks", padded, names, ("o", "do"), sizes)
 
-        def cut(tile):
-            many = n_multiprocessors(self.device)
-            chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
-            programs = chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads
-            return programs, chunk
+        wide = self.dtype == "fp32" and BD == 128
+
+        def cut(sides):
+            def cut(tile):
+                many = n_multiprocessors(self.device)
+                chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
+                programs = chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads
+                return programs * (2 if sides == "both" else 1), chunk
+
+            return cut
 
         gluon_chunk = hopper.chunk_queries(self)
         if gluon_chunk:
             hopper.backward_chunks(self, gluon_chunk)
         else:
-            self._split("k", "v")
-            self._split("q", "do")
+            split = self._split_wide if wide else self._split
+            split("k", "v")
+            split("q", "do")
             sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
-            needs = {"LOOPS": chunk_loops(BD, self.dtype)}
-            chosen = ("q", "k", "v", "do"), ("rows", *sums), sizes, needs, cut
-            self._launch("backward_chunks", n_keys, n_heads, *chosen, n_keys)
+            names = ("q", "k", "v", "do"), ("rows", *sums), sizes
+            if wide:
+                for name in WIDE:
+                    needs = SPECIALISED[name][1]
+                    self._launch(name, n_keys, n_heads, *names, needs, cut(*needs.values()))
+            else:
+                needs = {"LOOPS": chunk_loops(BD, self.dtype)}
+                self._launch("backward_chunks", n_keys, n_heads, *names, needs, cut(""), n_keys)
 
         sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
         around("finish_chunks", n_queries, (*sums, *gradients), gradients, sizes)
@@ -352,6 +365,24 @@ class _Problem:
         chosen = (*names, *(self.terms[name] for name in names))
         numbers = (*strides, *x.shape[1:3])
         self._run(_kernel("split"), apart, n_programs, chosen, numbers, constants, {})
+
+    def _split_wide(self, *names):
+        """Have the fp16 terms of two tensors of one shape made, which ``wide.py`` multiplies."""
+        x, z = (self.tensors[name] for name in names)
+        n_blocks, width = -(-x.shape[2] // WIDE_ROWS), 2 * self.head_dim
+        n_rows = n_blocks * WIDE_ROWS + -(-n_blocks // width)
+        for name in names:
+            self.terms[name] = f"{name}_terms"
+            shape = *x.shape[:2], n_rows, width
+            self.add(**{self.terms[name]: x.new_empty(shape, dtype=torch.float16)})
+        strides = (*x.stride()[:3], *z.stride()[:3], n_rows * width)
+        constants = {"d": self.head_dim, "BD": 128}
+        apart = ("split_wide", self.device, *strides, *constants.values())
+        chosen = (*names, *(self.terms[name] for name in names))
+        n_programs = 2 * n_blocks * math.prod(x.shape[:2])
+        numbers = (*strides, *x.shape[1:3])
+        options = {"num_warps": 8}
+        self._run(_kernel("split_wide"), apart, n_programs, chosen, numbers, constants, options)
 
     def _key(self, name):
         """Where the table has this problem's tiles for a kernel."""
@@ -423,10 +454,10 @@ _does_not_fit: set[tuple] = set()
 # Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
 @functools.cache
 def _kernel(name):
-    from a2lib.attention import chunks, kernels, key_chunks, operands
+    from a2lib.attention import chunks, kernels, key_chunks, operands, wide
 
     name = SPECIALISED[name][0] if name in SPECIALISED else f"{name}_kernel"
-    modules = (operands, kernels, chunks, key_chunks)
+    modules = (operands, kernels, chunks, key_chunks, wide)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 

@@ -18,6 +18,9 @@ SPECIALISED = {
     "backward_dv": ("backward_dkdv_kernel", {"NEEDS_DK": False, "NEEDS_DV": True}),
     "backward": ("backward_kernel", {}),
     "backward_chunks": ("backward_chunks_kernel", {}),
+    "backward_wide": ("backward_wide_kernel", {"SIDES": "both"}),
+    "backward_wide_dk": ("backward_wide_kernel", {"SIDES": "dk"}),
+    "backward_wide_dv": ("backward_wide_kernel", {"SIDES": "dv"}),
 }
 HEAD_DIM_MAX = 128
 
@@ -70,6 +73,8 @@ _add("backward_dv", "fp32", 128, (16, 64, 4, 2))
 _add("backward_chunks", "fp32", 16, (64, 64, 4, 3))
 _add("backward_chunks", "fp32", 32, (64, 64, 4, 2))
 _add("backward_chunks", "fp32", 64, (32, 64, 4, 2))
+for _kernel in ("backward_wide", "backward_wide_dk", "backward_wide_dv"):
+    _add(_kernel, "fp32", 128, (32, 128, 8, 2))
 
 # Where the table's tile would leave multiprocessors idle, another can be faster.
 WHEN_FEW = {}

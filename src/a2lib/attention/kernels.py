@@ -37,7 +37,9 @@ from a2lib.attention.operands import (
     operand,
     store_rows,
 )
+from a2lib.attention import terms
 
+PIECE = tl.constexpr(64)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -55,7 +57,7 @@ def float32(x):
 @triton.jit
 def _exp(s, shift, scale, PRECISION: tl.constexpr):
     """``exp(scale * s - shift)`` of scores s; shift is natural in fp32 and in base 2 otherwise."""
-    if PRECISION == "bf16x6":
+    if PRECISION == "bf16x6" or PRECISION == "fp16x3":
         return tl.math.exp2((s * scale - shift) * LOG2E)
     else:
         return tl.math.exp2(s * (scale * LOG2E) - shift)
@@ -98,30 +100,43 @@ def _forward_tiles(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key tiles in [start, stop)."""
+    if PRECISION == "fp16x3":
+        q_scale = scale
+        scale = 1.0
+        n_rows = tl.cdiv(Nk, terms.SPLIT_ROWS) * terms.SPLIT_ROWS
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
-        k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
-        s = dot(q, k, PRECISION, True)
+        if PRECISION == "fp16x3":
+            k, k_unit = terms.load(K, n0, n_rows, Bk, d, BD, PIECE)
+            s = terms.dot(q, k, q_scale * k_unit, True)
+        else:
+            k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
+            s = dot(q, k, PRECISION, True)
         if MASK:
             offs_n = n0 + tl.arange(0, Bk)
             visible = (offs_n < Nk)[None, :]
             if CAUSAL:
                 visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
             s = tl.where(visible, s, float("-inf"))
-        if PRECISION == "bf16x6":
+        if PRECISION == "bf16x6" or PRECISION == "fp16x3":
             m_new = tl.maximum(m_i, tl.max(s, 1) * scale)
         else:
             m_new = tl.maximum(m_i, tl.max(s, 1) * (scale * LOG2E))
         # A row that has seen only -inf so far: -inf - -inf would be NaN.
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         p = _exp(s, m_safe[:, None], scale, PRECISION)
-        if PRECISION == "bf16x6":
+        if PRECISION == "bf16x6" or PRECISION == "fp16x3":
             alpha = tl.math.exp2((m_i - m_safe) * LOG2E)
         else:
             alpha = tl.math.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(p, 1)
-        v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
-        p = operand(p, V.dtype.element_ty, PRECISION)
-        acc = dot(p, v, PRECISION, False, acc * alpha[:, None])
+        if PRECISION == "fp16x3":
+            v, unit = terms.load(V, n0, n_rows, Bk, d, BD, BD)
+            p = terms.split(p * terms.WEIGHTS)
+            acc = terms.dot(p, v, unit / terms.WEIGHTS, False, acc * alpha[:, None])
+        else:
+            v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
+            p = operand(p, V.dtype.element_ty, PRECISION)
+            acc = dot(p, v, PRECISION, False, acc * alpha[:, None])
         m_i = m_new
     return acc, m_i, l_i
 
@@ -136,8 +151,12 @@ def forward_rows(
     """O and LSE of one tile of queries over its keys in [first, stop), of which all queries see
     those before whole; first and whole are multiples of Bk. The pointers are the head's."""
     # Few programs read these rows, each once: their terms are made here.
-    q = load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
-    q = operand(q, Q.dtype.element_ty, PRECISION)
+    if PRECISION == "fp16x3":
+        q, unit = terms.load_and_split(Q, m0, Nq, stride_qn, Bq, d, BD, PIECE)
+        scale *= unit
+    else:
+        q = load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
+        q = operand(q, Q.dtype.element_ty, PRECISION)
     m_i = tl.full([Bq], float("-inf"), tl.float32)
     l_i = tl.zeros([Bq], tl.float32)
     acc = tl.zeros([Bq, BD], tl.float32)
@@ -154,7 +173,7 @@ def forward_rows(
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
     offs_m = m0 + tl.arange(0, Bq)
-    if PRECISION == "bf16x6":
+    if PRECISION == "bf16x6" or PRECISION == "fp16x3":
         lse = m_i + tl.math.log2(l_safe) * LN2
     else:
         lse = (m_i + tl.math.log2(l_safe)) * LN2

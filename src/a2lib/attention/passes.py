@@ -47,6 +47,7 @@ _NOTHING = {}
 SPLIT_ROWS = 64
 WIDE_ROWS = 128  # as wide.SPLIT_ROWS
 WIDE = ("backward_wide",)
+WIDE_FORWARD = False
 CHUNK_ROWS = 32  # of a program before and after the backward in chunks
 COMBINED = 1024  # elements of o that a program of combine_kernel makes
 # Seen by the kernels as they are; all else as (B, H, N, d).
@@ -175,6 +176,8 @@ class _Problem:
 
     def forward(self):
         """Fill o and lse."""
+        if WIDE_FORWARD and self.precision == "bf16x6" and self.head_dim > 64:
+            self.precision = "fp16x3"
         n_heads = self.batch * self.heads
         chunk_keys = keys_per_chunk(
             self.n_queries,
@@ -351,6 +354,9 @@ class _Problem:
 
     def _split(self, *names):
         """Have the bf16 terms of two tensors of one shape made, which bf16x6 multiplies."""
+        if self.precision == "fp16x3":
+            self._split_wide(*names)
+            return
         x, z = (self.tensors[name] for name in names)
         if self.precision != "bf16x6" or not x.numel():
             return
@@ -369,6 +375,8 @@ class _Problem:
     def _split_wide(self, *names):
         """Have the fp16 terms of two tensors of one shape made, which ``wide.py`` multiplies."""
         x, z = (self.tensors[name] for name in names)
+        if not x.numel():
+            return
         n_blocks, width = -(-x.shape[2] // WIDE_ROWS), 2 * self.head_dim
         n_rows = n_blocks * WIDE_ROWS + -(-n_blocks // width)
         for name in names:
@@ -454,10 +462,10 @@ _does_not_fit: set[tuple] = set()
 # Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
 @functools.cache
 def _kernel(name):
-    from a2lib.attention import chunks, kernels, key_chunks, operands, wide
+    from a2lib.attention import chunks, kernels, key_chunks, operands, terms, wide
 
     name = SPECIALISED[name][0] if name in SPECIALISED else f"{name}_kernel"
-    modules = (operands, kernels, chunks, key_chunks, wide)
+    modules = (operands, kernels, chunks, key_chunks, terms, wide)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 

@@ -173,5 +173,5 @@ def options_of(tile, precision):
     return {
         "num_warps": tile.warps,
         "num_stages": tile.stages,
-        "enable_fp_fusion": precision != "bf16x6",
+        "enable_fp_fusion": precision not in ("bf16x6", "fp16x3"),
     }

@@ -28,6 +28,7 @@ For few tokens, which take less time than a launch, ``backward_kernel`` has the 
 import triton
 import triton.language as tl
 
+from a2lib.attention import terms
 from a2lib.attention.operands import (
     INTERPRETED,
     dot,
@@ -37,7 +38,6 @@ from a2lib.attention.operands import (
     operand,
     store_rows,
 )
-from a2lib.attention import terms
 
 PIECE = tl.constexpr(64)
 LOG2E = tl.constexpr(1.4426950408889634)

@@ -1,4 +1,4 @@
-"""fp32 as two terms of fp16, of which three products on the tensor cores are about as exact as fp32's
+"""fp32 as two terms of fp16, of which three products on tensor cores are about as exact as fp32's
 (Ootomo and Yokota, 2022), where three terms of bf16 take six.
 
 The second term is 2**11 times as large as it counts. fp16 has few exponents: terms are those of

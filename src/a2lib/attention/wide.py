@@ -44,9 +44,7 @@ def _add_piece(
 
 
 @triton.jit
-def _weights(
-    k, q, unit, lse, m0, offs_n, Nk, Bq: tl.constexpr, CAUSAL: tl.constexpr
-):
+def _weights(k, q, unit, lse, m0, offs_n, Nk, Bq: tl.constexpr, CAUSAL: tl.constexpr):
     """The weights of a tile, transposed; unit has the scale of scores."""
     st = dot(k, q, unit, True)
     pt = tl.math.exp2((st - lse[None, :]) * LOG2E)

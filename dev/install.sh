@@ -48,7 +48,7 @@ used_pins=$venv/a2lib-constraints.txt
 if [ -n "$pins" ]; then cat "$pins" >"$used_pins"; else : >"$used_pins"; fi
 pinned() { sed -n "s/^$1==//p" dev/constraints.txt; }
 unpin() { sed '/^torch==/d; /^triton==/d' "$used_pins" >"$used_pins.new"; mv "$used_pins.new" "$used_pins"; }
-quiet=; [ -t 1 ] || quiet=-qq
+how=--no-compile; [ -t 1 ] || how="$how -qq"  # pip compiles on one core: at the end, on all
 
 build=cpu
 if has_gpu; then
@@ -63,7 +63,7 @@ if [ "$build" = cuda ]; then
     case $(torch_here) in *+cpu) pip uninstall -q -y torch triton ;; esac
     torch=${TORCH:-torch>=2.11}
     say "installing $torch, the CUDA build (several GB)"
-    pip install $quiet -c "$used_pins" "$torch" || die "pip could not install $torch"
+    pip install $how -c "$used_pins" "$torch" || die "pip could not install $torch"
 else
     version=$(pinned torch)
     [ "$(uname)" = Linux ] && version=$version+cpu
@@ -72,10 +72,10 @@ else
     cpu_index=https://download.pytorch.org/whl/cpu
     say "installing $torch and everything else (some minutes)"
     # pip's own configuration first, where it names a source: a mirror, or a folder of packages.
-    if own_source && pip install -qq -c "$used_pins" "$torch" 2>"$venv/a2lib-torch.log"; then
+    if own_source && pip install --no-compile -qq -c "$used_pins" "$torch" 2>"$venv/a2lib-torch.log"; then
         :
     else
-        pip install $quiet -c "$used_pins" --extra-index-url "$cpu_index" "$torch" || {
+        pip install $how -c "$used_pins" --extra-index-url "$cpu_index" "$torch" || {
             [ ! -s "$venv/a2lib-torch.log" ] || cat "$venv/a2lib-torch.log" >&2
             die "no $torch in pip's sources nor at $cpu_index; to take another: make TORCH='torch>=2.11'"
         }
@@ -84,7 +84,8 @@ else
 fi
 
 # --- everything else; torch is named again so that nothing can replace it ---------------------------------------
-pip install $quiet -c "$used_pins" -e '.[dev]' "torch==$(torch_here)" || die "pip could not install a2lib and its dependencies"
+pip install $how -c "$used_pins" -e '.[dev]' "torch==$(torch_here)" || die "pip could not install a2lib and its dependencies"
+"$bin/python" -m compileall -qq -j 0 -x '/tests/' "$venv/lib" || true  # some files are templates: no Python
 # matplotlib's list of fonts, which takes its time and would be a warning in the first page or notebook that draws.
 rm -rf build/matplotlib
 MPLCONFIGDIR=$PWD/build/matplotlib "$bin/python" -c 'import matplotlib.font_manager' || true

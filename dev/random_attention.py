@@ -2,8 +2,10 @@
 
     python dev/random_attention.py 1000 [--seed 0]
 
-Needs a GPU. New memory is full of NaN, and each shape runs twice, the second time from its plan.
-Prints how often each kernel was launched and the worst errors; exits with 1 where one is too large.
+Needs a GPU. New memory is full of NaN. Each shape runs as it comes, then from its plan, then
+replayed from a CUDA graph, and every twentieth also compiled. Prints how often each kernel was
+launched and the worst errors, after an interrupt those until then; exits with 1 where one is too
+large.
 """
 
 import argparse
@@ -18,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
 
-from a2lib.attention import FlashAttentionTriton, hopper, passes
+from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, passes
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 SCORES = 2**26  # at most, of all heads
@@ -46,34 +48,63 @@ def count(module, launched):
     module.launch = launch
 
 
+def called(*inputs):
+    """Output and gradients, into memory that was full of NaN."""
+    held = [torch.full((2**n,), torch.nan, device="cuda") for n in range(12, 25)]
+    del held
+    return with_gradients(FlashAttentionTriton.apply, *inputs)
+
+
+def replayed(*inputs):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = with_gradients(FlashAttentionTriton.apply, *inputs)
+    for result in results.values():
+        result.fill_(torch.nan)
+    graph.replay()
+    return results
+
+
+def compiled(*inputs):
+    torch.compiler.reset()
+
+    @torch.compile(fullgraph=True)
+    def attention(q, k, v, is_causal):
+        return flash_attention(q, k, v, is_causal=is_causal)
+
+    return with_gradients(attention, *inputs)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=int)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    launched, worst, wrong = Counter(), {}, 0
+    launched, worst, wrong, runs = Counter(), {}, 0, Counter()
     for module in (passes, hopper):
         count(module, launched)
-    for i in range(given.runs):
-        draw = random.Random(f"{given.seed} {i}")
-        torch.manual_seed(i)
-        (q_shape, kv_shape), is_causal = draw_shapes(draw), draw.random() < 0.7
-        dtype, layout = draw.choice(list(TOLERANCE)), draw.choice(LAYOUTS)
-        inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
-        truth = in_float64(*inputs, is_causal)
-        inputs = [laid_out(x, layout) for x in inputs]
-        for _ in range(2):
-            held = [torch.full((2**n,), torch.nan, device="cuda") for n in range(12, 25)]
-            del held
-            found = errors(with_gradients(FlashAttentionTriton.apply, *inputs, is_causal), truth)
-            for name, error in found.items():
-                worst[dtype, name] = max(worst.get((dtype, name), 0), error)
-                if not error <= TOLERANCE[dtype]:
-                    wrong += 1
-                    print(f"run {i}: {name} is off by {error:.1e}: {dtype}, q {q_shape}, k and v "
-                          f"{kv_shape}, {layout}, causal {is_causal}", flush=True)  # fmt: skip
-    for name, n in sorted(launched.items()):
-        print(f"{n:6d} launches of {name}")
+    try:
+        for i in range(given.runs):
+            draw = random.Random(f"{given.seed} {i}")
+            torch.manual_seed(i)
+            (q_shape, kv_shape), is_causal = draw_shapes(draw), draw.random() < 0.7
+            dtype, layout = draw.choice(list(TOLERANCE)), draw.choice(LAYOUTS)
+            inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
+            truth = in_float64(*inputs, is_causal)
+            inputs = [laid_out(x, layout) for x in inputs]
+            for way in (called, called, replayed, *(() if i % 20 else (compiled,))):
+                runs[way.__name__] += 1
+                for name, error in errors(way(*inputs, is_causal), truth).items():
+                    worst[dtype, name] = max(worst.get((dtype, name), 0), error)
+                    if not error <= TOLERANCE[dtype]:
+                        wrong += 1
+                        print(f"run {i}, {way.__name__}: {name} is off by {error:.1e}: {dtype}, "
+                              f"q {q_shape}, k and v {kv_shape}, {layout}, causal {is_causal}",
+                              flush=True)  # fmt: skip
+    except KeyboardInterrupt:
+        pass
+    for name, n in sorted((runs + launched).items()):
+        print(f"{n:6d} {name}")
     for (dtype, name), error in sorted(worst.items(), key=str):
         print(f"{error:.1e} {dtype} {name}")
     sys.exit(wrong > 0)

@@ -172,3 +172,18 @@ def test_merging_heads_copies_nothing():
     q, k, v = three(2, 4, 9, 16)
     o = flash_attention(q, k, v)
     assert o.transpose(1, 2).reshape(2, 9, 64).data_ptr() == o.data_ptr()
+
+
+@on_cpu
+def test_transforms_are_refused_and_a_tensor_that_left_one_is_taken():
+    left = []
+    x, y = (torch.randn(1, 3, 16) for _ in "xy")
+    torch.func.grad(lambda q: left.append(q) or q.sum())(x)
+    for _ in range(2):
+        k = y.clone().requires_grad_()
+        o = flash_attention(left[0], k, k)
+        o.sum().backward()
+        torch.testing.assert_close(o, attention_reference(x, y, y))
+        assert k.grad.norm() > 0
+        with pytest.raises(RuntimeError, match="setup_context"):
+            torch.func.vmap(lambda q: flash_attention(q, q, q))(x[None])

@@ -188,11 +188,50 @@ def test_one_tensor_given_twice_does_not_bind_the_next_call(log):
     ],
 )
 def test_what_differs_is_worked_out(long_way, change):
-    q, k, v = qkv()
-    passes.forward(q, k, v, True, None)
-    (q, k, v), options = change(q, k, v)
-    passes.forward(q, k, v, options.get("causal", True), options.get("scale"))
+    first = qkv()
+    for _ in range(3):
+        passes.forward(*first, True, None)
+    (q, k, v), options = change(*first)
+    for _ in range(2):
+        passes.forward(q, k, v, options.get("causal", True), options.get("scale"))
+        passes.forward(*first, True, None)
     assert len(long_way) == 2
+
+
+def test_whether_gradients_are_wanted_changes_no_plan(long_way):
+    q, k, v = qkv()
+    for wanted in (False, True, True, False, True):
+        passes.forward(q.detach().requires_grad_(wanted), k, v, True, None)
+    assert len(long_way) == 1
+
+
+@pytest.mark.parametrize("block, own", [(2**20, 1), (0, 4)])
+def test_shortcuts_are_given_what_they_write_to_apart(monkeypatch, block, own):
+    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(plans, "BLOCK_BYTES", block)
+    monkeypatch.setattr(plans, "stream_of", lambda gpu: 5)
+    given, made, bytes_of = [], [], {}
+    monkeypatch.setattr(
+        plans, "shortcut_of", lambda *_: lambda addresses, _: given.append(addresses)
+    )
+    monkeypatch.setattr(plans, "_empty_on", lambda device: lambda *form: made.append(form) or
+                        torch.empty_strided(*form[:2], dtype=form[2]))  # fmt: skip
+    add = passes._Problem.add
+    monkeypatch.setattr(passes._Problem, "add", lambda p, **x: bytes_of.update(x) or add(p, **x))
+    q, k, v = qkv()
+    run(q, k, v)
+    bytes_of = [x.nbytes for x in bytes_of.values()]
+    made.clear()
+    o, lse, *gradients = run(q, k, v)
+    assert len(made) == 2 + 3 + own, "o, lse, three gradients, and what only kernels see"
+    addresses = given[-1]
+    inputs = (o, q, k, v, o, lse)
+    assert addresses[:9] == [x.data_ptr() for x in (*inputs, *gradients)]
+    found = [(x.data_ptr(), x.nbytes) for x in {id(x): x for x in (*inputs, *gradients)}.values()]
+    found = sorted((*found, *zip(addresses[9:], bytes_of, strict=True)))
+    assert all(at % 16 == 0 for at, _ in found)
+    assert all(at + n <= later for (at, n), (later, _) in zip(found, found[1:], strict=False))
 
 
 def test_tf32_is_part_of_the_form(long_way, monkeypatch):

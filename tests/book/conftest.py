@@ -64,17 +64,23 @@ def browser():
 
 @pytest.fixture
 def open_page(book, browser):
-    """Open a page of the book; afterwards, that it asked no network and no script failed."""
+    """Open a page of the book; afterwards, that it asked no network and no script failed. Another
+    one in the same ``tab`` takes half the time."""
     contexts, asked, broken = [], [], []
 
-    def opened(page, size=(1400, 900), theme="light", query=""):
-        context = browser.new_context(viewport=dict(zip(("width", "height"), size, strict=True)),
-                                      color_scheme=theme)  # fmt: skip
+    def new_tab(theme):
+        context = browser.new_context(color_scheme=theme)
         contexts.append(context)
         tab = context.new_page()
         tab.read = set()
         tab.on("request", lambda request: (asked.append(request.url), tab.read.add(request.url)))
-        tab.on("pageerror", lambda error: broken.append(f"{page}: {error}"))
+        tab.on("pageerror", lambda error: broken.append(f"{tab.url}: {error}"))
+        return tab
+
+    def opened(page, size=(1400, 900), theme="light", query="", tab=None):
+        tab = tab or new_tab(theme)
+        tab.read.clear()
+        tab.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
         tab.goto((book.html / page).as_uri() + query)
         if tab.evaluate("!!window.MathJax"):
             tab.evaluate("MathJax.startup.promise.then(() => 0)")

@@ -175,10 +175,10 @@ NAMELESS = """[...document.querySelectorAll("button, a[href], input, summary")]
 @pytest.fixture
 def survey(book, open_page):
     """What there is to say of every page, from opening each once at the size of a desk."""
-    found = {}
+    found, tab = {}, None
     for page in book.pages():
         name = str(page.relative_to(book.html))
-        tab = open_page(name)
+        tab = open_page(name, tab=tab)
         files = {Path(url.split("?")[0].split("#")[0].removeprefix("file://")) for url in tab.read}
         found[name] = one = {
             "weight": sum(file.stat().st_size for file in files if file.is_file()),

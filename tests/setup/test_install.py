@@ -18,7 +18,7 @@ case "$*" in
     *"config list"*) cat pip-config ;;
     *" uninstall "*) echo "uninstall" >>calls; rm -f torch-here ;;
     *" install "*)
-        echo "$*" | sed 's/.*pip-version-check install //; s/-qq //' >>calls
+        echo "$*" | sed 's/.*pip-version-check install //; s/--no-compile //; s/-qq //' >>calls
         case "$*" in
             *download.pytorch.org* | *" -e "*) ;;
             *+cpu*) [ ! -e no-cpu-build ] || exit 1 ;;

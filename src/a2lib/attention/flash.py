@@ -12,6 +12,8 @@ import functools
 
 import torch
 from torch import Tensor
+from torch._C._functorch import unwrap_if_dead
+from torch.compiler import is_compiling
 
 from a2lib.attention import operators, passes
 from a2lib.attention.shapes import (
@@ -60,11 +62,18 @@ def flash_attention(
             # The kernels mask and take maxima before they scale, which needs a scale > 0.
             check_inputs(q, k, v)
             q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
-    is_causal = check_is_causal(is_causal)
-    if torch.compiler.is_compiling():
+    if is_causal is not True and is_causal is not False:
+        is_causal = check_is_causal(is_causal)
+    if is_compiling():
         check_inputs(q, k, v)
         return operators.flash_forward(q, k, v, is_causal, scale)[0]
-    return _FlashAttention.apply(q, k, v, is_causal, scale)
+    if torch._C._are_functorch_transforms_active():
+        return _FlashAttention.apply(q, k, v, is_causal, scale)
+    try:
+        q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
+    except TypeError:  # of what is no tensor: refused below
+        pass
+    return _apply(q, k, v, is_causal, scale)
 
 
 class FlashAttentionTriton(torch.autograd.Function):
@@ -95,8 +104,13 @@ class _FlashAttention(torch.autograd.Function):
         return *_backward(ctx, do), None, None
 
 
+# What ``apply`` calls where no transform of ``torch.func`` is at work and what transforms left of
+# their tensors is unwrapped. To find that out it takes a third of a call over a short sequence.
+_apply = super(torch.autograd.Function, _FlashAttention).apply
+
+
 def _forward(ctx, q, k, v, is_causal, scale):
-    if torch.compiler.is_compiling():
+    if is_compiling():
         check_distinct(q, k, v)
         check_inputs(q, k, v)
         run = operators.flash_forward
@@ -118,5 +132,5 @@ def _untraced_forward():
 
 def _backward(ctx, do):
     check_first_derivative()
-    run = operators.flash_backward if torch.compiler.is_compiling() else passes.backward
+    run = operators.flash_backward if is_compiling() else passes.backward
     return run(do, *ctx.saved_tensors, ctx.is_causal, ctx.scale, ctx.needs_input_grad[:3])

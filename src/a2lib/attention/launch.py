@@ -8,6 +8,7 @@ caller says what the choice depends on, and the compiled kernel is launched dire
 import contextlib
 import functools
 import inspect
+import operator
 from typing import NamedTuple
 
 import torch
@@ -83,8 +84,8 @@ def described(tensors, forms):
 
 
 def shortcut_of(compiled, n_programs, places, rest, forms):
-    """``run(tensors, addresses, stream)``: ``compiled[n_programs, 1, 1]`` of the tensors at
-    ``places``, the first of them in ``forms``, and of ``rest``, beneath Triton's own launch.
+    """``run(addresses, stream)``: ``compiled[n_programs, 1, 1]`` of what lies at ``places`` among
+    the addresses, the first of it in ``forms``, and of ``rest``, beneath Triton's own launch.
 
     That asks each tensor and the driver for an address and fills a map for the copy engine from
     each descriptor, for each call anew. A map says no more than an address and a form, nobody
@@ -109,31 +110,48 @@ def shortcut_of(compiled, n_programs, places, rest, forms):
     if not known or scratch or len(metas) != len(forms) or None in metas:
         return None
     seen = [(*each, {}) for each in zip(places, forms, metas, strict=False)]
-    others = places[len(forms) :]
+    chosen = _at(places[len(forms) :])
 
-    def run(tensors, addresses, stream):
-        args, addressed = [], [addresses[place] for place in others]
+    def run(addresses, stream):
+        low(n_programs, 1, 1, stream, *head, *chosen(addresses), *rest)
+
+    def run_with_maps(addresses, stream):
+        args = []
         for place, form, meta, maps in seen:
             address = addresses[place]
             expanded = maps.get(address)
             if expanded is None:
                 if len(maps) >= MAPS:
                     maps.clear()
-                expanded = maps[address] = fill(*described([tensors[place]], [form]), meta)
+                expanded = maps[address] = fill(*described([_Base(address)], [form]), meta)
             args += expanded
-        low(n_programs, 1, 1, stream, *head, *args, *addressed, *rest)
+        low(n_programs, 1, 1, stream, *head, *args, *chosen(addresses), *rest)
 
-    return run
+    return run_with_maps if forms else run
 
 
-def stream_of(device):
-    """The current stream's address, for a shortcut; None where someone, a profiler say, has
-    asked Triton to be told of each launch."""
+class _Base(int):
+    """An address, as Triton asks a tensor for it."""
+
+    def data_ptr(self):
+        return self
+
+
+def _at(places):
+    """``chosen(x)``: what x, a list, has at ``places``."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda x: [x[place] for place in places]
+
+
+def stream_of(gpu):
+    """The address of the GPU's current stream, for a shortcut; None where someone, a profiler say,
+    has asked Triton to be told of each launch."""
     runtime, stream_at = _triton()
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
         return None
-    return stream_at(device.index)
+    return stream_at(gpu)
 
 
 @functools.cache

@@ -61,16 +61,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | Non
     ``scale`` is > 0, or None for ``1 / sqrt(d)``. Raises as ``flash_attention`` does.
     """
     inputs = (q, k, v)
-    key = plans.key_of(inputs, ("forward", is_causal, scale, _tf32(q)))
-    made = plans.run(key, inputs)
+    switches = "forward", is_causal, scale, _tf32(q)
+    made = plans.run(switches, inputs)
     if made is not None:
-        return made[:2]
+        return made
     check_inputs(q, k, v)
     check_supported(q)
     made = empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
     problem = _Problem(inputs, made, ("q", "k", "v", "o", "lse"), is_causal, scale)
     problem.forward()
-    problem.keep(key)
+    problem.keep(switches)
     return made
 
 
@@ -78,34 +78,32 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     """Returns dq, dk, dv, laid out as ``empty_output`` says; None where ``needs`` is false."""
     inputs = (do, q, k, v, o, lse)
     fixed_order = torch.are_deterministic_algorithms_enabled()
-    key = plans.key_of(inputs, ("backward", is_causal, scale, _tf32(q), fixed_order, *needs))
-    made = plans.run(key, inputs)
-    if made is None:
-        made = [
-            empty_output(x) if needed else None for x, needed in zip((q, k, v), needs, strict=True)
-        ]
-        names = ["do", "q", "k", "v", "o", "lse", "dq", "dk", "dv"]
-        problem = _Problem(inputs, made, names, is_causal, scale)
-        added_up = all(needs) and not fixed_order
-        if all(needs) and problem.fits_one_launch():
-            problem.add(delta=torch.empty_like(lse))
-            problem.backward_in_one_launch()
-        elif added_up and problem.fits_chunks():
-            problem.backward_in_chunks()
-        elif added_up and hopper.serves_backward(problem):
-            problem.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
-            hopper.backward(problem)
-        else:
-            problem.add(delta=torch.empty_like(lse))
-            problem.backward()
-        problem.keep(key)
-        made = problem.made
-    return made[:3]
+    switches = "backward", is_causal, scale, _tf32(q), fixed_order, *needs
+    made = plans.run(switches, inputs)
+    if made is not None:
+        return made
+    made = [empty_output(x) if needed else None for x, needed in zip((q, k, v), needs, strict=True)]
+    names = ["do", "q", "k", "v", "o", "lse", "dq", "dk", "dv"]
+    problem = _Problem(inputs, made, names, is_causal, scale)
+    added_up = all(needs) and not fixed_order
+    if all(needs) and problem.fits_one_launch():
+        problem.add(delta=torch.empty_like(lse))
+        problem.backward_in_one_launch()
+    elif added_up and problem.fits_chunks():
+        problem.backward_in_chunks()
+    elif added_up and hopper.serves_backward(problem):
+        problem.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
+        hopper.backward(problem)
+    else:
+        problem.add(delta=torch.empty_like(lse))
+        problem.backward()
+    problem.keep(switches)
+    return made
 
 
 def _tf32(q: Tensor) -> bool:
     # Asked before the inputs are checked.
-    return isinstance(q, Tensor) and q.dtype == torch.float32 and _allow_tf32()
+    return isinstance(q, Tensor) and q.dtype is torch.float32 and _allow_tf32()
 
 
 def _allow_tf32() -> bool:
@@ -152,6 +150,7 @@ class _Problem:
 
     def __init__(self, inputs, made, names, is_causal, scale):
         self.inputs, self.made, self.names = inputs, made, names
+        self.n_results = len(made)
         self.tensors = {
             name: x if x is None or name in _AS_THEY_ARE else as_batched_heads(x)
             for name, x in zip(names, (*inputs, *made), strict=True)
@@ -345,12 +344,13 @@ class _Problem:
         sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
         around("finish_chunks", n_queries, (*sums, *gradients), gradients, sizes)
 
-    def keep(self, key):
+    def keep(self, switches):
         """Have the next call of this form run at once, unless the kernels were given copies."""
         for name, x in zip(self.names, self.inputs, strict=False):
             if self.tensors[name].data_ptr() != x.data_ptr():
                 return
-        plans.keep(key, self.inputs, self.made, self.launches)
+        results, own = self.made[: self.n_results], self.made[self.n_results :]
+        plans.keep(switches, self.inputs, results, own, self.launches)
 
     def _split(self, *names):
         """Have the bf16 terms of two tensors of one shape made, which bf16x6 multiplies."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -173,9 +174,16 @@ def time_many(
 
 
 def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """``due[name]`` samples of each, as (name, n) over TURNS turns; none where n would be 0."""
+    """``due[name]`` samples of each, as (name, n) over TURNS turns; none where n would be 0.
+
+    The order is another in each turn, the same in each process: what draws much power slows down
+    what comes behind it.
+    """
+    names = list(due)
     for turn in range(TURNS):
-        for name, total in due.items():
+        random.Random(turn).shuffle(names)
+        for name in names:
+            total = due[name]
             n = total * (turn + 1) // TURNS - total * turn // TURNS
             if n > 0:
                 yield name, n

@@ -27,6 +27,7 @@ from a2lib.theory.transformer import SIZES, parameter_count
 MB = 1 << 20
 SENT, UPDATE, MATMUL = "communication", "optimizer", "matmul"
 WAY = ["wrapper", "bucket_mb", "carrier", "sent_dtype", "model", "precision"]
+MODELS = {"xl25": "2.0B", "2.7B": "3.4B"}
 WORDS = {
     "naive": "after backward, one by one",
     "flat": "after backward, all in one",
@@ -62,9 +63,12 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 
 def strip_of(row, strips: dict[str, bulk.Picture]) -> list[dict]:
     """The window of a row's trace; empty where it was not traced."""
-    about = {"section": "ddp"} | {key: getattr(row, key) for key in (*WAY, "capture")}
-    found = [p for p in strips.values() if all(p.about.get(k, v) == v for k, v in about.items())]
-    return found[0].rows if found and found[0].about.get("section") == "ddp" else []
+    about = {key: getattr(row, key) for key in (*WAY, "capture")}
+    for picture in strips.values():
+        of = picture.about
+        if of.get("section") == "ddp" and all(of.get(k, v) == v for k, v in about.items()):
+            return picture.rows
+    return []
 
 
 def _traced(row, strips) -> dict:
@@ -260,12 +264,12 @@ def sweep(rows, backward_ms: float, messages: pd.DataFrame) -> pd.DataFrame:
 
 def shares(rows: pd.DataFrame) -> pd.DataFrame:
     """Steps launched from Python as a table: what each exposes, and its share."""
-    rows = rows.sort_values("ms", ascending=False)
+    rows = rows.sort_values(["model", "ms"], ascending=[False, False])
     lines = [
-        [r.way, ms(r.ms, 3), ms(r.exposed, 3), percent(r.exposed / r.ms), _own(r)]
+        [MODELS[r.model], r.way, ms(r.ms, 3), ms(r.exposed, 3), percent(r.exposed / r.ms), _own(r)]
         for r in rows.itertuples()
     ]
-    columns = ["way", "step", "exposed", "of the step", "messages' own time"]
+    columns = ["model", "way", "step", "exposed", "of the step", "messages' own time"]
     return pd.DataFrame(lines, columns=columns)
 
 
@@ -273,7 +277,7 @@ def every(rows: pd.DataFrame) -> pd.DataFrame:
     """Every timed step as a table."""
     rows = rows[rows["status"] == "ok"].sort_values(["model", "precision", "capture", "ms"])
     lines = [
-        [{"xl25": "2.0B", "2.7B": "3.4B"}.get(r.model, r.model), r.precision]
+        [MODELS[r.model], r.precision]
         + ["CUDA graph" if r.capture else "from Python", r.way, ms(r.ms, 3)]
         + [f"{digits(r.ms_p20, 3)} to {digits(r.ms_p80, 3)}", ms(r.ms_without, 3)]
         + [ms(r.exposed, 3) if r.exposed > 0 else "0", _own(r), ms(r.ms_host, 3)]

@@ -8,10 +8,10 @@ head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD``
 that holds it.
 
 In 16 bits, and in TF32, scores live in base 2, so that an exponential is one multiply-add and the
-hardware's ``ex2``. In fp32 (``PRECISION`` bf16x6) they stay natural, as they are saved: a
-log-sum-exp carried to base 2 and back is rounded twice, which the gradients of large scores show.
-Multiply-adds are kept apart there (``enable_fp_fusion=False``), so that forward and backward
-scale and shift the same score alike.
+hardware's ``ex2``. In fp32 (``PRECISION`` bf16x6, or fp16x3: ``terms.py``) they stay natural, as
+they are saved: a log-sum-exp carried to base 2 and back is rounded twice, which the gradients of
+large scores show. Multiply-adds are kept apart there (``enable_fp_fusion=False``), so that forward
+and backward scale and shift the same score alike.
 
 Every loop over tiles is written twice, once without any mask for the tiles that all rows see
 whole, once masked for those on the diagonal or at the ragged end. No length has to be a multiple
@@ -19,9 +19,8 @@ of a tile. The masked loop has few turns and is not pipelined: with both loops p
 serialises the wgmma instructions of both (its note C7515).
 
 Source: Dao, "FlashAttention-2" (2023), algorithms 1 and 2. The backward pass here runs as two
-kernels (three where the sums of dK and dV do not fit the registers together),
-``backward_dq_kernel`` over query tiles and ``backward_dkdv_kernel`` over key tiles:
-each recomputes the scores, and neither needs atomics, so gradients are the same bits every run.
+kernels (three where the sums of dK and dV do not fit the registers together), over query tiles and
+over key tiles: each recomputes the scores, neither needs atomics: the same bits every run.
 For few tokens, which take less time than a launch, ``backward_kernel`` has the programs of both.
 """
 
@@ -39,7 +38,6 @@ from a2lib.attention.operands import (
     store_rows,
 )
 
-PIECE = tl.constexpr(64)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -100,14 +98,12 @@ def _forward_tiles(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key tiles in [start, stop)."""
-    if PRECISION == "fp16x3":
-        q_scale = scale
-        scale = 1.0
-        n_rows = tl.cdiv(Nk, terms.SPLIT_ROWS) * terms.SPLIT_ROWS
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
+        by = scale
         if PRECISION == "fp16x3":
-            k, k_unit = terms.load(K, n0, n_rows, Bk, d, BD, PIECE)
-            s = terms.dot(q, k, q_scale * k_unit, True)
+            k, unit = terms.load(K, n0, Nk, Bk, d, BD)
+            s = terms.dot(q, k, True)
+            by *= unit
         else:
             k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
             s = dot(q, k, PRECISION, True)
@@ -118,21 +114,20 @@ def _forward_tiles(
                 visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
             s = tl.where(visible, s, float("-inf"))
         if PRECISION == "bf16x6" or PRECISION == "fp16x3":
-            m_new = tl.maximum(m_i, tl.max(s, 1) * scale)
+            m_new = tl.maximum(m_i, tl.max(s, 1) * by)
         else:
-            m_new = tl.maximum(m_i, tl.max(s, 1) * (scale * LOG2E))
+            m_new = tl.maximum(m_i, tl.max(s, 1) * (by * LOG2E))
         # A row that has seen only -inf so far: -inf - -inf would be NaN.
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        p = _exp(s, m_safe[:, None], scale, PRECISION)
+        p = _exp(s, m_safe[:, None], by, PRECISION)
         if PRECISION == "bf16x6" or PRECISION == "fp16x3":
             alpha = tl.math.exp2((m_i - m_safe) * LOG2E)
         else:
             alpha = tl.math.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(p, 1)
         if PRECISION == "fp16x3":
-            v, unit = terms.load(V, n0, n_rows, Bk, d, BD, BD)
-            p = terms.split(p * terms.WEIGHTS)
-            acc = terms.dot(p, v, unit / terms.WEIGHTS, False, acc * alpha[:, None])
+            v, unit = terms.load(V, n0, Nk, Bk, d, BD)
+            acc = acc * alpha[:, None] + terms.weigh(p, v, unit)
         else:
             v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
             p = operand(p, V.dtype.element_ty, PRECISION)
@@ -151,11 +146,11 @@ def forward_rows(
     """O and LSE of one tile of queries over its keys in [first, stop), of which all queries see
     those before whole; first and whole are multiples of Bk. The pointers are the head's."""
     # Few programs read these rows, each once: their terms are made here.
+    q = load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
     if PRECISION == "fp16x3":
-        q, unit = terms.load_and_split(Q, m0, Nq, stride_qn, Bq, d, BD, PIECE)
+        q, unit = terms.operand(q)
         scale *= unit
     else:
-        q = load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
         q = operand(q, Q.dtype.element_ty, PRECISION)
     m_i = tl.full([Bq], float("-inf"), tl.float32)
     l_i = tl.zeros([Bq], tl.float32)
@@ -221,7 +216,7 @@ def _load_lse(LSE, offs, n, MASK: tl.constexpr, PRECISION: tl.constexpr):
         lse = tl.load(LSE + offs, mask=offs < n, other=float("inf"))
     else:
         lse = tl.load(LSE + offs)
-    if PRECISION != "bf16x6":
+    if PRECISION != "bf16x6" and PRECISION != "fp16x3":
         lse *= LOG2E
     return tl.where(lse == float("-inf"), float("inf"), lse)
 
@@ -467,16 +462,13 @@ def backward_kernel(
         )  # fmt: skip
 
 
-# Beside the one-pass backward of hopper_backward.py.
-
-
 @triton.jit(do_not_specialize=["H", "Nq", "n_rows"])
 def prepare_kernel(
     O, DO, LSE, ROWS, SUMS,
     stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
+    """Before one sweep. ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
     and rowsum(dO * O); SUMS: (B H, Nq, d) fp32 zeros, to which dQ is added. n_rows is Nq rounded up
     to a multiple of B, or more; rows past Nq get +inf, which makes their weights 0."""
     n_tiles = n_rows // B

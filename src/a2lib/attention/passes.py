@@ -41,13 +41,17 @@ from a2lib.attention.tiles import (
     precision_of,
 )
 from a2lib.errors import UnsupportedError
-from a2lib.theory.attention import in_chunks, in_one_launch, keys_per_chunk, n_chunks_of
+from a2lib.theory.attention import (
+    in_chunks,
+    in_one_launch,
+    in_two_terms,
+    keys_per_chunk,
+    n_chunks_of,
+    term_rows,
+)
 
 _NOTHING = {}
-SPLIT_ROWS = 64
-WIDE_ROWS = 128  # as wide.SPLIT_ROWS
-WIDE = ("backward_wide",)
-WIDE_FORWARD = False
+SPLIT_ROWS = {"bf16x6": 64, "fp16x3": 128}  # of a program; 128: terms.SPLIT_ROWS
 CHUNK_ROWS = 32  # of a program before and after the backward in chunks
 COMBINED = 1024  # elements of o that a program of combine_kernel makes
 # Seen by the kernels as they are; all else as (B, H, N, d).
@@ -61,7 +65,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | Non
     ``scale`` is > 0, or None for ``1 / sqrt(d)``. Raises as ``flash_attention`` does.
     """
     inputs = (q, k, v)
-    switches = "forward", is_causal, scale, _tf32(q)
+    switches = "forward", is_causal, scale, _settings(q)
     made = plans.run(switches, inputs)
     if made is not None:
         return made
@@ -78,7 +82,7 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     """Returns dq, dk, dv, laid out as ``empty_output`` says; None where ``needs`` is false."""
     inputs = (do, q, k, v, o, lse)
     fixed_order = torch.are_deterministic_algorithms_enabled()
-    switches = "backward", is_causal, scale, _tf32(q), fixed_order, *needs
+    switches = "backward", is_causal, scale, _settings(q), fixed_order, *needs
     made = plans.run(switches, inputs)
     if made is not None:
         return made
@@ -89,7 +93,7 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     if all(needs) and problem.fits_one_launch():
         problem.add(delta=torch.empty_like(lse))
         problem.backward_in_one_launch()
-    elif added_up and problem.fits_chunks():
+    elif problem.precision == "fp16x3" or (added_up and problem.fits_chunks()):
         problem.backward_in_chunks()
     elif added_up and hopper.serves_backward(problem):
         problem.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
@@ -101,9 +105,13 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     return made
 
 
-def _tf32(q: Tensor) -> bool:
+def _settings(q: Tensor) -> tuple[bool, bool] | None:
+    """PyTorch's settings by which fp32 is multiplied, TF32 and a fixed order of additions; both
+    passes read them. None for other dtypes."""
     # Asked before the inputs are checked.
-    return isinstance(q, Tensor) and q.dtype is torch.float32 and _allow_tf32()
+    if isinstance(q, Tensor) and q.dtype is torch.float32:
+        return _allow_tf32(), torch.are_deterministic_algorithms_enabled()
+    return None
 
 
 def _allow_tf32() -> bool:
@@ -162,7 +170,10 @@ class _Problem:
         self.group = self.heads // self.kv_heads if self.kv_heads else 1
         self.is_causal = is_causal
         self.scale = 1 / math.sqrt(self.head_dim) if scale is None else scale
-        self.precision = precision_of(self.dtype, _tf32(q))
+        tf32, fixed_order = _settings(q) or (False, False)
+        lengths = self.n_queries, self.n_keys
+        two_terms = not fixed_order and in_two_terms(*lengths, self.head_dim, q.element_size())
+        self.precision = precision_of(self.dtype, tf32, two_terms)
         self.device = q.device
         self.launches = []
         self.terms = {}
@@ -175,8 +186,6 @@ class _Problem:
 
     def forward(self):
         """Fill o and lse."""
-        if WIDE_FORWARD and self.precision == "bf16x6" and self.head_dim > 64:
-            self.precision = "fp16x3"
         n_heads = self.batch * self.heads
         chunk_keys = keys_per_chunk(
             self.n_queries,
@@ -313,35 +322,31 @@ class _Problem:
         sizes = (self.heads, n_heads, n_queries, padded, n_keys)
         around("prepare_chunks", padded, names, ("o", "do"), sizes)
 
-        wide = self.dtype == "fp32" and BD == 128
+        wide = self.precision == "fp16x3"
 
-        def cut(sides):
-            def cut(tile):
-                many = n_multiprocessors(self.device)
-                chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
-                programs = chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads
-                return programs * (2 if sides == "both" else 1), chunk
-
-            return cut
+        def cut(tile):
+            many = n_multiprocessors(self.device)
+            chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
+            programs = chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads
+            return programs * (1 + wide), chunk
 
         gluon_chunk = hopper.chunk_queries(self)
         if gluon_chunk:
             hopper.backward_chunks(self, gluon_chunk)
         else:
-            split = self._split_wide if wide else self._split
-            split("k", "v")
-            split("q", "do")
+            self._split("k", "v")
+            self._split("q", "do")
             sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
             names = ("q", "k", "v", "do"), ("rows", *sums), sizes
+            name, needs = "backward_chunks", {"LOOPS": chunk_loops(BD, self.dtype)}
             if wide:
-                for name in WIDE:
-                    needs = SPECIALISED[name][1]
-                    self._launch(name, n_keys, n_heads, *names, needs, cut(*needs.values()))
-            else:
-                needs = {"LOOPS": chunk_loops(BD, self.dtype)}
-                self._launch("backward_chunks", n_keys, n_heads, *names, needs, cut(""), n_keys)
+                name, needs = "backward_wide", _NOTHING
+            self._launch(name, n_keys, n_heads, *names, needs, cut, n_keys)
 
         sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
+        # What is not wanted is finished where it was added up.
+        pairs = zip(gradients, sums, strict=True)
+        gradients = [x if self.tensors[x] is not None else added for x, added in pairs]
         around("finish_chunks", n_queries, (*sums, *gradients), gradients, sizes)
 
     def keep(self, switches):
@@ -353,48 +358,32 @@ class _Problem:
         plans.keep(switches, self.inputs, results, own, self.launches)
 
     def _split(self, *names):
-        """Have the bf16 terms of two tensors of one shape made, which bf16x6 multiplies."""
+        """Have the terms of two tensors of one shape made, which bf16x6 and fp16x3 multiply."""
+        x, z = (self.tensors[name] for name in names)
+        if self.precision not in SPLIT_ROWS or not x.numel():
+            return
+        kernel, dtype, n_rows, width = "split", torch.bfloat16, x.shape[2], 3 * self.head_dim
+        options = {}
         if self.precision == "fp16x3":
-            self._split_wide(*names)
-            return
-        x, z = (self.tensors[name] for name in names)
-        if self.precision != "bf16x6" or not x.numel():
-            return
+            kernel, dtype, width = "split_wide", torch.float16, 2 * self.head_dim
+            n_rows, options = term_rows(n_rows, self.head_dim), {"num_warps": 8}
         for name in names:
             self.terms[name] = f"{name}_terms"
-            terms = x.new_empty(*x.shape[:-1], 3 * self.head_dim, dtype=torch.bfloat16)
+            terms = x.new_empty(*x.shape[:2], n_rows, width, dtype=dtype)
             self.add(**{self.terms[name]: terms})
-        n_programs = 2 * -(-x.shape[2] // SPLIT_ROWS) * math.prod(x.shape[:2])
+        B = SPLIT_ROWS[self.precision]
+        n_programs = 2 * -(-x.shape[2] // B) * math.prod(x.shape[:2])
         strides = (*x.stride()[:3], *z.stride()[:3])
-        constants = {"d": self.head_dim, "BD": self._key("split")[2], "B": SPLIT_ROWS}
-        apart = ("split", self.device, *strides, *constants.values())
+        constants = {"d": self.head_dim, "BD": self._key("split")[2], "B": B}
+        apart = (kernel, self.device, *strides, *constants.values())
         chosen = (*names, *(self.terms[name] for name in names))
         numbers = (*strides, *x.shape[1:3])
-        self._run(_kernel("split"), apart, n_programs, chosen, numbers, constants, {})
-
-    def _split_wide(self, *names):
-        """Have the fp16 terms of two tensors of one shape made, which ``wide.py`` multiplies."""
-        x, z = (self.tensors[name] for name in names)
-        if not x.numel():
-            return
-        n_blocks, width = -(-x.shape[2] // WIDE_ROWS), 2 * self.head_dim
-        n_rows = n_blocks * WIDE_ROWS + -(-n_blocks // width)
-        for name in names:
-            self.terms[name] = f"{name}_terms"
-            shape = *x.shape[:2], n_rows, width
-            self.add(**{self.terms[name]: x.new_empty(shape, dtype=torch.float16)})
-        strides = (*x.stride()[:3], *z.stride()[:3], n_rows * width)
-        constants = {"d": self.head_dim, "BD": 128}
-        apart = ("split_wide", self.device, *strides, *constants.values())
-        chosen = (*names, *(self.terms[name] for name in names))
-        n_programs = 2 * n_blocks * math.prod(x.shape[:2])
-        numbers = (*strides, *x.shape[1:3])
-        options = {"num_warps": 8}
-        self._run(_kernel("split_wide"), apart, n_programs, chosen, numbers, constants, options)
+        self._run(_kernel(kernel), apart, n_programs, chosen, numbers, constants, options)
 
     def _key(self, name):
         """Where the table has this problem's tiles for a kernel."""
         family = "fp32" if self.dtype == "fp32" else "16bit"
+        family = "fp16x3" if self.precision == "fp16x3" else family
         return name, family, max(16, 1 << (self.head_dim - 1).bit_length()), self.is_causal
 
     def _launch(

@@ -5,19 +5,14 @@ The second term is 2**11 times as large as it counts. fp16 has few exponents: te
 rows divided by a power of two, the ``unit`` of their block, with which its largest finite element
 is near fp16's largest. An element keeps fp32's digits down to 2**-28 of that, and has some down to
 2**-52. q, k, v and do are split once, by ``split_wide_kernel``.
-
-The tensor cores cut off what they add up, after each 16 columns: over 128 columns that is more than
-fp32's own error. Columns are multiplied in pieces, whose sums are added in fp32. An operand is the
-pieces of the first term and those of the second.
 """
 
 import triton
 import triton.language as tl
 
-from a2lib.attention.operands import INTERPRETED, int64, load_rows
+from a2lib.attention.operands import INTERPRETED, int64, load_rows, store_rows
 
 SPLIT_ROWS = tl.constexpr(128)  # a multiple of every tile's sides
-PIECE = tl.constexpr(64)  # columns
 # Weights up to 1, and those that rounding makes larger, and the unit they are split in.
 WEIGHTS = tl.constexpr(2.0**12)
 
@@ -34,34 +29,31 @@ def _one_dot(a, b, TURNED: tl.constexpr, acc):
 
 
 @triton.jit
-def dot(a, b, unit, TURNED: tl.constexpr = False, acc=None):
-    """``unit * a @ b``, or of ``b.T`` if TURNED, plus ``acc`` if given, in fp32. a and b are the
-    pieces of both terms, which are multiplied piece by piece."""
+def dot(a, b, TURNED: tl.constexpr = False):
+    """``a @ b``, or ``a @ b.T`` if TURNED, in fp32 and in the product of their units; a and b are
+    both terms each."""
     # The smallest first. Where an operand is infinite its second term gives NaN.
-    low = None
-    for i in tl.static_range(len(a[0])):
-        low = _one_dot(a[0][i], b[1][i], TURNED, low)
-        low = _one_dot(a[1][i], b[0][i], TURNED, low)
-    product = tl.where(low == low, low * 2**-11, 0.0)
-    product = _one_dot(a[0][0], b[0][0], TURNED, product)
-    for i in tl.static_range(1, len(a[0])):
-        product += _one_dot(a[0][i], b[0][i], TURNED, None)
-    product *= unit
-    # Apart from the sum so far, to which the tensor cores would add with less than fp32.
-    if acc is not None:
-        product += acc
-    return product
+    low = _one_dot(a[0], b[1], TURNED, None)
+    low = _one_dot(a[1], b[0], TURNED, low)
+    # Not onto a sum so far, to which the tensor cores would add with less than fp32.
+    return _one_dot(a[0], b[0], TURNED, tl.where(low == low, low * 2**-11, 0.0))
 
 
 @triton.jit
 def split(x):
-    """The terms of x, of one piece."""
+    """The terms of x."""
     high = x.to(tl.float16)
-    return (high,), (((x - high.to(tl.float32)) * 2**11).to(tl.float16),)
+    return high, ((x - high.to(tl.float32)) * 2**11).to(tl.float16)
 
 
 @triton.jit
-def exponent_of(x):
+def weigh(p, x, unit):
+    """``unit * p @ x`` of weights p, in fp32, and both terms of x."""
+    return dot(split(p * WEIGHTS), x) * (unit / WEIGHTS)
+
+
+@triton.jit
+def _exponent_of(x):
     """The e for which the largest finite element of x / 2**e is from 2**14 on to 2**15. Limited,
     so that a unit, its inverse and the product of two are normal numbers, unless too large."""
     size = tl.abs(x)
@@ -71,95 +63,59 @@ def exponent_of(x):
 
 
 @triton.jit
-def power_of_2(e):
+def _power_of_2(e):
     return ((e + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _load_term(ptr, row0, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, WIDTH: tl.constexpr):
-    pieces = ()
-    for i in tl.static_range(BD // WIDTH):
-        offs_d = i * WIDTH + tl.arange(0, WIDTH)
-        ptrs = ptr + int64(row0) * 2 * d + tl.arange(0, B)[:, None] * 2 * d + offs_d[None, :]
-        if d < (i + 1) * WIDTH:
-            x = tl.load(ptrs, mask=(offs_d < d)[None, :], other=0.0)
-        else:
-            x = tl.load(ptrs)
-        pieces = pieces + (x,)
-    return pieces
+def operand(x):
+    """The terms of x, and their unit."""
+    e = _exponent_of(x)
+    return split(x * _power_of_2(-e)), _power_of_2(e)
 
 
 @triton.jit
-def load(
-    ptr, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Both terms of rows ``row0 .. row0 + B``, in pieces of WIDTH columns, and their unit. ptr has
-    n_rows, a multiple of SPLIT_ROWS, as ``split_wide_kernel`` leaves them."""
-    high = _load_term(ptr, row0, B, d, BD, WIDTH)
-    low = _load_term(ptr + d, row0, B, d, BD, WIDTH)
-    e = tl.load(ptr + int64(n_rows) * 2 * d + row0 // SPLIT_ROWS)
-    return (high, low), power_of_2(e.to(tl.int32))
-
-
-@triton.jit
-def load_and_split(
-    ptr, row0, n_rows, stride,
-    B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """``load`` of rows of an (n_rows, d) matrix in fp32."""
-    rows = (row0 + tl.arange(0, B) < n_rows)[:, None]
-    e = -63
-    pieces = ()
-    for i in tl.static_range(BD // WIDTH):
-        offs_d = i * WIDTH + tl.arange(0, WIDTH)
-        ptrs = ptr + int64(row0) * stride + tl.arange(0, B)[:, None] * stride + offs_d[None, :]
-        x = tl.load(ptrs, mask=rows & (offs_d < d)[None, :], other=0.0)
-        e = tl.maximum(e, exponent_of(x))
-        pieces = pieces + (x,)
-    high = ()
-    low = ()
-    for i in tl.static_range(BD // WIDTH):
-        x = split(pieces[i] * power_of_2(-e))
-        high = high + x[0]
-        low = low + x[1]
-    return (high, low), power_of_2(e)
+def load(ptr, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
+    """``operand`` of rows ``row0 .. row0 + B`` of n_rows; at ptr, they lie as ``split_wide_kernel``
+    leaves them."""
+    padded = tl.cdiv(n_rows, SPLIT_ROWS) * SPLIT_ROWS
+    high = load_rows(ptr, row0, padded, 2 * d, B, d, BD, False)
+    low = load_rows(ptr + d, row0, padded, 2 * d, B, d, BD, False)
+    e = tl.load(ptr + int64(padded) * 2 * d + row0 // SPLIT_ROWS)
+    return (high, low), _power_of_2(e.to(tl.int32))
 
 
 @triton.jit
 def _split_rows(
-    X, Y, stride_xb, stride_xh, stride_xn, stride_yh, tile, H, N,
-    d: tl.constexpr, BD: tl.constexpr,
+    X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    n_tiles = tl.cdiv(N, SPLIT_ROWS)
+    n_tiles = tl.cdiv(N, B)
     bh = (tile // n_tiles).to(tl.int64)
-    m0 = tile % n_tiles * SPLIT_ROWS
+    block = tile % n_tiles
     X += (bh // H) * stride_xb + (bh % H) * stride_xh
-    Y += bh * stride_yh
-    x = load_rows(X, m0, N, stride_xn, SPLIT_ROWS, d, BD, True)
-    e = exponent_of(x)
-    tl.store(Y + int64(n_tiles) * SPLIT_ROWS * 2 * d + tile % n_tiles, e.to(tl.float16))
-    high, low = split(x * power_of_2(-e))
-    offs_d = tl.arange(0, BD)
-    Y += int64(m0) * 2 * d
-    ptrs = Y + tl.arange(0, SPLIT_ROWS)[:, None] * 2 * d + offs_d[None, :]
-    tl.store(ptrs, high[0], mask=(offs_d < d)[None, :])
-    tl.store(ptrs + d, low[0], mask=(offs_d < d)[None, :])
+    Y += bh * (n_tiles * B + tl.cdiv(n_tiles, 2 * d)) * 2 * d
+    x = load_rows(X, block * B, N, stride_xn, B, d, BD, True)
+    e = _exponent_of(x)
+    high, low = split(x * _power_of_2(-e))
+    padded = n_tiles * B
+    store_rows(Y, high, block * B, padded, 2 * d, B, d, BD)
+    store_rows(Y + d, low, block * B, padded, 2 * d, B, d, BD)
+    tl.store(Y + int64(padded) * 2 * d + block, e.to(tl.float16))
 
 
 @triton.jit(do_not_specialize=["H", "N"])
 def split_wide_kernel(
     X, Z, X_TERMS, Z_TERMS,
-    stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, stride_terms, H, N,
-    d: tl.constexpr, BD: tl.constexpr,
+    stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, H, N,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """X_TERMS and Z_TERMS: (B, H, rows, 2 d) contiguous fp16, the two terms of each row of X and
-    of Z, both (B, H, N, d) fp32; of zeros up to a multiple of SPLIT_ROWS; behind a head's rows the
-    exponents of the units of its blocks of SPLIT_ROWS. Two at once, each by half of the programs:
-    to launch takes longer than to split a short sequence."""
+    of Z, both (B, H, N, d) fp32; of zeros up to a multiple of B, which is SPLIT_ROWS; behind a
+    head's rows the exponents of the units of its blocks of B (``theory.attention.term_rows``). Two
+    at once, as ``operands.split_kernel``."""
     tile, half = tl.program_id(0), tl.num_programs(0) // 2
     if tile < half:
-        _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, stride_terms, tile, H, N, d, BD)
+        _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)
     else:
-        _split_rows(
-            Z, Z_TERMS, stride_zb, stride_zh, stride_zn, stride_terms, tile - half, H, N, d, BD
-        )
+        _split_rows(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B)

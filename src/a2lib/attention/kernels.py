@@ -468,7 +468,7 @@ def prepare_kernel(
     stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Before one sweep. ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
+    """ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
     and rowsum(dO * O); SUMS: (B H, Nq, d) fp32 zeros, to which dQ is added. n_rows is Nq rounded up
     to a multiple of B, or more; rows past Nq get +inf, which makes their weights 0."""
     n_tiles = n_rows // B

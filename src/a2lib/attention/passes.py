@@ -1,17 +1,22 @@
 """One forward and one backward pass on real tensors: which kernels run, with which tiles.
 
 Of the backward the first form that may run does. ``theory.attention`` has the conditions; but for
-the last all want every gradient, and in the middle three the order of additions is not fixed.
+the second and the last all want every gradient, and but for the first and the last the order of
+additions is not fixed: ``torch.use_deterministic_algorithms`` rules them out.
 
     ===============  =================  =========================================================
     condition        for                form
     ===============  =================  =========================================================
     in_one_launch    few tokens         ``kernels.backward_kernel``, one launch
+    in_two_terms     fp32, wide heads   ``wide.backward_wide_kernel``, one sweep; and the forward
     long_for_hopper  in chunks, long    ``hopper.backward_chunks``, one sweep (Gluon)
     in_chunks        few key tiles      ``chunks.backward_chunks_kernel``, one sweep
     in_one_sweep     the rest, Hopper   ``hopper.backward``, one sweep (Gluon)
     else                                ``kernels.backward_dq_kernel``, ``backward_dkdv_kernel``
     ===============  =================  =========================================================
+
+Both passes multiply fp32 in the same way, by ``_Problem.precision``: a backward that computes the
+scores of a forward in another way has other weights where scores are large.
 
 ``forward`` and ``backward`` know nothing of autograd or torch.compile; ``a2lib.attention.flash``
 and ``a2lib.attention.operators`` call them.

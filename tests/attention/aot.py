@@ -40,7 +40,9 @@ from a2lib.attention.tiles import (  # noqa: E402
 )
 
 OWN = "forward", "forward_chunk"  # which split their queries themselves
-TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+# By dtype, and fp16x3: fp32 as two terms of fp16, three products.
+TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp16x3": "fp32"}
+TERMS = {"fp32": "*bf16", "fp16x3": "*fp16"}
 
 
 def assembled(compiled):
@@ -76,14 +78,14 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
     fn, fixed = passes._kernel(kernel), SPECIALISED[kernel][1]
     split = () if kernel in OWN else ("Q",)
     in_chunks = kernel == "backward_chunks"
-    sums = ("DQ", "DK", "DV") if in_chunks else ()
+    sums = ("DQ", "DK", "DV") if in_chunks or kernel == "backward_wide" else ()
     constants = {
         "d": head_dim,
         "BD": max(16, triton.next_power_of_2(head_dim)),
         "Bq": tile.Bq,
         "Bk": tile.Bk,
         "CAUSAL": causal,
-        "PRECISION": precision_of(dtype, allow_tf32=False),
+        "PRECISION": precision_of(TYPES[dtype], allow_tf32=False, two_terms=dtype == "fp16x3"),
         "STAGES": tile.stages,
         **fixed,
         **(
@@ -98,8 +100,8 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
             signature[name] = "constexpr"
         elif name in ("LSE", "DELTA", "ROWS", "PARTS", *sums):
             signature[name] = "*fp32"
-        elif name in ("K", "V", "DO", *split) and dtype == "fp32":
-            signature[name] = "*bf16"
+        elif name in ("K", "V", "DO", *split) and dtype in TERMS:
+            signature[name] = TERMS[dtype]
         elif name.isupper() and name not in ("H", "GROUP"):
             signature[name] = "*" + TYPES[dtype]
         elif "scale" in name:
@@ -190,15 +192,15 @@ def table_jobs():
     without the causal mask where registers are tight."""
     for (kernel, family, BD, causal), tiles in TILES.items():
         if causal or BD >= 64:
-            yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tiles[0]
+            yield kernel, family.replace("16bit", "bf16"), BD, causal, tiles[0]
     for (kernel, family, BD, causal), tile in WHEN_FEW.items():
-        yield kernel, "fp32" if family == "fp32" else "bf16", BD, causal, tile
+        yield kernel, family.replace("16bit", "bf16"), BD, causal, tile
     for (kernel, _, BD, causal), tiles in WHEN_SHORT.items():
         for tile in tiles.values():
             yield kernel, "bf16", BD, causal, tile
-    for (kernel, _, BD), tiles in WHEN_LONG.items():
+    for (kernel, family, BD), tiles in WHEN_LONG.items():
         for tile in tiles.values():
-            yield kernel, "bf16", BD, True, tile
+            yield kernel, family.replace("16bit", "bf16"), BD, True, tile
 
 
 def main(argv):

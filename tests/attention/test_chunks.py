@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from a2lib.attention import attention_reference, flash_attention, passes, plans
 from a2lib.attention.tiles import TILES, Tile, chunk_of, chunk_programs
-from a2lib.theory.attention import tiled_memory
+from a2lib.theory.attention import in_chunks, in_two_terms, tiled_memory
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 SIDES = [(64, 64), (64, 128), (32, 16), (16, 32)]
@@ -28,6 +28,7 @@ def in_few_chunks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passes, "in_one_launch", lambda *_: False)
         patch.setattr(passes, "in_chunks", lambda *_: True)
+        patch.setattr(passes, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
         patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
         torch.use_deterministic_algorithms(True)
         yield patch
@@ -41,6 +42,7 @@ def run(patch, inputs, causal, sides=(64, 64), multiprocessors=64, scale=None):
         key = ("backward_chunks", "16bit", BD, causal)
         patch.setitem(TILES, key, (Tile(*sides, 4, 1),))
         patch.setitem(TILES, ("backward_chunks", "fp32", BD, causal), TILES[key])
+    patch.setitem(TILES, ("backward_wide", "fp16x3", 128, causal), TILES[key])
     patch.setattr(passes, "n_multiprocessors", lambda device: multiprocessors)
     launched = {}
     real = passes.launch
@@ -69,7 +71,7 @@ def problems(draw):
         "n_queries": draw(length),
         # Through a softmax over a single key no gradient flows: nothing to be relative to.
         "n_keys": draw(length.filter(lambda n: n > 1)),
-        "d": draw(st.integers(1, 64) | st.sampled_from([16, 32, 64, 80, 128])),
+        "d": draw(st.integers(1, 64) | st.sampled_from([16, 32, 64, 66, 80, 100, 128])),
         "causal": draw(st.booleans()),
         "layout": draw(st.sampled_from(LAYOUTS)),
         "dtype": draw(st.sampled_from([torch.float16, torch.float32])),
@@ -173,3 +175,68 @@ def test_a_fixed_order_or_fewer_gradients_are_the_other_ways(monkeypatch, fixed,
         inputs[name].requires_grad_()
     flash_attention(*inputs.values()).sum().backward()
     assert all((x.grad is not None) == (name in wanted) for name, x in inputs.items())
+
+
+SCALES = {
+    "q and v small": (1e-10, 1e10, 1e-20, 1e20),
+    "k and do small": (1e20, 1e-20, 1e20, 1e-20),
+    "rows": (
+        1,
+        1,
+        10.0 ** torch.linspace(6, -6, 90)[:, None],
+        10.0 ** torch.linspace(-6, 6, 70)[:, None],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scales", SCALES.values(), ids=SCALES)
+@pytest.mark.parametrize("causal", [True, False])
+def test_two_terms_have_the_range_of_fp32(in_few_chunks, causal, scales):
+    """Where fp16 alone ends at 65,504: beside the errors of eager, relative whatever the size."""
+    inputs = random_inputs((1, 2, 70, 66), (1, 1, 90, 66), torch.float32)
+    inputs = [x * scale for x, scale in zip(inputs, scales, strict=True)]
+    found, launched = run(in_few_chunks, inputs, causal, (32, 64))
+    assert "backward_wide" in launched and "split_wide" in launched
+    truth, eager = in_float64(*inputs, causal), with_gradients(attention_reference, *inputs, causal)
+    for name, want in truth.items():
+        ours, theirs = ((x[name].double() - want).norm() for x in (found, eager))
+        assert ours <= 3 * theirs, (name, ours / theirs)
+
+
+def test_a_few_gradients_of_two_terms_are_those_of_all(in_few_chunks):
+    inputs = random_inputs((1, 2, 40, 66), (1, 1, 70, 66), torch.float32)
+    want, _ = run(in_few_chunks, inputs, True, (32, 32))
+    o, lse = passes.forward(*inputs[:3], True, None)
+    for _ in range(2):  # the second may be as what ran before
+        for needs in ((True, False, False), (False, True, True), (False, False, True)):
+            got = passes.backward(inputs[3], *inputs[:3], o, lse, True, None, needs)
+            for x, name, needed in zip(got, ("dq", "dk", "dv"), needs, strict=True):
+                assert torch.equal(x, want[name]) if needed else x is None
+
+
+@pytest.mark.parametrize(
+    "n_queries, d, mode, two",
+    [(256, 128, None, True), (255, 128, None, False), (256, 65, None, True), (256, 64, None, False),
+     (256, 128, "tf32", False), (256, 128, "fixed order", False)],
+)  # fmt: skip
+def test_both_passes_multiply_alike(monkeypatch, n_queries, d, mode, two):
+    launched = []
+    for chosen in (in_chunks, in_two_terms):  # not the fixture's
+        monkeypatch.setattr(passes, chosen.__name__, chosen)
+    monkeypatch.setattr(
+        torch, "are_deterministic_algorithms_enabled", lambda: mode == "fixed order"
+    )
+    monkeypatch.setattr(passes, "_allow_tf32", lambda: mode == "tf32")
+    monkeypatch.setattr(passes, "launch", lambda kernel, apart, *_: launched.append(apart))
+    q, do = torch.empty(2, 1, 2, n_queries, d)
+    k, v = torch.empty(2, 1, 1, 300, d)
+    o, lse = passes.forward(q, k, v, True, None)
+    splits = {"split", "split_wide"} & {name for name, *_ in launched}
+    want = {"split_wide" if two else "split"}
+    assert splits == (set() if mode == "tf32" else want)
+    for needs in ((True, True, True), (True, False, False)):
+        launched.clear()
+        passes.backward(do, q, k, v, o, lse, True, None, needs)
+        names = {name for name, *_ in launched}
+        assert {"split", "split_wide"} & names == splits and ("backward_wide" in names) == two

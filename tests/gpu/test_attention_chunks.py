@@ -26,6 +26,7 @@ ours = FlashAttentionTriton.apply
 def form(request, monkeypatch):
     """Every backward is of one form, where there is a kernel."""
     monkeypatch.setattr(passes, "in_chunks", lambda *_: request.param == "chunks")
+    monkeypatch.setattr(passes, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
     monkeypatch.setattr(passes, "in_one_launch", lambda *_: request.param == "one launch")
     plans._plans.clear()
     yield request.param
@@ -55,8 +56,8 @@ def test_few_tokens_of_wide_heads(head_dim, is_causal, length):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 24, 32, 64, 80, 128])
 def test_gradients_match_float64(form, head_dim, is_causal, dtype):
-    if dtype == torch.float32 and (form == "one launch" or head_dim > 64):
-        pytest.skip("two sweeps")
+    if form == "one launch" and dtype == torch.float32:
+        pytest.skip("no such form")
     draw = random.Random(f"{head_dim} {is_causal} {dtype}")
     for _ in range(4):
         n_queries, n_keys = (

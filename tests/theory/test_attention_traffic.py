@@ -13,6 +13,7 @@ from a2lib.theory.attention import (
     in_chunks,
     in_one_launch,
     in_one_sweep,
+    in_two_terms,
     keys_per_chunk,
     n_chunks_of,
     tiled_l2_bytes,
@@ -74,15 +75,26 @@ def test_the_terms_of_fp32_are_what_a_pass_allocates(monkeypatch):
     monkeypatch.setattr(passes, "check_supported", lambda q: None)
     monkeypatch.setattr(passes._Problem, "_run", lambda *_: None)
     monkeypatch.setattr(passes._Problem, "keep", keep)
-    for d, chunks in ((40, True), (80, False)):
+    for d, n, chunks in ((40, 200, True), (80, 255, False), (80, 257, True), (128, 256, True)):
         made.clear()
-        q, (k, v) = torch.empty(2, 3, 200, d), torch.empty(2, 2, 3, 1024, d)
+        q, (k, v) = torch.empty(2, 3, n, d), torch.empty(2, 2, 3, 1024, d)
         o, lse = passes.forward(q, k, v, True, None)
         passes.backward(o, q, k, v, o, lse, True, None, (True, True, True))
-        sizes, how = (2, 3, 200, 1024, d, 4), {"terms": True, "query_chunks": chunks}
+        sizes, how = (2, 3, n, 1024, d, 4), {"terms": True, "query_chunks": chunks}
         assert made == [tiled_memory(*sizes, p, **how) for p in ("forward", "backward")]
         both = tiled_memory(*sizes, "end_to_end", **how)
         assert both == made[0] | made[1], "a pass keeps none for the next"
+
+
+def test_two_terms_are_smaller_and_want_heads_beyond_64_and_256_tokens():
+    cells = {(256, 256, 65): True, (255, 4096, 128): False, (4096, 255, 128): False,
+             (256, 4096, 64): False}  # fmt: skip
+    assert {cell: in_two_terms(*cell, 4) for cell in cells} == cells
+    assert not in_two_terms(4096, 4096, 128, 2)
+    # Two fp16 numbers an element, of rows up to a multiple of 128, and an exponent a block.
+    held = tiled_memory(2, 3, 300, 1024, 80, 4, "backward", terms=True)
+    assert held["q_terms"] == held["do_terms"] == 6 * (384 + 1) * 160 * 2
+    assert held["k_terms"] == held["v_terms"] == 6 * (1024 + 1) * 160 * 2 and "dq_sums" in held
 
 
 def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():

@@ -8,10 +8,10 @@ head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD``
 that holds it.
 
 In 16 bits, and in TF32, scores live in base 2, so that an exponential is one multiply-add and the
-hardware's ``ex2``. In fp32 (``PRECISION`` bf16x6) they stay natural, as they are saved: a
-log-sum-exp carried to base 2 and back is rounded twice, which the gradients of large scores show.
-Multiply-adds are kept apart there (``enable_fp_fusion=False``), so that forward and backward
-scale and shift the same score alike.
+hardware's ``ex2``. In fp32 (``PRECISION`` bf16x6, or fp16x3: ``terms.py``) they stay natural, as
+they are saved: a log-sum-exp carried to base 2 and back is rounded twice, which the gradients of
+large scores show. Multiply-adds are kept apart there (``enable_fp_fusion=False``), so that forward
+and backward scale and shift the same score alike.
 
 Every loop over tiles is written twice, once without any mask for the tiles that all rows see
 whole, once masked for those on the diagonal or at the ragged end. No length has to be a multiple
@@ -19,15 +19,15 @@ of a tile. The masked loop has few turns and is not pipelined: with both loops p
 serialises the wgmma instructions of both (its note C7515).
 
 Source: Dao, "FlashAttention-2" (2023), algorithms 1 and 2. The backward pass here runs as two
-kernels (three where the sums of dK and dV do not fit the registers together),
-``backward_dq_kernel`` over query tiles and ``backward_dkdv_kernel`` over key tiles:
-each recomputes the scores, and neither needs atomics, so gradients are the same bits every run.
+kernels (three where the sums of dK and dV do not fit the registers together), over query tiles and
+over key tiles: each recomputes the scores, neither needs atomics: the same bits every run.
 For few tokens, which take less time than a launch, ``backward_kernel`` has the programs of both.
 """
 
 import triton
 import triton.language as tl
 
+from a2lib.attention import terms
 from a2lib.attention.operands import (
     INTERPRETED,
     dot,
@@ -55,7 +55,7 @@ def float32(x):
 @triton.jit
 def _exp(s, shift, scale, PRECISION: tl.constexpr):
     """``exp(scale * s - shift)`` of scores s; shift is natural in fp32 and in base 2 otherwise."""
-    if PRECISION == "bf16x6":
+    if PRECISION == "bf16x6" or PRECISION == "fp16x3":
         return tl.math.exp2((s * scale - shift) * LOG2E)
     else:
         return tl.math.exp2(s * (scale * LOG2E) - shift)
@@ -102,32 +102,42 @@ def _forward_tiles(
     # are three terms, for which registers do not suffice.
     EARLY: tl.constexpr = MASK and STAGES == 1 and PRECISION == "ieee"
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
-        k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
-        if EARLY:
-            v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
-        s = dot(q, k, PRECISION, True)
+        by = scale
+        if PRECISION == "fp16x3":
+            k, unit = terms.load(K, n0, Nk, Bk, d, BD)
+            s = terms.dot(q, k, True)
+            by *= unit
+        else:
+            k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
+            if EARLY:
+                v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
+            s = dot(q, k, PRECISION, True)
         if MASK:
             offs_n = n0 + tl.arange(0, Bk)
             visible = (offs_n < Nk)[None, :]
             if CAUSAL:
                 visible = visible & (offs_n[None, :] <= (m0 + tl.arange(0, Bq))[:, None])
             s = tl.where(visible, s, float("-inf"))
-        if PRECISION == "bf16x6":
-            m_new = tl.maximum(m_i, tl.max(s, 1) * scale)
+        if PRECISION == "bf16x6" or PRECISION == "fp16x3":
+            m_new = tl.maximum(m_i, tl.max(s, 1) * by)
         else:
-            m_new = tl.maximum(m_i, tl.max(s, 1) * (scale * LOG2E))
+            m_new = tl.maximum(m_i, tl.max(s, 1) * (by * LOG2E))
         # A row that has seen only -inf so far: -inf - -inf would be NaN.
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        p = _exp(s, m_safe[:, None], scale, PRECISION)
-        if PRECISION == "bf16x6":
+        p = _exp(s, m_safe[:, None], by, PRECISION)
+        if PRECISION == "bf16x6" or PRECISION == "fp16x3":
             alpha = tl.math.exp2((m_i - m_safe) * LOG2E)
         else:
             alpha = tl.math.exp2(m_i - m_safe)
         l_i = l_i * alpha + tl.sum(p, 1)
-        if not EARLY:
-            v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
-        p = operand(p, V.dtype.element_ty, PRECISION)
-        acc = dot(p, v, PRECISION, False, acc * alpha[:, None])
+        if PRECISION == "fp16x3":
+            v, unit = terms.load(V, n0, Nk, Bk, d, BD)
+            acc = acc * alpha[:, None] + terms.weigh(p, v, unit)
+        else:
+            if not EARLY:
+                v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
+            p = operand(p, V.dtype.element_ty, PRECISION)
+            acc = dot(p, v, PRECISION, False, acc * alpha[:, None])
         m_i = m_new
     return acc, m_i, l_i
 
@@ -143,7 +153,11 @@ def forward_rows(
     those before whole; first and whole are multiples of Bk. The pointers are the head's."""
     # Few programs read these rows, each once: their terms are made here.
     q = load_rows(Q, m0, Nq, stride_qn, Bq, d, BD, True)
-    q = operand(q, Q.dtype.element_ty, PRECISION)
+    if PRECISION == "fp16x3":
+        q, unit = terms.operand(q)
+        scale *= unit
+    else:
+        q = operand(q, Q.dtype.element_ty, PRECISION)
     m_i = tl.full([Bq], float("-inf"), tl.float32)
     l_i = tl.zeros([Bq], tl.float32)
     acc = tl.zeros([Bq, BD], tl.float32)
@@ -160,7 +174,7 @@ def forward_rows(
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     store_rows(O, acc / l_safe[:, None], m0, Nq, stride_on, Bq, d, BD)
     offs_m = m0 + tl.arange(0, Bq)
-    if PRECISION == "bf16x6":
+    if PRECISION == "bf16x6" or PRECISION == "fp16x3":
         lse = m_i + tl.math.log2(l_safe) * LN2
     else:
         lse = (m_i + tl.math.log2(l_safe)) * LN2
@@ -208,7 +222,7 @@ def _load_lse(LSE, offs, n, MASK: tl.constexpr, PRECISION: tl.constexpr):
         lse = tl.load(LSE + offs, mask=offs < n, other=float("inf"))
     else:
         lse = tl.load(LSE + offs)
-    if PRECISION != "bf16x6":
+    if PRECISION != "bf16x6" and PRECISION != "fp16x3":
         lse *= LOG2E
     return tl.where(lse == float("-inf"), float("inf"), lse)
 
@@ -454,9 +468,6 @@ def backward_kernel(
             d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES,
             O, stride_ob, stride_oh, stride_on,
         )  # fmt: skip
-
-
-# Beside the one-pass backward of hopper_backward.py.
 
 
 @triton.jit(do_not_specialize=["H", "Nq", "n_rows"])

@@ -1,17 +1,22 @@
 """One forward and one backward pass on real tensors: which kernels run, with which tiles.
 
 Of the backward the first form that may run does. ``theory.attention`` has the conditions; but for
-the last all want every gradient, and in the middle three the order of additions is not fixed.
+the second and the last all want every gradient, and but for the first and the last the order of
+additions is not fixed: ``torch.use_deterministic_algorithms`` rules them out.
 
     ===============  =================  =========================================================
     condition        for                form
     ===============  =================  =========================================================
     in_one_launch    few tokens         ``kernels.backward_kernel``, one launch
+    in_two_terms     fp32, wide heads   ``wide.backward_wide_kernel``, one sweep; and the forward
     long_for_hopper  in chunks, long    ``hopper.backward_chunks``, one sweep (Gluon)
     in_chunks        few key tiles      ``chunks.backward_chunks_kernel``, one sweep
     in_one_sweep     the rest, Hopper   ``hopper.backward``, one sweep (Gluon)
     else                                ``kernels.backward_dq_kernel``, ``backward_dkdv_kernel``
     ===============  =================  =========================================================
+
+Both passes multiply fp32 in the same way, by ``_Problem.precision``: a backward that computes the
+scores of a forward in another way has other weights where scores are large.
 
 ``forward`` and ``backward`` know nothing of autograd or torch.compile; ``a2lib.attention.flash``
 and ``a2lib.attention.operators`` call them.
@@ -42,10 +47,17 @@ from a2lib.attention.tiles import (
     precision_of,
 )
 from a2lib.errors import UnsupportedError
-from a2lib.theory.attention import in_chunks, in_one_launch, keys_per_chunk, n_chunks_of
+from a2lib.theory.attention import (
+    in_chunks,
+    in_one_launch,
+    in_two_terms,
+    keys_per_chunk,
+    n_chunks_of,
+    term_rows,
+)
 
 _NOTHING = {}
-SPLIT_ROWS = 64
+SPLIT_ROWS = {"bf16x6": 64, "fp16x3": 128}  # of a program; 128: terms.SPLIT_ROWS
 CHUNK_ROWS = 32  # of a program before and after the backward in chunks
 COMBINED = 1024  # elements of o that a program of combine_kernel makes
 # Seen by the kernels as they are; all else as (B, H, N, d).
@@ -59,7 +71,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | Non
     ``scale`` is > 0, or None for ``1 / sqrt(d)``. Raises as ``flash_attention`` does.
     """
     inputs = (q, k, v)
-    switches = "forward", is_causal, scale, _tf32(q)
+    switches = "forward", is_causal, scale, _settings(q)
     made = plans.run(switches, inputs)
     if made is not None:
         return made
@@ -76,7 +88,7 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     """Returns dq, dk, dv, laid out as ``empty_output`` says; None where ``needs`` is false."""
     inputs = (do, q, k, v, o, lse)
     fixed_order = torch.are_deterministic_algorithms_enabled()
-    switches = "backward", is_causal, scale, _tf32(q), fixed_order, *needs
+    switches = "backward", is_causal, scale, _settings(q), fixed_order, *needs
     made = plans.run(switches, inputs)
     if made is not None:
         return made
@@ -87,7 +99,7 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     if all(needs) and problem.fits_one_launch():
         problem.add(delta=torch.empty_like(lse))
         problem.backward_in_one_launch()
-    elif added_up and problem.fits_chunks():
+    elif problem.precision == "fp16x3" or (added_up and problem.fits_chunks()):
         problem.backward_in_chunks()
     elif added_up and hopper.serves_backward(problem):
         problem.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
@@ -99,9 +111,13 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     return made
 
 
-def _tf32(q: Tensor) -> bool:
+def _settings(q: Tensor) -> tuple[bool, bool] | None:
+    """PyTorch's settings by which fp32 is multiplied, TF32 and a fixed order of additions; both
+    passes read them. None for other dtypes."""
     # Asked before the inputs are checked.
-    return isinstance(q, Tensor) and q.dtype is torch.float32 and _allow_tf32()
+    if isinstance(q, Tensor) and q.dtype is torch.float32:
+        return _allow_tf32(), torch.are_deterministic_algorithms_enabled()
+    return None
 
 
 def _allow_tf32() -> bool:
@@ -160,7 +176,10 @@ class _Problem:
         self.group = self.heads // self.kv_heads if self.kv_heads else 1
         self.is_causal = is_causal
         self.scale = 1 / math.sqrt(self.head_dim) if scale is None else scale
-        self.precision = precision_of(self.dtype, _tf32(q))
+        tf32, fixed_order = _settings(q) or (False, False)
+        lengths = self.n_queries, self.n_keys
+        two_terms = not fixed_order and in_two_terms(*lengths, self.head_dim, q.element_size())
+        self.precision = precision_of(self.dtype, tf32, two_terms)
         self.device = q.device
         self.launches = []
         self.terms = {}
@@ -309,11 +328,13 @@ class _Problem:
         sizes = (self.heads, n_heads, n_queries, padded, n_keys)
         around("prepare_chunks", padded, names, ("o", "do"), sizes)
 
+        wide = self.precision == "fp16x3"
+
         def cut(tile):
             many = n_multiprocessors(self.device)
             chunk = chunk_of(tile, n_queries, n_keys, n_heads, self.is_causal, many)
             programs = chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads
-            return programs, chunk
+            return programs * (1 + wide), chunk
 
         gluon_chunk = hopper.chunk_queries(self)
         if gluon_chunk:
@@ -322,11 +343,16 @@ class _Problem:
             self._split("k", "v")
             self._split("q", "do")
             sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
-            needs = {"LOOPS": chunk_loops(BD, self.dtype)}
-            chosen = ("q", "k", "v", "do"), ("rows", *sums), sizes, needs, cut
-            self._launch("backward_chunks", n_keys, n_heads, *chosen, n_keys)
+            names = ("q", "k", "v", "do"), ("rows", *sums), sizes
+            name, needs = "backward_chunks", {"LOOPS": chunk_loops(BD, self.dtype)}
+            if wide:
+                name, needs = "backward_wide", _NOTHING
+            self._launch(name, n_keys, n_heads, *names, needs, cut, n_keys)
 
         sizes = (self.scale, self.heads, self.kv_heads, n_heads, n_queries, n_keys)
+        # What is not wanted is finished where it was added up.
+        pairs = zip(gradients, sums, strict=True)
+        gradients = [x if self.tensors[x] is not None else added for x, added in pairs]
         around("finish_chunks", n_queries, (*sums, *gradients), gradients, sizes)
 
     def keep(self, switches):
@@ -338,25 +364,32 @@ class _Problem:
         plans.keep(switches, self.inputs, results, own, self.launches)
 
     def _split(self, *names):
-        """Have the bf16 terms of two tensors of one shape made, which bf16x6 multiplies."""
+        """Have the terms of two tensors of one shape made, which bf16x6 and fp16x3 multiply."""
         x, z = (self.tensors[name] for name in names)
-        if self.precision != "bf16x6" or not x.numel():
+        if self.precision not in SPLIT_ROWS or not x.numel():
             return
+        kernel, dtype, n_rows, width = "split", torch.bfloat16, x.shape[2], 3 * self.head_dim
+        options = {}
+        if self.precision == "fp16x3":
+            kernel, dtype, width = "split_wide", torch.float16, 2 * self.head_dim
+            n_rows, options = term_rows(n_rows, self.head_dim), {"num_warps": 8}
         for name in names:
             self.terms[name] = f"{name}_terms"
-            terms = x.new_empty(*x.shape[:-1], 3 * self.head_dim, dtype=torch.bfloat16)
+            terms = x.new_empty(*x.shape[:2], n_rows, width, dtype=dtype)
             self.add(**{self.terms[name]: terms})
-        n_programs = 2 * -(-x.shape[2] // SPLIT_ROWS) * math.prod(x.shape[:2])
+        B = SPLIT_ROWS[self.precision]
+        n_programs = 2 * -(-x.shape[2] // B) * math.prod(x.shape[:2])
         strides = (*x.stride()[:3], *z.stride()[:3])
-        constants = {"d": self.head_dim, "BD": self._key("split")[2], "B": SPLIT_ROWS}
-        apart = ("split", self.device, *strides, *constants.values())
+        constants = {"d": self.head_dim, "BD": self._key("split")[2], "B": B}
+        apart = (kernel, self.device, *strides, *constants.values())
         chosen = (*names, *(self.terms[name] for name in names))
         numbers = (*strides, *x.shape[1:3])
-        self._run(_kernel("split"), apart, n_programs, chosen, numbers, constants, {})
+        self._run(_kernel(kernel), apart, n_programs, chosen, numbers, constants, options)
 
     def _key(self, name):
         """Where the table has this problem's tiles for a kernel."""
         family = "fp32" if self.dtype == "fp32" else "16bit"
+        family = "fp16x3" if self.precision == "fp16x3" else family
         return name, family, max(16, 1 << (self.head_dim - 1).bit_length()), self.is_causal
 
     def _launch(
@@ -428,10 +461,10 @@ _does_not_fit: set[tuple] = set()
 # Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
 @functools.cache
 def _kernel(name):
-    from a2lib.attention import chunks, kernels, key_chunks, operands
+    from a2lib.attention import chunks, kernels, key_chunks, operands, terms, wide
 
     name = SPECIALISED[name][0] if name in SPECIALISED else f"{name}_kernel"
-    modules = (operands, kernels, chunks, key_chunks)
+    modules = (operands, kernels, chunks, key_chunks, terms, wide)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 

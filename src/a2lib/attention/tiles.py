@@ -18,6 +18,7 @@ SPECIALISED = {
     "backward_dv": ("backward_dkdv_kernel", {"NEEDS_DK": False, "NEEDS_DV": True}),
     "backward": ("backward_kernel", {}),
     "backward_chunks": ("backward_chunks_kernel", {}),
+    "backward_wide": ("backward_wide_kernel", {}),
 }
 HEAD_DIM_MAX = 128
 
@@ -75,6 +76,10 @@ _add("backward_chunks", "fp32", 16, (64, 64, 4, 3))
 _add("backward_chunks", "fp32", 32, (64, 64, 4, 2))
 _add("backward_chunks", "fp32", 64, (32, 64, 4, 2))
 
+_add("forward", "fp16x3", 128, (128, 64, 8, 2))
+_add("forward_chunk", "fp16x3", 128, (64, 32, 4, 2))
+_add("backward_wide", "fp16x3", 128, (32, 128, 8, 2))
+
 # Where the table's tile would leave multiprocessors idle, another can be faster.
 WHEN_FEW = {}
 for _causal in (True, False):
@@ -82,6 +87,7 @@ for _causal in (True, False):
     WHEN_FEW["backward_dq", "16bit", 128, _causal] = Tile(64, 64, 4, 3)
     WHEN_FEW["backward_dq", "fp32", 64, _causal] = Tile(64, 64, 4, 2)
     WHEN_FEW["forward", "fp32", 128, _causal] = Tile(64, 32, 4, 2)
+    WHEN_FEW["forward", "fp16x3", 128, _causal] = Tile(64, 32, 4, 2)
     WHEN_FEW["backward_dk", "fp32", 128, _causal] = Tile(16, 64, 4, 3)
     WHEN_FEW["backward_dv", "fp32", 128, _causal] = Tile(32, 64, 4, 2)
 
@@ -93,6 +99,7 @@ WHEN_SHORT = {("forward", "16bit", 128, True): {256: Tile(16, 128, 4, 1)}}
 WHEN_LONG = {
     ("backward_chunks", "16bit", 128): {2048: Tile(32, 64, 4, 3)},
     ("forward_chunk", "16bit", 32): {1024: Tile(64, 128, 4, 3)},
+    ("forward_chunk", "fp16x3", 128): {4096: Tile(128, 64, 8, 2)},
     ("forward_chunk", "16bit", 64): {4096: Tile(128, 64, 4, 3), 1024: Tile(64, 128, 4, 3)},
 }
 
@@ -159,15 +166,16 @@ def n_chunk_programs(n_tiles, n_chunks, tiles_per_chunk):
     return sum(whole) + n_chunks * tiles_per_chunk
 
 
-def precision_of(dtype, allow_tf32):
+def precision_of(dtype, allow_tf32, two_terms=False):
     """How ``tl.dot`` multiplies operands of this dtype ("fp32", "bf16", "fp16").
 
     fp32 is split into three bf16 terms, six products (bf16x6): as exact as fp32 multiplication
-    and on the tensor cores; TF32 keeps 10 bits of the mantissa and is for those who ask for it.
+    and on the tensor cores; or into two fp16 terms, three products (fp16x3, ``terms.py``). TF32
+    keeps 10 bits of the mantissa and is for those who ask for it.
     """
     if dtype != "fp32":
         return "ieee"
-    return "tf32" if allow_tf32 else "bf16x6"
+    return "tf32" if allow_tf32 else "fp16x3" if two_terms else "bf16x6"
 
 
 def options_of(tile, precision):
@@ -175,5 +183,5 @@ def options_of(tile, precision):
     return {
         "num_warps": tile.warps,
         "num_stages": tile.stages,
-        "enable_fp_fusion": precision != "bf16x6",
+        "enable_fp_fusion": precision not in ("bf16x6", "fp16x3"),
     }

@@ -134,12 +134,15 @@ def tiled_memory(
     makes, for ``delta``, ``rows`` (two numbers a query, of a multiple of 128 queries) and ``sums``,
     in which dQ is added up in fp32; in ``query_chunks``, which are one sweep too, ``rows`` and sums
     of all three gradients. With ``terms``, which the library's fp32 multiplies, each pass makes
-    three of bf16 an element of k and v, the backward of q and do too. Parts and the forward's terms
-    go before the backward: end_to_end has what is there when most is, and their sum is its peak
-    beyond the inputs. Raises ValueError as attention_flops.
+    three of bf16 an element of k and v, the backward of q and do too; ``in_two_terms`` two of fp16,
+    and the backward is in query_chunks. Parts and the forward's terms go before the backward:
+    end_to_end has what is there when most is, and their sum is its peak beyond the inputs. Raises
+    ValueError as attention_flops.
     """
     check_name("pass", pass_, PASSES)
     query, key, rows = tensor_bytes(batch, heads, n_queries, n_keys, head_dim, element_bytes)
+    two_terms = terms and in_two_terms(n_queries, n_keys, head_dim, element_bytes)
+    query_chunks = query_chunks or two_terms
     forward = {"o": query, "lse": rows}
     backward = {"dq": query, "dk": key, "dv": key}
     if one_sweep or query_chunks:
@@ -153,8 +156,10 @@ def tiled_memory(
     else:
         backward["delta"] = rows
     if terms:
-        element = {"k_terms": key, "v_terms": key, "q_terms": query, "do_terms": query}
-        backward |= {name: size // element_bytes * 6 for name, size in element.items()}
+        split = {"k_terms": n_keys, "v_terms": n_keys, "q_terms": n_queries, "do_terms": n_queries}
+        row = batch * heads * head_dim * (4 if two_terms else 6)
+        for name, n in split.items():
+            backward[name] = row * (term_rows(n, head_dim) if two_terms else n)
     end_to_end = forward | backward
     if terms:
         forward |= {name: backward[name] for name in ("k_terms", "v_terms")}
@@ -207,6 +212,21 @@ def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_by
     elif causal and long_for_hopper(n_keys, head_dim, element_bytes):
         most = MULTIPROCESSORS
     return element_bytes == 2 and n_keys >= 256 and programs <= most
+
+
+def in_two_terms(n_queries: int, n_keys: int, head_dim: int, element_bytes: int) -> bool:
+    """Whether the library multiplies fp32 as two terms of fp16 (three products) and not three of
+    bf16 (six), in both passes: with heads of more than 64, but where sums are of so few rows that
+    gradients would be further from fp32's (measured on an H200). The backward is then one sweep in
+    chunks."""
+    return element_bytes == 4 and head_dim > 64 and min(n_queries, n_keys) >= 256
+
+
+def term_rows(n_rows: int, head_dim: int) -> int:
+    """Rows of ``2 * head_dim`` that the two fp16 terms of a head's n_rows take: blocks of 128, and
+    behind them an exponent for each."""
+    blocks = -(-n_rows // 128)
+    return blocks * 128 + -(-blocks // (2 * head_dim))
 
 
 def long_for_hopper(n_keys: int, head_dim: int, element_bytes: int) -> bool:

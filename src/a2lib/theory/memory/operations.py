@@ -234,7 +234,8 @@ class _Step(Tape):
         self.kernel = "rope"
 
     def terms(self, names: str) -> None:
-        """In fp32, for products of bf16: three terms an element (``attention.operands``)."""
+        """In fp32, for products of 16 bits: three terms an element (``attention.operands``); where
+        they are two, and sums are beside them (``theory.attention``), no step's peak shows it."""
         if not self.casts:
             for name in names.split():
                 self.make(f"{name}_terms", 3 * self.un // 2)

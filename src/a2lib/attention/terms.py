@@ -1,0 +1,121 @@
+"""fp32 as two terms of fp16, of which three products on tensor cores are about as exact as fp32's
+(Ootomo and Yokota, 2022), where three terms of bf16 take six.
+
+The second term is 2**11 times as large as it counts. fp16 has few exponents: terms are those of
+rows divided by a power of two, the ``unit`` of their block, with which its largest finite element
+is near fp16's largest. An element keeps fp32's digits down to 2**-28 of that, and has some down to
+2**-52. q, k, v and do are split once, by ``split_wide_kernel``.
+"""
+
+import triton
+import triton.language as tl
+
+from a2lib.attention.operands import INTERPRETED, int64, load_rows, store_rows
+
+SPLIT_ROWS = tl.constexpr(128)  # a multiple of every tile's sides
+# Weights up to 1, and those that rounding makes larger, and the unit they are split in.
+WEIGHTS = tl.constexpr(2.0**12)
+
+
+@triton.jit
+def _one_dot(a, b, TURNED: tl.constexpr, acc):
+    if TURNED:
+        b = tl.trans(b)
+    if INTERPRETED:
+        product = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        product = tl.dot(a, b, acc)
+    return product
+
+
+@triton.jit
+def dot(a, b, TURNED: tl.constexpr = False):
+    """``a @ b``, or ``a @ b.T`` if TURNED, in fp32 and in the product of their units; a and b are
+    both terms each."""
+    # The smallest first. Where an operand is infinite its second term gives NaN.
+    low = _one_dot(a[0], b[1], TURNED, None)
+    low = _one_dot(a[1], b[0], TURNED, low)
+    # Not onto a sum so far, to which the tensor cores would add with less than fp32.
+    return _one_dot(a[0], b[0], TURNED, tl.where(low == low, low * 2**-11, 0.0))
+
+
+@triton.jit
+def split(x):
+    """The terms of x."""
+    high = x.to(tl.float16)
+    return high, ((x - high.to(tl.float32)) * 2**11).to(tl.float16)
+
+
+@triton.jit
+def weigh(p, x, unit):
+    """``unit * p @ x`` of weights p, in fp32, and both terms of x."""
+    return dot(split(p * WEIGHTS), x) * (unit / WEIGHTS)
+
+
+@triton.jit
+def _exponent_of(x):
+    """The e for which the largest finite element of x / 2**e is from 2**14 on to 2**15. Limited,
+    so that a unit, its inverse and the product of two are normal numbers, unless too large."""
+    size = tl.abs(x)
+    size = tl.where(size < float("inf"), size, 0.0)
+    top = tl.max(tl.max(size, 1), 0)
+    return tl.maximum((top.to(tl.int32, bitcast=True) >> 23) - 127 - 14, -63)
+
+
+@triton.jit
+def _power_of_2(e):
+    return ((e + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def operand(x):
+    """The terms of x, and their unit."""
+    e = _exponent_of(x)
+    return split(x * _power_of_2(-e)), _power_of_2(e)
+
+
+@triton.jit
+def load(ptr, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
+    """``operand`` of rows ``row0 .. row0 + B`` of n_rows; at ptr, they lie as ``split_wide_kernel``
+    leaves them."""
+    padded = tl.cdiv(n_rows, SPLIT_ROWS) * SPLIT_ROWS
+    high = load_rows(ptr, row0, padded, 2 * d, B, d, BD, False)
+    low = load_rows(ptr + d, row0, padded, 2 * d, B, d, BD, False)
+    e = tl.load(ptr + int64(padded) * 2 * d + row0 // SPLIT_ROWS)
+    return (high, low), _power_of_2(e.to(tl.int32))
+
+
+@triton.jit
+def _split_rows(
+    X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    n_tiles = tl.cdiv(N, B)
+    bh = (tile // n_tiles).to(tl.int64)
+    block = tile % n_tiles
+    X += (bh // H) * stride_xb + (bh % H) * stride_xh
+    Y += bh * (n_tiles * B + tl.cdiv(n_tiles, 2 * d)) * 2 * d
+    x = load_rows(X, block * B, N, stride_xn, B, d, BD, True)
+    e = _exponent_of(x)
+    high, low = split(x * _power_of_2(-e))
+    padded = n_tiles * B
+    store_rows(Y, high, block * B, padded, 2 * d, B, d, BD)
+    store_rows(Y + d, low, block * B, padded, 2 * d, B, d, BD)
+    tl.store(Y + int64(padded) * 2 * d + block, e.to(tl.float16))
+
+
+@triton.jit(do_not_specialize=["H", "N"])
+def split_wide_kernel(
+    X, Z, X_TERMS, Z_TERMS,
+    stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, H, N,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """X_TERMS and Z_TERMS: (B, H, rows, 2 d) contiguous fp16, the two terms of each row of X and
+    of Z, both (B, H, N, d) fp32; of zeros up to a multiple of B, which is SPLIT_ROWS; behind a
+    head's rows the exponents of the units of its blocks of B (``theory.attention.term_rows``). Two
+    at once, as ``operands.split_kernel``."""
+    tile, half = tl.program_id(0), tl.num_programs(0) // 2
+    if tile < half:
+        _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)
+    else:
+        _split_rows(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B)

@@ -10,8 +10,8 @@ run. On Hopper the Gluon kernel cuts long rows of 16 bits so. The legend is that
 import triton
 import triton.language as tl
 
-from a2lib.attention.kernels import SIZES, _exp, finish_kernel, float32, prepare_kernel
-from a2lib.attention.operands import dot, int64, load, load_rows, operand, store_rows
+from a2lib.attention.kernels import SIZES, _exp, finish_kernel, prepare_kernel
+from a2lib.attention.operands import dot, float32, int64, load, load_rows, operand, store_rows
 
 ROWS_TO = tl.constexpr(128)  # as hopper.ROWS
 

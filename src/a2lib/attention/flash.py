@@ -35,12 +35,13 @@ def flash_attention(
     to 128; lengths are any, and may differ; strides are any (a copy is made only where d is not
     contiguous, or more than two leading dimensions cannot be merged in place). One dtype of
     bfloat16, float16 or float32; sums are fp32, and fp32 inputs are multiplied as fp32, by terms of
-    16 bits that hold its digits, unless PyTorch is set to TF32
-    (``torch.backends.cuda.matmul.fp32_precision``, or the older ``allow_tf32``). With ``is_causal``
-    query i sees the keys j <= i. ``scale``, a number, defaults to ``1 / sqrt(d)`` and has no
-    gradient. A query that sees no key gives a row of zeros. Gradients cannot be differentiated
-    again. They may be added up in no fixed order, on a Hopper GPU dq, where heads and tokens are
-    few or in fp32 all three, so that their last bits may differ between runs; under
+    16 bits that hold its digits (three of bf16; with heads of more than 64, from 256 tokens on, two
+    of fp16, which lose a digit more where all of q, k, v and do are positive), unless PyTorch is
+    set to TF32 (``torch.backends.cuda.matmul.fp32_precision``, or the older ``allow_tf32``). With
+    ``is_causal`` query i sees the keys j <= i. ``scale``, a number, defaults to ``1 / sqrt(d)`` and
+    has no gradient. A query that sees no key gives a row of zeros. Gradients cannot be
+    differentiated again. They may be added up in no fixed order, on a Hopper GPU dq, where heads
+    and tokens are few or in fp32 all three, so that their last bits may differ between runs; under
     ``torch.use_deterministic_algorithms(True)`` they do not. In fp32 each pass reads both settings,
     and with heads of more than 64 either changes the terms: where one is changed between forward
     and backward, the backward's weights are not the forward's, and gradients of large scores lose

@@ -28,28 +28,10 @@ import triton
 import triton.language as tl
 
 from a2lib.attention import terms
-from a2lib.attention.operands import (
-    INTERPRETED,
-    dot,
-    in_float32,
-    load,
-    load_rows,
-    operand,
-    store_rows,
-)
+from a2lib.attention.operands import dot, float32, in_float32, load, load_rows, operand, store_rows
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def float32(x):
-    # Traced by torch.compile, a Python float is fp64, or a constant without methods (torch 2.11);
-    # the interpreter passes it as it is.
-    if INTERPRETED:
-        return x
-    else:
-        return tl.cast(x, tl.float32)
 
 
 @triton.jit

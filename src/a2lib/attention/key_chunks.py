@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from a2lib.attention.kernels import LN2, LOG2E, SIZES, float32, forward_rows, visible_keys
-from a2lib.attention.operands import load_rows, store_rows
+from a2lib.attention.kernels import LN2, LOG2E, SIZES, forward_rows, visible_keys
+from a2lib.attention.operands import float32, load_rows, store_rows
 
 
 @triton.jit

@@ -13,6 +13,16 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
+def float32(x):
+    # Traced by torch.compile, a Python float is fp64, or a constant without methods (torch 2.11);
+    # the interpreter passes it as it is.
+    if INTERPRETED:
+        return x
+    else:
+        return tl.cast(x, tl.float32)
+
+
+@triton.jit
 def dot(a, b, PRECISION: tl.constexpr, TURNED: tl.constexpr = False, acc=None):
     """``a @ b``, or ``a @ b.T`` if TURNED, plus ``acc`` if given, in fp32; operands as ``operand``
     makes them and ``load`` reads them."""

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from a2lib.attention.chunks import ROWS_TO, _add_rows, _tile_and_queries
-from a2lib.attention.kernels import LOG2E, SIZES, float32
+from a2lib.attention.kernels import LOG2E, SIZES
+from a2lib.attention.operands import float32
 from a2lib.attention.terms import dot, load, operand, weigh
 
 

@@ -38,7 +38,9 @@ def gather(app, page, _template, _context, doctree) -> None:
         words, numbers = [], []
         for child in part.children[1:]:
             _collect(child, words, numbers, skipped)
-        text, cells = (re.sub(r"\s+", " ", " ".join(all_)).strip() for all_ in (words, numbers))
+        # A cell that many tables of a section have is found once.
+        text, cells = (re.sub(r"\s+", " ", " ".join(dict.fromkeys(all_))).strip()
+                       for all_ in (words, numbers))  # fmt: skip
         title, heading = called(app, page), _plain(part[0]).strip()
         anchor, *labels = part["ids"]
         entries.append([page, title, anchor, heading, text, cells, weight, " ".join(labels)])

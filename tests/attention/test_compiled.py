@@ -294,6 +294,7 @@ def test_what_the_kernels_write_is_understood_where_someone_traces_them(traced):
         "backward_dq_kernel": ["DELTA", "DQ"],
         "backward_dkdv_kernel": ["DK", "DV"],
         "backward_chunks_kernel": ["DK", "DQ", "DV"],
+        "backward_wide_kernel": ["DK", "DQ", "DV"],
         "backward_kernel": ["DELTA", "DK", "DQ", "DV"],
     }
 

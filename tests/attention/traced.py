@@ -29,6 +29,7 @@ from a2lib.errors import UnsupportedError  # noqa: E402
 
 TARGET = GPUTarget("cuda", 90, 32)
 WIDE = "LSE", "DELTA", "ROWS", "PARTS"
+TERMS = {"backward_wide_kernel": torch.float16}  # two of fp32 each
 
 
 class Driver:
@@ -52,7 +53,7 @@ def arguments(fn, fixed):
         if name in WIDE:
             tensors[name] = torch.zeros(64)
         elif name.isupper() and name not in ("H", "GROUP", *constants):
-            tensors[name] = torch.zeros(64, dtype=torch.bfloat16)
+            tensors[name] = torch.zeros(64, dtype=TERMS.get(fn.__name__, torch.bfloat16))
         elif name not in constants:
             numbers[name] = 0.125 if name == "scale" else 16
     return tensors, numbers, constants
@@ -65,7 +66,8 @@ def written(fn, tensors, numbers, constants):
 
 
 def read_with_constant_scale(fn, tensors, numbers, constants):
-    signature = {n: "*fp32" if n in WIDE else "*bf16" for n in tensors}
+    types = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+    signature = {n: types[x.dtype] for n, x in tensors.items()}
     signature |= {n: "i32" for n in numbers} | {n: "constexpr" for n in (*constants, "scale")}
     signature = {name: signature[name] for name in fn.arg_names}
     source = ASTSource(fn, signature, {**constants, "scale": numbers["scale"]})

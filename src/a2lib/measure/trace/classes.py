@@ -33,7 +33,7 @@ RULES = (
         ATTENTION,
         r"flash_(fwd|bwd)|Flash_(fwd|bwd)|FlashAttn|fmha|sdpa|attention|"
         r"^(forward|backward|backward_dq|backward_dkdv|prepare|finish|split|chunk|combine)_kernel$|"
-        r"^(prepare|backward|finish)_chunks_kernel$",
+        r"^(prepare|backward|finish)_chunks_kernel$|^(split|backward)_wide_kernel$",
     ),
     (LOSS, r"nll_loss|LogSoftMax|log_softmax|cross_entropy"),
     (SOFTMAX, r"softmax|SoftMax"),

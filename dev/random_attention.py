@@ -95,14 +95,19 @@ def main():
             truth = in_float64(*inputs, is_causal)
             inputs = [laid_out(x, layout) for x in inputs]
             others = () if uncached else (replayed,) if i % 20 else (replayed, compiled)
+            shape = f"{dtype}, q {q_shape}, k and v {kv_shape}, {layout}, causal {is_causal}"
             for way in (called, called, *others):
                 runs[way.__name__] += 1
-                for name, error in errors(way(*inputs, is_causal), truth).items():
+                try:
+                    found = errors(way(*inputs, is_causal), truth)
+                except RuntimeError:
+                    print(f"run {i}, {way.__name__}: {shape}", flush=True)
+                    raise
+                for name, error in found.items():
                     worst[dtype, name] = max(worst.get((dtype, name), 0), error)
                     if not error <= TOLERANCE[dtype]:
                         wrong += 1
-                        print(f"run {i}, {way.__name__}: {name} is off by {error:.1e}: {dtype}, "
-                              f"q {q_shape}, k and v {kv_shape}, {layout}, causal {is_causal}",
+                        print(f"run {i}, {way.__name__}: {name} is off by {error:.1e}: {shape}",
                               flush=True)  # fmt: skip
     except KeyboardInterrupt:
         pass

@@ -54,7 +54,7 @@ def test_few_tokens_of_wide_heads(head_dim, is_causal, length):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("head_dim", [16, 24, 32, 64, 80, 128])
+@pytest.mark.parametrize("head_dim", [16, 24, 32, 45, 64, 80, 99, 128])
 def test_gradients_match_float64(form, head_dim, is_causal, dtype):
     if form == "one launch" and dtype == torch.float32:
         pytest.skip("no such form")

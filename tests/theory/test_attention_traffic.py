@@ -95,6 +95,7 @@ def test_two_terms_are_smaller_and_want_heads_beyond_64_and_256_tokens():
     held = tiled_memory(2, 3, 300, 1024, 80, 4, "backward", terms=True)
     assert held["q_terms"] == held["do_terms"] == 6 * (384 + 1) * 160 * 2
     assert held["k_terms"] == held["v_terms"] == 6 * (1024 + 1) * 160 * 2 and "dq_sums" in held
+    assert tiled_memory(2, 3, 300, 1024, 75, 4, "backward", terms=True)["q_terms"] == 739_200
 
 
 def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():

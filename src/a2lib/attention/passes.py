@@ -53,7 +53,7 @@ from a2lib.theory.attention import (
     in_two_terms,
     keys_per_chunk,
     n_chunks_of,
-    term_rows,
+    terms_shape,
 )
 
 _NOTHING = {}
@@ -371,8 +371,8 @@ class _Problem:
         kernel, dtype, n_rows, width = "split", torch.bfloat16, x.shape[2], 3 * self.head_dim
         options = {}
         if self.precision == "fp16x3":
-            kernel, dtype, width = "split_wide", torch.float16, 2 * self.head_dim
-            n_rows, options = term_rows(n_rows, self.head_dim), {"num_warps": 8}
+            kernel, dtype, options = "split_wide", torch.float16, {"num_warps": 8}
+            n_rows, width = terms_shape(n_rows, self.head_dim)
         for name in names:
             self.terms[name] = f"{name}_terms"
             terms = x.new_empty(*x.shape[:2], n_rows, width, dtype=dtype)

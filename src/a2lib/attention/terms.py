@@ -78,10 +78,11 @@ def operand(x):
 def load(ptr, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
     """``operand`` of rows ``row0 .. row0 + B`` of n_rows; at ptr, they lie as ``split_wide_kernel``
     leaves them."""
+    W: tl.constexpr = (d + 7) // 8 * 8
     padded = tl.cdiv(n_rows, SPLIT_ROWS) * SPLIT_ROWS
-    high = load_rows(ptr, row0, padded, 2 * d, B, d, BD, False)
-    low = load_rows(ptr + d, row0, padded, 2 * d, B, d, BD, False)
-    e = tl.load(ptr + int64(padded) * 2 * d + row0 // SPLIT_ROWS)
+    high = load_rows(ptr, row0, padded, 2 * W, B, W, BD, False)
+    low = load_rows(ptr + W, row0, padded, 2 * W, B, W, BD, False)
+    e = tl.load(ptr + int64(padded) * 2 * W + row0 // SPLIT_ROWS)
     return (high, low), _power_of_2(e.to(tl.int32))
 
 
@@ -90,18 +91,19 @@ def _split_rows(
     X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
+    W: tl.constexpr = (d + 7) // 8 * 8
     n_tiles = tl.cdiv(N, B)
     bh = (tile // n_tiles).to(tl.int64)
     block = tile % n_tiles
     X += (bh // H) * stride_xb + (bh % H) * stride_xh
-    Y += bh * (n_tiles * B + tl.cdiv(n_tiles, 2 * d)) * 2 * d
+    Y += bh * (n_tiles * B + tl.cdiv(n_tiles, 2 * W)) * 2 * W
     x = load_rows(X, block * B, N, stride_xn, B, d, BD, True)
     e = _exponent_of(x)
     high, low = split(x * _power_of_2(-e))
     padded = n_tiles * B
-    store_rows(Y, high, block * B, padded, 2 * d, B, d, BD)
-    store_rows(Y + d, low, block * B, padded, 2 * d, B, d, BD)
-    tl.store(Y + int64(padded) * 2 * d + block, e.to(tl.float16))
+    store_rows(Y, high, block * B, padded, 2 * W, B, W, BD)
+    store_rows(Y + W, low, block * B, padded, 2 * W, B, W, BD)
+    tl.store(Y + int64(padded) * 2 * W + block, e.to(tl.float16))
 
 
 @triton.jit(do_not_specialize=["H", "N"])
@@ -110,10 +112,10 @@ def split_wide_kernel(
     stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, H, N,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """X_TERMS and Z_TERMS: (B, H, rows, 2 d) contiguous fp16, the two terms of each row of X and
-    of Z, both (B, H, N, d) fp32; of zeros up to a multiple of B, which is SPLIT_ROWS; behind a
-    head's rows the exponents of the units of its blocks of B (``theory.attention.term_rows``). Two
-    at once, as ``operands.split_kernel``."""
+    """X_TERMS and Z_TERMS: (B, H, rows, 2 W) contiguous fp16, the two terms of each row of X and
+    of Z, both (B, H, N, d) fp32. Each term has zeros up to W, a multiple of 8, and a head up to a
+    multiple of B rows, which is SPLIT_ROWS; behind those are the exponents of the units of its
+    blocks of B (``theory.attention.terms_shape``). Two at once, as ``operands.split_kernel``."""
     tile, half = tl.program_id(0), tl.num_programs(0) // 2
     if tile < half:
         _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)

@@ -157,9 +157,9 @@ def tiled_memory(
         backward["delta"] = rows
     if terms:
         split = {"k_terms": n_keys, "v_terms": n_keys, "q_terms": n_queries, "do_terms": n_queries}
-        row = batch * heads * head_dim * (4 if two_terms else 6)
         for name, n in split.items():
-            backward[name] = row * (term_rows(n, head_dim) if two_terms else n)
+            size = math.prod(terms_shape(n, head_dim)) if two_terms else 3 * n * head_dim
+            backward[name] = batch * heads * size * 2
     end_to_end = forward | backward
     if terms:
         forward |= {name: backward[name] for name in ("k_terms", "v_terms")}
@@ -222,11 +222,11 @@ def in_two_terms(n_queries: int, n_keys: int, head_dim: int, element_bytes: int)
     return element_bytes == 4 and head_dim > 64 and min(n_queries, n_keys) >= 256
 
 
-def term_rows(n_rows: int, head_dim: int) -> int:
-    """Rows of ``2 * head_dim`` that the two fp16 terms of a head's n_rows take: blocks of 128, and
-    behind them an exponent for each."""
-    blocks = -(-n_rows // 128)
-    return blocks * 128 + -(-blocks // (2 * head_dim))
+def terms_shape(n_rows: int, head_dim: int) -> tuple[int, int]:
+    """Rows and columns that the two fp16 terms of a head's n_rows take: blocks of 128, and behind
+    them an exponent for each; each term with columns up to a multiple of 8, or 16 bytes."""
+    blocks, columns = -(-n_rows // 128), 2 * (-(-head_dim // 8) * 8)
+    return blocks * 128 + -(-blocks // columns), columns
 
 
 def long_for_hopper(n_keys: int, head_dim: int, element_bytes: int) -> bool:

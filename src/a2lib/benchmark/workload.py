@@ -34,14 +34,9 @@ class Workload:
 
     def __init__(self, config: Config, device: str, nvtx: Nvtx | None = None):
         self.config, self.device = config, device
-        shape = config.shape
-        self.model = TransformerLM(
-            shape.vocab_size,
+        self.model = TransformerLM.from_size(
+            config.shape,
             config.context,
-            shape.d_model,
-            shape.num_layers,
-            shape.num_heads,
-            shape.d_ff,
             attention=config.attention,
             checkpointing=config.checkpointing,
             device=device,
@@ -77,7 +72,7 @@ class Workload:
         generator = torch.Generator(device).manual_seed(config.seed)
         size = (2, config.batch, config.context)
         self.token_ids, self.targets = torch.randint(
-            shape.vocab_size, size, generator=generator, device=device
+            config.shape.vocab_size, size, generator=generator, device=device
         )
 
     def _optimizer(self, products: list[Tensor], narrow: bool) -> torch.optim.Optimizer:

@@ -9,6 +9,7 @@ from a2lib.benchmark.run import float32_products  # noqa: E402
 from a2lib.benchmark.workload import Workload  # noqa: E402
 from a2lib.experiments.checkpointing import handlers  # noqa: E402
 from a2lib.measure.memory import take_workspaces  # noqa: E402
+from a2lib.theory.memory.step import StepMemory  # noqa: E402
 from a2lib.theory.memory.strategies import strategy_memory  # noqa: E402
 from a2lib.theory.transformer import Shape, state_bytes  # noqa: E402
 
@@ -33,14 +34,15 @@ def test_the_peak_is_what_is_counted(no_garbage, precision, attention, fresh):
         batch=BATCH, precision=precision, attention=attention, autocast_cache=False,
         keep_gradients=not fresh, device="cuda",
     )  # fmt: skip
-    ways = {"attention": attention, "precision": "bf16" if precision == "bf16" else "fp32"}
+    narrow = "bf16" if precision == "bf16" else "fp32"
+    step = StepMemory(SHAPE, BATCH, CONTEXT, precision=narrow, attention=attention, fresh=fresh)
     state, off = state_bytes(SHAPE), {}
     with float32_products(precision):
         workload = Workload(config, "cuda")
         for name in STRATEGIES:
             workload.model.use_checkpointing(name)
             row = handlers._measured(workload, "cuda", 2, empty)
-            want = strategy_memory(SHAPE, BATCH, CONTEXT, name, fresh=fresh, **ways)
+            want = strategy_memory(step, name)
             off[name] = row["peak_bytes"] / want.peak - 1, row["kept_bytes"] / want.kept - 1
             held = state.total - (state.gradients if fresh else 0)
             # A block is up to 1 MiB larger than its tensor.

@@ -6,9 +6,9 @@ from notebook_texts import figures, rows
 from a2lib.experiments.data_parallel.times import FEWEST, TURNS
 from a2lib.measure import bulk
 from a2lib.theory import fsdp as theory
-from a2lib.theory.transformer import TINY
+from a2lib.theory.transformer import TINY, parameter_count
 
-SIZES = theory.sizes(TINY)
+PARAMETERS = parameter_count(TINY)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def test_what_a_rank_holds_is_what_the_theory_says(executed):
     }
     parts = {"parameter": "parameters", "gradient": "gradients", "optimizer": "optimizer"}
     counters = 4 * (2 * 9 + 3)
-    for held, moment in zip(theory.between(SIZES, 2), ("init", "before", "after"), strict=True):
-        for wrapper, own in (("fsdp", 1), ("fsdp2", 2 * SIZES.parameters / theory.kept(SIZES, 2))):
+    for held, moment in zip(theory.between(TINY, 2), ("init", "before", "after"), strict=True):
+        for wrapper, own in (("fsdp", 1), ("fsdp2", 2 * PARAMETERS / theory.kept(TINY, 2))):
             for part, name in parts.items():
                 extra = counters if part == "optimizer" and held.optimizer else 0
                 size = int(found[wrapper, "0", moment][f"{part}_bytes"])
@@ -47,14 +47,14 @@ def test_what_a_rank_holds_is_what_the_theory_says(executed):
     # Whole models have two ranks' parameters and gradients; ZeRO-1's optimizer is half of DDP's.
     ddp, zero1 = (found[wrapper, "0", "after"] for wrapper in ("ddp", "zero1"))
     for part in ("parameter", "gradient"):
-        assert ddp[f"{part}_bytes"] == zero1[f"{part}_bytes"] == str(4 * SIZES.parameters)
-    assert int(ddp["optimizer_bytes"]) == pytest.approx(8 * SIZES.parameters + counters, abs=8)
+        assert ddp[f"{part}_bytes"] == zero1[f"{part}_bytes"] == str(4 * PARAMETERS)
+    assert int(ddp["optimizer_bytes"]) == pytest.approx(8 * PARAMETERS + counters, abs=8)
     assert int(zero1["optimizer_bytes"]) < 0.6 * int(ddp["optimizer_bytes"])
     forward = found["fsdp", "3", "forward"]
-    last = [m for m in theory.step(SIZES, 2, 0, computes=4) if m.moment == "backward root"][0]
+    last = [m for m in theory.step(TINY, 2, 0, computes=4) if m.moment == "backward root"][0]
     assert int(forward["whole_bytes"]) == last.gathered
     # Without activations, which a CPU does not tell, and when a unit begins.
-    moments = [m for m in theory.step(SIZES, 2, 0, computes=4) if m.moment[:4] in ("forw", "back")]
+    moments = [m for m in theory.step(TINY, 2, 0, computes=4) if m.moment[:4] in ("forw", "back")]
     fullest = max(moments, key=lambda m: m.total)
     peak = found["fsdp", "3", "peak"]
     held = sum(int(peak[f"{part}_bytes"]) for part in (*parts, "whole", "travelling"))

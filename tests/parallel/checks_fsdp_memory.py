@@ -19,7 +19,7 @@ def fsdp_holds_what_the_theory_says():
     for dtype, computes in ((None, 4), (torch.bfloat16, 2)):
         model = TransformerLM(12, 8, 8, 4, 2, 16, attention="eager", seed=0)
         fsdp, told, held, casting = FSDP(model, compute_dtype=dtype), [], [], []
-        assert fsdp.held_bytes()["parameters"] == theory.kept(theory.sizes(shape), 2)
+        assert fsdp.held_bytes()["parameters"] == theory.kept(shape, 2)
 
         def look(moment, unit, fsdp=fsdp, told=told, held=held):
             told.append((moment, unit))
@@ -42,14 +42,14 @@ def fsdp_holds_what_the_theory_says():
             gradients = fsdp.held_bytes()["gradients"]
             fsdp.zero_grad()
         units.prepare = prepare
-        walk = list(theory.step(theory.sizes(shape), 2, 0, computes, moments=False))
+        walk = list(theory.step(shape, 2, 0, computes, moments=False))
         expected = [m.parts for m in walk if m.moment.startswith(("forward", "backward"))]
         parts = ("parameters", "gradients", "gathered", "travelling")
         assert held == [{part: m[part] for part in parts} for m in expected], (held, expected)
         # Of a unit whose gradients are cast the weights are gone.
         sent = [m.gathered for m in walk if m.moment.startswith("sent")]
         assert casting == sent, (casting, sent)
-        assert gradients == theory.kept(theory.sizes(shape), 2)
+        assert gradients == theory.kept(shape, 2)
         count = {moment: sum(m == moment for m, _ in told) for moment in MOMENTS}
         # The root and the last block are gathered once; all gradients leave, the root's at the end.
         assert count == {"gather begins": 8, "gather ends": 8, "turn": 10, "computes": 10,

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from a2lib.theory.memory.checkpointing import (
     selective_kept,
     selective_peak,
 )
+from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.strategy_time import repeated_work
 from a2lib.theory.transformer import Shape, block_parameter_count
 
@@ -76,11 +78,12 @@ def test_bytes_and_parts_that_cannot_be():
     for sizes in ((0, 1, 1), (2, 1, 3), (1, 3, 2), (1, 1, 1, -1)):
         refused("allowed are 0 < input <= saved <= peak", BlockBytes, *sizes)
     refused("allowed are block and tuples", cost, plan("half", 2), UNIT)
-    refused("allowed are linear, products, attention", selective_kept, "softmax", SHAPE, 1, 1)
+    refused("allowed are linear, products, attention", selective_kept, "softmax", STEP)
 
 
 # On the model: four blocks, of which attention's scores are the largest tensors.
 SHAPE, BATCH, CONTEXT = Shape(d_model=16, d_ff=40, num_layers=4, num_heads=2), 2, 32
+STEP = StepMemory(SHAPE, BATCH, CONTEXT)
 MODEL = ["none", "block", "segments:2", "segments:3", "nested:2", "recursive", "chain"]
 
 
@@ -129,7 +132,7 @@ def of_half(name):
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
 def test_the_model_has_the_bytes_of_the_plan(tmp_path, fresh):
     """Of whole blocks, of halves, and of operations that are kept."""
-    path, n, where = tmp_path / "x", SHAPE.num_layers, (SHAPE, BATCH, CONTEXT)
+    path, n = tmp_path / "x", SHAPE.num_layers
     gradients = 4 * block_parameter_count(SHAPE)
     block, output = unit(path, strategy("none", 2), gradients, fresh)
     of_ffn = 4 * (3 * SHAPE.d_model * SHAPE.d_ff + SHAPE.d_model)
@@ -141,8 +144,8 @@ def test_the_model_has_the_bytes_of_the_plan(tmp_path, fresh):
     want["half"] = cost(plan("half", n), UNIT, halves=halves, fresh_gradients=fresh)
     want = {name: (one.kept, one.peak) for name, one in want.items()}
     for ops in KEPT:
-        peak = selective_peak(ops, *where, block, fresh_gradients=fresh)
-        want[f"selective:{ops}"] = n * selective_kept(ops, *where), peak
+        peak = selective_peak(ops, replace(STEP, fresh=fresh), block)
+        want[f"selective:{ops}"] = n * selective_kept(ops, STEP), peak
     for name, (kept, peak) in want.items():
         found = measured(path, n, strategy(name, n), fresh)
         assert found == (kept + output, peak), name

@@ -47,7 +47,7 @@ def test_bytes_are_those_that_inductor_counts(written, dtype):
 
 def test_a_compiled_model_moves_little_more_than_its_closed_form():
     shape = Shape(d_model=64, d_ff=128, num_layers=1, num_heads=2, vocab_size=96)
-    model = TransformerLM(96, N, shape.d_model, 1, shape.num_heads, shape.d_ff, seed=0)
+    model = TransformerLM.from_size(shape, N, seed=0)
     token_ids, targets = torch.randint(shape.vocab_size, (2, B, N))
     options = {"fullgraph": True, "dynamic": False}
     with planned() as graphs:

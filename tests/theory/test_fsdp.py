@@ -6,18 +6,15 @@ from refusals import refused
 from a2lib.theory import fsdp
 from a2lib.theory.transformer import SIZES, Shape, parameter_count
 
-# Embedding and head of 10, three blocks of 100 with vectors of 2, and a vector of 1.
-SMALL = fsdp.Sizes(embedding=10, head=10, block=100, block_vectors=2, vectors=1, blocks=3)
-OWN = 4 * (320 / 2 + 7)  # of two ranks
+# Embedding and head of 10, three blocks of 100 with vectors of 4, and a vector of 2.
+SMALL = Shape(d_model=2, d_ff=14, num_layers=3, num_heads=1, vocab_size=5)
+OWN = 4 * (320 / 2 + 14)  # of two ranks
 
 
-def test_the_sizes_are_those_of_the_model():
-    for shape in (*SIZES.values(), Shape(8, 16, 3, 2, vocab_size=11)):
-        assert fsdp.sizes(shape).parameters == parameter_count(shape)
-    # xl of 2025: four of 1600 by 1600 and three of 1600 by 6400, two norms.
-    xl = fsdp.sizes(SIZES["xl25"])
-    assert (xl.block, xl.block_vectors) == (40_960_000, 3200)
-    assert xl.root == 32_000_000 and xl.replicated == 155_200
+def test_what_is_sharded_are_the_models_matrices():
+    # xl of 2025: two tables; of 48 blocks four of 1600 by 1600 and three of 1600 by 6400.
+    assert fsdp.matrices(SIZES["xl25"]) == 32_000_000 + 48 * 40_960_000
+    assert fsdp.matrices(SIZES["xl25"]) == parameter_count(SIZES["xl25"]) - 155_200
 
 
 def test_between_steps_a_rank_has_its_share():
@@ -25,8 +22,8 @@ def test_between_steps_a_rank_has_its_share():
     assert [init.total, before.total, after.total] == [OWN, 2 * OWN, 4 * OWN]
     assert after.parts["optimizer"] == 2 * OWN and after.parts["gathered"] == 0
     # Of one rank it is the 16 bytes of everybody.
-    assert fsdp.between(SMALL, 1)[-1].total == 16 * SMALL.parameters
-    xl = fsdp.between(fsdp.sizes(SIZES["xl25"]), 2)[-1].total
+    assert fsdp.between(SMALL, 1)[-1].total == 16 * parameter_count(SMALL)
+    xl = fsdp.between(SIZES["xl25"], 2)[-1].total
     assert xl == pytest.approx(16 * parameter_count(SIZES["xl25"]) / 2, rel=1e-4)
 
 
@@ -45,7 +42,7 @@ def test_two_blocks_are_whole_at_once_and_one_cast_travels():
     # Beside its cast, and the block's weights are gone.
     assert [found[f"sent {i}"].travelling - 20 for i in (2, 1)] == [600, 600]
     assert [gathered[f"sent {i}"] for i in (2, 1)] == [block, block]
-    assert [found[f"sent {i}"].gradients for i in (2, 1)] == [4 + 208, 4 + 416]
+    assert [found[f"sent {i}"].gradients for i in (2, 1)] == [8 + 216, 8 + 432]
     # At the end the root's two gradients, cast, beside block 0's; then block 0's and its cast.
     assert found["sent root"].travelling == 40 + 80 + 200
     assert found["sent root"].gathered == block
@@ -61,15 +58,15 @@ def test_the_peak_is_where_activations_make_it():
     assert fsdp.peak(SMALL, 2, 0).moment == "sent 1"
     assert fsdp.peak(SMALL, 2, 10**6).moment == "backward 2"
     # Of the largest vocabulary, at the root's gradients.
-    wide = fsdp.Sizes(embedding=1000, head=1000, block=10, block_vectors=2, vectors=1, blocks=3)
+    wide = Shape(d_model=2, d_ff=1, num_layers=3, num_heads=1, vocab_size=500)
     assert fsdp.peak(wide, 2, 0).moment == "sent root"
 
 
 def test_bytes_sent():
     sent = fsdp.sent_bytes(SMALL, 2)
-    assert sent == {"forward": 320, "backward": 200, "gradients": 640, "vectors": 28}
+    assert sent == {"forward": 320, "backward": 200, "gradients": 640, "vectors": 56}
     assert set(fsdp.sent_bytes(SMALL, 1).values()) == {0}
     # Computing in 32 bits, three shares of the parameters, as the paper has it.
     wide = sum(fsdp.sent_bytes(SMALL, 4, computes=4).values())
-    assert wide == pytest.approx(0.75 * 4 * (3 * 320 - 120) + 2 * 0.75 * 4 * 7)
+    assert wide == pytest.approx(0.75 * 4 * (3 * 320 - 120) + 2 * 0.75 * 4 * 14)
     refused("world_size is 0; allowed are numbers above 0", fsdp.sent_bytes, SMALL, 0)

@@ -24,13 +24,13 @@ BOTH = parallelism.fully_sharded_tensor_parallel
 # How a pass costs on how many devices, at the limit; and its tasks, of that cost.
 @pytest.mark.parametrize(("way", "pass_", "limit", "tasks"), [
     (parallelism.fully_sharded, "forward", [DATA],
-     lambda c: schedules.fsdp_forward(LAYERS, c.compute_s, c.data_s)),
+     lambda c: schedules.fsdp(LAYERS, c.compute_s, c.data_s)),
     (parallelism.fully_sharded, "backward", [DATA],
-     lambda c: schedules.fsdp_backward(LAYERS, c.compute_s, c.data_s / 2, c.data_s / 2)),
+     lambda c: schedules.fsdp(LAYERS, c.compute_s, c.data_s / 2, c.data_s / 2)),
     (parallelism.data_parallel, "backward", [DATA],
      lambda c: schedules.data_parallel_backward(LAYERS, c.compute_s, c.data_s)),
     (parallelism.tensor_parallel, "forward", [TENSOR],
-     lambda c: schedules.tensor_forward(LAYERS, c.compute_s, c.tensor_s, parts=2)),
+     lambda c: schedules.tensor(LAYERS, c.compute_s, c.tensor_s, parts=2)),
     (BOTH, "forward", parallelism.shared_mesh_split(EXAMPLE),
      lambda c: schedules.mesh_forward(LAYERS, c.compute_s, c.data_s, c.tensor_s, 4, True)),
     (BOTH, "forward", [DATA, TENSOR],
@@ -46,10 +46,10 @@ def test_a_pass_is_bound_by_communication_from_the_formulas_limit_on(way, pass_,
 
 
 def test_what_is_not_early_or_in_one_part_does_not_overlap():
-    assert per_layer(schedules.fsdp_forward(LAYERS, 3.0, 2.0, ahead=1)) == 5.0
-    seconds = run(schedules.fsdp_forward(LAYERS, 3.0, 2.0, ahead=2)).seconds
+    assert per_layer(schedules.fsdp(LAYERS, 3.0, 2.0, ahead=1)) == 5.0
+    seconds = run(schedules.fsdp(LAYERS, 3.0, 2.0, ahead=2)).seconds
     assert seconds == 2.0 + LAYERS * 3.0  # the first gather alone is exposed
-    assert per_layer(schedules.tensor_forward(LAYERS, 3.0, 2.0, parts=1)) == pytest.approx(5.0)
+    assert per_layer(schedules.tensor(LAYERS, 3.0, 2.0, parts=1)) == pytest.approx(5.0)
 
 
 PIPELINES = [
@@ -162,10 +162,10 @@ def test_the_sums_of_a_tensor_parallel_backward_hide_up_to_its_own_limit():
     """In two parts a sum has the part's weights and the other part to hide behind; the last has its
     own weights alone."""
     for reduce_s in (0.1, 0.5, 1.0):
-        timeline = schedules.run(schedules.tensor_backward(8, 1.0, reduce_s, 2))
+        timeline = schedules.run(schedules.tensor(8, 0.5, reduce_s, 2, 0.5))
         assert timeline.seconds == pytest.approx(8 + max(0, reduce_s / 2 - 0.25))
-    bound = schedules.run(schedules.tensor_backward(8, 1.0, 3.0, 2))
+    bound = schedules.run(schedules.tensor(8, 0.5, 3.0, 2, 0.5))
     assert bound.seconds == pytest.approx(8 * 3 + 0.25)
     # In one part the weights alone hide half of a sum that takes as long as the layer.
-    one = schedules.run(schedules.tensor_backward(8, 1.0, 1.0, 1))
+    one = schedules.run(schedules.tensor(8, 0.5, 1.0, 1, 0.5))
     assert one.seconds == pytest.approx(8 * 1.5)

@@ -40,8 +40,7 @@ def recorded(tmp_path, monkeypatch, plain_frames):
             monkeypatch.setitem(attentions.ATTENTIONS, "eager", as_cuda_casts)
         s = step.shape
         with snapshot.Recorder(tmp_path / "x", "cpu") as recorder:
-            model = TransformerLM(s.vocab_size, step.context, s.d_model, s.num_layers, s.num_heads,
-                                  s.d_ff, attention=step.attention, seed=0)  # fmt: skip
+            model = TransformerLM.from_size(s, step.context, attention=step.attention, seed=0)
             tokens, targets = torch.randint(s.vocab_size, (2, step.batch, step.context))
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
             recorder.watch(model, optimizer)

@@ -40,11 +40,6 @@ RELEASED = {
 }
 
 
-def build(shape, context, **options):
-    sizes = (shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff)
-    return TransformerLM(shape.vocab_size, context, *sizes, **options)
-
-
 @st.composite
 def shapes(draw):
     num_heads, pairs = draw(st.integers(1, 3)), draw(st.integers(1, 3))
@@ -67,7 +62,7 @@ def test_named_sizes_have_the_listed_parameters(name):
 
 @given(shapes())
 def test_parameters_by_part_are_those_of_the_modules(shape):
-    model = build(shape, 4, device="meta")
+    model = TransformerLM.from_size(shape, 4, device="meta")
     found = dict.fromkeys(parameters_by_part(shape), 0)
     for name, parameter in model.named_parameters():
         part = next((p for p in ("attn", "ffn", "ln") if p in name), name.split(".")[0])
@@ -78,7 +73,7 @@ def test_parameters_by_part_are_those_of_the_modules(shape):
 @settings(max_examples=10)
 @given(shapes(), st.integers(1, 3), st.integers(1, 6))
 def test_operations_are_those_a_counter_sees(shape, batch, context):
-    model = build(shape, context, seed=0)
+    model = TransformerLM.from_size(shape, context, seed=0)
     tokens = torch.zeros(batch, context, dtype=torch.int64)
     with FlopCounterMode(display=False) as forward:
         logits = model(tokens)

@@ -76,13 +76,8 @@ class Operators(TorchDispatchMode):
         return [(read, written)] if made else []
 
 
-def build(**options):
-    sizes = (SHAPE.d_model, SHAPE.num_layers, SHAPE.num_heads, SHAPE.d_ff)
-    return TransformerLM(SHAPE.vocab_size, CONTEXT, *sizes, **options)
-
-
 def operators_of_a_step(precision):
-    model = build(seed=0)
+    model = TransformerLM.from_size(SHAPE, CONTEXT, seed=0)
     if precision == "bf16":
         for layer in model.layers:
             layer.attn.attention = as_cuda_casts
@@ -121,7 +116,7 @@ def test_eager_kernels_are_the_operators_of_the_model(precision):
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_operations_are_those_a_counter_sees(step, precision):
-    model = build()
+    model = TransformerLM.from_size(SHAPE, CONTEXT)
     tokens = torch.zeros(BATCH, CONTEXT, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(tokens), tokens).backward()
@@ -138,7 +133,7 @@ def test_operations_are_those_a_counter_sees(step, precision):
 def test_fused_products_move_each_matrix_once(precision):
     """By the modules: those that share an input are one product, gradients of weights float32."""
     narrow, rows = 2 if precision == "bf16" else 4, BATCH * CONTEXT
-    model = build(device="meta")
+    model = TransformerLM.from_size(SHAPE, CONTEXT, device="meta")
     groups = [[model.lm_head]]
     for layer in model.layers:
         attn, ffn = layer.attn, layer.ffn

@@ -12,17 +12,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
-
-
-class Nvtx(Protocol):
-    def range_push(self, name: str) -> object: ...
-
-    def range_pop(self) -> object: ...
 
 
 class RecordFunctions:
-    """Ranges as annotations of torch.profiler, which sees no NVTX; one stack a thread."""
+    """Ranges as annotations of torch.profiler, which sees no NVTX, in the place of
+    ``torch.cuda.nvtx``; one stack a thread."""
 
     def __init__(self):
         self._open = threading.local()
@@ -39,16 +33,13 @@ class RecordFunctions:
 
 
 class Ranges:
-    """``with ranges("forward"):`` pushes and pops; with ``nvtx`` None it does nothing.
+    """``with ranges("forward"):`` pushes and pops by ``nvtx``, which is ``torch.cuda.nvtx``, a
+    ``RecordFunctions``, or None, which does nothing.
 
     ``phase(name)``, if given, is a context that every range is in as well (``Recorder.phase``).
     """
 
-    def __init__(
-        self,
-        nvtx: Nvtx | None = None,
-        phase: Callable[[str], AbstractContextManager] | None = None,
-    ):
+    def __init__(self, nvtx=None, phase: Callable[[str], AbstractContextManager] | None = None):
         self._nvtx, self._phase = nvtx, phase
 
     @contextmanager
@@ -64,7 +55,7 @@ class Ranges:
                 self._nvtx.range_pop()
 
 
-def annotate(model, nvtx: Nvtx) -> None:
+def annotate(model, nvtx) -> None:
     """Give every module of a ``TransformerLM`` a range of its name, and the parts of its attention.
 
     ``layers.3.attn.attention`` holds, if attention is eager, ``.scores``, ``.softmax`` and
@@ -93,7 +84,7 @@ def annotate(model, nvtx: Nvtx) -> None:
         module.forward = part(name)(module.forward)
 
 
-def _parts(nvtx: Nvtx):
+def _parts(nvtx):
     """``part(name)(function)`` is the function of tensors in a range of this name, backward too."""
     from torch.autograd import Function
 

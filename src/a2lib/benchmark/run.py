@@ -78,7 +78,11 @@ def run(
     result.versions = _versions(result.device)
     failed = ""
     try:
-        with float32_products(config.precision), _memory_history(config, result.device) as recorder:
+        with float32_products(config.precision), contextlib.ExitStack() as stack:
+            recorder = None
+            if config.memory_history is not None:
+                # Before the model is built, or its parameters would have no event.
+                recorder = stack.enter_context(Recorder(config.memory_history, result.device))
             failed = _measure(config, result, recorder, before_step or (lambda step: None))
     finally:
         _release(config, result.device)
@@ -134,18 +138,22 @@ def _run_steps(
         if graphs is not None:
             # What the allocator keeps from the steps before is not in the peak of the captured one.
             torch.cuda.empty_cache()
-        stack.enter_context(_counting(result))
+        if result.device == "cuda":
+            stack.enter_context(_counting(result))
         step = workload.step
         if graphs is not None:
             captured = _capture(workload, stopwatch, graphs, f"warmup {config.warmup - 1}")
             stack.callback(captured.close)
             result.warmup.append(captured.times)
             step = captured.step
-        with _cuda_profiler(config), _torch_profiler(config, result.device):
-            for i in range(config.steps):
-                before_step(i)
-                result.steps.append(step(stopwatch, f"step {i}"))
-            before_step(config.steps)
+        if config.cuda_profiler:
+            stack.enter_context(_cuda_profiler())
+        if config.torch_profile is not None:
+            stack.enter_context(_torch_profiler(config.torch_profile, result.device))
+        for i in range(config.steps):
+            before_step(i)
+            result.steps.append(step(stopwatch, f"step {i}"))
+        before_step(config.steps)
 
 
 def _capture(workload, stopwatch: Stopwatch, graphs, first: str):
@@ -198,19 +206,8 @@ def float32_products(precision: str) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-def _memory_history(config: Config, device: str):
-    """Record from before the model is built, or its parameters would have no event; write the file
-    however the run ends."""
-    if config.memory_history is None:
-        return contextlib.nullcontext()
-    return Recorder(config.memory_history, device)
-
-
 @contextlib.contextmanager
-def _cuda_profiler(config: Config) -> Iterator[None]:
-    if not config.cuda_profiler:
-        yield
-        return
+def _cuda_profiler() -> Iterator[None]:
     from torch.cuda import profiler
 
     profiler.start()
@@ -222,10 +219,7 @@ def _cuda_profiler(config: Config) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _torch_profiler(config: Config, device: str) -> Iterator[None]:
-    if config.torch_profile is None:
-        yield
-        return
+def _torch_profiler(trace: str, device: str) -> Iterator[None]:
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
@@ -233,15 +227,15 @@ def _torch_profiler(config: Config, device: str) -> Iterator[None]:
     with profile(activities=activities) as profiler:
         yield
         synchronize(device)
-    path = Path(config.torch_profile)
+    path = Path(trace)
     if path.is_file():  # an earlier trace would be taken for this one
         path.unlink()
     try:
-        profiler.export_chrome_trace(config.torch_profile)
+        profiler.export_chrome_trace(trace)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, config.torch_profile) from error
+        raise OSError(error.errno, error.strerror, trace) from error
     if not _is_whole(path):
-        raise OSError(errno.ENOSPC, "the trace is cut off", config.torch_profile)
+        raise OSError(errno.ENOSPC, "the trace is cut off", trace)
 
 
 def _is_whole(path: Path) -> bool:
@@ -257,9 +251,6 @@ def _is_whole(path: Path) -> bool:
 @contextlib.contextmanager
 def _counting(result: Result) -> Iterator[None]:
     """Fill the result's memory with that of the steps inside, however they end."""
-    if result.device == "cpu":
-        yield
-        return
     import torch
 
     torch.cuda.reset_peak_memory_stats()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from a2lib.benchmark.config import Config
-from a2lib.benchmark.ranges import Nvtx, annotate
+from a2lib.benchmark.ranges import annotate
 from a2lib.benchmark.result import StepTimes
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.model import Linear, TransformerLM, cross_entropy
@@ -32,16 +32,11 @@ class Workload:
     float32 copy of them.
     """
 
-    def __init__(self, config: Config, device: str, nvtx: Nvtx | None = None):
+    def __init__(self, config: Config, device: str, nvtx=None):
         self.config, self.device = config, device
-        shape = config.shape
-        self.model = TransformerLM(
-            shape.vocab_size,
+        self.model = TransformerLM.from_size(
+            config.shape,
             config.context,
-            shape.d_model,
-            shape.num_layers,
-            shape.num_heads,
-            shape.d_ff,
             attention=config.attention,
             checkpointing=config.checkpointing,
             device=device,
@@ -77,7 +72,7 @@ class Workload:
         generator = torch.Generator(device).manual_seed(config.seed)
         size = (2, config.batch, config.context)
         self.token_ids, self.targets = torch.randint(
-            shape.vocab_size, size, generator=generator, device=device
+            config.shape.vocab_size, size, generator=generator, device=device
         )
 
     def _optimizer(self, products: list[Tensor], narrow: bool) -> torch.optim.Optimizer:
@@ -131,7 +126,13 @@ class Workload:
         value = math.nan if loss is None else loss.item()
         finite = math.isfinite(value)  # JSON has no NaN
         times = dataclasses.replace(times, loss=value if finite else None)
-        return times if self.device == "cpu" else dataclasses.replace(times, **_bytes_now())
+        if self.device == "cuda":
+            times = dataclasses.replace(
+                times,
+                allocated_bytes=torch.cuda.memory_allocated(),
+                reserved_bytes=torch.cuda.memory_reserved(),
+            )
+        return times
 
     @contextlib.contextmanager
     def _context(self) -> Iterator[None]:
@@ -144,10 +145,3 @@ class Workload:
                     torch.autocast(self.device, torch.bfloat16, cache_enabled=cache)
                 )
             yield
-
-
-def _bytes_now() -> dict[str, int]:
-    return {
-        "allocated_bytes": torch.cuda.memory_allocated(),
-        "reserved_bytes": torch.cuda.memory_reserved(),
-    }

@@ -8,12 +8,11 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from tempfile import TemporaryDirectory
 
 from a2lib.command import Parser, Whole, add_name, add_number, output
 from a2lib.leaderboard import BATCH, CONTEXT, LADDER, SIZE, Step, ways
+from a2lib.measure.inductor import empty_folder
 from a2lib.parallel import LaunchError, launch
-from a2lib.paths import cache_dir
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.transformer import MODELS, named_size, parameter_count
 
@@ -105,10 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds = time.monotonic() - begun
         print(f"{PROGRAM}: {seconds:.0f} s: {event['moment']}", file=sys.stderr, flush=True)
 
-    cache = cache_dir()
-    cache.mkdir(parents=True, exist_ok=True)
     try:
-        with TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as empty:
+        with empty_folder() as empty:
             row, *_ = launch(
                 "a2lib.leaderboard.run:take",
                 {"spec": dataclasses.asdict(step), "device": device, "seed": given.seed},

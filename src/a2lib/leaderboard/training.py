@@ -68,18 +68,8 @@ class Training:
         shape, fused = given.shape, given.way.head == FUSED
         self.device = device
         kind = TransformerLM if fused else ChunkedHead
-        self.model = kind(
-            shape.vocab_size,
-            given.context,
-            shape.d_model,
-            shape.num_layers,
-            shape.num_heads,
-            shape.d_ff,
-            attention=given.attention,
-            device=device,
-            dtype=wide,
-            seed=seed,
-        )
+        place = {"device": device, "dtype": wide, "seed": seed}
+        self.model = kind.from_size(shape, given.context, attention=given.attention, **place)
         how = {"backend": COMPILER[device], "fullgraph": True, "dynamic": False}
         for module in (*self.model.layers, self.model.ln_final):
             module.compile(**how)

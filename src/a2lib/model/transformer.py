@@ -114,9 +114,10 @@ class TransformerLM(nn.Module):
             self.reset_parameters(seed)
 
     @classmethod
-    def from_size(cls, size: str, context_length: int, **options) -> TransformerLM:
-        """The model of a named size of ``a2lib.model.SIZES``; options as the constructor's last."""
-        shape = named_size(size)
+    def from_size(cls, size: str | Shape, context_length: int, **options) -> TransformerLM:
+        """The model of a shape, or of a named size of ``a2lib.model.SIZES``; options as the
+        constructor's last."""
+        shape = size if isinstance(size, Shape) else named_size(size)
         return cls(
             shape.vocab_size,
             context_length,

@@ -30,43 +30,12 @@ from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
 from a2lib.theory.products import WIDE
-from a2lib.theory.transformer import Shape, block_parameter_count
+from a2lib.theory.transformer import Shape, parameter_count
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Elements: of the matrices of embedding, head and one block, of a block's vectors and of those
-    beside the blocks; and how many blocks."""
-
-    embedding: int
-    head: int
-    block: int
-    block_vectors: int
-    vectors: int
-    blocks: int
-
-    @property
-    def root(self) -> int:
-        return self.embedding + self.head
-
-    @property
-    def matrices(self) -> int:
-        return self.root + self.blocks * self.block
-
-    @property
-    def replicated(self) -> int:
-        return self.vectors + self.blocks * self.block_vectors
-
-    @property
-    def parameters(self) -> int:
-        return self.matrices + self.replicated
-
-
-def sizes(shape: Shape) -> Sizes:
-    """Those of the course's Transformer."""
-    table, norms = shape.vocab_size * shape.d_model, 2 * shape.d_model
-    block = block_parameter_count(shape) - norms
-    return Sizes(table, table, block, norms, shape.d_model, shape.num_layers)
+def matrices(shape: Shape) -> int:
+    """Parameters of embedding, head and all blocks' matrices: what is sharded."""
+    return 2 * shape.vocab_size * shape.d_model + shape.num_layers * shape.block_matrices
 
 
 @dataclass(frozen=True)
@@ -93,15 +62,16 @@ class Held:
         return sum(self.parts.values())
 
 
-def kept(s: Sizes, world_size: int) -> float:
+def kept(shape: Shape, world_size: int) -> float:
     """Bytes of a rank's own parameters: its rows of the matrices, and all vectors."""
     positive(world_size=world_size)
-    return WIDE * (s.matrices / world_size + s.replicated)
+    sharded = matrices(shape)
+    return WIDE * (sharded / world_size + parameter_count(shape) - sharded)
 
 
-def between(s: Sizes, world_size: int) -> list[Held]:
+def between(shape: Shape, world_size: int) -> list[Held]:
     """After init, before the first optimizer step and after it, with gradients still there."""
-    own = kept(s, world_size)
+    own = kept(shape, world_size)
     return [
         Held("init", own),
         Held("before", own, gradients=own),
@@ -110,7 +80,7 @@ def between(s: Sizes, world_size: int) -> list[Held]:
 
 
 def step(
-    s: Sizes, world_size: int, activations: float, computes: int = 2, moments: bool = True
+    shape: Shape, world_size: int, activations: float, computes: int = 2, moments: bool = True
 ) -> Iterator[Held]:
     """The moments of forward and backward at which most is held, in order; after the first step
     AdamW's ``moments`` are there. ``activations``: bytes that the forward leaves for the backward.
@@ -120,21 +90,22 @@ def step(
     the root's are the last but one.
     """
     positive(world_size=world_size, computes=computes)
-    own = kept(s, world_size)
+    own = kept(shape, world_size)
     state = {"parameters": own, "optimizer": 2 * own if moments else 0}
-    root, block, last = computes * s.root, computes * s.block, s.blocks - 1
-    share = activations / s.blocks
+    table, n = shape.vocab_size * shape.d_model, shape.block_matrices
+    root, block, last = computes * 2 * table, computes * n, shape.num_layers - 1
+    share = activations / shape.num_layers
     yield Held("forward root", **state, gathered=root + block)
-    for i in range(s.blocks):
+    for i in range(shape.num_layers):
         ahead = block if i < last else 0
         yield Held(f"forward {i}", **state, gathered=root + block + ahead, activations=i * share)
     yield Held("backward root", **state, gathered=root + block, activations=activations)
-    cast, head = WIDE * s.block, computes * s.head
+    cast, head = WIDE * n, computes * table
     # A block's own gradient beside its cast; without a cast it is what is sent.
     own_too = block if computes != WIDE else 0
-    reduced = WIDE * (s.block / world_size + s.block_vectors)
-    made = WIDE * s.vectors
-    for i in reversed(range(s.blocks)):
+    reduced = WIDE * (n / world_size + shape.block_vectors)
+    made = WIDE * shape.d_model
+    for i in reversed(range(shape.num_layers)):
         ahead, done = block if i else 0, last - i
         # The cast of the block before is held until the next one is made.
         before = cast if done else 0
@@ -149,26 +120,27 @@ def step(
         there["travelling"] = head + cast + own_too
         yield Held(f"sent {i}", **there, activations=i * share)
     # The end: the root's gradients, those of embedding and head, leave before the first block's.
-    made += last * reduced + WIDE * s.root / world_size
-    travelling = block + WIDE * s.root + (root if own_too else 0)
+    made += last * reduced + WIDE * 2 * table / world_size
+    travelling = block + WIDE * 2 * table + (root if own_too else 0)
     yield Held("sent root", **state, gradients=made, gathered=block, travelling=travelling)
     yield Held("sent 0", **state, gradients=made + reduced, travelling=cast + own_too)
 
 
-def peak(s: Sizes, world_size: int, activations: float, computes: int = 2) -> Held:
+def peak(shape: Shape, world_size: int, activations: float) -> Held:
     """The moment of a step, after the first, at which most is held."""
-    return max(step(s, world_size, activations, computes), key=lambda held: held.total)
+    return max(step(shape, world_size, activations), key=lambda held: held.total)
 
 
-def sent_bytes(s: Sizes, world_size: int, computes: int = 2) -> dict[str, float]:
+def sent_bytes(shape: Shape, world_size: int, computes: int = 2) -> dict[str, float]:
     """Bytes that each rank sends in a step, by what for: two all-gathers of the matrices, the
     second without root and last block, which are still there; one reduce-scatter of their gradients
     in ``WIDE`` bytes; an all-reduce of the vectors'."""
     positive(world_size=world_size)
-    share = (world_size - 1) / world_size
+    share, sharded = (world_size - 1) / world_size, matrices(shape)
+    there = 2 * shape.vocab_size * shape.d_model + shape.block_matrices
     return {
-        "forward": share * computes * s.matrices,
-        "backward": share * computes * (s.matrices - s.root - s.block),
-        "gradients": share * WIDE * s.matrices,
-        "vectors": 2 * share * WIDE * s.replicated,
+        "forward": share * computes * sharded,
+        "backward": share * computes * (sharded - there),
+        "gradients": share * WIDE * sharded,
+        "vectors": 2 * share * WIDE * (parameter_count(shape) - sharded),
     }

@@ -86,36 +86,30 @@ def data_parallel_backward(layers: int, compute_s: float, reduce_s: float) -> li
     return tasks
 
 
-def fsdp_forward(layers: int, compute_s: float, gather_s: float, ahead: int = 2) -> list[Task]:
-    """FSDP's forward: a layer is gathered before it computes, at most ``ahead`` layers early."""
+def fsdp(
+    layers: int, compute_s: float, gather_s: float, scatter_s: float | None = None, ahead: int = 2
+) -> list[Task]:
+    """FSDP's forward, or with ``scatter_s`` its backward: a layer is gathered before it computes,
+    at most ``ahead`` layers early, and its gradients are scattered behind the next gather."""
     positive(layers=layers, ahead=ahead)
     tasks = []
     for i in range(layers):
         freed = (f"compute {i - ahead}",) if i >= ahead else ()
         tasks.append(Task(f"gather {i}", LINKS, gather_s, freed))
         tasks.append(Task(f"compute {i}", COMPUTE, compute_s, (f"gather {i}",)))
+        if scatter_s is not None and i:
+            tasks.append(Task(f"scatter {i - 1}", LINKS, scatter_s, (f"compute {i - 1}",)))
+    if scatter_s is not None:
+        tasks.append(Task(f"scatter {layers - 1}", LINKS, scatter_s, (f"compute {layers - 1}",)))
     return tasks
 
 
-def fsdp_backward(
-    layers: int, compute_s: float, gather_s: float, scatter_s: float, ahead: int = 2
+def tensor(
+    layers: int, compute_s: float, reduce_s: float, parts: int, weights_s: float = 0
 ) -> list[Task]:
-    """FSDP's backward: gather, compute, scatter the gradients; the next gather before a scatter."""
-    positive(layers=layers, ahead=ahead)
-    tasks = []
-    for i in range(layers):
-        freed = (f"compute {i - ahead}",) if i >= ahead else ()
-        tasks.append(Task(f"gather {i}", LINKS, gather_s, freed))
-        tasks.append(Task(f"compute {i}", COMPUTE, compute_s, (f"gather {i}",)))
-        if i:
-            tasks.append(Task(f"scatter {i - 1}", LINKS, scatter_s, (f"compute {i - 1}",)))
-    last = layers - 1
-    return [*tasks, Task(f"scatter {last}", LINKS, scatter_s, (f"compute {last}",))]
-
-
-def tensor_forward(layers: int, compute_s: float, reduce_s: float, parts: int) -> list[Task]:
     """Tensor parallelism over a batch in ``parts``: a part's sum must be there before its next
-    layer, and meanwhile another part computes. In one part nothing overlaps."""
+    layer, and meanwhile another part computes. In one part nothing overlaps, but in a backward the
+    gradients of the weights, ``weights_s``, which no layer waits for."""
     positive(layers=layers, parts=parts)
     tasks = []
     for i in range(layers):
@@ -123,20 +117,8 @@ def tensor_forward(layers: int, compute_s: float, reduce_s: float, parts: int) -
             before = (f"reduce {i - 1} {p}",) if i else ()
             tasks.append(Task(f"compute {i} {p}", COMPUTE, compute_s / parts, before))
             tasks.append(Task(f"reduce {i} {p}", LINKS, reduce_s / parts, (f"compute {i} {p}",)))
-    return tasks
-
-
-def tensor_backward(layers: int, compute_s: float, reduce_s: float, parts: int) -> list[Task]:
-    """Its backward: three of six products give dx, whose sum travels while the other three, the
-    gradients of the weights, and another part compute."""
-    positive(layers=layers, parts=parts)
-    tasks, half = [], compute_s / parts / 2
-    for i in range(layers):
-        for p in range(parts):
-            before = (f"reduce {i - 1} {p}",) if i else ()
-            tasks.append(Task(f"compute {i} {p}", COMPUTE, half, before))
-            tasks.append(Task(f"reduce {i} {p}", LINKS, reduce_s / parts, (f"compute {i} {p}",)))
-            tasks.append(Task(f"weights {i} {p}", COMPUTE, half))
+            if weights_s:
+                tasks.append(Task(f"weights {i} {p}", COMPUTE, weights_s / parts))
     return tasks
 
 

@@ -12,6 +12,7 @@ from a2lib.report.plots import label
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import gb
 from a2lib.theory.memory.checkpointing import BlockBytes
+from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.memory.strategies import FFN, HALVES, block_bytes, block_moments, strategy_memory
 from a2lib.theory.strategy_time import forward_work, milliseconds, repeated_work
 from a2lib.theory.transformer import SIZES, state_bytes
@@ -33,7 +34,10 @@ NAMES = {
     "selective:attention": "attention kept",
 }
 
-SETTINGS = {"fp32, eager": ("eager", "fp32"), "bf16, Flash": ("flash", "bf16")}
+SETTINGS = {
+    "fp32, eager": StepMemory(SIZES["2.7B"], 4, 2048),
+    "bf16, Flash": StepMemory(SIZES["2.7B"], 4, 2048, precision="bf16", attention="flash"),
+}
 KERNELS = {
     "w2": "multiplies with w2",
     "widen w2's": "w2's gradient to fp32",
@@ -77,9 +81,8 @@ def _theory(row) -> dict:
     at, fresh = _at(row), row.gradients == "fresh"
     precision = "bf16" if row.precision == "bf16" else "fp32"  # TF32 changes no byte
     state = state_bytes(at[0])
-    memory = strategy_memory(
-        *at[:3], row.strategy, attention=row.attention, precision=precision, fresh=fresh
-    )
+    step = StepMemory(*at[:3], precision=precision, attention=row.attention, fresh=fresh)
+    memory = strategy_memory(step, row.strategy)
     repeated = repeated_work(row.strategy, *at, row.precision)
     return {
         "held": state.total - (state.gradients if fresh else 0),
@@ -137,12 +140,12 @@ def units_and_moments() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Tables in GB of one block of the 2.7B model, batch 4, 2,048 tokens: I, A, G and M by setting;
     and what is alive at each kernel of its backward, gradients kept, a column a setting."""
     units, alive = [], {}
-    for setting, way in SETTINGS.items():
-        at = SIZES["2.7B"], 4, 2048, *way
-        kept, halves = block_bytes(*at, fresh=False)
-        sizes = kept.input, kept.saved, kept.gradients, kept.peak, block_bytes(*at)[0].peak
+    for setting, fresh in SETTINGS.items():
+        step = dataclasses.replace(fresh, fresh=False)
+        kept, halves = block_bytes(step)
+        sizes = kept.input, kept.saved, kept.gradients, kept.peak, block_bytes(fresh)[0].peak
         units.append([setting, *(gb(s, 3) for s in sizes)])
-        for m in block_moments(*at, fresh=False):
+        for m in block_moments(step):
             saved = halves[HALVES[0]].saved if m.half == FFN else 0
             key = ("FFN" if m.half == FFN else m.half, KERNELS[m.kernel])
             alive.setdefault(key, {})[setting] = gb(m.bytes + saved, 3)

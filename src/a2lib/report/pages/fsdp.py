@@ -92,13 +92,13 @@ def _counted(row, activations: float) -> float:
         if row.moment in ("forward", "peak"):
             return float("nan") if row.moment == "forward" else count.peak()
         return sum(size for part, size in count.at(row.moment).items() if part != REST)
-    sizes = theory.sizes(SIZES[row.model])
+    shape = SIZES[row.model]
     if row.moment == "peak":
-        return theory.peak(sizes, int(row.world_size), activations).total
+        return theory.peak(shape, int(row.world_size), activations).total
     if row.moment == "forward":
-        every = theory.step(sizes, int(row.world_size), activations)
+        every = theory.step(shape, int(row.world_size), activations)
         return next(held.total for held in every if held.moment == "backward root")
-    return {h.moment: h.total for h in theory.between(sizes, int(row.world_size))}[row.moment]
+    return {h.moment: h.total for h in theory.between(shape, int(row.world_size))}[row.moment]
 
 
 def replicated(model: str, sharded: bool) -> Held:

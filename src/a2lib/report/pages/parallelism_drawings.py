@@ -201,8 +201,8 @@ def fully_sharded() -> Drawing:
         ("one layer,\nin use", (4, 1), every_row, SENT),
         ("gradients,\nmoments", (4, 1), own_row, HELD),
     ]
-    forward = schedules.fsdp_forward(4, 1.0, 0.7)
-    backward = schedules.fsdp_backward(4, 2.0, 0.7, 0.7)
+    forward = schedules.fsdp(4, 1.0, 0.7)
+    backward = schedules.fsdp(4, 2.0, 0.7, 0.7)
     letters = "G: all-gather of a layer's weights", "S: reduce-scatter of its gradients"
     return _drawing(rows, forward, backward, HOLDS, letters)
 
@@ -215,8 +215,8 @@ def tensor_parallel() -> Drawing:
         ("W3", (4, 1), own_row, HELD),
         ("x1, x2, z", (1, 4), own_column, HELD),
     ]
-    forward = schedules.tensor_forward(2, 2.0, 1.6, 2)
-    backward = schedules.tensor_forward(2, 4.0, 1.6, 2)
+    forward = schedules.tensor(2, 2.0, 1.6, 2)
+    backward = schedules.tensor(2, 4.0, 1.6, 2)
     letters = "R: all-reduce, of y forward, of dx backward", "a, b: halves of the batch"
     return _drawing(rows, forward, backward, {HELD: "held"}, letters)
 

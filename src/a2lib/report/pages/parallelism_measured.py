@@ -127,11 +127,11 @@ def _tasks(scheme: str, forward: bool, n: int, compute, data, tensor):
         return None if forward else schedules.data_parallel_backward(n, compute, data)
     if scheme == "fsdp":
         if forward:
-            return schedules.fsdp_forward(n, compute, data)
-        return schedules.fsdp_backward(n, compute, data / 2, data / 2)
-    if scheme == "tp":
-        made = schedules.tensor_forward if forward else schedules.tensor_backward
-        return made(n, compute, tensor, 2)  # the batch in halves
+            return schedules.fsdp(n, compute, data)
+        return schedules.fsdp(n, compute, data / 2, data / 2)
+    if scheme == "tp":  # the batch in halves; three of a backward's six products give weights'
+        weights = 0 if forward else compute / 2
+        return schedules.tensor(n, compute - weights, tensor, 2, weights)
     return schedules.mesh_forward(n, compute, data, tensor, 2, True) if forward else None
 
 

@@ -47,8 +47,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.products import check_name, check_sizes
-from a2lib.theory.transformer import Shape
 
 BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
 # What a strategy takes behind a colon: a number of blocks, or the name of operations that it keeps.
@@ -222,57 +222,36 @@ class _Play:
             self.held -= held - (input_ if owned and i == 0 else 0)
 
 
-def selective_kept(
-    ops: str,
-    shape: Shape,
-    batch: int,
-    context: int,
-    attention: str = "eager",
-    precision: str = "fp32",
-) -> int:
+def selective_kept(ops: str, step: StepMemory) -> int:
     """Bytes that one block keeps after forward under ``selective:ops``.
 
     Its input, in float32, and the kept results: of q, k, v, output and w2 a residual-stream tensor
     each, of w1 and w3 a hidden one; for ``products`` with eager attention the scores before their
     scale and the heads' results too. A result is kept whether backward wants it or not (w2's and
-    output's do nothing for it). Eager attention is no one operation: under ``attention`` its block
-    keeps its input alone, another's its result and log-sum-exps. ``precision`` fp32 or bf16 is that
-    of the results. Raises ValueError for other ops and for sizes that are not positive integers.
+    output's do nothing for it). Eager attention is no one operation, and its block keeps its input
+    alone; another's its result and log-sum-exps. Raises ValueError for other ops.
     """
-    check_sizes(batch=batch, context=context)
-    tokens, eager = batch * context, attention == "eager"
-    narrow = 2 if precision == "bf16" else 4
-    u, f = tokens * shape.d_model, tokens * shape.d_ff
-    s = batch * shape.num_heads * context**2
-    linear = 5 * u + 2 * f
+    wide, eager = step.sizes, step.attention == "eager"
+    u, scores = wide["stream"], wide["scores"]
+    linear = 5 * u + 2 * wide["hidden"]
+    part = 2 if step.precision == "bf16" else 1
     kept = {
-        "linear": narrow * linear,
-        "products": narrow * (linear + (u + s if eager else 0)),
-        "attention": 0 if eager else narrow * u + 4 * tokens * shape.num_heads,
+        "linear": linear // part,
+        "products": (linear + (u + scores if eager else 0)) // part,
+        "attention": 0 if eager else u // part + wide["rows"] * step.shape.num_heads,
     }
     check_name("ops", ops, kept)
-    return 4 * u + kept[ops]
+    return u + kept[ops]
 
 
-def selective_peak(
-    ops: str,
-    shape: Shape,
-    batch: int,
-    context: int,
-    block: BlockBytes,
-    attention: str = "eager",
-    precision: str = "fp32",
-    *,
-    fresh_gradients: bool = True,
-) -> int:
-    """Most bytes of the backward of all blocks under ``selective:ops``; arguments and errors as
+def selective_peak(ops: str, step: StepMemory, block: BlockBytes) -> int:
+    """Most bytes of the backward of all blocks under ``selective:ops``; errors as
     ``selective_kept``, ``block`` as for ``cost``.
 
     The results that a block kept are those that it saves, used up as it is computed again. One is
     left beside it: w2's, since what is computed again ends before it.
     """
-    each = selective_kept(ops, shape, batch, context, attention, precision)
-    left = 0 if ops == "attention" else batch * context * shape.d_model
-    others = shape.num_layers - 1
-    waiting = max(others * each, others * block.gradients * fresh_gradients)
-    return waiting + block.peak + left * (2 if precision == "bf16" else 4)
+    left = step.sizes["stream"] // (2 if step.precision == "bf16" else 1)
+    others = step.shape.num_layers - 1
+    waiting = max(others * selective_kept(ops, step), others * block.gradients * step.fresh)
+    return waiting + block.peak + (0 if ops == "attention" else left)

@@ -28,8 +28,6 @@ from a2lib.theory.memory.checkpointing import (
     selective_peak,
 )
 from a2lib.theory.memory.tensors import StepMemory
-from a2lib.theory.products import WIDE
-from a2lib.theory.transformer import Shape
 
 HALVES = (ATTENTION, FFN)
 HEAD = "head"
@@ -76,11 +74,9 @@ class _Step:
 
 
 @lru_cache(maxsize=64)
-def _played(
-    shape: Shape, batch: int, context: int, attention: str, precision: str, fresh: bool
-) -> _Step:
-    block = dataclasses.replace(shape, num_layers=1)
-    one = StepMemory(block, batch, context, "forward-backward", precision, attention, fresh=fresh)
+def _played(step: StepMemory) -> _Step:
+    block = dataclasses.replace(step.shape, num_layers=1)
+    one = dataclasses.replace(step, shape=block, mode="forward-backward")
     live, kept, moments = Counter(), Counter(), {}
     dy = top = left = 0
     half = ""
@@ -113,73 +109,41 @@ def _owner(name: str) -> str:
     return next((half for half in HALVES if name.startswith(NAMES[half])), HEAD)
 
 
-def block_moments(
-    shape: Shape,
-    batch: int,
-    context: int,
-    attention: str = "eager",
-    precision: str = "fp32",
-    *,
-    fresh: bool = True,
-) -> tuple[Moment, ...]:
+def block_moments(step: StepMemory) -> tuple[Moment, ...]:
     """What is alive at the fullest moment of each kernel of one block's backward, in order: of the
-    FFN without what the attention half has saved, of attention without gradients of the FFN.
-
-    ``attention``, ``precision`` and errors as ``StepMemory``; ``fresh`` if this backward makes the
-    gradients' memory.
-    """
-    return _played(shape, batch, context, attention, precision, fresh).moments
+    FFN without what the attention half has saved, of attention without gradients of the FFN."""
+    return _played(step).moments
 
 
-def block_bytes(
-    shape: Shape,
-    batch: int,
-    context: int,
-    attention: str = "eager",
-    precision: str = "fp32",
-    *,
-    fresh: bool = True,
-) -> tuple[BlockBytes, dict[str, BlockBytes]]:
-    """I, A, M and G of a block, and of its halves by name; arguments as ``block_moments``."""
-    one = _played(shape, batch, context, attention, precision, fresh)
-    entry = WIDE * batch * context * shape.d_model
+def block_bytes(step: StepMemory) -> tuple[BlockBytes, dict[str, BlockBytes]]:
+    """I, A, M and G of a block of a step, and of its halves by name."""
+    one, entry = _played(step), step.sizes["stream"]
     most = {half: max(m.bytes for m in one.moments if m.half == half) for half in HALVES}
     halves = {
         half: BlockBytes(entry, one.saved[half], most[half], one.gradients[half]) for half in HALVES
     }
     saved, gradients = (sum(of[half] for half in HALVES) for of in (one.saved, one.gradients))
-    beside = one.gradients[FFN] if fresh else 0
+    beside = one.gradients[FFN] if step.fresh else 0
     peak = max(one.saved[ATTENTION] + most[FFN], most[ATTENTION] + beside)
     return BlockBytes(entry, saved, peak, gradients), halves
 
 
-def strategy_memory(
-    shape: Shape,
-    batch: int,
-    context: int,
-    strategy: str = "none",
-    *,
-    attention: str = "eager",
-    precision: str = "fp32",
-    fresh: bool = True,
-) -> StrategyMemory:
-    """What a step takes under a strategy of ``a2lib.model.checkpointing``. Errors as ``parsed`` and
-    ``block_saved``."""
-    block, halves = block_bytes(shape, batch, context, attention, precision, fresh=fresh)
-    one = _played(shape, batch, context, attention, precision, fresh)
-    name, ops = parsed(strategy, shape.num_layers)
+def strategy_memory(step: StepMemory, strategy: str = "none") -> StrategyMemory:
+    """What forward and backward of a step take under a strategy of ``a2lib.model.checkpointing``.
+    Errors as ``parsed``."""
+    block, halves = block_bytes(step)
+    one, layers = _played(step), step.shape.num_layers
+    name, ops = parsed(strategy, layers)
     if name == "selective":
-        where = shape, batch, context
-        kept = shape.num_layers * selective_kept(ops, *where, attention, precision)
-        peak = selective_peak(ops, *where, block, attention, precision, fresh_gradients=fresh)
+        kept = layers * selective_kept(ops, step)
+        peak = selective_peak(ops, step, block)
     else:
-        found = cost(plan(strategy, shape.num_layers), block, halves=halves, fresh_gradients=fresh)
+        found = cost(plan(strategy, layers), block, halves=halves, fresh_gradients=step.fresh)
         kept, peak = found.kept, found.peak
-    of_blocks = shape.num_layers * block.gradients * fresh
     ends = {
         "blocks": peak + one.left,
         "head": kept + one.head_peak,
-        "embedding": of_blocks + one.embedding,
+        "embedding": layers * block.gradients * step.fresh + one.embedding,
     }
     where = max(ends, key=ends.get)
     return StrategyMemory(kept + one.head, ends[where], where)

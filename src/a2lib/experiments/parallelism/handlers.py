@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from a2lib.experiments.harness.ranks import RankJob
+from a2lib.experiments.harness.worker import Row
 from a2lib.experiments.parallelism import PARTS
 from a2lib.experiments.parallelism.schemes import (
     DATA,
@@ -27,7 +28,6 @@ from a2lib.experiments.parallelism.schemes import (
 from a2lib.measure import PARALLELISM, Timing, timing
 from a2lib.measure.rest import calls, from_rest, slowest
 
-Row = dict[str, object]
 WARMUP = 2
 BUDGET_MS = {"cuda": 800.0, "cpu": 300.0}
 CALLS = (5, 30)

@@ -35,8 +35,6 @@ _MORE = tuple(Way("bucketed", mb) for mb in MORE_MB)
 
 @dataclass(frozen=True)
 class Parameters(shared.Asking):
-    """The parameters of notebooks/ddp.ipynb, in the order of its cell."""
-
     wrappers: str = parameter(
         "ours", f"ours, or {','.join(WRAPPERS)}", choices=("ours",), many=WRAPPERS
     )

@@ -24,8 +24,6 @@ MOMENTS = (
 
 @dataclass(frozen=True)
 class Parameters(shared.Asking):
-    """The parameters of notebooks/fsdp.ipynb, in the order of its cell."""
-
     wrappers: str = parameter(
         "both",
         f"both, or from {', '.join(WRAPPERS)}; fsdp2 is PyTorch's fully_shard",

@@ -45,8 +45,6 @@ class Asked:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of notebooks/leaderboard.ipynb, in the order of its cell."""
-
     ways: str = parameter(
         "all", "all, or names from above, commas between", choices=("all",), many=WAYS
     )

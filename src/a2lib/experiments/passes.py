@@ -8,11 +8,11 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from a2lib.experiments.harness.worker import Row
 from a2lib.measure import Section, Timing, failures, graphs, timing
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.eager import Eager
 
-Row = dict[str, object]
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes per element
 # On CUDA cores or in several tensor-core products, fp32 costs about this many times bf16.
 FP32_COST = 8

@@ -30,8 +30,6 @@ MOMENTS = ("init", "before", "after", "step")
 
 @dataclass(frozen=True)
 class Parameters(shared.Asking):
-    """The parameters of notebooks/sharded_optimizer.ipynb, in the order of its cell."""
-
     wrappers: str = parameter(
         "all",
         f"all, or from {', '.join(WAYS)}: who averages gradients",

@@ -128,7 +128,7 @@ def test_what_cannot_fit_the_cpu_is_not_run(compare, monkeypatch):
     def host_bytes(name, shape, pass_):
         return 2 if name == "eager" and pass_ != "forward" else 1
 
-    monkeypatch.setattr(comparison, "host_bytes", host_bytes)
+    monkeypatch.setattr(peers, "host_bytes", host_bytes)
     monkeypatch.setattr(memory, "available_bytes", lambda: 1)
     rows, _ = compare(eager=good, sdpa_flash=good)
     assert statuses(rows, "eager") == ["ok", "oom", "oom"]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from a2lib.experiments.flash import estimates
+from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.theory.attention import PASSES
 
@@ -58,6 +58,6 @@ def test_the_estimate_is_a_bound_within_about_a_factor_of_two():
     peaks = [int(line) for line in done.stdout.split()]
     for (name, sizes), measured in zip(CASES.items(), peaks, strict=True):
         shape = Shape("bf16", *sizes, True)
-        bound = max(estimates.host_bytes(name, shape, p) for p in PASSES)
+        bound = max(peers.host_bytes(name, shape, p) for p in PASSES)
         assert measured <= bound, (name, measured, bound)
-        assert bound <= 2 * measured + estimates._LIBRARIES, (name, measured, bound)
+        assert bound <= 2 * measured + peers._LIBRARIES, (name, measured, bound)

@@ -45,8 +45,6 @@ def saved_tensors(implementation: str, shape: Shape) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Parameters(WithSweep):
-    """The parameters of notebooks/attention.ipynb, in the order of its cell."""
-
     seq_len: int | None = parameters.count(
         None, "tokens per sequence; None: 16384 on a GPU, 64 on the CPU", 2**24
     )

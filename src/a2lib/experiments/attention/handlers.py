@@ -21,14 +21,13 @@ from a2lib.attention import (
 )
 from a2lib.experiments import ceilings
 from a2lib.experiments.attention import PASSES, STEP
-from a2lib.experiments.harness.worker import Job, free_memory
+from a2lib.experiments.harness.worker import Job, Row, free_memory
 from a2lib.experiments.passes import Shape, one_pass, replayed
 from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize
 from a2lib.measure.failures import LostContext, detached, outcome
 from a2lib.measure.memory import expandable_segments, take_workspaces
 from a2lib.theory.eager import longest
 
-Row = dict[str, object]
 WARMUP = 5
 # A call's replay takes its memory once more, beside what is there.
 GRAPH_SHARE = 0.4

@@ -179,8 +179,6 @@ def _fast(device: str, model: str, precision: str, attention: str, mode: str) ->
 
 @dataclass(frozen=True)
 class Parameters(WithSweep):
-    """The parameters of notebooks/benchmark.ipynb, in the order of its cell."""
-
     model: str = step_parameters.model()
     context: int | None = step_parameters.context(512, 32)
     batch: int = step_parameters.batch()

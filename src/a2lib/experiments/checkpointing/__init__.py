@@ -115,8 +115,6 @@ def fp32(device: str) -> Planned:
 
 @dataclass(frozen=True)
 class Parameters(WithSweep):
-    """The parameters of notebooks/checkpointing.ipynb, in the order of its cell."""
-
     beside = ("steps",)
 
     model: str = step_parameters.model("2.7B")

@@ -17,12 +17,10 @@ from a2lib.benchmark.run import float32_products
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.checkpointing import WARMUP, Setting
-from a2lib.experiments.harness.worker import Job, free_memory
+from a2lib.experiments.harness.worker import Job, Row, free_memory
 from a2lib.measure import CHECKPOINTING, Timing
 from a2lib.measure.failures import detached
 from a2lib.measure.memory import allocated_bytes, take_workspaces
-
-Row = dict[str, object]
 
 
 def measure(job: Job) -> None:

@@ -45,8 +45,6 @@ class Collective:
 
 @dataclass(frozen=True)
 class Parameters(WithSweep):
-    """The parameters of notebooks/collectives.ipynb, in the order of its cell."""
-
     operations: str = parameter(
         "all_reduce", f"comma list of {', '.join(OPERATIONS)}", many=OPERATIONS
     )

@@ -132,8 +132,6 @@ def model_steps(sweep: str, device: str) -> list[Steps]:
 
 @dataclass(frozen=True)
 class Parameters(WithSweep):
-    """The parameters of notebooks/compile.ipynb, in the order of its cell."""
-
     written: str = parameter(
         "plain", "plain, causal (a mask), or heads (a dimension of one head)", choices=WRITTEN
     )

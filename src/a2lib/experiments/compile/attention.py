@@ -16,7 +16,7 @@ import torch
 
 from a2lib.experiments.compile import PASSES, Shape
 from a2lib.experiments.flash import peers, sanity
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.passes import in_turns, inputs, one_pass
 from a2lib.measure import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize
 
@@ -26,7 +26,6 @@ TIMING = {
 }
 
 prepare = peers.configure
-Row = dict[str, object]
 
 
 def measure(job: Job) -> None:

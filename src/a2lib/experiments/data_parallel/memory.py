@@ -26,13 +26,12 @@ from a2lib.experiments.data_parallel.training import (
     wrap,
 )
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.worker import free_memory
+from a2lib.experiments.harness.worker import Row, free_memory
 from a2lib.measure import synchronize
 from a2lib.measure.failures import note as one_line
 from a2lib.measure.memory import clear, requested_bytes, take_workspaces
 from a2lib.parallel import FSDP
 
-Row = dict[str, object]
 # PyTorch's names of collectives, and the columns of the bytes that they are given.
 COLLECTIVES = {
     "allreduce": "reduced_bytes",

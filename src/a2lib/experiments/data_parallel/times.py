@@ -30,19 +30,17 @@ from a2lib.experiments.data_parallel.training import (
     wrap,
 )
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.worker import free_memory
-from a2lib.measure import synchronize
+from a2lib.experiments.harness.worker import Row, free_memory
+from a2lib.measure import synchronize, timing
 from a2lib.measure.failures import note as one_line
 from a2lib.measure.rest import Mark, each_rank, meet, slowest
 from a2lib.parallel import capture_step
 
-Row = dict[str, object]
 # What of a way is measured by itself, once it is right and before it is captured.
 Apart = Callable[[RankJob, Training, Way], Row]
 WARMUP = 4
-# Each turn starts from rest, and its first step is not counted. The first turn has the fewest, and
-# so have all where a step is long: it varies little then.
-TURNS, FEWEST, STEPS = 5, 2, 4
+# Steps that are timed of each way, the fewest where one is long: it varies little then.
+STEPS, FEWEST = 20, 10
 LONG_MS = 300.0
 # How often the communication, or the update, is timed apart.
 ALONE = 5
@@ -263,15 +261,12 @@ def in_turns(job: RankJob, steps: Sequence[Callable], without: Callable) -> list
     every = (without, *steps)
     times: list[list[float]] = [[] for _ in every]
     host: list[list[float]] = [[] for _ in every]
-    count = FEWEST
-    for turn in range(TURNS):
-        for place, step in enumerate(every):
-            taken, issued = _turn(job.device, step, count)
-            times[place] += taken
-            host[place].append(issued)
-        if not turn:
-            longest = max(job.everyone(max(statistics.median(own) for own in times)))
-            count = STEPS if longest < LONG_MS else FEWEST
+    longest = max(job.everyone(max(_turn(job.device, step, 1)[0][0] for step in every)))
+    due = STEPS if longest < LONG_MS else FEWEST
+    for place, count in timing.in_turns(dict.fromkeys(range(len(every)), due)):
+        taken, issued = _turn(job.device, every[place], count)
+        times[place] += taken
+        host[place].append(issued)
     base = slowest(job.everyone(times[0]))
     rows = []
     for own, issued in zip(times[1:], host[1:], strict=True):

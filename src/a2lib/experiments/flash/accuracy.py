@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.worker import Job, Row
 from a2lib.measure import failures
 
 DTYPES = ("bf16", "fp32")
@@ -25,7 +25,6 @@ HEADS = {"cuda": 4, "cpu": 2}
 SEQ_LEN = {"cuda": 2048, "cpu": 128}
 
 prepare = peers.configure
-Row = dict[str, object]
 
 
 def tasks(given: Parameters, device: str) -> list[Task]:

@@ -24,7 +24,6 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from a2lib.experiments.flash import peers, sanity
-from a2lib.experiments.flash.estimates import host_bytes, needed_bytes
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.passes import in_turns, one_pass
@@ -38,7 +37,6 @@ TIMING = {
 }
 
 prepare = peers.configure
-Row = dict[str, object]
 
 
 def measure(job: Job) -> None:
@@ -86,7 +84,7 @@ class Comparison:
             self._fail(name, passes, NotImplementedError(reason))
             return True
         for pass_ in passes:
-            needed = host_bytes(name, self.shape, pass_)
+            needed = peers.host_bytes(name, self.shape, pass_)
             if not self.job.would_swap(needed, [self.shape.key(name, pass_)]):
                 self.peaks[name, pass_] = None
         return not self._left(name)
@@ -159,9 +157,9 @@ class Comparison:
 
     def _is_large(self, name: str, pass_: str) -> bool:
         # A held graph keeps about what a forward leaves behind, which end_to_end's estimate bounds.
-        needed = self.peaks[name, pass_] or needed_bytes(name, self.shape, pass_)
+        needed = self.peaks[name, pass_] or peers.needed_bytes(name, self.shape, pass_)
         if pass_ == "backward":
-            needed = max(needed, needed_bytes(name, self.shape, "end_to_end"))
+            needed = max(needed, peers.needed_bytes(name, self.shape, "end_to_end"))
         return needed > SHARE * memory.total_bytes(self.device)
 
     def _fail(

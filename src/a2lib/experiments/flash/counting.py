@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.worker import Job, Row
 from a2lib.measure import counters, synchronize
 from a2lib.measure.failures import note
 
@@ -40,8 +40,6 @@ TIMEOUT_S = 240  # below the silence that a worker is allowed
 # Warm calls are not counted: they compile, and let a library choose its algorithm.
 WARM_CALLS = 2
 MARKER = "spin_kernel"  # the kernel of torch.cuda._sleep, which no attention launches
-
-Row = dict[str, object]
 
 
 def tasks(given: Parameters, device: str) -> list[Task]:

@@ -5,6 +5,9 @@
 
 PyTorch picks another backend without a word where the wanted one cannot run; here each call admits
 one backend, so that it runs or raises; ``measure.failures`` makes a row of what is raised.
+
+``needed_bytes`` and ``host_bytes`` are how much memory they take: roughly on a GPU, and at most on
+a CPU, where trying would end the process.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from a2lib.experiments import passes
-from a2lib.experiments.flash.shapes import Shape
+from a2lib.experiments.flash import sanity
+from a2lib.experiments.flash.shapes import ASKED, Shape
 
 # What runs on a CUDA device alone, in words for the note of an `unsupported` row.
 _CUDA_ONLY = {
@@ -24,6 +28,8 @@ _CUDA_ONLY = {
 }
 # Those that Dynamo and Inductor compile once per shape.
 COMPILED = ("compile", "flex", "compiled_backward")
+_LIBRARIES = 2**26  # what PyTorch's own libraries set up for a product of another size
+_ROW_TENSORS = 8
 
 
 def configure() -> None:
@@ -135,3 +141,29 @@ def _flex(shape: Shape, device: str) -> Callable:
         )
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     return lambda q, k, v: compiled(q, k, v, block_mask=block_mask)
+
+
+def needed_bytes(implementation: str, shape: Shape, pass_: str) -> int:
+    """An estimate of the memory one pass needs beside its inputs: for planning, never reported.
+
+    Eager attention keeps the scores, their scaled and masked copies and the weights for its
+    backward, which adds the gradients of two of them.
+    """
+    linear = (2 if pass_ == "forward" else 6) * shape.tensor_bytes
+    recomputed = implementation == ASKED and pass_ != "forward"
+    if implementation not in ("eager", "compile") and not recomputed:
+        return linear
+    return linear + (4 if pass_ == "forward" else 6) * shape.matrix_bytes
+
+
+def host_bytes(implementation: str, shape: Shape, pass_: str) -> int:
+    """An upper bound of what measuring one pass on the CPU takes, all told: the inputs, the float64
+    check and the pass itself. Within about a factor of two where that is much."""
+    rows = shape.batch * shape.heads * shape.seq_len
+    # In float64: k, v, dk, dv and what these are compared with; scores of the checked rows.
+    check = 8 * rows * (8 * shape.head_dim + _ROW_TENSORS * sanity.ROWS)
+    if implementation in ("eager", "compile"):
+        own = shape.eager.total("forward" if pass_ == "forward" else "backward")
+    else:
+        own = 4 * shape.tensor_bytes + needed_bytes(implementation, shape, pass_)
+    return _LIBRARIES + check + own

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from a2lib.experiments.flash import peers
-from a2lib.experiments.flash.estimates import needed_bytes
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.harness.ahead import Compilation
 from a2lib.experiments.harness.worker import Job
@@ -25,7 +24,7 @@ def compilation(shape: Shape, implementation: str) -> Compilation:
     return Compilation(
         label=f"{implementation} {shape}",
         spec={"shape": dataclasses.asdict(shape), "implementation": implementation},
-        bytes=inputs + mask + needed_bytes(implementation, shape, "end_to_end"),
+        bytes=inputs + mask + peers.needed_bytes(implementation, shape, "end_to_end"),
     )
 
 

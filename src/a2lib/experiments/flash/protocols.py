@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from a2lib.experiments.flash import comparison, peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.passes import random
 from a2lib.measure import FLASH_PROTOCOL, Timing, time_many
 from a2lib.measure.device import Watch
@@ -37,7 +37,6 @@ BOARD = {"cuda": (*IMPLEMENTATIONS["cuda"], "compile"), "cpu": IMPLEMENTATIONS["
 BOARD_MS = {"warmup": 1000, "rep": 10000}
 
 prepare = peers.configure
-Row = dict[str, object]
 Calls = Mapping[str, Callable[[], object]]
 
 

@@ -24,8 +24,6 @@ TILED_SEQ_LEN = 4096
 
 @dataclass(frozen=True)
 class Parameters(WithSweep):
-    """The parameters of notebooks/flash.ipynb, in the order of its cell."""
-
     beside = ("dtype", "implementations", "passes")
 
     seq_len: int | None = parameters.count(

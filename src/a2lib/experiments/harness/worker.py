@@ -41,6 +41,7 @@ HERE = "a2lib.experiments.harness.worker"
 AT_WORK = "a2lib-at-work-"
 COMPILED = (".so", ".o", ".gch")
 Emit = Callable[[dict], None]
+Row = dict[str, object]
 
 
 @dataclass(frozen=True)

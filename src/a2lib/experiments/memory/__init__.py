@@ -116,8 +116,6 @@ def blocks(device: str) -> list[Configuration]:
 
 @dataclass(frozen=True)
 class Parameters(WithSweep):
-    """The parameters of notebooks/memory.ipynb, in the order of its cell."""
-
     model: str = step_parameters.model()
     context: int | None = step_parameters.context(512, 16)
     batch: int = step_parameters.batch()

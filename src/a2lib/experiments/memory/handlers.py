@@ -17,7 +17,7 @@ import torch
 
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments import ceilings
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.memory import BLOCK, STEPS, counted, phases, picture
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import MEMORY, snapshot, synchronize
@@ -29,7 +29,6 @@ from a2lib.model.transformer import ROPE_THETA
 from a2lib.paths import build_dir
 from a2lib.theory.memory.step import peak
 
-Row = dict[str, object]
 POINTS = 2000  # of a timeline; a picture of it takes fewer
 LINES = 24
 # Column -> the allocator's name of it.

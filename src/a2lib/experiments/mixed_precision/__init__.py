@@ -68,8 +68,6 @@ def layernorm_keys(features: int) -> list[dict[str, object]]:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of notebooks/mixed_precision.ipynb, in the order of its cell."""
-
     terms: int = parameters.count(
         None,
         "numbers that a loop adds, each 10 / terms; None: the handout's 1000, and 10000",

@@ -112,8 +112,6 @@ def meshes(scheme: str, world_size: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Parameters(WithSweep):
-    """The parameters of notebooks/parallelism.ipynb, in the order of its cell."""
-
     beside = parameters.OF_RANKS
 
     schemes: str = parameter(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from a2lib.experiments.harness.ranks import RankJob
+from a2lib.experiments.harness.worker import Row
 from a2lib.experiments.parallelism import PARTS
 from a2lib.experiments.parallelism.schemes import (
     DATA,
@@ -24,10 +25,9 @@ from a2lib.experiments.parallelism.schemes import (
     layer_weights,
     plain,
 )
-from a2lib.measure import PARALLELISM, Timing
+from a2lib.measure import PARALLELISM, Timing, timing
 from a2lib.measure.rest import calls, from_rest, slowest
 
-Row = dict[str, object]
 WARMUP = 2
 BUDGET_MS = {"cuda": 800.0, "cpu": 300.0}
 CALLS = (5, 30)
@@ -149,16 +149,15 @@ class Batch:
         }
 
     def _in_turns(self, ways: Mapping[str, Callable[[], object]]) -> dict[str, Timing]:
-        """The slowest rank's times of each way, one call of each in turn."""
+        """The slowest rank's times of each way, some calls of each in turn."""
         device, everyone = self._job.device, self._job.everyone
         estimate = 0.0
         for run in ways.values():
             estimate += max(everyone([from_rest(run, device) for _ in range(WARMUP)][-1]))
         n = calls(BUDGET_MS[device], estimate, CALLS)
         own: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(n):
-            for name, run in ways.items():
-                own[name].append(from_rest(run, device))
+        for name, count in timing.in_turns(dict.fromkeys(ways, n)):
+            own[name] += [from_rest(ways[name], device) for _ in range(count)]
         by_rank = everyone(own)
         return {name: slowest([times[name] for times in by_rank]) for name in ways}
 

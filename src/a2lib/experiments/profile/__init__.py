@@ -106,8 +106,6 @@ def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
 
 @dataclass(frozen=True)
 class Parameters(WithSweep):
-    """The parameters of notebooks/profile.ipynb, in the order of its cell."""
-
     beside = ("profiler",)
 
     model: str = step_parameters.model()

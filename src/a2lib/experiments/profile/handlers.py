@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from a2lib.benchmark import Config, StepTimes, run
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.profile import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
 from a2lib.measure import PROFILE, nsight, trace
 from a2lib.measure.failures import LostContext, note
@@ -28,7 +28,6 @@ NS = 1e-6  # milliseconds
 LEAST_SHARE = 0.001  # of a step's kernel time; what takes less is filed under "rest"
 # Of what Nsight notes down, the rest being that it has started and the like.
 ALARMING = re.compile(r"lost|drop|overflow|incomplete|not all|fail|error", re.I)
-Row = dict[str, object]
 
 
 class TracingError(RuntimeError):

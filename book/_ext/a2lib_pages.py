@@ -124,7 +124,8 @@ def _text(file: Path) -> str:
 
 
 def setup(app) -> dict:
-    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_theme", "a2lib_icons"):
+    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_theme", "a2lib_icons",
+                   "a2lib_cells"):  # fmt: skip
         app.setup_extension(module)
     app.add_config_value("a2lib_address", "", "html")
     app.add_js_file("page.js", loading_method="defer")

@@ -12,6 +12,7 @@ import pytest
 
 from a2lib.measure.sections import SECTIONS
 from a2lib.paths import ROOT
+from a2lib.report import page as page_module
 from a2lib.report.page import Page
 
 CELL = re.compile(r"^(`{3,})\{code-cell\} ipython3\n(.*?)^\1$", re.M | re.S)
@@ -65,33 +66,6 @@ class Written:
             return
         value = eval(compile(ast.Expression(last.value), name, "eval"), names)
         assert value is None or str(value)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def derived_once():
-    """What several pages derive alike, of the same rows, is derived for the first of them."""
-    made, tables = {}, Page._tables
-
-    def shared(page, device):
-        def remembered(name, derive):
-            def first(rows, rows_of):
-                key = name, derive, device
-                if key not in made:
-                    made[key] = derive(rows, rows_of)
-                return made[key]
-
-            return derive and first
-
-        plain = page._derive
-        page._derive = {name: remembered(name, derive) for name, derive in plain.items()}
-        try:
-            return tables(page, device)
-        finally:
-            page._derive = plain
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Page, "_tables", shared)
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -198,11 +172,13 @@ def test_rows_that_a_page_derives_nothing_from_are_shown(written, name, monkeypa
     own, and without the other sections' rows."""
     monkeypatch.chdir(ROOT / "book")
     for page in written(name).pages:
-        raw = {section: page._raw(section, None) for section in page.tables}
+        raw = {section: page_module._raw(section, page._roots, None) for section in page.tables}
         other = {s: {c: v for c, v in OTHERS.items() if c in rows} for s, rows in raw.items()}
         trial = {s: rows.assign(**other[s]) if other[s] else rows[:0] for s, rows in raw.items()}
-        monkeypatch.setattr(page, "_raw", lambda section, device, trial=trial: trial[section])
-        tables = page._tables("cpu")
+        with monkeypatch.context() as patch:
+            patch.setattr(page_module, "_raw", lambda section, trial=trial, **_: trial[section])
+            patch.setattr(page, "_roots", ("a trial",))
+            tables = page._tables("cpu")
         monkeypatch.setattr(page, "local", lambda tables=tables: {"cpu": tables})
         assert "CPU" in str(page.your_machine("make x"))
 

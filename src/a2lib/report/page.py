@@ -148,11 +148,11 @@ class Page:
         roots: list[Path] | None = None,
         **also: Derive | None,
     ):
-        self.section, self.claims, self._roots = section, [], roots
+        self.section, self.claims = section, []
+        self._roots = tuple(data.data_roots() if roots is None else roots)
         self._label = section.replace("_", "-")
         self._derive = {section: derive, **also}
-        self._loaded: dict[str, pd.DataFrame] = {}
-        self.runs = data.load_runs(roots)
+        self.runs = data.load_runs([*self._roots])
         self.tables = self._tables(None)
         self.rows = self.tables[section]
 
@@ -238,29 +238,44 @@ class Page:
         return Markdown("\n\n".join([*text, f"```\n{command}\nmake html\n```"]))
 
     def _every(self, section: str) -> pd.DataFrame:
-        if section not in self._loaded:
-            self._loaded[section] = data.load(section, self._roots)
-        return self._loaded[section]
-
-    def _raw(self, section: str, device: str | None) -> pd.DataFrame:
-        every = self._every(section)
-        local = every["local"] & (every["device"] == device)
-        mine = every[~every["local"] if device is None else local]
-        # What was measured here, in the last root, replaces what came with the project.
-        key = list(SECTIONS[section].key)
-        return mine.drop_duplicates(key, keep="last").reset_index(drop=True)
+        return _every(section, self._roots)
 
     def _tables(self, device: str | None) -> dict[str, pd.DataFrame]:
-        rows_of, tables = partial(self._raw, device=device), {}
-        for name, derive in self._derive.items():
-            rows = rows_of(name)
-            try:
-                tables[name] = derive(rows, rows_of) if derive and len(rows) else rows
-            except LACKING:
-                if device is None:
-                    raise
-                tables[name] = rows  # as they are stored
-        return tables
+        """Copies, to which a page may add columns of its own."""
+        return {
+            name: _derived(name, derive, self._roots, device).copy(deep=False)
+            for name, derive in self._derive.items()
+        }
+
+
+# Pages of one process share rows, and what several of them derive alike.
+@cache
+def _every(section: str, roots: tuple[Path, ...]) -> pd.DataFrame:
+    return data.load(section, [*roots])
+
+
+@cache
+def _raw(section: str, roots: tuple[Path, ...], device: str | None) -> pd.DataFrame:
+    every = _every(section, roots)
+    local = every["local"] & (every["device"] == device)
+    mine = every[~every["local"] if device is None else local]
+    # What was measured here, in the last root, replaces what came with the project.
+    key = list(SECTIONS[section].key)
+    return mine.drop_duplicates(key, keep="last").reset_index(drop=True)
+
+
+@cache
+def _derived(
+    section: str, derive: Derive | None, roots: tuple[Path, ...], device: str | None
+) -> pd.DataFrame:
+    rows_of = partial(_raw, roots=roots, device=device)
+    rows = rows_of(section)
+    try:
+        return derive(rows, rows_of) if derive and len(rows) else rows
+    except LACKING:
+        if device is None:
+            raise
+        return rows  # as they are stored
 
 
 def _as_stored(rows: pd.DataFrame, section: str) -> pd.DataFrame:

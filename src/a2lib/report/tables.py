@@ -16,11 +16,6 @@ class Markdown:
     def _repr_markdown_(self) -> str:
         return self.text
 
-    def _ipython_display_(self) -> None:
-        """An empty text shows nothing, where its representations would be an empty box."""
-        if self.text:
-            raise NotImplementedError  # IPython then takes the others
-
     def __repr__(self) -> str:
         return self.text
 

@@ -1,0 +1,50 @@
+"""The cells of a page, and the expressions in its text, run in the process that builds the book.
+
+MyST-NB would start a Jupyter kernel for each page, which imports pandas and matplotlib and reads
+the rows anew: half of a build. A page's names are its own here as there.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+
+from myst_nb.core import execute
+from nbformat.v4 import new_output
+
+SHOWN = {"image/svg+xml": "_repr_svg_", "text/markdown": "_repr_markdown_",
+         "text/html": "_repr_html_"}  # fmt: skip
+
+
+class HereClient(execute.NotebookClientBase):
+    """What MyST-NB asks in `inline` mode. What a cell raises ends the build; what an expression in
+    the text raises is a warning."""
+
+    def start_client(self) -> None:
+        self.notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+        self._names: dict = {}
+
+    def code_cell_outputs(self, cell_index: int) -> tuple[None, list]:
+        cell = self.notebook.cells[cell_index]
+        cell.outputs = self.eval_variable(cell.source)
+        return None, cell.outputs
+
+    def eval_variable(self, name: str) -> list:
+        """Run code, and give what its last line shows if that is an expression."""
+        code, last = ast.parse(name), None
+        if isinstance(code.body[-1], ast.Expr):
+            last = ast.Expression(code.body.pop().value)
+        with contextlib.chdir(self.path.parent):  # as a kernel would be
+            exec(compile(code, self.path, "exec"), self._names)
+            value = eval(compile(last, self.path, "eval"), self._names) if last else None
+            looks = {kind: getattr(value, look)() for kind, look in SHOWN.items()
+                     if hasattr(value, look)}  # fmt: skip
+        looks = looks or {"text/plain": repr(value)}
+        if value is None or not any(looks.values()):
+            return []
+        return [new_output("execute_result", looks)]
+
+
+def setup(_app) -> dict:
+    execute.NotebookClientInline = HereClient
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -61,9 +61,9 @@ def test_tables_have_a_line_a_rung_and_ranges_over_the_gpus():
     rows = invented(query_chunks=2.0)
     gains, machines = ladder.gains(rows), ladder.machines(rows)
     assert list(gains["rung"]) == [*ladder.RUNGS.values(), *ladder.PEERS.values()]
-    assert len(machines) == 6 and set(machines["ours over it"]) == {"0.500"}
+    assert len(machines) == 6 and set(machines["ours / cuDNN"]) == {"0.500"}
     rows.loc[rows["gpu"] == "b", ["cudnn", "fa2"]] *= 2
-    assert set(ladder.machines(rows)["ours over it"]) == {"0.500 to 1.00"}
+    assert set(ladder.machines(rows)["ours / cuDNN"]) == {"0.500 to 1.00"}
 
 
 def test_a_rung_without_a_kernel_is_left_out_of_the_figure():

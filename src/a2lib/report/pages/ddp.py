@@ -40,13 +40,16 @@ WORDS = {
 
 
 def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
-    """The rows with ``exposed``, the step less the same step without messages; ``alone``, the
-    messages with nothing else running (of the launched row of the same way); ``paid``, the share
-    of these that is exposed; ``way`` in words; and of steps that were traced ``sent_us``, what the
-    window has of messages, and ``overlapped``, the share of that with other kernels running; and of
-    those in a CUDA graph what ``stretched`` says."""
+    """The rows with ``base``, the same step without messages (one that updates beside backward, if
+    this one does), and ``exposed``, the step less that; ``alone``, the messages with nothing else
+    running (of the launched row of the same way); ``paid``, the share of these that is exposed;
+    ``way`` in words; and of steps that were traced ``sent_us``, what the window has of messages,
+    and ``overlapped``, the share of that with other kernels running; and of those in a CUDA graph
+    what ``stretched`` says."""
     rows = rows.copy()
-    rows["exposed"] = rows["ms"] - rows["ms_without"]
+    updating = rows["wrapper"] == "updating"
+    rows["base"] = rows["ms_without"].mask(updating, rows["ms_without_updating"])
+    rows["exposed"] = rows["ms"] - rows["base"]
     alone = rows[~rows["capture"]].set_index(WAY)["ms_communication"]
     rows["alone"] = rows[WAY].join(alone, on=WAY)["ms_communication"]
     rows["paid"] = rows["exposed"] / rows["alone"]
@@ -257,7 +260,8 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
     """Steps launched from Python as a table: what each exposes, and its share."""
     rows = rows.sort_values(["model", "ms"], ascending=[False, False])
     lines = [
-        [MODELS[r.model], r.way, ms(r.ms, 3), ms(r.exposed, 3), percent(r.exposed / r.ms), _own(r)]
+        [MODELS[r.model], r.way, ms(r.ms, 3), ms(r.exposed, 3), percent(r.exposed / r.ms)]
+        + [_time(r.alone)]
         for r in rows.itertuples()
     ]
     columns = ["model", "way", "step", "exposed", "of the step", "messages' own time"]
@@ -270,8 +274,8 @@ def every(rows: pd.DataFrame) -> pd.DataFrame:
     lines = [
         [MODELS[r.model], r.precision]
         + ["CUDA graph" if r.capture else "from Python", r.way, ms(r.ms, 3)]
-        + [f"{digits(r.ms_p20, 3)} to {digits(r.ms_p80, 3)}", ms(r.ms_without, 3)]
-        + [ms(r.exposed, 3) if r.exposed > 0 else "0", _own(r), ms(r.ms_host, 3)]
+        + [f"{digits(r.ms_p20, 3)} to {digits(r.ms_p80, 3)}", _time(r.base), _time(r.exposed)]
+        + [_time(r.alone), ms(r.ms_host, 3)]
         for r in rows.itertuples()
     ]
     columns = ["model", "precision", "launched", "way", "step", "20 to 80 %"]
@@ -279,5 +283,5 @@ def every(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=[*columns, "exposed", "messages' own time", "to launch it"])
 
 
-def _own(row) -> str:
-    return ms(row.alone, 3) if row.alone == row.alone else MISSING
+def _time(time: float) -> str:
+    return ms(time, 3) if time == time else MISSING

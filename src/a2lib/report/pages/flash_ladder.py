@@ -130,5 +130,5 @@ def machines(rows: pd.DataFrame) -> pd.DataFrame:
             for name, ratio in (("sdpa_cudnn", "cudnn"), ("sdpa_flash", "fa2")):
                 line += [span(pick(here, rung=name)["ms"], digits, 3), span(own[ratio], times, 3)]
             lines.append(line)
-    names = ["ours", "cuDNN", "ours over it", "FA2", "ours over that"]
+    names = ["ours", "cuDNN", "ours / cuDNN", "FA2", "ours / FA2"]
     return pd.DataFrame(lines, columns=["", *names])

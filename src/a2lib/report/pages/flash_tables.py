@@ -54,7 +54,7 @@ def limits(measured: dict) -> pd.DataFrame:
         for limit, rate in per_ms.items()
     ]
     lines.append(["**measured**", "", *(f"**{ms(measured[p].ms, 3)}**" for p in OWN)])
-    return pd.DataFrame(lines, columns=["limit", "the maker's", "forward", "backward"])
+    return pd.DataFrame(lines, columns=["limit", "the maker's rate", "forward", "backward"])
 
 
 def at_board(rows: pd.DataFrame) -> pd.DataFrame:

@@ -113,8 +113,8 @@ def test_a_step_of_two_processes(capsys):
 
 @pytest.mark.gpu
 def test_the_fastest_way_on_a_gpu(monkeypatch, capsys):
-    short = functools.partial(Step, warmup_ms=1, rep_ms=1)
-    monkeypatch.setattr(command, "Step", short)
+    short = functools.partial(Step.on, warmup_ms=1, rep_ms=1)
+    monkeypatch.setattr(Step, "on", short)
     given = ["--size=small", "--num-layers=2", "--context=256", "--processes=1"]
     assert command.main([*given, "--json"]) == 0
     out, err = capsys.readouterr()

@@ -30,19 +30,19 @@ def walk(kernel, n_queries, n_keys, d, causal, width, Bq, Bk):
     queries = [range(i, min(i + Bq, n_queries)) for i in range(0, n_queries, Bq)]
     keys = [range(j, min(j + Bk, n_keys)) for j in range(0, n_keys, Bk)]
     owners, streams, owned, streamed = (queries, keys, Bq, Bk)
-    if kernel == "backward_dkdv":
+    if kernel == "backward":
         owners, streams, owned, streamed = (keys, queries, Bk, Bq)
     moved = 0
     for owner in owners:
-        # q, o (dq also do, o); k, v, dk, dv
-        moved += {"forward": 2, "backward_dq": 4, "backward_dkdv": 4}[kernel] * owned * d * width
+        # q, o; k, v, dk, dv
+        moved += {"forward": 2, "backward": 4}[kernel] * owned * d * width
         for stream in streams:
             rows, columns = (owner, stream) if owners is queries else (stream, owner)
             if causal and columns[0] > rows[-1] and Bq * (rows[0] // Bq) + Bq - 1 < columns[0]:
                 continue
             moved += 2 * streamed * d * width  # k and v, or q and do
-            if kernel == "backward_dkdv":
-                moved += 2 * streamed * 4  # lse and delta
+            if kernel == "backward":
+                moved += streamed * (2 + d) * 4  # lse and delta; dq
     return moved
 
 

@@ -64,13 +64,9 @@ def tensor_bytes(
     return rows * n_queries * row, rows * n_keys * row, rows * n_queries * 4
 
 
-# kernel: who owns a program, products per tile, matrices of the owner's rows that are read or
-# written once, and fp32 numbers per streamed row.
-KERNELS = {
-    "forward": ("queries", 2, 2, 0),
-    "backward_dq": ("queries", 3, 4, 0),
-    "backward_dkdv": ("keys", 4, 4, 2),
-}
+# kernel of one sweep: who owns a program, products per tile, and matrices of the owner's rows that
+# are read or written once.
+KERNELS = {"forward": ("queries", 2, 2), "backward": ("keys", 5, 4)}
 
 
 def tiled_l2_bytes(
@@ -88,20 +84,21 @@ def tiled_l2_bytes(
     """Bytes that reach the multiprocessors through the L2 cache in one kernel of FlashAttention-2
     with tiles of Bq queries and Bk keys.
 
-    A program owns a tile of queries (``forward``, ``backward_dq``) or keys (``backward_dkdv``) and
-    streams two matrices of the other side past it, each tile once. A tile at a ragged end or on the
-    diagonal counts as whole. Streaming gives about ``2 * n_queries * n_keys * d / Bq`` elements
-    forward (half if causal): a cache's work, where attention_bytes is that of device memory.
+    A program owns a tile of queries (``forward``) or keys (``backward``, in one sweep) and streams
+    two matrices of the other side past it, each tile once; the backward two fp32 numbers a query
+    beside them, and what it adds to dQ in fp32. A tile at a ragged end or on the diagonal counts as
+    whole. Streaming gives about ``2 * n_queries * n_keys * d / Bq`` elements forward (half if
+    causal): a cache's work, where attention_bytes is that of device memory.
 
     Raises ValueError as attention_flops, or for an unknown kernel.
     """
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
     check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes, Bq=Bq, Bk=Bk)
     check_name("kernel", kernel, KERNELS)
-    owner, _, own, floats = KERNELS[kernel]
+    owner, _, own = KERNELS[kernel]
     owned, streamed, length = (Bq, Bk, n_queries) if owner == "queries" else (Bk, Bq, n_keys)
-    row = head_dim * element_bytes
-    streams = _visits(n_queries, n_keys, causal, Bq, Bk) * streamed * (2 * row + 4 * floats)
+    row, sums = head_dim * element_bytes, 0 if owner == "queries" else 4 * (2 + head_dim)
+    streams = _visits(n_queries, n_keys, causal, Bq, Bk) * streamed * (2 * row + sums)
     return batch * heads * (streams + -(-length // owned) * owned * own * row)
 
 

@@ -11,7 +11,6 @@ from a2lib.report.page import one, pick
 from a2lib.report.style import COLOURS, DIM, Look, Looks, chart
 from a2lib.report.units import count, ms, percent
 from a2lib.theory.attention import (
-    KERNELS,
     attention_bytes,
     attention_flops,
     in_chunks,
@@ -40,20 +39,18 @@ LOOKS = Looks(
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
 LENGTHS = tuple(2**n for n in range(7, 17))
 HEAD_DIMS = (16, 32, 64, 128)
-COUNTED = {OURS: "plain Triton", "sdpa_cudnn": "cuDNN", "sdpa_flash": "FA2"}
+COUNTED = {OURS: "ours", "sdpa_cudnn": "cuDNN", "sdpa_flash": "FA2"}
 SHAPE = ["dtype", "batch", "heads", "seq_len", "head_dim", "causal", "pass"]
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 BOARD = {"batch": 1, "heads": 16, "n_queries": 16384, "n_keys": 16384, "head_dim": 64}
-# The kernels of ours that the hardware counted, in plain Triton, by pass, and their bf16 tiles
-# (queries, keys) by head size, as tiles.py has them.
-OWN = {"forward": ("forward",), "backward": ("backward_dq", "backward_dkdv")}
+# The tiles (queries, keys) of our kernels for Hopper by head size, at the leaderboard's length.
+OWN = ("forward", "backward")
 TILES = {
-    64: {"forward": (64, 64), "backward_dq": (64, 64), "backward_dkdv": (64, 64)},
-    128: {"forward": (64, 64), "backward_dq": (128, 64), "backward_dkdv": (32, 64)},
+    64: {"forward": (192, 128), "backward": (128, 128)},
+    128: {"forward": (128, 128), "backward": (64, 128)},
 }
 HOPPER = ("nvidia-h200", "nvidia-h100-80gb-hbm3")  # whose kernels are those for Hopper
 THEIRS = "triton_forward_compiled_backward"  # of the published writeup
-HELPER = 0.05  # a kernel below this share of its call's L2 traffic only prepares or converts
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -127,26 +124,22 @@ def _key_chunks(n_queries, n_keys, n_heads, causal, element_bytes):
 
 def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """What the hardware counted, a row for each call: bytes through L2 and device memory of all its
-    kernels, and how long tensor cores and exponential units are busy, in percent of the time of its
-    main kernels."""
+    kernels, and how long tensor cores and exponential units are busy, in percent of the time of the
+    kernel that moves most; others prepare and convert."""
     found = []
     key = ["implementation", *SHAPE]
     for values, call in rows[rows["status"] == "ok"].sort_values("launch").groupby(key):
         # A later run does not replace launches that only the older version of a call had.
         call = call[call["run"] == call["run"].iloc[0]]
-        main = call[call["l2_bytes"] >= HELPER * call["l2_bytes"].max()]
-        kernels = main["kernel"].str.removesuffix("_kernel")
-        products = np.array([KERNELS[k][1] if k in KERNELS else 1 for k in kernels])
-        tensor, exp = (main[c].to_numpy(float) for c in ("tensor_percent", "exp_percent"))
-        spent = products / tensor  # the kernels' times, in one unit
+        main = call.loc[call["l2_bytes"].astype(float).idxmax()]
         found.append(
             {
                 **dict(zip(key, values, strict=True)),
-                "run": call["run"].iloc[0],
+                "run": main["run"],
                 "l2_bytes": call["l2_bytes"].astype(float).sum(),
                 "device_bytes": call["device_bytes"].astype(float).sum(),
-                "tensor": products.sum() / spent.sum(),
-                "exp": (exp * spent).sum() / spent.sum(),
+                "tensor": float(main["tensor_percent"]),
+                "exp": float(main["exp_percent"]),
             }
         )
     return pd.DataFrame(found)
@@ -163,14 +156,11 @@ def best_public() -> float:
     return float(rows.set_index("implementation").loc["leaderboard_2025_best", "ms"])
 
 
-def l2_bytes(pass_: str, **sizes) -> int:
-    """L2 traffic of our kernels of a pass, causal bf16, at BOARD or at other sizes."""
-    sizes = {**BOARD, **sizes}
-    tiles = TILES[sizes["head_dim"]]
-    return sum(
-        tiled_l2_bytes(k, **sizes, causal=True, element_bytes=2, Bq=tiles[k][0], Bk=tiles[k][1])
-        for k in OWN[pass_]
-    )
+def l2_bytes(pass_: str, head_dim: int) -> int:
+    """L2 traffic of the kernel of ours that makes a pass, causal bf16, at BOARD."""
+    Bq, Bk = TILES[head_dim][pass_]
+    sizes = BOARD | {"head_dim": head_dim}
+    return tiled_l2_bytes(pass_, **sizes, causal=True, element_bytes=2, Bq=Bq, Bk=Bk)
 
 
 def rates() -> dict[str, float]:

@@ -130,10 +130,9 @@ def counters(counted: pd.DataFrame) -> pd.DataFrame:
     ):
         d, pass_ = r["head_dim"], r["pass"]
         once = attention_bytes(**BOARD | {"head_dim": d}, element_bytes=2, pass_=pass_)
-        tiles = l2_bytes(pass_, head_dim=d) if pass_ in OWN else np.nan
         lines.append(
             [f"{COUNTED[r['implementation']]}, {pass_}", d, digits(r["l2_bytes"] / 1e9, 3)]
-            + [digits(tiles / 1e9, 3) if r["implementation"] == OURS else "·"]
+            + [digits(l2_bytes(pass_, d) / 1e9, 3) if r["implementation"] == OURS else "·"]
             + [digits(r["device_bytes"] / 1e9, 3), digits(once / 1e9, 3)]
             + [percent(r["tensor"] / 100), percent(r["exp"] / 100)]
         )

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.roofline import PARTS, PHASES, PRECISIONS, Kernel, floor, hidden_ms
-from a2lib.theory.step_kernels import ADAMW_LAUNCH, compiled_step, eager_step, fused_step
+from a2lib.theory.step_kernels import adamw_launches, compiled_step, eager_step, fused_step
 from a2lib.theory.transformer import SIZES, Shape, forward_flops_by_part, parameter_count
 
 SHAPE = Shape(d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17)
@@ -159,8 +159,10 @@ def test_adamw_reads_four_numbers_a_parameter_and_writes_three():
             found = [k for k in step(SIZES[size], 1, 8, "bf16") if k.name == "adamw"]
             assert sum(k.read * k.count for k in found) == 16 * n
             assert sum(k.written * k.count for k in found) == 12 * n
-            launches = -(-n // ADAMW_LAUNCH) if step is eager_step else 1
+            launches = adamw_launches(SIZES[size]) if step is eager_step else 1
             assert sum(k.count for k in found) == launches
+    # 1600 * 1600 elements are 39.06 blocks of 65,536, of which a tensor takes whole ones.
+    assert parameter_count(SIZES["xl25"]) / 65_536 / 320 < 96 < adamw_launches(SIZES["xl25"]) == 97
     # A counter for each of 12 * 9 + 3 and 32 * 9 + 3 tensors, 110 a launch.
     for size, (tensors, launches) in {"small": (111, 2), "2.7B": (291, 3)}.items():
         found = [k for k in eager_step(SIZES[size], 1, 8, "bf16") if k.name == "step counters"]

@@ -18,8 +18,8 @@ from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, matmul_f
 from a2lib.theory.roofline import NARROW, PRECISIONS, Kernel
 from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
 
-# Elements that PyTorch's fused AdamW takes in one launch: 320 blocks of 65,536.
-ADAMW_LAUNCH = 320 * 65_536
+# What PyTorch's fused AdamW takes in one launch: 320 blocks of 65,536 elements of one tensor.
+ADAMW_BLOCK, ADAMW_LAUNCH = 65_536, 320
 # Tensors of one list that PyTorch's foreach operators take in one launch.
 COUNTERS_LAUNCH = 110
 OF_NARROW = ("output", "w2")  # products whose input autocast has in 16 bits already
@@ -98,6 +98,14 @@ class _Kernels:
         self.add("adamw", 4 * (share + rest), 3 * (share + rest))
 
 
+def adamw_launches(shape: Shape) -> int:
+    """Kernels of one step of PyTorch's fused AdamW, of a model whose blocks are all alike."""
+    D, F, n = shape.d_model, shape.d_ff, shape.num_layers
+    tensors = (shape.vocab_size * D, 2), (D * D, 4 * n), (D * F, 3 * n), (D, 2 * n + 1)
+    blocks = sum(times * -(-elements // ADAMW_BLOCK) for elements, times in tensors)
+    return -(-blocks // ADAMW_LAUNCH)
+
+
 class _Eager(_Kernels):
     def step(self) -> list[Kernel]:
         shape, u = self.shape, WIDE * self.u
@@ -130,7 +138,7 @@ class _Eager(_Kernels):
         lists, rest = divmod(9 * shape.num_layers + 3, COUNTERS_LAUNCH)  # of the tensors
         for counters, times in ((COUNTERS_LAUNCH, lists), (rest, bool(rest))):
             self.add("step counters", WIDE * counters, WIDE * counters, times=times)
-        self.optimizer(-(-parameter_count(shape) // ADAMW_LAUNCH))
+        self.optimizer(adamw_launches(shape))
         return [kernel for kernel in self.kernels if kernel.count]
 
     def cast(self, elements: int, down: bool = True) -> None:
@@ -346,4 +354,4 @@ class _Compiled(_Fused):
         return attention_kernels("compile", "causal", pass_, *sizes, self.narrow)
 
     def optimizer(self, launches: int) -> None:
-        super().optimizer(-(-parameter_count(self.shape) // ADAMW_LAUNCH))
+        super().optimizer(adamw_launches(self.shape))

@@ -189,9 +189,10 @@ def median_step(found: Trace) -> list[Kernel]:
 def differing(found: Trace) -> str:
     """What to say where steps that do the same have another number of kernels, or of ranges; ""
     where not. A profiler that lost records shows so."""
-    around = [span for span in found.spans if span.name in found.steps()]
+    steps = found.steps()
+    around = [span for span in found.spans if span.name in steps]
     counts = {
-        "kernels": [len(kernels) for kernels in found.steps().values()],
+        "kernels": [len(kernels) for kernels in steps.values()],
         # Of all threads: the backward pushes its own.
         "ranges": [
             sum(step.start_ns <= span.start_ns < step.end_ns for span in found.spans)

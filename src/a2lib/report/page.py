@@ -200,12 +200,15 @@ class Page:
     def source(self, command: str) -> Markdown:
         """Where the page's rows come from, in a line: files, machine, versions and the command;
         and, folded, the runs and what the lab record holds."""
-        rows = pd.concat(self._every(name).query("not local") for name in self._derive)
+        published = {name: self._every(name).query("not local") for name in self._derive}
+        rows = pd.concat(published.values())
         line = provenance.source(rows, self.runs, command)
         label = f"tab-{self._label}-runs"
         runs = provenance.runs_table(rows, self.runs, "The runs behind this page", label)
-        notebook = ROOT / "notebooks" / f"{SECTIONS[self.section].notebook}.ipynb"
-        record = provenance.lab_record(self._every(self.section).query("not local"), notebook)
+        notebook = SECTIONS[self.section].notebook
+        # A notebook's run may have measured another of its sections alone.
+        own = [published[name] for name in published if SECTIONS[name].notebook == notebook]
+        record = provenance.lab_record(pd.concat(own), ROOT / "notebooks" / f"{notebook}.ipynb")
         fold = f"::::{{dropdown}} The runs behind this page\n{runs.text}\n{record.text}\n::::"
         return Markdown(f"{line.text}\n\n{fold}\n")
 

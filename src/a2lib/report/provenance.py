@@ -64,10 +64,11 @@ def repeating(command: str) -> str:
 
 
 def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
-    """What the committed notebook holds: how many of `rows` its run measured.
+    """What the committed notebook holds, with a link to it: how many of `rows` its run measured.
 
     The run is the one that the notebook's own output names.
     """
+    link = f"The [lab record](notebooks/{notebook.name})"
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     printed = "".join(
         "".join(output.get("text", ()))
@@ -77,13 +78,10 @@ def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
     )
     named = re.search(r"^\s*run\s+(\S+)$", printed, re.M)
     if named is None:
-        return Markdown("The lab record is the notebook without outputs.")
+        return Markdown(f"{link} is the notebook without outputs.")
     measured = int((rows["run"] == named[1]).sum())
-    rest = "" if measured == len(rows) else "; the others are of other runs"
-    text = f"The lab record is the notebook as run `{named[1]}` left it: that run measured "
-    if len(rows) and not measured:
-        return Markdown(f"{text}none of the {len(rows):,} rows shown here, which are of others.")
-    return Markdown(f"{text}{measured:,} of the {len(rows):,} rows shown here{rest}.")
+    text = f"{link} is the notebook as run `{named[1]}` left it, which measured "
+    return Markdown(f"{text}{measured:,} of the {len(rows):,} rows of this notebook used here.")
 
 
 def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) -> Table:

@@ -40,13 +40,6 @@ class Peak:
     def total(self) -> int:
         return sum(one.bytes for one in self.alive)
 
-    def by_category(self) -> dict[str, int]:
-        """Category -> bytes, each of ``CATEGORIES``."""
-        sums = dict.fromkeys(CATEGORIES, 0)
-        for one in self.alive:
-            sums[one.category] += one.bytes
-        return sums
-
     def largest(self, n: int = LARGEST) -> list[Allocation]:
         """The n largest, largest first, earlier ones before equals."""
         return sorted(self.alive, key=lambda one: (-one.bytes, one.start_us))[:n]

@@ -30,8 +30,8 @@ FLOORS = {
     "parallel": MIDDLE,
     "theory": 0,
     "paths": 0,
-    "errors": 0,
     "command": -1,  # which theory has too
+    "errors": -2,  # whose words command says too
     "": 0,  # a2lib/__init__.py
 }
 # Within a part: the modules that serve every section, and those that serve one. The longest prefix

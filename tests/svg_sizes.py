@@ -1,9 +1,14 @@
-"""How large and how clear a figure's letters are, of its SVG."""
+"""What a figure's letters say, how large and how clear they are, of its SVG."""
 
 import re
 
 LEAST_SIZE = 9  # px a letter has at least on a phone
 PHONE = 342  # px that a figure is wide there
+
+
+def texts(chart) -> list[str]:
+    """What is written in a chart, in order."""
+    return [w.strip() for w in re.findall(r"<text[^>]*>([^<]*)</text>", chart._repr_svg_())]
 
 
 def smallest_text(svg: str) -> float:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import math
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from a2lib.errors import none_of
 
 _SHOWN = 40  # characters of a refused value
 
@@ -32,9 +33,7 @@ class Parser(argparse.ArgumentParser):
         given, unknown = self.parse_known_args(arguments, namespace)
         if unknown:
             options = [o for act in self._actions for o in act.option_strings if o[:2] == "--"]
-            near = difflib.get_close_matches(unknown[0], options, n=1)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            self.error(f"unknown {unknown[0]}{meant}; allowed are {', '.join(options)}")
+            self.error(f"unknown {none_of(options, unknown[0])}")
         return given
 
 

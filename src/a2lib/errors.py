@@ -29,8 +29,8 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
     return plain[found[0]] if found else None
 
 
-def unknown_parameter(name: str, allowed: Iterable[str]) -> str:
-    """The words for a ``name`` that is none of ``allowed``."""
+def none_of(allowed: Iterable[str], name: str) -> str:
+    """A ``name`` that is none of ``allowed``, and the words for it."""
     meant = closest(name, allowed)
     hint = f" (did you mean {meant}?)" if meant else ""
-    return f"unknown parameter {name}{hint}; allowed are {', '.join(allowed)}"
+    return f"{name}{hint}; allowed are {', '.join(allowed)}"

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import click
 
-from a2lib.errors import unknown_parameter
+from a2lib.errors import none_of
 from a2lib.paths import ROOT, data_dir, runs_dir
 
 SWITCH = "A2LIB_PAPERMILL_DEFAULT"
@@ -109,7 +109,7 @@ def refuse_unknown(names: Iterable[object], declared: list[str]) -> None:
     papermill would write it into the notebook, as code."""
     for name in names:
         if name not in (*declared, "PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"):
-            raise SystemExit(f"ParameterError: {unknown_parameter(name, declared)}")
+            raise SystemExit(f"ParameterError: unknown parameter {none_of(declared, name)}")
 
 
 def make_folder(output: Path) -> None:

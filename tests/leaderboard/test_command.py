@@ -10,6 +10,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from refusals import refused_command
 
 from a2lib.leaderboard import LADDER, Step, run
 from a2lib.leaderboard import __main__ as command
@@ -40,11 +41,7 @@ def no_gpu(request):
     (["--num-layers=100", "--size=10B"], "GB are left; allowed is what fits: a smaller size"),
 ])  # fmt: skip
 def test_what_it_refuses_is_one_line(given, complaint, capsys):
-    with pytest.raises(SystemExit) as ended:
-        command.main(given)
-    assert ended.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == "" and complaint in err and err.count("\n") == 1
+    assert complaint in refused_command(command.main, given, capsys)
 
 
 def test_the_board_s_step_is_the_default_on_two_gpus(gpus, capsys):
@@ -54,9 +51,8 @@ def test_the_board_s_step_is_the_default_on_two_gpus(gpus, capsys):
     assert (step.batch, step.context, step.dtype, step.attention) == (1, 32_768, "bf16", "flash")
     assert (step.warmup_ms, step.rep_ms, given.processes) == (10_000, 30_000, 2)
     assert command.parse(["--way=own_fsdp"])[0].attention == "sdpa_cudnn"
-    with pytest.raises(SystemExit):
-        command.parse(["--processes=3"])
-    assert "processes is 3; allowed are from 1 to 2, the GPUs here" in capsys.readouterr().err
+    line = refused_command(command.parse, ["--processes=3"], capsys)
+    assert "processes is 3; allowed are from 1 to 2, the GPUs here" in line
 
 
 def test_memory_that_will_not_suffice_is_said(gpus, monkeypatch):

@@ -10,7 +10,15 @@ from svg_sizes import LEAST_SIZE, contrast, smallest_text
 
 from a2lib.report import data, panels, style, svg
 from a2lib.report.page import pick
-from a2lib.report.pages import flash, flash_drawings, flash_shapes
+from a2lib.report.pages import (
+    calculator,
+    communication,
+    flash,
+    flash_drawings,
+    flash_shapes,
+    parallelism,
+)
+from a2lib.report.pages import parallelism_drawings as drawings
 from a2lib.report.pages.flash import LOOKS
 from a2lib.report.plots import HEAT
 
@@ -21,7 +29,7 @@ FILLS = ["ahead3", "ahead2", "ahead1", "level", "behind1", "behind2", "behind3"]
 
 
 def drawn():
-    """A figure or drawing of each kind, of the committed rows; the pages draw all of them."""
+    """A figure or drawing of each kind, of the committed rows; those on parallelism, of none."""
     rows = data.load("flash")
     rows = flash.columns(rows[~rows["local"]].reset_index(drop=True), None)
     one = pick(rows, kind="one head", dtype="bf16", head_dim=64)
@@ -30,6 +38,12 @@ def drawn():
         "maps": flash_shapes.maps(rows, "bf16"),
         "lines": flash.regimes(pick(one, pass_="backward")),
         "tiles": flash_drawings.tiles(),
+        "fsdp": drawings.fully_sharded(), "tensor": drawings.tensor_parallel(),
+        "mesh": drawings.mesh(), "exchange": drawings.experts_and_contexts(),
+        "rings": drawings.rings(), "pipelines": drawings.pipelines(),
+        "sequence": drawings.sequence_parallel(), "map": parallelism.mesh_map(),
+        "sensitivity": communication.sensitivity(), "devices": communication.devices(),
+        "memory": calculator.memory(),
     }  # fmt: skip
 
 
@@ -68,7 +82,7 @@ def test_a_figure_has_both_palettes_and_no_colour_of_its_own(texts):
 
 def test_text_is_text_and_large_enough_on_a_phone(texts):
     for name, text in texts.items():
-        assert smallest_text(text) >= LEAST_SIZE, name
+        assert smallest_text(text) >= LEAST_SIZE and len(text) < 70_000, name
         assert "DejaVu" not in text and "<metadata" not in text, name
     assert "efficient</text>" in texts["lines"] and "memory-efficient" not in texts["lines"]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from profiles import make
+from svg_sizes import texts
 
 from a2lib.measure import snapshot
 from a2lib.paths import ROOT
@@ -13,10 +14,6 @@ from a2lib.report.pages import timeline
 
 HERE = Path(make.__file__).parent
 MEMORY = HERE / "cuda_memory.pickle"
-
-
-def texts(chart):
-    return [w.strip() for w in re.findall(r"<text[^>]*>([^<]*)</text>", chart._repr_svg_())]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from profiles import make
+from svg_sizes import texts
 
 from a2lib.measure import bulk, trace
 from a2lib.measure.runs import start_run
@@ -22,10 +23,6 @@ STRIP = {"phase": "forward", "part": "ffn", "kind": "matmul", "stream": "7"}
 
 def piece(start, length, **where):
     return STRIP | {"start_us": float(start), "duration_us": float(length)} | where
-
-
-def texts(chart):
-    return [w.strip() for w in re.findall(r"<text[^>]*>([^<]*)</text>", chart._repr_svg_())]
 
 
 def test_a_window_of_a_strip():

@@ -2,8 +2,8 @@
 
     store = Store(FLASH, device_slug())
     store.check_writable()                     # before measuring, not after
-    if store.get(key) is None:
-        store.put({**key, "status": "ok", "ms": 1.25, "n": 80, "run": run})
+    store.put({**key, "status": "ok", "ms": 1.25, "n": 80, "run": run})
+    store.rows()
 
 A row is on disk when ``put`` returns, and measuring again replaces that row alone.
 """
@@ -49,22 +49,15 @@ class Store(Table):
         )
         self._runs = runs_table(self.data)
 
-    def get(self, key: Mapping[str, object]) -> Row | None:
-        """The row whose key columns equal those of ``key``, or None.
-
-        Raises StoreError where a key column is missing or a column unknown.
-        """
-        try:
-            self._check_names(key, required=self.section.key)
-            return self.find(tuple(format_value(c, key[c]) for c in self.section.key))
-        except ValueError as error:
-            raise StoreError(f"{self.path}: {error}") from error
-
     def to_text(self, row: Mapping[str, object]) -> Row:
         """Values are text, numbers, booleans or None (stored blank). Columns left out are blank,
         but the key, ``status`` and ``run``, which is to be in runs.csv, are required."""
-        self._check_names(row, required=(*self.section.key, "status", "run"))
-        text = {c: format_value(c, row.get(c)) for c in self.section.columns}
+        columns, required = self.section.columns, (*self.section.key, "status", "run")
+        wrong = [f"unknown column {name}" for name in row if name not in columns]
+        wrong += [f"column {name} is missing" for name in required if name not in row]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}; the columns are {', '.join(columns)}")
+        text = {c: format_value(c, row.get(c)) for c in columns}
         if text["run"] and self._runs.find((text["run"],)) is None:
             raise ValueError(f"run {text['run']!r} is not in runs.csv; take it from start_run")
         return text
@@ -105,13 +98,6 @@ class Store(Table):
     def check_writable(self) -> None:
         self._runs.check_writable()
         super().check_writable()
-
-    def _check_names(self, row: Mapping[str, object], required: tuple[str, ...]) -> None:
-        columns = self.section.columns
-        wrong = [f"unknown column {name}" for name in row if name not in columns]
-        wrong += [f"column {name} is missing" for name in required if name not in row]
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)}; the columns are {', '.join(columns)}")
 
 
 # A page asks for the same rows many times; a table notices itself that its file has changed.

@@ -37,50 +37,25 @@ def quantity(value: float, unit: str, figures: int = 2) -> Number:
     return Number(f"{digits(value, figures)}\N{NO-BREAK SPACE}{unit}")
 
 
-def ms(time: float, figures: int = 2) -> Number:
-    """Milliseconds."""
-    return quantity(time, "ms", figures)
+def _in(unit: str, size: float = 1) -> Callable[..., Number]:
+    """What writes a number in ``unit``, each of so many of what it counts."""
+
+    def written(value: float, figures: int = 2) -> Number:
+        return quantity(value / size, unit, figures)
+
+    return written
 
 
-def us(time: float, figures: int = 2) -> Number:
-    """Microseconds, of a time in milliseconds."""
-    return quantity(1e3 * time, "µs", figures)
-
-
-def seconds(time: float, figures: int = 2) -> Number:
-    """Seconds, of a time in milliseconds."""
-    return quantity(time / 1e3, "s", figures)
-
-
-def gb(size: float, figures: int = 2) -> Number:
-    """Bytes in units of 10^9."""
-    return quantity(size / 1e9, "GB", figures)
-
-
-def mb(size: float, figures: int = 2) -> Number:
-    """Bytes in units of 10^6."""
-    return quantity(size / 1e6, "MB", figures)
-
-
-def gib(size: float, figures: int = 2) -> Number:
-    """Bytes in units of 2^30."""
-    return quantity(size / 2**30, "GiB", figures)
-
-
-def mib(size: float, figures: int = 2) -> Number:
-    """Bytes in units of 2^20."""
-    return quantity(size / 2**20, "MiB", figures)
+# Of a time in milliseconds, of bytes, and of a rate in 10^12 operations a second.
+ms, us, seconds = _in("ms"), _in("µs", 1e-3), _in("s", 1e3)
+mb, gb, mib, gib = _in("MB", 1e6), _in("GB", 1e9), _in("MiB", 2**20), _in("GiB", 2**30)
+tflops = _in("TFLOP/s")
 
 
 def binary(size: float) -> Number:
     """Bytes in the largest of the binary units that they fill."""
     unit = next((n for n in (3, 2, 1) if size >= 1024**n), 0)
     return quantity(size / 1024**unit, ("B", "KiB", "MiB", "GiB")[unit], 3)
-
-
-def tflops(rate: float, figures: int = 2) -> Number:
-    """Operations a second, of a rate in 10^12."""
-    return quantity(rate, "TFLOP/s", figures)
 
 
 def percent(share: float, decimals: int = 0) -> Number:

@@ -164,12 +164,12 @@ class Mesh:
         least = self.least_tokens(stack)
         return None if least is None else least * self.devices
 
-    def best_tokens(self, stack: Stack = XXL) -> float:
+    def best_tokens(self) -> float:
         """Tokens per device at the best X and Y, as real numbers and without rings' factors.
 
         alpha^2 / (M_X M_Y F) where the axes overlap, four times that where they do not.
         """
-        least = self.alpha**2 / (self.M_X * self.M_Y * stack.d_ff)
+        least = self.alpha**2 / (self.M_X * self.M_Y * XXL.d_ff)
         return least * (1 if self.combine == "max" else 4)
 
     def _ring(self, n: float) -> float:

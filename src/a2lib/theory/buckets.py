@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from a2lib.theory.collectives import positive
 from a2lib.theory.latency import Line
@@ -105,17 +106,11 @@ def block_by_block(ready_s: Sequence[float], blocks: int) -> list[float]:
 def curve(sizes: Sequence[float], times_s: Sequence[float]) -> Callable[[float], float]:
     """The seconds of a message of any size, from measured ones: straight lines between the points,
     both axes logarithmic; the least time below them, the largest's bandwidth beyond."""
-    points = sorted(zip(sizes, times_s, strict=True))
-    known = [size for size, _ in points]
+    known, times = np.array(sorted(zip(sizes, times_s, strict=True)), dtype=float).T
 
     def cost(size: float) -> float:
-        if size <= known[0]:
-            return points[0][1]
         if size >= known[-1]:
-            return points[-1][1] * size / known[-1]
-        i = bisect_left(known, size)
-        (low, first), (high, last) = points[i - 1], points[i]
-        part = math.log(size / low) / math.log(high / low)
-        return first * (last / first) ** part
+            return times[-1] * size / known[-1]
+        return math.exp(np.interp(math.log(size), np.log(known), np.log(times)))
 
     return cost

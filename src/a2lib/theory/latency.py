@@ -7,9 +7,10 @@ as one of a second: that is linear in o and 1 / w.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from a2lib.theory.collectives import positive
 from a2lib.theory.products import check_name
@@ -48,20 +49,15 @@ def fit(sizes: Sequence[float], times_s: Sequence[float]) -> Line:
         raise ValueError("a line needs as many times as sizes, and two different sizes")
     for size, time_s in zip(sizes, times_s, strict=True):
         positive(size=size, time_s=time_s)
-    # Minimise sum (o a + b x - 1)^2 with a = 1 / t, x = s / t; b is 1 / w.
-    a = [1 / t for t in times_s]
-    x = [s / t for s, t in zip(sizes, times_s, strict=True)]
-    aa, ax, xx = (
-        math.fsum(p * q for p, q in zip(u, v, strict=True)) for u, v in ((a, a), (a, x), (x, x))
-    )
-    det = aa * xx - ax * ax
-    o = (math.fsum(a) * xx - math.fsum(x) * ax) / det
-    b = (math.fsum(x) * aa - math.fsum(a) * ax) / det
+    # It is t = b s + o, b being 1 / w, with each error over its time.
+    weights = 1 / np.array(times_s)
+    b, o = np.polyfit(sizes, times_s, 1, w=weights)
     if o < 0:
-        o, b = 0.0, math.fsum(x) / xx
+        x = weights * sizes
+        o, b = 0.0, x.sum() / (x @ x)
     if b <= 0:
         raise ValueError("longer messages do not take longer: no bandwidth can be fitted")
-    return Line(o, 1 / b)
+    return Line(float(o), float(1 / b))
 
 
 def wire_share(operation: str, n: int) -> float:

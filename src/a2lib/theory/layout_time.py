@@ -13,7 +13,7 @@ from typing import NamedTuple
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.collectives import all_gather_s, all_to_all_s
 from a2lib.theory.jobs import Job, score_bytes
-from a2lib.theory.other_axes import ring_attention_bytes, stage_boundary_bytes
+from a2lib.theory.other_axes import ring_attention_bytes
 from a2lib.theory.products import matmul_flops
 from a2lib.theory.stages import Layout, Stage, inside, shards, stages, tables, tokens, weights
 
@@ -145,7 +145,7 @@ def _stage(job: Job, layout: Layout, stage: Stage) -> Busy:
         data = _replicated(job, layout, stage, often - job.frozen, often * layers)
     if layout.sharding == "hsdp":
         data = Seconds(data.links)  # within a node
-    hop = stage_boundary_bytes(rows, d, 1, element_bytes=job.element) / layout.rows
+    hop = job.element * rows * d / layout.rows
     # Each piece sends its output on and a gradient back, but for the model's first and last.
     hops = 2 * layout.chunks - stage.first - stage.last
     pipeline = _hops(job, layout, "pipeline", hop * hops, hops)

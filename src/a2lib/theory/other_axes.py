@@ -86,32 +86,23 @@ def microbatches_for(kind: str, stages: int, share: float, chunks: int = 1) -> i
     return m
 
 
-def stage_boundary_bytes(tokens, d_model, microbatches, chunks=1, element_bytes=2):
-    """Bytes that a stage in the middle sends to the next in one forward of the step.
-
-    ``tokens`` are those of one micro-batch. The backward sends as many the other way.
-    """
-    positive(tokens=tokens, d_model=d_model, microbatches=microbatches, chunks=chunks)
-    return element_bytes * tokens * d_model * microbatches * chunks
-
-
-def least_stage_layers(d_ff, flops, bandwidth, element_bytes=2):
+def least_stage_layers(d_ff, flops, bandwidth):
     """SwiGLU layers that a piece must hold for a boundary to take no longer than its forward.
 
-    e C / (6 F W): a token's e D bytes against 6 D F operations a layer. The batch cancels.
+    C / (3 F W): a token's 2 D bytes against 6 D F operations a layer. The batch cancels.
     """
     positive(d_ff=d_ff, flops=flops, bandwidth=bandwidth)
-    return element_bytes * flops / (6 * d_ff * bandwidth)
+    return flops / (3 * d_ff * bandwidth)
 
 
-def least_expert_width(n, flops, bandwidth, element_bytes=2):
-    """The d_ff of an expert from which the two all-to-alls hide: e (n - 1) C / (3 n W).
+def least_expert_width(n, flops, bandwidth):
+    """The d_ff of an expert from which the two all-to-alls hide: 2 (n - 1) C / (3 n W).
 
     Neither the tokens nor top_k matter. The price of experts is elsewhere: FSDP moves the weights
     of all of them for the operations of top_k.
     """
     positive(n=n, flops=flops, bandwidth=bandwidth)
-    return element_bytes * (n - 1) * flops / (3 * n * bandwidth)
+    return 2 * (n - 1) * flops / (3 * n * bandwidth)
 
 
 def least_tokens_with_experts(flops, bandwidth, experts, top_k):
@@ -133,8 +124,8 @@ def ring_attention_bytes(tokens, d_kv, n, element_bytes=2):
     return (n - 1) * 2 * element_bytes * tokens * d_kv
 
 
-def least_ring_tokens(d_model, d_kv, flops, bandwidth, causal=False, element_bytes=2):
-    """Tokens per device from which a round of ring attention hides: e C d_kv / (2 W D), twice that
-    if causal. With as many key heads as query heads in two bytes it is C / W."""
+def least_ring_tokens(d_model, d_kv, flops, bandwidth, causal=False):
+    """Tokens per device from which a round of ring attention hides: C d_kv / (W D), twice that if
+    causal. With as many key heads as query heads it is C / W."""
     positive(d_model=d_model, d_kv=d_kv, flops=flops, bandwidth=bandwidth)
-    return element_bytes * flops * d_kv / (2 * bandwidth * d_model) * (2 if causal else 1)
+    return flops * d_kv / (bandwidth * d_model) * (2 if causal else 1)

@@ -38,10 +38,6 @@ class Timeline:
     def seconds(self) -> float:
         return max(self.end.values())
 
-    def busy(self, stream: str) -> float:
-        """Seconds that a stream worked."""
-        return sum(task.seconds for task in self.tasks if task.stream == stream)
-
     def most_held(self, taken: dict[str, str]) -> int:
         """The most things held at once, where the start of a task takes one and the end of the
         task it is mapped to gives it back."""

@@ -117,11 +117,11 @@ class Held:
         return fullest.total - whole + max(self.state()) + 2 * WORKSPACE
 
 
-def zero_stage_1_bytes(ranks: int, state: float = ZERO_STATE) -> float:
+def zero_stage_1_bytes(ranks: int) -> float:
     """Bytes a parameter on each rank by the paper: 16-bit weights and gradients, K / N of the
     rest."""
     positive(ranks=ranks)
-    return 4 + state / ranks
+    return 4 + ZERO_STATE / ranks
 
 
 @dataclass(frozen=True)

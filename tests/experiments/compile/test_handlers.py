@@ -10,6 +10,7 @@ from inductor_plans import planned
 from a2lib.benchmark import Result, StepTimes
 from a2lib.experiments import compile as compiling
 from a2lib.experiments.compile import Shape, Steps, attention, model
+from a2lib.experiments.flash import peers
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL, inductor
@@ -39,21 +40,21 @@ def of_attention(job, in_turns=True):
 
 
 def test_alone_each_is_to_blame_for_itself(job, monkeypatch):
-    right = attention.function
-    monkeypatch.setattr(attention, "function", lambda shape, compiled: right(shape, compiled=False))
+    right = peers.reference
+    monkeypatch.setattr(peers, "reference", lambda causal, compiled: right(causal, compiled=False))
     rows, begun = of_attention(job, in_turns=False)
     assert begun == ["eager"] * 3 + ["compile"] * 3
     assert {(r["status"], r["kernels_called"]) for r in rows.values()} == {("ok", "")}
 
 
 def test_a_wrong_result_is_an_error_and_eager_is_still_timed(job, monkeypatch):
-    right = attention.function
+    right = peers.reference
 
-    def function(shape, *, compiled):
-        forward = right(shape, compiled=False)
+    def reference(causal, *, compiled):
+        forward = right(causal, compiled=False)
         return (lambda q, k, v: 1.1 * forward(q, k, v)) if compiled else forward
 
-    monkeypatch.setattr(attention, "function", function)
+    monkeypatch.setattr(peers, "reference", reference)
     rows, _ = of_attention(job)
     assert {rows["compile", p]["status"] for p in ("forward", "backward")} == {"error"}
     assert "wrong o" in rows["compile", "forward"]["note"]

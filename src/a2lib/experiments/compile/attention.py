@@ -41,6 +41,7 @@ class _Comparison:
     def __init__(self, job: Job, names: list[str]) -> None:
         self.job, self.names = job, names
         self.shape = Shape(**job.spec["shape"])
+        self.causal = self.shape.written == "causal"
         self.calls: dict[str, Callable] = {}
         self.found: dict[str, dict[str, Row]] = {}
         self.timed: set[tuple[str, str]] = set()
@@ -61,14 +62,14 @@ class _Comparison:
         inductor.forget()
 
     def _make_inputs(self) -> None:
-        shape, causal = self.shape, self.shape.written == "causal"
+        shape = self.shape
         one_head = (1,) if shape.written == "heads" else ()
         sizes = shape.batch, *one_head, shape.seq_len, shape.head_dim
         *self.qkv, self.do = inputs(sizes, shape.dtype, self.job.device, self.job.seed)
-        self.expected = sanity.Expected(*self.qkv, self.do, causal=causal, dtype=shape.dtype)
+        self.expected = sanity.Expected(*self.qkv, self.do, causal=self.causal, dtype=shape.dtype)
 
     def _prepare(self, name: str) -> None:
-        forward = function(self.shape, compiled=name == "compile")
+        forward = peers.reference(self.causal, compiled=name == "compile")
         found: dict[str, Row] = {pass_: {} for pass_ in PASSES}
         if name == "compile":
             forward, found = self._compile()
@@ -93,7 +94,7 @@ class _Comparison:
 
     def _first(self) -> tuple[Callable, dict[str, float]]:
         """A newly compiled function, and the ms of its first forward and backward."""
-        forward = function(self.shape, compiled=True)
+        forward = peers.reference(self.causal, compiled=True)
         start = self._now()
         o = forward(*self.qkv)
         middle = self._now()
@@ -133,11 +134,6 @@ class _Comparison:
         self.calls.pop(name, None)
         left = [key for key in self.job.wanted[name] if (name, key["pass"]) not in self.timed]
         self.job.fail(error, left)
-
-
-def function(shape: Shape, *, compiled: bool) -> Callable:
-    """``forward(q, k, v) -> o``, by the definition; compiled at its first call."""
-    return peers.reference(shape.written == "causal", compiled=compiled)
 
 
 def counts(compiled: list[inductor.Graph], times: int = 1) -> Row:

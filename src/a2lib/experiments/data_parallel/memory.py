@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from a2lib.experiments.data_parallel.configurations import BEST_MB, STEADY, WHOLE, Way
 from a2lib.experiments.data_parallel.sharded import Sharded, local
@@ -243,13 +244,5 @@ class Counted(TorchDispatchMode):
             called = function._schema.name.partition("::")[2].strip("_")
             for name, column in COLLECTIVES.items():
                 if called.startswith(name):
-                    self.bytes[column] += held(_tensors(args[0]))
+                    self.bytes[column] += held(tree_leaves(args[0]))
         return function(*args, **(kwargs or {}))
-
-
-def _tensors(given: object) -> Iterator[torch.Tensor]:
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, list | tuple):
-        for one in given:
-            yield from _tensors(one)

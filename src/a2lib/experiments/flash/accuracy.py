@@ -61,21 +61,16 @@ def measure(job: Job) -> None:
     import torch
 
     torch._dynamo.reset()
-    rows: dict[str, Row] = {}
-    failure: Exception | None = None
+    left = {key["tensor"]: key for key in job.keys}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             for tensor, result, truth in _results(job):
-                rows[tensor] = errors(result, truth)
+                row = errors(result, truth)
+                if tensor in left:
+                    job.put({**left.pop(tensor), **row})
         except Exception as error:
-            failure = failures.detached(error)
-    keys = job.keys
-    for key in (key for key in keys if key["tensor"] in rows):
-        job.put({**key, **rows[key["tensor"]]})
-    if failure is not None:
-        left = [key for key in keys if key["tensor"] not in rows]
-        job.fail(failure, left, [str(w.message) for w in caught])
+            job.fail(failures.detached(error), left.values(), [str(w.message) for w in caught])
 
 
 def errors(result, truth) -> Row:

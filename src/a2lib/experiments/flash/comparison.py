@@ -19,13 +19,12 @@ end_to_end is both.
 from __future__ import annotations
 
 import functools
-import gc
 import warnings
 from collections.abc import Callable, Sequence
 
 from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.shapes import Shape
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.worker import Job, free_memory
 from a2lib.experiments.passes import in_turns, one_pass
 from a2lib.measure import FLASH, failures, memory
 from a2lib.theory.attention import PASSES
@@ -136,9 +135,9 @@ class Comparison:
             self._time_group(together, pass_)
         for name in (name for name in names if name not in together):
             self.job.begin(name)
-            self._free()
+            free_memory(self.device)
             self._time_group([name], pass_)
-            self._free()
+            free_memory(self.device)
 
     def _time_group(self, names: list[str], pass_: str) -> None:
         makers = {name: functools.partial(self._call, name, pass_) for name in names}
@@ -171,14 +170,7 @@ class Comparison:
         for pass_ in passes:
             self.peaks.pop((name, pass_), None)
         self.job.fail(error, (self.shape.key(name, pass_) for pass_ in passes), warned)
-        self._free()
-
-    def _free(self) -> None:
-        gc.collect()
-        if self.device == "cuda":
-            import torch
-
-            torch.cuda.empty_cache()
+        free_memory(self.device)
 
     def _reset(self) -> None:
         """Forget compiled code and tensors: Dynamo compiles a limited number of shapes."""
@@ -189,7 +181,7 @@ class Comparison:
         self.qkv = self.do = self.first = None
         if any(name in peers.COMPILED for name in self.job.wanted):
             torch._dynamo.reset()
-        self._free()
+        free_memory(self.device)
 
 
 def _tried(step: Callable[[], object]) -> Exception | None:

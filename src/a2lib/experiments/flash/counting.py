@@ -17,12 +17,13 @@ import dataclasses
 import gc
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job, Row
+from a2lib.experiments.passes import one_pass
 from a2lib.measure import counters, synchronize
 from a2lib.measure.failures import note
 
@@ -112,18 +113,14 @@ def main(text: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _warm(implementation: str, pass_: str, shape: Shape, seed: int):
+def _warm(implementation: str, pass_: str, shape: Shape, seed: int) -> Callable[[], object]:
     """One forward, or one backward of a graph that is there, as a call without arguments."""
-    import torch
-
-    q, k, v, do = peers.inputs(shape, "cuda", seed)
+    *qkv, do = peers.inputs(shape, "cuda", seed)
     forward = peers.build(implementation, shape)
+    both = one_pass(forward, qkv, do, "end_to_end")
     for _ in range(WARM_CALLS):
-        torch.autograd.grad(forward(q, k, v), (q, k, v), do)
-    if pass_ == "forward":
-        return lambda: forward(q, k, v)
-    o = forward(q, k, v)
-    return lambda: torch.autograd.grad(o, (q, k, v), do)
+        both()
+    return one_pass(forward, qkv, do, pass_)
 
 
 if __name__ == "__main__":

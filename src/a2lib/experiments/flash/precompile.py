@@ -9,6 +9,7 @@ from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.harness.ahead import Compilation
 from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.passes import one_pass
 from a2lib.measure import synchronize
 
 COMPILED = ("a2lib", *peers.COMPILED)
@@ -51,7 +52,7 @@ def run(job: Job) -> None:
 
     shape = Shape(**job.spec["shape"])
     torch._dynamo.reset()
-    q, k, v, do = peers.inputs(shape, job.device, job.seed)
-    o = peers.build(job.spec["implementation"], shape, job.device)(q, k, v)
-    torch.autograd.grad(o, (q, k, v), do)
+    *qkv, do = peers.inputs(shape, job.device, job.seed)
+    forward = peers.build(job.spec["implementation"], shape, job.device)
+    one_pass(forward, qkv, do, "end_to_end")()
     synchronize(job.device)

@@ -20,7 +20,7 @@ from a2lib.experiments.flash import comparison, peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job, Row
-from a2lib.experiments.passes import random
+from a2lib.experiments.passes import one_pass, random
 from a2lib.measure import FLASH_PROTOCOL, Timing, time_many
 from a2lib.measure.device import Watch
 from a2lib.measure.sustained import seconds_of
@@ -104,13 +104,11 @@ def measure(job: Job) -> None:
 
 def burst_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], object]:
     """Forward and backward of one implementation on ``(B, H, N, d)``, found right."""
-    import torch
-
     peers.check(name, device)
     *qkv, do = peers.inputs(shape, device, seed)
     forward = peers.build(name, shape, device)
     sanity.Expected(*qkv, do, causal=shape.causal, dtype=shape.dtype).check(forward, qkv)
-    return lambda: torch.autograd.grad(forward(*qkv), qkv, do)
+    return one_pass(forward, qkv, do, PASS)
 
 
 def board_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], object]:

@@ -54,11 +54,6 @@ class Run:
     def store(self, section: Section) -> Store:
         return Store(section, self.slug, self.data)
 
-    @property
-    def command(self) -> str:
-        """The papermill command that repeats it."""
-        return command(self.notebook, self.parameters)
-
 
 def command(notebook: str, given: object) -> str:
     """The papermill command that runs ``notebook`` with the parameters ``given``."""
@@ -198,7 +193,7 @@ def measure(
     run.left += left
     if left:
         print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
-        print(f"  {run.command}")
+        print(f"  {command(run.notebook, run.parameters)}")
 
 
 @measures
@@ -231,7 +226,8 @@ def say_where(run: Run, sections: Sequence[Section], chapter: str) -> None:
     files = " and ".join(shown(path) for path in paths_of if path.exists())
     print(f"Rows: {files or 'none'}; run {run.id}")
     if run.left:
-        print(f"{run.left} rows are left; run again: {run.command}")
+        again = command(run.notebook, run.parameters)
+        print(f"{run.left} rows are left; run again: {again}")
     print(f"Book: `make book` rebuilds the report with them; the chapter is {chapter}.")
 
 

@@ -6,8 +6,8 @@
         with recorder.phase("forward"): ...
 
     snapshot = read("memory.pickle")
-    timeline(snapshot)                  # some thousand points: time, phase, bytes by category
-    peak(snapshot).largest(20)          # what was alive at the peak, with the line that made it
+    timeline_rows(snapshot)             # some thousand points: time, phase, bytes by category
+    largest_rows(peak(snapshot))        # what was alive at the peak, with the line that made it
 
 ``python -m a2lib.benchmark --memory-history memory.pickle`` records so; the file is also one that
 pytorch.org/memory_viz shows. A pickle of PyTorch's own ``_dump_snapshot`` is read too: it knows no
@@ -20,13 +20,7 @@ statistics is the same sum). Times are the host's: it allocates ahead of the GPU
 
 from a2lib.measure.snapshot.reading import Snapshot, SnapshotError, read
 from a2lib.measure.snapshot.recording import Recorder
-from a2lib.measure.snapshot.timeline import (
-    largest_rows,
-    line_rows,
-    peak,
-    timeline,
-    timeline_rows,
-)
+from a2lib.measure.snapshot.timeline import largest_rows, line_rows, peak, timeline_rows
 from a2lib.theory.memory.tape import CATEGORIES
 
 __all__ = [
@@ -38,6 +32,5 @@ __all__ = [
     "line_rows",
     "peak",
     "read",
-    "timeline",
     "timeline_rows",
 ]

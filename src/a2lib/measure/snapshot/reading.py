@@ -57,13 +57,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """``allocations`` in the order in which they were made. ``reserved_bytes`` is what the device
-    had given to the allocator at the end, ``unexplained_bytes`` how much more (or less) its blocks
-    hold at the end than the allocations do: 0, unless the history lost its beginning."""
+    """``allocations`` in the order in which they were made. ``unexplained_bytes`` is how much more
+    (or less) the allocator's blocks hold at the end than the allocations do: 0, unless the history
+    lost its beginning."""
 
     allocations: list[Allocation]
     phases: list[Phase]
-    reserved_bytes: int
     unexplained_bytes: int
 
     def phase_at(self, time_us: float) -> str:
@@ -124,7 +123,6 @@ def _snapshot(found) -> Snapshot:
     snapshot = Snapshot(
         allocations,
         phases,
-        sum(segment["total_size"] for segment in segments),
         sum(block["requested_size"] for block in blocks) - open_bytes,
     )
     _categorise(snapshot, notes.get("owners", ()))

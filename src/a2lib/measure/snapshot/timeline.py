@@ -16,19 +16,6 @@ LARGEST = 20
 
 
 @dataclass(frozen=True)
-class Point:
-    """Bytes of each of ``CATEGORIES`` from ``time_us`` on, counted from the first event."""
-
-    time_us: int
-    phase: str
-    bytes: tuple[int, ...]
-
-    @property
-    def total(self) -> int:
-        return sum(self.bytes)
-
-
-@dataclass(frozen=True)
 class Peak:
     """The moment of most bytes: when, in which phase, and the allocations that were alive."""
 
@@ -40,21 +27,13 @@ class Peak:
     def total(self) -> int:
         return sum(one.bytes for one in self.alive)
 
-    def by_category(self) -> dict[str, int]:
-        """Category -> bytes, each of ``CATEGORIES``."""
-        sums = dict.fromkeys(CATEGORIES, 0)
-        for one in self.alive:
-            sums[one.category] += one.bytes
-        return sums
 
-    def largest(self, n: int = LARGEST) -> list[Allocation]:
-        """The n largest, largest first, earlier ones before equals."""
-        return sorted(self.alive, key=lambda one: (-one.bytes, one.start_us))[:n]
-
-
-def timeline(snapshot: Snapshot, points: int = POINTS, phase: str | None = None) -> list[Point]:
-    """At most ``points`` points (4 at least) in order of time, the true peak among them; of all, or
-    of the phases of one name.
+def timeline_rows(
+    snapshot: Snapshot, points: int = POINTS, phase: str | None = None
+) -> list[dict[str, object]]:
+    """The bytes of each of ``CATEGORIES`` over time as rows of the bulk table ``memory``: at most
+    ``points`` (4 at least) in order of time, counted from the first event, the true peak among
+    them; of all, or of the phases of one name.
 
     Events are cut into bins of equal number, of which the first, the least, the most and the last
     state is kept. Raises ValueError for fewer points than 4 and as ``peak``.
@@ -63,15 +42,16 @@ def timeline(snapshot: Snapshot, points: int = POINTS, phase: str | None = None)
         raise ValueError(f"points is {points}; allowed are whole numbers of at least 4")
     states, start = _inside(snapshot, phase), _start(snapshot)
     size = max(1, math.ceil(len(states) / (points // 4)))
-    kept: list[Point] = []
+    rows = []
     for first in range(0, len(states), size):
         bin_ = states[first : first + size]
         totals = [sum(state.bytes) for state in bin_]
         chosen = {0, len(bin_) - 1, totals.index(min(totals)), totals.index(max(totals))}
         for state in (bin_[i] for i in sorted(chosen)):
-            time_us = round(state.time_us - start)
-            kept.append(Point(time_us, snapshot.phase_at(state.time_us), state.bytes))
-    return kept
+            row = {"time_us": round(state.time_us - start)}
+            row["phase"] = snapshot.phase_at(state.time_us)
+            rows.append(row | dict(zip(CATEGORIES, state.bytes, strict=True)))
+    return rows
 
 
 def peak(snapshot: Snapshot, phase: str | None = None) -> Peak:
@@ -86,20 +66,14 @@ def peak(snapshot: Snapshot, phase: str | None = None) -> Peak:
     return Peak(time_us, snapshot.phase_at(most.time_us), alive)
 
 
-def timeline_rows(snapshot: Snapshot, **options) -> list[dict[str, object]]:
-    """The timeline as rows of the bulk table ``memory``; options as ``timeline``'s."""
-    return [
-        {"time_us": p.time_us, "phase": p.phase, **dict(zip(CATEGORIES, p.bytes, strict=True))}
-        for p in timeline(snapshot, **options)
-    ]
-
-
 def largest_rows(found: Peak, n: int = LARGEST) -> list[dict[str, object]]:
-    """The largest allocations at a peak as rows of the bulk table ``largest``."""
+    """The n largest allocations at a peak, largest first, earlier ones before equals, as rows of
+    the bulk table ``largest``."""
+    largest = sorted(found.alive, key=lambda one: (-one.bytes, one.start_us))[:n]
     columns = ("bytes", "category", "phase", "name", "line")
     return [
         {"rank": rank, **{column: getattr(one, column) for column in columns}}
-        for rank, one in enumerate(found.largest(n), start=1)
+        for rank, one in enumerate(largest, start=1)
     ]
 
 

@@ -2,7 +2,7 @@
 
     trace = read("report.sqlite")            # nsys export --type sqlite report.nsys-rep
     trace = read("trace.json.gz")            # torch.profiler's export_chrome_trace, .gz or not
-    totals(trace.kernels, "phase", "kind")   # calls, time, share
+    kernel_rows(trace.kernels)               # calls, time, share by phase, part, class and name
     coverage(trace.kernels)                  # what could not be filed, as shares of kernel time
     busy(trace.kernels)                      # how long at least one of them ran
     phase_times(trace)["step 0"]["backward"] # the GPU's time, the host's, and how far it is ahead
@@ -21,7 +21,7 @@ from a2lib.measure.trace.classes import KINDS
 from a2lib.measure.trace.kernels import Kernel, Trace, TraceError
 from a2lib.measure.trace.nsys import read_nsys
 from a2lib.measure.trace.phases import STEP, phase_times
-from a2lib.measure.trace.summary import busy, coverage, totals
+from a2lib.measure.trace.summary import busy, coverage
 from a2lib.measure.trace.window import kernel_rows, strip_rows
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "phase_times",
     "read",
     "strip_rows",
-    "totals",
 ]
 
 _SQLITE = b"SQLite format 3\x00"

@@ -1,25 +1,13 @@
-"""Totals of a table of kernels: by any of its columns, the GPU's idle share, what was not filed."""
+"""Of a table of kernels: time by name, how long the GPU worked, what could not be filed."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.measure.trace.classes import OTHER
 from a2lib.measure.trace.kernels import Kernel, covered_ns
-
-COLUMNS = ("name", "kind", "phase", "part", "range", "step", "stream", "device")
-
-
-@dataclass(frozen=True)
-class Total:
-    """Kernels of one ``key``: how many, their time, its share of all."""
-
-    key: tuple
-    calls: int
-    ns: int
-    share: float
 
 
 @dataclass(frozen=True)
@@ -42,21 +30,12 @@ class Coverage:
     unknown: tuple[str, ...]
 
 
-def totals(kernels: Iterable[Kernel], *by: str) -> list[Total]:
-    """One total for each value of the columns ``by``, most time first.
-
-    A kernel counts once, under its innermost range: totals of ranges do not hold those inside.
-    Raises ValueError for another column.
-    """
-    unknown = [column for column in by if column not in COLUMNS]
-    if unknown or not by:
-        raise ValueError(f"by {', '.join(unknown) or 'nothing'}: allowed are {', '.join(COLUMNS)}")
-    groups: dict[tuple, list[int]] = defaultdict(list)
+def by_name(kernels: Iterable[Kernel]) -> Counter[str]:
+    """Nanoseconds of all kernels of a name."""
+    found: Counter[str] = Counter()
     for kernel in kernels:
-        groups[tuple(getattr(kernel, column) for column in by)].append(kernel.duration_ns)
-    everything = sum(map(sum, groups.values())) or 1
-    found = [Total(key, len(ns), sum(ns), sum(ns) / everything) for key, ns in groups.items()]
-    return sorted(found, key=lambda total: (-total.ns, total.key))
+        found[kernel.name] += kernel.duration_ns
+    return found
 
 
 def busy(kernels: Iterable[Kernel]) -> Busy:
@@ -76,9 +55,10 @@ def coverage(kernels: list[Kernel]) -> Coverage:
         return sum(k.duration_ns for k in chosen) / everything
 
     strange = [k for k in kernels if k.kind == OTHER]
+    longest = sorted(by_name(strange).items(), key=lambda one: (-one[1], one[0]))
     return Coverage(
         share(k for k in kernels if k.launch is None),
         share(k for k in kernels if k.launch is not None and not k.path),
         share(strange),
-        tuple(total.key[0] for total in totals(strange, "name")[:5]) if strange else (),
+        tuple(name for name, _ in longest[:5]),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from a2lib.measure.trace.classes import shorten
 from a2lib.measure.trace.kernels import Kernel
-from a2lib.measure.trace.summary import totals
+from a2lib.measure.trace.summary import by_name
 
 HOST = "host"
 ROWS = 1500
@@ -20,12 +20,12 @@ def kernel_rows(kernels: list[Kernel], least_share: float = 0.001) -> list[dict[
     A kernel below ``least_share`` of all time is filed under "rest" of its phase, part and kind, so
     that the sums stay exact.
     """
-    share = {total.key[0]: total.share for total in totals(kernels, "name")} if kernels else {}
+    time = by_name(kernels)
+    everything = time.total() or 1
     groups: dict[tuple, list[int]] = {}
     for k in kernels:
-        name = shorten(k.name) if share[k.name] >= least_share else "rest"
+        name = shorten(k.name) if time[k.name] / everything >= least_share else "rest"
         groups.setdefault((k.phase, k.part, k.kind, name), []).append(k.duration_ns)
-    everything = sum(map(sum, groups.values())) or 1
     return [
         {
             **dict(zip(("phase", "part", "kind", "kernel"), where, strict=True)),

@@ -38,22 +38,23 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     )
 
 
-def fitted(rows: pd.DataFrame, column: str = "ms_queued", **where) -> Line:
-    """The line through the all-reduces of ``rows`` in fp32, of NCCL between two unless ``where``
-    says otherwise; raises Missing without rows."""
-    return fit(*_all_reduces(rows, column, where))
+def queued(rows: pd.DataFrame, operation: str = "all_reduce") -> tuple[list, list]:
+    """Bytes, and seconds, of NCCL's queued messages in fp32 between two GPUs; raises Missing
+    without rows."""
+    few = pick(rows, operation=operation, dtype="fp32", backend="nccl", world_size=2)
+    few = few.dropna(subset=["ms_queued"])
+    return list(few["size"].astype(float)), list(few["ms_queued"] / 1e3)
+
+
+def fitted(rows: pd.DataFrame) -> Line:
+    """The line through the all-reduces that ``queued`` gives."""
+    return fit(*queued(rows))
 
 
 def misses(rows: pd.DataFrame) -> pd.Series:
-    """What that line of queued messages misses of each time, relative, by size."""
-    sizes, times_s = _all_reduces(rows, "ms_queued", {})
+    """What that line misses of each time, relative, by size."""
+    sizes, times_s = queued(rows)
     return pd.Series(fit(sizes, times_s).residuals(sizes, times_s), index=sizes)
-
-
-def _all_reduces(rows: pd.DataFrame, column: str, where: dict) -> tuple[list, list]:
-    where = {"backend": "nccl", "world_size": 2, **where}
-    few = pick(rows, operation="all_reduce", dtype="fp32", **where).dropna(subset=[column])
-    return list(few["size"].astype(float)), list(few[column] / 1e3)
 
 
 def link() -> float:

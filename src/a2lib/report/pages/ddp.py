@@ -8,7 +8,6 @@ import pandas as pd
 
 from a2lib.measure import bulk
 from a2lib.report import traces
-from a2lib.report.page import pick
 from a2lib.report.pages import collectives
 from a2lib.report.plots import label, waterfall
 from a2lib.report.style import COLOURS, chart
@@ -166,22 +165,18 @@ def _blocks(rows: list[dict], kinds: list[str]) -> list[list[dict]]:
     return found
 
 
-def formula_ms(bucket_mb: float, messages: pd.DataFrame, model: str = "xl25") -> float:
-    """What n equal buckets leave after a backward that takes as long as their bytes."""
-    size = 4 * parameter_count(SIZES[model])
+def formula_ms(bucket_mb: float, messages: pd.DataFrame) -> float:
+    """What n equal buckets of xl25 leave after a backward that takes as long as their bytes."""
+    size = 4 * parameter_count(SIZES["xl25"])
     return 1e3 * overhead_s(size, max(1.0, size / bucket_mb / MB), collectives.fitted(messages))
 
 
-def simulated_ms(
-    bucket_mb: float, backward_ms: float, messages: pd.DataFrame, model: str = "xl25"
-) -> float:
-    """What one link leaves after a backward of that length, gradients block by block, messages as
-    long as measured queued ones."""
-    made = gradients(SIZES[model])
-    ready = block_by_block(arrivals(made, backward_ms / 1e3), SIZES[model].num_layers)
-    where = {"operation": "all_reduce", "backend": "nccl", "world_size": 2, "dtype": "fp32"}
-    few = pick(messages, **where).sort_values("size")
-    cost = curve(list(few["size"].astype(float)), list(few["ms_queued"] / 1e3))
+def simulated_ms(bucket_mb: float, backward_ms: float, messages: pd.DataFrame) -> float:
+    """What one link leaves after a backward of xl25 of that length, gradients block by block,
+    messages as long as measured queued ones."""
+    made = gradients(SIZES["xl25"])
+    ready = block_by_block(arrivals(made, backward_ms / 1e3), SIZES["xl25"].num_layers)
+    cost = curve(*collectives.queued(messages))
     return 1e3 * simulate([4.0 * g.elements for g in made], ready, bucket_mb * MB, cost)
 
 

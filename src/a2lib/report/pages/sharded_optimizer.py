@@ -69,9 +69,7 @@ def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[
 
 def gathers(messages: pd.DataFrame) -> Line:
     """The line through queued all-gathers between two GPUs."""
-    where = {"operation": "all_gather", "backend": "nccl", "world_size": 2, "dtype": "fp32"}
-    rows = pick(collectives.columns(messages), **where)
-    return fit(list(rows["size"].astype(float)), list(rows["ms_queued"] / 1e3))
+    return fit(*collectives.queued(messages, "all_gather"))
 
 
 def memory(rows: pd.DataFrame) -> Chart:

@@ -16,10 +16,8 @@ from dataclasses import replace
 from a2lib.theory.compiling import attention_kernels, tiled_kernel
 from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, matmul_flops
 from a2lib.theory.roofline import NARROW, PRECISIONS, Kernel
-from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
+from a2lib.theory.transformer import Shape, adamw_launches, block_parameter_count, parameter_count
 
-# What PyTorch's fused AdamW takes in one launch: 320 blocks of 65,536 elements of one tensor.
-ADAMW_BLOCK, ADAMW_LAUNCH = 65_536, 320
 # Tensors of one list that PyTorch's foreach operators take in one launch.
 COUNTERS_LAUNCH = 110
 OF_NARROW = ("output", "w2")  # products whose input autocast has in 16 bits already
@@ -96,14 +94,6 @@ class _Kernels:
         share, rest = divmod(WIDE * parameter_count(self.shape), launches)
         self.add("adamw", 4 * share, 3 * share, times=launches - 1)
         self.add("adamw", 4 * (share + rest), 3 * (share + rest))
-
-
-def adamw_launches(shape: Shape) -> int:
-    """Kernels of one step of PyTorch's fused AdamW, of a model whose blocks are all alike."""
-    D, F, n = shape.d_model, shape.d_ff, shape.num_layers
-    tensors = (shape.vocab_size * D, 2), (D * D, 4 * n), (D * F, 3 * n), (D, 2 * n + 1)
-    blocks = sum(times * -(-elements // ADAMW_BLOCK) for elements, times in tensors)
-    return -(-blocks // ADAMW_LAUNCH)
 
 
 class _Eager(_Kernels):

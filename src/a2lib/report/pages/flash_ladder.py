@@ -80,6 +80,7 @@ def climb(rows: pd.DataFrame, *kinds: str) -> Chart:
             beside = {"xycoords": ("axes fraction", "data"), "va": "center"}
             for y, (time, gain) in enumerate(zip(own["ms"], own["gain"], strict=True)):
                 plots.label(ax, f"{ms(time, 3)}{_gain(gain, ', ')}", (1, y), **beside)
+            ax.margins(x=0.25)  # for the peers' names
             ax.set_xscale("log")
             ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             ax.xaxis.set_major_formatter("{x:g}")

@@ -48,7 +48,7 @@ class Book:
         return [page for page in pages if "_static" not in page.parts]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser():
     """A Chromium that asks no network of itself; the test is skipped where there is none."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -13,13 +13,17 @@ WRITTEN = sorted(
     page.stem for page in (ROOT / "book").glob("*.md")
     if "from a2lib.report.page import" in page.read_text(encoding="utf-8")
 )  # fmt: skip
-HIDDEN = "details, svg, script, style, pre, .math, .headerlink, .a2-source, .sd-dropdown"
+HIDDEN = {"details", "svg", "script", "style", "pre"}
+CLASSES = {"math", "headerlink", "a2-source", "sd-dropdown"}  # hidden too
 
 
 def article(book, name):
     html = (book.html / f"{name}.html").read_text(encoding="utf-8")
     found = BeautifulSoup(html, "html.parser").find("article")
-    for hidden in found.select(HIDDEN):
+    # Not by `select`, which takes as long as parsing.
+    for hidden in found.find_all(
+        lambda tag: tag.name in HIDDEN or CLASSES.intersection(tag.get("class", ()))
+    ):
         hidden.decompose()
     return found
 

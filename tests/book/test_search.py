@@ -14,7 +14,8 @@ pytestmark = pytest.mark.slow
 
 
 def attributes(tab, selector, name):
-    return [one.get_attribute(name) for one in tab.locator(selector).all()]
+    read = "(found, name) => found.map((one) => one.getAttribute(name))"
+    return tab.locator(selector).evaluate_all(read, name)
 
 
 # What a reader types, and the file of the chapter that is to come first.

@@ -11,6 +11,7 @@ launch), kind (the class of the kernel), phase, part. Nothing here imports torch
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import groupby
 from os import PathLike
 from pathlib import Path as File
@@ -38,6 +39,7 @@ LETTER = 0.0195  # of the width of a strip that a letter takes
 LANES = ("part", "module", "phase")
 BLOCKED = "blocked"  # said of a launch that is wide enough for it: the queue was full
 STREAMS = 4  # with more, all but the busiest share a row
+_read = cache(bulk.read)  # pages of one process share pictures, which none of them changes
 
 
 def pictures(
@@ -54,7 +56,7 @@ def pictures(
         if (device != data.PUBLISHED or position > 0) != local:
             continue
         for name in (name for where, name in bulk.pictures(table, root) if where == device):
-            found[name] = bulk.read(table, device, name, root)
+            found[name] = _read(table, device, name, root)
             if found[name].run not in runs:
                 raise data.ReportError(f"{table} {name} of {device}: no run {found[name].run!r}")
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -40,6 +42,8 @@ SHOWN = {
 }
 # What only adds the parts of a product that was divided, or clears a workspace.
 NO_CALL = re.compile(r"split_k_kernel|reduce")
+# Name and part of what clears memory, or whose name is not there beside a product.
+CLEARS = re.compile(r"^Memset|^rest (.*(_proj|ffn\.w|lm_head)|ln)")
 INSIDE = "attn.attention."
 # What a block does between its matrix multiplies: the ranges that launch it; the names of its
 # kernels in theory/roofline.py; what Inductor's names have that hold it, the first of them counts.
@@ -67,13 +71,15 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     step as a CUDA graph.
     """
     key = [*TRACE, "phase"]
-    every = traces.kernels(rows)
+    by = defaultdict(list)
+    for one in traces.kernels(rows).to_dict("records"):
+        for phase in (one["phase"], "step"):
+            by[*(one[c] for c in TRACE), phase].append(one)
     rows = rows.assign(
         way=[WAYS.get(w, ("other",))[0] for w in zip(*(rows[c] for c in SETTING[4:]), strict=True)]
     )
-    if len(every):
-        every = pd.concat([every, every.assign(phase="step")])
-        found = [dict(zip(key, at, strict=True)) | _sums(k) for at, k in every.groupby(key)]
+    if by:
+        found = [dict(zip(key, at, strict=True)) | _sums(at[-1], k) for at, k in by.items()]
         sums = pd.DataFrame(found).astype(
             {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
         )
@@ -97,46 +103,54 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return rows
 
 
-def _sums(k: pd.DataFrame) -> dict:
-    """What some kernels of one phase add up to."""
-    ms = k.groupby(k["kind"].map(GROUPS).fillna("between"))["ms"].sum()
-    found = {name: float(ms.get(name, 0)) for name in (*GROUPS.values(), "between")}
-    found |= {"total": float(k["ms"].sum()), "kernels": int(k["calls"].sum())}
+def _sums(phase: str, k: list[dict]) -> dict:
+    """What the kernels of a phase add up to; by Python, as pandas is slow on so few."""
+
+    def total(own, what: str = "ms") -> float:
+        return sum(one[what] for one in own)
+
+    kinds, names = defaultdict(list), defaultdict(list)
+    for one in k:
+        kinds[GROUPS.get(one["kind"], "between")].append(one)
+        names[one["kernel"]].append(one)
+    found = {name: total(kinds[name]) for name in (*GROUPS.values(), "between")}
+    found |= {"total": total(k), "kernels": total(k, "calls")}
     found["rest"] = found["total"] - found["matmul"] - found["flash"]
     found["share"] = 1 - found["rest"] / found["total"]
-    matmul = k[k["kind"] == "matmul"]
-    found["matmuls"] = int(matmul.loc[~matmul["kernel"].str.contains(NO_CALL), "calls"].sum())
-    found["split"] = int(matmul["calls"].sum())
-    copies = k[k["kind"] == "copy"]
-    linear = copies["part"].str.contains(r"_proj|ffn\.w|lm_head|^ln")
-    cleared = copies["kernel"].str.startswith("Memset") | (copies["kernel"] == "rest") & linear
-    found["memsets"] = int(copies.loc[cleared, "calls"].sum())
-    named = k[k["kernel"] != "rest"].groupby("kernel")[["ms", "calls"]].sum()
-    if len(named):
-        top = named["ms"].idxmax()
-        found |= {
-            "top": top,
-            "top_calls": int(named["calls"][top]),
-            "top_share": float(named["ms"][top] / found["total"]),
-            "top_parts": ", ".join(sorted(set(k.loc[k["kernel"] == top, "part"]) - {""})),
-        }
-    if set(k["phase"]) != {"forward"}:
+    products = (o for o in kinds["matmul"] if not NO_CALL.search(o["kernel"]))
+    found |= {"matmuls": total(products, "calls"), "split": total(kinds["matmul"], "calls")}
+    cleared = (o for o in kinds["copies"] if CLEARS.search(f"{o['kernel']} {o['part']}"))
+    found["memsets"] = total(cleared, "calls")
+    names.pop("rest", None)
+    if names:
+        top, own = max(names.items(), key=lambda named: total(named[1]))
+        found |= {"top": top, "top_calls": total(own, "calls")}
+        found["top_share"] = total(own) / found["total"]
+        found["top_parts"] = ", ".join(sorted({o["part"] for o in own} - {""}))
+    if phase != "forward":
         return found
-    fused = k["kernel"].where(k["kernel"].str.startswith("triton_"), "")
-    which = fused.map(lambda n: next((w for w, (*_, r) in BETWEEN.items() if re.search(r, n)), ""))
     for what, (parts, *_) in BETWEEN.items():
-        own = k[(k["part"].isin(parts) & (k["kind"] != "matmul")) | (which == what)]
-        found |= {what: float(own["ms"].sum()), f"{what}_kernels": int(own["calls"].sum())}
-    inside = {p: k[k["part"] == INSIDE + p] for p in ("scores", "values", "softmax")}
-    if all(map(len, inside.values())):
-        for p in ("scores", "values"):
-            found[p] = float(inside[p].loc[inside[p]["kind"] == "matmul", "ms"].sum())
-        found["masking"] = float(inside["scores"]["ms"].sum()) - found["scores"]
-        casts = inside["softmax"]["kind"] == "copy"
-        found["casts"] = float(inside["softmax"].loc[casts, "ms"].sum())
-        found["softmax"] = float(inside["softmax"].loc[~casts, "ms"].sum())
+        launched = [o["part"] in parts and o["kind"] != "matmul" for o in k]
+        own = [o for o, its in zip(k, launched, strict=True) if its or _fused(o["kernel"]) == what]
+        found |= {what: total(own), f"{what}_kernels": total(own, "calls")}
+    at = {p: defaultdict(float) for p in ("scores", "values", "softmax")}
+    for one in k:
+        if (part := one["part"].removeprefix(INSIDE)) in at:
+            at[part][one["kind"]] += one["ms"]
+    if all(at.values()):
+        found |= {p: at[p]["matmul"] for p in ("scores", "values")}
+        found["masking"] = sum(at["scores"].values()) - found["scores"]
+        found["casts"] = at["softmax"].pop("copy", 0.0)
+        found["softmax"] = sum(at["softmax"].values())
         found["softmax_ratio"] = found["softmax"] / (found["scores"] + found["values"])
     return found
+
+
+@cache
+def _fused(kernel: str) -> str:
+    """What of BETWEEN a kernel of Inductor's holds."""
+    held = (what for what, (*_, names) in BETWEEN.items() if re.search(names, kernel))
+    return next(held, "") if kernel.startswith("triton_") else ""
 
 
 def _counted(row, flops: dict[str, float], rate: float | None) -> dict:

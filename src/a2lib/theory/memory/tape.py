@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
 SAVED, TEMPORARIES, OTHER = "saved for backward", "temporaries", "other"
 CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED, TEMPORARIES, OTHER)
+STATE = (".grad", ".m", ".v", ".step")  # how the names end of what outlives a step
 
 
-class Event(NamedTuple):
+@dataclass(slots=True)
+class Event:
     """A tensor of so many ``bytes`` is made in ``phase``, or dropped if not ``made``. ``category``
     is what a snapshot would call it (``a2lib.measure.snapshot``), ``kernel`` the part of a block's
     backward that the event belongs to."""
@@ -23,31 +24,14 @@ class Event(NamedTuple):
     kernel: str
 
 
-@dataclass
-class _Tensor:
-    bytes: int
-    saved: bool
-    phase: str
-    ended: str | None = None  # the phase of its last use
-
-    def category(self, name: str) -> str:
-        if name.endswith(".grad"):
-            return GRADIENTS
-        if name.endswith((".m", ".v", ".step")):
-            return OPTIMIZER
-        if self.saved:
-            return SAVED
-        return TEMPORARIES if self.ended == self.phase else OTHER
-
-
 class Tape:
     """Tensors made and dropped. A name is one of ``where`` the step is ("0a": the attention of
     block 0), but that of a parameter and of what a half of a block hands on is the model's."""
 
     def __init__(self, saves: bool) -> None:
         self.saves, self.phase, self.where, self.kernel = saves, "forward", "", ""
-        self.alive: dict[str, _Tensor] = {}
-        self._played: list[tuple[bool, str, _Tensor, str, str]] = []
+        self.alive: dict[str, Event] = {}  # as they were made
+        self._played: list[Event] = []
 
     def make(self, names: str, size: int, drop: str = "", *, saved: bool = False) -> None:
         """Tensors of ``size`` bytes each, which autograd may have ``saved``; then ``drop``."""
@@ -56,26 +40,31 @@ class Tape:
         self.drop(drop)
 
     def make_of_model(self, name: str, size: int, drop: str = "", *, saved: bool = False) -> None:
-        tensor = self.alive[name] = _Tensor(size, saved and self.saves, self.phase)
-        self._played.append((True, name, tensor, self.phase, self.kernel))
+        category = SAVED if saved and self.saves else OTHER
+        if name.endswith(STATE):
+            category = GRADIENTS if name.endswith(".grad") else OPTIMIZER
+        made = self.alive[name] = Event(True, name, size, self.phase, category, self.kernel)
+        self._played.append(made)
         self.drop(drop)
 
     def drop(self, names: str) -> None:
         """The last use of those that are there; some are made in 16 bits alone."""
+        alive, phase = self.alive, self.phase
         for name in names.split():
-            name = f"{self.where}/{name}" if f"{self.where}/{name}" in self.alive else name
-            tensor = self.alive.get(name)
-            if tensor and not (tensor.saved and self.phase in ("forward", "loss")):
-                del self.alive[name]
-                tensor.ended = self.phase
-                self._played.append((False, name, tensor, self.phase, self.kernel))
+            here = f"{self.where}/{name}"
+            name = here if here in alive else name
+            made = alive.get(name)
+            if made and not (made.category == SAVED and phase in ("forward", "loss")):
+                if made.category == OTHER and made.phase == phase:
+                    made.category = TEMPORARIES
+                self._end(alive.pop(name), phase, self.kernel)
+
+    def _end(self, made: Event, phase: str, kernel: str) -> None:
+        self._played.append(Event(False, made.name, made.bytes, phase, made.category, kernel))
 
     def events(self) -> tuple[Event, ...]:
         # What is left goes when Python lets go of the step's result.
-        for name, tensor in self.alive.items():
-            if not name.endswith((".m", ".v", ".step", ".grad")):
-                self._played.append((False, name, tensor, "", ""))
-        return tuple(
-            Event(made, name, tensor.bytes, phase, tensor.category(name), kernel)
-            for made, name, tensor, phase, kernel in self._played
-        )
+        for name, made in self.alive.items():
+            if not name.endswith(STATE):
+                self._end(made, "", "")
+        return tuple(self._played)

@@ -386,7 +386,7 @@ def test_a_rule_is_said_under_the_field_of_its_own_that_was_set_last(scripts):
 
 
 def test_where_no_batch_fits_what_makes_room_is_named(scripts):
-    def said(job, layout):
+    def answer(job, layout):
         return scripts.evaluate(
             """([constants, job, layout]) => a2Calculator.remedies(
               a2Layouts(constants), { ...job, device: constants.devices[job.device] }, layout)""",
@@ -398,7 +398,7 @@ def test_where_no_batch_fits_what_makes_room_is_named(scripts):
 
     job, replicas = calculator.EXAMPLE, calculator.REPLICAS
     assert largest_batch(job, replicas) == 0
-    words = said(job, replicas)
+    words = answer(job, replicas)
     for sharding, name in (("zero1", "a sharded optimizer (zero1)"), ("fsdp", "FSDP")):
         assert f"{name} {most(job, replace(replicas, sharding=sharding))}" in words
     assert "checkpointing" not in words  # it leaves the state as it is
@@ -406,15 +406,15 @@ def test_where_no_batch_fits_what_makes_room_is_named(scripts):
     long, whole = replace(job, context=32_768), calculator.SHARDED
     again = replace(whole, checkpointing="block")
     assert largest_batch(long, whole) == 0 < largest_batch(long, again)
-    assert f"checkpointing each block {most(long, again)}" in said(long, whole)
+    assert f"checkpointing each block {most(long, again)}" in answer(long, whole)
     # Where no change does alone, some do together, and none that is not needed.
     both = replace(replicas, sharding="zero1", checkpointing="block")
     assert all(largest_batch(long, replace(replicas, **one)) == 0 for one in (
         {"sharding": "zero1"}, {"sharding": "fsdp"}, {"checkpointing": "block"}))  # fmt: skip
-    assert said(long, replicas).startswith(
+    assert answer(long, replicas).startswith(
         f"Room is made by checkpointing each block and a sharded optimizer (zero1) "
         f"{most(long, both)}")  # fmt: skip
-    assert said(replace(job, context=10**7), replicas).startswith("Neither")
+    assert answer(replace(job, context=10**7), replicas).startswith("Neither")
 
 
 @pytest.mark.slow

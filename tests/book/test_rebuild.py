@@ -31,17 +31,17 @@ def test_new_data_make_a_new_page_though_its_text_is_the_same(small_book):
     page.write_text(PAGE, encoding="utf-8")
     (small_book.root / "book" / "other.md").write_text("# Another\n\nIts words stay.\n")
 
-    def said(file="index"):
+    def words(file="index"):
         html = (small_book.html / f"{file}.html").read_text(encoding="utf-8")
         return BeautifulSoup(html, "html.parser").find("article").get_text()
 
     measured = small_book.root / "data" / "measured"
     shutil.rmtree(measured)
     small_book.build_loosely()
-    assert "There are 0 rows." in said()
+    assert "There are 0 rows." in words()
     shutil.copytree(ROOT / "data" / "measured", measured)
     small_book.build_loosely()
-    assert "There are 0 rows." not in said() and "rows." in said()
+    assert "There are 0 rows." not in words() and "rows." in words()
     # The search has the new words, and still those of a page that this build did not write.
     texts = (small_book.html / "_static" / "texts.js").read_text(encoding="utf-8")
     assert "There are 0 rows" not in texts and texts.count("Its words stay") == 1

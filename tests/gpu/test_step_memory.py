@@ -31,7 +31,7 @@ def measured(tmp_path, monkeypatch):
     return measure
 
 
-def of(case):
+def parameters(case):
     return memory.Parameters(model="tiny", context=case.context, mode=case.mode,
                              precision=case.precision, attention=case.attention)  # fmt: skip
 
@@ -46,7 +46,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_peak_is_the_counted_one(measured, no_garbage, case):
-    (task,) = memory.peak_tasks(of(case), "cuda")
+    (task,) = memory.peak_tasks(parameters(case), "cuda")
     rows = measured(MEMORY, handlers.peaks, task)
     for row in rows:
         if row["phase"] == "step":
@@ -60,7 +60,7 @@ def test_the_peak_is_the_counted_one(measured, no_garbage, case):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_recording_has_the_same_peak(measured, no_garbage, precision):
     case = Configuration("tiny", 256, precision=precision)
-    (task,) = memory.recording_tasks(of(case), "cuda")
+    (task,) = memory.recording_tasks(parameters(case), "cuda")
     for row in measured(MEMORY_RECORDING, handlers.recording, task):
         more = int(row["tensor_bytes"]) - asked(counted(case, int(row["step_number"])))
         assert abs(more) <= 2**20, more
@@ -71,7 +71,7 @@ def test_a_recording_has_the_same_peak(measured, no_garbage, precision):
 @pytest.mark.parametrize("attention", ["eager", "flash"])
 def test_the_allocator_gives_what_a_block_keeps(measured, no_garbage, attention, precision):
     case = Configuration("tiny", 256, 4, "forward-backward", precision, attention)
-    (task,) = memory.block_tasks(of(case), "cuda")
+    (task,) = memory.block_tasks(parameters(case), "cuda")
     (row,) = measured(MEMORY_BLOCK, handlers.block, task)
     formula = block_saved_bytes(SHAPE, case.batch, case.context, attention, precision)
     assert int(row["saved_bytes"]) == int(row["grown_bytes"]) == formula

@@ -60,11 +60,11 @@ def measure(functions, **policy):
 
 @given(st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=50))
 def test_the_summary_is_the_median_and_the_quantiles(samples):
-    summary = Timing.of(samples)
+    summary = Timing.from_samples(samples)
     assert summary.n == len(samples)
     assert math.isclose(summary.ms, statistics.median(samples), rel_tol=1e-9)
     assert min(samples) <= summary.ms_p20 <= summary.ms <= summary.ms_p80 <= max(samples)
-    assert Timing.of([5.0, 1.0, 4.0, 2.0, 3.0, 6.0]) == Timing(3.5, 2.0, 5.0, 6)
+    assert Timing.from_samples([5.0, 1.0, 4.0, 2.0, 3.0, 6.0]) == Timing(3.5, 2.0, 5.0, 6)
 
 
 @pytest.mark.parametrize(("ms", "bounds", "calls", "n"), [

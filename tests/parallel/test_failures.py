@@ -75,12 +75,12 @@ def test_nodes_that_disagree(env):
         found.bind(("127.0.0.1", 0))
         endpoint = "{}:{}".format(*found.getsockname())
 
-    def of(node):
+    def run_node(node):
         options = {"nodes": 2, "node": node, "endpoint": endpoint, "arguments": {"times": 0}}
         return error_of("launched:talks", env, processes=1 + node, device=None, **options)
 
     with concurrent.futures.ThreadPoolExecutor() as threads:
-        errors = [str(error) for error in threads.map(of, range(2))]
+        errors = [str(error) for error in threads.map(run_node, range(2))]
     for processes, error in enumerate(errors, 1):
         line = (
             rf"rank \d of {2 * processes}: ValueError: the world has 3 ranks, this node was "

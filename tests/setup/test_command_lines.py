@@ -92,7 +92,7 @@ def printed(run, arguments, capsys):
     return json.loads(capsys.readouterr().out, parse_constant=refuse)
 
 
-def of(name):
+def actions_of(name):
     return [action for owner, action in NUMBERS if owner == name]
 
 
@@ -101,7 +101,7 @@ def at_its(action, end):
 
 
 def test_the_answers_are_numbers_at_every_corner(capsys):
-    actions = of("theory")
+    actions = actions_of("theory")
     for ends in itertools.product(("minimum", "maximum"), repeat=len(actions)):
         given = [at_its(action, end) for action, end in zip(actions, ends, strict=True)]
         assert printed(theory.main, given, capsys)
@@ -113,7 +113,7 @@ HELD = ("data", "tensor", "pipeline", "context_parallel", "microbatches", "exper
 def test_a_plan_is_numbers_or_a_refusal_at_every_end(capsys, monkeypatch):
     """One option at an end, beside the others' defaults, and beside all others at theirs."""
     monkeypatch.setattr(planner, "MOST_COUNTED", 10_000)
-    free = [action for action in of("plan") if action.dest not in HELD]
+    free = [action for action in actions_of("plan") if action.dest not in HELD]
     found = 0
     for as_given in ([], ["--as-given", "--microbatches=1"]):
         for one in free:
@@ -122,7 +122,7 @@ def test_a_plan_is_numbers_or_a_refusal_at_every_end(capsys, monkeypatch):
                 rest = [at_its(action, others) for action in free if action is not one]
                 found += printed(plan_command.main, alone, capsys) is not None
                 found += printed(plan_command.main, [*rest, *alone], capsys) is not None
-        for held in (action for action in of("plan") if action.dest in HELD):
+        for held in (action for action in actions_of("plan") if action.dest in HELD):
             found += printed(plan_command.main, [at_its(held, "maximum")], capsys) is not None
     assert found > 50
 

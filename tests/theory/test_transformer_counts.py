@@ -86,12 +86,13 @@ def test_operations_are_those_a_counter_sees(shape, batch, context):
     parts = forward_flops_by_part(shape, batch, context)
     layers = range(shape.num_layers)
 
-    def of(*names):
+    def flops_of(*names):
         return sum(by_module[f"TransformerLM.layers.{i}.{name}"] for i in layers for name in names)
 
-    projections = of(*(f"attn.{name}_proj" for name in ("q", "k", "v", "output")))
-    assert parts == {"projections": projections, "attention": of("attn") - projections,
-                     "ffn": of("ffn"), "lm_head": by_module["TransformerLM.lm_head"]}  # fmt: skip
+    projections = flops_of(*(f"attn.{name}_proj" for name in ("q", "k", "v", "output")))
+    attention, lm_head = flops_of("attn") - projections, by_module["TransformerLM.lm_head"]
+    assert parts == {"projections": projections, "attention": attention,
+                     "ffn": flops_of("ffn"), "lm_head": lm_head}  # fmt: skip
 
 
 def grouped_block(shape, x):

@@ -46,7 +46,7 @@ def too_large(config: Config, device: str) -> str:
 
 
 def _counted(config: Config, device: str) -> int:
-    def of(blocks: int) -> int:
+    def peak_with(blocks: int) -> int:
         step = StepMemory(
             dataclasses.replace(config.shape, num_layers=blocks),
             config.batch,
@@ -60,6 +60,7 @@ def _counted(config: Config, device: str) -> int:
 
     blocks = config.shape.num_layers
     if blocks <= COUNTED:
-        return of(blocks)
+        return peak_with(blocks)
     # The peak is at one of a few moments, each linear in the blocks: it grows no slower later.
-    return of(COUNTED) + (blocks - COUNTED) * (of(COUNTED) - of(COUNTED - 1))
+    last = peak_with(COUNTED)
+    return last + (blocks - COUNTED) * (last - peak_with(COUNTED - 1))

@@ -35,7 +35,7 @@ class StepTimes:
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
 
-    def of(self, phase: str) -> float:
+    def time_of(self, phase: str) -> float:
         """The time of a phase by the device's clock, of the whole "step" by that, or by the host's
         as "wall", in ms."""
         if phase == "step":
@@ -59,7 +59,7 @@ class Summary:
     n: int
 
     @classmethod
-    def of(cls, samples: Sequence[float]) -> Summary:
+    def from_samples(cls, samples: Sequence[float]) -> Summary:
         return cls(
             statistics.fmean(samples),
             statistics.stdev(samples) if len(samples) > 1 else None,
@@ -110,7 +110,7 @@ class Result:
         samples = {name: [step.ms[name] for step in self.steps] for name in self.steps[0].ms}
         samples["total"] = [step.total_ms for step in self.steps]
         samples["wall"] = [step.wall_ms for step in self.steps]
-        return {name: Summary.of(values) for name, values in samples.items()}
+        return {name: Summary.from_samples(values) for name, values in samples.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as JSON holds it."""

@@ -119,7 +119,7 @@ def time_way(job: RankJob) -> None:
         return
     job.begin(culprit)
     free_memory(job.device)
-    step, cold = Step.of(job.spec["step"]), job.spec["cold"]
+    step, cold = Step.from_spec(job.spec["step"]), job.spec["cold"]
     with contextlib.ExitStack() as held:
         held.callback(inductor.forget)
         if cold:  # caches that are empty, of this rank alone

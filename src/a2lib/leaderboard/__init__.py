@@ -76,7 +76,7 @@ class Step:
     rep_ms: int = REP_MS
 
     @classmethod
-    def of(cls, spec: Mapping[str, Any]) -> Step:
+    def from_spec(cls, spec: Mapping[str, Any]) -> Step:
         """That of which ``spec`` is ``dataclasses.asdict``."""
         return cls(**{**spec, "way": Way(**spec["way"]), "shape": Shape(**spec["shape"])})
 

@@ -53,7 +53,7 @@ CPU_LINK = 1e12
 def take(spec: Mapping[str, object], device: str, seed: int) -> Row:
     """What ``python -m a2lib.leaderboard`` has every rank do: ``measure`` on a machine, of which
     rank 0 says how far it is; the row with the device's name and the bytes that it has."""
-    step, rank = Step.of(spec), dist.get_rank()
+    step, rank = Step.from_spec(spec), dist.get_rank()
     say = (lambda moment: progress(moment=moment)) if rank == 0 else (lambda moment: None)
     if why := too_large(step, device, dist.get_world_size()):
         say(f"{why}; it is tried")

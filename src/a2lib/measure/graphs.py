@@ -233,4 +233,6 @@ def time_replays(
         return Replays(attempt.failed, usable=False)
     finally:
         give_back(*captured)
-    return Replays({name: attempt.failed.get(name) or Timing.of(samples[name]) for name in makers})
+    return Replays(
+        {name: attempt.failed.get(name) or Timing.from_samples(samples[name]) for name in makers}
+    )

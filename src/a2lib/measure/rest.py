@@ -59,7 +59,7 @@ def calls(budget_ms: float, estimate_ms: float, limits: tuple[int, int]) -> int:
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:
     """Of times that each rank took of the same calls: each call's longest."""
-    return Timing.of([max(times) for times in zip(*by_rank, strict=True)])
+    return Timing.from_samples([max(times) for times in zip(*by_rank, strict=True)])
 
 
 def each_rank(by_rank: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -68,7 +68,7 @@ def seconds_of(
     return [
         Second(
             second,
-            Timing.of(samples[second], mhz=mhz[second]),
+            Timing.from_samples(samples[second], mhz=mhz[second]),
             statistics.median(watts[second]) if watts[second] else None,
         )
         for second in range(n_seconds)

@@ -58,7 +58,7 @@ class Timing:
     ms_min: float | None = field(default=None, compare=False)
 
     @classmethod
-    def of(
+    def from_samples(
         cls, samples: Sequence[float], host: Sequence[float] = (), mhz: Sequence[int | None] = ()
     ) -> Timing:
         """Summarise ``samples`` (milliseconds, at least one), interpolating linearly.
@@ -168,13 +168,15 @@ def time_many(
         attempt(warm_up, name)
     for name, n in in_turns(due):
         attempt(sample, name, n)
-    plans = {n: host_plan(Timing.of(samples[n]).ms) for n in due if n not in attempt.failed}
+    plans = {
+        n: host_plan(Timing.from_samples(samples[n]).ms) for n in due if n not in attempt.failed
+    }
     for turn in range(HOST_REPETITIONS[1]):
         for name, (calls, repetitions) in plans.items():
             if turn < repetitions:
                 attempt(time_host, name, calls)
     return {
-        name: attempt.failed.get(name) or Timing.of(samples[name], hosts[name], mhz[name])
+        name: attempt.failed.get(name) or Timing.from_samples(samples[name], hosts[name], mhz[name])
         for name in functions
     }
 
@@ -227,7 +229,7 @@ def _warm_up(
     # The second call may still compile or allocate: it decides how long to warm up, no more.
     calls = max_n if second <= 0 else int(min(warmup_ms / second, max_n))
     warm = clock.samples(fn, max(1, calls))
-    return Timing.of(warm).ms, []
+    return Timing.from_samples(warm).ms, []
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

@@ -129,7 +129,7 @@ class _Shared:
         first = self._handle.get_buffer(member(group)[0], (1,), torch.uint8)
         self._shift = self.mine.data_ptr() - first.data_ptr()
 
-    def of(self, rank: int, begin: int, count: int, dtype: torch.dtype) -> Tensor:
+    def view(self, rank: int, begin: int, count: int, dtype: torch.dtype) -> Tensor:
         """So many elements of a rank's memory from a byte on."""
         at = (self._shift + begin) // dtype.itemsize
         return self._handle.get_buffer(rank, (count,), dtype, at)
@@ -159,7 +159,7 @@ class _Piece:
     here: Tensor
     there: Tensor
 
-    def of(self, flat: Tensor) -> Tensor:
+    def cut(self, flat: Tensor) -> Tensor:
         whole = self.end - self.begin == flat.numel()  # as most are: a slice costs the host time
         return flat if whole else flat[self.begin : self.end]
 
@@ -172,10 +172,10 @@ class _Part:
     here: Tensor
     there: Tensor
 
-    def of(self, sources: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def messages(self, sources: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
         """(what is read, there, here) of each piece, given each parameter's gradient, flat; all in
         one where all is read here."""
-        cuts = [piece.of(sources[piece.index]) for piece in self.pieces]
+        cuts = [piece.cut(sources[piece.index]) for piece in self.pieces]
         pairs = list(zip(cuts, self.pieces, strict=True))
         if all(cut.data_ptr() == piece.here.data_ptr() for cut, piece in pairs):
             return [(self.here, self.there, self.here)]
@@ -265,7 +265,7 @@ class CopyEngines:
             else:
                 # Its row there: the owner itself has none.
                 row = rank - (rank > owner)
-                there = self._slots.of(owner, row * length * dtype.itemsize, length, dtype)
+                there = self._slots.view(owner, row * length * dtype.itemsize, length, dtype)
             whole = _Part([], flat[owner * length : (owner + 1) * length], there)
             start = -owner * length  # of a parameter, from where the part begins
             for index, room in enumerate(rooms):
@@ -290,7 +290,7 @@ class CopyEngines:
             places,
             part(rank),
             [part(other) for other in others],
-            [self._memory.of(other, mine, length, dtype) for other in others],
+            [self._memory.view(other, mine, length, dtype) for other in others],
         )
 
     def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
@@ -316,10 +316,10 @@ class CopyEngines:
         for part in to.others:
             for piece in part.pieces:
                 if sent[piece.index] is not summed[piece.index]:
-                    staged.append((piece.here, piece.of(summed[piece.index])))
+                    staged.append((piece.here, piece.cut(summed[piece.index])))
         back = [(grad, here) for here, grad in staged if here.dtype != grad.dtype]
-        messages = [message for part in to.others for message in part.of(sent)]
-        sums = to.own.of(summed)
+        messages = [message for part in to.others for message in part.messages(sent)]
+        sums = to.own.messages(summed)
 
         @torch.no_grad()
         def work() -> None:

@@ -46,7 +46,7 @@ def alone(monkeypatch):
 
 
 def test_every_rank_has_an_equal_part():
-    call = Call.of("reduce_scatter", 4100, "bf16", 3, "cpu")
+    call = Call.from_size("reduce_scatter", 4100, "bf16", 3, "cpu")
     assert call.part.nbytes == 1368 and call.whole.nbytes == 3 * 1368
 
 
@@ -60,7 +60,7 @@ def test_a_wrong_result_is_seen():
     """One rank alone, with the collectives played: each sum, gather or scatter as two would."""
 
     def right(operation, play):
-        call = Call.of(operation, 64, "fp32", 2, "cpu")
+        call = Call.from_size(operation, 64, "fp32", 2, "cpu")
         object.__setattr__(call, "run", lambda: play(call))
         return call.is_right(operation, 0, 2, seed=0)
 

@@ -41,7 +41,10 @@ def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(measure
     def seconds_of(call, **given):
         asked.update(given)
         call()
-        return [Second(s, Timing.of([1.0 + s, 2.0 + s], mhz=[1900 - s]), 600.5) for s in (0, 1, 3)]
+        return [
+            Second(s, Timing.from_samples([1.0 + s, 2.0 + s], mhz=[1900 - s]), 600.5)
+            for s in (0, 1, 3)
+        ]
 
     monkeypatch.setattr(protocols, "seconds_of", seconds_of)
     rows = measured("sustained")

@@ -126,7 +126,7 @@ def _timed(call: Callable[[], object], device: str, calls: int) -> Row:
             wall.append((ended - begun) / 1e6)
             host.append((issued - begun) / 1e6)
             events += [marks[0].elapsed_time(marks[1])] if device == "cuda" else []
-    row = Timing.of(wall).row(ATTENTION)
+    row = Timing.from_samples(wall).row(ATTENTION)
     if device == "cuda":
         row |= {"ms_event": statistics.median(events), "ms_host": statistics.median(host)}
     return row

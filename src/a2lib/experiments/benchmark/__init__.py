@@ -143,7 +143,7 @@ def means(rows: Sequence[Row]) -> list[Row]:
     made = []
     for mine in found.values():
         times = [float(row["ms"]) for row in mine if row["ms"]]
-        timing = Timing.of(times) if times else None
+        timing = Timing.from_samples(times) if times else None
         values = {c: timing and getattr(timing, c) or "" for c in ("ms_mean", "ms_std")}
         made.append(mine[0] | values)
     return made

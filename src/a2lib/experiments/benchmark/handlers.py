@@ -55,7 +55,7 @@ def power(job: Job) -> None:
         meter = Meter(settled, job.spec["steps"], watching)
         result = _result(job, before_step=meter)
     if result:
-        samples = [step.of("wall") for step in result.steps[settled:]]
+        samples = [step.time_of("wall") for step in result.steps[settled:]]
         for key in job.keys:
             job.put({**key, "status": "ok", **_times(job, samples), **meter.row()})
 
@@ -67,7 +67,7 @@ def steps(job: Job) -> None:
         every = [*result.warmup, *result.steps]
         for key in job.keys:
             step = every[key["step_number"]]
-            ms, reserved = step.of(key["phase"]), step.reserved_bytes
+            ms, reserved = step.time_of(key["phase"]), step.reserved_bytes
             job.put({**key, "status": "ok", "ms": ms, "n": 1, "reserved_bytes": reserved})
 
 
@@ -84,14 +84,14 @@ def first(job: Job) -> None:
 
 def summarised(job: Job, result, phase: str) -> Row:
     """The values of a row: of the measured steps of ``result``, which ended well."""
-    row = {"status": "ok", **_times(job, [step.of(phase) for step in result.steps])}
+    row = {"status": "ok", **_times(job, [step.time_of(phase) for step in result.steps])}
     if result.device == "cuda" and phase != "wall":
         row["ms_host"] = statistics.median(step.host_of(phase) for step in result.steps)
     return row | {"peak_bytes": result.memory.get("peak_allocated_bytes")}
 
 
 def _times(job: Job, samples: Sequence[float]) -> Row:
-    row = Timing.of(samples).row(job.store.section)
+    row = Timing.from_samples(samples).row(job.store.section)
     return row if len(samples) > 1 else row | {"ms_p20": None, "ms_p80": None}
 
 

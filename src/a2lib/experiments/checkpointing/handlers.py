@@ -47,7 +47,7 @@ def _measured(workload: Workload, device: str, steps: int, empty: int) -> Row:
     for i in range(WARMUP):
         _step(workload, stopwatch, f"warmup {i}")
     found = [_step(workload, stopwatch, f"step {i}") for i in range(steps)]
-    timing = Timing.of([times.total_ms for times, _ in found])
+    timing = Timing.from_samples([times.total_ms for times, _ in found])
     row: Row = {
         "status": "ok",
         **timing.row(CHECKPOINTING),

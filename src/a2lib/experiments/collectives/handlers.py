@@ -48,7 +48,7 @@ class Call:
     part: torch.Tensor
 
     @classmethod
-    def of(cls, operation: str, size: int, dtype: str, world_size: int, device: str) -> Call:
+    def from_size(cls, operation: str, size: int, dtype: str, world_size: int, device: str) -> Call:
         """On ``size`` bytes, or the few more that all ranks have equal parts of."""
         each = -(-size // (DTYPES[dtype] * world_size))
         made = {"dtype": _TORCH[dtype], "device": device}
@@ -88,7 +88,7 @@ def values(job: RankJob, key: Row) -> Row:
     if needed > room:
         note = f"would take {needed / 1e9:.1f} GB of {room / 1e9:.1f}"
         return {"status": "oom", "note": note}
-    call = Call.of(operation, size, key["dtype"], job.world_size, job.device)
+    call = Call.from_size(operation, size, key["dtype"], job.world_size, job.device)
     try:
         right = call.is_right(operation, job.rank, job.world_size, job.seed)
     except RuntimeError as error:

@@ -57,7 +57,7 @@ def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
         for key in job.wanted[way]:
             phase = key["phase"]
             row = {**key, **summarised(job, together, phase), **made.get(phase, {})}
-            firsts = [one.warmup[0].of(phase) for one in both]
+            firsts = [one.warmup[0].time_of(phase) for one in both]
             job.put(row | dict(zip(("ms_cold", "ms_warm"), firsts, strict=False)))
 
 

@@ -55,7 +55,7 @@ class Way:
     optimizer: str = "plain"
 
     @classmethod
-    def of(cls, key: Mapping[str, Any]) -> Way:
+    def from_key(cls, key: Mapping[str, Any]) -> Way:
         """That of a row's key."""
         names = (field.name for field in dataclasses.fields(cls))
         return cls(**{name: key[name] for name in names if name in key})

@@ -74,7 +74,7 @@ def _each(job: RankJob, look: Callable[[Way], Callable[[Row], Row]]) -> None:
     """Put what ``look`` finds of each way that is wanted, by its keys."""
     for keys in job.each():
         with on_stream(job.device):
-            found = look(Way.of(keys[0]))
+            found = look(Way.from_key(keys[0]))
         for key in keys:
             job.put({**key, "status": "ok", **found(key)})
 

@@ -57,7 +57,7 @@ def ddp(job: RankJob) -> None:
         # At the end, so that a profiler costs no row.
         drawn = traces.drawn(job.spec, job.device)
         for key in job.keys:
-            way = Way.of(key)
+            way = Way.from_key(key)
             if way in drawn and not unsupported(one.training, way):
                 if job.expired():
                     return
@@ -117,7 +117,7 @@ def _replayed(job: RankJob, held: contextlib.ExitStack, step: Callable) -> Calla
 
 def _measure(job: RankJob, one: OneGpu, apart: Apart) -> None:
     for keys in job.each():
-        ways = [Way.of(key) for key in keys]
+        ways = [Way.from_key(key) for key in keys]
         rows = _rows(job, one, apart, ways)
         for key, row in zip(keys, rows, strict=True):
             job.put({**key, **row})
@@ -220,7 +220,7 @@ def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:
     steps: list[Callable] = []
     with contextlib.ExitStack() as held:
         for key in keys:
-            job.begin(Way.of(key).label)
+            job.begin(Way.from_key(key).label)
             training = Sharded(job.spec, job.device, job.rank, job.seed, key["wrapper"])
             step = training.stepping(None)
             for _ in range(WARMUP):

@@ -151,7 +151,7 @@ def _timed(makers, device: str) -> tuple[dict[str, Timing | Exception], bool]:
     clock, results = clock_of(device), {}
     for name, make in makers.items():
         try:
-            results[name] = Timing.of(clock.samples(make(), 1))
+            results[name] = Timing.from_samples(clock.samples(make(), 1))
         except Exception as error:
             results[name] = failures.detached(error)
     if device == "cpu":

@@ -170,7 +170,7 @@ def _board(calls: Calls, device: str) -> dict[str, list[Row]]:
     ((name, call),) = calls.items()
     with Watch() as watch:
         samples = do_bench(call, **BOARD_MS, return_mode="all")
-    row = _row(Timing.of(samples, mhz=watch.mhz))
+    row = _row(Timing.from_samples(samples, mhz=watch.mhz))
     return {name: [row | {"power_w": watch.power_w()}]}
 
 

@@ -117,7 +117,7 @@ def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     (``matrices``), of which its forward keeps ``own``."""
     tables = {name: traces.pictures(name, rows).values() for name in ("lines", "memory", "largest")}
 
-    def of(name: str, row) -> list[dict]:
+    def picture(name: str, row) -> list[dict]:
         for p in tables[name]:
             if all(getattr(row, k, v) == v for k, v in p.about.items()):
                 return p.rows
@@ -130,19 +130,19 @@ def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
         mode = "train-step" if block else row.mode
         case = step(row.context, mode, row.precision, row.attention, row.model, first)
         mine = {"counted": np.nan if block else asked(case)}
-        if asked_for := of("lines", row):
+        if asked_for := picture("lines", row):
             for phase in ("forward", "backward"):
                 lines = [r for r in asked_for if r["phase"] == phase] or [{"bytes": np.nan}]
                 most = max(r["bytes"] for r in lines)
                 mine[f"{phase}_largest"] = most
                 mine[f"{phase}_of"] = sum(r.get("count", 0) for r in lines if r["bytes"] == most)
-        if block and (drawn := of("memory", row)):
+        if block and (drawn := picture("memory", row)):
             at = moments(drawn)
             mine["ended"] = timeline.total(at["forward"])
             mine["kept"] = at["forward"]["saved for backward"]
             mine["grown"] = at["peak"]["gradients"]
             mine["left"] = at["peak"]["saved for backward"]
-            scores = [r for r in of("largest", row) if r["bytes"] == case.sizes["scores"]]
+            scores = [r for r in picture("largest", row) if r["bytes"] == case.sizes["scores"]]
             mine["matrices"] = len(scores)
             mine["own"] = sum(r["category"] == "saved for backward" for r in scores)
         found.append(mine)

@@ -33,8 +33,8 @@ def played(step: StepMemory) -> tuple[Event, ...]:
 
 class _Step(Tape):
     """Sizes in bytes: ``u`` of the residual stream in float32, ``un`` in the width of products,
-    ``gn`` of the FFN's hidden, ``s`` and ``sn`` of the scores, ``rows`` of a number a token; ``heads`` of
-    all sequences."""
+    ``gn`` of the FFN's hidden, ``s`` and ``sn`` of the scores, ``rows`` of a number a token;
+    ``heads`` of all sequences."""
 
     def __init__(self, step: StepMemory) -> None:
         super().__init__(saves=step.mode != "inference")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 
 from myst_nb.core import execute
 from nbformat.v4 import new_output
@@ -47,4 +48,5 @@ class HereClient(execute.NotebookClientBase):
 
 def setup(_app) -> dict:
     execute.NotebookClientInline = HereClient
+    gc.set_threshold(50_000, 20, 20)  # by default a tenth of a build goes over pages for garbage
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

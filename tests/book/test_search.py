@@ -14,8 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def attributes(tab, selector, name):
-    read = "(found, name) => found.map((one) => one.getAttribute(name))"
-    return tab.locator(selector).evaluate_all(read, name)
+    return tab.locator(selector).evaluate_all(f"all => all.map((a) => a.getAttribute('{name}'))")
 
 
 # What a reader types, and the file of the chapter that is to come first.

@@ -75,7 +75,7 @@ def test_every_number_of_the_results_has_its_slot():
     """But for those that name a shape or a thing."""
     assert sorted(name for name, *_ in SLOT.findall(RESULTS)) == sorted(EXPECTED)
     rest = re.sub(r"<!--.*?-->", "", SLOT.sub("", RESULTS), flags=re.S)
-    named = "FlashAttention-2 16,384 32,768 8B 16 64 bf16 H200 H200s fp32"
+    named = "FlashAttention-2 2,048 16,384 32,768 8B 16 64 bf16 H200 H200s fp32"
     assert set(re.findall(r"\b(?:[\w,.-]*\d,)?[\w-]*\d\w*", rest)) == set(named.split())
 
 

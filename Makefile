@@ -93,9 +93,9 @@ build/.book-inputs: FORCE
 	@echo $(BOOK_INPUTS) | cmp -s - $@ || echo $(BOOK_INPUTS) >$@
 
 # exec: pytest's last line is the last line. The order of files is that of tests/conftest.py, slow ones first; pytest-xdist's
-# own puts those of many tests first.
+# own puts those of many tests first. Some two hundred processes import the package: it is compiled once.
 test: $(STAMP)
-	@exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) </dev/null
+	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) </dev/null
 
 # Pass after pass, each with a seed of its own; the last one runs to its end.
 fuzz: $(STAMP)

@@ -31,8 +31,8 @@ _HOMES = {
     "TimeLimitPassed": "launcher",
     "capture_step": "captured",
     "launch": "launcher",
-    "load_sharded": "fsdp",
-    "save_sharded": "fsdp",
+    "load_sharded": "fsdp.checkpoint",
+    "save_sharded": "fsdp.checkpoint",
 }
 __all__ = list(_HOMES)
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from a2lib.parallel.exchange import Chunk, lay_out
@@ -199,7 +198,8 @@ class ShardedOptimizer(Optimizer):
         check_alike("parameters", describe((f"{n}:", p) for n, p in enumerate(new)), self._group)
         if any(p.is_meta for p in new):
             raise ValueError("a parameter is on the device meta, without memory; fill it before")
-        if any(isinstance(p, DTensor) or getattr(p, "_is_shard", False) for p in new):
+        # DTensor's module takes a process more than a second to import.
+        if any(hasattr(p, "device_mesh") or getattr(p, "_is_shard", False) for p in new):
             raise ValueError("a parameter is a shard of FSDP; give it to the optimizer's own class")
         places = [p.data_ptr() for p in self._all() if p.numel()]
         if len(set(places)) < len(places):

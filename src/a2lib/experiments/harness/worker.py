@@ -146,6 +146,7 @@ def main(handler: str) -> None:
 
     emit = events()
     load(handler)
+    settle()
     emit({"ready": True})
     for task in tasks():
         try:
@@ -153,7 +154,7 @@ def main(handler: str) -> None:
         except Exception as error:
             if isinstance(error, StoreError) or is_lost(error):
                 os._exit(3)  # not sys.exit: its clean-up would call into the device
-        free_memory(task["device"])
+        settle(task["device"])
         emit({"done": True})
 
 
@@ -215,15 +216,29 @@ def at_work() -> Iterator[None]:
 
 def fields(task: dict) -> dict[str, object]:
     """What a ``Job`` knows from its task."""
-    from a2lib.measure import Store
     from a2lib.measure.sections import table_of
 
     given = {name: task[name] for name in ("spec", "device", "seed")}
     if "section" in task:
         given |= {name: task[name] for name in ("wanted", "in_turns", "until", "run")}
-        section = table_of(task["section"])
-        given["store"] = Store(section, task["slug"], data=Path(task["data"]))
+        given["store"] = store_of(table_of(task["section"]), task["slug"], Path(task["data"]))
     return given
+
+
+@functools.cache
+def store_of(section: object, device: str, data: Path) -> object:
+    """A ``Store``, always the same: another would read the whole file again."""
+    from a2lib.measure import Store
+
+    return Store(section, device, data)
+
+
+def settle(device: str = "cpu") -> None:
+    """``free_memory`` between two tasks. What is there then, modules above all, no collection looks
+    through until the next: within a task many free what that task has made."""
+    gc.unfreeze()
+    free_memory(device)
+    gc.freeze()
 
 
 def free_memory(device: str) -> None:

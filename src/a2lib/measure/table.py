@@ -91,7 +91,8 @@ class Table:
             self.check(text)
             with locked(self.path):
                 rows = sorted({**self._load(), self._key(text): text}.items(), key=_order)
-                write(self.path, to_csv([self.columns, *(row.values() for _, row in rows)]))
+                lines = (self.columns, *(tuple(row.values()) for _, row in rows))
+                write(self.path, "".join(map(_line, lines)))
                 self._cached = self._signature(), dict(rows)
         except (ValueError, StoreError) as error:
             where = "" if isinstance(error, StoreError) else f"{self.path}: "
@@ -240,13 +241,24 @@ def to_csv(rows: Iterable[Iterable[object]]) -> str:
     return out.getvalue()
 
 
+# A row that is put again is most often one of thousands that are as they were.
+@functools.lru_cache(maxsize=65_536)
+def _line(row: tuple[str, ...]) -> str:
+    return to_csv([row])
+
+
 def clean(text: str) -> str:
     """``text`` on one line: line breaks, tabs and control characters become single spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def _order(item: tuple[Key, Row]) -> list[tuple]:
-    return [_place(value) for value in item[0]]
+def _order(item: tuple[Key, Row]) -> tuple[tuple, ...]:
+    return _places(item[0])
+
+
+@functools.lru_cache(maxsize=65_536)
+def _places(key: Key) -> tuple[tuple, ...]:
+    return tuple(map(_place, key))
 
 
 @functools.cache

@@ -26,7 +26,8 @@ def test_closing_a_worker_ends_what_it_started():
     assert_ended([event["pid"]])
 
 
-def test_what_a_task_leaves_is_garbage_from_the_next_ones_end_on():
+def test_what_a_task_leaves_is_garbage_from_the_next_ones_end_on(request):
+    request.addfinalizer(gc.unfreeze)
     left = [set()]
     left.append(left)
     seen = weakref.ref(left[0])

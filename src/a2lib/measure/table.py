@@ -80,20 +80,25 @@ class Table:
         row = self._load().get(key)
         return None if row is None else dict(row)
 
-    def put(self, row: Mapping[str, object]) -> None:
-        """Write ``row`` in place of the one with its key, on disk when this returns.
+    def put(self, *rows: Mapping[str, object]) -> None:
+        """Write each of ``rows`` in place of the one with its key, on disk when this returns.
 
-        If it is not valid or cannot be written, raises StoreError with the row in its message, and
-        the file stays as it was.
+        If one is not valid or they cannot be written, raises StoreError with that or the last row
+        in its message, and the file stays as it was.
         """
+        if not rows:
+            return
+        texts = {}
         try:
-            text = self.to_text(row)
-            self.check(text)
+            for row in rows:
+                text = self.to_text(row)
+                self.check(text)
+                texts[self._key(text)] = text
             with locked(self.path):
-                rows = sorted({**self._load(), self._key(text): text}.items(), key=_order)
-                lines = (self.columns, *(tuple(row.values()) for _, row in rows))
+                found = sorted({**self._load(), **texts}.items(), key=_order)
+                lines = (self.columns, *(tuple(text.values()) for _, text in found))
                 write(self.path, "".join(map(_line, lines)))
-                self._cached = self._signature(), dict(rows)
+                self._cached = self._signature(), dict(found)
         except (ValueError, StoreError) as error:
             where = "" if isinstance(error, StoreError) else f"{self.path}: "
             unstored = clean(str(dict(row)))

@@ -62,11 +62,12 @@ class RankJob(Job):
     rank: int = 0
     world_size: int = 1
 
-    def put(self, row: dict) -> None:
+    def put(self, *rows: dict) -> None:
         if self.rank == 0:
             if "conditions" in self.store.section.columns:
-                row = {**row, "conditions": conditions(self.device)}
-            super().put(row)
+                here = conditions(self.device)
+                rows = [{**row, "conditions": here} for row in rows]
+            super().put(*rows)
 
     def everyone(self, value: object) -> list:
         """The values of all ranks, in rank order; every rank calls it."""

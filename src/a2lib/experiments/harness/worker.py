@@ -63,10 +63,11 @@ class Job:
     run: str = ""
     store: object = None
 
-    def put(self, row: Mapping[str, object]) -> None:
-        """Store a row and report it. Raises StoreError."""
-        self.store.put({**row, "run": self.run})
-        self.emit({"row": dict(row)})
+    def put(self, *rows: Mapping[str, object]) -> None:
+        """Store rows, which costs as much as one, and report them. Raises StoreError."""
+        self.store.put(*({**row, "run": self.run} for row in rows))
+        for row in rows:
+            self.emit({"row": dict(row)})
 
     def picture(
         self, table: str, name: str, rows: Iterable[Mapping], about: Mapping[str, object]
@@ -103,8 +104,8 @@ class Job:
         ``why`` as its note."""
         from a2lib.measure.failures import note
 
-        for key in self.keys if keys is None else keys:
-            self.put({**key, "status": status, "note": note(why)})
+        reason = {"status": status, "note": note(why)}
+        self.put(*({**key, **reason} for key in (self.keys if keys is None else keys)))
 
     def fail(
         self, error: Exception, keys: Iterable[Mapping] | None = None, warned: Iterable[str] = ()

@@ -95,10 +95,11 @@ class Table:
                 self.check(text)
                 texts[self._key(text)] = text
             with locked(self.path):
-                found = sorted({**self._load(), **texts}.items(), key=_order)
-                lines = (self.columns, *(tuple(text.values()) for _, text in found))
+                found = {**self._load(), **texts}
+                found = dict(sorted(found.items(), key=lambda item: _places(item[0])))
+                lines = (self.columns, *(tuple(text.values()) for text in found.values()))
                 write(self.path, "".join(map(_line, lines)))
-                self._cached = self._signature(), dict(found)
+                self._cached = self._signature(), found
         except (ValueError, StoreError) as error:
             where = "" if isinstance(error, StoreError) else f"{self.path}: "
             unstored = clean(str(dict(row)))
@@ -255,10 +256,6 @@ def _line(row: tuple[str, ...]) -> str:
 def clean(text: str) -> str:
     """``text`` on one line: line breaks, tabs and control characters become single spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def _order(item: tuple[Key, Row]) -> tuple[tuple, ...]:
-    return _places(item[0])
 
 
 @functools.lru_cache(maxsize=65_536)

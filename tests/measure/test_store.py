@@ -245,6 +245,23 @@ def test_a_time_is_stored_to_six_digits_and_is_then_stable(ms):
     assert format_value("ms", float(text)) == text
 
 
+def test_several_rows_are_put_together_or_none_of_them(store, make_row):
+    store.put()
+    assert not store.path.exists()
+    several = [make_row(seq_len=n, ms=n / 100, ms_p20=None, ms_p80=None) for n in (512, 128, 256)]
+    for row in several:
+        store.put(row)
+    one_by_one = store.path.read_bytes()
+    store.path.unlink()
+    store.put(*several)
+    assert store.path.read_bytes() == one_by_one
+    refuses("ms is '-1.0'.* the row not stored: .*'seq_len': 32,", store.put,
+            make_row(seq_len=64), make_row(seq_len=32, ms=-1.0))  # fmt: skip
+    assert store.path.read_bytes() == one_by_one and len(store.rows()) == 3
+    store.put(several[0], {**several[0], "note": "again"})
+    assert [row["note"] for row in store.rows()] == ["", "", "again"]
+
+
 _put = st.tuples(
     st.sampled_from(["a2lib", "eager", "flex, compiled"]), st.sampled_from([2, 16, 1024]),
     st.booleans(), st.floats(min_value=0.001, max_value=1e5), st.text(max_size=20),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from a2lib.benchmark.config import Config
+from a2lib.measure.runs import versions
 from a2lib.theory.transformer import forward_flops, parameter_count, step_flops
 
 STATUSES = ("ok", "oom", "unsupported", "interrupted")
@@ -89,7 +91,11 @@ class Result:
     warmup: list[StepTimes] = field(default_factory=list)
     steps: list[StepTimes] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Those of the code that this process runs, as they were when they were first asked for."""
+        return _versions(self.device)
 
     @property
     def parameters(self) -> int:
@@ -168,6 +174,12 @@ class Result:
         tokens = self.config.batch * self.config.context / summary["wall"].mean_ms * 1e3
         lines.append(f"{rate:.3g} TFLOP/s, {tokens:,.0f} tokens/s by the mean wall time")
         return lines
+
+
+# Starts git and nvidia-smi, which most processes that measure need not.
+@functools.cache
+def _versions(device: str) -> dict[str, str]:
+    return versions()
 
 
 def _gb(count: int) -> str:

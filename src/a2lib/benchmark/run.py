@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from a2lib.benchmark.result import Result
 from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.measure import synchronize
 from a2lib.measure.failures import outcome
-from a2lib.measure.runs import versions
 from a2lib.measure.snapshot import Recorder
 
 NOTE_LENGTH = 300
@@ -75,7 +73,6 @@ def run(
     result = Result(config) if into is None else into
     result.device = check_here(config)
     result.device_name = torch.cuda.get_device_name() if result.device == "cuda" else "cpu"
-    result.versions = _versions(result.device)
     failed = ""
     try:
         with float32_products(config.precision), contextlib.ExitStack() as stack:
@@ -264,12 +261,6 @@ def _counting(result: Result) -> Iterator[None]:
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
             "total_bytes": torch.cuda.get_device_properties().total_memory,
         }
-
-
-@functools.cache
-def _versions(device: str) -> dict[str, str]:
-    """Those of the code that this process runs: of its first run on ``device``."""
-    return versions()
 
 
 def _release(config: Config, device: str) -> None:

@@ -112,6 +112,8 @@ def git_version() -> str:
 def scrub(text: str) -> str:
     """``text`` with local absolute paths shortened: relative to the repository, ``~`` for the home
     folder, and ``.../name`` for any other."""
+    if "/" not in text:
+        return text
     for folder, inside, alone in ((str(paths.ROOT), "", "."), (os.path.expanduser("~"), "~/", "~")):
         if len(folder) > 1:
             begin = rf"(?<![\w.~-]){re.escape(folder)}"

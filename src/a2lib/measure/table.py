@@ -80,19 +80,26 @@ class Table:
         row = self._load().get(key)
         return None if row is None else dict(row)
 
-    def put(self, row: Mapping[str, object]) -> None:
-        """Write ``row`` in place of the one with its key, on disk when this returns.
+    def put(self, *rows: Mapping[str, object]) -> None:
+        """Write each of ``rows`` in place of the one with its key, on disk when this returns.
 
-        If it is not valid or cannot be written, raises StoreError with the row in its message, and
-        the file stays as it was.
+        If one is not valid or they cannot be written, raises StoreError with that or the last row
+        in its message, and the file stays as it was.
         """
+        if not rows:
+            return
+        texts = {}
         try:
-            text = self.to_text(row)
-            self.check(text)
+            for row in rows:
+                text = self.to_text(row)
+                self.check(text)
+                texts[self._key(text)] = text
             with locked(self.path):
-                rows = sorted({**self._load(), self._key(text): text}.items(), key=_order)
-                write(self.path, to_csv([self.columns, *(row.values() for _, row in rows)]))
-                self._cached = self._signature(), dict(rows)
+                found = {**self._load(), **texts}
+                found = dict(sorted(found.items(), key=lambda item: _places(item[0])))
+                lines = (self.columns, *(tuple(text.values()) for text in found.values()))
+                write(self.path, "".join(map(_line, lines)))
+                self._cached = self._signature(), found
         except (ValueError, StoreError) as error:
             where = "" if isinstance(error, StoreError) else f"{self.path}: "
             unstored = clean(str(dict(row)))
@@ -240,13 +247,20 @@ def to_csv(rows: Iterable[Iterable[object]]) -> str:
     return out.getvalue()
 
 
+# A row that is put again is most often one of thousands that are as they were.
+@functools.lru_cache(maxsize=65_536)
+def _line(row: tuple[str, ...]) -> str:
+    return to_csv([row])
+
+
 def clean(text: str) -> str:
     """``text`` on one line: line breaks, tabs and control characters become single spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def _order(item: tuple[Key, Row]) -> list[tuple]:
-    return [_place(value) for value in item[0]]
+@functools.lru_cache(maxsize=65_536)
+def _places(key: Key) -> tuple[tuple, ...]:
+    return tuple(map(_place, key))
 
 
 @functools.cache

@@ -8,8 +8,9 @@ from a2lib.experiments.harness.worker import Job
 class Rows(Job):
     """A job whose rows are events."""
 
-    def put(self, row):
-        self.emit(dict(row))
+    def put(self, *rows):
+        for row in rows:
+            self.emit(dict(row))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ memory.available_bytes = memory.total_bytes = lambda *_: 1 << 60
 comparison.TIMING["cpu"] = {"warmup_ms": 0, "rep_ms": 1, "min_n": 1, "max_n": 1}
 def measure(name, *sizes):
     rows = []
-    Job.put = lambda job, row: rows.append(row)
+    Job.put = lambda job, *more: rows.extend(more)
     shape = Shape("bf16", *sizes, True)
     wanted = {name: [shape.key(name, pass_) for pass_ in PASSES]}
     comparison.measure(Job({"shape": dataclasses.asdict(shape)}, "cpu", wanted=wanted))

@@ -1,15 +1,18 @@
 """A worker ends with whoever started it, and so does what it started itself."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 
 from waiting import until
 
 from a2lib.experiments.harness.process import Worker
+from a2lib.experiments.harness.worker import settle
 from a2lib.parallel.lifeline import is_alive
 
 START = "experiments.harness.toy:start"
@@ -21,6 +24,25 @@ def test_closing_a_worker_ends_what_it_started():
     assert is_alive(event["pid"])
     worker.close()
     assert_ended([event["pid"]])
+
+
+def test_what_a_task_leaves_is_garbage_from_the_next_ones_end_on(request):
+    request.addfinalizer(gc.unfreeze)
+    left = [set()]
+    left.append(left)
+    seen = weakref.ref(left[0])
+    settle()
+    del left
+    gc.collect()  # within the next task, which looks through what that has made
+    assert seen() is not None
+    made = [set()]
+    made.append(made)
+    new = weakref.ref(made[0])
+    del made
+    gc.collect()
+    assert new() is None
+    settle()
+    assert seen() is None
 
 
 def test_neither_a_worker_nor_what_it_started_outlives_a_killed_parent(tmp_path):

@@ -151,8 +151,8 @@ def saved(job: Job) -> None:
     found = saved_bytes(
         ATTENTIONS[name], inputs_of(shape, job.device, job.seed, "forward")[:3], shape.causal
     )
-    for key in job.keys:
-        job.put({**key, "status": "ok", "saved_bytes": found.get(key["tensor"], 0)})
+    known = {"status": "ok"}
+    job.put(*({**key, **known, "saved_bytes": found.get(key["tensor"], 0)} for key in job.keys))
 
 
 def saved_bytes(attend: Callable, qkv: tuple, causal: bool) -> dict[str, int]:

@@ -44,8 +44,8 @@ def alone(measure: Callable[[Job], None]) -> Callable[[Job], None]:
 def summary(job: Job) -> None:
     """The times of a configuration, phase by phase."""
     result = _result(job)
-    for key in job.keys if result else ():
-        job.put({**key, **summarised(job, result, key["phase"])})
+    if result:
+        job.put(*({**key, **summarised(job, result, key["phase"])} for key in job.keys))
 
 
 def power(job: Job) -> None:
@@ -64,11 +64,12 @@ def power(job: Job) -> None:
 def steps(job: Job) -> None:
     """Every step of a fresh process, warm-up included."""
     if result := _result(job):
-        every = [*result.warmup, *result.steps]
+        every, rows = [*result.warmup, *result.steps], []
         for key in job.keys:
             step = every[key["step_number"]]
             ms, reserved = step.time_of(key["phase"]), step.reserved_bytes
-            job.put({**key, "status": "ok", "ms": ms, "n": 1, "reserved_bytes": reserved})
+            rows.append({**key, "status": "ok", "ms": ms, "n": 1, "reserved_bytes": reserved})
+        job.put(*rows)
 
 
 @alone

@@ -75,8 +75,7 @@ def _each(job: RankJob, look: Callable[[Way], Callable[[Row], Row]]) -> None:
     for keys in job.each():
         with on_stream(job.device):
             found = look(Way.from_key(keys[0]))
-        for key in keys:
-            job.put({**key, "status": "ok", **found(key)})
+        job.put(*({**key, "status": "ok", **found(key)} for key in keys))
 
 
 def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:

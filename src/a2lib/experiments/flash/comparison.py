@@ -142,12 +142,14 @@ class Comparison:
     def _time_group(self, names: list[str], pass_: str) -> None:
         makers = {name: functools.partial(self._call, name, pass_) for name in names}
         results, usable = in_turns(makers, FLASH, self.device, **TIMING[self.device])
+        rows = []
         for name, result in results.items():
             if isinstance(result, Exception):
                 self._fail(name, [pass_], result)
                 continue
             row = self.shape.key(name, pass_) | {"peak_bytes": self.peaks[name, pass_]}
-            self.job.put(row | {"status": "ok", "note": ""} | result)
+            rows.append(row | {"status": "ok", "note": ""} | result)
+        self.job.put(*rows)
         if not usable:
             raise failures.LostContext("a failed CUDA graph")
 

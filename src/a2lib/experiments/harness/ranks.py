@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from a2lib.experiments.harness.process import OUTSIDE, Worker, WorkerDied, environment
-from a2lib.experiments.harness.worker import Job, do, fields, free_memory, load
+from a2lib.experiments.harness.worker import Job, do, fields, load, settle
 from a2lib.parallel.launcher import TimeLimitPassed, launch
 from a2lib.parallel.lifeline import FOLDER
 from a2lib.parallel.rank import progress
@@ -62,11 +62,12 @@ class RankJob(Job):
     rank: int = 0
     world_size: int = 1
 
-    def put(self, row: dict) -> None:
+    def put(self, *rows: dict) -> None:
         if self.rank == 0:
             if "conditions" in self.store.section.columns:
-                row = {**row, "conditions": conditions(self.device)}
-            super().put(row)
+                here = conditions(self.device)
+                rows = [{**row, "conditions": here} for row in rows]
+            super().put(*rows)
 
     def everyone(self, value: object) -> list:
         """The values of all ranks, in rank order; every rank calls it."""
@@ -204,6 +205,7 @@ def serve(handler: str, backend: str) -> None:
     so the group."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     load(handler)
+    settle()
     with contextlib.ExitStack() as held:
         if backend == "nccl" and rank:  # the first GPU is locked by the notebook
             from a2lib.measure import DeviceLock
@@ -220,7 +222,7 @@ def serve(handler: str, backend: str) -> None:
                 RankJob(emit=emit, rank=rank, world_size=world_size, **fields(task)),
                 _emit,
             )
-            free_memory(task["device"])
+            settle(task["device"])
             progress(done=True)
 
 

@@ -25,6 +25,7 @@ from a2lib.errors import OneLine
 from a2lib.experiments.harness import ahead, output, parameters
 from a2lib.experiments.harness.process import Worker
 from a2lib.experiments.harness.sweep import Sweep, Task, plan
+from a2lib.experiments.harness.worker import store_of
 from a2lib.measure import DeviceLock, Section, Store, device_slug, memory, read_runs, start_run
 
 # Share of the free device memory that compiling ahead may take.
@@ -52,7 +53,7 @@ class Run:
     worker: Worker | None = None
 
     def store(self, section: Section) -> Store:
-        return Store(section, self.slug, self.data)
+        return store_of(section, self.slug, self.data)
 
 
 def command(notebook: str, given: object) -> str:

@@ -221,9 +221,10 @@ class Sweep:
     def _blame(self, left: Task, culprits: Sequence[str], status: str, note: str) -> None:
         reason = {"status": status, "note": one_line(note), "run": self.run}
         for culprit in culprits:
-            for key in left.rows[culprit]:
-                self.store.put({**key, **reason})
-                self.row({**key, **reason})
+            rows = [{**key, **reason} for key in left.rows[culprit]]
+            self.store.put(*rows)
+            for row in rows:
+                self.row(row)
 
     def _late(self) -> bool:
         return self.until is not None and time.time() > self.until

@@ -63,10 +63,11 @@ class Job:
     run: str = ""
     store: object = None
 
-    def put(self, row: Mapping[str, object]) -> None:
-        """Store a row and report it. Raises StoreError."""
-        self.store.put({**row, "run": self.run})
-        self.emit({"row": dict(row)})
+    def put(self, *rows: Mapping[str, object]) -> None:
+        """Store rows, which costs as much as one, and report them. Raises StoreError."""
+        self.store.put(*({**row, "run": self.run} for row in rows))
+        for row in rows:
+            self.emit({"row": dict(row)})
 
     def picture(
         self, table: str, name: str, rows: Iterable[Mapping], about: Mapping[str, object]
@@ -103,8 +104,8 @@ class Job:
         ``why`` as its note."""
         from a2lib.measure.failures import note
 
-        for key in self.keys if keys is None else keys:
-            self.put({**key, "status": status, "note": note(why)})
+        reason = {"status": status, "note": note(why)}
+        self.put(*({**key, **reason} for key in (self.keys if keys is None else keys)))
 
     def fail(
         self, error: Exception, keys: Iterable[Mapping] | None = None, warned: Iterable[str] = ()
@@ -146,6 +147,7 @@ def main(handler: str) -> None:
 
     emit = events()
     load(handler)
+    settle()
     emit({"ready": True})
     for task in tasks():
         try:
@@ -153,7 +155,7 @@ def main(handler: str) -> None:
         except Exception as error:
             if isinstance(error, StoreError) or is_lost(error):
                 os._exit(3)  # not sys.exit: its clean-up would call into the device
-        free_memory(task["device"])
+        settle(task["device"])
         emit({"done": True})
 
 
@@ -215,15 +217,29 @@ def at_work() -> Iterator[None]:
 
 def fields(task: dict) -> dict[str, object]:
     """What a ``Job`` knows from its task."""
-    from a2lib.measure import Store
     from a2lib.measure.sections import table_of
 
     given = {name: task[name] for name in ("spec", "device", "seed")}
     if "section" in task:
         given |= {name: task[name] for name in ("wanted", "in_turns", "until", "run")}
-        section = table_of(task["section"])
-        given["store"] = Store(section, task["slug"], data=Path(task["data"]))
+        given["store"] = store_of(table_of(task["section"]), task["slug"], Path(task["data"]))
     return given
+
+
+@functools.cache
+def store_of(section: object, device: str, data: Path) -> object:
+    """A ``Store``, always the same: another would read the whole file again."""
+    from a2lib.measure import Store
+
+    return Store(section, device, data)
+
+
+def settle(device: str = "cpu") -> None:
+    """``free_memory`` between two tasks. What is there then, modules above all, no collection looks
+    through until the next: within a task many free what that task has made."""
+    gc.unfreeze()
+    free_memory(device)
+    gc.freeze()
 
 
 def free_memory(device: str) -> None:

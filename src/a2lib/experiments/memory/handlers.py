@@ -82,9 +82,11 @@ def peaks(job: Job) -> None:
         except Exception as error:
             failure = error.with_traceback(None)  # which holds the tensors
         found, where = meter.found, meter.where
+    rows = []
     for key in job.keys:
         row = found.get((key["step_number"], key["phase"]))
-        job.put({**key, **({"status": "ok", **row} if row else _why(failure, where))})
+        rows.append({**key, **({"status": "ok", **row} if row else _why(failure, where))})
+    job.put(*rows)
     if failure is not None and is_lost(failure):
         raise failure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import pickle
@@ -160,9 +161,17 @@ def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], i
 def _line(frames) -> str:
     """The innermost frame of Python code that is neither PyTorch's nor without a file."""
     for frame in frames:
-        path = PurePosixPath(str(frame["filename"]).replace("\\", "/"))
-        if path.suffix == ".py" and "torch" not in path.parts and "contextlib.py" != path.name:
-            return f"{'/'.join(path.parts[-2:])}:{frame['line']} {frame['name']}"
+        if file := _own_file(str(frame["filename"])):
+            return f"{file}:{frame['line']} {frame['name']}"
+    return ""
+
+
+@functools.lru_cache(maxsize=65_536)
+def _own_file(name: str) -> str:
+    """The last two parts of the path of such code, "" for other."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.suffix == ".py" and "torch" not in path.parts and "contextlib.py" != path.name:
+        return "/".join(path.parts[-2:])
     return ""
 
 

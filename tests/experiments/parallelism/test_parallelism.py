@@ -42,7 +42,7 @@ def test_a_result_that_is_wrong_is_not_timed(monkeypatch, gpus):
     (task,) = parallelism.tasks(Parameters(schemes="dp", tokens=8).asked())
 
     class Job(RankJob):
-        expired, put = lambda _: False, lambda _, row: put.append(row)
+        expired, put = lambda _: False, lambda _, *rows: put.extend(rows)
         everyone = staticmethod(lambda value: [{"y": 1e-7, "dx": 0.0}, value])
 
     monkeypatch.setattr(handlers, "make", lambda *_: None)

@@ -95,7 +95,7 @@ class Result:
     @property
     def versions(self) -> dict[str, str]:
         """Those of the code that this process runs, as they were when they were first asked for."""
-        return _versions(self.device)
+        return _versions()
 
     @property
     def parameters(self) -> int:
@@ -177,9 +177,7 @@ class Result:
 
 
 # Starts git and nvidia-smi, which most processes that measure need not.
-@functools.cache
-def _versions(device: str) -> dict[str, str]:
-    return versions()
+_versions = functools.cache(versions)
 
 
 def _gb(count: int) -> str:

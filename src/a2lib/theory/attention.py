@@ -64,9 +64,9 @@ def tensor_bytes(
     return rows * n_queries * row, rows * n_keys * row, rows * n_queries * 4
 
 
-# kernel of one sweep: who owns a program, products per tile, and matrices of the owner's rows that
-# are read or written once.
-KERNELS = {"forward": ("queries", 2, 2), "backward": ("keys", 5, 4)}
+# kernel of one sweep: who owns a program, and matrices of the owner's rows that are read or written
+# once.
+KERNELS = {"forward": ("queries", 2), "backward": ("keys", 4)}
 
 
 def tiled_l2_bytes(
@@ -95,7 +95,7 @@ def tiled_l2_bytes(
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
     check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes, Bq=Bq, Bk=Bk)
     check_name("kernel", kernel, KERNELS)
-    owner, _, own = KERNELS[kernel]
+    owner, own = KERNELS[kernel]
     owned, streamed, length = (Bq, Bk, n_queries) if owner == "queries" else (Bk, Bq, n_keys)
     row, sums = head_dim * element_bytes, 0 if owner == "queries" else 4 * (2 + head_dim)
     streams = _visits(n_queries, n_keys, causal, Bq, Bk) * streamed * (2 * row + sums)
@@ -209,6 +209,14 @@ def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_by
     elif causal and long_for_hopper(n_keys, head_dim, element_bytes):
         most = MULTIPROCESSORS
     return element_bytes == 2 and n_keys >= 256 and programs <= most
+
+
+def cut_in_chunks(
+    n_queries: int, n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int
+) -> bool:
+    """``in_chunks``, but where the backward is in_one_launch."""
+    one = in_one_launch(n_queries, n_keys, n_heads, head_dim, element_bytes)
+    return in_chunks(n_keys, n_heads, head_dim, causal, element_bytes) and not one
 
 
 def in_two_terms(n_queries: int, n_keys: int, head_dim: int, element_bytes: int) -> bool:

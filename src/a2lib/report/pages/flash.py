@@ -13,8 +13,7 @@ from a2lib.report.units import count, ms, percent
 from a2lib.theory.attention import (
     attention_bytes,
     attention_flops,
-    in_chunks,
-    in_one_launch,
+    cut_in_chunks,
     in_one_sweep,
     keys_per_chunk,
     n_chunks_of,
@@ -87,7 +86,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
             b,
             p,
             one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
-            query_chunks=o and _query_chunks(*s[2:], s[0] * s[1], bool(masked), b),
+            query_chunks=o and cut_in_chunks(*s[2:4], s[0] * s[1], s[4], bool(masked), b),
             key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if o else 0,
             terms=t,
         ).values()
@@ -110,11 +109,6 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return found.merge(
         peers.rename(columns={"implementation": "peer", "ms": "best"}), "left", SHAPE
     )
-
-
-def _query_chunks(n_queries, n_keys, head_dim, n_heads, causal, element_bytes):
-    one = in_one_launch(n_queries, n_keys, n_heads, head_dim, element_bytes)
-    return in_chunks(n_keys, n_heads, head_dim, causal, element_bytes) and not one
 
 
 def _key_chunks(n_queries, n_keys, n_heads, causal, element_bytes):

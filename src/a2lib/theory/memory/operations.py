@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from a2lib.theory.attention import in_chunks, in_one_sweep, in_two_terms, terms_shape
+from a2lib.theory.attention import cut_in_chunks, in_one_sweep, tiled_memory
 from a2lib.theory.memory.tape import Event, Tape
 from a2lib.theory.products import INDEX, WIDE
 
@@ -33,8 +33,7 @@ def played(step: StepMemory) -> tuple[Event, ...]:
 
 class _Step(Tape):
     """Sizes in bytes: ``u`` of the residual stream in float32, ``un`` in the width of products,
-    ``gn`` of the FFN's hidden, ``s`` and ``sn`` of the scores, ``rows`` of a number a token;
-    ``heads``, of all sequences."""
+    ``gn`` of the FFN's hidden, ``s`` and ``sn`` of the scores, ``rows`` of a number a token."""
 
     def __init__(self, step: StepMemory) -> None:
         super().__init__(saves=step.mode != "inference")
@@ -43,7 +42,6 @@ class _Step(Tape):
         self.casts, self.eager = step.precision == "bf16", step.attention == "eager"
         wide, part = step.sizes, 2 if self.casts else 1
         self.u, self.s, self.rows = wide["stream"], wide["scores"], wide["rows"]
-        self.heads = step.batch * step.shape.num_heads
         self.un, self.gn, self.sn = (wide[x] // part for x in ("stream", "hidden", "scores"))
 
     def play(self) -> None:
@@ -188,10 +186,10 @@ class _Step(Tape):
         self.drop("q0 k0")
         if self.eager:
             self.scores()
-        self.make("o", self.un, saved=True)
-        if not self.eager:
-            self.make("lse", self.rows * self.of.shape.num_heads, saved=True)
-            self.terms("k v")
+            self.make("o", self.un, saved=True)
+        else:
+            for name, size in self.held("forward").items():
+                self.make(name, size, saved=name in ("o", "lse"))
             self.drop("lse k_terms v_terms")
         self.linear("attn.output_proj", "out", self.un)
         self.drop("heads o v0 q k norm")
@@ -230,37 +228,22 @@ class _Step(Tape):
 
     def flash_backward(self) -> None:
         self.kernel = "flash"
-        self.make("dq dk dv", self.un)
-        self.sums()
-        self.terms("k v q do")
-        self.drop("delta rows dq_sums dk_sums dv_sums k_terms v_terms q_terms do_terms")
+        held = self.held("backward")
+        for name, size in held.items():
+            self.make(name, size)
+        self.drop(" ".join(name for name in held if name not in ("dq", "dk", "dv")))
         self.drop("do q k v0 o lse")
         self.kernel = "rope"
 
-    def terms(self, names: str) -> None:
-        """In fp32, for products of 16 bits: three terms an element (``attention.operands``) or two
-        (``attention.terms``)."""
-        if not self.casts:
-            n_rows, columns = terms_shape(self.of.context, self.of.shape.head_dim)
-            two = self.two_terms() and 2 * self.heads * n_rows * columns
-            for name in names.split():
-                self.make(f"{name}_terms", two or 3 * self.un // 2)
-
-    def sums(self) -> None:
-        """``delta``, in two sweeps. Where one adds up dQ, or chunks of the queries all gradients
-        (``theory.attention``), two numbers a query and fp32 sums, as on a Hopper GPU."""
-        at = self.of.context, self.heads, self.of.shape.head_dim
-        size = 2 if self.casts else 4
-        chunks = self.two_terms() or in_chunks(*at, True, size)
-        if not chunks and not in_one_sweep(*at, size):
-            self.make("delta", self.rows * self.of.shape.num_heads)
-            return
-        self.make("rows", 2 * WIDE * self.heads * (-(-self.of.context // 128) * 128))
-        self.make("dq_sums dk_sums dv_sums" if chunks else "dq_sums", self.u)
-
-    def two_terms(self) -> bool:
-        length = self.of.context
-        return not self.casts and in_two_terms(length, length, self.of.shape.head_dim, 4)
+    def held(self, pass_: str) -> dict[str, int]:
+        """What the library's attention makes in a pass, on a Hopper GPU."""
+        n, heads = self.of.context, self.of.shape.num_heads
+        d, size = self.of.shape.head_dim, 2 if self.casts else 4
+        every = self.of.batch * heads
+        chunks = cut_in_chunks(n, n, every, d, True, size)
+        forms = {"one_sweep": in_one_sweep(n, every, d, size), "query_chunks": chunks}
+        at = self.of.batch, heads, n, n, d, size
+        return tiled_memory(*at, pass_, terms=not self.casts, **forms)
 
     def ffn(self, i: int) -> None:
         self.enter(f"{i}f", f"layers.{i}.")

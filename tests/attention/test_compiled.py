@@ -1,11 +1,5 @@
 """Attention under torch.compile, with the kernels in Triton's interpreter: gradients by name."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import attention_blocks as blocks
 import pytest
 import torch
@@ -203,14 +197,12 @@ def test_operators_say_the_strides_they_have(case, wanted):
         assert torch.Tag.needs_exact_strides in operator.tags
 
 
-@pytest.mark.parametrize("case, n_leaves", [("transposed", 3), ("fused", 1)])
-def test_opcheck(case, n_leaves):
-    forward, backward = operator_arguments(case)
+def test_opcheck():
+    forward, backward = operator_arguments("transposed")
     q, k, v, *rest = forward
-    leaves = [x.detach().requires_grad_(n < n_leaves) for n, x in enumerate((q, k, v))]
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(torch.ops.a2lib.flash_forward.default, (*leaves, *rest))
-    wanted = WANTED["all" if case == "fused" else "v"]
-    torch.library.opcheck(torch.ops.a2lib.flash_backward.default, (*backward, wanted))
+    torch.library.opcheck(torch.ops.a2lib.flash_backward.default, (*backward, WANTED["all"]))
 
 
 def test_operators_called_by_hand():
@@ -273,35 +265,3 @@ def test_export_keeps_one_operator(strict):
     targets = [node.target for node in program.graph.nodes]
     assert targets.count(torch.ops.a2lib.flash_forward.default) == 1
     torch.testing.assert_close(program.module()(x), block(x))
-
-
-@pytest.fixture(scope="module")
-def traced():
-    script = Path(__file__).with_name("traced.py")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, env=environment, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
-def test_cpu_tensors_are_refused_and_never_run_by_something_else(traced):
-    assert len(traced["refused"]) == 2
-    assert all("need a CUDA GPU" in said for said in traced["refused"]), traced["refused"]
-
-
-def test_what_the_kernels_write_is_understood_where_someone_traces_them(traced):
-    assert traced["written"] == {
-        "forward_kernel": ["LSE", "O"],
-        "chunk_kernel": ["LSE", "PARTS"],
-        "backward_dq_kernel": ["DELTA", "DQ"],
-        "backward_dkdv_kernel": ["DK", "DV"],
-        "backward_chunks_kernel": ["DK", "DQ", "DV"],
-        "backward_wide_kernel": ["DK", "DQ", "DV"],
-        "backward_kernel": ["DELTA", "DK", "DQ", "DV"],
-    }
-
-
-def test_the_scale_may_be_a_constant(traced):
-    assert set(traced["constant_scale"].values()) == {"read"}, traced["constant_scale"]

@@ -4,7 +4,8 @@
     python tests/attention/aot.py      # every tile of the table, all that hopper.py asks of Gluon
 
 One JSON object a line: spilled bytes, serialised-wgmma warnings of ptxas (C7510 to C7515),
-registers, shared memory. A process of its own, since a failed compiler assertion aborts Python.
+registers, shared memory; without arguments and a GPU a last one of what traced.py finds. A process
+of its own, since a failed compiler assertion aborts Python.
 """
 
 import itertools
@@ -215,6 +216,10 @@ def main(argv):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for result in pool.map(lambda todo: todo[0](*todo[1]), work):
             print(json.dumps(result), flush=True)
+    if not argv and not torch.cuda.is_available():
+        import traced  # the kernels' driver is another from here on
+
+        print(json.dumps(traced.findings()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Every kernel of the tile table and of Gluon, compiled for a Hopper GPU on this machine's CPU."""
+"""Every kernel of the tile table and of Gluon, compiled for a Hopper GPU on this machine's CPU; and
+what is said by those that are not the interpreter's."""
 
 import itertools
 import json
@@ -32,8 +33,14 @@ def everything():
 
 
 @pytest.fixture
+def traced(everything):
+    found = [r for r in everything if "refused" in r]
+    return found[0] if found else pytest.skip("tests/gpu runs them for real")
+
+
+@pytest.fixture
 def compiled(everything):
-    return [r for r in everything if "gluon" not in r]
+    return [r for r in everything if "kernel" in r and "gluon" not in r]
 
 
 @pytest.fixture
@@ -106,3 +113,24 @@ def test_gluon_uses_what_it_is_for(gluon):
         assert r["shared"] <= (HALF if r.get("consumers") == 1 else SHARED_MEMORY), r
         assert r["wgmma"] and not r["mma_sync"], r
         assert r["reduce"] == (r["kernel"] == "backward"), r
+
+
+def test_cpu_tensors_are_refused_and_never_run_by_something_else(traced):
+    assert len(traced["refused"]) == 2
+    assert all("need a CUDA GPU" in said for said in traced["refused"]), traced["refused"]
+
+
+def test_what_the_kernels_write_is_understood_where_someone_traces_them(traced):
+    assert traced["written"] == {
+        "forward_kernel": ["LSE", "O"],
+        "chunk_kernel": ["LSE", "PARTS"],
+        "backward_dq_kernel": ["DELTA", "DQ"],
+        "backward_dkdv_kernel": ["DK", "DV"],
+        "backward_chunks_kernel": ["DK", "DQ", "DV"],
+        "backward_wide_kernel": ["DK", "DQ", "DV"],
+        "backward_kernel": ["DELTA", "DK", "DQ", "DV"],
+    }
+
+
+def test_the_scale_may_be_a_constant(traced):
+    assert set(traced["constant_scale"].values()) == {"read"}, traced["constant_scale"]

@@ -1,11 +1,5 @@
 """Attention under torch.compile, with the kernels in Triton's interpreter: gradients by name."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import attention_blocks as blocks
 import pytest
 import torch
@@ -43,8 +37,8 @@ from a2lib.attention import FlashAttentionTriton, flash_attention, passes
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 
-# Beside eager, which rounds alike but for what Inductor fuses; float32 is told by float64 alone.
-EAGER = {"bf16": 1e-2, "autocast": 1e-2, "fp16": 1e-2}
+# Beside eager, which rounds alike but for what Inductor fuses, where that says more than float64.
+EAGER = {"bf16": 1e-2, "autocast": 1e-2}
 
 
 def check(form, attention, lengths, kind="fp32", **options):
@@ -92,25 +86,29 @@ def test_gradients_in_bfloat16_with_every_size_dynamic(attention):
     check(fused, attention, (33, 48), "bf16", backend="aot_eager", dynamic=True)
 
 
+def both(q, k, v):
+    """The operator on one head, the function on the other in three dimensions: in one graph."""
+    first, other = ([x[:, head] for x in (q, k, v)] for head in range(2))
+    return torch.stack((ours(*(x[:, None] for x in first))[:, 0], handout(*other)), 1)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("form, attention", [(fused, ours), (three_dimensions, handout)], ids=named)
-def test_gradients_with_inductor(form, attention):
-    check(form, attention, (33,), "autocast" if form is fused else "fp32")
+def test_gradients_with_inductor():
+    check(fused, both, (33,), "autocast")
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_the_function_itself_compiled(dynamic):
-    """``torch.compile(FlashAttentionTriton.apply)`` and the gradient of a sum."""
-    call = torch.compile(FlashAttentionTriton.apply, backend="aot_eager", dynamic=dynamic)
-    for length in (33, 64, 40):
+def test_the_function_itself_compiled():
+    """``torch.compile(FlashAttentionTriton.apply)`` and the gradient of a sum; for one length, and
+    for every length."""
+    call = torch.compile(FlashAttentionTriton.apply, backend="aot_eager")
+    for length in (33, 64):
         torch.manual_seed(0)
         tensors = torch.randn(3, 3, length, 16)
         results = (of_sum(apply, tensors) for apply in (call, FlashAttentionTriton.apply))
         assert_close(*results, 1e-6, f"length {length}")
 
 
-@pytest.mark.parametrize("attention", [handout, tiled])
-@pytest.mark.parametrize("form", [q_is_k, all_one], ids=named)
+@pytest.mark.parametrize("form, attention", [(q_is_k, handout), (all_one, tiled)], ids=named)
 def test_one_tensor_given_twice_to_a_function(form, attention):
     check_given_twice(form, attention, 33, backend="aot_eager")
 
@@ -199,14 +197,12 @@ def test_operators_say_the_strides_they_have(case, wanted):
         assert torch.Tag.needs_exact_strides in operator.tags
 
 
-@pytest.mark.parametrize("case, n_leaves", [("transposed", 3), ("fused", 1)])
-def test_opcheck(case, n_leaves):
-    forward, backward = operator_arguments(case)
+def test_opcheck():
+    forward, backward = operator_arguments("transposed")
     q, k, v, *rest = forward
-    leaves = [x.detach().requires_grad_(n < n_leaves) for n, x in enumerate((q, k, v))]
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(torch.ops.a2lib.flash_forward.default, (*leaves, *rest))
-    wanted = WANTED["all" if case == "fused" else "v"]
-    torch.library.opcheck(torch.ops.a2lib.flash_backward.default, (*backward, wanted))
+    torch.library.opcheck(torch.ops.a2lib.flash_backward.default, (*backward, WANTED["all"]))
 
 
 def test_operators_called_by_hand():
@@ -269,35 +265,3 @@ def test_export_keeps_one_operator(strict):
     targets = [node.target for node in program.graph.nodes]
     assert targets.count(torch.ops.a2lib.flash_forward.default) == 1
     torch.testing.assert_close(program.module()(x), block(x))
-
-
-@pytest.fixture(scope="module")
-def traced():
-    script = Path(__file__).with_name("traced.py")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, env=environment, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
-def test_cpu_tensors_are_refused_and_never_run_by_something_else(traced):
-    assert len(traced["refused"]) == 2
-    assert all("need a CUDA GPU" in said for said in traced["refused"]), traced["refused"]
-
-
-def test_what_the_kernels_write_is_understood_where_someone_traces_them(traced):
-    assert traced["written"] == {
-        "forward_kernel": ["LSE", "O"],
-        "chunk_kernel": ["LSE", "PARTS"],
-        "backward_dq_kernel": ["DELTA", "DQ"],
-        "backward_dkdv_kernel": ["DK", "DV"],
-        "backward_chunks_kernel": ["DK", "DQ", "DV"],
-        "backward_wide_kernel": ["DK", "DQ", "DV"],
-        "backward_kernel": ["DELTA", "DK", "DQ", "DV"],
-    }
-
-
-def test_the_scale_may_be_a_constant(traced):
-    assert set(traced["constant_scale"].values()) == {"read"}, traced["constant_scale"]

@@ -59,7 +59,7 @@ def problems(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=settings.default.max_examples // 2)  # of some seconds each
+@settings(max_examples=settings.default.max_examples // 3)  # of some seconds each
 @given(problems())
 def test_matches_float64(p):
     generator = torch.Generator().manual_seed(p["seed"])

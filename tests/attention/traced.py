@@ -1,4 +1,4 @@
-"""What the kernels say that are not the interpreter's, where there is no GPU: one JSON line.
+"""What the kernels say that are not the interpreter's, where there is no GPU.
 
 `refused`: what each way to call them says to a tensor of the CPU. The rest is what torch.compile
 finds when it traces them itself. `written`: the tensors that its analysis says each kernel writes
@@ -6,26 +6,22 @@ to. Where it fails it takes all of them, with a warning, and copies them; gradie
 that. `constant_scale`: whether each kernel can be read with the scale as a constant, which is how
 torch 2.11 hands it over.
 
-A process of its own: the kernels must not be the interpreter's, and the driver is a stand-in.
+For the process of aot.py: the kernels must not be the interpreter's, and the driver is a stand-in.
 """
 
-import json
 import logging
-import os
 
-os.environ.pop("TRITON_INTERPRET", None)
+import torch
+from torch._higher_order_ops import triton_kernel_wrap as wrap
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.runtime import driver
 
-import torch  # noqa: E402
-from torch._higher_order_ops import triton_kernel_wrap as wrap  # noqa: E402
-from triton._C.libtriton import ir  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-from triton.compiler.compiler import make_backend  # noqa: E402
-from triton.runtime import driver  # noqa: E402
-
-from a2lib.attention import FlashAttentionTriton, flash_attention, passes  # noqa: E402
-from a2lib.attention.tiles import SPECIALISED  # noqa: E402
-from a2lib.errors import UnsupportedError  # noqa: E402
+from a2lib.attention import FlashAttentionTriton, flash_attention, passes
+from a2lib.attention.tiles import SPECIALISED
+from a2lib.errors import UnsupportedError
 
 TARGET = GPUTarget("cuda", 90, 32)
 WIDE = "LSE", "DELTA", "ROWS", "PARTS"
@@ -89,7 +85,7 @@ def refused(call):
     return "ran on the CPU"
 
 
-def main():
+def findings():
     out = {"written": {}, "constant_scale": {}}
     out["refused"] = [refused(call) for call in (flash_attention, FlashAttentionTriton.apply)]
     driver.set_active(Driver())
@@ -105,8 +101,4 @@ def main():
             out["constant_scale"][name] = "read"
         except Exception as error:
             out["constant_scale"][name] = str(error)[-300:]
-    print(json.dumps(out))
-
-
-if __name__ == "__main__":
-    main()
+    return out

@@ -45,7 +45,7 @@ def outcomes(rank_env):
             launch(
                 "checking:run", {"modules": modules}, processes=processes, time_limit_s=LIMIT_S,
                 collective_timeout_s=COLLECTIVE_S, device=device, on_progress=note,
-                env={**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+                env={**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_INTERPRET": "0"},
             )  # fmt: skip
         except LaunchError as error:
             ended = str(error)

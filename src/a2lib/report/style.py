@@ -116,16 +116,10 @@ class Chart:
         with rc_context(RC):
             self.figure = Figure(figsize=(width, height), layout="constrained")
             self.figure.get_layout_engine().set(rect=(0, 0, 1 - room, 1))
-            finish = draw(self.figure)
-            if finish:
-                self._place()
+            if finish := draw(self.figure):
+                self.figure.get_layout_engine().execute(self.figure)
+                self.figure.set_layout_engine(None)
                 finish()
-
-    def _place(self) -> None:
-        """Fix the panels' places. To draw for them, as matplotlib does, takes twice as long."""
-        if engine := self.figure.get_layout_engine():
-            engine.execute(self.figure)
-            self.figure.set_layout_engine(None)
 
     def save(self, file, **options) -> None:
         """Write the figure in its light colours; the format follows from the file's name."""
@@ -136,7 +130,9 @@ class Chart:
         buffer, canvas = io.StringIO(), FigureCanvasSVG(self.figure)
         with rc_context(RC):
             self.figure.dpi = 72
-            self._place()
+            if engine := self.figure.get_layout_engine():  # else matplotlib draws it twice
+                engine.execute(self.figure)
+                self.figure.set_layout_engine(None)
             canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})
         return themed(buffer.getvalue())
 

@@ -11,7 +11,7 @@ import contextlib
 import gc
 
 from myst_nb.core import execute
-from nbformat.v4 import new_output
+from nbformat import NotebookNode
 
 SHOWN = {"image/svg+xml": "_repr_svg_", "text/markdown": "_repr_markdown_",
          "text/html": "_repr_html_"}  # fmt: skip
@@ -43,7 +43,9 @@ class HereClient(execute.NotebookClientBase):
         looks = looks or {"text/plain": repr(value)}
         if value is None or not any(looks.values()):
             return []
-        return [new_output("execute_result", looks)]
+        # nbformat's new_output would hold each against a schema.
+        return [NotebookNode(output_type="execute_result", metadata=NotebookNode(),
+                             execution_count=None, data=NotebookNode(looks))]  # fmt: skip
 
 
 def setup(_app) -> dict:

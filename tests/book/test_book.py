@@ -4,7 +4,7 @@ import functools
 import re
 
 import pytest
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, NavigableString
 
 from a2lib.paths import ROOT
 
@@ -268,3 +268,54 @@ def test_a_change_of_the_theme_that_finds_nothing_is_a_warning(book, tmp_path, m
     builder = type("Builder", (), {"name": "html"})
     a2lib_theme.change_pages(type("App", (), {"builder": builder, "outdir": tmp_path}), None)
     assert len(said) == len(a2lib_theme.CHANGES) and "fontawesome" in said[0]
+
+
+LONG = {"benchmark", "profile", "memory", "compile", "ddp", "flash"}
+LOOKED_UP = {"questions", "profile-kernels", "flash-shapes"}
+WRITTEN = sorted(
+    page.stem for page in (ROOT / "book").glob("*.md")
+    if "from a2lib.report.page import" in page.read_text(encoding="utf-8")
+)  # fmt: skip
+HIDDEN = {"details", "svg", "script", "style", "pre"}
+CLASSES = {"math", "headerlink", "a2-source", "sd-dropdown"}  # hidden too
+
+
+def shown(tag, hidden=frozenset(HIDDEN)):
+    """The elements and texts that show before anything is unfolded, in order."""
+    for child in tag.children:
+        if type(child) is NavigableString:
+            yield child
+        elif child.name and child.name not in hidden and not CLASSES & {*child.get("class", ())}:
+            yield child
+            yield from shown(child, hidden)
+
+
+def words(tag, *hidden):
+    texts = [one for one in shown(tag, HIDDEN.union(hidden)) if not one.name]
+    return [w for w in " ".join(texts).split() if re.search(r"\w", w)]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_page_opens_with_what_was_found_and_keeps_its_budget(book, name):
+    """Title, a short lead, three things to take away, and a figure, in that order."""
+    article = soup(book.html / f"{name}.html").find("article")
+    found = {kind: [one for one in shown(article) if one.name == kind]
+             for kind in ("ul", "figure", "table")}  # fmt: skip
+    if name not in LOOKED_UP:
+        assert len(words(article.select_one("h1 ~ p"))) <= 80
+        points = found["ul"][0]
+        assert len(points.find_all("li", recursive=False)) in (3, 4)
+        assert (found["figure"][0].sourceline > points.sourceline) == (name != "index")
+    assert len(found["figure"]) <= 5
+    most = 400 if name == "index" else 1300 if name in LONG else 1000
+    assert len(words(article, "table")) <= most
+    if name != "questions":  # four tables of lines to be looked up
+        lines = [len(table.select("tbody tr")) for table in found["table"]]
+        assert len(lines) <= 3 and max(lines, default=0) <= 8
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITTEN) - LOOKED_UP))
+def test_a_lead_has_few_numbers(name):
+    text = (ROOT / "book" / f"{name}.md").read_text(encoding="utf-8")
+    lead = re.search(r"^# .*\n+(?:`{3}\{code-cell\}[\s\S]*?^`{3}\n+)?((?:.+\n)+)", text, re.M)[1]
+    assert lead.count("{eval}") <= 5

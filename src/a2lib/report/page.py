@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import keyword
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -74,15 +74,15 @@ def pick(rows: pd.DataFrame, **where) -> pd.DataFrame:
     return rows.iloc[_places(rows, where)]
 
 
-def _places(rows: pd.DataFrame, where: dict) -> Sequence[int]:
-    """Where the rows stand that ``pick`` gives; by Python, as pandas is slow on so few."""
-    found: Sequence[int] = range(len(rows))
+def _places(rows: pd.DataFrame, where: dict) -> np.ndarray:
+    """Where the rows stand that ``pick`` gives; by numpy, as pandas is slow on so few."""
+    found = np.arange(len(rows))
     for name, value in where.items():
         column = rows[_column(name)]
-        cells = column.to_numpy(dtype=object, na_value=None)
-        allowed = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
-        found = [place for place in found if cells[place] in allowed]
-        if not found:
+        cells = column.array.take(found).to_numpy(dtype=object, na_value=None)
+        several = isinstance(value, (list, tuple, set, frozenset))
+        found = found[[cell in value for cell in cells] if several else cells == value]
+        if not len(found):
             there = ", ".join(sorted(map(str, column.dropna().unique()))[:20])
             raise Missing(f"no row with {where}: none from {name} = {value!r} on, of {there}")
     return found

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from matplotlib import rc_context
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from a2lib.report.svg import themed
@@ -115,10 +116,9 @@ class Chart:
         with rc_context(RC):
             self.figure = Figure(figsize=(width, height), layout="constrained")
             self.figure.get_layout_engine().set(rect=(0, 0, 1 - room, 1))
-            finish = draw(self.figure)
-            if finish:
-                self.figure.draw_without_rendering()
-                self.figure.set_layout_engine("none")
+            if finish := draw(self.figure):
+                self.figure.get_layout_engine().execute(self.figure)
+                self.figure.set_layout_engine(None)
                 finish()
 
     def save(self, file, **options) -> None:
@@ -127,8 +127,13 @@ class Chart:
             self.figure.savefig(file, **options)
 
     def _repr_svg_(self) -> str:
-        buffer = io.StringIO()
-        self.save(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        buffer, canvas = io.StringIO(), FigureCanvasSVG(self.figure)
+        with rc_context(RC):
+            self.figure.dpi = 72
+            if engine := self.figure.get_layout_engine():  # else matplotlib draws it twice
+                engine.execute(self.figure)
+                self.figure.set_layout_engine(None)
+            canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})
         return themed(buffer.getvalue())
 
     def __repr__(self) -> str:

@@ -4,7 +4,6 @@ import ctypes
 import gc
 import os
 import signal
-import sys
 from pathlib import Path
 
 # A shell starts what it puts into the background deaf to Ctrl-C, which is what some tests send.
@@ -20,11 +19,6 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # With more, each process that compiles starts a pool of others, which import torch first.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-
-# What is absent here and in each process that is started, see there.
-ABSENT = str(Path(__file__).with_name("absent"))
-sys.modules["rfc3987_syntax"] = None
-os.environ["PYTHONPATH"] = os.pathsep.join([ABSENT, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 # matplotlib's list of fonts: one that another environment left names fonts that are gone.
 os.environ["MPLCONFIGDIR"] = str(Path(__file__).resolve().parents[1] / "build" / "matplotlib")

@@ -29,11 +29,6 @@ def copy_package(root):
         shutil.copy(ROOT / "src" / "a2lib" / name, root / "src" / "a2lib")
 
 
-def path_of(root):
-    """The PYTHONPATH on which the package of ``root`` stands first."""
-    return os.pathsep.join([str(root / "src"), os.environ["PYTHONPATH"]])
-
-
 def shown_on(leader):
     """All that was shown on a terminal until its last process has gone."""
     shown = b""

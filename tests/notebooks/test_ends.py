@@ -14,7 +14,7 @@ import sys
 import termios
 
 import pytest
-from notebook_runs import PAPERMILL, copy_package, path_of, shown_on, write_notebook
+from notebook_runs import PAPERMILL, copy_package, shown_on, write_notebook
 from waiting import until
 
 from a2lib.parallel.lifeline import is_alive
@@ -75,7 +75,7 @@ def started(repository):
     def start(command, in_terminal=False):
         leader, follower = pty.openpty()
         process = subprocess.Popen(
-            command, cwd=repository, env={**kept, "PYTHONPATH": path_of(repository)},
+            command, cwd=repository, env={**kept, "PYTHONPATH": str(repository / "src")},
             stdin=follower, stdout=follower, stderr=follower,
             preexec_fn=lambda: apart(in_terminal),
         )  # fmt: skip
@@ -126,7 +126,7 @@ def test_control_c_in_a_terminal_ends_all_of_it(started, command):
 def test_a_run_whose_parent_is_gone_already_ends(repository):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    env = {**os.environ, "PYTHONPATH": path_of(repository), "A2LIB_PARENT": str(gone.pid)}
+    env = {**os.environ, "PYTHONPATH": str(repository / "src"), "A2LIB_PARENT": str(gone.pid)}
     quiet = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     done = subprocess.run(DIRECT, cwd=repository, env=env, timeout=60, **quiet)
     assert done.returncode != 0 and KEPT in done.stderr

@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 import papermill.cli
 import pytest
-from notebook_runs import PAPERMILL, copy_package, path_of, shown_on, write_notebook
+from notebook_runs import PAPERMILL, copy_package, shown_on, write_notebook
 
 from a2lib import papermill_default
 from a2lib.paths import ROOT
@@ -42,7 +42,7 @@ def repository(tmp_path):
 def environment(repository, **changes):
     names = ("TRITON_INTERPRET", papermill_default.SWITCH, "A2LIB_DATA", "PYTHONWARNINGS")
     kept = {name: value for name, value in os.environ.items() if name not in names}
-    return {**kept, "PYTHONPATH": path_of(repository), **changes}
+    return {**kept, "PYTHONPATH": str(repository / "src"), **changes}
 
 
 def run(repository, command=LITERAL, *, env=None, **streams):

@@ -5,7 +5,7 @@ import os
 import subprocess
 
 import pytest
-from notebook_runs import PAPERMILL, path_of
+from notebook_runs import PAPERMILL
 
 from a2lib.measure import DeviceLock
 from a2lib.paths import ROOT
@@ -19,7 +19,7 @@ def papermill(tmp_path, monkeypatch):
     def run(*parameters):
         output = tmp_path / "out.ipynb"
         env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        env |= {"PYTHONPATH": path_of(ROOT), "A2LIB_DATA": str(tmp_path / "data")}
+        env |= {"PYTHONPATH": str(ROOT / "src"), "A2LIB_DATA": str(tmp_path / "data")}
         command = [PAPERMILL, str(ROOT / "notebooks" / "flash.ipynb"), str(output), *parameters]
         done = subprocess.run(
             command, env={**env, "CUDA_VISIBLE_DEVICES": ""}, stdin=subprocess.DEVNULL,

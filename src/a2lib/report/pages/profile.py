@@ -191,14 +191,14 @@ def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
 
 
 def listed(k: pd.DataFrame, what: dict[str, str]) -> list[pd.DataFrame]:
-    """A trace's kernels as texts, those of half a percent of its time or more: summed by phase,
+    """A trace's kernels as texts, those of one percent of its time or more: summed by phase,
     class and part; and by name, each with what it is by the first pattern of ``what`` in it."""
     tables = []
     for by in ("part", "kernel"):
         sums = k.groupby(["phase", "kind", by])[["calls", "ms"]].sum().reset_index()
         sums["share"] = sums["ms"] / sums["ms"].sum()
         sums["each, µs"] = [digits(us, 3) for us in 1e3 * sums["ms"] / sums["calls"]]
-        sums = sums[(sums["share"] >= 0.005) & (sums[by] != "rest")].sort_values("ms")[::-1]
+        sums = sums[(sums["share"] >= 0.01) & (sums[by] != "rest")].sort_values("ms")[::-1]
         if by == "kernel":
             known = [next((w for p, w in what.items() if re.search(p, n)), "") for n in sums[by]]
             sums.insert(2, "what it is", known)

@@ -129,7 +129,7 @@ class Chart:
     def _repr_svg_(self) -> str:
         buffer, canvas = io.StringIO(), FigureCanvasSVG(self.figure)
         with rc_context(RC):
-            self.figure.dpi = 72
+            self.figure.dpi = 72  # an SVG's, which savefig sets too
             if engine := self.figure.get_layout_engine():  # else matplotlib draws it twice
                 engine.execute(self.figure)
                 self.figure.set_layout_engine(None)

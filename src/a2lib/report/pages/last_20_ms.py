@@ -16,7 +16,7 @@ from a2lib.report.pages.benchmark import (
     spread,
 )
 from a2lib.report.style import COLOURS, chart
-from a2lib.report.units import digits, ms, percent
+from a2lib.report.units import digits, ms, percent, span
 
 # What a step is called -> its way and mode, captured.
 STEPS = {
@@ -113,23 +113,17 @@ def first_steps(figure, rows: pd.DataFrame, *models: str):
 
 @chart(height=2.6)
 def process(figure, rows: pd.DataFrame, *models: str):
-    """The steps of two fresh processes a model from the second on, over the median of those from
-    the fourth on; what the first takes stands above."""
+    """The steps of a model's fresh processes from the second on, over the median of those from the
+    fourth on; what the first takes stands above."""
     axes = figure.subplots(1, len(models), sharey=True)
     for ax, model in zip(axes, models, strict=True):
-        firsts = []
-        for warmup, look in (
-            (0, {"color": COLOURS[1], "marker": "o"}),
-            (5, {"color": COLOURS[0], "marker": "^"}),
-        ):
-            mine = pick(rows, model=model, context=128, phase="wall", warmup=warmup)
-            mine = mine.sort_values("step_number")["ms"].to_numpy(float)
-            ratio = mine / np.median(mine[3:])
-            ax.plot(range(2, len(mine) + 1), ratio[1:], markersize=4, linewidth=1.2, **look)
-            firsts.append(digits(ratio[0]))
-        ax.set_title(f"{TITLES[model]}\nfirst: {', '.join(firsts)}", loc="left")
+        ratios = [one / np.median(one[3:]) for one in processes(rows, model)]
+        for ratio in ratios:
+            ax.plot(range(2, len(ratio) + 1), ratio[1:], color=COLOURS[0], linewidth=1, alpha=0.6)
+        firsts = [ratio[0] for ratio in ratios]
+        ax.set_title(f"{TITLES[model]}\nfirst: {span(firsts, digits)}", loc="left")
         ax.set(xlabel="step", xticks=[2, 5, 10, 15])
-    axes[0].set(ylabel="over the median", ylim=(0.7, 1.4))
+    axes[0].set(ylabel="over the median", ylim=(0.95, 1.25))
 
 
 def by_step(rows: pd.DataFrame) -> pd.DataFrame:
@@ -155,20 +149,24 @@ def by_step(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def samples(steps, model: str, warmup: int, phase: str = "wall") -> pd.Series:
-    """The ten times (ms) that a mean after so many steps of warm-up is taken of: those of a process
-    of its own, or of the one of fifteen steps, from its step ``warmup`` on."""
-    mine = pick(steps, model=model, context=128, phase=phase, status="ok")
-    mine = pick(mine, warmup=warmup if (mine["warmup"] == warmup).any() else 5)
-    number = mine["step_number"].astype(int)
-    return mine.sort_values("step_number")["ms"][(number >= warmup) & (number < warmup + 10)]
+def processes(steps, model: str, phase: str = "wall", context: int = 512) -> list[np.ndarray]:
+    """Every step (ms) of each fresh process of a model, warm-up included."""
+    mine = pick(steps, model=model, context=context, phase=phase, status="ok")
+    ordered = mine.sort_values("step_number").groupby("warmup")["ms"]
+    return [times.to_numpy(float) for _, times in ordered]
+
+
+def samples(steps, model: str, warmup: int, phase: str = "wall", context: int = 512) -> pd.Series:
+    """The ten times (ms) that a mean after so many steps of warm-up is taken of."""
+    mine = pick(steps, model=model, context=context, phase=phase, status="ok", warmup=warmup)
+    return mine.sort_values("step_number")["ms"][mine["step_number"].astype(int) >= warmup]
 
 
 def warmups(steps: pd.DataFrame) -> pd.DataFrame:
-    """Mean and deviation of ten steps after 0, 1, 2 and 5 steps of warm-up."""
+    """Mean and deviation of ten steps at 512 tokens by steps of warm-up."""
     lines = []
     for model in [m for m in TITLES if (steps["model"] == m).any()]:
-        for warmup in (0, 1, 2, 5):
+        for warmup in (0, 1, 2, 3, 5):
             found = [samples(steps, model, warmup, p) for p in (*PHASES, "wall")]
             lines.append([TITLES[model], warmup, *(spread(s.mean(), s.std()) for s in found)])
     return pd.DataFrame(lines, columns=["model", "warm-up", *PHASES, "train-step"])

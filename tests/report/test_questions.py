@@ -28,10 +28,10 @@ def test_a_question_is_answered_in_a_fold_of_its_name_by_rows_of_its_part(questi
 
 def test_the_state_of_a_part_is_counted_from_its_own_rows(monkeypatch):
     """Other rows of its section do not answer it, and those that were lacking make it whole."""
-    warm = "benchmarking_script (c)"
-    assert questions.state(warm).startswith("partly")
+    single = "distributed_communication_single_node"
+    assert questions.state(single).startswith("partly")
     monkeypatch.setattr(questions.Question, "has", lambda self, query: 1)
-    assert questions.state(warm) == "whole" and questions.state("fsdp_calcs") == "derived"
+    assert questions.state(single) == "whole" and questions.state("fsdp_calcs") == "derived"
     monkeypatch.setattr(questions.Question, "has", lambda self, query: 0)
-    assert questions.state(warm) == "not measured yet"
+    assert questions.state(single) == "not measured yet"
     assert questions.counts()["whole"] == sum(not q.section for q in questions.load().values())

@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import re
 import statistics
+import sys
 import threading
 
 READ_EVERY_S = 0.2
 
 
-def device_slug() -> str:
-    """The current CUDA device as a file name, "nvidia-h200" for one; "cpu" without CUDA."""
+def may_have_cuda() -> bool:
+    """Whether torch is worth asking for a device: it takes seconds to load, and has none where
+    there is no driver to load."""
+    if "torch" in sys.modules:
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def device_kind() -> str:
+    """ "cuda" where torch has a device, else "cpu"."""
+    if not may_have_cuda():
+        return "cpu"
     import torch
 
-    if not torch.cuda.is_available():
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def gpu_count() -> int:
+    """How many CUDA devices torch has."""
+    if not may_have_cuda():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def device_slug() -> str:
+    """The current CUDA device as a file name, "nvidia-h200" for one; "cpu" without CUDA."""
+    if device_kind() == "cpu":
         return "cpu"
+    import torch
+
     return slugify(torch.cuda.get_device_name())
 
 

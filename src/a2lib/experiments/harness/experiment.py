@@ -17,7 +17,7 @@ from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, gpus_of, identity, plan
 from a2lib.experiments.harness.view import Plot
-from a2lib.measure import Section
+from a2lib.measure import Section, device_kind
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,7 @@ class Experiment:
     def start(self, given: object) -> Run:
         """Record the run and print what it runs on. Raises before it ParameterError for what this
         machine cannot do, and what ``run.start`` raises."""
-        import torch
-
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = device_kind()
         self.refuse(given, device)
         gpus = gpus_of(task for table in self.tables for task in table.tasks(given, device))
         how = {"tiny": self.tiny(given), "gpus": gpus}

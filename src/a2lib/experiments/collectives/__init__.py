@@ -132,6 +132,6 @@ TIMES = Table(
     plot=Plot(y="bus, GB/s", x="size", panels=("operation",)),
     silence_s=180,  # a collective that is silent for this long hangs
 )
-EXPERIMENT = Experiment(Parameters, (TIMES,), "Collectives on one node", tiny=lambda given: False)
+EXPERIMENT = Experiment(Parameters, (TIMES,), "Collectives on one node")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

@@ -83,16 +83,9 @@ def data_folder(device: str) -> Path:
     return paths.data_dir()
 
 
-def start(
-    given: object,
-    notebook: str,
-    sections: Sequence[Section],
-    *,
-    tiny: bool = True,
-    gpus: int = 1,
-) -> Run:
-    """Record the run and print what it runs on; ``tiny`` if a CPU gets sizes that are a trial,
-    ``gpus`` how many devices measure together at most.
+def start(given: object, notebook: str, sections: Sequence[Section], gpus: int = 1) -> Run:
+    """Record the run and print what it runs on; ``gpus`` is how many devices measure together at
+    most.
 
     Raises, before anything is measured, ParameterError where the notebook has other parameters by
     now, StoreError where rows could not be stored and DeviceBusy where another process measures on
@@ -118,7 +111,7 @@ def start(
 
         print(torch.cuda.get_device_name())
     else:
-        print("CPU: tiny sizes, which say nothing about a GPU" if tiny else "CPU")
+        print("CPU: its times say nothing about a GPU")
     (known,) = (row for row in read_runs(data) if row["run"] == run_id)
     for column in _HEAD:
         if known[column]:

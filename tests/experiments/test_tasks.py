@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from a2lib.experiments.harness.sweep import identity
-from a2lib.measure.device import gpu_count
+from a2lib.measure.device import has_driver
 from a2lib.measure.sections import notebooks
 
 TWO_GPUS = ("ddp", "fsdp", "sharded_optimizer")  # who have no sweep elsewhere
@@ -33,7 +33,7 @@ def test_each_row_is_asked_for_once_by_the_whole_key(name, device, monkeypatch):
     assert any(asked.values())
 
 
-@pytest.mark.skipif(gpu_count() > 0, reason="torch is asked for its GPUs")
+@pytest.mark.skipif(has_driver(), reason="torch is asked for its GPUs")
 def test_a_notebook_without_a_gpu_loads_no_torch(tmp_path):
     program = """
 import importlib, sys

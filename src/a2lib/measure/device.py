@@ -9,25 +9,28 @@ import re
 import statistics
 import sys
 import threading
+from pathlib import Path
 
 READ_EVERY_S = 0.2
 
 
-def may_have_cuda() -> bool:
-    """Whether torch is worth asking for a device: it takes seconds to load, and has none where
-    there is no driver to load."""
-    if "torch" in sys.modules:
-        return True
+def has_driver() -> bool:
+    """Whether CUDA's driver is on this machine."""
     try:
-        ctypes.CDLL("libcuda.so.1")
+        return Path("/dev/nvidiactl").exists() or bool(ctypes.CDLL("libcuda.so.1"))
     except OSError:
         return False
-    return True
+
+
+def _may_have_cuda() -> bool:
+    """Whether torch is worth asking for a device: it takes seconds to load, and has none without a
+    driver."""
+    return "torch" in sys.modules or has_driver()
 
 
 def device_kind() -> str:
     """ "cuda" where torch has a device, else "cpu"."""
-    if not may_have_cuda():
+    if not _may_have_cuda():
         return "cpu"
     import torch
 
@@ -36,7 +39,7 @@ def device_kind() -> str:
 
 def gpu_count() -> int:
     """How many CUDA devices torch has."""
-    if not may_have_cuda():
+    if not _may_have_cuda():
         return 0
     import torch
 
@@ -55,10 +58,10 @@ def device_slug() -> str:
 def gpu_hash() -> str:
     """Eight digits that tell the current CUDA device from others of its kind, made of its UUID, and
     do not say which it is; "cpu" without CUDA."""
+    if device_kind() == "cpu":
+        return "cpu"
     import torch
 
-    if not torch.cuda.is_available():
-        return "cpu"
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     return hashlib.sha256(str(uuid).encode()).hexdigest()[:8]
 

@@ -3,7 +3,7 @@
 Each section of the store has its name in capitals here: ``FLASH`` is ``SECTIONS["flash"]``.
 """
 
-from a2lib.measure.device import device_slug, synchronize
+from a2lib.measure.device import device_kind, device_slug, gpu_count, synchronize
 from a2lib.measure.lock import DeviceBusy, DeviceLock
 from a2lib.measure.memory import peak_bytes
 from a2lib.measure.runs import read_runs, start_run
@@ -22,7 +22,9 @@ __all__ = [
     "Store",
     "StoreError",
     "Timing",
+    "device_kind",
     "device_slug",
+    "gpu_count",
     "peak_bytes",
     "read_runs",
     "read_section",

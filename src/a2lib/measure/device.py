@@ -3,30 +3,65 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import re
 import statistics
+import sys
 import threading
+from pathlib import Path
 
 READ_EVERY_S = 0.2
 
 
-def device_slug() -> str:
-    """The current CUDA device as a file name, "nvidia-h200" for one; "cpu" without CUDA."""
+def has_driver() -> bool:
+    """Whether CUDA's driver is on this machine."""
+    try:
+        return Path("/dev/nvidiactl").exists() or bool(ctypes.CDLL("libcuda.so.1"))
+    except OSError:
+        return False
+
+
+def _may_have_cuda() -> bool:
+    """Whether torch is worth asking for a device: it takes seconds to load, and has none without a
+    driver."""
+    return "torch" in sys.modules or has_driver()
+
+
+def device_kind() -> str:
+    """ "cuda" where torch has a device, else "cpu"."""
+    if not _may_have_cuda():
+        return "cpu"
     import torch
 
-    if not torch.cuda.is_available():
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def gpu_count() -> int:
+    """How many CUDA devices torch has."""
+    if not _may_have_cuda():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def device_slug() -> str:
+    """The current CUDA device as a file name, "nvidia-h200" for one; "cpu" without CUDA."""
+    if device_kind() == "cpu":
         return "cpu"
+    import torch
+
     return slugify(torch.cuda.get_device_name())
 
 
 def gpu_hash() -> str:
     """Eight digits that tell the current CUDA device from others of its kind, made of its UUID, and
     do not say which it is; "cpu" without CUDA."""
+    if device_kind() == "cpu":
+        return "cpu"
     import torch
 
-    if not torch.cuda.is_available():
-        return "cpu"
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     return hashlib.sha256(str(uuid).encode()).hexdigest()[:8]
 

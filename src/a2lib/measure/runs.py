@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import re
+import runpy
 import secrets
 import subprocess
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from a2lib import paths
+from a2lib.measure.device import device_kind
 from a2lib.measure.table import Row, StoreError, Table, check_device, clean, measured
 
 COLUMNS = (
@@ -126,13 +129,19 @@ def versions() -> dict[str, str]:
     """Of what there is here of Python, the commit, torch, triton and what drives a GPU."""
     found = {"python": platform.python_version(), "git": git_version()}
     try:
-        import torch
+        spec = importlib.util.find_spec("torch")
     except ImportError:
+        spec = None
+    if spec is None:
         return found
-    found["torch"] = str(torch.__version__)
+    # Of what torch reads itself, without loading it: its metadata may leave out the "+cu130".
+    written = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    found["torch"] = written["__version__"]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["triton"] = importlib.metadata.version("triton")
-    if torch.cuda.is_available():
+    if device_kind() == "cuda":
+        import torch
+
         driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         found["driver"] = clean(driver.split("\n")[0])
         found["cuda"] = str(torch.version.cuda or "")

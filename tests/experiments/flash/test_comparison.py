@@ -52,7 +52,7 @@ def compare(put, monkeypatch):
     monkeypatch.setitem(comparison.TIMING, "cpu", QUICK)
 
     def measure(passes=PASSES, in_turns=True, **forwards):
-        monkeypatch.setattr(peers, "unsupported", lambda name, device: None)
+        monkeypatch.setattr(peers, "check", lambda name, device: None)
         monkeypatch.setattr(peers, "build", lambda name, shape, device: forwards[name])
         stored = put(comparison.measure, task(forwards, passes, in_turns))
         rows = {(row["implementation"], row["pass"]): row for row in stored}

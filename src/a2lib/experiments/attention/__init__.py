@@ -171,12 +171,7 @@ LIMIT = Table(
     says="The longest sequence that fits, predicted and found, in tokens",
     shown=("tensors_len", "predicted_len", "fits_len", "fails_len"),
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (PASSES_TIMED, SAVED, LIMIT),
-    "Attention in plain PyTorch",
-    tiny=lambda given: given.seq_len is None,
-)
+EXPERIMENT = Experiment(Parameters, (PASSES_TIMED, SAVED, LIMIT), "Attention in plain PyTorch")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure_passes, show_passes, draw = PASSES_TIMED.measure, PASSES_TIMED.show, PASSES_TIMED.draw
 measure_saved, measure_limit = SAVED.measure_and_show, LIMIT.measure_and_show

@@ -195,8 +195,7 @@ EXPERIMENT = Experiment(
     Parameters,
     (TIMES, SINGLE_STEPS, FIRST, POWER, LOAD),
     "How long is a training step?",
-    tiny=lambda given: given.model == "auto",
-    refuse=refuse,
+    refuse,
 )
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure_table, show_table = TIMES.measure, TIMES.show

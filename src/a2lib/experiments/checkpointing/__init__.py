@@ -194,12 +194,6 @@ TIMES = Table(
     + ("held_bytes", "kept_bytes", "peak_bytes", "reserved_bytes"),
     plot=Plot(panels=("layers", "precision", "gradients")),
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES,),
-    "Checkpointing",
-    tiny=lambda given: given.model == "auto",
-    refuse=Parameters.check,
-)
+EXPERIMENT = Experiment(Parameters, (TIMES,), "Checkpointing", Parameters.check)
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

@@ -12,7 +12,7 @@ from a2lib.experiments.harness.parameters import WithSweep, count, names, parame
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.view import Plot
-from a2lib.measure import COLLECTIVES
+from a2lib.measure import COLLECTIVES, gpu_count
 from a2lib.theory.latency import OPERATIONS, wire_share
 
 MB = 2**20
@@ -85,9 +85,7 @@ class Parameters(WithSweep):
 
 def _every() -> list[Ranks]:
     """Every group of a sweep, those on GPUs first: they take the least time."""
-    import torch
-
-    gpus = torch.cuda.device_count()
+    gpus = gpu_count()
     return [
         Ranks(n, backend)
         for backend, counts in WORLD_SIZES.items()
@@ -134,6 +132,6 @@ TIMES = Table(
     plot=Plot(y="bus, GB/s", x="size", panels=("operation",)),
     silence_s=180,  # a collective that is silent for this long hangs
 )
-EXPERIMENT = Experiment(Parameters, (TIMES,), "Collectives on one node", tiny=lambda given: False)
+EXPERIMENT = Experiment(Parameters, (TIMES,), "Collectives on one node")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

@@ -215,13 +215,7 @@ WHOLE_STEPS = Table(
     shown=SHOWN,
     silence_s=3600,  # of a large model compiled as one graph, minutes pass before anything is said
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (ATTENTION, WHOLE_STEPS),
-    "torch.compile",
-    tiny=lambda given: given.seq_len is None,
-    refuse=refuse,
-)
+EXPERIMENT = Experiment(Parameters, (ATTENTION, WHOLE_STEPS), "torch.compile", refuse)
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure_attention, draw = ATTENTION.measure_and_show, ATTENTION.draw
 measure_models = WHOLE_STEPS.measure_and_show

@@ -16,14 +16,10 @@ import torch
 
 from a2lib.experiments.compile import PASSES, Shape
 from a2lib.experiments.flash import peers, sanity
+from a2lib.experiments.flash.comparison import TIMING
 from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.passes import in_turns, inputs, one_pass
 from a2lib.measure import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize
-
-TIMING = {
-    "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
-    "cpu": {"warmup_ms": 10, "rep_ms": 100, "min_n": 1, "max_n": 100},
-}
 
 prepare = peers.configure
 

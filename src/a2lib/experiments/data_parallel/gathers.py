@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from a2lib.experiments.data_parallel.sharded import Sharded
 from a2lib.experiments.harness.ranks import RankJob
@@ -41,19 +42,13 @@ class Recorder:
         self._phase = "forward"
         self._marks: list[tuple[str, str, str, Mark]] = []
 
-    def begin(self) -> None:
-        """A step begins, on the stream that computes."""
-        self._phase, self._marks = "forward", []
-        self("begins", "")
-
-    def turn_back(self) -> None:
-        """The loss is computed, and backward begins."""
-        self("ends", "")
-        self._phase = "backward"
-
-    def end(self) -> None:
-        """Backward has ended, the finish included."""
-        self("ends", "")
+    def phase(self, name: str) -> None:
+        """A phase begins, on the stream that computes, and the one before it ends; "forward" begins
+        a step."""
+        if name == "forward":
+            self._marks = []
+        self("ends" if self._marks else "begins", "")
+        self._phase = name
 
     def __call__(self, moment: str, unit: str) -> None:
         mark = Mark(self._device, self._in_graph)
@@ -117,7 +112,7 @@ def look(job: RankJob, training: Sharded) -> tuple[list[dict[str, object]], floa
 
 
 def _step(training: Sharded, recorder: Recorder) -> Callable[[], object]:
-    at = {"forward": recorder.begin, "backward": recorder.turn_back, "optimizer": recorder.end}
+    at = {name: partial(recorder.phase, name) for name in ("forward", "backward", "optimizer")}
 
     def step() -> object:
         with training.calling(at):

@@ -249,7 +249,7 @@ def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:
         captured = job.spec["capture"]
         traces.put(job, "gathers", table, key, "captured" if captured else "launched")
         if not captured:
-            traces.draw_sharding(job, training, key)
+            traces.store(job, training, key, (), traces.sharding)
 
 
 def in_turns(job: RankJob, steps: Sequence[Callable], without: Callable) -> list[Row]:

@@ -59,11 +59,6 @@ def draw_averaging(job: RankJob, training: Training, way: Way, key: Mapping[str,
         store(job, training, key, words, lambda found: averaging(found, captured), step)
 
 
-def draw_sharding(job: RankJob, training: Training, key: Mapping[str, object]) -> None:
-    """Store the bulk table ``strip`` of a launched step; collective."""
-    store(job, training, key, (), sharding)
-
-
 def store(
     job: RankJob,
     training: Training,

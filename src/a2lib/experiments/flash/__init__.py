@@ -97,7 +97,6 @@ EXPERIMENT = Experiment(
     Parameters,
     (TIMES, CEILINGS, LADDER, PROTOCOLS, ACCURACY, COUNTERS),
     "FlashAttention-2",
-    tiny=lambda given: given.sweep != "shape" or given.seq_len is None,
 )
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 sweep, measure_ceilings = TIMES.measure, CEILINGS.measure_and_show

@@ -79,8 +79,8 @@ class Comparison:
     def _ruled_out(self, name: str) -> bool:
         """Store the rows that need no trial; whether no pass is left to try."""
         passes = [key["pass"] for key in self.job.wanted[name]]
-        if reason := peers.unsupported(name, self.device):
-            self._fail(name, passes, NotImplementedError(reason))
+        if failed := _tried(lambda: peers.check(name, self.device)):
+            self._fail(name, passes, failed)
             return True
         for pass_ in passes:
             needed = peers.host_bytes(name, self.shape, pass_)

@@ -60,15 +60,11 @@ def inputs(shape: Shape, device: str, seed: int) -> tuple:
     return passes.inputs(sizes, shape.dtype, device, seed)
 
 
-def unsupported(implementation: str, device: str) -> str | None:
-    """Why ``implementation`` cannot run on ``device`` ("cuda" or "cpu") at all, or None."""
-    return None if device == "cuda" else _CUDA_ONLY.get(implementation)
-
-
 def check(implementation: str, device: str) -> None:
-    """Raise NotImplementedError with the reason, where ``implementation`` cannot run at all."""
-    if reason := unsupported(implementation, device):
-        raise NotImplementedError(reason)
+    """Raise NotImplementedError with the reason, where ``implementation`` cannot run on ``device``
+    ("cuda" or "cpu") at all."""
+    if device == "cpu" and implementation in _CUDA_ONLY:
+        raise NotImplementedError(_CUDA_ONLY[implementation])
 
 
 def build(implementation: str, shape: Shape, device: str = "cuda") -> Callable:

@@ -17,7 +17,7 @@ from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, gpus_of, identity, plan
 from a2lib.experiments.harness.view import Plot
-from a2lib.measure import Section
+from a2lib.measure import Section, device_kind
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,12 @@ class Table:
 class Experiment:
     """A notebook with the parameters ``Parameters`` and ``tables``, for ``chapter`` of the book.
 
-    ``tiny(parameters)`` says whether a CPU gets sizes that are a trial. ``refuse(parameters,
-    device)`` raises ParameterError for what this machine cannot do.
+    ``refuse(parameters, device)`` raises ParameterError for what this machine cannot do.
     """
 
     Parameters: type
     tables: tuple[Table, ...]
     chapter: str
-    tiny: Callable[[object], bool] = lambda given: True
     refuse: Callable[[object, str], None] = lambda given, device: None
 
     @property
@@ -114,13 +112,10 @@ class Experiment:
     def start(self, given: object) -> Run:
         """Record the run and print what it runs on. Raises before it ParameterError for what this
         machine cannot do, and what ``run.start`` raises."""
-        import torch
-
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = device_kind()
         self.refuse(given, device)
         gpus = gpus_of(task for table in self.tables for task in table.tasks(given, device))
-        how = {"tiny": self.tiny(given), "gpus": gpus}
-        return harness.start(given, self.sections[0].notebook, self.sections, **how)
+        return harness.start(given, self.sections[0].notebook, self.sections, gpus)
 
     def say_where(self, run: Run) -> None:
         """Print where the rows are and how they get into the book."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from a2lib.errors import OneLine, closest
 from a2lib.experiments.harness.ranks import Ranks
+from a2lib.measure import gpu_count
 
 T = TypeVar("T")
 
@@ -104,9 +105,7 @@ def ranks(given: Any) -> Ranks:
 
     Raises ParameterError for nccl with more processes than there are GPUs.
     """
-    import torch
-
-    gpus = torch.cuda.device_count()
+    gpus = gpu_count()
     if given.backend == "nccl" and given.world_size > gpus:
         allowed = f"from 1 to {gpus}, the GPUs here" if gpus else "gloo alone, without a GPU"
         raise ParameterError(

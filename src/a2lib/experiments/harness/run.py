@@ -26,7 +26,16 @@ from a2lib.experiments.harness import ahead, output, parameters
 from a2lib.experiments.harness.process import Worker
 from a2lib.experiments.harness.sweep import Sweep, Task, plan
 from a2lib.experiments.harness.worker import store_of
-from a2lib.measure import DeviceLock, Section, Store, device_slug, memory, read_runs, start_run
+from a2lib.measure import (
+    DeviceLock,
+    Section,
+    Store,
+    device_kind,
+    device_slug,
+    memory,
+    read_runs,
+    start_run,
+)
 
 # Share of the free device memory that compiling ahead may take.
 COMPILE_SHARE = 0.8
@@ -74,26 +83,17 @@ def data_folder(device: str) -> Path:
     return paths.data_dir()
 
 
-def start(
-    given: object,
-    notebook: str,
-    sections: Sequence[Section],
-    *,
-    tiny: bool = True,
-    gpus: int = 1,
-) -> Run:
-    """Record the run and print what it runs on; ``tiny`` if a CPU gets sizes that are a trial,
-    ``gpus`` how many devices measure together at most.
+def start(given: object, notebook: str, sections: Sequence[Section], gpus: int = 1) -> Run:
+    """Record the run and print what it runs on; ``gpus`` is how many devices measure together at
+    most.
 
     Raises, before anything is measured, ParameterError where the notebook has other parameters by
     now, StoreError where rows could not be stored and DeviceBusy where another process measures on
     the device.
     """
-    import torch
-
     output.quiet_at_the_end()
     parameters.check_current(given)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_kind()
     DeviceLock(device).check()
     data, slug = data_folder(device), device_slug()
     for section in sections:
@@ -107,9 +107,11 @@ def start(
     )
     until = time.time() + given.time_limit_s if given.time_limit_s else None
     if device == "cuda":
+        import torch
+
         print(torch.cuda.get_device_name())
     else:
-        print("CPU: tiny sizes, which say nothing about a GPU" if tiny else "CPU")
+        print("CPU: its times say nothing about a GPU")
     (known,) = (row for row in read_runs(data) if row["run"] == run_id)
     for column in _HEAD:
         if known[column]:

@@ -221,12 +221,7 @@ BLOCKS = Table(
 SIZES = dataclasses.replace(
     PEAKS, tasks=lambda given, device: peak_tasks(given, device, "sizes"), keep_worker=False
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (PEAKS, RECORDINGS, BLOCKS, SIZES),
-    "Where the memory goes",
-    tiny=lambda given: given.model == "auto",
-)
+EXPERIMENT = Experiment(Parameters, (PEAKS, RECORDINGS, BLOCKS, SIZES), "Where the memory goes")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure_peaks, measure_recordings = PEAKS.measure_and_show, RECORDINGS.measure_and_show
 measure_blocks, measure_sizes = BLOCKS.measure_and_show, SIZES.measure_and_show

@@ -158,9 +158,7 @@ PARTS = Table(
     says="The parts of a layer norm in each dtype, beside float64",
     shown=("computed", "truth"),
 )
-EXPERIMENT = Experiment(
-    Parameters, (SUMS, DTYPES_SEEN, PARTS), "Mixed precision", tiny=lambda given: False
-)
+EXPERIMENT = Experiment(Parameters, (SUMS, DTYPES_SEEN, PARTS), "Mixed precision")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 accumulate, observe = SUMS.measure_and_show, DTYPES_SEEN.measure_and_show
 normalise = PARTS.measure_and_show

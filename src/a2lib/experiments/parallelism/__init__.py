@@ -222,6 +222,6 @@ TIMES = Table(
     plot=Plot(x="tokens", beside=("ms_without", "ms_communication"), panels=("scheme", "mesh")),
     silence_s=180,  # making the layers and the groups of a mesh, or timing one batch
 )
-EXPERIMENT = Experiment(Parameters, (TIMES,), "Do the formulas hold?", tiny=lambda given: False)
+EXPERIMENT = Experiment(Parameters, (TIMES,), "Do the formulas hold?")
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw

@@ -48,8 +48,9 @@ class TorchStack:
         if mesh[TENSOR].size() > 1:
             # x is taken as one DTensor, so that both terms of its gradient are one sum.
             plan = {"w1": ColwiseParallel(), "w2": ColwiseParallel(), "w3": RowwiseParallel()}
+            whole = {"input_layouts": (Replicate(),), "desired_input_layouts": (Replicate(),)}
             for layer in model:
-                parallelize_module(layer, mesh[TENSOR], plan | {"": _whole_input()})
+                parallelize_module(layer, mesh[TENSOR], plan | {"": PrepareModuleInput(**whole)})
         if spec["scheme"] == "dp":
             self._model = DistributedDataParallel(model, process_group=mesh.get_group(DATA))
         else:
@@ -82,7 +83,3 @@ class TorchStack:
             grad = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
             found[name] = self._along_data * grad.T  # theirs is a mean over data
         return found
-
-
-def _whole_input() -> PrepareModuleInput:
-    return PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))

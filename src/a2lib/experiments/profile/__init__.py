@@ -182,13 +182,7 @@ TRACES = Table(
     derived={"unfiled, %": _unfiled},
     silence_s=1800,  # the timer's steps, then a child process and its export
 )
-EXPERIMENT = Experiment(
-    Parameters,
-    (TRACES,),
-    "A step, kernel by kernel",
-    tiny=lambda given: given.model == "auto",
-    refuse=refuse,
-)
+EXPERIMENT = Experiment(Parameters, (TRACES,), "A step, kernel by kernel", refuse)
 check = EXPERIMENT.check
 measure, show = TRACES.measure, TRACES.show
 

@@ -83,8 +83,8 @@ def calls(monkeypatch, tmp_path):
         return lambda *args, **kwargs: seen.append(name) or result
 
     class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
+        def __init__(self, enable_timing, external):
+            assert enable_timing and not external
 
         def record(self):
             seen.append("event")

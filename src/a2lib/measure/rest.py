@@ -10,28 +10,6 @@ from a2lib.measure.device import synchronize
 from a2lib.measure.timing import Timing
 
 
-class Mark:
-    """A moment: on a GPU when the current stream comes to it, else now.
-
-    One ``in_graph`` is part of the graph that is captured, and the moment that of its last replay.
-    """
-
-    def __init__(self, device: str, in_graph: bool = False) -> None:
-        self._event = None
-        if device == "cuda":
-            import torch
-
-            self._event = torch.cuda.Event(enable_timing=True, external=in_graph)
-            self._event.record()
-        self._ns = time.perf_counter_ns()
-
-    def ms_until(self, later: Mark) -> float:
-        """Milliseconds; on a GPU both must have come."""
-        if self._event is not None:
-            return self._event.elapsed_time(later._event)
-        return (later._ns - self._ns) / 1e6
-
-
 def meet(device: str) -> None:
     """All ranks at rest, from where they start together; collective."""
     import torch.distributed as dist

@@ -16,8 +16,9 @@ from a2lib.experiments.collectives import DTYPES
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.worker import Row
 from a2lib.measure import COLLECTIVES, memory, synchronize
+from a2lib.measure.clock import Mark
 from a2lib.measure.failures import note as one_line
-from a2lib.measure.rest import Mark, calls, each_rank, from_rest, slowest
+from a2lib.measure.rest import calls, each_rank, from_rest, slowest
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single
 
 WARMUP = 5

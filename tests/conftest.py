@@ -17,6 +17,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # instructions the CPU has. Which it would use is nothing that a test asks.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
+# What a run records of this checkout: git would be started for each of some hundred runs.
+os.environ.setdefault("A2LIB_GIT", "0" * 12)
+
 # With more, each process that compiles starts a pool of others, which import torch first.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 

@@ -4,6 +4,8 @@ import ctypes
 import gc
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 # A shell starts what it puts into the background deaf to Ctrl-C, which is what some tests send.
@@ -70,6 +72,28 @@ def garbage_is_looked_for_among_new_objects():
     if not torch.cuda.is_available():
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture
+def python():
+    """``python(code, *arguments)``: another Python with this package, ended with the test."""
+    started = []
+
+    def start(code, *arguments):
+        source = str(Path(__file__).resolve().parents[1] / "src")
+        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": path}, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
 
 
 @pytest.fixture

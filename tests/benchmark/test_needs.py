@@ -77,12 +77,6 @@ def test_a_long_run_says_where_it_is(tiny_arguments, monkeypatch, capsys):
     assert json.loads(out)["status"] == "ok"
 
 
-@pytest.mark.parametrize("option", ["memory-history", "torch-profile"])
-def test_a_folder_is_no_file(tiny_arguments, capsys, tmp_path, option):
-    said = refused_command(command.main, tiny_arguments(f"--{option}={tmp_path}"), capsys)
-    assert "is a folder; allowed is a file" in said
-
-
 def written(arguments, path, capsys):
     """The one line that a command says of a file that it could not write."""
     assert command.main(arguments) == 1

@@ -249,13 +249,13 @@ def test_a_summary_by_value_and_a_rate_of_its_mean(tiny, monkeypatch):
     assert result.summary()["wall"].std_ms is None and "forward" in result.table()
 
 
-def test_out_of_memory_of_the_command(command, tiny_arguments):
+def test_out_of_memory_of_the_command(python, tiny_arguments):
     """An embedding of 2 TB, of which the process may have one; were it not known beforehand."""
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40));"
     code += "from a2lib.benchmark import __main__ as m; m.too_large = lambda *_: '';"
     code += "sys.exit(m.main())"
     large = ("--vocab-size", 2**22, "--d-model", 2**17, "--json")
-    child = command(*tiny_arguments(*large), prefix=("-c", code))
+    child = python(code, *tiny_arguments(*large))
     out, err = child.communicate(timeout=120)
     assert child.returncode == 0, err
     found = json.loads(out)

@@ -1,7 +1,5 @@
 """How much memory the CPU needs."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -39,12 +37,12 @@ print(peak_after(SHAPE) - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit there")
-def test_the_estimate_is_a_bound_within_about_a_factor_of_two():
+def test_the_estimate_is_a_bound_within_about_a_factor_of_two(python, monkeypatch):
     # Else glibc keeps a matrix that was freed in its heap, or not, from run to run.
-    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17)}
-    command = [sys.executable, "-c", MEASURING.replace("SHAPE", repr(SHAPE))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
-    assert done.returncode == 0, done.stderr
-    measured = int(done.stdout)
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**17))
+    done = python(MEASURING.replace("SHAPE", repr(SHAPE)))
+    out, errors = done.communicate(timeout=300)
+    assert done.returncode == 0, errors
+    measured = int(out)
     bound = max(peers.host_bytes("eager", SHAPE, p) for p in PASSES)
     assert measured <= bound <= 2 * measured + peers._LIBRARIES, (measured, bound)

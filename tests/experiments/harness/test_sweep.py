@@ -1,9 +1,5 @@
 """A sweep: resumed where it stopped, and stopped by nothing that a configuration does."""
 
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from dataclasses import replace
 
@@ -164,12 +160,11 @@ sweep.measure(plan([task(*"abcdefgh", seconds=0.1)], store))
 """
 
 
-def test_a_killed_sweep_keeps_its_rows_and_the_next_goes_on(store, run):
-    script = textwrap.dedent(SCRIPT).format(data=str(store.data), run=run)
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as killed:
-        for _ in range(3):
-            killed.stdout.readline()
-        killed.send_signal(signal.SIGKILL)
+def test_a_killed_sweep_keeps_its_rows_and_the_next_goes_on(store, run, python):
+    killed = python(SCRIPT.format(data=str(store.data), run=run))
+    for _ in range(3):
+        killed.stdout.readline()
+    killed.kill()
     time.sleep(0.5)
     kept = store.rows()
     rest = plan([task(*"abcdefgh")], store)

@@ -29,12 +29,6 @@ def from_rest(run: Callable[[], object], device: str) -> float:
     return (time.perf_counter_ns() - start) / 1e6
 
 
-def calls(budget_ms: float, estimate_ms: float, limits: tuple[int, int]) -> int:
-    """How many calls fit the budget, within the limits."""
-    fewest, most = limits
-    return max(fewest, min(most, int(budget_ms / max(estimate_ms, 1e-6))))
-
-
 def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:
     """Of times that each rank took of the same calls: each call's longest."""
     return Timing.from_samples([max(times) for times in zip(*by_rank, strict=True)])

@@ -4,6 +4,8 @@ import ctypes
 import gc
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 # A shell starts what it puts into the background deaf to Ctrl-C, which is what some tests send.
@@ -16,6 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Each empty cache of Inductor's begins with half a dozen compilations that find out which vector
 # instructions the CPU has. Which it would use is nothing that a test asks.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+
+# What a run records of this checkout: git would be started for each of some hundred runs.
+os.environ.setdefault("A2LIB_GIT", "0" * 12)
 
 # With more, each process that compiles starts a pool of others, which import torch first.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -67,6 +72,28 @@ def garbage_is_looked_for_among_new_objects():
     if not torch.cuda.is_available():
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture
+def python():
+    """``python(code, *arguments)``: another Python with this package, ended with the test."""
+    started = []
+
+    def start(code, *arguments):
+        source = str(Path(__file__).resolve().parents[1] / "src")
+        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": path}, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
 
 
 @pytest.fixture

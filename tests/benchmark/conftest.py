@@ -1,10 +1,6 @@
 """The smallest model, the command on it, and a played CUDA device."""
 
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +9,6 @@ from torch.cuda import memory, profiler
 
 from a2lib.benchmark import Config, workload
 
-SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 TINY = {
     "d_model": 8, "d_ff": 12, "num_layers": 2, "num_heads": 2, "vocab_size": 11, "context": 6,
     "batch": 2, "warmup": 1, "steps": 2, "device": "cpu",
@@ -35,26 +30,6 @@ def tiny_arguments():
         return [*options, *map(str, more)]
 
     return make
-
-
-@pytest.fixture
-def command():
-    """Start the command as a process of its own; it is ended with the test."""
-    started = []
-
-    def start(*arguments, prefix=("-m", "a2lib.benchmark"), **options):
-        child = subprocess.Popen(
-            [sys.executable, *prefix, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": SOURCE}, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
-        )  # fmt: skip
-        started.append(child)
-        return child
-
-    yield start
-    for child in started:
-        child.kill()
-        child.communicate()
 
 
 @pytest.fixture
@@ -83,8 +58,8 @@ def calls(monkeypatch, tmp_path):
         return lambda *args, **kwargs: seen.append(name) or result
 
     class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
+        def __init__(self, enable_timing, external):
+            assert enable_timing and not external
 
         def record(self):
             seen.append("event")

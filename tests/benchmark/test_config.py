@@ -20,6 +20,7 @@ WRONG = [
     ("attention", "fast", "attention 'fast': allowed are eager, flash, sdpa_flash"),
     ("checkpointing", "segments:3", "allowed as k are 1 to 2"),
     ("torch_profile", "no/such/folder/x", "torch_profile 'no/such/folder/x': no such folder"),
+    ("memory_history", ".", "memory_history '.' is a folder; allowed is a file"),
     ("precision", "tf32", "precision 'tf32' needs a CUDA device; allowed on cpu is fp32 and bf16"),
     ("nvtx", "phases", "nvtx 'phases' needs a CUDA device; allowed on cpu is none"),
 ]
@@ -103,10 +104,10 @@ def test_every_field_is_an_option(tiny, tiny_arguments):
     assert parse(tiny_arguments()) == (tiny(), False)
 
 
-def test_help_needs_no_torch(command):
+def test_help_needs_no_torch(python):
     code = "import sys, runpy; sys.modules['torch'] = None; sys.argv[1:] = ['--help'];"
     code += "runpy.run_module('a2lib.benchmark', run_name='__main__', alter_sys=True)"
-    child = command(prefix=("-c", code))
+    child = python(code)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 0, err
     assert "--checkpointing" in out and "examples" in out

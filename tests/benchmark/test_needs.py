@@ -21,21 +21,16 @@ from a2lib.theory.transformer import state_bytes
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("attention", ["eager", "flash"])
-def test_a_step_takes_no_less(tiny, attention, precision, device):
-    """Of few blocks what the count of every tensor says, of more never above it, and near it."""
-    shares = []
+@pytest.mark.parametrize("given, counted", [
+    ({"precision": "fp32", "attention": "eager"}, ("fp32", "eager")),
+    ({"precision": "tf32", "attention": "sdpa_flash"}, ("fp32", "flash")),
+    ({"precision": "bf16", "attention": "flash"}, ("bf16", "flash")),
+])  # fmt: skip
+def test_a_step_takes_every_tensor_of_it(tiny, given, counted, device):
     for mode in MODES:
-        for blocks in (1, 3, 4, 24):
-            for more in ({}, {"vocab_size": 3000}, {"context": 96}, {"d_model": 96, "d_ff": 512}):
-                config = tiny(attention=attention, precision=precision, mode=mode,
-                              num_layers=blocks, **more)  # fmt: skip
-                step = StepMemory(config.shape, config.batch, config.context, mode, precision,
-                                  attention, cuda=device == "cuda")  # fmt: skip
-                shares.append(least_bytes(config, device) / peak(step).total)
-                assert shares[-1] == 1 if blocks <= 3 else shares[-1] <= 1
-    assert min(shares) > 0.8
+        config = tiny(mode=mode, **given)
+        step = StepMemory(config.shape, 2, 6, mode, *counted, cuda=device == "cuda")
+        assert least_bytes(config, device) == peak(step).total
 
 
 @pytest.mark.parametrize("options", [
@@ -75,12 +70,6 @@ def test_a_long_run_says_where_it_is(tiny_arguments, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert " s: 0 of 1 warm-up steps and 0 of 2 measured\n" in err
     assert json.loads(out)["status"] == "ok"
-
-
-@pytest.mark.parametrize("option", ["memory-history", "torch-profile"])
-def test_a_folder_is_no_file(tiny_arguments, capsys, tmp_path, option):
-    said = refused_command(command.main, tiny_arguments(f"--{option}={tmp_path}"), capsys)
-    assert "is a folder; allowed is a file" in said
 
 
 def written(arguments, path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import weakref
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from a2lib.attention import UnsupportedError
 from a2lib.benchmark import MODES, PHASES, Result, StepTimes, Summary, run
-from a2lib.benchmark.__main__ import main
+from a2lib.benchmark import __main__ as command
 from a2lib.measure import trace
 
 STEP = {
@@ -195,12 +196,6 @@ def test_an_attention_that_cannot_run_is_a_result(tiny, monkeypatch):
     assert run(tiny()).status == "unsupported"
 
 
-def test_any_other_error_is_one(tiny, monkeypatch):
-    fail_at(monkeypatch, 2, RuntimeError("shapes do not fit"))
-    with pytest.raises(RuntimeError, match="shapes do not fit"):
-        run(tiny())
-
-
 def test_nothing_of_a_failed_run_stays_alive(tiny, built, monkeypatch):
     models = []
     built(lambda workload: models.append(weakref.ref(workload.model)))
@@ -220,13 +215,13 @@ def test_interrupted_in_process(tiny, tiny_arguments, monkeypatch, capsys):
     assert (len(result.warmup), len(result.steps)) == (1, 1)
     monkeypatch.undo()
     fail_at(monkeypatch, 3, KeyboardInterrupt())
-    assert main(tiny_arguments("--json")) == 130
+    assert command.main(tiny_arguments("--json")) == 130
     found = json.loads(capsys.readouterr().out)
     assert (found["status"], len(found["steps"])) == ("interrupted", 1)
 
 
 def test_json_of_the_command(tiny_arguments, capsys):
-    assert main(tiny_arguments("--json", "--precision=bf16", "--attention=sdpa_math")) == 0
+    assert command.main(tiny_arguments("--json", "--precision=bf16", "--attention=sdpa_math")) == 0
     out, err = capsys.readouterr()
     assert out.count("\n") == 1
     found = json.loads(out, parse_constant=pytest.fail)
@@ -255,16 +250,16 @@ def test_a_summary_by_value_and_a_rate_of_its_mean(tiny, monkeypatch):
     assert result.summary()["wall"].std_ms is None and "forward" in result.table()
 
 
-def test_out_of_memory_of_the_command(command, tiny_arguments):
-    """An embedding of 2 TB, of which the process may have one; were it not known beforehand."""
-    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40));"
-    code += "from a2lib.benchmark import __main__ as m; m.too_large = lambda *_: '';"
-    code += "sys.exit(m.main())"
-    large = ("--vocab-size", 2**22, "--d-model", 2**17, "--json")
-    child = command(*tiny_arguments(*large), prefix=("-c", code))
-    out, err = child.communicate(timeout=120)
-    assert child.returncode == 0, err
-    found = json.loads(out)
+def test_out_of_memory_of_the_command(tiny_arguments, monkeypatch, capsys):
+    """An embedding of 2 TiB, all that the process may have; were it not known beforehand."""
+    monkeypatch.setattr(command, "too_large", lambda *_: "")
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**41, hard))
+    try:
+        large = tiny_arguments("--vocab-size=4194304", "--d-model=131072", "--json")
+        assert command.main(large) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    found = json.loads(capsys.readouterr().out)
     assert (found["status"], found["steps"]) == ("oom", [])
     assert found["note"].startswith("in building the model: ")
-    assert "Traceback" not in err

@@ -1,8 +1,5 @@
 """What the tests of the result store share: a data folder with one run, rows, other processes."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +7,6 @@ import pytest
 from a2lib.measure import FLASH, Store
 from a2lib.measure.runs import COLUMNS
 
-SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 RUN = "20260102T030405Z-cpu-000000"
 
 
@@ -47,26 +43,7 @@ def make_row():
 
 
 @pytest.fixture
-def python():
-    """Start another Python on ``code`` and ``arguments``; ``prefix`` is a command to start it with.
-
-    Its torch is blocked, which also makes it start at once.
-    """
-    started = []
-
-    def start(code: str, *arguments, prefix=(), **options) -> subprocess.Popen:
-        environment = dict(os.environ, PYTHONPATH=SOURCE)
-        environment.pop("TRITON_INTERPRET", None)
-        code = f"import sys; sys.modules['torch'] = None\n{code}"
-        command = [*prefix, sys.executable, "-c", code, *map(str, arguments)]
-        child = subprocess.Popen(
-            command, env=environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
-        )  # fmt: skip
-        started.append(child)
-        return child
-
-    yield start
-    for child in started:
-        child.kill()
-        child.communicate()
+def python(python):
+    """Its torch is blocked, which also makes it start at once."""
+    block = "import sys; sys.modules['torch'] = None"
+    return lambda code, *arguments: python(f"{block}\n{code}", *arguments)

@@ -191,8 +191,8 @@ def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
     log = []
 
     class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
+        def __init__(self, enable_timing, external):
+            assert enable_timing and not external
 
         def record(self):
             self.at = len(log)
@@ -210,7 +210,7 @@ def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
     monkeypatch.setattr(
         clocks, "Sensors", lambda: types.SimpleNamespace(sm_mhz=lambda: log.append("clock") or 1980)
     )
-    clock = clocks.CudaClock()
+    clock = clocks.Clock("cuda")
     assert clock.samples(lambda: log.append("call"), 2) == [2, 2]
     # The clock is read while the queue is being worked off.
     assert log == ["flush", "event", "call", "event"] * 2 + ["clock", "synchronize"]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from a2lib.benchmark.config import Config
 from a2lib.measure import memory
 from a2lib.theory.memory.step import peak
 from a2lib.theory.memory.tensors import MODES, StepMemory
 from a2lib.theory.roofline import NARROW
 from a2lib.theory.transformer import parameter_count
-
-COUNTED = 3  # blocks that are counted; each more adds what the third one did, or more
 
 
 def least_bytes(config: Config, device: str = "cpu") -> int:
@@ -23,7 +19,16 @@ def least_bytes(config: Config, device: str = "cpu") -> int:
     """
     known = not (config.compile or config.compile_blocks) and config.checkpointing == "none"
     if known and config.autocast_cache and config.mode in MODES and config.precision != NARROW:
-        return _counted(config, device)
+        step = StepMemory(
+            config.shape,
+            config.batch,
+            config.context,
+            config.mode,
+            config.precision if config.precision == "bf16" else "fp32",
+            "eager" if config.attention == "eager" else "flash",
+            cuda=device == "cuda",
+        )
+        return peak(step).total
     narrow = config.precision == NARROW
     element = 2 if narrow else 4
     weights = element * parameter_count(config.shape)
@@ -43,24 +48,3 @@ def too_large(config: Config, device: str) -> str:
         f"a step takes at least {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are "
         "left here; allowed is what fits: a smaller model, batch or context"
     )
-
-
-def _counted(config: Config, device: str) -> int:
-    def peak_with(blocks: int) -> int:
-        step = StepMemory(
-            dataclasses.replace(config.shape, num_layers=blocks),
-            config.batch,
-            config.context,
-            config.mode,
-            "bf16" if config.precision == "bf16" else "fp32",
-            "eager" if config.attention == "eager" else "flash",
-            cuda=device == "cuda",
-        )
-        return peak(step).total
-
-    blocks = config.shape.num_layers
-    if blocks <= COUNTED:
-        return peak_with(blocks)
-    # The peak is at one of a few moments, each linear in the blocks: it grows no slower later.
-    last = peak_with(COUNTED)
-    return last + (blocks - COUNTED) * (last - peak_with(COUNTED - 1))

@@ -73,26 +73,22 @@ def run(
     result = Result(config) if into is None else into
     result.device = check_here(config)
     result.device_name = torch.cuda.get_device_name() if result.device == "cuda" else "cpu"
-    failed = ""
     try:
         with float32_products(config.precision), contextlib.ExitStack() as stack:
             recorder = None
             if config.memory_history is not None:
                 # Before the model is built, or its parameters would have no event.
                 recorder = stack.enter_context(Recorder(config.memory_history, result.device))
-            failed = _measure(config, result, recorder, before_step or (lambda step: None))
+            _measure(config, result, recorder, before_step or (lambda step: None))
     finally:
         _release(config, result.device)
-    if failed:
-        result.status, _, result.note = failed.partition(": ")
     return result
 
 
 def _measure(
     config: Config, result: Result, recorder: Recorder | None, before_step: Callable
-) -> str:
-    """Fill ``result``; "" or "status: note". Once it has returned only the recorder holds the
-    model."""
+) -> None:
+    """Fill ``result``. Once it has returned only the recorder holds the model."""
     nvtx = _nvtx(config)
     ranges = Ranges(nvtx, recorder.phase if recorder else None)
     stopwatch = Stopwatch(result.device, ranges)
@@ -106,8 +102,7 @@ def _measure(
         if status is None:
             raise
         text = " ".join(str(error).split())
-        return f"{status}: in {stopwatch.where}: {text}"[:NOTE_LENGTH]
-    return ""
+        result.status, result.note = status, f"in {stopwatch.where}: {text}"[:NOTE_LENGTH]
 
 
 def _run_steps(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from a2lib.benchmark.ranges import Ranges
 from a2lib.benchmark.result import StepTimes
 from a2lib.measure import synchronize
+from a2lib.measure.clock import Mark
 
 
 class Stopwatch:
@@ -26,7 +27,7 @@ class Stopwatch:
     def __init__(self, device: str, ranges: Ranges):
         self.device, self.ranges = device, ranges
         self.where = "building the model"
-        self._phases: dict[str, tuple] = {}
+        self._phases: dict[str, tuple[Mark, Mark]] = {}
 
     @contextmanager
     def step(self, name: str) -> Iterator[list[StepTimes]]:
@@ -46,24 +47,12 @@ class Stopwatch:
     def phase(self, name: str) -> Iterator[None]:
         self.where = f"{self._name}, {name}"
         with self.ranges(name):
-            host, event = time.perf_counter(), self._event()
+            start = Mark(self.device)
             yield
-            end_event = self._event()
-            self._phases[name] = (host, time.perf_counter(), event, end_event)
-
-    def _event(self):
-        if self.device == "cpu":
-            return None
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+            self._phases[name] = start, Mark(self.device)
 
     def _times(self, wall_ms: float) -> StepTimes:
-        host_ms = {name: (end - start) * 1e3 for name, (start, end, *_) in self._phases.items()}
-        phases = list(self._phases.values())
-        if self.device == "cpu":
-            return StepTimes(host_ms, host_ms, (phases[-1][1] - phases[0][0]) * 1e3, wall_ms)
-        ms = {name: first.elapsed_time(last) for name, (*_, first, last) in self._phases.items()}
-        return StepTimes(ms, host_ms, phases[0][2].elapsed_time(phases[-1][3]), wall_ms)
+        ms = {name: start.ms_until(end) for name, (start, end) in self._phases.items()}
+        host_ms = {name: start.host_ms_until(end) for name, (start, end) in self._phases.items()}
+        marks = list(self._phases.values())
+        return StepTimes(ms, host_ms, marks[0][0].ms_until(marks[-1][1]), wall_ms)

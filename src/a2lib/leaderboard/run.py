@@ -19,7 +19,8 @@ import torch.distributed as dist
 from a2lib.leaderboard import Step
 from a2lib.leaderboard.training import Training
 from a2lib.measure import Timing, device_slug, memory, synchronize
-from a2lib.measure.rest import Mark, meet, slowest
+from a2lib.measure.clock import Clock, Mark
+from a2lib.measure.rest import meet, slowest
 from a2lib.parallel.group import everyone
 from a2lib.parallel.rank import progress
 from a2lib.theory.memory.keeping import (
@@ -122,33 +123,14 @@ def board(
 ) -> list[float]:
     """This rank's milliseconds of each step, as ``do_bench`` takes them; collective. On the CPU a
     fraction of them by the host's clock."""
-    clear: Callable[[], object] = lambda: None  # noqa: E731
-    if device == "cuda":
-        from triton.runtime import driver
-
-        cache = driver.active.get_empty_cache_for_benchmark()
-        clear = lambda: driver.active.clear_cache(cache)  # noqa: E731
-    else:
+    clock = Clock(device)
+    if device == "cpu":
         warmup_ms, rep_ms = warmup_ms // 100, rep_ms // 100
-    step()
-    synchronize(device)
-    first = Mark(device)
-    for _ in range(ESTIMATED):
-        clear()
-        step()
-    last = Mark(device)
-    synchronize(device)
-    estimate = max(everyone(first.ms_until(last) / ESTIMATED))
+    clock.samples(step, 1)
+    estimate = max(everyone(statistics.fmean(clock.samples(step, ESTIMATED))))
     for _ in range(max(1, int(warmup_ms / estimate))):
         step()
-    marks = []
-    for _ in range(max(1, int(rep_ms / estimate))):
-        clear()
-        begin = Mark(device)
-        step()
-        marks.append((begin, Mark(device)))
-    synchronize(device)
-    return [begin.ms_until(end) for begin, end in marks]
+    return clock.samples(step, max(1, int(rep_ms / estimate)))
 
 
 def _looked_at(training: Training, device: str, everyone: Everyone) -> Row:

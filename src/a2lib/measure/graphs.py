@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from a2lib.measure.clock import CudaClock
+from a2lib.measure.clock import Clock
 from a2lib.measure.failures import linked
 from a2lib.measure.timing import Attempts, Timing, in_turns, sample_count
 
@@ -190,7 +190,7 @@ def time_replays(
     min_n: int = MIN_N,
     max_n: int = MAX_N,
     graphs: CudaGraphs | None = None,
-    clock: CudaClock | None = None,
+    clock: Clock | None = None,
 ) -> Replays:
     """Time each call of ``makers`` replayed from a CUDA graph, in turns.
 
@@ -200,7 +200,7 @@ def time_replays(
 
     The exceptions returned are without the frames that hold tensors.
     """
-    graphs, clock = graphs or CudaGraphs(), clock or CudaClock()
+    graphs, clock = graphs or CudaGraphs(), clock or Clock("cuda")
     captured: dict[str, CapturedGraph] = {}
     samples: dict[str, list[float]] = {}
 

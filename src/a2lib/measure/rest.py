@@ -10,28 +10,6 @@ from a2lib.measure.device import synchronize
 from a2lib.measure.timing import Timing
 
 
-class Mark:
-    """A moment: on a GPU when the current stream comes to it, else now.
-
-    One ``in_graph`` is part of the graph that is captured, and the moment that of its last replay.
-    """
-
-    def __init__(self, device: str, in_graph: bool = False) -> None:
-        self._event = None
-        if device == "cuda":
-            import torch
-
-            self._event = torch.cuda.Event(enable_timing=True, external=in_graph)
-            self._event.record()
-        self._ns = time.perf_counter_ns()
-
-    def ms_until(self, later: Mark) -> float:
-        """Milliseconds; on a GPU both must have come."""
-        if self._event is not None:
-            return self._event.elapsed_time(later._event)
-        return (later._ns - self._ns) / 1e6
-
-
 def meet(device: str) -> None:
     """All ranks at rest, from where they start together; collective."""
     import torch.distributed as dist
@@ -49,12 +27,6 @@ def from_rest(run: Callable[[], object], device: str) -> float:
     run()
     synchronize(device)
     return (time.perf_counter_ns() - start) / 1e6
-
-
-def calls(budget_ms: float, estimate_ms: float, limits: tuple[int, int]) -> int:
-    """How many calls fit the budget, within the limits."""
-    fewest, most = limits
-    return max(fewest, min(most, int(budget_ms / max(estimate_ms, 1e-6))))
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:

@@ -7,7 +7,7 @@ data/README.md and the tests over all notebooks and pages are held against this.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,23 +38,17 @@ class Section:
     def columns(self) -> tuple[str, ...]:
         return self.key + self.values + COMMON
 
-    def table(self) -> dict[str, object]:
-        """What a worker needs to store rows, for JSON; ``table_of`` is the way back."""
-        return {"name": self.name, "key": self.key, "values": self.values, "timed": self.timed}
 
-
-def table_of(given: Mapping[str, object]) -> Section:
-    """The section whose ``table()`` came through JSON."""
-    return Section(**{**given, "key": tuple(given["key"]), "values": tuple(given["values"])})
-
-
-def _section(name: str, given: Mapping[str, object]) -> Section:
-    key, values = (tuple(given[columns].split()) for columns in ("key", "values"))
-    return Section(**{"name": name, **given, "key": key, "values": values})
+def section_of(
+    name: str, key: str | Sequence[str], values: str | Sequence[str], **others: object
+) -> Section:
+    """A section of the file, or one whose ``asdict`` came through JSON."""
+    columns = (tuple(c.split() if isinstance(c, str) else c) for c in (key, values))
+    return Section(name, *columns, **others)
 
 
 _FILE = tomllib.loads(Path(__file__).with_name("sections.toml").read_text(encoding="utf-8"))
-SECTIONS = {name: _section(name, given) for name, given in _FILE["sections"].items()}
+SECTIONS = {name: section_of(name, **given) for name, given in _FILE["sections"].items()}
 BULK: dict[str, str] = _FILE["bulk"]
 INTEGERS, RESULTS, FLAGS = (
     frozenset(_FILE["columns"][kind].split()) for kind in ("whole", "number", "truth")

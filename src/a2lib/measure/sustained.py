@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from a2lib.measure.clock import CpuClock, CudaClock, clock_of
+from a2lib.measure.clock import Clock
 from a2lib.measure.timing import Timing
 
 IDLE_S = 2.0
@@ -40,14 +40,14 @@ def seconds_of(
     n_seconds: int,
     second_s: float = 1.0,
     idle_s: float = IDLE_S,
-    clock: CudaClock | CpuClock | None = None,
+    clock: Clock | None = None,
 ) -> list[Second]:
     """Repeat ``call`` for ``n_seconds`` seconds without pause, after ``idle_s`` seconds of rest.
 
     ``device`` is "cuda" or "cpu". ``second_s`` makes a second shorter, for a trial. A second in
     which no call began has no entry. An exception of ``call`` passes through.
     """
-    clock = clock or clock_of(device)
+    clock = clock or Clock(device)
     clock.begin()
     estimate = statistics.median(ms for _, ms in clock.finish(clock.queue(call, WARM_UP_CALLS)))
     n = BATCH_CALLS if estimate <= 0 else max(1, min(BATCH_CALLS, int(BATCH_MS / estimate)))

@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from a2lib.measure.clock import CpuClock, CudaClock, clock_of
+from a2lib.measure.clock import Clock
 from a2lib.measure.failures import detached
 from a2lib.measure.sections import Section
 
@@ -114,7 +114,7 @@ def time_many(
     rep_ms: float = 100,
     min_n: int = 3,
     max_n: int = 500,
-    clock: CudaClock | CpuClock | None = None,
+    clock: Clock | None = None,
 ) -> dict[str, Timing | Exception]:
     """Time several functions in turns, so that a drift of the clocks reaches all of them alike.
 
@@ -133,7 +133,7 @@ def time_many(
         raise ValueError(f"min_n {min_n}, max_n {max_n}: allowed is 1 <= min_n <= max_n")
     if not (warmup_ms >= 0 and 0 < rep_ms < math.inf and warmup_ms < math.inf):
         raise ValueError(f"warmup_ms {warmup_ms}, rep_ms {rep_ms}: must be >= 0 and > 0")
-    clock = clock or clock_of(device)
+    clock = clock or Clock(device)
     samples: dict[str, list[float]] = {}
     hosts: dict[str, list[float]] = {name: [] for name in functions}
     mhz: dict[str, list[int | None]] = {}
@@ -219,7 +219,7 @@ def median_reading(readings: Sequence[float | None]) -> int | None:
 
 
 def _warm_up(
-    clock: CudaClock | CpuClock, fn: Callable[[], object], warmup_ms: float, max_n: int
+    clock: Clock, fn: Callable[[], object], warmup_ms: float, max_n: int
 ) -> tuple[float, list[float]]:
     """The estimated milliseconds of a call, and the samples that already count."""
     clock.samples(fn, 1)

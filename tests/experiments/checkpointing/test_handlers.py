@@ -1,7 +1,5 @@
 """What a worker stores of strategies, at the smallest sizes; and what is asked of it."""
 
-from unittest.mock import Mock
-
 import pytest
 from refusals import refused
 
@@ -10,7 +8,6 @@ from a2lib.experiments import checkpointing
 from a2lib.experiments.checkpointing import Parameters, handlers
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import CHECKPOINTING
-from a2lib.measure.failures import LostContext
 
 
 def asked(**over):
@@ -44,16 +41,6 @@ def test_a_strategy_that_fails_is_a_row_and_the_next_goes_on(measured, monkeypat
         "none": "ok", "half": "oom", "segments:2": "ok",
     }  # fmt: skip
     assert rows["half"]["note"] == "out of memory"
-
-
-def test_what_ends_the_device_ends_the_process_after_its_row(job, monkeypatch):
-    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
-    monkeypatch.setattr(Workload, "work", Mock(side_effect=lost))
-    (task,) = checkpointing.tasks(asked(), "cpu")
-    given = job(CHECKPOINTING, task)
-    with pytest.raises(LostContext):
-        handlers.measure(given)
-    assert [row["status"] for row in given.store.rows()] == ["error"]
 
 
 @pytest.mark.parametrize(

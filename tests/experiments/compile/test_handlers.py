@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 from inductor_plans import planned
@@ -11,10 +10,8 @@ from a2lib.benchmark import Result, StepTimes
 from a2lib.experiments import compile as compiling
 from a2lib.experiments.compile import Shape, Steps, attention, model
 from a2lib.experiments.flash import peers
-from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL, inductor
-from a2lib.measure.failures import LostContext
 
 SHAPE = Shape("plain", "fp32", 16, 8, batch=2)
 TIMING = {"cpu": {"warmup_ms": 0, "rep_ms": 0.01, "min_n": 2, "max_n": 2}}
@@ -59,15 +56,6 @@ def test_a_wrong_result_is_an_error_and_eager_is_still_timed(job, monkeypatch):
     assert {rows["compile", p]["status"] for p in ("forward", "backward")} == {"error"}
     assert "wrong o" in rows["compile", "forward"]["note"]
     assert {rows["eager", p]["status"] for p in ("forward", "backward")} == {"ok"}
-
-
-def test_a_lost_device_ends_the_process_after_its_rows(job, monkeypatch):
-    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
-    monkeypatch.setattr(attention, "peak_bytes", Mock(side_effect=lost))
-    with pytest.raises(LostContext):
-        of_attention(job)
-    rows = job(COMPILE_ATTENTION, Task("", {}, {})).store.rows()
-    assert {(r["implementation"], r["status"]) for r in rows} == {("eager", "error")}
 
 
 def step(ms):

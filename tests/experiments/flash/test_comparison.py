@@ -136,14 +136,6 @@ def test_what_cannot_fit_the_cpu_is_not_run(compare, monkeypatch):
     assert statuses(rows, "sdpa_flash") == ["ok"] * 3
 
 
-def test_a_lost_device_ends_the_process_after_its_rows(compare):
-    rows, begun = compare(
-        bad=raising(RuntimeError("CUDA error: an illegal memory access")), good=good
-    )
-    assert statuses(rows, "bad") == ["error"] * 3 and not statuses(rows, "good")
-    assert begun == ["bad", "lost"]
-
-
 def test_a_device_lost_while_taking_turns_blames_nobody(compare):
     calls = []
 

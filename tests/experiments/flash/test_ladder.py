@@ -1,10 +1,7 @@
 """The ladder: what is asked for, that each rung is what its name says, and what becomes a row."""
 
 import contextlib
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -131,7 +128,7 @@ def test_rows_of_a_cpu(put, monkeypatch, right):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it is compiled")
-def test_a_process_of_its_own_interprets_what_it_cannot_compile():
+def test_a_process_of_its_own_interprets_what_it_cannot_compile(python, monkeypatch):
     code = """
 from a2lib.experiments.flash import ladder, peers, sanity
 from a2lib.experiments.flash.shapes import Shape
@@ -141,9 +138,10 @@ shape = Shape("bf16", 1, 1, 64, 16, True)
 expected = sanity.Expected(*qkv, do, causal=True, dtype="bf16")
 ladder.Rung("to_diagonal", shape, "cpu").check(qkv, expected)
 """
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    monkeypatch.delenv("TRITON_INTERPRET")
+    done = python(code)
+    _, errors = done.communicate(timeout=300)
+    assert done.returncode == 0, errors[-2000:]
 
 
 @pytest.mark.gpu

@@ -53,14 +53,3 @@ def test_a_step_refuses_what_the_notebook_has_changed_since():
     run.parameters = check(notebook, Toy)
     step(run)
     assert measured == [1, 2]
-
-
-def test_an_interrupted_step_says_what_is_kept():
-    @measures
-    def step(run):
-        raise KeyboardInterrupt
-
-    with pytest.raises(Interrupted, match="every row measured so far is stored; to go on, run"):
-        step(RUN)
-    assert issubclass(Interrupted, KeyboardInterrupt)
-    DeviceLock("cpu").check()

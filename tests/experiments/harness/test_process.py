@@ -4,9 +4,6 @@ import contextlib
 import gc
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import weakref
 
 from waiting import until
@@ -45,23 +42,21 @@ def test_what_a_task_leaves_is_garbage_from_the_next_ones_end_on(request):
     assert seen() is None
 
 
-def test_neither_a_worker_nor_what_it_started_outlives_a_killed_parent(tmp_path):
-    script = tmp_path / "parent.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        from a2lib.experiments.harness.process import Worker
-        worker = Worker({START!r})
-        task = {{"do": {START!r}, "spec": {{"seconds": 100}}, "device": "cpu", "seed": 0}}
-        for event in worker.ask(task, 120):
-            print(worker._process.pid, event["pid"], flush=True)
-    """)
-    )
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(pids) == 2 and all(map(is_alive, pids))
-        parent.send_signal(signal.SIGKILL)
+PARENT = f"""
+from a2lib.experiments.harness.process import Worker
+worker = Worker({START!r})
+task = {{"do": {START!r}, "spec": {{"seconds": 100}}, "device": "cpu", "seed": 0}}
+for event in worker.ask(task, 120):
+    print(worker._process.pid, event["pid"], flush=True)
+"""
+
+
+def test_neither_a_worker_nor_what_it_started_outlives_a_killed_parent(python):
+    parent = python(PARENT)
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2 and all(map(is_alive, pids))
+    parent.kill()
+    parent.wait()
     assert_ended(pids)
 
 

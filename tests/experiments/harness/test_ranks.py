@@ -4,9 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from dataclasses import dataclass, replace
 
@@ -109,17 +106,14 @@ except KeyboardInterrupt:
 """
 
 
-def test_two_sweeps_at_once_and_neither_leaves_a_rank(ranks, run, tmp_path, folder):
+def test_two_sweeps_at_once_and_neither_leaves_a_rank(ranks, run, tmp_path, folder, python):
     """One is interrupted, one is killed; their groups know nothing of each other."""
     going, folders = [], []
     for name in ("interrupted", "killed"):
         folders.append(tmp_path / name)
         folders[-1].mkdir()
-        script = textwrap.dedent(GOING).format(
-            data=str(ranks.data), run=run, pids=str(folders[-1]), name=name
-        )
-        command = [sys.executable, "-c", script]
-        going.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        given = {"data": str(ranks.data), "run": run, "pids": str(folders[-1]), "name": name}
+        going.append(python(GOING.format(**given)))
     pids = [int(pid) for folder in folders for pid in _two_names(folder)]
     for process, by in zip(going, (signal.SIGINT, signal.SIGKILL), strict=True):
         process.send_signal(by)

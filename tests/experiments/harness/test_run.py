@@ -2,8 +2,6 @@
 
 import logging
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 
@@ -91,16 +89,14 @@ except Interrupted as error:
 """
 
 
-def test_an_interrupted_run_keeps_its_rows_says_so_and_goes_on(started, tmp_path, capsys):
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True
-    ) as going:
-        while "started" not in going.stdout.readline():
-            pass
-        store = Store(TOY, "cpu", tmp_path / "data")
-        until(lambda: len(store.rows()) >= 3)
-        going.send_signal(signal.SIGINT)
-        said, _ = going.communicate(timeout=60)
+def test_an_interrupted_run_keeps_its_rows_says_so_and_goes_on(started, tmp_path, capsys, python):
+    going = python(INTERRUPTED)
+    while "started" not in going.stdout.readline():
+        pass
+    store = Store(TOY, "cpu", tmp_path / "data")
+    until(lambda: len(store.rows()) >= 3)
+    going.send_signal(signal.SIGINT)
+    said, _ = going.communicate(timeout=60)
     assert going.returncode == 0 and "every row measured so far is stored" in said
     kept = len(store.rows())
     assert 3 <= kept < 24

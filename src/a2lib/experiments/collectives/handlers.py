@@ -16,8 +16,10 @@ from a2lib.experiments.collectives import DTYPES
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.worker import Row
 from a2lib.measure import COLLECTIVES, memory, synchronize
+from a2lib.measure.clock import Mark
 from a2lib.measure.failures import note as one_line
-from a2lib.measure.rest import Mark, calls, each_rank, from_rest, slowest
+from a2lib.measure.rest import each_rank, from_rest, slowest
+from a2lib.measure.timing import sample_count
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single
 
 WARMUP = 5
@@ -112,11 +114,11 @@ def _timed(job: RankJob, run: Callable[[], object]) -> Row:
     estimate = agreed(from_rest(run, job.device))
     if estimate < LONG_MS:
         estimate = agreed([from_rest(run, job.device) for _ in range(WARMUP)][-1])
-    n = calls(BUDGET_MS[job.device], estimate, CALLS)
+    n = sample_count(BUDGET_MS[job.device], estimate, *CALLS)
     by_rank = job.everyone([from_rest(run, job.device) for _ in range(n)])
     row = slowest(by_rank).row(COLLECTIVES) | each_rank(by_rank)
     if job.device == "cuda":
-        many = calls(QUEUED_MS, estimate, QUEUED_CALLS)
+        many = sample_count(QUEUED_MS, estimate, *QUEUED_CALLS)
         queued = [agreed(_queued(run, many)) for _ in range(QUEUED_TIMES)]
         row["ms_queued"] = statistics.median(queued)
     return row

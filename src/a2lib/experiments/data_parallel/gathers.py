@@ -15,7 +15,8 @@ from functools import partial
 from a2lib.experiments.data_parallel.sharded import Sharded
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import synchronize
-from a2lib.measure.rest import Mark, meet
+from a2lib.measure.clock import Mark
+from a2lib.measure.rest import meet
 from a2lib.parallel import capture_step
 
 # Steps that are looked at; the one of median length is the picture.

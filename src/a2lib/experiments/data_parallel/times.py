@@ -32,8 +32,9 @@ from a2lib.experiments.data_parallel.training import (
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.experiments.harness.worker import Row, free_memory
 from a2lib.measure import synchronize, timing
+from a2lib.measure.clock import Mark
 from a2lib.measure.failures import note as one_line
-from a2lib.measure.rest import Mark, each_rank, meet, slowest
+from a2lib.measure.rest import each_rank, meet, slowest
 from a2lib.parallel import capture_step
 
 # What of a way is measured by itself, once it is right and before it is captured.

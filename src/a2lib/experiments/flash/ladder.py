@@ -146,9 +146,9 @@ def compile_rung(job: Job) -> None:
 def _timed(makers, device: str) -> tuple[dict[str, Timing | Exception], bool]:
     """Each maker's time, or what it raised, and whether the device can still be used."""
     from a2lib.measure import graphs
-    from a2lib.measure.clock import clock_of
+    from a2lib.measure.clock import Clock
 
-    clock, results = clock_of(device), {}
+    clock, results = Clock(device), {}
     for name, make in makers.items():
         try:
             results[name] = Timing.from_samples(clock.samples(make(), 1))

@@ -185,7 +185,7 @@ class Sweep:
     def _request(self, task: Task) -> dict:
         return {
             "do": self.store.section.handler,
-            "section": self.store.section.table(),
+            "section": dataclasses.asdict(self.store.section),
             "spec": task.spec,
             "wanted": task.rows,
             "in_turns": task.in_turns,

@@ -217,12 +217,12 @@ def at_work() -> Iterator[None]:
 
 def fields(task: dict) -> dict[str, object]:
     """What a ``Job`` knows from its task."""
-    from a2lib.measure.sections import table_of
+    from a2lib.measure.sections import section_of
 
     given = {name: task[name] for name in ("spec", "device", "seed")}
     if "section" in task:
         given |= {name: task[name] for name in ("wanted", "in_turns", "until", "run")}
-        given["store"] = store_of(table_of(task["section"]), task["slug"], Path(task["data"]))
+        given["store"] = store_of(section_of(**task["section"]), task["slug"], Path(task["data"]))
     return given
 
 

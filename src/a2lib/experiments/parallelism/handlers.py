@@ -26,7 +26,8 @@ from a2lib.experiments.parallelism.schemes import (
     plain,
 )
 from a2lib.measure import PARALLELISM, Timing, timing
-from a2lib.measure.rest import calls, from_rest, slowest
+from a2lib.measure.rest import from_rest, slowest
+from a2lib.measure.timing import sample_count
 
 WARMUP = 2
 BUDGET_MS = {"cuda": 800.0, "cpu": 300.0}
@@ -154,7 +155,7 @@ class Batch:
         estimate = 0.0
         for run in ways.values():
             estimate += max(everyone([from_rest(run, device) for _ in range(WARMUP)][-1]))
-        n = calls(BUDGET_MS[device], estimate, CALLS)
+        n = sample_count(BUDGET_MS[device], estimate, *CALLS)
         own: dict[str, list[float]] = {name: [] for name in ways}
         for name, count in timing.in_turns(dict.fromkeys(ways, n)):
             own[name] += [from_rest(ways[name], device) for _ in range(count)]

@@ -16,16 +16,7 @@ import zlib
 from collections import defaultdict
 from pathlib import Path
 
-from a2lib.measure.trace.kernels import (
-    WAIT,
-    Kernel,
-    Launch,
-    Span,
-    Trace,
-    TraceError,
-    attribute,
-    from_zero,
-)
+from a2lib.measure.trace.kernels import WAIT, Kernel, Launch, Span, Trace, TraceError, assembled
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 ON_HOST = ("cuda_runtime", "cuda_driver")
@@ -86,9 +77,7 @@ def _read(events: list[dict]) -> Trace:
         if WAIT in event["name"]
         for start, end in [_times(event)]
     ]
-    kernels, spans, waits = from_zero(kernels, spans, waits)
-    attribute(kernels, spans)
-    return Trace(source, kernels, spans, waits=waits)
+    return assembled(source, kernels, spans, waits)
 
 
 def _on_device(by_kind: dict[str, list[dict]]) -> list[Kernel]:

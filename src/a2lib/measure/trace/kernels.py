@@ -185,27 +185,29 @@ def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
     return merged
 
 
-def from_zero(
-    kernels: list[Kernel], spans: list[Span], waits: Iterable[Launch] = ()
-) -> tuple[list[Kernel], list[Span], list[Launch]]:
-    """Kernels by start, spans, and waits, counted from the first kernel, launch or span of all.
-
-    Raises TraceError for one that ends before it starts.
-    """
+def assembled(
+    source: str,
+    kernels: Iterable[Kernel],
+    spans: Iterable[Span],
+    waits: Iterable[Launch],
+    notes: Iterable[str] = (),
+) -> Trace:
+    """The trace of what was read: counted from the first kernel, launch or span of all, and every
+    kernel with the path of its launch. Raises TraceError for one that ends before it starts."""
+    kernels = sorted(kernels, key=lambda k: (k.start_ns, k.stream))
     for one in (*kernels, *spans):
         if one.end_ns < one.start_ns:
             raise TraceError(f"{one.name!r} ends before it starts"[:200])
-    starts = [k.start_ns for k in kernels] + [s.start_ns for s in spans]
-    starts += [k.launch.start_ns for k in kernels if k.launch]
-    zero = min(starts, default=0)
+    starts = [one.start_ns for one in (*kernels, *spans)]
+    zero = min(starts + [k.launch.start_ns for k in kernels if k.launch], default=0)
 
     def moved(call: Launch) -> Launch:
         return Launch(call.thread, call.start_ns - zero, call.duration_ns)
 
     for kernel in kernels:
         kernel.start_ns -= zero
-        if kernel.launch:
-            kernel.launch = moved(kernel.launch)
+        kernel.launch = kernel.launch and moved(kernel.launch)
     spans = [Span(s.name, s.thread, s.start_ns - zero, s.end_ns - zero) for s in spans]
+    attribute(kernels, spans)
     waits = sorted(map(moved, waits), key=lambda one: one.start_ns)
-    return sorted(kernels, key=lambda k: (k.start_ns, k.stream)), spans, waits
+    return Trace(source, kernels, spans, list(notes), waits)

@@ -14,16 +14,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from a2lib.measure.trace.kernels import (
-    WAIT,
-    Kernel,
-    Launch,
-    Span,
-    Trace,
-    TraceError,
-    attribute,
-    from_zero,
-)
+from a2lib.measure.trace.kernels import WAIT, Kernel, Launch, Span, Trace, TraceError, assembled
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -107,8 +98,6 @@ def _read(base: sqlite3.Connection) -> Trace:
             spans.append(Span(name, (thread & _PROCESS, thread), start, end))
     if not kernels:
         raise TraceError("no kernel was traced")
-    kernels, spans, waits = from_zero(kernels, spans, waits)
-    attribute(kernels, spans)
     # Processes that the traced one starts have notes of their own.
     traced = {span.thread[0] for span in spans}
     notes = [
@@ -116,4 +105,4 @@ def _read(base: sqlite3.Connection) -> Trace:
         for text, process in rows("DIAGNOSTIC_EVENT", "text", "globalPid")
         if text
     ]
-    return Trace("nsys", kernels, spans, notes, waits)
+    return assembled("nsys", kernels, spans, waits, notes)

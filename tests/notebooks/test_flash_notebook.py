@@ -72,7 +72,7 @@ def executed(tmp_path_factory):
     terminal showed: a line like the README's, with no output path, in a copy of the repository,
     which spares the reader's own runs."""
     copy = tmp_path_factory.mktemp("repository")
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    ignored = shutil.ignore_patterns("*.pyc.*", "*.egg-info")  # another process may be writing one
     shutil.copytree(ROOT / "src", copy / "src", ignore=ignored)
     (copy / "notebooks").mkdir()
     shutil.copy(FLASH, copy / "notebooks")

@@ -4,8 +4,8 @@
     python tests/attention/aot.py      # every tile of the table, all that hopper.py asks of Gluon
 
 One JSON object a line: spilled bytes, serialised-wgmma warnings of ptxas (C7510 to C7515),
-registers, shared memory; without arguments and a GPU a last one of what traced.py finds. A process
-of its own, since a failed compiler assertion aborts Python.
+registers, shared memory. Without arguments AdamW's kernel too, and without a GPU what traced.py
+finds last. A process of its own, since a failed compiler assertion aborts Python.
 """
 
 import itertools
@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import CUDABackend, get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
+from triton.runtime.jit import mangle_type  # noqa: E402
 
 from a2lib.attention import hopper, passes  # noqa: E402
 from a2lib.attention.tiles import (  # noqa: E402
@@ -39,6 +40,7 @@ from a2lib.attention.tiles import (  # noqa: E402
     options_of,
     precision_of,
 )
+from a2lib.optim import kernels as optim  # noqa: E402
 
 OWN = "forward", "forward_chunk"  # which split their queries themselves
 # By dtype, and fp16x3: fp32 as two terms of fp16, three products.
@@ -122,9 +124,9 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
     }
 
 
-def resources(source, fn, signature, constants, options):
+def resources(source, fn, signature, constants, options, aligned=("stride",)):
     """What the compiled kernel needs, and which instructions it has; all strides are aligned."""
-    divisible = [n for n, t in signature.items() if t.startswith("*") or n.startswith("stride")]
+    divisible = [n for n, t in signature.items() if t.startswith("*") or n.startswith(aligned)]
     attrs = {(fn.arg_names.index(n),): [["tt.divisibility", 16]] for n in divisible}
     compiled = triton.compile(
         source(fn=fn, signature=signature, constexprs=constants, attrs=attrs),
@@ -139,6 +141,7 @@ def resources(source, fn, signature, constants, options):
         "mma_sync": "mma.sync" in ptx,
         "adds": "add.v4.f32" in ptx,
         "reduce": "cp.reduce.async.bulk" in ptx,
+        "moves": re.findall(r"\b((?:ld|st)\.(?:global|shared)\.\S+)", ptx),
     }
 
 
@@ -188,6 +191,18 @@ def compile_gluon(how, call):
     return {"gluon": True, **how, **resources(GluonASTSource, fn, signature, constants, options)}
 
 
+def compile_adamw(n, has_master):
+    """AdamW's kernel for that many elements: what it moves to and from memory, in order."""
+    numbers = dict.fromkeys(optim.adamw.arg_names[6:11], mangle_type(0.5)) | {"n": mangle_type(n)}
+    weight = "*bf16" if has_master else "*fp32"
+    signature = {"weight": weight, "grad": weight, "normaliser": "*fp64", **numbers}
+    constants = {"HAS_MASTER": has_master, "BLOCK": optim.BLOCK}
+    signature |= dict.fromkeys(constants, "constexpr")
+    signature = {name: signature.get(name, "*fp32") for name in optim.adamw.arg_names}
+    found = resources(ASTSource, optim.adamw, signature, constants, optim.OPTIONS, ("n",))
+    return {"adamw": [signature["n"], has_master], **found}
+
+
 def table_jobs():
     """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
     without the causal mask where registers are tight."""
@@ -213,6 +228,8 @@ def main(argv):
     else:
         work = [(compile_gluon, call) for call in gluon_calls()]
         work += [(compile_kernel, job) for job in table_jobs()]
+        adamw = (4096, True), (4096, False), (2**31 + 4096, True)
+        work += [(compile_adamw, job) for job in adamw]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for result in pool.map(lambda todo: todo[0](*todo[1]), work):
             print(json.dumps(result), flush=True)

@@ -1,5 +1,5 @@
-"""Every kernel of the tile table and of Gluon, compiled for a Hopper GPU on this machine's CPU; and
-what is said by those that are not the interpreter's."""
+"""Every kernel of the tile table and of Gluon, and AdamW's, compiled for a Hopper GPU on this
+machine's CPU; and what is said by those that are not the interpreter's."""
 
 import itertools
 import json
@@ -113,6 +113,21 @@ def test_gluon_uses_what_it_is_for(gluon):
         assert r["shared"] <= (HALF if r.get("consumers") == 1 else SHARED_MEMORY), r
         assert r["wgmma"] and not r["mma_sync"], r
         assert r["reduce"] == (r["kernel"] == "backward"), r
+
+
+@known_compiler
+def test_adamw_moves_four_elements_at_once_and_reads_before_it_writes(everything):
+    found = [r for r in everything if "adamw" in r]
+    assert [r["adamw"] for r in found] == [["i32", True], ["i32", False], ["i64", True]]
+    wide, half = "global.v4.b32", "global.v2.b32"
+    for r in found:
+        # The two sums of weights; then 16 bytes of float32, 8 of bfloat16; none through shared.
+        has_master = r["adamw"][1]
+        read = [half, wide, wide, wide] if has_master else [wide] * 4
+        written = [wide, wide, wide, half] if has_master else [wide] * 3
+        moves = [*(f"ld.{one}" for one in read), *(f"st.{one}" for one in written)]
+        assert r["moves"] == ["ld.global.b64"] * 2 + moves, r
+        assert r["registers"] and r["spills"] == 0, r
 
 
 def test_cpu_tensors_are_refused_and_never_run_by_something_else(traced):

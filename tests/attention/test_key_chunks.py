@@ -7,7 +7,15 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
+from attention_compare import (
+    LAYOUTS,
+    errors,
+    in_float64,
+    laid_out,
+    off_by,
+    random_inputs,
+    with_gradients,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,10 +62,6 @@ def truth_of(q, k, v, is_causal):
         hidden = torch.arange(k.shape[2]) > torch.arange(q.shape[2])[:, None]
         scores = scores.masked_fill(hidden, -math.inf)
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
-
-
-def off_by(got, want):
-    return ((got.double() - want).norm() / want.norm()).item()
 
 
 @st.composite

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from bs4 import BeautifulSoup, NavigableString
+from committed import WRITTEN
 
 from a2lib.paths import ROOT
 
@@ -272,10 +273,6 @@ def test_a_change_of_the_theme_that_finds_nothing_is_a_warning(book, tmp_path, m
 
 LONG = {"benchmark", "profile", "memory", "compile", "ddp", "flash"}
 LOOKED_UP = {"questions", "profile-kernels", "flash-shapes"}
-WRITTEN = sorted(
-    page.stem for page in (ROOT / "book").glob("*.md")
-    if "from a2lib.report.page import" in page.read_text(encoding="utf-8")
-)  # fmt: skip
 HIDDEN = {"details", "svg", "script", "style", "pre"}
 CLASSES = {"math", "headerlink", "a2-source", "sd-dropdown"}  # hidden too
 

@@ -111,44 +111,35 @@ def test_keys_in_chunks(width, dtype, is_causal, monkeypatch, no_plans):
         check(dtype, is_causal, width, seed)
 
 
+def check_beside(other, allowed, shape, dtype, is_causal, size=1):
+    """Relative errors to float64 on the same inputs, by name; a fresh draw each run."""
+    q, *rest = random_inputs(shape, shape, dtype, "cuda")
+    inputs = q * size, *rest
+    truth = in_float64(*inputs, is_causal)
+    mine, its = (errors(with_gradients(x, *inputs, is_causal), truth) for x in (ours, other))
+    for name in NAMES:
+        assert mine[name] <= allowed * its[name], (name, mine, its)
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 128])
 @pytest.mark.parametrize("length", [333, 2048])
 def test_bf16_error_is_at_most_a_quarter_above_cudnn(length, head_dim, is_causal):
-    """Relative error to float64 on the same bf16 inputs, by name; a fresh draw each run."""
-    shape = (2, 4, length, head_dim)
-    inputs = random_inputs(shape, shape, torch.bfloat16, "cuda")
-    truth = in_float64(*inputs, is_causal)
-    ours_error = errors(with_gradients(ours, *inputs, is_causal), truth)
-    cudnn_error = errors(with_gradients(cudnn, *inputs, is_causal), truth)
-    for name in NAMES:
-        assert ours_error[name] <= 1.25 * cudnn_error[name], (name, ours_error, cudnn_error)
+    check_beside(cudnn, 1.25, (2, 4, length, head_dim), torch.bfloat16, is_causal)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 128])
 @pytest.mark.parametrize("length", [256, 333, 1024])
 def test_fp32_error_is_at_most_twice_eager(length, head_dim, is_causal):
-    shape = (2, 2, length, head_dim)
-    inputs = random_inputs(shape, shape, torch.float32, "cuda")
-    truth = in_float64(*inputs, is_causal)
-    ours_error = errors(with_gradients(ours, *inputs, is_causal), truth)
-    eager_error = errors(with_gradients(attention_reference, *inputs, is_causal), truth)
-    for name in NAMES:
-        assert ours_error[name] <= 2 * eager_error[name], (name, ours_error, eager_error)
+    check_beside(attention_reference, 2, (2, 2, length, head_dim), torch.float32, is_causal)
 
 
 @pytest.mark.parametrize("size, head_dim", [(3, 64), (10, 64), (3, 128)])
 def test_fp32_error_when_scores_are_large(size, head_dim):
     """A log-sum-exp rounded on the way to base 2 and back would show here, in dv first, and passes
     that multiply by other terms."""
-    shape = (2, 333, head_dim)
-    q, k, v, do = random_inputs(shape, shape, torch.float32, "cuda")
-    truth = in_float64(q * size, k, v, do, True)
-    ours_error = errors(with_gradients(ours, q * size, k, v, do, True), truth)
-    eager = errors(with_gradients(attention_reference, q * size, k, v, do, True), truth)
-    for name in NAMES:
-        assert ours_error[name] <= 2.5 * eager[name], (name, ours_error, eager)
+    check_beside(attention_reference, 2.5, (2, 333, head_dim), torch.float32, True, size)
 
 
 def test_tf32_when_asked_for(monkeypatch):

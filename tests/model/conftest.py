@@ -1,7 +1,10 @@
-"""Small models, and their loss and gradients by name."""
+"""Small models, their loss and gradients by name, and the operations that run."""
+
+from collections import Counter
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from a2lib.model import TransformerLM, cross_entropy
 
@@ -34,3 +37,38 @@ def loss_and_gradients():
         return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
     return compute
+
+
+@pytest.fixture
+def is_the_plain_one(make_model, batch, loss_and_gradients):
+    """Asserts that a model's loss and gradients are, to the bit, those of one of these options."""
+
+    def check(model, **options):
+        wanted, found = (loss_and_gradients(m, batch) for m in (make_model(**options), model))
+        assert torch.equal(found[0], wanted[0])
+        assert found[1].keys() == wanted[1].keys()
+        for name, gradient in found[1].items():
+            assert torch.equal(gradient, wanted[1][name]), name
+
+    return check
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that run, by name, and products by the shape of the transposed weight
+    too; one whose kept result is taken does not run."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name().partition("::")[2].partition(".")[0]
+        self.counts[name] += 1
+        if name == "mm":
+            self.counts[tuple(args[1].shape)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def operations():
+    return Operations

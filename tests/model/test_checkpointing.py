@@ -1,11 +1,8 @@
 """Checkpointing changes what is kept, never what is computed."""
 
-from collections import Counter
-
 import pytest
 import torch
 from refusals import refused
-from torch.utils._python_dispatch import TorchDispatchMode
 
 SELECTIVE = ["selective:linear", "selective:products", "selective:attention"]
 SPECS = [
@@ -16,16 +13,9 @@ SPECS = [
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa_flash"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_loss_and_gradients_are_equal_to_the_bit(
-    make_model, batch, loss_and_gradients, spec, attention
-):
-    plain_loss, plain = loss_and_gradients(make_model(attention=attention), batch)
+def test_loss_and_gradients_are_equal_to_the_bit(make_model, is_the_plain_one, spec, attention):
     model = make_model(checkpointing=spec, attention=attention)
-    loss, gradients = loss_and_gradients(model, batch)
-    assert torch.equal(loss, plain_loss)
-    assert gradients.keys() == plain.keys()
-    for name, gradient in gradients.items():
-        assert torch.equal(gradient, plain[name]), name
+    is_the_plain_one(model, attention=attention)
 
 
 def calls_of_each_block(model, run):
@@ -70,44 +60,26 @@ def test_a_model_changes_its_strategy(make_model, batch, loss_and_gradients):
     assert model.checkpointing == "block"
 
 
-class Operations(TorchDispatchMode):
-    """Counts the operations that run, by name; one whose kept result is taken does not."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.counts[function.name().partition("::")[2].partition(".")[0]] += 1
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(("spec", "products", "attentions"), [
     ("none", 0, 0), ("block", 6, 1), ("selective:attention", 6, 0), ("selective:linear", 0, 1),
 ])  # fmt: skip
 def test_operations_that_run_again(
-    make_model, batch, loss_and_gradients, spec, products, attentions
+    make_model, batch, loss_and_gradients, operations, spec, products, attentions
 ):
     """In each of three blocks, of seven linear layers, of which the last ends the block, and an
     attention; eager attention's are counted in tests/theory/test_checkpointing.py."""
-    with Operations() as seen:
+    with operations() as seen:
         loss_and_gradients(make_model(attention="sdpa_flash", checkpointing=spec), batch)
     found = seen.counts["mm"], seen.counts["_scaled_dot_product_flash_attention_for_cpu"]
     # The head's three products, and each block's with two backward.
     assert found == (3 + 3 * (3 * 7 + products), 3 * (1 + attentions))
 
 
-def test_our_attention_is_kept_and_is_the_same_to_the_bit(make_model, batch, loss_and_gradients):
-    found = []
-    for spec in ("none", "selective:attention"):
-        with Operations() as seen:
-            found.append(
-                loss_and_gradients(make_model(attention="flash", checkpointing=spec), batch)
-            )
-        assert seen.counts["flash_forward"] == 3
-    (loss, gradients), (kept_loss, kept) = found
-    assert torch.equal(loss, kept_loss)
-    assert all(torch.equal(gradients[name], kept[name]) for name in gradients)
+def test_our_attention_is_kept_and_is_the_same_to_the_bit(make_model, is_the_plain_one, operations):
+    model = make_model(attention="flash", checkpointing="selective:attention")
+    with operations() as seen:
+        is_the_plain_one(model, attention="flash")
+    assert seen.counts["flash_forward"] == 2 * 3
 
 
 @pytest.mark.parametrize("spec", ["none", *SPECS])

@@ -1,13 +1,11 @@
 """Blocks by plan: what is kept, computed again and sent to the host changes no result."""
 
 import itertools
-from collections import Counter
 
 import pytest
 import torch
 from refusals import refused
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from a2lib.model import TransformerLM
 from a2lib.model.checkpointing import keeping
@@ -16,19 +14,6 @@ from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
 
 SOME = [(), ("q_proj",), ("v_proj", "w1"), ("k_proj", "w1", "w3"), PRODUCTS]
 U, F = 2 * 11 * 24, 2 * 11 * 40  # elements of the tiny batch's stream, and of its FFN
-
-
-class Products(TorchDispatchMode):
-    """Counts products by the rows of the weight, transposed."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten.mm.default:
-            self.seen[tuple(args[1].shape)] += 1
-        return function(*args, **(kwargs or {}))
 
 
 def compiled(model, backend="aot_eager"):
@@ -40,35 +25,29 @@ def compiled(model, backend="aot_eager"):
 
 @pytest.mark.parametrize("kept", SOME)
 @pytest.mark.parametrize("attention", ["eager", "sdpa_flash"])
-def test_eager_blocks_are_the_plain_ones_to_the_bit(
-    make_model, batch, loss_and_gradients, kept, attention
-):
-    plain_loss, plain = loss_and_gradients(make_model(attention=attention), batch)
+def test_eager_blocks_are_the_plain_ones_to_the_bit(make_model, is_the_plain_one, kept, attention):
     model = make_model(attention=attention)
     plans = [BlockPlan(kept), BlockPlan(()), BlockPlan(PRODUCTS)]
     model.use_checkpointing(PlannedBlocks(plans))
-    loss, gradients = loss_and_gradients(model, batch)
-    assert torch.equal(loss, plain_loss)
-    for name, gradient in gradients.items():
-        assert torch.equal(gradient, plain[name]), name
+    is_the_plain_one(model, attention=attention)
 
 
 @pytest.mark.parametrize("kept", SOME)
-def test_what_is_kept_is_not_computed_again(make_model, batch, kept):
+def test_what_is_kept_is_not_computed_again(make_model, batch, operations, kept):
     """Products of the weights' shapes; those of gradients have others in this batch. Not the last
     of a half: recomputation ends before it."""
     model = make_model(attention="sdpa_flash")
     model.use_checkpointing(PlannedBlocks([BlockPlan(kept)] * 3))
     with torch.enable_grad():
         x = model._run_blocks(model.layers, model.token_embeddings(batch[0]))
-    with Products() as again:
+    with operations() as again:
         x.sum().backward()
     square = sum(name in PRODUCTS[:3] and name not in kept for name in PRODUCTS)
     wide = sum(name in PRODUCTS[3:] and name not in kept for name in PRODUCTS)
     # dx of a D x D product has the same shape as the product: four a block.
-    assert again.seen[24, 24] == 3 * (square + 4)
+    assert again.counts[24, 24] == 3 * (square + 4)
     # and dx of w2 that of w1's, transposed like it.
-    assert again.seen[24, 40] - 3 == 3 * wide
+    assert again.counts[24, 40] - 3 == 3 * wide
 
 
 def sizes_saved(model, batch, at=0):

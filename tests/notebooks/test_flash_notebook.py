@@ -4,16 +4,20 @@ import ast
 import csv
 import importlib
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 
 import nbformat
 import pytest
+from notebook_runs import PAPERMILL
 from notebook_texts import figures, rows, texts
 
 from a2lib.experiments.flash.shapes import Parameters
 from a2lib.experiments.harness.parameters import cell_source
+from a2lib.experiments.harness.run import data_folder
 from a2lib.paths import ROOT
 from a2lib.theory.attention import PASSES
 
@@ -63,16 +67,43 @@ def test_help_notebook_documents_every_parameter():
 
 
 @pytest.fixture(scope="module")
-def executed(execute):
-    """The notebook run from its own folder, as JupyterLab does, and where it measured."""
-    asked = ["-p", "sweep", "leaderboard", "-p", "heads", 1e0]
+def executed(tmp_path_factory):
+    """The notebook run from its own folder, as JupyterLab does, where it measured, and what the
+    terminal showed: a line like the README's, with no output path, in a copy of the repository,
+    which spares the reader's own runs."""
+    copy = tmp_path_factory.mktemp("repository")
+    ignored = shutil.ignore_patterns("*.pyc.*", "*.egg-info")  # another process may be writing one
+    shutil.copytree(ROOT / "src", copy / "src", ignore=ignored)
+    (copy / "notebooks").mkdir()
+    shutil.copy(FLASH, copy / "notebooks")
+    dropped = ("TRITON_INTERPRET", "A2LIB_DATA", "PYTHONWARNINGS")
+    env = {name: value for name, value in os.environ.items() if name not in dropped}
+    env |= {"PYTHONPATH": str(copy / "src"), "A2LIB_GIT": "0" * 12, "CUDA_VISIBLE_DEVICES": ""}
+    asked = ["-p", "sweep", "leaderboard", "-p", "heads", "1.0"]
     asked += ["-p", "implementations", "eager,sdpa_flash,sdpa_cudnn"]
-    return execute("flash", *asked, cwd=FLASH.parent)
+    done = subprocess.run(
+        [PAPERMILL, FLASH.name, *asked], cwd=copy / "notebooks", env=env,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    notebook = nbformat.read(copy / "build" / "runs" / "flash.ipynb", as_version=4)
+    return notebook, copy / "build" / "data" / "measured", done.stderr
+
+
+@pytest.mark.slow
+def test_the_terminal_says_where_the_notebook_and_the_rows_are(executed, monkeypatch):
+    notebook, measured, said = executed
+    assert said.endswith("the executed notebook is in ../build/runs/flash.ipynb\n")
+    assert f"\nRows: {measured.relative_to(measured.parents[2])}/flash/cpu.csv and " in said
+    assert "heads = 1" in tagged(notebook, "injected-parameters")[0].source
+    assert not (measured.parents[2] / "data").exists()  # a CPU's rows are not for commits
+    monkeypatch.delenv("A2LIB_DATA", raising=False)
+    assert data_folder("cuda") == ROOT / "data"
 
 
 @pytest.mark.slow
 def test_rows_are_stored_under_their_run(executed):
-    _, measured = executed
+    _, measured, _ = executed
     found = rows(measured, "flash")
     assert {(row["implementation"], row["pass"]): row["status"] for row in found} == {
         (name, p): "unsupported" if name == "sdpa_cudnn" else "ok"
@@ -91,7 +122,7 @@ def test_rows_are_stored_under_their_run(executed):
 
 @pytest.mark.slow
 def test_a_bar_is_one_line_a_figure_is_shown_once_and_no_output_names_this_machine(executed):
-    notebook, measured = executed
+    notebook, measured, _ = executed
     shown = list(texts(notebook))
     (bar,) = [text for text in shown if " 9/9 rows " in text]
     assert "100%" in bar and "\r" not in bar and "\n" not in bar
@@ -101,12 +132,12 @@ def test_a_bar_is_one_line_a_figure_is_shown_once_and_no_output_names_this_machi
     assert LOCAL_PATH.search(f"in {ROOT}/data")
     assert not LOCAL_PATH.search("$A2LIB_DATA/a/b, 1/2 TFLOP/s")
     for text in shown:
-        assert not LOCAL_PATH.search(text) and str(measured) not in text and str(ROOT) not in text
+        assert not LOCAL_PATH.search(text) and str(measured.parents[2]) not in text
 
 
 @pytest.mark.slow
 def test_a_sweep_has_the_protocols_and_the_errors(executed):
-    _, measured = executed
+    _, measured, _ = executed
     errors = rows(measured, "flash_accuracy")
     assert len(errors) == 3 * 2 * 2 * 2 * 4
     assert {(row["implementation"], row["status"]) for row in errors} == {

@@ -4,14 +4,12 @@ Each test runs the real `papermill` program in a throw-away repository of one ti
 copy of a2lib stands first on the path, so that the notebooks of that repository are "ours".
 """
 
-import csv
 import json
 import os
 import pty
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import papermill.cli
@@ -244,25 +242,3 @@ def test_sections_that_have_nothing_are_left_out_and_named(tmp_path):
 ])  # fmt: skip
 def test_positionals(args, expected):
     assert papermill_default.positionals(papermill.cli.papermill, args) == expected
-
-
-@pytest.mark.slow
-def test_the_flash_notebook_itself(tmp_path):
-    """The line of the README at a size for a CPU, in a copy, which spares the reader's own runs."""
-    shutil.copytree(
-        ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-    )
-    (tmp_path / "notebooks").mkdir()
-    shutil.copy(ROOT / "notebooks" / "flash.ipynb", tmp_path / "notebooks")
-    command = [PAPERMILL, "notebooks/flash.ipynb", "-p", "seq_len", "128"]
-    command += ["-p", "implementations", "eager"]
-    done = run(tmp_path, command, env={"A2LIB_GIT": "0" * 12})
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith(f"{WHERE} build/runs/flash.ipynb\n")
-    assert "seq_len = 128" in (tmp_path / "build" / "runs" / "flash.ipynb").read_text()
-    [measured] = tmp_path.rglob("measured/flash/*.csv")
-    place = "build/data" if measured.stem == "cpu" else "data"  # a CPU's rows are not for commits
-    assert measured.relative_to(tmp_path) == Path(place, "measured", "flash", measured.name)
-    assert f"\nRows: {measured.relative_to(tmp_path)} and " in done.stderr
-    with open(measured, newline="") as lines:
-        assert {row["seq_len"] for row in csv.DictReader(lines)} == {"128"}

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from committed import WRITTEN
 
 from a2lib.measure.sections import SECTIONS
 from a2lib.paths import ROOT
@@ -30,10 +31,6 @@ TYPED = re.compile(
     r"(?<![\w.])\d[\d.,]*[\s\N{NO-BREAK SPACE}]?"
     r"(?:[mnµu]?s|[GT]B/s|[GT]FLOP/s|W|J|MHz|%|[KMG]i?B|times)(?![\w/])"
 )
-PAGES = sorted(
-    page.stem for page in (ROOT / "book").glob("*.md")
-    if "from a2lib.report.page import" in page.read_text(encoding="utf-8")
-)  # fmt: skip
 OTHERS = {"model": "tiny", "batch": 3, "strategy": "nested:9"}
 
 
@@ -110,7 +107,7 @@ def breaks(claim, tables):
         return True
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_each_claim_holds_and_can_break(written, name):
     for page in written(name).pages:
         assert page.claims, f"{name} claims nothing"
@@ -128,7 +125,7 @@ def test_each_claim_holds_and_can_break(written, name):
         assert [claim.words for claim in firm] == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_what_compares_has_a_claim_beside_it(name):
     # A section is a heading, its text and its cells; what comes before the first is the lead's.
     pieces = HEADING.split(re.sub(r"\A---\n[\s\S]*?^---\n", "", text_of(name), flags=re.M))
@@ -140,7 +137,7 @@ def test_what_compares_has_a_claim_beside_it(name):
     assert bare == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_no_measured_number_is_typed(name):
     """Settings and what others state may be: the page's front matter lists them as ``given``."""
     text = text_of(name)
@@ -153,7 +150,7 @@ def test_no_measured_number_is_typed(name):
     assert TYPED.findall(body) == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_its_claims_are_answered_on_other_rows(written, name, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT / "book")
     for page in written(name).pages:
@@ -170,7 +167,7 @@ def test_its_claims_are_answered_on_other_rows(written, name, monkeypatch, tmp_p
         assert "make x" in str(page.your_machine("make x"))
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_rows_that_a_page_derives_nothing_from_are_shown(written, name, monkeypatch):
     """As `make book` leaves them: of a model that no size is published of, of settings of one's
     own, and without the other sections' rows."""

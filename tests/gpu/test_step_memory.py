@@ -53,7 +53,7 @@ def test_the_peak_is_the_counted_one(measured, no_garbage, case):
             step = int(row["step_number"])
             more = int(row["tensor_bytes"]) - asked(counted(case, step))
             assert abs(more) <= 2**20, (step, more)
-            blocks = replay(counted(case, step), steps=step + 1).allocated
+            blocks = replay(counted(case, step), steps=step + 1).peak
             assert int(row["allocated_bytes"]) == pytest.approx(blocks, rel=0.01)
 
 

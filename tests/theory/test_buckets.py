@@ -7,7 +7,6 @@ from a2lib.model import TransformerLM
 from a2lib.theory.buckets import (
     Gradient,
     arrivals,
-    best_count,
     best_size,
     block_by_block,
     curve,
@@ -35,7 +34,7 @@ def test_the_formula_is_the_clock_under_its_assumption(count):
 
 def test_the_best_number_is_a_minimum():
     total = 8e9
-    best = best_count(total, LINE)
+    best = total / best_size(total, LINE)
     least = overhead_s(total, best, LINE)
     assert least == pytest.approx(2 * (total * LINE.overhead_s / LINE.bandwidth) ** 0.5)
     assert all(overhead_s(total, best * f, LINE) > least for f in (0.5, 0.99, 1.01, 2))

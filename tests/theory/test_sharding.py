@@ -22,8 +22,8 @@ P = parameter_count(SHAPE)
 TENSORS, INPUTS, TABLES = 21, 2 * 2 * 8 * 8, 4 * 8 * 16
 
 
-def held(sharded, ranks=2, **over):
-    return Held(SHAPE, ranks, sharded, **{"batch": 2, "context": 8, **over})
+def held(sharded, ranks=2):
+    return Held(StepMemory(SHAPE, 2, 8), ranks, sharded)
 
 
 def test_three_moments_without_sharding_are_4_8_and_16_bytes_a_parameter():
@@ -55,7 +55,7 @@ def test_the_peak_of_one_rank_is_that_of_the_chapter_on_memory():
 
 
 def test_xl_is_divided_into_equal_halves():
-    first, second = Held(SIZES["xl25"], 2, True).state()
+    first, second = Held(StepMemory(SIZES["xl25"]), 2, True).state()
     assert abs(first - second) < 1e-5 * first
 
 
@@ -94,5 +94,5 @@ def test_a_pipeline_hides_all_but_one_part_of_the_shorter(update, gather):
 def test_what_cannot_be_is_refused_in_one_line():
     refused("moment 'later': allowed are init, before, after", held(True).at, "later")
     refused("scheme 'zero2': allowed are plain, sharded, zero1", sent, "zero2", 1, 2)
-    refused("ranks", held, True, ranks=0)
+    refused("ranks is 0", held, True, ranks=0)
     refused("chunks", pipelined_s, 1, 1, 0)

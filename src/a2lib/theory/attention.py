@@ -311,19 +311,8 @@ EAGER = {
     ),
 }
 
-# The same as torch.compile leaves it: between two products one kernel, in place, that computes the
-# mask itself. Then the (batch, N, d) tensors that a product passes beside its matrix.
-COMPILED = {
-    "forward": (("q k^T", 0, 1, 0), ("softmax", 1, 1, 0), ("p v", 1, 0, 0)),
-    "backward": (
-        ("p^T do", 1, 0, 0),
-        ("do v^T", 0, 1, 0),
-        ("softmax backward", 2, 1, 0),
-        ("ds k", 1, 0, 0),
-        ("ds^T q", 1, 0, 0),
-    ),
-}
-COMPILED_ROWS = {
+# Its products, and the (batch, N, d) tensors that each reads and writes beside its matrix.
+PRODUCTS = {
     "q k^T": (2, 0),
     "p v": (1, 1),
     "p^T do": (1, 1),

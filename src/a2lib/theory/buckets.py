@@ -27,15 +27,11 @@ def overhead_s(total: float, count: float, line: Line) -> float:
     return count * line.overhead_s + total / (count * line.bandwidth)
 
 
-def best_count(total: float, line: Line) -> float:
-    """The number of buckets, no whole one, with the least ``overhead_s``: sqrt(s / (o w))."""
-    positive(total=total, overhead_s=line.overhead_s)
-    return math.sqrt(total / (line.overhead_s * line.bandwidth))
-
-
 def best_size(total: float, line: Line) -> float:
-    """Bytes of each of those buckets: sqrt(s o w)."""
-    return total / best_count(total, line)
+    """Bytes of each bucket of those with the least ``overhead_s``, no whole number of them:
+    sqrt(s o w)."""
+    positive(total=total, overhead_s=line.overhead_s)
+    return total / math.sqrt(total / (line.overhead_s * line.bandwidth))
 
 
 @dataclass(frozen=True)

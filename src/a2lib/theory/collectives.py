@@ -46,19 +46,12 @@ def copied_bytes(elements, n, width, sent):
     ``sent``: by the parts written to their owners, the means written to all, and kernels.
     """
     positive(elements=elements, n=n, width=width, sent=sent)
-    travels = 2 * elements * (n - 1) / n * sent  # read here and written there
-    return 2 * travels + kernel_bytes(elements, n, width, sent)  # as much comes from there
-
-
-def kernel_bytes(elements, n, width, sent):
-    """Those of ``copied_bytes`` that kernels move: the sum, and where gradients travel in another
-    dtype the casts there and back.
-    """
-    positive(elements=elements, n=n, width=width, sent=sent)
     own, others = elements / n, elements * (n - 1) / n
-    total = own * width + others * sent + own * sent
+    travels = 2 * others * sent  # read here and written there; as much comes from there
+    summed = own * width + others * sent + own * sent
+    # There and back, where gradients travel in another dtype.
     casts = 2 * others * (width + sent) + own * width if sent != width else 0
-    return total + casts
+    return 2 * travels + summed + casts
 
 
 def alternate_all_reduce_s(size, n, bandwidth):

@@ -7,11 +7,11 @@ from functools import cache, cached_property
 
 from a2lib.theory.devices import Device
 from a2lib.theory.memory.saved import PRECISIONS, block_saved
+from a2lib.theory.memory.tensors import ATTENTIONS
 from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
 from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import Shape
 
-ATTENTIONS = ("eager", "flash")  # of those that saved.py counts
 ACTIVATIONS = ("library", "fused")
 # Of an optimizer: bytes a parameter that it keeps from step to step.
 OPTIMIZERS = {"adamw": 8, "adamw-8bit": 2, "momentum": 4, "sgd": 0}

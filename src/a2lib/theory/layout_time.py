@@ -120,20 +120,25 @@ def block_flops(job: Job, rows: float, checkpointing: str) -> float:
     return (3 - job.frozen) * products + (3.5 if flash else 3) * scores + again[checkpointing]
 
 
+def stage_flops(job: Job, rows: float, stage: Stage, checkpointing: str) -> float:
+    """Operations of a stage on ``rows`` tokens, as ``block_flops``, with routers and the head."""
+    shape = job.shape
+    flops = stage.blocks * block_flops(job, rows, checkpointing)
+    passes = 3 - job.frozen  # of products: two in the backward, one of them for trained weights
+    mixtures = (stage.blocks - stage.dense) if shape.experts else 0
+    flops += mixtures * (passes + (checkpointing == "block")) * 2 * rows * shape.router
+    return flops + stage.last * passes * matmul_flops(rows, shape.vocab_size, shape.d_model)
+
+
 def _stage(job: Job, layout: Layout, stage: Stage) -> Busy:
     """What one micro-batch asks of a device of a stage, forward and backward."""
     shape, t, blocks = job.shape, layout.tensor, stage.blocks
     rows, d = tokens(job, layout), job.shape.d_model
-    whole = layout.checkpointing == "block"
-    flops = blocks * block_flops(job, rows, layout.checkpointing)
+    flops = stage_flops(job, rows, stage, layout.checkpointing)
     mixtures = (blocks - stage.dense) if shape.experts else 0
-    passes = 3 - job.frozen  # of products: two in the backward, one of them for trained weights
-    flops += mixtures * (passes + whole) * 2 * rows * shape.router
-    if stage.last:
-        flops += passes * matmul_flops(rows, shape.vocab_size, d)
     size = weights(job, layout, stage) * job.element
     # Weights pass in the forward and for either product of the backward, and if it runs again.
-    moved = (passes + whole) * size
+    moved = (3 - job.frozen + (layout.checkpointing == "block")) * size
     forward, backward = score_bytes(job.precision)
     runs = 1 + (layout.checkpointing != "none")
     moved += blocks * rows * job.scores / t * (runs * forward + backward)

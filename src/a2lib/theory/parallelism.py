@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive, reduce_scatter_s
+from a2lib.theory.devices import DEVICES
 from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.transformer import SIZES
 
@@ -244,13 +245,13 @@ def brute_force(layer: Layer, shared: bool) -> tuple[int, int]:
 
 
 # The example of the command and of the book: the FFN of the 8B model and the tokens of one step
-# of the 2026 leaderboard, on the maker's figures of an H200 (data/reference/devices.csv).
+# of the 2026 leaderboard, on an H200.
 EXAMPLE = Layer(
     tokens=2 * 32_768,
     d_model=SIZES["8B"].d_model,
     d_ff=SIZES["8B"].d_ff,
-    flops=989.4e12,
-    bandwidth=450e9,
+    flops=DEVICES["H200"].flops,
+    bandwidth=DEVICES["H200"].link,
 )
 
 

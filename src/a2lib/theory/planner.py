@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from functools import cache, lru_cache
 
 from a2lib.theory.jobs import OPTIMIZERS
-from a2lib.theory.layout_time import block_flops, least_waited, waiting
+from a2lib.theory.layout_time import least_waited, stage_flops, waiting
 from a2lib.theory.layouts import (
     AXES,
     LOGIT_TENSORS,
@@ -33,8 +33,8 @@ from a2lib.theory.layouts import (
     of_axis,
     timed,
 )
-from a2lib.theory.products import WIDE, check_name, largest, matmul_flops
-from a2lib.theory.stages import stage_blocks
+from a2lib.theory.products import WIDE, check_name, largest
+from a2lib.theory.stages import stage_blocks, stages
 from a2lib.theory.transformer import parameter_count
 
 # Plain replicas send as much as zero1 and hold more.
@@ -144,7 +144,8 @@ def _by_time(job: Job, fixed: dict, meshes: list, hidden: str | float) -> list[t
     # Of what is waited for where nothing hides, so much is left.
     exposed = {"data": 1, "none": 1, "all": 0}[hidden] if isinstance(hidden, str) else 1 - hidden
     names = _values(fixed, "checkpointing", _strategies(job))
-    flops = {name: _least_flops(job, name) for name in names}
+    (whole,) = stages(job, Layout())
+    flops = {name: stage_flops(job, job.batch * job.context, whole, name) for name in names}
 
     @cache
     def waited(tensor: int, context: int, within: bool, name: str) -> tuple[float, float]:
@@ -166,16 +167,6 @@ def _by_time(job: Job, fixed: dict, meshes: list, hidden: str | float) -> list[t
         bubble = (p - 1) / most if fixed.get("schedule", "1f1b") == "1f1b" else 0
         found.append(((1 + bubble) * min(seconds.values()), seconds, mesh))
     return sorted(found, key=lambda one: one[0])
-
-
-def _least_flops(job: Job, checkpointing: str) -> float:
-    """Operations of a step under a strategy of checkpointing."""
-    tokens = job.batch * job.context
-    shape = job.shape
-    passes = 3 - job.frozen
-    head = passes * matmul_flops(tokens, shape.vocab_size, shape.d_model)
-    routed = (shape.num_layers - shape.dense) * (passes + (checkpointing == "block")) * shape.router
-    return shape.num_layers * block_flops(job, tokens, checkpointing) + 2 * tokens * routed + head
 
 
 def _rank(plan: Plan, hidden: str | float) -> tuple[float, ...]:

@@ -30,7 +30,6 @@ from a2lib.theory.memory.step import WORKSPACE, peak
 from a2lib.theory.memory.tape import OPTIMIZER
 from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.products import check_name, check_sizes
-from a2lib.theory.transformer import Shape
 
 PARAMETERS, GRADIENTS, STATE, REST = "parameters", "gradients", "optimizer state", "rest"
 MOMENTS = ("init", "before", "after")
@@ -60,33 +59,22 @@ def assign(sizes: Iterable[int], loads: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes on each of ``ranks`` in fp32, of a model of ``shape`` with ``batch`` sequences of
-    ``context`` tokens a rank; ``sharded`` or with the whole state on every rank.
+    """Bytes on each of ``ranks`` in fp32, of which each makes a ``step`` of its own batch;
+    ``sharded`` or with the whole state on every rank.
 
-    Raises ValueError, in one line, for sizes that are not allowed.
+    Raises ValueError, in one line, for ranks that are not a positive integer.
     """
 
-    shape: Shape
+    step: StepMemory
     ranks: int
     sharded: bool
-    batch: int = 4
-    context: int = 512
-    precision: str = "fp32"
-    attention: str = "eager"
 
     def __post_init__(self) -> None:
         check_sizes(ranks=self.ranks)
-        self._step  # noqa: B018  raises for the rest
-
-    @property
-    def _step(self) -> StepMemory:
-        return StepMemory(
-            self.shape, self.batch, self.context, precision=self.precision, attention=self.attention
-        )
 
     def state(self) -> list[int]:
         """Of the optimizer on each rank: two moments and a counter of 4 bytes a tensor."""
-        sizes = list(self._step.parameters().values())
+        sizes = list(self.step.parameters().values())
         if not self.sharded:
             return [2 * sum(sizes) + 4 * len(sizes)] * self.ranks
         owners = assign(sizes, [0] * self.ranks)
@@ -99,7 +87,7 @@ class Held:
         """Bytes by component on the fullest rank at one of ``MOMENTS``, on a GPU, where cuBLAS
         takes workspaces with its first products; ValueError for another moment."""
         check_name("moment", moment, MOMENTS)
-        standing, size = self._step.standing(), sum(self._step.parameters().values())
+        standing, size = self.step.standing(), sum(self.step.parameters().values())
         rest = standing["parameters"] - size + standing["other"]
         return {
             PARAMETERS: size,
@@ -112,7 +100,7 @@ class Held:
     def peak(self) -> int:
         """The most of a later step on the fullest rank: the step's tensors, with the state divided,
         and cuBLAS's workspaces."""
-        fullest = peak(self._step)
+        fullest = peak(self.step)
         whole = fullest.by_category[OPTIMIZER]
         return fullest.total - whole + max(self.state()) + 2 * WORKSPACE
 

@@ -191,20 +191,6 @@ def named_size(name: str, known: dict[str, Shape] = SIZES) -> Shape:
     return known[name]
 
 
-def parameters_by_part(shape: Shape) -> dict[str, int]:
-    """Parameters of the embedding, of all blocks' attention, ffn and norms (the last one included),
-    and of the head, which has none of its own if it is tied."""
-    table, layers = shape.vocab_size * shape.d_model, shape.num_layers
-    ffn = layers * 3 * shape.d_model * shape.d_ff + (layers - shape.dense) * more_of_experts(shape)
-    return {
-        "token_embeddings": table,
-        "attention": layers * shape.attention_matrices,
-        "ffn": ffn,
-        "norms": layers * shape.block_vectors + shape.d_model,
-        "lm_head": 0 if shape.tied else table,
-    }
-
-
 def more_of_experts(shape: Shape, n: float = 1) -> float:
     """Parameters that a block of experts cut over ``n`` devices has on one beside those that a
     token meets: the experts' less ``top_k``, the router's, and a bias for each expert."""
@@ -214,8 +200,11 @@ def more_of_experts(shape: Shape, n: float = 1) -> float:
 
 
 def parameter_count(shape: Shape) -> int:
-    """Parameters of the whole model."""
-    return sum(parameters_by_part(shape).values())
+    """Parameters of the whole model: embedding, blocks, the last norm, and a head of its own unless
+    it is tied."""
+    tables = (1 if shape.tied else 2) * shape.vocab_size * shape.d_model
+    experts = (shape.num_layers - shape.dense) * more_of_experts(shape)
+    return tables + shape.num_layers * block_parameter_count(shape) + experts + shape.d_model
 
 
 # What PyTorch's fused AdamW takes in one launch: 320 blocks of 65,536 elements of one tensor.

@@ -9,6 +9,7 @@ from a2lib.experiments import ddp, fsdp, sharded_optimizer
 from a2lib.experiments.data_parallel.configurations import BEST_MB, SENT_DTYPES, Setting, Way, tasks
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.measure import DDP, FSDP, FSDP_MEMORY, SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY, bulk
+from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.sharding import Held
 from a2lib.theory.transformer import Shape
 
@@ -46,7 +47,7 @@ def test_rows_of_the_sharded_optimizer_and_its_memory_by_the_formula(measured):
     for row in rows:
         assert int(row["present_bytes"]) > int(row["parameter_bytes"])
         if row["moment"] == "after":
-            counted = Held(SHAPE, 2, row["optimizer"] != "plain", 2, 8).state()
+            counted = Held(StepMemory(SHAPE, 2, 8), 2, row["optimizer"] != "plain").state()
             assert int(row["optimizer_bytes"]) in counted, row
         # Backward runs in a thread of its own, whose calls are to be counted too.
         if row["moment"] == "step" and row["carrier"] == "backend":

@@ -10,6 +10,7 @@ from a2lib.measure import bulk
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart, chart
 from a2lib.theory import fsdp as theory
+from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.sharding import REST, Held
 from a2lib.theory.transformer import SIZES
 
@@ -104,7 +105,8 @@ def _counted(row, activations: float) -> float:
 def replicated(model: str, sharded: bool) -> Held:
     """The count of data parallelism of the same step, with the optimizer's state whole or
     sharded."""
-    return Held(SIZES[model], 2, sharded, 4, 512, "bf16", "flash")
+    step = StepMemory(SIZES[model], 4, 512, precision="bf16", attention="flash")
+    return Held(step, 2, sharded)
 
 
 def memory(rows: pd.DataFrame, model: str) -> Chart:

@@ -16,8 +16,9 @@ from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import Layout, evaluate
+from a2lib.theory.memory.allocator import OutOfMemory
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
-from a2lib.theory.memory.step import StepMemory, asked, peak, refused
+from a2lib.theory.memory.step import StepMemory, asked, peak, replay
 from a2lib.theory.transformer import SIZES, block_parameter_count, state_bytes
 
 BATCH, MODEL = 4, "2.7B"
@@ -81,10 +82,12 @@ def _theory(row, room: float) -> dict:
         )
         found["planned"] = evaluate(job, Layout(sharding="none")).memory_bytes
     if row.status == "oom" and room == room:
-        end = refused(one, int(room))
-        unit = "GiB" if end and end.wanted > 2**30 else "MiB"
-        found["wanted"] = _said("Tried to allocate", row.note)
-        found["wanted_counted"] = round(end.wanted / UNIT[unit], 2) * UNIT[unit] if end else np.nan
+        found["wanted"], found["wanted_counted"] = _said("Tried to allocate", row.note), np.nan
+        try:
+            replay(one, capacity=int(room))
+        except OutOfMemory as end:
+            unit = UNIT["GiB" if end.wanted > 2**30 else "MiB"]
+            found["wanted_counted"] = round(end.wanted / unit, 2) * unit
     return found
 
 

@@ -10,6 +10,7 @@ from a2lib.report.pages import collectives
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart, chart
 from a2lib.theory.latency import Line, fit
+from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.sharding import CHUNKS, UPDATE_BYTES, Held, pipelined_s
 from a2lib.theory.transformer import SIZES, parameter_count
 
@@ -41,15 +42,9 @@ def held(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 
 
 def _counted(row) -> int:
-    count = Held(
-        SIZES[row.model],
-        int(row.world_size),
-        row.optimizer != "plain",
-        int(row.batch),
-        int(row.context),
-        row.precision,
-        row.attention,
-    )
+    how = {"precision": row.precision, "attention": row.attention}
+    step = StepMemory(SIZES[row.model], int(row.batch), int(row.context), **how)
+    count = Held(step, int(row.world_size), row.optimizer != "plain")
     return count.peak() if row.moment == "step" else sum(count.at(row.moment).values())
 
 

@@ -3,8 +3,8 @@
     step = StepMemory(SIZES["2.7B"], batch=4, context=512)
     peak(step).total                   # of tensors; .by_category
     asked(step)                        # with cuBLAS's workspaces
-    replay(step).allocated             # what torch.cuda.max_memory_allocated() says of that step
-    refused(step, 80 * 10**9)          # where it runs out of so many bytes; None if it fits
+    replay(step).peak                  # what torch.cuda.max_memory_allocated() says of that step
+    replay(step, capacity=80 * 10**9)  # OutOfMemory if that is too few
 
 ``StepMemory`` is of ``tensors.py``, which has every tensor; beyond them a GPU holds cuBLAS's
 workspaces, and what is left of a block that is not worth splitting (``allocator.py``). Steps with
@@ -14,11 +14,10 @@ checkpoints are those of ``strategies.py``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from a2lib.theory.memory.allocator import Allocator, OutOfMemory
+from a2lib.theory.memory.allocator import Allocator
 from a2lib.theory.memory.operations import FIRST_PRODUCTS
 from a2lib.theory.memory.tape import OTHER
 from a2lib.theory.memory.tensors import StepMemory
@@ -79,56 +78,13 @@ def asked(step: StepMemory) -> int:
     return most
 
 
-@dataclass(frozen=True)
-class Replay:
-    """Bytes as a GPU's allocator counts them, at the peak of the last step of a run: ``allocated``
-    in blocks, cuBLAS's workspaces among them, and ``reserved``, taken from the device by then."""
-
-    allocated: int
-    reserved: int
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Where a run ends for want of memory: number and phase of the step, the bytes of the segment
-    that the device had no room for, and what the allocator had by then, as ``Replay`` has it."""
-
-    number: int
-    phase: str
-    wanted: int
-    allocated: int
-    reserved: int
-
-
-@lru_cache(maxsize=512)
-def replay(step: StepMemory, steps: int = 2, capacity: int = 2**62) -> Replay:
+def replay(step: StepMemory, steps: int = 2, capacity: int = 2**62) -> Allocator:
     """A run of so many steps, block by block: the model is built, then each step is played.
 
-    Raises allocator.OutOfMemory where ``capacity`` bytes are too few.
+    The allocator's ``peak`` is that of the last step, cuBLAS's workspaces among it. Raises
+    allocator.OutOfMemory, with the segment ``wanted``, where ``capacity`` bytes are too few.
     """
     device = Allocator(capacity)
-    for _ in _run(step, steps, device):
-        pass
-    return Replay(device.peak, device.reserved)
-
-
-@lru_cache(maxsize=64)
-def refused(step: StepMemory, capacity: int, steps: int = 2) -> Refusal | None:
-    """Where the same run ends if the allocator can have ``capacity`` bytes; None where it fits.
-    Raises allocator.OutOfMemory where the model alone does not."""
-    device, reached = Allocator(capacity), None
-    try:
-        for event in _run(step, steps, device):
-            reached = event
-    except OutOfMemory as error:
-        if reached is None:
-            raise
-        return Refusal(*reached, error.wanted, device.allocated, device.reserved)
-    return None
-
-
-def _run(step: StepMemory, steps: int, device: Allocator) -> Iterator[tuple[int, str]]:
-    """Play a run on ``device``; before each event its step's number and its phase."""
     for name, size in step.parameters().items():
         device.allocate(name, size)
     for size in step.parameters().values():
@@ -141,7 +97,6 @@ def _run(step: StepMemory, steps: int, device: Allocator) -> Iterator[tuple[int,
     for number in range(steps):
         device.peak = device.allocated
         for event in dataclasses.replace(step, first=number == 0).events():
-            yield number, event.phase
             if not event.made:
                 device.free(event.name)
                 continue
@@ -149,3 +104,4 @@ def _run(step: StepMemory, steps: int, device: Allocator) -> Iterator[tuple[int,
             if event.name in FIRST_PRODUCTS and event.phase not in multiplied:
                 multiplied.add(event.phase)
                 device.allocate(f"workspace of {event.phase}", WORKSPACE)
+    return device

@@ -20,12 +20,6 @@ from a2lib.theory.transformer import SIZES, forward_flops, parameter_count
 SMALL = ["--size=tiny", "--num-layers=3", "--context=16"]
 
 
-@pytest.fixture
-def gpus(monkeypatch):
-    """``gpus(n)``: so many are there."""
-    return lambda n: monkeypatch.setattr("torch.cuda.device_count", lambda: n)
-
-
 @pytest.fixture(autouse=True)
 def no_gpu(request):
     if "gpu" not in request.keywords:

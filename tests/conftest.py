@@ -97,6 +97,12 @@ def python():
 
 
 @pytest.fixture
+def gpus(monkeypatch):
+    """``gpus(n)``: so many are there."""
+    return lambda n: monkeypatch.setattr("torch.cuda.device_count", lambda: n)
+
+
+@pytest.fixture
 def plain_frames():
     """For a test that counts a step's tensors: Python's own evaluator of frames.
 

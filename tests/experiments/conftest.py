@@ -43,12 +43,6 @@ def stored(job):
 
 
 @pytest.fixture
-def gpus(monkeypatch):
-    """``gpus(n)``: so many are there."""
-    return lambda n: monkeypatch.setattr("torch.cuda.device_count", lambda: n)
-
-
-@pytest.fixture
 def on_cpu(monkeypatch, tmp_path):
     """There is no GPU, and a run has a data folder and locks of its own."""
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))

@@ -17,8 +17,8 @@ TWO_GPUS = ("ddp", "fsdp", "sharded_optimizer")  # who have no sweep elsewhere
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("name", notebooks())
-def test_each_row_is_asked_for_once_by_the_whole_key(name, device, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2 if device == "cuda" else 0)
+def test_each_row_is_asked_for_once_by_the_whole_key(name, device, gpus):
+    gpus(2 if device == "cuda" else 0)
     experiment = importlib.import_module(f"a2lib.experiments.{name}").EXPERIMENT
     given = experiment.Parameters()
     if hasattr(given, "sweep") and not (device == "cpu" and name in TWO_GPUS):

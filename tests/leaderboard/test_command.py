@@ -20,12 +20,6 @@ from a2lib.theory.transformer import SIZES, forward_flops, parameter_count
 SMALL = ["--size=tiny", "--num-layers=3", "--context=16"]
 
 
-@pytest.fixture
-def gpus(monkeypatch):
-    """``gpus(n)``: so many are there."""
-    return lambda n: monkeypatch.setattr("torch.cuda.device_count", lambda: n)
-
-
 @pytest.fixture(autouse=True)
 def no_gpu(request):
     if "gpu" not in request.keywords:
@@ -38,7 +32,7 @@ def no_gpu(request):
     (["--size=7B"], "size '7B': allowed are tiny, small, medium"),
     (["--layers=4"], "unknown --layers=4 (did you mean --num-layers?); allowed are --help, --way"),
     (["--processes=0"], "argument --processes: 0: allowed are whole numbers from 1 to 1024"),
-    (["--num-layers=100", "--size=10B"], "GB are left; allowed is what fits: a smaller size"),
+    (["--num-layers=100", "--size=10B"], "GB are left here; allowed is what fits: a smaller model"),
 ])  # fmt: skip
 def test_what_it_refuses_is_one_line(given, complaint, capsys):
     assert complaint in refused_command(command.main, given, capsys)
@@ -65,8 +59,8 @@ def test_memory_that_will_not_suffice_is_said(gpus, monkeypatch):
     assert command.parse(["--way=recomputed"])[0].rank_bytes(2) < step.rank_bytes(2)
     monkeypatch.setattr(memory, "free_bytes", lambda device: step.rank_bytes(2))
     assert run.too_large(step, "cuda", 2) == ""
-    assert "of this machine's memory" in run.too_large(step, "cpu", 2)
-    assert "GB of a GPU's memory" in run.too_large(step, "cuda", 1)
+    assert "a step takes some " in run.too_large(step, "cpu", 2)
+    assert "GB are left here" in run.too_large(step, "cuda", 1)
 
 
 def test_a_process_that_fails_is_told_with_its_reason(monkeypatch, capsys):

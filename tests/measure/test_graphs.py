@@ -50,8 +50,7 @@ def measure(*makers, due=20, expected=1.0, unusable=False):
     made = {make().name: make for make in makers}
     fake, clock = FakeGraphs(unusable), FakeClock()
     expected_ms = dict.fromkeys(made, expected)
-    bounds = {"min_n": due, "max_n": due, "graphs": fake, "clock": clock}
-    done = graphs.time_replays(made, expected_ms, **bounds)
+    done = graphs.time_replays(made, expected_ms, max_n=due, graphs=fake, clock=clock)
     assert not fake.alive and clock.released
     return done, fake, clock
 

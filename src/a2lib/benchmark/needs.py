@@ -41,10 +41,4 @@ def least_bytes(config: Config, device: str = "cpu") -> int:
 
 def too_large(config: Config, device: str) -> str:
     """Why the configuration will not fit, in words; "" where it may."""
-    needed, free = least_bytes(config, device), memory.free_bytes(device)
-    if needed <= free:
-        return ""
-    return (
-        f"a step takes at least {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are "
-        "left here; allowed is what fits: a smaller model, batch or context"
-    )
+    return memory.too_little(device, least_bytes(config, device), "at least")

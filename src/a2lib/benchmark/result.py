@@ -13,8 +13,6 @@ from a2lib.benchmark.config import Config
 from a2lib.measure.runs import versions
 from a2lib.theory.transformer import forward_flops, parameter_count, step_flops
 
-STATUSES = ("ok", "oom", "unsupported", "interrupted")
-
 
 @dataclass(frozen=True)
 class StepTimes:

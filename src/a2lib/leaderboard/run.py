@@ -65,15 +65,8 @@ def take(spec: Mapping[str, object], device: str, seed: int) -> Row:
 
 def too_large(step: Step, device: str, ranks: int) -> str:
     """Why a step will not fit, in words; "" where it may. A CPU's memory is that of all ranks."""
-    needed, free = step.rank_bytes(ranks), memory.free_bytes(device)
-    needed *= ranks if device == "cpu" else 1
-    if needed <= free:
-        return ""
-    where = "a GPU's memory" if device == "cuda" else "this machine's memory"
-    return (
-        f"a step takes some {needed / 1e9:,.1f} GB of {where}, and {free / 1e9:,.1f} GB are left; "
-        "allowed is what fits: a smaller size, fewer layers, a smaller batch or context"
-    )
+    needed = step.rank_bytes(ranks) * (ranks if device == "cpu" else 1)
+    return memory.too_little(device, needed, "some")
 
 
 def measure(

@@ -186,8 +186,6 @@ def time_replays(
     makers: Mapping[str, Callable[[], Call]],
     expected_ms: Mapping[str, float],
     *,
-    rep_ms: float = REP_MS,
-    min_n: int = MIN_N,
     max_n: int = MAX_N,
     graphs: CudaGraphs | None = None,
     clock: Clock | None = None,
@@ -196,7 +194,7 @@ def time_replays(
 
     ``makers[name]()`` returns the call, or a call that holds what it should not time (a graph of
     autograd): it is made anew, on the stream it is captured on. Its inputs must be leaves of its
-    own. ``expected_ms`` is about what a call takes; the rest as in ``timing.time_many``.
+    own. ``expected_ms`` is about what a call takes; ``max_n`` as in ``timing.time_many``.
 
     The exceptions returned are without the frames that hold tensors.
     """
@@ -226,7 +224,7 @@ def time_replays(
     try:
         for name in makers:
             attempt(capture, name)
-        due = {n: sample_count(rep_ms, expected_ms[n], min_n, max_n) for n in samples}
+        due = {n: sample_count(REP_MS, expected_ms[n], MIN_N, max_n) for n in samples}
         for name, n in in_turns(due):
             attempt(sample, name, n)
     except Unusable:

@@ -82,14 +82,9 @@ def test_times_are_positive_and_in_order(compare):
     assert compare(good=good, twin=good, in_turns=False)[1] == ["good", "twin"] * 4
 
 
-@pytest.mark.parametrize("error, status", [
-    (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
-    (RuntimeError("No available kernel. Aborting execution."), "unsupported"),
-    (KeyError("anything"), "error"),
-])  # fmt: skip
-def test_an_exception_is_a_row_and_the_others_go_on(compare, error, status):
-    rows, _ = compare(bad=raising(error), good=good)
-    assert statuses(rows, "bad") == [status] * 3 and statuses(rows, "good") == ["ok"] * 3
+def test_an_exception_is_a_row_and_the_others_go_on(compare):
+    rows, _ = compare(bad=raising(torch.OutOfMemoryError("CUDA out of memory")), good=good)
+    assert statuses(rows, "bad") == ["oom"] * 3 and statuses(rows, "good") == ["ok"] * 3
     assert all(rows["bad", p]["note"] and "ms" not in rows["bad", p] for p in PASSES)
 
 

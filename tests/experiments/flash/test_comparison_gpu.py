@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import torch
 from experiments.flash.test_comparison import good, task
 
 from a2lib.experiments.flash import comparison, peers
@@ -65,15 +64,8 @@ def test_small_ones_take_turns_and_large_ones_are_alone(stand_in):
     assert {row["peak_bytes"] for row in rows.values()} == {10**11}
 
 
-@pytest.mark.parametrize("error, note", [
-    (torch.OutOfMemoryError("CUDA out of memory. Tried"), "no graph: out of memory"),
-    (
-        RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch"),
-        "no graph: RuntimeError: CUDA error: operation not permitted when stream is capturing",
-    ),
-    (RuntimeError("x" * 1000), "no graph: RuntimeError: " + "x" * 173 + "..."),
-])  # fmt: skip
-def test_what_cannot_be_captured_keeps_its_time_and_says_why(stand_in, error, note):
+def test_what_cannot_be_captured_keeps_its_time_and_says_why(stand_in):
+    error, note = RuntimeError("x" * 1000), "no graph: RuntimeError: " + "x" * 173 + "..."
     done = {"a": error, "b": Timing(0.25, 0.125, 0.5, 7)}
     rows, _ = stand_in(BOTH, total=10**12, peak=1000, replay=lambda makers: done)
     for pass_ in PASSES:

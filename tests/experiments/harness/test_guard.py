@@ -19,11 +19,6 @@ class Toy:
     heads: int = parameter(1, "heads")
 
 
-@pytest.fixture(autouse=True)
-def locks(tmp_path, monkeypatch):
-    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path))
-
-
 @pytest.mark.parametrize("kind", [Interrupted, ParameterError, WorkerDied, DeviceBusy, StoreError])
 def test_an_error_for_the_reader_is_shown_as_its_line(kind):
     assert issubclass(kind, OneLine)

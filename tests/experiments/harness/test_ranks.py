@@ -162,22 +162,21 @@ class Parameters:
     backend: str = parameters.backend()
 
 
-def given(gpus, monkeypatch, **values):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    return parameters.ranks(parameters.check({**vars(Parameters()), **values}, Parameters))
+def test_the_backend_is_that_of_the_machine(gpus):
+    def given(n, **values):
+        gpus(n)
+        return parameters.ranks(parameters.check({**vars(Parameters()), **values}, Parameters))
 
-
-def test_the_backend_is_that_of_the_machine(monkeypatch):
-    assert given(0, monkeypatch) == Ranks(2, "gloo")
-    assert given(2, monkeypatch) == Ranks(2, "nccl")
-    assert given(2, monkeypatch, world_size=3) == Ranks(3, "gloo")
-    assert given(2, monkeypatch, backend="gloo") == Ranks(2, "gloo")
-    for gpus, asked, words in (
+    assert given(0) == Ranks(2, "gloo")
+    assert given(2) == Ranks(2, "nccl")
+    assert given(2, world_size=3) == Ranks(3, "gloo")
+    assert given(2, backend="gloo") == Ranks(2, "gloo")
+    for n, asked, words in (
         (0, {"backend": "nccl"}, "^world_size = 2 with backend nccl: allowed is gloo"),
         (2, {"world_size": 4, "backend": "nccl"}, "allowed is from 1 to 2, the GPUs here$"),
         (2, {"backend": "none"}, "backend = 'none': allowed are auto, gloo, nccl"),
     ):
-        refused(words, given, gpus, monkeypatch, error=ParameterError, **asked)
+        refused(words, given, n, error=ParameterError, **asked)
     assert [Ranks(1, name).device for name in ("gloo", "nccl")] == ["cpu", "cuda"]
 
 

@@ -16,7 +16,7 @@ from a2lib.theory import planner
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import OPTIMIZERS, Job, score_bytes
 from a2lib.theory.layout_time import block_flops
-from a2lib.theory.layouts import Layout, evaluate, flops_share, memory
+from a2lib.theory.layouts import Layout, evaluate, memory
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import (
@@ -102,13 +102,6 @@ def test_fp32_has_its_own_rate_and_messages():
         assert both[0][name] == 2 * both[1][name] > 0
     ring = [evaluate(job(precision=p), Layout(context=2)).busy for p in ("fp32", "bf16")]
     assert ring[0]["node links"] == 2 * ring[1]["node links"]
-
-
-def test_efficiency_slows_products_and_lowers_their_share():
-    whole, half = (evaluate(job(efficiency=share), ALONE) for share in (1.0, 0.5))
-    assert half.step_s == pytest.approx(2 * whole.step_s)
-    assert half.flops_share == pytest.approx(whole.flops_share / 2)
-    assert whole.flops_share == flops_share(job(), ALONE, whole.step_s)
 
 
 @pytest.mark.parametrize("optimizer, numbers", [("adamw", 7), ("momentum", 5), ("sgd", 3)])

@@ -21,6 +21,7 @@ def test_the_command_prints_the_plan(capsys):
     plan = planner.search(one)
     assert found["layout"] == {**asdict(plan.layout), "devices": plan.layout.devices}
     assert found["step_s"] == plan.step_s and found["bound"] == plan.bound
+    assert found["flops_share"] == layouts.flops_share(one, plan.layout, plan.step_s)
     total = found["memory_bytes"].pop("total")
     assert total == pytest.approx(plan.memory_bytes)
     assert sum(v for k, v in found["memory_bytes"].items() if k != "allowed") == total

@@ -12,7 +12,6 @@ The formulas are arithmetic alone, so that they take sympy's symbols as well as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 
 def positive(**given) -> None:
@@ -68,25 +67,17 @@ def all_to_all_s(size, n, bandwidth):
     return all_gather_s(size, n, bandwidth)
 
 
-@dataclass(frozen=True)
 class RingRun:
-    """What a ring did: the tensor each device ended with, elements that each sent, and rounds.
+    """What a ring of ``n`` mailboxes did: the tensor each device ended with (``results``), elements
+    that each ``sent``, and ``rounds``, in which each hands a message to the device after it.
 
     ``elements`` is the number of elements that pass one link one after another, the longest
     message of each round; times bytes an element over the bandwidth it is the time.
     """
 
-    results: list[list]
-    sent: list[int]
-    rounds: int
-    elements: int
-
-
-class _Ring:
-    """N mailboxes in a circle. A round: each device hands a message to the device after it."""
-
     def __init__(self, n: int):
         self.n, self.sent, self.rounds, self.elements = n, [0] * n, 0, 0
+        self.results: list[list] = []
 
     def pass_on(self, messages: Sequence[Sequence]) -> list[list]:
         """What each device receives when device i sends ``messages[i]`` to device i + 1."""
@@ -95,9 +86,6 @@ class _Ring:
         self.rounds += 1
         self.elements += max(map(len, messages))
         return [list(messages[i - 1]) for i in range(self.n)]
-
-    def run(self, results: list[list]) -> RingRun:
-        return RingRun(results, self.sent, self.rounds, self.elements)
 
 
 def _equal_tensors(tensors: Sequence[Sequence]) -> int:
@@ -114,7 +102,7 @@ def run_all_reduce(tensors: Sequence[Sequence]) -> RingRun:
     ValueError for tensors of unequal lengths.
     """
     n = _equal_tensors(tensors)
-    ring, length = _Ring(n), len(tensors[0])
+    ring, length = RingRun(n), len(tensors[0])
     bounds = [length * k // n for k in range(n + 1)]
     chunks = [[list(t[bounds[k] : bounds[k + 1]]) for k in range(n)] for t in tensors]
     for t in range(n - 1):  # device i ends with the sum of chunk i + 1
@@ -126,17 +114,19 @@ def run_all_reduce(tensors: Sequence[Sequence]) -> RingRun:
         received = ring.pass_on([chunks[i][(i + 1 - t) % n] for i in range(n)])
         for i, message in enumerate(received):
             chunks[i][(i - t) % n] = message
-    return ring.run([[x for chunk in own for x in chunk] for own in chunks])
+    ring.results = [[x for chunk in own for x in chunk] for own in chunks]
+    return ring
 
 
 def run_alternate(tensors: Sequence[Sequence]) -> RingRun:
     """The handout's other ring: each device passes on the tensor it received last, its own first,
     and adds what comes in. Raises ValueError for tensors of unequal lengths."""
     n = _equal_tensors(tensors)
-    ring = _Ring(n)
+    ring = RingRun(n)
     sums = [list(t) for t in tensors]
     held = [list(t) for t in tensors]
     for _ in range(n - 1):
         held = ring.pass_on(held)
         sums = [[a + b for a, b in zip(y, x, strict=True)] for y, x in zip(sums, held, strict=True)]
-    return ring.run(sums)
+    ring.results = sums
+    return ring

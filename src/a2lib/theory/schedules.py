@@ -38,17 +38,6 @@ class Timeline:
     def seconds(self) -> float:
         return max(self.end.values())
 
-    def most_held(self, taken: dict[str, str]) -> int:
-        """The most things held at once, where the start of a task takes one and the end of the
-        task it is mapped to gives it back."""
-        changes = [(self.start[name], 1) for name in taken]
-        changes += [(self.end[name], -1) for name in taken.values()]
-        held = most = 0
-        for _, change in sorted(changes):  # what is given back at a moment goes first
-            held += change
-            most = max(most, held)
-        return most
-
 
 def run(tasks: Iterable[Task]) -> Timeline:
     """The timeline of ``tasks``. Raises ValueError if some wait for each other, or for nothing."""
@@ -215,11 +204,16 @@ def pipeline(
 
 
 def held_by_stage(timeline: Timeline, stage: int, stages: int) -> int:
-    """The most pairs of piece and micro-batch whose activations a stage holds at once."""
-    pairs, names = {}, {task.name for task in timeline.tasks}
-    for task in timeline.tasks:
-        kind_of, piece, _ = task.name.split()
+    """The most pairs of piece and micro-batch whose activations a stage holds at once: from the
+    start of a forward to the end of its backward, the weights' if that is apart."""
+    changes = []
+    for name, start in timeline.start.items():
+        kind_of, piece, _ = name.split()
         if kind_of == "F" and int(piece) % stages == stage:
-            last = "W" + task.name[1:]
-            pairs[task.name] = last if last in names else "B" + task.name[1:]
-    return timeline.most_held(pairs)
+            last = timeline.end.get("W" + name[1:], timeline.end["B" + name[1:]])
+            changes += [(start, 1), (last, -1)]
+    held = most = 0
+    for _, change in sorted(changes):  # what is given back at a moment goes first
+        held += change
+        most = max(most, held)
+    return most

@@ -246,9 +246,3 @@ def test_keys_at_minus_infinity_weigh_nothing(attention, hidden):
     want = attention_reference(q, k, v)
     assert want.isfinite().all()
     torch.testing.assert_close(o, want, atol=1e-5, rtol=1e-5)
-
-
-def test_same_bits_every_run():
-    inputs = random_inputs((1, 4, 150, 32), (1, 2, 150, 32), torch.float16)
-    first, second = (with_gradients(FlashAttentionTriton.apply, *inputs, True) for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in NAMES)

@@ -1,5 +1,7 @@
 """Run an attention and its gradients, and measure how far they are from float64."""
 
+import math
+
 import torch
 
 from a2lib.attention import attention_reference
@@ -17,6 +19,14 @@ def with_gradients(attention, q, k, v, do, is_causal):
 def in_float64(q, k, v, do, is_causal):
     """The same of the reference on the same values in float64."""
     return with_gradients(attention_reference, *(x.double() for x in (q, k, v, do)), is_causal)
+
+
+def log_sum_exp(q, k, is_causal):
+    """Of each query's scores, in float64; heads of q grouped over those of k."""
+    k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
+    hidden = torch.arange(k.shape[-2]) > torch.arange(q.shape[-2])[:, None]
+    return scores.masked_fill(is_causal & hidden, -math.inf).logsumexp(-1)
 
 
 def errors(results, truth):

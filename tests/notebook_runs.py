@@ -3,11 +3,13 @@
 import contextlib
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 
+from a2lib import papermill_default
 from a2lib.paths import ROOT
 
 PAPERMILL = str(Path(sys.executable).with_name("papermill"))
@@ -27,6 +29,20 @@ def copy_package(root):
     (root / "src" / "a2lib").mkdir(parents=True)
     for name in ("__init__.py", "errors.py", "paths.py", "papermill_default.py"):
         shutil.copy(ROOT / "src" / "a2lib" / name, root / "src" / "a2lib")
+
+
+def environment(root, **changes):
+    """That of a reader whose repository is ``root``."""
+    names = ("TRITON_INTERPRET", papermill_default.SWITCH, "A2LIB_DATA", "PYTHONWARNINGS")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    return {**kept, "PYTHONPATH": str(root / "src"), **changes}
+
+
+def run(root, command, *, cwd=None, env=None, **streams):
+    """Run a command with both outputs captured; `streams` says what standard input is."""
+    streams = {"capture_output": True, "text": True, **(streams or {"stdin": subprocess.DEVNULL})}
+    env = environment(root, **(env or {}))
+    return subprocess.run(command, cwd=cwd or root, env=env, timeout=600, **streams)
 
 
 def shown_on(leader):

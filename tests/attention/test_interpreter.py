@@ -10,6 +10,8 @@ from attention_compare import (
     errors,
     in_float64,
     laid_out,
+    log_sum_exp,
+    off_by,
     random_inputs,
     with_gradients,
 )
@@ -133,17 +135,8 @@ def test_saves_the_log_sum_exp_and_nothing_else_of_its_shape(attention):
     o = attention.apply(q.requires_grad_(), k, v, True)
     saved = [x for x in o.grad_fn.saved_tensors if x.shape == q.shape[:-1]]
     assert len(saved) == 1
-    scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(32)
-    scores = scores.masked_fill(torch.arange(50) > torch.arange(70)[:, None], -math.inf)
-    torch.testing.assert_close(saved[0].double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("n_queries, n_keys", [(0, 8), (8, 0), (0, 0)])
-@pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
-def test_empty_lengths_with_many_leading_dimensions(attention, n_queries, n_keys):
-    inputs = random_inputs((2, 3, 4, n_queries, 16), (2, 3, 4, n_keys, 16), torch.float32)
-    results = with_gradients(attention.apply, *inputs, False)
-    assert all((results[name] == 0).all() for name in NAMES)
+    want = log_sum_exp(q, k, True)
+    torch.testing.assert_close(saved[0].double(), want, rtol=1e-5, atol=1e-5)
 
 
 def test_overlapping_rows():
@@ -184,14 +177,6 @@ def test_fp32_error_is_that_of_eager_when_scores_are_large(attention, size, name
         assert ours[name] <= 2.5 * eager[name] + 1e-7, (name, ours, eager)
 
 
-@pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
-def test_fp32_stays_fp32_under_autocast(attention):
-    inputs = random_inputs((2, 40, 16), (2, 40, 16), torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        results = with_gradients(attention.apply, *inputs, True)
-    assert_close(results, in_float64(*inputs, True), torch.float32)
-
-
 @pytest.mark.parametrize("scale", [0.3, 1.0, 0.0, -0.7])
 def test_scale(scale):
     inputs = random_inputs((2, 40, 16), (2, 40, 16), torch.float32)
@@ -216,8 +201,7 @@ def test_only_the_gradients_asked_for():
         o = flash_attention(*tensors.values())
         gradients = torch.autograd.grad(o, [tensors[n] for n in wanted], do)
         for name, gradient in zip(wanted, gradients, strict=True):
-            error = (gradient.double() - truth["d" + name]).norm() / truth["d" + name].norm()
-            assert error <= TOLERANCE[torch.float32]
+            assert off_by(gradient, truth["d" + name]) <= TOLERANCE[torch.float32]
 
 
 def test_an_expanded_output_gradient():
@@ -231,9 +215,10 @@ def test_an_expanded_output_gradient():
 
 @pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
 @pytest.mark.parametrize("n_queries, n_keys", [(5, 0), (0, 5), (0, 0)])
-def test_empty_lengths(attention, n_queries, n_keys):
-    inputs = random_inputs((2, n_queries, 16), (2, n_keys, 16), torch.float32)
-    results = with_gradients(attention.apply, *inputs, True)
+@pytest.mark.parametrize("leading, is_causal", [((2,), True), ((2, 3, 4), False)])
+def test_empty_lengths(attention, leading, is_causal, n_queries, n_keys):
+    inputs = random_inputs((*leading, n_queries, 16), (*leading, n_keys, 16), torch.float32)
+    results = with_gradients(attention.apply, *inputs, is_causal)
     assert all((results[name] == 0).all() for name in NAMES)
 
 
@@ -261,9 +246,3 @@ def test_keys_at_minus_infinity_weigh_nothing(attention, hidden):
     want = attention_reference(q, k, v)
     assert want.isfinite().all()
     torch.testing.assert_close(o, want, atol=1e-5, rtol=1e-5)
-
-
-def test_same_bits_every_run():
-    inputs = random_inputs((1, 4, 150, 32), (1, 2, 150, 32), torch.float16)
-    first, second = (with_gradients(FlashAttentionTriton.apply, *inputs, True) for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in NAMES)

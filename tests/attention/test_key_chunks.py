@@ -12,6 +12,7 @@ from attention_compare import (
     errors,
     in_float64,
     laid_out,
+    log_sum_exp,
     off_by,
     random_inputs,
     with_gradients,
@@ -19,7 +20,7 @@ from attention_compare import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a2lib.attention import FlashAttentionTriton, key_chunks, passes, plans
+from a2lib.attention import FlashAttentionTriton, attention_reference, key_chunks, passes, plans
 from a2lib.attention.tiles import TILES, Tile, n_chunk_programs
 from a2lib.theory.attention import n_chunks_of, tiled_memory
 
@@ -54,14 +55,9 @@ def poisoned():
 
 
 def truth_of(q, k, v, is_causal):
-    """o and the log-sum-exp in float64, heads of q grouped over those of k."""
-    q, k, v = (x.double() for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    if is_causal:
-        hidden = torch.arange(k.shape[2]) > torch.arange(q.shape[2])[:, None]
-        scores = scores.masked_fill(hidden, -math.inf)
-    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+    """o and the log-sum-exp in float64."""
+    o = attention_reference(*(x.double() for x in (q, k, v)), is_causal)
+    return o, log_sum_exp(q, k, is_causal)
 
 
 @st.composite
@@ -103,13 +99,6 @@ def test_a_backward_after_it(is_causal):
     results = with_gradients(FlashAttentionTriton.apply, *inputs, is_causal)
     for name, error in errors(results, in_float64(*inputs, is_causal)).items():
         assert error <= 1e-5, (name, error)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_the_same_bits_every_run(is_causal):
-    q, k, v, _ = random_inputs((1, 2, 150, 16), (1, 2, 150, 16), torch.float16)
-    first, second = (passes.forward(q, k, v, is_causal, None) for _ in range(2))
-    assert all(map(torch.equal, first, second))
 
 
 def test_chunks_whose_scores_are_all_minus_infinity():

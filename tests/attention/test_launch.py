@@ -86,37 +86,41 @@ def test_what_the_interpreter_runs_is_not_kept(kernel):
     assert not module._compiled
 
 
+@pytest.fixture
+def forward(monkeypatch):
+    """``forward(length, head_dim, many)``: programs and sides of the tile of the one launch, where
+    there are so many multiprocessors."""
+
+    def launched(length, head_dim, many):
+        used = []
+        monkeypatch.setattr(passes, "n_multiprocessors", lambda device: many)
+        monkeypatch.setattr(passes, "_kernel", lambda name: name)
+        monkeypatch.setattr(passes, "launch", lambda *args: used.append((args[2], args[5])))
+        q = torch.empty(1, 1, length, head_dim, dtype=torch.bfloat16, device="meta")
+        names = ("q", "k", "v", "o", "lse")
+        passes._Problem((q, q, q), (q, q[..., 0]), names, True, None).forward()
+        ((programs, constants),) = used
+        return programs, constants["Bq"], constants["Bk"]
+
+    return launched
+
+
 @pytest.mark.parametrize("spare, tiles", [(1, WHEN_FEW), (0, TILES), (-1, TILES)])
-def test_small_tiles_where_the_first_would_leave_multiprocessors_idle(monkeypatch, spare, tiles):
-    key = ("forward", "16bit", 64, True)
-    first, n_multiprocessors = TILES[key][0], 10
-    used = []
-    monkeypatch.setattr(passes, "n_multiprocessors", lambda device: n_multiprocessors)
-    monkeypatch.setattr(passes, "_kernel", lambda name: name)
-    monkeypatch.setattr(passes, "launch", lambda *args: used.append(args[5]))  # keeps nothing
-    length = first.Bq * (n_multiprocessors - spare)
-    q = torch.empty(1, 1, length, 64, dtype=torch.float16, device="meta")
-    names = ("q", "k", "v", "o", "lse")
-    passes._Problem((q, q, q), (q, q[..., 0]), names, True, None).forward()
+def test_small_tiles_where_the_first_would_leave_multiprocessors_idle(forward, spare, tiles):
+    key, many = ("forward", "16bit", 64, True), 10
+    first = TILES[key][0]
     wanted = tiles[key] if tiles is WHEN_FEW else first
-    assert [(each["Bq"], each["Bk"]) for each in used] == [(wanted.Bq, wanted.Bk)]
+    assert forward(first.Bq * (many - spare), 64, many)[1:] == (wanted.Bq, wanted.Bk)
 
 
 @pytest.mark.parametrize("length, many, short", [(256, 16, 1), (256, 15, 0), (257, 99, 0)])
 def test_tiles_of_short_rows_where_each_program_has_a_multiprocessor(
-    monkeypatch, length, many, short
+    monkeypatch, forward, length, many, short
 ):
-    key, used = ("forward", "16bit", 128, True), []
-    monkeypatch.setattr(passes, "n_multiprocessors", lambda device: many)
     monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 0)
-    monkeypatch.setattr(passes, "_kernel", lambda name: name)
-    monkeypatch.setattr(passes, "launch", lambda *args: used.append((args[2], args[5])))
-    q = torch.empty(1, 1, length, 128, dtype=torch.bfloat16, device="meta")
-    names = ("q", "k", "v", "o", "lse")
-    passes._Problem((q, q, q), (q, q[..., 0]), names, True, None).forward()
+    key = ("forward", "16bit", 128, True)
     wanted = WHEN_SHORT[key][256] if short else TILES[key][0]
-    programs = -(-length // wanted.Bq)
-    assert [(n, x["Bq"], x["Bk"]) for n, x in used] == [(programs, wanted.Bq, wanted.Bk)]
+    assert forward(length, 128, many) == (-(-length // wanted.Bq), wanted.Bq, wanted.Bk)
 
 
 @pytest.fixture

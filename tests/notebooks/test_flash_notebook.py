@@ -4,15 +4,12 @@ import ast
 import csv
 import importlib
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import nbformat
 import pytest
-from notebook_runs import PAPERMILL
+from notebook_runs import PAPERMILL, run
 from notebook_texts import figures, rows, texts
 
 from a2lib.experiments.flash.shapes import Parameters
@@ -57,8 +54,7 @@ def test_cells_only_call_the_experiment():
 
 
 def test_help_notebook_documents_every_parameter():
-    command = [sys.executable, "-m", "papermill", "--help-notebook", str(FLASH)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = run(ROOT, [PAPERMILL, "--help-notebook", str(FLASH)])
     assert done.returncode == 0
     for line in cell_source(Parameters).splitlines():
         declaration, comment = line.split("  # ")
@@ -76,15 +72,10 @@ def executed(tmp_path_factory):
     shutil.copytree(ROOT / "src", copy / "src", ignore=ignored)
     (copy / "notebooks").mkdir()
     shutil.copy(FLASH, copy / "notebooks")
-    dropped = ("TRITON_INTERPRET", "A2LIB_DATA", "PYTHONWARNINGS")
-    env = {name: value for name, value in os.environ.items() if name not in dropped}
-    env |= {"PYTHONPATH": str(copy / "src"), "A2LIB_GIT": "0" * 12, "CUDA_VISIBLE_DEVICES": ""}
     asked = ["-p", "sweep", "leaderboard", "-p", "heads", "1.0"]
     asked += ["-p", "implementations", "eager,sdpa_flash,sdpa_cudnn"]
-    done = subprocess.run(
-        [PAPERMILL, FLASH.name, *asked], cwd=copy / "notebooks", env=env,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+    env = {"A2LIB_GIT": "0" * 12, "CUDA_VISIBLE_DEVICES": ""}
+    done = run(copy, [PAPERMILL, FLASH.name, *asked], cwd=copy / "notebooks", env=env)
     assert done.returncode == 0, done.stderr
     notebook = nbformat.read(copy / "build" / "runs" / "flash.ipynb", as_version=4)
     return notebook, copy / "build" / "data" / "measured", done.stderr

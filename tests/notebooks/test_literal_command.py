@@ -14,7 +14,14 @@ import sys
 import nbformat
 import papermill.cli
 import pytest
-from notebook_runs import PAPERMILL, copy_package, shown_on, write_notebook
+from notebook_runs import (
+    PAPERMILL,
+    copy_package,
+    environment,
+    run,
+    shown_on,
+    write_notebook,
+)
 
 from a2lib import papermill_default
 from a2lib.paths import ROOT
@@ -35,19 +42,6 @@ def repository(tmp_path):
     copy_package(root)
     write_tiny(root / "notebooks" / "tiny.ipynb")
     return root
-
-
-def environment(repository, **changes):
-    names = ("TRITON_INTERPRET", papermill_default.SWITCH, "A2LIB_DATA", "PYTHONWARNINGS")
-    kept = {name: value for name, value in os.environ.items() if name not in names}
-    return {**kept, "PYTHONPATH": str(repository / "src"), **changes}
-
-
-def run(repository, command=LITERAL, *, env=None, **streams):
-    """Run a command with both outputs captured; `streams` says what standard input is."""
-    streams = {"capture_output": True, "text": True, **(streams or {"stdin": subprocess.DEVNULL})}
-    env = environment(repository, **(env or {}))
-    return subprocess.run(command, cwd=repository, env=env, timeout=600, **streams)
 
 
 def in_terminal(repository, command, cwd=None):
@@ -103,7 +97,7 @@ def test_a_run_that_fails_says_so_and_where_its_notebook_is(repository):
     assert WHERE not in done.stderr  # papermill stopped before it wrote one
 
     write_tiny(repository / "notebooks" / "tiny.ipynb", "seq_len: int = 1\nassert False")
-    done = run(repository)
+    done = run(repository, LITERAL)
     assert done.returncode == 1
     assert f"{WHERE} {OUTPUT}" in done.stderr
     assert "AssertionError" in (repository / OUTPUT).read_text()
@@ -112,7 +106,7 @@ def test_a_run_that_fails_says_so_and_where_its_notebook_is(repository):
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(repository):
     (repository / "build").write_text("a file where a folder belongs")
-    done = run(repository)
+    done = run(repository, LITERAL)
     assert done.returncode == 1
     assert done.stderr.strip() == f"cannot make the folder of {OUTPUT}: Not a directory"
 
@@ -138,7 +132,7 @@ def test_a_name_that_is_no_parameter_is_refused_before_a_kernel_starts(repositor
 
 def test_switched_off_papermill_is_as_it_was(repository):
     before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
-    done = run(repository, env={papermill_default.SWITCH: "0"}, input="")
+    done = run(repository, LITERAL, env={papermill_default.SWITCH: "0"}, input="")
     assert done.returncode == 1
     assert "Notebook does not appear to be JSON" in done.stderr
     assert WHERE not in done.stderr

@@ -139,7 +139,8 @@ def _run_steps(
             result.warmup.append(captured.times)
             step = captured.step
         if config.cuda_profiler:
-            stack.enter_context(_cuda_profiler())
+            stack.enter_context(torch.cuda.profiler.profile())
+            stack.callback(synchronize, "cuda")
         if config.torch_profile is not None:
             stack.enter_context(_torch_profiler(config.torch_profile, result.device))
         for i in range(config.steps):
@@ -196,18 +197,6 @@ def float32_products(precision: str) -> Iterator[None]:
             newer.fp32_precision = before_newer
         else:
             torch.set_float32_matmul_precision(before)
-
-
-@contextlib.contextmanager
-def _cuda_profiler() -> Iterator[None]:
-    from torch.cuda import profiler
-
-    profiler.start()
-    try:
-        yield
-    finally:
-        synchronize("cuda")
-        profiler.stop()
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ def time_way(job: RankJob) -> None:
         held.callback(inductor.forget)
         if cold:  # caches that are empty, of this rank alone
             held.enter_context(inductor.caches_in(held.enter_context(inductor.empty_folder())))
-        timing, row, training = run.measure(step, job.device, job.rank, job.seed, job.everyone)
+        timing, row, training = run.measure(step, job.device, job.seed)
         # Last: a profiler leaves a process slower.
         traces.store(
             job,

@@ -35,7 +35,6 @@ from a2lib.theory.memory.keeping import (
 from a2lib.theory.transformer import forward_flops_by_part
 
 Row = dict[str, object]
-Everyone = Callable[[object], list]
 # Of do_bench: steps for the estimate.
 ESTIMATED = 5
 MARKED = 2  # steps with marks between their phases
@@ -54,11 +53,15 @@ CPU_LINK = 1e12
 def take(spec: Mapping[str, object], device: str, seed: int) -> Row:
     """What ``python -m a2lib.leaderboard`` has every rank do: ``measure`` on a machine, of which
     rank 0 says how far it is; the row with the device's name and the bytes that it has."""
-    step, rank = Step.from_spec(spec), dist.get_rank()
-    say = (lambda moment: progress(moment=moment)) if rank == 0 else (lambda moment: None)
+    step = Step.from_spec(spec)
+
+    def say(moment: str) -> None:
+        if dist.get_rank() == 0:
+            progress(moment=moment)
+
     if why := too_large(step, device, dist.get_world_size()):
         say(f"{why}; it is tried")
-    timing, row, _ = measure(step, device, rank, seed, everyone, say)
+    timing, row, _ = measure(step, device, seed, say)
     row["device"] = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     return {**dataclasses.asdict(timing), **row, "slug": device_slug()}
 
@@ -72,17 +75,14 @@ def too_large(step: Step, device: str, ranks: int) -> str:
 def measure(
     step: Step,
     device: str,
-    rank: int,
     seed: int,
-    everyone: Everyone,
     say: Callable[[str], object] = lambda moment: None,
 ) -> tuple[Timing, Row, Training]:
     """The time of each step, the slowest rank's; the other columns of the section ``leaderboard``;
     and the training, for more of it. Collective.
 
     ``ms_ready`` runs from nothing to the end of the first step: it is that of empty caches of the
-    compilers where these are empty. ``everyone`` gathers a value of each rank. ``say`` is told what
-    comes next.
+    compilers where these are empty. ``say`` is told what comes next.
     """
     cuda = device == "cuda"
     if cuda:
@@ -91,16 +91,16 @@ def measure(
     meet(device)
     say("the model, and the first step")
     begin = time.perf_counter()
-    training = Training(step, device, rank, seed, plans_of(step, device, everyone))
+    training = Training(step, device, dist.get_rank(), seed, plans_of(step, device))
     training.step()
     synchronize(device)
     row: Row = {"ms_ready": max(everyone(1e3 * (time.perf_counter() - begin)))}
     say("phases")
-    row |= _looked_at(training, device, everyone)
+    row |= _looked_at(training, device)
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     say("warm-up and timed steps")
-    by_rank = everyone(board(training.step, device, everyone, step.warmup_ms, step.rep_ms))
+    by_rank = everyone(board(training.step, device, step.warmup_ms, step.rep_ms))
     if cuda:
         row["allocated_bytes"] = max(everyone(torch.cuda.max_memory_allocated()))
         row["reserved_bytes"] = max(everyone(torch.cuda.memory_reserved()))
@@ -111,9 +111,7 @@ def measure(
     return slowest(by_rank), row, training
 
 
-def board(
-    step: Callable[[], object], device: str, everyone: Everyone, warmup_ms: int, rep_ms: int
-) -> list[float]:
+def board(step: Callable[[], object], device: str, warmup_ms: int, rep_ms: int) -> list[float]:
     """This rank's milliseconds of each step, as ``do_bench`` takes them; collective. On the CPU a
     fraction of them by the host's clock."""
     clock = Clock(device)
@@ -126,7 +124,7 @@ def board(
     return clock.samples(step, max(1, int(rep_ms / estimate)))
 
 
-def _looked_at(training: Training, device: str, everyone: Everyone) -> Row:
+def _looked_at(training: Training, device: str) -> Row:
     """Loss, norm of the gradients, and of a few steps the phases and what forward leaves."""
     found: Row = {}
 
@@ -159,18 +157,16 @@ def _looked_at(training: Training, device: str, everyone: Everyone) -> Row:
     return found
 
 
-def plans_of(
-    step: Step, device: str, everyone: Everyone
-) -> Callable[[Training], list[BlockPlan]] | None:
+def plans_of(step: Step, device: str) -> Callable[[Training], list[BlockPlan]] | None:
     """How the plan of a way is made, once the model is there: the same on every rank."""
     if step.way.keeps == "input":
         return None
     if step.way.keeps == "attention":
         return lambda training: [BlockPlan(kept=())] * step.shape.num_layers
-    return lambda training: plan(step, training.local_bytes(), device, everyone)
+    return lambda training: plan(step, training.local_bytes(), device)
 
 
-def plan(step: Step, local_bytes: int, device: str, everyone: Everyone) -> list[BlockPlan]:
+def plan(step: Step, local_bytes: int, device: str) -> list[BlockPlan]:
     """As much as fits this rank, which has ``local_bytes`` of parameters, and the others;
     collective. Raises ValueError, in one line, where nothing fits."""
     shape, tokens, element = step.shape, step.tokens, step.element_bytes

@@ -45,7 +45,7 @@ def read(command: Sequence[str], *, timeout_s: float = 300) -> list[dict[str, ob
     ncu = installed("ncu", PLACES)
     if ncu is None:
         raise NsightError("Nsight Compute (ncu) is not installed; hardware counters need it")
-    return parse(run("ncu", [ncu, *OPTIONS, *command], timeout_s, own_group=True))
+    return parse(run("ncu", [ncu, *OPTIONS, *command], timeout_s))
 
 
 def parse(output: str) -> list[dict[str, object]]:

@@ -56,8 +56,7 @@ def record(command: Sequence[str], report: Path, *, timeout_s: float) -> tuple[P
     """Trace ``command``; the path of the SQLite export, and what the command printed.
 
     ``report`` is the file's name without its suffix; ``.nsys-rep`` and ``.sqlite`` are written.
-    What nsys starts stays in the caller's process group. Raises NsightError where there is no nsys,
-    or no report or export comes of it.
+    Raises NsightError where there is no nsys, or no report or export comes of it.
     """
     nsys = find()
     if nsys is None:
@@ -85,10 +84,9 @@ def installed(program: str, places: Sequence[str]) -> str | None:
     return shutil.which(program) or next(runs, None)
 
 
-def run(what: str, command: Sequence[str], timeout_s: float, *, own_group: bool = False) -> str:
+def run(what: str, command: Sequence[str], timeout_s: float) -> str:
     """What ``command`` printed on both outputs. Raises NsightError, naming ``what``, where it
-    fails, or does not end in time: then it is killed, and in a group of its own all that it
-    started."""
+    fails, or does not end in time: then it is killed, with all that it started in its session."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -96,7 +94,7 @@ def run(what: str, command: Sequence[str], timeout_s: float, *, own_group: bool 
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=own_group,
+        start_new_session=True,
     )
     try:
         output, _ = process.communicate(timeout=timeout_s)
@@ -104,9 +102,7 @@ def run(what: str, command: Sequence[str], timeout_s: float, *, own_group: bool 
         raise NsightError(f"{what} did not end within {timeout_s:g} s", stuck=True) from None
     finally:
         if process.poll() is None:
-            if own_group:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if process.returncode:
         raise NsightError(f"{what} ended with {process.returncode}: {last_line(output)}")

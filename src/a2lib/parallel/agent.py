@@ -2,7 +2,8 @@
 
     python -m a2lib.parallel.agent --nproc-per-node 2 --standalone -m a2lib.parallel.rank
 
-Everything after the name is torchrun's. When that is through, and also when the launcher ends or
+Everything after the name is torchrun's. With nothing after it one rank is started without torchrun,
+and so without torch. When that is through, and also when the launcher ends or
 removes the launch's task, this process kills every descendant, those with a session of their own
 too, and removes the launch's folder. It sends the exit codes of the ranks that did not end well
 (negative: a signal) and when, in seconds, it saw them, as "ends"; where torchrun itself fails, the
@@ -12,8 +13,10 @@ cause in one line as "failed".
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from a2lib.parallel.channel import send
@@ -30,7 +33,7 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=_end_with_the_launcher, args=(folder, over), daemon=True).start()
     os.environ["A2LIB_AGENT"] = str(os.getpid())
     try:
-        return run_torchrun(arguments, folder)
+        return run_torchrun(arguments, folder) if arguments else run_alone(folder)
     finally:
         over.set()
         end(folder)
@@ -61,6 +64,15 @@ def run_torchrun(arguments: list[str], folder: str) -> int:
         send(folder, "torchrun", "failed", f"{type(error).__name__}: {error}".splitlines()[0])
         raise
     return 0
+
+
+def run_alone(folder: str) -> int:
+    numbers = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    command = [sys.executable, "-m", "a2lib.parallel.rank"]
+    code = subprocess.run(command, env={**os.environ, **numbers}, start_new_session=True).returncode
+    if code:
+        send(folder, "torchrun", "ends", {0: (code, time.time())})
+    return bool(code)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 from pathlib import Path
 
@@ -42,31 +43,21 @@ class Channel:
         os.mkfifo(path)
         # Also for writing: it has no end while nobody writes.
         self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self.more = False  # whether the last reading may have left something
-        self._parts: list[bytes] = []
-        self._longest = LONGEST_LINE if kind != "messages" else None
+        self._rest = b""
+        self._longest = LONGEST_LINE if kind != "messages" else math.inf
 
     def close(self) -> None:
         os.close(self.fd)
 
     def lines(self, to_the_end: bool = False) -> list[str]:
-        """The lines that are new, of at most READ bytes; ``to_the_end`` also one without its end,
-        where nothing else is new."""
-        new = b""
+        """The lines that are new, of at most READ bytes; ``to_the_end`` also one without its
+        end."""
         with contextlib.suppress(BlockingIOError):
-            new = os.read(self.fd, READ)
-        self.more = len(new) == READ
-        first, *others = new.split(b"\n")
-        found = []
-        if first:
-            self._parts.append(first)
-        for part in others:
-            found.append(b"".join(self._parts))
-            self._parts = [part] if part else []
-        size = sum(map(len, self._parts)) if self._longest else 0
-        if size and (size > self._longest or to_the_end and not new):
-            found.append(b"".join(self._parts))
-            self._parts = []
+            self._rest += os.read(self.fd, READ)
+        *found, self._rest = self._rest.split(b"\n")
+        if self._rest and (to_the_end or len(self._rest) > self._longest):
+            found.append(self._rest)
+            self._rest = b""
         return [
             text for line in found for text in line.decode(errors="replace").splitlines() or [""]
         ]

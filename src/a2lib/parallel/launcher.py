@@ -71,7 +71,7 @@ def launch(
 
     Returns what the function returned in each rank of this node, in rank order. Arguments and
     results go through JSON. ``device`` "cpu" gives the ranks a gloo process group, "cuda" an NCCL
-    one with a GPU for each rank, None no group (and no torch).
+    one with a GPU for each rank, None no group (and no torch; one rank then takes no torchrun).
 
     While it runs, ``on_progress(rank, event)`` gets what a rank sends with ``rank.progress`` and
     ``on_output(rank, line)`` what it prints. ``overdue()``, asked all the time, says why the ranks
@@ -101,11 +101,11 @@ def launch(
         folder, lock, channels = _prepare(held, processes, json.dumps(task))
         with open(path_of(folder, "torchrun", "out"), "wb") as out:
             agent = subprocess.Popen(
-                _command(processes, nodes, node, endpoint, folder),
+                _command(processes, device, nodes, node, endpoint, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=_environment(processes, folder, env or {}),
+                env=_environment(processes * nodes, processes, folder, env or {}),
                 pass_fds=[lock],
                 start_new_session=True,  # a Ctrl-C in the terminal is for this process alone
             )
@@ -170,7 +170,17 @@ def _stop(agent: subprocess.Popen, folder: str) -> None:
     agent.wait()
 
 
-def _command(processes: int, nodes: int, node: int, endpoint: str | None, folder: str) -> list[str]:
+def _command(
+    processes: int,
+    device: str | None,
+    nodes: int,
+    node: int,
+    endpoint: str | None,
+    folder: str,
+) -> list[str]:
+    agent = [sys.executable, "-m", "a2lib.parallel.agent"]
+    if processes * nodes == 1 and device is None:
+        return agent
     # One node: a port that the system picks, and no look-up of this machine's name.
     where = (
         ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
@@ -182,27 +192,21 @@ def _command(processes: int, nodes: int, node: int, endpoint: str | None, folder
         ]
     )
     return [
-        *(sys.executable, "-m", "a2lib.parallel.agent"),
+        *agent,
         *(f"--nnodes={nodes}", f"--nproc-per-node={processes}", *where, "--rdzv-id=a2lib"),
         *("--max-restarts=0", "--monitor-interval=0.1", f"--log-dir={folder}/torchrun"),
         *("-m", "a2lib.parallel.rank"),
     ]
 
 
-def _environment(processes: int, folder: str, env: Mapping[str, str]) -> dict[str, str]:
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    given = {
-        "OMP_NUM_THREADS": str(max(1, cores // processes)),
-        **os.environ,
-        **env,
-        "A2LIB_LAUNCHER": str(os.getpid()),
-        FOLDER: folder,
-    }
-    # One connection would run collectives after the kernels they should hide behind.
-    if given.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-        del given["CUDA_DEVICE_MAX_CONNECTIONS"]
+def _environment(world: int, processes: int, folder: str, env: Mapping[str, str]) -> dict[str, str]:
+    given = {**os.environ, **env, "A2LIB_LAUNCHER": str(os.getpid()), FOLDER: folder}
+    if world > 1:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        given.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // processes)))
+        # One connection would run collectives after the kernels they should hide behind.
+        if given.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+            del given["CUDA_DEVICE_MAX_CONNECTIONS"]
     return given
 
 

@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PREFIX = "a2lib-launch-"
@@ -49,23 +50,32 @@ def adopt_orphans() -> None:
 def new_folder() -> tuple[str, int]:
     """A temporary folder, and the descriptor of its locked file: while that is open here or in a
     child, no launch takes the folder for left. Those that are left are removed first."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        # Without the file it is just being made.
-        with contextlib.suppress(OSError), open(left / "owner", "rb") as file:
+    for owner in abandoned(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/owner")):
+        end(owner.parent)
+    folder = tempfile.mkdtemp(prefix=PREFIX)
+    try:
+        return folder, locked(Path(folder, "owner"))
+    except OSError:
+        shutil.rmtree(folder)
+        raise
+
+
+def locked(path: Path) -> int:
+    """Make a file that is locked before it has its name; its descriptor, which holds the lock."""
+    new = path.with_name(f"new-{path.name}")
+    lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: nobody takes it either
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    new.rename(path)
+    return lock
+
+
+def abandoned(paths: Iterable[Path]) -> Iterator[Path]:
+    """Those of ``locked`` whose process has ended."""
+    for path in paths:
+        with contextlib.suppress(OSError), open(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            end(left)
-    while True:
-        folder = tempfile.mkdtemp(prefix=PREFIX)
-        try:
-            lock = os.open(Path(folder, "owner"), os.O_CREAT | os.O_RDWR, 0o600)
-        except OSError:
-            os.rmdir(folder)
-            raise
-        with contextlib.suppress(OSError):  # file systems without locks: nobody takes it either
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.exists(folder):  # not taken for left before it was locked
-            return folder, lock
-        os.close(lock)
+            yield path
 
 
 def end(folder: str | os.PathLike) -> None:

@@ -7,12 +7,14 @@ import contextlib
 import json
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from a2lib.errors import OneLine
 from a2lib.parallel.channel import Channel
 from a2lib.parallel.lifeline import is_alive
 from a2lib.parallel.rank import STACKS
@@ -44,17 +46,15 @@ OnProgress = Callable[[int, dict], None]
 OnOutput = Callable[[int, str], None]
 
 
-class LaunchError(RuntimeError):
+class LaunchError(OneLine, RuntimeError):
     """A launch that did not end well. ``rank`` is the rank to blame, None where none is; ``code``
-    the exit code of that rank, or else of torchrun, where there is one (negative: a signal)."""
+    the exit code of that rank, or else of torchrun, where there is one (negative: a signal).
+
+    A notebook shows the rank's traceback alone: the launcher's own says nothing."""
 
     def __init__(self, message: str, rank: int | None = None, code: int | None = None) -> None:
         super().__init__(message)
         self.rank, self.code = rank, code
-
-    def _render_traceback_(self) -> list[str]:
-        # A notebook shows the rank's traceback alone: the launcher's own says nothing.
-        return [f"{type(self).__name__}: {self}"]
 
 
 class RankFailed(LaunchError):
@@ -68,18 +68,6 @@ class TimeLimitPassed(LaunchError):
     def __init__(self, message: str, stacks: Mapping[int, str]) -> None:
         super().__init__(message)
         self.stacks = dict(stacks)
-
-
-class _Tail:
-    """The last lines of an output, and how many there were."""
-
-    def __init__(self) -> None:
-        self.lines: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
-        self.count = 0
-
-    def add(self, line: str) -> None:
-        self.lines.append(line if len(line) <= TAIL_WIDTH else f"{line[:TAIL_WIDTH]}...")
-        self.count += 1
 
 
 class Run:
@@ -96,10 +84,14 @@ class Run:
         on_output: OnOutput,
     ) -> None:
         self.agent, self.channels = agent, channels
+        self._new = select.poll()
+        for channel in channels:
+            self._new.register(channel.fd, select.POLLIN)
         self.processes, self.world, self.endpoint = processes, world, endpoint
         self.on_progress, self.on_output = on_progress or (lambda rank, event: None), on_output
-        # By local rank, or "torchrun".
-        self.said: dict[int | str, _Tail] = collections.defaultdict(_Tail)
+        # By local rank, or "torchrun": the last lines of the output, and how many there were.
+        self.said = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
+        self.count: collections.Counter[int | str] = collections.Counter()
         self.ranks: dict[int | str, int] = {}
         # By rank; ``gone`` is when a rank was seen to have ended without a word, and ``ends`` what
         # torchrun says: the exit code and when.
@@ -119,7 +111,7 @@ class Run:
         went well."""
         until, failed = time.monotonic() + time_limit_s, None
         while self.agent.poll() is None:
-            more = self._hand_on(until)
+            self._hand_on(until)
             now = time.monotonic()
             if failed is None and (self.errors or self.gone):
                 failed = now
@@ -136,8 +128,7 @@ class Run:
                 self._end_hearing(now)
                 stacks = {rank: self._stack(rank) for rank in sorted(self.pids)}
                 raise TimeLimitPassed(f"{why}{self._shown(stacks)}", stacks)
-            if not more:
-                time.sleep(POLL_S)
+            self._new.poll(1e3 * POLL_S)
         self._end_hearing(until)
         if self.agent.returncode or len(self.values) < self.processes:
             raise self._failure()
@@ -148,8 +139,8 @@ class Run:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _hand_on(self, until: float, to_the_end: bool = False) -> bool:
-        """Take what is new, which listeners hear until that moment. Whether there is more."""
+    def _hand_on(self, until: float, to_the_end: bool = False) -> None:
+        """Take what is new, which listeners hear until that moment."""
         dead = [rank for rank, pid in self.pids.items() if not is_alive(pid)]
         for channel in self.channels:
             # It has told its number before it printed, but this may have been looked for then.
@@ -159,12 +150,11 @@ class Run:
         for rank in dead:
             if rank not in self.values and rank not in self.errors:
                 self.gone.setdefault(rank, time.time())
-        return any(channel.more for channel in self.channels)
 
     def _end_hearing(self, until: float) -> None:
         until = max(until, time.monotonic() + HEAR_S)
-        while self._hand_on(until) and time.monotonic() < until:
-            pass
+        while self._new.poll(0) and time.monotonic() < until:
+            self._hand_on(until)
         self._hand_on(until, to_the_end=True)
         for rank, count in sorted(self._unheard.items()):
             self.on_output(rank, f"({count:,} more lines, not shown)")
@@ -175,7 +165,8 @@ class Run:
         if channel.kind == "stacks":
             self.stacks[rank].append(line)
         elif channel.kind == "out":
-            self.said[who].add(line)
+            self.said[who].append(line if len(line) <= TAIL_WIDTH else f"{line[:TAIL_WIDTH]}...")
+            self.count[who] += 1
             if rank is not None and heard:
                 self.on_output(rank, line)
             elif rank is not None:
@@ -252,11 +243,9 @@ class Run:
         return f"torchrun failed: {why}"
 
     def _last_lines(self, who: int | str, name: str) -> str:
-        said = self.said[who]
-        if not said.count:
-            return ""
-        of = f" (of {said.count:,})" if said.count > len(said.lines) else ""
-        return "\n\n".join(["", f"{name}'s last lines{of}:", "\n".join(said.lines)])
+        lines, count = self.said[who], self.count[who]
+        of = f" (of {count:,})" if count > len(lines) else ""
+        return "\n".join([f"\n\n{name}'s last lines{of}:\n", *lines]) if lines else ""
 
 
 def split(endpoint: str) -> tuple[str, int] | None:

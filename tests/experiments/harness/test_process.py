@@ -47,7 +47,7 @@ from a2lib.experiments.harness.process import Worker
 worker = Worker({START!r})
 task = {{"do": {START!r}, "spec": {{"seconds": 100}}, "device": "cpu", "seed": 0}}
 for event in worker.ask(task, 120):
-    print(worker._process.pid, event["pid"], flush=True)
+    print(event["worker"], event["pid"], flush=True)
 """
 
 

@@ -62,7 +62,7 @@ def compile_(job):
 
 def start(job):
     """Start a process, as a compiler is one, and report its id."""
-    job.emit({"pid": subprocess.Popen(["sleep", "600"]).pid})
+    job.emit({"pid": subprocess.Popen(["sleep", "600"]).pid, "worker": os.getpid()})
     time.sleep(job.spec["seconds"])
 
 

@@ -42,8 +42,9 @@ def step(keeps="moved", **given):
     return Step(way, shape, 1, 32, "sdpa_flash", "fp32", **{"room_percent": 75, **given})
 
 
-def alone(value):
-    return [value]
+@pytest.fixture
+def alone(monkeypatch):
+    monkeypatch.setattr(run, "everyone", lambda value: [value])
 
 
 @pytest.mark.parametrize("slowest", [1.0, 3.0])
@@ -51,26 +52,27 @@ def test_all_ranks_take_the_same_number_of_steps(monkeypatch, slowest):
     """That of the slowest rank's estimate."""
     calls = []
     monkeypatch.setattr(run.Mark, "ms_until", lambda *_: 1.0)
-    everyone = lambda estimate: [estimate, slowest]  # noqa: E731
-    times = run.board(lambda: calls.append(0), "cpu", everyone, 1000, 3000)
+    monkeypatch.setattr(run, "everyone", lambda estimate: [estimate, slowest])
+    times = run.board(lambda: calls.append(0), "cpu", 1000, 3000)
     assert times == [1.0] * (30 if slowest == 1.0 else 10)
     assert len(calls) == 1 + 5 + len(times) + (10 if slowest == 1.0 else 3)
 
 
-def test_the_plan_is_what_fits_every_rank():
-    whole = run.plan(step("fitting", room_percent=100), 0, "cpu", alone)
+def test_the_plan_is_what_fits_every_rank(alone, monkeypatch):
+    whole = run.plan(step("fitting", room_percent=100), 0, "cpu")
     assert whole == [BlockPlan(PRODUCTS)] * 4
-    less = run.plan(step("fitting"), 0, "cpu", alone)
+    less = run.plan(step("fitting"), 0, "cpu")
     assert sum(len(p.kept) for p in less) < 20 and not any(p.moved for p in less)
-    sent = run.plan(step(), 0, "cpu", alone)
+    sent = run.plan(step(), 0, "cpu")
     assert {p.kept for p in sent} == {PRODUCTS} and sent[0].moved and not sent[-1].moved
+    # Beside what this rank has no room is left.
+    refused("allowed|room|fits", run.plan, step(room_percent=None), 10**15, "cpu")
+    assert run.plans_of(step("input"), "cpu") is None
+    assert run.plans_of(step("attention"), "cpu")(None) == [BlockPlan(())] * 4
     # Another rank's link carries nothing.
     slow = lambda value: [value, 0.0] if value == run.CPU_LINK else [value]  # noqa: E731
-    assert run.plan(step(), 0, "cpu", slow) == less
-    # Beside what this rank has no room is left.
-    refused("allowed|room|fits", run.plan, step(room_percent=None), 10**15, "cpu", alone)
-    assert run.plans_of(step("input"), "cpu", alone) is None
-    assert run.plans_of(step("attention"), "cpu", alone)(None) == [BlockPlan(())] * 4
+    monkeypatch.setattr(run, "everyone", slow)
+    assert run.plan(step(), 0, "cpu") == less
 
 
 def test_a_rate_counts_what_a_step_needs(gpus):

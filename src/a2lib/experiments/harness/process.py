@@ -1,4 +1,12 @@
-"""A worker process seen from the notebook: tasks out, events in, no hang and no orphan."""
+"""A worker seen from the notebook: tasks out, events in, no hang and no orphan.
+
+A thread of the notebook launches its processes (``parallel.launcher``), one or several that measure
+together; each task goes to every one of them, and what rank 0 reports comes back. They stay for the
+next task.
+
+Once one of several has raised or died, or none has said anything for too long, the collectives of
+the others are no longer paired: the worker ends, with the reason, and the sweep starts another.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +14,23 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TextIO
 
 from a2lib.errors import OneLine
-from a2lib.experiments.harness.worker import HERE
+from a2lib.experiments.harness.ranks import DEVICES, Ranks
+from a2lib.parallel.launcher import RankFailed, TimeLimitPassed, launch
 from a2lib.paths import cache_dir
 
 START_TIMEOUT_S = 180
-EXIT_TIMEOUT_S = 20
+# How long a worker may take to end; a process in the middle of a driver call takes its time.
+END_S = 20.0
+# A worker lives as long as a notebook; who is silent is ended here.
+FOREVER_S = 30 * 24 * 3600.0
+COLLECTIVE_S = 24 * 3600.0
 # What a process does not do to itself.
 OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -33,23 +45,33 @@ class WorkerDied(OneLine, RuntimeError):
         self.from_outside, self.status = from_outside, status
 
 
+class _Closed(Exception):
+    """The launch is not wanted any more."""
+
+
 class Worker:
-    """A process that does what ``worker`` says, ready once it can call ``handler``,
-    "module:function"."""
+    """Processes that do what ``ranks.serve`` says, ready once they can call ``handler``,
+    "module:function": one, or ``ranks`` that work together."""
 
-    ranks: object = None  # those that work together; None is one process
-
-    def __init__(self, handler: str) -> None:
+    def __init__(self, handler: str, ranks: Ranks | None = None) -> None:
+        self.ranks = ranks
         self.ready = self.closed = False
         self._closing = threading.Lock()
         self._events: queue.Queue[dict | None] = queue.Queue()  # None: there will be no more
-        self._start(handler)
+        self._world_size = ranks.world_size if ranks else 1
+        self._busy = set(range(self._world_size))
+        self._pipes: list[TextIO] = []
+        self._raised: dict[int, dict] = {}  # by rank
+        self._silent = ""
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._launch, args=(handler,), daemon=True)
+        self._thread.start()
 
     def ask(self, task: dict, silence_s: float) -> Iterator[dict]:
         """Send ``task`` and yield its events.
 
-        Raises WorkerDied when the process ends before it is done, or, having killed it, when it
-        says nothing for ``silence_s`` seconds.
+        Raises WorkerDied when a process ends before it is done, or, having killed them, when they
+        say nothing for ``silence_s`` seconds.
         """
         try:
             if not self.ready:
@@ -69,11 +91,54 @@ class Worker:
             raise
 
     def close(self) -> None:
-        """End the process and everything it started; safe to call again, and from any thread."""
+        """End the processes and everything they started; safe to call again, and from any
+        thread."""
         with self._closing:
-            if not self.closed:
-                self.closed = True
-                self._end()
+            self.closed = True
+            self._thread.join(END_S)
+            for pipe in self._pipes:
+                with contextlib.suppress(OSError):  # of a task that nobody took
+                    pipe.close()
+
+    def _launch(self, handler: str) -> None:
+        backend = self.ranks and self.ranks.backend
+        try:
+            launch(
+                "a2lib.experiments.harness.ranks:serve",
+                {"handler": handler, "backend": backend},
+                processes=self._world_size,
+                time_limit_s=FOREVER_S,
+                device=DEVICES[backend] if backend in ("gloo", "nccl") else None,
+                collective_timeout_s=COLLECTIVE_S,
+                on_progress=self._hear,
+                on_output=lambda rank, line: None,  # an error has the last lines
+                overdue=self._overdue,
+                env=environment(),
+            )
+        except Exception as error:
+            self._error = error
+        finally:
+            self._events.put(None)
+
+    def _hear(self, rank: int, event: dict) -> None:
+        if "tasks" in event:
+            with contextlib.suppress(OSError):  # it has died since
+                pipe = os.open(event["tasks"], os.O_WRONLY | os.O_NONBLOCK)
+                os.set_blocking(pipe, True)
+                self._pipes.append(open(pipe, "w"))
+        if "raised" in event and self.ranks:
+            self._raised[rank] = event
+            event = {}
+        elif "ready" in event or "done" in event:
+            self._busy.discard(rank)
+            event = {} if self._busy else event
+        self._events.put(event)
+
+    def _send(self, line: str) -> None:
+        self._busy = set(range(self._world_size))
+        for pipe in self._pipes:
+            pipe.write(line)
+            pipe.flush()
 
     def _next(self, silence_s: float) -> dict:
         try:
@@ -84,59 +149,53 @@ class Worker:
             raise self._died()
         return event
 
-    def _start(self, handler: str) -> None:
-        self._errors = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", HERE, handler],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=environment(),
-            start_new_session=True,  # so that its compiler processes end with it
-        )
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        with contextlib.suppress(ValueError):
-            for line in self._process.stdout:
-                self._events.put(json.loads(line))
-        self._events.put(None)
-
-    def _send(self, line: str) -> None:
-        self._process.stdin.write(line)
-        self._process.stdin.flush()
+    def _overdue(self) -> str | None:
+        if self.closed:
+            raise _Closed("it was closed")
+        return self._silent or None
 
     def _died(self, silent: str = "") -> WorkerDied:
         """Why it ended; having ended it, where it is ``silent``."""
-        code = None
-        if not silent:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(timeout=EXIT_TIMEOUT_S)
-        with self._closing:
-            last = [] if self.closed else self._last_words()
+        self._silent = silent
+        self._thread.join(END_S)
+        error = self._error
         self.close()
-        if code is None:  # it may have closed its output and hang on the way out
-            return WorkerDied(silent or "its process stopped answering")
-        what = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return WorkerDied(": ".join([f"its process died ({what})", *last]), -code in OUTSIDE)
+        return why(error, self._raised, self._world_size)
 
-    def _last_words(self) -> list[str]:
-        self._errors.seek(0)
-        return self._errors.read()[-4000:].decode(errors="replace").strip().splitlines()[-1:]
 
-    def _end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process.wait()
-        self._errors.close()
+def why(error: Exception | None, raised: Mapping[int, dict], world_size: int) -> WorkerDied:
+    """What is said of a worker that ended with ``error``, where ranks had ``raised`` before."""
+    rank, code = getattr(error, "rank", None), getattr(error, "code", None) or 0
+    said, *more = str(error).splitlines() if error else ["it stopped answering"]
+    if rank in raised:
+        note = f"rank {rank} of {world_size}: {raised[rank]['raised']}"
+        return WorkerDied(note, status=raised[rank]["status"])
+    if isinstance(error, TimeLimitPassed):
+        said = f"{said}: {where(error.stacks)}"
+    elif isinstance(error, RankFailed) and world_size == 1:
+        how = said.partition(": ")[2]
+        said = ": ".join(
+            [f"its process died ({how})", *(last for last in more[-1:] if last != how)]
+        )
+    return WorkerDied(said, -code in OUTSIDE)
+
+
+def where(stacks: Mapping[int, str]) -> str:
+    """Where ranks stand, in a few words: the innermost call of each."""
+    at: dict[str, list[int]] = {}
+    for rank, text in stacks.items():
+        found = re.search(r'File "(?:.*/)?(.+)", line (\d+) in (.+)', text)
+        call = f"{found[3]} ({found[1]}:{found[2]})" if found else "nowhere known"
+        at.setdefault(call, []).append(rank)
+    return "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} in {call}"
+        for call, ranks in at.items()
+    )
 
 
 def environment() -> dict[str, str]:
-    """The environment of every worker: compiled code goes where the next one, and the next run of
-    the notebook, finds it."""
+    """What the environment of every worker has: compiled code goes where the next one, and the next
+    run of the notebook, finds it."""
     cache = cache_dir()
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),

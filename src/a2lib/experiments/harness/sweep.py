@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from a2lib.experiments.harness.process import Worker, WorkerDied
-from a2lib.experiments.harness.ranks import Group, Ranks
+from a2lib.experiments.harness.ranks import Ranks
 from a2lib.measure import Section, Store, StoreError
 from a2lib.measure.failures import note as one_line
 from a2lib.measure.store import format_value
@@ -146,8 +146,7 @@ class Sweep:
         if self.worker is not None and self.worker.ranks != task.ranks:
             self.worker.close()
         if self.worker is None or self.worker.closed:
-            handler = self.store.section.handler
-            self.worker = Group(handler, task.ranks) if task.ranks else Worker(handler)
+            self.worker = Worker(self.store.section.handler, task.ranks)
         return self.worker
 
     def _measure_one(self, worker: Worker, task: Task) -> Task:

@@ -1,43 +1,35 @@
-"""The process that touches the device: one JSON task per line in, one JSON event per line out.
+"""What a worker's process does with a task: it calls a function, which measures and puts rows.
 
-    python -m a2lib.experiments.harness.worker package.module:function
-
-Measuring happens here and not in the notebook, because a kernel can end its process (an assertion
+Measuring happens there and not in the notebook, because a kernel can end its process (an assertion
 in a compiler aborts, an illegal access spoils the CUDA context for good, the system kills what
 takes the memory). The notebook then starts another worker, and the sweep goes on after the
 culprit's row.
 
     {"do": "module:function", "spec": {...}, "device": "cuda", "seed": 0, ...}
 
-calls that function with a ``Job``; what it puts are the rows of ``section``. The first event is
-{"ready": true}, once the handler of the command line can be called. Then each task has {"begin":
-culprit} and {"row": {...}} as its function says, {"raised": note, "status": ...} where that raises,
-and ends with {"done": true}. {"fatal": why} says that going on makes no sense, for instance since
-the disk is full. Several processes that work together (``ranks``) say the same, as one.
+calls that function with a ``Job``; what it puts are the rows of ``section``. The events of a task
+are {"begin": culprit} and {"row": {...}} as its function says, {"raised": note, "status": ...}
+where that raises, and {"fatal": why} where going on makes no sense, for instance since the disk is
+full.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import gc
 import importlib
-import json
 import os
-import queue
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from a2lib.parallel.lifeline import abandoned, locked
 from a2lib.paths import cache_dir, quote_torch
 
-HERE = "a2lib.experiments.harness.worker"
 AT_WORK = "a2lib-at-work-"
 COMPILED = (".so", ".o", ".gch")
 Emit = Callable[[dict], None]
@@ -139,26 +131,6 @@ class Job:
         return self.until is not None and time.time() > self.until
 
 
-def main(handler: str) -> None:
-    """Serve tasks until the standard input ends, which it does when the parent is gone; then end,
-    with whatever this process started if it leads a group of its own."""
-    from a2lib.measure import StoreError
-    from a2lib.measure.failures import is_lost
-
-    emit = events()
-    load(handler)
-    settle()
-    emit({"ready": True})
-    for task in tasks():
-        try:
-            do(task["do"], Job(emit=emit, **fields(task)), emit)
-        except Exception as error:
-            if isinstance(error, StoreError) or is_lost(error):
-                os._exit(3)  # not sys.exit: its clean-up would call into the device
-        settle(task["device"])
-        emit({"done": True})
-
-
 @functools.cache
 def load(handler: str) -> Callable[[Job], None]:
     """The function of "module:function". ``prepare()`` of the module, if it has one, is called
@@ -198,21 +170,19 @@ def at_work() -> Iterator[None]:
     """
     cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", cache_dir() / "inductor"))
     cache.mkdir(parents=True, exist_ok=True)
-    for left in cache.glob(f"{AT_WORK}*"):
-        with contextlib.suppress(OSError), open(left) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for left in abandoned(cache.glob(f"{AT_WORK}*")):
+        with contextlib.suppress(OSError):
             for path in cache.rglob("*"):
                 if path.suffix in COMPILED:
                     path.unlink(missing_ok=True)
             left.unlink()
-    with open(cache / f"{os.getpid()}.new", "w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: nobody takes it either
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        own = Path(file.name).rename(cache / f"{AT_WORK}{os.getpid()}")
-        try:
-            yield
-        finally:
-            own.unlink(missing_ok=True)
+    own = cache / f"{AT_WORK}{os.getpid()}"
+    lock = locked(own)
+    try:
+        yield
+    finally:
+        own.unlink(missing_ok=True)
+        os.close(lock)
 
 
 def fields(task: dict) -> dict[str, object]:
@@ -247,35 +217,3 @@ def free_memory(device: str) -> None:
     gc.collect()
     if device == "cuda" and "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()
-
-
-def events() -> Emit:
-    """How this process speaks to its parent; from now on whatever else prints goes to stderr."""
-    # Whatever prints must not end up among the events.
-    lines = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def emit(event: dict) -> None:
-        lines.write(json.dumps(event) + "\n")
-
-    return emit
-
-
-def tasks() -> Iterator[dict]:
-    """Tasks as they arrive. Reads ahead, so that the parent's end is noticed in mid-task."""
-    waiting: queue.Queue[dict] = queue.Queue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            waiting.put(json.loads(line))
-        if os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)  # and its compilers
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield waiting.get()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

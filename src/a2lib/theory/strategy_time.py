@@ -20,8 +20,10 @@ from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import Shape
 
 EAGER = "eager"
-SCORES = ("q k^T", "p v")  # eager attention's two products
-LAST = "w2"  # which no gradient needs, and the sum behind it
+# By what they make: eager attention's two products; the last product of either half, and the sum
+# behind it. No gradient needs the FFN's.
+SCORES = ("qk", "heads")
+OUTPUT, LAST = ("out", "y0"), ("down", "x1")
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,14 @@ def repeated_work(
     """
     block = _block(shape, batch, context, attention, precision)
     whole = sum(block.values(), Work())
-    # Two sums in a block, one behind each half.
-    one_sum = Work(0, block["residual"].bytes // 2)
-    cut = {name: block[name] + one_sum for name in (LAST, "output")}
+    output, last = (sum((block[name] for name in of), Work()) for of in (OUTPUT, LAST))
     name, ops = parsed(strategy, shape.num_layers)
     if name == "selective":
-        return shape.num_layers * (whole - cut[LAST] - _kept(ops, block, attention))
+        return shape.num_layers * (whole - last - _kept(ops, block, attention))
     if name == "half":
-        return shape.num_layers * (whole - cut[LAST] - cut["output"])
+        return shape.num_layers * (whole - last - output)
     found = cost(plan(strategy, shape.num_layers), BlockBytes(1, 1, 1))
-    return int(found.runs) * whole - int(found.cut) * cut[LAST]
+    return int(found.runs) * whole - int(found.cut) * last
 
 
 def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: float) -> float:
@@ -103,7 +103,7 @@ def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: floa
 
 def _kept(ops: str, block: dict[str, Work], attention: str) -> Work:
     """Of the results that are kept, but for w2's."""
-    linear = [name for name in block if block[name].flops and name not in (LAST, "tiled")]
+    linear = [name for name in block if block[name].flops and name not in (*LAST, "tiled")]
     names = {
         "linear": linear,
         "products": [*linear, *(SCORES if attention == EAGER else ())],
@@ -116,10 +116,11 @@ def _kept(ops: str, block: dict[str, Work], attention: str) -> Work:
 def _block(shape: Shape, batch: int, context: int, attention: str, precision: str) -> dict:
     """The work of one block's forward by the kernels' names."""
     found = {"tiled": _tiled(shape, batch, context, attention)}
-    for layers, sign in ((2, 1), (1, -1)):
-        one = dataclasses.replace(shape, num_layers=layers)
-        for kernel in _forward(one, batch, context, precision):
-            found[kernel.name] = found.get(kernel.name, Work()) + sign * _of(kernel, attention)
+    two = dataclasses.replace(shape, num_layers=2)
+    for kernel in _forward(two, batch, context, precision):
+        if kernel.count == 2:
+            one = _of(dataclasses.replace(kernel, count=1), attention)
+            found[kernel.name] = found.get(kernel.name, Work()) + one
     return found
 
 

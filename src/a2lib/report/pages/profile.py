@@ -46,16 +46,25 @@ NO_CALL = re.compile(r"split_k_kernel|reduce")
 CLEARS = re.compile(r"^Memset|^rest (.*(_proj|ffn\.w|lm_head)|ln)")
 INSIDE = "attn.attention."
 # What a block does between its matrix multiplies: the ranges that launch it; the names of its
-# kernels in theory/roofline.py; what Inductor's names have that hold it, the first of them counts.
+# kernels in theory/step_kernels.py; what Inductor's names have that hold it, the first of them
+# counts.
 BETWEEN = {
     "masked": (
         (INSIDE + "scores", INSIDE + "softmax"),
-        r"times scale|indices|compare|mask|softmax",
+        r"softmax|scores|rows|columns|mask|masked|prob",
         r"softmax",
     ),
-    "gate": (("ffn",), r"silu|gate", r"silu"),
-    "rope": (("attn", INSIDE + "values"), r"rope|copy [vo]", r"flip|neg_stack|transpose"),
-    "norms": (("ln1", "ln2", "block"), r"norm|residual", r"rsqrt|add"),
+    "gate": (("ffn",), r"gate|silu|product", r"silu"),
+    "rope": (
+        ("attn", INSIDE + "values"),
+        r"rope|a|b|even|odd|interleave|values|o",
+        r"flip|neg_stack|transpose",
+    ),
+    "norms": (
+        ("ln1", "ln2", "block"),
+        r"residual and norm|square|mean|shifted|root|normal|norm|y0|x1",
+        r"rsqrt|add",
+    ),
 }
 PER_SCORE = 5  # compare, subtract, exponential, add, divide
 
@@ -177,7 +186,7 @@ def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
         found |= {"floor_matmul": least[0], "floor_rest": least[1], "floor": sum(least)}
     if row.phase == "forward":
         for what, (_, names, _) in BETWEEN.items():
-            own = [k for k in rest if k.count >= shape.num_layers and re.search(names, k.name)]
+            own = [k for k in rest if k.count >= shape.num_layers and re.fullmatch(names, k.name)]
             found[f"{what}_bytes"] = sum(k.count * (k.read + k.written) for k in own)
         heads = batch * shape.num_heads * shape.num_layers
         scores, wide = heads * context**2, 4 if row.precision == "fp32" else 2

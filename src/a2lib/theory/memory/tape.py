@@ -33,13 +33,27 @@ class Tape:
         self.alive: dict[str, Event] = {}  # as they were made
         self._played: list[Event] = []
 
-    def make(self, names: str, size: int, drop: str = "", *, saved: bool = False) -> None:
-        """Tensors of ``size`` bytes each, which autograd may have ``saved``; then ``drop``."""
-        for name in names.split():
-            self.make_of_model(f"{self.where}/{name}", size, saved=saved)
+    def make(self, names: str, of: str | None, size: int, drop: str = "", **how: int) -> None:
+        """Tensors of ``size`` bytes each, in a kernel each unless ``of`` is None; then ``drop``."""
+        each = of and of.split(", ")
+        for i, name in enumerate(names.split()):
+            one = each[i % len(each)] if each else of
+            self.make_of_model(f"{self.where}/{name}", one, size, **how)
         self.drop(drop)
 
-    def make_of_model(self, name: str, size: int, drop: str = "", *, saved: bool = False) -> None:
+    def make_of_model(
+        self,
+        name: str,
+        of: str | None,
+        size: int,
+        drop: str = "",
+        *,
+        saved: bool = False,
+        flops: int = 0,
+    ) -> None:
+        """One, which autograd may have ``saved``, of a product of so many ``flops``."""
+        if of is not None:
+            self.launch(name, of, size, flops)
         category = SAVED if saved and self.saves else OTHER
         if name.endswith(STATE):
             category = GRADIENTS if name.endswith(".grad") else OPTIMIZER

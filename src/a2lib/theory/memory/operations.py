@@ -13,7 +13,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from a2lib.theory.attention import cut_in_chunks, in_one_sweep, tiled_memory
 from a2lib.theory.memory.tape import Event, Tape
 from a2lib.theory.products import INDEX, WIDE
 from a2lib.theory.roofline import Kernel
@@ -31,17 +30,13 @@ FIRST_PRODUCTS = ("0a/q0", "lm_head.grad", "last/dw16", "last/added")
 @lru_cache(maxsize=8)  # what is asked of a step comes one after another
 def played(step: StepMemory) -> tuple[Event, ...]:
     """The events of a step, from its beginning until all that it made, but the state, is gone."""
-    tape = _Step(step)
-    tape.play()
-    return tape.events()
+    return _Step(step).events()
 
 
 def launched(step: StepMemory, blocks: int) -> list[Kernel]:
     """The kernels of a ``step`` of one block with eager attention as of one of so many ``blocks``,
     but for the optimizer's. Each has the name of the tensor that it makes."""
-    tape = _Step(step, blocks)
-    tape.play()
-    return tape.kernels
+    return _Step(step, blocks).kernels
 
 
 class _Step(Tape):
@@ -63,6 +58,7 @@ class _Step(Tape):
         # a stream, and RoPE's cosines or sines for it.
         self.given = {"ids": self.rows // WIDE * INDEX, "embeddings": self.u, "picked": self.rows}
         self.given |= {"half": self.u // 2, "table": WIDE * step.context * step.shape.head_dim // 2}
+        self.play()
 
     def play(self) -> None:
         step, layers = self.of, range(self.of.shape.num_layers)
@@ -246,7 +242,7 @@ class _Step(Tape):
         if self.eager:
             self.scores()
         else:
-            for name, size in self.held("forward").items():
+            for name, size in self.of.tiled("forward").items():
                 self.make(name, None, size, saved=name in ("o", "lse"))
             self.drop("lse k_terms v_terms")
         self.linear("attn.output_proj", "o", "out", self.un)
@@ -299,22 +295,12 @@ class _Step(Tape):
 
     def flash_backward(self) -> None:
         self.kernel = "flash"
-        held = self.held("backward")
+        held = self.of.tiled("backward")
         for name, size in held.items():
             self.make(name, None, size)
         self.drop(" ".join(name for name in held if name not in ("dq", "dk", "dv")))
         self.drop("do q k v0 o lse")
         self.kernel = "rope"
-
-    def held(self, pass_: str) -> dict[str, int]:
-        """What the library's attention makes in a pass, on a Hopper GPU."""
-        n, heads = self.of.context, self.of.shape.num_heads
-        d, size = self.of.shape.head_dim, 2 if self.casts else 4
-        every = self.of.batch * heads
-        chunks = cut_in_chunks(n, n, every, d, True, size)
-        forms = {"one_sweep": in_one_sweep(n, every, d, size), "query_chunks": chunks}
-        at = self.of.batch, heads, n, n, d, size
-        return tiled_memory(*at, pass_, terms=not self.casts, **forms)
 
     def ffn(self, i: int) -> None:
         self.enter(f"{i}f", f"layers.{i}.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from a2lib.theory.attention import cut_in_chunks, in_one_sweep, tiled_memory
 from a2lib.theory.memory.operations import played
 from a2lib.theory.memory.saved import PRECISIONS
 from a2lib.theory.memory.tape import CATEGORIES, GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, Event
@@ -55,6 +56,16 @@ class StepMemory:
         widths = {"stream": s.d_model, "hidden": s.d_ff, "rows": 1, "logits": s.vocab_size}
         widths["scores"] = s.num_heads * self.context
         return {name: rows * width for name, width in widths.items()}
+
+    def tiled(self, pass_: str) -> dict[str, int]:
+        """Name -> bytes of what the library's attention makes in a pass, on a Hopper GPU."""
+        s, n, size = self.shape, self.context, 2 if self.precision == "bf16" else WIDE
+        heads, d = self.batch * s.num_heads, s.head_dim
+        forms = {
+            "one_sweep": in_one_sweep(n, heads, d, size),
+            "query_chunks": cut_in_chunks(n, n, heads, d, True, size),
+        }
+        return tiled_memory(1, heads, n, n, d, size, pass_, terms=size == WIDE, **forms)
 
     def parameters(self) -> dict[str, int]:
         """Name -> bytes of each parameter, in the order of the state dict."""

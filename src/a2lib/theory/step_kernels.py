@@ -15,10 +15,11 @@ from a2lib.theory.memory.operations import launched
 from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, matmul_flops
 from a2lib.theory.roofline import NARROW, PRECISIONS, Kernel
-from a2lib.theory.transformer import Shape, adamw_launches, block_parameter_count, parameter_count
+from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
 
-# Tensors of one list that PyTorch's foreach operators take in one launch.
-COUNTERS_LAUNCH = 110
+# Tensors of one list that PyTorch's foreach operators take in one launch; blocks of so many
+# elements of one tensor that its fused AdamW does.
+COUNTERS_LAUNCH, ADAMW_LAUNCH, ADAMW_BLOCK = 110, 320, 65_536
 
 
 def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
@@ -63,6 +64,12 @@ def compiled_step(shape: Shape, batch: int, context: int, precision: str) -> lis
     """
     check_name("precision", precision, PRECISIONS)
     return _Fused(shape, batch, context, precision, compiled=True).step()
+
+
+def adamw_launches(shape: Shape) -> int:
+    """Kernels of one step of PyTorch's fused AdamW."""
+    sizes = StepMemory(shape).parameters().values()
+    return -(-sum(-(-size // WIDE // ADAMW_BLOCK) for size in sizes) // ADAMW_LAUNCH)
 
 
 def _adamw(shape: Shape, launches: int) -> list[Kernel]:

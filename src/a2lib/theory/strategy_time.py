@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.memory.checkpointing import BlockBytes, cost, parsed, plan
+from a2lib.theory.memory.checkpointing import OPS, BlockBytes, cost, parsed, plan
 from a2lib.theory.roofline import Kernel
 from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import Shape
 
 EAGER = "eager"
-# By what they make: eager attention's two products; the last product of either half, and the sum
-# behind it. No gradient needs the FFN's.
-SCORES = ("qk", "heads")
+# What the last product of either half makes, and the sum behind it. No gradient needs the FFN's.
 OUTPUT, LAST = ("out", "y0"), ("down", "x1")
 
 
@@ -44,9 +42,6 @@ class Work:
         return Work(
             self.flops + other.flops, self.bytes + other.bytes, self.score_flops + other.score_flops
         )
-
-    def __sub__(self, other: Work) -> Work:
-        return self + -1 * other
 
     def __rmul__(self, times: int) -> Work:
         return Work(times * self.flops, times * self.bytes, times * self.score_flops)
@@ -76,16 +71,17 @@ def repeated_work(
     ``half`` ends before the last product of either half, any other checkpoint around blocks before
     that of the FFN. Raises ValueError as ``parsed`` and ``eager_step``.
     """
-    block = _block(shape, batch, context, attention, precision)
-    whole = sum(block.values(), Work())
-    output, last = (sum((block[name] for name in of), Work()) for of in (OUTPUT, LAST))
     name, ops = parsed(strategy, shape.num_layers)
+    runs = cut = shape.num_layers
+    without = OUTPUT if name == "half" else ()
     if name == "selective":
-        return shape.num_layers * (whole - last - _kept(ops, block, attention))
-    if name == "half":
-        return shape.num_layers * (whole - last - output)
-    found = cost(plan(strategy, shape.num_layers), BlockBytes(1, 1, 1))
-    return int(found.runs) * whole - int(found.cut) * last
+        without = OPS[ops] if ops != "attention" else ("tiled",)
+    elif name != "half":
+        found = cost(plan(strategy, shape.num_layers), BlockBytes(1, 1, 1))
+        runs, cut = int(found.runs), int(found.cut)
+    less = dict.fromkeys(without, runs) | dict.fromkeys(LAST, cut)
+    block = _block(shape, batch, context, attention, precision)
+    return sum(((runs - less.get(made, 0)) * work for made, work in block.items()), Work())
 
 
 def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: float) -> float:
@@ -99,17 +95,6 @@ def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: floa
             f"be more than the {per_byte * forward.bytes:.3g} ms of that"
         )
     return per_byte * work.bytes + left * work.flops / forward.flops
-
-
-def _kept(ops: str, block: dict[str, Work], attention: str) -> Work:
-    """Of the results that are kept, but for w2's."""
-    linear = [name for name in block if block[name].flops and name not in (*LAST, "tiled")]
-    names = {
-        "linear": linear,
-        "products": [*linear, *(SCORES if attention == EAGER else ())],
-        "attention": ["tiled"],
-    }
-    return sum((block[name] for name in names[ops]), Work())
 
 
 @lru_cache(maxsize=64)

@@ -44,6 +44,7 @@ blocks, (N + 1) / 2 forwards. Work N**2 buys constant inputs, N log N their loga
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,9 @@ BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
 PLANS = {"none": "", "half": "", "block": "", "segments": "k", "nested": "k", "recursive": ""}
 PLANS |= {"chain": ""}
 STRATEGIES = PLANS | {"selective": "ops"}
-OPS = ("linear", "products", "attention")
+# What those operations make (operations.py); eager attention is no one operation.
+LINEAR = ("q0", "k0", "v0", "out", "gate", "value", "down")
+OPS = {"linear": LINEAR, "products": (*LINEAR, "qk", "heads"), "attention": ("o", "lse")}
 
 Plan = Sequence  # of BLOCK, ATTENTION, FFN, or a tuple: a checkpoint around a plan
 
@@ -225,23 +228,15 @@ class _Play:
 def selective_kept(ops: str, step: StepMemory) -> int:
     """Bytes that one block keeps after forward under ``selective:ops``.
 
-    Its input, in float32, and the kept results: of q, k, v, output and w2 a residual-stream tensor
-    each, of w1 and w3 a hidden one; for ``products`` with eager attention the scores before their
-    scale and the heads' results too. A result is kept whether backward wants it or not (w2's and
-    output's do nothing for it). Eager attention is no one operation, and its block keeps its input
-    alone; another's its result and log-sum-exps. Raises ValueError for other ops.
+    Its input, in float32, and the kept results, whether backward wants them or not (w2's and
+    output's do nothing for it). Raises ValueError for other ops.
     """
-    wide, eager = step.sizes, step.attention == "eager"
-    u, scores = wide["stream"], wide["scores"]
-    linear = 5 * u + 2 * wide["hidden"]
-    part = 2 if step.precision == "bf16" else 1
-    kept = {
-        "linear": linear // part,
-        "products": (linear + (u + scores if eager else 0)) // part,
-        "attention": 0 if eager else u // part + wide["rows"] * step.shape.num_heads,
-    }
-    check_name("ops", ops, kept)
-    return u + kept[ops]
+    check_name("ops", ops, OPS)
+    kept = () if (ops, step.attention) == ("attention", "eager") else OPS[ops]
+    one = dataclasses.replace(step.shape, num_layers=1)
+    events = dataclasses.replace(step, shape=one, mode="forward").events()
+    made = {event.name.rpartition("/")[2]: event.bytes for event in events if event.made}
+    return step.sizes["stream"] + sum(made.get(name, 0) for name in kept)
 
 
 def selective_peak(ops: str, step: StepMemory, block: BlockBytes) -> int:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from a2lib.theory.devices import Device
-from a2lib.theory.memory.saved import PRECISIONS, block_saved
-from a2lib.theory.memory.tensors import ATTENTIONS
+from a2lib.theory.memory.saved import block_saved
+from a2lib.theory.memory.tensors import ATTENTIONS, PRECISIONS
 from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
 from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import Shape
@@ -18,7 +18,8 @@ OPTIMIZERS = {"adamw": 8, "adamw-8bit": 2, "momentum": 4, "sgd": 0}
 # Of the maker's peak, what products of feed-forward layers reach on an H200 (rows of section
 # parallelism).
 EFFICIENCY = 0.65
-SCORES = ("probabilities", "16-bit probabilities")
+# How the names of what a block keeps end that is of the residual stream and of norms.
+WHOLE = ("x0", "y0", "/root", "/normal", "/norm", ".x")
 
 
 @dataclass(frozen=True)
@@ -102,19 +103,15 @@ class Job:
             heads = e * (2 * shape.q_width + 2 * shape.kv_width)
             whole = 4 * e * shape.d_model + 2 * WIDE
             return whole + more, heads + sums + 3 * e * shape.d_ff, e * self.scores
-        kept = [
-            one
-            for one in block_saved(self.shape, 1, self.context, self.attention, self.precision)
-            if one.what not in ("16-bit weight", "mask")
-        ]
-        whole = sum(
-            one.bytes
-            for one in kept
-            if one.module in ("ln1", "ln2") or one.what in ("norm", "16-bit norm")
-        )
-        scores = sum(one.bytes for one in kept if one.what in SCORES)
-        cut = sum(one.bytes for one in kept) - whole - scores
-        whole, cut, scores = (size // self.context for size in (whole, cut, scores))
+        whole = cut = scores = 0
+        found = block_saved(shape, 1, self.context, self.attention, self.precision)
+        for name, size in found.items():
+            if name.endswith(WHOLE):
+                whole += size // self.context
+            elif "/prob" in name:
+                scores += size // self.context
+            elif not name.endswith((".16", "/mask")):
+                cut += size // self.context
         return whole + more, cut, scores
 
     @property

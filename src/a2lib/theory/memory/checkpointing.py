@@ -44,7 +44,6 @@ blocks, (N + 1) / 2 forwards. Work N**2 buys constant inputs, N log N their loga
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -233,8 +232,7 @@ def selective_kept(ops: str, step: StepMemory) -> int:
     """
     check_name("ops", ops, OPS)
     kept = () if (ops, step.attention) == ("attention", "eager") else OPS[ops]
-    one = dataclasses.replace(step.shape, num_layers=1)
-    events = dataclasses.replace(step, shape=one, mode="forward").events()
+    events = step.of_a_block("forward").events()
     made = {event.name.rpartition("/")[2]: event.bytes for event in events if event.made}
     return step.sizes["stream"] + sum(made.get(name, 0) for name in kept)
 

@@ -41,7 +41,8 @@ def launched(step: StepMemory, blocks: int) -> list[Kernel]:
 
 class _Step(Tape):
     """Sizes in bytes: ``u`` of the residual stream in float32, ``un`` in the width of products,
-    ``gn`` of the FFN's hidden, ``s`` and ``sn`` of the scores, ``rows`` of a number a token."""
+    ``gn`` of the FFN's hidden, ``s`` and ``sn`` of the scores, ``qn`` and ``kn`` of queries and of
+    keys, ``rows`` of a number a token."""
 
     def __init__(self, step: StepMemory, blocks: int = 0) -> None:
         super().__init__(saves=step.mode != "inference")
@@ -50,7 +51,8 @@ class _Step(Tape):
         self.casts, self.eager = step.precision == "bf16", step.attention == "eager"
         wide, part = step.sizes, 2 if self.casts else 1
         self.u, self.s, self.rows = wide["stream"], wide["scores"], wide["rows"]
-        self.un, self.gn, self.sn = (wide[x] // part for x in ("stream", "hidden", "scores"))
+        names = "stream", "hidden", "scores", "q", "k"
+        self.un, self.gn, self.sn, self.qn, self.kn = (wide[x] // part for x in names)
         self.blocks, self.part = blocks, "elementwise"
         self.kernels: list[Kernel] = []
         self.score_flops = 2 * step.shape.head_dim * self.s // WIDE  # of one product of attention
@@ -204,38 +206,38 @@ class _Step(Tape):
         self.make("power twice dx2", of, self.u, used)
         self.make_of_model("dy", f"{'joined' if joins else 'dx'} dx2", self.u, "joined dx dx2")
 
-    def interleave(self, name: str, parts: str, *, saved: bool = False) -> None:
+    def interleave(self, name: str, parts: str, half: int, *, saved: bool = False) -> None:
         for part in parts.split():
-            self.launch("interleave", part, self.u // 2)
-        if self.casts:
-            self.make("turned", None, self.u, parts)
+            self.launch("interleave", part, half)
         of, used = "turned" if self.casts else None, f"{parts} turned given"
-        self.make(name, of, self.un, used, saved=saved)
+        if self.casts:
+            self.make("turned", None, 2 * half, parts)
+        self.make(name, of, 2 * half * self.un // self.u, used, saved=saved)
 
     def turn(self, name: str) -> None:
         """RoPE, in float32, by halves of even and odd places."""
-        half = self.u // 2
-        self.cast("given", f"{name}0", self.u)
+        half = self.bytes(f"{name}0") * self.u // self.un // 2
+        self.cast("given", f"{name}0", 2 * half)
         self.make("a b even", "half table, half table, a b", half, "b a")
         self.make("a b odd", "half table, half table, a b", half, "b a")
-        self.interleave(name, "odd even", saved=True)
+        self.interleave(name, "odd even", half, saved=True)
 
     def turn_backward(self, name: str) -> None:
-        half = self.u // 2
-        self.cast("given", name, self.u, name)
+        half = self.bytes(name) * self.u // self.un // 2
+        self.cast("given", name, 2 * half, name)
         self.make("a b n c", "half table, half table, half, half table", half, "n")
         self.make("e", "c a", half, "c a")
         self.make("f", "half table", half, f"{name} given")
         self.make("o", "b f", half, "b f")
-        self.interleave(f"{name}0", "e o")
+        self.interleave(f"{name}0", "e o", half)
 
     def attention(self, i: int) -> None:
         """From a block's input x to y, the residual stream between its halves."""
         self.enter(f"{i}a", f"layers.{i}.")
         self.norm("ln1", f"x{i}")
-        for name in "qkv":  # v is saved as it is, where eager saves a copy
-            saved = name == "v" and not self.eager
-            self.linear(f"attn.{name}_proj", "norm", f"{name}0", self.un, saved=saved)
+        for name, size in (("q", self.qn), ("k", self.kn), ("v", self.kn)):
+            saved = name == "v" and not self.eager  # which saves a copy
+            self.linear(f"attn.{name}_proj", "norm", f"{name}0", size, saved=saved)
         self.turn("q")
         self.turn("k")
         self.drop("q0 k0")
@@ -256,7 +258,7 @@ class _Step(Tape):
 
     def scores(self) -> None:
         self.part = "attention"
-        N, u, s, flops = self.of.context, self.un, self.sn, self.score_flops
+        N, u, s, flops = self.of.context, self.qn, self.sn, self.score_flops
         self.make("qk", "q k", s, flops=flops)
         self.make("scores", "qk", s, "qk")
         self.make("rows columns", "", INDEX * N)
@@ -265,7 +267,7 @@ class _Step(Tape):
         wide = self.cast("wide", "masked", self.s)
         self.make("prob", wide, self.s, "wide", saved=True)
         prob = self.cast("prob16", "prob", s, saved=True)
-        self.make("values", "v0", u, saved=True)
+        self.make("values", "v0", self.kn, saved=True)
         self.make("heads", f"{prob} values", u, "values prob16 prob masked rows", flops=flops)
         self.make("o", "heads", u, saved=True)
         self.part = "elementwise"
@@ -273,9 +275,8 @@ class _Step(Tape):
     def scores_backward(self) -> None:
         self.part = "attention"
         u, s, flops = self.un, self.sn, self.score_flops
-        prob, dprob, dwide = "prob dprob dmasked".split()
-        if self.casts:
-            prob, dprob, dwide = "prob16 dprob16 dwide".split()
+        names = "prob16 dprob16 dwide" if self.casts else "prob dprob dmasked"
+        prob, dprob, dwide = names.split()
         self.kernel = "do v^T"
         self.make("dheads", "do", u, "do")
         self.make("dv", f"{prob} dheads", u, flops=flops)
@@ -339,11 +340,10 @@ class _Step(Tape):
             self.flash_backward()
         self.turn_backward("dq")
         self.turn_backward("dk")
-        self.part, u = "attention", self.u
+        self.part, u, dv = "attention", self.u, "dvs" if self.eager else "dv"
         for name, of in (("dqs", "dq0"), ("dks", "dk0"), ("dvs", "dv"))[: 3 if self.eager else 2]:
             self.make(name, of, self.un, of)
         self.part, self.kernel = "elementwise", "q k v"
-        dv = "dvs" if self.eager else "dv"
         self.linear_backward("attn.v_proj", "norm", dv, "dn1", u)
         self.linear_backward("attn.k_proj", "norm", "dks", "dn2", u, "", "dn3 dn1 dn2")
         self.linear_backward("attn.q_proj", "norm", "dqs", "dn4", u, "norm", "dnorm dn3 dn4")

@@ -8,16 +8,15 @@ matrix of scores for a moment. ``step.py`` has what follows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from a2lib.theory.attention import cut_in_chunks, in_one_sweep, tiled_memory
 from a2lib.theory.memory.operations import played
-from a2lib.theory.memory.saved import PRECISIONS
 from a2lib.theory.memory.tape import CATEGORIES, GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, Event
 from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes
 from a2lib.theory.transformer import Shape
 
-ATTENTIONS = ("eager", "flash")
+ATTENTIONS, PRECISIONS = ("eager", "flash"), ("fp32", "bf16")
 MODES = ("inference", "forward", "forward-backward", "train-step")
 
 
@@ -28,8 +27,9 @@ class StepMemory:
 
     ``first`` is the first step of a process, which makes the optimizer's state; ``cuda`` False is
     a CPU's. Gradients are made by each backward and dropped with the step, or, if not ``fresh``,
-    there already: a backward adds to them (after a ``first`` step, which makes them). Raises
-    ValueError, in one line, for other names and sizes.
+    there already: a backward adds to them (after a ``first`` step, which makes them). Of a
+    ``GroupedShape`` only what a forward saves is meant. Raises ValueError, in one line, for other
+    names and sizes.
     """
 
     shape: Shape
@@ -51,10 +51,11 @@ class StepMemory:
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes in float32 of the residual ``stream``, (B, T, D), the FFN's ``hidden``, (B, T, F),
-        the ``scores``, (B, H, T, T), the ``logits``, (B, T, V), and ``rows`` of one number."""
+        the ``scores``, (B, H, T, T), the ``logits``, (B, T, V), ``rows`` of one number, ``q`` and
+        ``k``, which is as wide as v."""
         s, rows = self.shape, WIDE * self.batch * self.context
         widths = {"stream": s.d_model, "hidden": s.d_ff, "rows": 1, "logits": s.vocab_size}
-        widths["scores"] = s.num_heads * self.context
+        widths |= {"scores": s.num_heads * self.context, "q": s.q_width, "k": s.kv_width}
         return {name: rows * width for name, width in widths.items()}
 
     def tiled(self, pass_: str) -> dict[str, int]:
@@ -70,16 +71,15 @@ class StepMemory:
     def parameters(self) -> dict[str, int]:
         """Name -> bytes of each parameter, in the order of the state dict."""
         s = self.shape
-        D, square, wide, table = (
-            WIDE * s.d_model * n for n in (1, s.d_model, s.d_ff, s.vocab_size)
-        )
-        attention = {f"attn.{name}_proj": square for name in ("q", "k", "v", "output")}
-        ffn = {f"ffn.{name}": wide for name in ("w1", "w2", "w3")}
+        D = WIDE * s.d_model
+        widths = {"q": s.q_width, "k": s.kv_width, "v": s.kv_width, "output": s.q_width}
+        attention = {f"attn.{name}_proj": D * width for name, width in widths.items()}
+        ffn = {f"ffn.{name}": D * s.d_ff for name in ("w1", "w2", "w3")}
         block = {"ln1": D, **attention, "ln2": D, **ffn}
-        found = {"token_embeddings": table}
+        found = {"token_embeddings": D * s.vocab_size}
         for i in range(s.num_layers):
             found |= {f"layers.{i}.{name}": size for name, size in block.items()}
-        return found | {"ln_final": D, "lm_head": table}
+        return found | {"ln_final": D, "lm_head": D * s.vocab_size}
 
     def state(self) -> dict[str, int]:
         """Name -> bytes of what the optimizer keeps: two moments, and a counter for each tensor."""
@@ -104,6 +104,11 @@ class StepMemory:
             found[GRADIENTS] = parameters
         found[OTHER] = 2 * self.batch * self.context * INDEX
         return found
+
+    def of_a_block(self, mode: str) -> StepMemory:
+        """The same of a model of one block."""
+        dense = {"dense": 0} if self.shape.dense else {}
+        return replace(self, shape=replace(self.shape, num_layers=1, **dense), mode=mode)
 
     def events(self) -> tuple[Event, ...]:
         """The step from its beginning until all that it made, but the state, is dropped."""

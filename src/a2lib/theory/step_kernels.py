@@ -54,7 +54,7 @@ def fused_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
     ``eager_step``.
     """
     check_name("precision", precision, (*PRECISIONS, NARROW))
-    return _Fused(shape, batch, context, precision, compiled=False).step()
+    return _fused(shape, batch, context, precision, compiled=False)
 
 
 def compiled_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
@@ -63,7 +63,7 @@ def compiled_step(shape: Shape, batch: int, context: int, precision: str) -> lis
     is outside of the compiled graph, as in ``eager_step``. Errors as there.
     """
     check_name("precision", precision, PRECISIONS)
-    return _Fused(shape, batch, context, precision, compiled=True).step()
+    return _fused(shape, batch, context, precision, compiled=True)
 
 
 def adamw_launches(shape: Shape) -> int:
@@ -83,90 +83,76 @@ def _adamw(shape: Shape, launches: int) -> list[Kernel]:
     ]
 
 
-class _Fused:
-    def __init__(self, shape: Shape, batch: int, context: int, precision: str, compiled: bool):
-        check_sizes(batch=batch, context=context)
-        self.shape, self.batch, self.context, self.compiled = shape, batch, context, compiled
-        self.narrow_weights = precision == NARROW
-        self.casts = precision in ("bf16", NARROW)
-        self.narrow = 2 if self.casts else WIDE
-        self.rows = batch * context
-        self.kernels: list[Kernel] = []
-        self.count, self.phase, self.part = 1, "forward", "elementwise"
+def _fused(
+    shape: Shape, batch: int, context: int, precision: str, *, compiled: bool
+) -> list[Kernel]:
+    check_sizes(batch=batch, context=context)
+    L, D, F, V = shape.num_layers, shape.d_model, shape.d_ff, shape.vocab_size
+    masters = precision == NARROW
+    narrow = 2 if precision in ("bf16", NARROW) else WIDE
+    tokens, made = batch * context, []
+    # Bytes of ids and of a number a token, of the residual stream, also narrow, of the FFN's
+    # hidden, of the logits, of a norm's weight and of RoPE's two tables.
+    ids, rows, u, un = INDEX * tokens, WIDE * tokens, WIDE * tokens * D, narrow * tokens * D
+    g, logits, weight = narrow * tokens * F, narrow * tokens * V, WIDE * D
+    turned = 2 * un + WIDE * context * shape.head_dim, 2 * un
+    grad = u + (un if narrow < WIDE else 0)  # the residual's, and a narrow copy for products
+    matrices = V * D + L * (block_parameter_count(shape) - 2 * D)
 
-    def add(self, name: str, read: int, written: int, times: int = 1) -> None:
-        """``read`` and ``written`` in bytes."""
-        how = name, read, written, 0, times * self.count
-        self.kernels.append(Kernel(self.phase, self.part, *how))
+    def add(phase: str, name: str, *moved: int, count: int = 1, part: str = "elementwise") -> None:
+        made.append(Kernel(phase, part, name, *moved, 0, count))
 
-    def product(self, name: str, n: int, m: int, k: int, out_bytes: int | None = None) -> None:
-        """(n, k) times (k, m), both narrow."""
-        read, written = self.narrow * (n * k + k * m), (out_bytes or self.narrow) * n * m
-        how = name, read, written, matmul_flops(n, m, k), self.count
-        self.kernels.append(Kernel(self.phase, "products", *how))
+    def multiply(phase: str, name: str, n: int, m: int, k: int, count: int, out: int) -> None:
+        """(n, k) times (k, m), both narrow, to ``out`` bytes a number."""
+        moved = narrow * (n * k + k * m), out * n * m
+        made.append(Kernel(phase, "products", name, *moved, matmul_flops(n, m, k), count))
 
-    def step(self) -> list[Kernel]:
-        shape = self.shape
-        D, F, V = shape.d_model, shape.d_ff, shape.vocab_size
-        narrow, rows, weight = self.narrow, WIDE * self.rows, WIDE * D
-        # The residual stream, also narrow, and the FFN's hidden.
-        u, un, g = rows * D, narrow * self.rows * D, narrow * self.rows * F
-        table = WIDE * self.context * shape.head_dim  # of cosines and of sines
-        grad = u + (un if self.casts else 0)  # the residual's, and a narrow copy for products
-        logits = narrow * self.rows * V
-        matrices = V * D + shape.num_layers * (block_parameter_count(shape) - 2 * D)
-        if self.casts and not self.narrow_weights:
-            self.add("cast weights", WIDE * matrices, narrow * matrices)
-        self.add("embedding and norm", INDEX * self.rows + u + weight, u + un + rows)
-        self.count = shape.num_layers
-        self.product("q, k, v", self.rows, 3 * D, D)
-        self.add("rope", 2 * un + table, 2 * un)
-        self.attend("forward")
-        self.product("output", self.rows, D, D)
-        self.product("w1, w3", self.rows, 2 * F, D)
-        self.add("gate", 2 * g, g)
-        self.product("w2", self.rows, D, F)
-        # Before the FFN, and before the next block's attention or the head.
-        self.add("residual and norm", u + un + weight, u + un + rows, times=2)
-        self.count = 1
-        self.product("lm_head", self.rows, V, D)
-        self.phase = self.part = "loss"
-        self.add("cross entropy", logits + INDEX * self.rows, rows + WIDE)
-        self.phase = "backward"
-        self.add("cross entropy", logits + INDEX * self.rows + rows, logits)
-        self.part = "elementwise"
-        self.linear_backward("lm_head", D, V)
-        self.add("norm", un + u + rows + weight, grad + weight)
-        self.count = shape.num_layers
-        self.linear_backward("w2", F, D)
-        self.add("gate", 3 * g, 2 * g)
-        self.linear_backward("w1, w3", D, 2 * F)
-        self.linear_backward("output", D, D)
-        self.attend("backward")
-        self.add("rope", 2 * un + table, 2 * un)
-        self.linear_backward("q, k, v", D, 3 * D)
-        self.add("norm and residual", un + 2 * u + rows + weight, grad + weight, times=2)
-        self.count = 1
-        self.add("embedding", u + INDEX * self.rows, WIDE * V * D)
-        if not self.narrow_weights:
-            return self.kernels + _adamw(shape, adamw_launches(shape) if self.compiled else 1)
-        # Gradients are read and weights written in 16 bits beside masters and moments.
-        passes = (3 * WIDE + narrow) * matrices
-        wide = WIDE * (parameter_count(shape) - matrices)
-        self.phase = self.part = "optimizer"
-        self.add("adamw", passes + 4 * wide, passes + 3 * wide)
-        return self.kernels
+    def linear(name: str, inputs: int, outputs: int, count: int = L) -> None:
+        multiply("forward", name, tokens, outputs, inputs, count, narrow)
 
-    def linear_backward(self, name: str, inputs: int, outputs: int) -> None:
-        wide = self.narrow if self.narrow_weights else WIDE
-        self.product(f"{name} dw", outputs, inputs, self.rows, out_bytes=wide)
-        self.product(f"{name} dx", self.rows, inputs, outputs)
+    def backward(name: str, inputs: int, outputs: int, count: int = L) -> None:
+        own = narrow if masters else WIDE
+        multiply("backward", f"{name} dw", outputs, inputs, tokens, count, own)
+        multiply("backward", f"{name} dx", tokens, inputs, outputs, count, narrow)
 
-    def attend(self, pass_: str) -> None:
-        n, heads, d = self.context, self.shape.num_heads, self.shape.head_dim
-        if self.compiled:
-            sizes = self.batch * heads, n, d, self.narrow
+    def attend(pass_: str) -> None:
+        heads, d = shape.num_heads, shape.head_dim
+        kernels = [tiled_kernel(pass_, batch, heads, context, context, d, True, narrow)]
+        if compiled:
+            sizes = batch * heads, context, d, narrow
             kernels = attention_kernels("compile", "causal", pass_, *sizes)
-        else:
-            kernels = [tiled_kernel(pass_, self.batch, heads, n, n, d, True, self.narrow)]
-        self.kernels += [replace(one, part="attention", count=self.count) for one in kernels]
+        made.extend(replace(one, part="attention", count=L) for one in kernels)
+
+    if narrow < WIDE and not masters:
+        add("forward", "cast weights", WIDE * matrices, narrow * matrices)
+    add("forward", "embedding and norm", ids + u + weight, u + un + rows)
+    linear("q, k, v", D, 3 * D)
+    add("forward", "rope", *turned, count=L)
+    attend("forward")
+    linear("output", D, D)
+    linear("w1, w3", D, 2 * F)
+    add("forward", "gate", 2 * g, g, count=L)
+    linear("w2", F, D)
+    # Before the FFN, and before the next block's attention or the head.
+    add("forward", "residual and norm", u + un + weight, u + un + rows, count=2 * L)
+    linear("lm_head", D, V, 1)
+    add("loss", "cross entropy", logits + ids, rows + WIDE, part="loss")
+    add("backward", "cross entropy", logits + ids + rows, logits, part="loss")
+    backward("lm_head", D, V, 1)
+    add("backward", "norm", un + u + rows + weight, grad + weight)
+    backward("w2", F, D)
+    add("backward", "gate", 3 * g, 2 * g, count=L)
+    backward("w1, w3", D, 2 * F)
+    backward("output", D, D)
+    attend("backward")
+    add("backward", "rope", *turned, count=L)
+    backward("q, k, v", D, 3 * D)
+    moved = un + 2 * u + rows + weight, grad + weight
+    add("backward", "norm and residual", *moved, count=2 * L)
+    add("backward", "embedding", u + ids, WIDE * V * D)
+    if not masters:
+        return made + _adamw(shape, adamw_launches(shape) if compiled else 1)
+    # Gradients are read and weights written in 16 bits beside masters and moments.
+    passes, others = (3 * WIDE + narrow) * matrices, WIDE * (parameter_count(shape) - matrices)
+    add("optimizer", "adamw", passes + 4 * others, passes + 3 * others, part="optimizer")
+    return made

@@ -44,13 +44,14 @@ blocks, (N + 1) / 2 forwards. Work N**2 buys constant inputs, N log N their loga
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.products import check_name, check_sizes
 
 BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
+PARTS = {BLOCK: 1, ATTENTION: 0.5, FFN: 0.5}  # of a block
 # What a strategy takes behind a colon: a number of blocks, or the name of operations that it keeps.
 PLANS = {"none": "", "half": "", "block": "", "segments": "k", "nested": "k", "recursive": ""}
 PLANS |= {"chain": ""}
@@ -168,6 +169,11 @@ def cost(
     return Cost(kept, max(play.peak, kept), play.runs, play.cut)
 
 
+def _leaves(items: Plan) -> Iterator[str]:
+    for item in items:
+        yield from _leaves(item) if isinstance(item, tuple) else (item,)
+
+
 class _Play:
     """``owned``: the first item's input is held by the checkpoint around it."""
 
@@ -178,12 +184,8 @@ class _Play:
 
     def bytes(self, item) -> tuple[int, int]:
         """Held by an item after its forward, and the input among it."""
-        if isinstance(item, tuple):
-            first = item
-            while isinstance(first, tuple):
-                first = first[0]
-            return self.unit(first).input, self.unit(first).input
-        return self.unit(item).saved, self.unit(item).input
+        first = self.unit(next(_leaves([item])))
+        return first.input if isinstance(item, tuple) else first.saved, first.input
 
     def unit(self, item) -> BlockBytes:
         if item not in self.units:
@@ -197,17 +199,10 @@ class _Play:
 
     def again(self, items: Plan) -> None:
         """Count what running the items of a checkpoint once more begins, to any depth."""
-        for item in items[:-1]:
-            self.whole(item)
-        if not isinstance(items[-1], tuple):
-            self.runs += 1 if items[-1] == BLOCK else 0.5
-            self.cut += 1 if items[-1] == BLOCK else 0.5
-
-    def whole(self, item) -> None:
-        for inner in item if isinstance(item, tuple) else ():
-            self.whole(inner)
-        if not isinstance(item, tuple):
-            self.runs += 1 if item == BLOCK else 0.5
+        last = [item for item in items[-1:] if not isinstance(item, tuple)]
+        cut = sum(PARTS[item] for item in last)
+        self.runs += cut + sum(PARTS[item] for item in _leaves(items[:-1]))
+        self.cut += cut
 
     def backward(self, items: Plan, owned: bool) -> None:
         for i in reversed(range(len(items))):

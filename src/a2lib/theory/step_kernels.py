@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from a2lib.theory.compiling import attention_kernels, tiled_kernel
-from a2lib.theory.memory.operations import launched
 from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, matmul_flops
 from a2lib.theory.roofline import NARROW, PRECISIONS, Kernel
@@ -32,15 +31,14 @@ def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
     ValueError for sizes that are not positive integers, and another precision.
     """
     check_name("precision", precision, PRECISIONS)
-    one = Shape(shape.d_model, shape.d_ff, 1, shape.num_heads, shape.vocab_size)
-    step = StepMemory(one, batch, context, precision="bf16" if precision == "bf16" else "fp32")
+    step = StepMemory(shape, batch, context, precision=precision.replace("tf32", "fp32"))
     lists, rest = divmod(9 * shape.num_layers + 3, COUNTERS_LAUNCH)  # of the tensors
     counters = [
         Kernel("optimizer", "optimizer", "step counters", WIDE * n, WIDE * n, 0, count)
         for n, count in ((COUNTERS_LAUNCH, lists), (rest, 1))
         if n and count
     ]
-    return [*launched(step, shape.num_layers), *counters, *_adamw(shape, adamw_launches(shape))]
+    return [*step.kernels(), *counters, *_adamw(shape, adamw_launches(shape))]
 
 
 def fused_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:

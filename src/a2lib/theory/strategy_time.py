@@ -2,8 +2,8 @@
 
 Products take their time by operations; what stands between them (norms, RoPE, casts, gates, sums,
 eager attention with its scores) by the bytes that it moves. Operations alone would make a strategy
-that repeats everything but products free. A block's kernels are those of
-``step_kernels.eager_step``; tiled attention is taken as operations, since its scores move no bytes.
+that repeats everything but products free. A block's kernels are those of a step (``StepMemory``);
+tiled attention is taken as operations, since its scores move no bytes.
 What the checkpoint itself costs the host is not in it.
 """
 
@@ -13,10 +13,9 @@ import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
-from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.checkpointing import OPS, BlockBytes, cost, parsed, plan
+from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.roofline import Kernel
-from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import Shape
 
 EAGER = "eager"
@@ -51,10 +50,9 @@ def forward_work(
     shape: Shape, batch: int, context: int, attention: str = EAGER, precision: str = "fp32"
 ) -> Work:
     """Of a whole forward, the head's product among it. ``attention`` is eager or any other;
-    ``precision`` and errors as ``eager_step``."""
-    kernels = _forward(shape, batch, context, precision)
-    tiled = shape.num_layers * _tiled(shape, batch, context, attention)
-    return sum((_of(kernel, attention) for kernel in kernels), tiled)
+    ``precision`` and errors as ``StepMemory``."""
+    kernels = _forward(shape, batch, context, attention, precision)
+    return sum((_of(kernel) for kernel in kernels), Work())
 
 
 def repeated_work(
@@ -69,7 +67,7 @@ def repeated_work(
 
     Eager ``attention`` computes every score, any other (``flash``) the half that its mask leaves.
     ``half`` ends before the last product of either half, any other checkpoint around blocks before
-    that of the FFN. Raises ValueError as ``parsed`` and ``eager_step``.
+    that of the FFN. Raises ValueError as ``parsed`` and ``StepMemory``.
     """
     name, ops = parsed(strategy, shape.num_layers)
     runs = cut = shape.num_layers
@@ -100,30 +98,23 @@ def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: floa
 @lru_cache(maxsize=64)
 def _block(shape: Shape, batch: int, context: int, attention: str, precision: str) -> dict:
     """The work of one block's forward by the kernels' names."""
-    found = {"tiled": _tiled(shape, batch, context, attention)}
-    two = dataclasses.replace(shape, num_layers=2)
-    for kernel in _forward(two, batch, context, precision):
+    two, found = dataclasses.replace(shape, num_layers=2), {}
+    for kernel in _forward(two, batch, context, attention, precision):
         if kernel.count == 2:
-            one = _of(dataclasses.replace(kernel, count=1), attention)
+            one = _of(dataclasses.replace(kernel, count=1))
             found[kernel.name] = found.get(kernel.name, Work()) + one
     return found
 
 
-def _forward(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
-    return [k for k in eager_step(shape, batch, context, precision) if k.phase == "forward"]
+def _forward(
+    shape: Shape, batch: int, context: int, attention: str, precision: str
+) -> list[Kernel]:
+    how = precision.replace("tf32", "fp32"), EAGER if attention == EAGER else "flash"
+    return StepMemory(shape, batch, context, "forward", *how).kernels()
 
 
-def _of(kernel: Kernel, attention: str) -> Work:
+def _of(kernel: Kernel) -> Work:
     if kernel.part == "products":
         return Work(kernel.count * kernel.flops, 0)
-    if kernel.part == "attention" and attention != EAGER:
-        return Work()
     moved = kernel.count * (kernel.read + kernel.written)
     return Work(0, moved, kernel.count * kernel.flops)
-
-
-def _tiled(shape: Shape, batch: int, context: int, attention: str) -> Work:
-    if attention == EAGER:
-        return Work()
-    sizes = (batch, shape.num_heads, context, context, shape.head_dim)
-    return Work(attention_flops(*sizes, True, "forward"), 0)

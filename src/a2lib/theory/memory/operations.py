@@ -34,8 +34,7 @@ def played(step: StepMemory) -> tuple[Event, ...]:
 
 
 def launched(step: StepMemory, blocks: int) -> list[Kernel]:
-    """The kernels of a ``step`` of one block with eager attention as of one of so many ``blocks``,
-    but for the optimizer's. Each has the name of the tensor that it makes."""
+    """``StepMemory.kernels`` of a ``step`` of one block as of one of so many ``blocks``."""
     return _Step(step, blocks).kernels
 
 
@@ -55,7 +54,7 @@ class _Step(Tape):
         self.un, self.gn, self.sn, self.qn, self.kn = (wide[x] // part for x in names)
         self.blocks, self.part = blocks, "elementwise"
         self.kernels: list[Kernel] = []
-        self.score_flops = 2 * step.shape.head_dim * self.s // WIDE  # of one product of attention
+        self.score_flops = 2 * step.shape.head_dim * self.s // WIDE  # of a product, or tiled both
         # What is read beside tensors: ids, what they pick of the embedding and of the loss; half of
         # a stream, and RoPE's cosines or sines for it.
         self.given = {"ids": self.rows // WIDE * INDEX, "embeddings": self.u, "picked": self.rows}
@@ -244,7 +243,9 @@ class _Step(Tape):
         if self.eager:
             self.scores()
         else:
-            for name, size in self.of.tiled("forward").items():
+            held = self.of.tiled("forward")
+            self.launch("tiled", "q k v0", held["o"] + held["lse"], self.score_flops)
+            for name, size in held.items():
                 self.make(name, None, size, saved=name in ("o", "lse"))
             self.drop("lse k_terms v_terms")
         self.linear("attn.output_proj", "o", "out", self.un)
@@ -320,8 +321,7 @@ class _Step(Tape):
         dy = self.cast("dy16", "dy", self.un)
         self.linear_backward("ffn.w2", "product", dy, "dproduct", self.gn, "product")
         self.kernel = "gate"
-        used = "value silu dproduct"
-        self.make("dsilu dvalue", "value dproduct, silu dproduct", self.gn, used)
+        self.make("dsilu dvalue", "value dproduct, silu dproduct", self.gn, "value silu dproduct")
         self.make("dgate", "gate dsilu", self.gn, "gate dsilu")
         self.kernel = "w1 w3"
         self.linear_backward("ffn.w3", "norm", "dvalue", "d3", self.u)

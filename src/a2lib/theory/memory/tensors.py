@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from a2lib.theory.attention import cut_in_chunks, in_one_sweep, tiled_memory
-from a2lib.theory.memory.operations import played
+from a2lib.theory.memory.operations import launched, played
 from a2lib.theory.memory.tape import CATEGORIES, GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, Event
 from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes
+from a2lib.theory.roofline import Kernel
 from a2lib.theory.transformer import Shape
 
 ATTENTIONS, PRECISIONS = ("eager", "flash"), ("fp32", "bf16")
@@ -109,6 +110,11 @@ class StepMemory:
         """The same of a model of one block."""
         dense = {"dense": 0} if self.shape.dense else {}
         return replace(self, shape=replace(self.shape, num_layers=1, **dense), mode=mode)
+
+    def kernels(self) -> list[Kernel]:
+        """What the step launches on CUDA, but for the optimizer's, each with the name of the tensor
+        that it makes; of tiled attention its forward alone, "tiled"."""
+        return launched(self.of_a_block(self.mode), self.shape.num_layers)
 
     def events(self) -> tuple[Event, ...]:
         """The step from its beginning until all that it made, but the state, is dropped."""

@@ -44,21 +44,19 @@ class _Step(Tape):
     keys, ``rows`` of a number a token."""
 
     def __init__(self, step: StepMemory, blocks: int = 0) -> None:
-        super().__init__(saves=step.mode != "inference")
+        super().__init__(step.mode != "inference", blocks)
         self.of, self.parameters = step, step.parameters()
-        self.block = ""  # how the names of its parameters begin
         self.casts, self.eager = step.precision == "bf16", step.attention == "eager"
         wide, part = step.sizes, 2 if self.casts else 1
         self.u, self.s, self.rows = wide["stream"], wide["scores"], wide["rows"]
         names = "stream", "hidden", "scores", "q", "k"
         self.un, self.gn, self.sn, self.qn, self.kn = (wide[x] // part for x in names)
-        self.blocks, self.part = blocks, "elementwise"
-        self.kernels: list[Kernel] = []
         self.score_flops = 2 * step.shape.head_dim * self.s // WIDE  # of a product, or tiled both
-        # What is read beside tensors: ids, what they pick of the embedding and of the loss; half of
-        # a stream, and RoPE's cosines or sines for it.
-        self.given = {"ids": self.rows // WIDE * INDEX, "embeddings": self.u, "picked": self.rows}
-        self.given |= {"half": self.u // 2, "table": WIDE * step.context * step.shape.head_dim // 2}
+        # What is read beside what is made: parameters; ids, what they pick of the embedding and of
+        # the loss; half of a stream, and RoPE's cosines or sines for it.
+        self.given |= self.parameters | {"ids": self.rows // WIDE * INDEX, "picked": self.rows}
+        self.given |= {"embeddings": self.u, "half": self.u // 2}
+        self.given["table"] = WIDE * step.context * step.shape.head_dim // 2
         self.play()
 
     def play(self) -> None:
@@ -92,19 +90,6 @@ class _Step(Tape):
 
     def enter(self, where: str, block: str = "", kernel: str = "") -> None:
         self.where, self.block, self.kernel = where, block, kernel
-
-    def launch(self, name: str, of: str, written: int, flops: int = 0) -> None:
-        """A kernel that reads what it is ``of``, and writes so many bytes."""
-        if not self.blocks:
-            return
-        part = "products" if flops and self.part == "elementwise" else self.part
-        moved = sum(map(self.bytes, of.split())), written
-        count, name = self.blocks if self.block else 1, name.rpartition("/")[2]
-        self.kernels.append(Kernel(self.phase, part, name, *moved, flops, count))
-
-    def bytes(self, name: str) -> int:
-        made = self.alive.get(f"{self.where}/{name}") or self.alive.get(name)
-        return made.bytes if made else self.given.get(name) or self.parameters[self.block + name]
 
     def cast(self, name: str, of: str, size: int, drop: str = "", *, saved: bool = False) -> str:
         """A copy in another width, under autocast alone; the name of what there is."""

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from a2lib.theory.attention import PASSES, attention_bytes, attention_flops
-from a2lib.theory.products import matmul_flops
 
 size = st.integers(min_value=1, max_value=7)
 large = st.integers(min_value=1, max_value=10**6)
@@ -39,11 +38,6 @@ def test_passes_keep_their_ratios_exactly(batch, heads, n_queries, n_keys, head_
     assert all(type(count) is int for count in (forward, backward, end_to_end))
     assert 2 * backward == 5 * forward
     assert end_to_end == forward + backward
-
-
-@given(size, size, size)
-def test_matmul_counts_every_multiply_add(m, n, k):
-    assert matmul_flops(m, n, k) == sum(2 for _ in range(m) for _ in range(n) for _ in range(k))
 
 
 @given(size, size, size, size, size, st.sampled_from([1, 2, 4]))

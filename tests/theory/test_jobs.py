@@ -150,8 +150,8 @@ def test_eager_computes_all_scores_and_none_again(shape):
 def test_a_block_keeps_what_saved_has_but_the_weights(precision, attention):
     shape, batch, context = SIZES["small"], 3, 64
     one = job(shape=shape, context=context, precision=precision, attention=attention)
-    copies = sum(saved.bytes for saved in block_saved(shape, 1, 1, attention, precision)
-                 if saved.what == "16-bit weight")  # fmt: skip
+    found = block_saved(shape, 1, 1, attention, precision).items()
+    copies = sum(size for name, size in found if name.endswith(".16"))
     kept = block_saved_bytes(shape, batch, context, attention, precision) - copies
     mask = context**2 if attention == "eager" else 0
     assert sum(one.saved) * batch * context + mask == kept

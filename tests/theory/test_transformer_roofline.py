@@ -13,11 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.roofline import PARTS, PHASES, PRECISIONS, Kernel, floor, hidden_ms
-from a2lib.theory.step_kernels import compiled_step, eager_step, fused_step
+from a2lib.theory.step_kernels import adamw_launches, compiled_step, eager_step, fused_step
 from a2lib.theory.transformer import (
     SIZES,
     Shape,
-    adamw_launches,
     forward_flops_by_part,
     parameter_count,
 )

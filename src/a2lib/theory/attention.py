@@ -284,39 +284,31 @@ def n_chunks_of(chunk_keys: int, n_queries: int, n_keys: int, causal: bool) -> i
     return -(-(min(n_queries, n_keys) if causal else n_keys) // chunk_keys)
 
 
-# Eager attention with a causal mask, kernel by kernel: N x N matrices read and written, and how
-# often the mask, one byte an element, passes. A row that softmax reads twice counts once.
+# Eager attention with a causal mask, kernel by kernel: what it reads and makes, and the tensors
+# whose last use it is, apart by commas. All but these few are N x N matrices.
+VECTORS = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+OF_MASK = ("mask", "queries", "keys")
 EAGER = {
     "forward": (
-        ("q k^T", 0, 1, 0),
-        ("times scale", 1, 1, 0),
-        ("indices of queries", 0, 0, 0),
-        ("indices of keys", 0, 0, 0),
-        ("compare", 0, 0, 1),
-        ("copy to mask", 1, 1, 0),
-        ("mask", 1, 1, 1),
-        ("softmax", 1, 1, 0),
-        ("p v", 1, 0, 0),
+        ("q k^T", "q,k", "q k^T", ""),
+        ("times scale", "q k^T", "scores", "q k^T"),
+        ("indices of queries", "", "queries", ""),
+        ("indices of keys", "", "keys", ""),
+        ("compare", "queries,keys", "mask", "keys"),
+        ("copy to mask", "scores", "masked scores", ""),
+        ("mask", "masked scores,mask", "masked scores", "scores"),
+        ("softmax", "masked scores", "p", ""),
+        ("p v", "p,v", "o", ""),
     ),
     "backward": (
-        ("p^T do", 1, 0, 0),
-        ("do v^T", 0, 1, 0),
-        ("dp times p", 2, 1, 0),
-        ("softmax backward", 2, 1, 0),
-        ("copy to mask", 1, 1, 0),
-        ("mask", 1, 1, 1),
-        ("times scale", 1, 1, 0),
-        ("ds k", 1, 0, 0),
-        ("ds^T q", 1, 0, 0),
+        ("p^T do", "p,do", "dv", ""),
+        ("do v^T", "do,v", "dp", ""),
+        ("dp times p", "dp,p", "dp p", ""),
+        ("softmax backward", "dp p,p", "ds", "dp,dp p"),
+        ("copy to mask", "ds", "masked ds", ""),
+        ("mask", "masked ds,mask", "masked ds", "ds"),
+        ("times scale", "masked ds", "scaled ds", "ds,masked ds"),
+        ("ds k", "scaled ds,k", "dq", ""),
+        ("ds^T q", "scaled ds,q", "dk", ""),
     ),
-}
-
-# Its products, and the (batch, N, d) tensors that each reads and writes beside its matrix.
-PRODUCTS = {
-    "q k^T": (2, 0),
-    "p v": (1, 1),
-    "p^T do": (1, 1),
-    "do v^T": (2, 0),
-    "ds k": (1, 1),
-    "ds^T q": (1, 1),
 }

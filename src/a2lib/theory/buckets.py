@@ -17,6 +17,9 @@ import numpy as np
 
 from a2lib.theory.collectives import positive
 from a2lib.theory.latency import Line
+from a2lib.theory.memory.tape import GRADIENTS
+from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.products import WIDE
 from a2lib.theory.transformer import Shape
 
 
@@ -48,12 +51,11 @@ def gradients(shape: Shape) -> list[Gradient]:
     Shares are by multiply-adds of the products with weights, of which gradients of norms and of the
     embedding have none; attention's own products, a few percent, are left out.
     """
-    d, wide, table = shape.d_model, shape.d_ff * shape.d_model, shape.vocab_size * shape.d_model
-    products = [wide, wide, wide, d * d, d * d, d * d, d * d]
-    block = [(n, n) for n in products[:3]] + [(d, 0)] + [(n, n) for n in products[3:]] + [(d, 0)]
-    made = [(table, table), (d, 0), *block * shape.num_layers, (table, 0)]
-    whole = sum(weight for _, weight in made)
-    return [Gradient(elements, weight / whole) for elements, weight in made]
+    events = StepMemory(shape, 1, 1, "forward-backward").events()
+    made = [one for one in events if one.made and one.category == GRADIENTS]
+    works = [0 if "ln" in one.name or "embed" in one.name else one.bytes for one in made]
+    whole = sum(works)
+    return [Gradient(one.bytes // WIDE, n / whole) for one, n in zip(made, works, strict=True)]
 
 
 def fill(sizes: Sequence[float], bucket: float) -> Iterator[list[int]]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from a2lib.theory.attention import (
     EAGER,
-    PRODUCTS,
+    OF_MASK,
+    VECTORS,
     attention_bytes,
     attention_flops,
     tensor_bytes,
@@ -36,29 +37,25 @@ def attention_kernels(
     """The kernels of one pass, for ``roofline.floor``: operations, and bytes with each operand
     passing once.
 
-    The backward is that of a graph that holds the probabilities. Where attention is recognised it
-    is one kernel, without its matrices. Raises ValueError for unknown names and for sizes that are
-    not positive integers.
+    The backward is that of a graph that holds the probabilities; indices count as nothing. Where
+    attention is recognised it is one kernel, without its matrices. Raises ValueError for unknown
+    names and for sizes that are not positive integers.
     """
     _check(implementation, written, pass_)
     check_sizes(batch=batch, n=n, d=d, element_bytes=element_bytes)
     if implementation == "compile" and written == "heads":
         return [tiled_kernel(pass_, batch, 1, n, n, d, False, element_bytes)]
-    row, matrix = batch * n * d * element_bytes, batch * n * n * element_bytes
+    sizes = dict.fromkeys(VECTORS, batch * n * d * element_bytes)
+    sizes |= {"mask": n * n, "queries": 0, "keys": 0, "": 0}
+
+    def moved(names: str) -> int:
+        return sum(sizes.get(name, batch * n * n * element_bytes) for name in names.split(","))
+
     made = []
-    for name, reads, writes, masks in _table(implementation, written, pass_):
-        product, mask = name in PRODUCTS, masks * n * n
-        rows_read, rows_written = PRODUCTS.get(name, (0, 0))
-        made.append(
-            Kernel(
-                pass_,
-                "products" if product else "elementwise",
-                name,
-                reads * matrix + rows_read * row + mask * (name == "mask"),
-                writes * matrix + rows_written * row + mask * (name == "compare"),
-                batch * matmul_flops(n, n, d) if product else 0,
-            )
-        )
+    for name, reads, makes, _ in eager_kernels(implementation, written, pass_):
+        part = "products" if (product := _multiplies(reads)) else "elementwise"
+        flops = batch * matmul_flops(n, n, d) if product else 0
+        made.append(Kernel(pass_, part, name, moved(reads), moved(makes), flops))
     return made
 
 
@@ -87,7 +84,9 @@ def moves(implementation: str, written: str, pass_: str) -> int:
     _check(implementation, written, pass_)
     if implementation == "compile" and written == "heads":
         return 0
-    return sum(reads + writes for _, reads, writes, _ in _table(implementation, written, pass_))
+    kernels = eager_kernels(implementation, written, pass_)
+    names = [name for _, *moved, _ in kernels for name in ",".join(moved).split(",") if name]
+    return sum(name not in (*VECTORS, *OF_MASK) for name in names)
 
 
 def break_even(extra: float, eager: float, compiled: float) -> float | None:
@@ -96,10 +95,15 @@ def break_even(extra: float, eager: float, compiled: float) -> float | None:
     return extra / (eager - compiled) if compiled < eager else None
 
 
-def _table(implementation: str, written: str, pass_: str) -> tuple:
+def eager_kernels(implementation: str, written: str, pass_: str) -> list[tuple[str, ...]]:
+    """Those of ``EAGER`` that there are."""
     if implementation == "compile":  # between two products one, which computes the mask itself
-        return tuple(k for k in EAGER[pass_] if k[0] in PRODUCTS or "softmax" in k[0])
-    return tuple(k for k in EAGER[pass_] if written == "causal" or k[0] not in _MASK)
+        return [k for k in EAGER[pass_] if _multiplies(k[1]) or "softmax" in k[0]]
+    return [k for k in EAGER[pass_] if written == "causal" or k[0] not in _MASK]
+
+
+def _multiplies(reads: str) -> bool:
+    return any(name in VECTORS for name in reads.split(","))
 
 
 def _check(implementation: str, written: str, pass_: str) -> None:

@@ -9,11 +9,10 @@ kernel must compute and move. All sizes are in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from a2lib.theory.attention import tiled_memory
-from a2lib.theory.compiling import PASSES, attention_kernels
+from a2lib.theory.attention import VECTORS, tiled_memory
+from a2lib.theory.compiling import PASSES, attention_kernels, eager_kernels
 from a2lib.theory.memory import allocator
 from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, largest
 from a2lib.theory.roofline import Kernel
@@ -44,6 +43,10 @@ class Eager:
         return allocator.rounded(self.batch * self.n**2 * self.element_bytes)
 
     @property
+    def written(self) -> str:
+        return "causal" if self.causal else "plain"
+
+    @property
     def tensor(self) -> int:
         """Bytes of q, and of every tensor of its shape."""
         return allocator.rounded(self.batch * self.n * self.d * self.element_bytes)
@@ -67,41 +70,15 @@ class Eager:
         """For each kernel of a pass in order: its name, and the bytes of every tensor beyond
         ``inputs(pass_)`` that lives when it ends, its operands included. Raises ValueError for
         another pass."""
-        steps = {"forward": self._forward, "backward": self._backward}
         check_name("pass", pass_, PASSES)
-        return list(steps[pass_]())
-
-    def _forward(self) -> Iterator[tuple[str, dict[str, int]]]:
-        M, T, index = self.matrix, self.tensor, allocator.rounded(INDEX * self.n)
-        held: dict[str, int] = {}
-        yield "q k^T", {"q k^T": M}
-        yield "times scale", {"q k^T": M, "scores": M}
-        scores = "scores"
-        if self.causal:
-            queries, keys = {"queries": index}, {"keys": index}
-            mask = {"mask": allocator.rounded(self.n**2)}
-            yield "indices of queries", {"scores": M} | queries
-            yield "indices of keys", {"scores": M} | queries | keys
-            yield "compare", {"scores": M} | queries | keys | mask
-            held, scores = queries | mask, "masked scores"
-            yield "copy to mask", {"scores": M, scores: M} | held
-            yield "mask", {"scores": M, scores: M} | held
-        yield "softmax", {scores: M, "p": M} | held
-        yield "p v", {scores: M, "p": M, "o": T} | held
-
-    def _backward(self) -> Iterator[tuple[str, dict[str, int]]]:
-        M, T = self.matrix, self.tensor
-        dv = {"dv": T}
-        yield "p^T do", dv
-        yield "do v^T", dv | {"dp": M}
-        yield "dp times p", dv | {"dp": M, "dp p": M}
-        yield "softmax backward", dv | {"dp": M, "dp p": M, "ds": M}
-        if self.causal:
-            yield "copy to mask", dv | {"ds": M, "masked ds": M}
-            yield "mask", dv | {"ds": M, "masked ds": M}
-        yield "times scale", dv | {"masked ds" if self.causal else "ds": M, "scaled ds": M}
-        yield "ds k", dv | {"scaled ds": M, "dq": T}
-        yield "ds^T q", dv | {"scaled ds": M, "dq": T, "dk": T}
+        sizes = dict.fromkeys(VECTORS, self.tensor) | {"mask": allocator.rounded(self.n**2)}
+        sizes |= dict.fromkeys(("queries", "keys"), allocator.rounded(INDEX * self.n))
+        live, found = {}, []
+        for name, _, made, used in eager_kernels("eager", self.written, pass_):
+            live[made] = sizes.get(made, self.matrix)
+            found.append((name, dict(live)))
+            live = {name: size for name, size in live.items() if name not in used.split(",")}
+        return found
 
     def peak(self, pass_: str) -> int:
         """The most a pass allocates beyond what is there on entry."""
@@ -113,9 +90,8 @@ class Eager:
 
     def kernels(self, pass_: str) -> list[Kernel]:
         """What each kernel of a pass computes and moves, a matrix passing once for each use."""
-        written = "causal" if self.causal else "plain"
         sizes = self.batch, self.n, self.d, self.element_bytes
-        return attention_kernels("eager", written, pass_, *sizes)
+        return attention_kernels("eager", self.written, pass_, *sizes)
 
     def history(self, pass_: str) -> list[dict[str, int]]:
         """Every tensor that lives after each kernel of a pass, inputs included; of a backward

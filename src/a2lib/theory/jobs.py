@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from a2lib.theory.devices import Device
-from a2lib.theory.memory.saved import PRECISIONS, block_saved
-from a2lib.theory.memory.tensors import ATTENTIONS
+from a2lib.theory.memory.saved import block_saved
+from a2lib.theory.memory.tensors import ATTENTIONS, PRECISIONS, StepMemory
 from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
-from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import Shape
 
 ACTIVATIONS = ("library", "fused")
@@ -18,7 +17,8 @@ OPTIMIZERS = {"adamw": 8, "adamw-8bit": 2, "momentum": 4, "sgd": 0}
 # Of the maker's peak, what products of feed-forward layers reach on an H200 (rows of section
 # parallelism).
 EFFICIENCY = 0.65
-SCORES = ("probabilities", "16-bit probabilities")
+# How the names of what a block keeps end that is of the residual stream and of norms.
+WHOLE = ("x0", "y0", "/root", "/normal", "/norm", ".x")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Job:
     """What is to be trained on what: at most ``devices`` of ``device``, which may be used but for
     the share ``headroom`` of their memory; ``batch`` sequences of ``context`` tokens a step.
 
-    ``precision`` and ``attention`` are as in saved.py, ``optimizer`` one of ``OPTIMIZERS``,
+    ``precision`` and ``attention`` are as in tensors.py, ``optimizer`` one of ``OPTIMIZERS``,
     ``efficiency`` the share of the maker's peak at which products run, and ``activations`` what a
     block keeps: as this library's does, or as fused kernels on a residual stream in the width of
     computation, as in Megatron-LM. ``frozen`` is the share of each matrix that is not trained.
@@ -102,19 +102,15 @@ class Job:
             heads = e * (2 * shape.q_width + 2 * shape.kv_width)
             whole = 4 * e * shape.d_model + 2 * WIDE
             return whole + more, heads + sums + 3 * e * shape.d_ff, e * self.scores
-        kept = [
-            one
-            for one in block_saved(self.shape, 1, self.context, self.attention, self.precision)
-            if one.what not in ("16-bit weight", "mask")
-        ]
-        whole = sum(
-            one.bytes
-            for one in kept
-            if one.module in ("ln1", "ln2") or one.what in ("norm", "16-bit norm")
-        )
-        scores = sum(one.bytes for one in kept if one.what in SCORES)
-        cut = sum(one.bytes for one in kept) - whole - scores
-        whole, cut, scores = (size // self.context for size in (whole, cut, scores))
+        whole = cut = scores = 0
+        found = block_saved(shape, 1, self.context, self.attention, self.precision)
+        for name, size in found.items():
+            if name.endswith(WHOLE):
+                whole += size // self.context
+            elif "/prob" in name:
+                scores += size // self.context
+            elif not name.endswith((".16", "/mask")):
+                cut += size // self.context
         return whole + more, cut, scores
 
     @property
@@ -130,11 +126,12 @@ class Job:
 
 @cache
 def score_bytes(precision: str) -> tuple[int, int]:
-    """Bytes that eager attention's kernels move for each score, forward and backward, as the list
-    of step_kernels.py has them: what is left of two heads' bytes if those of one are taken away."""
-    moved = {1: {}, 2: {}}
-    for heads, sums in moved.items():
-        for one in eager_step(Shape(4, 1, 1, heads, 1), 1, 1, precision):
-            if one.part == "attention":
-                sums[one.phase] = sums.get(one.phase, 0) + (one.read + one.written) * one.count
-    return tuple(moved[2][phase] - moved[1][phase] for phase in ("forward", "backward"))
+    """Bytes that eager attention's kernels move for each score, forward and backward: what is left
+    of two heads' bytes if those of one are taken away."""
+
+    def moved(heads: int, phase: str) -> int:
+        kernels = StepMemory(Shape(4, 1, 1, heads, 1), 1, 1, precision=precision).kernels()
+        which = "attention", phase
+        return sum(k.read + k.written for k in kernels if (k.part, k.phase) == which)
+
+    return tuple(moved(2, phase) - moved(1, phase) for phase in ("forward", "backward"))

@@ -24,7 +24,7 @@ from a2lib.theory.layouts import (
     evaluate,
     flops_share,
 )
-from a2lib.theory.memory.saved import PRECISIONS
+from a2lib.theory.memory.tensors import PRECISIONS
 from a2lib.theory.planner import MOST_COUNTED, largest_batch, search
 from a2lib.theory.transformer import (
     PRESETS,

@@ -16,11 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache, lru_cache
 
-from a2lib.theory.jobs import OPTIMIZERS
 from a2lib.theory.layout_time import least_waited, stage_flops, waiting
 from a2lib.theory.layouts import (
     AXES,
-    LOGIT_TENSORS,
     SCHEDULES,
     STRATEGIES,
     Job,
@@ -33,9 +31,8 @@ from a2lib.theory.layouts import (
     of_axis,
     timed,
 )
-from a2lib.theory.products import WIDE, check_name, largest
+from a2lib.theory.products import check_name, largest
 from a2lib.theory.stages import stage_blocks, stages
-from a2lib.theory.transformer import parameter_count
 
 # Plain replicas send as much as zero1 and hold more.
 SEARCHED = ("zero1", "zero2", "fsdp", "hsdp")
@@ -75,9 +72,6 @@ def search(
     for at_least, seconds, mesh in _by_time(job, fixed, meshes, hidden):
         if key is not None and at_least > key[0] * (1 + 1e-5):
             break
-        if (bound := _floor(job, fixed, mesh)) > job.memory:
-            least = min(least, bound)
-            continue
         # If what takes least of this mesh does not fit, nothing does.
         some = [(layout, *memory(job, layout)) for layout in _least_memory(job, fixed, mesh)]
         counted += len(some)
@@ -119,7 +113,7 @@ def search(
     if best is None:
         raise ValueError(
             f"no layout of at most {job.devices} devices fits: the least takes "
-            f"{least / 1e9:.1f} GB or more of the {job.memory / 1e9:.1f} GB allowed on each"
+            f"{least / 1e9:.1f} GB of the {job.memory / 1e9:.1f} GB allowed on each"
         )
     return replace(best, tried=tried)
 
@@ -288,21 +282,6 @@ def _least_memory(job: Job, fixed: dict, mesh: tuple[int, ...]) -> Iterator[Layo
                 for n in expert:
                     if n == 1 or sharding != "hsdp":
                         yield _layout(fixed, mesh, m, sharding, strategy, chunks, n)
-
-
-def _floor(job: Job, fixed: dict, mesh: tuple[int, ...]) -> float:
-    """Bytes that no layout of a mesh is below: of one sequence the activations of a block and the
-    inputs of a stage's others, or the logits; and weights and the optimizer's state, all cut."""
-    _, t, p, context = mesh
-    rows = t if fixed.get("sequence", True) else 1
-    whole, cut, scores = job.saved
-    kept = whole / rows + (cut + scores) / t
-    kept += (job.shape.num_layers / p - 1) * job.residual * job.shape.d_model / rows
-    logits = job.shape.vocab_size / t * LOGIT_TENSORS * WIDE
-    each = WIDE + OPTIMIZERS[job.optimizer] * (1 - job.frozen)
-    state = each * parameter_count(job.shape) / math.prod(mesh)
-    tokens = job.context // context
-    return max(state + tokens * kept, tokens * logits)
 
 
 def _microbatches(job: Job, fixed: dict, mesh: tuple[int, ...]) -> list[int]:

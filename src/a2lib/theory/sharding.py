@@ -112,32 +112,15 @@ def zero_stage_1_bytes(ranks: int) -> float:
     return 4 + ZERO_STATE / ranks
 
 
-@dataclass(frozen=True)
-class Sent:
-    """Bytes that a rank sends in a step, by collective."""
-
-    all_reduce: float = 0
-    reduce_scatter: float = 0
-    all_gather: float = 0
-
-    @property
-    def total(self) -> float:
-        return self.all_reduce + self.reduce_scatter + self.all_gather
-
-
-def sent(scheme: str, size, ranks) -> Sent:
-    """What a step of ``scheme`` sends for gradients, and weights, of ``size`` bytes: "plain" (the
-    gradients' mean alone), "sharded" (and then the weights that others updated), or "zero1" of the
-    paper. Raises ValueError for another, and unless numbers are above 0."""
+def sent(scheme: str, size, ranks) -> dict:
+    """What a rank sends in a step of ``scheme`` for gradients and for weights of ``size`` bytes:
+    "plain" (the gradients' mean alone), "sharded" (and then the weights that others updated), or
+    "zero1" of the paper. Raises ValueError for another, and unless numbers are above 0."""
     positive(size=size, ranks=ranks)
     part = (ranks - 1) * size / ranks
-    schemes = {
-        "plain": Sent(all_reduce=2 * part),
-        "sharded": Sent(all_reduce=2 * part, all_gather=part),
-        "zero1": Sent(reduce_scatter=part, all_gather=part),
-    }
+    schemes = {"plain": (2 * part, 0), "sharded": (2 * part, part), "zero1": (part, part)}
     check_name("scheme", scheme, schemes)
-    return schemes[scheme]
+    return dict(zip(("gradients", "weights"), schemes[scheme], strict=True))
 
 
 def pipelined_s(update_s: float, gather_s: float, chunks: int) -> float:

@@ -2,8 +2,8 @@
 
 Products take their time by operations; what stands between them (norms, RoPE, casts, gates, sums,
 eager attention with its scores) by the bytes that it moves. Operations alone would make a strategy
-that repeats everything but products free. A block's kernels are those of
-``step_kernels.eager_step``; tiled attention is taken as operations, since its scores move no bytes.
+that repeats everything but products free. A block's kernels are those of a step (``StepMemory``);
+tiled attention is taken as operations, since its scores move no bytes.
 What the checkpoint itself costs the host is not in it.
 """
 
@@ -13,15 +13,14 @@ import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
-from a2lib.theory.attention import attention_flops
-from a2lib.theory.memory.checkpointing import BlockBytes, cost, parsed, plan
+from a2lib.theory.memory.checkpointing import OPS, BlockBytes, cost, parsed, plan
+from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.roofline import Kernel
-from a2lib.theory.step_kernels import eager_step
 from a2lib.theory.transformer import Shape
 
 EAGER = "eager"
-SCORES = ("q k^T", "p v")  # eager attention's two products
-LAST = "w2"  # which no gradient needs, and the sum behind it
+# What the last product of either half makes, and the sum behind it. No gradient needs the FFN's.
+OUTPUT, LAST = ("out", "y0"), ("down", "x1")
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,6 @@ class Work:
             self.flops + other.flops, self.bytes + other.bytes, self.score_flops + other.score_flops
         )
 
-    def __sub__(self, other: Work) -> Work:
-        return self + -1 * other
-
     def __rmul__(self, times: int) -> Work:
         return Work(times * self.flops, times * self.bytes, times * self.score_flops)
 
@@ -54,10 +50,9 @@ def forward_work(
     shape: Shape, batch: int, context: int, attention: str = EAGER, precision: str = "fp32"
 ) -> Work:
     """Of a whole forward, the head's product among it. ``attention`` is eager or any other;
-    ``precision`` and errors as ``eager_step``."""
-    kernels = _forward(shape, batch, context, precision)
-    tiled = shape.num_layers * _tiled(shape, batch, context, attention)
-    return sum((_of(kernel, attention) for kernel in kernels), tiled)
+    ``precision`` and errors as ``StepMemory``."""
+    kernels = _forward(shape, batch, context, attention, precision)
+    return sum((_of(kernel) for kernel in kernels), Work())
 
 
 def repeated_work(
@@ -72,20 +67,19 @@ def repeated_work(
 
     Eager ``attention`` computes every score, any other (``flash``) the half that its mask leaves.
     ``half`` ends before the last product of either half, any other checkpoint around blocks before
-    that of the FFN. Raises ValueError as ``parsed`` and ``eager_step``.
+    that of the FFN. Raises ValueError as ``parsed`` and ``StepMemory``.
     """
-    block = _block(shape, batch, context, attention, precision)
-    whole = sum(block.values(), Work())
-    # Two sums in a block, one behind each half.
-    one_sum = Work(0, block["residual"].bytes // 2)
-    cut = {name: block[name] + one_sum for name in (LAST, "output")}
     name, ops = parsed(strategy, shape.num_layers)
+    runs = cut = shape.num_layers
+    without = OUTPUT if name == "half" else ()
     if name == "selective":
-        return shape.num_layers * (whole - cut[LAST] - _kept(ops, block, attention))
-    if name == "half":
-        return shape.num_layers * (whole - cut[LAST] - cut["output"])
-    found = cost(plan(strategy, shape.num_layers), BlockBytes(1, 1, 1))
-    return int(found.runs) * whole - int(found.cut) * cut[LAST]
+        without = OPS[ops] if ops != "attention" else ("tiled",)
+    elif name != "half":
+        found = cost(plan(strategy, shape.num_layers), BlockBytes(1, 1, 1))
+        runs, cut = int(found.runs), int(found.cut)
+    less = dict.fromkeys(without, runs) | dict.fromkeys(LAST, cut)
+    block = _block(shape, batch, context, attention, precision)
+    return sum(((runs - less.get(made, 0)) * work for made, work in block.items()), Work())
 
 
 def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: float) -> float:
@@ -101,43 +95,26 @@ def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: floa
     return per_byte * work.bytes + left * work.flops / forward.flops
 
 
-def _kept(ops: str, block: dict[str, Work], attention: str) -> Work:
-    """Of the results that are kept, but for w2's."""
-    linear = [name for name in block if block[name].flops and name not in (LAST, "tiled")]
-    names = {
-        "linear": linear,
-        "products": [*linear, *(SCORES if attention == EAGER else ())],
-        "attention": ["tiled"],
-    }
-    return sum((block[name] for name in names[ops]), Work())
-
-
 @lru_cache(maxsize=64)
 def _block(shape: Shape, batch: int, context: int, attention: str, precision: str) -> dict:
     """The work of one block's forward by the kernels' names."""
-    found = {"tiled": _tiled(shape, batch, context, attention)}
-    for layers, sign in ((2, 1), (1, -1)):
-        one = dataclasses.replace(shape, num_layers=layers)
-        for kernel in _forward(one, batch, context, precision):
-            found[kernel.name] = found.get(kernel.name, Work()) + sign * _of(kernel, attention)
+    two, found = dataclasses.replace(shape, num_layers=2), {}
+    for kernel in _forward(two, batch, context, attention, precision):
+        if kernel.count == 2:
+            one = _of(dataclasses.replace(kernel, count=1))
+            found[kernel.name] = found.get(kernel.name, Work()) + one
     return found
 
 
-def _forward(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
-    return [k for k in eager_step(shape, batch, context, precision) if k.phase == "forward"]
+def _forward(
+    shape: Shape, batch: int, context: int, attention: str, precision: str
+) -> list[Kernel]:
+    how = precision.replace("tf32", "fp32"), EAGER if attention == EAGER else "flash"
+    return StepMemory(shape, batch, context, "forward", *how).kernels()
 
 
-def _of(kernel: Kernel, attention: str) -> Work:
+def _of(kernel: Kernel) -> Work:
     if kernel.part == "products":
         return Work(kernel.count * kernel.flops, 0)
-    if kernel.part == "attention" and attention != EAGER:
-        return Work()
     moved = kernel.count * (kernel.read + kernel.written)
     return Work(0, moved, kernel.count * kernel.flops)
-
-
-def _tiled(shape: Shape, batch: int, context: int, attention: str) -> Work:
-    if attention == EAGER:
-        return Work()
-    sizes = (batch, shape.num_heads, context, context, shape.head_dim)
-    return Work(attention_flops(*sizes, True, "forward"), 0)

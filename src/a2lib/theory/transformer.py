@@ -207,18 +207,6 @@ def parameter_count(shape: Shape) -> int:
     return tables + shape.num_layers * block_parameter_count(shape) + experts + shape.d_model
 
 
-# What PyTorch's fused AdamW takes in one launch: 320 blocks of 65,536 elements of one tensor.
-ADAMW_BLOCK, ADAMW_LAUNCH = 65_536, 320
-
-
-def adamw_launches(shape: Shape) -> int:
-    """Kernels of one step of PyTorch's fused AdamW, of a model whose blocks are all alike."""
-    D, F, n = shape.d_model, shape.d_ff, shape.num_layers
-    tensors = (shape.vocab_size * D, 2), (D * D, 4 * n), (D * F, 3 * n), (D, 2 * n + 1)
-    blocks = sum(times * -(-elements // ADAMW_BLOCK) for elements, times in tensors)
-    return -(-blocks // ADAMW_LAUNCH)
-
-
 def active_parameter_count(shape: Shape) -> int:
     """Those that one token meets: all but the experts that it does not go to."""
     idle = (shape.experts - shape.top_k) * shape.expert_matrices

@@ -22,7 +22,7 @@ from a2lib.theory import layouts
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job, score_bytes
 from a2lib.theory.layouts import Layout, evaluate
-from a2lib.theory.memory.saved import PRECISIONS
+from a2lib.theory.memory.tensors import PRECISIONS
 from a2lib.theory.products import NARROW, WIDE
 from a2lib.theory.transformer import PRESETS, SIZES, Shape
 

@@ -25,12 +25,12 @@ BATCH, MODEL = 4, "2.7B"
 CONTEXTS = (128, 256, 512, 1024, 2048)
 UNIT = {"MiB": 2**20, "GiB": 2**30, "GB": 1e9, "G": 1e9, "B": 1}
 KINDS = {
-    "softmax's output": ("mask", "probabilities", "16-bit probabilities", "log-sum-exp"),
-    "FFN": ("gate, SiLU, value", "product"),
-    "norms, residual stream": ("input", "root", "normalised", "norm"),
-    "q, k, v, heads' results": ("q, k, v", "heads' results"),
-    "bf16 copies of inputs": ("16-bit norm",),
-    "bf16 copies of weights": ("16-bit weight",),
+    "softmax's output": ("mask", "prob", "prob16", "lse"),
+    "FFN": ("gate", "silu", "value", "product"),
+    "norms, residual stream": ("x0", "y0", "root", "normal", "norm"),
+    "q, k, v, heads' results": ("q", "k", "v0", "values", "o"),
+    "bf16 copies of inputs": ("x",),
+    "bf16 copies of weights": ("16",),
 }
 SHADES = ("#d55e00", "#0072b2", "#808080", "#86b6e6", "#f0ad78", "#444444")
 # What one GPU of the largest model's step would hold: devices, sharding, checkpoints, optimizer.
@@ -175,8 +175,8 @@ def over(rows: pd.DataFrame, **about) -> list[dict]:
 def kinds(context: int, precision: str, attention: str) -> dict[str, int]:
     """Bytes that a block keeps, by kind."""
     found = dict.fromkeys(KINDS, 0)
-    for one in block_saved(SIZES[MODEL], BATCH, context, attention, precision):
-        found[next(k for k, whats in KINDS.items() if one.what in whats)] += one.bytes
+    for name, size in block_saved(SIZES[MODEL], BATCH, context, attention, precision).items():
+        found[next(k for k, ends in KINDS.items() if re.split("[/.]", name)[-1] in ends)] += size
     return found
 
 

@@ -17,7 +17,6 @@ from a2lib.report.page import pick
 from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.report.units import digits, percent
-from a2lib.theory.products import matmul_flops
 from a2lib.theory.roofline import floor
 from a2lib.theory.step_kernels import compiled_step, eager_step, fused_step
 from a2lib.theory.transformer import SIZES
@@ -45,17 +44,19 @@ NO_CALL = re.compile(r"split_k_kernel|reduce")
 # Name and part of what clears memory, or whose name is not there beside a product.
 CLEARS = re.compile(r"^Memset|^rest (.*(_proj|ffn\.w|lm_head)|ln)")
 INSIDE = "attn.attention."
+TURNED, NORM = "a|b|even|odd|interleave|values|o", "square|mean|shifted|root|normal|norm|y0|x1"
 # What a block does between its matrix multiplies: the ranges that launch it; the names of its
-# kernels in theory/roofline.py; what Inductor's names have that hold it, the first of them counts.
+# kernels in theory/step_kernels.py; what Inductor's names have that hold it, the first of them
+# counts.
 BETWEEN = {
     "masked": (
         (INSIDE + "scores", INSIDE + "softmax"),
-        r"times scale|indices|compare|mask|softmax",
+        r"softmax|scores|rows|columns|mask|masked|prob",
         r"softmax",
     ),
-    "gate": (("ffn",), r"silu|gate", r"silu"),
-    "rope": (("attn", INSIDE + "values"), r"rope|copy [vo]", r"flip|neg_stack|transpose"),
-    "norms": (("ln1", "ln2", "block"), r"norm|residual", r"rsqrt|add"),
+    "gate": (("ffn",), r"gate|silu|product", r"silu"),
+    "rope": (("attn", INSIDE + "values"), f"rope|{TURNED}", r"flip|neg_stack|transpose"),
+    "norms": (("ln1", "ln2", "block"), f"residual and norm|{NORM}", r"rsqrt|add"),
 }
 PER_SCORE = 5  # compare, subtract, exponential, add, divide
 
@@ -177,16 +178,13 @@ def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
         found |= {"floor_matmul": least[0], "floor_rest": least[1], "floor": sum(least)}
     if row.phase == "forward":
         for what, (_, names, _) in BETWEEN.items():
-            own = [k for k in rest if k.count >= shape.num_layers and re.search(names, k.name)]
+            own = [k for k in rest if k.count >= shape.num_layers and re.fullmatch(names, k.name)]
             found[f"{what}_bytes"] = sum(k.count * (k.read + k.written) for k in own)
-        heads = batch * shape.num_heads * shape.num_layers
-        scores, wide = heads * context**2, 4 if row.precision == "fp32" else 2
-        found |= {
-            "softmax_flops": PER_SCORE * scores,
-            "softmax_bytes": 8 * scores,  # in fp32, read and written
-            "multiply_flops": 2 * heads * matmul_flops(context, context, shape.head_dim),
-            "multiply_bytes": wide * (2 * scores + 4 * heads * context * shape.head_dim),
-        }
+        for what, names in {"softmax": ("prob",), "multiply": ("qk", "heads")}.items():
+            own = [k for k in step if k.name in names]  # of eager attention
+            found[f"{what}_bytes"] = sum(k.count * (k.read + k.written) for k in own)
+            found[f"{what}_flops"] = sum(k.count * k.flops for k in own)
+        found["softmax_flops"] = PER_SCORE * found["softmax_bytes"] / 8  # scores read and written
     return found
 
 

@@ -44,18 +44,21 @@ blocks, (N + 1) / 2 forwards. Work N**2 buys constant inputs, N log N their loga
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.products import check_name, check_sizes
 
 BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
+PARTS = {BLOCK: 1, ATTENTION: 0.5, FFN: 0.5}  # of a block
 # What a strategy takes behind a colon: a number of blocks, or the name of operations that it keeps.
 PLANS = {"none": "", "half": "", "block": "", "segments": "k", "nested": "k", "recursive": ""}
 PLANS |= {"chain": ""}
 STRATEGIES = PLANS | {"selective": "ops"}
-OPS = ("linear", "products", "attention")
+# What those operations make (operations.py); eager attention is no one operation.
+LINEAR = ("q0", "k0", "v0", "out", "gate", "value", "down")
+OPS = {"linear": LINEAR, "products": (*LINEAR, "qk", "heads"), "attention": ("o", "lse")}
 
 Plan = Sequence  # of BLOCK, ATTENTION, FFN, or a tuple: a checkpoint around a plan
 
@@ -166,6 +169,11 @@ def cost(
     return Cost(kept, max(play.peak, kept), play.runs, play.cut)
 
 
+def _leaves(items: Plan) -> Iterator[str]:
+    for item in items:
+        yield from _leaves(item) if isinstance(item, tuple) else (item,)
+
+
 class _Play:
     """``owned``: the first item's input is held by the checkpoint around it."""
 
@@ -176,12 +184,8 @@ class _Play:
 
     def bytes(self, item) -> tuple[int, int]:
         """Held by an item after its forward, and the input among it."""
-        if isinstance(item, tuple):
-            first = item
-            while isinstance(first, tuple):
-                first = first[0]
-            return self.unit(first).input, self.unit(first).input
-        return self.unit(item).saved, self.unit(item).input
+        first = self.unit(next(_leaves([item])))
+        return first.input if isinstance(item, tuple) else first.saved, first.input
 
     def unit(self, item) -> BlockBytes:
         if item not in self.units:
@@ -195,17 +199,10 @@ class _Play:
 
     def again(self, items: Plan) -> None:
         """Count what running the items of a checkpoint once more begins, to any depth."""
-        for item in items[:-1]:
-            self.whole(item)
-        if not isinstance(items[-1], tuple):
-            self.runs += 1 if items[-1] == BLOCK else 0.5
-            self.cut += 1 if items[-1] == BLOCK else 0.5
-
-    def whole(self, item) -> None:
-        for inner in item if isinstance(item, tuple) else ():
-            self.whole(inner)
-        if not isinstance(item, tuple):
-            self.runs += 1 if item == BLOCK else 0.5
+        last = [item for item in items[-1:] if not isinstance(item, tuple)]
+        cut = sum(PARTS[item] for item in last)
+        self.runs += cut + sum(PARTS[item] for item in _leaves(items[:-1]))
+        self.cut += cut
 
     def backward(self, items: Plan, owned: bool) -> None:
         for i in reversed(range(len(items))):
@@ -225,23 +222,14 @@ class _Play:
 def selective_kept(ops: str, step: StepMemory) -> int:
     """Bytes that one block keeps after forward under ``selective:ops``.
 
-    Its input, in float32, and the kept results: of q, k, v, output and w2 a residual-stream tensor
-    each, of w1 and w3 a hidden one; for ``products`` with eager attention the scores before their
-    scale and the heads' results too. A result is kept whether backward wants it or not (w2's and
-    output's do nothing for it). Eager attention is no one operation, and its block keeps its input
-    alone; another's its result and log-sum-exps. Raises ValueError for other ops.
+    Its input, in float32, and the kept results, whether backward wants them or not (w2's and
+    output's do nothing for it). Raises ValueError for other ops.
     """
-    wide, eager = step.sizes, step.attention == "eager"
-    u, scores = wide["stream"], wide["scores"]
-    linear = 5 * u + 2 * wide["hidden"]
-    part = 2 if step.precision == "bf16" else 1
-    kept = {
-        "linear": linear // part,
-        "products": (linear + (u + scores if eager else 0)) // part,
-        "attention": 0 if eager else u // part + wide["rows"] * step.shape.num_heads,
-    }
-    check_name("ops", ops, kept)
-    return u + kept[ops]
+    check_name("ops", ops, OPS)
+    kept = () if (ops, step.attention) == ("attention", "eager") else OPS[ops]
+    events = step.of_a_block("forward").events()
+    made = {event.name.rpartition("/")[2]: event.bytes for event in events if event.made}
+    return step.sizes["stream"] + sum(made.get(name, 0) for name in kept)
 
 
 def selective_peak(ops: str, step: StepMemory, block: BlockBytes) -> int:

@@ -158,19 +158,15 @@ def _cheapest(results: Sequence[Result], blocks: int, needed: float) -> dict[str
     kinds: dict[tuple[int, float], list[str]] = {}
     for one in results:
         kinds.setdefault((one.bytes, one.ms), []).append(one.name)
-    (*others, last) = kinds.items() or [((1, 0.0), [])]
-    best = None
-    for chosen in product(*(range(blocks * len(names) + 1) for _, names in others)):
-        bytes_ = sum(n * size for n, ((size, _), _) in zip(chosen, others, strict=True))
-        (size, _), names = last
-        of_last = min(blocks * len(names), max(0, -int(-(needed - bytes_) // size)))
-        chosen = (*chosen, of_last)
-        enough = bytes_ + of_last * size >= needed
-        ms = sum(n * ms for n, ((_, ms), _) in zip(chosen, kinds.items(), strict=True))
-        found = (not enough, ms if enough else -bytes_ - of_last * size, chosen)
-        best = found if best is None else min(best, found)
-    times: dict[str, int] = {}
-    for n, names in zip(best[2], kinds.values(), strict=True):
-        for i, name in enumerate(names):
-            times[name] = n // len(names) + (i < n % len(names))
-    return times
+
+    def price(often: tuple[int, ...]) -> tuple:
+        freed = sum(n * size for n, (size, _) in zip(often, kinds, strict=True))
+        ms = sum(n * ms for n, (_, ms) in zip(often, kinds, strict=True))
+        return freed < needed, ms if freed >= needed else -freed, often
+
+    every = product(*(range(blocks * len(names) + 1) for names in kinds.values()))
+    return {
+        name: n // len(names) + (i < n % len(names))
+        for n, names in zip(min(every, key=price), kinds.values(), strict=True)
+        for i, name in enumerate(names)
+    }

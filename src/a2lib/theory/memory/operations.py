@@ -1,7 +1,11 @@
-"""A training step's operations, each with the tensor that it makes and those whose last use it is.
+"""A training step's operations: what each reads and makes, and the tensors whose last use it is.
 
 The forward's last uses are those of Python, and end what autograd has not saved; the backward's end
-the rest. Names stand for tensors: of ``make`` and ``drop`` several, apart by spaces.
+the rest. What is made and dropped is the step's memory (``played``). On CUDA each is also a kernel,
+which moves what it reads and what it makes (``launched``); an operator that launches two is two (a
+mask copies first, the softmax's backward multiplies first, a scattered gradient is cleared first,
+what is joined along a fifth dimension is copied part by part). Names stand for tensors, several
+apart by spaces; where several are made, of what each is stands apart by commas.
 """
 
 from __future__ import annotations
@@ -9,9 +13,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from a2lib.theory.attention import cut_in_chunks, in_one_sweep, tiled_memory
 from a2lib.theory.memory.tape import Event, Tape
 from a2lib.theory.products import INDEX, WIDE
+from a2lib.theory.roofline import Kernel
 
 if TYPE_CHECKING:
     from a2lib.theory.memory.tensors import StepMemory
@@ -26,265 +30,306 @@ FIRST_PRODUCTS = ("0a/q0", "lm_head.grad", "last/dw16", "last/added")
 @lru_cache(maxsize=8)  # what is asked of a step comes one after another
 def played(step: StepMemory) -> tuple[Event, ...]:
     """The events of a step, from its beginning until all that it made, but the state, is gone."""
-    tape = _Step(step)
-    tape.play()
-    return tape.events()
+    return _Step(step).events()
+
+
+def launched(step: StepMemory, blocks: int) -> list[Kernel]:
+    """``StepMemory.kernels`` of a ``step`` of one block as of one of so many ``blocks``."""
+    return _Step(step, blocks).kernels
 
 
 class _Step(Tape):
     """Sizes in bytes: ``u`` of the residual stream in float32, ``un`` in the width of products,
-    ``gn`` of the FFN's hidden, ``s`` and ``sn`` of the scores, ``rows`` of a number a token."""
+    ``gn`` of the FFN's hidden, ``s`` and ``sn`` of the scores, ``qn`` and ``kn`` of queries and of
+    keys, ``rows`` of a number a token."""
 
-    def __init__(self, step: StepMemory) -> None:
-        super().__init__(saves=step.mode != "inference")
+    def __init__(self, step: StepMemory, blocks: int = 0) -> None:
+        super().__init__(step.mode != "inference", blocks)
         self.of, self.parameters = step, step.parameters()
-        self.block = ""  # how the names of its parameters begin
         self.casts, self.eager = step.precision == "bf16", step.attention == "eager"
         wide, part = step.sizes, 2 if self.casts else 1
         self.u, self.s, self.rows = wide["stream"], wide["scores"], wide["rows"]
-        self.un, self.gn, self.sn = (wide[x] // part for x in ("stream", "hidden", "scores"))
+        names = "stream", "hidden", "scores", "q", "k"
+        self.un, self.gn, self.sn, self.qn, self.kn = (wide[x] // part for x in names)
+        self.score_flops = 2 * step.shape.head_dim * self.s // WIDE  # of a product, or tiled both
+        # What is read beside what is made: parameters; ids, what they pick of the embedding and of
+        # the loss; half of a stream, and RoPE's cosines or sines for it.
+        self.given |= self.parameters | {"ids": self.rows // WIDE * INDEX, "picked": self.rows}
+        self.given |= {"embeddings": self.u, "half": self.u // 2}
+        self.given["table"] = WIDE * step.context * step.shape.head_dim // 2
+        self.play()
 
     def play(self) -> None:
         step, layers = self.of, range(self.of.shape.num_layers)
         logits = step.sizes["logits"]
-        self.make_of_model("x0", self.u, saved=True)
+        self.make_of_model("x0", "ids embeddings", self.u, saved=True)
         for i in layers:
             self.attention(i)
             self.ffn(i)
         self.enter("last")
-        self.norm()
-        self.linear("lm_head", "logits", logits // 2 if self.casts else logits)
-        self.drop(f"norm x{len(layers)}")  # the logits live on, as the step's result
+        last = f"x{len(layers)}"
+        self.norm("ln_final", last)
+        self.linear("lm_head", "norm", "logits", logits // 2 if self.casts else logits)
+        self.drop(f"norm {last}")  # the logits live on, as the step's result
         if step.mode in ("inference", "forward"):
             return
         self.loss(logits)
-        self.norm_backward("ln_final", f"x{len(layers)}")
+        self.norm_backward("ln_final", last)
         for i in reversed(layers):
             self.ffn_backward(i)
             self.attention_backward(i)
         self.enter("first")
-        self.gradient("token_embeddings", "dy added last/dloss")
+        self.launch("token_embeddings.grad", "dy ids", self.u)
+        self.gradient("token_embeddings", "", "dy added last/dloss")
         self.phase = "optimizer" if step.mode == "train-step" else ""
         if step.mode == "train-step" and step.first:
             for name, size in step.state().items():
-                self.make_of_model(name, size)
+                self.make_of_model(name, None, size)
         if step.fresh:
             self.drop(" ".join(f"{name}.grad" for name in self.parameters))
 
     def enter(self, where: str, block: str = "", kernel: str = "") -> None:
         self.where, self.block, self.kernel = where, block, kernel
 
-    def cast(self, name: str, size: int, drop: str = "", *, saved: bool = False) -> None:
-        """A copy in another width, under autocast alone."""
+    def cast(self, name: str, of: str, size: int, drop: str = "", *, saved: bool = False) -> str:
+        """A copy in another width, under autocast alone; the name of what there is."""
         if self.casts:
-            self.make(name, size, drop, saved=saved)
+            self.make(name, of, size, drop, saved=saved)
+        return name if self.casts else of
 
     def loss(self, logits: int) -> None:
         """And its backward, to the gradient of the head's input."""
-        self.phase = "loss"
-        self.cast("wide", logits)
-        self.make("logp", logits, saved=True)
-        self.make("loss", WIDE)
-        self.make("weight", WIDE, "wide logits", saved=True)
+        self.phase = self.part = "loss"
+        wide = self.cast("wide", "logits", logits)
+        self.make("logp", wide, logits, saved=True)
+        self.launch("loss", "ids picked", 2 * WIDE)
+        self.make("loss", None, WIDE)
+        self.make("weight", None, WIDE, "wide logits", saved=True)
         self.phase = "backward"
-        self.make("dloss", WIDE)
-        self.make("dlogp", logits, "weight")
-        self.make("dlogits", logits, "dlogp logp")
-        self.cast("dlogits16", logits // 2, "dlogits")
-        self.linear_backward("lm_head", "dlogits dlogits16", "dnorm", self.u, "norm")
+        self.make("dloss", "", WIDE)
+        self.launch("dlogp", "ids dloss weight", self.rows)
+        self.make("dlogp", "", logits, "weight")
+        self.make("dlogits", "dlogp logp", logits, "dlogp logp")
+        dlogits = self.cast("dlogits16", "dlogits", logits // 2, "dlogits")
+        self.part = "elementwise"
+        self.linear_backward("lm_head", "norm", dlogits, "dnorm", self.u, "norm")
 
-    def linear(self, weight: str, y: str, size: int, *, saved: bool = False) -> None:
+    def operands(self, weight: str, x: str) -> tuple[str, str, int]:
+        """What a product with a weight and its input multiplies, and its operations."""
+        elements = self.parameters[self.block + weight] // WIDE
+        flops = 2 * self.rows // WIDE * elements
+        if not self.casts:
+            return weight, x, flops
+        return f"{weight}.16", x if weight in OF_NARROW else f"{weight}.x", flops
+
+    def linear(self, weight: str, x: str, y: str, size: int, *, saved: bool = False) -> None:
         """``y``, of copies of weight and input under autocast."""
-        if self.casts:
-            self.make(f"{weight}.16", self.parameters[self.block + weight] // 2, saved=True)
-            if weight not in OF_NARROW:
-                self.make(f"{weight}.x", self.un, saved=True)
-        self.make(y, size, f"{weight}.x", saved=saved)
+        w, narrow, flops = self.operands(weight, x)
+        if w != weight:
+            self.make(w, weight, self.parameters[self.block + weight] // 2, saved=True)
+        if narrow != x:
+            self.make(narrow, x, self.un, saved=True)
+        self.make(y, f"{w} {narrow}", size, f"{weight}.x", saved=saved, flops=flops)
 
-    def gradient(self, weight: str, drop: str = "") -> None:
+    def gradient(self, weight: str, of: str, drop: str = "", flops: int = 0) -> None:
         """Of a parameter, in float32: its own, or what is ``added`` to the one that is there."""
         name, size = self.block + weight, self.parameters[self.block + weight]
         if self.of.adds:
-            self.make("added", size, drop)
+            self.make("added", of, size, drop)
         else:
-            self.make_of_model(f"{name}.grad", size, drop)
+            self.make_of_model(f"{name}.grad", of, size, drop, flops=flops)
 
     def linear_backward(
-        self, weight: str, dy: str, dx: str, size: int, drop: str = "", total: str = ""
+        self, weight: str, x: str, dy: str, dx: str, size: int, drop: str = "", total: str = ""
     ) -> None:
         """The gradients of weight and input. ``drop`` is the input, if nothing else needs it;
         ``total``, a name and two parts, is the sum of what several layers have for one input."""
-        used = f"{dy} {weight}.16 {weight}.x {drop}"
+        w, narrow, flops = self.operands(weight, x)
+        # The residual stream's gradient lives on.
+        used = f"{'' if dy == 'dy' else dy} {weight}.16 {weight}.x {drop}"
         if not self.casts:
-            self.gradient(weight)
-            self.make(dx, size, used)
+            self.gradient(weight, f"{dy} {x}", flops=flops)
         else:
-            self.make("dw16", self.parameters[self.block + weight] // 2)
-            if weight in OF_NARROW:
-                self.make(dx, size, used)
-            else:
-                self.make("d16", self.un, used)
-                self.make(dx, size, "d16")
+            half = self.parameters[self.block + weight] // 2
+            self.make("dw16", f"{dy} {narrow}", half, flops=flops)
+        if narrow == x:
+            self.make(dx, f"{dy} {w}", size, used, flops=flops)
+        else:
+            self.make("d16", f"{dy} {w}", self.un, used, flops=flops)
+            self.make(dx, "d16", size, "d16")
         if total:
             name, *parts = total.split()
-            self.make(name, self.u, " ".join(parts))
+            self.make(name, " ".join(parts), self.u, " ".join(parts))
         if self.casts:
             self.kernel = "widen w2's" if weight == "ffn.w2" else self.kernel
-            self.gradient(weight, "dw16")
+            self.gradient(weight, "dw16", "dw16")
         self.drop("added")
 
-    def norm(self) -> None:
-        self.make("square", self.u)
-        self.make("mean", self.rows, "square")
-        self.make("shifted", self.rows, "mean")
-        self.make("root", self.rows, "shifted", saved=True)
-        self.make("normal", self.u, "root", saved=True)
-        self.make("norm", self.u, "normal", saved=not self.casts)  # autocast saves copies of it
+    def norm(self, gain: str, x: str) -> None:
+        self.make("square", x, self.u)
+        self.make("mean", "square", self.rows, "square")
+        self.make("shifted", "mean", self.rows, "mean")
+        self.make("root", "shifted", self.rows, "shifted", saved=True)
+        self.make("normal", f"{x} root", self.u, "root", saved=True)
+        # Autocast saves copies of the result.
+        self.make("norm", f"normal {gain}", self.u, "normal", saved=not self.casts)
 
     def norm_backward(self, gain: str, x: str) -> None:
         """Onto the gradient ``dy`` of the residual stream, if it is there."""
         joins, self.kernel = "dy" in self.alive, "norm"
-        self.make("dnormal dgain", self.u)
-        self.gradient(gain, "dgain added dnorm normal")
-        self.make("dx droots", self.u)
-        self.make("droot", self.rows, "droots dnormal")
+        self.make("dnormal dgain", f"dnorm {gain}, dnorm normal", self.u)
+        self.gradient(gain, "dgain", "dgain added dnorm normal")
+        self.make("dx droots", f"dnormal root, dnormal {x}", self.u)
+        self.make("droot", "droots", self.rows, "droots dnormal")
         if joins:
-            self.make("joined", self.u, "dx dy")
-        self.make("cube cubes dmean", self.rows, "cubes cube droot root")
-        self.make("dsquare", self.u, "dmean")
-        self.make("power twice dx2", self.u, f"twice power dsquare {x}")
-        self.make_of_model("dy", self.u, "joined dx dx2")
+            self.make("joined", "dx dy", self.u, "dx dy")
+        used = "cubes cube droot root"
+        self.make("cube cubes dmean", "root, droot, cube cubes", self.rows, used)
+        self.make("dsquare", "dmean", self.u, "dmean")
+        of, used = f"{x}, power, twice dsquare", f"twice power dsquare {x}"
+        self.make("power twice dx2", of, self.u, used)
+        self.make_of_model("dy", f"{'joined' if joins else 'dx'} dx2", self.u, "joined dx dx2")
+
+    def interleave(self, name: str, parts: str, half: int, *, saved: bool = False) -> None:
+        for part in parts.split():
+            self.launch("interleave", part, half)
+        of, used = "turned" if self.casts else None, f"{parts} turned given"
+        if self.casts:
+            self.make("turned", None, 2 * half, parts)
+        self.make(name, of, 2 * half * self.un // self.u, used, saved=saved)
 
     def turn(self, name: str) -> None:
         """RoPE, in float32, by halves of even and odd places."""
-        half = self.u // 2
-        self.cast("given", self.u)
-        self.make("a b even", half, "b a")
-        self.make("a b odd", half, "b a")
-        self.cast("turned", self.u, "odd even")
-        self.make(name, self.un, "odd even turned given", saved=True)
+        half = self.bytes(f"{name}0") * self.u // self.un // 2
+        self.cast("given", f"{name}0", 2 * half)
+        self.make("a b even", "half table, half table, a b", half, "b a")
+        self.make("a b odd", "half table, half table, a b", half, "b a")
+        self.interleave(name, "odd even", half, saved=True)
 
     def turn_backward(self, name: str) -> None:
-        half = self.u // 2
-        self.cast("given", self.u, name)
-        self.make("a b n c", half, "n")
-        self.make("e", half, "c a")
-        self.make("f", half, f"{name} given")
-        self.make("o", half, "b f")
-        self.cast("turned", self.u, "e o")
-        self.make(f"{name}0", self.un, "e o turned")
+        half = self.bytes(name) * self.u // self.un // 2
+        self.cast("given", name, 2 * half, name)
+        self.make("a b n c", "half table, half table, half, half table", half, "n")
+        self.make("e", "c a", half, "c a")
+        self.make("f", "half table", half, f"{name} given")
+        self.make("o", "b f", half, "b f")
+        self.interleave(f"{name}0", "e o", half)
 
     def attention(self, i: int) -> None:
         """From a block's input x to y, the residual stream between its halves."""
         self.enter(f"{i}a", f"layers.{i}.")
-        self.norm()
-        for name in "qkv":  # v is saved as it is, where eager saves a copy
-            saved = name == "v" and not self.eager
-            self.linear(f"attn.{name}_proj", f"{name}0", self.un, saved=saved)
+        self.norm("ln1", f"x{i}")
+        for name, size in (("q", self.qn), ("k", self.kn), ("v", self.kn)):
+            saved = name == "v" and not self.eager  # which saves a copy
+            self.linear(f"attn.{name}_proj", "norm", f"{name}0", size, saved=saved)
         self.turn("q")
         self.turn("k")
         self.drop("q0 k0")
         if self.eager:
             self.scores()
-            self.make("o", self.un, saved=True)
         else:
-            for name, size in self.held("forward").items():
-                self.make(name, size, saved=name in ("o", "lse"))
+            held = self.of.tiled("forward")
+            self.launch("tiled", "q k v0", held["o"] + held["lse"], self.score_flops)
+            for name, size in held.items():
+                self.make(name, None, size, saved=name in ("o", "lse"))
             self.drop("lse k_terms v_terms")
-        self.linear("attn.output_proj", "out", self.un)
+        self.linear("attn.output_proj", "o", "out", self.un)
         self.drop("heads o v0 q k norm")
-        self.make_of_model(f"y{i}", self.u, "out", saved=True)
+        self.make_of_model(f"y{i}", f"x{i} out", self.u, "out", saved=True)
+
+    def masked(self, name: str, of: str, drop: str) -> None:
+        self.make(name, of, self.sn)
+        self.launch(name, f"{name} mask", self.sn)
+        self.drop(drop)
 
     def scores(self) -> None:
-        N, u, s = self.of.context, self.un, self.sn
-        self.make("qk", s)
-        self.make("scores", s, "qk")
-        self.make("rows columns", INDEX * N)
-        self.make("mask", N * N, "columns", saved=True)
-        self.make("masked", s, "scores mask")
-        self.cast("wide", self.s)
-        self.make("prob", self.s, "wide", saved=True)
-        self.cast("prob16", s, saved=True)
-        self.make("values", u, saved=True)
-        self.make("heads", u, "values prob16 prob masked rows")
+        self.part = "attention"
+        N, u, s, flops = self.of.context, self.qn, self.sn, self.score_flops
+        self.make("qk", "q k", s, flops=flops)
+        self.make("scores", "qk", s, "qk")
+        self.make("rows columns", "", INDEX * N)
+        self.make("mask", "rows columns", N * N, "columns", saved=True)
+        self.masked("masked", "scores", "scores mask")
+        wide = self.cast("wide", "masked", self.s)
+        self.make("prob", wide, self.s, "wide", saved=True)
+        prob = self.cast("prob16", "prob", s, saved=True)
+        self.make("values", "v0", self.kn, saved=True)
+        self.make("heads", f"{prob} values", u, "values prob16 prob masked rows", flops=flops)
+        self.make("o", "heads", u, saved=True)
+        self.part = "elementwise"
 
     def scores_backward(self) -> None:
-        u, s = self.un, self.sn
+        self.part = "attention"
+        u, s, flops = self.un, self.sn, self.score_flops
+        names = "prob16 dprob16 dwide" if self.casts else "prob dprob dmasked"
+        prob, dprob, dwide = names.split()
         self.kernel = "do v^T"
-        self.make("dheads", u, "do")
-        self.make("dv", u)
-        self.make("dprob16" if self.casts else "dprob", s, "dheads values prob16")
+        self.make("dheads", "do", u, "do")
+        self.make("dv", f"{prob} dheads", u, flops=flops)
+        self.make(dprob, "dheads values", s, "dheads values prob16", flops=flops)
         self.kernel = "widen dp" if self.casts else self.kernel
-        self.cast("dprob", self.s, "dprob16")
+        self.cast("dprob", dprob, self.s, "dprob16")
         self.kernel = "softmax"
         if self.of.cuda:
-            self.make("weighted", self.s)
-        self.make("dwide" if self.casts else "dmasked", self.s, "weighted dprob prob")
-        self.cast("dmasked", s, "dwide")
-        self.make("dscaled", s, "dmasked mask")
-        self.make("dscores", s, "dscaled")
+            self.make("weighted", "dprob prob", self.s)
+        self.make(dwide, "dprob prob", self.s, "weighted dprob prob")
+        self.cast("dmasked", dwide, s, "dwide")
+        self.masked("dscaled", "dmasked", "dmasked mask")
+        self.make("dscores", "dscaled", s, "dscaled")
         self.kernel = "rope"
-        self.make("dq dk", u, "dscores q k")
+        self.make("dq dk", "dscores k, dscores q", u, "dscores q k", flops=flops)
+        self.part = "elementwise"
 
     def flash_backward(self) -> None:
         self.kernel = "flash"
-        held = self.held("backward")
+        held = self.of.tiled("backward")
         for name, size in held.items():
-            self.make(name, size)
+            self.make(name, None, size)
         self.drop(" ".join(name for name in held if name not in ("dq", "dk", "dv")))
         self.drop("do q k v0 o lse")
         self.kernel = "rope"
 
-    def held(self, pass_: str) -> dict[str, int]:
-        """What the library's attention makes in a pass, on a Hopper GPU."""
-        n, heads = self.of.context, self.of.shape.num_heads
-        d, size = self.of.shape.head_dim, 2 if self.casts else 4
-        every = self.of.batch * heads
-        chunks = cut_in_chunks(n, n, every, d, True, size)
-        forms = {"one_sweep": in_one_sweep(n, every, d, size), "query_chunks": chunks}
-        at = self.of.batch, heads, n, n, d, size
-        return tiled_memory(*at, pass_, terms=not self.casts, **forms)
-
     def ffn(self, i: int) -> None:
         self.enter(f"{i}f", f"layers.{i}.")
-        self.norm()
-        self.linear("ffn.w1", "gate", self.gn, saved=True)
-        self.linear("ffn.w3", "value", self.gn, saved=True)
-        self.make("silu product", self.gn, "silu", saved=True)
-        self.linear("ffn.w2", "down", self.un)
+        self.norm("ln2", f"y{i}")
+        self.linear("ffn.w1", "norm", "gate", self.gn, saved=True)
+        self.linear("ffn.w3", "norm", "value", self.gn, saved=True)
+        self.make("silu product", "gate, silu value", self.gn, "silu", saved=True)
+        self.linear("ffn.w2", "product", "down", self.un)
         self.drop("product gate value norm")
-        self.make_of_model(f"x{i + 1}", self.u, f"down y{i} x{i}", saved=True)
+        used = f"down y{i} x{i}"
+        self.make_of_model(f"x{i + 1}", f"y{i} down", self.u, used, saved=True)
 
     def ffn_backward(self, i: int) -> None:
         """From the gradient dy of a block's result to that of y."""
         self.enter(f"{i}f", f"layers.{i}.", "w2")
-        self.cast("dy16", self.un)
-        self.linear_backward("ffn.w2", "dy16", "dproduct", self.gn, "product")
+        dy = self.cast("dy16", "dy", self.un)
+        self.linear_backward("ffn.w2", "product", dy, "dproduct", self.gn, "product")
         self.kernel = "gate"
-        self.make("dsilu dvalue", self.gn, "value silu dproduct")
-        self.make("dgate", self.gn, "gate dsilu")
+        self.make("dsilu dvalue", "value dproduct, silu dproduct", self.gn, "value silu dproduct")
+        self.make("dgate", "gate dsilu", self.gn, "gate dsilu")
         self.kernel = "w1 w3"
-        self.linear_backward("ffn.w3", "dvalue", "d3", self.u)
-        self.linear_backward("ffn.w1", "dgate", "d1", self.u, "norm", "dnorm d3 d1")
+        self.linear_backward("ffn.w3", "norm", "dvalue", "d3", self.u)
+        total = "dnorm d3 d1"
+        self.linear_backward("ffn.w1", "norm", "dgate", "d1", self.u, "norm", total)
         self.norm_backward("ln2", f"y{i}")
 
     def attention_backward(self, i: int) -> None:
         """From the gradient of y to that of x."""
         self.enter(f"{i}a", f"layers.{i}.", "output")
-        self.cast("dy16", self.un)
-        self.linear_backward("attn.output_proj", "dy16", "do", self.un, "o" if self.eager else "")
+        dy, used = self.cast("dy16", "dy", self.un), "o" if self.eager else ""
+        self.linear_backward("attn.output_proj", "o", dy, "do", self.un, used)
         if self.eager:
             self.scores_backward()
         else:
             self.flash_backward()
         self.turn_backward("dq")
         self.turn_backward("dk")
-        self.make("dqs", self.un, "dq0")
-        self.make("dks", self.un, "dk0")
-        if self.eager:
-            self.make("dvs", self.un, "dv")
-        self.kernel = "q k v"
-        self.linear_backward("attn.v_proj", "dv dvs", "dn1", self.u)
-        self.linear_backward("attn.k_proj", "dks", "dn2", self.u, "", "dn3 dn1 dn2")
-        self.linear_backward("attn.q_proj", "dqs", "dn4", self.u, "norm", "dnorm dn3 dn4")
+        self.part, u, dv = "attention", self.u, "dvs" if self.eager else "dv"
+        for name, of in (("dqs", "dq0"), ("dks", "dk0"), ("dvs", "dv"))[: 3 if self.eager else 2]:
+            self.make(name, of, self.un, of)
+        self.part, self.kernel = "elementwise", "q k v"
+        self.linear_backward("attn.v_proj", "norm", dv, "dn1", u)
+        self.linear_backward("attn.k_proj", "norm", "dks", "dn2", u, "", "dn3 dn1 dn2")
+        self.linear_backward("attn.q_proj", "norm", "dqs", "dn4", u, "norm", "dnorm dn3 dn4")
         self.norm_backward("ln1", f"x{i}")

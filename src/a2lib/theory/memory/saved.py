@@ -1,8 +1,9 @@
 """What one block of the Transformer keeps for its backward, tensor by tensor, as exact integers.
 
-The block of ``a2lib.model``: RMSNorm written out (square, mean, root, two products), RoPE, fused
-SiLU. What several operations keep counts once. Parameters, RoPE's tables and weights that are only
-views of parameters do not count, 16-bit copies of weights under autocast do. In elements, with
+The block of ``a2lib.model`` (``operations.py``): RMSNorm written out (square, mean, root, two
+products), RoPE, fused SiLU. What several operations keep counts once. Parameters, RoPE's tables and
+weights that are only views of parameters do not count, 16-bit copies of weights under autocast do.
+In elements, with
 
     u = B T D    g = B T F    s = B H T T    rows = B T    P = 4 D D + 3 D F
 
@@ -27,92 +28,43 @@ float32 has 4 s. That is why half the bytes a number does not halve the memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from a2lib.theory.products import WIDE, check_name, check_sizes
+from a2lib.theory.memory.tape import SAVED
+from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.products import check_name
 from a2lib.theory.transformer import Shape
 
 ATTENTIONS = ("eager", "flash", "sdpa_flash")
-PRECISIONS = ("fp32", "bf16")
-RANDOM_STATE = (16, 8)  # bytes of two tensors: seed and offset, and one that is not used
+# Of PyTorch's FlashAttention bytes of two tensors: seed and offset, and one that is not used.
+RANDOM_STATE = {"0a/seed": 16, "0a/unused": 8}
 MULTIPLE = 8  # of the head size, to which PyTorch's FlashAttention pads
-
-
-@dataclass(frozen=True)
-class Saved:
-    """``bytes`` that ``module`` of a block keeps, in words what; ``count`` tensors of them."""
-
-    module: str
-    what: str
-    bytes: int
-    count: int = 1
 
 
 def block_saved(
     shape: Shape, batch: int, context: int, attention: str = "eager", precision: str = "fp32"
-) -> list[Saved]:
-    """What one block keeps, in the order of its forward.
+) -> dict[str, int]:
+    """Name -> bytes of what a block of ``shape`` keeps, in the order of its forward: names are
+    those of ``operations.py`` for the first block, "0a/" and "0f/" before what is made in either
+    half; ".16" ends those of copies of weights, ".x" of a layer's own copies of its input.
 
-    ``attention`` is eager, flash (this library's, and every other that keeps q, k, v, o and a
-    float32 log-sum-exp) or sdpa_flash (PyTorch's on CUDA: bf16, heads of a multiple of 8);
-    ``precision`` fp32 or bf16 (CUDA's autocast). The input of the block is counted. Raises
-    ValueError, in one line, for others and for sizes that are not positive integers.
+    ``attention`` is of ``ATTENTIONS``; ``precision`` is fp32 (TF32 multiplies the same tensors) or
+    bf16, CUDA's autocast. ``sdpa_flash`` is PyTorch's FlashAttention, which takes 16 bits alone and
+    heads of multiples of 8. Raises ValueError, in one line, for anything else.
     """
-    check_sizes(batch=batch, context=context)
     check_name("attention", attention, ATTENTIONS)
-    check_name("precision", precision, PRECISIONS)
+    own = "eager" if attention == "eager" else "flash"
+    step = StepMemory(shape, batch, context, "forward", precision, own)
     if attention == "sdpa_flash" and (precision != "bf16" or shape.head_dim % MULTIPLE):
         raise ValueError(
             f"sdpa_flash with precision {precision!r} and head_dim {shape.head_dim}: allowed are "
             f"bf16 and multiples of {MULTIPLE}"
         )
-    D, F, Q, KV = shape.d_model, shape.d_ff, shape.q_width, shape.kv_width
-    rows = batch * context
-    u, g, s = rows * D, rows * F, batch * shape.num_heads * context**2
-    casts = precision == "bf16"
-    narrow = 2 if casts else WIDE
-    kept: list[Saved] = []
-
-    def keep(module: str, what: str, *tensors: int) -> None:
-        kept.append(Saved(module, what, sum(tensors), len(tensors)))
-
-    def norm(module: str) -> None:
-        keep(module, "input", WIDE * u)
-        keep(module, "root", WIDE * rows)
-        keep(module, "normalised", WIDE * u)
-
-    def inputs(what: str, **modules: int) -> None:
-        """Linear layers of one input, and their widths: once in float32; a copy each in bf16."""
-        if not casts:
-            keep(next(iter(modules)), what, WIDE * u)
-            return
-        for module, width in modules.items():
-            keep(module, "16-bit weight", narrow * D * width)
-            keep(module, f"16-bit {what}", narrow * u)
-
-    norm("ln1")
-    inputs("norm", **{"attn.q_proj": Q, "attn.k_proj": KV, "attn.v_proj": KV})
-    keep("attn", "q, k, v", narrow * rows * Q, *[narrow * rows * KV] * 2)
-    if attention == "eager":
-        keep("attn", "mask", context**2)
-        keep("attn", "probabilities", WIDE * s)
-        if casts:
-            keep("attn", "16-bit probabilities", narrow * s)
-    else:
-        keep("attn", "log-sum-exp", WIDE * rows * shape.num_heads)
-    if attention == "sdpa_flash":
-        keep("attn", "result, head by head", narrow * rows * Q)
-        keep("attn", "random state", *RANDOM_STATE)
-    if casts:
-        keep("attn.output_proj", "16-bit weight", narrow * Q * D)
-    # Flash keeps its result too: it is the same tensor, but for sdpa_flash.
-    keep("attn.output_proj", "heads' results", narrow * rows * Q)
-    norm("ln2")
-    inputs("norm", **{"ffn.w1": F, "ffn.w3": F})
-    keep("ffn", "gate, SiLU, value", *[narrow * g] * 3)
-    if casts:
-        keep("ffn.w2", "16-bit weight", narrow * D * F)
-    keep("ffn.w2", "product", narrow * g)
+    kept = {
+        one.name: one.bytes
+        for one in step.of_a_block("forward").events()
+        if one.made and one.category == SAVED and one.name.startswith(("x0", "y0", "0a/", "0f/"))
+    }
+    if attention == "sdpa_flash":  # its result head by head, beside that which is multiplied
+        kept |= {"0a/heads": kept["0a/o"], **RANDOM_STATE}
     return kept
 
 
@@ -120,4 +72,4 @@ def block_saved_bytes(
     shape: Shape, batch: int, context: int, attention: str = "eager", precision: str = "fp32"
 ) -> int:
     """The sum of ``block_saved``; errors as there."""
-    return sum(one.bytes for one in block_saved(shape, batch, context, attention, precision))
+    return sum(block_saved(shape, batch, context, attention, precision).values())

@@ -12,7 +12,6 @@ What is left out: cuBLAS's workspaces, and what PyTorch's allocator gives beyond
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -75,8 +74,7 @@ class _Step:
 
 @lru_cache(maxsize=64)
 def _played(step: StepMemory) -> _Step:
-    block = dataclasses.replace(step.shape, num_layers=1)
-    one = dataclasses.replace(step, shape=block, mode="forward-backward")
+    one = step.of_a_block("forward-backward")
     live, kept, moments = Counter(), Counter(), {}
     dy = top = left = 0
     half = ""

@@ -1,8 +1,11 @@
-"""Tensors as they are made and dropped, each with what a memory snapshot would call it."""
+"""Tensors as they are made and dropped, each with what a memory snapshot would call it, and the
+kernels that make them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from a2lib.theory.roofline import Kernel
 
 PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
 SAVED, TEMPORARIES, OTHER = "saved for backward", "temporaries", "other"
@@ -26,26 +29,60 @@ class Event:
 
 class Tape:
     """Tensors made and dropped. A name is one of ``where`` the step is ("0a": the attention of
-    block 0), but that of a parameter and of what a half of a block hands on is the model's."""
+    block 0), but that of a parameter and of what a half of a block hands on is the model's.
 
-    def __init__(self, saves: bool) -> None:
+    Kernels are kept where ``blocks`` is not 0: those of a ``block``, with which the names of its
+    parameters begin, are so many. ``given`` has the bytes of what they read beside tensors.
+    """
+
+    def __init__(self, saves: bool, blocks: int = 0) -> None:
         self.saves, self.phase, self.where, self.kernel = saves, "forward", "", ""
         self.alive: dict[str, Event] = {}  # as they were made
         self._played: list[Event] = []
+        self.blocks, self.block, self.part = blocks, "", "elementwise"
+        self.given: dict[str, int] = {}
+        self.kernels: list[Kernel] = []
 
-    def make(self, names: str, size: int, drop: str = "", *, saved: bool = False) -> None:
-        """Tensors of ``size`` bytes each, which autograd may have ``saved``; then ``drop``."""
-        for name in names.split():
-            self.make_of_model(f"{self.where}/{name}", size, saved=saved)
+    def make(self, names: str, of: str | None, size: int, drop: str = "", **how: int) -> None:
+        """Tensors of ``size`` bytes each, in a kernel each unless ``of`` is None; then ``drop``."""
+        each = of and of.split(", ")
+        for i, name in enumerate(names.split()):
+            one = each[i % len(each)] if each else of
+            self.make_of_model(f"{self.where}/{name}", one, size, **how)
         self.drop(drop)
 
-    def make_of_model(self, name: str, size: int, drop: str = "", *, saved: bool = False) -> None:
+    def make_of_model(
+        self,
+        name: str,
+        of: str | None,
+        size: int,
+        drop: str = "",
+        *,
+        saved: bool = False,
+        flops: int = 0,
+    ) -> None:
+        """One, which autograd may have ``saved``, of a product of so many ``flops``."""
+        if of is not None:
+            self.launch(name, of, size, flops)
         category = SAVED if saved and self.saves else OTHER
         if name.endswith(STATE):
             category = GRADIENTS if name.endswith(".grad") else OPTIMIZER
         made = self.alive[name] = Event(True, name, size, self.phase, category, self.kernel)
         self._played.append(made)
         self.drop(drop)
+
+    def launch(self, name: str, of: str, written: int, flops: int = 0) -> None:
+        """A kernel that reads what it is ``of``, and writes so many bytes."""
+        if not self.blocks:
+            return
+        part = "products" if flops and self.part == "elementwise" else self.part
+        moved = sum(map(self.bytes, of.split())), written
+        count, name = self.blocks if self.block else 1, name.rpartition("/")[2]
+        self.kernels.append(Kernel(self.phase, part, name, *moved, flops, count))
+
+    def bytes(self, name: str) -> int:
+        made = self.alive.get(f"{self.where}/{name}") or self.alive.get(name)
+        return made.bytes if made else self.given.get(name) or self.given[self.block + name]
 
     def drop(self, names: str) -> None:
         """The last use of those that are there; some are made in 16 bits alone."""

@@ -8,15 +8,16 @@ matrix of scores for a moment. ``step.py`` has what follows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from a2lib.theory.memory.operations import played
-from a2lib.theory.memory.saved import PRECISIONS
+from a2lib.theory.attention import cut_in_chunks, in_one_sweep, tiled_memory
+from a2lib.theory.memory.operations import launched, played
 from a2lib.theory.memory.tape import CATEGORIES, GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, Event
 from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes
+from a2lib.theory.roofline import Kernel
 from a2lib.theory.transformer import Shape
 
-ATTENTIONS = ("eager", "flash")
+ATTENTIONS, PRECISIONS = ("eager", "flash"), ("fp32", "bf16")
 MODES = ("inference", "forward", "forward-backward", "train-step")
 
 
@@ -27,8 +28,9 @@ class StepMemory:
 
     ``first`` is the first step of a process, which makes the optimizer's state; ``cuda`` False is
     a CPU's. Gradients are made by each backward and dropped with the step, or, if not ``fresh``,
-    there already: a backward adds to them (after a ``first`` step, which makes them). Raises
-    ValueError, in one line, for other names and sizes.
+    there already: a backward adds to them (after a ``first`` step, which makes them). Of a
+    ``GroupedShape`` only what a forward saves is meant. Raises ValueError, in one line, for other
+    names and sizes.
     """
 
     shape: Shape
@@ -50,25 +52,35 @@ class StepMemory:
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes in float32 of the residual ``stream``, (B, T, D), the FFN's ``hidden``, (B, T, F),
-        the ``scores``, (B, H, T, T), the ``logits``, (B, T, V), and ``rows`` of one number."""
+        the ``scores``, (B, H, T, T), the ``logits``, (B, T, V), ``rows`` of one number, ``q`` and
+        ``k``, which is as wide as v."""
         s, rows = self.shape, WIDE * self.batch * self.context
         widths = {"stream": s.d_model, "hidden": s.d_ff, "rows": 1, "logits": s.vocab_size}
-        widths["scores"] = s.num_heads * self.context
+        widths |= {"scores": s.num_heads * self.context, "q": s.q_width, "k": s.kv_width}
         return {name: rows * width for name, width in widths.items()}
+
+    def tiled(self, pass_: str) -> dict[str, int]:
+        """Name -> bytes of what the library's attention makes in a pass, on a Hopper GPU."""
+        s, n, size = self.shape, self.context, 2 if self.precision == "bf16" else WIDE
+        heads, d = self.batch * s.num_heads, s.head_dim
+        forms = {
+            "one_sweep": in_one_sweep(n, heads, d, size),
+            "query_chunks": cut_in_chunks(n, n, heads, d, True, size),
+        }
+        return tiled_memory(1, heads, n, n, d, size, pass_, terms=size == WIDE, **forms)
 
     def parameters(self) -> dict[str, int]:
         """Name -> bytes of each parameter, in the order of the state dict."""
         s = self.shape
-        D, square, wide, table = (
-            WIDE * s.d_model * n for n in (1, s.d_model, s.d_ff, s.vocab_size)
-        )
-        attention = {f"attn.{name}_proj": square for name in ("q", "k", "v", "output")}
-        ffn = {f"ffn.{name}": wide for name in ("w1", "w2", "w3")}
+        D = WIDE * s.d_model
+        widths = {"q": s.q_width, "k": s.kv_width, "v": s.kv_width, "output": s.q_width}
+        attention = {f"attn.{name}_proj": D * width for name, width in widths.items()}
+        ffn = {f"ffn.{name}": D * s.d_ff for name in ("w1", "w2", "w3")}
         block = {"ln1": D, **attention, "ln2": D, **ffn}
-        found = {"token_embeddings": table}
+        found = {"token_embeddings": D * s.vocab_size}
         for i in range(s.num_layers):
             found |= {f"layers.{i}.{name}": size for name, size in block.items()}
-        return found | {"ln_final": D, "lm_head": table}
+        return found | {"ln_final": D, "lm_head": D * s.vocab_size}
 
     def state(self) -> dict[str, int]:
         """Name -> bytes of what the optimizer keeps: two moments, and a counter for each tensor."""
@@ -93,6 +105,16 @@ class StepMemory:
             found[GRADIENTS] = parameters
         found[OTHER] = 2 * self.batch * self.context * INDEX
         return found
+
+    def of_a_block(self, mode: str) -> StepMemory:
+        """The same of a model of one block."""
+        dense = {"dense": 0} if self.shape.dense else {}
+        return replace(self, shape=replace(self.shape, num_layers=1, **dense), mode=mode)
+
+    def kernels(self) -> list[Kernel]:
+        """What the step launches on CUDA, but for the optimizer's, each with the name of the tensor
+        that it makes; of tiled attention its forward alone, "tiled"."""
+        return launched(self.of_a_block(self.mode), self.shape.num_layers)
 
     def events(self) -> tuple[Event, ...]:
         """The step from its beginning until all that it made, but the state, is dropped."""

@@ -1,5 +1,5 @@
 """Every kernel of the tile table and of Gluon, and AdamW's, compiled for a Hopper GPU on this
-machine's CPU; and what is said by those that are not the interpreter's."""
+machine's CPU; and what those say there that are not the interpreter's."""
 
 import itertools
 import json
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import triton
 
 pytestmark = pytest.mark.slow
@@ -30,12 +31,6 @@ def everything():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.fixture
-def traced(everything):
-    found = [r for r in everything if "refused" in r]
-    return found[0] if found else pytest.skip("tests/gpu runs them for real")
 
 
 @pytest.fixture
@@ -130,22 +125,7 @@ def test_adamw_moves_four_elements_at_once_and_reads_before_it_writes(everything
         assert r["registers"] and r["spills"] == 0, r
 
 
-def test_cpu_tensors_are_refused_and_never_run_by_something_else(traced):
-    assert len(traced["refused"]) == 2
-    assert all("need a CUDA GPU" in said for said in traced["refused"]), traced["refused"]
-
-
-def test_what_the_kernels_write_is_understood_where_someone_traces_them(traced):
-    assert traced["written"] == {
-        "forward_kernel": ["LSE", "O"],
-        "chunk_kernel": ["LSE", "PARTS"],
-        "backward_dq_kernel": ["DELTA", "DQ"],
-        "backward_dkdv_kernel": ["DK", "DV"],
-        "backward_chunks_kernel": ["DK", "DQ", "DV"],
-        "backward_wide_kernel": ["DK", "DQ", "DV"],
-        "backward_kernel": ["DELTA", "DK", "DQ", "DV"],
-    }
-
-
-def test_the_scale_may_be_a_constant(traced):
-    assert set(traced["constant_scale"].values()) == {"read"}, traced["constant_scale"]
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
+def test_cpu_tensors_are_refused_and_never_run_by_something_else(everything):
+    (said,) = [r["refused"] for r in everything if "refused" in r]
+    assert "need a CUDA GPU" in said

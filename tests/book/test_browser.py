@@ -303,6 +303,21 @@ def test_a_first_visit_leaves_no_error_in_the_console(book, browser):
     assert said == []
 
 
+@pytest.mark.parametrize("page, form, instead", [
+    ("calculator.html", ".a2-calculator", "table.dataframe"),
+    ("parallelism.html", ".a2-explorer", "figure#fig-parallelism-map img"),
+])  # fmt: skip
+def test_without_javascript_a_page_shows_what_stands_for_its_form(
+    book, browser, page, form, instead
+):
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto((book.html / page).as_uri())
+    assert not tab.is_visible(form)
+    assert tab.is_visible("noscript p") and tab.is_visible(instead)
+    context.close()
+
+
 FOLDS = """<article style="height: 3000px"><div style="height: 1500px"></div>
 <a href="#inside">in</a> <a href="#fold">fold</a>
 <details><summary>one</summary>

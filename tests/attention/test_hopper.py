@@ -1,11 +1,19 @@
 """What surrounds the Gluon kernels, without a GPU: when they run, on what, and what is done before
 and after them. The kernels themselves run in tests/gpu/test_attention_hopper.py."""
 
+import contextlib
 import math
 
 import pytest
 import torch
-from attention_compare import errors, in_float64, laid_out, log_sum_exp, random_inputs
+from attention_compare import (
+    errors,
+    filled_with_nan,
+    in_float64,
+    laid_out,
+    log_sum_exp,
+    random_inputs,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,11 +106,8 @@ def test_sums_around_the_kernel_in_chunks(monkeypatch, n, d, causal):
     monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
     monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
-    try:
+    with filled_with_nan():
         made = passes.backward(do, q, k, v, o, lse, causal, None, (True, True, True))
-    finally:
-        torch.use_deterministic_algorithms(False)
     tiles = -(-n // 128)
     assert programs == [4 * (1 + tiles if n > 128 and causal else tiles * -(-(n + 1) // 128))]
     results = dict(zip(("o", "dq", "dk", "dv"), (o, *made), strict=True))
@@ -288,9 +293,6 @@ def test_a_fixed_order_is_plain_tritons_and_a_form_of_its_own(log):
     inputs = [tensor() for _ in range(3)]
     for fixed in (False, True, False, True):
         log.clear()
-        torch.use_deterministic_algorithms(fixed)
-        try:
+        with filled_with_nan() if fixed else contextlib.nullcontext():
             run(*inputs)
-        finally:
-            torch.use_deterministic_algorithms(False)
         assert ("backward_kernel" in [name for name, *_ in log]) != fixed

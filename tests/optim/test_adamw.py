@@ -62,7 +62,6 @@ def test_a_gradient_may_have_strides_of_its_own(by):
 
 
 def test_float32_parameters_go_where_torchs_go(by):
-    torch.manual_seed(0)
     theirs = tensors()
     ours = copy.deepcopy(theirs)
     peers = [torch.optim.AdamW(theirs, **NUMBERS), MasterAdamW(ours, **NUMBERS)]
@@ -78,7 +77,6 @@ def test_float32_parameters_go_where_torchs_go(by):
 
 
 def test_a_16_bit_parameter_is_its_master_rounded(by):
-    torch.manual_seed(1)
     theirs = tensors()
     ours = copy.deepcopy(theirs)
     exact = [p.detach().clone() for p in ours]
@@ -142,7 +140,6 @@ def test_overlapped_steps_are_the_same_steps(precision, options):
 
 
 def test_within_overlapping_a_backward_updates():
-    torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     x, unused = torch.randn(4, 3), nn.Parameter(torch.ones(2))
     twin = copy.deepcopy(model)
@@ -184,7 +181,6 @@ def test_a_second_backward_within_overlapping_is_refused():
 
 
 def test_the_state_comes_back_to_the_bit():
-    torch.manual_seed(3)
     ours = tensors()
     optimizer = MasterAdamW(
         [{"params": ours[:2], "working_dtype": torch.bfloat16}, {"params": ours[2:]}], **NUMBERS
@@ -215,7 +211,6 @@ def test_the_state_comes_back_to_the_bit():
 
 
 def test_a_state_of_torchs_adamw_goes_on():
-    torch.manual_seed(5)
     theirs = tensors()
     peer = torch.optim.AdamW(theirs, **NUMBERS)
     for _ in range(3):
@@ -284,7 +279,6 @@ def test_parameters_that_cannot_be_are_refused():
 
 def test_narrow_products_of_16_bit_weights_are_one():
     """In a compiled graph: q, k and v joined, w1 and w3 not; loss and gradients as apart."""
-    torch.manual_seed(4)
     model = TransformerLM(64, 8, 16, 1, 2, 32, seed=0)
     for module in model.modules():
         if isinstance(module, Linear):

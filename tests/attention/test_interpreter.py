@@ -121,22 +121,19 @@ def test_rows_too_far_apart_for_32_bit_offsets_within_a_tile():
 
 
 @pytest.mark.parametrize(
-    "attention, size, names",
-    [(FlashAttentionTriton, 3, NAMES), (FlashAttentionTriton, 10, ("o", "dq"))]
-    + [(FlashAttentionPyTorch, size, NAMES) for size in (3, 10, 30, 300)],
+    "attention, size",
+    [(FlashAttentionTriton, 3), (FlashAttentionTriton, 10)]
+    + [(FlashAttentionPyTorch, size) for size in (3, 10, 30, 300)],
 )
-def test_fp32_error_is_that_of_eager_when_scores_are_large(attention, size, names):
-    """Where forward and backward round a score differently, a dominant key's weight is off.
-
-    dK and dV of Triton are left out at the larger size: the interpreter multiplies by BLAS, which
-    rounds a score by the shape of its tile, and theirs differs. tests/gpu has them.
-    """
+def test_fp32_error_is_two_roundings_of_the_largest_score(attention, size):
+    """Where forward and backward round a score differently, a dominant key's weight is off. In
+    twelve draws half a rounding by Triton's kernels, one by the tiled function and by eager."""
     q, k, v, do = random_inputs((2, 192, 64), (2, 192, 64), torch.float32)
-    truth = in_float64(q * size, k, v, do, False)
-    eager = errors(with_gradients(attention_reference, q * size, k, v, do, False), truth)
-    ours = errors(with_gradients(attention.apply, q * size, k, v, do, False), truth)
-    for name in names:
-        assert ours[name] <= 2.5 * eager[name] + 1e-7, (name, ours, eager)
+    inputs = q * size, k, v, do
+    largest = size * (q @ k.mT).abs().max().item() / 8
+    found = errors(with_gradients(attention.apply, *inputs, False), in_float64(*inputs, False))
+    # Of one-hot weights dK's are few: 1.4 of them.
+    assert max(found.values()) <= (3 if size == 300 else 2) * 2**-24 * largest, found
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 0.0, -0.7])

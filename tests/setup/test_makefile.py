@@ -281,10 +281,3 @@ def test_every_make_command_in_the_documents_is_a_target():
         named = re.findall(r"(?:^|`|&& )make ([a-z_]+)", (ROOT / name).read_text(), re.MULTILINE)
         assert named, name
         assert set(named) <= targets, name
-
-
-def test_ci_runs_the_test_command_of_the_readme():
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    assert script.read_text().splitlines()[-1] == "exec make test"
-    assert "`make test`" in (ROOT / "README.md").read_text()

@@ -14,6 +14,7 @@ from attention_compare import (
     log_sum_exp,
     random_inputs,
 )
+from attention_standins import Kernel, run, stand_in
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -210,18 +211,6 @@ def test_only_forms_that_exist_and_are_compiled(d, n_queries, n_heads, causal):
 # What a pass that ran before launches.
 
 
-class Kernel:
-    """Stands in for a compiled kernel and logs what it is launched with."""
-
-    packed_metadata, arg_names = (), ()
-
-    def __init__(self, name, log):
-        self.name, self.log = name, log
-
-    def __getitem__(self, grid):
-        return lambda *args, **named: self.log.append((self.name, grid[0], args)) or self
-
-
 @pytest.fixture
 def log(monkeypatch, on_hopper):
     monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
@@ -235,17 +224,8 @@ def log(monkeypatch, on_hopper):
     ):
         for name in names:
             monkeypatch.setattr(module, name, Kernel(name, found))
-    monkeypatch.setattr(launch, "_compiled", {})
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(passes, "_interpreted", lambda: True)
-    monkeypatch.setattr(passes, "_kernel", lambda name: Kernel(name, found))
+    stand_in(monkeypatch, found)
     return found
-
-
-def run(q, k, v, needs=(True, True, True)):
-    o, lse = passes.forward(q, k, v, True, None)
-    return dict(zip(BACKWARD, (o, q, k, v, o, lse, *passes.backward(
-        o, q, k, v, o, lse, True, None, needs)), strict=True))  # fmt: skip
 
 
 def named(args, tensors):

@@ -132,13 +132,13 @@ def laid_out(x, layout):
 @st.composite
 def problems(draw, length, head_dim, dtypes, **others):
     """Grouped heads: shapes, dtype, mask, strides, a seed, and what else a test names."""
+    dtype, d = draw(st.sampled_from(list(dtypes))), draw(head_dim)
     batch, kv_heads = draw(st.sampled_from([(1, 1), (1, 2), (2, 1)]))
-    d = draw(head_dim)
     return {
         "q": (batch, kv_heads * draw(st.integers(1, 2)), draw(length), d),
         # Through a softmax over a single key no gradient flows: nothing to be relative to.
         "kv": (batch, kv_heads, draw(length.filter(lambda n: n > 1)), d),
-        "dtype": draw(st.sampled_from(list(dtypes))),
+        "dtype": dtype,
         "is_causal": draw(st.booleans()),
         "layout": draw(st.sampled_from(LAYOUTS)),
         "seed": draw(st.integers(0, 2**16)),

@@ -20,16 +20,12 @@ from a2lib.attention import (
 )
 
 
-def _chunk(y, heads):
-    return [x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in y.chunk(3, -1)]
-
-
 def fused(y, heads):
     return y.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def chunk(y, heads):
-    return _chunk(y, heads)
+    return [x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in y.chunk(3, -1)]
 
 
 def gqa(y, heads):
@@ -40,7 +36,7 @@ def gqa(y, heads):
 
 
 def contiguous(y, heads):
-    return [x.contiguous() for x in _chunk(y, heads)]
+    return [x.contiguous() for x in chunk(y, heads)]
 
 
 def rope(y, heads):
@@ -62,7 +58,7 @@ def rms_norm(y, heads):
 
 
 def three_dimensions(y, heads):
-    return [x.flatten(0, 1) for x in _chunk(y, heads)]
+    return [x.flatten(0, 1) for x in chunk(y, heads)]
 
 
 def frozen(y, heads):

@@ -1,8 +1,10 @@
 """Run an attention and its gradients, and measure how far they are from float64."""
 
+import contextlib
 import math
 
 import torch
+from hypothesis import strategies as st
 
 from a2lib.attention import attention_reference
 
@@ -50,17 +52,64 @@ def off_by(got, want):
     return ((got.double() - want).norm() / want.norm()).item()
 
 
+@contextlib.contextmanager
 def poison():
     """What is freed here on the GPU is what the next call's new tensors lie in."""
     sizes = (2**14, 2**18, 2**22, 2**24, 2**25)
     held = [torch.full((n,), float("nan"), device="cuda") for n in sizes]
     del held
+    yield
+
+
+@contextlib.contextmanager
+def filled_with_nan():
+    """Deterministic mode, in which new tensors are full of NaN: an element that nobody sets
+    shows."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def near_float64(
+    attention,
+    inputs,
+    is_causal,
+    allowed,
+    layout="contiguous",
+    runs=1,
+    within=contextlib.nullcontext,
+):
+    """The results of each run on (q, k, v, do) under these strides, all as near to float64's."""
+    truth = in_float64(*inputs, is_causal)
+    inputs = [laid_out(x, layout) for x in inputs]
+    made = []
+    for _ in range(runs):
+        with within():
+            made.append(with_gradients(attention, *inputs, is_causal))
+        for name, error in errors(made[-1], truth).items():
+            shapes = tuple(inputs[0].shape), tuple(inputs[1].shape)
+            assert error <= allowed, f"{name} is off by {error:.2e}: {shapes}, {layout}"
+    return made
 
 
 def random_inputs(q_shape, kv_shape, dtype, device="cpu", generator=None):
     """q, k, v, do from the unit normal distribution."""
     shapes = (q_shape, kv_shape, kv_shape, q_shape)
     return [torch.randn(s, device=device, generator=generator).to(dtype) for s in shapes]
+
+
+def random_problem(draw, head_dim, dtype, groups):
+    """For a GPU: q, k, v, do of lengths on and beside the edges of tiles, and their layout."""
+    n_queries, n_keys = (
+        draw.choice([draw.choice([1, 63, 64, 65, 127, 129, 256, 1024]), draw.randint(1, 2500)])
+        for _ in "qk"
+    )
+    kv_heads = draw.randint(1, 3)
+    q_shape = (draw.randint(1, 3), kv_heads * draw.choice(groups), n_queries, head_dim)
+    kv_shape = (q_shape[0], kv_heads, max(n_keys, 2), head_dim)
+    return random_inputs(q_shape, kv_shape, dtype, "cuda"), draw.choice(LAYOUTS)
 
 
 LAYOUTS = ("contiguous", "transposed", "d_strided", "sliced")
@@ -78,3 +127,26 @@ def laid_out(x, layout):
         big[:, 1:, 3:-4, 2:-3] = x
         return big[:, 1:, 3:-4, 2:-3]
     return x
+
+
+@st.composite
+def problems(draw, length, head_dim, dtypes, **others):
+    """Grouped heads: shapes, dtype, mask, strides, a seed, and what else a test names."""
+    dtype, d = draw(st.sampled_from(list(dtypes))), draw(head_dim)
+    batch, kv_heads = draw(st.sampled_from([(1, 1), (1, 2), (2, 1)]))
+    return {
+        "q": (batch, kv_heads * draw(st.integers(1, 2)), draw(length), d),
+        # Through a softmax over a single key no gradient flows: nothing to be relative to.
+        "kv": (batch, kv_heads, draw(length.filter(lambda n: n > 1)), d),
+        "dtype": dtype,
+        "is_causal": draw(st.booleans()),
+        "layout": draw(st.sampled_from(LAYOUTS)),
+        "seed": draw(st.integers(0, 2**16)),
+        **{name: draw(one) for name, one in others.items()},
+    }
+
+
+def drawn(problem):
+    """Its q, k, v and do."""
+    generator = torch.Generator().manual_seed(problem["seed"])
+    return random_inputs(problem["q"], problem["kv"], problem["dtype"], generator=generator)

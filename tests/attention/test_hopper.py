@@ -1,11 +1,20 @@
 """What surrounds the Gluon kernels, without a GPU: when they run, on what, and what is done before
 and after them. The kernels themselves run in tests/gpu/test_attention_hopper.py."""
 
+import contextlib
 import math
 
 import pytest
 import torch
-from attention_compare import errors, in_float64, laid_out, log_sum_exp, random_inputs
+from attention_compare import (
+    errors,
+    filled_with_nan,
+    in_float64,
+    laid_out,
+    log_sum_exp,
+    random_inputs,
+)
+from attention_standins import Kernel, run, stand_in
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,11 +107,8 @@ def test_sums_around_the_kernel_in_chunks(monkeypatch, n, d, causal):
     monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
     monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
-    try:
+    with filled_with_nan():
         made = passes.backward(do, q, k, v, o, lse, causal, None, (True, True, True))
-    finally:
-        torch.use_deterministic_algorithms(False)
     tiles = -(-n // 128)
     assert programs == [4 * (1 + tiles if n > 128 and causal else tiles * -(-(n + 1) // 128))]
     results = dict(zip(("o", "dq", "dk", "dv"), (o, *made), strict=True))
@@ -137,20 +143,16 @@ def test_not_on_a_cpu():
     assert served(tensor()) == (False, False)
 
 
-@pytest.mark.parametrize("d, yes", [(16, 0), (32, 0), (36, 0), (40, 1), (64, 1), (80, 1), (128, 1)])
-def test_heads_of_40_to_128_in_steps_of_8(on_hopper, d, yes):
-    assert served(tensor(d=d)) == (yes, yes)
-
-
-def test_sixteen_bits_alone(on_hopper):
-    assert served(tensor(dtype=torch.float16)) == (True, True)
-    assert served(tensor(dtype=torch.float32)) == (False, False)
-
-
-def test_grouped_keys_and_short_rows_are_plain_tritons_backward(on_hopper):
-    assert served(tensor(), *[tensor(heads=1)] * 2) == (True, False)
-    assert served(tensor(256, 8)) == (True, False)
-    assert served(tensor(0)) == (False, False)
+@pytest.mark.parametrize("given, key_heads, yes", [
+    *(({"d": d}, 2, (d >= 40,) * 2) for d in (16, 32, 40, 64, 80, 128)),
+    ({"d": 36}, 2, (False, False)), ({"dtype": torch.float16}, 2, (True, True)),
+    ({"dtype": torch.float32}, 2, (False, False)),
+    # Grouped keys and short rows are plain Triton's backward.
+    ({}, 1, (True, False)), ({"length": 256, "heads": 8}, 8, (True, False)),
+    ({"length": 0}, 2, (False, False)),
+])  # fmt: skip
+def test_heads_of_40_to_128_in_steps_of_8_and_of_16_bits(on_hopper, given, key_heads, yes):
+    assert served(tensor(**given), *[tensor(**given | {"heads": key_heads})] * 2) == yes
 
 
 def test_long_rows_of_few_heads_are_cut_in_eight(on_hopper, monkeypatch):
@@ -209,18 +211,6 @@ def test_only_forms_that_exist_and_are_compiled(d, n_queries, n_heads, causal):
 # What a pass that ran before launches.
 
 
-class Kernel:
-    """Stands in for a compiled kernel and logs what it is launched with."""
-
-    packed_metadata, arg_names = (), ()
-
-    def __init__(self, name, log):
-        self.name, self.log = name, log
-
-    def __getitem__(self, grid):
-        return lambda *args, **named: self.log.append((self.name, grid[0], args)) or self
-
-
 @pytest.fixture
 def log(monkeypatch, on_hopper):
     monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
@@ -234,17 +224,8 @@ def log(monkeypatch, on_hopper):
     ):
         for name in names:
             monkeypatch.setattr(module, name, Kernel(name, found))
-    monkeypatch.setattr(launch, "_compiled", {})
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(passes, "_interpreted", lambda: True)
-    monkeypatch.setattr(passes, "_kernel", lambda name: Kernel(name, found))
+    stand_in(monkeypatch, found)
     return found
-
-
-def run(q, k, v, needs=(True, True, True)):
-    o, lse = passes.forward(q, k, v, True, None)
-    return dict(zip(BACKWARD, (o, q, k, v, o, lse, *passes.backward(
-        o, q, k, v, o, lse, True, None, needs)), strict=True))  # fmt: skip
 
 
 def named(args, tensors):
@@ -288,9 +269,6 @@ def test_a_fixed_order_is_plain_tritons_and_a_form_of_its_own(log):
     inputs = [tensor() for _ in range(3)]
     for fixed in (False, True, False, True):
         log.clear()
-        torch.use_deterministic_algorithms(fixed)
-        try:
+        with filled_with_nan() if fixed else contextlib.nullcontext():
             run(*inputs)
-        finally:
-            torch.use_deterministic_algorithms(False)
         assert ("backward_kernel" in [name for name, *_ in log]) != fixed

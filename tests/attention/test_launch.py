@@ -56,13 +56,6 @@ def test_second_launch_is_direct_with_constants_in_the_kernels_order(kernel):
     assert run(kernel, "a", x, n=6) == ("kernel 1", (7, 1, 1), (x, 1, 6, 16, True))
 
 
-def test_another_key_compiles_its_own(kernel):
-    x = torch.zeros(16)
-    run(kernel, "a", x)
-    assert run(kernel, "b", x)[0] == "compiled"
-    assert run(kernel, "a", x)[0] == "kernel 1"
-
-
 def test_a_misaligned_tensor_never_meets_a_kept_kernel(kernel):
     x = torch.zeros(16)
     run(kernel, "a", x)

@@ -309,10 +309,3 @@ def test_a_page_opens_with_what_was_found_and_keeps_its_budget(book, name):
     if name != "questions":  # four tables of lines to be looked up
         lines = [len(table.select("tbody tr")) for table in found["table"]]
         assert len(lines) <= 3 and max(lines, default=0) <= 8
-
-
-@pytest.mark.parametrize("name", sorted(set(WRITTEN) - LOOKED_UP))
-def test_a_lead_has_few_numbers(name):
-    text = (ROOT / "book" / f"{name}.md").read_text(encoding="utf-8")
-    lead = re.search(r"^# .*\n+(?:`{3}\{code-cell\}[\s\S]*?^`{3}\n+)?((?:.+\n)+)", text, re.M)[1]
-    assert lead.count("{eval}") <= 5

@@ -41,44 +41,30 @@ def test_a_figure_has_the_colour_of_the_page_in_both_themes(open_page):
             assert hexed(body) == expected[theme]
 
 
-def test_on_a_phone_a_table_says_that_there_is_more_and_keeps_its_first_column(open_page):
-    tab = open_page("flash.html", PHONE)
+@pytest.mark.parametrize("page, table, columns", [
+    ("flash.html", "table.dataframe", 1), ("flash-shapes.html", "table.keys-2", 2),
+])  # fmt: skip
+def test_on_a_phone_a_table_says_that_there_is_more_and_what_names_a_line_stays(
+    open_page, page, table, columns
+):
+    tab = open_page(page, PHONE)
     tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     tab.wait_for_timeout(200)
-    wide = tab.locator(".pst-scrollable-table-container.a2-wide:has(table.dataframe)")
-    assert wide.count() >= 3
-    seen = wide.first.evaluate("""(box) => {
+    before, after, moved, words, tab_index, label = tab.evaluate("""(table) => {
+      const box = [...document.querySelectorAll(".pst-scrollable-table-container.a2-wide")]
+        .find((one) => one.querySelector(table) && one.scrollWidth - one.clientWidth > 40);
+      const left = (one) => one.getBoundingClientRect().left - box.getBoundingClientRect().left;
       const look = () => [box.classList.contains("a2-more"),
         getComputedStyle(box).maskImage !== "none",
-        box.querySelector("tbody th").getBoundingClientRect().left
-          - box.getBoundingClientRect().left];
+        ...[...box.querySelectorAll("tbody tr:first-child th")].map(left)];
       const before = look();
       box.scrollLeft = box.scrollWidth;
       return new Promise((done) => setTimeout(() => done([before, look(), box.scrollLeft,
         getComputedStyle(box, "::before").content, box.tabIndex, box.ariaLabel]), 100));
-    }""")
-    before, after, moved, words, tab_index, label = seen
-    assert before[:2] == [True, True] and moved > 40
-    assert after[:2] == [False, False] and after[2] == pytest.approx(before[2], abs=1)
+    }""", table)  # fmt: skip
+    assert moved > 40 and before[:2] == [True, True] and after[:2] == [False, False]
+    assert len(before) == 2 + columns and after[2:] == pytest.approx(before[2:], abs=1.5)
     assert "sideways" in words and tab_index == 0 and "scrolls sideways" in label
-
-
-def test_two_columns_that_name_a_line_both_stay(open_page):
-    tab = open_page("flash-shapes.html", PHONE)
-    lefts = tab.evaluate("""() => {
-      document.querySelectorAll("details").forEach((one) => { one.open = true; });
-      const box = [...document.querySelectorAll(".pst-scrollable-table-container")]
-        .find((one) => one.querySelector(".keys-2") && one.scrollWidth - one.clientWidth > 40);
-      const look = () => [...box.querySelectorAll("tbody tr:first-child th")]
-        .map((cell) => cell.getBoundingClientRect().left);
-      return new Promise((done) => setTimeout(() => {
-        const before = look();
-        box.scrollLeft = 120;
-        setTimeout(() => done([before, look(), box.scrollLeft]), 100);
-      }, 200));
-    }""")
-    before, after, moved = lefts
-    assert moved > 40 and after == pytest.approx(before, abs=1.5)
 
 
 def test_on_a_desk_what_fits_has_no_cue(open_page):
@@ -301,6 +287,21 @@ def test_a_first_visit_leaves_no_error_in_the_console(book, browser):
         tab.wait_for_function(f"document.documentElement.dataset.theme === '{theme}'")
         context.close()
     assert said == []
+
+
+@pytest.mark.parametrize("page, form, instead", [
+    ("calculator.html", ".a2-calculator", "table.dataframe"),
+    ("parallelism.html", ".a2-explorer", "figure#fig-parallelism-map img"),
+])  # fmt: skip
+def test_without_javascript_a_page_shows_what_stands_for_its_form(
+    book, browser, page, form, instead
+):
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto((book.html / page).as_uri())
+    assert not tab.is_visible(form)
+    assert tab.is_visible("noscript p") and tab.is_visible(instead)
+    context.close()
 
 
 FOLDS = """<article style="height: 3000px"><div style="height: 1500px"></div>

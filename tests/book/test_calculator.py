@@ -8,9 +8,9 @@ import json
 import math
 from dataclasses import asdict, replace
 
+import forms_in_a_browser as forms
 import pytest
 
-from a2lib.paths import ROOT
 from a2lib.report.pages import calculator
 from a2lib.theory import __main__ as command
 from a2lib.theory.devices import DEVICES
@@ -20,7 +20,6 @@ from a2lib.theory.memory.tensors import PRECISIONS
 from a2lib.theory.planner import largest_batch
 from a2lib.theory.transformer import PUBLISHED, SIZES, GroupedShape, parameter_count
 
-SCRIPTS = ROOT / "book" / "_ext" / "pages"
 SHAPES = (
     GroupedShape(8, 16, 12, 4, 64, num_kv_heads=4, tied=True), SIZES["8B"],
     GroupedShape(16_384, 53_248, 60, 128, 128_256, num_kv_heads=8),
@@ -84,10 +83,7 @@ def close(one, other):
 
 @pytest.fixture(scope="module")
 def scripts(browser):
-    """An empty page with the calculator's functions."""
-    tab = browser.new_page()
-    for name in ("forms.js", "layouts.js", "calculator.js"):
-        tab.add_script_tag(path=SCRIPTS / name)
+    tab = forms.functions(browser, "forms.js", "layouts.js", "calculator.js")
     yield tab
     tab.close()
 
@@ -164,52 +160,22 @@ def test_each_rule_has_the_words_of_python(scripts):
         assert found == {"name": name, "rule": str(error.value)}
 
 
-@pytest.mark.parametrize("precision, attention", [*itertools.product(PRECISIONS, ATTENTIONS)])
-def test_the_constants_give_what_a_block_keeps(precision, attention):
-    kept = calculator.constants()["saved"][attention][precision]
-    for shape, context in itertools.product(SHAPES, (1, 7, 4096)):
-        job = replace(calculator.EXAMPLE, shape=shape, context=context, precision=precision,
-                      attention=attention)  # fmt: skip
-        whole, cut, element = kept["whole"], kept["cut"], job.element
-        assert job.saved == (
-            (whole["d_model"] + element * shape.top_k) * shape.d_model + whole["one"]
-            + 2 * element * (shape.q_rank + shape.kv_rank),
-            cut["d_model"] * shape.d_model + cut["d_ff"] * shape.d_ff
-            + cut["num_heads"] * shape.num_heads
-            - 2 * element * (2 * shape.d_model - shape.q_width - shape.kv_width),  # as layouts.js
-            cut["scores"] * context * shape.num_heads,
-        )  # fmt: skip
-
-
 def test_the_bars_stay_within_their_frames(scripts):
     points = [point(i, *one) for i, one in enumerate(POINTS)][::17]
     given = [[{**job, "shape": asdict(shape)}, asdict(layout)] for shape, job, layout in points]
     outside, drawn = scripts.evaluate("""([constants, points]) => {
       const theory = a2Layouts(constants), bad = [];
       let drawn = 0;
-      document.body.innerHTML = '<svg></svg>';
-      document.body.style = "width: 360px; margin: 0; font: 12px sans-serif";
-      const svg = document.querySelector("svg");
       for (const [job, layout] of points) {
         job.device = constants.devices[job.device];
         if (theory.problem(job, layout)) continue;
         drawn++;
         const plan = theory.evaluate(job, layout);
-        const pictures = { 92: a2Calculator.memoryBar(theory, job, plan),
-                           144: a2Calculator.timeBars(plan) };
-        for (const [height, text] of Object.entries(pictures)) {
-          svg.setAttribute("viewBox", `0 0 360 ${height}`);
-          svg.innerHTML = text;
-          if (/NaN|Infinity|undefined/.test(text)) bad.push(["number", text]);
-          for (const part of svg.children) {
-            const { left, top, right, bottom } = part.getBoundingClientRect();
-            if (left < -1 || top < -1 || right > 361 || bottom > Number(height) + 1)
-              bad.push([part.outerHTML.slice(0, 200), left, right, bottom]);
-          }
-        }
+        bad.push(...outside(a2Calculator.memoryBar(theory, job, plan), 92),
+                 ...outside(a2Calculator.timeBars(plan), 144));
       }
       return [bad.slice(0, 5), drawn];
-    }""", [calculator.constants(), given])  # fmt: skip
+    }""".replace("outside(", f"({forms.OUTSIDE})("), [calculator.constants(), given])  # fmt: skip
     assert outside == [] and drawn > 100
 
 
@@ -227,33 +193,14 @@ def test_an_address_is_written_in_both_languages_alike(scripts):
 
 
 @pytest.fixture
-def page(book, browser):
-    """The calculator on a phone, dark; afterwards, that it asked no network and did not fail."""
-    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
-    tab = context.new_page()
-    asked, broken = [], []
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.on("pageerror", lambda error: broken.append(str(error)))
-    tab.goto((book.html / "calculator.html").as_uri())
-    yield tab
-    context.close()
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-    assert broken == []
-
-
-def types(tab, field, text):
-    tab.focus(f"#a2-{field}")
-    tab.keyboard.press("Control+A")
-    tab.keyboard.type(text)
-
-
-def out(tab, name):
-    return tab.text_content(f'[data-out="{name}"]')
+def page(open_page):
+    """The calculator on a phone, dark."""
+    return open_page("calculator.html", forms.PHONE, "dark")
 
 
 def as_command(tab, capsys):
     """What the command under the form prints."""
-    words = out(tab, "command").split()
+    words = forms.out(tab, "command").split()
     assert words[:3] == ["python", "-m", "a2lib.theory"]
     assert command.main([*words[3:], "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -264,7 +211,7 @@ def shows(tab, job, layout):
     plan = evaluate(job, layout)
 
     def near(name, value):
-        text, _, unit = out(tab, name).replace(",", "").partition(" ")
+        text, _, unit = forms.out(tab, name).replace(",", "").partition(" ")
         number = float(text) / {"s": 1, "ms": 1e3, "µs": 1e6}.get(unit, 1)
         assert number == pytest.approx(value, rel=6e-3, abs=1e-12), name
 
@@ -278,7 +225,7 @@ def shows(tab, job, layout):
     near("speed.step.serial", plan.serial_s)
     near("speed.tokens.floor", job.batch * job.context / plan.step_s)
     near("speed.mfu.serial", 100 * flops_share(job, layout, plan.serial_s))
-    assert out(tab, "batch.most") == f"{largest_batch(job, layout):,}"
+    assert forms.out(tab, "batch.most") == f"{largest_batch(job, layout):,}"
     return plan
 
 
@@ -302,10 +249,10 @@ def test_a_reader_sets_a_training_by_keyboard_and_reads_whether_it_fits(page, ca
     assert found["fits"] is False and found["step_s"] == plan.step_s
     page.focus("#a2-size")
     page.keyboard.type("small")
-    types(page, "batch", "1,024")
+    forms.types(page, "batch", "1,024")
     shows(page, replace(example, shape=SIZES["small"], batch=1024), replicas)
     assert page.input_value("#a2-d_model") == "768"
-    types(page, "d_ff", "3000")
+    forms.types(page, "d_ff", "3000")
     odd = replace(SIZES["small"], d_ff=3000)
     shows(page, replace(example, shape=odd, batch=1024), replicas)
     assert page.input_value("#a2-size") == ""
@@ -315,27 +262,22 @@ def test_a_reader_sets_a_training_by_keyboard_and_reads_whether_it_fits(page, ca
 
     page.focus(".a2-calculator summary")
     page.keyboard.press("Enter")
-    types(page, "tensor", "4")
-    types(page, "efficiency", "50")
+    forms.types(page, "tensor", "4")
+    forms.types(page, "efficiency", "50")
     page.select_option("#a2-tied", "tied"), page.select_option("#a2-sequence", "whole")
     tied = GroupedShape(**asdict(odd), tied=True)
     mixed = replace(example, shape=tied, batch=2048, efficiency=0.5)
     shows(page, mixed, replace(replicas, data=2, tensor=4, sequence=False))
     found = as_command(page, capsys)
     assert found["layout"]["tensor"] == 4 and found["efficiency"] == 0.5
-    assert found["largest_batch"] == int(out(page, "batch.most").replace(",", ""))
+    assert found["largest_batch"] == int(forms.out(page, "batch.most").replace(",", ""))
 
 
 @pytest.mark.slow
 def test_what_breaks_a_rule_is_said_under_its_field(page):
-    def wrong(field, text, rule):
-        line = page.text_content(f"#a2-{field}-error")
-        assert line == rule and page.get_attribute(f"#a2-{field}", "aria-invalid") == "true"
-        boxes = [page.locator(one).bounding_box()
-                 for one in (f"#a2-{field}", f"#a2-{field}-error")]  # fmt: skip
-        gap = boxes[1]["y"] - boxes[0]["y"] - boxes[0]["height"]
-        assert 0 <= gap < 12 and boxes[1]["x"] == pytest.approx(boxes[0]["x"], abs=1)
-        assert out(page, "memory.total.gb") == out(page, "batch.most") == "–"
+    def wrong(field, rule):
+        assert forms.said_under(page, field) == rule
+        assert forms.out(page, "memory.total.gb") == forms.out(page, "batch.most") == "–"
         assert page.inner_html(".a2-memory") == page.inner_html(".a2-time") == ""
         page.wait_for_function("document.getElementById('a2-state').textContent.startsWith('No')")
 
@@ -354,14 +296,14 @@ def test_what_breaks_a_rule_is_said_under_its_field(page):
         if field in ("microbatches", "tensor"):
             page.evaluate("document.querySelector('.a2-calculator details').open = true")
         before = page.input_value(f"#a2-{field}")
-        types(page, field, text)
-        wrong(field, text, rule)
-        types(page, field, before)
+        forms.types(page, field, text)
+        wrong(field, rule)
+        forms.types(page, field, before)
         assert page.locator(".a2-error:not(:empty)").count() == 0
     page.select_option("#a2-device", "TPU-v5p")
     page.select_option("#a2-precision", "fp32")
-    wrong("precision", "fp32", "precision fp32: allowed is bf16 on google-tpu-v5p, whose maker "
-                               "states no rate in fp32")  # fmt: skip
+    wrong("precision", "precision fp32: allowed is bf16 on google-tpu-v5p, whose maker "
+                       "states no rate in fp32")  # fmt: skip
 
 
 def test_a_rule_is_said_under_the_field_of_its_own_that_was_set_last(scripts):
@@ -436,7 +378,7 @@ def test_the_answer_is_in_view_beside_the_fields_of_a_phone(page):
 @pytest.mark.slow
 def test_a_link_to_what_is_shown_is_copied(page):
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    types(page, "batch", "64")
+    forms.types(page, "batch", "64")
     page.click(".a2-copy")
     page.wait_for_function("document.querySelector('.a2-copied').textContent === 'copied'")
     link = page.evaluate("navigator.clipboard.readText()")
@@ -448,7 +390,7 @@ def test_the_address_holds_the_form_and_a_link_fills_it(page, book):
     [(job, layout)] = [one for words, one in calculator.LINKS.items() if "32,768" in words]
     page.locator("ul.a2-links a", has_text="32,768").click()
     shows(page, job, layout)
-    types(page, "batch", "4")
+    forms.types(page, "batch", "4")
     page.wait_for_function("location.hash.includes('batch=4')")
     address = page.evaluate("location.href")
     other = page.context.new_page()
@@ -466,18 +408,11 @@ def test_the_address_holds_the_form_and_a_link_fills_it(page, book):
 
 @pytest.mark.slow
 def test_it_fits_a_phone_and_both_themes(page):
-    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    assert page.locator(".a2-wide .a2-calculator").count() == 0
-    labelled = page.evaluate("""[...document.querySelectorAll(
-      ".a2-calculator :is(input, select)")].filter((one) => !one.closest("details")).map((one) =>
-      [one.labels.length, one.getBoundingClientRect().height])""")
-    assert len(labelled) == len(calculator.FIELDS) - len(calculator.AXES + calculator.MIXED) + 1
-    assert all(n == 1 and height >= 44 for n, height in labelled)
+    fields = len(calculator.FIELDS) - len(calculator.AXES + calculator.MIXED) + 1
+    forms.fits_a_phone(page, ".a2-calculator", fields)
     page.focus("#a2-sharding")
     page.keyboard.press("Tab")
-    look = page.evaluate("""() => { const look = getComputedStyle(document.activeElement);
-      return [document.activeElement.id, look.outlineStyle, parseFloat(look.outlineWidth)]; }""")
-    assert look[0] == "a2-checkpointing" and look[1] != "none" and look[2] >= 2
+    assert forms.in_focus(page) == "a2-checkpointing"
     live = page.get_attribute("#a2-state", "aria-live")
     assert live == "polite" and page.get_attribute(".a2-memory", "aria-labelledby") == "a2-state"
     fills = []
@@ -488,13 +423,3 @@ def test_it_fits_a_phone_and_both_themes(page):
         assert len(set(colours)) == len(calculator.PARTS)
         fills.append(colours)
     assert fills[0] != fills[1]
-
-
-@pytest.mark.slow
-def test_without_javascript_the_page_has_a_table_and_says_so(book, browser):
-    context = browser.new_context(java_script_enabled=False)
-    tab = context.new_page()
-    tab.goto((book.html / "calculator.html").as_uri())
-    assert not tab.is_visible(".a2-calculator") and tab.is_visible("noscript p")
-    assert tab.is_visible("table.dataframe")
-    context.close()

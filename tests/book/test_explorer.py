@@ -8,13 +8,11 @@ import json
 import math
 from types import SimpleNamespace
 
+import forms_in_a_browser as forms
 import pytest
 
-from a2lib.paths import ROOT
 from a2lib.theory import parallelism
 from a2lib.theory.parallelism import EXAMPLE, Layer
-
-SCRIPTS = ROOT / "book" / "_ext" / "pages"
 
 NAMES = ("tokens", "d_model", "d_ff", "flops", "bandwidth", "element_bytes")
 LAYERS = list(itertools.product(
@@ -79,12 +77,8 @@ def binding(layer: Layer, f: int, t: int, shared: bool, pass_: str) -> str:
 
 @pytest.fixture(scope="module")
 def scripts(browser):
-    """An empty page with the explorer's functions."""
-    tab = browser.new_page()
-    for name in ("forms.js", "parallelism.js", "explorer.js"):
-        tab.add_script_tag(path=SCRIPTS / name)
-    for name in ("forms.css", "explorer.css"):
-        tab.add_style_tag(path=SCRIPTS / name)
+    names = "forms.js", "parallelism.js", "explorer.js", "forms.css", "explorer.css"
+    tab = forms.functions(browser, *names)
     yield tab
     tab.close()
 
@@ -127,74 +121,46 @@ def test_a_number_is_read_or_refused_by_a_rule_that_is_named(scripts, text, whol
 
 
 def test_the_map_stays_within_its_frame_for_every_layer(scripts):
-    outside = scripts.evaluate("""([layers, names, meshes]) => {
-      document.body.innerHTML = '<svg class="a2-drawing a2-map" viewBox="0 0 360 300"></svg>';
-      document.body.style = "width: 360px; margin: 0";
-      const svg = document.querySelector("svg"), bad = [];
-      layers.forEach((values, i) => {
-        const one = Object.fromEntries(names.map((name, k) => [name, values[k]]));
-        const [f, t] = meshes[i % meshes.length], text = a2Explorer.map(one, f, t);
-        svg.innerHTML = text;
-        if (/NaN|Infinity|undefined/.test(text)) bad.push(["number", values]);
-        for (const part of svg.children) {
-          const { left, top, right, bottom } = part.getBoundingClientRect();
-          if (left < -1 || top < -1 || right > 361 || bottom > 301)
-            bad.push([part.outerHTML.slice(0, 200), values, f, t]);
-        }
-      });
-      return bad.slice(0, 5);
-    }""", [[*LAYERS[::29], *ENDS], NAMES, [*MESHES, (10**6, 10**6), (10**6, 1)]])  # fmt: skip
+    outside = scripts.evaluate("""([layers, names, meshes]) => layers.flatMap((values, i) => {
+      const one = Object.fromEntries(names.map((name, k) => [name, values[k]]));
+      return outside(a2Explorer.map(one, ...meshes[i % meshes.length]), 300);
+    }).slice(0, 5)""".replace("outside(", f"({forms.OUTSIDE})("), [
+        [*LAYERS[::29], *ENDS], NAMES, [*MESHES, (10**6, 10**6), (10**6, 1)]])  # fmt: skip
     assert outside == []
 
 
 @pytest.mark.slow
-def test_a_reader_types_a_mesh_and_reads_what_binds(book, browser):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
-    tab = context.new_page()
-    asked, broken = [], []
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.on("pageerror", lambda error: broken.append(str(error)))
-    tab.goto((book.html / "parallelism.html").as_uri())
-
-    def out(name):
-        return tab.text_content(f'[data-out="{name}"]')
-
-    def types(field, text):
-        tab.focus(f"#a2-{field}")
-        tab.keyboard.press("Control+A")
-        tab.keyboard.type(text)
+def test_a_reader_types_a_mesh_and_reads_what_binds(open_page):
+    tab = open_page("parallelism.html", forms.PHONE, "dark")
 
     def costs(f, t, layer=EXAMPLE):
         cost = parallelism.fully_sharded_tensor_parallel(layer, f, t)["forward"]
-        times = [float(out(f"costs.{name}.forward").replace(",", ""))
+        times = [float(forms.out(tab, f"costs.{name}.forward").replace(",", ""))
                  for name in ("compute_s", "data_s", "tensor_s")]  # fmt: skip
         given = [cost.compute_s, cost.data_s, cost.tensor_s]
         assert times == pytest.approx([1e3 * one for one in given], rel=6e-3)
 
     costs(8, 8)  # the form holds the answers of its first values
-    assert out("limits.data.n") == f"{math.floor(parallelism.data_limit(EXAMPLE)):,}"
-    assert out("limits.tensor_forward.n") == f"{math.floor(parallelism.tensor_limit(EXAMPLE)):,}"
+    assert forms.out(tab, "limits.data.n") == f"{math.floor(parallelism.data_limit(EXAMPLE)):,}"
+    most = math.floor(parallelism.tensor_limit(EXAMPLE))
+    assert forms.out(tab, "limits.tensor_forward.n") == f"{most:,}"
     before = tab.inner_html(".a2-map")
-    tab.focus("#a2-n_fsdp")
-    tab.keyboard.press("Control+A")
-    tab.keyboard.type("1,024")
+    forms.types(tab, "n_fsdp", "1,024")
     tab.keyboard.press("Tab")
-    assert tab.evaluate("document.activeElement.id") == "a2-n_tp"
-    look = tab.evaluate("""() => { const look = getComputedStyle(document.activeElement);
-      return [look.outlineStyle, parseFloat(look.outlineWidth)]; }""")
-    assert look[0] != "none" and look[1] >= 2
+    assert forms.in_focus(tab) == "a2-n_tp"
     tab.keyboard.type("4")
     costs(1024, 4)
-    assert out("costs.overlap.forward") == binding(EXAMPLE, 1024, 4, False, "forward") == "FSDP"
-    assert out("n") == "4,096"
+    assert binding(EXAMPLE, 1024, 4, False, "forward") == "FSDP"
+    assert forms.out(tab, "costs.overlap.forward") == "FSDP"
+    assert forms.out(tab, "n") == "4,096"
     whole = parallelism.best_whole_split(EXAMPLE, 4096, True)
-    assert out("splits.shared.whole") == " × ".join(map(str, whole))
+    assert forms.out(tab, "splits.shared.whole") == " × ".join(map(str, whole))
     assert tab.inner_html(".a2-map") != before
     # said once the typing rests: where keys come slowly, for the mesh between the two as well
     tab.wait_for_function("document.getElementById('a2-state').textContent"
                           ".startsWith('1,024 × 4 = 4,096 devices: the forward is')")  # fmt: skip
     # the address holds the state: another tab has the same, and is where the explorer is
-    other = context.new_page()
+    other = tab.context.new_page()
     other.goto(tab.evaluate("location.href"))
     assert other.input_value("#a2-n_fsdp") == "1,024"
     assert other.text_content("#a2-state") == tab.text_content("#a2-state")
@@ -202,45 +168,23 @@ def test_a_reader_types_a_mesh_and_reads_what_binds(book, browser):
                             ".getBoundingClientRect().top) < 200")  # fmt: skip
     other.close()
 
-    types("flops", "-1")
-    error = tab.text_content("#a2-flops-error")
-    assert error == "allowed: numbers from 0.001 to 1,000,000"
-    assert tab.get_attribute("#a2-flops", "aria-invalid") == "true"
-    boxes = [tab.locator(one).bounding_box() for one in ("#a2-flops", "#a2-flops-error")]
-    gap = boxes[1]["y"] - boxes[0]["y"] - boxes[0]["height"]
-    assert 0 <= gap < 12 and boxes[1]["x"] == pytest.approx(boxes[0]["x"], abs=1)
-    assert out("costs.compute_s.forward") == out("limits.data.n") == "–"
+    forms.types(tab, "flops", "-1")
+    assert forms.said_under(tab, "flops") == "allowed: numbers from 0.001 to 1,000,000"
+    assert forms.out(tab, "costs.compute_s.forward") == forms.out(tab, "limits.data.n") == "–"
     assert tab.inner_html(".a2-map") == ""
-    types("flops", "494.7")
+    forms.types(tab, "flops", "494.7")
     assert tab.text_content("#a2-flops-error") == ""
     costs(1024, 4, Layer(**vars(EXAMPLE) | {"flops": 494.7e12}))
 
-    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    assert tab.locator(".a2-wide .a2-explorer").count() == 0  # nothing to scroll sideways
+    forms.fits_a_phone(tab, ".a2-explorer", 8)
     behind = tab.locator(".output:has(.a2-explorer)").evaluate(
         "(one) => getComputedStyle(one).backgroundColor")  # fmt: skip
     assert behind == "rgba(0, 0, 0, 0)"  # the page's own
-    labelled = tab.evaluate("""[...document.querySelectorAll(".a2-explorer input")].map((one) =>
-      [one.labels.length, one.getBoundingClientRect().height])""")
-    assert len(labelled) == 8 and all(n == 1 and height >= 44 for n, height in labelled)
     fills = []
     for theme in ("dark", "light"):
         tab.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
         fills.append(tab.locator(".a2-map .bound").evaluate("(one) => getComputedStyle(one).fill"))
     assert len(set(fills)) == 2
-    context.close()
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-    assert broken == []
-
-
-@pytest.mark.slow
-def test_without_javascript_the_page_points_at_its_figure(book, browser):
-    context = browser.new_context(java_script_enabled=False)
-    tab = context.new_page()
-    tab.goto((book.html / "parallelism.html").as_uri())
-    assert not tab.is_visible(".a2-explorer") and tab.is_visible("noscript p")
-    assert tab.is_visible("figure#fig-parallelism-map img")
-    context.close()
 
 
 @pytest.mark.slow
@@ -254,7 +198,7 @@ def test_the_scripts_come_with_the_page_that_names_them(book):
 
 
 def test_a_page_that_names_a_script_that_is_not_there_is_a_warning(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    monkeypatch.syspath_prepend(forms.PAGES.parent)
     import a2lib_pages
 
     said, added = [], []

@@ -1,4 +1,4 @@
-"""What every experiment asks for in its whole sweep, on GPUs and on a CPU."""
+"""What every experiment asks for in its whole sweep, on GPUs and on a CPU, and what it refuses."""
 
 import dataclasses
 import importlib
@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from refusals import refused
 
+from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.sweep import identity
 from a2lib.measure.device import has_driver
 from a2lib.measure.sections import notebooks
@@ -48,3 +50,39 @@ for name in sys.argv[1:]:
     subprocess.run(
         [sys.executable, "-c", program, *notebooks()], env=os.environ | own, check=True, timeout=120
     )
+
+
+@pytest.mark.parametrize(("name", "given", "words"), [
+    ("benchmark", {"sweep": "all", "steps": 3}, "steps = 3: sweep all has its own"),
+    ("benchmark", {"capture": True, "warmup": 1}, "at least 2"),
+    ("benchmark", {"capture": True}, "capture = True needs a GPU"),
+    ("benchmark", {"precision": "tf32"}, "needs a GPU"),
+    ("checkpointing", {"strategies": "segments:5"}, "allowed are none, half"),
+    ("checkpointing", {"layers": 4, "strategies": "segments:8"}, "allowed as k are 1 to 4"),
+    ("checkpointing", {"strategies": "segments:8"}, "allowed as k are 1 to 4"),
+    ("checkpointing", {"precision": "tf32"}, "needs a GPU"),
+    ("collectives", {"sweep": "all", "megabytes": 3}, "megabytes = 3: sweep all has its own"),
+    ("leaderboard", {"ways": "own_attention"}, "'own_attention': allowed on GPUs"),
+    ("profile", {"profiler": "nsys"}, "profiler = 'nsys' needs a GPU"),
+    ("parallelism", {"sweep": "all", "d_ff": 7}, "d_ff = 7: sweep all has its own"),
+    ("parallelism", {"world_size": 1}, "world_size = 1: allowed are 2 and more"),
+    ("parallelism", {"schemes": "fsdp_tp"}, "fsdp_tp needs a number of ranks that is a product"),
+    ("parallelism", {"schemes": "tp", "d_ff": 9}, "9 for tp on 1x2: allowed are multiples of 2"),
+    ("parallelism", {"schemes": "fsdp_tp", "world_size": 4, "tokens": 6}, "multiples of 4"),
+    ("ddp", {"sent_dtype": "bf16"}, "sent_dtype = 'bf16': allowed with wrappers bucketed"),
+    *((name, {"sweep": "all"}, "allowed on two GPUs or more") for name in TWO_GPUS),
+    *((name, {"capture": True}, "capture = True: allowed with nccl") for name in TWO_GPUS),
+    *((name, {"capture": True, "wrappers": peer}, f"without {peer}, which is launched")
+      for name, peer in zip(TWO_GPUS, ("torch_ddp", "fsdp2", "torch_ddp"), strict=True)),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_before_a_run_is_recorded(
+    name, given, words, gpus, on_cpu, tmp_path
+):
+    gpus(0)
+    experiment = importlib.import_module(f"a2lib.experiments.{name}").EXPERIMENT
+
+    def start():
+        experiment.start(experiment.check({**vars(experiment.Parameters()), **given}))
+
+    refused(words, start, error=ParameterError)
+    assert not (tmp_path / "data").exists()

@@ -11,8 +11,9 @@ from attention_compare import (
     LAYOUTS,
     NAMES,
     errors,
+    filled_with_nan,
     in_float64,
-    laid_out,
+    near_float64,
     off_by,
     random_inputs,
     with_gradients,
@@ -66,17 +67,11 @@ def check(dtype, is_causal, width, seed):
     """One problem twice: each result is near float64's, and the second the first to the bit."""
     q_shape, kv_shape, layout = problem(dtype, is_causal, width, seed)
     inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
-    truth = in_float64(*inputs, is_causal)
-    inputs = [laid_out(x, layout) for x in inputs]
-    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
-    try:
-        results, again = (with_gradients(ours, *inputs, is_causal) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for name, error in errors(results, truth).items():
-        cell = f"{q_shape}, {kv_shape}, {layout}: {name}"
-        assert error <= TOLERANCE[dtype], f"{cell} is off by {error:.2e}"
-        assert torch.equal(results[name], again[name]), f"{cell} differs between two runs"
+    first, again = near_float64(
+        ours, inputs, is_causal, TOLERANCE[dtype], layout, runs=2, within=filled_with_nan
+    )
+    for name in NAMES:
+        assert torch.equal(first[name], again[name]), f"{name} of {q_shape} differs in two runs"
 
 
 # Each example compiles kernels of its own, so that many cases of few examples share them out among
@@ -177,9 +172,7 @@ def test_a_misaligned_tensor_after_an_aligned_one_of_the_same_shape():
     storage = torch.randn(4, 2 * 200 * 64 + 8, device="cuda").to(torch.bfloat16)
     for offset in (0, 1, 8, 3, 0):
         inputs = [x[offset : offset + 2 * 200 * 64].view(shape) for x in storage]
-        results = with_gradients(ours, *inputs, True)
-        for name, error in errors(results, in_float64(*inputs, True)).items():
-            assert error <= TOLERANCE[torch.bfloat16], f"{name} is off by {error:.2e} at {offset}"
+        near_float64(ours, inputs, True, TOLERANCE[torch.bfloat16])
 
 
 def test_offsets_beyond_31_bits():

@@ -5,15 +5,7 @@ import random
 
 import pytest
 import torch
-from attention_compare import (
-    LAYOUTS,
-    errors,
-    in_float64,
-    laid_out,
-    poison,
-    random_inputs,
-    with_gradients,
-)
+from attention_compare import near_float64, poison, random_inputs, random_problem
 
 from a2lib.attention import FlashAttentionTriton, passes, plans
 
@@ -40,14 +32,8 @@ def test_few_tokens_of_wide_heads(head_dim, is_causal, length):
     plans._plans.clear()
     shapes = (1, 2, length, head_dim), (1, 1, max(length, 2), head_dim)
     inputs = random_inputs(*shapes, torch.bfloat16, "cuda")
-    truth = in_float64(*inputs, is_causal)
-    made = []
-    for _ in range(2):  # the second from the plan
-        poison()
-        made.append(with_gradients(ours, *inputs, is_causal))
-        for name, error in errors(made[-1], truth).items():
-            assert error <= TOLERANCE[torch.bfloat16], name
-    first, second = made
+    allowed = TOLERANCE[torch.bfloat16]  # the second from the plan
+    first, second = near_float64(ours, inputs, is_causal, allowed, runs=2, within=poison)
     assert all(torch.equal(first[name], second[name]) for name in first), "one order of additions"
 
 
@@ -60,18 +46,6 @@ def test_gradients_match_float64(form, head_dim, is_causal, dtype):
         pytest.skip("no such form")
     draw = random.Random(f"{head_dim} {is_causal} {dtype}")
     for _ in range(4):
-        n_queries, n_keys = (
-            draw.choice([draw.choice([1, 63, 64, 65, 129, 1024]), draw.randint(1, 2500)])
-            for _ in "qk"
-        )
-        kv_heads, group = draw.randint(1, 2), draw.choice([1, 2, 3])
-        q_shape = (draw.randint(1, 2), kv_heads * group, n_queries, head_dim)
-        kv_shape = (q_shape[0], kv_heads, max(n_keys, 2), head_dim)
-        inputs = random_inputs(q_shape, kv_shape, dtype, "cuda")
-        truth = in_float64(*inputs, is_causal)
-        layout = draw.choice(LAYOUTS)
-        inputs = [laid_out(x, layout) for x in inputs]
-        for _ in range(2):  # the second from the plan
-            poison()
-            for name, error in errors(with_gradients(ours, *inputs, is_causal), truth).items():
-                assert error <= TOLERANCE[dtype], (name, q_shape, kv_shape, layout)
+        inputs, layout = random_problem(draw, head_dim, dtype, (1, 2, 3))
+        allowed = TOLERANCE[dtype]  # the second from the plan
+        near_float64(ours, inputs, is_causal, allowed, layout, runs=2, within=poison)

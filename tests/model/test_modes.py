@@ -41,16 +41,6 @@ def test_dtypes_under_autocast(make_model, batch, dtype, attention):
     assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
 
 
-def test_a_model_in_bfloat16_stays_there_and_is_near(make_model, batch):
-    exact = make_model(dtype=torch.float64)
-    rounded = make_model(dtype=torch.bfloat16)
-    exact.load_state_dict(rounded.state_dict())
-    logits = rounded(batch[0])
-    assert logits.dtype == torch.bfloat16
-    want = exact(batch[0])
-    assert (logits.double() - want).norm() < 0.02 * want.norm()
-
-
 def test_the_model_is_one_graph(make_model, batch, loss_and_gradients):
     torch._dynamo.reset()
     model = make_model(checkpointing="segments:2", num_layers=2)
@@ -95,8 +85,7 @@ def test_products_of_one_input_are_one_where_autocast_copies_the_weights(
     torch._dynamo.reset()
     block, counted = make_model().layers[0], Products()
     compiled = torch.compile(block, fullgraph=True, dynamic=False, backend=counted)
-    generator = torch.Generator().manual_seed(0)
-    x, dy = (torch.randn(2, 9, 24, generator=generator) for _ in range(2))
+    x, dy = torch.randn(2, 2, 9, 24)
     found = []
     for function in (compiled, block):
         block.zero_grad()
@@ -124,7 +113,7 @@ def test_a_hooked_or_replaced_projection_is_called_by_itself(make_model):
 
     block.ffn.w3.__class__ = Other
     compiled = torch.compile(block, fullgraph=True, dynamic=False, backend=counted)
-    x = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 9, 24)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         found, want = compiled(x), block(x)
     assert counted.counts == [7]
@@ -134,8 +123,7 @@ def test_a_hooked_or_replaced_projection_is_called_by_itself(make_model):
 def test_a_compiled_loss_keeps_no_float32_copy_of_the_logits():
     torch._dynamo.reset()
     compiled = torch.compile(cross_entropy, fullgraph=True, dynamic=False, backend=Products())
-    generator = torch.Generator().manual_seed(0)
-    logits, targets = torch.randn(6, 19, generator=generator).bfloat16(), torch.arange(6)
+    logits, targets = torch.randn(6, 19).bfloat16(), torch.arange(6)
     kept, gradients = [], []
     for function in (compiled, cross_entropy):
         leaf = logits.clone().requires_grad_()

@@ -46,13 +46,6 @@ def test_every_notebook_declares_its_parameters(path):
     assert not LOCAL_PATH.search("\n".join(texts(notebook)))
 
 
-def test_cells_only_call_the_experiment():
-    for cell in nbformat.read(FLASH, as_version=4).cells:
-        if cell.cell_type == "code" and "parameters" not in cell.metadata.get("tags", ()):
-            kinds = {type(node) for node in ast.walk(ast.parse(cell.source))}
-            assert not kinds & {ast.FunctionDef, ast.For, ast.If, ast.ClassDef, ast.With}
-
-
 def test_help_notebook_documents_every_parameter():
     done = run(ROOT, [PAPERMILL, "--help-notebook", str(FLASH)])
     assert done.returncode == 0

@@ -269,6 +269,13 @@ def mean_gradients(reference, losses):
             p.grad = total / len(losses)
 
 
+def backward_of_each(wrapper, reference, losses, group=None):
+    """This rank's of the group's ``losses`` through the wrapper, all of them in one process."""
+    losses[dist.get_rank(group)](wrapper).backward()
+    wrapper.finish_gradient_synchronization()
+    mean_gradients(reference, [[loss] for loss in losses])
+
+
 def unlike(module):
     """A copy whose weights and buffers are this rank's own until the broadcast."""
     module = copy.deepcopy(module)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from checking import (
     Tied,
+    backward_of_each,
     check,
     copies_on_the_cpu,
     loss_on,
@@ -123,9 +124,7 @@ def ddp_takes_any_dtype_and_layout():
         same_parameters(module, reference, kind)
         same(module.flag, reference.flag)
         same(module.count, reference.count)
-        ddp(batches[rank]).backward()
-        ddp.finish_gradient_synchronization()
-        mean_gradients(reference, [[lambda m, x=x: m(x)] for x in batches])
+        backward_of_each(ddp, reference, [lambda m, x=x: m(x) for x in batches])
         same_gradients(module, reference, kind)
         assert module.conv.weight.is_contiguous(memory_format=torch.channels_last)
 
@@ -133,14 +132,12 @@ def ddp_takes_any_dtype_and_layout():
 @check(4)
 def ddp_is_exact_for_four_where_every_sum_is():
     """A linear function of small whole numbers: no order of the sum rounds."""
-    rank, size = world()
+    _, size = world()
     first = exact(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)))
     batches = [torch.randint(-4, 5, (4, 5)).float() for _ in range(size)]
     for kind, make in KINDS.items():
         ddp, reference = make(unlike(first)), copy.deepcopy(first)
-        ddp(batches[rank]).sum().backward()
-        ddp.finish_gradient_synchronization()
-        mean_gradients(reference, [[lambda m, x=x: m(x).sum()] for x in batches])
+        backward_of_each(ddp, reference, [lambda m, x=x: m(x).sum() for x in batches])
         same_gradients(ddp.module, reference, kind)
 
 
@@ -159,9 +156,7 @@ def ddp_in_groups_that_are_not_the_world():
                 x.add_(rank % 2)
         ddp = make(module, group=mine)
         same_parameters(module, reference, kind)
-        loss_on(batches[rank])(ddp).backward()
-        ddp.finish_gradient_synchronization()
-        mean_gradients(reference, [[loss_on(batches[r])] for r in (rank % 2, rank % 2 + 2)])
+        backward_of_each(ddp, reference, [*map(loss_on, batches[rank % 2 :: 2])], mine)
         same_gradients(module, reference, kind)
     with raises(RuntimeError, "not in the group"):
         NaiveDDP(Tied(), group=other)

@@ -11,6 +11,7 @@ from checking import (
     Residual,
     Tied,
     alone,
+    backward_of_each,
     check,
     loss_on,
     mean_gradients,
@@ -169,9 +170,7 @@ def fsdp_trains_units_that_return_one_tensor():
                 dist.broadcast(p, 0)
         for _ in range(2):
             losses = [lambda m, r=r: m(x[r]).square().sum() for r in range(size)]
-            losses[rank](fsdp).backward()
-            fsdp.finish_gradient_synchronization()
-            mean_gradients(reference, [[loss] for loss in losses])
+            backward_of_each(fsdp, reference, losses)
             for p, q in zip(fsdp.parameters(), reference.parameters(), strict=True):
                 if q.grad is None:
                     assert p.grad is None
@@ -183,7 +182,7 @@ def fsdp_trains_units_that_return_one_tensor():
 @check(2)
 def fsdp_takes_tied_frozen_and_unused():
     """Also used on one rank alone, and an optimizer that was made before."""
-    rank, size = world()
+    _, size = world()
     first = Tied(width=5)
     module, reference = copy.deepcopy(first), copy.deepcopy(first)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (module, reference)]
@@ -191,9 +190,7 @@ def fsdp_takes_tied_frozen_and_unused():
     batches = iter(token_batches(4 * size))
     for step in range(4):
         losses = [loss_on(next(batches), extra=step % 2 == 1 and r == 1) for r in range(size)]
-        losses[rank](fsdp).backward()
-        fsdp.finish_gradient_synchronization()
-        mean_gradients(reference, [[loss] for loss in losses])
+        backward_of_each(fsdp, reference, losses)
         check_gradients(fsdp, reference, f"step {step}")
         assert fsdp.module.never.weight.grad is None
         take_step(*optimizers)
@@ -231,9 +228,7 @@ def fsdp_shards_for_more_ranks_than_rows():
     batches = [torch.randint(-4, 5, (4, 5)).float() for _ in range(size)]
     for optimizer in (torch.optim.SGD, functools.partial(torch.optim.AdamW, fused=True)):
         steps = [optimizer(m.parameters(), lr=0.25) for m in (fsdp, reference)]
-        fsdp(batches[rank]).backward()
-        fsdp.finish_gradient_synchronization()
-        mean_gradients(reference, [[lambda m, x=x: m(x)] for x in batches])
+        backward_of_each(fsdp, reference, [lambda m, x=x: m(x) for x in batches])
         if optimizer is torch.optim.SGD:  # after a clipped step sums round
             check_gradients(fsdp, reference, "four ranks")
         norm = fsdp.clip_grad_norm_(0.5)
@@ -259,9 +254,7 @@ def fsdp_in_groups_that_are_not_the_world():
     fsdp = FSDP(unlike(first), group=group)
     check_weights(fsdp, reference, "wrapped", group)
     batches = token_batches(4)
-    loss_on(batches[rank])(fsdp).backward()
-    fsdp.finish_gradient_synchronization()
-    mean_gradients(reference, [[loss_on(batches[r])] for r in (rank % 2, rank % 2 + 2)])
+    backward_of_each(fsdp, reference, [*map(loss_on, batches[rank % 2 :: 2])], group)
     check_gradients(fsdp, reference, "stepped", group)
 
 

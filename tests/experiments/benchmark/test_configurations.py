@@ -2,13 +2,9 @@
 
 import dataclasses
 
-import pytest
-from refusals import refused
-
 from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations
 from a2lib.experiments.benchmark.configurations import Parameters
-from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.steps import Configuration
 from a2lib.theory.transformer import TINY
 
@@ -51,18 +47,3 @@ def test_a_cache_that_another_machine_has_is_filled_again(tmp_path, monkeypatch)
                compiled["nothing", 2]]  # fmt: skip
     assert benchmark.refilling(tasks, pending) == [compiled["nothing", 1]]
     assert benchmark.refilling(tasks, [t for t in tasks if t not in compiled.values()]) == []
-
-
-@pytest.mark.parametrize(("given", "says"), [
-    ({"sweep": "table", "model": "large"}, "sweep table has its own"),
-    ({"sweep": "all", "steps": 3}, "steps = 3"),
-    ({"capture": True, "warmup": 1}, "at least 2"),
-])  # fmt: skip
-def test_what_cannot_be_is_refused_in_a_line(given, says):
-    refused(says, asked, error=ParameterError, **given)
-
-
-@pytest.mark.parametrize("given", [{"capture": True}, {"precision": "tf32"}])
-def test_what_needs_a_gpu_is_refused_before_a_run_is_recorded(given, on_cpu, tmp_path):
-    refused("needs a GPU", benchmark.start, asked(**given), error=ParameterError)
-    assert not (tmp_path / "data").exists()

@@ -1,12 +1,10 @@
 """What a worker stores of strategies, at the smallest sizes; and what is asked of it."""
 
 import pytest
-from refusals import refused
 
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments import checkpointing
 from a2lib.experiments.checkpointing import Parameters, handlers
-from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import CHECKPOINTING
 
 
@@ -41,18 +39,3 @@ def test_a_strategy_that_fails_is_a_row_and_the_next_goes_on(measured, monkeypat
         "none": "ok", "half": "oom", "segments:2": "ok",
     }  # fmt: skip
     assert rows["half"]["note"] == "out of memory"
-
-
-@pytest.mark.parametrize(
-    ("given", "complaint"),
-    [({"strategies": "segments:5"}, "strategies = 'segments:5': allowed are none, half"),
-     ({"layers": 4, "strategies": "segments:8"}, "allowed as k are 1 to 4"),
-     ({"precision": "tf32"}, "precision = 'tf32' needs a GPU"),
-     ({"strategies": "segments:8"}, "allowed as k are 1 to 4")],
-)  # fmt: skip
-def test_what_cannot_be_is_one_line(given, complaint, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    given = {**vars(Parameters()), **given}
-    refused(
-        complaint, lambda: checkpointing.start(checkpointing.check(given)), error=ParameterError
-    )

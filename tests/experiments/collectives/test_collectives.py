@@ -3,23 +3,19 @@
 from unittest.mock import Mock
 
 import pytest
-from refusals import refused
 
 from a2lib.experiments import collectives
 from a2lib.experiments.collectives import MB, Collective, Parameters
 from a2lib.experiments.collectives.handlers import Call, values
-from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.measure import COLLECTIVES
 from a2lib.theory.latency import OPERATIONS
 
 
-def test_one_size_by_default_and_no_size_beside_a_sweep(gpus):
+def test_one_size_by_default(gpus):
     gpus(0)
     (one,) = Parameters().asked()
     assert one == Collective(Ranks(2, "gloo"), "all_reduce", "fp32", MB)
-    words = "megabytes = 3: sweep all has its own"
-    refused(words, Parameters, sweep="all", megabytes=3, error=ParameterError)
 
 
 def test_an_all_reduce_of_two_moves_as_many_bytes_as_it_has():

@@ -27,6 +27,19 @@ def raising(error):
     return Mock(side_effect=error)
 
 
+def failing_late(error):
+    """Right twice, in its check; it raises where it is timed."""
+    calls = []
+
+    def forward(q, k, v):
+        calls.append(1)
+        if len(calls) > 2:
+            raise error
+        return good(q, k, v)
+
+    return forward
+
+
 class BackwardFails(torch.autograd.Function):
     """Right forwards; its backward raises or returns what the class attribute says."""
 
@@ -107,14 +120,7 @@ def test_a_backward_that_fails_leaves_the_forward(compare, monkeypatch, result, 
 
 
 def test_failing_while_timed_is_a_row(compare):
-    calls = []
-
-    def late(q, k, v):
-        calls.append(1)
-        if len(calls) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return good(q, k, v)
-
+    late = failing_late(torch.OutOfMemoryError("CUDA out of memory"))
     rows, _ = compare(late=late, good=good)
     assert statuses(rows, "late") == ["oom"] * 3 and statuses(rows, "good") == ["ok"] * 3
 
@@ -132,18 +138,10 @@ def test_what_cannot_fit_the_cpu_is_not_run(compare, monkeypatch):
 
 
 def test_a_device_lost_while_taking_turns_blames_nobody(compare):
-    calls = []
-
-    def late(q, k, v):
-        calls.append(1)
-        if len(calls) > 2:
-            raise RuntimeError("CUDA error: an illegal memory access")
-        return good(q, k, v)
-
-    rows, begun = compare(late=late, good=good)
+    lost = RuntimeError("CUDA error: an illegal memory access")
+    rows, begun = compare(late=failing_late(lost), good=good)
     assert not rows and begun == ["late", "good", None, "lost"]
-    calls.clear()
-    rows, begun = compare(late=late, good=good, in_turns=False)
+    rows, begun = compare(late=failing_late(lost), good=good, in_turns=False)
     assert statuses(rows, "late") == ["error"] * 3 and begun[-2:] == ["late", "lost"]
 
 

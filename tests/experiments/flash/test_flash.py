@@ -4,7 +4,6 @@ import pytest
 
 from a2lib.experiments import ceilings, flash
 from a2lib.experiments.flash.shapes import Parameters
-from a2lib.experiments.harness.run import data_folder
 from a2lib.measure import CEILING, FLASH
 
 
@@ -55,16 +54,3 @@ def test_the_ceilings_are_measured_in_every_run_and_their_worker_is_kept(started
     rows = ceilings.CEILINGS.rows(run)
     assert [row["operation"] for row in rows] == ["matmul"] * 3 + ["copy"]
     assert {(row["status"], row["run"]) for row in rows} == {("ok", again.id)}
-
-
-def test_rows_of_a_cpu_leave_the_committed_data_alone(started, monkeypatch, tmp_path, capsys):
-    monkeypatch.delenv("A2LIB_DATA")
-    monkeypatch.setattr("a2lib.paths.ROOT", tmp_path)
-    run = started(seq_len=64, implementations="eager")
-    measured(run, "eager")
-    flash.say_where(run)
-    assert run.data == tmp_path / "build" / "data"
-    assert "Rows: build/data/measured/flash/cpu.csv; run " in capsys.readouterr().out
-    assert (tmp_path / "build" / "data" / "measured" / "runs.csv").is_file()
-    assert not (tmp_path / "data").exists()
-    assert data_folder("cuda") == tmp_path / "data"

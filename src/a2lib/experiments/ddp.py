@@ -45,19 +45,10 @@ class Parameters(shared.Asking):
     sent_dtype: str = parameter(
         "fp32", "that gradients of bucketed, updating travel in", choices=tuple(shared.SENT_DTYPES)
     )
-    model: str = shared.model()
-    batch: int | None = shared.batch()
-    context: int | None = shared.context()
-    capture: bool = shared.capture()
     precision: str = shared.chosen("precision", "fp32, tf32 or bf16", PRECISIONS)
     attention: str = shared.chosen("attention", "eager, flash or PyTorch's", ATTENTIONS)
     compile: str = shared.chosen("compile", "none, blocks or model", COMPILES)
-    world_size: int = parameters.world_size()
-    backend: str = parameters.backend()
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batches")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,16 +30,7 @@ class Parameters(shared.Asking):
         choices=("both",),
         many=WRAPPERS,
     )
-    model: str = shared.model()
-    batch: int | None = shared.batch()
-    context: int | None = shared.context()
-    capture: bool = shared.capture()
-    world_size: int = parameters.world_size()
-    backend: str = parameters.backend()
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batches")
 
     def asked(self) -> Asked:
         """The settings, each with its ways; raises ParameterError for what cannot be."""

@@ -56,9 +56,6 @@ class Parameters(WithSweep):
     )
     calls: int = parameters.count(100, "timed calls of each pass, after some of warm-up", 10**6)
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed()
 
     def configurations(self, device: str) -> list[tuple[str, Shape, int]]:
         """(implementation, shape, calls) of the ``attention`` table on ``device``, in order."""

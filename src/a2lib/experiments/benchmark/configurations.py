@@ -190,9 +190,6 @@ class Parameters(WithSweep):
     warmup: int = parameters.count(WARMUP, "steps before the measured ones", MOST_STEPS, 0)
     steps: int = parameters.count(STEPS, "measured steps", MOST_STEPS)
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
         super().__post_init__()

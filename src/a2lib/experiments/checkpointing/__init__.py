@@ -139,9 +139,6 @@ class Parameters(WithSweep):
     )
     steps: int = parameters.count(STEPS, "measured steps", 10**4)
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
         super().__post_init__()

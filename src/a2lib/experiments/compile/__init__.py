@@ -149,12 +149,7 @@ class Parameters(WithSweep):
     context: int | None = step_parameters.context(512, 16, "tokens of the model")
     precision: str = step_parameters.precision("fp32", "of the model: fp32, tf32 or bf16")
     mode: str = step_parameters.mode(MODES)
-    sweep: str = parameter(
-        "shape", f"shape: those above; or {', '.join(SWEEPS)}", choices=("shape", *SWEEPS)
-    )
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and inputs")
+    sweep: str = parameters.sweep(SWEEPS, "those above")
 
     def shapes(self, device: str) -> list[Shape]:
         """Those of attention, in order."""

@@ -123,9 +123,6 @@ class Parameters(WithSweep):
     precision: str = parameter("fp32", "fp32 or bf16 (autocast)", choices=PRECISIONS)
     attention: str = parameter("eager", "eager or flash (ours)", choices=ATTENTIONS)
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batch")
 
     def configurations(self, sweep: str, device: str) -> list[Configuration]:
         """Those of one part of what is asked for, in order; a single one where no sweep is."""

@@ -119,9 +119,6 @@ class Parameters(WithSweep):
         "auto", "nsys, torch, or auto: nsys where there is one", choices=("auto", NSYS, TORCH)
     )
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -51,6 +51,10 @@ class Shape:
     def __str__(self) -> str:
         return f"{self.written} {self.dtype} {self.seq_len}x{self.head_dim}"
 
+    @property
+    def causal(self) -> bool:
+        return self.written == "causal"
+
     def keys(self) -> dict[str, tuple[dict[str, object], ...]]:
         """The keys of its rows, by implementation."""
         shape = dataclasses.asdict(self)
@@ -62,7 +66,7 @@ class Shape:
     def needed_bytes(self) -> int:
         """What eager forward and backward hold at once."""
         sizes = self.batch, self.seq_len, self.head_dim
-        return Eager(*sizes, self.written == "causal", DTYPES[self.dtype]).total("backward")
+        return Eager(*sizes, self.causal, DTYPES[self.dtype]).total("backward")
 
 
 def grid(device: str) -> list[Shape]:

@@ -12,8 +12,8 @@ from functools import partial
 
 from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.harness.worker import Job, Row, free_memory
-from a2lib.experiments.passes import in_turns, one_pass
-from a2lib.measure import Section, failures
+from a2lib.experiments.passes import one_pass, replayed
+from a2lib.measure import Section, Timing, failures, timing
 
 TIMING = {
     "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
@@ -95,8 +95,36 @@ class Turns:
             raise failures.LostContext("a failed CUDA graph")
 
     def timed(self, makers: Mapping[str, Callable]) -> tuple[dict[str, Row | Exception], bool]:
-        """The times of each, or what it raised, and whether the device can still be used."""
-        return in_turns(makers, self.section, self.device, **TIMING[self.device])
+        """The times of each call, or what it raised; and whether the device is usable: if not,
+        those not come to are missing.
+
+        Called by the host, then on a GPU replayed, from ``makers[name](anew=True)``. Raises
+        LostContext where one of several has spoilt the device for all: no row may blame the wrong
+        one.
+        """
+        calls: dict[str, Callable] = {}
+        results: dict[str, Timing | Exception] = {}
+        for name, make in makers.items():
+            try:
+                calls[name] = make()
+            except Exception as error:
+                results[name] = failures.detached(error)
+        try:
+            if calls:
+                how = TIMING[self.device]
+                results |= timing.time_many(calls, device=self.device, **how)
+        except Exception as error:  # of the clock itself
+            results |= dict.fromkeys(calls, failures.detached(error))
+        calls.clear()
+        failed = {name: one for name, one in results.items() if isinstance(one, Exception)}
+        if len(makers) > 1 and any(map(failures.is_lost, failed.values())):
+            raise failures.LostContext("while several took turns")
+        timed = {name: one for name, one in results.items() if name not in failed}
+        replays, usable = dict.fromkeys(timed, {}), True
+        if timed and self.device == "cuda":
+            anew = {name: partial(makers[name], anew=True) for name in timed}
+            replays, usable = replayed(anew, {name: one.ms for name, one in timed.items()})
+        return {n: timed[n].row(self.section) | row for n, row in replays.items()} | failed, usable
 
     def values(self, name: str, pass_: str, times: Row, usable: bool) -> Row:
         """The values of a row."""

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
 from a2lib.experiments.data_parallel.configurations import BEST_MB, TORCH_MB, UPDATING, Asked, Way
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Plot, Table, parameters
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
-from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.step_parameters import ATTENTIONS, COMPILES
 from a2lib.measure import DDP
 from a2lib.theory.roofline import PRECISIONS

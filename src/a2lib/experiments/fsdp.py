@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from a2lib.experiments.data_parallel import configurations as shared
 from a2lib.experiments.data_parallel.configurations import FSDP as OURS
 from a2lib.experiments.data_parallel.configurations import FSDP2, STEADY, Asked, Way
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Plot, Table, parameters
 from a2lib.experiments.harness.parameters import names, parameter
-from a2lib.experiments.harness.view import Plot
 from a2lib.measure import FSDP, FSDP_MEMORY
 
 WRAPPERS = (OURS, FSDP2)

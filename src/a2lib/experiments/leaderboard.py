@@ -9,17 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
-from a2lib.experiments.harness.parameters import (
-    OnRanks,
-    ParameterError,
-    count,
-    names,
-    parameter,
-)
-from a2lib.experiments.harness.ranks import RankJob, Ranks
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.view import Plot
+from a2lib.experiments.harness import Experiment, Plot, RankJob, Ranks, Table, Task, parameters
+from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.steps import MODELS
 from a2lib.leaderboard import BATCH, CONTEXT, LADDER, REP_MS, SIZE, WARMUP_MS, Step, ways
 from a2lib.measure import LEADERBOARD
@@ -49,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Parameters(OnRanks):
+class Parameters(parameters.OnRanks):
     ways: str = parameter(
         "all", "all, or names from above, commas between", choices=("all",), many=WAYS
     )

@@ -1,5 +1,5 @@
-"""A shape of attention, a pass of it as a call, and the GPU's own time of that, replayed from a CUDA
-graph. Importing this needs no torch."""
+"""A shape of attention, a pass of it as a call, and the GPU's own time of that, replayed from a
+CUDA graph. Importing this needs no torch."""
 
 from __future__ import annotations
 

@@ -8,11 +8,8 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Key, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
-from a2lib.experiments.harness.sweep import Key, Task
-from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.passes import Shape
 from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
 from a2lib.theory.eager import by_hand_saved

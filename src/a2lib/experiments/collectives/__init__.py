@@ -6,12 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Plot, Ranks, Table, Task, parameters
 from a2lib.experiments.harness.parameters import OnRanks, WithSweep, count, names, parameter
-from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.view import Plot
 from a2lib.measure import COLLECTIVES, gpu_count
 from a2lib.theory.latency import OPERATIONS, wire_share
 

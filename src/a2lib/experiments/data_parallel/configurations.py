@@ -10,17 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import (
-    OnRanks,
-    ParameterError,
-    WithSweep,
-    count,
-    names,
-    parameter,
-)
-from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.harness import Ranks, Task, parameters
+from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import Section
 
@@ -177,7 +168,7 @@ def tasks(
 
 
 @dataclass(frozen=True)
-class Asking(OnRanks, WithSweep):
+class Asking(parameters.OnRanks, parameters.WithSweep):
     """The base of the parameters of those who ask; PyTorch's wrappers cannot be captured."""
 
     beside = parameters.OF_RANKS

@@ -31,9 +31,8 @@ from functools import partial
 from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.flash.turns import Turns
+from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.harness.ahead import Compilation
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.passes import one_pass
 from a2lib.measure import FLASH_LADDER, Timing, failures, graphs, synchronize
 from a2lib.measure.clock import Clock

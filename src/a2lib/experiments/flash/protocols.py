@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping
 from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.flash.turns import TIMING
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job, Row
+from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.passes import one_pass, random
 from a2lib.measure import FLASH_PROTOCOL, Timing, time_many
 from a2lib.measure.device import Watch

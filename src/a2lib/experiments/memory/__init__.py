@@ -10,11 +10,8 @@ from dataclasses import dataclass
 
 from a2lib.benchmark import PHASES
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness import parameters, view
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Key, Run, Table, Task, parameters, view
 from a2lib.experiments.harness.parameters import WithSweep, parameter
-from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Key, Task
 from a2lib.experiments.steps import BATCH, Configuration
 from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, StoreError, bulk
 from a2lib.measure.snapshot import CATEGORIES

@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from a2lib.experiments.harness import view
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Run, Table, Task, view
 from a2lib.experiments.harness.parameters import Common, count
-from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task
 from a2lib.measure import ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM
 from a2lib.theory.floating import Loop, decimal, handout_loops, loops_of
 

@@ -10,19 +10,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
-from a2lib.experiments.harness.parameters import (
-    OnRanks,
-    ParameterError,
-    WithSweep,
-    count,
-    names,
-    parameter,
-)
-from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.view import Plot
+from a2lib.experiments.harness import Experiment, Plot, Ranks, Table, Task, parameters
+from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.measure import PARALLELISM
 
 SCHEMES = ("dp", "fsdp", "tp", "fsdp_tp")
@@ -118,7 +107,7 @@ def meshes(scheme: str, world_size: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Parameters(OnRanks, WithSweep):
+class Parameters(parameters.OnRanks, parameters.WithSweep):
     beside = parameters.OF_RANKS
 
     schemes: str = parameter(

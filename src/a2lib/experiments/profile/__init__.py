@@ -10,12 +10,9 @@ from dataclasses import dataclass
 
 from a2lib.benchmark import PHASES
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness import parameters, view
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Run, Table, Task, parameters, view
 from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.parameters import ParameterError, WithSweep, parameter
-from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.steps import BATCH, MODES, Configuration, refuse_never
 from a2lib.experiments.steps import refuse as refuse_without_gpu
 from a2lib.measure import PROFILE, StoreError, bulk, nsight

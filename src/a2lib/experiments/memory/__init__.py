@@ -55,26 +55,17 @@ def table(device: str) -> list[Configuration]:
     """The handouts' model at every context, forward alone and a whole step, in either precision;
     and a step with our attention, which has no scores."""
     model = LARGEST[device]
-    found = [
-        _step(model, context, mode, precision)
-        for context in CONTEXTS[device]
-        for mode in ASKED
-        for precision in PRECISIONS
-    ]
-    if device == "cuda":
-        found += [_step(model, c, "train-step", "bf16", "flash") for c in CONTEXTS[device]]
-    return found
+    sizes = {"model": [model], "context": CONTEXTS[device]}
+    found = Configuration.every(**sizes, mode=ASKED, precision=PRECISIONS)
+    ours = {"precision": "bf16", "attention": "flash"}
+    return found + (Configuration.every(**sizes, way=[ours]) if device == "cuda" else [])
 
 
 def sizes(device: str) -> list[Configuration]:
     """The other models' forward and step."""
-    return [
-        _step(model, context, mode, precision)
-        for model in OTHERS[device]
-        for context in CONTEXTS[device]
-        for mode in ("inference", "train-step")
-        for precision in PRECISIONS
-    ]
+    modes = "inference", "train-step"
+    sizes = {"model": OTHERS[device], "context": CONTEXTS[device]}
+    return Configuration.every(**sizes, mode=modes, precision=PRECISIONS)
 
 
 def recordings(device: str) -> list[Configuration]:
@@ -100,15 +91,11 @@ def recordings(device: str) -> list[Configuration]:
 
 def blocks(device: str) -> list[Configuration]:
     """One block, by context, precision and attention; the mode is not used."""
-    contexts = (2048, 128, 512, 256, 1024) if device == "cuda" else (16,)
-    attentions = ATTENTIONS if device == "cuda" else ("eager",)
-    precisions = PRECISIONS if device == "cuda" else ("fp32",)
-    return [
-        _step(LARGEST[device], context, "forward-backward", precision, attention)
-        for context in contexts
-        for precision in precisions
-        for attention in attentions
-    ]
+    one = {"model": [LARGEST[device]], "mode": ["forward-backward"]}
+    if device == "cpu":
+        return Configuration.every(**one, context=[16])
+    ways = {"precision": PRECISIONS, "attention": ATTENTIONS}
+    return Configuration.every(**one, context=(2048, 128, 512, 256, 1024), **ways)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Experiment, Run, Table, Task, parameters, view
 from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.parameters import ParameterError, WithSweep, parameter
-from a2lib.experiments.steps import BATCH, MODES, Configuration, refuse_never
+from a2lib.experiments.steps import MODES, Configuration, refuse_never
 from a2lib.experiments.steps import refuse as refuse_without_gpu
 from a2lib.measure import PROFILE, StoreError, bulk, nsight
 from a2lib.measure.trace import STEP
@@ -69,13 +69,7 @@ def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
     def traced(
         modes, contexts, *ways: Mapping[str, str], by: str = profiler, models=TRACED[device]
     ) -> list[Traced]:
-        return [
-            Traced(model, context, BATCH, mode, profiler=by, **way)
-            for context in contexts
-            for way in ways
-            for mode in modes
-            for model in models
-        ]
+        return Traced.every(context=contexts, way=ways, mode=modes, model=models, profiler=[by])
 
     whole, one, every = ("train-step",), (CONTEXT[device],), CONTEXTS[device]
     gpu, sizes = device == "cuda", (*TRACED[device], *OTHERS[device])

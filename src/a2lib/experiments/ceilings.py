@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from a2lib.experiments.harness.experiment import Table
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness import Job, Table, Task
 from a2lib.measure import CEILING
 from a2lib.theory.products import matmul_flops
 

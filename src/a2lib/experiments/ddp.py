@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
 from a2lib.experiments.data_parallel.configurations import BEST_MB, TORCH_MB, UPDATING, Asked, Way
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Plot, Table, parameters
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
-from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.step_parameters import ATTENTIONS, COMPILES
 from a2lib.measure import DDP
 from a2lib.theory.roofline import PRECISIONS
@@ -45,19 +43,10 @@ class Parameters(shared.Asking):
     sent_dtype: str = parameter(
         "fp32", "that gradients of bucketed, updating travel in", choices=tuple(shared.SENT_DTYPES)
     )
-    model: str = shared.model()
-    batch: int | None = shared.batch()
-    context: int | None = shared.context()
-    capture: bool = shared.capture()
     precision: str = shared.chosen("precision", "fp32, tf32 or bf16", PRECISIONS)
     attention: str = shared.chosen("attention", "eager, flash or PyTorch's", ATTENTIONS)
     compile: str = shared.chosen("compile", "none, blocks or model", COMPILES)
-    world_size: int = parameters.world_size()
-    backend: str = parameters.backend()
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batches")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from a2lib.experiments.data_parallel import configurations as shared
 from a2lib.experiments.data_parallel.configurations import FSDP as OURS
 from a2lib.experiments.data_parallel.configurations import FSDP2, STEADY, Asked, Way
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Plot, Table, parameters
 from a2lib.experiments.harness.parameters import names, parameter
-from a2lib.experiments.harness.view import Plot
 from a2lib.measure import FSDP, FSDP_MEMORY
 
 WRAPPERS = (OURS, FSDP2)
@@ -30,16 +28,7 @@ class Parameters(shared.Asking):
         choices=("both",),
         many=WRAPPERS,
     )
-    model: str = shared.model()
-    batch: int | None = shared.batch()
-    context: int | None = shared.context()
-    capture: bool = shared.capture()
-    world_size: int = parameters.world_size()
-    backend: str = parameters.backend()
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batches")
 
     def asked(self) -> Asked:
         """The settings, each with its ways; raises ParameterError for what cannot be."""

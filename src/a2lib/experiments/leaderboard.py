@@ -9,12 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Plot, RankJob, Ranks, Table, Task, parameters
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
-from a2lib.experiments.harness.ranks import RankJob, Ranks
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.steps import MODELS
 from a2lib.leaderboard import BATCH, CONTEXT, LADDER, REP_MS, SIZE, WARMUP_MS, Step, ways
 from a2lib.measure import LEADERBOARD
@@ -44,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(parameters.OnRanks):
     ways: str = parameter(
         "all", "all, or names from above, commas between", choices=("all",), many=WAYS
     )
@@ -67,16 +63,11 @@ class Parameters:
     cold: bool = parameter(
         True, "begin each way with nothing in the compilers' caches, and time that"
     )
-    world_size: int = parameters.world_size()
-    backend: str = parameters.backend()
-    remeasure: bool = parameters.remeasure("measure again what is stored already")
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batches")
 
     def asked(self) -> list[Asked]:
         """The steps, in the order of the ladder; on the CPU without our attention, which runs on a
         GPU alone. Raises ParameterError for what these ranks cannot do."""
-        ranks = parameters.ranks(self)
+        ranks = self.ranks()
         usual = _DEFAULTS[ranks.device]
         wanted = WAYS if self.ways == "all" else names(self.ways)
         model = usual["model"] if self.model == "auto" else self.model

@@ -1,15 +1,14 @@
-"""A shape of attention, a pass of it as a call, and its times: called by the host, and the GPU's
-own, replayed from a CUDA graph. Importing this needs no torch."""
+"""A shape of attention, a pass of it as a call, and the GPU's own time of that, replayed from a
+CUDA graph. Importing this needs no torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from a2lib.experiments.harness.worker import Row
-from a2lib.measure import Section, Timing, failures, graphs, timing
+from a2lib.measure import failures, graphs
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.eager import Eager
 
@@ -102,43 +101,6 @@ def one_pass(
         return lambda: torch.autograd.grad(forward(*qkv), qkv, do)
     o = forward(*qkv)
     return lambda: torch.autograd.grad(o, qkv, do, retain_graph=True)
-
-
-def in_turns(
-    makers: Mapping[str, Callable],
-    section: Section,
-    device: str,
-    **options: object,
-) -> tuple[dict[str, Row | Exception], bool]:
-    """Time each call of ``makers``: the values of its row of ``section``, or last what raised; and
-    whether the device is usable: if not, those not come to are missing.
-
-    Called by the host, by the ``options`` of ``timing.time_many``; then on a GPU ``replayed``, from
-    ``makers[name](anew=True)``. Raises LostContext where one of several has spoilt the device for
-    all: no row may blame the wrong one.
-    """
-    calls: dict[str, Callable] = {}
-    results: dict[str, Timing | Exception] = {}
-    for name, make in makers.items():
-        try:
-            calls[name] = make()
-        except Exception as error:
-            results[name] = failures.detached(error)
-    try:
-        if calls:
-            results |= timing.time_many(calls, device=device, **options)
-    except Exception as error:  # of the clock itself
-        results |= dict.fromkeys(calls, failures.detached(error))
-    calls.clear()
-    failed = {name: one for name, one in results.items() if isinstance(one, Exception)}
-    if len(makers) > 1 and any(map(failures.is_lost, failed.values())):
-        raise failures.LostContext("while several took turns")
-    timed = {name: one for name, one in results.items() if name not in failed}
-    replays, usable = dict.fromkeys(timed, {}), True
-    if timed and device == "cuda":
-        anew = {name: functools.partial(makers[name], anew=True) for name in timed}
-        replays, usable = replayed(anew, {name: one.ms for name, one in timed.items()})
-    return {n: timed[n].row(section) | row for n, row in replays.items()} | failed, usable
 
 
 def replayed(

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
 from a2lib.experiments.data_parallel.configurations import BEST_MB, TORCH_MB, Asked, Way
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Plot, Table, parameters
 from a2lib.experiments.harness.parameters import names, parameter
-from a2lib.experiments.harness.view import Plot
 from a2lib.measure import SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY
 
 
@@ -36,16 +34,7 @@ class Parameters(shared.Asking):
         choices=("all",),
         many=tuple(WAYS),
     )
-    model: str = shared.model()
-    batch: int | None = shared.batch()
-    context: int | None = shared.context()
-    capture: bool = shared.capture()
-    world_size: int = parameters.world_size()
-    backend: str = parameters.backend()
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batches")
 
     def times(self) -> Asked:
         """The settings whose steps are timed; raises ParameterError for what cannot be."""
@@ -56,7 +45,7 @@ class Parameters(shared.Asking):
         return shared.launched(shared.asked(self, self._ways(), _memory), compile="none")
 
     def _ways(self) -> list[Way]:
-        device = parameters.ranks(self).device
+        device = self.ranks().device
         here = [wrapper for wrapper in WAYS if wrapper != "copy_engines" or device == "cuda"]
         wrappers = here if self.wrappers == "all" else names(self.wrappers)
         return [way for wrapper in wrappers for way in WAYS[wrapper]]

@@ -8,7 +8,8 @@ Configuration.named(parameters, "cuda", {"cuda": 512, "cpu": 16})
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -55,6 +56,18 @@ class Configuration:
         if values["model"] == "auto":
             values["model"] = {"cuda": usual, "cpu": "tiny"}[device]
         return cls(**{**values, "context": values["context"] or contexts[device]})
+
+    @classmethod
+    def every(cls, **values: Iterable[Any]) -> list[Self]:
+        """One for each combination of the fields' ``values``, the last named changing first; a
+        value that is a mapping is of several fields."""
+        found = []
+        for chosen in itertools.product(*values.values()):
+            given: dict[str, Any] = {}
+            for name, value in zip(values, chosen, strict=True):
+                given |= value if isinstance(value, Mapping) else {name: value}
+            found.append(cls(**given))
+        return found
 
     @property
     def shape(self) -> Shape:

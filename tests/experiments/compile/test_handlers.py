@@ -9,7 +9,7 @@ from inductor_plans import planned
 from a2lib.benchmark import Result, StepTimes
 from a2lib.experiments import compile as compiling
 from a2lib.experiments.compile import Shape, Steps, attention, model
-from a2lib.experiments.flash import peers
+from a2lib.experiments.flash import peers, turns
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL, inductor
 
@@ -21,7 +21,7 @@ TIMING = {"cpu": {"warmup_ms": 0, "rep_ms": 0.01, "min_n": 2, "max_n": 2}}
 def job(job, tmp_path, monkeypatch, configured):
     """Of a worker that takes turns."""
     monkeypatch.setattr(inductor, "prime", lambda device: None)
-    monkeypatch.setattr(attention, "TIMING", TIMING)
+    monkeypatch.setattr(turns, "TIMING", TIMING)
     monkeypatch.setattr(inductor, "cache_dir", lambda: tmp_path)
     return lambda *given: replace(job(*given), in_turns=True)
 

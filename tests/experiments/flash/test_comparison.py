@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from a2lib.attention import attention_reference
-from a2lib.experiments.flash import comparison, peers
+from a2lib.experiments.flash import comparison, peers, turns
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.harness.sweep import Task
 from a2lib.experiments.harness.worker import Job
@@ -62,7 +62,7 @@ def task(names, passes=PASSES, in_turns=True):
 @pytest.fixture
 def compare(put, monkeypatch):
     """``compare(name=forward, ...)`` measures fakes: {(name, pass): row}, and who was begun."""
-    monkeypatch.setitem(comparison.TIMING, "cpu", QUICK)
+    monkeypatch.setitem(turns.TIMING, "cpu", QUICK)
 
     def measure(passes=PASSES, in_turns=True, **forwards):
         monkeypatch.setattr(peers, "check", lambda name, device: None)

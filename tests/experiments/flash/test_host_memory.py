@@ -14,12 +14,12 @@ SHAPE = Shape("bf16", 1, 4, 1536, 32, True)
 MEASURING = """
 import dataclasses, gc, os, resource, sys
 from a2lib.measure import memory
-from a2lib.experiments.flash import comparison
+from a2lib.experiments.flash import comparison, turns
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.harness.worker import Job
 from a2lib.theory.attention import PASSES
 memory.available_bytes = memory.total_bytes = lambda *_: 1 << 60
-comparison.TIMING["cpu"] = {"warmup_ms": 0, "rep_ms": 1, "min_n": 1, "max_n": 1}
+turns.TIMING["cpu"] = {"warmup_ms": 0, "rep_ms": 1, "min_n": 1, "max_n": 1}
 def peak_after(shape):
     rows = []
     Job.put = lambda job, *more: rows.extend(more)

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import time
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from refusals import refused
 from waiting import until
 
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.parameters import OnRanks, ParameterError
 from a2lib.experiments.harness.process import where, why
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Sweep, gpus_of
@@ -148,16 +147,10 @@ def test_where_ranks_stand():
     )
 
 
-@dataclass(frozen=True)
-class Parameters:
-    world_size: int = parameters.world_size()
-    backend: str = parameters.backend()
-
-
 def test_the_backend_is_that_of_the_machine(gpus):
     def given(n, **values):
         gpus(n)
-        return parameters.ranks(parameters.check({**vars(Parameters()), **values}, Parameters))
+        return parameters.check({**vars(OnRanks()), **values}, OnRanks).ranks()
 
     assert given(0) == Ranks(2, "gloo")
     assert given(2) == Ranks(2, "nccl")

@@ -9,19 +9,15 @@ import pytest
 from experiments.harness.toy import TOY, UNTIMED, task
 from waiting import until
 
-from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness.parameters import parameter
+from a2lib.experiments.harness.parameters import Common, parameter
 from a2lib.measure import DeviceBusy, DeviceLock, Store, StoreError, read_runs
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Common):
     size: int = parameter(1, "of it")
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed()
-    compile_workers: int = parameters.compile_workers()
+    compile_workers: int = parameter(0, "processes that compile ahead")
 
 
 @pytest.fixture
@@ -76,7 +72,6 @@ def test_a_run_that_could_not_store_is_refused_before_it_is_recorded(started, tm
 
 INTERRUPTED = """
 from experiments.harness import test_run, toy
-from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.run import Interrupted
 run = harness.start(test_run.Parameters(), "toy", (toy.TOY,))

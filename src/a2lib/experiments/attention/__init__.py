@@ -8,11 +8,8 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Key, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
-from a2lib.experiments.harness.sweep import Key, Task
-from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.passes import Shape
 from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
 from a2lib.theory.eager import by_hand_saved
@@ -56,9 +53,6 @@ class Parameters(WithSweep):
     )
     calls: int = parameters.count(100, "timed calls of each pass, after some of warm-up", 10**6)
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed()
 
     def configurations(self, device: str) -> list[tuple[str, Shape, int]]:
         """(implementation, shape, calls) of the ``attention`` table on ``device``, in order."""

@@ -22,10 +22,8 @@ from a2lib.experiments.benchmark.configurations import (
     warmups,
 )
 from a2lib.experiments.benchmark.first import cache, parts
+from a2lib.experiments.harness import Experiment, Run, Table, view
 from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness import view
-from a2lib.experiments.harness.experiment import Experiment, Table
-from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, identity
 from a2lib.experiments.harness.view import Plot, Row
 from a2lib.experiments.steps import Configuration, refuse

@@ -13,7 +13,6 @@ from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import (
-    BATCH,
     MODES,
     OVERLAPPED,
     TOO_LARGE,
@@ -30,8 +29,9 @@ TABLE = {"cuda": tuple(name for name in SIZES if name != "8B"), "cpu": ("tiny",)
 # Where implementations are compared first: the context of the handout's other questions.
 COMPARED = {"cuda": 512, "cpu": 32}
 CONTEXTS = {"cuda": (128, 256, 512, 1024), "cpu": (16, 32)}
-# (precision, attention, compile, capture), beside the plain column of the table. A captured step is
+# Values of ``WAY``, beside the plain column of the table. A captured step is
 # the GPU's own time of the one above it.
+WAY = ("precision", "attention", "compile", "capture")
 PLAIN = ("fp32", "eager", "none", False)
 COLUMNS = {
     "cuda": (
@@ -96,12 +96,8 @@ def smallest_first(found: Iterable[Configuration]) -> list[Configuration]:
 
 def table(device: str) -> list[Configuration]:
     """Every size, context and mode in plain fp32."""
-    return smallest_first(
-        Configuration(model, context, mode=mode)
-        for model in TABLE[device]
-        for context in CONTEXTS[device]
-        for mode in MODES
-    )
+    sizes = {"model": TABLE[device], "context": CONTEXTS[device]}
+    return smallest_first(Configuration.every(**sizes, mode=MODES))
 
 
 def columns(device: str) -> list[Configuration]:
@@ -110,25 +106,18 @@ def columns(device: str) -> list[Configuration]:
 
     Those at ``COMPARED`` come first, then what is compiled or captured, then the rest; the model
     that is too large is at ``COMPARED`` alone: elsewhere nothing would be tried."""
-    compared = COMPARED[device]
+    compared, models, named = COMPARED[device], TABLE[device], Configuration.every
+    contexts = CONTEXTS[device]
     steps = [
-        Configuration(model, context, BATCH, "train-step", *way)
-        for model in TABLE[device]
-        for context in CONTEXTS[device]
-        for way in COLUMNS[device]
-        if model != TOO_LARGE or context == compared
+        one
+        for one in named(model=models, context=contexts, way=_ways(COLUMNS[device]))
+        if one.model != TOO_LARGE or one.context == compared
     ]
-    replayed = [
-        Configuration(model, compared, BATCH, mode, *way, True)
-        for model in TABLE[device]
-        for mode in MODES
-        for way in REPLAYED[device]
-    ]
-    updated = [
-        Configuration(model, compared, BATCH, mode, precision, *COLUMNS[device][-1][1:])
-        for model in TABLE[device]
-        for precision, mode in UPDATED[device]
-    ]
+    here = {"model": models, "context": [compared]}
+    replayed = named(**here, mode=MODES, way=_ways(REPLAYED[device]), capture=[True])
+    (last,) = _ways(COLUMNS[device][-1:])
+    updated = [{**last, "precision": p, "mode": mode} for p, mode in UPDATED[device]]
+    updated = named(**here, way=updated)
 
     def place(one: Configuration) -> tuple[bool, bool]:
         compiled = one.compile != "none" or one.capture
@@ -136,6 +125,10 @@ def columns(device: str) -> list[Configuration]:
         return elsewhere, elsewhere and not compiled
 
     return sorted(smallest_first(dict.fromkeys([*steps, *replayed, *updated])), key=place)
+
+
+def _ways(columns: Iterable[tuple]) -> list[dict[str, object]]:
+    return [dict(zip(WAY, one, strict=False)) for one in columns]
 
 
 def warmups(device: str) -> list[Configuration]:
@@ -190,9 +183,6 @@ class Parameters(WithSweep):
     warmup: int = parameters.count(WARMUP, "steps before the measured ones", MOST_STEPS, 0)
     steps: int = parameters.count(STEPS, "measured steps", MOST_STEPS)
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 
 from a2lib.benchmark import Config
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.steps import MODELS, Configuration, refuse, refuse_never
 from a2lib.measure import CHECKPOINTING
 from a2lib.theory.memory.checkpointing import plan as plan_of
@@ -139,9 +136,6 @@ class Parameters(WithSweep):
     )
     steps: int = parameters.count(STEPS, "measured steps", 10**4)
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
         super().__post_init__()

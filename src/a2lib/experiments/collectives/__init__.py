@@ -6,12 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
-from a2lib.experiments.harness.parameters import WithSweep, count, names, parameter
-from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.view import Plot
+from a2lib.experiments.harness import Experiment, Plot, Ranks, Table, Task, parameters
+from a2lib.experiments.harness.parameters import OnRanks, WithSweep, count, names, parameter
 from a2lib.measure import COLLECTIVES, gpu_count
 from a2lib.theory.latency import OPERATIONS, wire_share
 
@@ -44,20 +40,15 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Parameters(WithSweep):
+class Parameters(OnRanks, WithSweep):
     operations: str = parameter(
         "all_reduce", f"comma list of {', '.join(OPERATIONS)}", many=OPERATIONS
     )
-    world_size: int = parameters.world_size()
-    backend: str = parameters.backend()
     dtype: str = parameter("fp32", " or ".join(DTYPES), choices=tuple(DTYPES))
     megabytes: int | None = count(
         None, "of the whole tensor, 2**20 bytes each; None: 100 on GPUs, 1 on the CPU", 2**16
     )
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of the numbers sent")
 
     def asked(self) -> list[Collective]:
         """What to measure on this machine, those of the same ranks together.
@@ -66,7 +57,7 @@ class Parameters(WithSweep):
         """
         if self.sweep != "shape":
             return list(dict.fromkeys(one for ranks in _every() for one in self._sweeps(ranks)))
-        ranks = parameters.ranks(self)
+        ranks = self.ranks()
         size = (self.megabytes or {"cuda": 100, "cpu": 1}[ranks.device]) * MB
         return [Collective(ranks, name, self.dtype, size) for name in names(self.operations)]
 

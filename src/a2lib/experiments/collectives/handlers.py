@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from a2lib.experiments.collectives import DTYPES
-from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.worker import Row
+from a2lib.experiments.harness import RankJob, Row
 from a2lib.measure import COLLECTIVES, memory, synchronize
 from a2lib.measure.clock import Mark
 from a2lib.measure.failures import note as one_line

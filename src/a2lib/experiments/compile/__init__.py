@@ -10,11 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, parameter
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.passes import DTYPES
 from a2lib.experiments.steps import BATCH as STEP_BATCH
 from a2lib.experiments.steps import MODELS, MODES, TOO_LARGE, Configuration, refuse
@@ -51,6 +48,10 @@ class Shape:
     def __str__(self) -> str:
         return f"{self.written} {self.dtype} {self.seq_len}x{self.head_dim}"
 
+    @property
+    def causal(self) -> bool:
+        return self.written == "causal"
+
     def keys(self) -> dict[str, tuple[dict[str, object], ...]]:
         """The keys of its rows, by implementation."""
         shape = dataclasses.asdict(self)
@@ -62,7 +63,7 @@ class Shape:
     def needed_bytes(self) -> int:
         """What eager forward and backward hold at once."""
         sizes = self.batch, self.seq_len, self.head_dim
-        return Eager(*sizes, self.written == "causal", DTYPES[self.dtype]).total("backward")
+        return Eager(*sizes, self.causal, DTYPES[self.dtype]).total("backward")
 
 
 def grid(device: str) -> list[Shape]:
@@ -149,12 +150,7 @@ class Parameters(WithSweep):
     context: int | None = step_parameters.context(512, 16, "tokens of the model")
     precision: str = step_parameters.precision("fp32", "of the model: fp32, tf32 or bf16")
     mode: str = step_parameters.mode(MODES)
-    sweep: str = parameter(
-        "shape", f"shape: those above; or {', '.join(SWEEPS)}", choices=("shape", *SWEEPS)
-    )
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and inputs")
+    sweep: str = parameters.sweep(SWEEPS, "those above")
 
     def shapes(self, device: str) -> list[Shape]:
         """Those of attention, in order."""

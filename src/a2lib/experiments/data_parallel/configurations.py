@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import ParameterError, WithSweep, count, names, parameter
-from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.harness import Ranks, Task, parameters
+from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import Section
 
@@ -116,7 +114,7 @@ def asked(given: Any, ways: Iterable[Way], sweep: Callable[[str, Usual], Steps])
 
     Raises ParameterError for what these ranks cannot do.
     """
-    ranks = parameters.ranks(given)
+    ranks = given.ranks()
     usual = functools.partial(Setting.usual, ranks)
     if given.sweep != "shape":
         if ranks.device != "cuda" or ranks.world_size < 2:
@@ -169,32 +167,22 @@ def tasks(
     return made
 
 
-class Asking(WithSweep):
+@dataclass(frozen=True)
+class Asking(parameters.OnRanks, parameters.WithSweep):
     """The base of the parameters of those who ask; PyTorch's wrappers cannot be captured."""
 
     beside = parameters.OF_RANKS
+
+    model: str = step_parameters.model("xl25", "GPUs")
+    batch: int | None = count(None, "sequences a rank; None: 4 on GPUs, 2 on the CPU", 2**16)
+    context: int | None = step_parameters.context(512, 16, "tokens of a sequence", "GPUs")
+    capture: bool = parameter(False, "replay each step from a CUDA graph")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for peer in PEERS:
             if self.capture and peer in names(self.wrappers):
                 raise ParameterError(f"capture = True: allowed without {peer}, which is launched")
-
-
-def model() -> Any:
-    return step_parameters.model("xl25", "GPUs")
-
-
-def batch() -> Any:
-    return count(None, "sequences a rank; None: 4 on GPUs, 2 on the CPU", 2**16)
-
-
-def context() -> Any:
-    return step_parameters.context(512, 16, "tokens of a sequence", "GPUs")
-
-
-def capture() -> Any:
-    return parameter(False, "replay each step from a CUDA graph")
 
 
 def chosen(name: str, what: str, names: Sequence[str]) -> Any:

@@ -26,8 +26,7 @@ from a2lib.experiments.data_parallel.training import (
     unsupported,
     wrap,
 )
-from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.worker import Row, free_memory
+from a2lib.experiments.harness import RankJob, Row, free_memory
 from a2lib.measure import synchronize
 from a2lib.measure.failures import note as one_line
 from a2lib.measure.memory import clear, requested_bytes, take_workspaces

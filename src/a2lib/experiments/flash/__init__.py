@@ -11,13 +11,9 @@ import dataclasses
 from a2lib.experiments.ceilings import CEILINGS
 from a2lib.experiments.flash import accuracy, counting, ladder, precompile, protocols
 from a2lib.experiments.flash.shapes import Parameters, Shape
+from a2lib.experiments.harness import Experiment, Plot, Run, Table, Task, view
 from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness import view
-from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.output import say_nothing
-from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.view import Plot
 from a2lib.measure import FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_LADDER, FLASH_PROTOCOL
 from a2lib.theory.attention import PASSES, attention_flops
 

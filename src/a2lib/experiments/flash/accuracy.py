@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job, Row
+from a2lib.experiments.harness import Job, Row, Task
 from a2lib.measure import failures
 
 DTYPES = ("bf16", "fp32")

@@ -18,22 +18,16 @@ end_to_end is both.
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable, Sequence
+from functools import partial
 
 from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.shapes import Shape
-from a2lib.experiments.harness.worker import Job, free_memory
-from a2lib.experiments.passes import in_turns, one_pass
-from a2lib.measure import FLASH, failures, memory
+from a2lib.experiments.flash.turns import Turns, tried
+from a2lib.experiments.harness.worker import Job, Row, free_memory
+from a2lib.measure import FLASH, memory
 from a2lib.theory.attention import PASSES
 
 SHARE = 0.04
-TIMING = {
-    "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
-    "cpu": {"warmup_ms": 10, "rep_ms": 200, "min_n": 1, "max_n": 200},
-}
 
 prepare = peers.configure
 
@@ -41,155 +35,89 @@ prepare = peers.configure
 def measure(job: Job) -> None:
     """The implementations at one shape. Raises failures.LostContext, its row stored, where the
     device has to be reset."""
-    Comparison(job).run()
+    comparison = Comparison(job, Shape(**job.spec["shape"]))
+    comparison.reset()
+    comparison.names = [name for name in comparison.names if not comparison.ruled_out(name)]
+    comparison.run()
+    comparison.reset()
 
 
-class Comparison:
+class Comparison(Turns):
     """The wanted passes of each implementation at one shape, in turns or each timed alone."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.device, self.shape = job, job.device, Shape(**job.spec["shape"])
-        # What is still to be timed, and the peak of its memory once that is known.
-        self.peaks: dict[tuple[str, str], int | None] = {}
-        self.forwards: dict[str, Callable] = {}
+    section, passes = FLASH, PASSES
 
-    def run(self) -> None:
-        self._reset()
-        names = [name for name in self.job.wanted if not self._ruled_out(name)]
-        if names and (failed := _tried(self._make_inputs)):
-            for name in names:
-                self._fail(name, self._left(name), failed)
-        elif names:
-            for name in names:
-                if self.job.expired():
-                    break
-                self.job.begin(name)
-                self._prepare(name)
-            del self.expected
-            for pass_ in PASSES:
-                self._time(pass_)
-        self._reset()
+    def __init__(self, job: Job, shape: Shape) -> None:
+        super().__init__(job, shape)
+        self.peaks: dict[tuple[str, str], int] = {}
 
-    def _make_inputs(self) -> None:
-        shape = self.shape
-        *self.qkv, self.do = peers.inputs(shape, self.device, self.job.seed)
-        how = {"causal": shape.causal, "dtype": shape.dtype}
-        self.expected = sanity.Expected(*self.qkv, self.do, **how)
-
-    def _ruled_out(self, name: str) -> bool:
+    def ruled_out(self, name: str) -> bool:
         """Store the rows that need no trial; whether no pass is left to try."""
-        passes = [key["pass"] for key in self.job.wanted[name]]
-        if failed := _tried(lambda: peers.check(name, self.device)):
-            self._fail(name, passes, failed)
-            return True
-        for pass_ in passes:
+        if failed := tried(partial(peers.check, name, self.device)):
+            self.fail(name, failed)
+        for pass_ in self.passes_of(name):
             needed = peers.host_bytes(name, self.shape, pass_)
-            if not self.job.would_swap(needed, [self.shape.key(name, pass_)]):
-                self.peaks[name, pass_] = None
-        return not self._left(name)
+            if self.job.would_swap(needed, [self.left[name, pass_]]):
+                del self.left[name, pass_]
+        return not self.passes_of(name)
 
-    def _left(self, name: str) -> list[str]:
-        return [pass_ for pass_ in PASSES if (name, pass_) in self.peaks]
-
-    def _prepare(self, name: str) -> None:
+    def prepare(self, name: str) -> None:
         """Build, check, and read the peak memory of one implementation."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            failed = _tried(lambda: self._check_output(name))
-        if failed:
-            return self._fail(name, self._left(name), failed, [str(w.message) for w in caught])
-        with_grad = [pass_ for pass_ in self._left(name) if pass_ != "forward"]
-        if with_grad and (failed := _tried(lambda: self._check_gradients(name))):
-            self._fail(name, with_grad, failed)
-        self.first = None
-        for pass_ in self._left(name) if self.device == "cuda" else ():
-            if failed := _tried(functools.partial(self._read_peak, name, pass_)):
-                self._fail(name, [pass_], failed)
-
-    def _check_output(self, name: str) -> None:
         forward = peers.build(name, self.shape, self.device)
         o = forward(*self.qkv)
         self.expected.check_output(o.detach())
-        self.forwards[name], self.first = forward, o
+        self.forwards[name], held = forward, [o]
+        del o
+        with_grad = [pass_ for pass_ in self.passes_of(name) if pass_ != "forward"]
+        if with_grad and (failed := tried(partial(self._check_gradients, name, held))):
+            self.fail(name, failed, with_grad)
+        held.clear()
+        for pass_ in self.passes_of(name) if self.device == "cuda" else ():
+            if failed := tried(partial(self._read_peak, name, pass_)):
+                self.fail(name, failed, [pass_])
 
-    def _check_gradients(self, name: str) -> None:
+    def _check_gradients(self, name: str, held: list) -> None:
+        """Of the output that is ``held``, and let go of with its graph."""
         import torch
 
-        o, self.first = self.first, None
-        self.expected.check_gradients(*torch.autograd.grad(o, self.qkv, self.expected.do))
-        del o
-        gradients = self._call(name, "end_to_end")()
+        self.expected.check_gradients(*torch.autograd.grad(held.pop(), self.qkv, self.expected.do))
+        gradients = self.call(name, "end_to_end")()
         for which, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
             sanity.check_finite(which, gradient)
 
     def _read_peak(self, name: str, pass_: str) -> None:
         from a2lib.measure import peak_bytes
 
-        self.peaks[name, pass_] = peak_bytes(self._call(name, pass_))
+        self.peaks[name, pass_] = peak_bytes(self.call(name, pass_))
 
-    def _time(self, pass_: str) -> None:
-        names = [name for name, p in self.peaks if p == pass_ and name in self.forwards]
+    def groups(self, names: list[str], pass_: str) -> list[list[str]]:
         together = [n for n in names if self.job.in_turns and not self._is_large(n, pass_)]
-        if together:
-            self.job.begin(None if len(together) > 1 else together[0])
-            self._time_group(together, pass_)
-        for name in (name for name in names if name not in together):
-            self.job.begin(name)
+        alone = [[name] for name in names if name not in together]
+        return [together, *alone] if together else alone
+
+    def time(self, names: list[str], pass_: str) -> None:
+        if len(names) == 1:
             free_memory(self.device)
-            self._time_group([name], pass_)
+        super().time(names, pass_)
+        if len(names) == 1:
             free_memory(self.device)
 
-    def _time_group(self, names: list[str], pass_: str) -> None:
-        makers = {name: functools.partial(self._call, name, pass_) for name in names}
-        results, usable = in_turns(makers, FLASH, self.device, **TIMING[self.device])
-        rows = []
-        for name, result in results.items():
-            if isinstance(result, Exception):
-                self._fail(name, [pass_], result)
-                continue
-            row = self.shape.key(name, pass_) | {"peak_bytes": self.peaks[name, pass_]}
-            rows.append(row | {"status": "ok", "note": ""} | result)
-        self.job.put(*rows)
-        if not usable:
-            raise failures.LostContext("a failed CUDA graph")
-
-    def _call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
-        return one_pass(self.forwards[name], self.qkv, self.do, pass_, anew=anew)
+    def values(self, name: str, pass_: str, times: Row, usable: bool) -> Row:
+        return {"peak_bytes": self.peaks.get((name, pass_))} | times
 
     def _is_large(self, name: str, pass_: str) -> bool:
         # A held graph keeps about what a forward leaves behind, which end_to_end's estimate bounds.
-        needed = self.peaks[name, pass_] or peers.needed_bytes(name, self.shape, pass_)
+        needed = self.peaks.get((name, pass_)) or peers.needed_bytes(name, self.shape, pass_)
         if pass_ == "backward":
             needed = max(needed, peers.needed_bytes(name, self.shape, "end_to_end"))
         return needed > SHARE * memory.total_bytes(self.device)
 
-    def _fail(
-        self, name: str, passes: Sequence[str], error: Exception, warned: Sequence[str] = ()
-    ) -> None:
-        """Store rows without a time for ``passes`` of ``name``, which are measured no further."""
-        if failures.is_lost(error):
-            passes = self._left(name)
-        for pass_ in passes:
-            self.peaks.pop((name, pass_), None)
-        self.job.fail(error, (self.shape.key(name, pass_) for pass_ in passes), warned)
-        free_memory(self.device)
-
-    def _reset(self) -> None:
+    def reset(self) -> None:
         """Forget compiled code and tensors: Dynamo compiles a limited number of shapes."""
         import torch
 
         self.forwards.clear()
-        self.peaks.clear()
-        self.qkv = self.do = self.first = None
+        self.qkv = self.do = self.expected = None
         if any(name in peers.COMPILED for name in self.job.wanted):
             torch._dynamo.reset()
         free_memory(self.device)
-
-
-def _tried(step: Callable[[], object]) -> Exception | None:
-    """What a ``step`` raised, which holds no tensors of its frames."""
-    try:
-        step()
-    except Exception as error:
-        return failures.detached(error)
-    return None

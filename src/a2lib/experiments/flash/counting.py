@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job, Row
+from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.passes import one_pass
 from a2lib.measure import counters, synchronize
 from a2lib.measure.failures import note

@@ -24,17 +24,18 @@ A row names the GPU it is of by a hash: another machine's rows stand beside them
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
+from a2lib.experiments.flash.turns import Turns
+from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.harness.ahead import Compilation
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.passes import one_pass
-from a2lib.measure import FLASH_LADDER, Timing, failures, synchronize
+from a2lib.measure import FLASH_LADDER, Timing, failures, graphs, synchronize
+from a2lib.measure.clock import Clock
 from a2lib.measure.device import gpu_hash
 
 PEERS = ("sdpa_flash", "sdpa_cudnn")
@@ -103,36 +104,39 @@ def measure(job: Job) -> None:
 
     Raises failures.LostContext, after the rows, where the device has to be reset.
     """
-    shape = Shape(**job.spec["shape"])
-    *qkv, do = peers.inputs(shape, job.device, job.seed)
-    expected = sanity.Expected(*qkv, do, causal=shape.causal, dtype=shape.dtype)
-    rungs = {}
-    for name, keys in job.wanted.items():
-        if job.expired():
-            return
-        job.begin(name)
-        try:
-            rung = Rung(name, shape, job.device)
-            rung.check(qkv, expected)
-        except Exception as error:
-            job.fail(error, keys)
-        else:
-            rungs[name] = rung
-    for pass_ in PASSES:
-        wanted = {n: key for n in rungs for key in job.wanted[n] if key["pass"] == pass_}
-        for keys in [wanted] if job.in_turns else [{n: key} for n, key in wanted.items()]:
-            if not keys or job.expired():
-                continue
-            job.begin(None if len(keys) > 1 else next(iter(keys)))
-            makers = {n: functools.partial(rungs[n].call, qkv, do, pass_) for n in keys}
-            results, usable = _timed(makers, job.device)
-            for name, result in results.items():
-                if isinstance(result, Exception):
-                    job.fail(result, [keys[name]])
-                else:
-                    job.put({**keys[name], "status": "ok", "note": ""} | result.row(FLASH_LADDER))
-            if not usable:
-                raise failures.LostContext("a failed CUDA graph")
+    _Rungs(job, Shape(**job.spec["shape"])).run()
+
+
+class _Rungs(Turns):
+    section, passes = FLASH_LADDER, PASSES
+
+    def prepare(self, name: str) -> None:
+        rung = Rung(name, self.shape, self.device)
+        rung.check(self.qkv, self.expected)
+        self.forwards[name] = rung
+
+    def call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
+        return self.forwards[name].call(self.qkv, self.do, pass_, anew)
+
+    def timed(self, makers: Mapping[str, Callable]) -> tuple[dict[str, Row | Exception], bool]:
+        """By one call each, which on a GPU says how often to replay it."""
+        clock, once = Clock(self.device), {}
+        for name, make in makers.items():
+            try:
+                once[name] = Timing.from_samples(clock.samples(make(), 1))
+            except Exception as error:
+                once[name] = failures.detached(error)
+        found = graphs.Replays(once)
+        if self.device == "cuda":
+            expected = {n: one.ms for n, one in once.items() if isinstance(one, Timing)}
+            anew = {name: partial(makers[name], anew=True) for name in expected}
+            found = graphs.time_replays(anew, expected)
+        failed = {name: one for name, one in once.items() if isinstance(one, Exception)}
+        rows = {
+            name: one if isinstance(one, Exception) else one.row(FLASH_LADDER)
+            for name, one in (failed | found.results).items()
+        }
+        return rows, found.usable
 
 
 def compile_rung(job: Job) -> None:
@@ -141,25 +145,6 @@ def compile_rung(job: Job) -> None:
     *qkv, do = peers.inputs(shape, job.device, job.seed)
     Rung(job.spec["rung"], shape, job.device).call(qkv, do, "end_to_end")()
     synchronize(job.device)
-
-
-def _timed(makers, device: str) -> tuple[dict[str, Timing | Exception], bool]:
-    """Each maker's time, or what it raised, and whether the device can still be used."""
-    from a2lib.measure import graphs
-    from a2lib.measure.clock import Clock
-
-    clock, results = Clock(device), {}
-    for name, make in makers.items():
-        try:
-            results[name] = Timing.from_samples(clock.samples(make(), 1))
-        except Exception as error:
-            results[name] = failures.detached(error)
-    if device == "cpu":
-        return results, True
-    expected = {n: t.ms for n, t in results.items() if isinstance(t, Timing)}
-    anew = {n: functools.partial(makers[n], anew=True) for n in expected}
-    replays = graphs.time_replays(anew, expected)
-    return results | replays.results, replays.usable
 
 
 class Rung:

@@ -16,10 +16,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from a2lib.experiments.flash import comparison, peers, sanity
+from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.worker import Job, Row
+from a2lib.experiments.flash.turns import TIMING
+from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.passes import one_pass, random
 from a2lib.measure import FLASH_PROTOCOL, Timing, time_many
 from a2lib.measure.device import Watch
@@ -152,7 +152,7 @@ def board_function(name: str, shape: Shape) -> Callable:
 
 
 def _burst(calls: Calls, device: str) -> dict[str, list[Row] | Exception]:
-    timed = time_many(calls, device=device, **comparison.TIMING[device])
+    timed = time_many(calls, device=device, **TIMING[device])
     return {n: t if isinstance(t, Exception) else [_row(t)] for n, t in timed.items()}
 
 

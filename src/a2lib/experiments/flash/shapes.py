@@ -24,7 +24,7 @@ TILED_SEQ_LEN = 4096
 
 @dataclass(frozen=True)
 class Parameters(WithSweep):
-    beside = ("dtype", "implementations", "passes")
+    beside = ("dtype", "implementations", "passes", "compile_workers")
 
     seq_len: int | None = parameters.count(
         None, "tokens per sequence; None: 16384 on a GPU, 128 on the CPU", 2**24
@@ -47,11 +47,10 @@ class Parameters(WithSweep):
     passes: str = parameter(
         "all", f"all, or a comma list of {', '.join(PASSES)}", choices=("all",), many=PASSES
     )
-    sweep: str = parameters.sweep(SWEEPS, "those of ")
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    compile_workers: int = parameters.compile_workers()
-    seed: int = parameters.seed()
+    compile_workers: int = parameters.count(
+        0, "processes that compile a sweep ahead of its timing; 0: by the cores", 1024, 0
+    )
+    sweep: str = parameters.sweep(SWEEPS)
 
     @property
     def has_tables(self) -> bool:

@@ -3,17 +3,16 @@
 papermill hands over any value: `-p seed 1e1` arrives as the float 10.0. A notebook therefore
 declares its parameters as a dataclass of ``parameter`` fields and calls ``check(globals(),
 TheDataclass)`` in the cell after its parameters cell, whose text is ``cell_source(TheDataclass)``.
-What every experiment has, ``run`` reads: those fields are made by ``remeasure()``,
-``time_limit_s()``, ``seed()`` and, where something is compiled ahead, ``compile_workers()``. Where
-several processes measure together, ``world_size()`` and ``backend()`` make two fields, and
-``ranks(given)`` what a task is to have of them.
+What every experiment has, ``run`` reads: ``Common``, the base of all of them. Beside it are
+``WithSweep`` and, where several processes measure together, ``OnRanks``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 from a2lib.errors import OneLine, closest
 from a2lib.experiments.harness.ranks import Ranks
@@ -65,74 +64,61 @@ def count(usual: int | None, help: str, most: int, least: int = 1) -> Any:
     return parameter(usual, help, minimum=least, maximum=most)
 
 
-def remeasure(help: str = "measure again what a sweep has stored already") -> Any:
-    """The field ``remeasure``: a sweep skips the rows it has, unless it is True."""
-    return parameter(False, help)
+@dataclass(frozen=True)
+class Common:
+    """The base of all parameters: what every notebook has, at the end of its cell."""
+
+    remeasure: bool = parameter(False, "measure again what is stored already")
+    time_limit_s: int = count(
+        0, "start nothing more after this many seconds; 0: no limit", 366 * 24 * 3600, 0
+    )
+    seed: int = count(0, "of all that is random", _LARGEST, 0)
 
 
-def time_limit_s() -> Any:
-    """The field ``time_limit_s``: after so many seconds nothing more is started."""
-    words = "start nothing more after this many seconds; 0: no limit"
-    return count(0, words, 366 * 24 * 3600, least=0)
+@dataclass(frozen=True)
+class OnRanks(Common):
+    """The base where several processes measure together."""
 
-
-def seed(help: str = "of the random inputs") -> Any:
-    """The field ``seed``, which a worker's job gets."""
-    return count(0, help, _LARGEST, least=0)
-
-
-def compile_workers() -> Any:
-    """The field ``compile_workers`` of an experiment that compiles ahead."""
-    return count(0, "processes that compile a sweep ahead of its timing; 0: by the cores", 1024, 0)
-
-
-def world_size() -> Any:
-    """The field ``world_size`` of an experiment that several processes measure together."""
-    return count(2, "processes; with nccl a GPU for each", MOST_RANKS)
-
-
-def backend() -> Any:
-    """The field ``backend``; ``ranks`` says what auto is on this machine."""
-    return parameter(
+    world_size: int = count(2, "processes; with nccl a GPU for each", MOST_RANKS)
+    backend: str = parameter(
         "auto",
         "gloo: on the CPU; nccl: on GPUs; auto: nccl where there are as many GPUs",
         choices=("auto", "gloo", "nccl"),
     )
 
+    def ranks(self) -> Ranks:
+        """What a task is to have of them on this machine.
 
-def ranks(given: Any) -> Ranks:
-    """What a task is to have for the ``world_size`` and the ``backend`` of ``given``.
-
-    Raises ParameterError for nccl with more processes than there are GPUs.
-    """
-    gpus = gpu_count()
-    if given.backend == "nccl" and given.world_size > gpus:
-        allowed = f"from 1 to {gpus}, the GPUs here" if gpus else "gloo alone, without a GPU"
-        raise ParameterError(
-            f"world_size = {given.world_size} with backend nccl: allowed is {allowed}"
-        )
-    auto = "nccl" if given.world_size <= gpus else "gloo"
-    return Ranks(given.world_size, auto if given.backend == "auto" else given.backend)
-
-
-def sweep(names: Sequence[str], what: str = "") -> Any:
-    """The field ``sweep`` of an experiment that measures one configuration, "shape", or a sweep of
-    ``names``; ``what`` goes before these names in its comment."""
-    return parameter(
-        "shape", f"shape: the one above; or {what}{', '.join(names)}", choices=("shape", *names)
-    )
+        Raises ParameterError for nccl with more processes than there are GPUs.
+        """
+        gpus = gpu_count()
+        if self.backend == "nccl" and self.world_size > gpus:
+            allowed = f"from 1 to {gpus}, the GPUs here" if gpus else "gloo alone, without a GPU"
+            raise ParameterError(
+                f"world_size = {self.world_size} with backend nccl: allowed is {allowed}"
+            )
+        auto = "nccl" if self.world_size <= gpus else "gloo"
+        return Ranks(self.world_size, auto if self.backend == "auto" else self.backend)
 
 
-class WithSweep:
-    """The base of parameters with a ``sweep``, which has its own values of all that is declared
-    before it but for those ``beside`` it: ParameterError where one of them is changed too."""
+def sweep(names: Sequence[str], what: str = "the one above") -> Any:
+    """The field ``sweep`` of an experiment that measures one configuration, ``what``, or a sweep of
+    ``names``."""
+    return parameter("shape", f"shape: {what}; or {', '.join(names)}", choices=("shape", *names))
 
-    beside: Sequence[str] = ()
+
+@dataclass(frozen=True)
+class WithSweep(Common):
+    """The base of parameters with a ``sweep``, which has its own values of all others but for the
+    common ones and those ``beside`` it: ParameterError where one of them is changed too."""
+
+    beside: ClassVar[Sequence[str]] = ()
+    sweep: str = sweep(())
 
     def __post_init__(self) -> None:
-        fixed = [field.name for field in dataclasses.fields(self)]
-        for name in fixed[: fixed.index("sweep")] if self.sweep != "shape" else ():
-            if name in changed(self) and name not in self.beside:
+        free = {"sweep", *self.beside, *(field.name for field in fields(Common))}
+        for name in changed(self) if self.sweep != "shape" else ():
+            if name not in free:
                 raise ParameterError(
                     f"{name} = {getattr(self, name)!r}: sweep {self.sweep} has its own;"
                     f" leave {name} out, or leave sweep at shape"
@@ -143,10 +129,20 @@ class WithSweep:
         return self.sweep in (sweep, "all")
 
 
+def fields(declared: Any) -> list[dataclasses.Field]:
+    """The parameters of a class, or of what was checked: its own before those of its bases."""
+    kind = declared if isinstance(declared, type) else type(declared)
+    depth: dict[str, int] = {}
+    for i, cls in enumerate(reversed(kind.__mro__)):
+        for name in cls.__dict__.get("__annotations__", ()):
+            depth.setdefault(name, i)
+    return sorted(dataclasses.fields(kind), key=lambda field: -depth[field.name])
+
+
 def cell_source(declared: type) -> str:
     """The text of the parameters cell: one annotated literal with its comment per parameter."""
     lines = []
-    for field in dataclasses.fields(declared):
+    for field in fields(declared):
         kind, text = field.metadata["kind"].__name__, field.metadata["help"]
         default = f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
         lines.append(f"{field.name}: {kind} = {default}  # {text}")
@@ -160,7 +156,7 @@ def check(namespace: Mapping[str, Any], declared: type[T]) -> T:
     parameter is refused by papermill's plugin, ``a2lib.papermill_default``.
     """
     values = {}
-    for field in dataclasses.fields(declared):
+    for field in fields(declared):
         if field.name not in namespace:
             raise ParameterError(f"{field.name} is missing: run the parameters cell first")
         values[field.name] = _value(field.name, namespace[field.name], field.metadata)
@@ -176,7 +172,7 @@ def check_current(given: Any) -> None:
     if namespace is None:
         return
     now = check(namespace, type(given))
-    for field in dataclasses.fields(given):
+    for field in fields(given):
         new, old = getattr(now, field.name), getattr(given, field.name)
         if new != old:
             raise ParameterError(
@@ -187,8 +183,7 @@ def check_current(given: Any) -> None:
 
 def changed(given: Any) -> dict[str, Any]:
     """The parameters of a checked ``given`` that differ from their default."""
-    fields = dataclasses.fields(given)
-    return {f.name: v for f in fields if (v := getattr(given, f.name)) != f.default}
+    return {f.name: v for f in fields(given) if (v := getattr(given, f.name)) != f.default}
 
 
 def names(value: str) -> tuple[str, ...]:

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 
 from a2lib.benchmark import PHASES
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness import parameters, view
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Key, Run, Table, Task, parameters, view
 from a2lib.experiments.harness.parameters import WithSweep, parameter
-from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Key, Task
 from a2lib.experiments.steps import BATCH, Configuration
 from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, StoreError, bulk
 from a2lib.measure.snapshot import CATEGORIES
@@ -58,26 +55,17 @@ def table(device: str) -> list[Configuration]:
     """The handouts' model at every context, forward alone and a whole step, in either precision;
     and a step with our attention, which has no scores."""
     model = LARGEST[device]
-    found = [
-        _step(model, context, mode, precision)
-        for context in CONTEXTS[device]
-        for mode in ASKED
-        for precision in PRECISIONS
-    ]
-    if device == "cuda":
-        found += [_step(model, c, "train-step", "bf16", "flash") for c in CONTEXTS[device]]
-    return found
+    sizes = {"model": [model], "context": CONTEXTS[device]}
+    found = Configuration.every(**sizes, mode=ASKED, precision=PRECISIONS)
+    ours = {"precision": "bf16", "attention": "flash"}
+    return found + (Configuration.every(**sizes, way=[ours]) if device == "cuda" else [])
 
 
 def sizes(device: str) -> list[Configuration]:
     """The other models' forward and step."""
-    return [
-        _step(model, context, mode, precision)
-        for model in OTHERS[device]
-        for context in CONTEXTS[device]
-        for mode in ("inference", "train-step")
-        for precision in PRECISIONS
-    ]
+    modes = "inference", "train-step"
+    sizes = {"model": OTHERS[device], "context": CONTEXTS[device]}
+    return Configuration.every(**sizes, mode=modes, precision=PRECISIONS)
 
 
 def recordings(device: str) -> list[Configuration]:
@@ -103,15 +91,11 @@ def recordings(device: str) -> list[Configuration]:
 
 def blocks(device: str) -> list[Configuration]:
     """One block, by context, precision and attention; the mode is not used."""
-    contexts = (2048, 128, 512, 256, 1024) if device == "cuda" else (16,)
-    attentions = ATTENTIONS if device == "cuda" else ("eager",)
-    precisions = PRECISIONS if device == "cuda" else ("fp32",)
-    return [
-        _step(LARGEST[device], context, "forward-backward", precision, attention)
-        for context in contexts
-        for precision in precisions
-        for attention in attentions
-    ]
+    one = {"model": [LARGEST[device]], "mode": ["forward-backward"]}
+    if device == "cpu":
+        return Configuration.every(**one, context=[16])
+    ways = {"precision": PRECISIONS, "attention": ATTENTIONS}
+    return Configuration.every(**one, context=(2048, 128, 512, 256, 1024), **ways)
 
 
 @dataclass(frozen=True)
@@ -123,9 +107,6 @@ class Parameters(WithSweep):
     precision: str = parameter("fp32", "fp32 or bf16 (autocast)", choices=PRECISIONS)
     attention: str = parameter("eager", "eager or flash (ours)", choices=ATTENTIONS)
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batch")
 
     def configurations(self, sweep: str, device: str) -> list[Configuration]:
         """Those of one part of what is asked for, in order; a single one where no sweep is."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from a2lib.experiments.harness import parameters, view
-from a2lib.experiments.harness.experiment import Experiment, Table
-from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.harness import Experiment, Run, Table, Task, view
+from a2lib.experiments.harness.parameters import Common, count
 from a2lib.measure import ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM
 from a2lib.theory.floating import Loop, decimal, handout_loops, loops_of
 
@@ -67,16 +65,13 @@ def layernorm_keys(features: int) -> list[dict[str, object]]:
 
 
 @dataclass(frozen=True)
-class Parameters:
-    terms: int = parameters.count(
+class Parameters(Common):
+    terms: int = count(
         None,
         "numbers that a loop adds, each 10 / terms; None: the handout's 1000, and 10000",
         50_000,
     )
-    features: int = parameters.count(2560, "numbers that a layer norm normalises", 65_536, 2)
-    remeasure: bool = parameters.remeasure("measure again what is stored already")
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed()
+    features: int = count(2560, "numbers that a layer norm normalises", 65_536, 2)
 
     @property
     def loops(self) -> tuple[Loop, ...]:

@@ -10,12 +10,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.experiment import Experiment, Table
-from a2lib.experiments.harness.parameters import ParameterError, WithSweep, count, names, parameter
-from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.harness.view import Plot
+from a2lib.experiments.harness import Experiment, Plot, Ranks, Table, Task, parameters
+from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.measure import PARALLELISM
 
 SCHEMES = ("dp", "fsdp", "tp", "fsdp_tp")
@@ -111,7 +107,7 @@ def meshes(scheme: str, world_size: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Parameters(WithSweep):
+class Parameters(parameters.OnRanks, parameters.WithSweep):
     beside = parameters.OF_RANKS
 
     schemes: str = parameter(
@@ -131,12 +127,7 @@ class Parameters(WithSweep):
     dtype: str = parameter(
         "auto", "bf16 or fp32; auto: bf16 on GPUs, fp32 on the CPU", choices=("auto", *DTYPES)
     )
-    world_size: int = parameters.world_size()
-    backend: str = parameters.backend()
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batches")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,7 +145,7 @@ class Parameters(WithSweep):
 
         Raises ParameterError for what these ranks cannot do.
         """
-        ranks = parameters.ranks(self)
+        ranks = self.ranks()
         found: dict[Setting, list[int]] = {}
         for setting, batches in self._asked(ranks):
             known = found.setdefault(setting, [])

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from a2lib.experiments.harness.ranks import RankJob
-from a2lib.experiments.harness.worker import Row
+from a2lib.experiments.harness import RankJob, Row
 from a2lib.experiments.parallelism import PARTS
 from a2lib.experiments.parallelism.schemes import (
     DATA,

@@ -10,13 +10,10 @@ from dataclasses import dataclass
 
 from a2lib.benchmark import PHASES
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness import parameters, view
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness import Experiment, Run, Table, Task, parameters, view
 from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.parameters import ParameterError, WithSweep, parameter
-from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task
-from a2lib.experiments.steps import BATCH, MODES, Configuration, refuse_never
+from a2lib.experiments.steps import MODES, Configuration, refuse_never
 from a2lib.experiments.steps import refuse as refuse_without_gpu
 from a2lib.measure import PROFILE, StoreError, bulk, nsight
 from a2lib.measure.trace import STEP
@@ -72,13 +69,7 @@ def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
     def traced(
         modes, contexts, *ways: Mapping[str, str], by: str = profiler, models=TRACED[device]
     ) -> list[Traced]:
-        return [
-            Traced(model, context, BATCH, mode, profiler=by, **way)
-            for context in contexts
-            for way in ways
-            for mode in modes
-            for model in models
-        ]
+        return Traced.every(context=contexts, way=ways, mode=modes, model=models, profiler=[by])
 
     whole, one, every = ("train-step",), (CONTEXT[device],), CONTEXTS[device]
     gpu, sizes = device == "cuda", (*TRACED[device], *OTHERS[device])
@@ -119,9 +110,6 @@ class Parameters(WithSweep):
         "auto", "nsys, torch, or auto: nsys where there is one", choices=("auto", NSYS, TORCH)
     )
     sweep: str = parameters.sweep(SWEEPS)
-    remeasure: bool = parameters.remeasure()
-    time_limit_s: int = parameters.time_limit_s()
-    seed: int = parameters.seed("of weights and batch")
 
     def __post_init__(self) -> None:
         super().__post_init__()

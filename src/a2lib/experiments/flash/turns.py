@@ -1,0 +1,154 @@
+"""Several implementations of attention in one process: each made ready, then timed pass by pass.
+
+What is made ready is right: a wrong result is an `error` row, never a time. All forwards are timed
+in turns, then all backwards, so that a drifting clock reaches all alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from a2lib.experiments.flash import peers, sanity
+from a2lib.experiments.harness.worker import Job, Row, free_memory
+from a2lib.experiments.passes import one_pass, replayed
+from a2lib.measure import Section, Timing, failures, timing
+
+TIMING = {
+    "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},
+    "cpu": {"warmup_ms": 10, "rep_ms": 200, "min_n": 1, "max_n": 200},
+}
+
+
+class Turns:
+    """The wanted passes of the culprits ``names`` (of all) at ``shape``, which has ``dtype`` and
+    ``causal``. ``prepare(name)`` puts into ``forwards`` what ``call`` makes a pass of."""
+
+    section: Section
+    passes: Sequence[str]
+
+    def __init__(self, job: Job, shape, names: Iterable[str] | None = None) -> None:
+        self.job, self.device, self.shape = job, job.device, shape
+        self.names = list(job.wanted if names is None else names)
+        # The keys of what is still to be timed.
+        self.left = {(name, key["pass"]): key for name in self.names for key in job.wanted[name]}
+        self.forwards: dict[str, Callable] = {}
+        self.expected: sanity.Expected | None = None
+
+    def run(self) -> None:
+        """Measure, every outcome a row. Raises failures.LostContext, the rows stored, where the
+        device has to be reset."""
+        for name in self.names:
+            if self.job.expired():
+                break
+            self.job.begin(name)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                failed = tried(partial(self._ready, name))
+            if failed:
+                self.fail(name, failed, warned=[str(w.message) for w in caught])
+        self.expected = None
+        for pass_ in self.passes:
+            ready = [name for name in self.forwards if (name, pass_) in self.left]
+            for group in self.groups(ready, pass_):
+                self.time(group, pass_)
+
+    def _ready(self, name: str) -> None:
+        if self.expected is None:
+            *self.qkv, self.do = self.inputs()
+            how = {"causal": self.shape.causal, "dtype": self.shape.dtype}
+            self.expected = sanity.Expected(*self.qkv, self.do, **how)
+        self.prepare(name)
+
+    def inputs(self) -> tuple:
+        """q, k, v and do."""
+        return peers.inputs(self.shape, self.device, self.job.seed)
+
+    def prepare(self, name: str) -> None:
+        raise NotImplementedError
+
+    def call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
+        return one_pass(self.forwards[name], self.qkv, self.do, pass_, anew=anew)
+
+    def passes_of(self, name: str) -> list[str]:
+        """Those still to be timed."""
+        return [pass_ for pass_ in self.passes if (name, pass_) in self.left]
+
+    def groups(self, names: list[str], pass_: str) -> list[list[str]]:
+        """Who takes turns in ``pass_``: all, or each is alone."""
+        return [names] if self.job.in_turns and names else [[name] for name in names]
+
+    def time(self, names: list[str], pass_: str) -> None:
+        self.job.begin(None if len(names) > 1 else names[0])
+        results, usable = self.timed({name: partial(self.call, name, pass_) for name in names})
+        rows = []
+        for name, result in results.items():
+            if isinstance(result, Exception):
+                self.fail(name, result, [pass_])
+            else:
+                key = self.left.pop((name, pass_))
+                row = {**key, "status": "ok", "note": ""}
+                rows.append(row | self.values(name, pass_, result, usable))
+        self.job.put(*rows)
+        if not usable:
+            raise failures.LostContext("a failed CUDA graph")
+
+    def timed(self, makers: Mapping[str, Callable]) -> tuple[dict[str, Row | Exception], bool]:
+        """The times of each call, or what it raised; and whether the device is usable: if not,
+        those not come to are missing.
+
+        Called by the host, then on a GPU replayed, from ``makers[name](anew=True)``. Raises
+        LostContext where one of several has spoilt the device for all: no row may blame the wrong
+        one.
+        """
+        calls: dict[str, Callable] = {}
+        results: dict[str, Timing | Exception] = {}
+        for name, make in makers.items():
+            try:
+                calls[name] = make()
+            except Exception as error:
+                results[name] = failures.detached(error)
+        try:
+            if calls:
+                how = TIMING[self.device]
+                results |= timing.time_many(calls, device=self.device, **how)
+        except Exception as error:  # of the clock itself
+            results |= dict.fromkeys(calls, failures.detached(error))
+        calls.clear()
+        failed = {name: one for name, one in results.items() if isinstance(one, Exception)}
+        if len(makers) > 1 and any(map(failures.is_lost, failed.values())):
+            raise failures.LostContext("while several took turns")
+        timed = {name: one for name, one in results.items() if name not in failed}
+        replays, usable = dict.fromkeys(timed, {}), True
+        if timed and self.device == "cuda":
+            anew = {name: partial(makers[name], anew=True) for name in timed}
+            replays, usable = replayed(anew, {name: one.ms for name, one in timed.items()})
+        return {n: timed[n].row(self.section) | row for n, row in replays.items()} | failed, usable
+
+    def values(self, name: str, pass_: str, times: Row, usable: bool) -> Row:
+        """The values of a row."""
+        return times
+
+    def fail(
+        self,
+        name: str,
+        error: Exception,
+        passes: Sequence[str] | None = None,
+        warned: Sequence[str] = (),
+    ) -> None:
+        """Rows without a time for ``passes`` of ``name``, or all that are left, which are measured
+        no further."""
+        if passes is None or failures.is_lost(error):
+            passes = self.passes_of(name)
+        self.job.fail(error, [self.left.pop((name, pass_)) for pass_ in passes], warned)
+        free_memory(self.device)
+
+
+def tried(step: Callable[[], object]) -> Exception | None:
+    """What a ``step`` raised, which holds no tensors of its frames."""
+    try:
+        step()
+    except Exception as error:
+        return failures.detached(error)
+    return None

@@ -12,6 +12,7 @@ from checking import (
     backward_of_each,
     check,
     copies_on_the_cpu,
+    exact,
     loss_on,
     mean_gradients,
     raises,
@@ -46,14 +47,6 @@ def copied(module, bucket_size_mb, **options):
 
 
 HOOKED = [kind for kind in KINDS if "DDP" in kind and kind not in ("NaiveDDP", "FlatDDP")]
-
-
-def exact(module):
-    """The module with weights of which every sum of gradients is exact, in any order."""
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randint(-2, 3, p.shape) / 4)
-    return module
 
 
 @check(2)
@@ -139,27 +132,6 @@ def ddp_is_exact_for_four_where_every_sum_is():
         ddp, reference = make(unlike(first)), copy.deepcopy(first)
         backward_of_each(ddp, reference, [lambda m, x=x: m(x).sum() for x in batches])
         same_gradients(ddp.module, reference, kind)
-
-
-@check(4)
-def ddp_in_groups_that_are_not_the_world():
-    """Ranks 1 and 3 train together, 0 and 2 apart from them; rank 0 of a group is not rank 0."""
-    rank, _ = world()
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    mine, other = groups[rank % 2], groups[1 - rank % 2]
-    first = Tied()
-    batches = token_batches(4)
-    for kind, make in KINDS.items():
-        module, reference = unlike(first), copy.deepcopy(first)
-        with torch.no_grad():
-            for x in (*reference.parameters(), *reference.buffers()):
-                x.add_(rank % 2)
-        ddp = make(module, group=mine)
-        same_parameters(module, reference, kind)
-        backward_of_each(ddp, reference, [*map(loss_on, batches[rank % 2 :: 2])], mine)
-        same_gradients(module, reference, kind)
-    with raises(RuntimeError, "not in the group"):
-        NaiveDDP(Tied(), group=other)
 
 
 @check(2)

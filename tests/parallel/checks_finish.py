@@ -1,22 +1,28 @@
-"""What every wrapper refuses since it would make other weights on each rank, without an error."""
+"""What every wrapper does, and refuses since it would make other weights on each rank, without an
+error."""
 
+import copy
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 from checking import (
     Tied,
     alone,
+    backward_of_each,
     check,
     loss_on,
     mean_gradients,
     raises,
     same,
+    same_gradients,
     take_step,
     token_batches,
+    unlike,
     world,
 )
 from checks_ddp import HOOKED, KINDS
-from checks_fsdp import Ways, check_freed, check_gradients
+from checks_fsdp import Ways, check_freed, check_gradients, mine_of
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -25,12 +31,42 @@ from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer
 STILL_OWN = "are still each rank's own: call finish_gradient_synchronization"
 
 
+EVERY = {**KINDS, "FSDP": FSDP}
+
+
+@check(2, 4)
+def wrappers_in_groups_that_are_not_the_world():
+    """Ranks 1 and 3 train together, 0 and 2 apart from them; rank 0 of a group is not rank 0. Of a
+    world of two each rank is one process, with nothing to average."""
+    rank, size = world()
+    groups = [dist.new_group([*range(first, size, 2)]) for first in range(2)]
+    mine, other = groups[rank % 2], groups[1 - rank % 2]
+    first, losses = Tied(), [*map(loss_on, token_batches(size)[rank % 2 :: 2])]
+    for kind, make in EVERY.items():
+        if size == 2 and "copied" in kind:
+            continue  # there is nobody to copy to
+        wrapper, reference = make(unlike(first), group=mine), copy.deepcopy(first)
+        with torch.no_grad():
+            for x in (*reference.parameters(), *reference.buffers()):
+                x.add_(rank % 2)
+        module = wrapper.module
+        whole = wrapper.gather_full_params() if kind == "FSDP" else dict(module.named_parameters())
+        for name, p in reference.named_parameters():
+            same(whole[name].detach(), p.detach(), f"{kind} {name}")
+        same(module.scale, reference.scale, kind)
+        backward_of_each(wrapper, reference, losses, mine)
+        part = (lambda whole: mine_of(whole, mine)) if kind == "FSDP" else lambda whole: whole
+        same_gradients(module, reference, kind, part)
+    with raises(RuntimeError, "not in the group"):
+        NaiveDDP(Tied(), group=other)
+
+
 @check(2)
 def a_step_before_the_finish_is_refused():
     """By every wrapper, and only where it would read gradients that are this rank's own."""
     rank, size = world()
     tokens = token_batches(size)[rank]
-    for kind, make in {**KINDS, "FSDP": FSDP}.items():
+    for kind, make in EVERY.items():
         wrapper, bystander = make(Tied()), nn.Linear(2, 2)
         optimizers = [
             torch.optim.AdamW(wrapper.parameters()),

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import itertools
 from contextlib import nullcontext
 
 import torch
@@ -47,39 +46,6 @@ def copied(module, bucket_size_mb, **options):
 
 
 HOOKED = [kind for kind in KINDS if "DDP" in kind and kind not in ("NaiveDDP", "FlatDDP")]
-
-
-@check(2)
-def ddp_trains_as_one_process_to_the_bit():
-    """Tied, frozen, unused everywhere, unused on one rank, accumulation, AdamW, four steps, one
-    of them with checkpoints."""
-    rank, size = world()
-    first = Tied()
-    for kind, make in KINDS.items():
-        ddp, reference = make(unlike(first)), copy.deepcopy(first)
-        same_parameters(ddp.module, first, kind)
-        same(ddp.module.scale, first.scale)
-        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (ddp, reference)]
-        batches = iter(token_batches(4 * size * 3))
-        for step in range(4):
-            losses = [[] for _ in range(size)]
-            for r, micro in itertools.product(range(size), range(3)):
-                # An odd step uses `extra` on rank 1 alone, and in one micro-batch alone.
-                extra = step % 2 == 1 and r == 1 and micro == 1
-                losses[r].append(loss_on(next(batches), extra=extra, checkpointed=step == 2))
-            *early, last = losses[rank]
-            with ddp.no_sync():
-                early[0](ddp).backward()
-                with ddp.no_sync():
-                    early[1](ddp).backward()
-            last(ddp).backward()
-            ddp.finish_gradient_synchronization()
-            mean_gradients(reference, losses)
-            same_gradients(ddp.module, reference, f"{kind}, step {step}")
-            assert ddp.module.never.weight.grad is None
-            assert (ddp.module.extra.weight.grad is not None) == (step % 2 == 1)
-            take_step(*optimizers)
-            same_parameters(ddp.module, reference, f"{kind}, step {step}")
 
 
 class Odd(nn.Module):

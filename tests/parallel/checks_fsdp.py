@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from checking import (
     Residual,
-    Tied,
     backward_of_each,
     check,
     exact,
@@ -38,18 +37,18 @@ def mine_of(whole, group=None):
     return whole[dist.get_rank(group) * rows :][:rows]
 
 
-def check_gradients(fsdp, reference, what, group=None):
-    same_gradients(fsdp.module, reference, what, lambda whole: mine_of(whole, group))
+def check_gradients(fsdp, reference, what):
+    same_gradients(fsdp.module, reference, what, mine_of)
 
 
-def check_weights(fsdp, reference, what, group=None):
+def check_weights(fsdp, reference, what):
     whole = fsdp.gather_full_params()
     theirs = dict(reference.named_parameters(remove_duplicate=False))
     assert whole.keys() == theirs.keys()
     for name, p in theirs.items():
         same(whole[name], p.detach(), f"{what} {name}")
     for name, p in fsdp.module.named_parameters():
-        same(p.detach(), mine_of(theirs[name].detach(), group), f"{what} {name}")
+        same(p.detach(), mine_of(theirs[name].detach()), f"{what} {name}")
 
 
 def check_freed(fsdp):
@@ -150,29 +149,6 @@ def fsdp_trains_as_one_process_to_the_bit():
             check_freed(fsdp)
             take_step(*optimizers)
             check_weights(fsdp, reference, f"{way}, step {step}")
-
-
-@check(2)
-def fsdp_takes_tied_frozen_and_unused():
-    """Also used on one rank alone, and an optimizer that was made before."""
-    _, size = world()
-    first = Tied(width=5)
-    module, reference = copy.deepcopy(first), copy.deepcopy(first)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (module, reference)]
-    fsdp = FSDP(module)
-    batches = iter(token_batches(4 * size))
-    for step in range(4):
-        losses = [loss_on(next(batches), extra=step % 2 == 1 and r == 1) for r in range(size)]
-        backward_of_each(fsdp, reference, losses)
-        check_gradients(fsdp, reference, f"step {step}")
-        assert fsdp.module.never.weight.grad is None
-        take_step(*optimizers)
-        check_weights(fsdp, reference, f"step {step}")
-        with torch.no_grad():
-            tokens = token_batches(1)[0]
-            same(fsdp(tokens), reference(tokens))
-            same(fsdp.module(tokens, extra=True), reference(tokens, extra=True))
-        check_freed(fsdp)
 
 
 @check(4)

@@ -7,7 +7,6 @@ from a2lib.theory.memory.step import StepMemory, peak
 from a2lib.theory.memory.strategies import strategy_memory
 from a2lib.theory.transformer import SIZES, Shape
 
-
 # Of the last two the highest is the embedding's gradient, and the product of the head's weight.
 WHOLE = [
     (SIZES["small"], 4, 256), (SIZES["2.7B"], 4, 512), (SIZES["2.7B"], 4, 2048),

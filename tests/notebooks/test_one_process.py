@@ -1,6 +1,9 @@
 """Notebooks that measure in one process, through papermill, each at its smallest size."""
 
+import pytest
 from notebook_texts import figures, rows, texts
+
+from a2lib.measure import bulk
 
 
 def test_attention_stores_and_draws_both_passes_and_what_they_save(execute):
@@ -54,3 +57,39 @@ def test_mixed_precision_stores_every_row_and_each_sum_is_what_was_predicted(exe
     (sums,) = (text for text in texts(notebook) if "off by" in text)
     assert sums.count(" yes ") == 7
     assert figures(notebook) == 1
+
+
+@pytest.mark.slow
+def test_compile_stores_attention_with_what_was_compiled(execute):
+    """A whole model would take a minute."""
+    sizes = {"seq_len": 8, "head_dim": 4, "batch": 1, "model": "none"}
+    asked = (word for name in sizes for word in ("-p", name, sizes[name]))
+    # Seconds of the C++ compiler for each empty cache, which are measured and not tested.
+    notebook, measured = execute("compile", *asked)
+    found = rows(measured, "compile_attention")
+    assert {(r["implementation"], r["pass"], r["status"]) for r in found} == {
+        (name, pass_, "ok") for name in ("eager", "compile") for pass_ in ("forward", "backward")
+    }
+    assert {(r["written"], r["seq_len"], r["head_dim"]) for r in found} == {("plain", "8", "4")}
+    made = {r["pass"]: r for r in found if r["implementation"] == "compile"}
+    assert [made[p]["kernels_called"] for p in ("forward", "backward")] == ["1", "1"]
+    assert [made[p]["library_calls"] for p in ("forward", "backward")] == ["2", "4"]
+    assert not list(measured.glob("compile_model/*.csv"))
+    assert figures(notebook) == 1
+
+
+@pytest.mark.slow
+def test_profile_stores_shows_and_draws_a_trace(execute):
+    notebook, measured = execute("profile", "-p", "context", 8)
+    found = {row["phase"]: row for row in rows(measured, "profile")}
+    assert set(found) == {"forward", "loss", "backward", "optimizer", "step"}
+    assert {(r["status"], r["profiler"], r["n"]) for r in found.values()} == {("ok", "torch", "3")}
+    assert float(found["step"]["no_class_percent"]) <= 2
+    name = "tiny-8-4-train-step-fp32-eager-none-torch"
+    kernels = bulk.read("kernels", "cpu", name, measured.parent)
+    assert kernels.run == found["step"]["run"]
+    # Two blocks and the head: 2 * 7 + 1 linear layers, two products of attention each.
+    products = {p: sum(r["calls"] for r in kernels.rows if (r["phase"], r["kind"]) == (p, "matmul"))
+                for p in ("forward", "backward")}  # fmt: skip
+    assert products == {"forward": 19, "backward": 38}
+    assert "what takes the most time" in "".join(texts(notebook)) and figures(notebook) == 1

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import itertools
 from contextlib import nullcontext
 
 import torch
@@ -12,6 +11,7 @@ from checking import (
     backward_of_each,
     check,
     copies_on_the_cpu,
+    exact,
     loss_on,
     mean_gradients,
     raises,
@@ -46,47 +46,6 @@ def copied(module, bucket_size_mb, **options):
 
 
 HOOKED = [kind for kind in KINDS if "DDP" in kind and kind not in ("NaiveDDP", "FlatDDP")]
-
-
-def exact(module):
-    """The module with weights of which every sum of gradients is exact, in any order."""
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randint(-2, 3, p.shape) / 4)
-    return module
-
-
-@check(2)
-def ddp_trains_as_one_process_to_the_bit():
-    """Tied, frozen, unused everywhere, unused on one rank, accumulation, AdamW, four steps, one
-    of them with checkpoints."""
-    rank, size = world()
-    first = Tied()
-    for kind, make in KINDS.items():
-        ddp, reference = make(unlike(first)), copy.deepcopy(first)
-        same_parameters(ddp.module, first, kind)
-        same(ddp.module.scale, first.scale)
-        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (ddp, reference)]
-        batches = iter(token_batches(4 * size * 3))
-        for step in range(4):
-            losses = [[] for _ in range(size)]
-            for r, micro in itertools.product(range(size), range(3)):
-                # An odd step uses `extra` on rank 1 alone, and in one micro-batch alone.
-                extra = step % 2 == 1 and r == 1 and micro == 1
-                losses[r].append(loss_on(next(batches), extra=extra, checkpointed=step == 2))
-            *early, last = losses[rank]
-            with ddp.no_sync():
-                early[0](ddp).backward()
-                with ddp.no_sync():
-                    early[1](ddp).backward()
-            last(ddp).backward()
-            ddp.finish_gradient_synchronization()
-            mean_gradients(reference, losses)
-            same_gradients(ddp.module, reference, f"{kind}, step {step}")
-            assert ddp.module.never.weight.grad is None
-            assert (ddp.module.extra.weight.grad is not None) == (step % 2 == 1)
-            take_step(*optimizers)
-            same_parameters(ddp.module, reference, f"{kind}, step {step}")
 
 
 class Odd(nn.Module):
@@ -139,27 +98,6 @@ def ddp_is_exact_for_four_where_every_sum_is():
         ddp, reference = make(unlike(first)), copy.deepcopy(first)
         backward_of_each(ddp, reference, [lambda m, x=x: m(x).sum() for x in batches])
         same_gradients(ddp.module, reference, kind)
-
-
-@check(4)
-def ddp_in_groups_that_are_not_the_world():
-    """Ranks 1 and 3 train together, 0 and 2 apart from them; rank 0 of a group is not rank 0."""
-    rank, _ = world()
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    mine, other = groups[rank % 2], groups[1 - rank % 2]
-    first = Tied()
-    batches = token_batches(4)
-    for kind, make in KINDS.items():
-        module, reference = unlike(first), copy.deepcopy(first)
-        with torch.no_grad():
-            for x in (*reference.parameters(), *reference.buffers()):
-                x.add_(rank % 2)
-        ddp = make(module, group=mine)
-        same_parameters(module, reference, kind)
-        backward_of_each(ddp, reference, [*map(loss_on, batches[rank % 2 :: 2])], mine)
-        same_gradients(module, reference, kind)
-    with raises(RuntimeError, "not in the group"):
-        NaiveDDP(Tied(), group=other)
 
 
 @check(2)

@@ -1,22 +1,29 @@
-"""What every wrapper refuses since it would make other weights on each rank, without an error."""
+"""What every wrapper does, and refuses since it would make other weights on each rank, without an
+error."""
 
+import copy
+import itertools
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 from checking import (
     Tied,
     alone,
+    backward_of_each,
     check,
     loss_on,
     mean_gradients,
     raises,
     same,
+    same_gradients,
     take_step,
     token_batches,
+    unlike,
     world,
 )
 from checks_ddp import HOOKED, KINDS
-from checks_fsdp import Ways, check_freed, check_gradients
+from checks_fsdp import Ways, check_freed, check_gradients, mine_of
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -25,12 +32,91 @@ from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer
 STILL_OWN = "are still each rank's own: call finish_gradient_synchronization"
 
 
+EVERY = {**KINDS, "FSDP": FSDP}
+
+
+def same_whole(wrapper, reference, what):
+    """Weights and the buffer."""
+    fsdp, module = isinstance(wrapper, FSDP), wrapper.module
+    whole = wrapper.gather_full_params() if fsdp else dict(module.named_parameters())
+    for name, p in reference.named_parameters():
+        same(whole[name].detach(), p.detach(), f"{what} {name}")
+    same(module.scale, reference.scale, what)
+
+
+def part_of(kind, group=None):
+    """What a rank has of a gradient."""
+    return (lambda whole: mine_of(whole, group)) if kind == "FSDP" else lambda whole: whole
+
+
+@check(2)
+def wrappers_train_as_one_process_to_the_bit():
+    """Tied, frozen, unused everywhere, unused on one rank, AdamW that was made before, four steps,
+    one of them with checkpoints; but for FSDP, which has no no_sync, accumulation."""
+    rank, size = world()
+    first, tokens = Tied(width=5), token_batches(1)[0]
+    for kind, make in EVERY.items():
+        micros = 1 if kind == "FSDP" else 3
+        module, reference = unlike(first), copy.deepcopy(first)
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (module, reference)]
+        wrapper = make(module)
+        same_whole(wrapper, reference, kind)
+        batches = iter(token_batches(4 * size * micros))
+        for step in range(4):
+            losses = [[] for _ in range(size)]
+            for r, micro in itertools.product(range(size), range(micros)):
+                # An odd step uses `extra` on rank 1 alone, and in one micro-batch alone.
+                extra = step % 2 == 1 and r == 1 and micro == micros // 2
+                losses[r].append(loss_on(next(batches), extra=extra, checkpointed=step == 2))
+            *early, last = losses[rank]
+            if early:
+                with wrapper.no_sync():
+                    early[0](wrapper).backward()
+                    with wrapper.no_sync():
+                        early[1](wrapper).backward()
+            last(wrapper).backward()
+            wrapper.finish_gradient_synchronization()
+            mean_gradients(reference, losses)
+            same_gradients(module, reference, f"{kind}, step {step}", part_of(kind))
+            assert module.never.weight.grad is None
+            assert (module.extra.weight.grad is not None) == (step % 2 == 1)
+            take_step(*optimizers)
+            same_whole(wrapper, reference, f"{kind}, step {step}")
+            with torch.no_grad():
+                same(wrapper(tokens), reference(tokens))
+                same(module(tokens, extra=True), reference(tokens, extra=True))
+            if kind == "FSDP":
+                check_freed(wrapper)
+
+
+@check(2, 4)
+def wrappers_in_groups_that_are_not_the_world():
+    """Ranks 1 and 3 train together, 0 and 2 apart from them; rank 0 of a group is not rank 0. Of a
+    world of two each rank is one process, with nothing to average."""
+    rank, size = world()
+    groups = [dist.new_group([*range(first, size, 2)]) for first in range(2)]
+    mine, other = groups[rank % 2], groups[1 - rank % 2]
+    first, losses = Tied(), [*map(loss_on, token_batches(size)[rank % 2 :: 2])]
+    for kind, make in EVERY.items():
+        if size == 2 and "copied" in kind:
+            continue  # there is nobody to copy to
+        wrapper, reference = make(unlike(first), group=mine), copy.deepcopy(first)
+        with torch.no_grad():
+            for x in (*reference.parameters(), *reference.buffers()):
+                x.add_(rank % 2)
+        same_whole(wrapper, reference, kind)
+        backward_of_each(wrapper, reference, losses, mine)
+        same_gradients(wrapper.module, reference, kind, part_of(kind, mine))
+    with raises(RuntimeError, "not in the group"):
+        NaiveDDP(Tied(), group=other)
+
+
 @check(2)
 def a_step_before_the_finish_is_refused():
     """By every wrapper, and only where it would read gradients that are this rank's own."""
     rank, size = world()
     tokens = token_batches(size)[rank]
-    for kind, make in {**KINDS, "FSDP": FSDP}.items():
+    for kind, make in EVERY.items():
         wrapper, bystander = make(Tied()), nn.Linear(2, 2)
         optimizers = [
             torch.optim.AdamW(wrapper.parameters()),

@@ -96,10 +96,24 @@ def convolutions():
     )  # fmt: skip
 
 
+class Skipped(nn.Linear):
+    def forward(self, x):
+        return x
+
+
+def skipping(*last):
+    """The last unit's output is the root's, and a skipped one's that of the unit before it."""
+    return nn.Sequential(nn.Linear(WIDTH, 4), Skipped(4, 4), nn.Linear(4, 2), *last)
+
+
 MAKES = {
     **{make.__name__: make for make in (Listed, Recurrent, Complex, Sparse, normed, encoder)},
     "convolutions": convolutions,
     "repeated": repeated,
+    "skipped": lambda: skipping(),
+    "skipped, a module without weights": lambda: skipping(nn.Identity()),
+    "skipped, the last too": lambda: skipping(Skipped(2, 2)),
+    "skipped, the last but one too": lambda: skipping(Skipped(2, 2), nn.ReLU()),
     "vectors": lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)),
 }
 

@@ -65,10 +65,13 @@ def write_nsys(path: Path) -> None:
         base.execute(f"create table {table} ({columns})")
     words = {}
 
+    def insert(table, *row):
+        base.execute(f"insert into {table} values ({', '.join('?' * len(row))})", row)
+
     def word(text):
         if text not in words:
             words[text] = len(words) + 1
-            base.execute("insert into StringIds values (?, ?)", (words[text], text))
+            insert("StringIds", words[text], text)
         return words[text]
 
     def process(thread):
@@ -78,32 +81,24 @@ def write_nsys(path: Path) -> None:
         correlation = 1 if thread == OTHER else correlation
         row = [start * US, (start + duration) * US, 0, stream, correlation, process(thread or MAIN)]
         if name == "Memcpy DtoD":
-            base.execute("insert into CUPTI_ACTIVITY_KIND_MEMCPY values (?,?,?,?,?,?,?,?)",
-                         (*row, 64, 8))  # fmt: skip
+            insert("CUPTI_ACTIVITY_KIND_MEMCPY", *row, 64, 8)
         elif name == "Memset":
-            base.execute("insert into CUPTI_ACTIVITY_KIND_MEMSET values (?,?,?,?,?,?,?)",
-                         (*row, 64))  # fmt: skip
+            insert("CUPTI_ACTIVITY_KIND_MEMSET", *row, 64)
         else:
-            base.execute("insert into CUPTI_ACTIVITY_KIND_KERNEL values (?,?,?,?,?,?,?,?)",
-                         (*row, word(name), word(name[:9])))  # fmt: skip
+            insert("CUPTI_ACTIVITY_KIND_KERNEL", *row, word(name), word(name[:9]))
         if thread:
-            base.execute("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?,?,?,?,?)",
-                         (launched * US, (launched + 5) * US, process(thread) | thread[1],
-                          correlation, word("cudaLaunchKernel")))  # fmt: skip
-    base.execute("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?,?,?,?,?)",
-                 (WAIT[0] * US, sum(WAIT) * US, process(MAIN) | MAIN[1], 99,
-                  word("cudaDeviceSynchronize_v3020")))  # fmt: skip
+            insert("CUPTI_ACTIVITY_KIND_RUNTIME", launched * US, (launched + 5) * US,
+                   process(thread) | thread[1], correlation, word("cudaLaunchKernel"))  # fmt: skip
+    insert("CUPTI_ACTIVITY_KIND_RUNTIME", WAIT[0] * US, sum(WAIT) * US, process(MAIN) | MAIN[1], 99,
+           word("cudaDeviceSynchronize_v3020"))  # fmt: skip
     for i, (name, thread, start, end) in enumerate(SPANS):
         # Registered strings have an id in the place of a text.
         text = (None, word(name)) if i % 2 else (name, None)
-        base.execute("insert into NVTX_EVENTS values (?,?,?,?,?,?,?)",
-                     (start * US, end * US, 59, *text, process(thread) | thread[1],
-                      None))  # fmt: skip
+        insert("NVTX_EVENTS", start * US, end * US, 59, *text, process(thread) | thread[1], None)
     # A range of another kind, and one that was never closed: neither is around anything.
     for kind, end in ((60, 500 * US), (59, None)):
-        base.execute("insert into NVTX_EVENTS values (?,?,?,?,?,?,?)",
-                     (15 * US, end, kind, "no range", None, process(MAIN) | 1, None))  # fmt: skip
-    base.execute("insert into DIAGNOSTIC_EVENT values (0, 'CUPTI events were lost')")
+        insert("NVTX_EVENTS", 15 * US, end, kind, "no range", None, process(MAIN) | 1, None)
+    insert("DIAGNOSTIC_EVENT", 0, "CUPTI events were lost")
     base.commit()
     base.close()
 

@@ -20,12 +20,6 @@ def test_the_choices_are_what_the_page_says_of_them():
     assert fits == [False, True, True, True, False, False]
     assert {plan.bound for plan in plans.values()} == {"computation"}
     most = {name: largest_batch(*one) for name, one in calculator.CHOICES.items()}
-    for name, (job, layout) in calculator.CHOICES.items():
-        # as many sequences fit, one more on each device does not
-        for batch, held in ((most[name], True), (most[name] + layout.data, False)):
-            if batch:
-                plan = evaluate(replace(job, batch=batch), layout)
-                assert (plan.memory_bytes <= job.memory) == held, name
     assert most["replicas"] == 0 < most["zero1"] <= most["FSDP"] < most["FSDP, recompute"]
     # 16 bytes for each of 8.13 billion parameters are more than an H200's 141 GB less a tenth
     assert 130.0e9 == pytest.approx(16 * parameter_count(SIZES["8B"]), rel=1e-3) and allowed < 128e9

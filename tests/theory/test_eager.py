@@ -10,15 +10,6 @@ from a2lib.theory.eager import PASSES, Eager, longest, tiled_total
 from a2lib.theory.memory.allocator import BUFFER, MIB, Allocator, OutOfMemory, fits
 
 
-def test_at_the_handouts_shape_by_hand():
-    """8 x 16,384**2 floats are 8 GiB, q is 32 MiB, the mask 256 MiB."""
-    full, causal = Eager(8, 16384, 64, False), Eager(8, 16384, 64, True)
-    G, M = 2**30, 2**20
-    assert full.total("backward") == 32 * G + 6 * 32 * M
-    assert causal.total("backward") == 32 * G + 6 * 32 * M + 256 * M
-    assert sum(full.saved().values()) == 8 * G + 96 * M
-
-
 def test_every_peak_of_eager_that_was_measured_is_the_count():
     """The sweep of FlashAttention-2's chapter."""
     rows = committed.measured("flash") + committed.measured("flash", "nvidia-h100-80gb-hbm3")

@@ -24,7 +24,6 @@ from a2lib.theory.transformer import (
     GroupedShape,
     Shape,
     forward_flops_by_part,
-    step_flops,
 )
 
 TOY = replace(plan_toys.TOY, fp32=100.0)
@@ -91,19 +90,6 @@ def test_workspaces_are_of_the_device():
     refused("workspace is -1; allowed are numbers from 0", replace, TOY, workspace=-1)
 
 
-def test_fp32_has_its_own_rate_and_messages():
-    wide, narrow = evaluate(job(batch=2, precision="fp32"), PAIR), evaluate(job(batch=2), PAIR)
-    assert wide.busy["computation"] == 10 * narrow.busy["computation"]
-    # 372 gradients of four bytes go round twice, halves at ten bytes a second
-    assert wide.busy["node links"] == 2 * 372 * 4 / 2 / 10 == 2 * narrow.busy["node links"]
-    whole = Layout(data=2, tensor=2, pipeline=2)
-    both = [evaluate(job(batch=2, precision=p), whole).busy for p in ("fp32", "bf16")]
-    for name in ("node links", "network"):
-        assert both[0][name] == 2 * both[1][name] > 0
-    ring = [evaluate(job(precision=p), Layout(context=2)).busy for p in ("fp32", "bf16")]
-    assert ring[0]["node links"] == 2 * ring[1]["node links"]
-
-
 @pytest.mark.parametrize("optimizer, numbers", [("adamw", 7), ("momentum", 5), ("sgd", 3)])
 def test_an_optimizer_reads_and_writes_what_it_keeps(optimizer, numbers):
     slow = job(device=replace(TOY, flops=1e30, memory_bandwidth=1.0), optimizer=optimizer)
@@ -136,13 +122,6 @@ def test_eager_moves_the_scores_that_its_kernels_do(precision):
             for layout in (ALONE, replace(ALONE, checkpointing="block"))]  # fmt: skip
     forward, backward = score_bytes(precision)
     assert more == pytest.approx([scores * (forward + backward), scores * (2 * forward + backward)])
-
-
-@pytest.mark.parametrize("shape", [TINY, SIZES["8B"]])
-def test_eager_computes_all_scores_and_none_again(shape):
-    one = job(batch=2, context=64, shape=shape, attention="eager", efficiency=1.0)
-    found = evaluate(one, ALONE).busy["computation"] * TOY.flops
-    assert found == pytest.approx(step_flops(shape, 2, 64))
 
 
 @pytest.mark.parametrize("precision, attention",

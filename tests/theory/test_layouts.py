@@ -15,16 +15,12 @@ from a2lib.theory.layouts import Layout, evaluate
 from a2lib.theory.other_axes import bubble_s
 from a2lib.theory.schedules import Task
 from a2lib.theory.stages import stage_blocks
-from a2lib.theory.strategy_time import repeated_work
 from a2lib.theory.transformer import (
     PRESETS,
-    PUBLISHED,
-    SIZES,
     GroupedShape,
     forward_flops_by_part,
     parameter_count,
     state_bytes,
-    step_flops,
 )
 
 # By hand. A block of TINY has 4 * 16 + 3 * 24 + 8 = 144 parameters, either table 40, the last norm
@@ -246,20 +242,6 @@ def test_state_is_that_of_the_transformer():
         assert memory["parameters"] == state.parameters
         assert memory["gradients"] == state.gradients
         assert memory["optimizer"] == state.optimizer
-
-
-@pytest.mark.parametrize("shape", [TINY, SIZES["8B"], PUBLISHED["Llama-3-70B"]])
-def test_operations_are_the_steps_and_what_flash_and_checkpoints_compute_again(shape):
-    one = job(shape=shape, batch=2, context=64, device=FREE)
-    none = evaluate(one, Layout()).busy["computation"] * FREE.flops
-    parts = forward_flops_by_part(shape, 2, 64, causal=True)
-    attention = parts["attention"]
-    assert none == pytest.approx(step_flops(shape, 2, 64, causal=True) + attention / 2)
-    block = evaluate(one, Layout(checkpointing="block")).busy["computation"] * FREE.flops
-    again = parts["projections"] + attention + parts["ffn"] * 2 / 3
-    assert block - none == pytest.approx(again)
-    if not shape.num_kv_heads:
-        assert again == repeated_work("block", shape, 2, 64, "flash").flops
 
 
 @pytest.mark.parametrize("schedule, stages, m", [

@@ -11,7 +11,7 @@ from refusals import refused
 from a2lib.measure.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
-from a2lib.theory.transformer import PUBLISHED, Shape
+from a2lib.theory.transformer import Shape
 
 SHAPES = [(Shape(24, 40, 1, 2), 2, 12), (Shape(16, 24, 1, 4), 1, 20)]
 
@@ -79,16 +79,6 @@ def test_the_operations_that_keep_them():
     assert probabilities.module == "attn" and "BmmBackward0.self" in probabilities.operations
     (norm,) = (one for one in found if one.module == "attn.q_proj")
     assert norm.operations == ["MmBackward0.self"] * 3
-
-
-def test_shared_keys_and_values_are_narrower():
-    shape = PUBLISHED["Llama-3-8B"]
-    rows, d, kv = 2 * 64, 4096, 1024
-    plain = Shape(shape.d_model, shape.d_ff, shape.num_layers, shape.num_heads)
-    for precision, element, copies in (("fp32", 4, 0), ("bf16", 2, 2 * 2 * d * (d - kv))):
-        apart, shared = (block_saved_bytes(one, 2, 64, "flash", precision)
-                         for one in (plain, shape))  # fmt: skip
-        assert apart - shared == 2 * element * rows * (d - kv) + copies
 
 
 def test_what_is_not_kept_and_what_cannot_be():

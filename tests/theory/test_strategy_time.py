@@ -23,18 +23,6 @@ def test_operations_of_a_forward():
     assert eager.operations == forward_flops(*WHERE)
 
 
-def test_operations_that_are_repeated():
-    """Tiled, by hand; with eager attention test_checkpointing.py counts the model's own."""
-    square, wide = 2 * BATCH * CONTEXT * 16 * 16, 2 * BATCH * CONTEXT * 16 * 40
-    scores = attention_flops(BATCH, 2, CONTEXT, CONTEXT, 8, True, "forward")
-    tiled = {"block": 4 * square + 2 * wide + scores, "half": 3 * square + 2 * wide + scores,
-             "selective:linear": scores, "selective:products": scores,
-             "selective:attention": 4 * square + 2 * wide}  # fmt: skip
-    for strategy, each in tiled.items():
-        found = repeated_work(strategy, *WHERE, "flash")
-        assert (found.flops, found.score_flops) == (8 * each, 0), strategy
-
-
 def test_bytes_by_hand():
     """float32, tiled attention: what stands between the products of a block."""
     rows = 4 * BATCH * CONTEXT

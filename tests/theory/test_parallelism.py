@@ -1,4 +1,4 @@
-"""One layer on N devices: formulas against the handout's, and by search."""
+"""One layer on N devices: formulas against the handout's, against real products, and by search."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,9 @@ from fractions import Fraction
 
 import pytest
 import sympy
+import torch
 from refusals import refused
+from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.theory import parallelism
 from a2lib.theory.parallelism import EXAMPLE, Layer
@@ -127,6 +129,22 @@ def test_the_best_whole_split_is_the_least_of_all(shared):
             if n % k == 0:
                 share = parallelism.communication_share(EXAMPLE, k, n // k, shared)
                 assert share > least or (share == least and k >= found[0])
+
+
+def test_operations_are_those_of_a_real_ffn_and_its_gradients():
+    n, tokens, d, f = 2, 12, 8, 20
+    x = torch.randn(tokens // n, d, requires_grad=True)
+    w1, w2, w3 = (torch.randn(*s, requires_grad=True) for s in ((d, f), (d, f), (f, d)))
+    with FlopCounterMode(display=False) as forward:
+        y = (torch.nn.functional.silu(x @ w1) * (x @ w2)) @ w3
+    with FlopCounterMode(display=False) as backward:
+        y.backward(torch.randn_like(y))
+    cost = parallelism.data_parallel(Layer(tokens, d, f, 1.0, 1.0), n)
+    assert forward.get_total_flops() == cost["forward"].flops
+    assert backward.get_total_flops() == cost["backward"].flops
+    # What is communicated: the gradients, in two bytes, and the rows of x.
+    counted = 2 * sum(w.grad.numel() for w in (w1, w2, w3))
+    assert counted == Layer(tokens, d, f, 1.0, 1.0).weight_bytes
 
 
 def test_what_is_not_allowed_is_refused():

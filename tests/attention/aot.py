@@ -28,7 +28,13 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 from triton.runtime.jit import mangle_type  # noqa: E402
 
-from a2lib.attention import UnsupportedError, flash_attention, hopper, passes  # noqa: E402
+from a2lib.attention import (  # noqa: E402
+    FlashAttentionTriton,
+    UnsupportedError,
+    flash_attention,
+    hopper,
+    passes,
+)
 from a2lib.attention.tiles import (  # noqa: E402
     SPECIALISED,
     TILES,
@@ -234,10 +240,11 @@ def main(argv):
         for result in pool.map(lambda todo: todo[0](*todo[1]), work):
             print(json.dumps(result), flush=True)
     if not argv and not torch.cuda.is_available():
-        try:
-            flash_attention(*torch.zeros(3, 1, 8, 16).unbind(0))
-        except UnsupportedError as error:
-            print(json.dumps({"refused": str(error)}))
+        for attention in (flash_attention, FlashAttentionTriton.apply):
+            try:
+                attention(*torch.zeros(3, 1, 8, 16).unbind(0))
+            except UnsupportedError as error:
+                print(json.dumps({"refused": str(error)}))
 
 
 if __name__ == "__main__":

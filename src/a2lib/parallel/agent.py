@@ -3,11 +3,11 @@
     python -m a2lib.parallel.agent --nproc-per-node 2 --standalone -m a2lib.parallel.rank
 
 Everything after the name is torchrun's. With nothing after it one rank is started without torchrun,
-and so without torch. When that is through, and also when the launcher ends or
-removes the launch's task, this process kills every descendant, those with a session of their own
-too, and removes the launch's folder. It sends the exit codes of the ranks that did not end well
-(negative: a signal) and when, in seconds, it saw them, as "ends"; where torchrun itself fails, the
-cause in one line as "failed".
+and so without torch. When all is through, and also when the launcher ends or removes the launch's
+task, this process kills every descendant, those with a session of their own too, and removes the
+launch's folder. It sends the exit codes of the ranks that did not end well (negative: a signal) and
+when, in seconds, it saw them, as "ends"; where torchrun itself fails, the cause in one line as
+"failed".
 """
 
 from __future__ import annotations

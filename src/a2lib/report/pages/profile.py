@@ -46,8 +46,8 @@ CLEARS = re.compile(r"^Memset|^rest (.*(_proj|ffn\.w|lm_head)|ln)")
 INSIDE = "attn.attention."
 TURNED, NORM = "a|b|even|odd|interleave|values|o", "square|mean|shifted|root|normal|norm|y0|x1"
 # What a block does between its matrix multiplies: the ranges that launch it; the names of its
-# kernels in theory/step_kernels.py; what Inductor's names have that hold it, the first of them
-# counts.
+# kernels, each that of the tensor that it makes in theory/memory/operations.py; what Inductor's
+# names have that hold it, the first of them counts.
 BETWEEN = {
     "masked": (
         (INSIDE + "scores", INSIDE + "softmax"),
@@ -180,10 +180,12 @@ def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
         for what, (_, names, _) in BETWEEN.items():
             own = [k for k in rest if k.count >= shape.num_layers and re.fullmatch(names, k.name)]
             found[f"{what}_bytes"] = sum(k.count * (k.read + k.written) for k in own)
-        for what, names in {"softmax": ("prob",), "multiply": ("qk", "heads")}.items():
-            own = [k for k in step if k.name in names]  # of eager attention
+        softmax, multiplies = (  # of eager attention
+            [k for k in step if k.name in names] for names in (("prob",), ("qk", "heads"))
+        )
+        for what, own in {"softmax": softmax, "multiply": multiplies}.items():
             found[f"{what}_bytes"] = sum(k.count * (k.read + k.written) for k in own)
-            found[f"{what}_flops"] = sum(k.count * k.flops for k in own)
+        found["multiply_flops"] = sum(k.count * k.flops for k in multiplies)
         found["softmax_flops"] = PER_SCORE * found["softmax_bytes"] / 8  # scores read and written
     return found
 

@@ -43,11 +43,19 @@ from a2lib.attention.tiles import (  # noqa: E402
     WHEN_SHORT,
     Tile,
     chunk_loops,
+    hopper_backward_stays,
     options_of,
     precision_of,
 )
 from a2lib.optim import kernels as optim  # noqa: E402
 
+# What tiles.hopper_forward chooses: consumers, and whether programs stay.
+FORMS = {
+    (64, True): [(1, False), (1, True)],
+    (64, False): [(1, True), (3, False)],
+    (128, True): [(1, False), (2, False), (2, True)],
+    (128, False): [(1, False), (2, False), (2, True)],
+}
 OWN = "forward", "forward_chunk"  # which split their queries themselves
 # By dtype, and fp16x3: fp32 as two terms of fp16, three products.
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp16x3": "fp32"}
@@ -154,23 +162,26 @@ def resources(source, fn, signature, constants, options, aligned=("stride",)):
 def gluon_calls():
     """What hopper.py can launch of Gluon: how it is told apart, and the arguments of ``launch``."""
     calls = []
-    for d, causal in itertools.product((64, 128), (True, False)):
-        ragged = causal  # each with and without, once: they are apart in the kernel
+    for d, causal, ragged in itertools.product((64, 128), (True, False), (True, False)):
         x, lse = torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16), torch.empty(1, 1, 128)
         names = ("q", "k", "v", "o", "do", "dq", "dk", "dv", "lse")
         problem = passes._Problem((*[x] * 8, lse), (), names, causal, None)
         problem.add(**dict(zip(("rows", "sums"), hopper.scratch(x), strict=True)))
-        how = {"dtype": "bf16", "head_dim": d, "causal": causal}
-        for consumers in (1, 3 if d == 64 else 2):
-            hopper.hopper_forward = lambda *_, found=consumers: (found, False)
-            hopper.launch = _keep(calls, how | {"kernel": "forward", "consumers": consumers})
+        how = {"dtype": "bf16", "head_dim": d, "causal": causal, "ragged": ragged}
+        # Of causal ones no key is past the last query's.
+        for form in FORMS[d, causal] if not (ragged and causal) else ():
+            hopper.hopper_forward = lambda *_, found=form: found
+            hopper.launch = _keep(calls, how | {"kernel": "forward", "form": form})
             hopper.forward(problem)
-        how |= {"kernel": "backward", "ragged": ragged}
-        hopper.launch = _keep(calls, how)
-        hopper.backward(problem)
+        how |= {"kernel": "backward"}
+        for stays in {hopper_backward_stays(d, *shape, causal) for shape in ((1, 1), (4, 1024))}:
+            hopper.hopper_backward_stays = lambda *_, found=stays: found
+            hopper.launch = _keep(calls, how | {"stays": stays})
+            hopper.backward(problem)
         problem.add(dq_sums=x[0].float(), dk_sums=x.float(), dv_sums=x.float())
         hopper.launch = _keep(calls, how | {"chunk": 256})
-        hopper.backward_chunks(problem, 256)
+        if ragged == causal:  # each with and without, once: they are apart in the kernel
+            hopper.backward_chunks(problem, 256)
     return calls
 
 

@@ -100,7 +100,7 @@ def test_two_terms_are_smaller_and_want_heads_beyond_64_and_256_tokens():
 
 def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
     cells = {(1024, 1): True, (1023, 1): False, (1023, 32): False, (1023, 33): True,
-             (512, 66): True, (512, 65): False, (511, 1000): False}  # fmt: skip
+             (512, 66): True, (512, 65): False, (128, 264): True, (127, 1000): False}  # fmt: skip
     assert {cell: in_one_sweep(*cell, 64, 2) for cell in cells} == cells
     sizes = [d for d in range(1, 200) if in_one_sweep(2048, 1, d, 2)]
     assert sizes == list(range(40, 129, 8)) and not in_one_sweep(2048, 1, 64, 4)

@@ -11,12 +11,19 @@ import torch
 
 from a2lib.attention.launch import Form, launch, n_multiprocessors
 from a2lib.attention.plans import Launch
-from a2lib.attention.tiles import Tile, chunk_programs, hopper_forward
+from a2lib.attention.tiles import (
+    Tile,
+    chunk_programs,
+    hopper_backward_stays,
+    hopper_forward,
+)
 from a2lib.theory.attention import for_hopper, in_one_sweep, long_for_hopper
 
 ROWS = 128  # what the rows of prepare_kernel are rounded up to
 # Heads that run together have at most so much for all programs to read: it stays in the L2 cache.
+# Programs that stay have less before them (measured on an H200).
 L2_BYTES = 32 * 2**20
+L2_BYTES_STAY = 8 * 2**20
 # Of the backward so many all the same: its longest rows were faster (measured on an H200).
 BACKWARD_HEADS = 4
 
@@ -69,37 +76,33 @@ def _form_of_forward(problem) -> tuple[int, bool]:
 
 def forward(problem) -> None:
     """Fill o and lse."""
-    consumers, stay = _form_of_forward(problem)
-    BD = _columns(problem)
+    p = problem
+    consumers, stay = _form_of_forward(p)
+    BD = _columns(p)
     Bk = 64 if consumers == 1 and BD == 128 else 128
     constants = {
         "BD": BD,
         "CONSUMERS": consumers,
         "Bk": Bk,
         "STAGES": 2,
-        "CAUSAL": problem.is_causal,
+        "CAUSAL": p.is_causal,
+        "RAGGED": p.n_keys % Bk != 0 and not (p.is_causal and p.n_queries <= p.n_keys),
+        "STAY": stay,
         "num_warps": 4,
     }
-    # Two programs of one consumer share a multiprocessor.
-    at_once = (2 if consumers == 1 else 1) * n_multiprocessors(problem.device)
     options = {"maxnreg": 128} if consumers == 1 else {}
-    n_heads = problem.batch * problem.heads
-    n_tiles = -(-problem.n_queries // (64 * consumers))
-    per_head = 2 * problem.n_keys * problem.head_dim * 2
-    sizes = (
-        problem.scale * math.log2(math.e),
-        problem.heads,
-        n_heads,
-        problem.group,
-        problem.n_queries,
-        problem.n_keys,
-        _together(per_head, n_heads),
-    )
+    n_heads = p.batch * p.heads
+    n_tiles = -(-p.n_queries // (64 * consumers))
+    n_programs = n_tiles * n_heads
+    if stay:  # two programs of one consumer share a multiprocessor
+        at_once = (2 if consumers == 1 else 1) * n_multiprocessors(p.device)
+        n_programs = _staying(n_programs, at_once, p.is_causal)
+    scale2 = p.scale * math.log2(math.e)
+    together = _together(2 * p.n_keys * p.head_dim * 2, n_heads, stay, p.is_causal)
+    sizes = (scale2, p.heads, n_heads, p.group, p.n_queries, p.n_keys, together)
     blocks = {"q": 64, "k": Bk, "v": Bk, "o": 64}
-    forms = _forms(problem, blocks, BD)
-    names = (*blocks, "lse")
-    n_programs = min(n_tiles * n_heads, at_once) if stay else n_tiles * n_heads
-    _run(problem, "forward_kernel", n_programs, names, (), sizes, constants, forms, options)
+    forms = _forms(p, blocks, BD)
+    _run(p, "forward_kernel", n_programs, (*blocks, "lse"), (), sizes, constants, forms, options)
 
 
 def backward(problem) -> None:
@@ -130,6 +133,8 @@ def _sweep(p, sums, gradients, scale, chunk=0):
     ``gradients``; with chunk, queries of a program, they are added up there too."""
     n_heads, d, BD = p.batch * p.heads, p.head_dim, _columns(p)
     Bq = 128 if BD == 64 else 64
+    n_tiles = -(-p.n_keys // 128)
+    stay = not chunk and hopper_backward_stays(d, n_tiles, n_heads, p.is_causal)
     constants = {
         "d": d,
         "BD": BD,
@@ -138,20 +143,25 @@ def _sweep(p, sums, gradients, scale, chunk=0):
         "CAUSAL": p.is_causal,
         "RAGGED": p.n_keys % 128 != 0,
         "CHUNKS": chunk > 0,
+        "STAY": stay,
         "num_warps": 4,
     }
-    together = _together(p.n_queries * d * (2 + 2 + 4), n_heads)
-    together = max(together, min(BACKWARD_HEADS, n_heads))
+    if chunk:
+        n_tiles = chunk_programs(Tile(Bq, 128, 4, 2), chunk, p.n_queries, p.n_keys, p.is_causal)
+    n_programs = n_tiles * n_heads
+    if stay:
+        n_programs = _staying(n_programs, n_multiprocessors(p.device), p.is_causal)
+    # dQ is read and written.
+    together = _together(p.n_queries * d * (2 + 2 + 2 * 4), n_heads, stay, p.is_causal)
+    if not stay:
+        together = max(together, min(BACKWARD_HEADS, n_heads))
     scales = (scale, p.scale * math.log2(math.e))
     sizes = (*scales, p.heads, n_heads, p.group, p.n_queries, p.n_keys, together, chunk)
     blocks = {"q": Bq, "do": Bq, "k": 128, "v": 128, sums: (1, 64, 64), "rows": (1, 2, Bq)}
-    forms = _forms(p, blocks, BD)
-    n_tiles = -(-p.n_keys // 128)
-    if chunk:
-        n_tiles = chunk_programs(Tile(Bq, 128, 4, 2), chunk, p.n_queries, p.n_keys, p.is_causal)
-    strides = _strides(p, *gradients)
-    names = (*blocks, *gradients)
-    _run(p, "backward_kernel", n_tiles * n_heads, names, strides, sizes, constants, forms)
+    if not chunk:
+        blocks |= dict.fromkeys(gradients, 64)
+    names = tuple(blocks) if not chunk else (*blocks, *gradients)
+    _run(p, "backward_kernel", n_programs, names, (), sizes, constants, _forms(p, blocks, BD))
 
 
 def chunk_queries(problem) -> int:
@@ -178,8 +188,16 @@ def _columns(problem):
     return 64 if problem.head_dim <= 64 else 128
 
 
-def _together(bytes_per_head, n_heads):
-    return max(1, min(n_heads, L2_BYTES // bytes_per_head))
+def _staying(n_tiles, at_once, is_causal):
+    """How many programs do n_tiles: as many as run at once, if each has one, or a pair."""
+    return min(n_tiles // 2 if is_causal else n_tiles, at_once)
+
+
+def _together(bytes_per_head, n_heads, stay=False, is_causal=False):
+    """How many heads, or pairs of heads where programs stay, run together."""
+    if stay and is_causal:
+        bytes_per_head, n_heads = 2 * bytes_per_head, n_heads // 2
+    return max(1, min(n_heads, (L2_BYTES_STAY if stay else L2_BYTES) // bytes_per_head))
 
 
 def _strides(problem, *names):

@@ -18,7 +18,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from a2lib.attention.hopper_forward import as_matrix, barriers, load_tile, tile_and_head
+from a2lib.attention.hopper_forward import (
+    as_matrix,
+    barriers,
+    load_tile,
+    n_turns,
+    store_tile,
+    tile_and_head,
+)
 
 KEYS = gl.constexpr(128)
 
@@ -37,9 +44,10 @@ _add = getattr(tma, "async_atomic_add", None) or _add_to_global
 
 @gluon.jit
 def _keys_and_blocks(
-    Nq, Nk, n_heads, TOGETHER, chunk, Bq: gl.constexpr, CAUSAL: gl.constexpr, CHUNKS: gl.constexpr
-):
-    """First key of the program's tile, its head, the first query that sees it, and how many query
+    turn, Nq, Nk, n_heads, TOGETHER, chunk,
+    Bq: gl.constexpr, CAUSAL: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
+):  # fmt: skip
+    """First key of the turn's tile, its head, the first query that sees it, and how many query
     blocks follow. A causal tile has at least as many blocks as lie on the diagonal.
 
     With CHUNKS there are programs for each (tile, chunk of queries that sees it, head): the chunks
@@ -65,7 +73,7 @@ def _keys_and_blocks(
         if CAUSAL:
             m0 = gl.maximum(m0, n0)
     else:
-        tile, bh = tile_and_head(gl.program_id(0), n_tiles, n_heads, TOGETHER)
+        tile, bh = tile_and_head(turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
         n0 = tile * KEYS
         m0 = 0
         if CAUSAL:
@@ -79,30 +87,40 @@ def _keys_and_blocks(
 @gluon.jit
 def _load_backward(
     Bq: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, CHUNKS: gl.constexpr,
-    Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s, q_full, q_empty, do_full, do_empty, kv_full,
+    STAY: gl.constexpr,
+    Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s,
+    q_full, q_empty, do_full, do_empty, kv_full, kv_empty,
     H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
 ):  # fmt: skip
-    """The program's keys and values, then blocks of queries with what belongs to them."""
-    n0, bh, m0, n_blocks = _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS)
-    b = bh // H
-    h = bh % H
-    h_kv = h
-    if CHUNKS:
-        h_kv = h // GROUP
-    mbarrier.expect(kv_full.index(0), K.block_type.nbytes + V.block_type.nbytes)
-    load_tile(K, [b, h_kv, n0, 0], kv_full.index(0), k_s.index(0))
-    load_tile(V, [b, h_kv, n0, 0], kv_full.index(0), v_s.index(0))
-    for i in range(n_blocks):
-        stage = i % STAGES
-        phase = (i // STAGES) & 1
-        mbarrier.wait(q_empty.index(stage), phase ^ 1)
-        mbarrier.expect(q_full.index(stage), Q.block_type.nbytes + ROWS.block_type.nbytes)
-        load_tile(Q, [b, h, m0, 0], q_full.index(stage), q_s.index(stage))
-        load_tile(ROWS, [bh, 0, m0], q_full.index(stage), rows_s.index(stage))
-        mbarrier.wait(do_empty.index(stage), phase ^ 1)
-        mbarrier.expect(do_full.index(stage), DO.block_type.nbytes)
-        load_tile(DO, [b, h, m0, 0], do_full.index(stage), do_s.index(stage))
-        m0 += Bq
+    """Blocks of queries with what belongs to them, and after the first the tile's keys and values,
+    whose place the tile before leaves last."""
+    loaded = 0
+    for turn in range(n_turns((Nk + KEYS - 1) // KEYS, n_heads, CAUSAL, STAY)):
+        n0, bh, m0, n_blocks = _keys_and_blocks(
+            turn, Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS, STAY
+        )
+        b = bh // H
+        h = bh % H
+        h_kv = h
+        if CHUNKS:
+            h_kv = h // GROUP
+        for i in range(n_blocks):
+            stage = loaded % STAGES
+            phase = (loaded // STAGES) & 1
+            mbarrier.wait(q_empty.index(stage), phase ^ 1)
+            mbarrier.expect(q_full.index(stage), Q.block_type.nbytes + ROWS.block_type.nbytes)
+            load_tile(Q, [b, h, m0, 0], q_full.index(stage), q_s.index(stage))
+            load_tile(ROWS, [bh, 0, m0], q_full.index(stage), rows_s.index(stage))
+            mbarrier.wait(do_empty.index(stage), phase ^ 1)
+            mbarrier.expect(do_full.index(stage), DO.block_type.nbytes)
+            load_tile(DO, [b, h, m0, 0], do_full.index(stage), do_s.index(stage))
+            if i == 0:
+                mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
+                mbarrier.expect(kv_full.index(0), K.block_type.nbytes + V.block_type.nbytes)
+                load_tile(K, [b, h_kv, n0, 0], kv_full.index(0), k_s.index(0))
+                load_tile(V, [b, h_kv, n0, 0], kv_full.index(0), v_s.index(0))
+            m0 += Bq
+            loaded += 1
 
 
 @gluon.jit
@@ -219,33 +237,43 @@ def _backward_block(
 
 
 @gluon.jit
-def _store_rows(ptr, x, n_rows, stride, d: gl.constexpr, ADD: gl.constexpr):
-    """The first n_rows rows and d columns of x to a matrix at ptr, or with ADD to what it holds."""
+def _add_rows(ptr, x, n_rows, d: gl.constexpr):
+    """Add the first n_rows rows and d columns of x to a contiguous matrix at ptr."""
     offs_r = gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
     offs_d = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     keep = (offs_r < n_rows)[:, None] & (offs_d < d)[None, :]
-    ptrs = ptr + offs_r[:, None] * stride + offs_d[None, :]
-    if ADD:
-        gl.atomic_add(ptrs, x, mask=keep, sem="relaxed")
-    else:
-        gl.store(ptrs, x, mask=keep)
+    gl.atomic_add(ptr + offs_r[:, None] * d + offs_d[None, :], x, mask=keep, sem="relaxed")
 
 
 @gluon.jit
-def _backward_rows(
-    c: gl.constexpr, d: gl.constexpr, Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr,
-    DQ, DK, DV, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-    q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s, q_full, q_empty, do_full, do_empty, kv_full, ds_full,
+def _store_rows(c: gl.constexpr, desc, x, place, b, h, row, BD: gl.constexpr):
+    """A tile of dK or dV, by the place of dQ."""
+    tile = place._reinterpret(desc.dtype, [128 // BD, 1, 1, 64, BD], desc.layout).index(0)
+    tma.store_wait(0)
+    as_matrix(tile, 64, BD).store(x.to(desc.dtype))
+    fence_async_shared()
+    store_tile(desc, [b, h, row, 0], tile)
+
+
+@gluon.jit
+def _backward_tile(
+    turn, used, c: gl.constexpr, d: gl.constexpr, Bq: gl.constexpr, BD: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr,
+    STAY: gl.constexpr, DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
+    q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full,
     scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
 ):  # fmt: skip
-    """Consumer c: dK and dV of 64 keys over all queries that see them, the masked blocks first."""
+    """dK and dV of 64 keys over all queries that see them, the masked blocks first; used counts the
+    query blocks before, and those after are returned."""
     N_MASKED: gl.constexpr = KEYS // Bq if CAUSAL else 0
+    FIRST: gl.constexpr = 1 if Bq == 128 else 0
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
-    n0, bh, m0, n_blocks = _keys_and_blocks(Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS)
+    n0, bh, m0, n_blocks = _keys_and_blocks(
+        turn, Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS, STAY
+    )
     dk = gl.zeros([64, BD], gl.float32, sums)
     dv = gl.zeros([64, BD], gl.float32, sums)
-    mbarrier.wait(kv_full.index(0), 0)
+    mbarrier.wait(kv_full.index(0), turn & 1)
     k = as_matrix(k_s.index(0), KEYS, BD)
     k_mine = k.slice(c * 64, 64, 0)
     v_mine = as_matrix(v_s.index(0), KEYS, BD).slice(c * 64, 64, 0)
@@ -254,41 +282,71 @@ def _backward_rows(
         scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
         k_mine = k_mine.load(gl.DotOperandLayout(0, scores, 2))
         v_mine = v_mine.load(gl.DotOperandLayout(0, scores, 2))
-    FIRST: gl.constexpr = 1 if Bq == 128 else 0
     if Bq == 128:
         dk, dv = _backward_block(
             c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, 0, bh, n0, m0, Nk, scale2,
+            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used, bh, n0, m0, Nk, scale2,
             Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, True,
         )  # fmt: skip
     for i in range(FIRST, N_MASKED):
         dk, dv = _backward_block(
             c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, i, bh, n0, m0 + i * Bq, Nk, scale2,
-            Bq, BD, STAGES, CAUSAL, True, RAGGED, False,
+            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used + i, bh, n0, m0 + i * Bq, Nk,
+            scale2, Bq, BD, STAGES, CAUSAL, True, RAGGED, False,
         )  # fmt: skip
     for i in range(N_MASKED if N_MASKED > FIRST else FIRST, n_blocks):
         dk, dv = _backward_block(
             c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, i, bh, n0, m0 + i * Bq, Nk, scale2,
-            Bq, BD, STAGES, CAUSAL, False, RAGGED, False,
+            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used + i, bh, n0, m0 + i * Bq, Nk,
+            scale2, Bq, BD, STAGES, CAUSAL, False, RAGGED, False,
         )  # fmt: skip
+    used += n_blocks
     if Bq == 128:
-        last = n_blocks - 1
+        last = used - 1
         mbarrier.wait(ds_full.index(last & 1), (last >> 1) & 1)
         token = _dq_product(c, ds_s, last & 1, k, Bq)
         dq = warpgroup_mma_wait(0, deps=[token])
-        _dq_add(c, DQ, dq_s, dq, bh, m0 + last * Bq, Bq)
-    b = (bh // H).to(gl.int64)
-    h = (bh % H).to(gl.int64)
+        mbarrier.arrive(kv_empty.index(0), count=1)
+        _dq_add(c, DQ, dq_s, dq, bh, m0 + (n_blocks - 1) * Bq, Bq)
+    else:
+        mbarrier.arrive(kv_empty.index(0), count=1)
+    row = n0 + c * 64
     if CHUNKS:
-        h = h // GROUP
-    row = (n0 + c * 64).to(gl.int64)
-    n_rows = Nk - n0 - c * 64
-    DK += b * stride_dkb + h * stride_dkh + row * stride_dkn
-    DV += b * stride_dvb + h * stride_dvh + row * stride_dvn
-    _store_rows(DK, (dk * scale).to(DK.dtype.element_ty), n_rows, stride_dkn, d, CHUNKS)
-    _store_rows(DV, dv.to(DV.dtype.element_ty), n_rows, stride_dvn, d, CHUNKS)
+        bh_kv = bh // H * (H // GROUP) + bh % H // GROUP
+        first = (bh_kv.to(gl.int64) * Nk + row) * d
+        _add_rows(DK + first, dk * scale, Nk - row, d)
+        _add_rows(DV + first, dv, Nk - row, d)
+    else:
+        _store_rows(c, DV, dv, dq_s.index(c), bh // H, bh % H, row, BD)
+        _store_rows(c, DK, dk * scale, dq_s.index(c), bh // H, bh % H, row, BD)
+    return used
+
+
+@gluon.jit
+def _backward_rows(
+    c: gl.constexpr, d: gl.constexpr, Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
+    DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
+    q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full,
+    scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
+):  # fmt: skip
+    """Consumer c: its 64 keys of each of the program's tiles."""
+    used = 0
+    if STAY:
+        for turn in range(n_turns((Nk + KEYS - 1) // KEYS, n_heads, CAUSAL, True)):
+            used = _backward_tile(
+                turn, used, c, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, True,
+                DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
+                q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full,
+                scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
+            )  # fmt: skip
+    else:  # a loop would cost registers
+        _backward_tile(
+            0, 0, c, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, False,
+            DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
+            q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full,
+            scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
+        )  # fmt: skip
     tma.store_wait(0)
 
 
@@ -297,11 +355,10 @@ BACKWARD_SIZES = ["H", "n_heads", "GROUP", "Nq", "Nk", "TOGETHER", "chunk"]
 
 @gluon.jit(do_not_specialize=BACKWARD_SIZES)
 def backward_kernel(
-    Q, DO, K, V, DQ, ROWS, DK, DV,
-    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-    scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
+    Q, DO, K, V, DQ, ROWS, DK, DV, scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
     d: gl.constexpr, BD: gl.constexpr, Bq: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, num_warps: gl.constexpr,
+    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """DK, DV, and what adds up to dQ / scale in DQ, in one pass: one program per (128 keys, head).
 
@@ -330,18 +387,18 @@ def backward_kernel(
     do_full = barriers(STAGES, 1)
     do_empty = barriers(STAGES, 2)
     kv_full = barriers(1, 1)
+    kv_empty = barriers(1, 2)
     ds_full = barriers(2, 2)
     fence_async_shared()
-    ours = (DQ, DK, DV, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-            q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, kv_full, ds_full,
+    ours = (DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
+            q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full,
             scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk)  # fmt: skip
     loads = (Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s,
-             q_full, q_empty, do_full, do_empty, kv_full,
+             q_full, q_empty, do_full, do_empty, kv_full, kv_empty,
              H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk)  # fmt: skip
     gl.warp_specialize(
-        [(_backward_rows, (0, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS) + ours),
-         (_backward_rows, (1, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS) + ours),
-         (_load_backward, (Bq, STAGES, CAUSAL, CHUNKS) + loads)],
+        [(_backward_rows, (0, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, STAY) + ours),
+         (_backward_rows, (1, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, STAY) + ours),
+         (_load_backward, (Bq, STAGES, CAUSAL, CHUNKS, STAY) + loads)],
         [4, 1], [240, 24],
     )  # fmt: skip

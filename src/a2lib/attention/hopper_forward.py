@@ -33,13 +33,43 @@ store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_globa
 
 
 @gluon.jit
-def tile_and_head(at, n_tiles, n_heads, TOGETHER):
-    """Tile and flat (batch, head) index of the at-th tile: TOGETHER heads at a time, whose tensors
-    the L2 cache holds, and within them tile by tile, so that the longest tiles start first."""
+def n_turns(n_tiles, n_heads, CAUSAL: gl.constexpr, STAY: gl.constexpr):
+    """How many of n_heads * n_tiles tiles this program does: one, or with STAY its share."""
+    turns = 1
+    if STAY:
+        together: gl.constexpr = 2 if CAUSAL else 1
+        items = n_tiles * n_heads // together - gl.program_id(0) + gl.num_programs(0) - 1
+        turns = items // gl.num_programs(0) * together
+    return turns
+
+
+@gluon.jit
+def tile_and_head(
+    turn, n_tiles, n_heads, TOGETHER, CAUSAL: gl.constexpr, STAY: gl.constexpr
+):  # fmt: skip
+    """Tile and flat (batch, head) index of this program's turn: TOGETHER heads at a time, whose
+    tensors the L2 cache holds, and within them tile by tile, so that the longest tiles start first
+    and programs side by side read different heads.
+
+    Causal programs that stay do tiles of two heads in turn, whose lengths add up to the same for
+    all, and TOGETHER counts such pairs.
+    """
+    PAIRS: gl.constexpr = STAY and CAUSAL
+    at = gl.program_id(0)
+    if PAIRS:
+        n_heads = n_heads // 2
+        at += turn // 2 * gl.num_programs(0)
+    elif STAY:
+        at += turn * gl.num_programs(0)
     group = at // (n_tiles * TOGETHER)
     rest = at % (n_tiles * TOGETHER)
     heads = gl.minimum(TOGETHER, n_heads - group * TOGETHER)
-    return rest // heads, group * TOGETHER + rest % heads
+    tile = rest // heads
+    bh = group * TOGETHER + rest % heads
+    if PAIRS:
+        bh = bh * 2 + turn % 2
+        tile += turn % 2 * (n_tiles - 1 - 2 * tile)
+    return tile, bh
 
 
 @gluon.jit
@@ -59,10 +89,11 @@ def barriers(n: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def _queries_and_blocks(
-    at, n_tiles, n_heads, Nk, TOGETHER, Bq: gl.constexpr, Bk: gl.constexpr, CAUSAL: gl.constexpr
-):
-    """First query of the at-th tile, its head, and how many key blocks any query of it sees."""
-    tile, bh = tile_and_head(at, n_tiles, n_heads, TOGETHER)
+    turn, n_tiles, n_heads, Nk, TOGETHER,
+    Bq: gl.constexpr, Bk: gl.constexpr, CAUSAL: gl.constexpr, STAY: gl.constexpr,
+):  # fmt: skip
+    """First query of the turn's tile, its head, and how many key blocks any query of it sees."""
+    tile, bh = tile_and_head(turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
     stop = Nk
     if CAUSAL:
         tile = n_tiles - 1 - tile
@@ -73,27 +104,24 @@ def _queries_and_blocks(
 @gluon.jit
 def _load_forward(
     CONSUMERS: gl.constexpr, Bk: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    Q, K, V, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    STAY: gl.constexpr, Q, K, V, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     H, n_heads, GROUP, Nq, Nk, TOGETHER,
 ):  # fmt: skip
     """The queries of each of the program's tiles, then key and value blocks from the last down."""
     Bq: gl.constexpr = CONSUMERS * 64
     n_tiles = (Nq + Bq - 1) // Bq
-    begun = 0
     loaded = 0
-    stop = n_tiles * n_heads
-    step = gl.num_programs(0)
-    if CONSUMERS == 3:  # the registers of a loop are too many
-        stop = gl.program_id(0) + 1
-        step = 1
-    for at in range(gl.program_id(0), stop, step):
-        m0, bh, n_blocks = _queries_and_blocks(at, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL)
+    for turn in range(n_turns(n_tiles, n_heads, CAUSAL, STAY)):
+        m0, bh, n_blocks = _queries_and_blocks(
+            turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY
+        )
         b = bh // H
         h = bh % H
+        place = turn % 2 * CONSUMERS if STAY else 0
         for c in gl.static_range(CONSUMERS):
-            mbarrier.wait(q_empty.index(c), (begun & 1) ^ 1)
-            mbarrier.expect(q_full.index(c), Q.block_type.nbytes)
-            load_tile(Q, [b, h, m0 + c * 64, 0], q_full.index(c), q_s.index(c))
+            mbarrier.wait(q_empty.index(place + c), (turn // 2 & 1) ^ 1)
+            mbarrier.expect(q_full.index(place + c), Q.block_type.nbytes)
+            load_tile(Q, [b, h, m0 + c * 64, 0], q_full.index(place + c), q_s.index(place + c))
         n0 = (n_blocks - 1) * Bk
         for _ in range(n_blocks):
             stage = loaded % STAGES
@@ -106,25 +134,30 @@ def _load_forward(
             load_tile(V, [b, h // GROUP, n0, 0], v_full.index(stage), v_s.index(stage))
             n0 -= Bk
             loaded += 1
-        begun += 1
 
 
 @gluon.jit
-def _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL: gl.constexpr):
+def _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     rows: gl.constexpr = gl.SliceLayout(1, s.type.layout)
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     offs_n = n0 + gl.arange(0, s.shape[1], columns)
     visible = (offs_n < Nk)[None, :]
     if CAUSAL:
-        visible = visible & (offs_n[None, :] <= (m0 + gl.arange(0, s.shape[0], rows))[:, None])
-    return gl.where(visible, s, -float("inf"))
+        seen = offs_n[None, :] <= (m0 + gl.arange(0, s.shape[0], rows))[:, None]
+        if RAGGED:
+            visible = visible & seen
+        else:
+            visible = seen
+    if CAUSAL or RAGGED:
+        s = gl.where(visible, s, -float("inf"))
+    return s
 
 
 @gluon.jit
 def _forward_block(
     q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, i, m0, n0, Nk, scale2,
     Bk: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASK: gl.constexpr,
+    MASK: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
     """Scores of block i while the weights p of the block before are multiplied with its values.
 
@@ -144,7 +177,7 @@ def _forward_block(
     s = warpgroup_mma_wait(1, deps=[s_token])
     mbarrier.arrive(k_empty.index(stage), count=1)
     if MASK:
-        s = _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL)
+        s = _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL, RAGGED)
     m_new = gl.maximum(m_i, gl.max(s, 1) * scale2)
     weights = gl.exp2(s * scale2 - m_new[:, None])
     alpha = gl.exp2(m_i - m_new)
@@ -157,78 +190,102 @@ def _forward_block(
 
 
 @gluon.jit
-def _forward_rows(
-    c: gl.constexpr, CONSUMERS: gl.constexpr, Bk: gl.constexpr, BD: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+def _forward_tile(
+    turn, used, c: gl.constexpr, CONSUMERS: gl.constexpr, Bk: gl.constexpr, BD: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, STAY: gl.constexpr,
     O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     scale2, H, n_heads, Nq, Nk, TOGETHER,
 ):  # fmt: skip
-    """Consumer c: 64 queries of each tile against all keys that they see, masked blocks first."""
+    """64 queries against all keys that they see, masked blocks first; used counts the key blocks
+    before, and those after are returned."""
     Bq: gl.constexpr = CONSUMERS * 64
     N_MASKED: gl.constexpr = (Bq + Bk - 1) // Bk if CAUSAL else 1
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Bk, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     n_tiles = (Nq + Bq - 1) // Bq
-    begun = 0
+    m0, bh, n_blocks = _queries_and_blocks(
+        turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY
+    )
+    m0 += c * 64
+    n0 = (n_blocks - 1) * Bk
+
+    place = c + turn % 2 * CONSUMERS if STAY else c
+    q = as_matrix(q_s.index(place), 64, BD)
+    mbarrier.wait(q_full.index(place), turn // 2 & 1)
+    stage = used % STAGES
+    mbarrier.wait(k_full.index(stage), (used // STAGES) & 1)
+    zero = gl.zeros([64, Bk], gl.float32, scores)
+    k = as_matrix(k_s.index(stage), Bk, BD)
+    token = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    if STAY:
+        if turn > 0:  # the output of the tile before has left by now
+            tma.store_wait(0)
+            mbarrier.arrive(q_empty.index(c + (turn - 1) % 2 * CONSUMERS), count=1)
+    s = warpgroup_mma_wait(0, deps=[token])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    s = _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL, RAGGED)
+    # Finite: a row may see no key of its first block, and -inf - -inf would be NaN.
+    m_i = gl.maximum(gl.max(s, 1) * scale2, -1e30)
+    weights = gl.exp2(s * scale2 - m_i[:, None])
+    l_i = gl.sum(weights, 1)
+    p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, sums, 2))
+    acc = gl.zeros([64, BD], gl.float32, sums)
+    masked = gl.minimum(n_blocks, N_MASKED)
+    for i in range(1, masked):
+        n0 -= Bk
+        p, acc, m_i, l_i = _forward_block(
+            q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
+            m0, n0, Nk, scale2, Bk, BD, STAGES, CAUSAL, True, RAGGED,
+        )  # fmt: skip
+    for i in range(masked, n_blocks):
+        n0 -= Bk
+        p, acc, m_i, l_i = _forward_block(
+            q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
+            m0, n0, Nk, scale2, Bk, BD, STAGES, CAUSAL, False, RAGGED,
+        )  # fmt: skip
+    used += n_blocks
+    last = (used - 1) % STAGES
+    mbarrier.wait(v_full.index(last), ((used - 1) // STAGES) & 1)
+    token = warpgroup_mma(p, as_matrix(v_s.index(last), Bk, BD), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[token])
+    mbarrier.arrive(v_empty.index(last), count=1)
+
+    offs_m = m0 + gl.arange(0, 64, gl.SliceLayout(1, scores))
+    # A row whose scores are all -inf has l = 0: its output is 0 and its log-sum-exp -inf.
+    lse = gl.where(l_i == 0, -float("inf"), (m_i + gl.log2(l_i)) * LN2)
+    share = 1.0 / gl.where(l_i == 0, 1.0, l_i)
+    gl.store(LSE + bh.to(gl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
+    # The output leaves by the place of the queries, which nobody else reads.
+    q.store((acc * gl.convert_layout(share, gl.SliceLayout(1, sums))[:, None]).to(q.dtype))
+    fence_async_shared()
+    store_tile(O, [bh // H, bh % H, m0, 0], q_s.index(place))
+    return used
+
+
+@gluon.jit
+def _forward_rows(
+    c: gl.constexpr, CONSUMERS: gl.constexpr, Bk: gl.constexpr, BD: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, STAY: gl.constexpr,
+    O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    scale2, H, n_heads, Nq, Nk, TOGETHER,
+):  # fmt: skip
+    """Consumer c: its 64 queries of each of the program's tiles."""
+    Bq: gl.constexpr = CONSUMERS * 64
     used = 0
-    stop = n_tiles * n_heads
-    step = gl.num_programs(0)
-    if CONSUMERS == 3:  # the registers of a loop are too many
-        stop = gl.program_id(0) + 1
-        step = 1
-    for at in range(gl.program_id(0), stop, step):
-        m0, bh, n_blocks = _queries_and_blocks(at, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL)
-        m0 += c * 64
-        n0 = (n_blocks - 1) * Bk
-
-        q = as_matrix(q_s.index(c), 64, BD)
-        mbarrier.wait(q_full.index(c), begun & 1)
-        stage = used % STAGES
-        mbarrier.wait(k_full.index(stage), (used // STAGES) & 1)
-        zero = gl.zeros([64, Bk], gl.float32, scores)
-        k = as_matrix(k_s.index(stage), Bk, BD)
-        token = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[token])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        s = _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL)
-        # Finite: a row may see no key of its first block, and -inf - -inf would be NaN.
-        m_i = gl.maximum(gl.max(s, 1) * scale2, -1e30)
-        weights = gl.exp2(s * scale2 - m_i[:, None])
-        l_i = gl.sum(weights, 1)
-        p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, sums, 2))
-        acc = gl.zeros([64, BD], gl.float32, sums)
-        masked = gl.minimum(n_blocks, N_MASKED)
-        for i in range(1, masked):
-            n0 -= Bk
-            p, acc, m_i, l_i = _forward_block(
-                q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
-                m0, n0, Nk, scale2, Bk, BD, STAGES, CAUSAL, True,
+    if STAY:
+        for turn in range(n_turns((Nq + Bq - 1) // Bq, n_heads, CAUSAL, True)):
+            used = _forward_tile(
+                turn, used, c, CONSUMERS, Bk, BD, STAGES, CAUSAL, RAGGED, True,
+                O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                scale2, H, n_heads, Nq, Nk, TOGETHER,
             )  # fmt: skip
-        for i in range(masked, n_blocks):
-            n0 -= Bk
-            p, acc, m_i, l_i = _forward_block(
-                q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
-                m0, n0, Nk, scale2, Bk, BD, STAGES, CAUSAL, False,
-            )  # fmt: skip
-        used += n_blocks
-        last = (used - 1) % STAGES
-        mbarrier.wait(v_full.index(last), ((used - 1) // STAGES) & 1)
-        token = warpgroup_mma(p, as_matrix(v_s.index(last), Bk, BD), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[token])
-        mbarrier.arrive(v_empty.index(last), count=1)
-
-        offs_m = m0 + gl.arange(0, 64, gl.SliceLayout(1, scores))
-        # A row whose scores are all -inf has l = 0: its output is 0 and its log-sum-exp -inf.
-        lse = gl.where(l_i == 0, -float("inf"), (m_i + gl.log2(l_i)) * LN2)
-        l_i = gl.where(l_i == 0, 1.0, l_i)
-        gl.store(LSE + bh.to(gl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
-        # The output leaves by the place of the queries, which nobody else reads.
-        q.store((acc / gl.convert_layout(l_i, gl.SliceLayout(1, sums))[:, None]).to(q.dtype))
-        fence_async_shared()
-        store_tile(O, [bh // H, bh % H, m0, 0], q_s.index(c))
-        tma.store_wait(0)
-        mbarrier.arrive(q_empty.index(c), count=1)
-        begun += 1
+    else:  # a loop would cost registers
+        _forward_tile(
+            0, 0, c, CONSUMERS, Bk, BD, STAGES, CAUSAL, RAGGED, False,
+            O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+            scale2, H, n_heads, Nq, Nk, TOGETHER,
+        )  # fmt: skip
+    tma.store_wait(0)
 
 
 # Sizes that need no kernel of their own.
@@ -239,21 +296,24 @@ FORWARD_SIZES = ["H", "n_heads", "GROUP", "Nq", "Nk", "TOGETHER"]
 def forward_kernel(
     Q, K, V, O, LSE, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER,
     BD: gl.constexpr, CONSUMERS: gl.constexpr, Bk: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, num_warps: gl.constexpr,
+    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, STAY: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """O = softmax(scale Q K^T) V and LSE, the natural-log log-sum-exp of each score row.
 
     Descriptors Q, O: (B, H, Nq, d) in blocks of 64 rows; K, V: (B, H / GROUP, Nk, d) in blocks of
     Bk; LSE: (B, H, Nq) contiguous fp32. One program per tile of 64 CONSUMERS queries of a head, or
-    fewer (not with three consumers), each of which then does several tiles.
+    with STAY fewer, each of which then does several tiles; the queries have two places then, and
+    the next tile is loaded while this one ends. RAGGED: some block has keys past Nk that no mask
+    hides.
     """
     dtype: gl.constexpr = Q.dtype
     scale2 = gl.cast(scale2, gl.float32)
-    q_s = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, BD], Q.layout)
+    PLACES: gl.constexpr = 2 * CONSUMERS if STAY else CONSUMERS
+    q_s = gl.allocate_shared_memory(dtype, [PLACES, 1, 1, 64, BD], Q.layout)
     k_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, Bk, BD], K.layout)
     v_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, Bk, BD], V.layout)
-    q_full = barriers(CONSUMERS, 1)
-    q_empty = barriers(CONSUMERS, 1)
+    q_full = barriers(PLACES, 1)
+    q_empty = barriers(PLACES, 1)
     k_full = barriers(STAGES, 1)
     k_empty = barriers(STAGES, CONSUMERS)
     v_full = barriers(STAGES, 1)
@@ -267,22 +327,22 @@ def forward_kernel(
     # a worker's threads.
     if CONSUMERS == 1:
         gl.warp_specialize(
-            [(_forward_rows, (0, 1, Bk, BD, STAGES, CAUSAL) + ours),
-             (_load_forward, (1, Bk, STAGES, CAUSAL) + loads)],
+            [(_forward_rows, (0, 1, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
+             (_load_forward, (1, Bk, STAGES, CAUSAL, STAY) + loads)],
             [1], [24],
         )  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize(
-            [(_forward_rows, (0, 2, Bk, BD, STAGES, CAUSAL) + ours),
-             (_forward_rows, (1, 2, Bk, BD, STAGES, CAUSAL) + ours),
-             (_load_forward, (2, Bk, STAGES, CAUSAL) + loads)],
+            [(_forward_rows, (0, 2, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
+             (_forward_rows, (1, 2, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
+             (_load_forward, (2, Bk, STAGES, CAUSAL, STAY) + loads)],
             [4, 1], [240, 24],
         )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(_forward_rows, (0, 3, Bk, BD, STAGES, CAUSAL) + ours),
-             (_forward_rows, (1, 3, Bk, BD, STAGES, CAUSAL) + ours),
-             (_forward_rows, (2, 3, Bk, BD, STAGES, CAUSAL) + ours),
-             (_load_forward, (3, Bk, STAGES, CAUSAL) + loads)],
+            [(_forward_rows, (0, 3, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
+             (_forward_rows, (1, 3, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
+             (_forward_rows, (2, 3, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
+             (_load_forward, (3, Bk, STAGES, CAUSAL, STAY) + loads)],
             [4, 4, 1], [160, 160, 24],
         )  # fmt: skip

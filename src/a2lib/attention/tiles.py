@@ -8,6 +8,8 @@ shared memory: a GPU where the first does not fit takes the next.
 
 from typing import NamedTuple
 
+from a2lib.theory.attention import MULTIPROCESSORS
+
 # What the table chooses tiles for: a kernel, and what it is asked to compute.
 SPECIALISED = {
     "forward": ("forward_kernel", {}),
@@ -108,22 +110,45 @@ WHEN_LONG = {
 
 def hopper_forward(head_dim, n_queries, n_heads, causal):
     """Which form of the Gluon forward is the fastest: its consumers, of 64 queries each, or 0 where
-    plain Triton is; and whether programs stay for several tiles.
+    plain Triton is; and whether programs stay for several tiles (measured on an H200).
 
-    Few tiles want small programs, which share a multiprocessor; short rows want programs that load
-    the next tile while they end the last; long ones want many queries for each key that is read.
+    With heads above 64 two consumers, which read keys together, pay from one tile a multiprocessor
+    on; up to 64 three do, on long rows without a mask.
     """
-    narrow = head_dim <= 64
     tiles = -(-n_queries // 64) * n_heads
     if tiles < 32:
         return 0, False  # the host takes longer than either, and less for plain Triton
-    if tiles <= (512 if narrow else 132):
+    if head_dim <= 64:
+        if not causal and n_queries >= 4096 and tiles >= 4096:
+            return 3, False
+        return 1, not causal or _pairs_pay(n_queries, 64, n_heads, 2 * MULTIPROCESSORS)
+    if tiles <= MULTIPROCESSORS:
         return 1, False
-    if causal and n_queries <= (4096 if narrow else 2048):
-        return 1, n_queries <= (4096 if narrow else 1024)
-    if narrow:
-        return (3 if causal or n_queries >= 2048 else 0), False
-    return 2, not causal
+    if causal:
+        return 2, _pairs_pay(n_queries, 128, n_heads, MULTIPROCESSORS)
+    return 2, n_queries <= 2048
+
+
+def hopper_backward_stays(head_dim, n_tiles, n_heads, causal):
+    """Whether programs of the Gluon backward stay for several of the n_tiles tiles of 128 keys that
+    each head has (measured on an H200). With heads above 64 causal ones would spill."""
+    if not causal:
+        return True
+    return head_dim <= 64 and _pairs_pay(n_tiles * 128, 128, n_heads, MULTIPROCESSORS)
+
+
+def _pairs_pay(n_queries, rows, n_heads, at_once):
+    """Whether causal tiles are better done in pairs, one long and one short, by programs that stay.
+
+    To end and begin takes a program about as long as a block and a half of 128 keys (measured on an
+    H200). Against that stands what rounds leave idle, as all programs have equally much to do.
+    """
+    pairs = -(-n_queries // rows) * n_heads // 2
+    if n_heads % 2 or 2 * pairs <= at_once:
+        return False
+    busy = pairs / (-(-pairs // at_once) * at_once)
+    blocks = max(1, n_queries / 256)  # of a tile, on average
+    return busy >= blocks / (blocks + 1.5)
 
 
 # The backward in chunks (chunks.py); when it is the one: passes.py.

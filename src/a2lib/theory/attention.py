@@ -177,7 +177,7 @@ def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -
     many programs, and not two: where programs of 128 keys fill the GPU or sequences are long
     (measured on an H200)."""
     fills = -(-n_keys // 128) * n_heads >= 264
-    return for_hopper(head_dim, element_bytes) and n_keys >= (512 if fills else 1024)
+    return for_hopper(head_dim, element_bytes) and n_keys >= (128 if fills else 1024)
 
 
 def in_one_launch(

@@ -211,7 +211,7 @@ def _swaps(rung: str, device: str) -> list[tuple[object, str, object]]:
     off = {
         "query_chunks": [(passes, "in_chunks", none), (passes, "in_one_launch", none)],
         "key_chunks": [(passes, "keys_per_chunk", none)],
-        "heads_in_l2": [(hopper, "_together", lambda bytes_per_head, n_heads: n_heads)],
+        "heads_in_l2": [(hopper, "_together", lambda bytes_per_head, n_heads, *_: n_heads)],
         "one_sweep": [(hopper, "serves_backward", none)],
         "consumers": [(hopper, "hopper_forward", lambda *_: (1, False))],
         "one_consumer": [(hopper, "serves_forward", none)],

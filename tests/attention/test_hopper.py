@@ -226,7 +226,9 @@ def test_every_tile_is_done_once_and_causal_programs_have_as_much_to_do(
     with pytest.MonkeyPatch.context() as patch:
         for program in range(n_programs):
             here = {"program_id": lambda _, p=program: p, "num_programs": lambda _: n_programs}
-            patch.setattr(hopper_forward, "gl", SimpleNamespace(minimum=min, constexpr=None, **here))
+            patch.setattr(
+                hopper_forward, "gl", SimpleNamespace(minimum=min, constexpr=None, **here)
+            )
             turns = range(hopper_forward.n_turns.fn(n_tiles, n_heads, causal, stay))
             mine = [
                 hopper_forward.tile_and_head.fn(turn, n_tiles, n_heads, together, causal, stay)

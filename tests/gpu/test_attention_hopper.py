@@ -55,7 +55,8 @@ def chunk(request, monkeypatch):
 def in_turns(monkeypatch, draw, form):
     """Where programs stay, which causal ones do for an even number of heads, few of them, so that
     each has many turns."""
-    monkeypatch.setattr(hopper, "n_multiprocessors", lambda _, few=draw.choice([1, 2, 5]): few)
+    few = draw.choice([1, 2, 5])
+    monkeypatch.setattr(hopper, "n_multiprocessors", lambda _: few)
 
     def stays(d, _, n_heads, causal):
         return form[1] and not (causal and n_heads % 2)

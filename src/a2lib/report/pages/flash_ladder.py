@@ -33,7 +33,7 @@ SHAPES = {
 # Rungs that choose nothing else there: heads share L2 where there are several, programs keys or
 # queries where tiles are few, and few tiles have one consumer.
 SAME = {
-    "board": ("key_chunks", LIBRARY),
+    "board": ("key_chunks", "consumers", LIBRARY),
     "wide": ("key_chunks", LIBRARY),
     "few": ("consumers", "heads_in_l2"),
 }

@@ -31,7 +31,7 @@ SHAPES = {
     "few": "one head of 64, 4,096 tokens",
 }
 # Rungs that choose nothing else there: heads share L2 where there are several, programs keys or
-# queries where tiles are few, and few tiles have one consumer.
+# queries where tiles are few; few tiles, and heads of 64 under a mask, have one consumer.
 SAME = {
     "board": ("key_chunks", "consumers", LIBRARY),
     "wide": ("key_chunks", LIBRARY),

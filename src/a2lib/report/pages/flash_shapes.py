@@ -129,15 +129,14 @@ def errors(rows: pd.DataFrame, dtype: str, head_dim: int) -> pd.DataFrame:
 
 
 def every(page, rows: pd.DataFrame, value: str, words: str, name: str) -> str:
-    """The tables of one value, a folded one for each dtype and pass: lines by head size, length."""
+    """The tables of one value, a folded one for each dtype and pass: lines by head size, length;
+    of the implementations that have a kernel for it."""
     found = []
     for dtype in ("bf16", "fp32"):
         for pass_, title in PASSES.items():
-            frame = latency(
-                pick(rows, kind="one head", dtype=dtype, pass_=pass_),
-                ["head_dim", "seq_len"],
-                value,
-            )
+            here = pick(rows, kind="one head", dtype=dtype, pass_=pass_)
+            timed = set(here.dropna(subset=["ms"])["implementation"])
+            frame = latency(pick(here, implementation=timed), ["head_dim", "seq_len"], value)
             label = f"tab-shapes-{name}-{dtype}-{pass_.replace('_', '-')}"
             found.append(str(page.table(frame, f"{dtype}, {title}: {words}", label, 0, 2)))
     return "\n\n".join(found)

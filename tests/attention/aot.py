@@ -163,13 +163,13 @@ def gluon_calls():
     """What hopper.py can launch of Gluon: how it is told apart, and the arguments of ``launch``."""
     calls = []
     for d, causal, ragged in itertools.product((64, 128), (True, False), (True, False)):
-        x, lse = torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16), torch.empty(1, 1, 128)
-        names = ("q", "k", "v", "o", "do", "dq", "dk", "dv", "lse")
-        problem = passes._Problem((*[x] * 8, lse), (), names, causal, None)
-        problem.add(**dict(zip(("rows", "sums"), hopper.scratch(x), strict=True)))
+        x, lse = torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16), torch.empty(1, 1, 256)
+        more = x.new_empty(1, 1, 256, d)  # queries, so that some are past the keys
+        names = ("q", "o", "do", "dq", "k", "v", "dk", "dv", "lse")
+        problem = passes._Problem((*[more] * 4, *[x] * 4, lse), (), names, causal, None)
+        problem.add(**dict(zip(("rows", "sums"), hopper.scratch(more), strict=True)))
         how = {"dtype": "bf16", "head_dim": d, "causal": causal, "ragged": ragged}
-        # Of causal ones no key is past the last query's.
-        for form in FORMS[d, causal] if not (ragged and causal) else ():
+        for form in FORMS[d, causal]:
             hopper.hopper_forward = lambda *_, found=form: found
             hopper.launch = _keep(calls, how | {"kernel": "forward", "form": form})
             hopper.forward(problem)
@@ -178,7 +178,7 @@ def gluon_calls():
             hopper.hopper_backward_stays = lambda *_, found=stays: found
             hopper.launch = _keep(calls, how | {"stays": stays})
             hopper.backward(problem)
-        problem.add(dq_sums=x[0].float(), dk_sums=x.float(), dv_sums=x.float())
+        problem.add(dq_sums=more[0].float(), dk_sums=x.float(), dv_sums=x.float())
         hopper.launch = _keep(calls, how | {"chunk": 256})
         if ragged == causal:  # each with and without, once: they are apart in the kernel
             hopper.backward_chunks(problem, 256)

@@ -68,6 +68,10 @@ def test_every_form_of_gluon_is_there(gluon):
     chosen = {(d, causal, *hopper_forward(d, n, heads, causal)) for d, causal, n, heads in shapes}
     forwards = {(r["head_dim"], r["causal"], *r["form"]) for r in gluon if "form" in r}
     assert forwards == {form for form in chosen if form[2]}
+    ends = {(*form, ragged) for form in forwards for ragged in (True, False)}
+    assert {
+        (r["head_dim"], r["causal"], *r["form"], r["ragged"]) for r in gluon if "form" in r
+    } == ends
     shapes = itertools.product((64, 128), (1, 128), (1, 1024), (True, False))
     stays = {(d, causal, hopper_backward_stays(d, *shape, causal)) for d, *shape, causal in shapes}
     assert {(r["head_dim"], r["causal"], r["stays"]) for r in gluon if "stays" in r} == stays

@@ -17,7 +17,7 @@ from attention_compare import (
     random_inputs,
 )
 from attention_standins import Kernel, run, stand_in
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from a2lib.attention import hopper, hopper_backward, hopper_forward, launch, passes, plans
@@ -209,6 +209,29 @@ def test_only_forms_that_exist_and_are_compiled(d, n_queries, n_heads, causal):
     consumers, stay = form_of(d, n_queries, n_heads, causal)
     assert consumers in ((0, 1, 3) if d <= 64 else (0, 1, 2))
     assert not stay or consumers in (1, 2), "with three consumers a program has one tile"
+    also = hopper.hopper_backward_stays(d, -(-n_queries // 128), n_heads, causal)
+    assert not (causal and n_heads % 2 and (stay or also)), "pairs are of two heads"
+
+
+@given(
+    st.sampled_from([(64, 1), (64, 3), (128, 1), (128, 2)]), st.integers(1, 400),
+    st.integers(1, 400), st.booleans(),
+)  # fmt: skip
+@example((64, 1), 129, 129, True)
+@example((64, 1), 130, 129, True)
+def test_ragged_where_a_query_would_see_past_the_last_key(form, n_queries, n_keys, causal):
+    d, consumers = form
+    seen = []
+    q, k = (torch.empty(1, 1, n, d, dtype=torch.bfloat16) for n in (n_queries, n_keys))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "hopper_forward", lambda *_: (consumers, False))
+        patch.setattr(hopper, "launch", lambda *args: seen.append(args[5]))
+        hopper.forward(problem(q, k, k, causal=causal))
+    (constants,) = seen
+    loaded = -(-n_keys // constants["Bk"]) * constants["Bk"]
+    past = range(n_keys, loaded)
+    wrong = any(not causal or key <= query for key in past for query in (0, n_queries - 1))
+    assert constants["RAGGED"] == wrong
 
 
 @given(

@@ -21,10 +21,11 @@ from a2lib.theory.attention import for_hopper, in_one_sweep, long_for_hopper
 
 ROWS = 128  # what the rows of prepare_kernel are rounded up to
 # Heads that run together have at most so much for all programs to read: it stays in the L2 cache.
-# Programs that stay have less before them (measured on an H200).
+# Where programs stay, less was faster (measured on an H200).
 L2_BYTES = 32 * 2**20
 L2_BYTES_STAY = 8 * 2**20
-# Of the backward so many all the same: its longest rows were faster (measured on an H200).
+# In the backward at least so many, unless programs stay: its longest rows were faster (measured on
+# an H200).
 BACKWARD_HEADS = 4
 
 
@@ -129,8 +130,8 @@ def backward_chunks(problem, chunk) -> None:
 
 
 def _sweep(p, sums, gradients, scale, chunk=0):
-    """Have the Gluon kernel launched: dQ is added up in ``sums``, dK times ``scale`` and dV go to
-    ``gradients``; with chunk, queries of a program, they are added up there too."""
+    """Have the Gluon kernel launched: dQ is added up in ``sums``, dK times ``scale`` and dV are
+    stored in ``gradients``; with chunk, queries of a program, they are added up there too."""
     n_heads, d, BD = p.batch * p.heads, p.head_dim, _columns(p)
     Bq = 128 if BD == 64 else 64
     n_tiles = -(-p.n_keys // 128)
@@ -189,7 +190,8 @@ def _columns(problem):
 
 
 def _staying(n_tiles, at_once, is_causal):
-    """How many programs do n_tiles: as many as run at once, if each has one, or a pair."""
+    """How many programs do n_tiles tiles: as many as run at once, and no more than there are tiles,
+    or pairs of them with a mask."""
     return min(n_tiles // 2 if is_causal else n_tiles, at_once)
 
 

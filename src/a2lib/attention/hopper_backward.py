@@ -1,8 +1,8 @@
 """The backward for Hopper in Gluon, in one pass; the legend is that of ``hopper_forward.py``.
 
-A program owns 128 keys, each of two consumers half of them, and query blocks stream past. dQ gets
-a part from every program, added up in fp32 by the copy engine, so that the order of additions, and
-with it the last bits, differ from run to run. Where tiles are few a program has a chunk of the
+A tile is 128 keys of a head, each of two consumers has half of them, and query blocks stream past.
+dQ gets a part from every tile, added up in fp32 by the copy engine, so that the order of additions,
+and with it the last bits, differ from run to run. Where tiles are few a program has a chunk of the
 queries, and all gradients are added up.
 """
 
@@ -161,7 +161,8 @@ def _backward_block(
     Scores are transposed, (64 keys, 64 queries), which makes weights and dS operands that stay in
     registers. dQ needs all keys of the program, hence both consumers' dS, by shared memory. With
     128 queries a block its product is left to the next block, when the other consumer has surely
-    written: nobody waits. With heads of 128 the registers do not allow that.
+    written: nobody waits. With heads of 128 the registers do not allow that. FIRST: no block of the
+    tile came before, whose product would be left.
     """
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
@@ -247,7 +248,7 @@ def _add_rows(ptr, x, n_rows, d: gl.constexpr):
 
 @gluon.jit
 def _store_rows(c: gl.constexpr, desc, x, place, b, h, row, BD: gl.constexpr):
-    """A tile of dK or dV, by the place of dQ."""
+    """Store a tile of dK or dV by way of dQ's place, once what was there has been read."""
     tile = place._reinterpret(desc.dtype, [128 // BD, 1, 1, 64, BD], desc.layout).index(0)
     tma.store_wait(0)
     as_matrix(tile, 64, BD).store(x.to(desc.dtype))
@@ -360,15 +361,17 @@ def backward_kernel(
     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """DK, DV, and what adds up to dQ / scale in DQ, in one pass: one program per (128 keys, head).
+    """DK, DV, and what adds up to dQ / scale in DQ, in one pass: one program per (128 keys, head),
+    or with STAY fewer, each of which then does several such tiles.
 
-    Descriptors Q, DO: (B, H, Nq, d) in blocks of Bq rows; K, V: (B, H, Nk, d) in blocks of 128; DQ:
-    (B H, Nq, d) fp32 zeros in blocks of (64, 64); ROWS: (B H, 2, Nq rounded up to 128) fp32, as
-    ``kernels.prepare_kernel`` makes it. Bq is 128 with BD 64, and 64 with BD 128. RAGGED: Nk is no
-    multiple of 128. The order in which programs add to DQ is not fixed.
+    Descriptors Q, DO: (B, H, Nq, d) in blocks of Bq rows; K, V: (B, H, Nk, d) in blocks of 128; DK,
+    DV: the same in blocks of 64; DQ: (B H, Nq, d) fp32 zeros in blocks of (64, 64); ROWS: (B H, 2,
+    Nq rounded up to 128) fp32, as ``kernels.prepare_kernel`` makes it. Bq is 128 with BD 64, and 64
+    with BD 128. RAGGED: Nk is no multiple of 128. The order in which programs add to DQ is not
+    fixed.
 
-    With CHUNKS a program has chunk queries, a multiple of 128, and adds to DK and DV too, which are
-    fp32 zeros.
+    With CHUNKS, and without STAY, a program has chunk queries, a multiple of 128. K and V then have
+    H / GROUP heads, else GROUP is 1; and it adds to DK and DV too, contiguous fp32 zeros like K.
     """
     dtype: gl.constexpr = Q.dtype
     HALVES: gl.constexpr = Bq // 64

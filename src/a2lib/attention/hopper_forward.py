@@ -218,7 +218,7 @@ def _forward_tile(
     k = as_matrix(k_s.index(stage), Bk, BD)
     token = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
     if STAY:
-        if turn > 0:  # the output of the tile before has left by now
+        if turn > 0:  # the output of the tile before has left its place by now, and Q may come
             tma.store_wait(0)
             mbarrier.arrive(q_empty.index(c + (turn - 1) % 2 * CONSUMERS), count=1)
     s = warpgroup_mma_wait(0, deps=[token])

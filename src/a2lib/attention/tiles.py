@@ -131,7 +131,7 @@ def hopper_forward(head_dim, n_queries, n_heads, causal):
 
 def hopper_backward_stays(head_dim, n_tiles, n_heads, causal):
     """Whether programs of the Gluon backward stay for several of the n_tiles tiles of 128 keys that
-    each head has (measured on an H200). With heads above 64 causal ones would spill."""
+    each head has (measured on an H200). With heads above 64 causal ones would spill more."""
     if not causal:
         return True
     return head_dim <= 64 and _pairs_pay(n_tiles * 128, 128, n_heads, MULTIPROCESSORS)
@@ -141,7 +141,9 @@ def _pairs_pay(n_queries, rows, n_heads, at_once):
     """Whether causal tiles are better done in pairs, one long and one short, by programs that stay.
 
     To end and begin takes a program about as long as a block and a half of 128 keys (measured on an
-    H200). Against that stands what rounds leave idle, as all programs have equally much to do.
+    H200), which programs that stay save. Against that stands the part of the GPU that is idle in
+    their last round, since all pairs take equally long. Pairs are of two heads: never of an odd
+    number.
     """
     pairs = -(-n_queries // rows) * n_heads // 2
     if n_heads % 2 or 2 * pairs <= at_once:

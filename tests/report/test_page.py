@@ -95,6 +95,14 @@ def test_the_claims_are_answered_on_the_readers_rows(page):
     assert "Nothing is measured on another machine yet" in str(page().your_machine("make x"))
 
 
+def test_many_rows_of_a_reader_are_a_link(page, monkeypatch):
+    made = page(here=3.0)
+    assert "| quick |" in str(made.your_machine("make x"))
+    monkeypatch.setattr("a2lib.report.page.ROWS_SHOWN", 2)
+    text = str(made.your_machine("make x"))
+    assert "| quick |" not in text and "Rows of NVIDIA B200: {download}`" in text
+
+
 @pytest.mark.parametrize(
     ("written", "text"),
     [

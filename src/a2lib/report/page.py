@@ -30,6 +30,7 @@ from a2lib.report.tables import MISSING, Markdown, Table, folded
 
 LEVEL = 1.02
 OPEN_LINES = 8  # a table of more lines is folded away
+ROWS_SHOWN = 500  # more of them make a page heavy: a link to their file
 # What derived columns and claims raise where some of a reader's rows are not there.
 LACKING = LookupError, AttributeError, NameError, ValueError, TypeError, ArithmeticError
 
@@ -228,7 +229,10 @@ class Page:
             else:
                 text.append(f"Of what this page says nothing is measured on {name}.")
             rows = tables[self.section]
-            if len(rows):
+            if len(rows) > ROWS_SHOWN:
+                links = ", ".join(provenance.link(file) for file in sorted(set(rows["file"])))
+                text.append(f"Rows of {name}: {links}.")
+            elif len(rows):
                 frame = _as_stored(rows, self.section)
                 label = f"tab-{self._label}-rows-{device}"
                 table = Table(frame.astype(object).fillna(MISSING), f"Rows of {name}", label)

@@ -11,12 +11,7 @@ import torch
 
 from a2lib.attention.launch import Form, launch, n_multiprocessors
 from a2lib.attention.plans import Launch
-from a2lib.attention.tiles import (
-    Tile,
-    chunk_programs,
-    hopper_backward_stays,
-    hopper_forward,
-)
+from a2lib.attention.tiles import Tile, chunk_programs, hopper_backward_stays, hopper_forward
 from a2lib.theory.attention import for_hopper, in_one_sweep, long_for_hopper
 
 ROWS = 128  # what the rows of prepare_kernel are rounded up to
@@ -159,9 +154,9 @@ def _sweep(p, sums, gradients, scale, chunk=0):
     scales = (scale, p.scale * math.log2(math.e))
     sizes = (*scales, p.heads, n_heads, p.group, p.n_queries, p.n_keys, together, chunk)
     blocks = {"q": Bq, "do": Bq, "k": 128, "v": 128, sums: (1, 64, 64), "rows": (1, 2, Bq)}
+    names = (*blocks, *gradients)
     if not chunk:
         blocks |= dict.fromkeys(gradients, 64)
-    names = tuple(blocks) if not chunk else (*blocks, *gradients)
     _run(p, "backward_kernel", n_programs, names, (), sizes, constants, _forms(p, blocks, BD))
 
 
@@ -195,7 +190,7 @@ def _staying(n_tiles, at_once, is_causal):
     return min(n_tiles // 2 if is_causal else n_tiles, at_once)
 
 
-def _together(bytes_per_head, n_heads, stay=False, is_causal=False):
+def _together(bytes_per_head, n_heads, stay, is_causal):
     """How many heads, or pairs of heads where programs stay, run together."""
     if stay and is_causal:
         bytes_per_head, n_heads = 2 * bytes_per_head, n_heads // 2

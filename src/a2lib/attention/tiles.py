@@ -140,10 +140,10 @@ def hopper_backward_stays(head_dim, n_tiles, n_heads, causal):
 def _pairs_pay(n_queries, rows, n_heads, at_once):
     """Whether causal tiles are better done in pairs, one long and one short, by programs that stay.
 
-    To end and begin takes a program about as long as a block and a half of 128 keys (measured on an
-    H200), which programs that stay save. Against that stands the part of the GPU that is idle in
-    their last round, since all pairs take equally long. Pairs are of two heads: never of an odd
-    number.
+    To end and begin is taken to cost a program a block and a half of 128 keys, which programs that
+    stay save: a guess under which nearly all choices are those that were faster on an H200. Against
+    it stands the part of the GPU that is idle in their last round, since all pairs take equally
+    long. Pairs are of two heads: never of an odd number.
     """
     pairs = -(-n_queries // rows) * n_heads // 2
     if n_heads % 2 or 2 * pairs <= at_once:

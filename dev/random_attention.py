@@ -5,7 +5,8 @@
 Needs a GPU. New memory is full of NaN. Each shape runs as it comes, then from its plan, then
 replayed from a CUDA graph, and every twentieth also compiled; without PyTorch's caching of memory,
 as for compute-sanitizer, only called. Prints how often each kernel was launched and the worst
-errors, after an interrupt those until then; exits with 1 where one is too large.
+errors, after an interrupt those until then (`timeout --foreground`, or ptxas is interrupted too);
+exits with 1 where one is too large.
 """
 
 import argparse

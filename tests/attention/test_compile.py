@@ -110,7 +110,7 @@ def test_sums_are_added_up_four_at_a_time(compiled):
 def test_gluon_keeps_its_sums_in_registers(gluon):
     for r in gluon:
         # The backward spills some scalars, more where programs stay.
-        allowed = 80 if r.get("stays") else 16 if r["kernel"] == "backward" else 0
+        allowed = 96 if r.get("stays") else 48 if r["kernel"] == "backward" else 0
         assert r["spills"] <= allowed and not r["serialised"], r
 
 
@@ -120,6 +120,8 @@ def test_gluon_uses_what_it_is_for(gluon):
         assert r["shared"] <= (HALF if r.get("form", [0])[0] == 1 else SHARED_MEMORY), r
         assert r["wgmma"] and not r["mma_sync"], r
         assert r["reduce"] == (r["kernel"] == "backward"), r
+        wide = "st.shared.v4.b32" in r["moves"]  # permuted
+        assert r["kernel"] == "forward" or wide == (r["head_dim"] == 128), r
 
 
 @known_compiler

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from attention_compare import (
     errors,
     filled_with_nan,
@@ -20,7 +21,7 @@ from attention_standins import Kernel, run, stand_in
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from a2lib.attention import hopper, hopper_backward, hopper_forward, launch, passes, plans
+from a2lib.attention import hopper, hopper_backward, hopper_forward, kernels, launch, passes, plans
 from a2lib.attention.tiles import hopper_forward as form_of
 
 BACKWARD = ("do", "q", "k", "v", "o", "lse", "dq", "dk", "dv")
@@ -42,6 +43,16 @@ def problem(q, k=None, v=None, do=None, causal=True):
 # What stands before and after the one-pass kernel.
 
 
+def permuted(x):
+    """Each tile of 64 by 64 as four warps store a product's sums: a thread has two neighbours of a
+    row and of the eighth row after it, in every eight columns, and stores such four at a time."""
+    ranges = map(torch.arange, (8, 4, 32, 2, 2))
+    eight, warp, lane, lower, odd = torch.meshgrid(*ranges, indexing="ij")
+    row, column = 16 * warp + 8 * lower + lane // 4, 8 * eight + 2 * (lane % 4) + odd
+    tiles = x.unflatten(-1, (-1, 64)).unflatten(-3, (-1, 64)).transpose(-3, -2)
+    return tiles[..., row, column].reshape(tiles.shape).transpose(-3, -2).reshape(x.shape)
+
+
 def one_pass(q, do, k, v, sums, rows, dk, dv, scale, scale2, causal, chunks):
     """``hopper_backward.backward_kernel`` in PyTorch."""
     heads, n = q.shape[:2], q.shape[2]
@@ -52,7 +63,10 @@ def one_pass(q, do, k, v, sums, rows, dk, dv, scale, scale2, causal, chunks):
     p = torch.exp2(q32 @ k32.mT * scale2 - lse)
     p = p.tril() if causal else p
     ds = p * (do32 @ v32.mT - delta)
-    sums += (ds @ k32).view_as(sums)
+    dq, d = (ds @ k32).flatten(0, 1), q.shape[3]
+    if d > 64:  # whole tiles: what is past the last query or column is nobody's
+        dq = permuted(F.pad(dq, (0, 128 - d, 0, sums.shape[1] - n), value=math.nan))
+    sums += dq
     found = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q32 * scale, p.mT @ do32))
     for x, new in zip((dk, dv), found, strict=True):
         x.copy_(x + new if chunks else new)
@@ -60,7 +74,7 @@ def one_pass(q, do, k, v, sums, rows, dk, dv, scale, scale2, causal, chunks):
 
 @pytest.mark.parametrize(
     "n, d, causal",
-    [(1, 64, True), (127, 40, False), (128, 64, True), (200, 80, False), (200, 80, True)],
+    [(1, 64, True), (127, 40, False), (128, 64, True), (200, 80, False), (200, 128, True)],
 )
 def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal):
     inputs = random_inputs((1, 3, n, d), (1, 3, n + 1, d), torch.float16)
@@ -91,6 +105,15 @@ def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal):
     results = dict(zip(("o", "dq", "dk", "dv"), (o, *p.made), strict=False))
     for name, error in errors(results, truth).items():
         assert error < 1e-2, (name, error)
+
+
+def test_finish_puts_every_element_back():
+    n, d = 150, 72
+    sums = torch.arange(2.0 * 256 * 128).view(2, 256, 128)
+    dq = torch.full((1, 2, n, d), math.nan)
+    sizes, constants = (0, n * d, d, 0.5, 2, n), {"d": d, "BD": 128, "B": 128, "PERMUTED": True}
+    kernels.finish_kernel[(2 * 2,)](permuted(sums), dq, *sizes, **constants)
+    assert torch.equal(dq[0], sums[:, :n, :d] / 2)
 
 
 @pytest.mark.parametrize("n, d, causal", [(1, 64, True), (130, 40, False), (200, 80, True)])
@@ -195,11 +218,13 @@ def test_blocks_and_layouts(d, BD):
     assert (form.shape, form.strides) == (tuple(x.shape), x.stride())
     assert (form.block, form.layout.swizzle_byte_width) == ([1, 1, 128, BD], 128)
     rows, sums = hopper.scratch(x)
-    assert rows.shape == (6, 2, 256) and sums.shape == (6, 200, d)
+    n, columns = (256, 128) if BD == 128 else (200, d)
+    assert rows.shape == (6, 2, 256) and sums.shape == (6, n, columns)
+    assert hopper.scratch(x, gluon=False)[1].shape == (6, 200, d)
     form = hopper._form(rows, (1, 2, 128), BD)
     assert (form.strides, form.layout.swizzle_byte_width) == ((512, 256, 1), 0)
     form = hopper._form(sums, (1, 64, 64), BD)
-    assert (form.strides, form.layout.element_bitwidth) == ((200 * d, d, 1), 32)
+    assert (form.strides, form.layout.element_bitwidth) == ((n * columns, columns, 1), 32)
 
 
 @given(
@@ -270,8 +295,6 @@ def test_every_tile_is_done_once_and_causal_programs_have_as_much_to_do(
 @pytest.fixture
 def log(monkeypatch, on_hopper):
     monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
-    from a2lib.attention import kernels
-
     found = []
     for module, names in (
         (kernels, ("prepare_kernel", "finish_kernel")),

@@ -61,9 +61,12 @@ def test_tiled_memory_is_the_results_and_two_rows():
 
 
 def test_one_sweep_is_what_the_pass_allocates():
-    made = dict(zip(("rows", "sums"), scratch(torch.empty(2, 3, 200, 40)), strict=True))
-    held = tiled_memory(2, 3, 200, 200, 40, 2, "backward", one_sweep=True)
-    assert {name: 4 * x.numel() for name, x in made.items()} == {n: held[n] for n in made}
+    for d in (40, 72):
+        made = dict(zip(("rows", "sums"), scratch(torch.empty(2, 3, 200, d)), strict=True))
+        held = tiled_memory(2, 3, 200, 200, d, 2, "backward", one_sweep=True)
+        assert {name: 4 * x.numel() for name, x in made.items()} == {n: held[n] for n in made}
+    held = [tiled_memory(2, 3, 200, n, 72, 2, "backward", query_chunks=True) for n in (4095, 4096)]
+    assert [x["dq_sums"] for x in held] == [4 * 6 * 200 * 72, 4 * 6 * 256 * 128]
 
 
 def test_the_terms_of_fp32_are_what_a_pass_allocates(monkeypatch):

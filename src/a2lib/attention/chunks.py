@@ -10,10 +10,8 @@ run. On Hopper the Gluon kernel cuts long rows of 16 bits so. The legend is that
 import triton
 import triton.language as tl
 
-from a2lib.attention.kernels import SIZES, _exp, finish_kernel, prepare_kernel
+from a2lib.attention.kernels import ROWS_TO, SIZES, _exp, finish_kernel, prepare_kernel
 from a2lib.attention.operands import dot, float32, int64, load, load_rows, operand, store_rows
-
-ROWS_TO = tl.constexpr(128)  # as hopper.ROWS
 
 
 @triton.jit
@@ -178,7 +176,8 @@ def prepare_chunks_kernel(
     O, DO, LSE, ROWS, DQ, DK, DV,
     stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don,
     H, n_heads_total, Nq, n_rows, Nk,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``prepare_kernel`` of queries, whose zeros are DQ; then programs that make those of DK and
     DV, (heads, Nk, d) fp32."""
@@ -187,7 +186,7 @@ def prepare_chunks_kernel(
         prepare_kernel(
             O, DO, LSE, ROWS, DQ,
             stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
-            d, BD, B, PRECISION,
+            d, BD, B, PERMUTED, PRECISION,
         )  # fmt: skip
     else:
         n_tiles = tl.cdiv(Nk, B)
@@ -204,13 +203,13 @@ def finish_chunks_kernel(
     stride_dqb, stride_dqh, stride_dqn, stride_dkb, stride_dkh, stride_dkn,
     stride_dvb, stride_dvh, stride_dvn,
     scale, H, H_kv, n_heads_total, Nq, Nk,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
 ):  # fmt: skip
     """``finish_kernel`` of queries; then programs that write DK = scale * DK_SUMS and DV."""
     n_queries = tl.cdiv(Nq, B) * n_heads_total
     if tl.program_id(0) < n_queries:
         finish_kernel(
-            DQ_SUMS, DQ, stride_dqb, stride_dqh, stride_dqn, scale, H, Nq, d, BD, B
+            DQ_SUMS, DQ, stride_dqb, stride_dqh, stride_dqn, scale, H, Nq, d, BD, B, PERMUTED
         )  # fmt: skip
     else:
         n_tiles = tl.cdiv(Nk, B)

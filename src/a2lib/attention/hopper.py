@@ -106,7 +106,7 @@ def backward(problem) -> None:
     p, n_heads, d, BD = problem, problem.batch * problem.heads, problem.head_dim, _columns(problem)
     padded = p.tensors["rows"].shape[-1]
     n_tiles = padded // ROWS * n_heads
-    small = {"d": d, "BD": BD, "B": ROWS}
+    small = {"d": d, "BD": BD, "B": ROWS, "PERMUTED": BD == 128}
     names = ("o", "do", "lse", "rows", "sums")
     sizes = (p.heads, p.n_queries, padded)
     prepared = {**small, "PRECISION": p.precision}
@@ -172,12 +172,14 @@ def chunk_queries(problem) -> int:
     return max(512, -(-p.n_queries // (8 * ROWS)) * ROWS)
 
 
-def scratch(q):
-    """``rows`` and ``sums`` of a backward over q, as ``prepare_kernel`` has them."""
+def scratch(q, gluon=True):
+    """``rows`` and ``sums`` of a backward over q, as ``prepare_kernel`` has them: of the Gluon
+    kernel, permuted where heads are above 64, or of another in chunks."""
     n_heads, n_queries, d = math.prod(q.shape[:-2]), *q.shape[-2:]
     padded = -(-n_queries // ROWS) * ROWS
     rows = q.new_empty(n_heads, 2, padded, dtype=torch.float32)
-    return rows, q.new_empty(n_heads, n_queries, d, dtype=torch.float32)
+    of_head = (padded, 128) if gluon and d > 64 else (n_queries, d)
+    return rows, q.new_empty(n_heads, *of_head, dtype=torch.float32)
 
 
 def _columns(problem):

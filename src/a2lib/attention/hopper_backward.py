@@ -138,31 +138,43 @@ def _dq_product(c: gl.constexpr, ds_s, buffer, k, Bq: gl.constexpr):
 
 
 @gluon.jit
-def _dq_add(c: gl.constexpr, DQ, dq_s, dq, bh, m0, Bq: gl.constexpr):
+def _dq_add(c: gl.constexpr, DQ, dq_s, dq, some, bh, m0, Bq: gl.constexpr):
+    """Add a part of dQ, if there is some: rows before the first are no place for the copy engine.
+
+    With blocks of 64 queries a tile's elements lie permuted, which ``kernels.finish_kernel``
+    undoes: four of a thread are together, and the fours of a warp, 16-byte stores without a bank
+    conflict. The pairs that a product leaves a thread are twice as many stores, and each conflicts
+    twofold in the 128-byte swizzle (by count); and shared memory is what binds this kernel.
+    """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
+    if Bq == 64:
+        dq = dq.reshape([4, 2, 8, 8, 4, 2])  # warp, upper or lower, row, columns by 8, pair, which
+        dq = dq.permute((3, 0, 2, 4, 1, 5)).reshape([64, 64])
     tma.store_wait(0)
     dq_s.index(c)._reinterpret(gl.float32, [64, 64], layout).store(dq)
     fence_async_shared()
-    if Bq == 128:
-        _add(DQ, [bh, m0 + c * 64, 0], dq_s.index(c))
-    else:
-        _add(DQ, [bh, m0, c * 64], dq_s.index(c))
+    if some:
+        if Bq == 128:
+            _add(DQ, [bh, m0 + c * 64, 0], dq_s.index(c))
+        else:
+            _add(DQ, [bh, m0, c * 64], dq_s.index(c))
 
 
 @gluon.jit
 def _backward_block(
     c: gl.constexpr, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-    q_full, q_empty, do_full, do_empty, ds_full, dk, dv, i, bh, n0, m0, Nk, scale2,
+    q_full, q_empty, do_full, do_empty, ds_full, dk, dv, i, left, bh, n0, m0, Nk, scale2,
     Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     MASK: gl.constexpr, RAGGED: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    """One block of queries: this consumer's keys get their dK and dV, the block its dQ.
+    """One block of queries: this consumer's keys get their dK and dV, the block before its dQ.
 
     Scores are transposed, (64 keys, 64 queries), which makes weights and dS operands that stay in
-    registers. dQ needs all keys of the program, hence both consumers' dS, by shared memory. With
-    128 queries a block its product is left to the next block, when the other consumer has surely
-    written: nobody waits. With heads of 128 the registers do not allow that. FIRST: no block of the
-    tile came before, whose product would be left.
+    registers. dQ needs all keys of the program, hence both consumers' dS, by shared memory. Its
+    product is left to the next block, when the other consumer has surely written: nobody waits, and
+    the exponentials are made meanwhile. With heads of 128 registers have room for dP once dQ has
+    gone. Where none is ``left``, in a tile's first block, a product of what lies there is dropped.
+    With FIRST none is made: a block apart, for which heads of 128 lack registers but in chunks.
     """
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
@@ -184,13 +196,14 @@ def _backward_block(
         do = as_matrix(do_s.index(stage), Bq, BD).slice(half * 64, 64, 0)
         s_token = warpgroup_mma(k_mine, q.permute((1, 0)), zero, use_acc=False, is_async=True)
         lse = rows.index(half).load(queries)
-        if half == 0:
-            mbarrier.wait(do_full.index(stage), phase)
-        dp_token = warpgroup_mma(v_mine, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-        if HALVES == 2 and half == 0 and not FIRST:
+        if HALVES == 2 or FIRST:
+            if half == 0:
+                mbarrier.wait(do_full.index(stage), phase)
+            dp_token = warpgroup_mma(v_mine, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+        if half == 0 and not FIRST:
             mbarrier.wait(ds_full.index(buffer ^ 1), ((i - 1) >> 1) & 1)
             dq_token = _dq_product(c, ds_s, buffer ^ 1, k, Bq)
-            s = warpgroup_mma_wait(2, deps=[s_token])
+            s = warpgroup_mma_wait(HALVES, deps=[s_token])  # dQ goes on, of two halves dP too
         elif half == 1:
             dv, dk, s = warpgroup_mma_wait(1, deps=[dv_token, dk_token, s_token])
         else:
@@ -210,8 +223,16 @@ def _backward_block(
             ds = (p * (dp - delta[None, :])).to(q.dtype)
             dq = warpgroup_mma_wait(0, deps=[dq_token])
             dv_token = warpgroup_mma(weights, do, dv, is_async=True)
-            _dq_add(c, DQ, dq_s, dq, bh, m0 - Bq, Bq)
+            _dq_add(c, DQ, dq_s, dq, True, bh, m0 - Bq, Bq)
         else:
+            if HALVES == 1 and not FIRST:
+                # Not before: past a wait ptxas seldom moves exponentials, which dQ would wait for.
+                mbarrier.wait(do_full.index(stage), phase)
+                dq = warpgroup_mma_wait(0, deps=[dq_token])
+                _dq_add(c, DQ, dq_s, dq, left, bh, m0 - Bq, Bq)
+                dp_token = warpgroup_mma(
+                    v_mine, do.permute((1, 0)), zero, use_acc=False, is_async=True
+                )
             dv_token = warpgroup_mma(weights, do, dv, is_async=True)
             dp = warpgroup_mma_wait(1, deps=[dp_token])
             delta = rows.index(HALVES + half).load(queries)
@@ -220,20 +241,10 @@ def _backward_block(
         ds_s.index(buffer * HALVES + half).slice(c * 64, 64, 0).store(ds)
     fence_async_shared()
     mbarrier.arrive(ds_full.index(buffer), count=1)
-    if HALVES == 1:
-        mbarrier.wait(ds_full.index(buffer), (i >> 1) & 1)
-        dq_token = _dq_product(c, ds_s, buffer, k, Bq)
-        dv = warpgroup_mma_wait(2, deps=[dv_token])
-        mbarrier.arrive(do_empty.index(stage), count=1)
-        dk = warpgroup_mma_wait(1, deps=[dk_token])
-        mbarrier.arrive(q_empty.index(stage), count=1)
-        dq = warpgroup_mma_wait(0, deps=[dq_token])
-        _dq_add(c, DQ, dq_s, dq, bh, m0, Bq)
-    else:
-        dv = warpgroup_mma_wait(1, deps=[dv_token])
-        mbarrier.arrive(do_empty.index(stage), count=1)
-        dk = warpgroup_mma_wait(0, deps=[dk_token])
-        mbarrier.arrive(q_empty.index(stage), count=1)
+    dv = warpgroup_mma_wait(1, deps=[dv_token])
+    mbarrier.arrive(do_empty.index(stage), count=1)
+    dk = warpgroup_mma_wait(0, deps=[dk_token])
+    mbarrier.arrive(q_empty.index(stage), count=1)
     return dk, dv
 
 
@@ -267,7 +278,7 @@ def _backward_tile(
     """dK and dV of 64 keys over all queries that see them, the masked blocks first; used counts the
     query blocks before, and those after are returned."""
     N_MASKED: gl.constexpr = KEYS // Bq if CAUSAL else 0
-    FIRST: gl.constexpr = 1 if Bq == 128 else 0
+    FIRST: gl.constexpr = 1 if Bq == 128 or CHUNKS else 0
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     n0, bh, m0, n_blocks = _keys_and_blocks(
         turn, Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS, STAY
@@ -283,34 +294,31 @@ def _backward_tile(
         scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
         k_mine = k_mine.load(gl.DotOperandLayout(0, scores, 2))
         v_mine = v_mine.load(gl.DotOperandLayout(0, scores, 2))
-    if Bq == 128:
+    if FIRST:
         dk, dv = _backward_block(
             c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used, bh, n0, m0, Nk, scale2,
-            Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, True,
+            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used, False, bh, n0, m0, Nk,
+            scale2, Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, True,
         )  # fmt: skip
     for i in range(FIRST, N_MASKED):
         dk, dv = _backward_block(
             c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used + i, bh, n0, m0 + i * Bq, Nk,
-            scale2, Bq, BD, STAGES, CAUSAL, True, RAGGED, False,
+            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used + i, i > 0, bh, n0,
+            m0 + i * Bq, Nk, scale2, Bq, BD, STAGES, CAUSAL, True, RAGGED, False,
         )  # fmt: skip
     for i in range(N_MASKED if N_MASKED > FIRST else FIRST, n_blocks):
         dk, dv = _backward_block(
             c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used + i, bh, n0, m0 + i * Bq, Nk,
-            scale2, Bq, BD, STAGES, CAUSAL, False, RAGGED, False,
+            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used + i, i > 0, bh, n0,
+            m0 + i * Bq, Nk, scale2, Bq, BD, STAGES, CAUSAL, False, RAGGED, False,
         )  # fmt: skip
     used += n_blocks
-    if Bq == 128:
-        last = used - 1
-        mbarrier.wait(ds_full.index(last & 1), (last >> 1) & 1)
-        token = _dq_product(c, ds_s, last & 1, k, Bq)
-        dq = warpgroup_mma_wait(0, deps=[token])
-        mbarrier.arrive(kv_empty.index(0), count=1)
-        _dq_add(c, DQ, dq_s, dq, bh, m0 + (n_blocks - 1) * Bq, Bq)
-    else:
-        mbarrier.arrive(kv_empty.index(0), count=1)
+    last = used - 1
+    mbarrier.wait(ds_full.index(last & 1), (last >> 1) & 1)
+    token = _dq_product(c, ds_s, last & 1, k, Bq)
+    dq = warpgroup_mma_wait(0, deps=[token])
+    mbarrier.arrive(kv_empty.index(0), count=1)
+    _dq_add(c, DQ, dq_s, dq, True, bh, m0 + (n_blocks - 1) * Bq, Bq)
     row = n0 + c * 64
     if CHUNKS:
         bh_kv = bh // H * (H // GROUP) + bh % H // GROUP
@@ -365,10 +373,11 @@ def backward_kernel(
     or with STAY fewer, each of which then does several such tiles.
 
     Descriptors Q, DO: (B, H, Nq, d) in blocks of Bq rows; K, V: (B, H, Nk, d) in blocks of 128; DK,
-    DV: the same in blocks of 64; DQ: (B H, Nq, d) fp32 zeros in blocks of (64, 64); ROWS: (B H, 2,
-    Nq rounded up to 128) fp32, as ``kernels.prepare_kernel`` makes it. Bq is 128 with BD 64, and 64
-    with BD 128. RAGGED: Nk is no multiple of 128. The order in which programs add to DQ is not
-    fixed.
+    DV: the same in blocks of 64; DQ: (B H, Nq, d) fp32 zeros in blocks of (64, 64), with BD 128 (B
+    H, Nq rounded up to 128, 128), each block permuted, of which what is past Nq or d is nobody's;
+    ROWS: (B H, 2, Nq rounded up to 128) fp32, as ``kernels.prepare_kernel`` makes it. Bq is 128
+    with BD 64, and 64 with BD 128. RAGGED: Nk is no multiple of 128. The order in which programs
+    add to DQ is not fixed.
 
     With CHUNKS, and without STAY, a program has chunk queries, a multiple of 128. K and V then have
     H / GROUP heads, else GROUP is 1; and it adds to DK and DV too, contiguous fp32 zeros like K.

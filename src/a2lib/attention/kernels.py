@@ -27,11 +27,12 @@ For few tokens, which take less time than a launch, ``backward_kernel`` has the 
 import triton
 import triton.language as tl
 
-from a2lib.attention import terms
+from a2lib.attention import operands, terms
 from a2lib.attention.operands import dot, float32, in_float32, load, load_rows, operand, store_rows
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+ROWS_TO = tl.constexpr(128)  # as hopper.ROWS
 
 
 @triton.jit
@@ -456,11 +457,13 @@ def backward_kernel(
 def prepare_kernel(
     O, DO, LSE, ROWS, SUMS,
     stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
-    and rowsum(dO * O); SUMS: (B H, Nq, d) fp32 zeros, to which dQ is added. n_rows is Nq rounded up
-    to a multiple of B, or more; rows past Nq get +inf, which makes their weights 0."""
+    and rowsum(dO * O); SUMS: (B H, Nq, d) fp32 zeros, to which dQ is added, or PERMUTED (B H,
+    n_rows, BD). n_rows is Nq rounded up to a multiple of B, or more; rows past Nq get +inf, which
+    makes their weights 0."""
     n_tiles = n_rows // B
     bh = (tl.program_id(0) // n_tiles).to(tl.int64)
     m0 = tl.program_id(0) % n_tiles * B
@@ -473,18 +476,25 @@ def prepare_kernel(
     tl.store(ROWS + bh * 2 * n_rows + offs_m, lse)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(ROWS + (bh * 2 + 1) * n_rows + offs_m, delta)
-    store_rows(SUMS + bh * Nq * d, tl.zeros([B, BD], tl.float32), m0, Nq, d, B, d, BD)
+    n = n_rows if PERMUTED else Nq
+    width: tl.constexpr = BD if PERMUTED else d
+    store_rows(SUMS + bh * n * width, tl.zeros([B, BD], tl.float32), m0, n, width, B, width, BD)
 
 
 @triton.jit(do_not_specialize=["H", "Nq"])
 def finish_kernel(
     SUMS, DQ, stride_dqb, stride_dqh, stride_dqn, scale, H, Nq,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
 ):  # fmt: skip
-    """DQ = scale * SUMS, which is (B H, Nq, d) contiguous fp32."""
+    """DQ = scale * SUMS, which is (B H, Nq, d) contiguous fp32, or PERMUTED (B H, Nq rounded up to
+    ROWS_TO, 128) as ``hopper_backward.backward_kernel`` adds it up."""
     n_tiles = tl.cdiv(Nq, B)
     bh = (tl.program_id(0) // n_tiles).to(tl.int64)
     m0 = tl.program_id(0) % n_tiles * B
-    sums = load_rows(SUMS + bh * Nq * d, m0, Nq, d, B, d, BD, True)
+    n = tl.cdiv(Nq, ROWS_TO) * ROWS_TO if PERMUTED else Nq
+    width: tl.constexpr = BD if PERMUTED else d
+    sums = load_rows(SUMS + bh * n * width, m0, n, width, B, width, BD, True)
+    if PERMUTED:
+        sums = operands.in_order(sums, B)
     DQ += (bh // H) * stride_dqb + (bh % H) * stride_dqh
     store_rows(DQ, sums * float32(scale), m0, Nq, stride_dqn, B, d, BD)

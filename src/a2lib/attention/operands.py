@@ -132,6 +132,15 @@ def store_rows(ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, B
 
 
 @triton.jit
+def in_order(x, B: tl.constexpr):
+    """x, (B, 128), each of whose tiles of 64 by 64 ``hopper_backward._dq_add`` has permuted."""
+    # Rows are: tile, eight columns, warp, row (upper bit); columns: tile, row (the rest), pair of
+    # columns, upper or lower eight rows of the warp, which of the pair.
+    x = x.reshape(B // 64, 8, 4, 2, 2, 4, 4, 2, 2)
+    return x.permute(0, 2, 7, 3, 5, 4, 1, 6, 8).reshape(B, 128)
+
+
+@triton.jit
 def _split_rows(
     X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,

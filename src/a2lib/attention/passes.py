@@ -305,7 +305,8 @@ class _Problem:
     def backward_in_chunks(self):
         """Fill dq, dk and dv, by way of ``rows`` and of sums in fp32."""
         q, k = self.tensors["q"], self.tensors["k"]
-        rows, sums = hopper.scratch(q)
+        gluon_chunk = hopper.chunk_queries(self)
+        rows, sums = hopper.scratch(q, gluon_chunk > 0)
         wide = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
         self.add(rows=rows, dq_sums=sums)
         self.add(dk_sums=torch.empty_like(k, **wide), dv_sums=torch.empty_like(k, **wide))
@@ -313,15 +314,17 @@ class _Problem:
         n_heads, n_kv_heads = self.batch * self.heads, self.batch * self.kv_heads
         n_queries, n_keys, padded = self.n_queries, self.n_keys, rows.shape[-1]
         BD = self._key("backward_chunks")[2]
+        permuted = gluon_chunk > 0 and self.head_dim > 64
+        B = 2 * CHUNK_ROWS if permuted else CHUNK_ROWS  # a whole tile
 
         def around(name, n_rows, names, strided, sizes):
-            constants = {"d": self.head_dim, "BD": BD, "B": CHUNK_ROWS}
+            constants = {"d": self.head_dim, "BD": BD, "B": B, "PERMUTED": permuted}
             if name == "prepare_chunks":
                 constants["PRECISION"] = self.precision
             strides = [s for name in strided for s in self.tensors[name].stride()[:3]]
             apart = (name, self.dtype, self.device, *strides, *constants.values())
             numbers = (*strides, *sizes)
-            tiles = -(-n_rows // CHUNK_ROWS) * n_heads + -(-n_keys // CHUNK_ROWS) * n_kv_heads
+            tiles = -(-n_rows // B) * n_heads + -(-n_keys // B) * n_kv_heads
             self._run(_kernel(name), apart, tiles, names, numbers, constants, {"num_warps": 4})
 
         names = ("o", "do", "lse", "rows", *sums)
@@ -336,7 +339,6 @@ class _Problem:
             programs = chunk_programs(tile, chunk, n_queries, n_keys, self.is_causal) * n_heads
             return programs * (1 + wide), chunk
 
-        gluon_chunk = hopper.chunk_queries(self)
         if gluon_chunk:
             hopper.backward_chunks(self, gluon_chunk)
         else:

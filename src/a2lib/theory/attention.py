@@ -129,12 +129,12 @@ def tiled_memory(
     Forward makes ``o`` and the log-sum-exp ``lse``, and both in fp32 for each of ``key_chunks``
     (``parts``, ``part_lse``); backward ``dq``, ``dk``, ``dv`` and ``delta``; in ``one_sweep`` it
     makes, for ``delta``, ``rows`` (two numbers a query, of a multiple of 128 queries) and ``sums``,
-    in which dQ is added up in fp32; in ``query_chunks``, which are one sweep too, ``rows`` and sums
-    of all three gradients. With ``terms``, which the library's fp32 multiplies, each pass makes
-    three of bf16 an element of k and v, the backward of q and do too; ``in_two_terms`` two of fp16,
-    and the backward is in query_chunks. Parts and the forward's terms go before the backward:
-    end_to_end has what is there when most is, and their sum is its peak beyond the inputs. Raises
-    ValueError as attention_flops.
+    in which dQ is added up in fp32, in whole tiles of 128 columns where heads are above 64; in
+    ``query_chunks``, which are one sweep too, ``rows`` and sums of all three gradients. With
+    ``terms``, which the library's fp32 multiplies, each pass makes three of bf16 an element of k
+    and v, the backward of q and do too; ``in_two_terms`` two of fp16, and the backward is in
+    query_chunks. Parts and the forward's terms go before the backward: end_to_end has what is there
+    when most is, and their sum is its peak beyond the inputs. Raises ValueError as attention_flops.
     """
     check_name("pass", pass_, PASSES)
     query, key, rows = tensor_bytes(batch, heads, n_queries, n_keys, head_dim, element_bytes)
@@ -142,14 +142,17 @@ def tiled_memory(
     query_chunks = query_chunks or two_terms
     forward = {"o": query, "lse": rows}
     backward = {"dq": query, "dk": key, "dv": key}
+    padded, wide = -(-n_queries // 128) * 128, batch * heads * head_dim * 4
     if one_sweep or query_chunks:
-        backward["rows"] = batch * heads * 2 * (-(-n_queries // 128) * 128) * 4
+        backward["rows"] = batch * heads * 2 * padded * 4
+    hopper = one_sweep or long_for_hopper(n_keys, head_dim, element_bytes)
+    tiles = batch * heads * padded * 128 * 4
+    sums = tiles if hopper and head_dim > 64 else wide * n_queries
     if query_chunks:
-        wide = batch * heads * head_dim * 4
-        backward |= {"dq_sums": wide * n_queries, "dk_sums": wide * n_keys}
+        backward |= {"dq_sums": sums, "dk_sums": wide * n_keys}
         backward["dv_sums"] = backward["dk_sums"]
     elif one_sweep:
-        backward["sums"] = batch * heads * n_queries * head_dim * 4
+        backward["sums"] = sums
     else:
         backward["delta"] = rows
     if terms:

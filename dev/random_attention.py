@@ -20,7 +20,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from attention_compare import LAYOUTS, errors, in_float64, laid_out, random_inputs, with_gradients
+from attention_compare import (
+    LAYOUTS,
+    errors,
+    in_float64,
+    keys_for,
+    laid_out,
+    random_inputs,
+    with_gradients,
+)
 
 from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, passes
 
@@ -37,7 +45,7 @@ def draw_shapes(draw):
     kv_heads = draw.randint(1, max(1, min(16, most // group)))
     batch = draw.randint(1, max(1, min(4, most // (group * kv_heads))))
     q_shape = (batch, kv_heads * group, n_queries, head_dim)
-    return q_shape, (batch, kv_heads, max(n_keys, 2), head_dim)
+    return q_shape, (batch, kv_heads, keys_for(n_queries, n_keys), head_dim)
 
 
 def count(module, launched):

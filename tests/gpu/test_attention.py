@@ -13,6 +13,7 @@ from attention_compare import (
     errors,
     filled_with_nan,
     in_float64,
+    keys_for,
     near_float64,
     off_by,
     random_inputs,
@@ -57,8 +58,7 @@ def problem(dtype, is_causal, width, seed):
     batch = draw.randint(1, 2)
     return (
         (batch, kv_heads * group, n_queries, head_dim),
-        # Through a softmax over a single key no gradient flows: nothing to be relative to.
-        (batch, kv_heads, max(n_keys, 2), head_dim),
+        (batch, kv_heads, keys_for(n_queries, n_keys), head_dim),
         draw.choice(LAYOUTS),
     )
 

@@ -144,7 +144,7 @@ def _dq_add(c: gl.constexpr, DQ, dq_s, dq, some, bh, m0, Bq: gl.constexpr):
     With blocks of 64 queries a tile's elements lie permuted, which ``kernels.finish_kernel``
     undoes: four of a thread are together, and the fours of a warp, 16-byte stores without a bank
     conflict. The pairs that a product leaves a thread are twice as many stores, and each conflicts
-    twofold in the 128-byte swizzle (by count); and shared memory is what binds this kernel.
+    twofold in the 128-byte swizzle; and shared memory is busier than the tensor cores (by count).
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
     if Bq == 64:

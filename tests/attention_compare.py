@@ -1,6 +1,7 @@
 """Run an attention and its gradients, and measure how far they are from float64."""
 
 import contextlib
+import functools
 import math
 
 import torch
@@ -18,9 +19,10 @@ def with_gradients(attention, q, k, v, do, is_causal):
     return dict(zip(NAMES, (o.detach(), *torch.autograd.grad(o, (q, k, v), do)), strict=True))
 
 
-def in_float64(q, k, v, do, is_causal):
+def in_float64(q, k, v, do, is_causal, scale=None):
     """The same of the reference on the same values in float64."""
-    return with_gradients(attention_reference, *(x.double() for x in (q, k, v, do)), is_causal)
+    reference = functools.partial(attention_reference, scale=scale)
+    return with_gradients(reference, *(x.double() for x in (q, k, v, do)), is_causal)
 
 
 def log_sum_exp(q, k, is_causal):

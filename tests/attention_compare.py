@@ -108,12 +108,12 @@ def keys_for(n_queries, n_keys):
     return max(n_keys, 2 if n_queries > 1 else 16)
 
 
-def random_problem(draw, head_dim, dtype, groups):
+EDGES = (1, 63, 64, 65, 127, 128, 129, 256, 512, 1024)
+
+
+def random_problem(draw, head_dim, dtype, groups, longest=2500):
     """For a GPU: q, k, v, do of lengths on and beside the edges of tiles, and their layout."""
-    n_queries, n_keys = (
-        draw.choice([draw.choice([1, 63, 64, 65, 127, 129, 256, 1024]), draw.randint(1, 2500)])
-        for _ in "qk"
-    )
+    n_queries, n_keys = (draw.choice([draw.choice(EDGES), draw.randint(1, longest)]) for _ in "qk")
     kv_heads = draw.randint(1, 3)
     q_shape = (draw.randint(1, 3), kv_heads * draw.choice(groups), n_queries, head_dim)
     kv_shape = (q_shape[0], kv_heads, keys_for(n_queries, n_keys), head_dim)

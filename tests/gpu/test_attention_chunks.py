@@ -20,16 +20,15 @@ def form(request, monkeypatch):
     monkeypatch.setattr(passes, "in_chunks", lambda *_: request.param == "chunks")
     monkeypatch.setattr(passes, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
     monkeypatch.setattr(passes, "in_one_launch", lambda *_: request.param == "one launch")
-    plans._plans.clear()
-    yield request.param
-    plans._plans.clear()
+    monkeypatch.setattr(plans, "_plans", {})
+    return request.param
 
 
 @pytest.mark.parametrize("length", [1, 65, 128, 200, 256])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [72, 128])
-def test_few_tokens_of_wide_heads(head_dim, is_causal, length):
-    plans._plans.clear()
+def test_few_tokens_of_wide_heads(head_dim, is_causal, length, monkeypatch):
+    monkeypatch.setattr(plans, "_plans", {})
     shapes = (1, 2, length, head_dim), (1, 1, keys_for(length, length), head_dim)
     inputs = random_inputs(*shapes, torch.bfloat16, "cuda")
     allowed = TOLERANCE[torch.bfloat16]  # the second from the plan

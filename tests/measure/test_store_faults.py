@@ -23,7 +23,7 @@ from a2lib.measure import FLASH, Store, StoreError, read_runs, table
 CHILD = """
 import os, resource, signal
 from pathlib import Path
-from a2lib.measure import FLASH, Store, StoreError, start_run, table
+from a2lib.measure import FLASH, Store, StoreError, read_section, start_run, table, time_call
 data = Path(sys.argv[1])
 store = Store(FLASH, "cpu", data)
 def row(seq_len, implementation="a2lib", note=""):
@@ -60,6 +60,7 @@ for seq_len in range(1, rows + 1):
     store.put(row(0, "shared", me))
     if seq_len % 10 == 0:
         start_run(command="test", parameters={{"me": me, "row": seq_len}}, device="cpu", data=data)
+assert read_section("flash", data)["cpu"] and time_call(lambda: None, device="cpu", rep_ms=1).n
 """
     writers = [python(code, data, f"writer{i}", 20) for i in range(3)]
     for writer in writers:

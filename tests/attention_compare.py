@@ -1,6 +1,7 @@
 """Run an attention and its gradients, and measure how far they are from float64."""
 
 import contextlib
+import functools
 import math
 
 import torch
@@ -18,9 +19,10 @@ def with_gradients(attention, q, k, v, do, is_causal):
     return dict(zip(NAMES, (o.detach(), *torch.autograd.grad(o, (q, k, v), do)), strict=True))
 
 
-def in_float64(q, k, v, do, is_causal):
+def in_float64(q, k, v, do, is_causal, scale=None):
     """The same of the reference on the same values in float64."""
-    return with_gradients(attention_reference, *(x.double() for x in (q, k, v, do)), is_causal)
+    reference = functools.partial(attention_reference, scale=scale)
+    return with_gradients(reference, *(x.double() for x in (q, k, v, do)), is_causal)
 
 
 def log_sum_exp(q, k, is_causal):
@@ -106,12 +108,12 @@ def keys_for(n_queries, n_keys):
     return max(n_keys, 2 if n_queries > 1 else 16)
 
 
-def random_problem(draw, head_dim, dtype, groups):
+EDGES = (1, 63, 64, 65, 127, 128, 129, 256, 512, 1024)
+
+
+def random_problem(draw, head_dim, dtype, groups, longest=2500):
     """For a GPU: q, k, v, do of lengths on and beside the edges of tiles, and their layout."""
-    n_queries, n_keys = (
-        draw.choice([draw.choice([1, 63, 64, 65, 127, 129, 256, 1024]), draw.randint(1, 2500)])
-        for _ in "qk"
-    )
+    n_queries, n_keys = (draw.choice([draw.choice(EDGES), draw.randint(1, longest)]) for _ in "qk")
     kv_heads = draw.randint(1, 3)
     q_shape = (draw.randint(1, 3), kv_heads * draw.choice(groups), n_queries, head_dim)
     kv_shape = (q_shape[0], kv_heads, keys_for(n_queries, n_keys), head_dim)

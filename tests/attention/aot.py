@@ -96,21 +96,12 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
     split = () if kernel in OWN else ("Q",)
     in_chunks = kernel == "backward_chunks"
     sums = ("DQ", "DK", "DV") if in_chunks or kernel == "backward_wide" else ()
-    constants = {
-        "d": head_dim,
-        "BD": max(16, triton.next_power_of_2(head_dim)),
-        "Bq": tile.Bq,
-        "Bk": tile.Bk,
-        "CAUSAL": causal,
-        "PRECISION": precision_of(TYPES[dtype], allow_tf32=False, two_terms=dtype == "fp16x3"),
-        "STAGES": tile.stages,
-        **fixed,
-        **(
-            {"LOOPS": chunk_loops(max(16, triton.next_power_of_2(head_dim)), dtype)}
-            if in_chunks
-            else {}
-        ),
-    }
+    BD = max(16, triton.next_power_of_2(head_dim))
+    precision = precision_of(TYPES[dtype], allow_tf32=False, two_terms=dtype == "fp16x3")
+    constants = dict(d=head_dim, BD=BD, Bq=tile.Bq, Bk=tile.Bk, CAUSAL=causal)
+    constants |= dict(PRECISION=precision, STAGES=tile.stages, **fixed)
+    if in_chunks:
+        constants["LOOPS"] = chunk_loops(BD, dtype)
     signature = {}
     for name in fn.arg_names:
         if name in constants:
@@ -127,15 +118,9 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
             signature[name], constants[name] = "constexpr", 1
         else:
             signature[name] = "i32"
-    options = options_of(tile, constants["PRECISION"])
-    return {
-        "kernel": kernel,
-        "dtype": dtype,
-        "head_dim": head_dim,
-        "causal": causal,
-        "tile": list(tile),
-        **resources(ASTSource, fn, signature, constants, options),
-    }
+    found = resources(ASTSource, fn, signature, constants, options_of(tile, precision))
+    told = dict(kernel=kernel, dtype=dtype, head_dim=head_dim, causal=causal, tile=list(tile))
+    return told | found
 
 
 def resources(source, fn, signature, constants, options, aligned=("stride",)):
@@ -223,17 +208,12 @@ def compile_adamw(n, has_master):
 def table_jobs():
     """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
     without the causal mask where registers are tight."""
-    for (kernel, family, BD, causal), tiles in TILES.items():
-        if causal or BD >= 64:
-            yield kernel, family.replace("16bit", "bf16"), BD, causal, tiles[0]
-    for (kernel, family, BD, causal), tile in WHEN_FEW.items():
+    entries = [(key, tiles[0]) for key, tiles in TILES.items() if key[3] or key[2] >= 64]
+    entries += WHEN_FEW.items()
+    entries += [(key, tile) for key, tiles in WHEN_SHORT.items() for tile in tiles.values()]
+    entries += [((*key, True), tile) for key, tiles in WHEN_LONG.items() for tile in tiles.values()]
+    for (kernel, family, BD, causal), tile in entries:
         yield kernel, family.replace("16bit", "bf16"), BD, causal, tile
-    for (kernel, _, BD, causal), tiles in WHEN_SHORT.items():
-        for tile in tiles.values():
-            yield kernel, "bf16", BD, causal, tile
-    for (kernel, family, BD), tiles in WHEN_LONG.items():
-        for tile in tiles.values():
-            yield kernel, family.replace("16bit", "bf16"), BD, True, tile
 
 
 def main(argv):

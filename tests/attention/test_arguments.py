@@ -84,8 +84,29 @@ def test_scale_may_be_any_number(scale):
 
 
 @every
-def test_heads_without_width(attention):
-    refused("head_dim must be at least 1; got q", attention, *three(2, 8, 0))
+@pytest.mark.parametrize(
+    "shapes, complaint",
+    [
+        ([(2, 8, 16), (2, 8, 32), (2, 8, 32)], "same head_dim"),
+        ([(2, 8, 16), (2, 8, 16), (2, 9, 16)], "k and v must have the same shape"),
+        ([(2, 8, 16), (8, 16), (8, 16)], "one rank"),
+        ([(16,), (16,), (16,)], "one rank"),
+        ([(3, 8, 16), (2, 8, 16), (2, 8, 16)], "whole multiple"),
+        ([(2, 4, 8, 16), (1, 4, 8, 16), (1, 4, 8, 16)], "leading dimensions"),
+        ([(2, 4, 8, 16), (2, 0, 8, 16), (2, 0, 8, 16)], "whole multiple"),
+        ([(2, 0, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16)], "whole multiple"),
+        ([(2, 8, 0), (2, 8, 0), (2, 8, 0)], "head_dim must be at least 1; got q"),
+    ],
+)
+def test_shapes_that_do_not_fit(attention, shapes, complaint):
+    refused(complaint, attention, *(torch.zeros(s) for s in shapes), False)
+
+
+@every
+def test_dtypes_that_do_not_fit(attention):
+    x = torch.zeros(1, 8, 16)
+    refused("one dtype", attention, x, x.half(), x.half(), False)
+    refused("floating-point", attention, x.int(), x.int(), x.int(), False)
 
 
 @every

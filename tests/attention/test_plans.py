@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from attention_standins import run, stand_in
+from refusals import refused
 
 from a2lib.attention import passes, plans
 from a2lib.errors import UnsupportedError
@@ -258,10 +259,11 @@ def test_what_is_kept_is_bounded(monkeypatch):
 def test_what_cannot_run_is_still_refused():
     q, k, v = qkv()
     passes.forward(q, k, v, True, None)
-    with pytest.raises(ValueError, match="same shape"):
-        passes.forward(q, k, v[:, :, :7], True, None)
+    refused("same shape", passes.forward, q, k, v[:, :, :7], True, None)
     for wrong in ((None, k, v), (q, k, "v")):
-        with pytest.raises(TypeError, match="tensors"):
-            passes.forward(*wrong, True, None)
-    with pytest.raises(UnsupportedError, match="runs"):
-        passes.forward(*(x.double() for x in (q, k, v)), True, None)
+        refused("tensors", passes.forward, *wrong, True, None, error=TypeError)
+    for wrong, words in (
+        ([x.double() for x in (q, k, v)], "runs bfloat16, float16, float32; got torch.float64"),
+        (qkv(d=129), "runs head_dim 1 to 128; got 129"),
+    ):
+        refused(words, passes.forward, *wrong, True, None, error=UnsupportedError)

@@ -38,9 +38,7 @@ def always(monkeypatch):
     monkeypatch.setattr(hopper, "in_one_sweep", lambda *_: True)
     monkeypatch.setattr(hopper, "hopper_forward", lambda *_: (2, False))
     monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 0)
-    plans._plans.clear()
-    yield
-    plans._plans.clear()
+    monkeypatch.setattr(plans, "_plans", {})
 
 
 @pytest.fixture(params=[0, 128, 384])
@@ -63,7 +61,7 @@ def in_turns(monkeypatch, draw, form):
 
     monkeypatch.setattr(hopper, "hopper_forward", lambda *shape: (form[0], stays(*shape)))
     monkeypatch.setattr(hopper, "hopper_backward_stays", stays)
-    plans._plans.clear()
+    monkeypatch.setattr(plans, "_plans", {})
 
 
 @pytest.mark.slow
@@ -130,6 +128,7 @@ def test_rows_whose_scores_are_all_minus_infinity_are_zero():
 def test_long_rows_of_few_heads_in_chunks(head_dim, n, monkeypatch):
     """As dispatched: the rule's chunk, run twice, the second time from the plan."""
     monkeypatch.undo()
+    monkeypatch.setattr(plans, "_plans", {})
     calls, real = [], hopper.backward_chunks
     monkeypatch.setattr(hopper, "backward_chunks", lambda *x: calls.append(x) or real(*x))
     inputs = random_inputs((1, 1, n, head_dim), (1, 1, n, head_dim), torch.bfloat16, "cuda")

@@ -6,14 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from a2lib.attention import attention_reference  # noqa: E402
-from a2lib.experiments.attention import handlers  # noqa: E402
-from a2lib.experiments.passes import Shape, one_pass  # noqa: E402
-from a2lib.theory.eager import PASSES, by_hand_saved  # noqa: E402
-from a2lib.theory.memory.allocator import Allocator  # noqa: E402
+from a2lib.attention import attention_reference
+from a2lib.experiments.attention import handlers
+from a2lib.experiments.passes import Shape, one_pass
+from a2lib.theory.eager import PASSES, by_hand_saved
+from a2lib.theory.memory.allocator import Allocator
 
 pytestmark = pytest.mark.gpu
 SHAPES = [Shape("fp32", 8, 1, n, d, causal) for n, d in ((1024, 64), (2048, 16), (4096, 128))

@@ -1,17 +1,16 @@
 """Peaks of a step under each strategy on the GPU, against what is counted of its tensors."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from a2lib.benchmark import Config  # noqa: E402
-from a2lib.benchmark.run import float32_products  # noqa: E402
-from a2lib.benchmark.workload import Workload  # noqa: E402
-from a2lib.experiments.checkpointing import handlers  # noqa: E402
-from a2lib.measure.memory import take_workspaces  # noqa: E402
-from a2lib.theory.memory.step import StepMemory  # noqa: E402
-from a2lib.theory.memory.strategies import strategy_memory  # noqa: E402
-from a2lib.theory.transformer import Shape, state_bytes  # noqa: E402
+from a2lib.benchmark import Config
+from a2lib.benchmark.run import float32_products
+from a2lib.benchmark.workload import Workload
+from a2lib.experiments.checkpointing import handlers
+from a2lib.measure.memory import take_workspaces
+from a2lib.theory.memory.step import StepMemory
+from a2lib.theory.memory.strategies import strategy_memory
+from a2lib.theory.transformer import Shape, state_bytes
 
 pytestmark = pytest.mark.gpu
 

@@ -2,12 +2,10 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from a2lib.experiments import benchmark  # noqa: E402
-from a2lib.experiments.benchmark import configurations  # noqa: E402
-from a2lib.experiments.benchmark.configurations import Parameters  # noqa: E402
-from a2lib.measure import BENCHMARK_FIRST  # noqa: E402
+from a2lib.experiments import benchmark
+from a2lib.experiments.benchmark import configurations
+from a2lib.experiments.benchmark.configurations import Parameters
+from a2lib.measure import BENCHMARK_FIRST
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

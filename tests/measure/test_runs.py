@@ -99,7 +99,7 @@ def test_no_host_name_and_no_local_path_is_recorded(new, monkeypatch, tmp_path):
     ('File "/usr/lib/python3/x.py", line 3', 'File ".../x.py", line 3'),
     ("HOME/x HOME", "~/x ~"),
     ("https://pytorch.org/docs/x", "https://pytorch.org/docs/x"),
-    ("5 TFLOP/s and/or 1/2/3", "5 TFLOP/s and/or 1/2/3"),
+    ("5 TFLOP/s and/or 1/2/3, file://a/b", "5 TFLOP/s and/or 1/2/3, file://a/b"),
 ])  # fmt: skip
 def test_local_paths_are_shortened_and_nothing_else(text, shortened, monkeypatch):
     monkeypatch.setattr(paths, "ROOT", Path("/srv/checkouts/a2lib"))
@@ -107,7 +107,8 @@ def test_local_paths_are_shortened_and_nothing_else(text, shortened, monkeypatch
     text = text.replace("ROOT", "/srv/checkouts/a2lib").replace("HOME", "/home/somebody")
     assert runs.scrub(text) == shortened
     monkeypatch.setenv("HOME", "/")
-    assert runs.scrub("5 TFLOP/s / 2") == "5 TFLOP/s / 2"
+    monkeypatch.setattr(paths, "ROOT", Path("/srv/my checkouts"))
+    assert runs.scrub("/srv/my checkouts/x: 5 TFLOP/s / 2") == "x: 5 TFLOP/s / 2"
 
 
 @pytest.mark.parametrize(("given", "words"), [

@@ -15,10 +15,6 @@ from a2lib.measure import FLASH, FLASH_ACCURACY, Store, StoreError, read_section
 from a2lib.measure.store import format_value
 from a2lib.measure.table import to_csv
 
-KEY = {
-    "implementation": "a2lib", "dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 128,
-    "head_dim": 64, "causal": True, "pass": "forward",
-}  # fmt: skip
 refuses = functools.partial(refused, error=StoreError)
 NOT_MEASURED = dict.fromkeys(("ms", "ms_p20", "ms_p80", "n"))
 
@@ -198,22 +194,20 @@ def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row,
     assert store.path.read_text().startswith(",".join(FLASH.columns) + "\n")
 
 
-ACCURACY = {"score_scale": 10, "tensor": "dq", **{c: v for c, v in KEY.items() if c != "pass"}}
-
-
 def test_an_untimed_section_needs_a_result_and_no_time(data, make_row):
-    store, run = Store(FLASH_ACCURACY, "cpu", data), make_row()["run"]
-    store.put(ACCURACY | {"status": "ok", "error": 0.0, "error_max": 1.23456789e-9, "run": run})
+    store, given = Store(FLASH_ACCURACY, "cpu", data), make_row(score_scale=10, tensor="dq")
+    given = {column: given[column] for column in (*FLASH_ACCURACY.key, "run")}
+    store.put(given | {"status": "ok", "error": 0.0, "error_max": 1.23456789e-9})
     (row,) = store.rows()
     assert (row["error"], row["error_max"], row["ms"]) == ("0.0", "1.23457e-09", "")
-    store.put(ACCURACY | {"tensor": "o", "status": "oom", "note": "out of memory", "run": run})
+    store.put(given | {"tensor": "o", "status": "oom", "note": "out of memory"})
     assert len(store.rows()) == 2
     for columns, message in (
         ({"status": "ok", "note": "nothing"}, "status is ok, but error, error_max is blank"),
         ({"status": "error", "error": 1.0}, "error is given, but status is error"),
         ({"status": "ok", "error": -1.0}, "error is '-1.0', not a number of at least 0"),
     ):
-        refuses(message, store.put, ACCURACY | {"run": run} | columns)
+        refuses(message, store.put, given | columns)
 
 
 @given(st.floats(min_value=1e-6, max_value=1e9))

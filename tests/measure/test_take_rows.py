@@ -1,23 +1,20 @@
 """dev/take_rows.py: the newer row of each key, its run with it, and nothing else."""
 
-import importlib.util
-from pathlib import Path
+import runpy
+from types import SimpleNamespace
 
 import pytest
 
 from a2lib.measure import FLASH, Store, StoreError, bulk
 from a2lib.measure.runs import COLUMNS, read_runs, runs_table
+from a2lib.paths import ROOT
 
-SCRIPT = Path(__file__).resolve().parents[2] / "dev" / "take_rows.py"
 KEY = dict.fromkeys(FLASH.key, "1") | {"implementation": "a2lib", "causal": "true"}
 
 
 @pytest.fixture
 def take_rows():
-    spec = importlib.util.spec_from_file_location("take_rows", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(ROOT / "dev" / "take_rows.py"))
 
 
 def measured(data, started, rows, device="gpu"):

@@ -1,6 +1,7 @@
 """A committed notebook holds no time, no local path and no cell of another run."""
 
-import importlib.util
+import runpy
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -11,10 +12,7 @@ from a2lib.paths import ROOT
 
 @pytest.fixture
 def clean_notebook():
-    spec = importlib.util.spec_from_file_location("clean", ROOT / "dev" / "clean_notebook.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(ROOT / "dev" / "clean_notebook.py"))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import itertools
 
 import torch
 from checking import Tied, check, chunks_from, same, token_batches, token_loss, world
+from checks_capture import WRAPPERS
 from torch.nn import functional as F
 
 from a2lib.optim import MasterAdamW
@@ -72,8 +73,8 @@ def trained(make, first, updating=False):
     return dict(wrapper.module.named_parameters())
 
 
-def the_same_whoever_is_late(make, updating=False):
-    first = Tied(width=64)
+def the_same_whoever_is_late(kind):
+    first, make, updating = Tied(width=64), WRAPPERS[kind], kind.startswith("updating")
     expected = trained(make, first, updating)
     # Where one rank alone is late the other one is ahead.
     for where, ranks in itertools.product(("lane begins", "lane ends", "computing"), ([0, 1], [1])):
@@ -85,28 +86,11 @@ def the_same_whoever_is_late(make, updating=False):
         same(x.detach(), expected[name].detach(), f"nobody late, {name}")
 
 
-@check(2)
-def fsdp_waits_where_it_must():
-    the_same_whoever_is_late(FSDP)
-    the_same_whoever_is_late(lambda module: FSDP(module, compute_dtype=torch.bfloat16))
-
-
-@check(2)
-def copy_engines_wait_where_they_must():
-    for dtype in (None, torch.bfloat16):
-        the_same_whoever_is_late(
-            lambda module, dtype=dtype: BucketedDDP(
-                module, 0.01, communication="copy_engines", communication_dtype=dtype
-            )
-        )
-
-
-@check(2)
-def updates_during_backward_wait_where_they_must():
-    for options in ({}, {"communication": "copy_engines", "communication_dtype": torch.bfloat16}):
-        the_same_whoever_is_late(
-            lambda module, options=options: BucketedDDP(module, 0.01, **options), updating=True
-        )
+LATE = "fsdp", "fsdp_bf16", "copy_engines", "copy_engines_bf16", "updating", "updating_copies"
+for kind in LATE:
+    function = functools.partial(the_same_whoever_is_late, kind)
+    function.__name__, function.__module__ = f"{kind}_waits_where_it_must", __name__
+    check(2)(function)
 
 
 @check(2)

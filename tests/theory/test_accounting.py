@@ -7,17 +7,7 @@ import pytest
 import torch
 from refusals import refused
 
-from a2lib.theory.accounting import (
-    GB,
-    GIB,
-    PUBLISHED,
-    SUMMED,
-    XXL,
-    Mesh,
-    Stack,
-    readings,
-    tricks,
-)
+from a2lib.theory.accounting import GB, GIB, PUBLISHED, SUMMED, XXL, Mesh, Stack, readings, tricks
 
 SMALL = Stack(d_model=6, d_ff=10, blocks=3)
 

@@ -19,12 +19,7 @@ from a2lib.theory.layout_time import block_flops
 from a2lib.theory.layouts import Layout, evaluate, memory
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.step_kernels import eager_step
-from a2lib.theory.transformer import (
-    SIZES,
-    GroupedShape,
-    Shape,
-    forward_flops_by_part,
-)
+from a2lib.theory.transformer import SIZES, GroupedShape, Shape, forward_flops_by_part
 
 TOY = replace(plan_toys.TOY, fp32=100.0)
 ALONE, PAIR = Layout(sharding="none"), Layout(data=2, sharding="none")

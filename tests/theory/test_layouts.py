@@ -15,13 +15,7 @@ from a2lib.theory.layouts import Layout, evaluate
 from a2lib.theory.other_axes import bubble_s
 from a2lib.theory.schedules import Task
 from a2lib.theory.stages import stage_blocks
-from a2lib.theory.transformer import (
-    PRESETS,
-    GroupedShape,
-    forward_flops_by_part,
-    parameter_count,
-    state_bytes,
-)
+from a2lib.theory.transformer import GroupedShape, forward_flops_by_part, parameter_count
 
 # By hand. A block of TINY has 4 * 16 + 3 * 24 + 8 = 144 parameters, either table 40, the last norm
 # 4: 372 in all. A token leaves 2 (16 + 4 + 16) + 5 * 8 = 112 bytes whole, 24 + 8 + 8 + 4 * 12 = 88
@@ -233,15 +227,6 @@ def test_axes_of_a_torus_do_not_wait_for_each_other():
     # context lies on data's axis, and waits for it
     one = job(device=replace(TOY, node=64, torus=True), batch=1)
     assert evaluate(one, Layout(context=2)).busy["node links"] == pytest.approx(19.2 + 111.6)
-
-
-def test_state_is_that_of_the_transformer():
-    for size in PRESETS.values():
-        memory = evaluate(job(shape=size), Layout(microbatches=2)).memory
-        state = state_bytes(size)
-        assert memory["parameters"] == state.parameters
-        assert memory["gradients"] == state.gradients
-        assert memory["optimizer"] == state.optimizer
 
 
 @pytest.mark.parametrize("schedule, stages, m", [

@@ -1,7 +1,5 @@
 """What the benchmark's sweeps ask for, and what is refused."""
 
-import dataclasses
-
 from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations
 from a2lib.experiments.benchmark.configurations import Parameters
@@ -9,14 +7,10 @@ from a2lib.experiments.steps import Configuration
 from a2lib.theory.transformer import TINY
 
 
-def asked(**given):
-    return dataclasses.replace(Parameters(), **given)
-
-
 def test_a_row_is_of_the_configuration_that_its_worker_is_told():
     for device in ("cuda", "cpu"):
         for table in benchmark.EXPERIMENT.tables:
-            for task in table.tasks(asked(sweep="all"), device):
+            for task in table.tasks(Parameters(sweep="all"), device):
                 own = Configuration(**task.spec["configuration"]).key(table.section)
                 assert all(own.items() <= key.items() for key in task.keys)
 
@@ -40,7 +34,7 @@ def test_a_configuration_becomes_the_command_s():
 def test_a_cache_that_another_machine_has_is_filled_again(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "cache", lambda repeat: tmp_path / str(repeat))
     (tmp_path / "0").mkdir()
-    tasks = benchmark.first_tasks(asked(sweep="first"), "cuda")
+    tasks = benchmark.first_tasks(Parameters(sweep="first"), "cuda")
     compiled = {(t.spec["prepared"], t.spec["repeat"]): t for t in tasks
                 if t.spec["configuration"]["compile"] != "none"}  # fmt: skip
     pending = [compiled["cached", 0], compiled["cached", 1], compiled["cached", 2],

@@ -1,6 +1,4 @@
-"""What a worker stores of strategies, at the smallest sizes; and what is asked of it."""
-
-import pytest
+"""What a worker stores of strategies, at the smallest sizes."""
 
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments import checkpointing
@@ -8,24 +6,7 @@ from a2lib.experiments.checkpointing import Parameters, handlers
 from a2lib.measure import CHECKPOINTING
 
 
-def asked(**over):
-    given = {"precision": "fp32", "strategies": "none,half,segments:2", "steps": 2}
-    return Parameters(**{**given, **over})
-
-
-@pytest.fixture
-def measured(stored):
-    """``measured(**parameters)``: the stored rows by strategy."""
-
-    def measure(device="cpu", **over):
-        (task,) = checkpointing.tasks(asked(**over), "cpu")
-        made = stored(handlers.measure, CHECKPOINTING, task, device)
-        return {row["strategy"]: row for row in made}
-
-    return measure
-
-
-def test_a_strategy_that_fails_is_a_row_and_the_next_goes_on(measured, monkeypatch):
+def test_a_strategy_that_fails_is_a_row_and_the_next_goes_on(stored, monkeypatch):
     work = Workload.work
 
     def refuse(self, phase):
@@ -34,8 +15,9 @@ def test_a_strategy_that_fails_is_a_row_and_the_next_goes_on(measured, monkeypat
         return work(self, phase)
 
     monkeypatch.setattr(Workload, "work", refuse)
-    rows = measured()
-    assert {name: row["status"] for name, row in rows.items()} == {
-        "none": "ok", "half": "oom", "segments:2": "ok",
+    given = Parameters(precision="fp32", strategies="none,half,segments:2", steps=2)
+    (task,) = checkpointing.tasks(given, "cpu")
+    rows = stored(handlers.measure, CHECKPOINTING, task)
+    assert {row["strategy"]: (row["status"], row["note"]) for row in rows} == {
+        "none": ("ok", ""), "half": ("oom", "out of memory"), "segments:2": ("ok", ""),
     }  # fmt: skip
-    assert rows["half"]["note"] == "out of memory"

@@ -24,18 +24,6 @@ def the_task(device="cpu"):
     return ladder.tasks(Parameters(sweep="ladder"), device)[-1]
 
 
-@pytest.fixture
-def launched(monkeypatch):
-    """(kernel, its tile) of what plain Triton would be launched with, and is not."""
-    seen = []
-
-    def spy(kernel, key, n_programs, tensors, numbers, constants, options):
-        seen.append((kernel, (constants.get("Bq"), constants.get("Bk"))))
-
-    monkeypatch.setattr(passes, "launch", spy)
-    return seen
-
-
 def test_each_rung_is_asked_for_at_three_shapes_of_one_gpu():
     made = ladder.tasks(Parameters(sweep="ladder"), "cuda")
     assert [t.label for t in made] == [
@@ -51,13 +39,17 @@ def test_each_rung_is_asked_for_at_three_shapes_of_one_gpu():
     assert len(ladder.compilations(made)) == len(made) * len(ladder.RUNGS)
 
 
-def test_the_rungs_differ_in_their_kernels_and_tiles_as_they_say(launched):
-    found = {}
+def test_the_rungs_differ_in_their_kernels_and_tiles_as_they_say(monkeypatch):
+    """By (kernel, its tile) of what plain Triton would be launched with, and is not."""
+
+    def spy(kernel, key, n_programs, tensors, numbers, constants, options):
+        found[rung].append((kernel, (constants.get("Bq"), constants.get("Bk"))))
+
+    monkeypatch.setattr(passes, "launch", spy)
+    found = {rung: [] for rung in PLAIN}
     *qkv, do = peers.inputs(FEW, "cpu", 0)
     for rung in PLAIN:
-        launched.clear()
         ladder.Rung(rung, FEW, "cpu").call(qkv, do, "end_to_end")()
-        found[rung] = list(launched)
     own = [passes._kernel(name) for name in ladder.TUTORIAL]
     for rung in ("every_tile", "to_diagonal", "two_loops"):
         assert [tile for _, tile in found[rung]] == [t[:2] for t in ladder.TUTORIAL.values()]

@@ -4,6 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from experiments.flash.test_comparison import good
 
 from a2lib.attention import attention_reference
 from a2lib.experiments.flash import peers, protocols
@@ -12,10 +13,6 @@ from a2lib.measure import Timing
 from a2lib.measure.sustained import Second
 
 TINY = Parameters(sweep="leaderboard")
-
-
-def good(q, k, v):
-    return attention_reference(q, k, v, True)
 
 
 def task(protocol):

@@ -39,11 +39,6 @@ def step(keeps="moved", **given):
     return Step(way, shape, 1, 32, "sdpa_flash", "fp32", **{"room_percent": 75, **given})
 
 
-@pytest.fixture
-def alone(monkeypatch):
-    monkeypatch.setattr(run, "everyone", lambda value: [value])
-
-
 @pytest.mark.parametrize("slowest", [1.0, 3.0])
 def test_all_ranks_take_the_same_number_of_steps(monkeypatch, slowest):
     """That of the slowest rank's estimate."""
@@ -55,7 +50,8 @@ def test_all_ranks_take_the_same_number_of_steps(monkeypatch, slowest):
     assert len(calls) == 1 + 5 + len(times) + (10 if slowest == 1.0 else 3)
 
 
-def test_the_plan_is_what_fits_every_rank(alone, monkeypatch):
+def test_the_plan_is_what_fits_every_rank(monkeypatch):
+    monkeypatch.setattr(run, "everyone", lambda value: [value])
     whole = run.plan(step("fitting", room_percent=100), 0, "cpu")
     assert whole == [BlockPlan(PRODUCTS)] * 4
     less = run.plan(step("fitting"), 0, "cpu")

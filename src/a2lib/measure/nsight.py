@@ -33,8 +33,8 @@ EXPORT_S = 300
 
 
 class NsightError(OneLine, RuntimeError):
-    """One of NVIDIA's profilers gave no result; the message is one line and says why. ``stuck`` is
-    whether the command did not end, and may still run."""
+    """A profiler, or what ran in one, gave no result; the message is one line and says why.
+    ``stuck`` is whether the command did not end, and may still run."""
 
     def __init__(self, message: str, stuck: bool = False) -> None:
         super().__init__(message)

@@ -4,8 +4,6 @@ Memory is PyTorch's count of what tensors occupy, beyond what cuBLAS keeps for i
 workspaces, 32 MiB for each thread on Hopper, are taken before anything is counted.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

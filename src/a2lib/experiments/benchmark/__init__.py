@@ -4,8 +4,6 @@
 ``a2lib.benchmark``, ``first`` how a first step is taken apart.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

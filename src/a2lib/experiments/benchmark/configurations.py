@@ -3,8 +3,6 @@
 parameters.configurations("cuda")        # in the order in which they are measured
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@
 the tables beside it, of the leaderboard's sweep; ``ladder`` has one of its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from a2lib.experiments.ceilings import CEILINGS

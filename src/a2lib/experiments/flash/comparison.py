@@ -16,8 +16,6 @@ forward is that of training: it saves what the backward needs. backward is
 end_to_end is both.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from a2lib.experiments.flash import peers, sanity

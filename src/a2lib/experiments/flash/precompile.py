@@ -1,7 +1,5 @@
 """What of a sweep of attention can be compiled ahead of its timing."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 

@@ -7,9 +7,8 @@ What every experiment has, ``run`` reads: ``Common``, the base of all of them. B
 ``WithSweep`` and, where several processes measure together, ``OnRanks``.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -134,7 +133,7 @@ def fields(declared: Any) -> list[dataclasses.Field]:
     kind = declared if isinstance(declared, type) else type(declared)
     depth: dict[str, int] = {}
     for i, cls in enumerate(reversed(kind.__mro__)):
-        for name in cls.__dict__.get("__annotations__", ()):
+        for name in inspect.get_annotations(cls):
             depth.setdefault(name, i)
     return sorted(dataclasses.fields(kind), key=lambda field: -depth[field.name])
 

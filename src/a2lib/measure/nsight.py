@@ -8,8 +8,6 @@ what ``$A2LIB_NSYS`` names, else the one on the path, else one in a folder where
 Options as in NVIDIA's "User Guide" of Nsight Systems 2025, chapter "CLI Profile Command Switches".
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import shutil

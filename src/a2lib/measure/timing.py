@@ -10,8 +10,6 @@ Such a time holds the GPU's own work, and the host's time to issue it as far as 
 hide it. ``Timing.ms_host`` is the second by itself, ``a2lib.measure.graphs`` measures the first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -19,6 +17,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from a2lib.measure.clock import Clock
 from a2lib.measure.failures import detached
@@ -60,7 +59,7 @@ class Timing:
     @classmethod
     def from_samples(
         cls, samples: Sequence[float], host: Sequence[float] = (), mhz: Sequence[int | None] = ()
-    ) -> Timing:
+    ) -> Self:
         """Summarise ``samples`` (milliseconds, at least one), interpolating linearly.
 
         ``host`` are samples of the host's time, ``mhz`` readings of the clock, None where one

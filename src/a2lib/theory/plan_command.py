@@ -4,8 +4,6 @@ Prints the layout of the shortest step that fits, what fills the fullest device,
 takes at least and what binds it, and the assumptions all of that rests on.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict, fields, replace

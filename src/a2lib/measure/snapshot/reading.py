@@ -1,7 +1,5 @@
 """Read the allocator's pickle into allocations with a beginning, an end and a category."""
 
-from __future__ import annotations
-
 import functools
 import io
 import math

@@ -13,8 +13,6 @@ Several nodes are torchrun's own rendezvous: the same call on each, with ``nodes
 ``endpoint`` of node 0. README.md has the command, and a Slurm script that uses it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

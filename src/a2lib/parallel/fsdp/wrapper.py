@@ -10,8 +10,6 @@ waits for that point. The design follows Zhao et al., arXiv 2304.11277, and PyTo
 version in sharding each parameter by rows.
 """
 
-from __future__ import annotations
-
 import collections
 import weakref
 from collections.abc import Callable

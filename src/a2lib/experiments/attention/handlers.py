@@ -12,11 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from a2lib.attention import (
-    FlashAttentionPyTorch,
-    FlashAttentionTriton,
-    attention_reference,
-)
+from a2lib.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference
 from a2lib.experiments import ceilings
 from a2lib.experiments.attention import PASSES, STEP
 from a2lib.experiments.harness.worker import Job, Row, free_memory

@@ -232,14 +232,10 @@ def _str(name: str, value: Any, rules: Mapping[str, Any]) -> str:
         return value
     for part in value.split(",") if many else [value]:
         if part.strip() not in many:
-            hint = _hint(part, (*choices, *many))
+            meant = closest(part, (*choices, *many))
+            hint = f"; did you mean {meant}?" if meant else ""
             raise ParameterError(f"{name} = {_shown(value)}: {allowed}{hint}")
     return ",".join(names(value))
-
-
-def _hint(value: str, allowed: Sequence[str]) -> str:
-    meant = closest(value, allowed)
-    return f"; did you mean {meant}?" if meant else ""
 
 
 def _shown(value: Any) -> str:

@@ -23,13 +23,7 @@ from a2lib.parallel.finish import opaque, watch_steps
 from a2lib.parallel.fsdp.clipping import refuse_norms_of
 from a2lib.parallel.fsdp.shards import Replicated, Sharded, show
 from a2lib.parallel.fsdp.units import Unit, by_dtype, places_of, unit_modules
-from a2lib.parallel.group import (
-    Holders,
-    all_gather_single,
-    make_alike,
-    mean_coalesced,
-    member,
-)
+from a2lib.parallel.group import Holders, all_gather_single, make_alike, mean_coalesced, member
 from a2lib.parallel.lane import Lane
 
 # Reduce-scatters whose inputs are held at once. Where a block's all-gather and reduce-scatter take

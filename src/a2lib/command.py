@@ -1,8 +1,6 @@
 """What the commands share: an error is one line, a number has a least and a largest value, and a
 reader that has had enough ends them."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

@@ -4,8 +4,6 @@ That is ``triton.testing.do_bench``, whose counts of steps follow from a first e
 are the same on every rank, since steps are paired by the ranks' collectives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools

@@ -71,10 +71,7 @@ def too_large(step: Step, device: str, ranks: int) -> str:
 
 
 def measure(
-    step: Step,
-    device: str,
-    seed: int,
-    say: Callable[[str], object] = lambda moment: None,
+    step: Step, device: str, seed: int, say: Callable[[str], object] = lambda moment: None
 ) -> tuple[Timing, Row, Training]:
     """The time of each step, the slowest rank's; the other columns of the section ``leaderboard``;
     and the training, for more of it. Collective.

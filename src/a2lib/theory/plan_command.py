@@ -109,9 +109,7 @@ examples:
 
 def parser() -> Parser:
     made = Parser(
-        prog="python -m a2lib.theory plan",
-        description=__doc__.partition("\n\n")[2],
-        epilog=EPILOG,
+        prog="python -m a2lib.theory plan", description=__doc__.partition("\n\n")[2], epilog=EPILOG
     )
     made.add_argument("--json", action="store_true", help="one JSON object in place of a table")
     made.add_argument(

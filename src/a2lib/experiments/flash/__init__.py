@@ -88,9 +88,7 @@ COUNTERS = Table(
     parts=True,
 )
 EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES, CEILINGS, LADDER, PROTOCOLS, ACCURACY, COUNTERS),
-    "FlashAttention-2",
+    Parameters, (TIMES, CEILINGS, LADDER, PROTOCOLS, ACCURACY, COUNTERS), "FlashAttention-2"
 )
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 sweep, measure_ceilings = TIMES.measure, CEILINGS.measure_and_show
